@@ -1,4 +1,4 @@
-"""Iteration time and peak memory of our DistributedDataParallel and of torch's, in pairs, on two Gloo ranks."""
+"""Iteration time and peak memory of our DistributedDataParallel and of torch's, in pairs, on ranks with Gloo."""
 
 import argparse
 import ctypes
@@ -13,7 +13,8 @@ from torch.nn.parallel import DistributedDataParallel as TorchDDP
 
 from ddplab import models
 from reference.data_parallel import DistributedDataParallel
-from reference.launch import run_ranks
+from reference.launch import run_ranks, world_size_or
+from reference.launcher import on_rank_0
 
 from .pairs import Pairs, header, row, time_pairs
 
@@ -32,7 +33,11 @@ def compare(model: str, mode: str, pairs: int) -> Pairs:
     The position of the tensors in memory alone can make an iteration one or two percent longer.
     """
     half = -(-pairs // 2)
-    return [pair for first in WRAPPERS for pair in run_ranks(compare_in_order, 2, model, mode, half, first)[0]]
+    return [
+        pair
+        for first in WRAPPERS
+        for pair in run_ranks(compare_in_order, world_size_or(2), model, mode, half, first)[0]
+    ]
 
 
 def compare_in_order(_rank: int, _world_size: int, model: str, mode: str, pairs: int, first: str) -> Pairs:
@@ -98,9 +103,11 @@ def main() -> None:
         print(row(model + mode, compare(model, mode, arguments.pairs)), flush=True)
     print(f"\n{'peak MiB':22} {'ours':>10} {'torch':>10} {'ours/torch':>11}")
     for model, mode in rows:
-        ours, torchs = (max(run_ranks(peak_memory, 2, model, mode, wrapper)) / 2**20 for wrapper in WRAPPERS)
+        ours, torchs = (
+            max(run_ranks(peak_memory, world_size_or(2), model, mode, wrapper)) / 2**20 for wrapper in WRAPPERS
+        )
         print(f"{model + mode:22} {ours:10.1f} {torchs:10.1f} {ours / torchs:11.3f}", flush=True)
 
 
 if __name__ == "__main__":
-    main()
+    on_rank_0(main)

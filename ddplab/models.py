@@ -10,6 +10,7 @@ import importlib
 import os
 import sys
 from collections.abc import Callable
+from contextlib import nullcontext
 from dataclasses import dataclass
 from functools import partial
 from types import ModuleType
@@ -20,6 +21,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from reference.errors import ModelError, TraceError
+from reference.launch import rank_device
 from reference.trace import Trace
 
 from .emulation.emulated_device import EmulatedTraining
@@ -73,12 +75,18 @@ def resolve(name: str) -> Callable[[], Model]:
 def build(name: str) -> Model:
     """Find a model by name and call it; returns `(module, loss_fn)`.
 
+    On a rank with a GPU, that is torch's default device during the call, so the model and its batch are there.
+
     Raises:
         ModelError: There is no such model, or it did not return `(module, loss_fn)`.
     """
-    made = resolve(name)()
+    make, device = resolve(name), rank_device()
+    with nullcontext() if device.type == "cpu" else device:
+        made = make()
     if not (isinstance(made, tuple) and len(made) == 2 and isinstance(made[0], nn.Module) and callable(made[1])):
         raise ModelError(f"--model {name}: expected it to return (module, loss_fn), got {type(made).__name__}")
+    if device.type != "cpu":  # a model on the meta device stays there
+        made[0].to(device)
     return made
 
 
@@ -268,8 +276,8 @@ class _Transformer(nn.Module):
 
     def forward(self, tokens: Tensor) -> Tensor:
         length = tokens.shape[1]
-        mask = nn.Transformer.generate_square_subsequent_mask(length)
-        x = self.token(tokens) + self.position(torch.arange(length))
+        mask = nn.Transformer.generate_square_subsequent_mask(length, device=tokens.device)
+        x = self.token(tokens) + self.position(torch.arange(length, device=tokens.device))
         for block in self.blocks:
             x = block(x, src_mask=mask, is_causal=True)
         return self.head(self.norm(x))  # type: ignore[no-any-return]
@@ -291,7 +299,8 @@ class _MaskedLanguageModel(nn.Module):
         self.head.weight = self.token.weight
 
     def forward(self, tokens: Tensor) -> Tensor:
-        x = self.token(tokens) + self.position(torch.arange(tokens.shape[1])) + self.segment(torch.zeros_like(tokens))
+        positions = torch.arange(tokens.shape[1], device=tokens.device)
+        x = self.token(tokens) + self.position(positions) + self.segment(torch.zeros_like(tokens))
         x = self.norm(x)
         for block in self.blocks:
             x = block(x)

@@ -1,8 +1,9 @@
-"""Start ranks: processes on this machine that form a process group and run one function each, with a time-out.
+"""Start ranks: processes that form a process group and run one function each, with a time-out.
 
-`run_ranks` runs one function and ends the processes. `RankPool` keeps them for further functions. A script that calls
-`run_ranks` also runs under `torchrun`, unchanged: the process is then one of the ranks, and torchrun sets the world
-size.
+`run_ranks` runs one function and ends the processes. `RankPool` keeps them for further functions. The ranks are on
+this machine or, within `launcher.on_rank_0`, where torchrun, srun or mpirun has started a process for each. A script
+that calls `run_ranks` without it also runs under `torchrun`, unchanged: the process is then one of the ranks, and
+torchrun sets the world size.
 """
 
 import atexit
@@ -23,19 +24,21 @@ import time
 import traceback
 import warnings
 from collections.abc import Callable, Sequence
-from dataclasses import KW_ONLY, dataclass
+from dataclasses import KW_ONLY, dataclass, replace
 from datetime import timedelta
 from multiprocessing.connection import Connection, wait
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import psutil
 import torch
 import torch.distributed as dist
 import torch.distributed.nn.functional  # before any process group exists, as its default arguments hold the group
-from torch._C._distributed_c10d import FileStore
+from torch._C._distributed_c10d import FileStore, TCPStore
 
 from .errors import Error, RankError
-from .fork_server import Surroundings, ctrl_c_blocked, process_context
+from .fork_server import Surroundings
+from .launcher import Agents, Process, agents, start_here
 from .network_namespaces import DEVICE, Links, Uplinks, enter
 
 Body = Callable[..., Any]
@@ -69,6 +72,7 @@ TAIL_TIMEOUT_S = 1.0
 
 _RESULT, _FAILURE, _PROGRESS = range(3)  # kinds of messages from a rank to the launcher
 _launcher: Connection | None = None  # in a rank's process: the pipe to the launcher
+_spans_nodes = False  # in a rank's process: whether some ranks are on other machines
 
 
 def run_ranks(
@@ -76,12 +80,13 @@ def run_ranks(
 ) -> list[Any]:
     """Run `body(rank, world_size, *args)` on `world_size` ranks; returns the results by rank.
 
-    Under torchrun the body runs in this process, with the rank and the world size that torchrun sets.
+    Under torchrun without `launcher.on_rank_0`, the body runs in this process, with the rank and the world size that
+    torchrun sets.
 
     Raises:
         RankError: A rank raised an error, exited, or was still running after `timeout_s`. The others are ended.
     """
-    if dist.is_torchelastic_launched():
+    if dist.is_torchelastic_launched() and agents() is None:
         return _run_as_one_rank(body, args, backend, timeout_s)
     with RankPool(world_size, backend=backend, timeout_s=timeout_s) as pool:
         return pool.run(body, *args)
@@ -91,6 +96,49 @@ def report_progress(step: str, done: int, total: int) -> None:
     """Report progress from a body to the launcher's `on_progress`; does nothing outside of a pool's rank."""
     if _launcher is not None:
         _send(_launcher, _PROGRESS, (step, done, total))
+
+
+def world_size_or(default: int) -> int:
+    """Return the number of ranks that a launcher has started; without one, the default."""
+    found = agents()
+    return default if found is None else found.place.world_size
+
+
+def spread_members(count: int) -> list[int] | None:
+    """Choose as many of a launcher's ranks, on as many nodes as possible; None without a launcher."""
+    found = agents()
+    return None if found is None else spread([agent.place.node for agent in found.all()], count)
+
+
+def spread(nodes: Sequence[str], count: int) -> list[int]:
+    """Choose as many ranks, first one on each node, then a second one, and so on; return them in ascending order.
+
+    `nodes` has the node of each rank. If there are fewer ranks, all are chosen.
+    """
+    before = [nodes[:rank].count(node) for rank, node in enumerate(nodes)]
+    return sorted(sorted(range(len(nodes)), key=before.__getitem__)[:count])
+
+
+def default_backend(world_size: int) -> str:
+    """Return NCCL's name where it is and each rank has a CUDA device, else Gloo's."""
+    found = agents()
+    if found is not None:
+        enough = all(agent.devices for agent in found.all()[:world_size])
+    else:
+        enough = torch.cuda.device_count() >= world_size
+    return "nccl" if enough and dist.is_nccl_available() else "gloo"
+
+
+def spans_nodes() -> bool:
+    """Return whether this process is a rank, and others are on other machines, whose clocks differ from its own."""
+    return _spans_nodes
+
+
+def rank_device() -> torch.device:
+    """Return the device on which this rank trains: its GPU with NCCL, otherwise the CPU."""
+    if dist.is_initialized() and dist.get_backend() == "nccl":
+        return torch.device("cuda", torch.cuda.current_device())
+    return torch.device("cpu")
 
 
 @dataclass(eq=False)
@@ -108,8 +156,10 @@ class RankPool(contextlib.AbstractContextManager["RankPool"]):
             loopback interface.
         uplinks: With `link_rate`, the links between nodes. None: all ranks are in one node.
         pinned: Whether each rank, with its network threads, runs on its own share of the processor's cores (Linux).
+        members: Under a launcher, the ranks of the launcher that this pool has. None: the first ones.
 
     Raises:
+        ValueError: The launcher has started fewer ranks, or virtual links are wanted under a launcher.
         LinkError: On the first `run`, if virtual links are not possible on this machine or for this user.
     """
 
@@ -120,13 +170,47 @@ class RankPool(contextlib.AbstractContextManager["RankPool"]):
     link_rate: float | None = None
     uplinks: Uplinks | None = None
     pinned: bool = False
+    members: Sequence[int] | None = None
 
     def __post_init__(self) -> None:
         if self.world_size < 1:
             raise ValueError(f"world_size: expected at least 1, got {self.world_size}")
+        self._agents = agents()
+        if self._agents is not None:
+            self._check_launched(self._agents)
         self._links: Links | None = None
         self._ranks: list[_Rank] = []
         self._resources = contextlib.ExitStack()
+
+    def _check_launched(self, launched: Agents) -> None:
+        if self.world_size > launched.place.world_size:
+            started = f"the launcher has started {launched.place.world_size}"
+            raise ValueError(f"ranks: expected no more than the launcher started, got {self.world_size}; {started}")
+        if self.link_rate is not None:
+            raise ValueError("link rate: expected none under a launcher, whose ranks have a network of their own")
+
+    @property
+    def nodes(self) -> list[str]:
+        """The node of each rank, by its name with the launcher; all ranks of this machine are on one."""
+        if self._agents is None:
+            return [""] * self.world_size
+        known = self._agents.all()
+        return [known[member].place.node for member in self._members]
+
+    @property
+    def _members(self) -> Sequence[int]:
+        """The launcher's ranks of this pool."""
+        return range(self.world_size) if self.members is None else self.members
+
+    def name(self, rank: int) -> str:
+        """How errors name a rank: under a launcher, with the machine that it is on."""
+        if self._agents is None:
+            return f"rank {rank}"
+        return f"rank {rank} on {self._agents.all()[self._members[rank]].host}"
+
+    def part(self, ranks: Sequence[int]) -> "RankPool":
+        """Return another pool on some of the launcher's ranks of this one, which must be closed before it starts."""
+        return replace(self, world_size=len(ranks), members=[self._members[rank] for rank in ranks])
 
     def __exit__(self, *_error: object) -> None:
         self.close()
@@ -173,34 +257,40 @@ class RankPool(contextlib.AbstractContextManager["RankPool"]):
 
     def _start(self) -> None:
         atexit.register(self.close)  # daemon processes would need no handler, but may not start data loader workers
-        context, surroundings = process_context(), Surroundings()
-        folder = tempfile.TemporaryDirectory(prefix="ddplab-ranks-", ignore_cleanup_errors=True)
-        store = Path(self._resources.enter_context(folder), "store")
+        if self._agents is None:
+            folder = tempfile.TemporaryDirectory(prefix="ddplab-ranks-", ignore_cleanup_errors=True)
+            store: Path | tuple[str, int] = Path(self._resources.enter_context(folder), "store")
+        else:
+            meeting = TCPStore("0.0.0.0", 0, is_master=True, wait_for_workers=False)
+            self._resources.callback(lambda: meeting)  # keep it open
+            store = self._agents.address, meeting.port
         if self.link_rate is not None:
             self._links = self._resources.enter_context(Links(self.world_size, self.link_rate, self.uplinks))
-        for rank in range(self.world_size):
-            ours, theirs = context.Pipe()
-            stack, writes_stack = context.Pipe(duplex=False)
-            errors, writes_errors = context.Pipe(duplex=False)
-            process = context.Process(
-                target=_serve,
-                args=(rank, self.world_size, store, self.backend, self.timeout_s),
-                kwargs={
-                    "pinned": self.pinned,
-                    "namespace": None if self._links is None else self._links.namespace(rank),
-                    "connection": theirs,
-                    "writes_stack": writes_stack,
-                    "writes_errors": writes_errors,
-                    "surroundings": surroundings,
-                },
-                name=f"rank {rank}",
-            )
-            with ctrl_c_blocked():
-                process.start()
-            for their_end in (theirs, writes_stack, writes_errors):
-                their_end.close()  # so that the pipe ends when the rank exits
-            self._ranks.append(_Rank(process, ours, stack, StandardError(errors)))
-        surroundings.close()
+        for rank, seat in enumerate(self._seats()):
+            name, arguments = f"rank {rank}", (rank, self.world_size, store, self.backend, self.timeout_s, seat)
+            if self._agents is None:
+                process, pipes = start_here(_serve, name, arguments=arguments)
+            else:
+                process, pipes = self._agents.start(self._members[rank], _serve, name, arguments=arguments)
+            connection, stack, standard_error = pipes
+            self._ranks.append(_Rank(process, connection, stack, StandardError(standard_error)))
+
+    def _seats(self) -> "list[Seat]":
+        """Return what each rank has of its machine."""
+        if self._agents is None:
+            ranks = range(self.world_size)
+            namespaces = [None if self._links is None else self._links.namespace(rank) for rank in ranks]
+            return [
+                Seat(rank, self.world_size, namespace=namespace, pinned=self.pinned)
+                for rank, namespace in zip(ranks, namespaces, strict=True)
+            ]
+        known = self._agents.all()
+        nodes = [agent.place.node for agent in known]
+        addresses = self._agents.addresses(self._members) if len(set(self.nodes)) > 1 else [None] * self.world_size
+        return [
+            Seat(known[member].place.local_rank, nodes.count(nodes[member]), address=address, pinned=self.pinned)
+            for member, address in zip(self._members, addresses, strict=True)
+        ]
 
     def _collect(self, timeout_s: float, on_progress: Progress) -> list[Any]:
         deadline = time.monotonic() + timeout_s
@@ -246,9 +336,7 @@ class RankPool(contextlib.AbstractContextManager["RankPool"]):
 
     def _stack(self, rank: int) -> str:
         """The Python stack of a rank that hangs, written by a signal handler in the rank's process."""
-        pid = self._ranks[rank].process.pid
-        assert pid is not None  # it was started
-        os.kill(pid, signal.SIGUSR1)
+        self._ranks[rank].process.signal(signal.SIGUSR1)
         stack, written = self._ranks[rank].stack, b""
         while wait([stack], timeout=STACK_PAUSE_S if written else STACK_TIMEOUT_S):
             if not (piece := os.read(stack.fileno(), 2**16)):
@@ -268,14 +356,16 @@ class RankPool(contextlib.AbstractContextManager["RankPool"]):
             hint = f"; {MISMATCH}" if process.exitcode == -signal.SIGABRT and self.backend == "gloo" else ""
             raise RankError(
                 rank,
-                f"rank {rank} exited without reporting an error (exit code {process.exitcode}){hint}"
+                f"{self.name(rank)} exited without reporting an error (exit code {process.exitcode}){hint}"
                 f"{self._others(rank)}{standard_error.tail()}",
             ) from None
         if kind == _FAILURE and isinstance(value, Error):
-            raise value
+            raise value if self._agents is None else type(value)(f"{self.name(rank)}: {value}")
         if kind == _FAILURE:  # the first failure is the cause: other ranks fail because they lost that rank
             cause = value.strip().splitlines()[-1]
-            raise RankError(rank, f"rank {rank} failed: {cause}; the other ranks were ended. Traceback:\n\n{value}")
+            raise RankError(
+                rank, f"{self.name(rank)} failed: {cause}; the other ranks were ended. Traceback:\n\n{value}"
+            )
         return kind, value
 
     def _others(self, lost: int) -> str:
@@ -288,7 +378,7 @@ class RankPool(contextlib.AbstractContextManager["RankPool"]):
                 with contextlib.suppress(EOFError, ConnectionError, pickle.UnpicklingError):
                     kind, value = pickle.loads(self._ranks[rank].connection.recv_bytes())
                     if kind == _FAILURE and isinstance(value, str):
-                        return f". Rank {rank} then failed: {value.strip().splitlines()[-1]}"
+                        return f". {self.name(rank).capitalize()} then failed: {value.strip().splitlines()[-1]}"
         return ""
 
 
@@ -342,38 +432,51 @@ class StandardError(threading.Thread):
 class _Rank(NamedTuple):
     """The launcher's ends of what connects it to a rank; bodies, results and progress pass through `connection`."""
 
-    process: multiprocessing.process.BaseProcess
+    process: Process
     connection: Connection
     stack: Connection
     standard_error: StandardError
 
 
+@dataclass(frozen=True)
+class Seat:
+    """What a rank has of its machine.
+
+    Attributes:
+        local_rank: Number of the rank among those of this machine.
+        local_size: Number of ranks of this machine.
+        pinned: Whether the rank runs on its own share of the cores.
+        namespace: Path of its network namespace. None: that of the machine.
+        address: Address of the machine on the network that connects the ranks. None: all of them are on one machine.
+    """
+
+    local_rank: int
+    local_size: int
+    _: KW_ONLY
+    pinned: bool = False
+    namespace: str | None = None
+    address: str | None = None
+
+
 def _serve(
-    rank: int,
-    world_size: int,
-    store: Path,
-    backend: str,
-    timeout_s: float,
-    *,
-    pinned: bool,
-    namespace: str | None,
-    connection: Connection,
-    writes_stack: Connection,
-    writes_errors: Connection,
+    pipes: Sequence[Connection],
     surroundings: Surroundings,
+    arguments: tuple[int, int, Path | tuple[str, int], str, float, Seat],
 ) -> None:
     """Main function of a rank's process: run bodies, as members of one process group, until the pipe closes."""
+    connection, writes_stack, writes_errors = pipes
+    rank, world_size, store, backend, timeout_s, seat = arguments
     surroundings.enter()
     os.dup2(writes_errors.fileno(), 2)
     writes_errors.close()
     faulthandler.enable(2)
-    global _launcher
-    _launcher = connection
+    global _launcher, _spans_nodes
+    _launcher, _spans_nodes = connection, seat.address is not None
     faulthandler.register(signal.SIGUSR1, file=writes_stack.fileno(), all_threads=False)
-    if pinned:
-        pin(rank, world_size)
-    torch.set_num_threads(max(1, (os.cpu_count() or 1) // world_size))
-    choose_network(namespace)
+    if seat.pinned:
+        pin(seat.local_rank, seat.local_size)
+    torch.set_num_threads(max(1, (os.cpu_count() or 1) // seat.local_size))
+    choose_network(seat.namespace, seat.address)
     keep_freed_memory()
     threading.Thread(target=_end_with_launcher, daemon=True).start()
     with contextlib.suppress(EOFError, ConnectionError):  # the launcher has exited
@@ -382,6 +485,8 @@ def _serve(
             try:
                 body, args = pickle.loads(request)
                 if not dist.is_initialized():
+                    if backend == "nccl":
+                        torch.cuda.set_device(seat.local_rank % torch.cuda.device_count())
                     _meet(rank, world_size, backend, store, timedelta(seconds=timeout_s))
                 _send(connection, _RESULT, body(rank, world_size, *args))
             except Exception as error:  # noqa: BLE001 - any error of the body, or a result that cannot be pickled
@@ -390,14 +495,18 @@ def _serve(
                 _send(connection, _FAILURE, error if explained else traceback.format_exc())
 
 
-def _meet(rank: int, world_size: int, backend: str, file: Path, timeout: timedelta) -> None:
-    """Initialise the process group with a file store."""
+def _meet(rank: int, world_size: int, backend: str, meeting: Path | tuple[str, int], timeout: timedelta) -> None:
+    """Initialise the process group with a store: a file, or the address and port of the launcher's."""
+    if isinstance(meeting, tuple):
+        remote = TCPStore(*meeting, is_master=False, timeout=timeout)
+        dist.init_process_group(backend, store=remote, rank=rank, world_size=world_size, timeout=timeout)
+        return
     try:
-        store = FileStore(str(file), world_size)
+        store = FileStore(str(meeting), world_size)
         dist.init_process_group(backend, store=store, rank=rank, world_size=world_size, timeout=timeout)
     except dist.DistStoreError as error:
         advice = "make room there, or set TMPDIR"
-        raise Error(f"ranks: cannot meet through a file in {file.parent}: {error}; {advice}") from None
+        raise Error(f"ranks: cannot meet through a file in {meeting.parent}: {error}; {advice}") from None
 
 
 def _end_with_launcher() -> None:
@@ -480,11 +589,16 @@ def cores_of(rank: int, world_size: int, available: Sequence[int]) -> list[int]:
     return list(available[rank % len(available) :: world_size])
 
 
-def choose_network(namespace: str | None) -> None:
-    """Make Gloo use the rank's virtual link or, without one, the loopback interface."""
+def choose_network(namespace: str | None, address: str | None = None) -> None:
+    """Make Gloo use the rank's virtual link, the network of an address or, with neither, the loopback interface."""
     if namespace is not None:
         enter(namespace)
         os.environ["GLOO_SOCKET_IFNAME"] = DEVICE
+        return
+    if address is not None:
+        for name, ends in psutil.net_if_addrs().items():
+            if any(end.address == address for end in ends):
+                os.environ.setdefault("GLOO_SOCKET_IFNAME", name)
         return
     names = {name for _, name in socket.if_nameindex()}
     for loopback in ("lo", "lo0"):

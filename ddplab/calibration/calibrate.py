@@ -24,16 +24,23 @@ from .reducer_costs import BUCKET_BYTES, time_copies, time_search_and_rebuild
 from .repeated_timing import count_outliers, fit_linear, median_ns, relative_spread
 from .slow_downs import fit_contention, fit_lingering, time_contention
 
-SIZES_BYTES = [4 * 1024 * 4**power for power in range(7)] + [32 * MIB, 64 * MIB, 128 * MIB]
+SIZES_BYTES = [4 * 1024 * 4**power for power in range(7)] + [32 * MIB, 64 * MIB, 128 * MIB, 256 * MIB]
 """4 KiB to 16 MiB by factors of 4, then by factors of 2."""
+MOST_PAIRS = 4
+"""Pairs of nodes that are measured; their links may differ."""
 
 REPEATS = 7
 COLLECTIVE_REPEATS = 6
 """Repetitions of a collective per repetition of anything else, because most collectives are short and vary much."""
 
 
-def sizes_up_to(gradient_bytes: int) -> list[int]:
-    """Return the message sizes to measure: those in `SIZES_BYTES` below `gradient_bytes`, and `gradient_bytes`."""
+def sizes_up_to(gradient_bytes: int, backend: str = "gloo") -> list[int]:
+    """Return the message sizes to measure: those in `SIZES_BYTES` below `gradient_bytes`, and `gradient_bytes`.
+
+    With NCCL, at least all of `SIZES_BYTES`: they take seconds, and other models may be predicted from them too.
+    """
+    if backend == "nccl" and gradient_bytes <= SIZES_BYTES[-1]:
+        return SIZES_BYTES
     return [size for size in SIZES_BYTES if size < gradient_bytes] + [max(4, gradient_bytes - gradient_bytes % 4)]
 
 
@@ -52,6 +59,9 @@ def calibrate(
     measure slow-downs, and its gradients are those of the `hooks`, which have the names that `named_hook` takes.
     Without `sizes_bytes`, messages are of up to all gradients. Of `repeats` repetitions, the median is kept.
 
+    If the ranks are on several nodes, collectives are also measured on one node, and on pairs of nodes if there are
+    more; for these the pool ends, and others have its ranks.
+
     Raises:
         RankError: A rank failed.
         ValueError: There is no such hook.
@@ -59,10 +69,44 @@ def calibrate(
     for name in hooks:
         named_hook(name)  # raises an error before anything is measured
     if sizes_bytes is None:
-        sizes_bytes = sizes_up_to(pool.run(gradient_bytes, model)[0])
-    collectives = measure_collectives(pool, MessageSizes.of_each(sizes_bytes), repeats, on_progress)
+        sizes_bytes = sizes_up_to(pool.run(gradient_bytes, model)[0], pool.backend)
+    sizes = MessageSizes.of_each(sizes_bytes, pool.backend)
+    collectives = measure_collectives(pool, sizes, repeats, on_progress)
     fabric = with_slowdowns(pool, model, collectives, repeats=repeats, on_progress=on_progress)
-    return measure_hooks(pool, fabric, hooks, model, repeats=repeats, on_progress=on_progress)
+    fabric = measure_hooks(pool, fabric, hooks, model, repeats=repeats, on_progress=on_progress)
+    return with_parts(pool, fabric, sizes._replace(two=()), repeats, on_progress)
+
+
+def with_parts(pool: RankPool, fabric: Fabric, sizes: MessageSizes, repeats: int, on_progress: Progress) -> Fabric:
+    """Also measure the collectives on one node and on pairs of nodes: a table for each number of ranks."""
+    samples: dict[int, Samples] = {}
+    parts = parts_of_nodes(pool.nodes)
+    if parts:
+        pool.close()
+    for ranks in parts:
+        with pool.part(ranks) as part:
+            taken = part.run(time_collectives, sizes, COLLECTIVE_REPEATS * repeats, on_progress=on_progress)[0]
+        so_far = samples.setdefault(len(ranks), taken)
+        if so_far is not taken:
+            for name, by_size in taken.items():
+                for size, times in by_size.items():
+                    so_far[name][size] += times  # so the spread is also that of the links
+    rows: dict[str, list[Timing]] = {"all_reduce": [], "broadcast": []}
+    for world_size, taken in samples.items():
+        for name, timings in rows.items():
+            timings += _timings(world_size, taken[name])
+    return fabric.model_copy(update={name: (*timings, *getattr(fabric, name)) for name, timings in rows.items()})
+
+
+def parts_of_nodes(nodes: Sequence[str]) -> list[list[int]]:
+    """Return the ranks of one node and of up to `MOST_PAIRS` pairs of nodes, from the node of each rank.
+
+    All have at least two ranks and fewer than all. Pairs have as many ranks as the first, and no node in common.
+    """
+    of_node = [[rank for rank, its in enumerate(nodes) if its == node] for node in dict.fromkeys(nodes)]
+    pairs = [sorted(one + other) for one, other in zip(of_node[::2], of_node[1::2], strict=False)]
+    alike = [pair for pair in pairs if len(pair) == len(pairs[0])]
+    return [part for part in (of_node[0], *alike[:MOST_PAIRS]) if 2 <= len(part) < len(nodes)]
 
 
 def measure_collectives(

@@ -10,11 +10,13 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from reference.launch import report_progress
+from reference.device_clock import Reading
+from reference.launch import rank_device, report_progress
 from reference.parameters import size_bytes, trainable_parameters
+from simulator.fabric import CONCURRENCY
 
 from .. import models
-from .repeated_timing import clock_ns, meet, of_slowest_rank
+from .repeated_timing import clock_ns, in_ns, meet, of_slowest_rank, read_clock, share_clock, time_ns
 
 BUDGET_NS = 1_500_000_000
 """Time budget for the repetitions of one measurement; exceeded only to reach `LEAST_REPEATS`."""
@@ -50,13 +52,13 @@ class MessageSizes(NamedTuple):
         return self.two[self.two.index(size_bytes) + 1]
 
     @classmethod
-    def of_each(cls, sizes_bytes: Iterable[int]) -> Self:
-        """Make the same sizes for each measurement."""
+    def of_each(cls, sizes_bytes: Iterable[int], backend: str) -> Self:
+        """Make the same sizes for each measurement; NCCL runs no two all-reduces of a group at a time."""
         sizes = tuple(sorted(sizes_bytes))
-        return cls(sizes, sizes, sizes)
+        return cls(sizes, sizes if CONCURRENCY[backend] > 1 else (), sizes)
 
 
-def time_collectives(rank: int, _world_size: int, sizes: MessageSizes, repeats: int, pause_s: float = 0.0) -> Samples:
+def time_collectives(rank: int, world_size: int, sizes: MessageSizes, repeats: int, pause_s: float = 0.0) -> Samples:
     """Time the collectives of `sizes` repeatedly; drop the first time of each.
 
     Repetitions of all sizes are interleaved, so that a drift of the machine's speed affects every size alike. A size
@@ -76,6 +78,7 @@ def time_collectives(rank: int, _world_size: int, sizes: MessageSizes, repeats: 
     times: Samples = {name: {size: [] for size in getattr(sizes, name)} for name in measurements}
     repeats_of = dict.fromkeys(every_size, repeats)
     for done in range(repeats + 1):
+        share_clock(rank, world_size)
         if rank == 0:
             report_progress("calibrating collectives", done, repeats + 1)
         for size in (size for size in every_size if done <= repeats_of[size]):
@@ -127,9 +130,11 @@ def last_to_last_ns(action: Callable[..., object], *arguments: object) -> int:
     """Return the nanoseconds of `action(*arguments)`, from the last rank's call to the last rank's end.
 
     The result is equal on all ranks. Ranks do not finish a collective at the same time: the time on one rank would be
-    too short, because in training the next iteration's collectives wait for the rank that finished last. The ranks
-    share one machine and so one clock.
+    too short, because in training the next iteration's collectives wait for the rank that finished last. The clocks
+    of GPUs differ by more than a small collective takes. They have just met, so all start at once.
     """
+    if rank_device().type == "cuda":
+        return of_slowest_rank([time_ns(action, *arguments)])[0]
     start = clock_ns()
     action(*arguments)
     last_start, last_end = of_slowest_rank([start, clock_ns()])
@@ -143,7 +148,7 @@ def affordable_repeats(
 
     The result is the minimum over all ranks.
     """
-    affordable = torch.tensor(min(repeats, max(at_least, budget_ns // once_ns)))
+    affordable = torch.tensor(min(repeats, max(at_least, budget_ns // max(1, once_ns))), device=rank_device())
     dist.all_reduce(affordable, op=dist.ReduceOp.MIN)
     return int(affordable)
 
@@ -219,11 +224,38 @@ class AllReduceQueue:
             self._over.set()
 
 
+class GpuAllReduceQueue:
+    """As `AllReduceQueue`, on a GPU, where NCCL runs one after the other and its callbacks show no ends.
+
+    A further stream waits for each of them, and has an event after it.
+    """
+
+    def __init__(self, messages: Sequence[Tensor]) -> None:
+        self._start = read_clock()
+        works = [dist.all_reduce(message, async_op=True) for message in messages]
+        self._ends: list[Reading] = []
+        with torch.cuda.stream(torch.cuda.Stream()) as self._waiting:
+            for work in works:
+                assert work is not None
+                work.wait()
+                self._ends.append(read_clock())
+
+    def wait(self) -> None:
+        """Let the current stream wait until all all-reduces have finished."""
+        torch.cuda.current_stream().wait_stream(self._waiting)
+
+    def ns_per_all_reduce(self, until_ns: float = float("inf")) -> int:
+        """As of `AllReduceQueue`."""
+        start_ns, *ends_ns = in_ns(self._start, *self._ends)
+        counted = [end for end in ends_ns if end <= until_ns] or ends_ns[:1]
+        return (counted[-1] - start_ns) // len(counted)
+
+
 class MessageBuffer:
     """A large buffer, such as one for all gradients, of which messages are successive parts, as buckets are."""
 
     def __init__(self, total_bytes: int) -> None:
-        self._memory = torch.ones(total_bytes // 4)
+        self._memory = torch.ones(total_bytes // 4, device=rank_device())
 
     def messages(self, size_bytes: int, count: int) -> list[Tensor]:
         """Return `count` adjacent float32 views of `size_bytes` each; after the end of the buffer, start again."""

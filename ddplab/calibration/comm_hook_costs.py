@@ -23,7 +23,7 @@ from reference.parameters import bucket_key, size_bytes, sparse_parameters, trai
 
 from .. import models
 from .reducer_costs import pack_bucket
-from .repeated_timing import TimedCollective, clock_ns, meet, timed_collectives
+from .repeated_timing import TimedCollective, meet, read_clock, timed_collectives
 
 # Real hooks by name
 
@@ -119,9 +119,9 @@ def _buckets(module: nn.Module) -> list[Bucket]:
 
 def time_parts(hook: Hook, state: Any, bucket: Bucket) -> HookParts:
     """Call a hook with a packed bucket, wait for its future, and time its parts."""
-    call = TimedCollective(clock_ns())
+    call = TimedCollective(read_clock())
     with timed_collectives("all_reduce", "all_gather") as collectives:
-        call.issued_ns = clock_ns()
+        call.issued = read_clock()
         # With `is_last`, PowerSGD issues its second collective without waiting for another bucket.
         future = hook(state, GradBucket(bucket, 0, is_last=True))
         future.add_done_callback(lambda _: call.finish())

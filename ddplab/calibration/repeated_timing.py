@@ -1,4 +1,7 @@
-"""Timing: measures durations and collectives, and summarises repeated measurements."""
+"""Timing: measures durations and collectives, and summarises repeated measurements.
+
+Durations on a GPU are those between two CUDA events on the current stream; see `reference.device_clock`.
+"""
 
 import statistics
 import threading
@@ -6,7 +9,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from functools import wraps
+from functools import cache, wraps
 from math import sqrt
 from operator import sub, truediv
 from statistics import fmean
@@ -18,51 +21,123 @@ import torch
 import torch.distributed as dist
 from scipy.optimize import nnls
 
+from reference.device_clock import Clock, Reading, clock_of, nanoseconds
+from reference.launch import rank_device, spans_nodes
 from simulator.fabric import Linear
 from simulator.fabric.uncertainty import NORMAL_HALF_BAND
 
-clock_ns = time.perf_counter_ns
-"""Nanoseconds since an arbitrary moment that is the same for all processes of a machine."""
+_ahead_of_rank_0_ns = 0  # by how much this machine's clock is ahead of rank 0's; see `share_clock`
+
+
+def clock_ns() -> int:
+    """Return nanoseconds since an arbitrary moment that is the same for all ranks; see `share_clock`."""
+    return time.perf_counter_ns() - _ahead_of_rank_0_ns
+
+
+EXCHANGES = 20
+"""Exchanges of messages from which the distance of two clocks is found."""
+
+
+def share_clock(rank: int, world_size: int) -> None:
+    """Let `clock_ns` be rank 0's clock on all ranks; does nothing if all of them are on one machine.
+
+    Machines have clocks that differ and drift apart, by microseconds in a second, so call it again before each
+    measurement. Of several exchanges with rank 0, the fastest counts: the other machine has read its clock in the
+    middle of it, to half of its time (Cristian 1989).
+    """
+    if not spans_nodes():
+        return
+    group, reading = _messages(), torch.zeros(1, dtype=torch.int64)
+    for other in range(1, world_size):
+        if rank not in (0, other):
+            continue
+        exchanges = []
+        for _ in range(EXCHANGES):
+            if rank == 0:
+                dist.recv(reading, other, group)
+                reading[0] = time.perf_counter_ns()
+                dist.send(reading, other, group)
+            else:
+                start = time.perf_counter_ns()
+                dist.send(reading, 0, group)
+                dist.recv(reading, 0, group)
+                end = time.perf_counter_ns()
+                exchanges.append((end - start, (start + end) // 2 - int(reading)))
+        if rank:
+            global _ahead_of_rank_0_ns
+            _, _ahead_of_rank_0_ns = min(exchanges)
+
+
+@cache
+def _messages() -> dist.ProcessGroup | None:
+    """Return a group whose messages stay on the host, which lasts as long as the process."""
+    return None if dist.get_backend() == "gloo" else dist.new_group(backend="gloo")
 
 
 def time_ns(action: Callable[..., object], *arguments: object) -> int:
-    """Return the nanoseconds that one call of `action(*arguments)` takes."""
-    start = clock_ns()
+    """Return the nanoseconds that one call of `action(*arguments)` takes on the device of this rank."""
+    start = read_clock()
     action(*arguments)
-    return clock_ns() - start
+    start_ns, end_ns = in_ns(start, read_clock())
+    return end_ns - start_ns
+
+
+def read_clock() -> Reading:
+    """Read the clock of this rank's device: `clock_ns`, or an event of the GPU, which costs no wait."""
+    return _clock(rank_device()).now()
+
+
+def in_ns(*readings: Reading) -> tuple[int, ...]:
+    """Return the times of readings, as of `clock_ns`; waits until the GPU has reached them."""
+    _clock(rank_device()).settle(wait=True)
+    times_ns = [nanoseconds(reading) for reading in readings]
+    return tuple(ns for ns in times_ns if ns is not None)
+
+
+@cache
+def _clock(device: torch.device) -> Clock:
+    return clock_of(device, lambda: clock_ns())
 
 
 def meet() -> None:
-    """Let all ranks meet, by a small all-reduce: after Gloo's barrier, ranks can go on up to 10 ms apart."""
-    dist.all_reduce(torch.ones(1))
+    """Let all ranks meet, by a small all-reduce: after Gloo's barrier, ranks can go on up to 10 ms apart.
+
+    GPUs meet in their current streams, and their hosts need not.
+    """
+    dist.all_reduce(torch.ones(1, device=rank_device()))
 
 
 def of_slowest_rank(times_ns: Sequence[int], group: dist.ProcessGroup | None = None) -> tuple[int, ...]:
     """Return the largest value of each entry over all ranks of a group (None: all); equal on all of them."""
-    slowest = torch.tensor(times_ns)
+    slowest = torch.tensor(times_ns, device="cpu" if dist.get_backend(group) == "gloo" else rank_device())
     dist.all_reduce(slowest, op=dist.ReduceOp.MAX, group=group)
-    return tuple(int(ns) for ns in slowest)
+    return tuple(map(int, slowest.tolist()))
 
 
 @dataclass
 class TimedCollective:
     """When one collective was called on this rank, and when this rank had the result; None: not yet."""
 
-    issued_ns: int
-    done_ns: int | None = None
+    issued: Reading
+    done: Reading | None = None
     _finished: threading.Event = field(default_factory=threading.Event, repr=False, compare=False)
 
+    @property
+    def issued_ns(self) -> int:
+        """When it was called; waits until the GPU has reached this moment."""
+        return in_ns(self.issued)[0]
+
     def finish(self) -> None:
-        """Set the end to the current time."""
-        self.done_ns = clock_ns()
+        """Set the end to the current time; with NCCL, callbacks are called early, on a stream that waits."""
+        self.done = read_clock()
         self._finished.set()
 
     def wait(self) -> int:
         """Block until `finish` has been called; return the end."""
-        if self.done_ns is None:
+        if self.done is None:
             self._finished.wait()
-        assert self.done_ns is not None
-        return self.done_ns
+        assert self.done is not None
+        return in_ns(self.done)[0]
 
 
 @contextmanager
@@ -82,7 +157,7 @@ def timed_collectives(*names: str) -> Iterator[list[TimedCollective]]:
 def _timed(collective: Callable[..., Any], calls: list[TimedCollective]) -> Callable[..., Any]:
     @wraps(collective)
     def timed(*args: Any, **kwargs: Any) -> Any:
-        call = TimedCollective(clock_ns())
+        call = TimedCollective(read_clock())
         calls.append(call)
         work = collective(*args, **kwargs)
         if work is None:  # the call was synchronous

@@ -14,27 +14,32 @@ import torch
 import torch.distributed as dist
 
 from reference.bucketing import MIB
-from reference.launch import report_progress
+from reference.launch import rank_device, report_progress
 from reference.parameters import size_bytes, trainable_parameters
 from simulator.fabric import CONCURRENCY, Contention, slowdowns_of
 
 from .. import models
-from .collective_times import AllReduceQueue, MessageBuffer, affordable_repeats
+from .collective_times import AllReduceQueue, GpuAllReduceQueue, MessageBuffer, affordable_repeats
 from .reducer_costs import first_buckets, pack_bucket
 from .repeated_timing import (
     ContentionTimes,
     added_ns_by_round,
     clock_ns,
     half_band_of_median,
+    in_ns,
     median_ns,
     meet,
     of_slowest_rank,
+    read_clock,
+    share_clock,
     slowdown_factor,
     time_ns,
 )
 
 SIZES_BYTES = [64 * 1024, MIB, 8 * MIB]
 """Message sizes: small messages cost thread wake-ups, large ones memory bandwidth; above 8 MiB little changes."""
+GPU_SIZES_BYTES = [8 * MIB, 64 * MIB]
+"""The same on GPUs, where smaller messages are over too soon to cover a backward pass."""
 BUDGET_NS = 45_000_000_000
 """Time budget for all rounds; if they would take longer, there are fewer rounds."""
 ISOLATED_PASSES_PER_ROUND = 4
@@ -73,20 +78,24 @@ class SlowdownTimes(NamedTuple):
     isolated: dict[int, IsolatedTimes]
 
 
-def time_contention(rank: int, _world_size: int, model: str, rounds: int) -> SlowdownTimes:
+def time_contention(rank: int, world_size: int, model: str, rounds: int) -> SlowdownTimes:
     """Time this rank's passes through the model and its collectives, alone and under contention.
 
     Each round has every case once, between passes without collectives, because the machine's speed drifts. There are
     at most `rounds`; `BUDGET_NS` may allow fewer.
     """
-    contending = ContendingModel(model, dist.new_group())
-    sizes = [size for size in SIZES_BYTES if size <= contending.gradient_bytes] or [contending.gradient_bytes]
+    contending = ContendingModel(model, dist.new_group(backend="gloo"))
+    on_gpu = rank_device().type == "cuda"
+    usual = GPU_SIZES_BYTES if on_gpu else SIZES_BYTES
+    sizes = [size for size in usual if size <= contending.gradient_bytes] or [contending.gradient_bytes]
     most = CONCURRENCY[dist.get_backend()]
     cases = dict.fromkeys(Case(size, in_flight) for size in sizes for in_flight in (most, 1))
     continuous = {case: ContinuousTimes(ContentionTimes([], []), ContentionTimes([], [])) for case in cases}
     far_apart = {
-        size: contending.gradients_far_apart(size, ISOLATION_NS) for size in sizes if size <= LARGEST_ISOLATED_BYTES
-    }
+        size: contending.gradients_far_apart(size, ISOLATION_NS)
+        for size in sizes
+        if size <= LARGEST_ISOLATED_BYTES and not on_gpu
+    }  # a GPU has no threads of the network, whose work lingers
     isolated = {
         size: IsolatedTimes(len(indices), ContentionTimes([], [])) for size, indices in far_apart.items() if indices
     }
@@ -96,6 +105,7 @@ def time_contention(rank: int, _world_size: int, model: str, rounds: int) -> Slo
             due = affordable_repeats(clock_ns() - start_ns, rounds, BUDGET_NS)
         if number == due:
             break
+        share_clock(rank, world_size)
         if rank == 0:
             report_progress("calibrating slow-downs", number, due)
         before = contending.time_pass()
@@ -163,6 +173,8 @@ def fit_lingering(
 PASSES = 2
 """Passes timed during a queue of collectives, which is long enough for twice the time of these passes alone."""
 LEAST_COLLECTIVES, MOST_COLLECTIVES = 4, 400
+MOST_ON_GPU = 200
+"""Four times as many, as in the longest queue, are fewer than the 1,024 launches with which a GPU's queue is full."""
 TRIALS = 5
 """Trial passes and collectives, from which the positions of isolated collectives are chosen."""
 
@@ -200,10 +212,10 @@ class ContendingModel:
     def time_with_continuous_collectives(self, case: Case) -> tuple[int, int, list[int]]:
         """Return the nanoseconds of a collective alone, of one during passes, and of each of these passes."""
         about_ns, _ = self._time_queue(case, LEAST_COLLECTIVES)
-        per_pass = torch.tensor(min(max(LEAST_COLLECTIVES, self._pass_ns // about_ns), MOST_COLLECTIVES))
-        dist.all_reduce(per_pass, op=dist.ReduceOp.MAX)
-        alone_ns, _ = self._time_queue(case, int(per_pass))
-        contended_ns, passes_ns = self._time_queue(case, 2 * PASSES * int(per_pass), passes=PASSES)
+        most = MOST_ON_GPU if rank_device().type == "cuda" else MOST_COLLECTIVES
+        (per_pass,) = of_slowest_rank([min(max(LEAST_COLLECTIVES, self._pass_ns // about_ns), most)])
+        alone_ns, _ = self._time_queue(case, per_pass)
+        contended_ns, passes_ns = self._time_queue(case, 2 * PASSES * per_pass, passes=PASSES)
         return alone_ns, contended_ns, passes_ns
 
     def gradients_far_apart(self, size: int, least_ns: int) -> list[int]:
@@ -235,7 +247,8 @@ class ContendingModel:
     def _time_queue(self, case: Case, count: int, *, passes: int = 0) -> tuple[int, list[int]]:
         """Return the mean nanoseconds of `count` collectives, and the nanoseconds of each pass during them."""
         meet()
-        queue = AllReduceQueue(self._buffer.messages(case.size_bytes, count), all_at_once=case.in_flight > 1)
+        messages, on_gpu = self._buffer.messages(case.size_bytes, count), rank_device().type == "cuda"
+        queue = GpuAllReduceQueue(messages) if on_gpu else AllReduceQueue(messages, all_at_once=case.in_flight > 1)
         passes_ns = [self._timed_pass() for _ in range(passes)]
         until_ns = clock_ns() if passes else float("inf")
         queue.wait()
@@ -249,13 +262,16 @@ class ContendingModel:
         """
         self._module.zero_grad()
         loss = self._loss_fn(self._module)
-        start = clock_ns()
+        start = read_clock()
         loss.backward()
         for bucket in self._buckets:
             bucket.reset()
             pack_bucket(bucket)
             bucket.copy_out()
-        last_start, last_end = of_slowest_rank([start, clock_ns()], self.meeting_group)
+        start_ns, end_ns = in_ns(start, read_clock())
+        if rank_device().type == "cuda":  # as in `last_to_last_ns`
+            return of_slowest_rank([end_ns - start_ns], self.meeting_group)[0]
+        last_start, last_end = of_slowest_rank([start_ns, end_ns], self.meeting_group)
         return last_end - last_start
 
     def _gradient_ready(self, index: int, _parameter: torch.Tensor) -> None:

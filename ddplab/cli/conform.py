@@ -9,7 +9,7 @@ import typer
 
 from reference.fork_server import start_server
 
-from .shared_options import Json, check_outputs, files_of
+from .shared_options import HELP, Json, check_outputs, files_of
 from .terminal_output import show_table, write_json
 
 if TYPE_CHECKING:
@@ -36,7 +36,9 @@ def conform(
     full: Annotated[  # noqa: FBT002 - a flag of the command line
         bool, typer.Option("--full/--quick", help="Try more programs: minutes instead of about one.")
     ] = False,
-    world_size: Annotated[int, typer.Option(min=2, metavar="N", help="Number of ranks.")] = 3,
+    world_size: Annotated[
+        int | None, typer.Option(min=2, metavar="N", help=HELP["processes"].format(3), show_default=False)
+    ] = None,
     backend: Annotated[str, typer.Option(metavar="NAME", help="Backend of the process group.")] = "gloo",
     against: Annotated[
         str | None,
@@ -81,6 +83,8 @@ def conform(
     if find_spec("pytest") is None:
         raise ValueError("conform: expected the package pytest; install it with `pip install 'ddplab[conform]'`")
     start_server()  # it imports torch while this process does
+    from reference.launch import world_size_or
+
     from ..conformance.all_checks import CHECKS
     from ..conformance.check_outcomes import write_script
     from ..conformance.overlap import save
@@ -101,6 +105,7 @@ def conform(
         raise ValueError(f"--only: expected names of checks, got {', '.join(unknown)}; there are {', '.join(CHECKS)}")
     if "overlap" not in chosen and (baseline is not None or save_schedule is not None):
         raise ValueError("--only: expected the check overlap too, which makes the schedules of this run")
+    world_size = world_size or world_size_or(3)
     options = {"class": name, "against": other, "world-size": world_size, "backend": backend, "expect": expect}
     arguments = [
         *(f"--ddplab-{option}={value}" for option, value in options.items() if value is not None),

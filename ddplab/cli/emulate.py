@@ -21,6 +21,7 @@ from .predict import cells_of_axes, read_policies, save_timelines, values_of_axe
 from .terminal_output import progress, show_report, show_table, write_json
 
 HELP = {
+    "world_size": "Number of ranks. With --wall under torchrun, srun or mpirun: by default all of its ranks.",
     "class": "The reducer: ddplab, torch, or MODULE:CLASS with the constructor of torch's class.",
     "wall": "Use a wall clock: each rank is a process, which sleeps for the recorded times.",
     "repeat": "With --wall: turns of each configuration; a turn measures 3 iterations.",
@@ -31,7 +32,7 @@ HELP = {
 def emulate(
     trace: options.TraceFile,
     fabric: options.FabricFiles = None,
-    world_size: options.WorldSize = 2,
+    world_size: Annotated[int | None, Option(min=1, metavar="N", help=HELP["world_size"], show_default="2")] = None,
     reducer: Annotated[str, Option("--class", metavar="CLASS", help=HELP["class"])] = "ddplab",
     caps: options.ChosenCaps = None,
     orders: options.ChosenOrders = None,
@@ -87,6 +88,7 @@ def emulate(
         return
     scaled = {"--dilation": dilation != 1, "--byte-scale": byte_scale != 1, "--repeat": repeat, "--out": out}
     options.refuse(scaled, "expected with --wall only")
+    world_size = world_size or 2
     from ..emulation.emulate import emulate as run
     from ..emulation.emulate import emulated_fabric
 
@@ -127,13 +129,13 @@ def emulate(
 def _emulate_on_wall_clock(
     trace: Trace,
     fabric: Fabric,
-    world_size: int,
+    world_size: int | None,
     policies: Sequence[Policy],
     scale: ScaleModel,
     repeat: int,
     out: Path,
 ) -> ValidationReport:
-    from reference.launch import RankPool
+    from reference.launch import RankPool, world_size_or
 
     from ..validation.validate_emulated import validate_emulated
 
@@ -142,7 +144,7 @@ def _emulate_on_wall_clock(
         if one.bucket_cap_mb is None:
             raise ValueError("--caps: expected sizes in MB or `single` with --wall, got 'default'")
         configurations.append(Configuration(one.bucket_cap_mb, one.order, one.hook.name))
-    with progress() as on_progress, RankPool(world_size) as pool:
+    with progress() as on_progress, RankPool(world_size or world_size_or(2)) as pool:
         return validate_emulated(
             pool, trace, configurations, scale=scale, out=out, repeat=repeat, modelled=fabric, on_progress=on_progress
         )

@@ -14,6 +14,7 @@ import typer
 from reference.errors import Error
 from reference.files.reading import one_line_errors
 from reference.files.writing import printable
+from reference.launcher import on_rank_0
 
 from .conform import conform
 from .emulate import emulate
@@ -130,7 +131,7 @@ def main() -> None:
     try:
         # The standard output is restored at the end; see `check_outputs`.
         with one_line_errors(), redirect_stdout(PrintableStream(sys.stdout)):
-            status = app(sys.argv[1:] or ["--help"], standalone_mode=False)
+            status = on_rank_0(lambda: app(sys.argv[1:] or ["--help"], standalone_mode=False))
     except typer.TyperException as error:  # an invalid command, option or value
         context = getattr(error, "ctx", None)
         command_path = context.command_path if context else "ddplab"

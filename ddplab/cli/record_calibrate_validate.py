@@ -18,6 +18,7 @@ TURNS, EMULATED_TURNS = 10, 3
 """Turns of each configuration by default; iterations of a processor that computes vary more."""
 SHOWN_TURNS = f"{TURNS}, or {EMULATED_TURNS} with --emulate"
 HELP = {
+    "alone": options.HELP["processes"].format(1),
     "iterations": "Iterations to record, after 2 warm-up iterations.",
     "hook": "Also measure this comm hook: fp16, quantize_per_tensor, power_sgd:RANK, ... May be repeated.",
     "emulate": "Instead of a model, train emulated devices that take the times of a trace.",
@@ -31,7 +32,8 @@ HELP = {
 
 def record(
     model: options.Model = "resnet50",
-    world_size: options.Processes = 1,
+    world_size: Annotated[int | None, Option(min=1, metavar="N", help=HELP["alone"], show_default=False)] = None,
+    backend: options.Backend = None,
     iterations: Annotated[int, Option(min=1, max=100_000, metavar="N", help=HELP["iterations"])] = 10,
     out: options.TraceOut = Path("out/trace.json.gz"),
     json_path: options.Json = None,
@@ -43,12 +45,14 @@ def record(
     own, see `reference.recorder`.
     """
     start_server()  # it imports torch while this process does
-    from reference.launch import RankPool
+    from reference.launch import RankPool, default_backend, world_size_or
 
     from ..validation.training_runs import record_computation
 
     options.check_outputs(out, json_path, inputs=options.files_of(model))
-    with progress() as on_progress, RankPool(world_size, pinned=True) as pool:
+    ranks = world_size or world_size_or(1)
+    backend = backend or default_backend(ranks)
+    with progress() as on_progress, RankPool(ranks, backend=backend, pinned=True) as pool:
         on_progress("recording", 0, 1)
         trace = pool.run(record_computation, model, iterations)[0]
     save_trace(trace, out, f"{model}, recorded in {out}", json_path)
@@ -56,7 +60,8 @@ def record(
 
 def calibrate(
     model: options.Model = "resnet50",
-    world_size: options.Processes = 2,
+    world_size: options.Processes = None,
+    backend: options.Backend = None,
     hook: Annotated[list[str] | None, Option(metavar="HOOK", help=HELP["hook"])] = None,
     link_rate: options.LinkRate = None,
     uplinks: options.UplinksText = None,
@@ -71,17 +76,33 @@ def calibrate(
     you want to predict, or a similar one.
     """
     start_server()  # it imports torch while this process does
-    from reference.launch import RankPool
+    from reference.launch import RankPool, default_backend, world_size_or
 
+    from ..calibration.calibrate import REPEATS
     from ..calibration.calibrate import calibrate as measure
+    from ..calibration.device_spread import spread_of, time_iterations_alone
     from .terminal_output import show_calibration
 
     options.check_outputs(out, json_path, inputs=options.files_of(model))
     rate, between_nodes = options.read_links(link_rate, uplinks)
-    with progress() as on_progress, RankPool(world_size, link_rate=rate, uplinks=between_nodes, pinned=True) as pool:
+    ranks = world_size or world_size_or(2)
+    pool = RankPool(
+        ranks, backend=backend or default_backend(ranks), link_rate=rate, uplinks=between_nodes, pinned=True
+    )
+    with progress() as on_progress, pool:
+        spread = spread_of(pool.run(time_iterations_alone, model, REPEATS))
         fabric = measure(pool, model, hooks=hook or (), on_progress=on_progress)
     fabric.save(out)
-    show_calibration(fabric, model, f"{world_size} ranks, saved as {out}")
+    show_calibration(fabric, model, f"{ranks} ranks, saved as {out}")
+    print(
+        f"devices differ in speed by {spread.between_devices:.1%}, iterations of one device by "
+        f"{spread.between_iterations:.1%} (standard deviations)"
+    )
+    print(
+        f"next: ddplab predict TRACE --fabric {out} --fabric-set extrapolate=true --world-size {4 * ranks} "
+        f"--variation device_spread={spread.between_devices:.4f}"
+    )
+    print(f"TRACE is what `ddplab record --model {model} --out TRACE` writes")
     write_json(json_path, fabric.model_dump())
 
 
@@ -90,7 +111,8 @@ def validate(
     emulate: Annotated[Path | None, Option(metavar="TRACE", help=HELP["emulate"])] = None,
     dilation: options.Dilation = 1.0,
     byte_scale: options.ByteScale = 1.0,
-    world_size: options.Processes = 2,
+    world_size: options.Processes = None,
+    backend: options.Backend = None,
     calibrate_at: Annotated[str | None, Option(metavar="N,...", help=HELP["calibrate_at"])] = None,
     caps: options.Caps = "0.5,1,5,25,single",
     orders: options.Orders = "ready",
@@ -114,7 +136,7 @@ def validate(
     time, sleeps end too late, or devices and network slow each other down.
     """
     start_server()  # it imports torch while this process does
-    from reference.launch import RankPool
+    from reference.launch import RankPool, default_backend, spread_members, world_size_or
 
     from ..validation.validate import validate as run
     from ..validation.validate_emulated import calibrate_network, extrapolated, validate_emulated
@@ -146,9 +168,15 @@ def validate(
     if len(set(calibrated_at)) < len(calibrated_at):
         raise ValueError(f"--calibrate-at: expected different numbers of ranks, got {calibrate_at}")
 
-    def pool(ranks: int) -> RankPool:
+    ranks = world_size or world_size_or(2)
+    backend = backend or ("gloo" if emulate else default_backend(ranks))
+
+    def pool(count: int) -> RankPool:
         # An emulated device hardly needs a core; ranks that compute keep theirs.
-        return RankPool(ranks, link_rate=rate, uplinks=between_nodes, pinned=trace is None)
+        members = spread_members(count)
+        return RankPool(
+            count, backend=backend, link_rate=rate, uplinks=between_nodes, pinned=trace is None, members=members
+        )
 
     with progress() as on_progress:
         if trace is None:
@@ -156,13 +184,13 @@ def validate(
         else:
             fabrics = []
             for count in calibrated_at:
-                with pool(count) as ranks:
-                    one = calibrate_network(ranks, trace, configurations, scale=scale, on_progress=on_progress)
+                with pool(count) as few:
+                    one = calibrate_network(few, trace, configurations, scale=scale, on_progress=on_progress)
                     fabrics.append(one)
-            calibrated = extrapolated(fabrics, world_size) if fabrics else None
+            calibrated = extrapolated(fabrics, ranks) if fabrics else None
             measure = partial(validate_emulated, trace=trace, scale=scale, calibrated=calibrated)
-        with pool(world_size) as ranks:
-            result = measure(ranks, configurations=configurations, out=out, repeat=turns, on_progress=on_progress)
+        with pool(ranks) as all_ranks:
+            result = measure(all_ranks, configurations=configurations, out=out, repeat=turns, on_progress=on_progress)
     show_report(result, extrapolated=bool(calibrated_at))
     write_json(json_path, result.to_json())
 

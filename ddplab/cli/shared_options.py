@@ -49,7 +49,10 @@ HELP = {
     "model": "resnet50, resnet18, mlp, transformer, small-tensors, resnet50-224, bert-large, gpt2, emulated:TRACE "
     "(sleeps for the times of a trace), or MODULE:CALLABLE of your own.",
     "world_size": "Number of ranks.",
-    "processes": "Number of ranks, each a process of this machine.",
+    "processes": "Number of ranks, each a process. Default: all that torchrun, srun or mpirun has started; without "
+    "these, {} on this machine.",
+    "backend": "Backend of the process group; NCCL trains on the GPUs. Default: nccl where each rank has one, else "
+    "gloo.",
     "caps": "Bucket caps in MB; `single` is one bucket in total.",
     "chosen_caps": "Bucket caps in MB; `single` is one bucket in total, `default` is 25, and 1 for the first bucket.",
     "orders": f"Bucket orders: {', '.join(ORDERS)}.",
@@ -88,7 +91,8 @@ Json = Annotated[Path | None, Option("--json", metavar="PATH", help=HELP["json"]
 Model = Annotated[str, Option(metavar="MODEL", help=HELP["model"])]
 ChosenModel = Annotated[str | None, Option(metavar="MODEL", help=HELP["model"], show_default="resnet50")]
 WorldSize = Annotated[int, Option(min=1, metavar="N", help=HELP["world_size"])]
-Processes = Annotated[int, Option(min=1, max=256, metavar="N", help=HELP["processes"])]
+Processes = Annotated[int | None, Option(min=1, metavar="N", help=HELP["processes"].format(2), show_default=False)]
+Backend = Annotated[str | None, Option(metavar="NAME", help=HELP["backend"], show_default=False)]
 Caps = Annotated[str, Option(metavar="MB,...", help=HELP["caps"])]
 ChosenCaps = Annotated[str | None, Option(metavar="MB,...", help=HELP["chosen_caps"], show_default=PREDICT_CAPS)]
 Orders = Annotated[str, Option(metavar="ORDER,...", help=HELP["orders"])]

@@ -245,16 +245,20 @@ PARTS = {"compress": "before its collectives", "recompress": "between them", "de
 def show_calibration(fabric: Fabric, model: str, title: str) -> None:
     """Print tables of collectives, comm hooks and slow-downs, and the other costs; `±` is half of a 90 % band."""
     factors = {row.size_bytes: row.factor for row in fabric.sharing}
-    broadcasts = {row.size_bytes: row for row in fabric.broadcast}
+    broadcasts = {(row.world_size, row.size_bytes): row for row in fabric.broadcast}
+    several, largest = len(fabric.world_sizes) > 1, max(fabric.world_sizes)
     rows = [
         {
+            **({"ranks": str(row.world_size)} if several else {}),
             "bytes": f"{row.size_bytes:,}",
             "all-reduce ms": f"{row.ns / 1e6:.3f}",
             "±": f"{row.spread:.0%}",
             "outliers": f"{row.outliers} of {row.repeats}",
-            "two at a time": f"x {factors[row.size_bytes]:.2f}",
-            "broadcast ms": f"{broadcasts[row.size_bytes].ns / 1e6:.3f}",
-            "± ": f"{broadcasts[row.size_bytes].spread:.0%}",
+            "two at a time": f"x {factors[row.size_bytes]:.2f}"
+            if row.size_bytes in factors and row.world_size == largest
+            else "",
+            "broadcast ms": f"{broadcasts[row.world_size, row.size_bytes].ns / 1e6:.3f}",
+            "± ": f"{broadcasts[row.world_size, row.size_bytes].spread:.0%}",
         }
         for row in fabric.all_reduce
     ]

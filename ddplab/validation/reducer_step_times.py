@@ -12,10 +12,11 @@ from typing import Any, Literal, NamedTuple
 import pandas as pd
 
 from reference.data_parallel import DistributedDataParallel
+from reference.device_clock import Reading
 from reference.files.writing import write_atomically
 from reference.reducer_observer import Future, Observer
 
-from ..calibration.repeated_timing import clock_ns
+from ..calibration.repeated_timing import in_ns, read_clock
 from ..emulation.emulated_device import WallClock
 
 MomentKind = Literal[
@@ -65,20 +66,27 @@ class Watch(Observer):
             have to wait for the interpreter: on two ranks that compute on two cores, an iteration with 29 buckets
             takes 2.5 % longer. The other readings have no measurable cost. Beside emulated devices, which sleep,
             callbacks have none either.
-
-    Attributes:
-        moments: The readings so far. Those of callbacks may be out of order.
     """
 
     def __init__(self, *, calls_back: bool) -> None:
         self._calls_back = calls_back
-        self.moments: list[StepMoment] = []
+        self._readings: list[tuple[MomentKind, int | None, Reading]] = []
 
-    def take(self, kind: MomentKind, bucket: int | None = None) -> int:
+    def take(self, kind: MomentKind, bucket: int | None = None) -> Reading:
         """Read the clock; return the reading."""
-        now = clock_ns()
-        self.moments.append(StepMoment(kind, bucket, now))
+        now = read_clock()
+        self.add(kind, bucket, now)
         return now
+
+    def add(self, kind: MomentKind, bucket: int | None, reading: Reading) -> None:
+        """Add a reading of another clock."""
+        self._readings.append((kind, bucket, reading))
+
+    @property
+    def moments(self) -> list[StepMoment]:
+        """The readings so far; waits until the GPU has reached them. Those of callbacks may be out of order."""
+        kinds, buckets, readings = zip(*self._readings, strict=True)
+        return list(map(StepMoment, kinds, buckets, in_ns(*readings)))
 
     bucket_packing = _taking("packing")
     bucket_ready = _taking("packed")
@@ -109,7 +117,7 @@ def watched(ddp: DistributedDataParallel, device: WallClock | None) -> Iterator[
         if device is None:
             watch.take("forward_computed")
         else:
-            watch.moments.append(StepMoment("forward_computed", None, device.due_ns))
+            watch.add("forward_computed", None, device.due_ns)
 
     hooks = [
         ddp.module.register_forward_pre_hook(buffers_received),

@@ -12,7 +12,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from reference.data_parallel import DistributedDataParallel
-from reference.launch import report_progress
+from reference.launch import rank_device, report_progress
 from reference.parameters import size_bytes, trainable_parameters
 from reference.recorder import record
 from reference.trace import Iteration, Trace
@@ -20,7 +20,7 @@ from simulator.schedule.comm_hook_messages import NO_HOOK
 
 from .. import models
 from ..calibration.comm_hook_costs import real_hook
-from ..calibration.repeated_timing import clock_ns, meet, of_slowest_rank, time_ns
+from ..calibration.repeated_timing import in_ns, meet, of_slowest_rank, read_clock, share_clock, time_ns
 from ..emulation.emulated_device import EmulatedTraining
 from .reducer_step_times import Iterations, by_iteration, watched
 from .validation_report import Measurement, SpeedCheck
@@ -141,15 +141,17 @@ class Turn(NamedTuple):
 
 
 def measure_configurations(
-    rank: int, _world_size: int, model: str, target_runs: Sequence[TargetRun], progress_word: str
+    rank: int, world_size: int, model: str, target_runs: Sequence[TargetRun], progress_word: str
 ) -> list[Turn]:
     """Train one turn of each target run, in this order, with speed checks between them."""
     trainer = Trainer(model, rank)
     measured = []
-    all_gradients = torch.ones(sum(map(size_bytes, trainable_parameters(trainer.module).values())) // 4)
+    elements = sum(map(size_bytes, trainable_parameters(trainer.module).values())) // 4
+    all_gradients = torch.ones(elements, device=rank_device())
     _check_speed(trainer, all_gradients)  # the first one also allocates all gradients and does not count
     before = _check_speed(trainer, all_gradients)
     for done, target_run in enumerate(target_runs):
+        share_clock(rank, world_size)
         if rank == 0:
             report_progress(progress_word, done, len(target_runs))
         with warmed_up(trainer, target_run) as ddp:
@@ -183,16 +185,17 @@ def time_iterations(trainer: Trainer, ddp: DistributedDataParallel) -> tuple[tup
     """Train `MEASURED_ITERATIONS` iterations; return their times for `Measurement`, and what this rank did in each.
 
     A rank that finishes early waits for the others in its next iteration, so the sum of each iteration's longest time
-    would exceed the time of the training. The ranks share one machine and so one clock.
+    would exceed the time of the training. The ranks share a clock; those of GPUs are some microseconds apart, which
+    moves all ends alike.
     """
     clock = None if trainer.device is None else trainer.device.observer
     with watched(ddp, clock) as watch:
         meet()
-        ends_ns = [clock_ns()]
+        ends = [read_clock()]
         for _ in range(MEASURED_ITERATIONS):
             trainer.step(ddp)
-            ends_ns.append(watch.take("ended"))
-    last_ends_ns = of_slowest_rank(ends_ns)
+            ends.append(watch.take("ended"))
+    last_ends_ns = of_slowest_rank(in_ns(*ends))
     times_ns = tuple(end - start for start, end in pairwise(last_ends_ns))
     return times_ns, by_iteration(watch.moments, last_ends_ns[:-1])
 

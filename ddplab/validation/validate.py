@@ -159,7 +159,7 @@ def _calibrate(
 
     record_and_train()
     gradient_bytes = sum(recordings[0].sizes_bytes)
-    sizes = MessageSizes.of_each(sizes_up_to(gradient_bytes))
+    sizes = MessageSizes.of_each(sizes_up_to(gradient_bytes, pool.backend), pool.backend)
     collectives = measure_collectives(pool, sizes, REPEATS, on_progress, gradient_bytes=gradient_bytes)
     record_and_train()
     slowed = with_slowdowns(pool, model, collectives, on_progress=on_progress)

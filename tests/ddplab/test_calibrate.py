@@ -6,7 +6,7 @@ from unittest import mock
 import numpy as np
 import pytest
 
-from ddplab.calibration.calibrate import calibrate, measure_hooks
+from ddplab.calibration.calibrate import MOST_PAIRS, calibrate, measure_hooks, parts_of_nodes
 from ddplab.cli.terminal_output import show_calibration
 from reference.launch import RankPool
 from simulator import Fabric
@@ -85,6 +85,26 @@ def test_without_hooks_that_cost_anything_no_table_of_them_is_shown(calibrated, 
     free = fabric.processor.model_copy(update={"hooks": (HookCost(name="none"),)})
     show_calibration(fabric.model_copy(update={"processor": free}), "tiny", "2 ranks")
     assert "comm hooks" not in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("nodes", "parts"),
+    [
+        ("aaaa", []),
+        ("ab", []),
+        ("aabb", [[0, 1]]),
+        ("abc", [[0, 1]]),
+        ("aabbccdd", [[0, 1], [0, 1, 2, 3], [4, 5, 6, 7]]),
+        ("abababcc", [[0, 2, 4], [0, 1, 2, 3, 4, 5]]),
+    ],
+)
+def test_one_node_and_pairs_of_nodes_are_measured(nodes, parts):
+    """Pairs of equal size, without the whole world and without parts of a single rank."""
+    assert parts_of_nodes(nodes) == parts
+
+
+def test_few_of_many_pairs_are_measured():
+    assert len(parts_of_nodes([str(rank // 8) for rank in range(512)])) == 1 + MOST_PAIRS
 
 
 @pytest.mark.parametrize(

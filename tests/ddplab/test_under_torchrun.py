@@ -1,0 +1,89 @@
+"""Every command that trains, under torchrun: on the ranks of the launcher, of which rank 0 prints and writes."""
+
+import re
+import subprocess
+import sys
+
+import pytest
+
+from reference.trace import Trace
+from simulator import Fabric
+
+from .command_process import ROOT
+
+TINY = ("--model", "tests.models_for_cli:tiny")
+TORCHRUN = ("torch.distributed.run", "--nproc-per-node=2", "--local-addr=127.0.0.1", "-m")
+
+
+def torchrun(*words: object) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", *TORCHRUN, *map(str, words)]
+    return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=110, check=False)
+
+
+def printed(*words: object) -> str:
+    """What a module prints under torchrun."""
+    done = torchrun(*words)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def reported_or_too_slow(*words: object) -> bool:
+    """Whether there is one report on emulated devices, or one line on what makes this machine too slow for them."""
+    done = torchrun(*words)
+    return done.stdout.count("mean absolute") + done.stderr.count("ddplab: emulated devices: expected") == 1
+
+
+def test_record(tmp_path):
+    words = ["--iterations", 2, "--out", tmp_path / "trace.json.gz"]
+    assert printed("ddplab", "record", *TINY, *words).count("recorded in") == 1
+    assert len(Trace.load(tmp_path / "trace.json.gz").ranks) == 2
+
+
+def test_calibrate(tmp_path):
+    words = ["--out", tmp_path / "fabric.json"]
+    assert printed("ddplab", "calibrate", *TINY, *words).count("2 ranks, saved as") == 1
+    assert Fabric.load(tmp_path / "fabric.json").world_sizes == [2]
+
+
+def test_validate(tmp_path):
+    words = ["--caps", "single", "--repeat", 1, "--out", tmp_path]
+    assert printed("ddplab", "validate", *TINY, *words).count("error by the clock") == 1
+    assert (tmp_path / "report.json").exists()
+
+
+EMULATED = ("--caps", "single", "--repeat", 1, "--dilation", 20, "--out")
+
+
+def test_validate_on_emulated_devices(trace, tmp_path):
+    assert reported_or_too_slow("ddplab", "validate", "--emulate", trace, *EMULATED, tmp_path)
+    assert (tmp_path / "trace.json.gz").exists()
+
+
+def test_emulate_by_the_clock(trace, fabric, tmp_path):
+    assert reported_or_too_slow("ddplab", "emulate", trace, "--wall", "--fabric", fabric, *EMULATED, tmp_path)
+    assert (tmp_path / "trace.json.gz").exists()
+
+
+def test_conform():
+    conforms = "torch.nn.parallel:DistributedDataParallel conforms: 1 passed"
+    assert printed("ddplab", "conform", "torch", "--only", "one weight").count(conforms) == 1
+
+
+def test_the_benchmark_of_the_reducer():
+    words = ["--models", "small-tensors", "--modes", "", "--pairs", 2]
+    assert printed("benchmarks.ddp", *words).count("peak MiB") == 1
+
+
+@pytest.mark.parametrize(
+    ("words", "says"),
+    [
+        (["record", "--model", "nosuch"], r"^ddplab: rank \d on \S+: --model: expected resnet50, .* got 'nosuch'$"),
+        (["record", *TINY, "--world-size", 3], r"^ddplab: ranks: expected no more .* got 3; .* has started 2$"),
+        (["calibrate", *TINY, "--link-rate", "1gbit"], r"^ddplab: link rate: expected none under a launcher"),
+    ],
+)
+def test_an_error_is_one_line_of_rank_0(words, says):
+    done = torchrun("ddplab", *words)
+    (line,) = [line for line in done.stderr.splitlines() if line.startswith("ddplab: ")]
+    assert re.search(says, line)
+    assert done.returncode == 1

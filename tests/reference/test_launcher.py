@@ -1,0 +1,152 @@
+"""Ranks under a launcher: the place of a process by the launcher's variables, and processes that serve rank 0."""
+
+import contextlib
+import os
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from reference.errors import Error
+from reference.launcher import Place, address_for_others, first_host, launched
+
+SCRIPT = Path(__file__).parents[1] / "scripts" / "ranks_under_a_launcher.py"
+TORCHRUN = {
+    "TORCHELASTIC_RUN_ID": "none", "TORCHELASTIC_USE_AGENT_STORE": "True", "RANK": "9", "WORLD_SIZE": "16",
+    "LOCAL_RANK": "1", "GROUP_RANK": "1", "MASTER_ADDR": "node1", "MASTER_PORT": "1234",
+}  # fmt: skip
+SRUN = {
+    "SLURM_PROCID": "9", "SLURM_NTASKS": "16", "SLURM_LOCALID": "1", "SLURM_NODEID": "1", "SLURM_JOB_ID": "123456",
+    "SLURM_STEP_ID": "0", "SLURM_STEP_NODELIST": "gpu[003-004]",
+}  # fmt: skip
+MPIRUN = {
+    "OMPI_COMM_WORLD_RANK": "9", "OMPI_COMM_WORLD_SIZE": "16", "OMPI_COMM_WORLD_LOCAL_RANK": "1",
+    "OMPI_COMM_WORLD_LOCAL_SIZE": "8", "MASTER_ADDR": "gpu003",
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("variables", "place"),
+    [
+        (TORCHRUN, Place(9, 16, 1, "1", "node1", 1234, has_store=True)),
+        (SRUN, Place(9, 16, 1, "1", "gpu003", 23456, has_store=False)),
+        (SRUN | {"MASTER_ADDR": "a", "MASTER_PORT": "5"}, Place(9, 16, 1, "1", "a", 5, has_store=False)),
+        (MPIRUN, Place(9, 16, 1, socket.gethostname(), "gpu003", 29500, has_store=False)),
+        ({name: value for name, value in SRUN.items() if name != "SLURM_STEP_ID"}, None),
+        (SRUN | {"SLURM_NTASKS": "1"}, None),
+        ({"RANK": "1", "WORLD_SIZE": "2"}, None),
+    ],
+)
+def test_a_launcher_gives_each_process_its_place(variables, place):
+    """Not in the script of sbatch, which has the variables of Slurm too, nor in a shell that srun has started."""
+    assert launched(variables) == place
+
+
+def test_mpirun_on_several_nodes_needs_an_address():
+    with pytest.raises(Error, match=r"^mpirun: expected MASTER_ADDR, .* add `-x MASTER_ADDR=HOST"):
+        launched({name: value for name, value in MPIRUN.items() if name != "MASTER_ADDR"})
+
+
+@given(st.integers(0, 999), st.integers(1, 5), st.sampled_from(["", "-ib"]), st.sampled_from(["", ",login1"]))
+def test_the_first_host_of_a_list(number, digits, ending, others):
+    first = f"{number:0{digits}}"
+    assert first_host(f"gpu{first}{ending}{others}") == f"gpu{first}{ending}"
+    assert first_host(f"gpu[{first}-{number + 3:0{digits}},{number + 9}]{ending}{others}") == f"gpu{first}{ending}"
+
+
+def test_an_empty_list_of_hosts_is_refused():
+    with pytest.raises(Error, match="SLURM_STEP_NODELIST, got ''"):
+        first_host("")
+
+
+def test_others_reach_this_machine_at_the_address_where_the_launcher_does():
+    assert address_for_others("127.0.0.1") == "127.0.0.1"
+    assert address_for_others("localhost") == "localhost"
+
+
+# Processes
+
+
+def free_port() -> int:
+    with socket.socket() as trial:
+        trial.bind(("127.0.0.1", 0))
+        return int(trial.getsockname()[1])
+
+
+@contextlib.contextmanager
+def as_launched(case: str, world_size: int, launcher: str) -> Iterator[list[subprocess.Popen[str]]]:
+    """The script, once a rank, with the variables of a launcher."""
+    port, processes = str(free_port()), []
+    for rank in range(world_size):
+        numbers = {"srun": ("PROCID", "NTASKS", "LOCALID"), "mpirun": ("RANK", "SIZE", "LOCAL_RANK")}[launcher]
+        prefix = {"srun": "SLURM_", "mpirun": "OMPI_COMM_WORLD_"}[launcher]
+        values = dict(zip((f"{prefix}{name}" for name in numbers), map(str, (rank, world_size, rank)), strict=True))
+        meeting = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port, "SLURM_STEP_ID": "0"}
+        if case == "nodes":
+            meeting["SLURM_NODEID"] = str(rank)
+        pipe = subprocess.PIPE
+        processes.append(
+            subprocess.Popen(
+                [sys.executable, SCRIPT, case], env=os.environ | values | meeting, stdout=pipe, stderr=pipe, text=True
+            )
+        )
+    try:
+        yield processes
+    finally:
+        for process in processes:
+            process.kill()
+            process.communicate()
+
+
+HOST = socket.gethostname()
+PART, WHOLE = [(2, 4096), (2, 65536)], [(3, 4096), (3, 65536)]
+
+
+@pytest.mark.parametrize(
+    ("case", "launcher", "printed", "says"),
+    [
+        ("some", "srun", "[(0, 3), (1, 3), (2, 3)] [(0, 2), (1, 2)] ['1', '2']", ""),
+        ("nodes", "srun", f"['0', '1', '2'] True {[*PART, *WHOLE]} 4", ""),
+        ("raise", "mpirun", "", f"rank 1 on {HOST} failed: ArithmeticError: the sums do not add up; the other ranks"),
+        ("die", "srun", "", f"rank 1 on {HOST} exited without reporting an error (exit code 17)"),
+        ("hang", "mpirun", "", "ranks [1] were still running at the time-out"),
+    ],
+)
+def test_rank_0_has_the_ranks_of_a_launcher(case, launcher, printed, says):
+    """A pool may have some of them, and after a failure new ones. Ranks on several nodes share a clock.
+
+    The other processes end with status 0, without a word.
+    """
+    with as_launched(case, 3, launcher) as processes:
+        outputs = [process.communicate(timeout=115) for process in processes]
+    assert outputs[0][0].strip() == printed, outputs
+    assert says in outputs[0][1]
+    assert [output for output, _ in outputs[1:]] == ["", ""]
+    assert [process.returncode for process in processes] == [1 if says else 0, 0, 0]
+    if case == "hang":
+        assert "in hang_on" in outputs[0][1], "the stack comes from the process of the launcher"
+
+
+def test_a_process_that_is_killed_ends_the_others():
+    with as_launched("wait", 2, "mpirun") as (first, second):
+        assert first.stdout is not None
+        assert first.stdout.readline() == "ready\n"
+        second.send_signal(signal.SIGKILL)
+        _, errors = first.communicate(timeout=60)
+    assert first.returncode == 1
+    assert f"rank 1 on {HOST} exited without reporting an error" in errors
+
+
+def test_the_others_end_with_rank_0():
+    with as_launched("wait", 2, "srun") as (first, second):
+        assert first.stdout is not None
+        assert first.stdout.readline() == "ready\n"
+        first.send_signal(signal.SIGKILL)
+        assert second.communicate(timeout=60) == ("", "")
+        assert second.returncode == 1

@@ -1,0 +1,72 @@
+"""Uses ranks that a launcher has started; the argument says how."""
+
+import os
+import sys
+import time
+from pathlib import Path
+from unittest import mock
+
+sys.path.insert(0, str(Path(__file__).parents[2]))
+
+from ddplab.calibration import repeated_timing
+from ddplab.calibration.calibrate import calibrate
+from reference.errors import RankError
+from reference.launch import RankPool, run_ranks
+from reference.launcher import on_rank_0
+from tests.reference import launch_bodies as bodies
+
+
+def rank_and_size(rank: int, world_size: int) -> tuple[int, int]:
+    return rank, world_size
+
+
+def place(_rank: int, _world_size: int) -> str:
+    return os.environ.get("SLURM_PROCID", "")
+
+
+def distance_of_clocks(rank: int, world_size: int) -> int:
+    """Nanoseconds by which the clock that all ranks share differs, after this rank's was moved by an hour."""
+    true_ns = time.perf_counter_ns
+
+    def moved_ns() -> int:
+        return true_ns() + rank * 3600 * 10**9
+
+    with mock.patch.object(time, "perf_counter_ns", moved_ns):
+        repeated_timing.share_clock(rank, world_size)
+        return repeated_timing.clock_ns() - true_ns()
+
+
+def wait(rank: int, _world_size: int) -> None:
+    if rank == 0:
+        print("ready", flush=True)
+    time.sleep(600)
+
+
+def main() -> None:
+    case = sys.argv[1]
+    if case == "some":
+        with RankPool(2, members=[1, 2]) as last_two:
+            print(run_ranks(rank_and_size, 3), run_ranks(rank_and_size, 2), last_two.run(place))
+        return
+    if case == "nodes":
+        with RankPool(3) as pool:
+            apart_ns = max(map(abs, pool.run(distance_of_clocks)))
+            sizes = [4096, 65536]
+            fabric = calibrate(pool, "tests.models_for_cli:tiny", sizes_bytes=sizes, repeats=1)
+            rows = [(row.world_size, row.size_bytes) for row in fabric.all_reduce]
+            print(pool.nodes, apart_ns < 10**9, rows, len(fabric.broadcast))
+        return
+    if case == "wait":
+        run_ranks(wait, 2)
+    failing = {"raise": bodies.fail_on, "die": bodies.die_on, "hang": bodies.hang_on}[case]
+    with RankPool(3, timeout_s=60) as pool:
+        pool.run(bodies.identify)
+        try:
+            pool.run(failing, 1, timeout_s=3)
+        except RankError as error:
+            assert pool.run(rank_and_size) == [(0, 3), (1, 3), (2, 3)]
+            sys.exit(str(error))
+
+
+if __name__ == "__main__":
+    on_rank_0(main)
