@@ -26,6 +26,7 @@ HELP = {
     "repeat": "Turns of each configuration; a turn measures 3 iterations.",
     "calibrations": "Calibrate N times, each time before an equal share of the turns; the prediction is the mean "
     "of N.",
+    "torch": "Also train each configuration with torch's class, in turns with ours.",
     "out": "Folder for trace, fabric file, predictions and report.",
 }
 
@@ -119,6 +120,7 @@ def validate(
     hooks: options.Hooks = "none",
     repeat: Annotated[int | None, Option(min=1, metavar="N", help=HELP["repeat"], show_default=SHOWN_TURNS)] = None,
     calibrations: Annotated[int, Option(min=1, metavar="N", help=HELP["calibrations"])] = 1,
+    torch: Annotated[bool, Option("--torch", help=HELP["torch"])] = False,  # noqa: FBT002 - an option
     link_rate: options.LinkRate = None,
     uplinks: options.UplinksText = None,
     out: Annotated[Path, Option(metavar="FOLDER", help=HELP["out"])] = Path("out/validate"),
@@ -149,6 +151,8 @@ def validate(
             "--calibrate-at": calibrate_at is not None,
         }
         options.refuse(given, "expected --emulate with it, because a real model has its own speed and size")
+    elif torch:
+        raise ValueError("--torch: expected a real model, because an emulated device needs ddplab's reducer")
     elif calibrations > 1:
         raise ValueError(
             "--calibrations: expected 1 with --emulate, because the speed of an emulated device does not change; "
@@ -180,7 +184,7 @@ def validate(
 
     with progress() as on_progress:
         if trace is None:
-            measure = partial(run, model=model or "resnet50", calibrations=calibrations)
+            measure = partial(run, model=model or "resnet50", calibrations=calibrations, with_torch=torch)
         else:
             fabrics = []
             for count in calibrated_at:

@@ -224,6 +224,7 @@ def _report_row(row: ValidationRow) -> dict[str, str]:
         "quartiles": "-".join(f"{ns / 1e6:.{digits}f}" for ns in row.quartiles_ns),
         "paired": f"{row.paired_ns / 1e6:.0f}",
         "predicted": f"{row.predicted_ns / 1e6:.{digits}f}",
+        **({} if row.torchs_multiple is None else {"torch's / ours": f"{row.torchs_multiple:.3f}"}),
         "error": f"{row.error:+.{digits}%}",
         "paired error": f"{row.paired_error:+.1%}",
         "perfect scaling": f"{row.perfect_scaling_error:+.0%}",

@@ -1,5 +1,6 @@
 """Rank bodies that train: `record_computation` records a trace, `measure_configurations` measures target runs."""
 
+import gc
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from functools import cache
@@ -11,6 +12,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
+from reference.bucketing import MIB
 from reference.data_parallel import DistributedDataParallel
 from reference.launch import rank_device, report_progress
 from reference.parameters import size_bytes, trainable_parameters
@@ -112,10 +114,17 @@ def without_averaging(trace: Trace, iterations: int) -> Trace:
 
 
 class TargetRun(NamedTuple):
-    """Settings of a target run: keyword arguments of `DistributedDataParallel`, and the name of the comm hook."""
+    """Settings of a target run.
+
+    Attributes:
+        ddp_arguments: Keyword arguments of `DistributedDataParallel`.
+        hook_name: Name of the comm hook.
+        with_torch: Whether torch's class trains after ours, with the same cap.
+    """
 
     ddp_arguments: dict[str, Any]
     hook_name: str = NO_HOOK.name
+    with_torch: bool = False
 
 
 class DeviceTimes(NamedTuple):
@@ -156,8 +165,10 @@ def measure_configurations(
             report_progress(progress_word, done, len(target_runs))
         with warmed_up(trainer, target_run) as ddp:
             times_ns, iterations = time_iterations(trainer, ddp)
+        torchs_ns = time_torchs_class(trainer, target_run) if target_run.with_torch else ()
         after = _check_speed(trainer, all_gradients)
-        measured.append(Turn(Measurement(times_ns, SpeedCheck.usual([*before, *after])), iterations))
+        speed_check = SpeedCheck.usual([*before, *after])
+        measured.append(Turn(Measurement(times_ns, speed_check, torchs_ns), iterations))
         before = after
     return measured
 
@@ -198,6 +209,24 @@ def time_iterations(trainer: Trainer, ddp: DistributedDataParallel) -> tuple[tup
     last_ends_ns = of_slowest_rank(in_ns(*ends))
     times_ns = tuple(end - start for start, end in pairwise(last_ends_ns))
     return times_ns, by_iteration(watch.moments, last_ends_ns[:-1])
+
+
+def time_torchs_class(trainer: Trainer, target_run: TargetRun) -> tuple[int, ...]:
+    """Train `MEASURED_ITERATIONS` iterations with torch's class after a warm-up; return their times."""
+    gradient_bytes = sum(map(size_bytes, trainable_parameters(trainer.module).values()))
+    cap_mb = min(target_run.ddp_arguments["bucket_cap_mb"], gradient_bytes / MIB + 1)  # torch's cap is finite
+    ddp = nn.parallel.DistributedDataParallel(trainer.module, bucket_cap_mb=cap_mb)
+    for _ in range(WARM_UP):
+        trainer.step(ddp)
+    meet()
+    ends = [read_clock()]
+    for _ in range(MEASURED_ITERATIONS):
+        trainer.step(ddp)
+        ends.append(read_clock())
+    del ddp
+    gc.collect()  # its hooks on the gradients end with it
+    last_ends_ns = of_slowest_rank(in_ns(*ends))
+    return tuple(end - start for start, end in pairwise(last_ends_ns))
 
 
 def _check_speed(trainer: Trainer, all_gradients: Tensor) -> list[SpeedCheck]:

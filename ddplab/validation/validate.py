@@ -58,13 +58,15 @@ def validate(
     out: Path,
     repeat: int = 10,
     calibrations: int = 1,
+    with_torch: bool = False,
     on_progress: Progress = no_progress,
 ) -> ValidationReport:
     """Record, calibrate, write the predictions, and only then train and measure.
 
     One calibration is one sample of a machine whose speed drifts: the errors of all configurations have its error in
     common. With more calibrations, each is followed by an equal share of the `repeat` turns, which it predicts. The
-    report compares the mean prediction of a configuration with all of its turns.
+    report compares the mean prediction of a configuration with all of its turns. With `with_torch`, torch's class
+    trains after ours in each turn.
 
     `out` gets `predictions.json`, `report.json`, `report.csv` and `samples.parquet`, and a folder of the model with
     `trace.json.gz` and `fabric.json`. With more calibrations, the folders `calibration-1`, `calibration-2`, ... of
@@ -76,13 +78,20 @@ def validate(
     """
     if calibrations > repeat:
         raise ValueError(f"calibrations: expected at most one before each of {repeat} turns, got {calibrations}")
+    with_plan = [one for one in configurations if one.order != "ready" or one.hook != NO_HOOK.name]
+    if with_torch and with_plan:
+        wrong = f"{with_plan[0].order} and {with_plan[0].hook}"
+        raise ValueError(f"torch: expected the order ready and the hook none, to train torch's class, got {wrong}")
+    validate_once = partial(
+        _validate_once, pool, model, configurations, with_torch=with_torch, on_progress=on_progress
+    )
     if calibrations == 1:
-        return _validate_once(pool, model, configurations, out, repeat, on_progress)
+        return validate_once(out=out, repeat=repeat)
     reports = []
     for number in range(calibrations):
         turns = repeat // calibrations + (number < repeat % calibrations)
         folder = share_folder(out, number + 1)
-        reports.append(_validate_once(pool, model, configurations, folder, turns, on_progress))
+        reports.append(validate_once(out=folder, repeat=turns))
     hashes = "".join(f"{report.predictions_sha256}\n" for report in reports)
     rows = [join_rows(of_configuration) for of_configuration in zip(*(one.rows for one in reports), strict=True)]
     joined = summarize(rows, hashlib.sha256(hashes.encode()).hexdigest(), world_size=pool.world_size)
@@ -91,7 +100,14 @@ def validate(
 
 
 def _validate_once(
-    pool: RankPool, model: str, configurations: Sequence[Configuration], out: Path, repeat: int, on_progress: Progress
+    pool: RankPool,
+    model: str,
+    configurations: Sequence[Configuration],
+    *,
+    out: Path,
+    repeat: int,
+    with_torch: bool,
+    on_progress: Progress,
 ) -> ValidationReport:
     configurations = list(dict.fromkeys(configurations))
     trace, fabric, speed_check = _calibrate(pool, model, configurations, on_progress)
@@ -100,7 +116,7 @@ def _validate_once(
     predictions = predict_targets(trace, fabric, configurations, pool.world_size, speed_check=speed_check)
     predicted = dict(zip(configurations, predictions, strict=True))
     digest = write_predictions(out / "predictions.json", model, predicted)
-    target_runs = [target_run(trace, configuration) for configuration in configurations]
+    target_runs = [target_run(trace, one)._replace(with_torch=with_torch) for one in configurations]
 
     def train(turn: int) -> list[list[Turn]]:
         word = f"{model}: training, turn {turn + 1} of {repeat}"

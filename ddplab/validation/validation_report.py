@@ -130,11 +130,13 @@ class Measurement:
     """One turn of a target run: nanoseconds of each iteration, from one slowest rank's end to the next.
 
     `speed_check` has the medians of the speed checks right before and after the turn. None: an emulated device
-    sleeps, so its speed does not change and is not checked.
+    sleeps, so its speed does not change and is not checked. `torchs_ns` has the iterations of torch's class, which
+    trained right after ours; empty if it did not.
     """
 
     times_ns: tuple[int, ...]
     speed_check: Annotated[SpeedCheck | None, Field(alias="reference")] = None
+    torchs_ns: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -198,6 +200,13 @@ class ValidationRow:
     def configuration(self) -> Configuration:
         """The predicted configuration."""
         return Configuration(self.cap_mb, self.order, self.hook)
+
+    @property
+    def torchs_multiple(self) -> float | None:
+        """Iteration of torch's class as a multiple of ours: the median of the turns. None: it did not train."""
+        with_torchs = [turn for turn in self.turns if turn.torchs_ns]
+        multiples = [statistics.median(turn.torchs_ns) / statistics.median(turn.times_ns) for turn in with_torchs]
+        return statistics.median(multiples) if multiples else None
 
     @property
     def half_width(self) -> float:

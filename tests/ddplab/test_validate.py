@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+from math import inf
 from unittest import mock
 
 import pandas as pd
@@ -9,7 +10,7 @@ import pytest
 
 from ddplab.validation import validate
 from ddplab.validation.reducer_step_times import StepMoment
-from ddplab.validation.training_runs import Turn
+from ddplab.validation.training_runs import TargetRun, Turn, measure_configurations
 from ddplab.validation.validation_report import (
     Configuration,
     Measurement,
@@ -65,6 +66,25 @@ def test_with_several_calibrations_each_share_of_the_turns_is_predicted_by_its_o
     for share in shares:
         assert share["predictions_sha256"] != report.predictions_sha256
     assert json.loads((tmp_path / "report.json").read_text())["predictions_sha256"] == report.predictions_sha256
+
+
+def test_torchs_class_trains_in_turns_with_ours(two_ranks):
+    runs = [
+        TargetRun({"bucket_cap_mb": cap}, with_torch=with_torch)
+        for cap, with_torch in [(1e-4, True), (inf, False), (inf, True)]
+    ]
+    turns = two_ranks.run(measure_configurations, "tests.models_for_cli:tiny", runs, "training")[0]
+    assert [len(turn.measurement.torchs_ns) for turn in turns] == [3, 0, 3]
+    assert min(turns[0].measurement.torchs_ns) > 0
+    ours = [[moment.kind for moment in iteration] for turn in turns for iteration in turn.iterations]
+    assert ours[3:6] == ours[6:]  # torch's class has left nothing behind
+
+
+def test_torchs_class_trains_with_torchs_settings_only(tmp_path):
+    pool = mock.create_autospec(RankPool, instance=True, world_size=2)
+    with pytest.raises(ValueError, match=r"torch: expected the order ready and the hook none.* got forward and none"):
+        validate.validate(pool, "m", [Configuration(1.0, "forward")], out=tmp_path, with_torch=True)
+    assert not pool.run.called
 
 
 def test_more_calibrations_than_turns_are_refused_before_anything_runs(tmp_path):
