@@ -23,6 +23,9 @@ FILE = Path(__file__).with_name("catalogue.yaml")
 
 Precision = Literal["fp32", "tf32", "fp16", "bf16"]
 Name = Annotated[str, StringConstraints(pattern=r"^[a-z0-9][a-z0-9.-]*$")]
+Kind = Literal["nvlink", "network"]
+"""A kind of link."""
+Share = Annotated[str, StringConstraints(pattern=r"^\d+ of \d+$")]
 Positive = Annotated[float, Field(gt=0, le=1e6, allow_inf_nan=False)]
 
 
@@ -111,14 +114,12 @@ class Link(Schema):
         rate: Of one member, by the data sheet.
         reached: Part of the rate that is reached while all members take part.
         reached_by_members: The same where fewer take part.
-        latency: None: that of the level's kind.
     """
 
     members: Count | None = None
     rate: Rate
     reached: Reached
     reached_by_members: dict[int, Reached] = {}
-    latency: Latency | None = None
 
 
 class DeviceEntry(Schema):
@@ -144,11 +145,15 @@ class Node(Schema):
         product: Its full name.
         device: Name of its devices.
         links: By kind, innermost first.
+        inside: How many of the measured times of the system, or of nodes of the same build, lie in the 90 % interval
+            of the prediction, such as "10 of 12": all-reduces of 256 KiB and more, and iterations. Empty: none are
+            known.
     """
 
     product: str
     device: str
-    links: dict[Literal["nvlink", "network"], Link] = Field(min_length=1)
+    links: dict[Kind, Link] = Field(min_length=1)
+    inside: dict[Literal["all_reduces", "iterations"], Share] = {}
 
 
 class Catalogue(Schema):
@@ -162,7 +167,7 @@ class Catalogue(Schema):
     """
 
     sources: dict[str, Source]
-    latencies: dict[Literal["nvlink", "network"], Latency]
+    latencies: dict[Kind, Latency]
     devices: dict[Name, DeviceEntry]
     nodes: dict[Name, Node]
 
@@ -187,9 +192,7 @@ class Catalogue(Schema):
             raise ValueError(unknown("name", name, [*self.nodes, *self.devices]))
         found = dict(_figures(entry))
         if isinstance(entry, Node):
-            for kind, link in entry.links.items():
-                if link.latency is None:
-                    found[f"links.{kind}.latency"] = self.latencies[kind]
+            found |= {f"links.{kind}.latency": self.latencies[kind] for kind in entry.links}
         return {field: (figure.value(), self.sources[figure.source]) for field, figure in found.items()}
 
     def topology(self, name: str) -> Topology:
@@ -200,15 +203,14 @@ class Catalogue(Schema):
         """
         if name not in self.nodes:
             raise ValueError(unknown("node", name, self.nodes))
-        node = self.nodes[name]
         levels = []
-        for kind, link in node.links.items():
+        for kind, link in self.nodes[name].links.items():
             rate = link.rate.bytes_per_s
             levels.append(
                 Level(
                     name=kind,
                     members=link.members,
-                    latency_ns=round(1000 * (link.latency or self.latencies[kind]).us),
+                    latency_ns=round(1000 * self.latencies[kind].us),
                     bytes_per_s=rate * link.reached.part,
                     bytes_per_s_by_members={n: rate * one.part for n, one in link.reached_by_members.items()},
                 )
@@ -216,17 +218,11 @@ class Catalogue(Schema):
         return Topology(levels=tuple(levels), source=self._source_of(name))
 
     def _source_of(self, name: str) -> str:
-        node = self.nodes[name]
-        links = [
-            f"{kind} {link.rate.value()} ({self._cited(link.rate)}), {link.reached.value()} reached "
-            f"({self._cited(link.reached)})"
-            for kind, link in node.links.items()
-        ]
-        return "; ".join([f"{node.product}, as in the catalogue", *links])
-
-    def _cited(self, figure: _Figure) -> str:
-        source = self.sources[figure.source]
-        return f"{source.title}, {source.date}"
+        links = ", ".join(
+            f"{kind} {link.rate.value()}, of which {link.reached.part:.3g} is reached"
+            for kind, link in self.nodes[name].links.items()
+        )
+        return f"{self.nodes[name].product}: {links} (sources: `ddplab catalogue {name}`)"
 
 
 def _figures(value: object, path: str = "") -> Iterator[tuple[str, _Figure]]:
@@ -241,18 +237,25 @@ def _figures(value: object, path: str = "") -> Iterator[tuple[str, _Figure]]:
 
 
 @cache
-def catalogue() -> Catalogue:
+def read_catalogue() -> Catalogue:
     """Read the catalogue; once, when it is first needed."""
     with one_line_errors():
         return Catalogue.model_validate(parse_yaml(read_text(FILE)))
 
 
-def unknown(what: str, name: str, names: Collection[str]) -> str:
-    """Describe a name that is not in the catalogue, in one line that lists near matches."""
+def unknown(what: str, name: str, names: Collection[str], others: str = "") -> str:
+    """Describe a name that is not in the catalogue, in one line that lists near matches.
+
+    Args:
+        what: What the name should be of, such as "device".
+        name: The name.
+        names: The names of the catalogue.
+        others: What else would have been accepted, such as "a file or".
+    """
     near = [one for one in names if name and (one.startswith(name) or name.startswith(one))]
     near += [one for one in get_close_matches(name.lower(), names, n=5, cutoff=0.6) if one not in near]
     hint = f"; near: {', '.join(near)}" if near else ""
-    return f"{what}: expected a name that `ddplab catalogue` lists, got {name!r}{hint}"
+    return f"{what}: expected {others} a name that `ddplab catalogue` lists, got {name!r}{hint}".replace("  ", " ", 1)
 
 
 def load_fabric(path: str | os.PathLike[str]) -> Fabric:
@@ -266,7 +269,10 @@ def load_fabric(path: str | os.PathLike[str]) -> Fabric:
     name = os.fspath(path)
     if os.path.lexists(name) or not _is_a_name(name):
         return Fabric.load(path)
-    return Fabric.from_topology(catalogue().topology(name))
+    listed = read_catalogue()
+    if name not in listed.nodes:
+        raise ValueError(unknown("fabric", name, listed.nodes, others="a file or"))
+    return Fabric.from_topology(listed.topology(name))
 
 
 def _is_a_name(text: str) -> bool:
