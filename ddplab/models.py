@@ -176,9 +176,7 @@ BUILT_IN: dict[str, Callable[[], Model]] = {
     "resnet152-224": partial(resnet, (3, 8, 36, 3), bottleneck=True, batch=64, side=224),
     "vit-b-16": partial(vit, 64),
     # config.json of meta-llama/Llama-3.2-1B and Llama-3.1-8B: 1,235,814,400 and 8,030,261,248 parameters
-    "llama-3.2-1b": partial(
-        llama, 128256, 2, 4096, tied=True, width=2048, heads=32, pairs=8, layers=16, inner=8192
-    ),
+    "llama-3.2-1b": partial(llama, 128256, 2, 4096, tied=True, width=2048, heads=32, pairs=8, layers=16, inner=8192),
     "llama-3.1-8b": partial(
         llama, 128256, 2, 4096, tied=False, width=4096, heads=32, pairs=8, layers=32, inner=14336
     ),
@@ -350,7 +348,7 @@ class _VisionTransformer(nn.Module):
 
 
 class _Llama(nn.Module):
-    """A decoder-only transformer with RMSNorm, grouped queries, rotary positions and SwiGLU (Grattafiori et al. 2024).
+    """A decoder-only transformer with RMSNorm, grouped queries, rotary positions and SwiGLU, as in Llama 3.
 
     Args:
         vocabulary: Number of tokens.

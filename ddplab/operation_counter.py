@@ -32,8 +32,8 @@ aten = torch.ops.aten
 def measure_operations(model: str, *, autocast: str | None = None) -> Operations:
     """Count FLOPs and bytes of one iteration of a model, by gradient, without allocating or computing anything.
 
-    Without autocast, attention is counted as separate operations that write and read the scores; with autocast, as the
-    fused kernel that torch chooses, which moves fewer bytes.
+    Without autocast, attention is counted as separate operations that write and read the scores; with autocast, as
+    the fused kernel that torch chooses, which moves fewer bytes.
 
     Args:
         model: A built-in name or `module:callable`, as for `--model`.

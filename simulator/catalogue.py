@@ -44,8 +44,9 @@ class Source(Schema):
 class _Figure(Schema):
     source: str
 
-    def value(self) -> str:
-        """Return the figure with its unit, for a table."""
+    @property
+    def text(self) -> str:
+        """The figure with its unit."""
         raise NotImplementedError
 
 
@@ -54,7 +55,9 @@ class Memory(_Figure):
 
     gb_per_s: GbPerS
 
-    def value(self) -> str:
+    @property
+    def text(self) -> str:
+        """The figure with its unit."""
         return f"{self.gb_per_s:g} GB/s"
 
 
@@ -63,7 +66,9 @@ class Peaks(_Figure):
 
     tflops: dict[Precision, Positive] = Field(min_length=1)
 
-    def value(self) -> str:
+    @property
+    def text(self) -> str:
+        """The figure with its unit."""
         return ", ".join(f"{precision} {rate:g}" for precision, rate in self.tflops.items()) + " TFLOPS"
 
 
@@ -84,7 +89,9 @@ class Rate(_Figure):
         """The rate in bytes per second."""
         return 1e9 * (self.gb_per_s or 0) + 1e9 / 8 * (self.gbit_per_s or 0)
 
-    def value(self) -> str:
+    @property
+    def text(self) -> str:
+        """The figure with its unit."""
         return f"{self.gbit_per_s:g} Gbit/s" if self.gb_per_s is None else f"{self.gb_per_s:g} GB/s"
 
 
@@ -93,7 +100,9 @@ class Reached(_Figure):
 
     part: Annotated[float, Field(gt=0, le=2)]
 
-    def value(self) -> str:
+    @property
+    def text(self) -> str:
+        """The figure with its unit."""
         return f"{self.part:.3g} of the rate"
 
 
@@ -102,7 +111,9 @@ class Latency(_Figure):
 
     us: Positive
 
-    def value(self) -> str:
+    @property
+    def text(self) -> str:
+        """The figure with its unit."""
         return f"{self.us:g} us"
 
 
@@ -119,7 +130,7 @@ class Link(Schema):
     members: Count | None = None
     rate: Rate
     reached: Reached
-    reached_by_members: dict[int, Reached] = {}
+    reached_by_members: dict[int, Reached] = Field(default={})
 
 
 class DeviceEntry(Schema):
@@ -153,11 +164,11 @@ class Node(Schema):
     product: str
     device: str
     links: dict[Kind, Link] = Field(min_length=1)
-    inside: dict[Literal["all_reduces", "iterations"], Share] = {}
+    inside: dict[Literal["all_reduces", "iterations"], Share] = Field(default={})
 
 
 class Catalogue(Schema):
-    """The contents of `catalogue.yaml`; a figure whose source is not listed, or a source without figures, is an error.
+    """The contents of `catalogue.yaml`; a figure whose source is not listed, or a source without figure, is an error.
 
     Attributes:
         sources: By key.
@@ -193,7 +204,7 @@ class Catalogue(Schema):
         found = dict(_figures(entry))
         if isinstance(entry, Node):
             found |= {f"links.{kind}.latency": self.latencies[kind] for kind in entry.links}
-        return {field: (figure.value(), self.sources[figure.source]) for field, figure in found.items()}
+        return {field: (figure.text, self.sources[figure.source]) for field, figure in found.items()}
 
     def topology(self, name: str) -> Topology:
         """Return the links of a node, as many nodes as needed.
@@ -211,15 +222,17 @@ class Catalogue(Schema):
                     name=kind,
                     members=link.members,
                     latency_ns=round(1000 * self.latencies[kind].us),
-                    bytes_per_s=rate * link.reached.part,
-                    bytes_per_s_by_members={n: rate * one.part for n, one in link.reached_by_members.items()},
+                    bytes_per_s=float(round(rate * link.reached.part)),
+                    bytes_per_s_by_members={
+                        n: float(round(rate * one.part)) for n, one in link.reached_by_members.items()
+                    },
                 )
             )
         return Topology(levels=tuple(levels), source=self._source_of(name))
 
     def _source_of(self, name: str) -> str:
         links = ", ".join(
-            f"{kind} {link.rate.value()}, of which {link.reached.part:.3g} is reached"
+            f"{kind} {link.rate.text}, of which {link.reached.part:.3g} is reached"
             for kind, link in self.nodes[name].links.items()
         )
         return f"{self.nodes[name].product}: {links} (sources: `ddplab catalogue {name}`)"

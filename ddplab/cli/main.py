@@ -59,7 +59,7 @@ COMMANDS: Mapping[Callable[..., None] | typer.Typer, tuple[str, ...]] = {
     synthesize: (
         "Make a trace from a model and a data sheet.",
         "ddplab synthesize --model resnet50 --device a100-40gb-tf32",
-        "ddplab synthesize --model vit-b-16 --device h100 --step-ms 95 --out out/h100.json.gz",
+        "ddplab synthesize --model vit-b-16 --device h100 --out out/vit.json.gz",
     ),
     rescale: (
         "Rescale a recorded trace to another device.",

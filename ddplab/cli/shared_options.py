@@ -46,8 +46,8 @@ HELP = {
     "trace": "A trace of `record`, `synthesize` or `rescale`.",
     "trace_out": "Where to write the trace; .gz compresses it.",
     "json": "Also write the result as JSON, for programs; `-` is the standard output.",
-    "model": "A model that `ddplab catalogue` lists, such as resnet50 or gpt2, emulated:TRACE (sleeps for the times of "
-    "a trace), or MODULE:CALLABLE of your own.",
+    "model": "A model that `ddplab catalogue` lists, such as resnet50, emulated:TRACE (sleeps for the times of a "
+    "trace), or MODULE:CALLABLE of your own.",
     "world_size": "Number of ranks.",
     "processes": "Number of ranks, each a process of this machine.",
     "caps": "Bucket caps in MB; `single` is one bucket in total.",
@@ -230,7 +230,10 @@ def read_variation(words: Sequence[str] | None) -> Variation:
 
 
 def read_fabric(paths: Sequence[Path], words: Sequence[str] | None, processor: Path | None) -> Fabric:
-    """Merge fabrics, from files or the catalogue, and apply these settings; take the processor costs from `processor` if it is given."""
+    """Merge fabrics from files or the catalogue, and apply these settings.
+
+    If `processor` is given, the processor costs come from this file.
+    """
     fabric = _changed(Fabric.merged(*map(load_fabric, paths)), "--fabric-set", words)
     if processor is None:
         return fabric

@@ -10,7 +10,7 @@ from typer import Argument, Option
 from reference.files.value_ranges import YEAR_NS
 from reference.trace import Parameter, Trace
 from simulator.catalogue import read_catalogue
-from simulator.workload.roofline import USUAL, devices, find_device, with_precision
+from simulator.workload.roofline import USUAL, data_sheets, find_device, with_precision
 from simulator.workload.trace_synthesis import rescale as rescale_trace
 from simulator.workload.trace_synthesis import synthesize as synthesize_trace
 
@@ -18,8 +18,8 @@ from .shared_options import Json, Model, TraceOut, check_outputs, files_of
 from .terminal_output import save_trace
 
 SHEETS = (
-    "a device that `ddplab catalogue` lists, such as h100 (in the precision of the model) or h100-bf16, or a JSON file "
-    "with name, flops_per_s and bytes_per_s"
+    "a device that `ddplab catalogue` lists, such as h100 (in the precision of the model) or h100-bf16, or a JSON "
+    "file with name, flops_per_s and bytes_per_s"
 )
 HELP = {
     "device": f"The device's data sheet: {SHEETS}.",
@@ -81,7 +81,7 @@ def choose_precision(device: str, parameters: Sequence[Parameter]) -> str:
     if sheet != device:
         precision = sheet.removeprefix(f"{device}-")
         needs = ' and torch.set_float32_matmul_precision("high") is usual' if precision == "tf32" else ""
-        others = [name for name in devices() if name.startswith(f"{device}-") and name != sheet]
+        others = [name for name in data_sheets() if name.startswith(f"{device}-") and name != sheet]
         print(
             f"{device} computes in {precision}, because the model's parameters are {dtype}{needs}; for another "
             f"precision, name {' or '.join(others)}"

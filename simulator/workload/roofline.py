@@ -216,7 +216,7 @@ PRECISIONS: dict[str, tuple[Precision, ...]] = {
 
 
 @cache
-def devices() -> dict[str, Device]:
+def data_sheets() -> dict[str, Device]:
     """Return the data sheets of the catalogue by name and precision, such as h100-bf16.
 
     Rates are dense. With bf16 and fp16, models of float32 parameters compute under autocast.
@@ -225,7 +225,7 @@ def devices() -> dict[str, Device]:
     return {
         f"{name}-{precision}": Device(
             name=f"{entry.product}, {precision}",
-            flops_per_s=rate * 1e12,
+            flops_per_s=float(round(rate * 1e12)),
             bytes_per_s=entry.memory.gb_per_s * 1e9,
             pace_ns=EAGER_PACE_NS,
             pace_error=EAGER_PACE_ERROR,
@@ -270,12 +270,12 @@ def find_device(name: str) -> Device:
     Raises:
         ValueError: Neither a name in the catalogue nor a path that ends in .json; or an invalid file.
     """
-    if name in devices():
-        return devices()[name]
+    if name in data_sheets():
+        return data_sheets()[name]
     if name.endswith(".json"):
         return Device.load(name)
     if name in read_catalogue().devices:
-        given = ", ".join(one for one in devices() if one.startswith(f"{name}-"))
-        raise ValueError(f"device: expected one with peak rates and a precision, got {name}, which has {given or 'none'}")
-    names = [*(one for one, entry in read_catalogue().devices.items() if entry.peaks), *devices()]
+        given = ", ".join(one for one in data_sheets() if one.startswith(f"{name}-")) or "none"
+        raise ValueError(f"device: expected one with a precision, got {name!r}, of which the catalogue has {given}")
+    names = [*(one for one, entry in read_catalogue().devices.items() if entry.peaks), *data_sheets()]
     raise ValueError(unknown("device", name, names, others="a data sheet's .json file or"))
