@@ -132,6 +132,10 @@ class Link(Schema):
     reached: Reached
     reached_by_members: dict[int, Reached] = Field(default={})
 
+    def bytes_per_s(self, reached: Reached) -> float:
+        """Return the rate that is reached, in whole bytes per second, as in topology files."""
+        return float(round(self.rate.bytes_per_s * reached.part))
+
 
 class DeviceEntry(Schema):
     """A device.
@@ -214,21 +218,17 @@ class Catalogue(Schema):
         """
         if name not in self.nodes:
             raise ValueError(unknown("node", name, self.nodes))
-        levels = []
-        for kind, link in self.nodes[name].links.items():
-            rate = link.rate.bytes_per_s
-            levels.append(
-                Level(
-                    name=kind,
-                    members=link.members,
-                    latency_ns=round(1000 * self.latencies[kind].us),
-                    bytes_per_s=float(round(rate * link.reached.part)),
-                    bytes_per_s_by_members={
-                        n: float(round(rate * one.part)) for n, one in link.reached_by_members.items()
-                    },
-                )
+        levels = tuple(
+            Level(
+                name=kind,
+                members=link.members,
+                latency_ns=round(1000 * self.latencies[kind].us),
+                bytes_per_s=link.bytes_per_s(link.reached),
+                bytes_per_s_by_members={n: link.bytes_per_s(part) for n, part in link.reached_by_members.items()},
             )
-        return Topology(levels=tuple(levels), source=self._source_of(name))
+            for kind, link in self.nodes[name].links.items()
+        )
+        return Topology(levels=levels, source=self._source_of(name))
 
     def _source_of(self, name: str) -> str:
         links = ", ".join(

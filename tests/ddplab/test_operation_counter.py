@@ -134,6 +134,14 @@ def test_under_autocast_activations_have_its_size_and_casts_count():
     assert sum(o.kernels for o in half.forward) == sum(o.kernels for o in plain.forward) + len(plain.parameters) + 1
 
 
+@pytest.mark.parametrize("model", ["transformer", "vit-b-16", "llama-3.2-1b"])
+def test_fused_attention_counts_as_many_flops_as_separate_operations(model):
+    """It used to count none. Its backward pass computes the scores again, one product more than separate ones."""
+    plain, fused = (measure_operations(model, autocast=autocast) for autocast in (None, "bfloat16"))
+    assert of(fused.forward)[0] == of(plain.forward)[0]
+    assert of(plain.backward)[0] < of(fused.backward)[0] < 1.1 * of(plain.backward)[0]
+
+
 def test_a_published_step_under_autocast_is_not_below_its_floor():
     """ResNet-152 in bf16 on an A100 of 80 GB: 512 images take 505.8 ms; counted as float32, 1.11 times the floor."""
     device = data_sheets()["a100-80gb-bf16"]
