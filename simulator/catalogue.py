@@ -235,7 +235,11 @@ class Catalogue(Schema):
             f"{kind} {link.rate.text}, of which {link.reached.part:.3g} is reached"
             for kind, link in self.nodes[name].links.items()
         )
-        return f"{self.nodes[name].product}: {links} (sources: `ddplab catalogue {name}`)"
+        inside = "".join(
+            f"; {what.replace('_', '-')} inside the interval: {share}"
+            for what, share in self.nodes[name].inside.items()
+        )
+        return f"{self.nodes[name].product}: {links}{inside} (sources: `ddplab catalogue {name}`)"
 
 
 def _figures(value: object, path: str = "") -> Iterator[tuple[str, _Figure]]:
