@@ -23,6 +23,7 @@ from torch.nn import functional
 from reference.errors import ModelError, TraceError
 from reference.launch import rank_device
 from reference.trace import Trace
+from simulator.catalogue import unknown
 
 from .emulation.emulated_device import EmulatedTraining
 
@@ -58,7 +59,7 @@ def resolve(name: str) -> Callable[[], Model]:
     if name.startswith(EMULATED):
         return partial(emulated, name.removeprefix(EMULATED))
     module_name, colon, attribute = name.partition(":")
-    expected = f"--model: expected {', '.join(BUILT_IN)}, {EMULATED}TRACE or module:callable, got {name!r}"
+    expected = unknown("--model", name, BUILT_IN, others=f"{EMULATED}TRACE, module:callable or")
     if not colon:
         raise ModelError(expected)
     try:
@@ -106,6 +107,21 @@ def transformer(vocabulary: int, context: int, batch: int, **sizes: int) -> Mode
     """A GPT-like transformer on sequences that fill the context, with tied embedding."""
     module = _Transformer(vocabulary, context, **sizes)
     tokens = torch.randint(vocabulary, (batch, context + 1))
+    return module, _Classification(tokens[:, :-1], tokens[:, 1:])
+
+
+def vit(batch: int) -> Model:
+    """ViT-B/16 (Dosovitskiy et al. 2021), 86,567,656 parameters in 152 tensors, on images of 224 x 224."""
+    module = _VisionTransformer(side=224, patch=16, width=768, heads=12, layers=12)
+    return module, _classify(torch.randn(batch, 3, 224, 224), 1000)
+
+
+def llama(
+    vocabulary: int, batch: int, length: int, *, tied: bool, dtype: torch.dtype = torch.bfloat16, **sizes: int
+) -> Model:
+    """A Llama 3 on sequences of `length` tokens; its published configuration is in bfloat16."""
+    module = _Llama(vocabulary, tied=tied, dtype=dtype, **sizes)
+    tokens = torch.randint(vocabulary, (batch, length + 1))
     return module, _Classification(tokens[:, :-1], tokens[:, 1:])
 
 
@@ -164,8 +180,16 @@ BUILT_IN: dict[str, Callable[[], Model]] = {
     "bert-large": bert_large,
     # 124 million parameters in 148 tensors
     "gpt2": partial(transformer, vocabulary=50257, context=1024, batch=8, width=768, heads=12, layers=12),
+    # 467 tensors and 60,192,808 parameters
+    "resnet152-224": partial(resnet, (3, 8, 36, 3), bottleneck=True, batch=64, side=224),
+    "vit-b-16": partial(vit, 64),
+    # config.json of meta-llama/Llama-3.2-1B and Llama-3.1-8B: 1,235,814,400 and 8,030,261,248 parameters
+    "llama-3.2-1b": partial(llama, 128256, 2, 4096, tied=True, width=2048, heads=32, pairs=8, layers=16, inner=8192),
+    "llama-3.1-8b": partial(
+        llama, 128256, 2, 4096, tied=False, width=4096, heads=32, pairs=8, layers=32, inner=14336
+    ),
 }
-LARGE = ("resnet50-224", "bert-large", "gpt2")
+LARGE = ("resnet50-224", "bert-large", "gpt2", "resnet152-224", "vit-b-16", "llama-3.2-1b", "llama-3.1-8b")
 """Built-in models of the size that GPUs train; a processor takes seconds to minutes for an iteration."""
 
 
@@ -246,13 +270,13 @@ class _ResNet(nn.Module):
         return self.fc(self.avgpool(x).flatten(1))  # type: ignore[no-any-return]
 
 
-def _embeddings(width: int, *counts: int) -> list[nn.Embedding]:
+def _embeddings(width: int, *counts: int, dtype: torch.dtype | None = None) -> list[nn.Embedding]:
     """Make embeddings as in GPT-2.
 
     With torch's standard deviation of 1 the loss begins at 300 instead of 9, and after ten iterations gradients
     underflow to denormal numbers, which a processor computes several times as slowly.
     """
-    embeddings = [nn.Embedding(count, width) for count in counts]
+    embeddings = [nn.Embedding(count, width, dtype=dtype) for count in counts]
     for embedding in embeddings:
         nn.init.normal_(embedding.weight, std=0.02)
     return embeddings
@@ -305,3 +329,106 @@ class _MaskedLanguageModel(nn.Module):
         for block in self.blocks:
             x = block(x)
         return self.head(self.head_norm(functional.gelu(self.dense(x))))  # type: ignore[no-any-return]
+
+
+class _VisionTransformer(nn.Module):
+    """A pre-norm transformer over patches of an image and a class token, as in torchvision."""
+
+    def __init__(self, *, side: int, patch: int, width: int, heads: int, layers: int) -> None:
+        super().__init__()
+        self.class_token = nn.Parameter(torch.zeros(1, 1, width))
+        self.patches = nn.Conv2d(3, width, patch, patch)
+        self.positions = nn.Parameter(0.02 * torch.randn(1, (side // patch) ** 2 + 1, width))
+        self.blocks = nn.ModuleList(
+            nn.TransformerEncoderLayer(
+                width, heads, 4 * width, dropout=0.0, activation="gelu", batch_first=True, norm_first=True
+            )
+            for _ in range(layers)
+        )
+        self.norm = nn.LayerNorm(width)
+        self.head = nn.Linear(width, 1000)
+
+    def forward(self, images: Tensor) -> Tensor:
+        patches = self.patches(images).flatten(2).transpose(1, 2)
+        x = torch.cat([self.class_token.expand(len(images), -1, -1), patches], dim=1) + self.positions
+        for block in self.blocks:
+            x = block(x)
+        return self.head(self.norm(x)[:, 0])  # type: ignore[no-any-return]
+
+
+class _Llama(nn.Module):
+    """A decoder-only transformer with RMSNorm, grouped queries, rotary positions and SwiGLU, as in Llama 3.
+
+    Args:
+        vocabulary: Number of tokens.
+        tied: Whether the output projection is the embedding.
+        width: Width of the blocks.
+        heads: Heads of queries.
+        pairs: Heads of keys and values.
+        layers: Number of blocks.
+        inner: Width of the layers inside SwiGLU.
+        dtype: Element type of the parameters.
+    """
+
+    def __init__(
+        self,
+        vocabulary: int,
+        *,
+        tied: bool,
+        width: int,
+        heads: int,
+        pairs: int,
+        layers: int,
+        inner: int,
+        dtype: torch.dtype,
+    ) -> None:
+        super().__init__()
+        (self.token,) = _embeddings(width, vocabulary, dtype=dtype)
+        self.head_width = width // heads
+        self.blocks = nn.ModuleList(_LlamaBlock(width, heads, pairs, inner, dtype) for _ in range(layers))
+        self.norm = nn.RMSNorm(width, eps=1e-5, dtype=dtype)
+        self.head = nn.Linear(width, vocabulary, bias=False, dtype=dtype)
+        if tied:
+            self.head.weight = self.token.weight
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        x = self.token(tokens)
+        # The published scaling of long contexts changes these frequencies, but no operation.
+        frequencies = 500_000.0 ** (-torch.arange(0, self.head_width, 2) / self.head_width)
+        angles = torch.outer(torch.arange(tokens.shape[1]), frequencies).repeat(1, 2)
+        rotation = angles.cos().to(x.dtype), angles.sin().to(x.dtype)
+        for block in self.blocks:
+            x = block(x, rotation)
+        return self.head(self.norm(x))  # type: ignore[no-any-return]
+
+
+class _LlamaBlock(nn.Module):
+    def __init__(self, width: int, heads: int, pairs: int, inner: int, dtype: torch.dtype) -> None:
+        super().__init__()
+        self.head_width = width // heads
+        norm = partial(nn.RMSNorm, width, eps=1e-5, dtype=dtype)
+        linear = partial(nn.Linear, bias=False, dtype=dtype)
+        self.attention_norm, self.feed_forward_norm = norm(), norm()
+        self.query, self.output = linear(width, width), linear(width, width)
+        self.key, self.value = (linear(width, pairs * self.head_width) for _ in range(2))
+        self.gate, self.up, self.down = linear(width, inner), linear(width, inner), linear(inner, width)
+
+    def forward(self, x: Tensor, rotation: tuple[Tensor, Tensor]) -> Tensor:
+        x = x + self._attended(self.attention_norm(x), rotation)
+        y = self.feed_forward_norm(x)
+        return x + self.down(functional.silu(self.gate(y)) * self.up(y))  # type: ignore[no-any-return]
+
+    def _attended(self, x: Tensor, rotation: tuple[Tensor, Tensor]) -> Tensor:
+        q, k, v = (
+            layer(x).unflatten(-1, (-1, self.head_width)).transpose(1, 2)
+            for layer in (self.query, self.key, self.value)
+        )
+        q, k = (_rotated(heads, *rotation) for heads in (q, k))
+        read = functional.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=True)
+        return self.output(read.transpose(1, 2).flatten(2))  # type: ignore[no-any-return]
+
+
+def _rotated(heads: Tensor, cosine: Tensor, sine: Tensor) -> Tensor:
+    """Rotate pairs of elements by angles that grow with the position (Su et al. 2021)."""
+    first, second = heads.chunk(2, dim=-1)
+    return heads * cosine + torch.cat([-second, first], dim=-1) * sine

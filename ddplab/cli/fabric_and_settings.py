@@ -16,7 +16,7 @@ from simulator.fabric.processor_costs import HookCost
 from simulator.schedule.comm_hook_messages import HOOKS
 from simulator.schedule.policy import Policy
 from simulator.workload.compute_times import Straggler, Variation
-from simulator.workload.roofline import DEVICES, Device
+from simulator.workload.roofline import Device
 
 from .shared_options import FABRIC_FILE, FabricSettings, Json, ProcessorFile, check_outputs, read_counts, read_fabric
 from .terminal_output import show_contention, show_hooks, show_table, write_json
@@ -120,7 +120,7 @@ def knobs(json_path: Json = None) -> None:
     for title, schema in KNOBS.items():
         show_table(_field_rows(schema), title)
         print()
-    print(f"comm hooks: {', '.join(HOOKS)}\ndata sheets: {', '.join(DEVICES)}")
+    print(f"comm hooks: {', '.join(HOOKS)}\nnodes, devices and models by name: `ddplab catalogue`")
     write_json(json_path, {schema.__name__: _field_rows(schema) for schema in KNOBS.values()})
 
 

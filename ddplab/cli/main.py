@@ -16,6 +16,7 @@ from reference.files.reading import one_line_errors
 from reference.files.writing import printable
 from reference.launcher import on_rank_0
 
+from .catalogue import catalogue
 from .conform import conform
 from .emulate import emulate
 from .explain import explain
@@ -38,12 +39,11 @@ Typical workflow:
   explain     show where predictions and measurements differ
 
 A trace of a GPU comes from a file of torch's profiler: see `import`. To model hardware that you do not have, make a
-trace from a data sheet with `synthesize`, and use a YAML file of links or logs of nccl-tests as the fabric. `sweep`
-predicts all combinations of several settings, `emulate` runs a real reducer in virtual time beside the prediction,
-and `knobs` lists every setting.
+trace from a data sheet with `synthesize`, and use a node of the catalogue, a YAML file of links or logs of nccl-tests
+as the fabric. `catalogue` lists nodes, devices and models by name. `sweep` predicts all combinations of several
+settings, `emulate` runs a real reducer in virtual time beside the prediction, and `knobs` lists every setting.
 
-MODEL is resnet50 (2 images of 64 x 64), resnet18 (4 of them), mlp, transformer, small-tensors, in the sizes that GPUs
-train resnet50-224, bert-large or gpt2, emulated:TRACE (which sleeps for the times of a trace instead of computing) or
+MODEL is a name in the catalogue, emulated:TRACE (which sleeps for the times of a trace instead of computing) or
 MODULE:CALLABLE. The callable returns (model, loss_fn), and loss_fn(model) runs one batch and returns the loss. 1 MB
 is 2**20 bytes.
 
@@ -60,7 +60,7 @@ COMMANDS: Mapping[Callable[..., None] | typer.Typer, tuple[str, ...]] = {
     synthesize: (
         "Make a trace from a model and a data sheet.",
         "ddplab synthesize --model resnet50 --device a100-40gb-tf32",
-        "ddplab synthesize --device h100-tf32 --step-ms 95 --out out/h100.json.gz",
+        "ddplab synthesize --model vit-b-16 --device h100 --out out/vit.json.gz",
     ),
     rescale: (
         "Rescale a recorded trace to another device.",
@@ -81,6 +81,7 @@ COMMANDS: Mapping[Callable[..., None] | typer.Typer, tuple[str, ...]] = {
         "ddplab predict trace.json.gz --fabric out/fabric.json --caps 1,25,single",
         "ddplab predict trace.json.gz --hooks none,fp16 --timeline out/timeline.png",
         "ddplab predict trace.json.gz --fabric pod.yaml --straggler 3:1.5",
+        "ddplab predict trace.json.gz --fabric aws-p4d --world-size 64",
         "ddplab predict trace.json.gz --fabric 8.log --fabric 16.log --world-size 16",
     ),
     sweep: (
@@ -94,6 +95,11 @@ COMMANDS: Mapping[Callable[..., None] | typer.Typer, tuple[str, ...]] = {
         "ddplab emulate trace.json.gz --fabric pod.yaml --class torch --caps 1,25",
     ),
     knobs: ("List every setting with its unit and source.", "ddplab knobs"),
+    catalogue: (
+        "List nodes, devices and models by name.",
+        "ddplab catalogue",
+        "ddplab catalogue dgx-h100",
+    ),
     validate: (
         "Predict, then train, and compare.",
         "ddplab validate --model mlp --caps 1,25 --out out/mlp",

@@ -19,6 +19,7 @@ from typer import Argument, Option
 from reference.bucketing import ORDERS, Order, cap_name
 from reference.files.reading import Schema, one_line_errors, parse_json
 from reference.files.writing import STANDARD_OUTPUT, check_distinct, check_writable, open_descriptor, write_atomically
+from simulator.catalogue import load_fabric
 from simulator.cost_terms import TERMS
 from simulator.fabric import Fabric, Processor
 from simulator.fabric.nccl_tests import ranks_and_log
@@ -36,8 +37,8 @@ R = TypeVar("R", bound=Schema)
 
 FABRIC = Path("out/fabric.json")
 FABRIC_FILE = (
-    "A fabric file of `calibrate`, a topology file (.yaml, .yml), or a log of nccl-tests (.log, .txt; 40:FILE if "
-    "the log does not show that it is of 40 ranks)"
+    "A fabric file of `calibrate`, a topology file (.yaml, .yml), a log of nccl-tests (.log, .txt; 40:FILE if "
+    "the log does not show that it is of 40 ranks), or a node that `ddplab catalogue` lists, such as dgx-h100"
 )
 PREDICT_CAPS = "0.5,1,5,25,single"
 POLICY_FIELDS = [name for name in Policy.model_fields if name not in ("bucket_cap_mb", "order", "hook", "plan")]
@@ -46,8 +47,8 @@ HELP = {
     "trace": "A trace of `record`, `synthesize` or `rescale`.",
     "trace_out": "Where to write the trace; .gz compresses it.",
     "json": "Also write the result as JSON, for programs; `-` is the standard output.",
-    "model": "resnet50, resnet18, mlp, transformer, small-tensors, resnet50-224, bert-large, gpt2, emulated:TRACE "
-    "(sleeps for the times of a trace), or MODULE:CALLABLE of your own.",
+    "model": "A model that `ddplab catalogue` lists, such as resnet50, emulated:TRACE (sleeps for the times of a "
+    "trace), or MODULE:CALLABLE of your own.",
     "world_size": "Number of ranks.",
     "processes": "Number of ranks, each a process. Default: all that torchrun, srun or mpirun has started; without "
     "these, {} on this machine.",
@@ -239,8 +240,11 @@ def read_variation(words: Sequence[str] | None) -> Variation:
 
 
 def read_fabric(paths: Sequence[Path], words: Sequence[str] | None, processor: Path | None) -> Fabric:
-    """Merge fabric files and apply these settings; take the processor costs from `processor` if it is given."""
-    fabric = _changed(Fabric.merged(*map(Fabric.load, paths)), "--fabric-set", words)
+    """Merge fabrics from files or the catalogue, and apply these settings.
+
+    If `processor` is given, the processor costs come from this file.
+    """
+    fabric = _changed(Fabric.merged(*map(load_fabric, paths)), "--fabric-set", words)
     if processor is None:
         return fabric
     if str(processor) == "none":

@@ -1,20 +1,26 @@
 """`ddplab synthesize` and `ddplab rescale`: make traces for hardware that is not available."""
 
+from collections import Counter
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated
 
 from typer import Argument, Option
 
 from reference.files.value_ranges import YEAR_NS
-from reference.trace import Trace
-from simulator.workload.roofline import DEVICES, USUAL, find_device
+from reference.trace import Parameter, Trace
+from simulator.catalogue import read_catalogue
+from simulator.workload.roofline import USUAL, data_sheets, find_device, with_precision
 from simulator.workload.trace_synthesis import rescale as rescale_trace
 from simulator.workload.trace_synthesis import synthesize as synthesize_trace
 
 from .shared_options import Json, Model, TraceOut, check_outputs, files_of
 from .terminal_output import save_trace
 
-SHEETS = f"{', '.join(DEVICES)}, or a JSON file with name, flops_per_s and bytes_per_s"
+SHEETS = (
+    "a device that `ddplab catalogue` lists, such as h100 (in the precision of the model) or h100-bf16, or a JSON "
+    "file with name, flops_per_s and bytes_per_s"
+)
 HELP = {
     "device": f"The device's data sheet: {SHEETS}.",
     "step_ms": "Measured time of an iteration on one device, without communication; the trace is scaled to it.",
@@ -46,6 +52,8 @@ def synthesize(
     from ..operation_counter import measure_operations
 
     check_outputs(out, json_path, inputs=files_of(model))
+    if device in read_catalogue().devices:
+        device = choose_precision(device, measure_operations(model).parameters)
     sheet = find_device(device)
     operations = measure_operations(model, autocast=sheet.autocast)
     parts = {"forward_ns": forward_ms, "backward_ns": backward_ms, "optimizer_ns": optimizer_ms}
@@ -56,6 +64,29 @@ def synthesize(
     peak_ns, paced_ns, ns = (one.ranks[0].iterations[0].duration_ns for one in (at_peak, paced, trace))
     is_measured = step_ms is not None or None not in parts.values()
     print(judgement(peak_ns, paced_ns, ns / 1e6 if is_measured else None))
+
+
+def choose_precision(device: str, parameters: Sequence[Parameter]) -> str:
+    """Return the data sheet of a device in the precision of a model, and print the choice if there was one.
+
+    Args:
+        device: A device with or without its precision, or a file.
+        parameters: The model's parameters; the element type of most bytes counts.
+    """
+    sizes = Counter[str]()
+    for parameter in parameters:
+        sizes[parameter.dtype] += parameter.size_bytes
+    dtype = sizes.most_common(1)[0][0]
+    sheet = with_precision(device, dtype)
+    if sheet != device:
+        precision = sheet.removeprefix(f"{device}-")
+        needs = ' and torch.set_float32_matmul_precision("high") is usual' if precision == "tf32" else ""
+        others = [name for name in data_sheets() if name.startswith(f"{device}-") and name != sheet]
+        print(
+            f"{device} computes in {precision}, because the model's parameters are {dtype}{needs}; for another "
+            f"precision, name {' or '.join(others)}"
+        )
+    return sheet
 
 
 def judgement(roofline_ns: int, paced_ns: int, step_ms: float | None) -> str:
@@ -106,13 +137,15 @@ def rescale(
     from ..operation_counter import measure_operations
 
     check_outputs(out, json_path, inputs=[trace])
-    recorded, target = Trace.load(trace), find_device(new)
+    recorded = Trace.load(trace)
+    parameters = recorded.workload.parameters
+    target = find_device(choose_precision(new, parameters))
     if old == "this":
         from ..calibration.device_rates import measure_device
 
         source = measure_device()
     else:
-        source = find_device(old)
+        source = find_device(choose_precision(old, parameters))
     before, after = (measure_operations(model, autocast=one.autocast) for one in (source, target))
     rescaled = rescale_trace(recorded, before, source, target, new_operations=after)
     save_trace(rescaled, out, f"{trace} from {source.name} to {target.name}, saved as {out}", json_path)

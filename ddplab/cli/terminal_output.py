@@ -47,7 +47,10 @@ class PrintableStream:
 notes = Console(stderr=True, markup=False, emoji=False, highlight=False)
 PIPED_WIDTH = 120
 """Width of tables, in characters, if the output is not a terminal."""
-TEXT = ("name", "input", "default", "meaning", "order", "hook", "part", "main cause", "trace", "fabric")
+TEXT = (
+    *("name", "input", "default", "meaning", "order", "hook", "part", "main cause", "trace", "fabric"),
+    *("product", "device", "figure", "source"),
+)
 """Table columns that hold text; all others hold numbers."""
 
 

@@ -10,6 +10,7 @@ from typing import NamedTuple
 
 from reference.trace import Trace
 
+from ..catalogue import read_catalogue
 from ..fabric import Contention, Fabric, Linear, Processor
 from .compute_times import LEAST_RECORDED, RECORDED, Variation
 
@@ -43,34 +44,15 @@ SPREAD_ERROR = 1.0
 """Relative error of both: clusters whose GPUs differ by 0.7 %, and by 3 %, are usual."""
 
 
-MEMORY_BYTES_PER_S = {
-    r"g?b[23]00": 8.0e12,
-    r"gh200": 4.0e12,
-    r"h200": 4.8e12,
-    r"h100": 3.35e12,
-    r"a100\b.*\b80 ?gb": 2.039e12,
-    r"a100": 1.555e12,
-    r"v100": 0.9e12,
-    r"l40s?": 0.864e12,
-    r"l4": 0.3e12,
-    r"a10g?": 0.6e12,
-    r"t4": 0.32e12,
-    r"rtx 4090": 1.008e12,
-    r"rtx 3090": 0.936e12,
-    r"mi35[05]x?": 8.0e12,
-    r"mi325x?": 6.0e12,
-    r"mi300[ax]?": 5.3e12,
-    r"mi250x?": 3.2e12,
-    r"mi210": 1.6e12,
-}
-"""Memory bandwidth in bytes per second, from the vendors' data sheets, by a pattern that matches whole words of a
-GPU's name in lower case; the first that matches counts."""
-
-
 def memory_of(device_name: str) -> float | None:
-    """Return the memory bandwidth of the GPU of this name, for traces without the field; None: not a known GPU."""
-    name = device_name.lower()
-    return next((rate for words, rate in MEMORY_BYTES_PER_S.items() if re.search(rf"\b(?:{words})\b", name)), None)
+    """Return the memory bandwidth of the GPU of this name, for traces without the field; None: not a known GPU.
+
+    Args:
+        device_name: The name that the driver gives to the GPU, such as "NVIDIA A100-SXM4-80GB".
+    """
+    name, devices = device_name.lower(), read_catalogue().devices.values()
+    found = (one for one in devices if re.search(rf"\b(?:{one.pattern})\b", name))
+    return next((1e9 * one.memory.gb_per_s for one in found), None)
 
 
 def default_processor(bytes_per_s: float) -> Processor:

@@ -16,6 +16,7 @@ accurate.
 
 import os
 from collections.abc import Iterable, Sequence
+from functools import cache
 from math import gcd
 from typing import Literal, Self
 
@@ -25,6 +26,8 @@ from reference.files.reading import Schema, read_schema
 from reference.files.value_ranges import Batch, Bytes, BytesPerS, Count, Nanoseconds, RelativeError
 from reference.files.writing import write_atomically
 from reference.trace import Buffer, Length, Parameter
+
+from ..catalogue import Precision, read_catalogue, unknown
 
 USUAL = (1.2, 6.0)
 """Usual times of iterations, as multiples of the roofline time at the peak rates."""
@@ -196,52 +199,83 @@ class Device(Schema):
         return read_schema(cls, path, what="a data sheet")
 
 
-def find_device(name: str) -> Device:
-    """Find a device by the name of a built-in data sheet, or by the path of a JSON file.
-
-    Raises:
-        ValueError: Neither a built-in name nor a path that ends in .json; or an invalid file.
-    """
-    if name in DEVICES:
-        return DEVICES[name]
-    if name.endswith(".json"):
-        return Device.load(name)
-    raise ValueError(f"device: expected {', '.join(DEVICES)} or a data sheet's .json file, got {name!r}")
-
-
 EAGER_PACE_NS, EAGER_PACE_ERROR = 45_000, 0.8
 """Pace of eager torch by operation, autograd and Python included, and its relative error. Published steps divided by
 the operations that `ddplab.operation_counter` counts: 73 us in the only step that waits for its host in a profile of
 ResNet-50 on one V100 (HolisticTraceAnalysis, ns_resolution_trace), 71 us or less for ResNet-152 with 32 images on
 each of 8 A100s (willgpaik/pytorch-ddp-scaling-benchmark), 56 us or less for ResNet-50 with 32 images on an A100
 (mvsjober/ml-benchmarks). CUDA graphs and `torch.compile` launch faster."""
-AUTOCAST: dict[str, Literal["bfloat16", "float16"]] = {"bf16": "bfloat16", "fp16": "float16"}
+AUTOCAST: dict[Precision, Literal["bfloat16", "float16"]] = {"bf16": "bfloat16", "fp16": "float16"}
 """Element type of autocast by the precision of a data sheet."""
-
-
-_V100_RATES = {"fp32": 15.7e12, "fp16": 125e12}
-_A100_RATES = {"fp32": 19.5e12, "tf32": 156e12, "bf16": 312e12}
-_H100_RATES = {"fp32": 66.9e12, "tf32": 494.7e12, "bf16": 989.4e12}
-_H100_SOURCE = "rates: NVIDIA H100 Tensor Core GPU Architecture white paper, 2022; bandwidth: H100 data sheet, 2023"
-_SHEETS = (
-    ("v100", "NVIDIA V100 SXM2", 900e9, _V100_RATES, "NVIDIA V100 Tensor Core GPU data sheet, 2020"),
-    ("a100-40gb", "NVIDIA A100 SXM 40GB", 1555e9, _A100_RATES, "NVIDIA A100 Tensor Core GPU data sheet, 2020"),
-    ("a100-80gb", "NVIDIA A100 SXM 80GB", 2039e9, _A100_RATES, "NVIDIA A100 Tensor Core GPU data sheet, 2021"),
-    ("h100", "NVIDIA H100 SXM", 3.35e12, _H100_RATES, _H100_SOURCE),
-)
-"""Name, product, memory bandwidth, peak rates by precision, and source of each data sheet."""
-DEVICES: dict[str, Device] = {
-    f"{name}-{precision}": Device(
-        name=f"{product}, {precision}",
-        flops_per_s=rate,
-        bytes_per_s=bytes_per_s,
-        pace_ns=EAGER_PACE_NS,
-        pace_error=EAGER_PACE_ERROR,
-        autocast=AUTOCAST.get(precision),
-        source=source,
-    )
-    for name, product, bytes_per_s, rates, source in _SHEETS
-    for precision, rate in rates.items()
+PRECISIONS: dict[str, tuple[Precision, ...]] = {
+    "float32": ("tf32", "fp32"),
+    "bfloat16": ("bf16",),
+    "float16": ("fp16",),
 }
-"""Data sheets by name and precision. Rates are dense. With bf16 and fp16, models of float32 parameters compute under
-autocast."""
+"""Precisions in which GPUs compute with elements of a type, the preferred one first."""
+
+
+@cache
+def data_sheets() -> dict[str, Device]:
+    """Return the data sheets of the catalogue by name and precision, such as h100-bf16.
+
+    Rates are dense. With bf16 and fp16, models of float32 parameters compute under autocast.
+    """
+    listed = read_catalogue()
+    return {
+        f"{name}-{precision}": Device(
+            name=f"{entry.product}, {precision}",
+            flops_per_s=float(round(rate * 1e12)),
+            bytes_per_s=entry.memory.gb_per_s * 1e9,
+            pace_ns=EAGER_PACE_NS,
+            pace_error=EAGER_PACE_ERROR,
+            autocast=AUTOCAST.get(precision),
+            source="; ".join(
+                f"{what}: {cited.title}, {cited.date}"
+                for what, figure in (("rates", entry.peaks), ("bandwidth", entry.memory))
+                for cited in [listed.sources[figure.source]]
+            ),
+        )
+        for name, entry in listed.devices.items()
+        if entry.peaks is not None
+        for precision, rate in entry.peaks.tflops.items()
+    }
+
+
+def with_precision(name: str, dtype: str) -> str:
+    """Return the name of a device's data sheet with the precision of a model: h100 becomes h100-tf32 for float32.
+
+    Other names are returned as they are.
+
+    Args:
+        name: As for `find_device`.
+        dtype: Element type in which the model computes, such as "float32".
+
+    Raises:
+        ValueError: The device computes in no precision of this type.
+    """
+    entry = read_catalogue().devices.get(name)
+    if entry is None or entry.peaks is None:
+        return name
+    for precision in PRECISIONS.get(dtype, ()):
+        if precision in entry.peaks.tflops:
+            return f"{name}-{precision}"
+    given = ", ".join(f"{name}-{precision}" for precision in entry.peaks.tflops)
+    raise ValueError(f"device: expected a precision of {name} ({given}) for a model of {dtype}, got {name!r}")
+
+
+def find_device(name: str) -> Device:
+    """Find a device by the name and precision of a data sheet in the catalogue, or by the path of a JSON file.
+
+    Raises:
+        ValueError: Neither a name in the catalogue nor a path that ends in .json; or an invalid file.
+    """
+    if name in data_sheets():
+        return data_sheets()[name]
+    if name.endswith(".json"):
+        return Device.load(name)
+    if name in read_catalogue().devices:
+        given = ", ".join(one for one in data_sheets() if one.startswith(f"{name}-")) or "none"
+        raise ValueError(f"device: expected one with a precision, got {name!r}, of which the catalogue has {given}")
+    names = [*(one for one, entry in read_catalogue().devices.items() if entry.peaks), *data_sheets()]
+    raise ValueError(unknown("device", name, names, others="a data sheet's .json file or"))

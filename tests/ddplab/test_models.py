@@ -31,12 +31,61 @@ def test_training_begins_near_chance_and_without_underflow(name):
         ("resnet50-224", 25_557_032, 161, (64, 3, 224, 224)),
         ("bert-large", 335_174_458, 298, (32, 128)),
         ("gpt2", 124_439_808, 148, (8, 1024)),
+        ("resnet152-224", 60_192_808, 467, (64, 3, 224, 224)),  # torchvision
+        ("vit-b-16", 86_567_656, 152, (64, 3, 224, 224)),  # torchvision
+        ("llama-3.2-1b", 1_235_814_400, 146, (2, 4096)),  # meta-llama/Llama-3.2-1B
+        ("llama-3.1-8b", 8_030_261_248, 291, (2, 4096)),  # meta-llama/Llama-3.1-8B
     ],
 )
 def test_large_models_have_the_published_size(name, parameters, tensors, shape):
     """GPT-2 has fused projections also in its authors' code; BERT's are three tensors there."""
     operations = measure_operations(name)
-    assert sum(parameter.size_bytes for parameter in operations.parameters) == 4 * parameters
+    element_bytes = 2 if name.startswith("llama") else 4
+    assert sum(parameter.size_bytes for parameter in operations.parameters) == element_bytes * parameters
     assert len(operations.parameters) == tensors
     assert operations.input_shape == shape
     assert operations.batch == shape[0]
+
+
+SMALL = {"width": 32, "heads": 4, "pairs": 2, "layers": 2, "inner": 64}
+
+
+def test_a_llama_starts_near_chance_and_trains():
+    torch.manual_seed(0)
+    module, loss_fn = models.llama(50, 2, 8, tied=True, dtype=torch.float32, **SMALL)
+    optimizer = torch.optim.Adam(module.parameters(), lr=1e-2)
+    first = loss_fn(module)
+    assert first.item() == pytest.approx(math.log(50), rel=0.1)
+    for _ in range(60):
+        optimizer.zero_grad()
+        loss = loss_fn(module)
+        loss.backward()
+        optimizer.step()
+    assert loss.item() < first.item() / 4
+
+
+def test_a_llama_reads_earlier_tokens_only_and_their_distances():
+    """Rotary positions are relative: attention alone cannot tell a sequence from the same one a step later."""
+    torch.manual_seed(0)
+    module, _ = models.llama(50, 1, 8, tied=False, dtype=torch.float64, **SMALL)
+    tokens = torch.randint(50, (1, 9))
+    changed = tokens.clone()
+    changed[0, 6] = (changed[0, 6] + 1) % 50
+    logits, again = module(tokens), module(changed)
+    assert torch.equal(logits[:, :6], again[:, :6])
+    assert not torch.allclose(logits[:, 6:], again[:, 6:])
+    swapped = tokens[:, [1, 0, *range(2, 9)]]
+    if not torch.equal(swapped, tokens):
+        assert not torch.allclose(logits[:, -1], module(swapped)[:, -1])
+
+
+def test_rotation_depends_on_the_distance_alone():
+    q, k = torch.randn(2, 1, 1, 1, 8, dtype=torch.float64)
+    angles = torch.outer(torch.arange(10.0), torch.rand(4)).repeat(1, 2).double()
+
+    def score(position: int, other: int) -> float:
+        turned = [models._rotated(x, angles[at].cos(), angles[at].sin()) for x, at in ((q, position), (k, other))]
+        return (turned[0] * turned[1]).sum().item()
+
+    assert score(5, 2) == pytest.approx(score(9, 6))
+    assert score(5, 2) != pytest.approx(score(5, 4))

@@ -12,8 +12,8 @@ from ddplab.operation_counter import count_operations, measure_operations
 from reference.errors import ModelError
 from reference.recorder import record
 from simulator.workload.roofline import (
-    DEVICES,
     Operations,
+    data_sheets,
 )
 from simulator.workload.trace_synthesis import rescale, synthesize
 from validation import published_models
@@ -102,11 +102,11 @@ def test_built_in_models_are_ready_in_the_order_that_was_recorded(model):
         loss_fn(module).backward()
     recorded = recording.trace
     counted = measure_operations(model)
-    synthetic = synthesize(counted, DEVICES["h100-tf32"], step_ns=50_000_000)
+    synthetic = synthesize(counted, data_sheets()["h100-tf32"], step_ns=50_000_000)
     assert ready_order(synthetic) == ready_order(recorded)
     for field in ("model", "source", "parameters", "buffers", "batch", "torch_version"):
         assert getattr(synthetic.workload, field) == getattr(recorded.workload, field)
-    assert validated(rescale(recorded, counted, SLOW, DEVICES["a100-80gb-tf32"]))
+    assert validated(rescale(recorded, counted, SLOW, data_sheets()["a100-80gb-tf32"]))
 
 
 def resnet50_for_imagenet() -> models.Model:
@@ -134,9 +134,17 @@ def test_under_autocast_activations_have_its_size_and_casts_count():
     assert sum(o.kernels for o in half.forward) == sum(o.kernels for o in plain.forward) + len(plain.parameters) + 1
 
 
+@pytest.mark.parametrize("model", ["transformer", "vit-b-16", "llama-3.2-1b"])
+def test_fused_attention_counts_as_many_flops_as_separate_operations(model):
+    """It used to count none. Its backward pass computes the scores again, one product more than separate ones."""
+    plain, fused = (measure_operations(model, autocast=autocast) for autocast in (None, "bfloat16"))
+    assert of(fused.forward)[0] == of(plain.forward)[0]
+    assert of(plain.backward)[0] < of(fused.backward)[0] < 1.1 * of(plain.backward)[0]
+
+
 def test_a_published_step_under_autocast_is_not_below_its_floor():
     """ResNet-152 in bf16 on an A100 of 80 GB: 512 images take 505.8 ms; counted as float32, 1.11 times the floor."""
-    device = DEVICES["a100-80gb-bf16"]
+    device = data_sheets()["a100-80gb-bf16"]
     counted = measure_operations("validation.published_models:resnet152", autocast=device.autocast)
     floor_ns = device.time_ns((*counted.forward, *counted.loss, *counted.backward, *counted.step))
     assert 505.78e6 / floor_ns == pytest.approx(1.85, abs=0.05)
@@ -157,7 +165,7 @@ def resnet152_batch_32() -> models.Model:
 )
 def test_published_small_batches_are_within_the_bounds_of_a_data_sheet(model, device, ms):
     """Steps of willgpaik/pytorch-ddp-scaling-benchmark and mvsjober/ml-benchmarks with 32 images a GPU."""
-    sheet = DEVICES[device]
+    sheet = data_sheets()[device]
     trace = synthesize(measure_operations(model, autocast=sheet.autocast), sheet)
     low, high = trace.workload.compute_bounds
     (one,) = trace.ranks[0].iterations
@@ -174,7 +182,7 @@ def test_nothing_is_allocated():
     """A layer of 4 TB."""
     counted = measure_operations("tests.ddplab.test_operation_counter:enormous")
     assert of(counted.forward)[0] == 2 * 64 * 10**12
-    assert synthesize(counted, DEVICES["h100-fp32"]).sizes_bytes == [4 * 10**12, 4 * 10**6]
+    assert synthesize(counted, data_sheets()["h100-fp32"]).sizes_bytes == [4 * 10**12, 4 * 10**6]
 
 
 BATCH = torch.ones(2, 3)
@@ -221,5 +229,5 @@ def test_a_model_that_cannot_be_counted_is_told_in_one_line(model, says):
 
 
 def test_an_unknown_model_is_told_as_ever():
-    with pytest.raises(ModelError, match="--model: expected resnet50, "):
+    with pytest.raises(ModelError, match="--model: expected emulated:TRACE, module:callable or a name"):
         measure_operations("alexnet")

@@ -68,9 +68,12 @@ def test_a_version_of_nccl_keeps_its_digits(topology, version):
     [
         (
             ["record", "--model", "alexnet"],
-            "ddplab: --model: expected resnet50, resnet18, mlp, transformer, small-tensors, resnet50-224, "
-            "bert-large, gpt2, emulated:TRACE or module",
+            "ddplab: --model: expected emulated:TRACE, module:callable or a name that `ddplab catalogue` lists",
         ),
+        (["record", "--model", "resnet5"], "got 'resnet5'; near: resnet50, resnet50-224, resnet18"),
+        (["predict", "{trace}", "--fabric", "dgx-h10"], "got 'dgx-h10'; near: dgx-h100"),
+        (["catalogue", "llama"], "got 'llama'; near: llama-3.2-1b, llama-3.1-8b"),
+        (["synthesize", "--device", "h10"], "got 'h10'; near: h100, h100-fp32"),
         (["record", "--model", "no_such:thing"], "No module named 'no_such'"),
         (
             ["record", "--model", "tests.models_for_cli:not_callable"],

@@ -3,7 +3,8 @@
 import pytest
 
 from reference.trace import Trace
-from simulator import Fabric, Processor, Variation, emulate, predict, sweep
+from simulator import Fabric, Variation, emulate, predict, sweep
+from simulator.fabric import Processor
 from simulator.results.scaling_verdict import width_sentence
 from simulator.workload.default_gpu_costs import (
     DEVICE_SPREAD,

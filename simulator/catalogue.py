@@ -1,0 +1,297 @@
+"""Catalogue: devices and nodes by name, each figure with its source and date; the data are in `catalogue.yaml`.
+
+A node is a machine with several GPUs. Its links become a topology: the rate by the data sheet, times the part of it
+that a large all-reduce reaches. This part comes from a measured log of the system, or else from similar systems.
+"""
+
+import os
+from collections.abc import Collection, Iterator
+from difflib import get_close_matches
+from functools import cache
+from pathlib import Path
+from typing import Annotated, Any, Literal, Self
+
+from pydantic import Field, StringConstraints, model_validator
+
+from reference.files.reading import Schema, one_line_errors, parse_yaml, read_text
+from reference.files.value_ranges import Count
+
+from .fabric import Fabric, Level, Topology
+from .fabric.topology import GbPerS
+
+FILE = Path(__file__).with_name("catalogue.yaml")
+
+Precision = Literal["fp32", "tf32", "fp16", "bf16"]
+Name = Annotated[str, StringConstraints(pattern=r"^[a-z0-9][a-z0-9.-]*$")]
+Kind = Literal["nvlink", "network"]
+"""A kind of link."""
+Share = Annotated[str, StringConstraints(pattern=r"^\d+ of \d+$")]
+Positive = Annotated[float, Field(gt=0, le=1e6, allow_inf_nan=False)]
+
+
+class Source(Schema):
+    """Where figures come from.
+
+    Attributes:
+        title: Title of a data sheet or page, or repository and file.
+        date: Year, or year and month, of publication; if the source has none, when it was read.
+    """
+
+    title: str = Field(min_length=1)
+    date: Annotated[str, StringConstraints(pattern=r"^20\d\d(-[01]\d)?$")]
+
+
+class _Figure(Schema):
+    source: str
+
+    @property
+    def text(self) -> str:
+        """The figure with its unit."""
+        raise NotImplementedError
+
+
+class Memory(_Figure):
+    """Bandwidth of a device's memory, 10^9 bytes per second."""
+
+    gb_per_s: GbPerS
+
+    @property
+    def text(self) -> str:
+        """The figure with its unit."""
+        return f"{self.gb_per_s:g} GB/s"
+
+
+class Peaks(_Figure):
+    """Dense peak rates of matrix products by precision, 10^12 floating-point operations per second."""
+
+    tflops: dict[Precision, Positive] = Field(min_length=1)
+
+    @property
+    def text(self) -> str:
+        """The figure with its unit."""
+        return ", ".join(f"{precision} {rate:g}" for precision, rate in self.tflops.items()) + " TFLOPS"
+
+
+class Rate(_Figure):
+    """Rate at which one member sends while it receives as much: 10^9 bytes, or 10^9 bits, per second."""
+
+    gb_per_s: GbPerS | None = None
+    gbit_per_s: GbPerS | None = None
+
+    @model_validator(mode="after")
+    def _one_unit(self) -> Self:
+        if (self.gb_per_s is None) == (self.gbit_per_s is None):
+            raise ValueError("expected gb_per_s or gbit_per_s, got both or neither")
+        return self
+
+    @property
+    def bytes_per_s(self) -> float:
+        """The rate in bytes per second."""
+        return 1e9 * (self.gb_per_s or 0) + 1e9 / 8 * (self.gbit_per_s or 0)
+
+    @property
+    def text(self) -> str:
+        """The figure with its unit."""
+        return f"{self.gbit_per_s:g} Gbit/s" if self.gb_per_s is None else f"{self.gb_per_s:g} GB/s"
+
+
+class Reached(_Figure):
+    """Part of the rate that a large all-reduce reaches, as nccl-tests' bus bandwidth over the rate."""
+
+    part: Annotated[float, Field(gt=0, le=2)]
+
+    @property
+    def text(self) -> str:
+        """The figure with its unit."""
+        return f"{self.part:.3g} of the rate"
+
+
+class Latency(_Figure):
+    """Time of a hop of NCCL's ring with Simple, microseconds."""
+
+    us: Positive
+
+    @property
+    def text(self) -> str:
+        """The figure with its unit."""
+        return f"{self.us:g} us"
+
+
+class Link(Schema):
+    """Links of one level.
+
+    Attributes:
+        members: Members joined. None, outermost only: as many as needed.
+        rate: Of one member, by the data sheet.
+        reached: Part of the rate that is reached while all members take part.
+        reached_by_members: The same where fewer take part.
+    """
+
+    members: Count | None = None
+    rate: Rate
+    reached: Reached
+    reached_by_members: dict[int, Reached] = Field(default={})
+
+    def bytes_per_s(self, reached: Reached) -> float:
+        """Return the rate that is reached, in whole bytes per second, as in topology files."""
+        return float(round(self.rate.bytes_per_s * reached.part))
+
+
+class DeviceEntry(Schema):
+    """A device.
+
+    Attributes:
+        product: Its full name.
+        pattern: Matches whole words of the name that a driver gives to the device, in lower case.
+        memory: Its memory.
+        peaks: None: not in the catalogue, so the device is known by its memory only.
+    """
+
+    product: str
+    pattern: str
+    memory: Memory
+    peaks: Peaks | None = None
+
+
+class Node(Schema):
+    """A node.
+
+    Attributes:
+        product: Its full name.
+        device: Name of its devices.
+        links: By kind, innermost first.
+        inside: How many of the measured times of the system, or of nodes of the same build, lie in the 90 % interval
+            of the prediction, such as "10 of 12": all-reduces of 256 KiB and more, and iterations. Empty: none are
+            known.
+    """
+
+    product: str
+    device: str
+    links: dict[Kind, Link] = Field(min_length=1)
+    inside: dict[Literal["all_reduces", "iterations"], Share] = Field(default={})
+
+
+class Catalogue(Schema):
+    """The contents of `catalogue.yaml`; a figure whose source is not listed, or a source without figure, is an error.
+
+    Attributes:
+        sources: By key.
+        latencies: By kind of link.
+        devices: By name; the order is that in which patterns are tried.
+        nodes: By name.
+    """
+
+    sources: dict[str, Source]
+    latencies: dict[Kind, Latency]
+    devices: dict[Name, DeviceEntry]
+    nodes: dict[Name, Node]
+
+    @model_validator(mode="after")
+    def _refers_to_what_there_is(self) -> Self:
+        used = {figure.source for _, figure in _figures(self)}
+        if wrong := sorted(used ^ self.sources.keys()):
+            raise ValueError(f"sources: expected one for each figure, and none else, got too many or few: {wrong}")
+        for name, node in self.nodes.items():
+            if node.device not in self.devices:
+                raise ValueError(f"nodes.{name}.device: expected the name of a device, got {node.device}")
+        return self
+
+    def figures(self, name: str) -> dict[str, tuple[str, Source]]:
+        """Return the figures of a device or a node by field: the value with its unit, and its source.
+
+        Raises:
+            ValueError: There is no such entry.
+        """
+        entry: Schema | None = self.nodes.get(name) or self.devices.get(name)
+        if entry is None:
+            raise ValueError(unknown("name", name, [*self.nodes, *self.devices]))
+        found = dict(_figures(entry))
+        if isinstance(entry, Node):
+            found |= {f"links.{kind}.latency": self.latencies[kind] for kind in entry.links}
+        return {field: (figure.text, self.sources[figure.source]) for field, figure in found.items()}
+
+    def topology(self, name: str) -> Topology:
+        """Return the links of a node, as many nodes as needed.
+
+        Raises:
+            ValueError: There is no such node.
+        """
+        if name not in self.nodes:
+            raise ValueError(unknown("node", name, self.nodes))
+        levels = tuple(
+            Level(
+                name=kind,
+                members=link.members,
+                latency_ns=round(1000 * self.latencies[kind].us),
+                bytes_per_s=link.bytes_per_s(link.reached),
+                bytes_per_s_by_members={n: link.bytes_per_s(part) for n, part in link.reached_by_members.items()},
+            )
+            for kind, link in self.nodes[name].links.items()
+        )
+        return Topology(levels=levels, source=self._source_of(name))
+
+    def _source_of(self, name: str) -> str:
+        links = ", ".join(
+            f"{kind} {link.rate.text}, of which {link.reached.part:.3g} is reached"
+            for kind, link in self.nodes[name].links.items()
+        )
+        inside = "".join(
+            f"; {what.replace('_', '-')} inside the interval: {share}"
+            for what, share in self.nodes[name].inside.items()
+        )
+        return f"{self.nodes[name].product}: {links}{inside} (sources: `ddplab catalogue {name}`)"
+
+
+def _figures(value: object, path: str = "") -> Iterator[tuple[str, _Figure]]:
+    """Yield all figures in a value, each with the dotted path of its field."""
+    if isinstance(value, _Figure):
+        yield path, value
+        return
+    parts: Any = dict(value) if isinstance(value, Schema) else value
+    if isinstance(parts, dict):
+        for key, part in parts.items():
+            yield from _figures(part, f"{path}.{key}" if path else str(key))
+
+
+@cache
+def read_catalogue() -> Catalogue:
+    """Read the catalogue; once, when it is first needed."""
+    with one_line_errors():
+        return Catalogue.model_validate(parse_yaml(read_text(FILE)))
+
+
+def unknown(what: str, name: str, names: Collection[str], others: str = "") -> str:
+    """Describe a name that is not in the catalogue, in one line that lists near matches.
+
+    Args:
+        what: What the name should be of, such as "device".
+        name: The name.
+        names: The names of the catalogue.
+        others: What else would have been accepted, such as "a file or".
+    """
+    near = [one for one in names if name and (one.startswith(name) or name.startswith(one))]
+    near += [one for one in get_close_matches(name.lower(), names, n=5, cutoff=0.6) if one not in near]
+    hint = f"; near: {', '.join(near)}" if near else ""
+    return f"{what}: expected {others} a name that `ddplab catalogue` lists, got {name!r}{hint}".replace("  ", " ", 1)
+
+
+def load_fabric(path: str | os.PathLike[str]) -> Fabric:
+    """Read a fabric from a file, as `Fabric.load`, or make that of a node from its name in the catalogue.
+
+    A file of that name counts more than the catalogue.
+
+    Raises:
+        ValueError: The file cannot be used, or there is neither such a file nor such a node.
+    """
+    name = os.fspath(path)
+    if os.path.lexists(name) or not _is_a_name(name):
+        return Fabric.load(path)
+    listed = read_catalogue()
+    if name not in listed.nodes:
+        raise ValueError(unknown("fabric", name, listed.nodes, others="a file or"))
+    return Fabric.from_topology(listed.topology(name))
+
+
+def _is_a_name(text: str) -> bool:
+    """Whether a text is a possible name of a node, rather than the path of a file."""
+    return not (os.sep in text or ":" in text or Path(text).suffix)
