@@ -45,7 +45,11 @@ def gpu_trace(name: str) -> Trace:
     trace = trace_of(
         [[iteration(10**7, tuple(10**7 + n * 10**6 for n in range(1, 17)), 28 * 10**6, 10**6)]], [2**20] * 16
     )
-    return trace.model_copy(update={"workload": trace.workload.model_copy(update={"device_name": name})})
+    floats = tuple(
+        one.model_copy(update={"dtype": "float32", "shape": (2**18,)}) for one in trace.workload.parameters
+    )
+    workload = trace.workload.model_copy(update={"device_name": name, "parameters": floats})
+    return trace.model_copy(update={"workload": workload})
 
 
 def test_on_a_gpu_copies_launches_and_slow_devices_are_not_free():
