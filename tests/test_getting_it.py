@@ -24,7 +24,7 @@ FOR_WHAT = {
     "": "ddplab synthesize --model mlp --out t.json.gz && python -c 'import ddplab; ddplab.DistributedDataParallel'",
     "conform": "ddplab conform torch --only 'one weight'"
     " && pytest --pyargs ddplab --ddplab-class torch.nn.parallel:DistributedDataParallel -k 'one and weight'",
-    "tutorials": "python -c 'import ipywidgets, jupyterlab; from simulator.interactive_timeline.widget import InteractiveTimeline'",
+    "tutorials": "python -c 'import ipywidgets, jupyterlab; import simulator.interactive_timeline.widget'",
     "site": "sphinx-build --version && python -c 'import furo, myst_nb, sphinx_revealjs' && linkchecker --version",
     "dev": "ruff --version && mypy --version && pytest --version"
     " && python -c 'import distributed, expecttest, nbmake, playwright, pytest_timeout, xdist'",

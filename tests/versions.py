@@ -104,4 +104,5 @@ def _output(*command: str | Path, environment: dict[str, str] | None = None) -> 
 
 if __name__ == "__main__":
     FOLDER.mkdir(parents=True, exist_ok=True)
-    sys.exit(not all([passes(version) for version in sys.argv[1:] or versions()]))
+    failed = [version for version in sys.argv[1:] or versions() if not passes(version)]
+    sys.exit(bool(failed))
