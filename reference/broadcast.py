@@ -45,8 +45,10 @@ class _Piece:
     def finish(self) -> None:
         self._work.wait()
         if not self._is_source:
+            # In torch 2.8, empty tensors lose their shapes when they are unflattened.
+            tensors = [tensor for tensor in self._tensors if tensor.numel()]
             with torch.no_grad():
-                _overwrite(self._tensors, _unflatten_dense_tensors(self._flat, self._tensors))
+                _overwrite(tensors, _unflatten_dense_tensors(self._flat, tensors))
 
 
 def _overwrite(tensors: list[Tensor], values: list[Tensor]) -> None:

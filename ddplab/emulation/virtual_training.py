@@ -394,7 +394,7 @@ def ddp_arguments(
     if policy.broadcast_buffers:
         return caps | chosen
     taken = inspect.signature(reducer).parameters
-    older = "broadcast_buffers" in taken and "forward_sync_buffers" not in taken  # as torch's class before TORCHX
+    older = "broadcast_buffers" in taken and "forward_sync_buffers" not in taken  # as in torch 2.11
     return caps | chosen | {"broadcast_buffers" if older else "forward_sync_buffers": False}
 
 
