@@ -66,7 +66,7 @@ test-torch: $(READY)  ## torch's own DDP tests with our class in torch's place, 
 test-install: $(READY)  ## install a wheel, a clone and each extra into empty environments, and use them: about 10 minutes
 	$(BIN)/pytest -m 'slow or not slow' tests/test_getting_it.py
 
-versions: $(READY)  ## the tests that depend on torch, with the oldest torch that is promised, 2.11, the pinned and the newest: an hour
+versions: $(READY)  ## the tests that depend on torch, with the oldest torch that is promised, the pinned one and the newest: an hour
 	$(BIN)/python -m tests.versions
 
 mutants: $(READY)  ## one-line faults in the reducer, and which check of `ddplab conform` catches each: 15 minutes, JOBS=2

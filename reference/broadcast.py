@@ -45,10 +45,8 @@ class _Piece:
     def finish(self) -> None:
         self._work.wait()
         if not self._is_source:
-            # In torch 2.8, empty tensors lose their shapes when they are unflattened.
-            tensors = [tensor for tensor in self._tensors if tensor.numel()]
             with torch.no_grad():
-                _overwrite(tensors, _unflatten_dense_tensors(self._flat, tensors))
+                _overwrite(self._tensors, _unflatten_dense_tensors(self._flat, self._tensors))
 
 
 def _overwrite(tensors: list[Tensor], values: list[Tensor]) -> None:

@@ -20,8 +20,6 @@ from simulator.schedule.schedule import build_schedule
 from simulator.step_costs import price_schedule
 from simulator.workload.compute_times import IterationSampler, Kind, Straggler, Variation, recorded_model
 
-from .torch_options import takes
-
 DTYPES = ("float32", "float64")
 
 
@@ -432,10 +430,6 @@ def torch_emulations(draw) -> Asked:
     update: dict[str, Any] = {"plan": None, "order": "ready", "phase": "steady"}
     if asked.inputs is not None:
         update |= {"find_unused_parameters": False, "static_graph": False, "skip_all_reduce_unused_params": False}
-    if not takes(["skip_all_reduce_unused_params"]):
-        update["skip_all_reduce_unused_params"] = False
-    if not takes(["bucket_cap_mb_list"]):
-        update |= {"bucket_cap_mb_list": None, "first_bucket_mb": None}
     policy = asked.policy.model_copy(update=update)
     if "power_sgd" in policy.hook.name:  # if torch skips the last bucket, the hook does not learn which is the last
         policy = policy.model_copy(update={"skip_all_reduce_unused_params": False})

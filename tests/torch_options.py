@@ -8,11 +8,8 @@ from torch.nn.parallel import DistributedDataParallel
 
 TAKEN = frozenset(inspect.signature(DistributedDataParallel).parameters)
 """Names of the arguments that torch's class takes in this version."""
-NEWER = {
-    *("init_sync", "skip_all_reduce_unused_params", "bucket_cap_mb_list"),
-    *("batched_grad_copy", "forward_sync_buffers"),
-}
-"""Arguments that some versions lack which ddplab works with."""
+NEWER = {"batched_grad_copy", "forward_sync_buffers"}
+"""Arguments that torch 2.11 lacks, the oldest version that ddplab works with."""
 
 
 def takes(options: Iterable[str]) -> bool:

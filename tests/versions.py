@@ -1,6 +1,6 @@
 """`make versions`: run the tests whose outcome may depend on torch with several versions of torch.
 
-The versions are the oldest that `pyproject.toml` promises, 2.11, the pinned one and the newest. Each has an
+The versions are the oldest that `pyproject.toml` promises, the pinned one and the newest. Each has an
 environment of its own in `out/versions`, in which the other packages are those of `constraints.txt`, and its own
 Python where this machine has that. One line a version says how many tests passed; a log beside the environment has
 the rest. Versions can be named instead: `python -m tests.versions 2.9 2.12.1`.
@@ -35,7 +35,7 @@ def versions() -> list[str]:
     promised = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["dependencies"]
     oldest = next(one.removeprefix("torch>=") for one in promised if one.startswith("torch>="))
     pinned = next(pin.removeprefix("torch==") for pin in _pins() if pin.startswith("torch=="))
-    return list(dict.fromkeys([oldest, "2.11", pinned, NEWEST]))
+    return [oldest, pinned, NEWEST]
 
 
 def environment(version: str) -> Path:

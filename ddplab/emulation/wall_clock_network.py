@@ -14,11 +14,12 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from functools import cache, partial
-from typing import TYPE_CHECKING, Any, NamedTuple, cast
+from typing import Any, NamedTuple
 
 import torch
 import torch.distributed as dist
 from torch.distributed import distributed_c10d
+from torch.distributed.distributed_c10d import GroupName
 
 from simulator.engines.event_replay import Cluster, CollectiveCost, RunningCollective
 from simulator.fabric import Fabric
@@ -27,9 +28,6 @@ from simulator.step_costs import price
 from ..calibration.repeated_timing import of_slowest_rank
 from .emulated_device import least_timer_slack
 from .modelled_network import Arguments, CollectiveGroup, CollectiveMessage, ModelledWork
-
-if TYPE_CHECKING:
-    from torch.distributed.distributed_c10d import GroupName  # older versions of torch have no such type
 
 
 class CollectiveOnAllRanks(NamedTuple):
@@ -198,7 +196,7 @@ def modelled_network(fabric: Fabric) -> Iterator[WallGroup]:
     assert before is not None
     group = WallGroup(*_gloo_groups(before), fabric)
     world.pg_map[group] = ("modelled", world.pg_map[before][1])
-    world.pg_names[group] = cast("GroupName", "modelled")
+    world.pg_names[group] = GroupName("modelled")
     world.pg_group_ranks[group] = {rank: rank for rank in range(before.size())}
     world.pg_backend_config[group] = "cpu:modelled"
     world.default_pg = group

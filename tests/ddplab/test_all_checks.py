@@ -28,9 +28,7 @@ def test_ours_and_torchs_pass_everything_that_they_support(bench_of, name):
         assert "modified by an inplace operation" in failed.pop("repeated forward passes")  # what the first one saved
     assert failed == {}
     unsupported = {one.check for one in found.values() if one.outcome == "not supported"}
-    lacking = set() if takes(["bucket_cap_mb_list"]) else {"list of bucket caps"}
-    lacking |= {"plans", "mixed precision", "first pass of a static graph"}
-    assert unsupported == (set() if name == OURS else lacking)
+    assert unsupported == (set() if name == OURS else {"plans", "mixed precision", "first pass of a static graph"})
 
 
 @pytest.mark.parametrize("bench_of", ["two_ranks"], indirect=True)

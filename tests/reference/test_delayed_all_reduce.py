@@ -45,7 +45,7 @@ def test_delayed_all_reduces_are_torchs(two_ranks, delay, mode):
     """Torch's class delays no parameter of the outermost module, and never waits; here it is made to."""
     count, names = delay
     names = [name for name in names if name != "scale"]
-    if not takes(["forward_sync_buffers"]):  # torch 2.11 and older want an integer here
+    if not takes(["forward_sync_buffers"]):  # torch 2.11 wants an integer here
         mode = mode | {"bucket_cap_mb": 1}
     if names:
         for ours, torchs in two_ranks.run(bodies.delayed_like_torch, count, names, TRIGGER, mode):
