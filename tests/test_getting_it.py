@@ -99,9 +99,9 @@ def test_a_wheel_installs_and_each_extra_does_its_work(wheel, extra, tmp_path):
 
 @pytest.mark.slow
 @pytest.mark.timeout(TIMEOUT_S)
-@pytest.mark.parametrize("what", ["./ddplab", "'ddplab[conform] @ file://{folder}/ddplab'"])
+@pytest.mark.parametrize("what", ["./clones/ddplab", "'ddplab[conform] @ file://{folder}/clones/ddplab'"])
 def test_a_clone_installs(what, tmp_path):
-    subprocess.run(["git", "clone", "--quiet", ROOT, tmp_path / "ddplab"], check=True, timeout=TIMEOUT_S)
+    subprocess.run(["git", "clone", "--quiet", ROOT, tmp_path / "clones" / "ddplab"], check=True, timeout=TIMEOUT_S)
     environment = empty_environment(tmp_path / "env")
     run(f"pip install --quiet {what.format(folder=tmp_path)}", tmp_path, environment)
     run(FOR_WHAT["conform" if "conform" in what else ""], tmp_path, environment)
