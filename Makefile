@@ -4,7 +4,7 @@ BIN    := .venv/bin
 READY  := .venv/.ready
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo tutorials slides figures site test test-reducer explore test-tutorials test-readme test-torch mutants test-gpu check format bench bench-simulator bench-timeline score house clean
+.PHONY: help setup demo tutorials slides figures site test test-reducer explore test-tutorials test-readme test-torch test-install versions mutants test-gpu check format bench bench-simulator bench-timeline score house wheel clean
 
 help:  ## list the verbs
 	@echo "make VERB, where VERB is one of:"
@@ -63,6 +63,12 @@ test-reducer: $(READY)  ## conformance of our DDP, for the edit-and-test loop of
 test-torch: $(READY)  ## torch's own DDP tests with our class in torch's place, all of them: about 2 minutes
 	$(BIN)/python -m tests.reference.torch_suite.run
 
+test-install: $(READY)  ## install a wheel, a clone and each extra into empty environments, and use them: about 10 minutes
+	$(BIN)/pytest -m 'slow or not slow' tests/test_getting_it.py
+
+versions: $(READY)  ## the tests that depend on torch, with the oldest torch that is promised, the pinned one and the newest: an hour
+	$(BIN)/python -m tests.versions
+
 mutants: $(READY)  ## one-line faults in the reducer, and which check of `ddplab conform` catches each: 15 minutes, JOBS=2
 	$(BIN)/python -m tests.mutants.run --jobs $(or $(JOBS),2)
 
@@ -94,6 +100,9 @@ bench: $(READY)  ## our DDP and our PowerSGD beside torch's, the recorder's over
 
 house: $(READY)  ## what a reader must hold in his head: measured sizes of the code base, beside their targets
 	$(BIN)/python -m docs.house
+
+wheel: $(READY)  ## build a wheel in dist/, to install with pip
+	$(BIN)/pip wheel --quiet --no-deps --wheel-dir dist .
 
 clean:  ## remove .venv and everything that was made
 	rm -rf .venv out dist $$(find . -name __pycache__ -not -path './.venv/*') .pytest_cache .ruff_cache .mypy_cache .hypothesis

@@ -22,6 +22,8 @@ Both together:
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
+from .name_clashes import check_own_packages
+
 if TYPE_CHECKING:
     from reference.bucketing import assign_buckets as assign_buckets
     from reference.data_parallel import DistributedDataParallel as DistributedDataParallel
@@ -59,4 +61,5 @@ def __getattr__(name: str) -> Any:
     """Load a public name when it is first used: torch takes seconds, and pytest's plugin needs none of them."""
     if name not in _MODULES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    check_own_packages()
     return getattr(import_module(_MODULES[name]), name)

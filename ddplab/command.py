@@ -1,9 +1,11 @@
-"""The command `ddplab`, which answers signals before it imports anything else; see `ddplab.cli` for the rest."""
+"""The command `ddplab`, which answers signals before the slow imports; see `ddplab.cli` for the rest."""
 
 import os
 import signal
 import sys
 from types import FrameType
+
+from .name_clashes import check_own_packages, hidden_by_ours
 
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)
 """Signals that end the command in order: ranks end, temporary folders are removed, and no file is incomplete."""
@@ -28,6 +30,12 @@ def main() -> None:
         if signal.getsignal(number) is not signal.SIG_IGN:  # as under nohup
             signal.signal(number, end)
     try:
+        try:
+            check_own_packages()
+        except ImportError as error:
+            sys.exit(f"ddplab: {error}")
+        for line in hidden_by_ours():
+            print(f"ddplab: warning: {line}", file=sys.stderr)
         from .cli.main import main as run
 
         run()

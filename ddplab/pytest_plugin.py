@@ -1,12 +1,14 @@
 """The pytest plugin: options of `pytest --pyargs ddplab --ddplab-class MODULE:CLASS`.
 
-Every pytest in an environment with ddplab loads this module, so it imports nothing but pytest: torch takes seconds,
-and another project may have a package of its own that is called `reference`.
+Every pytest in an environment with ddplab loads this module, so the plugin imports neither of our other
+packages: torch takes seconds, and another project may have a package of its own that is called `reference`.
 """
 
 from pathlib import Path
 
 import pytest
+
+from .name_clashes import check_own_packages
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -29,3 +31,12 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         help="fail if a schedule is slower than in this file of `ddplab conform --save-schedule`, or than that of "
         "the class at this git revision of the working directory",
     )
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Refuse to check a class with another package than ours under the name `reference` or `simulator`."""
+    if config.getoption("--ddplab-class") is not None:
+        try:
+            check_own_packages()
+        except ImportError as error:
+            raise pytest.UsageError(f"ddplab: {error}") from None

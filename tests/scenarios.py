@@ -20,6 +20,8 @@ from torch.nn.parallel.distributed import _BufferCommHookLocation
 from torch.utils._pytree import register_pytree_node
 from torch.utils.checkpoint import checkpoint
 
+from .torch_options import takes
+
 Wrap = Callable[..., nn.Module]
 Pair = namedtuple("Pair", ["used", "ignored"])
 
@@ -525,7 +527,9 @@ CUSTOM_OUTPUTS = [
     *("dict that cannot be copied", "twice the same"),
 ]
 BOTH_ZEROS = [{"set_to_none": True}, {"set_to_none": False}]
-MODES: list[dict[str, Any]] = [{}, {"gradient_as_bucket_view": True}, {"batched_grad_copy": True}]
+MODES: list[dict[str, Any]] = [
+    mode for mode in ({}, {"gradient_as_bucket_view": True}, {"batched_grad_copy": True}) if takes(mode)
+]
 UNUSED: list[dict[str, Any]] = [
     {"whiches": (("a", "a"), ("b", "b"), ("a", "b"), ("ab", "a"))},
     {"whiches": (("ab", "ab"), ("a", "b"), ("b", "a"), ("a", "a"), ("b", "b")), "set_to_none": False},
@@ -548,6 +552,8 @@ def _cases(scenario: Callable[..., list], *argument_sets: dict[str, Any], modes:
     for mode in MODES if modes else [{}]:
         for arguments in argument_sets or ({},):
             every = arguments | mode
+            if not takes(every):
+                continue
             words = ", ".join(f"{key}={value}" for key, value in every.items())
             found[f"{scenario.__name__}({words})"] = partial(scenario, **every)
     return found

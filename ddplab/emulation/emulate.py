@@ -120,7 +120,7 @@ def emulate(
     )
     plan = None if follows_caps else buckets_of(policy, model)
     try:
-        inspect.signature(make).bind(None, **ddp_arguments(policy, plan))
+        inspect.signature(make).bind(None, **ddp_arguments(make, policy, plan))
     except TypeError as error:
         raise ValueError(
             f"reducer: expected a class with the constructor of torch's DistributedDataParallel, got {make}: {error}"

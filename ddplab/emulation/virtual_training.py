@@ -4,6 +4,7 @@
 collective belongs to, and charges the processor costs of the fabric where the reducer incurs them.
 """
 
+import inspect
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
@@ -144,7 +145,7 @@ class RankTraining:
         training = self._training
         policy = training.policy
         self._device = EmulatedModel(training.workload, self, sparse_density=policy.sparse_density)
-        ddp = training.reducer(self._device, **ddp_arguments(policy, training.plan))
+        ddp = training.reducer(self._device, **ddp_arguments(training.reducer, policy, training.plan))
         self._listen_to(ddp)
         # On a rank without inputs, only a comm hook identifies the all-reduces of torch's buckets.
         self._hooked = training.hook != NO_HOOK or (self._torch_ddp is not None and training.inputs is not None)
@@ -376,8 +377,10 @@ ONE_BUCKET_MB = 2.0**30
 """A cap that no model reaches, for torch's class, which does not take an infinite one."""
 
 
-def ddp_arguments(policy: Policy, plan: Sequence[Sequence[int]] | None) -> dict[str, Any]:
-    """Return the arguments of `DistributedDataParallel` that differ from its defaults."""
+def ddp_arguments(
+    reducer: Callable[..., nn.Module], policy: Policy, plan: Sequence[Sequence[int]] | None
+) -> dict[str, Any]:
+    """Return the arguments of a class like `DistributedDataParallel` that differ from its defaults."""
     cap, caps_mb = policy.bucket_cap_mb, policy.bucket_cap_mb_list
     if not caps_mb and policy.first_bucket_mb is not None:
         caps_mb = (policy.first_bucket_mb, 25 if cap is None else cap)
@@ -388,7 +391,11 @@ def ddp_arguments(policy: Policy, plan: Sequence[Sequence[int]] | None) -> dict[
         caps = {"bucket_cap_mb_list": [min(one, ONE_BUCKET_MB) for one in caps_mb]}
     flags = ("find_unused_parameters", "static_graph", "skip_all_reduce_unused_params", "gradient_as_bucket_view")
     chosen = {name: True for name in flags if getattr(policy, name)}
-    return caps | chosen | ({} if policy.broadcast_buffers else {"forward_sync_buffers": False})
+    if policy.broadcast_buffers:
+        return caps | chosen
+    taken = inspect.signature(reducer).parameters
+    older = "broadcast_buffers" in taken and "forward_sync_buffers" not in taken  # as in torch 2.11
+    return caps | chosen | {"broadcast_buffers" if older else "forward_sync_buffers": False}
 
 
 def buckets_of(ddp: Any) -> tuple[tuple[int, ...], ...]:

@@ -7,6 +7,7 @@ import pytest
 
 from ddplab.conformance.all_checks import CHECKS
 
+from ..torch_options import takes
 from .conformance_bench import NAIVE, OURS, TORCHS, faulty, outcomes
 
 CORRECT = ("Bucketed", "Small")
@@ -22,7 +23,10 @@ ADAPTERS = ("get_ddp_bucketed", "make_ddp")
 )
 def test_ours_and_torchs_pass_everything_that_they_support(bench_of, name):
     found = outcomes(bench_of(name, against=TORCHS))
-    assert {one.check: one.message for one in found.values() if one.outcome == "failed"} == {}
+    failed = {one.check: one.message for one in found.values() if one.outcome == "failed"}
+    if name == TORCHS and not takes(["forward_sync_buffers"]):  # torch 2.11: a second forward pass changes
+        assert "modified by an inplace operation" in failed.pop("repeated forward passes")  # what the first one saved
+    assert failed == {}
     unsupported = {one.check for one in found.values() if one.outcome == "not supported"}
     assert unsupported == (set() if name == OURS else {"plans", "mixed precision", "first pass of a static graph"})
 

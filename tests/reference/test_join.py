@@ -16,6 +16,7 @@ from reference.launch import RankPool
 from ..explore import examples
 from ..scenarios import assert_same
 from ..strategies import caps_mb
+from ..torch_options import taken
 from . import join_bodies, launch_bodies
 
 SCRIPT = Path(__file__).parents[1] / "scripts" / "count_inputs.py"
@@ -35,11 +36,13 @@ kinds = st.one_of(
         {
             "kind": st.sampled_from(["plain", "buffers"]),
             "options": st.fixed_dictionaries(
-                {
-                    "bucket_cap_mb": caps_mb(),
-                    "gradient_as_bucket_view": st.booleans(),
-                    "forward_sync_buffers": st.booleans(),
-                }
+                taken(
+                    {
+                        "bucket_cap_mb": caps_mb(),
+                        "gradient_as_bucket_view": st.booleans(),
+                        "forward_sync_buffers": st.booleans(),
+                    }
+                )
             ),
         }
     ),

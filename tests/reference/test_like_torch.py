@@ -17,10 +17,11 @@ from .. import scenarios
 from ..explore import examples
 from ..scenarios import assert_same
 from ..strategies import caps_mb
+from ..torch_options import taken
 from . import like_torch_bodies as bodies
 
 modes = st.fixed_dictionaries(
-    {"gradient_as_bucket_view": st.booleans(), "batched_grad_copy": st.booleans(), "bucket_cap_mb": caps_mb()}
+    taken({"gradient_as_bucket_view": st.booleans(), "batched_grad_copy": st.booleans(), "bucket_cap_mb": caps_mb()})
 )
 OURS = "reference.data_parallel:DistributedDataParallel"
 TORCHS = "torch.nn.parallel:DistributedDataParallel"

@@ -8,6 +8,7 @@ from ddplab.conformance.training_programs import Weight
 
 from ..explore import examples
 from ..strategies import caps_mb, integer_program, integer_programs, partitions
+from ..torch_options import takes
 from . import reducer_bodies as bodies
 
 BOTH_POOLS = pytest.mark.parametrize("ranks", [2, 4], indirect=True)
@@ -64,9 +65,11 @@ def test_the_rebuild_follows_rank_0s_ready_order(two_ranks):
     assert layouts[0] == layouts[1] == [((0, 1, 2),), ((2,), (0,), (1,))]
 
 
-@pytest.mark.parametrize("options", CAPS, ids=str)
+@pytest.mark.parametrize("options", list(filter(takes, CAPS)), ids=str)
 def test_buckets_are_torchs_in_every_iteration(two_ranks, options):
     """The layout, and the moment of the rebuild."""
+    if options.get("bucket_cap_mb") == 0 and not takes(["forward_sync_buffers"]):
+        pytest.skip("the class of torch 2.11 raises AssertionError for a cap of 0")
     for ours, torchs in two_ranks.run(bodies.layouts_by_iteration, options):
         assert ours == torchs
 

@@ -13,7 +13,9 @@ EXPECTED = run.table()
 @pytest.mark.parametrize("test", [test for test, row in EXPECTED.items() if not row.slow])
 def test_torchs_test_comes_out_as_the_table_says(test):
     outcome = run.run_one(test, "ours")
-    assert outcome.name == EXPECTED[test].ours, outcome.why
+    if outcome.why == run.NO_SUCH_TEST and not run.has_version_of_table():
+        pytest.skip(outcome.why)
+    assert outcome.name == run.expectation(test, "ours", outcome), outcome.why
 
 
 def test_whatever_passes_for_torchs_class_passes_for_ours():

@@ -63,5 +63,7 @@ def replace_cuda_calls() -> None:
     torch.cuda.device = lambda *_args, **_options: nullcontext()
     torch.cuda.device_count = lambda: 8
     torch.cuda.current_device = lambda: 0
+    torch.cuda.is_current_stream_capturing = lambda: False  # which, like the next, asks the driver in CUDA builds
+    torch.accelerator.synchronize = lambda *_args: None
     torch.Stream = NoStream
     torch.accelerator.current_stream = NoStream

@@ -1,0 +1,89 @@
+"""Packages and modules of the user's that have the name of one of ours, `reference` or `simulator`.
+
+Python imports the one that comes first in `sys.path` and does not report the others.
+"""
+
+import os
+import sys
+from collections.abc import Iterator
+from contextlib import suppress
+from importlib.metadata import PackageNotFoundError, distribution
+from importlib.util import find_spec
+from pathlib import Path
+
+NAMES = ("reference", "simulator")
+"""Packages that ddplab installs beside its own."""
+HOME = Path(__file__).resolve().parent.parent
+"""Folder of the three packages."""
+
+
+def check_own_packages() -> None:
+    """Check that Python finds our packages under their names; imports neither of them.
+
+    Raises:
+        ImportError: Python finds another package or module first.
+    """
+    for name in NAMES:
+        with suppress(ValueError):  # a module without a spec was put into `sys.modules` by hand, as in a test
+            spec = find_spec(name)
+            found = None if spec is None else (spec.origin or next(iter(spec.submodule_search_locations or ()), None))
+            if found is not None and not _is_ours(Path(found)):
+                raise ImportError(
+                    f"expected ddplab's package {name} in {HOME}, but Python imports {found} under this name; run "
+                    "the command `ddplab` instead of `python -m ddplab`, or rename the other one"
+                )
+
+
+def hidden_by_ours() -> list[str]:
+    """One line for each package or module of the user's that ours hides: `import reference` imports ours."""
+    entries = [Path(entry or os.curdir).resolve() for entry in (os.getcwd(), *sys.path)]
+    lines = []
+    for name in NAMES:
+        found = [one for entry in dict.fromkeys(entries) for one in _in_folder(entry, name)]
+        lines += [
+            f"expected no other package or module named {name}, got {one}, which ddplab's package hides: "
+            f"`import {name}` imports {HOME / name}; rename the one that is yours"
+            for one in dict.fromkeys([*found, *_of_editable_installs(name)])
+        ]
+        if mixed := _files_of_others(name):
+            lines.append(
+                f"expected only ddplab's files in {HOME / name}, got {', '.join(mixed)}: another distribution has a "
+                f"package named {name} too; install ddplab into an environment of its own"
+            )
+    return lines
+
+
+def _is_ours(file: Path) -> bool:
+    """Whether a file is of ddplab: of the copy that runs, or of another clone."""
+    folder = file.resolve().parent
+    return folder == HOME or HOME in folder.parents or (folder.parent / "ddplab" / "command.py").exists()
+
+
+def _in_folder(entry: Path, name: str) -> Iterator[Path]:
+    """What `import name` would find in a folder of `sys.path`, unless it is ours."""
+    package, module = entry / name, entry / f"{name}.py"
+    if module.is_file():
+        yield module
+    if next(package.glob("*.py"), None) is not None and not _is_ours(package / "__init__.py"):
+        yield package
+
+
+def _of_editable_installs(name: str) -> Iterator[Path]:
+    """What finders that are not `sys.path`'s would find, such as those of setuptools for editable installs."""
+    for finder in sys.meta_path:
+        if not isinstance(finder, type) or not finder.__module__.startswith("__editable__"):
+            continue
+        spec = finder.find_spec(name, None)
+        if spec is not None and spec.origin is not None and not _is_ours(Path(spec.origin)):
+            yield Path(spec.origin)
+
+
+def _files_of_others(name: str) -> list[str]:
+    """Names in our package's folder that our distribution did not install; none for an editable install."""
+    try:
+        installed = {file.parts[1] for file in distribution("ddplab").files or () if file.parts[0] == name}
+    except PackageNotFoundError:
+        return []
+    if not installed:
+        return []
+    return sorted({one.name for one in (HOME / name).iterdir()} - installed - {"__pycache__"})

@@ -1,0 +1,102 @@
+"""A package of the user's with the name of one of ours: whichever is hidden, one line says so."""
+
+import os
+import subprocess
+import sys
+
+import pytest
+
+from ddplab import name_clashes
+from ddplab.name_clashes import HOME, check_own_packages, hidden_by_ours
+
+KINDS = {
+    "package": ("reference/__init__.py", "reference/model.py"),
+    "folder without __init__": ("reference/model.py",),
+    "module": ("reference.py",),
+    "simulator": ("simulator/__init__.py", "simulator/model.py"),
+}
+
+
+@pytest.fixture(params=KINDS)
+def theirs(request, tmp_path):
+    """A folder with a package or module of the user's, and its name."""
+    for name in KINDS[request.param]:
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_text("")
+    return tmp_path, KINDS[request.param][0].partition("/")[0].removesuffix(".py")
+
+
+def python(folder, *arguments):
+    """Run Python in a folder, with ours installed behind it, as in a user's environment."""
+    program = [sys.executable, *arguments]
+    environment = os.environ | {"PYTHONPATH": str(HOME), "PYTEST_ADDOPTS": "-p no:cacheprovider"}
+    return subprocess.run(
+        program, cwd=folder, env=environment, capture_output=True, text=True, timeout=100, check=False
+    )
+
+
+def test_a_package_that_ours_hides_is_named(theirs, monkeypatch):
+    folder, name = theirs
+    monkeypatch.setattr(sys, "path", [str(HOME), str(folder)])
+    (line,) = hidden_by_ours()
+    found = folder / (f"{name}.py" if (folder / f"{name}.py").exists() else name)
+    assert line.startswith(
+        f"expected no other package or module named {name}, got {found}, which ddplab's package hides"
+    )
+
+
+def test_the_working_directory_counts(theirs, monkeypatch):
+    folder, name = theirs
+    monkeypatch.chdir(folder)
+    assert [f"named {name}," in line for line in hidden_by_ours()] == [True]
+
+
+def test_other_folders_and_copies_of_ours_hide_nothing(tmp_path, monkeypatch):
+    for made in ("data/reference/table.csv", "clone/reference/trace.py", "clone/ddplab/command.py"):
+        (tmp_path / made).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / made).write_text("")
+    monkeypatch.setattr(sys, "path", [str(HOME), str(tmp_path / "data"), str(tmp_path / "clone")])
+    assert hidden_by_ours() == []
+    check_own_packages()
+
+
+def test_files_of_another_distribution_in_our_folder_are_named(tmp_path, monkeypatch):
+    """Both have installed a package `reference` into one folder; pip does not object."""
+    for made in ("reference/__init__.py", "reference/trace.py", "reference/theirs.py", "simulator/__init__.py"):
+        (tmp_path / made).parent.mkdir(exist_ok=True)
+        (tmp_path / made).write_text("")
+    record = tmp_path / "ddplab-0.1.0.dist-info" / "RECORD"
+    record.parent.mkdir()
+    record.write_text("reference/__init__.py,,\nreference/trace.py,,\nsimulator/__init__.py,,\n")
+    (record.parent / "METADATA").write_text("Metadata-Version: 2.1\nName: ddplab\nVersion: 0.1.0\n")
+    monkeypatch.setattr(name_clashes, "HOME", tmp_path)
+    monkeypatch.setattr(sys, "path", [str(tmp_path)])
+    (line,) = hidden_by_ours()
+    assert line.startswith(f"expected only ddplab's files in {tmp_path / 'reference'}, got theirs.py: another")
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ("-m", "ddplab", "knobs"),
+        ("-c", "import ddplab; ddplab.predict"),
+        ("-m", "pytest", "--pyargs", "ddplab", "--ddplab-class", "torch"),
+    ],
+)
+def test_a_package_that_hides_ours_ends_command_and_tests_with_one_line(tmp_path, arguments):
+    """`python -m` and `python -c` put the working directory first."""
+    (tmp_path / "reference.py").write_text("")
+    done = python(tmp_path, *arguments)
+    assert done.returncode != 0
+    line = f"expected ddplab's package reference in {HOME}, but Python imports {tmp_path / 'reference.py'}"
+    assert [line in one for one in done.stderr.strip().splitlines()][-1], done.stderr
+    assert "Traceback" not in done.stderr or "-c" in arguments
+
+
+def test_the_command_names_the_package_that_it_hides_and_goes_on(tmp_path):
+    (tmp_path / "reference.py").write_text("")
+    program = "import sys; sys.path.pop(0); sys.argv = ['ddplab', 'knobs']; from ddplab.command import main; main()"
+    done = python(tmp_path, "-c", program)
+    assert done.returncode == 0
+    (line,) = done.stderr.splitlines()
+    assert line.startswith(f"ddplab: warning: expected no other package or module named reference, got {tmp_path}")
