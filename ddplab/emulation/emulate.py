@@ -47,6 +47,7 @@ from simulator.workload.default_gpu_costs import assume_gpu
 
 from .emulated_device import IterationTimes
 from .modelled_network import CollectiveMessage, ModelledCollective, ModelledGroup, ModelledNetwork, run_on_network
+from .virtual_streams import virtual_streams
 from .virtual_time import LogEntry, VirtualRank, VirtualTime
 from .virtual_training import Label, RankTraining, TrainingPlan, ddp_arguments
 
@@ -247,7 +248,8 @@ class _Emulation:
         """Train all cycles."""
         with new_garbage_collected():
             try:
-                run_on_network(self._time, self._network, self._train)
+                with virtual_streams():
+                    run_on_network(self._time, self._network, self._train)
                 self.buckets = tuple(map(tuple, next(iter(self._ranks.values())).buckets))
             finally:
                 self._ranks.clear()
