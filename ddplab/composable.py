@@ -67,6 +67,27 @@ def is_composable(make: Callable[..., Any]) -> bool:
     return inspect.isfunction(make) and callable(getattr(make, "state", None))
 
 
+def is_built_on_fsdp(make: Callable[..., Any]) -> bool:
+    """Whether a function is FSDP2's `replicate()`."""
+    return is_composable(make) and "mesh" in inspect.signature(make).parameters
+
+
+def arguments_of(make: Callable[..., Any]) -> dict[str, inspect.Parameter]:
+    """Return the arguments of a composable function after the module.
+
+    `**kwargs` are those of `DistributedDataParallel`, other than those of buffers: it gets the parameters alone.
+    """
+    _, *arguments = inspect.signature(make).parameters.values()
+    passed_on = any(one.kind is one.VAR_KEYWORD for one in arguments)
+    _, _, *of_ddp = inspect.signature(DistributedDataParallel.__init__).parameters.values()
+    every = [*(of_ddp if passed_on else ()), *arguments]
+    return {
+        one.name: one
+        for one in every
+        if one.kind in (one.POSITIONAL_OR_KEYWORD, one.KEYWORD_ONLY) and not one.name.endswith("_buffers")
+    }
+
+
 def replicated(make: Callable[..., Any], module: nn.Module, **options: Any) -> Replicated:
     """Apply a composable function to a module, as torchtitan does if the function is built on FSDP2.
 
@@ -74,7 +95,7 @@ def replicated(make: Callable[..., Any], module: nn.Module, **options: Any) -> R
     them, to the whole module alone. It leaves it to the script that all ranks start from equal parameters and buffers;
     so they are overwritten by those of rank 0 before.
     """
-    if "mesh" not in inspect.signature(make).parameters:
+    if not is_built_on_fsdp(make):
         state = make.state(make(module, **options))  # type: ignore[attr-defined]
         state.lazy_init()
         return ReplicatedByDDP(module, state._ddp)

@@ -13,6 +13,7 @@ from typing import Any, Literal, NamedTuple
 import torch
 from torch import Tensor, nn
 
+from ..composable import local
 from .class_under_test import Subject, buckets_of
 
 Kind = Literal["train", "accumulate", "evaluate", "forward", "change_lr"]
@@ -335,8 +336,8 @@ def look(net: nn.Module, wrapped: nn.Module) -> Seen:
     """Copy what a rank has."""
     named = dict(net.named_parameters())
     return Seen(
-        {name: None if one.grad is None else one.grad.detach().to_dense().clone() for name, one in named.items()},
-        {name: one.detach().clone() for name, one in named.items()},
+        {name: None if one.grad is None else local(one.grad).to_dense().clone() for name, one in named.items()},
+        {name: local(one.detach()).clone() for name, one in named.items()},
         {name: buffer.clone() for name, buffer in net.named_buffers()},
         buckets_of(wrapped),
     )

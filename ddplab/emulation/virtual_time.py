@@ -20,7 +20,7 @@ from simulator.schedule.schedule import Compute, Instruction, LaunchCollective, 
 Result = TypeVar("Result")
 
 
-TURN_TIMEOUT_S = 60.0
+TURN_TIMEOUT_S = 20.0
 """Longest real time between two waits of a rank."""
 END_TIMEOUT_S = 1.0
 """How long to wait for a rank's thread after a failure; a thread that is blocked outside of Python never ends."""
