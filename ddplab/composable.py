@@ -13,7 +13,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
-from torch.distributed.fsdp import MixedPrecisionPolicy
+from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy
 from torch.distributed.tensor import DTensor
 from torch.nn.parallel import DistributedDataParallel
 
@@ -49,7 +49,10 @@ class Replicated(nn.Module):
 
 
 class ReplicatedByDDP(Replicated):
-    """Likewise, if the function makes a `DistributedDataParallel`, which is made here instead of at the first forward pass.
+    """Likewise, if the function makes a `DistributedDataParallel`.
+
+    It is made here instead of in the first forward pass, and takes comm hooks also afterwards: a hook that a script
+    gives to `replicate()`'s module after the first forward pass has no effect.
 
     Attributes:
         reducer: As that of `DistributedDataParallel`.
@@ -75,7 +78,7 @@ def is_built_on_fsdp(make: Callable[..., Any]) -> bool:
 def arguments_of(make: Callable[..., Any]) -> dict[str, inspect.Parameter]:
     """Return the arguments of a composable function after the module.
 
-    `**kwargs` are those of `DistributedDataParallel`, other than those of buffers: it gets the parameters alone.
+    `**kwargs` are those of `DistributedDataParallel`, which gets the parameters alone: so not those of buffers.
     """
     _, *arguments = inspect.signature(make).parameters.values()
     passed_on = any(one.kind is one.VAR_KEYWORD for one in arguments)
@@ -92,8 +95,8 @@ def replicated(make: Callable[..., Any], module: nn.Module, **options: Any) -> R
     """Apply a composable function to a module, as torchtitan does if the function is built on FSDP2.
 
     FSDP2's `replicate()` is applied to the modules of `wrapped_modules` or, if the names of the parameters don't show
-    them, to the whole module alone. It leaves it to the script that all ranks start from equal parameters and buffers;
-    so they are overwritten by those of rank 0 before.
+    them, to the whole module alone. It leaves it to the script that all ranks start from equal parameters and
+    buffers; so rank 0's are sent to all ranks before.
     """
     if not is_built_on_fsdp(make):
         state = make.state(make(module, **options))  # type: ignore[attr-defined]
@@ -122,6 +125,13 @@ def replicate_modules(module: nn.Module, *, reduce_dtype: str | None = None) -> 
 
     policy = MixedPrecisionPolicy(reduce_dtype=None if reduce_dtype is None else getattr(torch, reduce_dtype))
     return replicated(replicate, module, mp_policy=policy)
+
+
+def show_parameters(module: nn.Module) -> None:
+    """Put the parameters that the optimiser has back into their modules: FSDP2 does so only after a backward pass."""
+    for one in module.modules():
+        if isinstance(one, FSDPModule):
+            one.reshard()
 
 
 def local(tensor: Tensor) -> Tensor:

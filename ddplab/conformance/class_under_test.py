@@ -175,6 +175,12 @@ def buckets_of(wrapped: Any) -> tuple[tuple[int, ...], ...] | None:
 
 
 def methods_of(_rank: int, _world_size: int, subject: Subject) -> list[str]:
-    """Return which of `METHODS` a wrapped module has."""
+    """Return which of `METHODS` a wrapped module has.
+
+    Raises:
+        TypeError: The subject does not return a module.
+    """
     wrapped = subject.wrap(nn.Linear(2, 1))
+    if not isinstance(wrapped, nn.Module):
+        raise TypeError(f"it returned {type(wrapped).__name__} instead of a module")
     return [name for name in METHODS if callable(getattr(wrapped, name, None))]

@@ -208,7 +208,9 @@ class EmulatedModel(nn.Module):
         self._parameters |= named._parameters
         self._buffers |= named._buffers
         paths = [name.split(".") for name, _ in self.named_parameters()]
-        self._around = [[self.get_submodule(".".join(path[:depth])) for depth in range(1, len(path))] for path in paths]
+        self._around = [
+            [self.get_submodule(".".join(path[:depth])) for depth in range(1, len(path))] for path in paths
+        ]
         self._places = [([self, *around][-1], path[-1]) for around, path in zip(self._around, paths, strict=True)]
         self._rows = [
             parameter.touched_rows(sparse_density) if parameter.sparse else None for parameter in workload.parameters
@@ -225,10 +227,8 @@ class EmulatedModel(nn.Module):
             calls = groupby(reversed(times.gradients), lambda gradient: self._hooked_module(gradient[0]))
             for number, (module, gradients) in enumerate(calls):
                 layers = partial(self._layers, tuple(gradients))
-                if module is None:
-                    token = layers(token)
-                else:  # the first module's inputs need no gradient, like those of a model
-                    token = module(layers, token if number else token.detach())
+                own = token if number or module is None else token.detach()  # a model's inputs need no gradient
+                token = layers(own) if module is None else module(layers, own)
             return _apply(_Loss, token, self, tail).sum()
 
     def _layers(self, gradients: Sequence[tuple[int, int]], token: Tensor) -> Tensor:
@@ -237,7 +237,7 @@ class EmulatedModel(nn.Module):
         return token
 
     def _hooked_module(self, index: int) -> nn.Module | None:
-        """Return the outermost submodule around a parameter that a reducer has hooked, to be called as real ones are."""
+        """Return the outermost submodule around a parameter that a reducer has hooked, and that is called for it."""
         around = self._around[index]
         return next((module for module in around if module._forward_pre_hooks), None)
 
@@ -285,7 +285,7 @@ class _Layer(torch.autograd.Function):
 
 
 class _Loss(torch.autograd.Function):
-    """The first node of the backward pass, which takes no time; what follows on the last gradient depends on it too."""
+    """The first node of the backward pass, which takes no time; what follows on the last gradient needs it too."""
 
     @staticmethod
     def forward(ctx: Any, token: Tensor, model: EmulatedModel, _tail: Tensor) -> Tensor:

@@ -218,13 +218,13 @@ class ModelledNetwork:
             return partial(self._overwrite, lambda tensors: tensors[source])
         for operation, compute in (
             (dist.ReduceOp.SUM, self._sum),
-            (dist.ReduceOp.AVG, lambda tensors: self._sum(tensors).div_(self.world_size)),
+            (dist.ReduceOp.AVG, self._mean),
             (dist.ReduceOp.MAX, partial(reduce, torch.maximum)),
             (dist.ReduceOp.MIN, partial(reduce, torch.minimum)),
         ):
             if opts.reduceOp == operation:
                 return partial(self._overwrite, compute)
-        raise NotImplementedError(f"modelled network: expected the operation SUM, AVG, MAX or MIN, got {opts.reduceOp}")
+        raise NotImplementedError(f"modelled network: expected SUM, AVG, MAX or MIN, got {opts.reduceOp}")
 
     def _overwrite(
         self, compute: Callable[[Sequence[Tensor]], Tensor], contributions: Mapping[int, Arguments]
@@ -240,6 +240,9 @@ class ModelledNetwork:
         weighted = zip(tensors, self._counts.values(), strict=True)
         first, *others = [tensor if count == 1 else tensor.mul_(count) for tensor, count in weighted]
         return sum(others, first)
+
+    def _mean(self, tensors: Sequence[Tensor]) -> Tensor:
+        return self._sum(tensors).div_(self.world_size)
 
     def _gather(self, contributions: Mapping[int, Arguments]) -> None:
         """Copy every rank's input into the outputs of all ranks."""
@@ -301,7 +304,7 @@ class ModelledGroup(CollectiveGroup):
         self.after_launch: Callable[[int, VirtualFuture], None] = lambda _number, _future: None
 
     @property
-    def group_name(self) -> str:
+    def group_name(self) -> Any:  # torch's type is new
         """Name by which a DeviceMesh finds the group; each rank of this process has its own."""
         return f"modelled {self._virtual_rank.rank}"
 

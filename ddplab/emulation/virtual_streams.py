@@ -89,9 +89,10 @@ def stream(chosen: Stream) -> Iterator[None]:
 @contextmanager
 def virtual_streams() -> Iterator[None]:
     """Give FSDP2 these streams in place of those of the CPU; does nothing if this torch has another FSDP2."""
+    this = sys.modules[__name__]
     with ExitStack() as patches:
         for name in USERS:
             with suppress(ImportError, AttributeError):
                 user = import_module(f"torch.distributed.fsdp._fully_shard.{name}")
-                patches.enter_context(mock.patch.object(user, "_get_device_handle", lambda _kind: sys.modules[__name__]))
+                patches.enter_context(mock.patch.object(user, "_get_device_handle", return_value=this))
         yield

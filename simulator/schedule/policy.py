@@ -48,8 +48,8 @@ class Policy(Settings, strict=False):
     )
     grouping: Grouping = Field(
         default="buckets",
-        description="what is all-reduced together, a name: `buckets`, as by DDP, or `module`, each module that FSDP2's "
-        "`replicate()` wraps (see `reference.bucketing.wrapped_modules`), without buckets; chosen by the user",
+        description="what is all-reduced together, a name: `buckets`, as by DDP, or `module`, as by FSDP2's "
+        "`replicate()`, each module that it wraps (`reference.bucketing.wrapped_modules`); chosen by the user",
     )
     reduce_dtype: ReduceDtype | None = Field(
         default=None,
@@ -150,13 +150,13 @@ class Policy(Settings, strict=False):
             for name in DDP_ONLY:
                 if getattr(self, name) != type(self).model_fields[name].default:
                     raise ValueError(
-                        f"{name}: expected the default with grouping='module', because FSDP2's replicate() has no such "
-                        f"setting, got {getattr(self, name)!r}"
+                        f"{name}: expected the default with grouping='module', because FSDP2's replicate() has no "
+                        f"such setting, got {getattr(self, name)!r}"
                     )
         elif self.reduce_dtype is not None:
             raise ValueError(
-                f"reduce_dtype: expected grouping='module', got {self.grouping!r}; DDP's all-reduces have the dtype of "
-                "the gradients, or that of a comm hook such as 'bf16'"
+                f"reduce_dtype: expected grouping='module', got {self.grouping!r}; DDP's all-reduces have the dtype "
+                "of the gradients, or that of a comm hook such as 'bf16'"
             )
         return self
 
@@ -181,7 +181,7 @@ class Policy(Settings, strict=False):
             )
         policy = cls(**settings) if policy is None else policy
         if joins and policy.grouping == "module":
-            raise ValueError("inputs: expected None with grouping='module', because Join does not take FSDP2's modules")
+            raise ValueError("inputs: expected None with grouping='module', because FSDP2's modules cannot join")
         if joins and policy.skip_all_reduce_unused_params:
             raise ValueError(
                 "inputs: expected None with skip_all_reduce_unused_params, which the reducer refuses under Join"

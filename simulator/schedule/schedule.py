@@ -4,10 +4,10 @@ A rank computes, launches collectives and waits for them. Collectives are number
 steps is that of `reference.reducer`: gradients become ready, full buckets are packed, buckets are launched strictly
 in bucket order, and after the backward pass each bucket is waited for and copied out.
 
-With the grouping "module" the order is that of FSDP2's `replicate()` in torch 2.13. Its buckets are the wrapped
-modules. Each is unsharded (its parameters are copied) before its forward pass; its gradients are copied into a flat
-tensor, that again into the tensor to be reduced, when its backward pass is done; gradients are then views of the
-average, so nothing is copied out. What a rank computes and what it launches run in streams, so it waits only at the end.
+With the grouping "module", steps and order are those of FSDP2's `replicate()` in torch 2.13, and the buckets are the
+modules that it wraps. Their parameters are copied for the forward pass ("unshard"). When the backward pass of a
+module is done, its gradients are copied into a flat tensor, which is copied into the one that is reduced. Gradients
+are then views of the averages, so nothing is copied out. The rank waits after the backward pass.
 """
 
 from collections.abc import Collection, Sequence
@@ -31,8 +31,8 @@ from .comm_hook_messages import NO_HOOK, Message, Transport, gradient_bytes
 from .policy import ITEM_BYTES, Policy
 
 ComputeKind = Literal[
-    "unsynchronized", "rebuild", "unshard", "forward", "search", "backward", "pack", "compress", "launch", "recompress",
-    "decompress", "copy_out", "step",
+    "unsynchronized", "rebuild", "unshard", "forward", "search", "backward", "pack", "compress", "launch",
+    "recompress", "decompress", "copy_out", "step",
 ]  # fmt: skip
 CollectiveKind = Literal["join", "order", "broadcast", "all_reduce", "second_all_reduce", "bitmap"]
 
@@ -155,13 +155,13 @@ def _module_buckets(model: RecordedModel) -> BucketAssignment:
     """
     parameters = model.parameters
     if sparse := next((one.name for one in parameters if one.sparse), None):
-        raise ValueError(f"grouping: expected no sparse gradients, which FSDP2 does not average, got that of {sparse}")
+        raise ValueError(f"grouping: expected no sparse gradients, which FSDP2 refuses, got that of {sparse}")
     buckets = module_buckets([one.name for one in parameters], model.ready_order)
     for bucket in buckets:
         if len(kinds := sorted({parameters[index].dtype for index in bucket})) > 1:
             name = parameters[bucket[0]].name
             raise ValueError(
-                f"grouping: expected one dtype in each module, as FSDP2 does, got {' and '.join(kinds)} in that of {name}"
+                f"grouping: expected one dtype in each module, as FSDP2 does, got {' and '.join(kinds)} with {name}"
             )
     return buckets
 
