@@ -4,7 +4,7 @@ BIN    := .venv/bin
 READY  := .venv/.ready
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo tutorials slides figures site test test-reducer explore test-tutorials test-readme test-torch mutants test-gpu check format bench bench-simulator bench-timeline score house clean
+.PHONY: help setup demo tutorials slides figures site test test-reducer explore test-tutorials test-readme test-torch test-replicate mutants test-gpu check format bench bench-simulator bench-timeline score house clean
 
 help:  ## list the verbs
 	@echo "make VERB, where VERB is one of:"
@@ -65,6 +65,9 @@ test-torch: $(READY)  ## torch's own DDP tests with our class in torch's place, 
 
 mutants: $(READY)  ## one-line faults in the reducer, and which check of `ddplab conform` catches each: 15 minutes, JOBS=2
 	$(BIN)/python -m tests.mutants.run --jobs $(or $(JOBS),2)
+
+test-replicate: $(READY)  ## all checks of conformance on torch's composable replicate() functions: about 2 minutes
+	$(BIN)/pytest -m slow tests/ddplab/test_composable.py
 
 test-gpu: $(READY)  ## the tests that need a CUDA device; elsewhere they say that they are skipped
 	$(BIN)/pytest -m gpu -rs
