@@ -120,9 +120,16 @@ def replicate_modules(module: nn.Module, *, reduce_dtype: str | None = None) -> 
     Args:
         module: The module.
         reduce_dtype: Name of the dtype of the all-reduces. None: that of the gradients.
-    """
-    from torch.distributed._composable.replicate_with_fsdp import replicate
 
+    Raises:
+        ValueError: This version of torch has no such function.
+    """
+    try:
+        from torch.distributed._composable.replicate_with_fsdp import replicate
+    except ImportError:
+        raise ValueError(
+            f"replicate: expected torch 2.13, whose replicate() is built on FSDP2, got {torch.__version__}"
+        ) from None
     policy = MixedPrecisionPolicy(reduce_dtype=None if reduce_dtype is None else getattr(torch, reduce_dtype))
     return replicated(replicate, module, mp_policy=policy)
 

@@ -225,7 +225,13 @@ class EmulatedModel(nn.Module):
             token = torch.zeros(1, requires_grad=torch.is_grad_enabled())
             token = tail = _apply(_Layer, token, self, times.tail_ns, None, None)
             calls = groupby(reversed(times.gradients), lambda gradient: self._hooked_module(gradient[0]))
+            called: set[nn.Module] = set()
             for number, (module, gradients) in enumerate(calls):
+                if module in called:
+                    name = next(name for name, one in self.named_modules() if one is module)
+                    raise RuntimeError(f"EmulatedModel: expected no other gradient between those of {name}")
+                if module is not None:
+                    called.add(module)
                 layers = partial(self._layers, tuple(gradients))
                 own = token if number or module is None else token.detach()  # a model's inputs need no gradient
                 token = layers(own) if module is None else module(layers, own)

@@ -32,8 +32,8 @@ FAILING = {
 """Checks that fail in torch 2.13, and where.
 
 FSDP2 divides gradients in half precision by only a part of the number of ranks before the sum, which on four ranks
-overflows. It launches all-reduces in the order in which backward passes of modules end, so ranks whose orders differ mix
-gradients up. After a backward pass that raised an error it averages nothing, until `reset_iter_state()` is called.
+overflows. It launches all-reduces in the order in which backward passes of modules end, so ranks whose orders differ
+mix gradients up. After a backward pass that raised an error, it averages nothing before `reset_iter_state()`.
 """
 SHORT = ("any timing", "overlap", "special parameters", "real models", "accumulation", "buffers")
 

@@ -10,6 +10,7 @@ from hypothesis import given
 import simulator
 from ddplab.emulation.emulate import emulate
 from reference.data_parallel import DistributedDataParallel
+from reference.errors import RankError
 
 from ..explore import examples
 from ..strategies import Asked, emulations, module_emulations, torch_emulations
@@ -88,6 +89,17 @@ def test_replicate_built_on_fsdp_takes_the_predicted_time(asked):
     assert sent == expected
     assert len(real.timeline.done_ns) == len(predicted.buckets)
     assert real.timeline.done_ns.tolist() == predicted.timeline.done_ns.tolist()
+
+
+def test_a_module_whose_gradients_become_ready_between_others_is_named():
+    trace = small_trace()
+    names = ("layers.0.a", "layers.1.a", "layers.0.b")
+    parameters = tuple(
+        one.model_copy(update={"name": name}) for one, name in zip(trace.workload.parameters, names, strict=True)
+    )
+    trace = trace.model_copy(update={"workload": trace.workload.model_copy(update={"parameters": parameters})})
+    with pytest.raises(RankError, match=r"expected no other gradient between those of layers\.0"):
+        emulate(trace, FABRIC, world_size=2, reducer="replicate", grouping="module")
 
 
 @pytest.mark.parametrize(
