@@ -13,7 +13,7 @@ from reference.data_parallel import DistributedDataParallel
 from reference.errors import RankError
 
 from ..explore import examples
-from ..strategies import Asked, emulations, module_emulations, torch_emulations
+from ..strategies import Asked, emulations, iteration, module_emulations, torch_emulations, trace_of
 from .small_trace import FABRIC, small_trace
 
 pytestmark = pytest.mark.usefixtures("soon")
@@ -92,10 +92,11 @@ def test_replicate_built_on_fsdp_takes_the_predicted_time(asked):
 
 
 def test_a_module_whose_gradients_become_ready_between_others_is_named():
-    trace = small_trace()
-    names = ("layers.0.a", "layers.1.a", "layers.0.b")
+    trace = trace_of([[iteration(500, (3000, 1000, 2000), 3500, 700)]], [4, 4, 4])
+    names = ("layers.0.a", "layers.0.b", "layers.1.a")
     parameters = tuple(
-        one.model_copy(update={"name": name}) for one, name in zip(trace.workload.parameters, names, strict=True)
+        one.model_copy(update={"name": name, "dtype": "float32", "shape": (1,)})
+        for one, name in zip(trace.workload.parameters, names, strict=True)
     )
     trace = trace.model_copy(update={"workload": trace.workload.model_copy(update={"parameters": parameters})})
     with pytest.raises(RankError, match=r"expected no other gradient between those of layers\.0"):
