@@ -9,6 +9,7 @@ ready order.
 
 import math
 import random
+import re
 from collections import Counter
 from collections.abc import Callable, Hashable, Sequence
 from typing import Literal, get_args
@@ -169,6 +170,54 @@ def plan_buckets(
     if order not in walks:
         raise ValueError(f"order: expected one of {', '.join(ORDERS)}, got {order!r}")
     return assign_buckets(sizes_bytes, caps_bytes, keys=keys, sparse=sparse, order=walks[order]())
+
+
+def wrapped_modules(names: Sequence[str]) -> list[tuple[str, ...]]:
+    """Names of the modules that one call of FSDP2's `replicate()` wraps together with each parameter.
+
+    As torchtitan wraps a decoder: each block alone, whose name ends in the first number, such as `layers.3`; the
+    modules registered after the last block together, such as `norm` and `output`; and the root for the rest, such as
+    embeddings, as an empty tuple. (torchtitan wraps embeddings alone. They too are averaged after the backward pass.)
+
+    Args:
+        names: Name of each parameter, by parameter index.
+
+    Raises:
+        ValueError: No name has a number, so the names don't show the blocks.
+    """
+    parts = [re.match(r"(?:[^.]+\.)*?\d+(?=\.)", name) for name in names]
+    numbered = [index for index, found in enumerate(parts) if found]
+    if not numbered:
+        raise ValueError(
+            "grouping: expected names of parameters that show the blocks of the model by numbers, such as "
+            f"layers.3.attention.weight, got {', '.join(names[:3])}; give the buckets as a plan"
+        )
+    owners = [name.rpartition(".")[0] for name in names]
+    after = tuple(dict.fromkeys(filter(None, owners[numbered[-1] + 1 :])))
+    return [
+        (found[0],) if found else (after if index > numbered[-1] and owners[index] else ())
+        for index, found in enumerate(parts)
+    ]
+
+
+def module_buckets(names: Sequence[str], ready_order: Sequence[int]) -> BucketAssignment:
+    """Buckets of FSDP2's `replicate()`, one for each call on `wrapped_modules`, in launch order.
+
+    A module is averaged when its backward pass is done, and the root after that of all others. If the root has no
+    parameters, the last one is the module that comes first in the forward pass.
+
+    Raises:
+        ValueError: See `wrapped_modules`.
+    """
+    modules = wrapped_modules(names)
+    place = {index: number for number, index in enumerate(ready_order)}
+    buckets: dict[tuple[str, ...], list[int]] = {}
+    for index, module in enumerate(modules):
+        buckets.setdefault(module, []).append(index)
+    return sorted(
+        buckets.values(),
+        key=lambda bucket: (not modules[bucket[0]], max(place.get(index, -1) for index in bucket)),
+    )
 
 
 def check_partition(buckets: Sequence[Sequence[int]], count: int, *, name: str = "buckets") -> None:

@@ -116,8 +116,9 @@ class ScheduleCosts:
     def _launches(self, times: CycleTimes) -> tuple[Nanoseconds, Nanoseconds]:
         """Return when each bucket is launched, and the packing time since the previous launch; shapes [..., buckets].
 
-        A bucket is packed as soon as it is full, and launched when all earlier buckets are full too. Of gradients
-        that are ready at the same time, those of unused parameters come first, then those with lower indices.
+        A bucket is packed as soon as it is full, and launched when all earlier buckets are full too. (A module that
+        FSDP2 averages is packed when it is launched.) Of gradients that are ready at the same time, those of unused
+        parameters come first, then those with lower indices.
         """
         schedule = self.untimed.schedule
         members = np.concatenate([np.array(bucket) for bucket in schedule.buckets])
@@ -127,7 +128,9 @@ class ScheduleCosts:
             ready_ns = np.broadcast_to(times.backward_end_ns[..., None], ready_ns.shape)
         full = np.maximum.reduceat(ready_ns[..., members], first, axis=-1)
         launch = np.maximum.accumulate(full, axis=-1)
-        if (full[..., 1:] > full[..., :-1]).all():
+        if schedule.launches_last_at_the_end:
+            launch[..., -1] = times.backward_end_ns
+        if schedule.launches_last_at_the_end or (full[..., 1:] > full[..., :-1]).all():
             return launch, np.broadcast_to(self.pack_ns, full.shape)
         counts_later = ready_ns if schedule.launches_at_the_end else 2 * ready_ns + ~times.unused
         place = counts_later.argsort(axis=-1, kind="stable").argsort(axis=-1, kind="stable")
@@ -156,6 +159,9 @@ def price_schedule(schedule: IterationSchedule, fabric: Fabric, policy: Policy, 
         Compute("rebuild"): processor.rebuild_ns,
         Compute("search"): round(processor.search_ns_per_parameter * parameters),
     }
+    for iteration in range(policy.sync_every):
+        copied = sum(processor.copy_out(size) for sizes in schedule.gradient_bytes for size in sizes)
+        same_ns[Compute("unshard", iteration=iteration)] = copied
     for bucket, sizes in enumerate(schedule.gradient_bytes):
         same_ns |= {
             Compute("compress", bucket): hook.compress(sum(sizes)),
@@ -168,10 +174,10 @@ def price_schedule(schedule: IterationSchedule, fabric: Fabric, policy: Policy, 
     return ScheduleCosts(
         untimed=price_collectives(schedule, fabric, policy, world_size),
         same_ns={step: int(as_int64(ns)) for step, ns in same_ns.items() if step in steps},
-        pack_ns=as_int64([sum(map(processor.pack, sizes)) for sizes in schedule.gradient_bytes]),
+        pack_ns=as_int64([_pack_ns(sizes, processor, policy) for sizes in schedule.gradient_bytes]),
         relative_errors=relative_errors(messages_of(schedule), fabric, world_size),
         step_errors={
-            "copies": (("pack", "copy_out"), processor.copy_error),
+            "copies": (("unshard", "pack", "copy_out"), processor.copy_error),
             "launches": (("launch",), processor.launch_error),
         },
         unexplained=processor.unexplained * sqrt(log2(world_size)),
@@ -182,6 +188,14 @@ def price_schedule(schedule: IterationSchedule, fabric: Fabric, policy: Policy, 
         ),
         assumed=fabric.assumed(as_int64([one.size_bytes for one in schedule.collectives]), world_size),
     )
+
+
+def _pack_ns(sizes: Sequence[int], processor: Processor, policy: Policy) -> int:
+    """Return the time to copy gradients of these bytes into their bucket.
+
+    FSDP2 copies those of a module at once into a flat tensor, which it then copies into the one that is reduced.
+    """
+    return 2 * processor.pack(sum(sizes)) if policy.grouping == "module" else sum(map(processor.pack, sizes))
 
 
 def price_collectives(schedule: IterationSchedule, fabric: Fabric, policy: Policy, world_size: int) -> EngineInput:

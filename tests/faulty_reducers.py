@@ -1,6 +1,7 @@
 """Data-parallel classes with one mistake each, and correct ones as others write them, to be tried by conformance."""
 
 import copy
+import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -374,3 +375,23 @@ def wrong_on_rank_0(rank: int, _world_size: int, _subject: Any) -> str:
     if rank:
         time.sleep(60)
     return "wrong on rank 0"
+
+
+class NeverConstructed(Small):
+    """The constructor never returns."""
+
+    def __init__(self, module: nn.Module) -> None:
+        time.sleep(60)
+
+
+class WaitsForAThread(Small):
+    """Forward waits for another thread, which virtual time does not see."""
+
+    def forward(self, *arguments: Any) -> Any:
+        thread = threading.Thread(target=time.sleep, args=(60,), daemon=True)
+        thread.start()
+        thread.join()
+
+
+def wraps_nothing(_module: nn.Module) -> None:
+    """Returns nothing."""

@@ -456,6 +456,46 @@ def torch_emulations(draw) -> Asked:
     )
 
 
+@st.composite
+def module_emulations(draw) -> Asked:
+    """A prediction for FSDP2's `replicate()`, of a decoder with 1-3 blocks, embeddings or none, and a head or none.
+
+    Asked(trace, fabric, 2, Policy(grouping="module", sync_every=2), ...)
+    """
+    names = [
+        *draw(st.sampled_from([(), ("embeddings.weight",), ("tokens.weight", "positions.weight")])),
+        *(f"layers.{block}.{part}" for block in range(draw(st.integers(1, 3))) for part in ("a.weight", "b.weight")),
+        *draw(st.sampled_from([(), ("norm.weight",), ("norm.weight", "output.weight")])),
+    ]
+    rows = draw(st.lists(st.integers(1, 50), min_size=len(names), max_size=len(names)))
+    parameters = tuple(
+        Parameter(name=name, shape=(one,), dtype="float32", size_bytes=4 * one)
+        for name, one in zip(names, rows, strict=True)
+    )
+
+    def one_iteration() -> Iteration:
+        gaps = draw(st.lists(st.integers(1, 50), min_size=len(names), max_size=len(names)))
+        ready = [100 + sum(gaps[index:]) for index in range(len(names))]  # the last parameter's gradient is first
+        return iteration(100, tuple(ready), ready[0] + draw(st.integers(0, 20)), 30)
+
+    count = draw(st.integers(1, 2))
+    trace = trace_of([[one_iteration() for _ in range(count)] for _ in range(draw(st.integers(1, 2)))], rows)
+    workload = trace.workload.model_copy(update={"parameters": parameters})
+    world_size = draw(st.integers(1, 4))
+    costs = draw(fluid_fabrics(world_size))
+    processor = Processor(contention=costs.processor.contention, lingers_ns=costs.processor.lingers_ns)
+    reduce_dtypes = st.sampled_from([None, "bfloat16", "float16", "float32"])
+    return Asked(
+        trace=trace.model_copy(update={"workload": workload}),
+        fabric=costs.model_copy(update={"processor": processor}),
+        world_size=world_size,
+        policy=Policy(grouping="module", sync_every=draw(st.integers(1, 3)), reduce_dtype=draw(reduce_dtypes)),
+        variation=Variation(),
+        stragglers=(),
+        inputs=None,
+    )
+
+
 def _with_all_gradients(one: Iteration) -> Iteration:
     ready = tuple(one.backward_end_ns if moment is None else moment for moment in one.ready_ns)
     return one.model_copy(update={"ready_ns": ready})

@@ -36,8 +36,7 @@ def run_tests(name: str, arguments: list[str], junit: Path | None) -> Bench | No
         The bench, which has the results. None: no test began.
 
     Raises:
-        ValueError: An option makes no sense.
-        RankError: The class cannot be constructed.
+        ValueError: An option makes no sense, or the class does not wrap a module.
     """
     output = _ResultPrinter()
     with tempfile.TemporaryDirectory() as folder, mock.patch.dict(os.environ, ENVIRONMENT):

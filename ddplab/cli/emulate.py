@@ -22,7 +22,8 @@ from .terminal_output import progress, show_report, show_table, write_json
 
 HELP = {
     "world_size": "Number of ranks. With --wall under torchrun, srun or mpirun: by default all of its ranks.",
-    "class": "The reducer: ddplab, torch, or MODULE:CLASS with the constructor of torch's class.",
+    "class": "The reducer: ddplab, torch, replicate (of FSDP2, with --policy grouping=module), or MODULE:CLASS with "
+    "the constructor of torch's class.",
     "wall": "Use a wall clock: each rank is a process, which sleeps for the recorded times.",
     "repeat": "With --wall: turns of each configuration; a turn measures 3 iterations.",
     "out": "With --wall: folder for trace, fabric, predictions and report.",
@@ -153,9 +154,9 @@ def _emulate_on_wall_clock(
 def read_reducer(text: str) -> str | Callable[..., Any]:
     """Parse the name of a reducer: a built-in one, or MODULE:CLASS."""
     module_name, colon, attribute = text.partition(":")
-    expected = f"--class: expected ddplab, torch or MODULE:CLASS, got {text!r}"
+    expected = f"--class: expected ddplab, torch, replicate or MODULE:CLASS, got {text!r}"
     if not colon:
-        if text not in ("ddplab", "torch"):
+        if text not in ("ddplab", "torch", "replicate"):
             raise ValueError(expected)
         return text
     from ..models import import_first_here

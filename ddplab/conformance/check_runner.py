@@ -14,7 +14,7 @@ from reference.launch import RankPool
 from .check_outcomes import LOST, STILL_RUNNING, CheckResult, Expectation, Outcome, why_left_out
 from .class_under_test import NotSupportedError, Subject, methods_of
 from .local_training import AS_TORCH, FindingError, WeakProgramError, check_program
-from .training_programs import Program
+from .training_programs import Program, adapted
 
 if TYPE_CHECKING:
     from hypothesis import settings
@@ -71,8 +71,19 @@ class Bench:
         self.shrinks = True
 
     def start(self) -> None:
-        """Start the ranks and find out which methods the class has."""
-        found = self.run(methods_of, self.subject, timeout_s=START_TIMEOUT_S)
+        """Start the ranks and find out which methods the class has.
+
+        Raises:
+            ValueError: The subject does not wrap a module.
+        """
+        expected = f"{self.subject.name}: expected a class or a function that wraps a module, given nn.Linear(2, 1)"
+        self.run(_idle)
+        try:
+            found = self.run(methods_of, self.subject)
+        except HangError:
+            raise ValueError(f"{expected}, got no answer within {TIMEOUT_S:g} s") from None
+        except RankError as error:
+            raise ValueError(f"{expected}; {first_lines(str(error))}") from error
         self.methods = frozenset(found[0])
 
     def run(self, body: Callable[..., Any], *arguments: Any, timeout_s: float | None = None) -> list[Any]:
@@ -122,6 +133,7 @@ class Bench:
 
     def try_program(self, program: Program, habits: Sequence[str] = (AS_TORCH,)) -> list[str]:
         """Run a program and compare it with local training; see `check_program`."""
+        program = adapted(program, self.subject)
         try:
             return check_program(self.subject, program, self, habits)
         except (FindingError, RankError) as error:
@@ -151,6 +163,7 @@ class Bench:
         found: list[tuple[float, FindingError]] = []
 
         def run(program: Program) -> None:
+            program = adapted(program, self.subject)
             if found and time.monotonic() > found[0][0] + SHRINK_S:
                 raise _ShrunkError
             try:
@@ -182,6 +195,10 @@ class Bench:
         )
 
 
+def _idle(_rank: int, _world_size: int) -> None:
+    """Do nothing: the first body includes the start of the ranks."""
+
+
 Check = Callable[[Bench], str | None]
 """Returns if the class passed, perhaps with a text on how; raises FindingError, RankError, HangError or
 NotSupportedError."""
@@ -211,8 +228,7 @@ def bench_on(ranks: RankPool, name: str, effort: int, against: str | None = None
     Meanwhile this process computes with one thread: idle threads of OpenMP spin, on cores that the ranks need.
 
     Raises:
-        ValueError: There is no such class, or Hypothesis is not installed.
-        RankError: The class cannot be constructed.
+        ValueError: There is no such class, it does not wrap a module, or Hypothesis is not installed.
     """
     threads = torch.get_num_threads()
     torch.set_num_threads(1)

@@ -6,11 +6,13 @@ The ranks are processes without a launcher that watches over them, as on a clust
 import os
 import signal
 import tempfile
+from collections.abc import Callable
 from datetime import timedelta
 from pathlib import Path
+from typing import Any
 
 import torch.distributed as dist
-from torch import nn
+from torch import Tensor, nn
 from torch._C._distributed_c10d import FileStore
 
 from reference.fork_server import OUTPUTS, Surroundings, ctrl_c_blocked, process_context
@@ -97,11 +99,18 @@ def train_until(rank: int, subject: Subject, place: str, kind: str) -> None:
         if place_now == "forward":
             fail(kind)
         elif place_now == "between buckets":
-            training.module.get_parameter("3.weight").register_hook(lambda _: fail(kind))
+            training.module.get_submodule("3").register_forward_hook(_fails_in_backward(kind))
         training.backward(mean_square, step)
         if place_now == "after backward":
             fail(kind)
         training.optimizer.step()
+
+
+def _fails_in_backward(kind: str) -> Callable[[nn.Module, Any, Tensor], None]:
+    def hook(_module: nn.Module, _inputs: Any, output: Tensor) -> None:
+        output.register_hook(lambda _: fail(kind))
+
+    return hook
 
 
 def fail(kind: str) -> None:

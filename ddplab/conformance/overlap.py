@@ -54,7 +54,7 @@ NETWORKS = (
 def _trace(model: str, shapes: Sequence[tuple[int, ...]], forward_ns: int, gap_ns: int) -> Trace:
     """Make the trace of a model whose gradients become ready one after the other, the last parameter's first."""
     parameters = tuple(
-        Parameter(name=f"layer{number}.weight", shape=shape, dtype="float32", size_bytes=4 * prod(shape))
+        Parameter(name=f"layers.{number}.weight", shape=shape, dtype="float32", size_bytes=4 * prod(shape))
         for number, shape in enumerate(shapes)
     )
     ready_ns = [forward_ns + gap_ns * number for number in range(1, len(shapes) + 1)]

@@ -24,9 +24,9 @@ from ..emulation.modelled_network import (
     VirtualFuture,
     run_on_network,
 )
-from ..emulation.virtual_time import VirtualRank, VirtualTime
-from .check_runner import Bench
-from .class_under_test import Subject
+from ..emulation.virtual_time import NoTurnError, VirtualRank, VirtualTime
+from .check_runner import Bench, HangError, first_lines
+from .class_under_test import NotSupportedError, Subject
 from .local_training import FindingError, findings, run_locally
 from .training_programs import Net, Program, Script, Seen
 
@@ -115,9 +115,14 @@ def check_timing(bench: Bench) -> None:
         try:
             seen = run_in_virtual_time(bench.subject, program, bench.world_size, program.seed)
             _, problem = next(findings(seen, expected), (0, ""))
+        except NoTurnError as error:
+            raise HangError(str(error)) from None  # another program would take as long
         except RankError as error:
             problem = str(error)
         if problem:
             raise FindingError(f"with seed {program.seed} in virtual time: {problem}", program)
 
-    bench.try_random(attempt)
+    try:
+        bench.try_random(attempt)
+    except HangError as error:
+        raise NotSupportedError(first_lines(str(error))) from None

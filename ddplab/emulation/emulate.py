@@ -45,14 +45,17 @@ from simulator.workload.compute_times import (
 )
 from simulator.workload.default_gpu_costs import assume_gpu
 
+from ..composable import replicate_modules
 from .emulated_device import IterationTimes
 from .modelled_network import CollectiveMessage, ModelledCollective, ModelledGroup, ModelledNetwork, run_on_network
+from .virtual_streams import virtual_streams
 from .virtual_time import LogEntry, VirtualRank, VirtualTime
 from .virtual_training import Label, RankTraining, TrainingPlan, ddp_arguments
 
 REDUCERS: dict[str, Callable[..., nn.Module]] = {
     "ddplab": DistributedDataParallel,
     "torch": TorchDistributedDataParallel,
+    "replicate": replicate_modules,
 }
 """Reducers by name."""
 
@@ -79,8 +82,9 @@ def emulate(
         world_size: As for `predict`. Ranks with equal compute times and inputs are emulated once. A class whose ranks
             act by their number therefore needs a trace with one recorded rank for each of them.
         reducer: The class that averages gradients: "ddplab", "torch", or a class with the constructor of torch's
-            `DistributedDataParallel`. Copies and launches count as free unless the reducer is ddplab's. A class may
-            use all-reduces (SUM, MAX, MIN), broadcasts, all-gathers and barriers of the default process group.
+            `DistributedDataParallel`; or, with grouping="module", "replicate" (`replicate_modules`) or a function
+            like it. Copies and launches count as free unless the reducer is ddplab's. A class may use all-reduces
+            (SUM, AVG, MAX, MIN), broadcasts, all-gathers and barriers of the default process group.
         policy: As for `predict`.
         variation: As for `predict`.
         stragglers: As for `predict`.
@@ -99,6 +103,10 @@ def emulate(
     """
     policy = Policy.given(policy, settings, joins=inputs is not None)
     make = _class_of(reducer)
+    if policy.grouping == "module" and (_is_ours(make) or make is TorchDistributedDataParallel):
+        raise ValueError("reducer: expected 'replicate' with grouping='module', because DDP averages buckets")
+    if policy.grouping == "buckets" and make is replicate_modules:
+        raise ValueError("grouping: expected 'module' with the reducer 'replicate', which has no buckets")
     if not _is_ours(make) and (policy.plan is not None or policy.order != "ready"):
         raise ValueError("order: expected 'ready' and no plan, because only ddplab's reducer takes a plan")
     if inputs is not None and policy.phase != "steady":
@@ -247,7 +255,8 @@ class _Emulation:
         """Train all cycles."""
         with new_garbage_collected():
             try:
-                run_on_network(self._time, self._network, self._train)
+                with virtual_streams():
+                    run_on_network(self._time, self._network, self._train)
                 self.buckets = tuple(map(tuple, next(iter(self._ranks.values())).buckets))
             finally:
                 self._ranks.clear()

@@ -14,6 +14,8 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
+from functools import partial
+from itertools import groupby
 from typing import Any, Literal, Protocol, Self
 
 import torch
@@ -205,7 +207,11 @@ class EmulatedModel(nn.Module):
         self._modules |= named._modules
         self._parameters |= named._parameters
         self._buffers |= named._buffers
-        self._parameters_by_index = list(self.parameters())
+        paths = [name.split(".") for name, _ in self.named_parameters()]
+        self._around = [
+            [self.get_submodule(".".join(path[:depth])) for depth in range(1, len(path))] for path in paths
+        ]
+        self._places = [([self, *around][-1], path[-1]) for around, path in zip(self._around, paths, strict=True)]
         self._rows = [
             parameter.touched_rows(sparse_density) if parameter.sparse else None for parameter in workload.parameters
         ]
@@ -217,10 +223,34 @@ class EmulatedModel(nn.Module):
             raise RuntimeError("EmulatedModel: expected `times` to be set before the forward pass, got None")
         with self.clock.computing(times.forward_ns, "forward"):
             token = torch.zeros(1, requires_grad=torch.is_grad_enabled())
-            token = _apply(_Layer, token, self, times.tail_ns, None, None)
-            for index, gap_ns in reversed(times.gradients):
-                token = _apply(_Layer, token, self, gap_ns, index, self._parameters_by_index[index])
-            return _apply(_Loss, token, self).sum()
+            token = tail = _apply(_Layer, token, self, times.tail_ns, None, None)
+            calls = groupby(reversed(times.gradients), lambda gradient: self._hooked_module(gradient[0]))
+            called: set[nn.Module] = set()
+            for number, (module, gradients) in enumerate(calls):
+                if module in called:
+                    name = next(name for name, one in self.named_modules() if one is module)
+                    raise RuntimeError(f"EmulatedModel: expected no other gradient between those of {name}")
+                if module is not None:
+                    called.add(module)
+                layers = partial(self._layers, tuple(gradients))
+                own = token if number or module is None else token.detach()  # a model's inputs need no gradient
+                token = layers(own) if module is None else module(layers, own)
+            return _apply(_Loss, token, self, tail).sum()
+
+    def _layers(self, gradients: Sequence[tuple[int, int]], token: Tensor) -> Tensor:
+        for index, gap_ns in gradients:
+            token = _apply(_Layer, token, self, gap_ns, index, self._parameter(index))
+        return token
+
+    def _hooked_module(self, index: int) -> nn.Module | None:
+        """Return the outermost submodule around a parameter that a reducer has hooked, and that is called for it."""
+        around = self._around[index]
+        return next((module for module in around if module._forward_pre_hooks), None)
+
+    def _parameter(self, index: int) -> Tensor:
+        """Return a parameter or, between FSDP2's hooks, the tensor in its place."""
+        owner, name = self._places[index]
+        return getattr(owner, name)  # type: ignore[no-any-return]
 
     def step(self) -> None:
         """Compute for the time of everything after the backward pass."""
@@ -230,7 +260,7 @@ class EmulatedModel(nn.Module):
 
     def gradient(self, index: int) -> Tensor:
         """Make a gradient of a parameter: a new tensor, which autograd keeps without copying it."""
-        parameter, rows = self._parameters_by_index[index], self._rows[index]
+        parameter, rows = self._parameter(index), self._rows[index]
         if rows is None:
             return torch.full_like(parameter, self.value, requires_grad=False)
         values = torch.full((rows, *parameter.shape[1:]), self.value, dtype=parameter.dtype)
@@ -261,10 +291,10 @@ class _Layer(torch.autograd.Function):
 
 
 class _Loss(torch.autograd.Function):
-    """The first node of the backward pass; takes no time."""
+    """The first node of the backward pass, which takes no time; what follows on the last gradient needs it too."""
 
     @staticmethod
-    def forward(ctx: Any, token: Tensor, model: EmulatedModel) -> Tensor:
+    def forward(ctx: Any, token: Tensor, model: EmulatedModel, _tail: Tensor) -> Tensor:
         ctx.model = model
         return token.clone()
 
@@ -272,7 +302,7 @@ class _Loss(torch.autograd.Function):
     def backward(ctx: Any, *gradients: Tensor) -> Any:
         if ctx.model.at_backward_end is not None:
             torch.autograd.Variable._execution_engine.queue_callback(ctx.model.at_backward_end)
-        return gradients[0], None
+        return gradients[0], None, gradients[0]
 
 
 def _submodules(tensors: Sequence[Parameter | Buffer], names: Sequence[str]) -> nn.Module:
@@ -291,7 +321,7 @@ def _submodules(tensors: Sequence[Parameter | Buffer], names: Sequence[str]) -> 
         for depth, part in enumerate(path):
             if part not in owner._modules:
                 is_embedding = sparse and depth == len(path) - 1
-                owner.add_module(part, _SparseEmbedding() if is_embedding else nn.Module())
+                owner.add_module(part, _SparseEmbedding() if is_embedding else _Submodule())
             owner = owner.get_submodule(part)
         if sparse and not isinstance(owner, _SparseEmbedding):
             raise KeyError(name)
@@ -301,6 +331,13 @@ def _submodules(tensors: Sequence[Parameter | Buffer], names: Sequence[str]) -> 
         else:
             owner.register_buffer(attribute, torch.zeros(tensor.size_bytes // dtype.itemsize, dtype=dtype))
     return root
+
+
+class _Submodule(nn.Module):
+    """Computes what the model asks for, between the hooks of a reducer."""
+
+    def forward(self, layers: Callable[[Tensor], Tensor], token: Tensor) -> Tensor:
+        return layers(token)
 
 
 class _SparseEmbedding(nn.Embedding):

@@ -15,12 +15,18 @@ from typing import Any, NamedTuple
 import torch
 import torch.distributed as dist
 from torch import Tensor
-from torch._C._distributed_c10d import AllgatherOptions, HashStore
+from torch._C._distributed_c10d import (
+    AllgatherOptions,
+    HashStore,
+    _register_process_group,
+    _unregister_process_group,
+)
 from torch.distributed import distributed_c10d
 
 from simulator.engines.event_replay import CollectiveCost, RunningCollective
 from simulator.schedule.comm_hook_messages import INDEX_BYTES, Transport
 
+from .virtual_streams import current_stream
 from .virtual_time import Result, VirtualRank, VirtualTime
 
 Arguments = tuple[Any, ...]
@@ -82,8 +88,8 @@ class ModelledWork(dist.Work):
         self._future = future
 
     def wait(self, timeout: Any = None) -> bool:
-        """Block, or let virtual time pass, until the collective is done."""
-        self._future.wait()
+        """Let virtual time pass until the collective is done, or let the current stream wait for it."""
+        current_stream().wait(self._future)
         return True
 
     def get_future(self) -> "torch.futures.Future[Any]":
@@ -212,12 +218,13 @@ class ModelledNetwork:
             return partial(self._overwrite, lambda tensors: tensors[source])
         for operation, compute in (
             (dist.ReduceOp.SUM, self._sum),
+            (dist.ReduceOp.AVG, self._mean),
             (dist.ReduceOp.MAX, partial(reduce, torch.maximum)),
             (dist.ReduceOp.MIN, partial(reduce, torch.minimum)),
         ):
             if opts.reduceOp == operation:
                 return partial(self._overwrite, compute)
-        raise NotImplementedError(f"modelled network: expected the operation SUM, MAX or MIN, got {opts.reduceOp}")
+        raise NotImplementedError(f"modelled network: expected SUM, AVG, MAX or MIN, got {opts.reduceOp}")
 
     def _overwrite(
         self, compute: Callable[[Sequence[Tensor]], Tensor], contributions: Mapping[int, Arguments]
@@ -233,6 +240,9 @@ class ModelledNetwork:
         weighted = zip(tensors, self._counts.values(), strict=True)
         first, *others = [tensor if count == 1 else tensor.mul_(count) for tensor, count in weighted]
         return sum(others, first)
+
+    def _mean(self, tensors: Sequence[Tensor]) -> Tensor:
+        return self._sum(tensors).div_(self.world_size)
 
     def _gather(self, contributions: Mapping[int, Arguments]) -> None:
         """Copy every rank's input into the outputs of all ranks."""
@@ -292,6 +302,11 @@ class ModelledGroup(CollectiveGroup):
         self._virtual_rank, self._network = rank, network
         self.before_launch: Callable[[CollectiveMessage, Sequence[Tensor]], None] = lambda _message, _tensors: None
         self.after_launch: Callable[[int, VirtualFuture], None] = lambda _number, _future: None
+
+    @property
+    def group_name(self) -> Any:  # torch's type is new
+        """Name by which a DeviceMesh finds the group; each rank of this process has its own."""
+        return f"modelled {self._virtual_rank.rank}"
 
     def _launch(self, message: CollectiveMessage, method: str, arguments: Arguments, opts: Any) -> ModelledWork:
         self.before_launch(message, arguments[-1])
@@ -379,8 +394,12 @@ def run_on_network(
         with network.entered(rank.rank):
             return body(rank, groups[rank.rank])
 
+    for group in groups.values():  # a DeviceMesh finds its groups by name
+        _register_process_group(group.group_name, group)
     distributed_c10d._world = worlds  # type: ignore[assignment]
     try:
         return time.run(on_rank)
     finally:
         distributed_c10d._world = outside
+        for group in groups.values():
+            _unregister_process_group(group.group_name)

@@ -20,10 +20,16 @@ from simulator.schedule.schedule import Compute, Instruction, LaunchCollective, 
 Result = TypeVar("Result")
 
 
-TURN_TIMEOUT_S = 60.0
+TURN_TIMEOUT_S = 20.0
 """Longest real time between two waits of a rank."""
+NO_TURN = "has not come back for"
+"""Part of the message of `NoTurnError`."""
 END_TIMEOUT_S = 1.0
 """How long to wait for a rank's thread after a failure; a thread that is blocked outside of Python never ends."""
+
+
+class NoTurnError(RankError):
+    """A rank has not come back: it computes for long, or waits where virtual time cannot see it."""
 
 
 class RanksEndedError(BaseException):
@@ -193,10 +199,10 @@ class VirtualTime(Generic[Result]):
             if not self.turn_is_over.acquire(timeout=TURN_TIMEOUT_S):
                 frame = sys._current_frames().get(rank.thread.ident or 0) if rank.thread else None
                 stack = "".join(traceback.format_stack(frame)[-3:])
-                raise RankError(
+                raise NoTurnError(
                     rank.rank,
-                    f"rank {rank.rank} has not come back for {TURN_TIMEOUT_S:g} s. In virtual time a reducer may "
-                    f"wait only for its process group, not for other threads. Its stack ends:\n{stack}",
+                    f"rank {rank.rank} {NO_TURN} {TURN_TIMEOUT_S:g} s; in virtual time a reducer may wait "
+                    f"only for its process group, not for other threads or in C++. Traceback:\n{stack}",
                 )
         if self.failure is not None or len(self._results) == len(self.ranks):
             return

@@ -380,7 +380,9 @@ ONE_BUCKET_MB = 2.0**30
 def ddp_arguments(
     reducer: Callable[..., nn.Module], policy: Policy, plan: Sequence[Sequence[int]] | None
 ) -> dict[str, Any]:
-    """Return the arguments of a class like `DistributedDataParallel` that differ from its defaults."""
+    """Return the arguments of `replicate_modules`, or of a class like DDP, that differ from its defaults."""
+    if policy.grouping == "module":
+        return {} if policy.reduce_dtype is None else {"reduce_dtype": policy.reduce_dtype}
     cap, caps_mb = policy.bucket_cap_mb, policy.bucket_cap_mb_list
     if not caps_mb and policy.first_bucket_mb is not None:
         caps_mb = (policy.first_bucket_mb, 25 if cap is None else cap)

@@ -22,6 +22,7 @@ class Span(NamedTuple):
     - *forward*, *backward*: the passes
     - *search*: searching the graph for unused parameters
     - *pack*, *copy_out*: copying gradients into a bucket, and averages out of the bucket
+    - *unshard*: FSDP2's copies of the parameters, before the forward pass
     - *compress*, *recompress*, *decompress*: computation of a comm hook before its first collective, before its
       second one and after its last
     - *launch*: issuing a collective

@@ -10,7 +10,7 @@ PARTS: dict[str, tuple[ComputeKind, ...]] = {
     "forward": ("forward",),
     "backward": ("backward",),
     "search": ("search",),
-    "copies": ("pack", "copy_out"),
+    "copies": ("unshard", "pack", "copy_out"),
     "hook": ("compress", "recompress", "decompress"),
     "launch": ("launch",),
     "rebuild": ("rebuild",),

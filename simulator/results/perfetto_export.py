@@ -16,7 +16,7 @@ from ..engines.timeline import Span, Timeline
 COMPUTE_TRACK = 1
 COPY_TRACK = 2
 FIRST_COMM_TRACK = 3
-COPIES = ("pack", "copy_out")
+COPIES = ("unshard", "pack", "copy_out")
 MOST_PROCESSES = 64
 """With more ranks than this, ranks that behave the same share a process."""
 RANKS_IN_NAME = 3

@@ -12,7 +12,7 @@ from ..plot_colours import COMPRESSION, COMPUTATION, COPIES, EXPOSED, FORWARD, H
 KINDS: dict[str, tuple[Kind, ...]] = {
     FORWARD: ("forward", "step"),
     COMPUTATION: ("backward",),
-    COPIES: ("rebuild", "pack", "copy_out", "straggler"),
+    COPIES: ("rebuild", "unshard", "pack", "copy_out", "straggler"),
     COMPRESSION: ("compress", "recompress", "decompress"),
     INK: ("launch",),
     SMALL: ("wait",),

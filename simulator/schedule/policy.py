@@ -14,6 +14,14 @@ from reference.reducer_options import Features
 from .comm_hook_messages import NO_HOOK, CommHook, named_hook
 
 Phase = Literal["steady", "first", "second", "rebuild"]
+Grouping = Literal["buckets", "module"]
+ReduceDtype = Literal["float32", "bfloat16", "float16"]
+ITEM_BYTES: Mapping[ReduceDtype, int] = {"float32": 4, "bfloat16": 2, "float16": 2}
+DDP_ONLY = (
+    *("bucket_cap_mb_list", "first_bucket_mb", "plan", "find_unused_parameters", "static_graph"),
+    *("skip_all_reduce_unused_params", "gradient_as_bucket_view", "hook", "process_groups"),
+)
+"""Fields of `Policy` that have no counterpart in FSDP2's `replicate()`."""
 
 
 class Policy(Settings, strict=False):
@@ -37,6 +45,16 @@ class Policy(Settings, strict=False):
         default=None,
         description="explicit buckets in launch order, which replace caps and order, parameter indices; "
         "argument of `reference`'s DDP",
+    )
+    grouping: Grouping = Field(
+        default="buckets",
+        description="what is all-reduced together, a name: `buckets`, as by DDP, or `module`, as by FSDP2's "
+        "`replicate()`, each module that it wraps (`reference.bucketing.wrapped_modules`); chosen by the user",
+    )
+    reduce_dtype: ReduceDtype | None = Field(
+        default=None,
+        description="dtype of the all-reduces with the grouping `module`, a name (None: the gradients'); "
+        "MixedPrecisionPolicy's argument",
     )
     order: Order = Field(
         default="ready",
@@ -126,6 +144,22 @@ class Policy(Settings, strict=False):
             raise ValueError("skip_all_reduce_unused_params: expected find_unused_parameters=True, which it requires")
         return self
 
+    @model_validator(mode="after")
+    def _has_what_modules_have(self) -> Self:
+        if self.grouping == "module":
+            for name in DDP_ONLY:
+                if getattr(self, name) != type(self).model_fields[name].default:
+                    raise ValueError(
+                        f"{name}: expected the default with grouping='module', because FSDP2's replicate() has no "
+                        f"such setting, got {getattr(self, name)!r}"
+                    )
+        elif self.reduce_dtype is not None:
+            raise ValueError(
+                f"reduce_dtype: expected grouping='module', got {self.grouping!r}; DDP's all-reduces have the dtype "
+                "of the gradients, or that of a comm hook such as 'bf16'"
+            )
+        return self
+
     @classmethod
     def given(cls, policy: "Policy | None", settings: Mapping[str, Any], *, joins: bool = False) -> "Policy":
         """Return the policy, made from `settings` if `policy` is None.
@@ -146,6 +180,8 @@ class Policy(Settings, strict=False):
                 f"policy: expected either a policy or settings, got both; also given: {', '.join(settings)}"
             )
         policy = cls(**settings) if policy is None else policy
+        if joins and policy.grouping == "module":
+            raise ValueError("inputs: expected None with grouping='module', because FSDP2's modules cannot join")
         if joins and policy.skip_all_reduce_unused_params:
             raise ValueError(
                 "inputs: expected None with skip_all_reduce_unused_params, which the reducer refuses under Join"
@@ -155,6 +191,8 @@ class Policy(Settings, strict=False):
     @property
     def overruled(self) -> dict[str, str]:
         """The axes of a sweep that have no effect under this policy, each with the field that overrides it."""
+        if self.grouping == "module":
+            return {"bucket_cap_mb": "grouping", "order": "grouping"}
         if self.plan is not None:
             return {"bucket_cap_mb": "plan", "order": "plan"}
         return {} if self.bucket_cap_mb_list is None else {"bucket_cap_mb": "bucket_cap_mb_list"}
@@ -173,7 +211,8 @@ class Policy(Settings, strict=False):
     @property
     def rebuilds(self) -> bool:
         """Whether the reducer rebuilds its buckets after the first iteration."""
-        return self.plan is None and self.order == "ready" and not self.graph_may_change
+        assigned = self.plan is None and self.order == "ready" and self.grouping == "buckets"
+        return assigned and not self.graph_may_change
 
     @property
     def has_rebuilt(self) -> bool:

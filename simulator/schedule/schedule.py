@@ -3,23 +3,36 @@
 A rank computes, launches collectives and waits for them. Collectives are numbered in launch order. The order of the
 steps is that of `reference.reducer`: gradients become ready, full buckets are packed, buckets are launched strictly
 in bucket order, and after the backward pass each bucket is waited for and copied out.
+
+With the grouping "module", steps and order are those of FSDP2's `replicate()` in torch 2.13, and the buckets are the
+modules that it wraps. Their parameters are copied for the forward pass ("unshard"). When the backward pass of a
+module is done, its gradients are copied into a flat tensor, which is copied into the one that is reduced. Gradients
+are then views of the averages, so nothing is copied out. The rank waits after the backward pass.
 """
 
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
+from math import prod
 from typing import Literal, NamedTuple
 
-from reference.bucketing import BucketAssignment, check_partition, initial_buckets, plan_buckets, rebuild_order
+from reference.bucketing import (
+    BucketAssignment,
+    check_partition,
+    initial_buckets,
+    module_buckets,
+    plan_buckets,
+    rebuild_order,
+)
 from reference.collectives import JOIN_COUNT_BYTES, JOIN_RANK_BYTES, READY_ORDER_BYTES, USED_MAP_BYTES, send_in_pieces
 from reference.trace import Buffer, Parameter
 
 from ..workload.compute_times import RecordedModel
-from .comm_hook_messages import Message, Transport, gradient_bytes
-from .policy import Policy
+from .comm_hook_messages import NO_HOOK, Message, Transport, gradient_bytes
+from .policy import ITEM_BYTES, Policy
 
 ComputeKind = Literal[
-    "unsynchronized", "rebuild", "forward", "search", "backward", "pack", "compress", "launch", "recompress",
-    "decompress", "copy_out", "step",
+    "unsynchronized", "rebuild", "unshard", "forward", "search", "backward", "pack", "compress", "launch",
+    "recompress", "decompress", "copy_out", "step",
 ]  # fmt: skip
 CollectiveKind = Literal["join", "order", "broadcast", "all_reduce", "second_all_reduce", "bitmap"]
 
@@ -30,7 +43,7 @@ class Compute(NamedTuple):
     kind: ComputeKind
     bucket: int | None = None
     iteration: int = 0
-    """For the kind "unsynchronized": index of the iteration in its cycle."""
+    """For the kinds "unsynchronized" and "unshard": index of the iteration in its cycle."""
 
 
 class LaunchCollective(NamedTuple):
@@ -82,6 +95,7 @@ class IterationSchedule:
         buckets: Parameter indices by bucket, in launch order.
         gradient_bytes: Bytes of each gradient's values, likewise.
         launches_at_the_end: Whether all buckets are launched after the backward pass.
+        launches_last_at_the_end: Whether the last bucket is, and each bucket is packed right before its launch.
         steps: The computing steps, in order: the columns of `EngineInput.duration_ns`.
     """
 
@@ -90,6 +104,7 @@ class IterationSchedule:
     buckets: tuple[tuple[int, ...], ...] = field(default=(), compare=False)
     gradient_bytes: tuple[tuple[int, ...], ...] = field(default=(), compare=False)
     launches_at_the_end: bool = field(default=False, compare=False)
+    launches_last_at_the_end: bool = field(default=False, compare=False)
     steps: tuple[Compute, ...] = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
@@ -102,9 +117,11 @@ def buckets_of(policy: Policy, model: RecordedModel) -> BucketAssignment:
 
     Raises:
         ValueError: The plan does not contain every parameter exactly once, mixes dtypes in a bucket, or has a bucket
-            that holds a parameter with sparse gradients and another one.
+            that holds a parameter with sparse gradients and another one; or the model cannot be grouped by modules.
     """
     keys = [parameter.dtype for parameter in model.parameters]
+    if policy.grouping == "module":
+        return _module_buckets(model)
     if policy.plan is not None:
         check_partition(policy.plan, len(keys), name="plan")
         for number, bucket in enumerate(policy.plan):
@@ -130,6 +147,25 @@ def buckets_of(policy: Policy, model: RecordedModel) -> BucketAssignment:
     )
 
 
+def _module_buckets(model: RecordedModel) -> BucketAssignment:
+    """Assign the model's parameters to the modules that FSDP2 averages, in launch order.
+
+    Raises:
+        ValueError: The names don't show the modules, or FSDP2 refuses a module.
+    """
+    parameters = model.parameters
+    if sparse := next((one.name for one in parameters if one.sparse), None):
+        raise ValueError(f"grouping: expected no sparse gradients, which FSDP2 refuses, got that of {sparse}")
+    buckets = module_buckets([one.name for one in parameters], model.ready_order)
+    for bucket in buckets:
+        if len(kinds := sorted({parameters[index].dtype for index in bucket})) > 1:
+            name = parameters[bucket[0]].name
+            raise ValueError(
+                f"grouping: expected one dtype in each module, as FSDP2 does, got {' and '.join(kinds)} with {name}"
+            )
+    return buckets
+
+
 BUCKET_STEPS: tuple[ComputeKind, ...] = ("backward", "pack", "compress", "launch")
 """Computing steps of a rank up to the launch of a bucket's collective."""
 UNSENT_BUCKET_STEPS = BUCKET_STEPS[:2]
@@ -149,13 +185,19 @@ def build_schedule(policy: Policy, model: RecordedModel, *, joins: bool = False)
             not support sparse gradients.
     """
     writer = _Writer()
+    buckets = buckets_of(policy, model)
+    members = [[model.parameters[index] for index in bucket] for bucket in buckets]
+    by_module = policy.grouping == "module"
     _precede_forward(writer, policy, model, joins=joins)
+    if by_module:
+        writer.compute("unshard", iteration=policy.sync_every - 1)
     writer.compute("forward")
     if policy.graph_may_change:
         writer.compute("search")
-    buckets = buckets_of(policy, model)
-    members = [[model.parameters[index] for index in bucket] for bucket in buckets]
-    messages = [policy.hook.message(parameters, policy.sparse_density) for parameters in members]
+    messages = [
+        module_message(parameters, policy) if by_module else policy.hook.message(parameters, policy.sparse_density)
+        for parameters in members
+    ]
     knows_unused = policy.skip_all_reduce_unused_params and not policy.launches_at_the_end
     skipped = model.never_used if knows_unused else frozenset[int]()
     unsent = {number for number, bucket in enumerate(buckets) if skipped.issuperset(bucket)}
@@ -169,7 +211,7 @@ def build_schedule(policy: Policy, model: RecordedModel, *, joins: bool = False)
     for bucket in range(len(buckets)):
         if bucket in awaited:
             writer.wait(awaited[bucket])
-        if bucket not in unsent:
+        if bucket not in unsent and not by_module:
             writer.compute("decompress", bucket)
             writer.compute("copy_out", bucket)
     if sends_bitmap:
@@ -181,7 +223,24 @@ def build_schedule(policy: Policy, model: RecordedModel, *, joins: bool = False)
         buckets=tuple(map(tuple, buckets)),
         gradient_bytes=tuple(tuple(gradient_bytes(parameters, policy.sparse_density)) for parameters in members),
         launches_at_the_end=policy.launches_at_the_end,
+        launches_last_at_the_end=by_module,
     )
+
+
+def module_message(parameters: Sequence[Parameter], policy: Policy) -> Message:
+    """Return the message of a module of these parameters that FSDP2 averages.
+
+    Raises:
+        ValueError: The policy has a comm hook.
+    """
+    if policy.hook != NO_HOOK:
+        raise ValueError(
+            f"hook: expected none with grouping='module', got {policy.hook.name}; FSDP2's replicate() has no comm "
+            "hooks, and reduce_dtype makes its all-reduces smaller"
+        )
+    if policy.reduce_dtype is None:
+        return Message("all_reduce", sum(one.size_bytes for one in parameters))
+    return Message("all_reduce", sum(prod(one.shape) for one in parameters) * ITEM_BYTES[policy.reduce_dtype])
 
 
 def build_join_end(policy: Policy, model: RecordedModel) -> IterationSchedule:
@@ -195,7 +254,8 @@ def build_join_end(policy: Policy, model: RecordedModel) -> IterationSchedule:
 
 def _precede_forward(writer: "_Writer", policy: Policy, model: RecordedModel, *, joins: bool) -> None:
     """Write the iterations under `no_sync`, and what precedes the forward pass of the last iteration."""
-    buffers = model.buffers if policy.broadcast_buffers and not model.has_communication else ()
+    sends = policy.broadcast_buffers and policy.grouping == "buckets"
+    buffers = model.buffers if sends and not model.has_communication else ()
     for iteration in range(policy.sync_every):
         without_inputs = Condition("without_inputs", iteration)
         if joins:
@@ -211,6 +271,8 @@ def _precede_forward(writer: "_Writer", policy: Policy, model: RecordedModel, *,
         if joins:
             writer.complete(Collective("join", None, "all_reduce", JOIN_COUNT_BYTES), only=without_inputs)
         if iteration < policy.sync_every - 1:
+            if policy.grouping == "module":
+                writer.compute("unshard", iteration=iteration)
             writer.compute("unsynchronized", iteration=iteration)
 
 

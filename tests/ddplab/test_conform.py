@@ -9,6 +9,7 @@ from xml.etree import ElementTree
 import pytest
 
 from ddplab.cli.main import app
+from ddplab.conformance import check_runner
 
 from .conformance_bench import NAIVE, faulty
 
@@ -78,3 +79,22 @@ def test_bad_input_of_the_command_is_told_in_one_line(command, capfd, words, mes
         app(["conform", *words], standalone_mode=False)
     assert "\n" not in str(error.value)
     assert "ERROR" not in capfd.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("NeverConstructed", r"got no answer within 2 s$"),
+        (
+            "wraps_nothing",
+            r"rank \d failed: TypeError: it returned NoneType instead of a module;",
+        ),
+        ("Small.fill", r"expected MODULE:CLASS"),
+    ],
+)
+def test_a_subject_that_does_not_wrap_a_module_is_told_in_one_line(monkeypatch, tmp_path, name, message):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(check_runner, "TIMEOUT_S", 2.0)
+    with pytest.raises(ValueError, match=message) as error:
+        app(["conform", faulty(name), "--only", "one weight"], standalone_mode=False)
+    assert "\n" not in str(error.value)

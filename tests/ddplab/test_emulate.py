@@ -10,9 +10,10 @@ from hypothesis import given
 import simulator
 from ddplab.emulation.emulate import emulate
 from reference.data_parallel import DistributedDataParallel
+from reference.errors import RankError
 
 from ..explore import examples
-from ..strategies import Asked, emulations, torch_emulations
+from ..strategies import Asked, emulations, iteration, module_emulations, torch_emulations, trace_of
 from .small_trace import FABRIC, small_trace
 
 pytestmark = pytest.mark.usefixtures("soon")
@@ -77,10 +78,38 @@ def test_a_reducer_that_behaves_differently_takes_another_time():
     assert other.buckets == ((0,), (1,), (2,))
 
 
+@examples(60)
+@given(module_emulations())
+def test_replicate_built_on_fsdp_takes_the_predicted_time(asked):
+    real, predicted = emulated(asked, "replicate"), asked.predict()
+    assert real.samples_ns == predicted.samples_ns
+    sent, expected = (
+        [one.size_bytes for one in each.timeline.engine_input.schedule.collectives] for each in (real, predicted)
+    )
+    assert sent == expected
+    assert len(real.timeline.done_ns) == len(predicted.buckets)
+    assert real.timeline.done_ns.tolist() == predicted.timeline.done_ns.tolist()
+
+
+def test_a_module_whose_gradients_become_ready_between_others_is_named():
+    trace = trace_of([[iteration(500, (3000, 1000, 2000), 3500, 700)]], [4, 4, 4])
+    names = ("layers.0.a", "layers.0.b", "layers.1.a")
+    parameters = tuple(
+        one.model_copy(update={"name": name, "dtype": "float32", "shape": (1,)})
+        for one, name in zip(trace.workload.parameters, names, strict=True)
+    )
+    trace = trace.model_copy(update={"workload": trace.workload.model_copy(update={"parameters": parameters})})
+    with pytest.raises(RankError, match=r"expected no other gradient between those of layers\.0"):
+        emulate(trace, FABRIC, world_size=2, reducer="replicate", grouping="module")
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ({"reducer": "horovod"}, "reducer: expected ddplab, torch or a class, got 'horovod'"),
+        ({"reducer": "horovod"}, "reducer: expected ddplab, torch, replicate or a class, got 'horovod'"),
+        ({"reducer": "torch", "grouping": "module"}, "reducer: expected 'replicate' with grouping='module'"),
+        ({"reducer": "replicate"}, "grouping: expected 'module' with the reducer 'replicate'"),
+        ({"reducer": "replicate", "grouping": "module"}, "grouping: expected names of parameters that show the"),
         ({"reducer": torch.nn.Linear}, "reducer: expected a class with the constructor of torch's"),
         ({"reducer": "torch", "order": "forward"}, "order: expected 'ready' and no plan"),
         ({"inputs": [1, 2], "phase": "first"}, "phase: expected 'steady' with inputs, got 'first'"),

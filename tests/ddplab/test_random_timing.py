@@ -8,6 +8,7 @@ from ddplab.conformance.class_under_test import Subject
 from ddplab.conformance.local_training import same
 from ddplab.conformance.random_programs import programs
 from ddplab.conformance.random_timing import run_in_virtual_time
+from ddplab.emulation import virtual_time
 
 from ..explore import examples
 from .conformance_bench import faulty, outcomes
@@ -21,6 +22,14 @@ def test_faults_of_timing_are_found_without_a_clock(bench_of, name, says):
     assert result.outcome == "failed"
     assert says in result.message
     assert result.program is not None
+
+
+def test_a_class_that_waits_where_virtual_time_cannot_see_it_does_not_support_virtual_time(bench_of, monkeypatch):
+    monkeypatch.setattr(virtual_time, "TURN_TIMEOUT_S", 0.5)
+    found = outcomes(bench_of(faulty("WaitsForAThread")), ["any timing", "overlap"])
+    assert [one.outcome for one in found.values()] == ["not supported"] * 2
+    assert all("rank 0 has not come back for 0.5 s" in one.message for one in found.values())
+    assert not any("\n" in one.message for one in found.values())
 
 
 @examples(10)

@@ -15,9 +15,11 @@ from reference.bucketing import (
     bucket_caps,
     check_partition,
     initial_buckets,
+    module_buckets,
     plan_buckets,
     rebuild_order,
     two_stage_caps,
+    wrapped_modules,
 )
 from reference.parameters import size_bytes, trainable_parameters
 
@@ -146,6 +148,10 @@ def test_the_rebuild_walks_parameters_that_were_never_ready_last():
             lambda: assign_buckets([1, 2], [1], order=[0, 2]),
             r"order: expected parameter indices 0 to 1, got \[2\]",
         ),
+        (
+            lambda: wrapped_modules(["conv.weight", "fc.weight"]),
+            "by numbers, such as .*, got conv.weight, fc.weight;",
+        ),
         (lambda: bucket_caps(-1), "bucket caps: expected sizes in MiB, none negative"),
         (lambda: bucket_caps(None, [1, -1]), "bucket caps: expected sizes in MiB, none negative"),
         (lambda: bucket_caps(float("nan")), "bucket caps: expected sizes in MiB, none negative"),
@@ -162,6 +168,39 @@ def test_the_rebuild_walks_parameters_that_were_never_ready_last():
 def test_arguments_that_do_not_fit_are_named(call, message):
     with pytest.raises(ValueError, match=message):
         call()
+
+
+DECODER = [
+    "tok_embeddings.weight",
+    *(f"layers.{block}.{part}" for block in range(2) for part in ("attention.wq.weight", "experts.1.weight")),
+    "norm.weight",
+    "output.weight",
+]
+
+
+def test_modules_are_wrapped_as_by_torchtitan():
+    """Each block, named by its first number, what follows the blocks as one, and the root for the rest."""
+    head = ("norm", "output")
+    first, second = ("layers.0",), ("layers.1",)
+    assert wrapped_modules(DECODER) == [(), first, first, second, second, head, head]
+    assert wrapped_modules(["0.weight", "2.weight"]) == [("0",), ("2",)]
+    assert wrapped_modules(["model.layers.7.weight", "model.norm.weight"]) == [("model.layers.7",), ("model.norm",)]
+    assert wrapped_modules(["layers.0.weight", "scale"]) == [("layers.0",), ()]  # the root's own
+
+
+def test_modules_are_launched_when_their_last_gradient_is_ready_and_the_root_last():
+    assert module_buckets(DECODER, range(7)[::-1]) == [[5, 6], [3, 4], [1, 2], [0]]
+    assert module_buckets(DECODER, [0, 6, 5, 4, 3, 2, 1]) == [[5, 6], [3, 4], [1, 2], [0]]
+    assert module_buckets(DECODER, [6, 4, 3, 5, 2, 1, 0]) == [[3, 4], [5, 6], [1, 2], [0]]
+
+
+@given(st.lists(st.integers(0, 4), min_size=1), st.booleans(), st.booleans(), st.randoms())
+def test_modules_partition_the_parameters(blocks, starts, ends, chance):
+    names = [*["first.weight"] * starts, *(f"layers.{block}.weight" for block in blocks), *["last.weight"] * ends]
+    order = chance.sample(range(len(names)), len(names))
+    buckets = module_buckets(names, order)
+    check_partition(buckets, len(names))
+    assert len(buckets) == len(set(wrapped_modules(names)))
 
 
 def test_open_buckets_come_last_in_the_order_in_which_they_were_opened():

@@ -46,6 +46,18 @@ def test_a_policy_takes_a_comm_hook_by_name():
             r"^policy: input should be an instance of Policy, got \{'sync_every': 2\}$",
         ),
         ({"sync_every": 0}, ValueError, r"^sync_every: input should be greater than or equal to 1, got 0$"),
+        (
+            {"grouping": "module", "static_graph": True},
+            ValueError,
+            r"^static_graph: expected the default with grouping='module', because FSDP2's replicate\(\) has no such",
+        ),
+        (
+            {"grouping": "module", "hook": "fp16"},
+            ValueError,
+            r"^hook: expected the default with grouping='module'",
+        ),
+        ({"reduce_dtype": "bfloat16"}, ValueError, r"^reduce_dtype: expected grouping='module', got 'buckets'"),
+        ({"grouping": "module"}, ValueError, r"^grouping: expected names of parameters that show the blocks"),
         ({"bucket_cap": 25}, TypeError, r"^unexpected keyword argument 'bucket_cap'; settings are bucket_cap_mb, "),
     ],
 )

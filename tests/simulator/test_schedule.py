@@ -242,3 +242,56 @@ def test_a_rank_without_inputs_takes_part_in_all_collectives():
     assert lines == {
         "0-8 join", "0-8 wait", "8-16 join", "8-16 wait", "16-30 straggler", "30-38 all_reduce", "16-38 wait",
     }  # fmt: skip
+
+
+# Grouping by modules
+
+
+def decoder(names=("embedding.weight", "layers.0.weight", "layers.1.weight", "head.weight"), **of_the_first) -> Trace:
+    """A model whose gradients, of 4 bytes each, are ready at 40, 30, 20 and 10; fields of the first parameter."""
+    trace = trace_of([[iteration(5, (40, 30, 20, 10), 45, 7)]], [4, 4, 4, 4])
+    first, *others = (
+        one.model_copy(update={"name": name, "dtype": "float32", "shape": (1, 1)})
+        for one, name in zip(trace.workload.parameters, names, strict=True)
+    )
+    parameters = (first.model_copy(update=of_the_first), *others)
+    return trace.model_copy(update={"workload": trace.workload.model_copy(update={"parameters": parameters})})
+
+
+def test_modules_are_launched_when_they_are_done_and_the_root_at_the_end_of_the_backward_pass():
+    prediction = predict(decoder(), fabric(2), world_size=2, grouping="module")
+    timeline = prediction.timeline
+    assert prediction.buckets == ((3,), (2,), (1,), (0,))
+    assert timeline.launched_ns[0].tolist() == [10, 20, 30, 45]
+
+
+def test_fsdp_copies_parameters_before_forward_passes_and_gradients_twice_and_nothing_out():
+    processor = Processor(pack=Linear(fixed_ns=1), copy_out=Linear(fixed_ns=2))
+    costs = fabric(0).model_copy(update={"processor": processor})
+    once = predict(decoder(), costs, world_size=2, grouping="module")
+    assert once.iteration_ns == 45 + 7 + 4 * 2 + 4 * 2 * 1
+    assert [step.kind for step in once.timeline.engine_input.schedule.steps].count("copy_out") == 0
+    thrice = predict(decoder(), costs, world_size=2, grouping="module", sync_every=3)
+    assert thrice.breakdown["copies"] == 3 * 4 * 2 + 4 * 2 * 1
+
+
+@pytest.mark.parametrize(("dtype", "size_bytes"), [(None, 4), ("float32", 4), ("bfloat16", 2), ("float16", 2)])
+def test_modules_are_reduced_in_the_reduce_dtype(dtype, size_bytes):
+    schedule = build_schedule(Policy(grouping="module", reduce_dtype=dtype), recorded_model(decoder()))
+    assert messages_of(schedule) == [("all_reduce", size_bytes)] * 4
+
+
+@pytest.mark.parametrize(
+    ("trace", "message"),
+    [
+        (decoder(sparse=True), "grouping: expected no sparse gradients, .* got that of embedding.weight"),
+        (decoder(names=("a.weight", "b.weight", "c.weight", "d.weight")), "grouping: expected names of parameters"),
+        (
+            decoder(names=("layers.0.a", "layers.0.b", "c", "d"), dtype="float64"),
+            "grouping: expected one dtype in each module, as FSDP2 does, got float32 and float64 with layers.0.a",
+        ),
+    ],
+)
+def test_models_that_fsdp_does_not_take_are_named(trace, message):
+    with pytest.raises(ValueError, match=message):
+        predict(trace, FABRIC, world_size=2, grouping="module")
