@@ -22,6 +22,8 @@ from typing import Any
 from torch import nn
 from torch.optim import Optimizer
 
+from reference.launch import rank_device
+
 from ..models import import_first_here
 
 CAP_NAMES = ("bucket_cap_mb", "bucket_size_mb")
@@ -167,5 +169,5 @@ def buckets_of(wrapped: Any) -> tuple[tuple[int, ...], ...] | None:
 
 def methods_of(_rank: int, _world_size: int, subject: Subject) -> list[str]:
     """Return which of `METHODS` a wrapped module has."""
-    wrapped = subject.wrap(nn.Linear(2, 1))
+    wrapped = subject.wrap(nn.Linear(2, 1).to(rank_device()))
     return [name for name in METHODS if callable(getattr(wrapped, name, None))]
