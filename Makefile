@@ -4,7 +4,7 @@ BIN    := .venv/bin
 READY  := .venv/.ready
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo tutorials slides figures site test test-reducer explore test-tutorials test-readme test-torch mutants test-gpu check format bench bench-simulator bench-timeline score house clean
+.PHONY: help setup demo tutorials slides figures site test test-reducer explore test-tutorials test-readme test-torch mutants test-gpu gpu check format bench bench-simulator bench-timeline score house clean
 
 help:  ## list the verbs
 	@echo "make VERB, where VERB is one of:"
@@ -68,6 +68,9 @@ mutants: $(READY)  ## one-line faults in the reducer, and which check of `ddplab
 
 test-gpu: $(READY)  ## the tests that need a CUDA device; elsewhere they say that they are skipped
 	$(BIN)/pytest -m gpu -rs
+
+gpu:  ## measure all that needs a GPU, in under 9 minutes, results in validation/gpu; runs in .venv or, if there is none, in PYTHON with packages of the folder WHEELS; DRY=1 tries it on the CPU
+	$(if $(wildcard $(READY)),$(BIN)/python,$(PYTHON)) -m benchmarks.gpu $(if $(WHEELS),--wheels $(WHEELS)) $(if $(DRY),--dry) $(GPU)
 
 check: $(READY)  ## lint, formatting and strict types
 	$(BIN)/ruff check .

@@ -10,7 +10,7 @@ import torch
 import torch.distributed as dist
 
 from ddplab.calibration.device_rates import measure_device
-from reference.errors import RankError
+from reference.errors import Error
 from reference.launch import RankPool
 
 from .pairs import arguments, parse, save
@@ -70,7 +70,7 @@ def two_ranks_on_one_device() -> str:
     with RankPool(2, backend="nccl", timeout_s=REFUSAL_S) as pool:
         try:
             return f"sums of the ranks: {pool.run(all_reduce_once)}"
-        except (RankError, RuntimeError) as error:
+        except (Error, RuntimeError) as error:
             return str(error).strip()
 
 
