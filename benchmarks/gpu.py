@@ -9,11 +9,13 @@ from a folder of wheels.
 """
 
 import argparse
+import contextlib
 import gzip
 import importlib.metadata
 import json
 import os
 import re
+import shlex
 import signal
 import subprocess
 import sys
@@ -34,16 +36,16 @@ MINUTES = 8.5
 """Time for all parts, by default; machines are often lent for ten minutes."""
 LEAST_S = 10.0
 """With less time left, no command is started."""
-PARTLY = "expecttest", "hypothesis", "pytest", "pytest-timeout"
-"""Packages that the tests need, beside those that the project itself depends on."""
+FOR_TESTS = "expecttest", "hypothesis", "pytest", "pytest-timeout"
+"""Packages that the tests and `ddplab conform` need, beside those that the project depends on."""
 OUTPUT_CHARACTERS = 30_000
 """How much of the end of a command's output is kept."""
 DEVICE = (
     "import torch\n"
     "if torch.cuda.is_available():\n"
-    "    print(torch.cuda.get_device_name(0), torch.__version__, 'nccl', *torch.cuda.nccl.version())\n"
+    "    print('device:', torch.cuda.get_device_name(0), torch.__version__, 'nccl', *torch.cuda.nccl.version())\n"
     "else:\n"
-    "    print('cpu', torch.__version__)\n"
+    "    print('device: cpu', torch.__version__)\n"
 )
 """A program that prints device and versions."""
 CONFORM = (
@@ -55,15 +57,14 @@ CONFORM = (
 
 @dataclass(frozen=True)
 class Part:
-    """A part: the arguments of `python -m` for each command, and the seconds for all of them.
+    """A part: the commands that follow `python -m`, and the seconds for all of them.
 
-    In arguments, `{run}` is the folder of the results, and `{values}` a folder for JSON files, which become part of
-    the results.
+    In commands, RUN is the folder of the results, and VALUES a folder for JSON files, which become part of the results.
     """
 
     name: str
     limit_s: float
-    commands: Sequence[Sequence[str]]
+    commands: Sequence[str]
 
 
 @dataclass
@@ -80,66 +81,55 @@ class Outcome:
 
 def parts(*, dry: bool) -> list[Part]:
     """Return all parts, the most valuable and cheap ones first."""
-    backend, one = ("gloo" if dry else "nccl"), ("--world-size", "1")
-    on_gpu = ("--backend", backend)
-    traced = {"small-tensors": ("16",)}
-    if not dry:
-        traced = {"resnet50-224": ("64", "128"), "bert-large": ("16", "32"), "gpt2": ("4", "8")}
-    times = ("--steps", "3", "--within", "0.5") if dry else ("--steps", "6")
-    recorded = "small-tensors" if dry else "resnet50-224"
-    models = ("small-tensors",) if dry else ("resnet50-224", "gpt2", "small-tensors")
-    pairs = "2" if dry else "20"
-
-    def traces(model: str, batches: Sequence[str]) -> tuple[str, ...]:
-        # a built-in model of the dry run has no other batch size
-        chosen = () if dry else ("--batches", *batches)
-        kept = ("--out", "{run}", "--json", "{values}/agreement.json")
-        return ("benchmarks.gpu_traces", *on_gpu, "--models", model, *chosen, *times, *kept)
-
-    def conform(name: str, ranks: str, backend: str) -> tuple[str, ...]:
-        checks = CONFORM[:2] if dry else CONFORM
-        device = ("--device", "cpu" if dry else "cuda", "--script", "{values}/fault.py")
-        kept = ("--json", f"{{values}}/{name}_{backend}_{ranks}.json")
-        where = ("--world-size", ranks, "--backend", backend, *device)
-        return ("ddplab", "conform", name, *where, "--only", ",".join(checks), *kept)
-
-    hooks = ("--hook", "fp16", *(() if dry else ("--hook", "bf16", "--hook", "power_sgd:1", "--hook", "power_sgd:4")))
-    ranks = [("2", "gloo")] if dry else [("1", "nccl"), ("2", "gloo")]
+    backend, device = ("gloo", "cpu") if dry else ("nccl", "cuda")
+    alone = f"--backend {backend} --world-size 1"
+    model = "small-tensors" if dry else "resnet50-224"
+    tests = "tests/reference/test_gpu.py -m gpu -vv -rfEs -W default -p no:cacheprovider --durations 10"
+    checks = ",".join(CONFORM[:2] if dry else CONFORM)
+    if dry:
+        traced = {model: "--steps 3 --within 0.5"}  # at its own batch size
+        subjects = [("ddplab", 2, "gloo")]
+        hooks, iterations, blocks = "--hook fp16", "--iterations 2", "--blocks 1"
+        timed, compared = f"--models {model} --modes '' --pairs 2", "--ranks 1 --pairs 2"
+    else:
+        batches = {"resnet50-224": "64 128", "bert-large": "16 32", "gpt2": "4 8"}
+        traced = {name: f"--batches {both} --steps 6" for name, both in batches.items()}
+        subjects = [(name, *ranks) for ranks in ((1, "nccl"), (2, "gloo")) for name in ("ddplab", "torch")]
+        hooks, iterations, blocks = "--hook fp16 --hook bf16 --hook power_sgd:4", "--iterations 10", "--blocks 6"
+        timed = "--models resnet50-224 gpt2 small-tensors --modes '' --pairs 20"
+        compared = "--ranks 4 --pairs 10"
     return [
-        Part("device", 90, [("benchmarks.device", *on_gpu, "--json", "{values}/device.json")]),
-        Part(
-            "tests",
-            150,
-            [
-                (
-                    *("pytest", "-m", "gpu", "-rfEsp", "-W", "default", "-p", "no:cacheprovider", "--durations", "10"),
-                    *("tests/reference/test_gpu.py",),
-                )
-            ],
-        ),
-        *(Part(f"traces-{model}", 90, [traces(model, batches)]) for model, batches in traced.items()),
-        Part(
-            "record",
-            60,
-            [("ddplab", "record", "--model", recorded, *one, *on_gpu, "--out", "{run}/record_command.json.gz")],
-        ),
-        Part("conform", 120, [conform(name, *where) for where in ranks for name in ("ddplab", "torch")]),
-        Part(
-            "calibrate",
-            120,
-            [("ddplab", "calibrate", "--model", recorded, *one, *on_gpu, *hooks, "--out", "{values}/fabric.json")],
-        ),
+        Part("device", 90, [f"benchmarks.device {alone} --json VALUES/device.json"]),
+        Part("tests", 150, [f"pytest {tests}"]),
         *(
             Part(
-                f"overhead-{module}",
-                limit_s,
-                [(f"benchmarks.{module}", *on_gpu, *one, *sizes, "--json", f"{{values}}/{module}.json")],
+                f"traces-{name}",
+                90,
+                [f"benchmarks.gpu_traces {alone} --models {name} {sizes} --out RUN --json VALUES/agreement.json"],
             )
-            for module, limit_s, sizes in (
-                ("ddp", 120, ("--models", *models, "--modes", "", *(() if dry else ("+view",)), "--pairs", pairs)),
-                ("recorder", 60, ("--models", models[0], "--blocks", "1" if dry else "6")),
-                ("powersgd", 60, ("--models", models[0], "--ranks", "1" if dry else "4", "--pairs", pairs)),
-            )
+            for name, sizes in traced.items()
+        ),
+        Part("record", 60, [f"ddplab record --model {model} {alone} {iterations} --out RUN/record_command.json.gz"]),
+        Part(
+            "conform",
+            100,
+            [
+                f"ddplab conform {name} --world-size {ranks} --backend {over} --device {device} --only '{checks}' "
+                f"--script VALUES/fault.py --json VALUES/{name}_{over}_{ranks}.json"
+                for name, ranks, over in subjects
+            ],
+        ),
+        Part("calibrate", 100, [f"ddplab calibrate --model {model} {alone} {hooks} --out VALUES/fabric.json"]),
+        Part("overhead-ddp", 150, [f"benchmarks.ddp {alone} {timed} --json VALUES/ddp.json"]),
+        Part(
+            "overhead-recorder",
+            60,
+            [f"benchmarks.recorder {alone} --models {model} {blocks} --json VALUES/recorder.json"],
+        ),
+        Part(
+            "overhead-powersgd",
+            60,
+            [f"benchmarks.powersgd {alone} --models {model} {compared} --json VALUES/powersgd.json"],
         ),
     ]
 
@@ -150,7 +140,7 @@ def parts(*, dry: bool) -> list[Part]:
 def missing(root: Path = ROOT) -> list[str]:
     """Return the requirements of the project, without torch, that this Python does not fulfil."""
     table = tomllib.loads((root / "pyproject.toml").read_text())["project"]
-    wanted = [*table["dependencies"], *PARTLY]
+    wanted = [*table["dependencies"], *FOR_TESTS]
     return [one for one in (requirement.partition(";")[0].strip() for requirement in wanted) if not _fulfilled(one)]
 
 
@@ -180,8 +170,8 @@ def install(requirements: Sequence[str], wheels: Path) -> None:
 
 
 ADVICE = (
-    "elsewhere, `pip download --only-binary :all: --python-version 3.12 --platform manylinux_2_28_x86_64 --dest FOLDER "
-    "PACKAGE...` makes such a folder (with the Python version of this machine), and `WHEELS=FOLDER make gpu` uses it"
+    "make one elsewhere by `pip download --only-binary :all: --python-version X.Y --platform manylinux_2_28_x86_64 "
+    "--dest FOLDER PACKAGE...`, with X.Y of this Python, and use it by `WHEELS=FOLDER make gpu`"
 )
 
 
@@ -201,10 +191,10 @@ def run_part(part: Part, run: Path, seconds_left: float) -> Outcome:
     start = time.monotonic()
     outcome = Outcome(part.name, "done", 0.0, "", [], {})
     with tempfile.TemporaryDirectory(prefix="gpu-values-") as folder:
-        for words in part.commands:
-            command = [word.replace("{run}", str(run)).replace("{values}", folder) for word in words]
-            ended = run_command([sys.executable, "-m", *command], deadline - time.monotonic())
-            ended["command"] = " ".join(words)
+        for command in part.commands:
+            words = [word.replace("RUN", str(run)).replace("VALUES", folder) for word in shlex.split(command)]
+            ended = run_command([sys.executable, "-m", *words], deadline - time.monotonic())
+            ended = {"command": command, **ended, "output": ended["output"].replace(folder, "VALUES")}
             outcome.commands.append(ended)
             if ended["status"] != 0 and not outcome.error:
                 outcome.state, outcome.error = "failed", f"{words[0]}: {_last_line(ended)}"
@@ -215,7 +205,7 @@ def run_part(part: Part, run: Path, seconds_left: float) -> Outcome:
 
 
 def run_command(command: Sequence[str], limit_s: float) -> dict[str, Any]:
-    """Run a command; returns its exit status (None: it was ended, or not begun), seconds, and the end of its output."""
+    """Run a command; returns its exit status, its seconds, and the end of its output; no status: it did not end."""
     if limit_s < LEAST_S:
         return {"status": None, "seconds": 0.0, "output": "not begun: no time was left"}
     start = time.monotonic()
@@ -240,14 +230,10 @@ def end(process: "subprocess.Popen[bytes]") -> None:
     """End a command and all processes that it started; those that it has left behind hold the GPU's memory."""
     if process.poll() is None:
         process.terminate()  # ddplab's commands end their ranks
-        try:
+        with contextlib.suppress(subprocess.TimeoutExpired):
             process.wait(5)
-        except subprocess.TimeoutExpired:
-            pass
-    try:
+    with contextlib.suppress(ProcessLookupError):
         os.killpg(process.pid, signal.SIGKILL)
-    except ProcessLookupError:
-        pass
     process.wait()
 
 
@@ -268,7 +254,7 @@ def run_folder(*, dry: bool) -> Path:
     found = run_command([sys.executable, "-c", DEVICE], 120)
     if found["status"] != 0:
         sys.exit(f"gpu: expected torch in {sys.executable}: {_last_line(found)}")
-    words = _last_line(found).lower()
+    (words,) = re.findall("^device: (.*)", found["output"].lower(), re.MULTILINE)
     if words.startswith("cpu ") and not dry:
         sys.exit("gpu: expected a CUDA device, torch sees none; `make gpu DRY=1` tries all parts on the CPU")
     return (DRY_RUNS if dry else RUNS) / re.sub(r"[^a-z0-9.+]+", "-", words).strip("-")

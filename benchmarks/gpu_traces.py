@@ -139,7 +139,9 @@ def main() -> None:
     parser = arguments(__doc__, "resnet50")
     parser.add_argument("--batches", nargs="+", type=int, help="batch sizes (default: that of the model)")
     parser.add_argument("--steps", type=int, default=6)
-    parser.add_argument("--within", type=float, default=0.01, help="largest difference, as a fraction of an iteration")
+    parser.add_argument(
+        "--within", type=float, default=0.01, help="largest difference, as a fraction of an iteration"
+    )
     parser.add_argument("--out", type=Path, default=Path("out/gpu_traces"))
     options = parse(parser)
     options.out.mkdir(parents=True, exist_ok=True)

@@ -136,7 +136,7 @@ def spans_nodes() -> bool:
 
 
 def rank_device() -> torch.device:
-    """Return the device on which this rank trains: that of its `RankPool`, or its GPU with NCCL, otherwise the CPU."""
+    """Return the device on which this rank trains: that of its pool, or else its GPU with NCCL, otherwise the CPU."""
     uses_nccl = dist.is_initialized() and dist.get_backend() == "nccl"
     if _device == "cuda" or (_device is None and uses_nccl):
         return torch.device("cuda", torch.cuda.current_device())

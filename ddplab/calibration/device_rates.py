@@ -48,7 +48,9 @@ def measure_device(
         flops_per_s=2 * rows**3 / product_s,
         bytes_per_s=3 * elements * ones.element_size() / addition_s,
         launch_ns=round(_fastest_s(chain, where) * NS_PER_S / (2 * _CHAIN)),
-        source=f"measured{threads} of torch {torch.__version__}" if threads else f"measured, torch {torch.__version__}",
+        source=f"measured{threads} of torch {torch.__version__}"
+        if threads
+        else f"measured, torch {torch.__version__}",
     )
 
 

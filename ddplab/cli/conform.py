@@ -44,8 +44,8 @@ def conform(
         str | None,
         typer.Option(
             metavar="NAME",
-            help="Where programs train, cpu or cuda. Ranks share GPUs if there are fewer, which NCCL refuses; a single "
-            "rank is allowed there. Only checks that train programs can run on a GPU.",
+            help="Where programs train, cpu or cuda, where ranks may share a GPU (not with nccl), and a single rank is "
+            "allowed. Only checks that train programs run on a GPU.",
             show_default="cuda with nccl",
         ),
     ] = None,
@@ -116,8 +116,12 @@ def conform(
         raise ValueError("--only: expected the check overlap too, which makes the schedules of this run")
     world_size = world_size or world_size_or(3)
     options = {
-        **{"class": name, "against": other, "expect": expect},
-        **{"world-size": world_size, "backend": backend, "device": device},
+        "class": name,
+        "against": other,
+        "expect": expect,
+        "world-size": world_size,
+        "backend": backend,
+        "device": device,
     }
     arguments = [
         *(f"--ddplab-{option}={value}" for option, value in options.items() if value is not None),
