@@ -59,7 +59,7 @@ CONFORM = (
 class Part:
     """A part: the commands that follow `python -m`, and the seconds for all of them.
 
-    In commands, RUN is the folder of the results, and VALUES a folder for JSON files, which become part of the results.
+    RUN in a command is the folder of the results, VALUES a folder for JSON files, which become part of the outcome.
     """
 
     name: str

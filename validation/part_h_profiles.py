@@ -1,9 +1,9 @@
 """Part (h): steps of training on GPUs, profiled or recorded, replayed with the all-reduces of the other steps.
 
-The trace comes from a file of torch's profiler, or from a run of `make gpu`, which keeps what our recorder and torch's
-profiler made of the same steps. Such a run has one GPU, whose all-reduces send nothing. A bucket's all-reduce takes the
-median of its durations in the other steps, with its wait for other ranks and for other collectives. So the part checks
-the import and the replay, not the costs of a network.
+The trace comes from a file of torch's profiler, or from a run of `make gpu`, which keeps what our recorder and the
+profiler made of the same steps; such a run has one GPU, whose all-reduces send nothing. A bucket's all-reduce takes
+the median of its durations in the other steps, with its wait for other ranks and for other collectives. So the part
+checks the import and the replay, not the costs of a network.
 """
 
 from collections.abc import Sequence

@@ -44,8 +44,8 @@ def conform(
         str | None,
         typer.Option(
             metavar="NAME",
-            help="Where programs train, cpu or cuda, where ranks may share a GPU (not with nccl), and a single rank is "
-            "allowed. Only checks that train programs run on a GPU.",
+            help="Where programs train: cpu, or cuda, where ranks may share a GPU, but not with nccl, and a single "
+            "rank is allowed. Only checks that train programs run on a GPU.",
             show_default="cuda with nccl",
         ),
     ] = None,
