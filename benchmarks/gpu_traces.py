@@ -24,7 +24,7 @@ from reference.trace import Iteration, Trace
 from simulator import import_profile
 
 from .pairs import arguments, parse, save
-from .recorder import WRAPPERS
+from .recorder import PLAIN, WRAPPERS
 
 WARM_UP = 5
 """Iterations before the recording: the rebuild of the buckets, and the choice of algorithms for convolutions."""
@@ -104,14 +104,14 @@ def trace_model(_rank: int, _world_size: int, model: str, batch: int | None, ste
         with rank_device():
             module, loss_fn = make() if batch is None else make(batch=batch)
         size = getattr(loss_fn, "batch", None)
-        wrapped = wrap(module)
+        wrapped = module if wrapper == PLAIN else wrap(module)  # its parameters keep their names
         step = partial(_step, wrapped, loss_fn, torch.optim.SGD(module.parameters(), lr=1e-3))
         for _ in range(WARM_UP):
             step()
         with tempfile.TemporaryDirectory() as folder:
             path = Path(folder) / "profile.json"
             recorded = record_beside_profiler(wrapped, step, steps, path)
-            parameters = described_parameters(wrapped if wrapper == "module" else module)
+            parameters = described_parameters(module)
             imported = import_profile([path], parameters=parameters, model=model).trace
         workload = recorded.workload.model_copy(update={"model": model, "batch": size})
         name = f"{model}_batch{size}_{wrapper}"

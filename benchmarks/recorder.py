@@ -16,8 +16,9 @@ from .pairs import Pairs, arguments, parse, save, time_once
 
 BLOCK = 4  # iterations that are timed in each recording
 
+PLAIN = "module"
 WRAPPERS: dict[str, Callable[[nn.Module], nn.Module]] = {
-    "module": nn.Sequential,  # a plain module: no communication
+    PLAIN: nn.Sequential,  # a plain module: no communication
     "ours": DistributedDataParallel,
     "torch": TorchDDP,
 }
