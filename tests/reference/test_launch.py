@@ -144,7 +144,7 @@ def test_ranks_without_the_device_that_they_are_given_end_with_one_line():
         pytest.skip("there is a CUDA device")
     with (
         RankPool(1, device="cuda", timeout_s=60) as pool,
-        pytest.raises(Error, match="^ranks: expected a CUDA device, got none; use Gloo and the CPU$"),
+        pytest.raises(Error, match=r"^ranks: expected a CUDA device, got none; use Gloo and the CPU$"),
     ):
         pool.run(bodies.identify)
 
