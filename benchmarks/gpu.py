@@ -170,8 +170,9 @@ def install(requirements: Sequence[str], wheels: Path) -> None:
 
 
 ADVICE = (
-    "make one elsewhere by `pip download --only-binary :all: --python-version X.Y --platform manylinux2014_x86_64 "
-    "--platform manylinux_2_28_x86_64 --dest FOLDER PACKAGE...`, with X.Y of this Python; then `WHEELS=FOLDER make gpu`"
+    "make one where there is a network: `pip download --only-binary :all: --python-version X.Y --platform "
+    "manylinux2014_x86_64 --platform manylinux_2_28_x86_64 --dest FOLDER PACKAGE...`, with X.Y of this Python; then "
+    "`WHEELS=FOLDER make gpu`"
 )
 
 
