@@ -4,7 +4,7 @@ BIN    := .venv/bin
 READY  := .venv/.ready
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo tutorials slides figures site test test-reducer explore test-tutorials test-readme test-torch test-replicate test-install versions mutants test-gpu check format bench bench-simulator bench-timeline score house wheel clean
+.PHONY: help setup demo tutorials slides figures site test test-reducer explore test-tutorials test-readme test-torch test-replicate test-install versions mutants test-gpu gpu check format bench bench-simulator bench-timeline score house wheel clean
 
 help:  ## list the verbs
 	@echo "make VERB, where VERB is one of:"
@@ -77,6 +77,9 @@ test-replicate: $(READY)  ## all checks of conformance on torch's composable rep
 
 test-gpu: $(READY)  ## the tests that need a CUDA device; elsewhere they say that they are skipped
 	$(BIN)/pytest -m gpu -rs
+
+gpu:  ## measure all that needs a GPU, in under 9 minutes, results in validation/gpu; runs in .venv or, if there is none, in PYTHON with packages of the folder WHEELS; DRY=1 tries it on the CPU
+	$(if $(wildcard $(READY)),$(BIN)/python,$(PYTHON)) -m benchmarks.gpu $(if $(WHEELS),--wheels $(WHEELS)) $(if $(DRY),--dry) $(GPU)
 
 check: $(READY)  ## lint, formatting and strict types
 	$(BIN)/ruff check .

@@ -1,6 +1,5 @@
-"""Iteration time and peak memory of our DistributedDataParallel and of torch's, in pairs, on ranks with Gloo."""
+"""Iteration time and peak memory of our DistributedDataParallel and of torch's, in pairs."""
 
-import argparse
 import ctypes
 import resource
 from collections.abc import Callable
@@ -13,10 +12,10 @@ from torch.nn.parallel import DistributedDataParallel as TorchDDP
 
 from ddplab import models
 from reference.data_parallel import DistributedDataParallel
-from reference.launch import run_ranks, world_size_or
+from reference.launch import rank_device, run_ranks
 from reference.launcher import on_rank_0
 
-from .pairs import Pairs, header, row, time_pairs
+from .pairs import Pairs, arguments, header, parse, row, save, time_pairs
 
 WRAPPERS: dict[str, type[nn.Module]] = {"ours": DistributedDataParallel, "torch": TorchDDP}
 MODES: dict[str, dict[str, Any]] = {
@@ -27,7 +26,7 @@ MODES: dict[str, dict[str, Any]] = {
 MEMORY_ITERATIONS = 5
 
 
-def compare(model: str, mode: str, pairs: int) -> Pairs:
+def compare(model: str, mode: str, pairs: int, world_size: int, backend: str) -> Pairs:
     """Time iterations of ours and of torch's, half of them in processes that build torch's first.
 
     The position of the tensors in memory alone can make an iteration one or two percent longer.
@@ -36,7 +35,7 @@ def compare(model: str, mode: str, pairs: int) -> Pairs:
     return [
         pair
         for first in WRAPPERS
-        for pair in run_ranks(compare_in_order, world_size_or(2), model, mode, half, first)[0]
+        for pair in run_ranks(compare_in_order, world_size, model, mode, half, first, backend=backend)[0]
     ]
 
 
@@ -49,18 +48,24 @@ def compare_in_order(_rank: int, _world_size: int, model: str, mode: str, pairs:
 
 
 def peak_memory(_rank: int, _world_size: int, model: str, mode: str, wrapper: str) -> int:
-    """Bytes by which the peak memory of this rank's process exceeds that of the built model."""
+    """Bytes by which the peak memory of this rank, of its GPU or its process, exceeds that of the built model."""
     _return_freed_memory()
     built: list[int] = []
 
     def wrap(module: nn.Module) -> nn.Module:
-        built.append(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss)
+        built.append(_peak_bytes())
         return WRAPPERS[wrapper](module, **MODES[mode])
 
     iterate = trainer(model, wrap)
     for _ in range(MEMORY_ITERATIONS):
         iterate()
-    return (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - built[0]) * 1024
+    return _peak_bytes() - built[0]
+
+
+def _peak_bytes() -> int:
+    if rank_device().type == "cuda":
+        return torch.cuda.max_memory_allocated()
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
 
 
 def _return_freed_memory() -> None:
@@ -91,21 +96,27 @@ def trainer(model: str, wrap: Callable[[nn.Module], nn.Module]) -> Callable[[], 
 
 def main() -> None:
     """Print one line for each model and mode, then the peak memory of each."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--models", nargs="+", default=["small-tensors", "resnet50", "transformer", "mlp"])
+    parser = arguments(__doc__, "small-tensors", "resnet50", "transformer", "mlp")
     parser.add_argument("--modes", nargs="+", choices=list(MODES), default=["", "+view"])
     parser.add_argument("--pairs", type=int, default=30)
-    arguments = parser.parse_args()
-    rows = [(model, mode) for model in arguments.models for mode in arguments.modes]
+    options = parse(parser)
+    names = [(model, mode) for model in options.models for mode in options.modes]
+    times: dict[str, Pairs] = {}
+    peaks: dict[str, list[int]] = {}
     print(__doc__)
     print(header("ours", "torch"))
-    for model, mode in rows:
-        print(row(model + mode, compare(model, mode, arguments.pairs)), flush=True)
+    for model, mode in names:
+        times[model + mode] = compare(model, mode, options.pairs, options.world_size, options.backend)
+        save(options.json, {"times": times})
+        print(row(model + mode, times[model + mode]), flush=True)
     print(f"\n{'peak MiB':22} {'ours':>10} {'torch':>10} {'ours/torch':>11}")
-    for model, mode in rows:
-        ours, torchs = (
-            max(run_ranks(peak_memory, world_size_or(2), model, mode, wrapper)) / 2**20 for wrapper in WRAPPERS
-        )
+    for model, mode in names:
+        peaks[model + mode] = [
+            max(run_ranks(peak_memory, options.world_size, model, mode, wrapper, backend=options.backend))
+            for wrapper in WRAPPERS
+        ]
+        save(options.json, {"times": times, "peak_bytes": peaks})
+        ours, torchs = (peak / 2**20 for peak in peaks[model + mode])
         print(f"{model + mode:22} {ours:10.1f} {torchs:10.1f} {ours / torchs:11.3f}", flush=True)
 
 

@@ -1,15 +1,47 @@
 """Paired timing of two actions, which alternate; every other pair runs in reverse order."""
 
+import argparse
+import json
 import statistics
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
 
+import torch
 import torch.distributed as dist
+
+from reference.files.writing import write_atomically
+from reference.launch import default_backend, rank_device, world_size_or
 
 WARM_UP = 3  # the rebuild, and the first touch of every buffer
 
 Pairs = list[tuple[float, float]]
 """Seconds of the first and of the second action, pair by pair."""
+
+
+def arguments(description: str | None, *models: str) -> argparse.ArgumentParser:
+    """Make a parser with the options that all of these benchmarks have."""
+    parser = argparse.ArgumentParser(description=description)
+    parser.add_argument("--models", nargs="+", default=models)
+    parser.add_argument("--world-size", type=int, help="number of ranks (default: 2, or those of the launcher)")
+    parser.add_argument("--backend", help="gloo, or nccl, with which ranks train on GPUs (default: nccl where it is)")
+    parser.add_argument("--json", type=Path, help="also write all times in seconds to this file, after each row")
+    return parser
+
+
+def parse(parser: argparse.ArgumentParser) -> argparse.Namespace:
+    """Parse the command line, and choose number of ranks and backend if it does not."""
+    options = parser.parse_args()
+    options.world_size = options.world_size or world_size_or(2)
+    options.backend = options.backend or default_backend(options.world_size)
+    return options
+
+
+def save(path: Path | None, rows: Mapping[str, Any]) -> None:
+    """Write the rows so far, by name."""
+    if path is not None:
+        write_atomically(path, json.dumps(rows).encode())
 
 
 def time_pairs(first: Callable[[], None], second: Callable[[], None], pairs: int) -> Pairs:
@@ -37,8 +69,15 @@ def row(name: str, pairs: Pairs) -> str:
 
 
 def time_once(action: Callable[[], None]) -> float:
-    """Seconds that an action takes on this rank, after a barrier."""
+    """Seconds that an action takes on this rank, after a barrier; on a GPU until the GPU has done all of it."""
     dist.barrier()
-    start = time.perf_counter()
+    start = _settled()
     action()
-    return time.perf_counter() - start
+    return _settled() - start
+
+
+def _settled() -> float:
+    """Return the time once this rank's GPU, if it has one, has nothing left to do."""
+    if rank_device().type == "cuda":
+        torch.cuda.synchronize()
+    return time.perf_counter()

@@ -1,10 +1,9 @@
-"""Iteration time with our PowerSGD and with torch's, in pairs, on two Gloo ranks.
+"""Iteration time with our PowerSGD and with torch's, in pairs.
 
 Both hooks run in our DistributedDataParallel, with all gradients in one bucket, because torch's hook hangs on Gloo
 with several buckets.
 """
 
-import argparse
 from collections.abc import Callable
 from typing import Any
 
@@ -17,7 +16,7 @@ from reference.data_parallel import DistributedDataParallel
 from reference.launch import run_ranks
 
 from .ddp import trainer
-from .pairs import Pairs, header, row, time_pairs
+from .pairs import Pairs, arguments, header, parse, row, save, time_pairs
 
 HOOKS: dict[str, tuple[Callable[..., Any], Callable[..., Any]]] = {
     "ours": (power_sgd, PowerSGDState),
@@ -25,14 +24,15 @@ HOOKS: dict[str, tuple[Callable[..., Any], Callable[..., Any]]] = {
 }
 
 
-def compare(model: str, rank: int, pairs: int, *, batched: bool) -> Pairs:
+def compare(model: str, rank: int, pairs: int, world_size: int, backend: str, *, batched: bool) -> Pairs:
     """Time iterations with our hook and with torch's; half of them in processes that build torch's first."""
     half = -(-pairs // 2)
     return [
         pair
         for first in HOOKS
         for pair in run_ranks(
-            compare_in_order, 2, model, half, first, {"batch_tensors_with_same_shape": batched}, rank
+            *(compare_in_order, world_size, model, half, first, {"batch_tensors_with_same_shape": batched}, rank),
+            backend=backend,
         )[0]
     ]
 
@@ -59,18 +59,22 @@ def compare_in_order(
 
 def main() -> None:
     """Print one line for each model and rank of the approximation, with and without batching."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--models", nargs="+", default=["resnet50", "mlp"])
+    parser = arguments(__doc__, "resnet50", "mlp")
     parser.add_argument("--ranks", nargs="+", type=int, default=[1, 4], help="ranks of the approximation")
     parser.add_argument("--pairs", type=int, default=20)
-    arguments = parser.parse_args()
+    options = parse(parser)
+    times: dict[str, Pairs] = {}
     print(__doc__)
     print(header("ours", "torch"))
-    for model in arguments.models:
-        for rank in arguments.ranks:
+    for model in options.models:
+        for rank in options.ranks:
             for batched in (False, True):
                 name = f"{model}, rank {rank}{', batched' * batched}"
-                print(row(name, compare(model, rank, arguments.pairs, batched=batched)), flush=True)
+                times[name] = compare(
+                    model, rank, options.pairs, options.world_size, options.backend, batched=batched
+                )
+                save(options.json, {"times": times})
+                print(row(name, times[name]), flush=True)
 
 
 if __name__ == "__main__":

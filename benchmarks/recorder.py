@@ -1,6 +1,5 @@
-"""Overhead of the recorder: paired iteration times with and without recording, on two Gloo ranks."""
+"""Overhead of the recorder: paired iteration times with and without recording."""
 
-import argparse
 import statistics
 from collections.abc import Callable
 
@@ -13,12 +12,13 @@ from reference.launch import run_ranks
 from reference.recorder import record
 
 from .ddp import trainer
-from .pairs import Pairs, time_once
+from .pairs import Pairs, arguments, parse, save, time_once
 
 BLOCK = 4  # iterations that are timed in each recording
 
+PLAIN = "module"
 WRAPPERS: dict[str, Callable[[nn.Module], nn.Module]] = {
-    "module": nn.Sequential,  # a plain module: no communication
+    PLAIN: nn.Sequential,  # a plain module: no communication
     "ours": DistributedDataParallel,
     "torch": TorchDDP,
 }
@@ -50,17 +50,21 @@ def compare(_rank: int, _world_size: int, model: str, wrapper: str, blocks: int)
 
 def main() -> None:
     """Print one line for each model and wrapper."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--models", nargs="+", default=["resnet50"])
+    parser = arguments(__doc__, "resnet50")
     parser.add_argument("--blocks", type=int, default=6)
-    arguments = parser.parse_args()
+    options = parse(parser)
+    times: dict[str, Pairs] = {}
     print(__doc__)
     print(
         f"{'model':12} {'wrapper':8} {'it/s recorded':>14} {'it/s without':>14} {'time ratio':>11} {'quartiles':>13}"
     )
-    for model in arguments.models:
+    for model in options.models:
         for wrapper in WRAPPERS:
-            pairs = run_ranks(compare, 2, model, wrapper, arguments.blocks)[0]
+            pairs = run_ranks(
+                *(compare, options.world_size, model, wrapper, options.blocks), backend=options.backend
+            )[0]
+            times[f"{model}, {wrapper}"] = pairs
+            save(options.json, {"times": times})
             recorded, without = (1 / statistics.median(side) for side in zip(*pairs, strict=True))
             low, middle, high = statistics.quantiles([a / b for a, b in pairs], n=4)
             print(

@@ -125,9 +125,9 @@ def llama(
     return module, _Classification(tokens[:, :-1], tokens[:, 1:])
 
 
-def bert_large() -> Model:
-    """BERT-Large with its language-model head, 335 million parameters, on 32 sequences of 128 tokens."""
-    vocabulary, context, batch = 30522, 512, 32
+def bert_large(batch: int = 32) -> Model:
+    """BERT-Large with its language-model head, 335 million parameters, on sequences of 128 tokens."""
+    vocabulary, context = 30522, 512
     module = _MaskedLanguageModel(vocabulary, context, width=1024, heads=16, layers=24)
     tokens = torch.randint(vocabulary, (batch, 128))
     return module, _Classification(tokens, tokens)

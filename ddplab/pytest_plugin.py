@@ -19,6 +19,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     add("--ddplab-full", action="store_true", help="try more programs: minutes instead of about one")
     add("--ddplab-world-size", type=int, default=3, metavar="N", help="number of ranks (default: 3)")
     add("--ddplab-backend", default="gloo", metavar="NAME", help="backend of the process group (default: gloo)")
+    add("--ddplab-device", metavar="NAME", help="where ranks train, cpu or cuda (default: their GPUs with nccl)")
     add(
         "--ddplab-expect",
         type=Path,

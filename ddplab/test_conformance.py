@@ -28,7 +28,7 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
             raise ValueError("expected the package hypothesis; install it with `pip install 'ddplab[conform]'`")
         if name is None:
             raise ValueError("expected --ddplab-class MODULE:CLASS, got no class to check")
-        if option("--ddplab-world-size") < 2:
+        if option("--ddplab-world-size") < (1 if option("--ddplab-device") == "cuda" else 2):
             raise ValueError(f"--ddplab-world-size: expected at least 2, got {option('--ddplab-world-size')}")
         for one in {name, option("--ddplab-against") or name}:
             Subject(one).check()
@@ -49,7 +49,9 @@ def bench(request: pytest.FixtureRequest) -> Iterator[Bench]:
     """The class under test, on ranks that are started once."""
     option = request.config.getoption
     name, effort = option("--ddplab-class"), FULL if option("--ddplab-full") else QUICK
-    with RankPool(option("--ddplab-world-size"), backend=option("--ddplab-backend")) as ranks:
+    backend = option("--ddplab-backend")
+    device = option("--ddplab-device") or ("cuda" if backend == "nccl" else None)
+    with RankPool(option("--ddplab-world-size"), backend=backend, device=device) as ranks:
         try:
             with bench_on(ranks, name, effort, option("--ddplab-against")) as found:
                 yield found

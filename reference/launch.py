@@ -73,6 +73,7 @@ TAIL_TIMEOUT_S = 1.0
 _RESULT, _FAILURE, _PROGRESS = range(3)  # kinds of messages from a rank to the launcher
 _launcher: Connection | None = None  # in a rank's process: the pipe to the launcher
 _spans_nodes = False  # in a rank's process: whether some ranks are on other machines
+_device: str | None = None  # in a rank's process: the type of the device that its pool was given
 
 
 def run_ranks(
@@ -135,8 +136,9 @@ def spans_nodes() -> bool:
 
 
 def rank_device() -> torch.device:
-    """Return the device on which this rank trains: its GPU with NCCL, otherwise the CPU."""
-    if dist.is_initialized() and dist.get_backend() == "nccl":
+    """Return the device on which this rank trains: that of its pool, or else its GPU with NCCL, otherwise the CPU."""
+    uses_nccl = dist.is_initialized() and dist.get_backend() == "nccl"
+    if _device == "cuda" or (_device is None and uses_nccl):
         return torch.device("cuda", torch.cuda.current_device())
     return torch.device("cpu")
 
@@ -156,6 +158,8 @@ class RankPool(contextlib.AbstractContextManager["RankPool"]):
             loopback interface.
         uplinks: With `link_rate`, the links between nodes. None: all ranks are in one node.
         pinned: Whether each rank, with its network threads, runs on its own share of the processor's cores (Linux).
+        device: Where ranks train, `cpu` or `cuda`; ranks share GPUs if there are fewer, which NCCL refuses. None: on
+            their GPUs with NCCL, otherwise on the CPU.
         members: Under a launcher, the ranks of the launcher that this pool has. None: the first ones.
 
     Raises:
@@ -170,6 +174,7 @@ class RankPool(contextlib.AbstractContextManager["RankPool"]):
     link_rate: float | None = None
     uplinks: Uplinks | None = None
     pinned: bool = False
+    device: str | None = None
     members: Sequence[int] | None = None
 
     def __post_init__(self) -> None:
@@ -281,14 +286,20 @@ class RankPool(contextlib.AbstractContextManager["RankPool"]):
             ranks = range(self.world_size)
             namespaces = [None if self._links is None else self._links.namespace(rank) for rank in ranks]
             return [
-                Seat(rank, self.world_size, namespace=namespace, pinned=self.pinned)
+                Seat(rank, self.world_size, namespace=namespace, pinned=self.pinned, device=self.device)
                 for rank, namespace in zip(ranks, namespaces, strict=True)
             ]
         known = self._agents.all()
         nodes = [agent.place.node for agent in known]
         addresses = self._agents.addresses(self._members) if len(set(self.nodes)) > 1 else [None] * self.world_size
         return [
-            Seat(known[member].place.local_rank, nodes.count(nodes[member]), address=address, pinned=self.pinned)
+            Seat(
+                known[member].place.local_rank,
+                nodes.count(nodes[member]),
+                address=address,
+                pinned=self.pinned,
+                device=self.device,
+            )
             for member, address in zip(self._members, addresses, strict=True)
         ]
 
@@ -446,6 +457,7 @@ class Seat:
         local_rank: Number of the rank among those of this machine.
         local_size: Number of ranks of this machine.
         pinned: Whether the rank runs on its own share of the cores.
+        device: As for `RankPool`.
         namespace: Path of its network namespace. None: that of the machine.
         address: Address of the machine on the network that connects the ranks. None: all of them are on one machine.
     """
@@ -454,6 +466,7 @@ class Seat:
     local_size: int
     _: KW_ONLY
     pinned: bool = False
+    device: str | None = None
     namespace: str | None = None
     address: str | None = None
 
@@ -470,8 +483,8 @@ def _serve(
     os.dup2(writes_errors.fileno(), 2)
     writes_errors.close()
     faulthandler.enable(2)
-    global _launcher, _spans_nodes
-    _launcher, _spans_nodes = connection, seat.address is not None
+    global _launcher, _spans_nodes, _device
+    _launcher, _spans_nodes, _device = connection, seat.address is not None, seat.device
     faulthandler.register(signal.SIGUSR1, file=writes_stack.fileno(), all_threads=False)
     if seat.pinned:
         pin(seat.local_rank, seat.local_size)
@@ -485,7 +498,9 @@ def _serve(
             try:
                 body, args = pickle.loads(request)
                 if not dist.is_initialized():
-                    if backend == "nccl":
+                    if backend == "nccl" or seat.device == "cuda":
+                        if not torch.cuda.device_count():
+                            raise Error("ranks: expected a CUDA device, got none; use Gloo and the CPU")
                         torch.cuda.set_device(seat.local_rank % torch.cuda.device_count())
                     _meet(rank, world_size, backend, store, timedelta(seconds=timeout_s))
                 _send(connection, _RESULT, body(rank, world_size, *args))

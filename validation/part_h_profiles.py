@@ -1,10 +1,13 @@
-"""Part (h): steps of profiled training on GPUs, replayed with the all-reduces of the other steps.
+"""Part (h): steps of training on GPUs, profiled or recorded, replayed with the all-reduces of the other steps.
 
-The trace comes from a file of torch's profiler. A bucket's all-reduce takes the median of its durations in the other
-steps, with its wait for other ranks and for other collectives. So the part checks the import and the replay, not the
-costs of a network.
+The trace comes from a file of torch's profiler, or from a run of `make gpu`, which keeps what our recorder and the
+profiler made of the same steps; such a run has one GPU, whose all-reduces send nothing. A bucket's all-reduce takes
+the median of its durations in the other steps, with its wait for other ranks and for other collectives. So the part
+checks the import and the replay, not the costs of a network.
 """
 
+from collections.abc import Sequence
+from dataclasses import replace
 from functools import cache
 from pathlib import Path
 from statistics import median
@@ -16,13 +19,20 @@ from simulator.baseline_predictions import baselines_ns
 from .comparison import CaseScore, Comparison
 
 PROFILES = Path(__file__).parent / "profiler"
+RUNS = Path(__file__).parent / "gpu"
+KEPT = ("recorded", "imported")
+"""Ends of the names of traces that `make gpu` keeps."""
 
 
 def score(path: Path) -> CaseScore:
-    """Replay every step of a file; one of a single rank, without buckets or of a single step has no rows."""
-    trace = import_profile([path]).trace
+    """Replay every step of a file; one without buckets or of a single step has no rows.
+
+    A profile has a row for each step, unless it is of a single rank. A trace of `make gpu` has one row: the medians.
+    """
+    kept = path.is_relative_to(RUNS)
+    trace = Trace.load(path) if kept else import_profile([path]).trace
     world_size = trace.workload.world_size
-    if world_size == 1 or not trace.layouts or len(trace.ranks[0].iterations) < 2:
+    if (world_size == 1 and not kept) or not trace.layouts or len(trace.ranks[0].iterations) < 2:
         return CaseScore(())
     plan, (rank,) = trace.layouts[0], trace.ranks
     rows = []
@@ -49,13 +59,26 @@ def score(path: Path) -> CaseScore:
                 interval_ns=prediction.interval_ns,
             )
         )
-    return CaseScore(tuple(rows))
+    return CaseScore((_medians(rows, f"{path.parent.name}, median of {len(rows)} steps"),) if kept else tuple(rows))
+
+
+def _medians(steps: Sequence[Comparison], label: str) -> Comparison:
+    """Return one row for the steps of a trace."""
+    return replace(
+        steps[0],
+        label=label,
+        predicted_ns=median(step.predicted_ns for step in steps),
+        measured_ns=median(step.measured_ns for step in steps),
+        baselines_ns={name: median(step.baselines_ns[name] for step in steps) for name in steps[0].baselines_ns},
+        interval_ns=None,
+    )
 
 
 @cache
 def profiles() -> tuple[Path, ...]:
-    """All files, in the order of their names."""
-    return tuple(sorted(PROFILES.glob("*.json.gz")))
+    """All files, in the order of their names, those of the profiler first."""
+    kept = (path for end in KEPT for path in RUNS.glob(f"*/*_{end}.json.gz"))
+    return (*sorted(PROFILES.glob("*.json.gz")), *sorted(kept))
 
 
 def _median_ns(steps: list[Iteration], bucket: int) -> int:

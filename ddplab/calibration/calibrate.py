@@ -8,6 +8,7 @@ import platform
 from collections.abc import Iterable, Mapping, Sequence
 from itertools import chain
 from statistics import median
+from typing import Any
 
 import torch
 
@@ -143,17 +144,20 @@ def measure_collectives(
 def with_slowdowns(
     pool: RankPool, model: str, fabric: Fabric, *, repeats: int = REPEATS, on_progress: Progress = no_progress
 ) -> Fabric:
-    """Measure the costs that depend on the model: slow-downs, the search for unused parameters, and the rebuild."""
-    times_by_rank = pool.run(time_contention, model, repeats + 1, on_progress=on_progress)
+    """Measure the costs that depend on the model: slow-downs, the search for unused parameters, and the rebuild.
+
+    A single rank sends nothing, so there is no slow-down.
+    """
+    measured: dict[str, Any] = {}
+    if pool.world_size > 1:
+        times_by_rank = pool.run(time_contention, model, repeats + 1, on_progress=on_progress)
+        rows = fit_contention(times_by_rank)
+        lingers_ns, lingers_error_ns = fit_lingering(
+            times_by_rank, rows, fabric.processor.launch_ns, lambda size: fabric.all_reduce_ns(size, pool.world_size)
+        )
+        measured |= {"contention": rows, "lingers_ns": lingers_ns, "lingers_error_ns": lingers_error_ns}
     searching, rebuilding = zip(*pool.run(time_search_and_rebuild, model, repeats), strict=True)
-    rows = fit_contention(times_by_rank)
-    lingers_ns, lingers_error_ns = fit_lingering(
-        times_by_rank, rows, fabric.processor.launch_ns, lambda size: fabric.all_reduce_ns(size, pool.world_size)
-    )
-    measured = {
-        "contention": rows,
-        "lingers_ns": lingers_ns,
-        "lingers_error_ns": lingers_error_ns,
+    measured |= {
         "search_ns_per_parameter": median(chain(*searching)),
         "rebuild_ns": median_ns(chain(*rebuilding)),
     }

@@ -1,45 +1,72 @@
-"""Measures the peak rates of this machine's processor and returns them as a data sheet for the roofline model."""
+"""Measures the peak rates of a processor or GPU and returns them as a data sheet for the roofline model."""
 
 import platform
-import timeit
+import time
 from collections.abc import Callable
 
 import torch
 
 from simulator.workload.roofline import NS_PER_S, Device
 
-_MATRIX = 1024
-_VECTOR = 1 << 24
+_SIZES = {"cpu": (1024, 1 << 24), "cuda": (8192, 1 << 28)}
+"""Rows of the matrices and elements of the vectors; a GPU is busy with them much longer than with their launch."""
 _CHAIN = 200
 _REPEATS = 10
 
 
-def measure_device(name: str | None = None) -> Device:
-    """Measure FLOPs per second, bytes per second and time per operation in float32, in about a second.
+def measure_device(
+    name: str | None = None, device: torch.device | None = None, dtype: torch.dtype = torch.float32
+) -> Device:
+    """Measure FLOPs per second, bytes per second and time per operation, in about a second.
 
     The result serves as the old device in `rescale` for traces recorded on this machine. It is valid for the number
-    of threads that torch uses now. Its name is by default the architecture of the processor.
+    of threads that torch uses now.
+
+    Args:
+        name: Name of the result. None: that of the GPU, or the architecture of the processor.
+        device: The processor or a GPU. None: the processor.
+        dtype: Type of the elements.
     """
-    matrix = torch.ones(_MATRIX, _MATRIX)
-    ones, sums = torch.ones(_VECTOR), torch.ones(_VECTOR)
+    where = device or torch.device("cpu")
+    on_gpu = where.type == "cuda"
+    rows, elements = _SIZES[where.type]
+    matrix = torch.ones(rows, rows, device=where, dtype=dtype)
+    ones, sums = (torch.ones(elements, device=where, dtype=dtype) for _ in range(2))
 
     def chain() -> None:
-        link = torch.ones(1, requires_grad=True)
+        link = torch.ones(1, requires_grad=True, device=where)
         for _ in range(_CHAIN):
             link = link.tanh()
         link.backward()
 
-    product_s = _fastest_s(lambda: matrix @ matrix)
-    addition_s = _fastest_s(lambda: torch.add(ones, sums, out=sums))
+    product_s = _fastest_s(lambda: matrix @ matrix, where)
+    addition_s = _fastest_s(lambda: torch.add(ones, sums, out=sums), where)
+    usual = torch.cuda.get_device_name(where) if on_gpu else platform.processor() or platform.machine()
+    threads = "" if on_gpu else f" with {torch.get_num_threads()} threads"
     return Device(
-        name=name or platform.processor() or platform.machine(),
-        flops_per_s=2 * _MATRIX**3 / product_s,
-        bytes_per_s=3 * _VECTOR * ones.element_size() / addition_s,
-        launch_ns=round(_fastest_s(chain) * NS_PER_S / (2 * _CHAIN)),
-        source=f"measured with {torch.get_num_threads()} threads of torch {torch.__version__}",
+        name=name or usual,
+        flops_per_s=2 * rows**3 / product_s,
+        bytes_per_s=3 * elements * ones.element_size() / addition_s,
+        launch_ns=round(_fastest_s(chain, where) * NS_PER_S / (2 * _CHAIN)),
+        source=f"measured{threads} of torch {torch.__version__}"
+        if threads
+        else f"measured, torch {torch.__version__}",
     )
 
 
-def _fastest_s(action: Callable[[], object]) -> float:
+def _fastest_s(action: Callable[[], object], device: torch.device) -> float:
     """Return the seconds of the fastest of several calls, which other programs disturbed least."""
-    return min(timeit.repeat(action, number=1, repeat=_REPEATS))
+    return min(_once_s(action, device) for _ in range(_REPEATS))
+
+
+def _once_s(action: Callable[[], object], device: torch.device) -> float:
+    start = _settled(device)
+    action()
+    return _settled(device) - start
+
+
+def _settled(device: torch.device) -> float:
+    """Return the time once the device has nothing left to do."""
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+    return time.perf_counter()

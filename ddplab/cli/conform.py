@@ -37,9 +37,18 @@ def conform(
         bool, typer.Option("--full/--quick", help="Try more programs: minutes instead of about one.")
     ] = False,
     world_size: Annotated[
-        int | None, typer.Option(min=2, metavar="N", help=HELP["processes"].format(3), show_default=False)
+        int | None, typer.Option(min=1, metavar="N", help=HELP["processes"].format(3), show_default=False)
     ] = None,
     backend: Annotated[str, typer.Option(metavar="NAME", help="Backend of the process group.")] = "gloo",
+    device: Annotated[
+        str | None,
+        typer.Option(
+            metavar="NAME",
+            help="Where programs train: cpu, or cuda, where ranks may share a GPU, but not with nccl, and a single "
+            "rank is allowed. Only checks that train programs run on a GPU.",
+            show_default="cuda with nccl",
+        ),
+    ] = None,
     against: Annotated[
         str | None,
         typer.Option(metavar="CLASS", help="Also compare with this class: equal gradients, errors and buckets."),
@@ -106,7 +115,14 @@ def conform(
     if "overlap" not in chosen and (baseline is not None or save_schedule is not None):
         raise ValueError("--only: expected the check overlap too, which makes the schedules of this run")
     world_size = world_size or world_size_or(3)
-    options = {"class": name, "against": other, "world-size": world_size, "backend": backend, "expect": expect}
+    options = {
+        "class": name,
+        "against": other,
+        "expect": expect,
+        "world-size": world_size,
+        "backend": backend,
+        "device": device,
+    }
     arguments = [
         *(f"--ddplab-{option}={value}" for option, value in options.items() if value is not None),
         *(["--ddplab-full"] if full else []),

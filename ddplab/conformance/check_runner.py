@@ -63,7 +63,7 @@ class Bench:
 
     def __init__(self, subject: Subject, pool: RankPool, effort: int, *, against: Subject | None = None) -> None:
         self.subject, self.pool, self.effort, self.against = subject, pool, effort, against
-        self.world_size = pool.world_size
+        self.world_size, self.device = pool.world_size, pool.device
         self.methods: frozenset[str] = frozenset()
         self.results: list[CheckResult] = []
         self.schedules: list[EmulatedSchedule] = []

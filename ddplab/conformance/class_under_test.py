@@ -23,6 +23,8 @@ from typing import Any
 from torch import nn
 from torch.optim import Optimizer
 
+from reference.launch import rank_device
+
 from ..composable import arguments_of, is_built_on_fsdp, is_composable, replicated
 from ..models import import_first_here
 
@@ -180,7 +182,7 @@ def methods_of(_rank: int, _world_size: int, subject: Subject) -> list[str]:
     Raises:
         TypeError: The subject does not return a module.
     """
-    wrapped = subject.wrap(nn.Linear(2, 1))
+    wrapped = subject.wrap(nn.Linear(2, 1).to(rank_device()))
     if not isinstance(wrapped, nn.Module):
         raise TypeError(f"it returned {type(wrapped).__name__} instead of a module")
     return [name for name in METHODS if callable(getattr(wrapped, name, None))]

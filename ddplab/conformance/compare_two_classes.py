@@ -12,7 +12,7 @@ def check(bench: Bench) -> None:
         raise NotSupportedError("--against names no other class")
 
     def attempt(program: Program) -> None:
-        run_locally(program, bench.world_size)  # raises an error if the program is weak
+        run_locally(program, bench.world_size, device=bench.device)  # raises an error if the program is weak
         mine, theirs = (bench.run(run_until_error, one, program) for one in (bench.subject, other))
         for rank, (got, expected) in enumerate(zip(mine, theirs, strict=True)):
             if problem := difference(got, expected):

@@ -24,6 +24,7 @@ from .training_programs import (
     buffer_values,
     halve_learning_rate,
     loss_of,
+    on_cpu,
     optimizer_of,
     run_on_rank,
 )
@@ -62,18 +63,21 @@ class WeakProgramError(Exception):
     """A program that could not show a fault, because all of its gradients are zero."""
 
 
-def run_locally(program: Program, world_size: int, habit: Habit = HABITS[AS_TORCH]) -> list[list[Seen]]:
+def run_locally(
+    program: Program, world_size: int, habit: Habit = HABITS[AS_TORCH], device: str | None = None
+) -> list[list[Seen]]:
     """Run a program on this process alone; returns what each rank must see after each step, by step and rank.
 
     Args:
         program: The program.
         world_size: Number of ranks.
         habit: When the class broadcasts buffers.
+        device: Where to train; Adam rounds otherwise on a GPU than on a CPU. None: on the CPU.
 
     Raises:
         WeakProgramError: All gradients are zero.
     """
-    net = Net(replace(program, buffer=False))
+    net = Net(replace(program, buffer=False)).to(device)
     optimizer = optimizer_of(program, net)
     names = [name for name, _ in net.named_parameters()]
     ranks: list[dict[str, Tensor | None]] = [dict.fromkeys(names) for _ in range(world_size)]  # gradients
@@ -110,10 +114,15 @@ def run_locally(program: Program, world_size: int, habit: Habit = HABITS[AS_TORC
                 for name, parameter in net.named_parameters():
                     parameter.grad = ranks[0][name]
                 optimizer.step()
-        parameters = {name: one.detach().clone() for name, one in net.named_parameters()}
+        parameters = {name: on_cpu(one.detach()) for name, one in net.named_parameters()}
         expected.append(
             [
-                Seen(dict(gradients), parameters, buffer_values(count) if program.buffer else {}, None)
+                Seen(
+                    {name: None if one is None else on_cpu(one) for name, one in gradients.items()},
+                    parameters,
+                    buffer_values(count) if program.buffer else {},
+                    None,
+                )
                 for gradients, count in zip(ranks, samples, strict=True)
             ]
         )
@@ -141,7 +150,7 @@ def check_program(
         WeakProgramError: The program could not show a fault.
         RankError: A rank failed or hung.
     """
-    expected = {habit: run_locally(program, ranks.world_size, HABITS[habit]) for habit in habits}
+    expected = {habit: run_locally(program, ranks.world_size, HABITS[habit], ranks.device) for habit in habits}
     seen: list[list[Seen]] = ranks.run(run_on_rank, subject, program)
     first = {habit: next(findings(seen, expected[habit]), None) for habit in habits}
     found = [finding for finding in first.values() if finding is not None]

@@ -13,6 +13,8 @@ from typing import Any, Literal, NamedTuple
 import torch
 from torch import Tensor, nn
 
+from reference.launch import rank_device
+
 from ..composable import local, show_parameters
 from .class_under_test import Subject, buckets_of
 
@@ -209,9 +211,9 @@ class Net(nn.Module):
         if self.training:
             for buffer in self.buffers():
                 buffer.add_(len(x))
-        h: Tensor = torch.zeros(len(x), dtype=torch.float64)
+        h: Tensor = torch.zeros(len(x), dtype=torch.float64, device=x.device)
         for index in used:
-            constant: Tensor = getattr(self, f"constant{index}")
+            constant: Tensor = getattr(self, f"constant{index}").to(x.device)
             h = torch.abs(h + x[:, index] * (self.weight(index) * constant).sum().double())
         return h
 
@@ -221,7 +223,7 @@ def loss_of(module: nn.Module, program: Program, number: int, rank: int, world_s
     step = program.steps[number]
     generator = torch.Generator().manual_seed(1_000_003 * program.seed + 1_009 * number + rank)
     x = torch.randint(1, 4, (step.rows[rank], len(program.weights)), generator=generator, dtype=torch.float64)
-    output: Tensor = module(x, step.used[rank])
+    output: Tensor = module(x.to(next(module.parameters()).device), step.used[rank])
     return output.sum().mul(world_size**MOST_PASSES)
 
 
@@ -279,7 +281,7 @@ class Script:
         self, subject: Subject, program: Program, rank: int, world_size: int, net: Net | None = None
     ) -> None:
         self.subject, self.program, self.rank, self.world_size = subject, program, rank, world_size
-        self.net = net or Net(program, rank)
+        self.net = net or Net(program, rank).to(rank_device())
         self.called = self.wrapped = subject.wrap(self.net, **program.options)
         self.optimizer = optimizer_of(program, self.net)
         self._hides_gradients = False
@@ -344,19 +346,27 @@ def run_until_error(rank: int, world_size: int, subject: Subject, program: Progr
 
 def before_and_after_construction(rank: int, _: int, subject: Subject, program: Program) -> tuple[Seen, Seen]:
     """Return what a rank has before and after construction; buffers differ from rank to rank before."""
-    net = Net(program, rank)
+    net = Net(program, rank).to(rank_device())
     for buffer in net.buffers():
         buffer.add_(rank)
     return look(net, net), look(net, subject.wrap(net))
 
 
 def look(net: nn.Module, wrapped: nn.Module) -> Seen:
-    """Copy what a rank has."""
+    """Copy what a rank has, to the CPU."""
     show_parameters(net)
     named = dict(net.named_parameters())
     return Seen(
-        {name: None if one.grad is None else local(one.grad).to_dense().clone() for name, one in named.items()},
-        {name: local(one.detach()).clone() for name, one in named.items()},
-        {name: buffer.clone() for name, buffer in net.named_buffers()},
+        {
+            name: None if one.grad is None else on_cpu(local(one.grad.detach()).to_dense())
+            for name, one in named.items()
+        },
+        {name: on_cpu(local(one.detach())) for name, one in named.items()},
+        {name: on_cpu(buffer) for name, buffer in net.named_buffers()},
         buckets_of(wrapped),
     )
+
+
+def on_cpu(tensor: Tensor) -> Tensor:
+    """Return a copy on the CPU."""
+    return tensor.to("cpu", copy=True)

@@ -54,6 +54,18 @@ def test_a_calibration_has_all_that_a_prediction_charges(calibrated):
     ]
 
 
+def test_a_single_rank_has_all_costs_but_slow_downs(capsys):
+    with RankPool(1, timeout_s=60) as pool:
+        fabric = calibrate(pool, TINY, hooks=["fp16"], sizes_bytes=[4096], repeats=3)
+    assert [(row.world_size, row.size_bytes) for row in fabric.all_reduce] == [(1, 4096)]
+    processor = fabric.processor
+    assert min(processor.launch_ns, processor.rebuild_ns, processor.search_ns_per_parameter) > 0
+    assert processor.pack != Linear() != processor.copy_out
+    assert processor.contention == ()
+    show_calibration(fabric, TINY, "one rank")
+    assert "compress" in capsys.readouterr().out
+
+
 def test_hooks_are_measured_once_each_and_part_by_part(calibrated):
     costs = {cost.name: cost for cost in calibrated[0].processor.hooks}
     assert list(costs) == ["fp16", "none", "power_sgd:1"]

@@ -71,6 +71,7 @@ def test_a_run_in_which_no_check_applies_is_a_problem(command):
         (("nowhere:C",), "nowhere:C: expected the name of an importable module"),
         ((NAIVE, "--only", "weights"), "--only: expected names of checks, got weights; there are any timing,"),
         ((NAIVE, "--only", "plans", "--baseline", "x"), "--only: expected the check overlap too"),
+        ((NAIVE, "--world-size", "1"), "--ddplab-world-size: expected at least 2, got 1"),
         ((NAIVE, "--baseline", "x"), "--baseline: expected a file or a git revision, got 'x'"),
     ],
 )

@@ -8,8 +8,8 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
-from torch.profiler import ProfilerAction, ProfilerActivity, profile
 
+from benchmarks.gpu_traces import record_beside_profiler as record_of_profiled
 from reference.data_parallel import DistributedDataParallel
 from reference.device_clock import clock_of, nanoseconds
 from reference.recorder import record
@@ -77,16 +77,7 @@ def record_beside_profiler(rank: int, _world_size: int, wrapper: str, folder: st
 
     for _ in range(WARM_UP):
         step()
-    activities = [ProfilerActivity.CPU, *([ProfilerActivity.CUDA] if device == "cuda" else [])]
-    with (
-        record(model, process_group=dist.group.WORLD) as recording,
-        profile(activities=activities, record_shapes=True, schedule=lambda _: ProfilerAction.RECORD) as profiler,
-    ):
-        for _ in range(4):
-            step()
-            profiler.step()
-    profiler.export_chrome_trace(f"{folder}/rank{rank}.json")
-    return recording.trace
+    return record_of_profiled(model, step, 4, f"{folder}/rank{rank}.json")
 
 
 @contextmanager

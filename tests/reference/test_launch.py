@@ -8,11 +8,12 @@ from pathlib import Path
 from subprocess import PIPE, Popen, run
 
 import pytest
+import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
 from reference import launch
-from reference.errors import RankError
+from reference.errors import Error, RankError
 from reference.launch import RankPool, cores_of, run_ranks, spread
 
 from . import launch_bodies as bodies
@@ -136,6 +137,16 @@ def test_a_result_that_cannot_be_sent_is_a_failure_of_its_rank(mortal_ranks):
 def test_a_world_without_ranks_is_refused():
     with pytest.raises(ValueError, match="world_size: expected at least 1, got 0"):
         RankPool(0)
+
+
+def test_ranks_without_the_device_that_they_are_given_end_with_one_line():
+    if torch.cuda.is_available():
+        pytest.skip("there is a CUDA device")
+    with (
+        RankPool(1, device="cuda", timeout_s=60) as pool,
+        pytest.raises(Error, match=r"^ranks: expected a CUDA device, got none; use Gloo and the CPU$"),
+    ):
+        pool.run(bodies.identify)
 
 
 @pytest.fixture(scope="module")

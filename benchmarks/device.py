@@ -1,0 +1,99 @@
+"""The device of this machine: versions, clocks, and the rates of its memory and of matrix products by precision."""
+
+import importlib.metadata
+import os
+import platform
+import subprocess
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from ddplab.calibration.device_rates import measure_device
+from reference.errors import Error
+from reference.launch import RankPool
+
+from .pairs import arguments, parse, save
+
+SMI = (
+    "name,driver_version,vbios_version,pstate,clocks.sm,clocks.mem,clocks.max.sm,clocks.max.mem,power.limit,"
+    "temperature.gpu,ecc.mode.current,mig.mode.current,pcie.link.gen.current,pcie.link.width.current"
+)
+"""What nvidia-smi is asked for."""
+PACKAGES = ("torch", "numpy", "scipy", "pydantic", "msgspec", "typer", "pytest", "hypothesis")
+PRECISIONS = {
+    "float32": (torch.float32, "highest"),
+    "tf32": (torch.float32, "high"),
+    "bfloat16": (torch.bfloat16, "highest"),
+    "float16": (torch.float16, "highest"),
+    "float64": (torch.float64, "highest"),
+}
+"""Type of the elements, and torch's precision of products of float32 matrices."""
+REFUSAL_S = 60.0
+
+
+def versions() -> dict[str, Any]:
+    """Return versions, and what the driver reports of the GPU; None: not there."""
+    found: dict[str, Any] = {
+        "python": platform.python_version(),
+        "system": platform.platform(),
+        "cores": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count(),
+        **{name: importlib.metadata.version(name) for name in PACKAGES},
+        "cuda": torch.version.cuda,
+        "cudnn": torch.backends.cudnn.version(),
+        "nccl": torch.cuda.nccl.version() if dist.is_nccl_available() else None,
+        "nvidia_smi": None,
+        "gpu": None,
+    }
+    if torch.cuda.is_available():
+        properties = torch.cuda.get_device_properties(0)
+        fields = ("name", "major", "minor", "total_memory", "multi_processor_count", "L2_cache_size")
+        found["gpu"] = {field: getattr(properties, field, None) for field in fields}
+        found["gpu"]["count"] = torch.cuda.device_count()
+        command = ["nvidia-smi", f"--query-gpu={SMI}", "--format=csv"]
+        try:
+            found["nvidia_smi"] = subprocess.run(command, capture_output=True, text=True, timeout=30).stdout.strip()
+        except (OSError, subprocess.TimeoutExpired) as error:
+            found["nvidia_smi"] = f"{type(error).__name__}: {error}"
+    return found
+
+
+def all_reduce_once(_rank: int, _world_size: int) -> float:
+    """Sum a one from each rank."""
+    ones = torch.ones(1, device="cuda")
+    dist.all_reduce(ones)
+    return float(ones)
+
+
+def two_ranks_on_one_device() -> str:
+    """Return what NCCL does with two ranks, which share a GPU if there is one only: their sum, or the first error."""
+    with RankPool(2, backend="nccl", timeout_s=REFUSAL_S) as pool:
+        try:
+            return f"sums of the ranks: {pool.run(all_reduce_once)}"
+        except (Error, RuntimeError) as error:
+            return str(error).strip()
+
+
+def main() -> None:
+    """Print and write what was found; each value is written as soon as it is known."""
+    options = parse(arguments(__doc__))
+    found: dict[str, Any] = {"versions": versions()}
+    save(options.json, found)
+    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    print(f"{found['versions']}\n\n{'precision':12} {'TFLOP/s':>10} {'GB/s':>10} {'launch us':>10}")
+    for name, (dtype, precision) in PRECISIONS.items():
+        if device.type == "cpu" and dtype != torch.float32:
+            continue
+        torch.set_float32_matmul_precision(precision)
+        rates = measure_device(device=device, dtype=dtype)
+        found[name] = rates.model_dump(mode="json")
+        save(options.json, found)
+        row = f"{rates.flops_per_s / 1e12:10.1f} {rates.bytes_per_s / 1e9:10.1f} {rates.launch_ns / 1e3:10.2f}"
+        print(f"{name:12} {row}", flush=True)
+    found["nccl_with_two_ranks"] = two_ranks_on_one_device()
+    save(options.json, found)
+    print(f"\nNCCL with two ranks: {found['nccl_with_two_ranks'][:1000]}")
+
+
+if __name__ == "__main__":
+    main()
