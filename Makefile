@@ -4,7 +4,7 @@ BIN    := .venv/bin
 READY  := .venv/.ready
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo tutorials slides figures site test test-reducer explore test-tutorials test-readme test-torch test-replicate test-install versions mutants test-gpu gpu check format bench bench-simulator bench-timeline score house wheel clean
+.PHONY: help setup demo tutorials slides figures site test test-reducer explore test-tutorials test-readme test-torch test-torchrun test-replicate test-install versions mutants test-gpu gpu check format bench bench-simulator bench-timeline score house wheel clean
 
 help:  ## list the verbs
 	@echo "make VERB, where VERB is one of:"
@@ -62,6 +62,9 @@ test-reducer: $(READY)  ## conformance of our DDP, for the edit-and-test loop of
 
 test-torch: $(READY)  ## torch's own DDP tests with our class in torch's place, all of them: about 2 minutes
 	$(BIN)/python -m tests.reference.torch_suite.run
+
+test-torchrun: $(READY)  ## every command that trains, under torchrun: about 2 minutes
+	$(BIN)/pytest -m 'slow or not slow' tests/ddplab/test_under_torchrun.py
 
 test-install: $(READY)  ## install a wheel, a clone and each extra into empty environments, and use them: about 10 minutes
 	$(BIN)/pytest -m 'slow or not slow' tests/test_getting_it.py

@@ -15,6 +15,7 @@ import math
 import multiprocessing
 import os
 import pickle
+import re
 import signal
 import socket
 import sys
@@ -59,7 +60,7 @@ REMINDER_S = 20.0
 UNEVEN = "if they had fewer batches, the others wait for them in a collective: train inside `with model.join():`"
 MISMATCH = "Gloo ends a process whose collectives differ from those of the other ranks"
 OTHERS_S = 2.0
-"""How long to wait for what the other ranks report after one was lost."""
+"""How long to wait for what the other ranks report after one was lost or has lost another."""
 STACK_TIMEOUT_S, STACK_PAUSE_S = 1.0, 0.1
 """How long to wait for the first and for each further piece of a stack, because a stack has no end mark."""
 STACK_LINES = 8
@@ -67,6 +68,8 @@ TAIL_LINES, TAIL_COLUMNS, TAIL_BYTES = 40, 200, 2**14
 """How much of the end of a rank's standard error a `RankError` shows, and how much of it is kept."""
 FINISH_PAUSE_S, FINISH_TIMEOUT_S = 0.01, 2.0
 """How often and how long to look whether Gloo's threads have freed the last collectives."""
+LOST_PEER = re.compile("gloo/transport|remote process")
+"""In the error of a rank whose connection to another was lost, with Gloo and with NCCL."""
 TAIL_TIMEOUT_S = 1.0
 """How long to wait for the end of a rank's standard error, which its own child processes may hold open."""
 
@@ -373,11 +376,29 @@ class RankPool(contextlib.AbstractContextManager["RankPool"]):
         if kind == _FAILURE and isinstance(value, Error):
             raise value if self._agents is None else type(value)(f"{self.name(rank)}: {value}")
         if kind == _FAILURE:  # the first failure is the cause: other ranks fail because they lost that rank
+            if LOST_PEER.search(value) and (lost := self._exited_beside(rank)) is not None:
+                return self._receive(lost)
             cause = value.strip().splitlines()[-1]
             raise RankError(
                 rank, f"{self.name(rank)} failed: {cause}; the other ranks were ended. Traceback:\n\n{value}"
             )
         return kind, value
+
+    def _exited_beside(self, failed: int) -> int | None:
+        """A rank that exited at the time when another lost its connection to some rank; None if there is none.
+
+        The end of a process on another machine may be noticed after the failure that it caused.
+        """
+        others = [rank for rank in range(self.world_size) if rank != failed]
+        deadline = time.monotonic() + OTHERS_S
+        while others and (answered := self._answered(others, deadline)):
+            for rank in answered:
+                others.remove(rank)
+                try:
+                    self._ranks[rank].connection.recv_bytes()
+                except (EOFError, ConnectionError):
+                    return rank
+        return None
 
     def _others(self, lost: int) -> str:
         """What another rank reports after one was lost; with `debug=True` it names launches that do not match."""

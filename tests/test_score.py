@@ -48,6 +48,7 @@ from validation.score_page import as_markdown, draw_errors
 from .validation_rows import FABRIC, TRACE
 from .validation_rows import row as row_of_a_report
 
+pytestmark = pytest.mark.timeout(300)  # the first test that needs the score computes it
 CASES = sorted((FOLDER / "cases").glob("*.toml"))
 ECHO = FOLDER / "cases" / "all_reduce_echo_a100.toml"
 PYTORCH = FOLDER / "cases" / "iterations_pytorch_v100.toml"

@@ -1,4 +1,7 @@
-"""Every command that trains, under torchrun: on the ranks of the launcher, of which rank 0 prints and writes."""
+"""Every command that trains, under torchrun: on the ranks of the launcher, of which rank 0 prints and writes.
+
+`make test-torchrun` runs all of these tests.
+"""
 
 import re
 import subprocess
@@ -39,12 +42,14 @@ def test_record(tmp_path):
     assert len(Trace.load(tmp_path / "trace.json.gz").ranks) == 2
 
 
+@pytest.mark.slow
 def test_calibrate(tmp_path):
     words = ["--out", tmp_path / "fabric.json"]
     assert printed("ddplab", "calibrate", *TINY, *words).count("2 ranks, saved as") == 1
     assert Fabric.load(tmp_path / "fabric.json").world_sizes == [2]
 
 
+@pytest.mark.slow
 def test_validate(tmp_path):
     words = ["--caps", "single", "--repeat", 1, "--out", tmp_path]
     assert printed("ddplab", "validate", *TINY, *words).count("error by the clock") == 1
@@ -54,11 +59,13 @@ def test_validate(tmp_path):
 EMULATED = ("--caps", "single", "--repeat", 1, "--dilation", 20, "--out")
 
 
+@pytest.mark.slow
 def test_validate_on_emulated_devices(trace, tmp_path):
     assert reported_or_too_slow("ddplab", "validate", "--emulate", trace, *EMULATED, tmp_path)
     assert (tmp_path / "trace.json.gz").exists()
 
 
+@pytest.mark.slow
 def test_emulate_by_the_clock(trace, fabric, tmp_path):
     assert reported_or_too_slow("ddplab", "emulate", trace, "--wall", "--fabric", fabric, *EMULATED, tmp_path)
     assert (tmp_path / "trace.json.gz").exists()
@@ -69,6 +76,7 @@ def test_conform():
     assert printed("ddplab", "conform", "torch", "--only", "one weight").count(conforms) == 1
 
 
+@pytest.mark.slow
 def test_the_benchmark_of_the_reducer():
     words = ["--models", "small-tensors", "--modes", "", "--pairs", 2]
     assert printed("benchmarks.ddp", *words).count("peak MiB") == 1
@@ -77,7 +85,7 @@ def test_the_benchmark_of_the_reducer():
 @pytest.mark.parametrize(
     ("words", "says"),
     [
-        (["record", "--model", "nosuch"], r"^ddplab: rank \d on \S+: --model: expected resnet50, .* got 'nosuch'$"),
+        (["record", "--model", "nosuch"], r"^ddplab: rank \d on \S+: --model: expected .* got 'nosuch'$"),
         (["record", *TINY, "--world-size", 3], r"^ddplab: ranks: expected no more .* got 3; .* has started 2$"),
         (["calibrate", *TINY, "--link-rate", "1gbit"], r"^ddplab: link rate: expected none under a launcher"),
     ],

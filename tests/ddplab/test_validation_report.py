@@ -90,7 +90,7 @@ def test_a_report_is_drawn_and_written(tmp_path):
     assert figure.axes[0].get_title(loc="left") == "m\nmean error 7.0%, worst -10.0%"
     written = json.loads(json.dumps(report.to_json()))
     assert written["rows"][1]["cap_mb"] is None
-    assert set(written["rows"][0]["turns"][0]) == {"times_ns", "reference"}
+    assert set(written["rows"][0]["turns"][0]) == {"times_ns", "reference", "torchs_ns"}
     assert set(written["yardsticks"]) == {"perfect_scaling", "no_overlap", "naive_overlap", "pipelined_overlap"}
     report.save(tmp_path)
     assert json.loads((tmp_path / "report.json").read_text())["predictions_sha256"] == "abc"
