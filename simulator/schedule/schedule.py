@@ -185,8 +185,6 @@ def build_schedule(policy: Policy, model: RecordedModel, *, joins: bool = False)
             not support sparse gradients.
     """
     writer = _Writer()
-    buckets = buckets_of(policy, model)
-    members = [[model.parameters[index] for index in bucket] for bucket in buckets]
     by_module = policy.grouping == "module"
     _precede_forward(writer, policy, model, joins=joins)
     if by_module:
@@ -194,6 +192,8 @@ def build_schedule(policy: Policy, model: RecordedModel, *, joins: bool = False)
     writer.compute("forward")
     if policy.graph_may_change:
         writer.compute("search")
+    buckets = buckets_of(policy, model)
+    members = [[model.parameters[index] for index in bucket] for bucket in buckets]
     messages = [
         module_message(parameters, policy) if by_module else policy.hook.message(parameters, policy.sparse_density)
         for parameters in members
