@@ -141,6 +141,6 @@ def show_parameters(module: nn.Module) -> None:
             one.reshard()
 
 
-def local(tensor: Tensor) -> Tensor:
+def local_tensor(tensor: Tensor) -> Tensor:
     """Return this rank's part of a tensor: of a DTensor, as FSDP2's parameters are, its local tensor."""
     return tensor.to_local() if isinstance(tensor, DTensor) else tensor

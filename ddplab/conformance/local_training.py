@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from ..composable import local
+from ..composable import local_tensor
 from .class_under_test import Subject
 from .training_programs import (
     BUFFER_OPTIONS,
@@ -200,7 +200,7 @@ def same(a: Tensor | None, b: Tensor | None, rtol: float = 0.0) -> bool:
     """Whether two tensors are equal, up to a relative error, NaN included; also two that are missing."""
     if a is None or b is None:
         return a is b
-    a, b = local(a), local(b)
+    a, b = local_tensor(a), local_tensor(b)
     return a.shape == b.shape and a.dtype == b.dtype and torch.allclose(a, b, rtol=rtol, atol=0, equal_nan=True)
 
 

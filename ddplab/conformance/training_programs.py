@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from reference.launch import rank_device
 
-from ..composable import local, show_parameters
+from ..composable import local_tensor, show_parameters
 from .class_under_test import Subject, buckets_of
 
 Kind = Literal["train", "accumulate", "evaluate", "forward", "change_lr"]
@@ -358,10 +358,10 @@ def look(net: nn.Module, wrapped: nn.Module) -> Seen:
     named = dict(net.named_parameters())
     return Seen(
         {
-            name: None if one.grad is None else on_cpu(local(one.grad.detach()).to_dense())
+            name: None if one.grad is None else on_cpu(local_tensor(one.grad.detach()).to_dense())
             for name, one in named.items()
         },
-        {name: on_cpu(local(one.detach())) for name, one in named.items()},
+        {name: on_cpu(local_tensor(one.detach())) for name, one in named.items()},
         {name: on_cpu(buffer) for name, buffer in net.named_buffers()},
         buckets_of(wrapped),
     )
