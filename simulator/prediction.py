@@ -155,7 +155,7 @@ class Prediction:
             cause: (round(below * scaled[cause]), round(above * scaled[cause]))
             for cause, (below, above) in (self.causes_ns or errors).items()
         }
-        below, above = np.sqrt((np.array(list(causes.values())) ** 2).sum(axis=0))
+        below, above = np.sqrt((np.array(list(causes.values()), float) ** 2).sum(axis=0))
         names = ("iteration_ns", "mean_ns", "p95_ns", "p99_ns")
         corrected: dict[str, Any] = {name: (ns := getattr(self, name)) and round(ns * factor) for name in names}
         median_ns = corrected["iteration_ns"]

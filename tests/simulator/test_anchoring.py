@@ -143,3 +143,14 @@ def test_an_epoch_of_join_takes_no_measured_times():
     fabric = Fabric.from_alpha_beta(alpha_ns=0, bytes_per_s=1e9)
     with pytest.raises(ValueError, match="measured: expected none with inputs"):
         predict(trace, fabric, world_size=2, inputs=[1, 2], measured={2: 100})
+
+
+def test_the_interval_of_an_iteration_of_minutes_is_finite():
+    """The square of a reach of four seconds, in nanoseconds, exceeds an int64."""
+    minute = 60_000 * MS
+    trace = trace_of([[iteration(0, (10 * MS,), minute, 0)]], [10**6])
+    processor = Processor(copy_out=Linear(fixed_ns=minute), copy_error=1.0)
+    fabric = Fabric.from_alpha_beta(alpha_ns=0, bytes_per_s=1e18).model_copy(update={"processor": processor})
+    prediction = predict(trace, fabric, world_size=64, measured={2: 3 * minute})
+    low, high = prediction.interval_ns
+    assert minute < low < prediction.iteration_ns < high < 5 * minute
