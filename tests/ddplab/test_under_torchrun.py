@@ -12,6 +12,7 @@ import pytest
 from reference.trace import Trace
 from simulator import Fabric
 
+from ..reference.test_network_namespaces import NEEDS_LINKS
 from .command_process import ROOT
 
 TINY = ("--model", "tests.models_for_cli:tiny")
@@ -40,6 +41,18 @@ def test_record(tmp_path):
     words = ["--iterations", 2, "--out", tmp_path / "trace.json.gz"]
     assert printed("ddplab", "record", *TINY, *words).count("recorded in") == 1
     assert len(Trace.load(tmp_path / "trace.json.gz").ranks) == 2
+
+
+@pytest.mark.slow
+@NEEDS_LINKS
+def test_record_on_two_nodes(tmp_path):
+    """Two namespaces as nodes, each with a torchrun of its own and two ranks."""
+    script, out = ROOT / "tests" / "scripts" / "two_nodes.py", tmp_path / "t.json.gz"
+    command = [sys.executable, script, "1gbit", "record", *TINY, "--iterations", "2", "--out", out]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=110, check=False)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.count("recorded in") == 1
+    assert len(Trace.load(out).ranks) == 4
 
 
 @pytest.mark.slow
