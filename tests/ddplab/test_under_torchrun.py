@@ -15,6 +15,7 @@ from simulator import Fabric
 from ..reference.test_network_namespaces import NEEDS_LINKS
 from .command_process import ROOT
 
+pytestmark = pytest.mark.slow
 TINY = ("--model", "tests.models_for_cli:tiny")
 TORCHRUN = ("torch.distributed.run", "--nproc-per-node=2", "--local-addr=127.0.0.1", "-m")
 
@@ -43,7 +44,6 @@ def test_record(tmp_path):
     assert len(Trace.load(tmp_path / "trace.json.gz").ranks) == 2
 
 
-@pytest.mark.slow
 @NEEDS_LINKS
 def test_record_on_two_nodes(tmp_path):
     """Two namespaces as nodes, each with a torchrun of its own and two ranks."""
@@ -55,14 +55,12 @@ def test_record_on_two_nodes(tmp_path):
     assert len(Trace.load(out).ranks) == 4
 
 
-@pytest.mark.slow
 def test_calibrate(tmp_path):
     words = ["--out", tmp_path / "fabric.json"]
     assert printed("ddplab", "calibrate", *TINY, *words).count("2 ranks, saved as") == 1
     assert Fabric.load(tmp_path / "fabric.json").world_sizes == [2]
 
 
-@pytest.mark.slow
 def test_validate(tmp_path):
     words = ["--caps", "single", "--repeat", 1, "--out", tmp_path]
     assert printed("ddplab", "validate", *TINY, *words).count("error by the clock") == 1
@@ -72,13 +70,11 @@ def test_validate(tmp_path):
 EMULATED = ("--caps", "single", "--repeat", 1, "--dilation", 20, "--out")
 
 
-@pytest.mark.slow
 def test_validate_on_emulated_devices(trace, tmp_path):
     assert reported_or_too_slow("ddplab", "validate", "--emulate", trace, *EMULATED, tmp_path)
     assert (tmp_path / "trace.json.gz").exists()
 
 
-@pytest.mark.slow
 def test_emulate_by_the_clock(trace, fabric, tmp_path):
     assert reported_or_too_slow("ddplab", "emulate", trace, "--wall", "--fabric", fabric, *EMULATED, tmp_path)
     assert (tmp_path / "trace.json.gz").exists()
@@ -89,7 +85,6 @@ def test_conform():
     assert printed("ddplab", "conform", "torch", "--only", "one weight").count(conforms) == 1
 
 
-@pytest.mark.slow
 def test_the_benchmark_of_the_reducer():
     words = ["--models", "small-tensors", "--modes", "", "--pairs", 2]
     assert printed("benchmarks.ddp", *words).count("peak MiB") == 1
