@@ -3,7 +3,7 @@
 from collections.abc import Callable, Sequence
 from itertools import starmap
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 from typer import Option
 
@@ -15,10 +15,12 @@ from simulator.schedule.policy import Policy
 from simulator.workload.default_gpu_costs import assume_gpu
 
 from ..emulation.time_dilation import ScaleModel
-from ..validation.validation_report import Configuration, ValidationReport
 from . import shared_options as options
 from .predict import cells_of_axes, read_policies, save_timelines, values_of_axes
 from .terminal_output import progress, show_report, show_table, write_json
+
+if TYPE_CHECKING:
+    from ..validation.validation_report import ValidationReport
 
 HELP = {
     "world_size": "Number of ranks. With --wall under torchrun, srun or mpirun: by default all of its ranks.",
@@ -135,10 +137,11 @@ def _emulate_on_wall_clock(
     scale: ScaleModel,
     repeat: int,
     out: Path,
-) -> ValidationReport:
+) -> "ValidationReport":
     from reference.launch import RankPool, world_size_or
 
     from ..validation.validate_emulated import validate_emulated
+    from ..validation.validation_report import Configuration
 
     configurations = []
     for one in policies:

@@ -3,12 +3,11 @@
 from collections.abc import Hashable, Mapping, Sequence
 from functools import partial
 from itertools import product
+from math import isnan
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import numpy as np
-import pandas as pd
-from matplotlib.figure import Figure
 from typer import Argument, Option
 
 from reference.trace import Trace
@@ -19,9 +18,7 @@ from simulator.prediction import Prediction
 from simulator.prediction import predict as predict_one
 from simulator.profiler_import.trace_of_profile import HOST_BOUND, host_bound
 from simulator.results.breakdown import PARTS
-from simulator.results.heat_map import draw_heat_maps
 from simulator.results.scaling_verdict import TARGET, counted, network_need, width_sentence
-from simulator.results.timeline_plot import draw_timeline
 from simulator.schedule.policy import Policy
 from simulator.step_costs import counted_as_free
 from simulator.sweep import AXES, COLUMNS, TABLE_WRITERS, save_table
@@ -31,6 +28,9 @@ from simulator.workload.default_gpu_costs import assume_gpu
 
 from . import shared_options as options
 from .terminal_output import progress, show_table, write_json
+
+if TYPE_CHECKING:
+    import pandas as pd
 
 SPARED = ("hook", "critical buckets", "computation ms", "buckets")
 """Columns to leave out on a narrow terminal, the first one first."""
@@ -278,6 +278,10 @@ def save_timelines(prediction: Prediction, perfetto: Path | None, picture: Path 
         prediction.save_perfetto(perfetto)
         print(f"timeline of the fastest configuration written to {perfetto}; open it in ui.perfetto.dev")
     if picture is not None:
+        from matplotlib.figure import Figure  # loading matplotlib takes longer than a prediction
+
+        from simulator.results.timeline_plot import draw_timeline
+
         figure = Figure(figsize=(11, 4.5), layout="constrained")
         draw_timeline(prediction, figure.add_subplot())
         options.save_picture(figure, picture)
@@ -358,6 +362,10 @@ def sweep(
     table = table.assign(**base.overruled)
     save_table(table, out)
     if heat_map is not None:
+        from matplotlib.figure import Figure
+
+        from simulator.results.heat_map import draw_heat_maps
+
         figure = Figure(layout="constrained")
         maps = draw_heat_maps(table, figure, rows=rows, columns=columns, value=value)
         figure.set_size_inches(8, 4.5 * len(maps))
@@ -385,7 +393,7 @@ def _check_heat_map(path: Path | None, rows: str, columns: str, value: str) -> N
 
 
 def _sweep_assumptions(
-    table: pd.DataFrame,
+    table: "pd.DataFrame",
     traces: Mapping[str, Trace],
     fabrics: Mapping[str, Fabric],
     variation: Variation,
@@ -405,7 +413,8 @@ def _sweep_assumptions(
     sentences = []
     for row in fastest.head(SHOWN_ROWS).to_dict("records"):
         trace, fabric = traces[row["trace"]], fabrics[row["fabric"]]
-        cap_mb = None if pd.isna(row["bucket_cap_mb"]) else row["bucket_cap_mb"]
+        cap_mb = row["bucket_cap_mb"]
+        cap_mb = None if cap_mb is None or isnan(cap_mb) else cap_mb
         policy = by_hook[row["hook"]].model_copy(update={"bucket_cap_mb": cap_mb, "order": row["order"]})
         prediction = predict_one(trace, fabric, world_size=row["world_size"], policy=policy, variation=variation)
         costs = assume_gpu(trace, fabric).fabric
@@ -413,7 +422,7 @@ def _sweep_assumptions(
     return list(dict.fromkeys(sentences))
 
 
-def sweep_verdicts(table: pd.DataFrame) -> list[str]:
+def sweep_verdicts(table: "pd.DataFrame") -> list[str]:
     """Return on which fabrics each trace reaches the target efficiency at each world size; one sentence each."""
     sentences = []
     for (trace, ranks), part in table.groupby(["trace", "world_size"], sort=False):
@@ -428,7 +437,7 @@ def sweep_verdicts(table: pd.DataFrame) -> list[str]:
     return sentences
 
 
-def _sweep_row(part: pd.DataFrame) -> dict[str, str]:
+def _sweep_row(part: "pd.DataFrame") -> dict[str, str]:
     """Return the fastest of the configurations for a trace, a fabric and a world size as a row of a table."""
     row, *others = part.sort_values("iteration_ns", kind="stable").to_dict("records")
     # Those that take exactly as long have the same buckets, with few exceptions.

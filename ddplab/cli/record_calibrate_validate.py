@@ -10,7 +10,6 @@ from typer import Option
 from reference.fork_server import start_server
 from reference.trace import Trace
 
-from ..validation.validation_report import Configuration
 from . import shared_options as options
 from .terminal_output import progress, save_trace, show_report, show_table, write_json
 
@@ -142,6 +141,7 @@ def validate(
 
     from ..validation.validate import validate as run
     from ..validation.validate_emulated import calibrate_network, extrapolated, validate_emulated
+    from ..validation.validation_report import Configuration
 
     options.check_outputs(json_path, inputs=[emulate, *options.files_of(model or "")], folder=out)
     if emulate is None:

@@ -13,7 +13,6 @@ from io import BytesIO
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, TypeVar, cast
 
-from matplotlib.figure import Figure
 from typer import Argument, Option
 
 from reference.bucketing import ORDERS, Order, cap_name
@@ -31,6 +30,8 @@ from ..emulation.time_dilation import ORIGINAL, ScaleModel
 from .terminal_output import PrintableStream
 
 if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
     from reference.network_namespaces import Uplinks
 
 R = TypeVar("R", bound=Schema)
@@ -384,7 +385,7 @@ def check_picture(option: str, path: Path | None) -> None:
         raise ValueError(f"{option}: expected a name that ends in {', '.join(ENDINGS)}, got {path}")
 
 
-def save_picture(figure: Figure, path: Path) -> None:
+def save_picture(figure: "Figure", path: Path) -> None:
     """Write a picture and print its path."""
     data = BytesIO()
     figure.savefig(data, format=path.suffix.lstrip("."), dpi=120)

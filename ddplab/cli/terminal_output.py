@@ -5,7 +5,7 @@ import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, TextIO
+from typing import TYPE_CHECKING, Any, TextIO
 
 from rich.console import Console, JustifyMethod
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
@@ -16,7 +16,8 @@ from reference.files.writing import printable, write_atomically
 from reference.trace import Trace
 from simulator.fabric import Fabric, Linear, Processor
 
-from ..validation.validation_report import ValidationReport, ValidationRow
+if TYPE_CHECKING:
+    from ..validation.validation_report import ValidationReport, ValidationRow
 
 
 class PrintableStream:
@@ -167,7 +168,7 @@ NOISY_DRIFT = 0.1
 BASELINES = ("naive overlap", "perfect scaling", "no overlap", "pipelined overlap")
 
 
-def show_report(report: ValidationReport, *, extrapolated: bool = False) -> None:
+def show_report(report: "ValidationReport", *, extrapolated: bool = False) -> None:
     """Print a table per model, and a summary of all rows; times in milliseconds.
 
     `extrapolated` is whether the network was calibrated with other numbers of ranks.
@@ -215,7 +216,7 @@ def show_report(report: ValidationReport, *, extrapolated: bool = False) -> None
         print(f"the predicted intervals are wide (more than {WIDE_INTERVAL:.0%} to either side), because {reason}")
 
 
-def _report_row(row: ValidationRow) -> dict[str, str]:
+def _report_row(row: "ValidationRow") -> dict[str, str]:
     """Return a row of the printed table; emulated devices keep their speed and are not paired with speed checks."""
     digits, is_paired = (0, True) if row.drift is not None else (1, False)
     cells = {

@@ -1,0 +1,33 @@
+"""Count the operations of all built-in models and write the file from which `ddplab plan` reads them.
+
+Run `python -m ddplab.count_built_in_models` after a change of a built-in model or of the counter; 30 seconds.
+"""
+
+import gzip
+import json
+from typing import Any
+
+from reference.files.writing import write_atomically
+from simulator.workload.built_in_operations import FILE, PARAMETERS_DTYPE
+
+from .models import BUILT_IN
+from .operation_counter import measure_operations
+
+ELEMENT_TYPES = (None, "bfloat16", "float16")
+"""Element types of autocast that data sheets of the catalogue have."""
+
+
+def count(model: str, autocast: str | None) -> dict[str, Any]:
+    """Count the operations of a model; returns the fields of `Operations` that the file has."""
+    return measure_operations(model, autocast=autocast).model_dump(mode="json", exclude_defaults=True)
+
+
+def main() -> None:
+    """Write the file. It has no time in it, so equal counts give equal bytes."""
+    counted = {name: {one or PARAMETERS_DTYPE: count(name, one) for one in ELEMENT_TYPES} for name in BUILT_IN}
+    text = json.dumps(counted, separators=(",", ":"))
+    write_atomically(FILE, gzip.compress(text.encode(), 9, mtime=0))
+
+
+if __name__ == "__main__":
+    main()
