@@ -92,7 +92,7 @@ def correct(target: Expected, measured_ns: Sequence[int], expected: Sequence[Exp
         measured_ns: Measured median iteration times.
         expected: The predictions for the measured numbers of ranks.
     """
-    covariance = _covariance([target, *expected])
+    covariance = covariance_of([target, *expected])
     of_target, shared, among = covariance[0, 0], covariance[0, 1:], covariance[1:, 1:]
     seen = among + MEASUREMENT_DEVIATION**2 * np.eye(len(expected))
     surprise = np.log([ns / max(1, one.iteration_ns) for ns, one in zip(measured_ns, expected, strict=True)])
@@ -108,8 +108,8 @@ def correct(target: Expected, measured_ns: Sequence[int], expected: Sequence[Exp
     return Correction(float(np.exp(weights @ surprise)), narrowing, tuple(anchors))
 
 
-def _covariance(expected: Sequence[Expected]) -> NDArray[np.float64]:
-    """Return the covariance of the errors of several predictions."""
+def covariance_of(expected: Sequence[Expected]) -> NDArray[np.float64]:
+    """Return the covariance of the errors of several predictions, which are those of logarithms of iteration times."""
     doublings = np.log2([one.ranks for one in expected])
     correlation = np.exp(-np.abs(doublings[:, None] - doublings) / CORRELATED_DOUBLINGS)
     deviations = [one.deviations() for one in expected]

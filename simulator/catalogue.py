@@ -5,7 +5,8 @@ that a large all-reduce reaches. This part comes from a measured log of the syst
 """
 
 import os
-from collections.abc import Collection, Iterator
+import re
+from collections.abc import Collection, Iterator, Mapping
 from difflib import get_close_matches
 from functools import cache
 from pathlib import Path
@@ -210,14 +211,27 @@ class Catalogue(Schema):
             found |= {f"links.{kind}.latency": self.latencies[kind] for kind in entry.links}
         return {field: (figure.text, self.sources[figure.source]) for field, figure in found.items()}
 
-    def topology(self, name: str) -> Topology:
+    def topology(self, name: str, *, network: Rate | None = None, members: int | None = None) -> Topology:
         """Return the links of a node, as many nodes as needed.
 
+        Args:
+            name: Name of the node.
+            network: Another rate of a node's network, of which the same part is reached. None: as in the catalogue.
+            members: Another number of GPUs on a node. None: as in the catalogue.
+
         Raises:
-            ValueError: There is no such node.
+            ValueError: There is no such node, or it has no network of which to change the rate.
         """
         if name not in self.nodes:
             raise ValueError(unknown("node", name, self.nodes))
+        links = dict(self.nodes[name].links)
+        if network is not None:
+            if "network" not in links:
+                raise ValueError(f"network: expected a node with a network between nodes, got {name}")
+            links["network"] = links["network"].model_copy(update={"rate": network, "reached_by_members": {}})
+        if members is not None:
+            innermost = next(iter(links))
+            links[innermost] = links[innermost].model_copy(update={"members": members})
         levels = tuple(
             Level(
                 name=kind,
@@ -226,20 +240,30 @@ class Catalogue(Schema):
                 bytes_per_s=link.bytes_per_s(link.reached),
                 bytes_per_s_by_members={n: link.bytes_per_s(part) for n, part in link.reached_by_members.items()},
             )
-            for kind, link in self.nodes[name].links.items()
+            for kind, link in links.items()
         )
-        return Topology(levels=levels, source=self._source_of(name))
+        return Topology(levels=levels, source=self._source_of(name, links))
 
-    def _source_of(self, name: str) -> str:
-        links = ", ".join(
-            f"{kind} {link.rate.text}, of which {link.reached.part:.3g} is reached"
-            for kind, link in self.nodes[name].links.items()
+    def node_with(self, device: str) -> str | None:
+        """Return the first node with this device, or None."""
+        return next((name for name, node in self.nodes.items() if node.device == device), None)
+
+    def device_like(self, name: str) -> str | None:
+        """Return the first device that a driver may call by this name, such as a100-40gb for A100, or None."""
+        matches = (one for one, entry in self.devices.items() if re.fullmatch(entry.pattern, name.lower()))
+        return name if name in self.devices else next(matches, None)
+
+    def _source_of(self, name: str, links: Mapping[Kind, Link]) -> str:
+        words = ", ".join(
+            f"{kind} {link.rate.text}, of which {link.reached.part:.3g} is reached" for kind, link in links.items()
         )
+        is_listed = links == self.nodes[name].links
         inside = "".join(
             f"; {what.replace('_', '-')} inside the interval: {share}"
             for what, share in self.nodes[name].inside.items()
+            if is_listed
         )
-        return f"{self.nodes[name].product}: {links}{inside} (sources: `ddplab catalogue {name}`)"
+        return f"{self.nodes[name].product}: {words}{inside} (sources: `ddplab catalogue {name}`)"
 
 
 def _figures(value: object, path: str = "") -> Iterator[tuple[str, _Figure]]:

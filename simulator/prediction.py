@@ -144,12 +144,10 @@ class Prediction:
             measured_ns: Measured median iteration time by number of ranks.
             predicted: Predictions for these numbers of ranks, with the settings of the measured runs.
         """
-        expected = [
-            Expected(ranks, predicted[ranks].iteration_ns, predicted[ranks]._errors_ns) for ranks in measured_ns
-        ]
-        target = Expected(world_size, self.iteration_ns, self._errors_ns)
+        expected = [predicted[ranks].expected(ranks) for ranks in measured_ns]
+        target = self.expected(world_size)
         factor, narrowing, anchors = correct(target, list(measured_ns.values()), expected)
-        errors = self._errors_ns
+        errors = target.causes_ns
         scaled = {cause: factor * (narrowing if cause in errors else 1) for cause in self.causes_ns or errors}
         causes = {
             cause: (round(below * scaled[cause]), round(above * scaled[cause]))
@@ -168,13 +166,16 @@ class Prediction:
             anchors=anchors,
         )
 
-    @property
-    def _errors_ns(self) -> dict[str, tuple[int, int]]:
-        """`causes_ns` of the median, which varies less than the iterations; the interval if no causes are known."""
-        if self.causes_ns:
-            return {cause: reach for cause, reach in self.causes_ns.items() if cause != "iterations"}
-        low, high = self.interval_ns
-        return {"training": (self.iteration_ns - low, high - self.iteration_ns)}
+    def expected(self, world_size: int) -> Expected:
+        """Return this prediction, which is that for `world_size` ranks, as `anchoring` takes it.
+
+        Its causes are those of the median, which varies less than the iterations; the interval if none are known.
+        """
+        causes = {cause: reach for cause, reach in self.causes_ns.items() if cause != "iterations"}
+        if not self.causes_ns:
+            low, high = self.interval_ns
+            causes = {"training": (self.iteration_ns - low, high - self.iteration_ns)}
+        return Expected(world_size, self.iteration_ns, causes)
 
     @property
     def exposed_comm_ns(self) -> int:

@@ -7,7 +7,7 @@ if `extrapolate` is set; or else from the links of the topology.
 import os
 import re
 import reprlib
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
 from typing import Any, Self
@@ -376,16 +376,25 @@ class Fabric(Schema, strict=False):
         Described links change their rates. In a measured table, the part of a time that grows with the bytes changes;
         the latency is that of the fitted segment of small messages.
         """
+        topology = None if self.topology is None else self.topology.with_rates(multiple)
+        return self._with_links(topology, lambda _latency_ns, sent_ns: sent_ns / multiple - sent_ns)
+
+    def with_latencies(self, multiple: float) -> Self:
+        """Return a copy whose links have `multiple` times the latency, at the same rates; tables as in `with_rates`."""
+        topology = None if self.topology is None else self.topology.with_latencies(multiple)
+        return self._with_links(topology, lambda latency_ns, _sent_ns: latency_ns * multiple - latency_ns)
+
+    def _with_links(self, topology: Topology | None, change_ns: Callable[[float, float], float]) -> Self:
+        """Return a copy with this topology, and with tables that change by this function of latency and other time."""
         tables = {}
         for name in ("all_reduce", "broadcast"):
             timings: tuple[Timing, ...] = getattr(self, name)
             latency_ns = {n: segments(table)[0].alpha_ns for n, table in tables_by_world_size(timings).items()}
             tables[name] = tuple(
-                row.model_copy(update={"ns": row.ns + round(sent_ns / multiple - sent_ns)})
+                row.model_copy(update={"ns": row.ns + round(change_ns(fixed_ns, row.ns - fixed_ns))})
                 for row in timings
-                for sent_ns in [max(0.0, row.ns - latency_ns[row.world_size])]
+                for fixed_ns in [min(row.ns, latency_ns[row.world_size])]
             )
-        topology = None if self.topology is None else self.topology.with_rates(multiple)
         return self.model_copy(update={**tables, "topology": topology})
 
     def with_processor(self, **changed: object) -> Self:

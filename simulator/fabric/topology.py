@@ -110,6 +110,13 @@ class Topology(Schema, strict=False):
         )
         return self.model_copy(update={"levels": levels})
 
+    def with_latencies(self, multiple: float) -> Self:
+        """Return a copy in which all links have `multiple` times the latency."""
+        levels = tuple(
+            level.model_copy(update={"latency_ns": round(level.latency_ns * multiple)}) for level in self.levels
+        )
+        return self.model_copy(update={"levels": levels})
+
     def in_use(self, world_size: int) -> tuple[Level, ...]:
         """Return the levels with the members that `world_size` ranks use; groups are filled one after the other.
 

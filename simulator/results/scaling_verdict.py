@@ -68,7 +68,9 @@ class NetworkNeed:
         )
 
 
-def network_need(predict_at: "Sequence[Callable[[float], Prediction]]", *, target: float = TARGET) -> NetworkNeed:
+def network_need(
+    predict_at: "Sequence[Callable[[float], Prediction]]", *, target: float = TARGET, tolerance: float = TOLERANCE
+) -> NetworkNeed:
     """Find the least rates with which one of several configurations reaches an efficiency.
 
     Each configuration is asked whether slower links suffice than those that the configurations before it need, so
@@ -78,28 +80,42 @@ def network_need(predict_at: "Sequence[Callable[[float], Prediction]]", *, targe
         predict_at: By configuration, the prediction if the links' rates are this multiple of today's; its efficiency
             grows with the multiple. The most efficient configuration should come first.
         target: Efficiency to reach, from 0 to 1.
+        tolerance: Relative error of the multiple.
     """
     best: float | None = None
     chosen = 0
     for number, predict_with in enumerate(predict_at):
-        limit = FASTEST_LINKS if best is None else best * (1 - TOLERANCE)
-        if limit < SLOWEST_LINKS or predict_with(limit).efficiency < target:
+        limit = FASTEST_LINKS if best is None else best * (1 - tolerance)
+
+        def reaches(multiple: float, predict_with: "Callable[[float], Prediction]" = predict_with) -> bool:
+            return predict_with(multiple).efficiency >= target
+
+        if limit < SLOWEST_LINKS or not reaches(limit):
             continue
-        best, chosen = _least_multiple(predict_with, target, limit), number
+        best, chosen = least_multiple(reaches, enough=limit, tolerance=tolerance), number
     at = predict_at[chosen]
     message_bytes, bus = _largest_message(at(1.0))
     needed = None if best is None else _largest_message(at(best))[1]
     return NetworkNeed(target, best, chosen, message_bytes, bus, needed)
 
 
-def _least_multiple(predict_with: "Callable[[float], Prediction]", target: float, enough: float) -> float:
-    """Return the least multiple that reaches the target, within `TOLERANCE`, given one that does."""
-    if predict_with(SLOWEST_LINKS).efficiency >= target:
-        return SLOWEST_LINKS
-    missed, reached = log(SLOWEST_LINKS), log(enough)
-    while reached - missed > TOLERANCE:
+def least_multiple(
+    reaches: Callable[[float], bool], *, enough: float, least: float = SLOWEST_LINKS, tolerance: float = TOLERANCE
+) -> float:
+    """Return the least multiple that reaches a target, within `tolerance`, given one that does.
+
+    Args:
+        reaches: Whether a multiple reaches the target; if one does, so do all larger ones.
+        enough: A multiple that does.
+        least: Where the search ends.
+        tolerance: Relative error of the result.
+    """
+    if reaches(least):
+        return least
+    missed, reached = log(least), log(enough)
+    while reached - missed > tolerance:
         middle = (missed + reached) / 2
-        if predict_with(exp(middle)).efficiency >= target:
+        if reaches(exp(middle)):
             reached = middle
         else:
             missed = middle

@@ -112,6 +112,26 @@ class Operations(Schema):
         """All operations of the backward pass except those of the loss."""
         return (*(operation for gradient in self.gradients for operation in gradient.operations), *self.tail)
 
+    def with_batch(self, multiple: float) -> Self:
+        """Return the operations with a multiple of the batch: passes compute and move that many times as much.
+
+        Weights are moved once whatever the batch, so for a small multiple the bytes are slightly too few, and for a
+        large one too many. The optimiser step and the number of kernels stay.
+        """
+
+        def scaled(operations: tuple[Operation, ...]) -> tuple[Operation, ...]:
+            return tuple(
+                one.model_copy(
+                    update={"flops": round(one.flops * multiple), "bytes_moved": round(one.bytes_moved * multiple)}
+                )
+                for one in operations
+            )
+
+        gradients = tuple(one.model_copy(update={"operations": scaled(one.operations)}) for one in self.gradients)
+        passes = {name: scaled(getattr(self, name)) for name in ("forward", "loss", "tail")}
+        batch = self.batch and max(1, round(self.batch * multiple))
+        return self.model_copy(update={**passes, "gradients": gradients, "batch": batch, "input_shape": None})
+
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write as JSON."""
         write_atomically(path, (self.model_dump_json() + "\n").encode())

@@ -214,6 +214,33 @@ def rescale(
     return Trace(workload=trace.workload.model_copy(update=update), layouts=trace.layouts, ranks=ranks)
 
 
+@one_line_errors()
+def with_batch(trace: Trace, multiple: float) -> Trace:
+    """Convert a recorded trace to another batch on each device, as if passes took a time in proportion to the batch.
+
+    The optimiser step stays. Small batches take longer than that, because kernels fill a device less and the host
+    may limit it.
+
+    Args:
+        trace: A trace recorded without communication.
+        multiple: The new batch over the recorded one.
+
+    Raises:
+        ValueError: The trace was recorded with communication, which does not depend on the batch.
+    """
+    _check_module(trace.workload)
+    passes = _Interval(multiple)
+    gradients = (passes,) * len(trace.workload.parameters)
+    intervals = _Intervals(forward=passes, loss=passes, gradients=gradients, tail=passes, step=_Interval(1.0))
+    ranks = tuple(
+        rank.model_copy(update={"iterations": tuple(_rescaled(rank.iterations, intervals, 0.0))})
+        for rank in trace.ranks
+    )
+    batch = trace.workload.batch and max(1, round(trace.workload.batch * multiple))
+    workload = trace.workload.model_copy(update={"batch": batch, "input_shape": None})
+    return Trace(workload=workload, layouts=trace.layouts, ranks=ranks)
+
+
 def _duration_ns(ranks: Sequence[RankTrace]) -> int:
     return sum(iteration.duration_ns for rank in ranks for iteration in rank.iterations)
 
@@ -321,12 +348,16 @@ def _until(clock: _Clock, moment_ns: int | None, interval: _Interval) -> int | N
     return None if moment_ns is None else clock.until(moment_ns, interval)
 
 
-def _check_match(workload: Workload, operations: Operations) -> None:
+def _check_module(workload: Workload) -> None:
     if workload.source != "module":
         raise ValueError(
             f"trace: workload.source: expected 'module', a trace of computation alone, got {workload.source!r}; "
             "communication does not become faster with the device: record the plain module"
         )
+
+
+def _check_match(workload: Workload, operations: Operations) -> None:
+    _check_module(workload)
     compared: list[tuple[str, object, object]] = []
     if None not in (workload.batch, operations.batch):
         compared.append(("batch", workload.batch, operations.batch))

@@ -1,0 +1,213 @@
+"""Limits: what lengthens an iteration most, and how far one thing must improve for a given efficiency."""
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from functools import cached_property
+from typing import NamedTuple
+
+from ..cost_terms import TERMS, Inputs, leave_out
+from ..engines.engine_choice import latencies_ns
+from ..prediction import Prediction
+from ..results.scaling_verdict import FASTEST_LINKS, NetworkNeed, least_multiple, network_need
+from ..schedule.comm_hook_messages import named_hook
+from ..schedule.policy import Policy
+from .system import System
+
+NETWORK = ("rate", "latency")
+BUCKETS = ("last bucket", "first bucket")
+MOST_OF_IT = 0.8
+"""Part of the time lost to the network above which the first or the last bucket alone is the limit."""
+NEGLIGIBLE = 0.01
+"""Part of an iteration below which computation is the limit."""
+TOLERANCE = 0.02
+"""Relative tolerance of a needed improvement; predictions are less certain."""
+MOST_BATCH = MOST_ACCUMULATED = 64
+"""Largest multiple of the batch, and most accumulated iterations, that are tried."""
+CAPS_MB = (5.0, 50.0, 100.0, float("inf"))
+HOOKS = ("bf16", "power_sgd:4")
+ACCUMULATED = 4
+
+CURES: Mapping[str, Callable[[Inputs], Inputs]] = {
+    "rate": lambda inputs: inputs._replace(fabric=inputs.fabric.with_rates(FASTEST_LINKS)),
+    "latency": lambda inputs: inputs._replace(fabric=inputs.fabric.with_latencies(1 / FASTEST_LINKS)),
+    "copies": TERMS["copies"].without,
+    "host": lambda inputs: leave_out(["launches", "stalls"], inputs),
+    "slow-downs": TERMS["slow_downs"].without,
+    "stragglers": lambda inputs: leave_out(["device_spread", "jitter"], inputs),
+}
+"""What may limit an iteration, and the inputs of a prediction without it. The host's cost is that of launches."""
+
+
+class Change(NamedTuple):
+    """Another setting of the reducer or the script.
+
+    Attributes:
+        name: The setting.
+        iteration_ns: The predicted iteration with it.
+        is_tie: Whether errors of the costs may explain the difference; see `Comparison.is_tie`.
+    """
+
+    name: str
+    iteration_ns: int
+    is_tie: bool
+
+
+class Needs(NamedTuple):
+    """How far one thing alone must change for the target efficiency; None: no change of it suffices.
+
+    Attributes:
+        rate: The need of faster links. None: one GPU has no network.
+        latency: Largest multiple of the latencies that suffices.
+        batch: Least multiple of the batch per GPU, at most `MOST_BATCH`.
+        accumulated: Least number of iterations per synchronisation, at most `MOST_ACCUMULATED`.
+    """
+
+    rate: NetworkNeed | None
+    latency: float | None
+    batch: float | None
+    accumulated: int | None
+
+
+class Limits:
+    """The limits of a system on one number of GPUs."""
+
+    def __init__(self, system: System, world_size: int) -> None:
+        self._system, self.world_size = system, world_size
+
+    @cached_property
+    def saved_ns(self) -> dict[str, int]:
+        """Nanoseconds by which an iteration would be shorter without each possible limit alone.
+
+        Times overlap, so the sum is not the time that data parallelism adds. Without the `last bucket`, its
+        all-reduce takes no time; without the `first bucket`, that bucket holds one gradient and is launched at once.
+        """
+        system, whole_ns = self._system, self._now.iteration_ns
+        saved = {}
+        for name, cure in CURES.items():
+            inputs = cure(system.used)
+            slow = () if name == "stragglers" else system.stragglers
+            changed = inputs != system.used or slow != system.stragglers
+            after_ns = system.changed(self.world_size, inputs, stragglers=slow).iteration_ns if changed else whole_ns
+            saved[name] = max(0, whole_ns - after_ns)
+        return saved | {"first bucket": self._saved_by_first(), "last bucket": self._saved_by_last()}
+
+    @property
+    def limit(self) -> str:
+        """The possible limit without which the iteration would be shortest.
+
+        Where this is the network, and one bucket alone causes `MOST_OF_IT`, that bucket. "computation" if nothing
+        takes more than `NEGLIGIBLE` of the iteration.
+        """
+        saved = self.saved_ns
+        largest = max(CURES, key=lambda name: saved[name])
+        if saved[largest] <= NEGLIGIBLE * self._now.iteration_ns:
+            return "computation"
+        if largest in NETWORK:
+            return next((name for name in BUCKETS if saved[name] >= MOST_OF_IT * saved[largest]), largest)
+        return largest
+
+    def needs(self, target: float) -> Needs:
+        """Return how far one thing alone must change for this efficiency, from 0 to 1."""
+        system, used = self._system, self._system.used
+
+        def with_rate(multiple: float) -> Prediction:
+            return system.changed(self.world_size, used._replace(fabric=used.fabric.with_rates(multiple)))
+
+        def with_speed(multiple: float) -> bool:  # of empty messages
+            fabric = used.fabric.with_latencies(1 / multiple)
+            return self._reaches(used._replace(fabric=fabric), target)
+
+        has_network = self.world_size > 1
+        speed = None
+        if has_network and with_speed(FASTEST_LINKS):
+            speed = least_multiple(with_speed, enough=FASTEST_LINKS, least=1 / FASTEST_LINKS, tolerance=TOLERANCE)
+        return Needs(
+            rate=network_need([with_rate], target=target, tolerance=TOLERANCE) if has_network else None,
+            latency=None if speed is None else 1 / speed,
+            batch=self._needed_batch(target),
+            accumulated=self._needed_accumulation(target),
+        )
+
+    def changes(self) -> list[Change]:
+        """Return what other bucket caps, comm hooks and accumulation would give, the fastest first."""
+        used = self._system.used
+        found = []
+        for name, policy in {"best buckets": self.best_buckets(), **dict(_other_settings(used.policy))}.items():
+            changed = self._system.changed(self.world_size, used._replace(policy=policy))
+            found.append(Change(name, changed.iteration_ns, self._now.compare(changed).is_tie))
+        return sorted(found, key=lambda one: one.iteration_ns)
+
+    def best_buckets(self) -> Policy:
+        """Return the policy with the fastest buckets that are known: those of the best of a few caps."""
+        used = self._system.used
+        if "bucket_cap_mb" in used.policy.overruled:
+            return used.policy
+        policies = [used.policy, *(used.policy.model_copy(update={"bucket_cap_mb": cap}) for cap in CAPS_MB)]
+        times = [self._system.changed(self.world_size, used._replace(policy=one)).iteration_ns for one in policies]
+        return policies[times.index(min(times))]
+
+    @property
+    def _now(self) -> Prediction:
+        return self._system.at(self.world_size)
+
+    def _reaches(self, inputs: Inputs, target: float) -> bool:
+        return self._system.efficiency(self._system.changed(self.world_size, inputs)) >= target
+
+    def _saved_by_first(self) -> int:
+        used, system = self._system.used, self._system
+        if used.policy.overruled or used.policy.bucket_cap_mb_list is not None or self.world_size == 1:
+            return 0
+        least_mb = min(1, *system.trace.sizes_bytes) / 2**20
+        policy = used.policy.model_copy(update={"first_bucket_mb": least_mb})
+        changed = system.changed(self.world_size, used._replace(policy=policy))
+        return max(0, self._now.iteration_ns - changed.iteration_ns)
+
+    def _saved_by_last(self) -> int:
+        engine_input = self._now.timeline.engine_input
+        collectives = engine_input.schedule.collectives
+        last = max((one.bucket for one in collectives if one.bucket is not None), default=None)
+        if last is None or self.world_size == 1:
+            return 0
+        free = [0 if one.bucket == last else 1 for one in collectives]
+        without = replace(engine_input, cost_ns=engine_input.cost_ns * free)
+        saved_ns = int(latencies_ns(engine_input)) - int(latencies_ns(without))
+        return max(0, saved_ns // self._system.used.policy.sync_every)
+
+    def _needed_batch(self, target: float) -> float | None:
+        system = self._system
+
+        def reaches(multiple: float) -> bool:
+            trace = system.with_batch(multiple)
+            return (
+                trace is not None
+                and system.efficiency(system.changed(self.world_size, system.used, trace=trace)) >= target
+            )
+
+        if not reaches(MOST_BATCH):
+            return None
+        return least_multiple(reaches, enough=MOST_BATCH, least=1 / MOST_BATCH, tolerance=TOLERANCE)
+
+    def _needed_accumulation(self, target: float) -> int | None:
+        used = self._system.used
+
+        def reaches(count: int) -> bool:
+            policy = used.policy.model_copy(update={"sync_every": count})
+            return self._reaches(used._replace(policy=policy), target)
+
+        missed, reached = 0, 1
+        while not reaches(reached):
+            missed, reached = reached, 2 * reached
+            if reached > MOST_ACCUMULATED:
+                return None
+        while reached - missed > 1:
+            middle = (missed + reached) // 2
+            missed, reached = (missed, middle) if reaches(middle) else (middle, reached)
+        return reached
+
+
+def _other_settings(policy: Policy) -> Iterator[tuple[str, Policy]]:
+    hooks: Sequence[str] = HOOKS if policy.hook.name == "none" and policy.grouping == "buckets" else ()
+    for hook in hooks:
+        yield f"hook {hook}", policy.model_copy(update={"hook": named_hook(hook)})
+    if policy.sync_every == 1:
+        yield f"accumulate {ACCUMULATED}", policy.model_copy(update={"sync_every": ACCUMULATED})

@@ -1,0 +1,50 @@
+"""Next measurement: which two numbers of GPUs, or which messages, to measure so that a band becomes narrowest."""
+
+from collections.abc import Sequence
+from itertools import combinations
+from typing import NamedTuple
+
+from ..prediction import Prediction
+from .system import System
+
+
+class NextMeasurement(NamedTuple):
+    """What to measure next.
+
+    Attributes:
+        width: Half of the interval of the iteration over its median, now.
+        world_sizes: The two numbers of GPUs whose measured iterations narrow the interval most. Empty: there are no
+            two smaller ones.
+        width_with_sizes: Expected width after measuring both.
+        width_with_messages: Expected width after measuring all-reduces of the largest bucket's size on as many GPUs.
+    """
+
+    width: float
+    world_sizes: tuple[int, ...]
+    width_with_sizes: float
+    width_with_messages: float
+
+
+def next_measurement(system: System, world_size: int, candidates: Sequence[int]) -> NextMeasurement:
+    """Choose two numbers of GPUs to measure, from the narrowing that iterations as predicted would give.
+
+    Args:
+        system: The system.
+        world_size: The number of GPUs of which the iteration is asked for.
+        candidates: Numbers of GPUs that may be measured; only smaller ones than `world_size` are considered.
+    """
+    whole = system.at(world_size)
+    smaller = {ranks: system.at(ranks) for ranks in candidates if ranks < world_size}
+    narrowed = {
+        pair: _width(whole.anchored(world_size, {ranks: smaller[ranks].iteration_ns for ranks in pair}, smaller))
+        for pair in combinations(sorted(smaller), 2)
+    }
+    best = min(narrowed, key=lambda pair: narrowed[pair], default=())
+    without = 1 - whole.shares_of_width.get("collectives", 0.0)
+    width = _width(whole)
+    return NextMeasurement(width, best, narrowed.get(best, width), width * without**0.5)
+
+
+def _width(prediction: Prediction) -> float:
+    low, high = prediction.interval_ns
+    return (high - low) / 2 / max(1, prediction.iteration_ns)

@@ -1,0 +1,367 @@
+"""Plan: how many of which GPU on which network; what limits them, what they cost, and what to measure next."""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Annotated, Any
+
+from pydantic import Field, InstanceOf
+
+from reference.trace import Trace
+
+from ..cost_terms import Inputs, origins
+from ..fabric import Fabric
+from ..prediction import Listed, Measured, Ranks, Stragglers, checked
+from ..results.scaling_verdict import TARGET, width_sentence
+from ..schedule.policy import Policy
+from ..workload.compute_times import RECORDED, Variation
+from .cost import Offer, Price, Question, cheapest, fastest, front, offer_of
+from .limits import Change, Limits, Needs
+from .memory import OPTIMIZERS, Optimizer, memory_bytes
+from .next_measurement import NextMeasurement, next_measurement
+from .scaling import Knee, Scaling
+from .system import System
+from .verdict import Verdict, verdict
+
+Several = Mapping[str, Any]
+Fraction = Annotated[float, Field(gt=0, le=1)]
+Amount = Annotated[float, Field(gt=0, le=1e18, allow_inf_nan=False)]
+
+
+@dataclass(frozen=True)
+class SystemPlan:
+    """The plan of one system. What is computed when it is first asked for takes up to a few dozen predictions.
+
+    Attributes:
+        scaling: The predictions by number of GPUs.
+        offers: The same with duration, cost and answers.
+        at: Number of GPUs on which limits, changes and next measurements are computed.
+        target: The efficiency of `needs`.
+        optimizer: The optimiser whose states `memory_bytes` counts.
+    """
+
+    scaling: Scaling
+    offers: tuple[Offer, ...]
+    at: int
+    target: float
+    optimizer: Optimizer
+
+    @property
+    def name(self) -> str:
+        """Name of the system."""
+        return self.scaling.system.name
+
+    @cached_property
+    def limits(self) -> Limits:
+        """What limits the system."""
+        return Limits(self.scaling.system, self.at)
+
+    @cached_property
+    def needs(self) -> Needs:
+        """How far one thing alone must change for the target efficiency."""
+        return self.limits.needs(self.target)
+
+    @cached_property
+    def changes(self) -> list[Change]:
+        """What other settings would give, the fastest first."""
+        return self.limits.changes()
+
+    @cached_property
+    def next_measurement(self) -> NextMeasurement:
+        """What to measure next."""
+        known = self.scaling.system.measured_ns or {}
+        candidates = [1, *self.scaling.world_sizes]
+        return next_measurement(
+            self.scaling.system, self.at, sorted({ranks for ranks in candidates if ranks not in known})
+        )
+
+    @property
+    def memory_bytes(self) -> dict[str, int | None]:
+        """Bytes on each GPU; see `memory.memory_bytes`."""
+        system = self.scaling.system
+        return memory_bytes(system.trace, system.used.policy, self.optimizer)
+
+    @property
+    def sensitivity(self) -> str:
+        """What makes the interval wide, in words."""
+        return width_sentence(self.scaling.system.at(self.at).shares_of_width)
+
+    @property
+    def assumed(self) -> tuple[str, ...]:
+        """What was assumed; one sentence each."""
+        system = self.scaling.system
+        return *system.assumed, *system.at(self.at).assumed
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the plan of the system as part of `CapacityPlan.to_json`."""
+        system, prediction = self.scaling.system, self.scaling.system.at(self.at)
+        rate = self.needs.rate
+        measure = self.next_measurement
+        return {
+            "system": self.name,
+            "model": system.trace.workload.model,
+            "device": system.trace.workload.device_name,
+            "fabric": system.used.fabric.source,
+            "batch": self.scaling.batch,
+            "knee": self.scaling.knee.world_size,
+            "knee_earliest": self.scaling.knee.earliest,
+            "knee_latest": self.scaling.knee.latest,
+            "at": self.at,
+            "limit": self.limits.limit,
+            "saved_ns": self.limits.saved_ns,
+            "breakdown_ns": prediction.breakdown,
+            "target_efficiency": self.target,
+            "needed_rate_multiple": None if rate is None else rate.multiple,
+            "needed_bus_gb_per_s": None if rate is None else rate.needed_gb_per_s,
+            "bus_gb_per_s": None if rate is None else rate.bus_gb_per_s,
+            "message_bytes": None if rate is None else rate.message_bytes,
+            "needed_latency_multiple": self.needs.latency,
+            "needed_batch_multiple": self.needs.batch,
+            "needed_accumulation": self.needs.accumulated,
+            "changes": [
+                {**one._asdict(), "ratio": one.iteration_ns / max(1, prediction.iteration_ns)} for one in self.changes
+            ],
+            "memory_bytes": self.memory_bytes,
+            "optimizer": self.optimizer,
+            "shares_of_width": prediction.shares_of_width,
+            "sensitivity": self.sensitivity,
+            "measure_world_sizes": list(measure.world_sizes),
+            "width": measure.width,
+            "width_with_sizes": measure.width_with_sizes,
+            "width_with_messages": measure.width_with_messages,
+            "origins": origins(system.trace, system.given, system.used, self.at),
+            "assumed": list(self.assumed),
+        }
+
+
+@dataclass(frozen=True)
+class CapacityPlan:
+    """How many of which GPU on which network.
+
+    Attributes:
+        question: What was asked.
+        systems: The plan of each system.
+        asked: The offers that the verdict is about.
+        currency: Currency of all costs. None: no price is known.
+        verdict: The answer in a sentence; its `answer` is "open" if an interval is wider than the decision.
+    """
+
+    question: Question
+    systems: tuple[SystemPlan, ...]
+    asked: tuple[Offer, ...]
+    currency: str | None
+    verdict: Verdict
+
+    @property
+    def offers(self) -> list[Offer]:
+        """Every system on every number of GPUs."""
+        return [offer for one in self.systems for offer in one.offers]
+
+    @property
+    def front(self) -> list[Offer]:
+        """The offers than which no other is both faster and cheaper, the fastest first."""
+        return front(self.offers)
+
+    @property
+    def cheapest(self) -> Offer | None:
+        """The cheapest of the asked offers that surely keep all limits; without prices, the one with fewest GPUs."""
+        return cheapest(self.asked) if self.asked[0].answers else None
+
+    @property
+    def fastest(self) -> Offer | None:
+        """The fastest of the asked offers that surely keep all limits."""
+        return fastest(self.asked) if self.asked[0].answers else None
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the plan as a JSON document; docs/predict.md describes the fields.
+
+        Times of iterations are in nanoseconds, those of a run in hours, efficiencies are fractions.
+        """
+        on_front = {(one.system, one.size.world_size) for one in self.front}
+        return {
+            "question": self.question._asdict(),
+            "currency": self.currency,
+            "answer": self.verdict.answer,
+            "verdict": self.verdict.sentence,
+            "cheapest": _named(self.cheapest),
+            "fastest": _named(self.fastest),
+            "sizes": [
+                _offer_json(one) | {"on_front": (one.system, one.size.world_size) in on_front} for one in self.offers
+            ],
+            "systems": [one.to_json() for one in self.systems],
+        }
+
+
+def _named(offer: Offer | None) -> dict[str, Any] | None:
+    return None if offer is None else {"system": offer.system, "world_size": offer.size.world_size}
+
+
+def _offer_json(offer: Offer) -> dict[str, Any]:
+    size, prediction = offer.size, offer.size.prediction
+    bands = {
+        "iteration_ns": prediction.interval_ns,
+        "efficiency": size.efficiency_band,
+        "samples_per_s": size.samples_per_s_band,
+        "hours": offer.hours_band,
+        "cost": offer.cost_band,
+    }
+    values = {
+        "iteration_ns": prediction.iteration_ns,
+        "efficiency": size.efficiency,
+        "samples_per_s": size.samples_per_s,
+        "hours": offer.hours,
+        "cost": offer.cost,
+    }
+    return {
+        "system": offer.system,
+        "world_size": size.world_size,
+        "compute_ns": prediction.compute_ns,
+        "exposed_comm_ns": prediction.exposed_comm_ns,
+        **{
+            key: value
+            for name, both in bands.items()
+            for key, value in zip(
+                (name, f"{name}_low", f"{name}_high"), (values[name], *(both or (None, None))), strict=True
+            )
+        },
+        "strong_samples_per_s": size.strong_samples_per_s,
+        **{f"answer_{name}": offer.answers.get(name) for name in ("deadline", "budget", "efficiency")},
+    }
+
+
+@checked
+def plan(
+    trace: InstanceOf[Trace] | Mapping[str, InstanceOf[Trace]],
+    fabric: InstanceOf[Fabric] | Mapping[str, InstanceOf[Fabric]],
+    *,
+    world_sizes: Annotated[Sequence[Ranks], Listed],
+    asked: Annotated[Sequence[Ranks], Listed] | None = None,
+    batch: Annotated[int, Field(ge=1)] | None = None,
+    samples: Amount | None = None,
+    deadline_hours: Amount | None = None,
+    budget: Amount | None = None,
+    efficiency: Fraction | None = None,
+    prices: Sequence[InstanceOf[Price]] = (),
+    optimizer: Optimizer = OPTIMIZERS[0],
+    policy: InstanceOf[Policy] | None = None,
+    variation: InstanceOf[Variation] = RECORDED,
+    stragglers: Stragglers = (),
+    measured: Measured | None = None,
+    assume: bool = True,
+    rebatched: Mapping[str, Callable[[float], Any]] | None = None,
+    **settings: Any,
+) -> CapacityPlan:
+    """Plan a training run: throughput and efficiency by number of GPUs, the knee, limits, costs and measurements.
+
+    A *system* is a trace on a fabric. All numbers of GPUs have the same batch on each GPU (weak scaling); the
+    throughput with a fixed total is given beside.
+
+    Args:
+        trace: The trace of all systems, or one for each by name.
+        fabric: The fabric of all systems, or one for each by name. If both are several, they have the same names.
+        world_sizes: Numbers of GPUs to predict; the knee is looked for among them.
+        asked: Numbers of GPUs that the question is about. None: all of `world_sizes`.
+        batch: Samples per GPU and iteration of the traces. None: as the trace says, or 1 if it does not.
+        samples: Samples to train on, over all epochs.
+        deadline_hours: Longest duration of the training.
+        budget: Largest cost, in the currency of the prices.
+        efficiency: Least efficiency that is asked for; 0.9 where improvements are computed, if None.
+        prices: Prices of the systems by name; see `cost.read_prices`.
+        optimizer: Whose states the memory contains: "sgd", "momentum" or "adam".
+        policy: As for `predict`.
+        variation: As for `predict`.
+        stragglers: Slow ranks; those that a number of GPUs does not have are left out there.
+        measured: As for `predict`; for one system.
+        assume: As for `predict`.
+        rebatched: By system, a function that returns the trace with a multiple of its batch. None, or another
+            system: the times of forward and backward pass are in proportion to the batch.
+        settings: Fields of `Policy`, as for `predict`.
+
+    Raises:
+        ValueError: As for `predict`; the names of traces and fabrics differ; no numbers of GPUs; measured times of
+            several systems; a deadline or budget without `samples`, or a budget without the price of a system.
+        TypeError: A keyword argument is not a field of `Policy`.
+    """
+    policy = Policy.given(policy, settings)
+    question = Question(samples, deadline_hours, budget, efficiency)
+    pairs = _paired(trace, fabric)
+    by_system = {price.system: price for price in prices}
+    _check(question, pairs, by_system, world_sizes, asked, measured)
+    sizes = sorted({*world_sizes, *(asked or ())})
+    chosen = set(asked or sizes)
+    systems = []
+    for name, (one_trace, one_fabric) in pairs.items():
+        given = Inputs(one_fabric, variation, policy)
+        changed = (rebatched or {}).get(name)
+        system = System(name, one_trace, given, tuple(stragglers), measured, assume, changed)
+        scaling = Scaling(system, sizes, batch or one_trace.workload.batch or 1)
+        offers = tuple(offer_of(name, size, question, by_system.get(name)) for size in scaling.sizes)
+        systems.append((scaling, offers))
+    about = tuple(offer for _, offers in systems for offer in offers if offer.size.world_size in chosen)
+    answer = verdict(question, about)
+    return CapacityPlan(
+        question=question,
+        systems=tuple(
+            SystemPlan(
+                scaling,
+                offers,
+                at=_studied(scaling, chosen, answer.offer if question.is_asked else None),
+                target=efficiency or TARGET,
+                optimizer=optimizer,
+            )
+            for scaling, offers in systems
+        ),
+        asked=about,
+        currency=prices[0].currency if prices else None,
+        verdict=answer,
+    )
+
+
+def _studied(scaling: Scaling, asked: set[int], answer: Offer | None) -> int:
+    """Return the number of GPUs whose limits are computed: that of the question, or the one after the knee."""
+    sizes = list(scaling.world_sizes)
+    if len(asked) == 1:
+        return next(iter(asked))
+    if answer is not None:
+        return answer.size.world_size
+    knee: Knee = scaling.knee
+    return sizes[-1] if knee.world_size is None else sizes[sizes.index(knee.world_size) + 1]
+
+
+def _paired(trace: Trace | Several, fabric: Fabric | Several) -> dict[str, tuple[Trace, Fabric]]:
+    """Return the trace and the fabric of each system."""
+    if isinstance(trace, Trace) and isinstance(fabric, Fabric):
+        return {fabric.source or trace.workload.model: (trace, fabric)}
+    if isinstance(trace, Trace):
+        return {name: (trace, one) for name, one in _several(fabric).items()}
+    if isinstance(fabric, Fabric):
+        return {name: (one, fabric) for name, one in trace.items()}
+    if trace.keys() != fabric.keys():
+        raise ValueError(f"trace: expected the names of the fabrics, {sorted(fabric)}, got {sorted(trace)}")
+    return {name: (one, fabric[name]) for name, one in trace.items()}
+
+
+def _several(fabrics: Fabric | Several) -> Several:
+    assert not isinstance(fabrics, Fabric)
+    return fabrics
+
+
+def _check(
+    question: Question,
+    systems: Mapping[str, object],
+    prices: Mapping[str, Price],
+    world_sizes: Sequence[int],
+    asked: Sequence[int] | None,
+    measured: Mapping[int, int] | None,
+) -> None:
+    if not world_sizes or not systems or asked == []:
+        raise ValueError("world_sizes: expected at least one number of GPUs and one system, got none")
+    if measured and len(systems) > 1:
+        raise ValueError(f"measured: expected one system, that of the measured runs, got {len(systems)}")
+    for name in ("deadline_hours", "budget"):
+        if getattr(question, name) is not None and question.samples is None:
+            raise ValueError(f"{name}: expected `samples` with it, the samples to train on, got none")
+    if question.budget is not None and (missing := [name for name in systems if name not in prices]):
+        raise ValueError(f"budget: expected a price of every system, got none of {', '.join(missing)}")
+    if len(currencies := {price.currency for price in prices.values()}) > 1:
+        raise ValueError(f"prices: expected one currency, got {', '.join(sorted(currencies))}")

@@ -1,0 +1,133 @@
+"""Scaling: throughput and efficiency by number of GPUs, and the knee, where more GPUs begin to add little."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from math import exp
+from typing import NamedTuple
+
+from ..anchoring import covariance_of
+from ..fabric.uncertainty import NORMAL_HALF_BAND
+from ..prediction import Prediction
+from .system import Band, System
+
+LEAST_GAIN = 0.8
+"""Part of its share that a step to more GPUs must add; a step that adds less begins at the knee. The share of a
+doubling is the throughput before the doubling."""
+
+
+class Size(NamedTuple):
+    """Training on one number of GPUs, with the same batch on each of them (weak scaling).
+
+    Attributes:
+        world_size: Number of GPUs.
+        prediction: The predicted iteration.
+        efficiency: Part of the GPUs' time that is training.
+        efficiency_band: Both ends of its 90 % interval.
+        samples_per_s: Samples per second on all GPUs.
+        samples_per_s_band: Both ends of its 90 % interval.
+        strong_samples_per_s: The same if the samples of an iteration are as many as on the smallest number of GPUs
+            (strong scaling). None: fewer samples than GPUs, or a trace with communication.
+    """
+
+    world_size: int
+    prediction: Prediction
+    efficiency: float
+    efficiency_band: Band
+    samples_per_s: float
+    samples_per_s_band: Band
+    strong_samples_per_s: float | None
+
+
+class Knee(NamedTuple):
+    """Where the next step to more GPUs adds less than `LEAST_GAIN` of its share.
+
+    Attributes:
+        world_size: Number of GPUs before that step. None: every step adds enough.
+        earliest: The same if every step adds as little as its 90 % interval allows. None: likewise.
+        latest: The same if every step adds as much as its interval allows. None: likewise.
+    """
+
+    world_size: int | None
+    earliest: int | None
+    latest: int | None
+
+
+@dataclass(frozen=True)
+class Scaling:
+    """A system on several numbers of GPUs.
+
+    Attributes:
+        system: The system.
+        world_sizes: Numbers of GPUs, in ascending order.
+        batch: Samples per GPU and iteration.
+    """
+
+    system: System
+    world_sizes: Sequence[int]
+    batch: int
+
+    @cached_property
+    def sizes(self) -> tuple[Size, ...]:
+        """The predictions, by number of GPUs."""
+        return tuple(map(self._size, self.world_sizes))
+
+    @cached_property
+    def knee(self) -> Knee:
+        """The knee and its band."""
+        predictions = [(one.world_size, one.prediction) for one in self.sizes]
+        slower = [0.0] * len(predictions)  # standard deviation of the logarithm of the iteration over the one before
+        for place, ((few, before), (many, after)) in enumerate(zip(predictions, predictions[1:]), start=1):
+            (first, shared), (_, second) = covariance_of([before.expected(few), after.expected(many)])
+            slower[place] = max(0.0, first + second - 2 * shared) ** 0.5
+
+        def found(half_widths: float) -> int | None:
+            ratio, times_ns = 1.0, []
+            for (_, one), deviation in zip(predictions, slower, strict=True):
+                ratio *= exp(half_widths * deviation)
+                times_ns.append(ratio * one.iteration_ns)
+            return knee_of(self.world_sizes, times_ns)
+
+        return Knee(found(0.0), found(NORMAL_HALF_BAND), found(-NORMAL_HALF_BAND))
+
+    def _size(self, world_size: int) -> Size:
+        prediction = self.system.at(world_size)
+        low_ns, high_ns = prediction.interval_ns
+        samples = self.batch * world_size * 1e9
+        return Size(
+            world_size=world_size,
+            prediction=prediction,
+            efficiency=self.system.efficiency(prediction),
+            efficiency_band=self.system.efficiency_band(world_size),
+            samples_per_s=samples / max(1, prediction.iteration_ns),
+            samples_per_s_band=(samples / max(1, high_ns), samples / max(1, low_ns)),
+            strong_samples_per_s=self._strong(world_size, prediction),
+        )
+
+    def _strong(self, world_size: int, prediction: Prediction) -> float | None:
+        least = self.world_sizes[0]
+        samples = self.batch * least
+        smaller = self.system.with_batch(least / world_size) if samples >= world_size else None
+        if smaller is None:
+            return None
+        if world_size != least:
+            prediction = self.system.changed(world_size, self.system.used, trace=smaller)
+        return samples * 1e9 / max(1, prediction.iteration_ns)
+
+
+def knee_of(world_sizes: Sequence[int], iteration_ns: Sequence[float]) -> int | None:
+    """Return the first number of GPUs from which the step to the next adds less than `LEAST_GAIN` of its share.
+
+    Args:
+        world_sizes: Numbers of GPUs, in ascending order.
+        iteration_ns: Iteration times with the same batch on each GPU.
+
+    Returns:
+        The number, or None if every step adds enough.
+    """
+    pairs = list(zip(world_sizes, iteration_ns, strict=True))
+    for (few, before_ns), (many, after_ns) in zip(pairs, pairs[1:]):
+        gain = many / few * before_ns / max(1, after_ns) - 1
+        if gain < LEAST_GAIN * (many / few - 1):
+            return few
+    return None

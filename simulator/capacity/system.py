@@ -1,0 +1,158 @@
+"""System: a model on GPUs of one kind and one network, whose iterations are predicted for any number of GPUs."""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+from reference.trace import Trace
+
+from ..cost_terms import Inputs
+from ..fabric.uncertainty import NORMAL_HALF_BAND
+from ..prediction import Prediction, predict
+from ..workload.compute_times import Straggler
+from ..workload.default_gpu_costs import assume_gpu
+from ..workload.trace_synthesis import with_batch
+
+Band = tuple[float, float]
+"""Both ends of an interval that holds nine in ten true values."""
+
+
+@dataclass(frozen=True)
+class System:
+    """A model on GPUs of one kind and one network.
+
+    Attributes:
+        name: Name of the system.
+        trace: Recorded or synthesised iterations of one GPU or several.
+        given: The user's inputs of predictions.
+        stragglers: Slow ranks.
+        measured_ns: Measured median iteration times by number of GPUs.
+        assume: Whether costs that were not given take their usual values; see `assume_gpu`.
+        rebatched: Returns the trace with a multiple of its batch. None: see `trace_synthesis.with_batch`.
+    """
+
+    name: str
+    trace: Trace
+    given: Inputs
+    stragglers: Sequence[Straggler] = ()
+    measured_ns: Mapping[int, int] | None = None
+    assume: bool = True
+    rebatched: Callable[[float], Trace] | None = None
+
+    def with_batch(self, multiple: float) -> Trace | None:
+        """Return the trace with this multiple of the batch; None: it was recorded with communication."""
+        if self.rebatched is not None:
+            return self.rebatched(multiple)
+        return with_batch(self.trace, multiple) if self.trace.workload.source == "module" else None
+
+    @cached_property
+    def used(self) -> Inputs:
+        """The inputs, completed by the usual costs of the GPU."""
+        return self.given._replace(fabric=self._completed[0], variation=self._completed[1])
+
+    @property
+    def assumed(self) -> tuple[str, ...]:
+        """What was assumed about the GPU; one sentence each."""
+        return self._completed[2]
+
+    @cached_property
+    def _completed(self) -> Any:
+        given = self.given.fabric, self.given.variation
+        return assume_gpu(self.trace, *given) if self.assume else (*given, ())
+
+    @cached_property
+    def _known(self) -> dict[int, Prediction]:
+        return {}
+
+    def without_measurements(self, world_size: int) -> Prediction:
+        """Predict an iteration from costs alone; each number of GPUs is predicted once."""
+        if world_size not in self._known:
+            self._known[world_size] = self._predicted(world_size, self.used, self.trace, self.stragglers)
+        return self._known[world_size]
+
+    def at(self, world_size: int) -> Prediction:
+        """Predict an iteration, corrected by the measured ones."""
+        return self._anchored(world_size, self.without_measurements(world_size))
+
+    def changed(
+        self,
+        world_size: int,
+        inputs: Inputs,
+        *,
+        trace: Trace | None = None,
+        stragglers: Sequence[Straggler] | None = None,
+    ) -> Prediction:
+        """Predict an iteration with other inputs; measured iterations are those of the unchanged system."""
+        slow = self.stragglers if stragglers is None else stragglers
+        return self._anchored(world_size, self._predicted(world_size, inputs, trace or self.trace, slow))
+
+    def efficiency(self, prediction: Prediction) -> float:
+        """Return the part of the GPUs' time that is training; see `Prediction.efficiency`.
+
+        If measured iterations correct the predictions, the correction for one GPU applies to its computation.
+        """
+        return self._alone_ns(prediction) / max(1, prediction.iteration_ns)
+
+    def efficiency_band(self, world_size: int) -> Band:
+        """Return both ends of the 90 % interval of the efficiency.
+
+        Longer computation lengthens the iteration too, so both change together. The causes are independent, so
+        their effects are added in quadrature, as in `Prediction.interval_ns`.
+        """
+        prediction, before = self.at(world_size), self.without_measurements(world_size)
+        alone_ns, usual = self._alone_ns(prediction), self.efficiency(prediction)
+        low, high = prediction.interval_ns
+        reaches = prediction.causes_ns or {"": (prediction.iteration_ns - low, high - prediction.iteration_ns)}
+        down = up = 0.0
+        for cause, (below, above) in reaches.items():
+            changes = [0.0]
+            for side, ns, factor in zip((-1, 1), (below, above), self._computation(cause), strict=True):
+                known = before.causes_ns.get(cause, (0, 0))[side > 0]
+                part = ns / known if known else 1.0  # of the reach, that measured iterations left
+                iteration_ns = max(1, prediction.iteration_ns + side * ns)
+                changes.append(alone_ns * (1 + (factor - 1) * part) / iteration_ns - usual)
+            down += min(changes) ** 2
+            up += max(changes) ** 2
+        return max(0.0, usual - down**0.5), max(usual, min(1.0, usual + up**0.5))
+
+    def _computation(self, cause: str) -> Band:
+        """Return the factors on computation at both ends of the error band of a cause."""
+        if cause == "compute times":
+            return self.trace.workload.compute_bounds
+        error = NORMAL_HALF_BAND * self.used.variation.device_spread if cause == "device speeds" else 0.0
+        return 1 - error, 1 + error
+
+    def _alone_ns(self, prediction: Prediction) -> float:
+        return prediction.compute_ns * self._correction_alone
+
+    @cached_property
+    def _correction_alone(self) -> float:
+        if not self.measured_ns:
+            return 1.0
+        return self.at(1).iteration_ns / max(1, self.without_measurements(1).iteration_ns)
+
+    def _predicted(
+        self, world_size: int, inputs: Inputs, trace: Trace, stragglers: Sequence[Straggler]
+    ) -> Prediction:
+        return predict(
+            trace,
+            inputs.fabric,
+            world_size=world_size,
+            policy=inputs.policy,
+            variation=inputs.variation,
+            stragglers=[one for one in stragglers if one.rank is None or one.rank < world_size],
+            assume=False,
+        )
+
+    def _anchored(self, world_size: int, prediction: Prediction) -> Prediction:
+        if not self.measured_ns:
+            return prediction
+        few = {ranks: self._predicted_as_measured(ranks) for ranks in self.measured_ns}
+        return prediction.anchored(world_size, self.measured_ns, few)
+
+    def _predicted_as_measured(self, world_size: int) -> Prediction:
+        """Predict a measured number of GPUs, on which no rank was slow on purpose."""
+        if not self.stragglers:
+            return self.without_measurements(world_size)
+        return self._predicted(world_size, self.used, self.trace, ())
