@@ -109,7 +109,7 @@ def correct(target: Expected, measured_ns: Sequence[int], expected: Sequence[Exp
 
 
 def covariance_of(expected: Sequence[Expected]) -> NDArray[np.float64]:
-    """Return the covariance of the errors of several predictions, which are those of logarithms of iteration times."""
+    """Return the covariance of the errors of several predictions, in logarithms of iteration times."""
     doublings = np.log2([one.ranks for one in expected])
     correlation = np.exp(-np.abs(doublings[:, None] - doublings) / CORRELATED_DOUBLINGS)
     deviations = [one.deviations() for one in expected]

@@ -4,7 +4,7 @@ import csv
 import os
 from collections.abc import Mapping, Sequence
 from io import StringIO
-from typing import Annotated, Literal, NamedTuple
+from typing import Annotated, Any, Literal, NamedTuple
 
 from pydantic import Field, StringConstraints
 
@@ -53,7 +53,8 @@ def read_prices(path: str | os.PathLike[str]) -> list[Price]:
         try:
             if "more" in row or None in row.values():
                 raise ValueError(f"expected {len(COLUMNS)} values")
-            price = Price(**{**row, "per_gpu_hour": float(row["per_gpu_hour"])})
+            fields: dict[str, Any] = {**row, "per_gpu_hour": float(row["per_gpu_hour"])}
+            price = Price(**fields)
         except ValueError as error:
             raise ValueError(f"{path}: price {number}: {error}") from None
         if price.system in prices:

@@ -1,7 +1,7 @@
 """Digits: numbers in words, with no more digits than their interval carries.
 
 The rule is that of the Particle Data Group ("Review of Particle Physics", Introduction, section 5.3): two digits of
-an error are shown if its first three digits are at most 354, else one. The error here is half of the interval's width.
+an error are shown if its first three digits are at most 354, else one. The error is half of the interval's width.
 """
 
 from collections.abc import Callable

@@ -178,10 +178,9 @@ class Limits:
 
         def reaches(multiple: float) -> bool:
             trace = system.with_batch(multiple)
-            return (
-                trace is not None
-                and system.efficiency(system.changed(self.world_size, system.used, trace=trace)) >= target
-            )
+            if trace is None:
+                return False
+            return system.efficiency(system.changed(self.world_size, system.used, trace=trace)) >= target
 
         if not reaches(MOST_BATCH):
             return None

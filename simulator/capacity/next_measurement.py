@@ -39,10 +39,10 @@ def next_measurement(system: System, world_size: int, candidates: Sequence[int])
         pair: _width(whole.anchored(world_size, {ranks: smaller[ranks].iteration_ns for ranks in pair}, smaller))
         for pair in combinations(sorted(smaller), 2)
     }
-    best = min(narrowed, key=lambda pair: narrowed[pair], default=())
-    without = 1 - whole.shares_of_width.get("collectives", 0.0)
     width = _width(whole)
-    return NextMeasurement(width, best, narrowed.get(best, width), width * without**0.5)
+    left, best = min(((left, pair) for pair, left in narrowed.items()), default=(width, ()))
+    without = 1 - whole.shares_of_width.get("collectives", 0.0)
+    return NextMeasurement(width, best, left, width * without**0.5)
 
 
 def _width(prediction: Prediction) -> float:

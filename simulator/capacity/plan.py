@@ -19,7 +19,7 @@ from .cost import Offer, Price, Question, cheapest, fastest, front, offer_of
 from .limits import Change, Limits, Needs
 from .memory import OPTIMIZERS, Optimizer, memory_bytes
 from .next_measurement import NextMeasurement, next_measurement
-from .scaling import Knee, Scaling
+from .scaling import Scaling
 from .system import System
 from .verdict import Verdict, verdict
 
@@ -324,8 +324,8 @@ def _studied(scaling: Scaling, asked: set[int], answer: Offer | None) -> int:
         return next(iter(asked))
     if answer is not None:
         return answer.size.world_size
-    knee: Knee = scaling.knee
-    return sizes[-1] if knee.world_size is None else sizes[sizes.index(knee.world_size) + 1]
+    knee = scaling.knee.world_size
+    return sizes[-1] if knee is None else sizes[sizes.index(knee) + 1]
 
 
 def _paired(trace: Trace | Several, fabric: Fabric | Several) -> dict[str, tuple[Trace, Fabric]]:

@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import pairwise
 from math import exp
 from typing import NamedTuple
 
@@ -77,7 +78,7 @@ class Scaling:
         """The knee and its band."""
         predictions = [(one.world_size, one.prediction) for one in self.sizes]
         slower = [0.0] * len(predictions)  # standard deviation of the logarithm of the iteration over the one before
-        for place, ((few, before), (many, after)) in enumerate(zip(predictions, predictions[1:]), start=1):
+        for place, ((few, before), (many, after)) in enumerate(pairwise(predictions), start=1):
             (first, shared), (_, second) = covariance_of([before.expected(few), after.expected(many)])
             slower[place] = max(0.0, first + second - 2 * shared) ** 0.5
 
@@ -126,7 +127,7 @@ def knee_of(world_sizes: Sequence[int], iteration_ns: Sequence[float]) -> int | 
         The number, or None if every step adds enough.
     """
     pairs = list(zip(world_sizes, iteration_ns, strict=True))
-    for (few, before_ns), (many, after_ns) in zip(pairs, pairs[1:]):
+    for (few, before_ns), (many, after_ns) in pairwise(pairs):
         gain = many / few * before_ns / max(1, after_ns) - 1
         if gain < LEAST_GAIN * (many / few - 1):
             return few

@@ -3,14 +3,14 @@
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any
 
 from reference.trace import Trace
 
 from ..cost_terms import Inputs
+from ..fabric import Fabric
 from ..fabric.uncertainty import NORMAL_HALF_BAND
 from ..prediction import Prediction, predict
-from ..workload.compute_times import Straggler
+from ..workload.compute_times import Straggler, Variation
 from ..workload.default_gpu_costs import assume_gpu
 from ..workload.trace_synthesis import with_batch
 
@@ -57,7 +57,7 @@ class System:
         return self._completed[2]
 
     @cached_property
-    def _completed(self) -> Any:
+    def _completed(self) -> tuple[Fabric, Variation, tuple[str, ...]]:
         given = self.given.fabric, self.given.variation
         return assume_gpu(self.trace, *given) if self.assume else (*given, ())
 

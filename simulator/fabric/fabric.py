@@ -380,12 +380,12 @@ class Fabric(Schema, strict=False):
         return self._with_links(topology, lambda _latency_ns, sent_ns: sent_ns / multiple - sent_ns)
 
     def with_latencies(self, multiple: float) -> Self:
-        """Return a copy whose links have `multiple` times the latency, at the same rates; tables as in `with_rates`."""
+        """Return a copy whose links have `multiple` times the latency, at the same rates; see `with_rates`."""
         topology = None if self.topology is None else self.topology.with_latencies(multiple)
         return self._with_links(topology, lambda latency_ns, _sent_ns: latency_ns * multiple - latency_ns)
 
     def _with_links(self, topology: Topology | None, change_ns: Callable[[float, float], float]) -> Self:
-        """Return a copy with this topology, and with tables that change by this function of latency and other time."""
+        """Return a copy with this topology; times of tables change by a function of latency and other time."""
         tables = {}
         for name in ("all_reduce", "broadcast"):
             timings: tuple[Timing, ...] = getattr(self, name)
