@@ -22,6 +22,7 @@ from .emulate import emulate
 from .explain import explain
 from .fabric_and_settings import fabric, knobs
 from .import_traces import import_app
+from .plan import plan
 from .predict import predict, sweep
 from .record_calibrate_validate import calibrate, demo, record, validate
 from .synthesize import rescale, synthesize
@@ -40,8 +41,9 @@ Typical workflow:
 
 A trace of a GPU comes from a file of torch's profiler: see `import`. To model hardware that you do not have, make a
 trace from a data sheet with `synthesize`, and use a node of the catalogue, a YAML file of links or logs of nccl-tests
-as the fabric. `catalogue` lists nodes, devices and models by name. `sweep` predicts all combinations of several
-settings, `emulate` runs a real reducer in virtual time beside the prediction, and `knobs` lists every setting.
+as the fabric. `catalogue` lists nodes, devices and models by name. `plan` answers how many of which GPU on
+which network, from names alone. `sweep` predicts all combinations of several settings, `emulate` runs a real reducer
+in virtual time beside the prediction, and `knobs` lists every setting.
 
 MODEL is a name in the catalogue, emulated:TRACE (which sleeps for the times of a trace instead of computing) or
 MODULE:CALLABLE. The callable returns (model, loss_fn), and loss_fn(model) runs one batch and returns the loss. 1 MB
@@ -88,6 +90,13 @@ COMMANDS: Mapping[Callable[..., None] | typer.Typer, tuple[str, ...]] = {
         "Predict all combinations; write a table and a heat map.",
         "ddplab sweep trace.json.gz --fabric pod.yaml --world-sizes 8,64,512",
         "ddplab sweep trace.json.gz --fabric pod.yaml --heat-map out/map.png",
+    ),
+    plan: (
+        "How many of which GPU on which network: knee, limit, cost.",
+        "ddplab plan resnet50 aws-p4d",
+        "ddplab plan bert-large a100 --network 100gbit --world-size 64 --efficiency 90%",
+        "ddplab plan gpt2 aws-p4d dgx-h100 --samples 1e9 --deadline 3d --prices prices.csv",
+        "ddplab plan trace.json.gz aws-p4d --measured 8:120ms --world-sizes 8,64,512",
     ),
     emulate: (
         "Run a real reducer in virtual time, and compare.",

@@ -241,11 +241,13 @@ def read_variation(words: Sequence[str] | None) -> Variation:
 
 
 def read_fabric(paths: Sequence[Path], words: Sequence[str] | None, processor: Path | None) -> Fabric:
-    """Merge fabrics from files or the catalogue, and apply these settings.
+    """Merge fabrics from files or the catalogue, and change them as `changed_fabric`."""
+    return changed_fabric(Fabric.merged(*map(load_fabric, paths)), words, processor)
 
-    If `processor` is given, the processor costs come from this file.
-    """
-    fabric = _changed(Fabric.merged(*map(load_fabric, paths)), "--fabric-set", words)
+
+def changed_fabric(fabric: Fabric, words: Sequence[str] | None, processor: Path | None) -> Fabric:
+    """Apply these settings to a fabric; if `processor` is given, the processor costs come from this file."""
+    fabric = _changed(fabric, "--fabric-set", words)
     if processor is None:
         return fabric
     if str(processor) == "none":

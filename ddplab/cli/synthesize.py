@@ -10,7 +10,8 @@ from typer import Argument, Option
 from reference.files.value_ranges import YEAR_NS
 from reference.trace import Parameter, Trace
 from simulator.catalogue import read_catalogue
-from simulator.workload.roofline import USUAL, data_sheets, find_device, with_precision
+from simulator.workload.built_in_operations import built_in_operations
+from simulator.workload.roofline import USUAL, Operations, data_sheets, find_device, with_precision
 from simulator.workload.trace_synthesis import rescale as rescale_trace
 from simulator.workload.trace_synthesis import synthesize as synthesize_trace
 
@@ -49,13 +50,11 @@ def synthesize(
     peak rates of their data sheets: if you can, give the time of one measured iteration with --step-ms, or of its
     parts. On a device in bf16 or fp16, the model computes under autocast.
     """
-    from ..operation_counter import measure_operations
-
     check_outputs(out, json_path, inputs=files_of(model))
     if device in read_catalogue().devices:
-        device = choose_precision(device, measure_operations(model).parameters)
+        device = choose_precision(device, operations_of(model).parameters)
     sheet = find_device(device)
-    operations = measure_operations(model, autocast=sheet.autocast)
+    operations = operations_of(model, sheet.autocast)
     parts = {"forward_ns": forward_ms, "backward_ns": backward_ms, "optimizer_ns": optimizer_ms}
     measured = {name: round(ms * 1e6) for name, ms in {"step_ns": step_ms, **parts}.items() if ms is not None}
     trace = synthesize_trace(operations, sheet, **measured)
@@ -73,10 +72,7 @@ def choose_precision(device: str, parameters: Sequence[Parameter]) -> str:
         device: A device with or without its precision, or a file.
         parameters: The model's parameters; the element type of most bytes counts.
     """
-    sizes = Counter[str]()
-    for parameter in parameters:
-        sizes[parameter.dtype] += parameter.size_bytes
-    dtype = sizes.most_common(1)[0][0]
+    dtype = element_type(parameters)
     sheet = with_precision(device, dtype)
     if sheet != device:
         precision = sheet.removeprefix(f"{device}-")
@@ -87,6 +83,24 @@ def choose_precision(device: str, parameters: Sequence[Parameter]) -> str:
             f"precision, name {' or '.join(others)}"
         )
     return sheet
+
+
+def element_type(parameters: Sequence[Parameter]) -> str:
+    """Return the element type of most bytes of the parameters."""
+    sizes = Counter[str]()
+    for parameter in parameters:
+        sizes[parameter.dtype] += parameter.size_bytes
+    return sizes.most_common(1)[0][0]
+
+
+def operations_of(model: str, autocast: str | None = None) -> Operations:
+    """Return the operations of a model: from the file of the built-in ones, or else counted, which loads torch."""
+    known = built_in_operations(model, autocast)
+    if known is not None:
+        return known
+    from ..operation_counter import measure_operations
+
+    return measure_operations(model, autocast=autocast)
 
 
 def judgement(roofline_ns: int, paced_ns: int, step_ms: float | None) -> str:

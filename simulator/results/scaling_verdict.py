@@ -139,7 +139,7 @@ NARROWER = {
     "collectives": "measure `all_reduce_perf -b 1M -e 64M` on as many GPUs and give its log as --fabric",
     "device speeds": "record on several GPUs",
     "slowest rank": f"record {LEAST_RECORDED} iterations or more, on several GPUs",
-    "compute times": "measure a step on one GPU, or its parts, and give them to `ddplab synthesize`",
+    "compute times": "measure a step on one GPU, or its parts: --step-ms of `ddplab synthesize` and `ddplab plan`",
     "iterations": "record more iterations on a quiet machine",
     "copies": CALIBRATE,
     "launches": CALIBRATE,

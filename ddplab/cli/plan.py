@@ -1,0 +1,387 @@
+"""`ddplab plan`: how many of which GPU on which network, from names, traces or files."""
+
+import re
+import shutil
+import sys
+import textwrap
+from collections.abc import Callable, Mapping, Sequence
+from math import lcm
+from pathlib import Path
+from typing import Annotated, NamedTuple
+
+from typer import Argument, Option
+
+from reference.files.value_ranges import YEAR_NS
+from reference.network_namespaces import bits_per_s
+from reference.trace import Trace
+from simulator.capacity.cost import Offer, read_prices
+from simulator.capacity.digits import band, carried, percent
+from simulator.capacity.limits import BUCKETS, Limits
+from simulator.capacity.memory import OPTIMIZERS
+from simulator.capacity.plan import CapacityPlan, SystemPlan
+from simulator.capacity.plan import plan as make_plan
+from simulator.capacity.verdict import knee_sentence
+from simulator.catalogue import Rate, load_fabric, read_catalogue, unknown
+from simulator.fabric import Fabric
+from simulator.workload.built_in_operations import counted_models
+from simulator.workload.roofline import Device, Operations, find_device, with_precision
+from simulator.workload.trace_synthesis import synthesize, with_batch
+
+from . import shared_options as options
+from .synthesize import element_type, operations_of
+from .terminal_output import show_table, write_json
+
+DOUBLINGS = 6
+"""From one node to 64 of them."""
+AROUND = (0.125, 0.25, 0.5, 1, 2)
+"""Multiples of a single number of GPUs that are predicted with it, for the knee and for measurements."""
+LARGER = "-224"
+"""Ending of the names of models that have the size of published training, unlike small ones of the same name."""
+LINE = 80
+"""Width of sentences if the output is not a terminal."""
+HOURS = {"s": 1 / 3600, "min": 1 / 60, "h": 1.0, "d": 24.0}
+"""Hours of the units of a deadline."""
+SPARED = ("fixed total", "cost", "hours")
+HELP = {
+    "model": "A model that `ddplab catalogue` lists, MODULE:CALLABLE, or a trace (.json, .json.gz).",
+    "systems": "Nodes or devices that `ddplab catalogue` lists, such as aws-p4d or a100, which get the links of a "
+    "node with them; or files as for --fabric of `predict`, with --device.",
+    "world_sizes": "Numbers of GPUs to choose from, such as 64 or 8,64,512. Default: one node to 64 nodes.",
+    "network": "Rate of a node's network in each direction, such as 100gbit, instead of the catalogue's.",
+    "gpus_per_node": "GPUs on a node, instead of the catalogue's number.",
+    "device": "With files: the device, such as h100 or h100-bf16, on which a model without a trace computes.",
+    "precision": "tf32, fp32, bf16 or fp16. Default: that of the model's parameters, with tf32 for float32.",
+    "batch": "Samples per GPU and iteration. Default: those of the model or of the trace.",
+    "step_ms": "Measured time of an iteration on one GPU with this batch; without it, the time comes from the data "
+    "sheet and is uncertain by a factor of six.",
+    "samples": "Samples to train on, over all epochs, such as 1.2e9.",
+    "deadline": "Longest duration of the training, such as 24h, 3d or 90min.",
+    "budget": "Largest cost of the training, in the currency of --prices.",
+    "prices": "CSV file of prices: system, per_gpu_hour, currency, source, date.",
+    "efficiency": "Least part of the GPUs' time that has to be training, such as 0.9 or 90 %.",
+    "optimizer": f"Optimiser whose memory counts: {', '.join(OPTIMIZERS)}.",
+}
+
+
+def plan(
+    model: Annotated[str, Argument(metavar="MODEL", help=HELP["model"])],
+    systems: Annotated[list[str], Argument(metavar="SYSTEM...", help=HELP["systems"])],
+    world_sizes: Annotated[
+        str | None, Option("--world-sizes", "--world-size", metavar="N,...", help=HELP["world_sizes"])
+    ] = None,
+    network: Annotated[str | None, Option(metavar="RATE", help=HELP["network"])] = None,
+    gpus_per_node: Annotated[int | None, Option(min=1, metavar="N", help=HELP["gpus_per_node"])] = None,
+    device: Annotated[str | None, Option(metavar="DEVICE", help=HELP["device"])] = None,
+    precision: Annotated[str | None, Option(metavar="NAME", help=HELP["precision"])] = None,
+    batch: Annotated[int | None, Option(min=1, max=10**6, metavar="N", help=HELP["batch"])] = None,
+    step_ms: Annotated[float | None, Option(min=0, max=YEAR_NS / 1e6, metavar="MS", help=HELP["step_ms"])] = None,
+    samples: Annotated[float | None, Option(metavar="N", help=HELP["samples"])] = None,
+    deadline: Annotated[str | None, Option(metavar="TIME", help=HELP["deadline"])] = None,
+    budget: Annotated[float | None, Option(metavar="AMOUNT", help=HELP["budget"])] = None,
+    prices: Annotated[Path | None, Option(metavar="PATH", help=HELP["prices"])] = None,
+    efficiency: Annotated[str | None, Option(metavar="PART", help=HELP["efficiency"])] = None,
+    optimizer: Annotated[str, Option(metavar="NAME", help=HELP["optimizer"])] = "sgd",
+    policy: options.Settings = None,
+    fabric_set: options.FabricSettings = None,
+    processor: options.ProcessorFile = None,
+    variation: options.VariationSettings = None,
+    straggler: options.Stragglers = None,
+    measured: options.Measured = None,
+    json_path: options.Json = None,
+) -> None:
+    """Answer how many of which GPU on which network a training run needs.
+
+    The first line is the verdict. Then, for each system: throughput and efficiency by number of GPUs, the knee, the
+    limit and how far one thing alone would have to improve, what other settings would win, memory, what makes the
+    interval wide, and what to measure next. All ranges contain nine in ten true values. If the range is wider than
+    the decision, the command ends with one line and exit status 1.
+    """
+    if optimizer not in OPTIMIZERS:
+        raise ValueError(f"--optimizer: expected {', '.join(OPTIMIZERS)}, got {optimizer!r}")
+    files = [Path(one) for one in (model, *systems) if Path(one).is_file()]
+    options.check_outputs(json_path, inputs=[*files, *options.files_of(model), prices, processor])
+    asked = None if world_sizes is None else options.read_counts("--world-sizes", world_sizes)
+    described = {name: _read_system(name, network, gpus_per_node, device) for name in dict.fromkeys(systems)}
+    fabrics = {name: options.changed_fabric(one.fabric, fabric_set, processor) for name, one in described.items()}
+    workloads = {name: _workload(model, one.device, precision, batch, step_ms) for name, one in described.items()}
+    result = make_plan(
+        {name: one.trace for name, one in workloads.items()},
+        fabrics,
+        world_sizes=_sizes(asked, fabrics),
+        asked=asked,
+        batch=batch,
+        samples=samples,
+        deadline_hours=None if deadline is None else _read_hours(deadline),
+        budget=budget,
+        efficiency=None if efficiency is None else _read_efficiency(efficiency),
+        prices=[] if prices is None else read_prices(prices),
+        optimizer=optimizer,
+        policy=options.read_policy(policy),
+        variation=options.read_variation(variation),
+        stragglers=options.read_stragglers(straggler),
+        measured=options.read_measured(measured),
+        rebatched={name: one.rebatched for name, one in workloads.items() if one.rebatched is not None},
+    )
+    if json_path is not None:
+        write_json(json_path, result.to_json())
+    if result.verdict.answer == "open":
+        about = next(one for one in result.systems if one.name == result.verdict.offer.system)
+        raise ValueError(f"the range is wider than the decision: {result.verdict.sentence}; {about.sensitivity}")
+    _show(result)
+
+
+class _Described(NamedTuple):
+    """A system of the command line: its device, if known, and its network."""
+
+    device: str | None
+    fabric: Fabric
+
+
+class _Workload(NamedTuple):
+    trace: Trace
+    rebatched: Callable[[float], Trace] | None  # a trace from operations with a multiple of the batch
+
+
+def _read_system(name: str, network: str | None, gpus_per_node: int | None, device: str | None) -> _Described:
+    """Find the network and the device of a node, a device or a file."""
+    listed = read_catalogue()
+    bare, _, precision = name.rpartition("-")
+    is_file = Path(name).exists()
+    found = None if is_file or name in listed.nodes else listed.device_like(name) or listed.device_like(bare)
+    node = name if name in listed.nodes and not is_file else found and listed.node_with(found)
+    if is_file or (node is None and found is None and re.search(r"[./:]", name)):
+        options.refuse(
+            {"--network": network, "--gpus-per-node": gpus_per_node}, "expected nodes or devices of the catalogue"
+        )
+        return _Described(device, load_fabric(name))
+    if node is None:
+        expected = [*listed.nodes, *listed.devices]
+        if found is None:
+            raise ValueError(unknown("SYSTEM", name, expected, others="a file or"))
+        raise ValueError(f"SYSTEM: no node of the catalogue has a {found}; give a topology file and --device {found}")
+    rate = None
+    if network is not None:
+        with options.naming("--network"):
+            rate = Rate(gbit_per_s=bits_per_s(network) / 1e9, source="")
+    links = listed.topology(node, network=rate, members=gpus_per_node)
+    own = listed.nodes[node].device if found is None else found
+    suffix = f"-{precision}" if found is not None and listed.device_like(name) is None else ""
+    return _Described(device or own + suffix, Fabric.from_topology(links))
+
+
+def _workload(
+    model: str, device: str | None, precision: str | None, batch: int | None, step_ms: float | None
+) -> _Workload:
+    """Load a trace, or make one of a model on a device."""
+    if Path(model).is_file() or model.endswith((".json", ".json.gz")):
+        options.refuse({"--precision": precision, "--step-ms": step_ms}, "expected a model, not a trace, with it")
+        trace = Trace.load(model)
+        known = trace.workload.batch
+        if batch is not None and known is not None and batch != known:
+            trace = with_batch(trace, batch / known)
+        return _Workload(trace, None)
+    if device is None:
+        raise ValueError("--device: expected the device on which the model computes, because a file has none")
+    name = f"{model}{LARGER}" if f"{model}{LARGER}" in counted_models() else model
+    sheet = find_device(
+        f"{device}-{precision}" if precision else with_precision(device, element_type(operations_of(name).parameters))
+    )
+    operations = operations_of(name, sheet.autocast)
+    if batch is not None:
+        if operations.batch is None:
+            raise ValueError(f"--batch: expected a model with a known batch, {model} has none (`loss_fn.batch`)")
+        operations = operations.with_batch(batch / operations.batch)
+    made = _Made(operations, sheet, step_ms)
+    return _Workload(made.trace(), made.trace)
+
+
+class _Made(NamedTuple):
+    """Traces of a model by its operations, scaled to a measured step if there is one."""
+
+    operations: Operations
+    sheet: Device
+    step_ms: float | None
+
+    def trace(self, multiple: float = 1.0) -> Trace:
+        """Make a trace with a multiple of the batch; a measured step changes as the roofline does."""
+        operations = self.operations if multiple == 1 else self.operations.with_batch(multiple)
+        if self.step_ms is None:
+            return synthesize(operations, self.sheet)
+        step_ns = self.step_ms * 1e6
+        if multiple != 1:
+            before, after = (_step_ns(synthesize(one, self.sheet)) for one in (self.operations, operations))
+            step_ns *= after / before
+        return synthesize(operations, self.sheet, step_ns=round(step_ns))
+
+
+def _step_ns(trace: Trace) -> int:
+    return trace.ranks[0].iterations[0].duration_ns
+
+
+def _sizes(asked: Sequence[int] | None, fabrics: Mapping[str, Fabric]) -> list[int]:
+    """Return the numbers of GPUs to predict: those asked for, with others around a single one, that all systems have.
+
+    By default, one node to 64 nodes, or the measured numbers if the fabric of a system is a table of such.
+    """
+    if asked is not None and len(asked) > 1:
+        return list(asked)
+    if asked is not None:
+        sizes = [round(asked[0] * factor) for factor in AROUND if (asked[0] * factor).is_integer()]
+    else:
+        nodes = [one.topology.levels[0].members or 1 for one in fabrics.values() if one.topology is not None]
+        sizes = [lcm(*nodes) * 2**number for number in range(DOUBLINGS + 1)]
+        tables = [one.world_sizes for one in fabrics.values() if one.topology is None and not one.extrapolate]
+        sizes = sorted(set.intersection(*map(set, tables))) if tables else sizes
+    return [size for size in sizes if size in (asked or ()) or all(_has(one, size) for one in fabrics.values())]
+
+
+def _has(fabric: Fabric, world_size: int) -> bool:
+    try:
+        fabric.all_reduce_ns(2**20, world_size)
+    except ValueError:
+        return False
+    return True
+
+
+def _read_hours(text: str) -> float:
+    found = re.fullmatch(r"(\d*\.?\d+) ?(s|min|h|d)", text.strip())
+    if found is None:
+        raise ValueError(f"--deadline: expected a time with its unit, such as 24h, 3d or 90min, got {text!r}")
+    return float(found[1]) * HOURS[found[2]]
+
+
+def _read_efficiency(text: str) -> float:
+    number = text.strip().removesuffix("%")
+    try:
+        part = float(number) / (100 if number != text.strip() or float(number) > 1 else 1)
+    except ValueError:
+        part = 0.0
+    if not 0 < part <= 1:
+        raise ValueError(f"--efficiency: expected a part of the time above 0, such as 0.9 or 90%, got {text!r}")
+    return part
+
+
+# The screen
+
+
+def _show(result: CapacityPlan) -> None:
+    """Print the verdict, then each system."""
+    _say(result.verdict.sentence)
+    for one in result.systems:
+        _show_system(one, result)
+    if len(result.front) > 1:
+        _say("fastest and cheapest, from fast to cheap: " + "; ".join(map(_front_words, result.front)))
+
+
+def _show_system(one: SystemPlan, result: CapacityPlan) -> None:
+    system, workload = one.scaling.system, one.scaling.system.trace.workload
+    print()
+    _say(f"{one.name}: {workload.model}, {one.scaling.batch} samples per GPU, on {workload.device_name}")
+    rows = [_row(offer, result.currency) for offer in one.offers]
+    show_table(rows, system.used.fabric.source.partition(";")[0][:LINE], optional=SPARED)
+    _say(knee_sentence(one.scaling.knee, one.scaling.world_sizes[-1]))
+    _say(_limit_sentence(one))
+    _say(_needs_sentence(one))
+    _say(_changes_sentence(one))
+    _say(_memory_sentence(one))
+    _say(one.sensitivity)
+    _say(_measure_sentence(one))
+
+
+def _say(sentence: str) -> None:
+    width = min(shutil.get_terminal_size((LINE, 24)).columns, 120) if sys.stdout.isatty() else LINE
+    if sentence:
+        print(textwrap.fill(sentence, width, subsequent_indent="  ", break_on_hyphens=False))
+
+
+def _row(offer: Offer, currency: str | None) -> dict[str, str]:
+    size = offer.size
+    low_ns, high_ns = size.prediction.interval_ns
+    row = {
+        "GPUs": f"{size.world_size:,}",
+        "samples/s": band(*size.samples_per_s_band),
+        "efficiency": percent(*size.efficiency_band),
+        "iteration ms": band(low_ns / 1e6, high_ns / 1e6),
+        "fixed total": _strong(offer),
+    }
+    if offer.hours_band is not None:
+        row["hours"] = band(*offer.hours_band)
+    if offer.cost_band is not None:
+        row[f"{currency}"] = band(*offer.cost_band)
+    return {**row, **offer.answers}
+
+
+def _strong(offer: Offer) -> str:
+    """Return the throughput with a fixed total batch, with the digits of that with a fixed batch per GPU."""
+    size = offer.size
+    if size.strong_samples_per_s is None:
+        return "-"
+    part = size.strong_samples_per_s / size.samples_per_s
+    return carried(size.strong_samples_per_s, *(part * end for end in size.samples_per_s_band))
+
+
+def _limit_sentence(one: SystemPlan) -> str:
+    limits: Limits = one.limits
+    whole = max(1, one.scaling.system.at(one.at).iteration_ns)
+    shares = sorted(((ns / whole, name) for name, ns in limits.saved_ns.items()), reverse=True)
+    words = ", ".join(f"{name} {share:.0%}" for share, name in shares if share >= 0.005 and name not in BUCKETS)
+    buckets = ", ".join(f"{name} {share:.0%}" for share, name in shares if share >= 0.005 and name in BUCKETS)
+    return (
+        f"limit on {one.at:,} GPUs: {limits.limit}; an iteration is shorter without {words or 'any limit, by 0%'}"
+        + (f"; of the network's time, {buckets}" if buckets else "")
+    )
+
+
+def _needs_sentence(one: SystemPlan) -> str:
+    needs, target = one.needs, f"{one.target:.0%}"
+    parts = []
+    if needs.rate is not None and needs.rate.multiple is not None:
+        parts.append(f"links {needs.rate.multiple:.2g} times as fast ({needs.rate.needed_gb_per_s:.2g} GB/s of bus "
+                     f"bandwidth instead of {needs.rate.bus_gb_per_s:.2g})")  # fmt: skip
+    if needs.latency is not None:
+        parts.append(f"latencies {needs.latency:.2g} times as long")
+    if needs.batch is not None:
+        parts.append(f"a batch of {max(1, round(needs.batch * one.scaling.batch)):,} per GPU")
+    if needs.accumulated is not None:
+        parts.append(f"accumulation over {needs.accumulated} iterations")
+    has = one.scaling.system.efficiency(one.scaling.system.at(one.at)) >= one.target
+    verb = "would remain with any one of" if has else "needs one of"
+    if not parts:
+        return f"an efficiency of {target} on {one.at:,} GPUs: no rate, latency, batch or accumulation alone suffices"
+    return f"an efficiency of {target} on {one.at:,} GPUs {verb}: {'; '.join(parts)}"
+
+
+def _changes_sentence(one: SystemPlan) -> str:
+    whole = max(1, one.scaling.system.at(one.at).iteration_ns)
+    changes = (
+        f"{change.name} {(change.iteration_ns - whole) / whole:+.0%}{' (a tie)' * change.is_tie}"
+        for change in one.changes
+    )
+    return f"iteration with other settings: {', '.join(changes)}"
+
+
+def _memory_sentence(one: SystemPlan) -> str:
+    parts = {"buckets" if name == "buckets" else name: size for name, size in one.memory_bytes.items() if size}
+    words = ", ".join(f"{name} {size / 1e9:.2f}" for name, size in parts.items())
+    total = sum(parts.values()) / 1e9
+    return f"memory per GPU: {total:.2f} GB ({words}; optimizer {one.optimizer}) and activations, which no trace has"
+
+
+def _measure_sentence(one: SystemPlan) -> str:
+    measure = one.next_measurement
+    if not measure.world_sizes:
+        return ""
+    few, many = measure.world_sizes
+    message = one.needs.rate.message_bytes / 2**20 if one.needs.rate else 0
+    return (
+        f"measure next: iterations on {few:,} and {many:,} GPUs (--measured), which narrow the range on {one.at:,} "
+        f"from ±{measure.width:.0%} to ±{measure.width_with_sizes:.0%}; all-reduces of {message:.0f} MB on {one.at:,} "
+        f"would leave ±{measure.width_with_messages:.0%}"
+    )
+
+
+def _front_words(offer: Offer) -> str:
+    assert offer.hours_band is not None
+    assert offer.cost_band is not None
+    cost, hours = band(*offer.cost_band), band(*offer.hours_band, unit=" h")
+    return f"{offer.size.world_size:,} of {offer.system} ({hours}, {cost})"
