@@ -33,7 +33,7 @@ from .terminal_output import show_table, write_json
 
 DOUBLINGS = 6
 """From one node to 64 of them."""
-AROUND = (0.125, 0.25, 0.5, 1, 2)
+AROUND = (0.125, 0.25, 0.5, 1.0, 2.0)
 """Multiples of a single number of GPUs that are predicted with it, for the knee and for measurements."""
 LARGER = "-224"
 """Ending of the names of models that have the size of published training, unlike small ones of the same name."""
@@ -375,7 +375,7 @@ def _measure_sentence(one: SystemPlan) -> str:
     message = one.needs.rate.message_bytes / 2**20 if one.needs.rate else 0
     return (
         f"measure next: iterations on {few:,} and {many:,} GPUs (--measured), which narrow the range on {one.at:,} "
-        f"from ±{measure.width:.0%} to ±{measure.width_with_sizes:.0%}; all-reduces of {message:.0f} MB on {one.at:,} "
+        f"from ±{measure.width:.0%} to ±{measure.width_with_sizes:.0%}; all-reduces of {message:.0f} MB there "
         f"would leave ±{measure.width_with_messages:.0%}"
     )
 
