@@ -41,7 +41,10 @@ LINE = 80
 """Width of sentences if the output is not a terminal."""
 HOURS = {"s": 1 / 3600, "min": 1 / 60, "h": 1.0, "d": 24.0}
 """Hours of the units of a deadline."""
-SPARED = ("fixed total", "cost", "hours")
+SPARED = ("fixed total", "iteration ms")
+"""Columns to leave out on a narrow terminal, the first one first."""
+ANSWERS = {"deadline": "in time", "budget": "in budget", "efficiency": "efficient"}
+"""Columns of the answers."""
 HELP = {
     "model": "A model that `ddplab catalogue` lists, MODULE:CALLABLE, or a trace (.json, .json.gz).",
     "systems": "Nodes or devices that `ddplab catalogue` lists, such as aws-p4d or a100, which get the links of a "
@@ -52,8 +55,9 @@ HELP = {
     "device": "With files: the device, such as h100 or h100-bf16, on which a model without a trace computes.",
     "precision": "tf32, fp32, bf16 or fp16. Default: that of the model's parameters, with tf32 for float32.",
     "batch": "Samples per GPU and iteration. Default: those of the model or of the trace.",
-    "step_ms": "Measured time of an iteration on one GPU with this batch; without it, the time comes from the data "
-    "sheet and is uncertain by a factor of six.",
+    "total_batch": "Samples on all GPUs and iteration in the column `fixed total`. Default: those of the fewest GPUs.",
+    "step_ms": "Measured time of an iteration on one GPU with this batch, such as 130, or dgx-h100:80 for one of several "
+    "systems; may be repeated. Without it, the time comes from the data sheet and is uncertain by a factor of six.",
     "samples": "Samples to train on, over all epochs, such as 1.2e9.",
     "deadline": "Longest duration of the training, such as 24h, 3d or 90min.",
     "budget": "Largest cost of the training, in the currency of --prices.",
@@ -74,7 +78,8 @@ def plan(
     device: Annotated[str | None, Option(metavar="DEVICE", help=HELP["device"])] = None,
     precision: Annotated[str | None, Option(metavar="NAME", help=HELP["precision"])] = None,
     batch: Annotated[int | None, Option(min=1, max=10**6, metavar="N", help=HELP["batch"])] = None,
-    step_ms: Annotated[float | None, Option(min=0, max=YEAR_NS / 1e6, metavar="MS", help=HELP["step_ms"])] = None,
+    total_batch: Annotated[int | None, Option(min=1, max=10**9, metavar="N", help=HELP["total_batch"])] = None,
+    step_ms: Annotated[list[str] | None, Option(metavar="[SYSTEM:]MS", help=HELP["step_ms"])] = None,
     samples: Annotated[float | None, Option(metavar="N", help=HELP["samples"])] = None,
     deadline: Annotated[str | None, Option(metavar="TIME", help=HELP["deadline"])] = None,
     budget: Annotated[float | None, Option(metavar="AMOUNT", help=HELP["budget"])] = None,
@@ -103,13 +108,17 @@ def plan(
     asked = None if world_sizes is None else options.read_counts("--world-sizes", world_sizes)
     described = {name: _read_system(name, network, gpus_per_node, device) for name in dict.fromkeys(systems)}
     fabrics = {name: options.changed_fabric(one.fabric, fabric_set, processor) for name, one in described.items()}
-    workloads = {name: _workload(model, one.device, precision, batch, step_ms) for name, one in described.items()}
+    steps_ms = _read_steps(step_ms, systems)
+    workloads = {
+        name: _workload(model, one.device, precision, batch, steps_ms.get(name)) for name, one in described.items()
+    }
     result = make_plan(
         {name: one.trace for name, one in workloads.items()},
         fabrics,
         world_sizes=_sizes(asked, fabrics),
         asked=asked,
         batch=batch,
+        total_batch=total_batch,
         samples=samples,
         deadline_hours=None if deadline is None else _read_hours(deadline),
         budget=budget,
@@ -243,6 +252,27 @@ def _has(fabric: Fabric, world_size: int) -> bool:
     return True
 
 
+def _read_steps(words: Sequence[str] | None, systems: Sequence[str]) -> dict[str, float]:
+    """Parse measured times of an iteration on one GPU, in milliseconds by system."""
+    steps: dict[str, float] = {}
+    for word in words or ():
+        system, _, number = word.rpartition(":")
+        names = [system] if system else list(dict.fromkeys(systems))
+        is_time = re.fullmatch(r"\d*\.?\d+", number.removesuffix("ms")) and 0 < float(number.removesuffix("ms"))
+        if (
+            not is_time
+            or float(number.removesuffix("ms")) > YEAR_NS / 1e6
+            or len(names) > 1
+            or names[0] not in systems
+        ):
+            raise ValueError(
+                f"--step-ms: expected milliseconds above 0, such as 130, with the system if there are several, such as "
+                f"{systems[0]}:130, got {word!r}"
+            )
+        steps[names[0]] = float(number.removesuffix("ms"))
+    return steps
+
+
 def _read_hours(text: str) -> float:
     found = re.fullmatch(r"(\d*\.?\d+) ?(s|min|h|d)", text.strip())
     if found is None:
@@ -278,7 +308,9 @@ def _show_system(one: SystemPlan, result: CapacityPlan) -> None:
     print()
     _say(f"{one.name}: {workload.model}, {one.scaling.batch} samples per GPU, on {workload.device_name}")
     rows = [_row(offer, result.currency) for offer in one.offers]
-    show_table(rows, system.used.fabric.source.partition(";")[0][:LINE], optional=SPARED)
+    _say(re.split(r"; all-red| \(sources", system.used.fabric.source)[0])
+    show_table(rows, "ranges hold nine in ten true values; fixed total: samples/s with one total batch",
+               optional=SPARED)  # fmt: skip
     _say(knee_sentence(one.scaling.knee, one.scaling.world_sizes[-1]))
     _say(_limit_sentence(one))
     _say(_needs_sentence(one))
@@ -308,7 +340,7 @@ def _row(offer: Offer, currency: str | None) -> dict[str, str]:
         row["hours"] = band(*offer.hours_band)
     if offer.cost_band is not None:
         row[f"{currency}"] = band(*offer.cost_band)
-    return {**row, **offer.answers}
+    return row | {ANSWERS[name]: answer for name, answer in offer.answers.items()}
 
 
 def _strong(offer: Offer) -> str:
@@ -334,18 +366,22 @@ def _limit_sentence(one: SystemPlan) -> str:
 
 def _needs_sentence(one: SystemPlan) -> str:
     needs, target = one.needs, f"{one.target:.0%}"
+    has = one.scaling.system.efficiency(one.scaling.system.at(one.at)) >= one.target
     parts = []
     if needs.rate is not None and needs.rate.multiple is not None:
-        parts.append(f"links {needs.rate.multiple:.2g} times as fast ({needs.rate.needed_gb_per_s:.2g} GB/s of bus "
-                     f"bandwidth instead of {needs.rate.bus_gb_per_s:.2g})")  # fmt: skip
+        parts.append(
+            f"links {needs.rate.multiple:.2g} times as fast ({needs.rate.needed_gb_per_s:.3g} GB/s of bus bandwidth "
+            f"instead of {needs.rate.bus_gb_per_s:.3g})"
+        )
     if needs.latency is not None:
         parts.append(f"latencies {needs.latency:.2g} times as long")
-    if needs.batch is not None:
+    if needs.batch is not None and not has:
         parts.append(f"a batch of {max(1, round(needs.batch * one.scaling.batch)):,} per GPU")
-    if needs.accumulated is not None:
+    if needs.accumulated is not None and not has:
         parts.append(f"accumulation over {needs.accumulated} iterations")
-    has = one.scaling.system.efficiency(one.scaling.system.at(one.at)) >= one.target
-    verb = "would remain with any one of" if has else "needs one of"
+    verb = "would remain with either of" if has else "needs one of"
+    if not parts and has:
+        return f"an efficiency of {target} on {one.at:,} GPUs is reached"
     if not parts:
         return f"an efficiency of {target} on {one.at:,} GPUs: no rate, latency, batch or accumulation alone suffices"
     return f"an efficiency of {target} on {one.at:,} GPUs {verb}: {'; '.join(parts)}"
@@ -354,7 +390,7 @@ def _needs_sentence(one: SystemPlan) -> str:
 def _changes_sentence(one: SystemPlan) -> str:
     whole = max(1, one.scaling.system.at(one.at).iteration_ns)
     changes = (
-        f"{change.name} {(change.iteration_ns - whole) / whole:+.0%}{' (a tie)' * change.is_tie}"
+        f"{change.name} {round(100 * (change.iteration_ns - whole) / whole):+d}%{' (a tie)' * change.is_tie}"
         for change in one.changes
     )
     return f"iteration with other settings: {', '.join(changes)}"

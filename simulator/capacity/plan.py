@@ -103,6 +103,7 @@ class SystemPlan:
             "device": system.trace.workload.device_name,
             "fabric": system.used.fabric.source,
             "batch": self.scaling.batch,
+            "total_batch": self.scaling.total_batch,
             "knee": self.scaling.knee.world_size,
             "knee_earliest": self.scaling.knee.earliest,
             "knee_latest": self.scaling.knee.latest,
@@ -237,6 +238,7 @@ def plan(
     world_sizes: Annotated[Sequence[Ranks], Listed],
     asked: Annotated[Sequence[Ranks], Listed] | None = None,
     batch: Annotated[int, Field(ge=1)] | None = None,
+    total_batch: Annotated[int, Field(ge=1)] | None = None,
     samples: Amount | None = None,
     deadline_hours: Amount | None = None,
     budget: Amount | None = None,
@@ -262,6 +264,7 @@ def plan(
         world_sizes: Numbers of GPUs to predict; the knee is looked for among them.
         asked: Numbers of GPUs that the question is about. None: all of `world_sizes`.
         batch: Samples per GPU and iteration of the traces. None: as the trace says, or 1 if it does not.
+        total_batch: Samples on all GPUs and iteration for strong scaling. None: those on the fewest GPUs.
         samples: Samples to train on, over all epochs.
         deadline_hours: Longest duration of the training.
         budget: Largest cost, in the currency of the prices.
@@ -294,7 +297,8 @@ def plan(
         given = Inputs(one_fabric, variation, policy)
         changed = (rebatched or {}).get(name)
         system = System(name, one_trace, given, tuple(stragglers), measured, assume, changed)
-        scaling = Scaling(system, sizes, batch or one_trace.workload.batch or 1)
+        each = batch or one_trace.workload.batch or 1
+        scaling = Scaling(system, sizes, each, total_batch or each * sizes[0])
         offers = tuple(offer_of(name, size, question, by_system.get(name)) for size in scaling.sizes)
         systems.append((scaling, offers))
     about = tuple(offer for _, offers in systems for offer in offers if offer.size.world_size in chosen)

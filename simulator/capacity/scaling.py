@@ -27,8 +27,8 @@ class Size(NamedTuple):
         efficiency_band: Both ends of its 90 % interval.
         samples_per_s: Samples per second on all GPUs.
         samples_per_s_band: Both ends of its 90 % interval.
-        strong_samples_per_s: The same if the samples of an iteration are as many as on the smallest number of GPUs
-            (strong scaling). None: fewer samples than GPUs, or a trace with communication.
+        strong_samples_per_s: The same with one total batch (strong scaling). None: fewer samples than GPUs, or a
+            trace with communication.
     """
 
     world_size: int
@@ -62,11 +62,13 @@ class Scaling:
         system: The system.
         world_sizes: Numbers of GPUs, in ascending order.
         batch: Samples per GPU and iteration.
+        total_batch: Samples on all GPUs and iteration for strong scaling.
     """
 
     system: System
     world_sizes: Sequence[int]
     batch: int
+    total_batch: int
 
     @cached_property
     def sizes(self) -> tuple[Size, ...]:
@@ -106,13 +108,13 @@ class Scaling:
         )
 
     def _strong(self, world_size: int, prediction: Prediction) -> float | None:
-        least = self.world_sizes[0]
-        samples = self.batch * least
-        smaller = self.system.with_batch(least / world_size) if samples >= world_size else None
-        if smaller is None:
+        samples = self.total_batch
+        multiple = samples / (self.batch * world_size)
+        other = self.system.with_batch(multiple) if samples >= world_size else None
+        if other is None:
             return None
-        if world_size != least:
-            prediction = self.system.changed(world_size, self.system.used, trace=smaller)
+        if multiple != 1:
+            prediction = self.system.changed(world_size, self.system.used, trace=other)
         return samples * 1e9 / max(1, prediction.iteration_ns)
 
 

@@ -34,13 +34,13 @@ def verdict(question: Question, offers: Sequence[Offer]) -> Verdict:
         return Verdict("", _described(best), best)
     chosen = cheapest(offers)
     if chosen is not None:
-        choice = " is enough" if len(offers) == 1 else _how_chosen(offers)
+        choice = ", enough" if len(offers) == 1 else _how_chosen(offers)
         return Verdict("yes", f"yes: {gpus(chosen)}{choice}: {_because(question, chosen)}", chosen)
     still_open = [one for one in offers if one.answer == "open"]
     nearest = max(still_open or offers, key=lambda one: one.size.samples_per_s)
     if not still_open:
-        many = gpus(nearest) if len(offers) == 1 else f"none of {len(offers)} choices; the fastest, {gpus(nearest)}"
-        return Verdict("no", f"no: {many}: {_because(question, nearest)}", nearest)
+        many = "not enough" if len(offers) == 1 else f"the fastest of {len(offers)} choices, not enough"
+        return Verdict("no", f"no: {gpus(nearest)}, {many}: {_because(question, nearest)}", nearest)
     return Verdict("open", f"{gpus(nearest)}: {_because(question, nearest)}", nearest)
 
 
@@ -88,7 +88,6 @@ def _because(question: Question, offer: Offer) -> str:
     if "budget" in offer.answers and offer.cost_band is not None:
         parts.append(f"a cost of {band(*offer.cost_band)} for a budget of {question.budget:,.8g}")
     if "efficiency" in offer.answers:
-        parts.append(
-            f"an efficiency of {percent(*offer.size.efficiency_band)} where {question.efficiency:.3g} is asked"
-        )
+        target = 100 * (question.efficiency or 0)
+        parts.append(f"an efficiency of {percent(*offer.size.efficiency_band)} for a target of {target:.3g} %")
     return "; ".join(parts)

@@ -136,7 +136,7 @@ def _largest_message(prediction: "Prediction") -> tuple[int, float]:
 
 
 NARROWER = {
-    "collectives": "measure `all_reduce_perf -b 1M -e 64M` on as many GPUs and give its log as --fabric",
+    "collectives": "measure `all_reduce_perf -b 1M -e 64M` on as many GPUs and give its log as the fabric",
     "device speeds": "record on several GPUs",
     "slowest rank": f"record {LEAST_RECORDED} iterations or more, on several GPUs",
     "compute times": "measure a step on one GPU, or its parts: --step-ms of `ddplab synthesize` and `ddplab plan`",
