@@ -55,9 +55,10 @@ HELP = {
     "device": "With files: the device, such as h100 or h100-bf16, on which a model without a trace computes.",
     "precision": "tf32, fp32, bf16 or fp16. Default: that of the model's parameters, with tf32 for float32.",
     "batch": "Samples per GPU and iteration. Default: those of the model or of the trace.",
-    "total_batch": "Samples on all GPUs and iteration in the column `fixed total`. Default: those of the fewest GPUs.",
-    "step_ms": "Measured time of an iteration on one GPU with this batch, such as 130, or dgx-h100:80 for one of several "
-    "systems; may be repeated. Without it, the time comes from the data sheet and is uncertain by a factor of six.",
+    "total_batch": "Samples on all GPUs and iteration for the column `fixed total`. Default: those of the fewest "
+    "GPUs.",
+    "step_ms": "Measured time of an iteration on one GPU with this batch, such as 130; of one of several systems "
+    "dgx-h100:80. Without it, the time comes from the data sheet and is uncertain by a factor of six.",
     "samples": "Samples to train on, over all epochs, such as 1.2e9.",
     "deadline": "Longest duration of the training, such as 24h, 3d or 90min.",
     "budget": "Largest cost of the training, in the currency of --prices.",
@@ -254,22 +255,16 @@ def _has(fabric: Fabric, world_size: int) -> bool:
 
 def _read_steps(words: Sequence[str] | None, systems: Sequence[str]) -> dict[str, float]:
     """Parse measured times of an iteration on one GPU, in milliseconds by system."""
+    names = list(dict.fromkeys(systems))
     steps: dict[str, float] = {}
     for word in words or ():
         system, _, number = word.rpartition(":")
-        names = [system] if system else list(dict.fromkeys(systems))
-        is_time = re.fullmatch(r"\d*\.?\d+", number.removesuffix("ms")) and 0 < float(number.removesuffix("ms"))
-        if (
-            not is_time
-            or float(number.removesuffix("ms")) > YEAR_NS / 1e6
-            or len(names) > 1
-            or names[0] not in systems
-        ):
-            raise ValueError(
-                f"--step-ms: expected milliseconds above 0, such as 130, with the system if there are several, such as "
-                f"{systems[0]}:130, got {word!r}"
-            )
-        steps[names[0]] = float(number.removesuffix("ms"))
+        name = system or names[0]
+        step_ms = float(number) if re.fullmatch(r"\d*\.?\d+", number) else 0.0
+        if not 0 < step_ms <= YEAR_NS / 1e6 or name not in names or (not system and len(names) > 1):
+            expected = "expected milliseconds above 0, such as 130, or for one of several systems"
+            raise ValueError(f"--step-ms: {expected} {names[0]}:130, got {word!r}")
+        steps[name] = step_ms
     return steps
 
 

@@ -58,7 +58,7 @@ class Needs(NamedTuple):
     Attributes:
         rate: The need of faster links. None: one GPU has no network.
         latency: Largest multiple of the latencies that suffices.
-        batch: Least multiple of the batch per GPU, at most `MOST_BATCH`.
+        batch: Least multiple of the batch per GPU, from 1 to `MOST_BATCH`.
         accumulated: Least number of iterations per synchronisation, at most `MOST_ACCUMULATED`.
     """
 
@@ -131,26 +131,29 @@ class Limits:
     def changes(self) -> list[Change]:
         """Return what other bucket caps, comm hooks and accumulation would give, the fastest first."""
         used = self._system.used
-        found = []
-        for name, policy in {"best buckets": self.best_buckets(), **dict(_other_settings(used.policy))}.items():
-            changed = self._system.changed(self.world_size, used._replace(policy=policy))
-            found.append(Change(name, changed.iteration_ns, self._now.compare(changed).is_tie))
+        changed = {"best buckets": self.best_buckets()}
+        for name, policy in _other_settings(used.policy):
+            changed[name] = self._system.changed(self.world_size, used._replace(policy=policy))
+        found = [Change(name, one.iteration_ns, self._now.compare(one).is_tie) for name, one in changed.items()]
         return sorted(found, key=lambda one: one.iteration_ns)
 
-    def best_buckets(self) -> Policy:
-        """Return the policy with the fastest buckets that are known: those of the best of a few caps."""
-        used = self._system.used
-        if "bucket_cap_mb" in used.policy.overruled:
-            return used.policy
-        policies = [used.policy, *(used.policy.model_copy(update={"bucket_cap_mb": cap}) for cap in CAPS_MB)]
-        times = [self._system.changed(self.world_size, used._replace(policy=one)).iteration_ns for one in policies]
-        return policies[times.index(min(times))]
+    def best_buckets(self) -> Prediction:
+        """Return the prediction with the fastest buckets that are known: those of the best of a few caps."""
+        used, best = self._system.used, self._now
+        caps = () if "bucket_cap_mb" in used.policy.overruled else CAPS_MB
+        for cap in caps:
+            policy = used.policy.model_copy(update={"bucket_cap_mb": cap})
+            other = self._system.changed(self.world_size, used._replace(policy=policy))
+            best = min(best, other, key=lambda one: one.iteration_ns)
+        return best
 
     @property
     def _now(self) -> Prediction:
         return self._system.at(self.world_size)
 
     def _reaches(self, inputs: Inputs, target: float) -> bool:
+        if inputs is self._system.used:
+            return self._system.efficiency(self._now) >= target
         return self._system.efficiency(self._system.changed(self.world_size, inputs)) >= target
 
     def _saved_by_first(self) -> int:
@@ -182,18 +185,20 @@ class Limits:
                 return False
             return system.efficiency(system.changed(self.world_size, system.used, trace=trace)) >= target
 
-        if not reaches(MOST_BATCH):
-            return None
-        return least_multiple(reaches, enough=MOST_BATCH, least=1 / MOST_BATCH, tolerance=TOLERANCE)
+        if self._reaches(system.used, target):
+            return 1.0
+        return least_multiple(reaches, enough=MOST_BATCH, tolerance=TOLERANCE) if reaches(MOST_BATCH) else None
 
     def _needed_accumulation(self, target: float) -> int | None:
         used = self._system.used
+        if self._reaches(used, target):
+            return 1
 
         def reaches(count: int) -> bool:
             policy = used.policy.model_copy(update={"sync_every": count})
             return self._reaches(used._replace(policy=policy), target)
 
-        missed, reached = 0, 1
+        missed, reached = 1, 2
         while not reaches(reached):
             missed, reached = reached, 2 * reached
             if reached > MOST_ACCUMULATED:

@@ -6,7 +6,7 @@ and which other settings are as fast within the intervals.
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from math import exp, log
+from math import log, sqrt
 from typing import TYPE_CHECKING
 
 from ..fabric.algorithms import sent_share
@@ -24,6 +24,8 @@ SHOWN_SHARE = 0.1
 CALIBRATE = "run `ddplab calibrate` on the GPUs"
 TOLERANCE = 0.005
 """Relative tolerance of a multiple that is found."""
+FIRST_STEP = 2.0
+"""Factor of the search's first step away from today's rates; each further step is the square of the one before."""
 
 
 @dataclass(frozen=True)
@@ -110,16 +112,27 @@ def least_multiple(
         least: Where the search ends.
         tolerance: Relative error of the result.
     """
-    if reaches(least):
-        return least
-    missed, reached = log(least), log(enough)
-    while reached - missed > tolerance:
-        middle = (missed + reached) / 2
-        if reaches(exp(middle)):
+    missed, reached, step = least, enough, FIRST_STEP
+    middle = min(1.0, enough)
+    if middle == enough or reaches(middle):
+        reached = middle
+        while reached > least and reaches(max(least, reached / step)):
+            reached, step = max(least, reached / step), step**2
+        if reached == least:
+            return least
+        missed = max(least, reached / step)
+    else:
+        missed = middle
+        while missed * step < enough and not reaches(missed * step):
+            missed, step = missed * step, step**2
+        reached = min(enough, missed * step)
+    while log(reached / missed) > tolerance:
+        middle = sqrt(missed * reached)
+        if reaches(middle):
             reached = middle
         else:
             missed = middle
-    return exp(reached)
+    return reached
 
 
 def _largest_message(prediction: "Prediction") -> tuple[int, float]:

@@ -6,6 +6,7 @@ These are times of computation alone. The engines add slow-downs and waiting.
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, fields, replace
 from functools import cached_property
+from statistics import NormalDist
 from typing import Any, Literal, Self
 
 import numpy as np
@@ -566,9 +567,7 @@ def slowest_of(count: int, level: float) -> float:
 
     Never negative: the slowest device is not faster than the recorded one.
     """
-    from scipy.special import ndtri  # loading scipy takes longer than a prediction
-
-    return max(0.0, float(ndtri(level ** (1 / count))))
+    return max(0.0, NormalDist().inv_cdf(level ** (1 / count)))
 
 
 def _distinct_ranks(

@@ -1,0 +1,53 @@
+"""The operations of built-in models in the file equal a new count, and reading them needs no torch."""
+
+import subprocess
+import sys
+
+import pytest
+import torch
+
+from ddplab.count_built_in_models import count
+from ddplab.models import BUILT_IN
+from simulator.workload.built_in_operations import built_in_operations, counted_models
+from simulator.workload.roofline import Operations
+
+LOW_PRECISION = ("resnet50-224", "llama-3.2-1b", "bert-large")
+"""Models that are counted under autocast as well; a count of all takes half a minute."""
+
+
+@pytest.mark.filterwarnings("ignore:Mismatch dtype")
+@pytest.mark.parametrize(
+    ("model", "autocast"), [*((name, None) for name in BUILT_IN), *((name, "bfloat16") for name in LOW_PRECISION)]
+)
+def test_the_file_equals_a_new_count(model, autocast):
+    known = built_in_operations(model, autocast)
+    if known.torch_version != torch.__version__:
+        pytest.skip(f"counted with torch {known.torch_version}; other versions may run other operations")
+    assert known == Operations.model_validate(count(model, autocast), strict=False)
+
+
+def test_the_file_has_all_built_in_models_and_no_others():
+    assert counted_models() == list(BUILT_IN)
+    assert built_in_operations("my_models:small") is None
+    assert built_in_operations("resnet50", "float64") is None
+
+
+@pytest.mark.parametrize("multiple", [0.25, 1.0, 3.0])
+def test_a_multiple_of_the_batch_computes_that_many_times_as_much(multiple):
+    one = built_in_operations("resnet50-224")
+    many = one.with_batch(multiple)
+    assert many.batch == 64 * multiple
+    assert sum(o.flops for o in many.backward) == pytest.approx(multiple * sum(o.flops for o in one.backward))
+    assert many.step == one.step
+    assert [len(g.operations) for g in many.gradients] == [len(g.operations) for g in one.gradients]
+
+
+def test_a_plan_from_two_names_loads_nothing_slow():
+    code = (
+        "import sys, contextlib, io; from ddplab.cli.main import app\n"
+        "with contextlib.redirect_stdout(io.StringIO()):\n"
+        "    app(['plan', 'resnet50', 'aws-p4d', '--world-sizes', '8,16'], standalone_mode=False)\n"
+        "print(*sys.modules)"
+    )
+    run = subprocess.run([sys.executable, "-c", code], timeout=100, check=True, capture_output=True, text=True)
+    assert set(run.stdout.split()).isdisjoint({"torch", "pandas", "matplotlib", "scipy", "joblib"})

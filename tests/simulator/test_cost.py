@@ -1,0 +1,115 @@
+"""Cost: prices from a file, the cheapest and the fastest offer, and a verdict only where the intervals decide."""
+
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from simulator import Fabric
+from simulator.capacity.cost import Offer, Question, at_most, cheapest, fastest, front, offer_of, read_prices
+from simulator.capacity.plan import plan
+from simulator.capacity.verdict import verdict
+
+from ..explore import examples
+from ..strategies import iteration, trace_of
+
+EXAMPLE = Path(__file__).parents[2] / "docs" / "prices.example.csv"
+HEADER = "system,per_gpu_hour,currency,source,date\n"
+LINE = "aws-p4d,1.50,USD,a page,2026-11-25\n"
+
+
+@pytest.fixture(scope="module")
+def size():
+    trace = trace_of([[iteration(100, (500,), 500, 0)]], (8,))
+    return plan(trace, Fabric.from_alpha_beta(0, 1e9), world_sizes=[2]).offers[0].size
+
+
+@st.composite
+def offers(draw):
+    """Offers with random hours, costs and bands."""
+    hours = draw(st.lists(st.floats(1, 1e3), min_size=1, max_size=6))
+    made = []
+    for number, one in enumerate(hours):
+        cost = draw(st.floats(1, 1e3))
+        width = draw(st.floats(1, 3))
+        made.append((number, one, (one / width, one * width), cost, (cost / width, cost * width)))
+    return made
+
+
+@examples(60)
+@given(offers(), st.floats(1, 1e3), st.floats(1, 1e3))
+def test_no_offer_beats_those_on_the_front_and_the_choices_surely_keep_the_limits(size, made, deadline, budget):
+    question = Question(samples=1.0, deadline_hours=deadline, budget=budget)
+    all_offers = [
+        Offer(
+            str(number),
+            size._replace(samples_per_s=1 / hours),
+            hours,
+            hours_band,
+            cost,
+            cost_band,
+            {"deadline": at_most(hours_band, deadline), "budget": at_most(cost_band, budget)},
+        )
+        for number, hours, hours_band, cost, cost_band in made
+    ]
+    chosen = front(all_offers)
+    for one in all_offers:
+        beaten = any((b.hours, b.cost) <= (one.hours, one.cost) and b.cost <= one.cost for b in chosen)
+        assert beaten, "an offer on the front is at least as fast and as cheap"
+    for a in chosen:
+        assert not any(b.hours < a.hours and b.cost < a.cost for b in all_offers)
+    surely = [one for one in all_offers if one.hours_band[1] <= deadline and one.cost_band[1] <= budget]
+    never = [one for one in all_offers if one.hours_band[0] > deadline or one.cost_band[0] > budget]
+    answer = verdict(question, all_offers)
+    if surely:
+        assert cheapest(all_offers).cost == min(one.cost for one in surely)
+        assert fastest(all_offers).hours == min(one.hours for one in surely)
+        assert answer.answer == "yes"
+    else:
+        assert cheapest(all_offers) is fastest(all_offers) is None
+        assert answer.answer == ("no" if len(never) == len(all_offers) else "open")
+
+
+def test_prices_are_read_with_comments(tmp_path):
+    path = tmp_path / "prices.csv"
+    path.write_text("# of a test\n" + HEADER + LINE)
+    (price,) = read_prices(path)
+    assert (price.system, price.per_gpu_hour, price.currency) == ("aws-p4d", 1.5, "USD")
+
+
+def test_the_example_is_marked_as_one():
+    assert "NOT a list of prices" in EXAMPLE.read_text()
+    assert all("invented" in price.source for price in read_prices(EXAMPLE))
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("system,price\n", "expected the columns system,per_gpu_hour"),
+        (HEADER + "aws-p4d,cheap,USD,a page,2026-11-25\n", "price 1: could not convert"),
+        (HEADER + "aws-p4d,-1,USD,a page,2026-11-25\n", "price 1: per_gpu_hour"),
+        (HEADER + "aws-p4d,1,dollars,a page,2026-11-25\n", "price 1: currency"),
+        (HEADER + "aws-p4d,1,USD,a page,today\n", "price 1: date"),
+        (HEADER + "aws-p4d,1,USD,a page\n", "price 1: expected 5 values"),
+        (HEADER + LINE + LINE, "price 2: expected one price for each system"),
+        (HEADER + LINE + "dgx-h100,1,EUR,a page,2026-11-25\n", "expected one currency, got EUR, USD"),
+    ],
+)
+def test_a_wrong_price_is_one_line_with_its_place(tmp_path, text, message):
+    path = tmp_path / "prices.csv"
+    path.write_text(text)
+    with pytest.raises(ValueError, match=message) as error:
+        read_prices(path)
+    assert str(path) in str(error.value)
+    assert "\n" not in str(error.value)
+
+
+def test_hours_and_cost_follow_from_the_throughput(size):
+    from simulator.capacity.cost import Price
+
+    price = Price(system="a", per_gpu_hour=2.0, currency="USD", source="a test", date="2026-01-01")
+    offer = offer_of("a", size, Question(samples=7.2e12), price)
+    assert offer.hours == pytest.approx(7.2e12 / size.samples_per_s / 3600)
+    assert offer.cost == pytest.approx(offer.hours * 2 * 2.0)
+    assert offer.answer == "yes", "nothing was asked"

@@ -1,0 +1,52 @@
+"""Digits: a printed interval contains the interval, and shows no digit below the first two of half of its width."""
+
+import re
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from simulator.capacity.digits import band, carried, percent
+
+
+def number(text):
+    return float(text.replace(",", ""))
+
+
+def place(text):
+    """The value of the last digit that is not a zero before the decimal point, or of the last decimal."""
+    digits = text.replace(",", "")
+    if "." in digits:
+        return 10.0 ** -len(digits.partition(".")[2])
+    return 10.0 ** len(re.search(r"0*$", digits)[0]) if number(text) else 0.0
+
+
+@given(st.floats(1e-3, 1e12), st.floats(1.001, 1e4))
+def test_a_printed_interval_contains_the_interval_and_shows_no_more_than_it_carries(low, ratio):
+    high = low * ratio
+    first, _, last = band(low, high).partition("-")
+    assert number(first) <= low * (1 + 1e-5)
+    assert number(last or first) >= high * (1 - 1e-5)
+    assert place(last or first) >= (high - low) / 2 / 100
+    middle = (low + high) / 2
+    assert abs(number(carried(middle, low, high)) - middle) <= (high - low) / 2 + 0.005 * middle
+
+
+@pytest.mark.parametrize(
+    ("low", "high", "text"),
+    [
+        (9312, 12877, "9,300-12,900"),
+        (300, 9100, "300-10,000"),
+        (37.3, 219, "30-220"),
+        (0.0034, 0.0041, "0.00340-0.00410"),
+        (0, 0, "0"),
+        (5, 5, "5.00"),
+    ],
+)
+def test_known_intervals(low, high, text):
+    assert band(low, high) == text
+
+
+def test_fractions_are_printed_in_percent():
+    assert percent(0.714, 0.829) == "71-83 %"
+    assert band(1.0, float("inf"), unit=" h").endswith("unlimited h")
