@@ -12,6 +12,7 @@ Predict (package `simulator`, without torch):
 - `Trace`: a recorded training run; `import_profile` makes one from files of torch's profiler.
 - `Fabric`: what collectives cost on a network.
 - `predict`: the iteration time for other buckets, networks and world sizes, as a `Prediction`.
+- `plan`: how many of which GPU on which network, as a `simulator.CapacityPlan`.
 - `sweep`: a table of predictions; `Policy`: the settings of the reducer.
 
 Both together:
@@ -34,6 +35,7 @@ if TYPE_CHECKING:
     from simulator import Policy as Policy
     from simulator import Prediction as Prediction
     from simulator import import_profile as import_profile
+    from simulator import plan as plan
     from simulator import predict as predict
     from simulator.sweep import sweep as sweep
 
@@ -48,6 +50,7 @@ _MODULES = {
     "assign_buckets": "reference.bucketing",
     "emulate": "ddplab.emulation.emulate",
     "import_profile": "simulator",
+    "plan": "simulator",
     "predict": "simulator",
     "record": "reference.recorder",
     "run_ranks": "reference.launch",

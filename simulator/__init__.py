@@ -4,6 +4,8 @@ from typing import Any
 
 from reference.trace import Trace
 
+from .capacity.cost import Price
+from .capacity.plan import CapacityPlan, plan
 from .cost_terms import explain
 from .engines.timeline import Span
 from .fabric import Fabric, Topology
@@ -16,10 +18,12 @@ from .workload.compute_times import Straggler, Variation
 from .workload.default_gpu_costs import assume_gpu
 
 __all__ = [
+    "CapacityPlan",
     "CommHook",
     "Fabric",
     "Policy",
     "Prediction",
+    "Price",
     "Span",
     "Straggler",
     "Topology",
@@ -29,6 +33,7 @@ __all__ = [
     "emulate",
     "explain",
     "import_profile",
+    "plan",
     "predict",
     "sweep",
 ]
