@@ -24,6 +24,7 @@ from validation import (
     part_fg_runs,
     part_h_profiles,
     part_i_weak_scaling,
+    part_j_plan,
     published_nodes,
     ready_times,
 )
@@ -544,3 +545,11 @@ def test_the_picture_has_a_dot_for_each_row_that_counts():
     ax = draw_errors(rows, Figure().subplots())
     dots = [line for line in ax.lines if line.get_marker() == MARKS[OURS][0]]
     assert [line.get_xdata()[0] for line in dots] == pytest.approx([50, 50])
+
+
+def test_measured_throughput_lies_in_the_range_of_a_plan(score):
+    """Every row of (d) and (i) from one GPU counts once, and nine in ten ranges are meant to hold."""
+    *kinds, everything = part_j_plan.count_inside(score.rows)
+    assert everything.rows == sum(one.rows for one in kinds) > 100
+    assert everything.inside == sum(one.inside for one in kinds)
+    assert everything.is_met

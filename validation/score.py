@@ -36,6 +36,7 @@ from .cases import (
 )
 from .comparison import LIMITS, TITLES, CaseScore, Comparison, FastestChoice, Verdict, verdict
 from .part_fg_runs import CommittedRun, committed_runs
+from .part_j_plan import count_inside
 
 FOLDER = Path(__file__).parent
 OUT_OF_SOME_CASES = Path("out/score")
@@ -79,6 +80,7 @@ class Score:
             },
             "rows": [row.to_json() for row in self.rows],
             "contests": [choice.to_json() for choice in self.choices],
+            "plan": [one._asdict() for one in count_inside(self.rows)],
             "runs": {run.name: run.current.to_json() for run in self.runs},
         }
 

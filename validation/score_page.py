@@ -29,6 +29,7 @@ from .comparison import (
 )
 from .part_fg_runs import CommittedRun, Ranking, ranking
 from .part_i_weak_scaling import LeftOut
+from .part_j_plan import LEAST_INSIDE, Inside, count_inside
 
 Table = list[dict[str, str]]
 """Rows of cells by column title."""
@@ -71,6 +72,10 @@ LEFT_OUT_NOTE = (
 ANCHORED_NOTE = (
     "Runs on three numbers of GPUs or more: the iterations on the two smallest are given as `--measured`."
     " Before the arrow: the same rows in the score."
+)
+PLAN_NOTE = (
+    "The rows of (d) and (i) that start from the iteration on one GPU, as `ddplab plan --step-ms` does; the limit is"
+    f" {LEAST_INSIDE:.0%} of all rows."
 )
 FASTEST_NOTE = (
     "*Lead* is how much longer the second fastest took. In a tie the measurements cannot separate the two, and no"
@@ -131,6 +136,10 @@ def sections(
                 shown.append(Section("(i) each system by the others", LEFT_OUT_NOTE, left_out_table(left_out)))
             if verdict.part == "i" and anchored:
                 shown.append(Section("(i) with measured iterations", ANCHORED_NOTE, anchored_table(anchored)))
+            if verdict.part == "i" and (planned := count_inside(rows)):
+                shown.append(
+                    Section("(j) measured throughput in the range of a plan", PLAN_NOTE, plan_table(planned))
+                )
     return shown
 
 
@@ -196,6 +205,19 @@ def anchored_table(pairs: Sequence[tuple[Comparison, Comparison]]) -> Table:
             }
         )
     return table
+
+
+def plan_table(planned: Sequence[Inside]) -> Table:
+    """One row for one node, one for several, and one for both, with the limit."""
+    return [
+        {
+            "name": one.kind,
+            "rows": str(one.rows),
+            "inside": f"{one.inside} ({one.inside / one.rows:.0%})",
+            "met": ("yes" if one.is_met else "no") if one.kind == planned[-1].kind else "",
+        }
+        for one in planned
+    ]
 
 
 def _part_sections(

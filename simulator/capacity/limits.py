@@ -3,6 +3,7 @@
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property
+from math import ceil
 from typing import NamedTuple
 
 from ..cost_terms import TERMS, Inputs, leave_out
@@ -190,23 +191,19 @@ class Limits:
         return least_multiple(reaches, enough=MOST_BATCH, tolerance=TOLERANCE) if reaches(MOST_BATCH) else None
 
     def _needed_accumulation(self, target: float) -> int | None:
-        used = self._system.used
-        if self._reaches(used, target):
-            return 1
-
-        def reaches(count: int) -> bool:
-            policy = used.policy.model_copy(update={"sync_every": count})
-            return self._reaches(used._replace(policy=policy), target)
-
-        missed, reached = 1, 2
-        while not reaches(reached):
-            missed, reached = reached, 2 * reached
-            if reached > MOST_ACCUMULATED:
-                return None
-        while reached - missed > 1:
-            middle = (missed + reached) // 2
-            missed, reached = (missed, middle) if reaches(middle) else (middle, reached)
-        return reached
+        """Return the need from cycles of one and of two iterations: each further one adds the same time."""
+        system, used = self._system, self._system.used
+        now = self._now
+        if used.policy.sync_every > 1 or system.efficiency(now) >= target:
+            return used.policy.sync_every if system.efficiency(now) >= target else None
+        policy = used.policy.model_copy(update={"sync_every": 2})
+        two = system.changed(self.world_size, used._replace(policy=policy))
+        local_ns = 2 * two.iteration_ns - now.iteration_ns
+        room_ns = system.efficiency(now) * now.iteration_ns / target - local_ns
+        if room_ns <= 0:
+            return None
+        count = ceil((now.iteration_ns - local_ns) / room_ns)
+        return count if count <= MOST_ACCUMULATED else None
 
 
 def _other_settings(policy: Policy) -> Iterator[tuple[str, Policy]]:

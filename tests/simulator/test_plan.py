@@ -126,10 +126,10 @@ def test_needs_are_the_least_that_reach_the_target(latency_us, mb_per_s, target)
     if needs.batch is not None:
         assert efficiency(trace=with_batch(trace, needs.batch)) >= target
     if needs.accumulated is not None:
-        assert efficiency(sync_every=needs.accumulated) >= target
+        assert efficiency(sync_every=needs.accumulated) >= target * (1 - 1e-4), "times are rounded"
         assert needs.accumulated == 1 or efficiency(sync_every=needs.accumulated - 1) < target
-    elif efficiency(sync_every=64) >= target:
-        pytest.fail("accumulation over 64 iterations suffices")
+    else:
+        assert efficiency(sync_every=64) < target * (1 + 1e-4)
 
 
 def test_bands_contain_their_values_and_efficiency_hardly_depends_on_the_speed_of_the_data_sheet():

@@ -1,0 +1,90 @@
+"""The command `plan`: names, files and questions; the first line is the verdict, and wrong input is one line."""
+
+import json
+
+import pytest
+
+from ddplab.cli.plan import _read_efficiency, _read_hours, _read_steps
+
+FAST = ("--world-sizes", "8,16")
+
+
+def test_two_names_are_enough(here, tmp_path):
+    path = tmp_path / "plan.json"
+    done = here("plan", "resnet50", "aws-p4d", *FAST, "--json", path)
+    assert done.returncode == 0, done.stderr
+    document = json.loads(path.read_text())
+    assert done.stdout.splitlines()[0].startswith("16 GPUs of aws-p4d process")
+    assert document["systems"][0]["model"] == "resnet50-224"
+    assert [row["world_size"] for row in document["sizes"]] == [8, 16]
+    assert max(map(len, done.stdout.splitlines())) <= 80
+    assert len(done.stdout.splitlines()) <= 40
+
+
+def test_a_stranger_gets_an_answer_or_hears_what_to_measure(here, tmp_path):
+    asked = ("bert-large", "A100", "--network", "100gbit", "--world-size", 64)
+    done = here("plan", *asked, "--efficiency", "90%")
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.startswith("no: 64 GPUs of A100, not enough: an efficiency of")
+    path = tmp_path / "plan.json"
+    done = here("plan", *asked, "--samples", 1e9, "--deadline", "5d", "--json", path)
+    assert done.returncode == 1
+    assert done.stdout == ""
+    (line,) = done.stderr.splitlines()
+    assert line.startswith("ddplab: the range is wider than the decision: 64 GPUs of A100:")
+    assert "--step-ms" in line
+    assert json.loads(path.read_text())["answer"] == "open"
+
+
+def test_systems_are_compared_by_price(here, tmp_path):
+    prices = tmp_path / "prices.csv"
+    prices.write_text(
+        "system,per_gpu_hour,currency,source,date\naws-p4d,1,USD,a test,2026-01-01\ndgx-h100,9,USD,a test,2026-01-01\n"
+    )
+    steps = ("--step-ms", "aws-p4d:200", "--step-ms", "dgx-h100:100")
+    done = here(
+        *("plan", "gpt2", "aws-p4d", "dgx-h100", *FAST, *steps, "--samples", 1e8, "--deadline", "9d"),
+        *("--prices", prices, "--budget", 1e5),
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.startswith("yes: 8 GPUs of aws-p4d, the cheapest of 4 choices that surely suffice:")
+    assert "fastest and cheapest, from fast to cheap: 16 of dgx-h100" in done.stdout
+
+
+def test_a_trace_and_a_file_of_links_are_systems_too(here, trace, topology):
+    done = here("plan", trace, topology, "--world-sizes", "2,4", "--processor", "none", "--measured", "2:20ms")
+    assert done.returncode == 0, done.stderr
+    done = here("plan", "tests.models_for_cli:tiny", topology, "--device", "h100", "--world-sizes", "2,4")
+    assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (("aws-p4",), "SYSTEM: expected a file or a name that `ddplab catalogue` lists, got 'aws-p4'; near: aws-p4d"),
+        (("t4",), "SYSTEM: no node of the catalogue has a t4"),
+        (("aws-p4d", "--network", "fast"), "--network: link rate: expected a rate above 0"),
+        (("aws-p4d", "--deadline", "soon"), "--deadline: expected a time with its unit"),
+        (("aws-p4d", "--deadline", "3d"), "deadline_hours: expected `samples`"),
+        (("aws-p4d", "--efficiency", "two"), "--efficiency: expected a part of the time"),
+        (("aws-p4d", "--optimizer", "lion"), "--optimizer: expected sgd, momentum, adam"),
+        (("aws-p4d", "--world-size", "0"), "--world-sizes: expected numbers of at least 1"),
+        (("aws-p4d", "--world-size", "12"), "world_size: expected a multiple of 8"),
+        (("aws-p4d", "--precision", "fp8"), "device: expected"),
+    ],
+)
+def test_wrong_input_is_one_line(here, words, message):
+    done = here("plan", "resnet50", *words)
+    assert done.returncode == 1
+    (line,) = done.stderr.splitlines()
+    assert message in line
+
+
+def test_values_with_units():
+    assert (_read_hours("36h"), _read_hours("3d"), _read_hours("90 min")) == (36, 72, 1.5)
+    assert (_read_efficiency("0.9"), _read_efficiency("90%"), _read_efficiency("90 %")) == (0.9, 0.9, 0.9)
+    assert _read_steps(["130"], ["a"]) == {"a": 130.0}
+    assert _read_steps(["b:80", "a:130"], ["a", "b"]) == {"a": 130.0, "b": 80.0}
+    for wrong in (["130"], ["c:1"], ["a:0"], ["a:fast"]):
+        with pytest.raises(ValueError, match="--step-ms: expected milliseconds above 0"):
+            _read_steps(wrong, ["a", "b"])
