@@ -137,9 +137,7 @@ def sections(
             if verdict.part == "i" and anchored:
                 shown.append(Section("(i) with measured iterations", ANCHORED_NOTE, anchored_table(anchored)))
             if verdict.part == "i" and (planned := count_inside(rows)):
-                shown.append(
-                    Section("(j) measured throughput in the range of a plan", PLAN_NOTE, plan_table(planned))
-                )
+                shown.append(Section("(j) measured throughput in a plan's range", PLAN_NOTE, plan_table(planned)))
     return shown
 
 

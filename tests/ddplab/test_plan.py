@@ -39,7 +39,8 @@ def test_a_stranger_gets_an_answer_or_hears_what_to_measure(here, tmp_path):
 def test_systems_are_compared_by_price(here, tmp_path):
     prices = tmp_path / "prices.csv"
     prices.write_text(
-        "system,per_gpu_hour,currency,source,date\naws-p4d,1,USD,a test,2026-01-01\ndgx-h100,9,USD,a test,2026-01-01\n"
+        "system,per_gpu_hour,currency,source,date\n"
+        "aws-p4d,1,USD,a test,2026-01-01\ndgx-h100,9,USD,a test,2026-01-01\n"
     )
     steps = ("--step-ms", "aws-p4d:200", "--step-ms", "dgx-h100:100")
     done = here(
