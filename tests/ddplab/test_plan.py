@@ -21,19 +21,17 @@ def test_two_names_are_enough(here, tmp_path):
     assert len(done.stdout.splitlines()) <= 40
 
 
-def test_a_stranger_gets_an_answer_or_hears_what_to_measure(here, tmp_path):
+def test_a_stranger_gets_an_answer_or_hears_what_to_measure(here):
     asked = ("bert-large", "A100", "--network", "100gbit", "--world-size", 64)
     done = here("plan", *asked, "--efficiency", "90%")
     assert done.returncode == 0, done.stderr
     assert done.stdout.startswith("no: 64 GPUs of A100, not enough: an efficiency of")
-    path = tmp_path / "plan.json"
-    done = here("plan", *asked, "--samples", 1e9, "--deadline", "5d", "--json", path)
+    done = here("plan", *asked, "--samples", 1e9, "--deadline", "3d")
     assert done.returncode == 1
     assert done.stdout == ""
     (line,) = done.stderr.splitlines()
     assert line.startswith("ddplab: the range is wider than the decision: 64 GPUs of A100:")
     assert "--step-ms" in line
-    assert json.loads(path.read_text())["answer"] == "open"
 
 
 def test_systems_are_compared_by_price(here, tmp_path):
