@@ -94,8 +94,8 @@ COMMANDS: Mapping[Callable[..., None] | typer.Typer, tuple[str, ...]] = {
     plan: (
         "How many of which GPU on which network: knee, limit, cost.",
         "ddplab plan resnet50 aws-p4d",
-        "ddplab plan bert-large a100 --network 100gbit --world-size 64 --efficiency 90%",
-        "ddplab plan gpt2 aws-p4d dgx-h100 --samples 1e9 --deadline 3d --prices prices.csv",
+        "ddplab plan bert-large a100 --network 100gbit --world-size 64 --step-ms 130",
+        "ddplab plan gpt2 aws-p4d --samples 1e9 --deadline 3d --prices prices.csv",
         "ddplab plan trace.json.gz aws-p4d --measured 8:120ms --world-sizes 8,64,512",
     ),
     emulate: (
