@@ -92,13 +92,13 @@ class GainCheck:
     @property
     def predicted_gain(self) -> float:
         """Gain of the predicted medians."""
-        return 1 - self.plan.predicted_ns / self.default.predicted_ns
+        return _gain(self.default.predicted_ns, self.plan.predicted_ns)
 
     @property
     def gains(self) -> list[float]:
         """Gain of each turn, of the medians of its iterations."""
         pairs = zip(self.default.times_ns, self.plan.times_ns, strict=True)
-        return [1 - statistics.median(plan) / statistics.median(default) for default, plan in pairs]
+        return [_gain(statistics.median(default), statistics.median(plan)) for default, plan in pairs]
 
     @property
     def measured_gain(self) -> float:
@@ -121,6 +121,10 @@ class GainCheck:
             "default": self.default.to_json(),
             "plan": self.plan.to_json(),
         }
+
+
+def _gain(default_ns: float, plan_ns: float) -> float:
+    return 1 - plan_ns / max(1, default_ns)
 
 
 @dataclass(frozen=True, kw_only=True)
