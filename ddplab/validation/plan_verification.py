@@ -263,14 +263,32 @@ def verify_by_the_clock(
         ValueError: Real ranks cannot train the policy, or some parameter got no gradient.
     """
     training.check_trainable()
-    policies = training.default_as_plan, training.plan
-    model_trace = scale.trace(training.trace, turns * MEASURED_ITERATIONS)
     ranks = EmulatedRanks.calibrate(
-        pool, model_trace, policies, out=out, scale=scale, modelled=modelled, on_progress=on_progress
+        pool,
+        scale.trace(training.trace, turns * MEASURED_ITERATIONS),
+        [training.default_as_plan, training.plan],
+        out=out,
+        scale=scale,
+        modelled=modelled,
+        on_progress=on_progress,
     )
-    arguments: dict[str, Any] = {"world_size": pool.world_size, "assume": False}
+    return verify_on_emulated_ranks(training, ranks, scale=scale, turns=turns, on_progress=on_progress)
+
+
+def verify_on_emulated_ranks(
+    training: PlannedTraining,
+    ranks: EmulatedRanks,
+    *,
+    scale: ScaleModel,
+    turns: int = TURNS,
+    on_progress: Progress = no_progress,
+) -> PlanVerification:
+    """Train default and plan on ranks that are calibrated for them; see `verify_by_the_clock`."""
+    policies = training.default_as_plan, training.plan
+    world_size = ranks.pool.world_size
     predicted_ns = [
-        predict(ranks.predicted_from, ranks.fabric, policy=policy, **arguments).iteration_ns for policy in policies
+        predict(ranks.predicted_from, ranks.fabric, world_size=world_size, policy=policy, assume=False).iteration_ns
+        for policy in policies
     ]
 
     def train(runs: Sequence[TargetRun], turn: int) -> list[list[Turn]]:
@@ -288,7 +306,7 @@ def verify_by_the_clock(
     )
     return PlanVerification(
         how="clock",
-        world_size=pool.world_size,
+        world_size=world_size,
         checks=(GainCheck(reducer="ddplab", default=default, plan=plan),),
         scale_model=scale,
         conditions=conditions,
