@@ -26,6 +26,7 @@ from .predict import predict, sweep
 from .record_calibrate_validate import calibrate, demo, record, validate
 from .synthesize import rescale, synthesize
 from .terminal_output import PrintableStream
+from .tune import tune
 
 USAGE = """\
 Record data-parallel training, predict its iteration time under other settings, and check the predictions.
@@ -41,7 +42,8 @@ Typical workflow:
 A trace of a GPU comes from a file of torch's profiler: see `import`. To model hardware that you do not have, make a
 trace from a data sheet with `synthesize`, and use a node of the catalogue, a YAML file of links or logs of nccl-tests
 as the fabric. `catalogue` lists nodes, devices and models by name. `sweep` predicts all combinations of several
-settings, `emulate` runs a real reducer in virtual time beside the prediction, and `knobs` lists every setting.
+settings, `tune` finds the best buckets, `emulate` runs a real reducer in virtual time beside the prediction, and
+`knobs` lists every setting.
 
 MODEL is a name in the catalogue, emulated:TRACE (which sleeps for the times of a trace instead of computing) or
 MODULE:CALLABLE. The callable returns (model, loss_fn), and loss_fn(model) runs one batch and returns the loss. 1 MB
@@ -88,6 +90,11 @@ COMMANDS: Mapping[Callable[..., None] | typer.Typer, tuple[str, ...]] = {
         "Predict all combinations; write a table and a heat map.",
         "ddplab sweep trace.json.gz --fabric pod.yaml --world-sizes 8,64,512",
         "ddplab sweep trace.json.gz --fabric pod.yaml --heat-map out/map.png",
+    ),
+    tune: (
+        "Find the best buckets, and verify their gain.",
+        "ddplab tune trace.json.gz --fabric pod.yaml --world-size 64",
+        "ddplab tune trace.json.gz --fabric aws-p4d --picture out/tune.png --verify virtual",
     ),
     emulate: (
         "Run a real reducer in virtual time, and compare.",

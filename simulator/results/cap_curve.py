@@ -7,7 +7,7 @@ from matplotlib.ticker import FixedLocator, NullFormatter, NullLocator
 
 from reference.bucketing import DEFAULT_BUCKET_CAP_MB
 
-from ..plot_colours import COMPRESSION, COMPUTATION, COPIES, EXPOSED, INK, SMALL
+from ..plot_colours import COMPRESSION, COMPUTATION, EXPOSED, INK, SMALL
 
 TICKS_MB = (0.01, 0.1, 0.25, 1, 5, 25, 100, 400, 1600)
 MOST_LEVELS = 8.0
@@ -25,7 +25,8 @@ def draw_cap_curve(
     default_ns: int,
     plan_ns: int,
     lower_bound_ns: int,
-    list_ns: int | None = None,
+    is_list: bool,
+    decimals: int = 1,
 ) -> Axes:
     """Draw the iteration time of each single cap as a curve, and other buckets as lines across the axes.
 
@@ -36,7 +37,8 @@ def draw_cap_curve(
         default_ns: Iteration time with torch's default buckets.
         plan_ns: Iteration time with the plan.
         lower_bound_ns: A time that no buckets beat; the area below is grey.
-        list_ns: Iteration time with the best list of caps. None: no line.
+        is_list: Whether a list of caps makes the plan.
+        decimals: Decimals of milliseconds in the legend.
     """
     caps_mb = sorted(by_cap_ns)
     times_ms = [by_cap_ns[cap] / 1e6 for cap in caps_mb]
@@ -45,16 +47,21 @@ def draw_cap_curve(
     ax.plot(caps_mb, times_ms, ".-", color=COMPUTATION, markersize=4, linewidth=1.2, label="one cap for all buckets")
     ax.plot(
         best_cap_mb, best_ms, "*", color=COMPUTATION, markersize=11, markeredgecolor="white", zorder=4,
-        label=f"best cap: {best_cap_mb:.3g} MB, {_ms(best_ms)}",
+        label=f"best cap: {best_cap_mb:.3g} MB, {best_ms:.{decimals}f} ms",
     )  # fmt: skip
     ax.plot(
         DEFAULT_BUCKET_CAP_MB, default_ms, "D", color=EXPOSED, markersize=6, markeredgecolor="white", zorder=4,
-        label=f"torch's default: {_ms(default_ms)}",
+        label=f"torch's default: {default_ms:.{decimals}f} ms",
     )  # fmt: skip
-    if list_ns is not None:
-        ax.axhline(list_ns / 1e6, color=COPIES, linewidth=2.6, label=f"best list of caps: {_ms(list_ns / 1e6)}")
-    ax.axhline(plan_ms, color=COMPRESSION, linewidth=1.2, linestyle="--", label=f"plan: {_ms(plan_ms)}")
-    ax.axhline(bound_ms, color=INK, linewidth=1.2, linestyle=":", label=f"no buckets beat: {_ms(bound_ms)}")
+    plan = "plan, a list of caps" if is_list else "plan, no list of caps"
+    ax.axhline(plan_ms, color=COMPRESSION, linewidth=1.2, linestyle="--", label=f"{plan}: {plan_ms:.{decimals}f} ms")
+    ax.axhline(
+        bound_ms,
+        color=INK,
+        linewidth=1.2,
+        linestyle=":",
+        label=f"bound that no buckets beat: {bound_ms:.{decimals}f} ms",
+    )
     lines_ms = [default_ms, plan_ms, best_ms]
     height = max(MOST_LEVELS * (max(lines_ms) - bound_ms), LEAST_HEIGHT * bound_ms)
     top = bound_ms + min(height, 1.1 * max(max(times_ms + lines_ms) - bound_ms, LEAST_HEIGHT * bound_ms))
@@ -74,7 +81,3 @@ def draw_cap_curve(
     ax.spines[["top", "right"]].set_visible(False)
     ax.legend(loc="upper left", bbox_to_anchor=(1.0, 1.0), fontsize=8, frameon=False)
     return ax
-
-
-def _ms(ms: float) -> str:
-    return f"{ms:.1f} ms"
