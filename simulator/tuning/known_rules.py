@@ -1,7 +1,7 @@
 """Known rules: buckets as reducers and papers choose them, for comparison with the best ones.
 
-Each rule is a function of the sizes in ready order and of a line `latency + bytes * rate` for the cost of an all-reduce,
-and returns the number of gradients in each bucket. None of them looks at copies, launches or slow-downs.
+Each rule is a function of the sizes in ready order and of a line `latency + bytes * rate` for the cost of an
+all-reduce, and returns the number of gradients in each bucket. None of them looks at copies, launches or slow-downs.
 """
 
 from collections.abc import Sequence
@@ -27,9 +27,10 @@ class Line(NamedTuple):
 def closed_by(rule: CapRule, sizes_bytes: Sequence[int], cap_bytes: float) -> list[int]:
     """Return the number of gradients in each bucket, walking the sizes; a gradient is never split."""
     counts: list[int] = []
-    filled: float = inf
+    filled = 0
     for size in sizes_bytes:
-        if filled >= cap_bytes if rule == "reaches the cap" else filled + size > cap_bytes:
+        is_full = filled >= cap_bytes if rule == "reaches the cap" else filled + size > cap_bytes
+        if is_full or not counts:
             counts.append(0)
             filled = 0
         counts[-1] += 1
@@ -52,8 +53,8 @@ def saturating_cap_bytes(line: Line, efficiency: float = 0.9) -> float:
 def square_root_cap_bytes(line: Line, total_bytes: int) -> float:
     """Return the bucket size that minimises `latency * buckets + rate * bucket size`.
 
-    The overhead beyond an ideal overlap is the latency of every bucket and the last bucket, which cannot overlap:
-    the model of Stanford's CS336, assignment 2 (2025), problem ddp_bucketed_benchmarking. Buckets hold at most the cap.
+    The overhead beyond an ideal overlap is the latency of every bucket and the last bucket, which cannot overlap: the
+    model of Stanford's CS336, assignment 2 (2025), problem ddp_bucketed_benchmarking. Buckets hold at most the cap.
     """
     return sqrt(line.latency_ns * total_bytes / line.ns_per_byte) if line.ns_per_byte else inf
 
