@@ -22,7 +22,7 @@ from simulator.schedule.schedule import buckets_of
 from simulator.tuning.plan import DEFAULT, Plan
 from simulator.tuning.plan_times import Objective, PlanTimes
 from simulator.tuning.tune import tune as search
-from simulator.workload.compute_times import Straggler
+from simulator.workload.compute_times import RecordedModel, Straggler, recorded_model
 from simulator.workload.default_gpu_costs import assume_gpu
 
 from . import shared_options as options
@@ -124,7 +124,7 @@ def tune(
     show_table(plan_rows(plan, comparison), title)
     plan.save(out)
     for line in (
-        *to_paste(plan, recorded.sizes_bytes, out),
+        *to_paste(plan, recorded_model(recorded, unused_allowed=base.unused_allowed), out),
         *assumptions("the trace", recorded, (*completed.sentences, *plan.assumed), [costs], [base]),
     ):
         print(line)
@@ -226,34 +226,39 @@ def plan_rows(plan: Plan, comparison: Comparison) -> list[dict[str, str]]:
     return [*rows, row("bound that no buckets beat", None, plan.lower_bound_ns)]
 
 
-def to_paste(plan: Plan, sizes_bytes: Sequence[int], out: Path) -> list[str]:
-    """Return the arguments with which torch's class and ddplab's use the plan; one line each."""
-    lines = []
+def to_paste(plan: Plan, model: RecordedModel, out: Path) -> list[str]:
+    """Return the arguments with which torch's class and ddplab's use the plan, saved as `out`; one line each."""
     if plan.bucket_cap_mb_list is None:
-        lines.append(
+        of_torch = (
             "torch's class: no list of caps makes these buckets; the best single cap is "
             f"bucket_cap_mb={plan.best_cap_mb:.6g}"
         )
     else:
-        lines.append(
-            f"torch's class or ddplab's: bucket_cap_mb_list={short_caps_mb(plan.buckets, sizes_bytes)} makes these "
-            "buckets at the rebuild, from the second iteration on"
+        caps_mb = short_caps_mb(plan.bucket_cap_mb_list, plan.buckets, model)
+        of_torch = (
+            f"torch's class or ddplab's: bucket_cap_mb_list={list(caps_mb)} makes these buckets at the rebuild, from "
+            "the second iteration on"
         )
-    return [*lines, f"ddplab's class: plan=simulator.Plan.load({str(out)!r}).buckets"]
+    return [of_torch, f"ddplab's class: plan=simulator.Plan.load({str(out)!r}).buckets"]
 
 
-def short_caps_mb(buckets: Sequence[Sequence[int]], sizes_bytes: Sequence[int]) -> list[float]:
-    """Return a cap in MiB for each bucket, with as few decimals as close it where its own size would.
+def short_caps_mb(
+    caps_mb: Sequence[float], buckets: Sequence[Sequence[int]], model: RecordedModel
+) -> Sequence[float]:
+    """Return caps with as few decimals as make the same buckets, or `caps_mb`, which make them, if that fails.
 
-    A cap between the bucket's size and its size without any one of its parameters closes the same bucket.
+    A cap between the size of a bucket and its size without any one of its parameters closes the bucket at the same
+    place, unless there are several dtypes, each of which counts its buckets from the first cap.
     """
-    caps = []
-    for bucket in buckets:
+    sizes_bytes = [parameter.size_bytes for parameter in model.parameters]
+    short = []
+    for exact, bucket in zip(caps_mb, buckets, strict=True):
         size = sum(sizes_bytes[index] for index in bucket)
         least = size - min(sizes_bytes[index] for index in bucket)
         rounded = (math.floor(size / MIB * 10**digits) / 10**digits for digits in range(12))
-        caps.append(next((cap for cap in rounded if least < int(cap * MIB) <= size), size / MIB))
-    return caps
+        short.append(next((cap for cap in rounded if least < int(cap * MIB) <= size), exact))
+    made = buckets_of(Policy(bucket_cap_mb_list=tuple(short)), model)
+    return short if sorted(map(sorted, made)) == sorted(map(sorted, buckets)) else caps_mb
 
 
 def _save_cap_curve(plan: Plan, times: PlanTimes, path: Path) -> None:
