@@ -94,7 +94,8 @@ COMMANDS: Mapping[Callable[..., None] | typer.Typer, tuple[str, ...]] = {
     tune: (
         "Find the best buckets, and verify their gain.",
         "ddplab tune trace.json.gz --fabric pod.yaml --world-size 64",
-        "ddplab tune trace.json.gz --fabric aws-p4d --picture out/tune.png --verify virtual",
+        "ddplab tune trace.json.gz --fabric aws-p4d --picture out/tune.png",
+        "ddplab tune trace.json.gz --fabric out/fabric.json --verify train",
     ),
     emulate: (
         "Run a real reducer in virtual time, and compare.",
