@@ -1,5 +1,6 @@
 """`ddplab conform`: checks whether a data-parallel class is mathematically local training, and how it overlaps."""
 
+import os
 from collections import Counter
 from importlib.util import find_spec
 from pathlib import Path
@@ -22,6 +23,9 @@ SHORT = {
 """Short names of classes."""
 SCRIPT = Path("out/conform.py")
 TESTS = "ddplab/test_conformance.py"
+QUIET = {"TORCH_CPP_LOG_LEVEL": "ERROR", "PYTHONWARNINGS": "ignore::UserWarning:torch.autograd.graph"}
+"""Environment variables of the ranks, unless the user has set them. Programs do on purpose what torch warns about, so
+its warnings would only stand between the outcomes."""
 
 
 def conform(
@@ -91,6 +95,8 @@ def conform(
     """
     if find_spec("pytest") is None:
         raise ValueError("conform: expected the package pytest; install it with `pip install 'ddplab[conform]'`")
+    for name, value in QUIET.items():
+        os.environ.setdefault(name, value)
     start_server()  # it imports torch while this process does
     from reference.launch import world_size_or
 

@@ -348,11 +348,13 @@ def nested_no_sync(rank: int, _world_size: int, subject: Subject) -> str:
     with suppress(ArithmeticError), subject.no_sync(wrapped):
         raise ArithmeticError
 
-    def accumulated(module: nn.Module, step: int, rank: int) -> Tensor:
-        return mean_square(module, step, rank) + mean_square(module, step + 10, rank)
+    def accumulated(module: nn.Module, step: int, rank: int) -> None:  # in the order of the module: sums round
+        for number in (step, step + 10):
+            mean_square(module, number, rank).backward()
 
-    def everything(module: nn.Module, step: int, rank: int) -> Tensor:
-        return accumulated(module, step, rank) + mean_square(module, step + 20, rank)
+    def everything(module: nn.Module, step: int, rank: int) -> None:
+        accumulated(module, step, rank)
+        mean_square(module, step + 20, rank).backward()
 
     for step in range(STEPS):
         module.zero_grad()

@@ -1,5 +1,6 @@
 """Number formats: NaN and infinity, averages in half precision, and mixed precision."""
 
+import logging
 from collections.abc import Sequence
 from functools import partial
 
@@ -59,9 +60,10 @@ def compare_large_values(rank: int, world_size: int, subject: Subject) -> str:
 
 def in_mixed_precision(_rank: int, _world_size: int, subject: Subject, low: torch.dtype, reduce: torch.dtype) -> str:
     """Compute in one dtype and reduce in another; parameters and gradients keep theirs."""
-    from torch.nn.parallel.distributed import _MixedPrecision
+    from torch.nn.parallel import distributed
 
-    training = Training(subject, mixed_precision=_MixedPrecision(param_dtype=low, reduce_dtype=reduce))
+    distributed.logger.setLevel(logging.ERROR)  # torch's class warns that it has received the configuration
+    training = Training(subject, mixed_precision=distributed._MixedPrecision(param_dtype=low, reduce_dtype=reduce))
     training.twin.to(low)
 
     def run(module: nn.Module, step: int, rank: int) -> Tensor:

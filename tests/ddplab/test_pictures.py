@@ -85,7 +85,18 @@ def _overlap(one: Bbox, other: Bbox) -> float:
 COMMANDS = (
     ("predict", TRACE, "--fabric", "pod.yaml", "--world-size", 64, "--timeline", "picture.png"),
     ("predict", TRACE, "--fabric", "pod.yaml", "--caps", "0.01", "--timeline", "picture.png"),
-    ("emulate", TRACE, "--fabric", "pod.yaml", "--timeline", "picture.png"),
+    (
+        "emulate",
+        TRACE,
+        "--fabric",
+        "pod.yaml",
+        "--caps",
+        "1",
+        "--variation",
+        "iterations=3",
+        "--timeline",
+        "picture.png",
+    ),
     ("sweep", TRACE, "--fabric", "pod.yaml", "--world-sizes", "8,64", "--heat-map", "picture.png"),
     (
         "sweep",

@@ -12,8 +12,10 @@ import pytest
 from reference.trace import Trace
 from simulator import Fabric
 
+from ..reference.test_network_namespaces import NEEDS_LINKS
 from .command_process import ROOT
 
+pytestmark = pytest.mark.slow
 TINY = ("--model", "tests.models_for_cli:tiny")
 TORCHRUN = ("torch.distributed.run", "--nproc-per-node=2", "--local-addr=127.0.0.1", "-m")
 
@@ -42,14 +44,23 @@ def test_record(tmp_path):
     assert len(Trace.load(tmp_path / "trace.json.gz").ranks) == 2
 
 
-@pytest.mark.slow
+@NEEDS_LINKS
+def test_record_on_two_nodes(tmp_path):
+    """Two namespaces as nodes, each with a torchrun of its own and two ranks."""
+    script, out = ROOT / "tests" / "scripts" / "two_nodes.py", tmp_path / "t.json.gz"
+    command = [sys.executable, script, "1gbit", "record", *TINY, "--iterations", "2", "--out", out]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=110, check=False)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.count("recorded in") == 1
+    assert len(Trace.load(out).ranks) == 4
+
+
 def test_calibrate(tmp_path):
     words = ["--out", tmp_path / "fabric.json"]
     assert printed("ddplab", "calibrate", *TINY, *words).count("2 ranks, saved as") == 1
     assert Fabric.load(tmp_path / "fabric.json").world_sizes == [2]
 
 
-@pytest.mark.slow
 def test_validate(tmp_path):
     words = ["--caps", "single", "--repeat", 1, "--out", tmp_path]
     assert printed("ddplab", "validate", *TINY, *words).count("error by the clock") == 1
@@ -68,13 +79,11 @@ def test_tune(tmp_path):
 EMULATED = ("--caps", "single", "--repeat", 1, "--dilation", 20, "--out")
 
 
-@pytest.mark.slow
 def test_validate_on_emulated_devices(trace, tmp_path):
     assert reported_or_too_slow("ddplab", "validate", "--emulate", trace, *EMULATED, tmp_path)
     assert (tmp_path / "trace.json.gz").exists()
 
 
-@pytest.mark.slow
 def test_emulate_by_the_clock(trace, fabric, tmp_path):
     assert reported_or_too_slow("ddplab", "emulate", trace, "--wall", "--fabric", fabric, *EMULATED, tmp_path)
     assert (tmp_path / "trace.json.gz").exists()
@@ -85,7 +94,6 @@ def test_conform():
     assert printed("ddplab", "conform", "torch", "--only", "one weight").count(conforms) == 1
 
 
-@pytest.mark.slow
 def test_the_benchmark_of_the_reducer():
     words = ["--models", "small-tensors", "--modes", "", "--pairs", 2]
     assert printed("benchmarks.ddp", *words).count("peak MiB") == 1
