@@ -169,8 +169,7 @@ def explained_by_errors(difference_ns: Nanoseconds | int, causes_ns: Reaches, ot
         other_ns: Of the other prediction.
     """
     below, above = reach_of_difference(causes_ns, other_ns)
-    explained: NDArray[np.bool_] = (-above <= difference_ns) & (difference_ns <= below)
-    return explained
+    return np.asarray((-above <= difference_ns) & (difference_ns <= below))
 
 
 def reach_of_difference(causes_ns: Reaches, other_ns: Reaches) -> tuple[Floats | float, Floats | float]:
