@@ -14,6 +14,8 @@ from .profiler_import.trace_of_profile import import_profile
 from .schedule.comm_hook_messages import CommHook
 from .schedule.policy import Policy
 from .sweep import sweep
+from .tuning.plan import Plan
+from .tuning.tune import tune
 from .workload.compute_times import Straggler, Variation
 from .workload.default_gpu_costs import assume_gpu
 
@@ -21,6 +23,7 @@ __all__ = [
     "CapacityPlan",
     "CommHook",
     "Fabric",
+    "Plan",
     "Policy",
     "Prediction",
     "Price",
@@ -36,6 +39,7 @@ __all__ = [
     "plan",
     "predict",
     "sweep",
+    "tune",
 ]
 
 

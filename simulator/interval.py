@@ -161,13 +161,22 @@ Reaches = Mapping[str, tuple[Nanoseconds | int, Nanoseconds | int]]
 def explained_by_errors(difference_ns: Nanoseconds | int, causes_ns: Reaches, other_ns: Reaches) -> NDArray[np.bool_]:
     """Return whether errors that two predictions share may have caused the difference of their medians.
 
-    Each cause moves both medians; what counts is by how much it moves their difference. The axes are those of the
-    differences.
+    The axes are those of the differences.
 
     Args:
         difference_ns: The other median minus the first.
         causes_ns: Of the first prediction; a cause that is missing has no reach.
         other_ns: Of the other prediction.
+    """
+    below, above = reach_of_difference(causes_ns, other_ns)
+    return np.asarray((-above <= difference_ns) & (difference_ns <= below))
+
+
+def reach_of_difference(causes_ns: Reaches, other_ns: Reaches) -> tuple[Floats | float, Floats | float]:
+    """Return how far the difference of two medians reaches below and above the predicted one with 90 %.
+
+    Each cause moves both medians; what counts is by how much it moves their difference, the other median minus the
+    first. Arguments as for `explained_by_errors`.
     """
     down: Floats | float = 0.0
     up: Floats | float = 0.0
@@ -178,8 +187,7 @@ def explained_by_errors(difference_ns: Nanoseconds | int, causes_ns: Reaches, ot
         changes = below - other_below, other_above - above  # of the difference, at both ends of the cause
         down = down + np.minimum(0, np.minimum(*changes)) ** 2
         up = up + np.maximum(0, np.maximum(*changes)) ** 2
-    explained: NDArray[np.bool_] = (-np.sqrt(up) <= difference_ns) & (difference_ns <= np.sqrt(down))
-    return explained
+    return np.sqrt(down), np.sqrt(up)
 
 
 def no_overlap_ns(engine_input: EngineInput) -> Nanoseconds:

@@ -21,7 +21,7 @@ from .anchoring import Anchor, Expected, correct
 from .engines.engine_choice import Engine, simulate
 from .engines.timeline import Span, Timeline
 from .fabric import Fabric
-from .interval import UNKNOWN, Distribution, explained_by_errors, simulate_many
+from .interval import UNKNOWN, Distribution, reach_of_difference, simulate_many
 from .results import perfetto_export
 from .results.breakdown import break_down, critical_path
 from .schedule.policy import Policy
@@ -294,6 +294,18 @@ class Comparison:
         return self.other.iteration_ns - self.baseline.iteration_ns
 
     @property
+    def difference_interval_ns(self) -> tuple[int, int]:
+        """Interval that contains the difference with 90 %, given the errors of the costs, which both share.
+
+        Where the causes are not known, because the spread of training was measured, it is what both intervals allow.
+        """
+        if not all(any(map(any, one.causes_ns.values())) for one in (self.baseline, self.other)):
+            (low, high), (other_low, other_high) = self.baseline.interval_ns, self.other.interval_ns
+            return other_low - high, other_high - low
+        below, above = reach_of_difference(self.baseline.causes_ns, self.other.causes_ns)
+        return self.difference_ns - int(below), self.difference_ns + int(above)
+
+    @property
     def ratio(self) -> float:
         """Median iteration of `other` divided by that of the baseline."""
         return self.other.iteration_ns / max(1, self.baseline.iteration_ns)
@@ -306,14 +318,9 @@ class Comparison:
 
     @property
     def is_tie(self) -> bool:
-        """Whether the difference may be due to the errors of the costs, which both predictions share.
-
-        See `explained_by_errors`. Where the causes are not known, because the spread of training was measured,
-        intervals that overlap are a tie.
-        """
-        if not all(any(map(any, one.causes_ns.values())) for one in (self.baseline, self.other)):
-            return self.intervals_overlap
-        return bool(explained_by_errors(self.difference_ns, self.baseline.causes_ns, self.other.causes_ns))
+        """Whether the difference may be due to the errors of the costs, which both predictions share."""
+        low, high = self.difference_interval_ns
+        return low <= 0 <= high
 
     @property
     def intervals_overlap(self) -> bool:

@@ -10,7 +10,8 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import cache, wraps
-from math import sqrt
+from itertools import accumulate
+from math import comb, sqrt
 from operator import sub, truediv
 from statistics import fmean
 from typing import Any, NamedTuple
@@ -24,7 +25,7 @@ from scipy.optimize import nnls
 from reference.device_clock import Clock, Reading, clock_of, nanoseconds
 from reference.launch import rank_device, spans_nodes
 from simulator.fabric import Linear
-from simulator.fabric.uncertainty import NORMAL_HALF_BAND
+from simulator.fabric.uncertainty import BAND, NORMAL_HALF_BAND
 
 _ahead_of_rank_0_ns = 0  # by how much this machine's clock is ahead of rank 0's; see `share_clock`
 
@@ -199,6 +200,20 @@ def relative_spread(samples: Sequence[float]) -> float:
 def half_band_of_median(samples: Sequence[float]) -> float:
     """Return the half-width of the band that contains 90 % of the medians of as many samples, in their unit."""
     return _half_band(samples) / sqrt(len(samples))
+
+
+def interval_of_median(samples: Sequence[float]) -> tuple[float, float] | None:
+    """Return the narrowest pair of samples that encloses the median of their distribution with at least 90 %.
+
+    Holds for independent samples of any continuous distribution: the number of them below its median is binomial
+    (David and Nagaraja, "Order Statistics", 2003, section 7.1). None for fewer than 5 samples, which reach 87.5 %.
+    """
+    ordered, count = sorted(samples), len(samples)
+    below = accumulate(
+        comb(count, few) / 2**count for few in range(count)
+    )  # that at most so few are below the median
+    place = sum(chance <= (1 - BAND) / 2 for chance in below)
+    return (ordered[place - 1], ordered[count - place]) if place else None
 
 
 def _half_band(samples: Sequence[float]) -> float:

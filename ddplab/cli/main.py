@@ -27,6 +27,7 @@ from .predict import predict, sweep
 from .record_calibrate_validate import calibrate, demo, record, validate
 from .synthesize import rescale, synthesize
 from .terminal_output import PrintableStream
+from .tune import tune
 
 USAGE = """\
 Record data-parallel training, predict its iteration time under other settings, and check the predictions.
@@ -42,8 +43,8 @@ Typical workflow:
 A trace of a GPU comes from a file of torch's profiler: see `import`. To model hardware that you do not have, make a
 trace from a data sheet with `synthesize`, and use a node of the catalogue, a YAML file of links or logs of nccl-tests
 as the fabric. `catalogue` lists nodes, devices and models by name. `plan` answers how many of which GPU on
-which network, from names alone. `sweep` predicts all combinations of several settings, `emulate` runs a real reducer
-in virtual time beside the prediction, and `knobs` lists every setting.
+which network, from names alone. `tune` finds the best buckets. `sweep` predicts all combinations of several settings,
+`emulate` runs a real reducer in virtual time beside the prediction, and `knobs` lists every setting.
 
 MODEL is a name in the catalogue, emulated:TRACE (which sleeps for the times of a trace instead of computing) or
 MODULE:CALLABLE. The callable returns (model, loss_fn), and loss_fn(model) runs one batch and returns the loss. 1 MB
@@ -97,6 +98,12 @@ COMMANDS: Mapping[Callable[..., None] | typer.Typer, tuple[str, ...]] = {
         "ddplab plan bert-large a100 --network 100gbit --world-size 64 --step-ms 130",
         "ddplab plan gpt2 aws-p4d --samples 1e9 --deadline 3d --prices prices.csv",
         "ddplab plan trace.json.gz aws-p4d --measured 8:120ms --world-sizes 8,64,512",
+    ),
+    tune: (
+        "Find the best buckets, and verify their gain.",
+        "ddplab tune trace.json.gz --fabric pod.yaml --world-size 64",
+        "ddplab tune trace.json.gz --fabric aws-p4d --picture out/tune.png",
+        "ddplab tune trace.json.gz --fabric out/fabric.json --verify train",
     ),
     emulate: (
         "Run a real reducer in virtual time, and compare.",

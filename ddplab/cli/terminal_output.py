@@ -17,6 +17,7 @@ from reference.trace import Trace
 from simulator.fabric import Fabric, Linear, Processor
 
 if TYPE_CHECKING:
+    from ..validation.machine_conditions import Conditions
     from ..validation.validation_report import ValidationReport, ValidationRow
 
 
@@ -196,14 +197,8 @@ def show_report(report: "ValidationReport", *, extrapolated: bool = False) -> No
         f"fastest configuration found: {report.fastest_found:.0%}; "
         f"iterations inside the interval: {report.coverage:.0%}, which reaches {report.half_width:.1%} to either side"
     )
-    if (now := report.conditions) is not None:
-        late = [f"{ns / 1e6:.2f}" for ns in now.overslept_ns]
-        print(
-            f"conditions: processor idle {now.idle:.0%}; sleeps ended late by {late[0]} ms (median), {late[1]} ms "
-            f"(90 % quantile) and {late[2]} ms (99 %); slow-down of the device {now.device_slow_down:.3f}, of the "
-            f"network {now.network_slow_down:.3f}; the host prolongs an iteration by {now.host_ns / 1e6:.1f} ms, "
-            "which the predictions contain"
-        )
+    if report.conditions is not None:
+        print(conditions_sentence(report.conditions))
     if report.drift is not None and abs(report.drift) > NOISY_DRIFT:
         print(
             "the machine's speed has changed since the calibration, so errors by the clock are mostly due to this "
@@ -214,6 +209,17 @@ def show_report(report: "ValidationReport", *, extrapolated: bool = False) -> No
         if extrapolated:
             reason = "the network was calibrated with fewer ranks; calibrate it with more"
         print(f"the predicted intervals are wide (more than {WIDE_INTERVAL:.0%} to either side), because {reason}")
+
+
+def conditions_sentence(now: "Conditions") -> str:
+    """Describe how well the machine kept up with emulated devices."""
+    late = [f"{ns / 1e6:.2f}" for ns in now.overslept_ns]
+    return (
+        f"conditions: processor idle {now.idle:.0%}; sleeps ended late by {late[0]} ms (median), {late[1]} ms "
+        f"(90 % quantile) and {late[2]} ms (99 %); slow-down of the device {now.device_slow_down:.3f}, of the "
+        f"network {now.network_slow_down:.3f}; the host prolongs an iteration by {now.host_ns / 1e6:.1f} ms, "
+        "which the predictions contain"
+    )
 
 
 def _report_row(row: "ValidationRow") -> dict[str, str]:

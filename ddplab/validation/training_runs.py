@@ -12,7 +12,6 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from reference.bucketing import MIB
 from reference.data_parallel import DistributedDataParallel
 from reference.launch import rank_device, report_progress
 from reference.parameters import size_bytes, trainable_parameters
@@ -119,12 +118,12 @@ class TargetRun(NamedTuple):
     Attributes:
         ddp_arguments: Keyword arguments of `DistributedDataParallel`.
         hook_name: Name of the comm hook.
-        with_torch: Whether torch's class trains after ours, with the same cap.
+        torchs_arguments: Keyword arguments of torch's class, which then trains after ours. None: it does not train.
     """
 
     ddp_arguments: dict[str, Any]
     hook_name: str = NO_HOOK.name
-    with_torch: bool = False
+    torchs_arguments: dict[str, Any] | None = None
 
 
 class DeviceTimes(NamedTuple):
@@ -165,7 +164,8 @@ def measure_configurations(
             report_progress(progress_word, done, len(target_runs))
         with warmed_up(trainer, target_run) as ddp:
             times_ns, iterations = time_iterations(trainer, ddp)
-        torchs_ns = time_torchs_class(trainer, target_run) if target_run.with_torch else ()
+        torchs = target_run.torchs_arguments
+        torchs_ns = () if torchs is None else time_torchs_class(trainer, torchs)
         after = _check_speed(trainer, all_gradients)
         speed_check = SpeedCheck.usual([*before, *after])
         measured.append(Turn(Measurement(times_ns, speed_check, torchs_ns), iterations))
@@ -211,11 +211,9 @@ def time_iterations(trainer: Trainer, ddp: DistributedDataParallel) -> tuple[tup
     return times_ns, by_iteration(watch.moments, last_ends_ns[:-1])
 
 
-def time_torchs_class(trainer: Trainer, target_run: TargetRun) -> tuple[int, ...]:
+def time_torchs_class(trainer: Trainer, ddp_arguments: dict[str, Any]) -> tuple[int, ...]:
     """Train `MEASURED_ITERATIONS` iterations with torch's class after a warm-up; return their times."""
-    gradient_bytes = sum(map(size_bytes, trainable_parameters(trainer.module).values()))
-    cap_mb = min(target_run.ddp_arguments["bucket_cap_mb"], gradient_bytes / MIB + 1)  # torch's cap is finite
-    ddp = nn.parallel.DistributedDataParallel(trainer.module, bucket_cap_mb=cap_mb)
+    ddp = nn.parallel.DistributedDataParallel(trainer.module, **ddp_arguments)
     for _ in range(WARM_UP):
         trainer.step(ddp)
     meet()

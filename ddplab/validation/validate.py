@@ -25,6 +25,7 @@ from simulator.workload.compute_times import recorded_model
 from ..calibration.calibrate import REPEATS, measure_collectives, measure_hooks, sizes_up_to, with_slowdowns
 from ..calibration.collective_times import MessageSizes
 from ..calibration.repeated_timing import relative_spread
+from ..emulation.virtual_training import ONE_BUCKET_MB
 from .fitted_slow_downs import Reference, fitted, reference_runs, with_hook_costs, with_slow_downs
 from .reducer_step_times import save_samples, to_samples
 from .training_runs import TargetRun, Turn, measure_configurations, record_computation
@@ -116,7 +117,12 @@ def _validate_once(
     predictions = predict_targets(trace, fabric, configurations, pool.world_size, speed_check=speed_check)
     predicted = dict(zip(configurations, predictions, strict=True))
     digest = write_predictions(out / "predictions.json", model, predicted)
-    target_runs = [target_run(trace, one)._replace(with_torch=with_torch) for one in configurations]
+    target_runs = [target_run(trace, one) for one in configurations]
+    if with_torch:
+        target_runs = [
+            run._replace(torchs_arguments={"bucket_cap_mb": min(one.cap_mb, ONE_BUCKET_MB)})
+            for run, one in zip(target_runs, configurations, strict=True)
+        ]
 
     def train(turn: int) -> list[list[Turn]]:
         word = f"{model}: training, turn {turn + 1} of {repeat}"

@@ -8,12 +8,12 @@ measured too (`Conditions`); if it is not, nothing is reported.
 
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import nullcontext
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
 from itertools import chain
 from operator import attrgetter
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, Self, TypeVar
 
 import numpy as np
 import psutil
@@ -23,6 +23,7 @@ from reference.launch import Progress, RankPool, let_network_threads_yield, no_p
 from reference.trace import Trace
 from simulator.fabric import Fabric, Processor, Sharing, Timing
 from simulator.fabric.processor_costs import EMULATED_MODEL_ERROR
+from simulator.schedule.policy import Policy
 from simulator.schedule.schedule import build_schedule
 from simulator.workload.compute_times import recorded_model
 
@@ -66,6 +67,110 @@ SIZE_RATIO = 1.5
 """Least ratio of two message sizes that are calibrated; between them, costs are interpolated."""
 
 
+@dataclass(frozen=True)
+class EmulatedRanks:
+    """Ranks that emulate devices, and what was calibrated on them; sizes and times are those of the scale model.
+
+    Attributes:
+        pool: The ranks.
+        model: Name of the emulated model, for `Trainer`.
+        trace: The computation of the devices.
+        predicted_from: The trace to predict from: with the work of the host.
+        fabric: Costs of collectives and of the processor, to predict from.
+        modelled: Costs of the collectives of a `modelled_network`. None: the network is real.
+        slow_downs: Factors by which the network slows the device down, and the device the network.
+        host_ns: By how much the work of the host prolongs an iteration.
+    """
+
+    pool: RankPool
+    model: str
+    trace: Trace
+    predicted_from: Trace
+    fabric: Fabric
+    modelled: Fabric | None
+    slow_downs: tuple[float, float]
+    host_ns: int
+
+    @classmethod
+    def calibrate(
+        cls,
+        pool: RankPool,
+        trace: Trace,
+        policies: Sequence[Policy],
+        *,
+        out: Path,
+        scale: ScaleModel,
+        calibrated: Fabric | None = None,
+        modelled: Fabric | None = None,
+        on_progress: Progress = no_progress,
+    ) -> Self:
+        """Calibrate what the predictions of these policies need; both policies and `trace` are in the scale model.
+
+        `out` gets `trace.json.gz`, `fabric.json` and `predicted_from.json.gz`. The other arguments, and the errors,
+        are those of `validate_emulated`.
+        """
+        trace.save(out / "trace.json.gz")
+        model = f"{EMULATED}{out / 'trace.json.gz'}"
+        sizes = message_sizes(trace, policies)
+        message_bytes = sizes.all_reduce[len(sizes.all_reduce) // 2]
+        if modelled is not None:
+            if calibrated is not None:
+                raise ValueError("modelled: expected no calibrated costs with a modelled network, got both")
+            exact_sizes = every_message_size(trace, policies)
+            modelled = calibrated = fabric_in_model(modelled, exact_sizes, scale, pool.world_size)
+        run_on_ranks = partial(pool.run, on_network, modelled)
+        pool.run(prepare_network)
+        on_progress("measuring the work of the host", 0, 1)
+        one_all_reduce_each = run_on_ranks(time_one_all_reduce_each, model, message_bytes, PAUSE_S)[0]
+        if calibrated is None:
+            fabric = _measure_network(pool, trace, sizes, on_progress)
+        else:
+            copies = pool.run(time_copies, REPEATS, sum(trace.sizes_bytes))[0]
+            fabric = calibrated.model_copy(update={"processor": Processor(**copies)})
+        launch_ns = run_on_ranks(time_launch_beside_network, message_bytes, LAUNCH_ROUNDS)[0]
+        fabric = fabric.with_processor(launch_ns=launch_ns)
+        fabric = measure_hooks(pool, fabric, [one.hook.name for one in policies], model, on_progress=on_progress)
+        on_progress("checking slow-downs", 0, 1)
+        slow_downs = checked_slow_downs(lambda: _slow_downs(run_on_ranks(time_slow_downs, model, message_bytes)))
+        on_progress("measuring the work of the host", 0, 1)
+        one_all_reduce_each += run_on_ranks(time_one_all_reduce_each, model, message_bytes, PAUSE_S)[0]
+        fabric = with_packing(fabric, trace, one_all_reduce_each).with_processor(
+            iteration_spread=relative_spread([one.iteration_ns for one in one_all_reduce_each]),
+            model_error=EMULATED_MODEL_ERROR,
+        )
+        fabric.save(out / "fabric.json")
+        host_ns = host_ns_by_iteration(trace, fabric, pool.world_size, one_all_reduce_each)
+        predicted_from = with_longer_steps(trace, host_ns)
+        predicted_from.save(out / PREDICTED_TRACE_FILE)
+        return cls(pool, model, trace, predicted_from, fabric, modelled, slow_downs, median_ns(host_ns))
+
+    def train(
+        self, target_runs: Sequence[TargetRun], turn: int, word: str, on_progress: Progress
+    ) -> list[list[Turn]]:
+        """Train one turn of each target run; each turn trains the iterations that follow on those of the one before.
+
+        Returns what each rank measured in each run.
+        """
+        arguments = self.model, target_runs, turn * MEASURED_ITERATIONS, word
+        return self.pool.run(on_network, self.modelled, train_emulated, *arguments, on_progress=on_progress)
+
+    def check_conditions(self, turns: Iterable[Turn]) -> Conditions:
+        """Return the conditions of all turns of all ranks.
+
+        Raises:
+            ConditionsError: One does not hold.
+        """
+        turns = list(turns)
+        devices = [turn.device for turn in turns if turn.device is not None]
+        overslept = np.concatenate([device.overslept_ns for device in devices])
+        p50, p90, p99 = (round(quantile) for quantile in np.quantile(overslept, [0.5, 0.9, 0.99]))
+        idle, late_ns = min(device.idle for device in devices), max(device.late_ns for device in devices)
+        shortest_ns = min(ns for turn in turns for ns in turn.measurement.times_ns)
+        conditions = Conditions(idle, (p50, p90, p99), late_ns, shortest_ns, *self.slow_downs, self.host_ns)
+        conditions.check()
+        return conditions
+
+
 def validate_emulated(
     pool: RankPool,
     trace: Trace,
@@ -102,59 +207,33 @@ def validate_emulated(
         RankError: A rank failed.
         ValueError: There is no such hook, or some parameter got no gradient.
     """
-    model_trace = scale.trace(trace, repeat * MEASURED_ITERATIONS)
-    model_trace.save(out / "trace.json.gz")
-    model, name = f"{EMULATED}{out / 'trace.json.gz'}", trace.workload.model
+    model_trace, name = scale.trace(trace, repeat * MEASURED_ITERATIONS), trace.workload.model
     configurations = list(dict.fromkeys(configurations))
     in_model = [one.in_model(scale) for one in configurations]
-    sizes = message_sizes(model_trace, in_model)
-    message_bytes = sizes.all_reduce[len(sizes.all_reduce) // 2]
-    if modelled is not None:
-        if calibrated is not None:
-            raise ValueError("modelled: expected no calibrated costs with a modelled network, got both")
-        exact_sizes = every_message_size(model_trace, in_model)
-        modelled = calibrated = fabric_in_model(modelled, exact_sizes, scale, pool.world_size)
-    run_on_ranks = partial(pool.run, on_network, modelled)
-    pool.run(prepare_network)
-    on_progress("measuring the work of the host", 0, 1)
-    one_all_reduce_each = run_on_ranks(time_one_all_reduce_each, model, message_bytes, PAUSE_S)[0]
-    if calibrated is None:
-        fabric = _measure_network(pool, model_trace, sizes, on_progress)
-    else:
-        copies = pool.run(time_copies, REPEATS, sum(model_trace.sizes_bytes))[0]
-        fabric = calibrated.model_copy(update={"processor": Processor(**copies)})
-    launch_ns = run_on_ranks(time_launch_beside_network, message_bytes, LAUNCH_ROUNDS)[0]
-    fabric = fabric.with_processor(launch_ns=launch_ns)
-    fabric = measure_hooks(pool, fabric, [one.hook for one in configurations], model, on_progress=on_progress)
-    on_progress("checking slow-downs", 0, 1)
-    slow_downs = checked_slow_downs(lambda: _slow_downs(run_on_ranks(time_slow_downs, model, message_bytes)))
-    on_progress("measuring the work of the host", 0, 1)
-    one_all_reduce_each += run_on_ranks(time_one_all_reduce_each, model, message_bytes, PAUSE_S)[0]
-    fabric = with_packing(fabric, model_trace, one_all_reduce_each).with_processor(
-        iteration_spread=relative_spread([one.iteration_ns for one in one_all_reduce_each]),
-        model_error=EMULATED_MODEL_ERROR,
+    ranks = EmulatedRanks.calibrate(
+        pool,
+        model_trace,
+        list(map(policy_of, in_model)),
+        out=out,
+        scale=scale,
+        calibrated=calibrated,
+        modelled=modelled,
+        on_progress=on_progress,
     )
-    fabric.save(out / "fabric.json")
-    host_ns = host_ns_by_iteration(model_trace, fabric, pool.world_size, one_all_reduce_each)
-    predicted_trace = with_longer_steps(model_trace, host_ns)
-    predicted_trace.save(out / PREDICTED_TRACE_FILE)
-    predicted = dict(
-        zip(configurations, predict_targets(predicted_trace, fabric, in_model, pool.world_size), strict=True)
-    )
+    targets = predict_targets(ranks.predicted_from, ranks.fabric, in_model, pool.world_size)
+    predicted = dict(zip(configurations, targets, strict=True))
     digest = write_predictions(out / "predictions.json", name, predicted)
     target_runs = [target_run(model_trace, configuration) for configuration in in_model]
     every_turn: list[Turn] = []
 
     def train(turn: int) -> list[list[Turn]]:
         word = f"{name}: training emulated devices, turn {turn + 1} of {repeat}"
-        first = turn * MEASURED_ITERATIONS
-        by_rank = run_on_ranks(train_emulated, model, target_runs, first, word, on_progress=on_progress)
+        by_rank = ranks.train(target_runs, turn, word, on_progress)
         every_turn.extend(chain(*by_rank))
         return by_rank
 
     measured = train_turns(name, configurations, repeat, train, out)
-    conditions = _conditions(every_turn, slow_downs, median_ns(host_ns))
-    conditions.check()
+    conditions = ranks.check_conditions(every_turn)
     rows = [
         make_row(name, *of_one, turns).in_original(scale)
         for of_one, turns in zip(predicted.items(), measured, strict=True)
@@ -178,7 +257,7 @@ def calibrate_network(
     `extrapolated` makes a fabric for a further world size from several results.
     """
     model_trace = scale.trace(trace, 1)
-    sizes = message_sizes(model_trace, [one.in_model(scale) for one in configurations])
+    sizes = message_sizes(model_trace, [policy_of(one.in_model(scale)) for one in configurations])
     pool.run(prepare_network)
     return _measure_network(pool, model_trace, sizes, on_progress)
 
@@ -241,11 +320,11 @@ def fabric_in_model(original: Fabric, sizes: MessageSizes, scale: ScaleModel, wo
     )
 
 
-def every_message_size(trace: Trace, configurations: Sequence[Configuration]) -> MessageSizes:
-    """Return the sizes of all messages of these configurations."""
+def every_message_size(trace: Trace, policies: Iterable[Policy]) -> MessageSizes:
+    """Return the sizes of all messages under these policies."""
     all_reduce, two, broadcast = set[int](), set[int](), set[int]()
     recorded = recorded_model(trace)
-    for policy in map(policy_of, configurations):
+    for policy in policies:
         collectives = build_schedule(policy, recorded).collectives
         broadcast |= {one.size_bytes for one in collectives if one.transport == "broadcast"}
         reduced = [one.size_bytes for one in collectives if one.transport != "broadcast"]
@@ -255,9 +334,9 @@ def every_message_size(trace: Trace, configurations: Sequence[Configuration]) ->
     return MessageSizes(tuple(sorted(all_reduce)), tuple(sorted(two)), tuple(sorted(broadcast)))
 
 
-def message_sizes(trace: Trace, configurations: Sequence[Configuration]) -> MessageSizes:
-    """Return the message sizes to calibrate for these configurations; see `SIZE_RATIO`."""
-    sizes = every_message_size(trace, configurations)
+def message_sizes(trace: Trace, policies: Iterable[Policy]) -> MessageSizes:
+    """Return the message sizes to calibrate for these policies; see `SIZE_RATIO`."""
+    sizes = every_message_size(trace, policies)
     two = spaced(sizes.two)
     return MessageSizes(tuple(sorted({*spaced(sizes.all_reduce), *two})), two, spaced(sizes.broadcast))
 
@@ -279,15 +358,6 @@ def _slow_downs(by_rank: Sequence[ContinuousTimes]) -> tuple[float, float]:
     """Return the factors by which the network slows the device down, and the device the network."""
     (device, _), (network, _) = (slowdown_factor(times) for times in zip(*by_rank, strict=True))
     return device, network
-
-
-def _conditions(turns: Sequence[Turn], slow_downs: tuple[float, float], host_ns: int) -> Conditions:
-    devices = [turn.device for turn in turns if turn.device is not None]
-    overslept = np.concatenate([device.overslept_ns for device in devices])
-    p50, p90, p99 = (round(quantile) for quantile in np.quantile(overslept, [0.5, 0.9, 0.99]))
-    idle, late_ns = min(device.idle for device in devices), max(device.late_ns for device in devices)
-    shortest_ns = min(ns for turn in turns for ns in turn.measurement.times_ns)
-    return Conditions(idle, (p50, p90, p99), late_ns, shortest_ns, *slow_downs, host_ns)
 
 
 # Rank bodies

@@ -34,6 +34,8 @@ PREDICT = ("predict", "t.json", "--fabric", "pod.yaml")
         ("predict", "t.json", "--json", "out/fabric.json"),
         ("sweep", "t.json", "--fabric", "pod.yaml", "--out", "t.json"),
         ("sweep", "t.json", "--fabric", "pod.yaml", "--json", "pod.yaml"),
+        ("tune", "t.json", "--fabric", "pod.yaml", "--out", "t.json"),
+        ("tune", "t.json", "--fabric", "pod.yaml", "--picture", "a.png", "--json", "a.png"),
         ("rescale", "t.json", "--from", "v100", "--out", "t.json"),
         ("emulate", "t.json", "--fabric", "pod.yaml", "--json", "t.json"),
         ("emulate", "t.json", "--fabric", "pod.yaml", "--wall", "--json", "t.json"),

@@ -108,6 +108,7 @@ COMMANDS = (
         "--heat-map",
         "picture.png",
     ),
+    ("tune", TRACE, "--fabric", "pod.yaml", "--world-size", 8, "--picture", "picture.png"),
     ("explain", RUN, "--figure", "picture.png"),
 )
 

@@ -2,6 +2,7 @@
 
 import threading
 from contextlib import suppress
+from itertools import product
 
 import numpy as np
 import pytest
@@ -14,6 +15,7 @@ from ddplab.calibration.repeated_timing import (
     TimedCollective,
     count_outliers,
     fit_linear,
+    interval_of_median,
     relative_spread,
     slowdown_factor,
     timed_collectives,
@@ -50,6 +52,24 @@ def test_the_spread_of_normal_samples_is_that_of_their_middle_ninety_percent(cou
     """However few they are: the quantiles of numpy's default would give 0.8 of it for 7."""
     drawn = np.random.default_rng(0).normal(1000, 10, size=(4000, count))
     assert np.mean([relative_spread(row) for row in drawn]) == pytest.approx(0.01645, rel=0.05)
+
+
+@pytest.mark.parametrize("count", range(1, 13))
+def test_the_interval_of_a_median_is_the_narrowest_that_holds_it_with_90_percent(count):
+    """The median lies between the k-th and the k-th last sample if k to n - k samples are below it."""
+    found = interval_of_median(range(count))
+    below = [sum(bits) for bits in product((0, 1), repeat=count)]
+
+    def chance(k: int) -> float:
+        return np.mean([k <= number <= count - k for number in below])
+
+    if found is None:
+        assert count < 5
+        assert chance(1) < 0.9
+    else:
+        low, high = found
+        assert high == count - 1 - low
+        assert chance(low + 1) >= 0.9 > chance(low + 2)
 
 
 @given(times, st.integers(3, 9))

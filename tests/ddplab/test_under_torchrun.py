@@ -67,6 +67,15 @@ def test_validate(tmp_path):
     assert (tmp_path / "report.json").exists()
 
 
+@pytest.mark.slow
+def test_tune(tmp_path):
+    trace, fabric = tmp_path / "trace.json.gz", tmp_path / "fabric.json"
+    printed("ddplab", "record", *TINY, "--iterations", 2, "--out", trace)
+    Fabric.from_alpha_beta(20_000, 1e9).save(fabric)
+    words = ["--fabric", fabric, "--out", tmp_path / "plan.json", "--verify", "train", "--turns", 1]
+    assert printed("ddplab", "tune", trace, *words).count("verified with real computation, on 2 ranks") == 1
+
+
 EMULATED = ("--caps", "single", "--repeat", 1, "--dilation", 20, "--out")
 
 

@@ -70,8 +70,8 @@ def test_with_several_calibrations_each_share_of_the_turns_is_predicted_by_its_o
 
 def test_torchs_class_trains_in_turns_with_ours(two_ranks):
     runs = [
-        TargetRun({"bucket_cap_mb": cap}, with_torch=with_torch)
-        for cap, with_torch in [(1e-4, True), (inf, False), (inf, True)]
+        TargetRun({"bucket_cap_mb": cap}, torchs_arguments=torchs)
+        for cap, torchs in [(1e-4, {"bucket_cap_mb": 1e-4}), (inf, None), (inf, {"bucket_cap_mb": 1.0})]
     ]
     turns = two_ranks.run(measure_configurations, "tests.models_for_cli:tiny", runs, "training")[0]
     assert [len(turn.measurement.torchs_ns) for turn in turns] == [3, 0, 3]

@@ -26,12 +26,13 @@ from ddplab.validation.validate_emulated import (
     spaced,
     time_slow_downs,
 )
-from ddplab.validation.validation_report import Configuration, policy_of
+from ddplab.validation.validation_report import Configuration
 from reference.bucketing import ORDERS
 from reference.launch import RankPool
 from reference.trace import Iteration, Parameter, RankTrace, Trace, Workload
 from simulator import Fabric
 from simulator.fabric import Sharing, Timing
+from simulator.schedule.policy import Policy
 from simulator.schedule.schedule import build_schedule
 from simulator.workload.compute_times import recorded_model
 
@@ -77,10 +78,10 @@ def test_calibrated_sizes_span_all_messages_and_leave_no_wide_gap_without_a_reas
 
 @given(traces(), st.lists(st.tuples(st.floats(1e-5, 100), st.sampled_from(ORDERS)), min_size=1, max_size=4))
 def test_every_message_lies_within_the_calibrated_sizes(trace, configured):
-    configurations = [Configuration(cap, order) for cap, order in configured]
-    sizes, model = message_sizes(trace, configurations), recorded_model(trace)
+    policies = [Policy(bucket_cap_mb=cap, order=order) for cap, order in configured]
+    sizes, model = message_sizes(trace, policies), recorded_model(trace)
     assert set(sizes.two) <= set(sizes.all_reduce)
-    for policy in map(policy_of, configurations):
+    for policy in policies:
         for collective in build_schedule(policy, model).collectives:
             measured = sizes.broadcast if collective.transport == "broadcast" else sizes.all_reduce
             assert measured[0] <= max(4, collective.size_bytes)
@@ -114,8 +115,7 @@ def test_a_modelled_network_costs_in_the_scale_model_what_it_costs_in_the_origin
     trace, dilation, byte_scale, ranks
 ):
     scale, original = ScaleModel(dilation=dilation, byte_scale=byte_scale), Fabric.from_alpha_beta(10**4, 1e9)
-    configurations = [Configuration(1e-3), Configuration(float("inf"))]
-    sizes = every_message_size(trace, configurations)
+    sizes = every_message_size(trace, [Policy(bucket_cap_mb=cap) for cap in (1e-3, float("inf"))])
     fabric = fabric_in_model(original, sizes, scale, ranks)
     for cost_ns, original_ns, of_kind in (
         (fabric.all_reduce_ns, original.all_reduce_ns, sizes.all_reduce),

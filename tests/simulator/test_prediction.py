@@ -322,6 +322,10 @@ def test_the_parts_of_a_comparison_add_up_to_its_difference(asked, other):
     assert comparison.intervals_overlap == two.compare(one).intervals_overlap
     (low, high), (other_low, other_high) = one.interval_ns, two.interval_ns
     assert comparison.intervals_overlap == (max(low, other_low) <= min(high, other_high))
+    least, most = comparison.difference_interval_ns
+    assert least <= comparison.difference_ns <= most
+    assert two.compare(one).difference_interval_ns == (-most, -least)
+    assert comparison.is_tie == (least <= 0 <= most)
     assert len(Rows(comparison._repr_html_()).rows) == sum(ns != 0 for ns in comparison.parts_ns.values())
 
 

@@ -1,0 +1,134 @@
+"""Gain of tuned buckets over torch's default, predicted and measured: four emulated V100s on virtual links.
+
+For each model, collectives are calibrated on the links, `tune` finds a plan for these costs, and default and plan
+train in turns. ResNet-50 is a recorded trace, the others are synthesised. Needs Linux, root and a quiet machine. The
+command fails if a plan is more than 1 % slower than the default, if more than one gains less than half of what is
+predicted and `tune` does not advise to keep the default, or if the machine is too busy for one of the models.
+"""
+
+import argparse
+import json
+import sys
+from pathlib import Path
+from typing import NamedTuple
+
+import torch
+from torch import nn
+from torch.nn import functional
+
+from ddplab.cli.tune import show_verification
+from ddplab.emulation.time_dilation import ScaleModel
+from ddplab.models import Loss
+from ddplab.operation_counter import measure_operations
+from ddplab.validation.demo import TRACE
+from ddplab.validation.machine_conditions import ConditionsError
+from ddplab.validation.plan_verification import (
+    TURNS,
+    PlannedTraining,
+    PlanVerification,
+    verify_on_emulated_ranks,
+)
+from ddplab.validation.training_runs import MEASURED_ITERATIONS
+from ddplab.validation.validate_emulated import EmulatedRanks
+from reference.files.writing import write_atomically
+from reference.launch import RankPool
+from reference.network_namespaces import bits_per_s
+from reference.trace import Trace
+from simulator import Plan, Policy, tune
+from simulator.workload.roofline import find_device
+from simulator.workload.trace_synthesis import synthesize
+
+RANKS = 4
+CAPS_MB = (1.0, 5.0, 25.0, 100.0, float("inf"))
+"""Bucket caps whose message sizes are calibrated."""
+SLOWER_AT_MOST = 0.01
+PART_OF_PREDICTED = 0.5
+
+
+class Case(NamedTuple):
+    """A model, and the scale in which four of it fit two cores; None: the recorded trace."""
+
+    model: str | None
+    scale: ScaleModel
+
+
+CASES = {
+    "resnet50": Case(None, ScaleModel(dilation=16, byte_scale=1 / 8)),
+    "vgg16": Case("benchmarks.plans_on_links:vgg16", ScaleModel(dilation=8, byte_scale=1 / 32)),
+    "bert-large": Case("bert-large", ScaleModel(dilation=4, byte_scale=1 / 32)),
+    "gpt2": Case("gpt2", ScaleModel(dilation=4, byte_scale=1 / 32)),
+}
+
+
+def vgg16() -> tuple[nn.Module, Loss]:
+    """VGG-16 (Simonyan and Zisserman 2015, table 1, D) on 32 images; most of its bytes are in one linear layer."""
+    layers: list[nn.Module] = []
+    inputs = 3
+    for count, outputs in ((2, 64), (2, 128), (3, 256), (3, 512), (3, 512)):
+        for _ in range(count):
+            layers += [nn.Conv2d(inputs, outputs, 3, padding=1), nn.ReLU()]
+            inputs = outputs
+        layers.append(nn.MaxPool2d(2))
+    head = [nn.Flatten(), nn.Linear(512 * 7 * 7, 4096), nn.ReLU(), nn.Linear(4096, 4096), nn.ReLU()]
+    images, labels = torch.randn(32, 3, 224, 224), torch.randint(1000, (32,))
+    module = nn.Sequential(*layers, *head, nn.Linear(4096, 1000))
+    return module, lambda called: functional.cross_entropy(called(images), labels)
+
+
+def verify(case: Case, rate: float, turns: int, out: Path) -> tuple[Plan, PlanVerification]:
+    """Calibrate the links, tune for them, and train; `rate` is that of the original, in bits per second."""
+    trace = (
+        Trace.load(TRACE)
+        if case.model is None
+        else synthesize(measure_operations(case.model), find_device("v100-fp32"))
+    )
+    scale = case.scale
+    caps = [Policy(bucket_cap_mb=scale.cap_mb(cap)) for cap in CAPS_MB]
+    model_trace = scale.trace(trace, turns * MEASURED_ITERATIONS)
+
+    def on_progress(word: str, done: int, _total: int) -> None:
+        if not done:
+            print(word, file=sys.stderr)
+
+    with RankPool(RANKS, link_rate=scale.rate(rate)) as pool:
+        ranks = EmulatedRanks.calibrate(pool, model_trace, caps, out=out, scale=scale, on_progress=on_progress)
+        plan = tune(ranks.predicted_from, ranks.fabric, world_size=RANKS, assume=False)
+        plan.save(out / "plan.json")
+        training = PlannedTraining(trace=trace, world_size=RANKS, policy=Policy(), buckets=plan.buckets, caps_mb=None)
+        return plan, verify_on_emulated_ranks(training, ranks, scale=scale, turns=turns, on_progress=on_progress)
+
+
+def main() -> None:
+    """Print the tables of all models; end with an error if a goal is missed."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--models", nargs="+", choices=CASES, default=list(CASES))
+    parser.add_argument("--rate", type=bits_per_s, default="10gbit", help="rate of the links")
+    parser.add_argument("--turns", type=int, default=TURNS, help="turns of default and plan")
+    parser.add_argument("--out", type=Path, default=Path("out/plans_on_links"), help="folder for all files")
+    options = parser.parse_args()
+    missed, reached, results = [], 0, {}
+    for name in options.models:
+        print(f"\n{name}")
+        try:
+            plan, verified = verify(CASES[name], options.rate, options.turns, options.out / name)
+        except ConditionsError as error:
+            print(error)
+            missed.append(f"{name}: not measured")
+            continue
+        show_verification(verified)
+        if plan.keep_default:
+            print("the predicted gain lies within the errors of the costs, so the advice is to keep the default")
+        results[name] = {"keep_default": plan.keep_default, **verified.to_json()}
+        write_atomically(options.out / "gains.json", json.dumps(results, indent=1).encode())
+        (check,) = verified.checks
+        reached += plan.keep_default or check.measured_gain >= PART_OF_PREDICTED * check.predicted_gain
+        if check.measured_gain < -SLOWER_AT_MOST:
+            missed.append(f"{name}: slower than torch's default")
+    if reached < len(options.models) - 1:
+        missed.append(f"half of the predicted gain, or the advice to keep the default: {reached} models")
+    if missed:
+        sys.exit(f"missed: {'; '.join(missed)}")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,142 @@
+"""The command `tune`: the answer, what to paste, files, verification, and one clear line for each mistake."""
+
+import json
+import re
+from unittest import mock
+
+import pytest
+from hypothesis import assume, given
+from hypothesis import strategies as st
+
+from ddplab.cli.tune import answer, decimals, plan_rows, short_caps_mb, to_paste
+from ddplab.validation import plan_verification
+from ddplab.validation.plan_verification import GainCheck, PlanVerification, TrainedTimes
+from simulator import Plan, Policy, predict, tune
+from simulator.schedule.schedule import buckets_of
+from simulator.workload.compute_times import recorded_model
+
+from ..explore import examples
+from ..strategies import steady_fabrics, traces
+
+
+def test_tune_answers_first_and_writes_plan_picture_and_json(here, trace, fabric, tmp_path):
+    out, picture = tmp_path / "plan.json", tmp_path / "curve.svg"
+    done = here(
+        "tune", trace, "--fabric", fabric, "--world-size", 4, "--hook", "fp16", "--in-flight", 25, "--out", out,
+        "--picture", picture, "--verify", "virtual", "--json", tmp_path / "j",
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    assert re.match(r"(keep torch's default: |use these \d+ buckets?: )", done.stdout)
+    plan, written = Plan.load(out), json.loads((tmp_path / "j").read_text())
+    assert tuple(map(tuple, written["buckets"])) == plan.buckets
+    assert (written["gain"], written["gap"]) == (plan.gain, plan.gap)
+    for name in ("torch&#x27;s default", "bound that no buckets beat", "best cap", "plan"):
+        assert name in picture.read_text() or name.replace("&#x27;", "'") in picture.read_text()
+    for check in written["verification"]["checks"]:
+        assert check["predicted_gain"] == check["measured_gain"]
+    assert done.stdout.count("differ from the predicted ones by 0 ns") == len(written["verification"]["checks"]) == 2
+
+
+@examples(25)
+@given(traces(), st.data())
+def test_every_plan_has_an_answer_a_table_and_arguments_that_make_its_buckets(trace, data):
+    fabric = data.draw(steady_fabrics(2))
+    plan = tune(trace, fabric, world_size=2, assume=False)
+    default, planned = (
+        predict(trace, fabric, world_size=2, assume=False, **buckets)
+        for buckets in ({"bucket_cap_mb": None}, {"plan": plan.buckets})
+    )
+    comparison = default.compare(planned)
+    kept = plan.keep_default or plan.buckets == default.buckets
+    assert answer(plan, comparison).startswith("keep torch's default" if kept else "use these")
+    rows = plan_rows(plan, comparison)
+    assert [row["name"].split(",")[0] for row in rows[:2]] == ["torch's default", "plan"]
+    assert rows[-1]["name"] == "bound that no buckets beat"
+    assert len(rows) == len(plan.baselines) + 2
+    *_, ours = lines = to_paste(plan, recorded_model(trace), "p.json")
+    assert "plan=simulator.Plan.load('p.json')" in ours
+    assert ("bucket_cap_mb_list" in lines[0]) == (plan.bucket_cap_mb_list is not None)
+
+
+@given(traces(), st.lists(st.floats(1e-6, 1e-3), min_size=1, max_size=6))
+def test_caps_with_few_decimals_close_the_same_buckets(trace, caps_mb):
+    model = recorded_model(trace)
+    buckets = buckets_of(Policy(bucket_cap_mb_list=tuple(caps_mb)), model)
+    exact = tuple(sum(trace.sizes_bytes[index] for index in bucket) / 2**20 for bucket in buckets)
+    assume(buckets_of(Policy(bucket_cap_mb_list=exact), model) == buckets)
+    short = short_caps_mb(exact, buckets, model)
+    assert buckets_of(Policy(bucket_cap_mb_list=tuple(short)), model) == buckets
+    assert all(len(str(few)) <= len(str(all_of_them)) for few, all_of_them in zip(short, exact, strict=True))
+
+
+@given(st.floats(1e-3, 1e3), st.integers(-1000, 1000))
+def test_printed_digits_are_those_that_the_interval_carries(width, value):
+    digits = decimals(width)
+    assert 0 <= digits <= 3
+    if digits < 3:
+        assert 10.0**-digits <= width / 2 or digits == 0
+    assert abs(float(f"{value / 7:.{digits}f}") - value / 7) <= 0.5 * 10.0**-digits + 1e-9
+
+
+def verified(how: str) -> PlanVerification:
+    times = TrainedTimes(predicted_ns=100, times_ns=((100, 102), (99, 101)) * 4)
+    return PlanVerification(how=how, world_size=2, checks=(GainCheck(reducer="ddplab", default=times, plan=times),))
+
+
+@pytest.mark.parametrize("model", [None, "mlp"])
+def test_train_trains_the_model_of_the_trace_or_another(here, trace, fabric, tmp_path, model):
+    asked = ("--verify", "train", "--turns", 9, *(("--model", model) if model else ()), "--json", tmp_path / "j")
+    with mock.patch.object(plan_verification, "verify_by_training", return_value=verified("train")) as run:
+        done = here("tune", trace, "--fabric", fabric, "--out", tmp_path / "plan.json", *asked)
+    assert done.returncode == 0, done.stderr
+    assert json.loads((tmp_path / "j").read_text())["verification"]["how"] == "train"
+    (_, pool, trained, _), named = run.call_args
+    assert (pool.world_size, trained, named["turns"]) == (2, model or "tests.models_for_cli:tiny", 9)
+
+
+@pytest.mark.parametrize("link_rate", [None, "10gbit"])
+def test_clock_runs_a_scale_model_over_links_or_the_fabric(here, trace, fabric, tmp_path, link_rate):
+    asked = ("--dilation", 4, "--byte-scale", 0.5, "--turns", 9, *(("--link-rate", link_rate) if link_rate else ()))
+    with mock.patch.object(plan_verification, "verify_by_the_clock", return_value=verified("clock")) as run:
+        done = here(
+            "tune", trace, "--fabric", fabric, "--out", tmp_path / "plan.json", "--folder", tmp_path / "c",
+            "--verify", "clock", *asked,
+        )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    assert "ddplab: gain 0.000% (90 %: 0.000% to 0.000%), predicted 0.000%" in done.stdout
+    (_, pool), named = run.call_args
+    assert (named["scale"].dilation, named["scale"].byte_scale, named["turns"]) == (4, 0.5, 9)
+    assert pool.link_rate == (None if link_rate is None else 10e9 / 8)
+    assert (named["modelled"] is None) == (link_rate is not None)
+
+
+@pytest.mark.parametrize(
+    ("words", "line"),
+    [
+        (("--objective", "speed"), "--objective: expected one of median, mean, p95, p99, worst_case; got 'speed'"),
+        (("--in-flight", "0"), "--in-flight: expected a size in MB above 0, got 0"),
+        (("--picture", "p.gif"), "--picture: expected a name that ends in .png, .svg, .pdf, got p.gif"),
+        (("--verify", "soon"), "--verify: expected virtual, clock or train, got 'soon'"),
+        (("--turns", 3), "--turns: expected with --verify clock or train only"),
+        (("--verify", "train", "--link-rate", "1gbit"), "--link-rate: expected with --verify clock only"),
+        (("--verify", "clock", "--model", "mlp"), "--model: expected with --verify train only"),
+        (("--hook", "fp16,bf16"), "--hook: expected one comm hook, got 'fp16,bf16'"),
+        (("--hook", "zip"), "--hooks: hook: "),
+        (("--policy", "hook=fp16"), "--policy: expected a setting other than hook, because use --hook"),
+        (("--policy", "bucket_cap_mb=3"), "--policy: expected a setting other than bucket_cap_mb, because tune"),
+        (("--policy", "grouping=module"), "grouping: expected 'buckets'"),
+        (("--verify", "train", "--policy", "sync_every=2"), "sync_every: expected 1 where real ranks train, got 2"),
+    ],
+    ids=lambda value: " ".join(map(str, value)) if isinstance(value, tuple) else "",
+)
+def test_each_mistake_is_one_clear_line(here, trace, fabric, tmp_path, words, line):
+    done = here("tune", trace, "--fabric", fabric, "--out", tmp_path / "plan.json", *words)
+    assert done.returncode == 1
+    assert done.stderr.splitlines()[-1].startswith(f"ddplab: {line}")
+
+
+def test_a_broken_trace_is_one_clear_line(here, fabric, tmp_path):
+    (tmp_path / "t.json").write_text('{"workload": 1}')
+    done = here("tune", tmp_path / "t.json", "--fabric", fabric, "--out", tmp_path / "plan.json")
+    assert (done.returncode, done.stdout, done.stderr.count("\n")) == (1, "", 1)
+    assert str(tmp_path / "t.json") in done.stderr
