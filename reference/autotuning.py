@@ -1,6 +1,7 @@
 """Autotuning: the first iterations are recorded, rank 0 chooses new buckets, and all ranks rebuild once more.
 
-1. The reducer trains `UNRECORDED` iterations, in which it rebuilds its buckets in ready order as always.
+1. The reducer rebuilds its buckets in ready order, as always, and trains one more iteration: the first one after a
+   rebuild checks every gradient and touches new memory.
 2. The next iterations are recorded on all ranks; see `recorder`.
 3. Rank 0 calls the *tuner* with the trace of all ranks and broadcasts the answer.
 4. All ranks rebuild their buckets, or keep them. Nothing of this module runs in later iterations.
@@ -25,11 +26,6 @@ from .logging_data import Data
 from .parameters import sparse_parameters
 from .recorder import Recording, record
 from .trace import BucketLayout, Trace
-
-UNRECORDED = 2
-"""Reductions before those that are recorded. The first one has the buckets of construction; the second one, after the
-rebuild, checks every gradient and touches new memory. The recording starts inside the second one, whose forward pass
-has begun, so torch calls the recorder's hooks only if the module has other ones."""
 
 _log = logging.getLogger(__name__)
 
@@ -115,6 +111,7 @@ class _TuningOnce:
         self._tuning = tuning
         self._ddp = cast("DistributedDataParallel", weakref.proxy(ddp))
         self._recording: Recording | None = None
+        self._due_at = 0  # number of reductions after which to tune
 
     def rebuild_if_due(self, ready_order: Sequence[int], group: dist.ProcessGroup) -> bool:
         """Rebuild as the reducer does by itself; then start to record or tune, if one of these is due."""
@@ -122,11 +119,12 @@ class _TuningOnce:
         rebuilt = reducer.buckets.rebuild_if_due(ready_order, group)
         if not ready_order:
             return rebuilt
-        recorded = reducer.reductions - UNRECORDED
         if self._recording is None:
+            # The forward pass of this iteration has begun, so torch will call new hooks only if there are old ones.
+            self._due_at = reducer.reductions + 1 + self._tuning.iterations
             self._recording = record(cast("nn.Module", self._ddp)).__enter__()
             weakref.finalize(self, self._recording.stop)  # if the training ends before the recording
-        elif recorded >= self._tuning.iterations:
+        elif reducer.reductions >= self._due_at:
             reducer.rebuild = reducer.buckets.rebuild_if_due
             return self._tune(self._recording, group)
         return rebuilt
