@@ -203,3 +203,17 @@ def train_with_hook(
         loss_of(ddp, program, number, rank, world_size).backward()
         every.append([None if p.grad is None else p.grad.clone() for p in ddp.parameters()])
     return every
+
+
+class Tuned(DistributedDataParallel):
+    """Tunes every module that can be tuned: after one recorded iteration the order of the buckets is reversed."""
+
+    def __init__(self, module: nn.Module, **options: Any) -> None:
+        never_rebuilt = options.get("find_unused_parameters") and not options.get("static_graph")
+        tunes = not (never_rebuilt or options.get("plan") or options.get("delay_all_reduce_named_params"))
+        super().__init__(module, autotune=Autotune(reversed_buckets, iterations=1) if tunes else None, **options)
+
+
+def reversed_buckets(_trace: Trace, ddp: DistributedDataParallel) -> TunedBuckets:
+    """The buckets in force, in the opposite launch order."""
+    return TunedBuckets([indices[::-1] for indices in ddp.reducer.buckets.assignment[::-1]], 1, 2)
