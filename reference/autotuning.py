@@ -24,7 +24,7 @@ from .checks.construction import check_buckets, exchange_device
 from .data_parallel import DistributedDataParallel
 from .logging_data import Data
 from .parameters import sparse_parameters
-from .recorder import Recording, record
+from .recorder import record
 from .trace import BucketLayout, Trace
 
 _log = logging.getLogger(__name__)
@@ -110,8 +110,8 @@ class _TuningOnce:
     def __init__(self, tuning: Autotune, ddp: DistributedDataParallel) -> None:
         self._tuning = tuning
         self._ddp = cast("DistributedDataParallel", weakref.proxy(ddp))
-        self._recording: Recording | None = None
-        self._due_at = 0  # number of reductions after which to tune
+        self._recording = record(cast("nn.Module", self._ddp))  # of the parameters as they are now
+        self._due_at: int | None = None  # number of reductions after which to tune; None: the recording has not begun
 
     def rebuild_if_due(self, ready_order: Sequence[int], group: dist.ProcessGroup) -> bool:
         """Rebuild as the reducer does by itself; then start to record or tune, if one of these is due."""
@@ -119,23 +119,23 @@ class _TuningOnce:
         rebuilt = reducer.buckets.rebuild_if_due(ready_order, group)
         if not ready_order:
             return rebuilt
-        if self._recording is None:
+        if self._due_at is None:
             # The forward pass of this iteration has begun, so torch will call new hooks only if there are old ones.
             self._due_at = reducer.reductions + 1 + self._tuning.iterations
-            self._recording = record(cast("nn.Module", self._ddp)).__enter__()
+            self._recording.__enter__()
             weakref.finalize(self, self._recording.stop)  # if the training ends before the recording
         elif reducer.reductions >= self._due_at:
             reducer.rebuild = reducer.buckets.rebuild_if_due
-            return self._tune(self._recording, group)
+            return self._tune(group)
         return rebuilt
 
-    def _tune(self, recording: Recording, group: dist.ProcessGroup) -> bool:
+    def _tune(self, group: dist.ProcessGroup) -> bool:
         ddp = self._ddp
         answer: Answer = None
         try:
-            recording.__exit__(None, None, None)
+            self._recording.__exit__(None, None, None)
             if dist.get_rank(group) == 0:
-                answer = self._checked(self._tuning.tuner(recording.trace, ddp))
+                answer = self._checked(self._tuning.tuner(self._recording.trace, ddp))
         except Exception as error:  # noqa: BLE001 - a tuner may raise anything, and training must go on
             answer = f"{type(error).__name__}: {error}"
         answers = [answer]
@@ -170,7 +170,7 @@ class _TuningOnce:
 def _report(answer: Answer, present: BucketLayout) -> None:
     """Log one line: what happens to the buckets in force, `present`, and why."""
     if isinstance(answer, str):
-        _log.warning("autotune: the %d buckets stay, because the tuner failed: %s", len(present), answer)
+        _log.warning("autotune: the %d buckets stay, because tuning failed: %s", len(present), answer)
     elif answer is None or answer.buckets == present:
         _log.info("autotune: the %d buckets stay, because the tuner has found none that are faster", len(present))
     else:

@@ -206,14 +206,19 @@ def train_with_hook(
 
 
 class Tuned(DistributedDataParallel):
-    """Tunes every module that can be tuned: after one recorded iteration the order of the buckets is reversed."""
+    """Tunes every module that can be tuned: after one recorded iteration, each bucket is cut in two."""
 
     def __init__(self, module: nn.Module, **options: Any) -> None:
         never_rebuilt = options.get("find_unused_parameters") and not options.get("static_graph")
         tunes = not (never_rebuilt or options.get("plan") or options.get("delay_all_reduce_named_params"))
-        super().__init__(module, autotune=Autotune(reversed_buckets, iterations=1) if tunes else None, **options)
+        super().__init__(module, autotune=Autotune(halved_buckets, iterations=1) if tunes else None, **options)
 
 
-def reversed_buckets(_trace: Trace, ddp: DistributedDataParallel) -> TunedBuckets:
-    """The buckets in force, in the opposite launch order."""
-    return TunedBuckets([indices[::-1] for indices in ddp.reducer.buckets.assignment[::-1]], 1, 2)
+def halved_buckets(_trace: Trace, ddp: DistributedDataParallel) -> TunedBuckets:
+    """The buckets in force, each cut in two."""
+    halves = [
+        half
+        for indices in ddp.reducer.buckets.assignment
+        for half in (indices[: len(indices) // 2], indices[len(indices) // 2 :])
+    ]
+    return TunedBuckets([half for half in halves if half], 1, 2)

@@ -112,7 +112,7 @@ def test_if_the_tuner_fails_all_ranks_keep_their_buckets_and_training_goes_on(ra
         assert one.logged["autotune_error"].startswith(expected)
         assert one.logged == with_it[0].logged
         assert one.lines == [
-            f"WARNING autotune: the {len(one.layouts[-1])} buckets stay, because the tuner failed: "
+            f"WARNING autotune: the {len(one.layouts[-1])} buckets stay, because tuning failed: "
             + one.logged["autotune_error"]
         ] * (rank == 0)
 
