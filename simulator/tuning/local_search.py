@@ -1,0 +1,71 @@
+"""Local search: improves buckets by small changes, where the exact search does not decide the objective."""
+
+from collections.abc import Callable, Iterator
+from itertools import accumulate
+
+from reference.bucketing import BucketAssignment
+from reference.trace import BucketLayout
+
+from .partition_costs import PartitionCosts
+
+STEPS = (1, 2, 4, 8, 16, 32)
+"""By how many gradients a border between two buckets moves."""
+
+
+def improve(
+    plan: BucketLayout,
+    costs: PartitionCosts,
+    value_ns: Callable[[BucketLayout], float],
+    evaluations: int,
+    *,
+    allowed: Callable[[BucketLayout], bool] = lambda _plan: True,
+) -> BucketLayout:
+    """Return the plan after changes that make `value_ns` smaller, until none does or all evaluations are used.
+
+    Args:
+        plan: Parameter indices by bucket, in launch order.
+        costs: Which parameters may share a bucket.
+        value_ns: What should become small.
+        evaluations: How often `value_ns` may be called.
+        allowed: Whether a plan may be the result; called for improvements only.
+    """
+    best_ns, tried = value_ns(plan), {plan}
+    improved = True
+    while improved:
+        improved = False
+        for changed in _neighbours(plan, costs):
+            if changed in tried:
+                continue
+            if evaluations <= 0:
+                return plan
+            evaluations -= 1
+            tried.add(changed)
+            changed_ns = value_ns(changed)
+            if changed_ns < best_ns and allowed(changed):
+                plan, best_ns, improved = changed, changed_ns, True
+                break
+    return plan
+
+
+def _neighbours(plan: BucketLayout, costs: PartitionCosts) -> Iterator[BucketLayout]:
+    """Return plans in which two successive buckets are merged, one is split, or a border has moved."""
+    kinds = costs.kinds
+    for number, (one, other) in enumerate(zip(plan, plan[1:], strict=False)):
+        if kinds[one[0]] == kinds[other[0]]:
+            both = one + other
+            yield (*plan[:number], both, *plan[number + 2 :])
+            for step in STEPS:
+                for edge in (len(one) - step, len(one) + step):
+                    if 0 < edge < len(both):
+                        yield (*plan[:number], both[:edge], both[edge:], *plan[number + 2 :])
+    for number, bucket in enumerate(plan):
+        if len(bucket) > 1:
+            sizes = list(accumulate(costs.parameters[index].size_bytes for index in bucket))
+            half = next(place for place, size in enumerate(sizes, start=1) if 2 * size >= sizes[-1])
+            for edge in {1, min(half, len(bucket) - 1), len(bucket) - 1}:
+                yield (*plan[:number], bucket[:edge], bucket[edge:], *plan[number + 1 :])
+
+
+def as_layout(buckets: BucketAssignment) -> BucketLayout:
+    """Return buckets as tuples, which are hashable."""
+    return tuple(map(tuple, buckets))

@@ -1,0 +1,191 @@
+"""Lower bound: an iteration time that no buckets can beat, in any order and of any sizes.
+
+Bucket k of K is launched after everything in the first k buckets is ready and packed, and all collectives from k on
+run after that. So with C_l for the time that collective l keeps the link busy, the iteration is at least
+
+    L_k + C_k + ... + C_K.
+
+Computing that a collective slows by a factor s or more loses r = 1 - 1 / s of its duration. Of the collectives before
+k, those that run before L_k delay the launch by this part of their time, and the others keep the link busy later, so
+`r * (C_1 + ... + C_{k-1})` is added at least. Likewise a rank with Q nanoseconds of computing takes at least
+`Q + r * (C_1 + ... + C_K)`, because during collectives computing progresses at most at 1 / s of its speed.
+
+Let gradient p weigh `w_p` and let `C >= h + w(bucket)` for every possible bucket. What the first k buckets weigh
+together, S_k, says when bucket k can be launched at the earliest: `E(S_k)`, when gradients of this weight are ready,
+plus the least packing of so much, plus k launches. All inequalities then depend on S_1 <= ... <= S_K alone, and the
+best S_k is the largest one that they allow. So the least time for each K is found by bisection. With
+`w = b * bytes`, every rate b gives a valid bound, and the largest one counts. For a cost `h + b * bytes` the bound loses
+only what bytes between two gradients would win.
+"""
+
+from bisect import bisect_right
+from collections.abc import Callable
+
+import numpy as np
+
+from ..schedule.comm_hook_messages import Quantized
+from ..workload.compute_times import Floats
+from .partition_costs import PartitionCosts, is_additive, least_message_bytes
+
+RATES = 8
+"""Rates that are tried, of those at which the lower convex hull of the costs has its edges."""
+SINGLE_COUNTS = 24
+"""Numbers of buckets that are bounded one by one; larger ones are bounded in groups."""
+ROUNDING = 1e-9
+"""Relative error of times in the event replay and in this module, and the nanoseconds below."""
+ROUNDING_NS = 8
+
+
+def lower_bound_ns(costs: PartitionCosts) -> int:
+    """Return a time that the objective of any partition in any launch order reaches at least."""
+    minorants = _minorants(costs)
+    ends = np.array(
+        [max(_end_of_cycle(costs, cycle, *one) for one in minorants) for cycle in range(len(costs.step_ns))]
+    )
+    value = costs.times.deciding_ns(np.maximum(0, ends * (1 - ROUNDING) - ROUNDING_NS))
+    layout = costs.times.recorded.layout
+    return value if layout is None else min(value, costs.times.value_ns(layout))
+
+
+def _minorants(costs: PartitionCosts) -> list[tuple[Floats, float]]:
+    """Return weights of the gradients, shape [parameters], and a constant h, such that no bucket costs less.
+
+    Several pairs, of which each gives a bound.
+    """
+    hook = costs.times.policy.hook
+    weights = np.array([least_message_bytes(one, hook) for one in costs.parameters])
+    sent = np.array([message is not None for message in costs.messages])
+    dense = np.array([not one.sparse for one in costs.parameters]) & sent
+    if not sent.any():
+        return [(np.zeros(len(sent)), 0.0)]
+    if costs.times.policy.skip_all_reduce_unused_params:
+        weights[list(costs.times.recorded.never_used)] = 0
+    alone, _ = costs.bucket_costs_ns([[index] for index in range(len(sent))])
+    known = is_additive(hook) or type(hook) is Quantized
+    if not known or not dense.any():
+        sizes = np.zeros(1)
+        link = np.zeros(1) if dense.any() else np.full(1, alone[sent].min())
+    else:
+        sizes, link = _sampled(costs, costs.message_bytes[:, dense])
+    found = []
+    for rate in _rates(sizes, link) if known else [0.0]:
+        least = float((link - rate * sizes).min()) - 1
+        w = rate * weights
+        least = min([least, *alone[sent & ~dense].tolist()])
+        if least >= 0 or not rate:
+            least = max(0.0, least)
+            w[sent & ~dense] = np.maximum(0, alone[sent & ~dense] - least)
+            found.append((w, least))
+    return found
+
+
+def _sampled(costs: PartitionCosts, message_bytes: Floats) -> tuple[Floats, Floats]:
+    """Return sizes between the smallest and the largest possible message, and their costs.
+
+    Costs are straight or concave between measured sizes, powers of two and, for gathered messages, these divided by
+    the number of ranks; a line below all sampled points is then below all costs.
+    """
+    times = costs.times
+    first = message_bytes[0]
+    second = message_bytes[1][message_bytes[1] > 0]
+    low, high = min([first.min(), *second]), max(first.sum(), second.sum())
+    if type(times.policy.hook) is Quantized:
+        high *= 2  # channels are filled up
+    measured = np.array([row.size_bytes for row in times.fabric.all_reduce], np.int64)
+    knots = np.concatenate([2 ** np.arange(50), measured])
+    knots = np.concatenate([knots, knots // times.world_size])
+    even = np.geomspace(max(1, low), max(2, high), 256).astype(np.int64)
+    sizes = np.unique(np.concatenate([knots - 1, knots, knots + 1, even, [int(low), int(high)]]))
+    sizes = sizes[(sizes >= low) & (sizes <= high)]
+    gathered = type(times.policy.hook) is Quantized
+    return sizes.astype(float), costs.link_ns("all_gather" if gathered else "all_reduce", sizes)
+
+
+def _rates(sizes: Floats, link: Floats) -> list[float]:
+    """Return slopes of the lower convex hull of the costs, in ns per byte: the last, and others spread over it."""
+    hull: list[int] = []
+    for place in range(len(sizes)):
+        while len(hull) > 1:
+            a, b = hull[-2:]
+            if (link[b] - link[a]) * (sizes[place] - sizes[a]) < (link[place] - link[a]) * (sizes[b] - sizes[a]):
+                break
+            hull.pop()
+        hull.append(place)
+    slopes = np.diff(link[hull]) / np.maximum(1, np.diff(sizes[hull]))
+    chosen = np.unique(np.linspace(0, len(slopes) - 1, RATES).astype(int)) if len(slopes) else []
+    return sorted({0.0, *(max(0.0, float(slopes[place])) for place in chosen)})
+
+
+def _end_of_cycle(costs: PartitionCosts, cycle: int, weights: Floats, least_ns: float) -> float:
+    """Return the bound of one cycle with one pair of weights and constant."""
+    lost = _least_lost_share(costs)
+    total = float(weights.sum())
+    ready = costs.ready_ns[cycle]
+    order = ready.argsort(kind="stable")
+    reached = weights[order].cumsum()
+    reached[-1] = total
+    packing = _least_packing(costs.pack_ns, weights)
+    earliest = ready[order] + packing(np.concatenate([[0.0], reached[:-1]]))
+    earliest = np.maximum.accumulate(earliest).tolist()
+    reach = reached.tolist()
+    launch, unpack = (max(0.0, ns - 0.5) if ns % 1 else ns for ns in (costs.launch_ns, costs.unpack_ns))
+    after = float(costs.copy_ns.min() + costs.step_ns[cycle]) + unpack - 1
+    computed = float(costs.computed_ns[cycle] + costs.pack_ns.sum() + costs.copy_ns.sum()) + lost * total
+    sends = total > 0 or least_ns > 0
+
+    def computing(count: int) -> float:
+        return computed + count * (launch + unpack + lost * least_ns)
+
+    def is_enough(slack: float, count: int) -> bool:
+        """Whether `count` buckets can carry all gradients if bucket k is launched by `slack` plus what came before."""
+        carried = 0.0
+        for number in range(1, count + 1):
+            limit = slack + (1 - lost) * (carried + (number - 1) * least_ns) - number * launch
+            place = bisect_right(earliest, limit)
+            before, carried = carried, reach[place - 1] if place else 0.0
+            if place == len(reach):
+                return True
+            if carried <= before and (1 - lost) * least_ns <= launch:
+                return False  # neither will the next bucket carry more
+        return False
+
+    def least_slack(count: int, low: float, high: float) -> tuple[float, float]:
+        """Return two values of the slack, at most 1 ns apart: too little for `count` buckets, and enough."""
+        while high - low > 1:
+            middle = (low + high) / 2
+            low, high = (low, middle) if is_enough(middle, count) else (middle, high)
+        return low, high
+
+    most, sends = len(reach), total > 0 or least_ns > 0
+    enough = earliest[-1] + launch + 1
+    low, _ = least_slack(most, earliest[0] - total - most * least_ns, enough)
+    count, best = 1, np.inf
+    if not costs.times.policy.skip_all_reduce_unused_params:
+        count = len(set(costs.kinds))
+    while count <= most and computing(count) < best and (not sends or low + total + count * least_ns + after < best):
+        last = min(most, count if count < SINGLE_COUNTS else count + count // 8)
+        chain = 0.0
+        if sends:
+            slack, enough = least_slack(last, low, enough)
+            chain = slack + total + count * least_ns + after
+        best = min(best, max(chain, computing(count)))
+        count = last + 1
+    return float(best)
+
+
+def _least_lost_share(costs: PartitionCosts) -> float:
+    """Return the least part of a collective's time by which it delays computing that runs beside it."""
+    _, factors = costs._factors
+    rows = costs.times.fabric.processor.contention
+    if len(factors) == 0 or factors.max() == 1:
+        return 0.0
+    return 1 - 1 / min(row.compute for row in rows)
+
+
+def _least_packing(pack_ns: Floats, weights: Floats) -> Callable[[Floats], Floats]:
+    """Return the function from a weight to the least time to pack gradients of this weight, parts of them included."""
+    some = weights > 0
+    cheapest = (pack_ns[some] / weights[some]).argsort(kind="stable")
+    at = np.concatenate([[0.0], weights[some][cheapest].cumsum()])
+    ns = np.concatenate([[0.0], pack_ns[some][cheapest].cumsum()])
+    return lambda weight: np.interp(weight, at, ns)

@@ -1,0 +1,264 @@
+"""Partition costs: everything that the buckets of one iteration decide, and the recurrence that gives its end.
+
+With one queue and constant speeds, bucket k, which ends at position j of the order, is launched at
+`L_k = ready(j) + packed(j) + k * launch`, where `ready(j)` is when the slowest rank has the first j gradients. Its
+all-reduce ends at `D_k = max(L_k, D_{k-1}) + cost_k`. The iteration ends at the larger of the computing of the slowest
+rank with all packing, launches and copies, and the largest `D_k` plus the copies of bucket k and all later ones.
+
+While a collective of cost C runs, computing that takes a factor s as long loses `(1 - 1 / s) * C`. `W_k` is the sum of
+these delays, which come on top of later launches and of the end of computing. With slow-downs the recurrence is a
+lower bound of the event replay (`lower_bound` has the argument), and exact as long as no collective outlasts the
+computing beside it. Collectives that share the link count with the part of the link's time that they take.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from math import prod
+from typing import cast
+
+import numpy as np
+
+from reference.bucketing import rebuild_order
+from reference.trace import BucketLayout, Parameter
+
+from ..fabric import Contention, slowdowns_of
+from ..schedule.comm_hook_messages import (
+    BatchedPowerSGD,
+    CommHook,
+    HalfPrecision,
+    Message,
+    PowerSGD,
+    Quantized,
+    Transport,
+    gradient_bytes,
+)
+from ..workload.compute_times import CycleTimes, Floats, Nanoseconds
+from .plan_times import PlanTimes
+
+ADDITIVE = (CommHook, HalfPrecision, PowerSGD)
+"""Hooks whose message for a bucket is the sum of those for its gradients."""
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class PartitionCosts:
+    """Costs of iterations for any buckets, in nanoseconds and bytes.
+
+    Attributes:
+        times: Prices collectives.
+        order: Parameter indices in the order in which contiguous buckets are cut from them.
+        ready_ns: When the slowest rank has each gradient; shape [cycles, parameters].
+        pack_ns: Copying each gradient into its bucket, and the part of compression that grows with its bytes.
+        copy_ns: Copying each average out, likewise.
+        launch_ns: Computing that each bucket costs.
+        unpack_ns: Decompression that each bucket costs, without the part for its bytes.
+        computed_ns: End of the iteration on the slowest rank without communication, packing, launches and copies;
+            shape [cycles].
+        step_ns: Longest time after the backward pass of a rank; shape [cycles].
+        is_exact: Whether the recurrence of this module gives the iteration of contiguous buckets to the nanosecond.
+    """
+
+    times: PlanTimes
+    order: tuple[int, ...]
+    ready_ns: Floats
+    pack_ns: Floats
+    copy_ns: Floats
+    launch_ns: float
+    unpack_ns: float
+    computed_ns: Floats
+    step_ns: Floats
+    is_exact: bool
+
+    @cached_property
+    def parameters(self) -> tuple[Parameter, ...]:
+        """By parameter index."""
+        return self.times.recorded.parameters
+
+    @cached_property
+    def kinds(self) -> list[tuple[str, int]]:
+        """By parameter index: parameters of unequal kinds are in unequal buckets."""
+        return [(one.dtype, index if one.sparse else -1) for index, one in enumerate(self.parameters)]
+
+    @cached_property
+    def runs(self) -> list[int]:
+        """By position in the order: the first position from which on all parameters have the same kind."""
+        starts = [0]
+        for place in range(1, len(self.order)):
+            same = self.kinds[self.order[place]] == self.kinds[self.order[place - 1]]
+            starts.append(starts[-1] if same else place)
+        return starts
+
+    @cached_property
+    def messages(self) -> list[Message | None]:
+        """The message of each gradient alone, by parameter index."""
+        policy = self.times.policy
+        return [policy.hook.message([one], policy.sparse_density) for one in self.parameters]
+
+    @cached_property
+    def message_bytes(self) -> Floats:
+        """Bytes of first and second messages of each gradient alone; shape [2, parameters]."""
+        pairs = [(0, 0) if one is None else (one.first_bytes, one.second_bytes or 0) for one in self.messages]
+        return np.array(pairs, float).reshape(-1, 2).T
+
+    def bucket_costs_ns(self, members: Sequence[Sequence[int]]) -> tuple[Floats, Floats]:
+        """Return the time of the link that each bucket takes, undisturbed, and the computing that this delays.
+
+        Returns:
+            Two arrays of shape [buckets].
+        """
+        policy = self.times.policy
+        costs, lost = np.zeros((2, len(members)))
+        rows: dict[Transport, list[tuple[int, int]]] = {}
+        for place, bucket in enumerate(members):
+            message = policy.hook.message([self.parameters[index] for index in bucket], policy.sparse_density)
+            if message is not None:
+                some = rows.setdefault(message.transport, [])
+                some.append((place, message.first_bytes))
+                if message.second_bytes is not None:
+                    some.append((place, message.second_bytes))
+        for transport, sent in rows.items():
+            places, sizes = np.array(sent, np.int64).T
+            link = self.link_ns(transport, sizes)
+            np.add.at(costs, places, link)
+            np.add.at(lost, places, link * self.lost_share(sizes))
+        return costs, lost
+
+    def link_ns(self, transport: Transport, sizes_bytes: Nanoseconds) -> Floats:
+        """Return how long the link is busy with messages of these sizes; shape [sizes].
+
+        Of collectives that run at the same time and share the link, each counts with the least part of its time
+        alone that it can take of the link; see `busy_share`.
+        """
+        costs = self.times.collectives_ns(transport, sizes_bytes).astype(float)
+        return costs * self.busy_share(sizes_bytes) if self.most_running > 1 else costs
+
+    @cached_property
+    def most_running(self) -> int:
+        """Collectives that can run at the same time."""
+        return self.times.fabric.concurrency * self.times.policy.process_groups
+
+    def busy_share(self, sizes_bytes: Nanoseconds) -> Floats:
+        """Return, by size, a part of each collective's cost such that these parts never overlap.
+
+        If r collectives of equal weight run, each takes f(r) = 1 + (x - 1) (r - 1) times as long as alone. So with
+        parts of at most f(r) / r for every r, they progress at most at the rate of one. f(r) / r is monotone in r.
+        With measured weights, a collective counts as one of `most_running`.
+        """
+        fabric, most = self.times.fabric, self.most_running
+        if any(row.weight != 1 for row in fabric.sharing):
+            return np.full(len(sizes_bytes), 1 / most)
+        slow = np.array([fabric.link_share(int(size), self.times.world_size).slow_down for size in sizes_bytes])
+        shares: Floats = np.minimum(1.0, (1 + np.maximum(0.0, slow - 1) * (most - 1)) / most)
+        return shares
+
+    def lost_share(self, sizes_bytes: Floats | Nanoseconds) -> Floats:
+        """Return the computing that a collective of each size delays, as a part of its duration; shape [sizes]."""
+        at, factors = self._factors
+        shares: Floats = 1 - 1 / np.interp(sizes_bytes, at, factors)
+        return shares
+
+    @cached_property
+    def _factors(self) -> tuple[Floats, Floats]:
+        """Message sizes and the factors on computing at these, with one collective in flight."""
+        rows: tuple[Contention, ...] = self.times.fabric.processor.contention
+        if self.times.recorded.has_communication and not self.times.changed[1].processor.contention:
+            rows = ()
+        sizes = sorted({row.size_bytes for row in rows})
+        slow_downs = slowdowns_of(rows, sizes, 1)
+        if slow_downs is None:
+            return np.zeros(1), np.ones(1)
+        return np.array(sizes, float), np.array(slow_downs.compute)[:, 0]
+
+    def recurrence_ns(self, plan: BucketLayout) -> Floats:
+        """Return the end of each cycle with these buckets by the recurrence; shape [cycles]."""
+        members = np.concatenate([np.array(bucket) for bucket in plan])
+        first = np.cumsum([0, *map(len, plan[:-1])])
+        full = np.maximum.reduceat(self.ready_ns[:, members], first, axis=-1)
+        launched = np.maximum.accumulate(full, axis=-1) + np.add.reduceat(self.pack_ns[members], first).cumsum()
+        launched += self.launch_ns * np.arange(1, len(plan) + 1)
+        copies = np.add.reduceat(self.copy_ns[members], first) + self.unpack_ns
+        still = copies[::-1].cumsum()[::-1].tolist()
+        link, lost = self.bucket_costs_ns(plan)
+        done, delay, last = (np.zeros(len(self.ready_ns)) for _ in range(3))
+        for bucket, (cost, loss) in enumerate(zip(link.tolist(), lost.tolist(), strict=True)):
+            done = np.maximum(done, launched[:, bucket] + delay) + cost
+            delay = delay + loss
+            last = np.maximum(last, done + still[bucket])
+        computed = self.computed_ns + self.pack_ns.sum() + self.launch_ns * len(plan) + still[0] + delay
+        ends: Floats = np.maximum(computed, last + self.step_ns)
+        return ends
+
+    def value_ns(self, plan: BucketLayout) -> int:
+        """Return the objective by the recurrence."""
+        return self.times.deciding_ns(self.recurrence_ns(plan))
+
+    def at(self, ready_ns: Floats, computed_ns: float, step_ns: float) -> "PartitionCosts":
+        """Return the costs for a single iteration with these times."""
+        one = {"ready_ns": ready_ns[None], "computed_ns": np.array([computed_ns]), "step_ns": np.array([step_ns])}
+        return replace(self, **one)
+
+
+def partition_costs(times: PlanTimes) -> PartitionCosts:
+    """Return the costs of the cycles of iterations that decide the objective."""
+    policy, (model, fabric) = times.policy, times.changed
+    processor = fabric.processor
+    hook = policy.hook.charged(processor.hooks, times.world_size)
+    count = len(model.parameters)
+    order = tuple(rebuild_order(model.ready_order, count))
+    alone = tuple((index,) for index in range(count))
+    drawn, start_ns = times.forward_starts_ns(alone)
+    search_ns = round(processor.search_ns_per_parameter * count) if policy.graph_may_change else 0
+    before_ns = start_ns + search_ns
+    sizes = np.array(gradient_bytes(model.parameters, policy.sparse_density), np.int64)
+    copies = np.array([0 if policy.gradient_as_bucket_view else processor.copy_out(size) for size in sizes.tolist()])
+    if policy.skip_all_reduce_unused_params:
+        copies[list(model.never_used)] = 0
+    launch_ns: float = 0 if model.has_communication else processor.launch_on(times.world_size)
+    return PartitionCosts(
+        times=times,
+        order=order,
+        ready_ns=(drawn.ready_ns + before_ns[..., None]).max(axis=1).astype(float),
+        pack_ns=np.array([processor.pack(size) for size in sizes.tolist()]) + hook.compress.ns_per_byte * sizes,
+        copy_ns=copies + hook.decompress.ns_per_byte * sizes,
+        launch_ns=launch_ns + hook.compress.fixed_ns,
+        unpack_ns=hook.decompress.fixed_ns,
+        computed_ns=(before_ns + drawn.backward_end_ns + drawn.step_ns).max(axis=-1).astype(float),
+        step_ns=drawn.step_ns.max(axis=-1).astype(float),
+        is_exact=_is_exact(times, hook, order, drawn),
+    )
+
+
+def _is_exact(times: PlanTimes, hook: CommHook, order: Sequence[int], drawn: CycleTimes) -> bool:
+    """Whether the recurrence gives the iterations with contiguous buckets to the nanosecond."""
+    policy, fabric = times.policy, times.fabric
+    alone = tuple((index,) for index in order)
+    if hook.has_costs or not isinstance(policy.hook, CommHook | HalfPrecision) or not is_additive(policy.hook):
+        return False
+    if policy.graph_may_change or times.recorded.has_communication:
+        return False
+    if fabric.concurrency * policy.process_groups > 1 or not times.has_constant_speeds(alone):
+        return False
+    turns = (2 * drawn.ready_ns + ~drawn.unused).reshape(-1, len(order))
+    return all((row.argsort(kind="stable") == np.array(order)).all() for row in turns)
+
+
+def least_message_bytes(parameter: Parameter, hook: CommHook) -> float:
+    """Return bytes that a gradient adds at least to the messages of any bucket; 0 if nothing is known of the hook."""
+    if parameter.sparse:
+        return 0.0
+    if type(hook) is HalfPrecision:
+        half = parameter.model_copy(update={"size_bytes": 2 * prod(parameter.shape)})
+        return least_message_bytes(half, hook.of)
+    if type(hook) in (CommHook, PowerSGD):
+        message = cast("Message", hook.dense_message([parameter]))
+        return message.first_bytes + (message.second_bytes or 0)
+    if type(hook) is Quantized:
+        return prod(parameter.shape)
+    return 0.0
+
+
+def is_additive(hook: CommHook) -> bool:
+    """Whether the message of a bucket is the sum of those of its gradients."""
+    if type(hook) is HalfPrecision:
+        return is_additive(hook.of)
+    return type(hook) in ADDITIVE and not isinstance(hook, BatchedPowerSGD)

@@ -1,0 +1,89 @@
+"""Plan: the best buckets that `tune` has found, beside a bound and the buckets of known rules."""
+
+import os
+from typing import Self
+
+from pydantic import Field
+
+from reference.files.reading import Schema, read_schema
+from reference.files.writing import write_atomically
+from reference.trace import BucketLayout
+
+from .known_rules import CapRule
+from .plan_times import Objective
+
+DEFAULT = "torch's default"
+
+
+class Baseline(Schema):
+    """Buckets by a known rule, and their predicted time."""
+
+    name: str = Field(description="the rule")
+    iteration_ns: int = Field(description="predicted objective, nanoseconds")
+    buckets: int = Field(description="number of buckets")
+    regret: float = Field(description="time of this rule over that of the plan, minus one, a fraction")
+
+
+class Plan(Schema):
+    """The best buckets for one model, fabric and world size; all times are predicted, in nanoseconds.
+
+    The time of torch's default is among `baselines`, under the name `DEFAULT`.
+    """
+
+    model: str = Field(description="name of the model in the trace")
+    parameters: tuple[str, ...] = Field(description="names of the parameters, by parameter index")
+    world_size: int = Field(description="number of ranks")
+    objective: Objective = Field(description="statistic of the iteration time that is short, a name")
+    buckets: BucketLayout = Field(description="parameter indices by bucket, in launch order")
+    bucket_cap_mb_list: tuple[float, ...] | None = Field(
+        description="caps in MiB with which torch's class, and ours, close exactly these buckets after the rebuild; "
+        "None: no list does"
+    )
+    iteration_ns: int = Field(description="objective with these buckets, as `predict` gives it")
+    interval_ns: tuple[int, int] = Field(description="interval that contains 90 % of the iterations")
+    lower_bound_ns: int = Field(description="objective that no buckets can beat, in any order and of any sizes")
+    is_proven: bool = Field(
+        description="whether no other buckets that are cut from the ready order are faster; otherwise the search may "
+        "have missed some, which are not faster than `lower_bound_ns`"
+    )
+    keep_default: bool = Field(
+        description="whether the gain over torch's default may be due to the errors of the costs, which both share "
+        "(`Comparison.is_tie`)"
+    )
+    cap_rule: CapRule = Field(description="when a bucket is closed in `best_cap_mb`")
+    best_cap_mb: float = Field(description="best single cap for all buckets, MiB")
+    best_cap_ns: int = Field(description="objective with this cap")
+    baselines: tuple[Baseline, ...] = Field(description="known rules, the fastest first")
+    in_flight_bytes: int = Field(
+        description="largest sum of the messages of buckets that are launched and not yet averaged, in the median "
+        "iteration, bytes"
+    )
+    assumed: tuple[str, ...] = Field(default=(), description="as in a prediction, one sentence each")
+
+    @property
+    def default_ns(self) -> int:
+        """Objective with torch's default caps."""
+        return next(one.iteration_ns for one in self.baselines if one.name == DEFAULT)
+
+    @property
+    def gain(self) -> float:
+        """Part of the default's time that this plan saves."""
+        return 1 - self.iteration_ns / max(1, self.default_ns)
+
+    @property
+    def gap(self) -> float:
+        """Part of this plan's time by which it lies above the bound; no buckets save more."""
+        return 1 - self.lower_bound_ns / max(1, self.iteration_ns)
+
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Write the plan as JSON."""
+        write_atomically(path, (self.model_dump_json(indent=1) + "\n").encode())
+
+    @classmethod
+    def load(cls, path: str | os.PathLike[str]) -> Self:
+        """Read a plan written by `save`.
+
+        Raises:
+            ValueError: The file is missing or no plan; the message names the file, the field and the reason.
+        """
+        return read_schema(cls, path, what="a plan of buckets", cure="expected a plan as `Plan.save` writes it")

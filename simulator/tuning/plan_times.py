@@ -1,0 +1,269 @@
+"""Plan times: the iteration time of any buckets, as `predict` computes it, without interval and timeline."""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from functools import cached_property
+from typing import Literal
+
+import numpy as np
+
+from reference.files.value_ranges import as_int64
+from reference.trace import BucketLayout, Trace
+
+from ..engines.closed_form import has_constant_speeds, solve
+from ..engines.engine_choice import latencies_ns, simulate
+from ..fabric import Fabric, LinkShare
+from ..interval import CELLS, place_of_median
+from ..schedule.comm_hook_messages import Transport
+from ..schedule.policy import Policy
+from ..schedule.schedule import Compute, LaunchCollective, build_schedule
+from ..step_costs import ScheduleCosts, charged_fabric, price_schedule, rebucketed
+from ..workload.compute_times import (
+    CycleTimes,
+    Floats,
+    IterationSampler,
+    Nanoseconds,
+    RecordedModel,
+    Straggler,
+    Variation,
+    recorded_model,
+)
+
+Objective = Literal["median", "mean", "p95", "p99", "worst_case"]
+"""What should be short: the median, mean, 95th or 99th percentile of the iterations, or the median iteration with all
+costs of communication at the upper end of their error bands."""
+FORWARD = Compute("forward")
+QUANTILES = {"p95": 0.95, "p99": 0.99}
+
+
+class PlanTimes:
+    """Iteration times of one model on one fabric, for any buckets.
+
+    Args:
+        trace: As for `predict`.
+        fabric: As for `predict`, with all that is assumed of the GPU.
+        world_size: Number of ranks.
+        policy: Settings of the reducer; the buckets that they give are not used.
+        variation: As for `predict`, with all that is assumed of the GPU.
+        stragglers: Slow ranks.
+        objective: What `value_ns` returns.
+    """
+
+    def __init__(
+        self,
+        trace: Trace,
+        fabric: Fabric,
+        world_size: int,
+        policy: Policy,
+        variation: Variation,
+        stragglers: Sequence[Straggler],
+        objective: Objective,
+    ) -> None:
+        self.trace, self.world_size, self.policy, self.objective = trace, world_size, policy, objective
+        self.fabric = _at_upper_ends(fabric) if objective == "worst_case" else fabric
+        self.recorded = recorded_model(trace, unused_allowed=policy.unused_allowed)
+        self._how = world_size, variation, stragglers
+        self.sampler = self._sampler(self.recorded)
+        self._known: dict[BucketLayout, Nanoseconds] = {}
+
+    def _sampler(self, model: RecordedModel) -> IterationSampler:
+        return IterationSampler(
+            model.compute_times,
+            *self._how,
+            sync_every=self.policy.sync_every,
+            compute_bounds=model.compute_bounds,
+        )
+
+    @cached_property
+    def changed(self) -> tuple[RecordedModel, Fabric]:
+        """The model and the costs to charge for other buckets than the recorded ones."""
+        if not self.recorded.has_communication:
+            return self.recorded, self.fabric
+        return rebucketed(self.trace, self.recorded, self.fabric, [[]])
+
+    def costs(self, plan: BucketLayout) -> ScheduleCosts:
+        """Return the costs of an iteration with these buckets.
+
+        Raises:
+            ValueError: The buckets are no plan for this model; see `buckets_of`.
+        """
+        policy = with_plan(self.policy, plan)
+        charged = self.fabric
+        if self.recorded.has_communication:
+            charged = charged_fabric(self.fabric, self.recorded, plan)
+        costs = price_schedule(build_schedule(policy, self.recorded), charged, policy, self.world_size)
+        if self.objective == "worst_case":
+            dearer = as_int64(costs.untimed.cost_ns * (1 + costs.relative_errors))
+            costs = replace(costs, untimed=replace(costs.untimed, cost_ns=dearer))
+        return costs
+
+    def cycles_ns(self, plan: BucketLayout) -> Nanoseconds:
+        """Return the duration of each of the `deciding_cycles`; parameter indices by bucket, in launch order."""
+        if plan not in self._known:
+            self._known[plan] = self._simulate(plan, self.deciding_cycles)
+        return self._known[plan]
+
+    def _simulate(self, plan: BucketLayout, cycles: Sequence[int]) -> Nanoseconds:
+        costs = self.costs(plan)
+        costs = replace(costs, untimed=replace(costs.untimed, cost_ns=costs.untimed.cost_ns[None]))
+        sampler = self.sampler
+        if self.recorded.has_communication:
+            model, _ = rebucketed(self.trace, self.recorded, self.fabric, plan)
+            sampler = self._sampler(model)
+        at_a_time = max(1, CELLS // (len(sampler.ranks) * max(sampler.parameters, len(costs.untimed.schedule.steps))))
+        batches = [
+            latencies_ns(costs.engine_input(sampler, sampler.draw(cycles[first : first + at_a_time])))
+            for first in range(0, len(cycles), at_a_time)
+        ]
+        durations: Nanoseconds = np.concatenate(batches)
+        return durations
+
+    def statistic_ns(self, cycles_ns: Floats | Nanoseconds) -> int:
+        """Return the objective of these durations of all cycles, per iteration."""
+        samples = cycles_ns / self.policy.sync_every
+        if self.objective == "mean":
+            return int(as_int64(samples.mean()))
+        if self.objective in QUANTILES:
+            return int(as_int64(np.quantile(samples, QUANTILES[self.objective])))
+        return int(as_int64(samples[place_of_median(samples)]))
+
+    def value_ns(self, plan: BucketLayout) -> int:
+        """Return the objective with these buckets; equal to that of `predict`."""
+        return self.deciding_ns(self.cycles_ns(plan))
+
+    @cached_property
+    def deciding_cycles(self) -> list[int]:
+        """Cycles that decide the objective; one, or two for a percentile, if the cycles are ordered.
+
+        Cycles are ordered if a slower one is later in every moment. With constant speeds, and with slow-downs by which
+        overlap never loses time, it is then slower with any buckets.
+        """
+        distinct, place = self.sampler.distinct()
+        every: list[int] = distinct.tolist()
+        if len(every) == 1 or self.objective == "mean" or not self._is_monotone:
+            return every
+        if len(every) * len(self.sampler.ranks) * self.sampler.parameters > CELLS:
+            return every
+        times = self.sampler.draw(every)
+        moments = _moments(times)
+        order = moments.sum(axis=-1, dtype=float).argsort(kind="stable")
+        if (np.diff(moments[order], axis=0) < 0).any() or times.unused.any():
+            return every
+        by_duration = np.sort(order.argsort()[place])  # of all cycles, each as its place in `order`
+        middle = [len(by_duration) // 2]
+        if self.objective in QUANTILES:
+            level = QUANTILES[self.objective] * (len(by_duration) - 1)
+            middle = [int(np.floor(level)), int(np.ceil(level))]
+        return [every[order[by_duration[one]]] for one in middle]
+
+    @property
+    def is_ordered(self) -> bool:
+        """Whether few `deciding_cycles` decide the objective with any buckets."""
+        return len(self.deciding_cycles) <= 2 and self.objective != "mean"
+
+    @property
+    def _is_monotone(self) -> bool:
+        """Whether later gradients never make an iteration shorter."""
+        processor = self.fabric.processor
+        rows = [row for row in processor.contention if max(row.compute, row.collective) > 1]
+        one_at_a_time = self.fabric.concurrency * self.policy.process_groups == 1
+        steady = not rows or (one_at_a_time and not processor.lingers_ns)
+        return steady and all(1 / row.compute + 1 / row.collective >= 1 for row in rows)
+
+    def deciding_ns(self, cycles_ns: Floats | Nanoseconds) -> int:
+        """Return the objective of these durations of the `deciding_cycles`, per iteration."""
+        if not self.is_ordered:
+            return self.statistic_ns(cycles_ns[self.sampler.distinct()[1]])
+        samples = cycles_ns / self.policy.sync_every
+        if self.objective not in QUANTILES:
+            return int(as_int64(samples[0]))
+        _, place = self.sampler.distinct()
+        return int(as_int64(np.interp(QUANTILES[self.objective] * (len(place) - 1) % 1, [0, 1], samples[[0, -1]])))
+
+    def in_flight_bytes(self, plan: BucketLayout) -> int:
+        """Return the largest sum of the bytes of buckets that are launched and not yet averaged at the same time.
+
+        Measured in the middle one of the `deciding_cycles`; a bucket is launched when its last rank launches it.
+        """
+        costs = self.costs(plan)
+        cycle = self.deciding_cycles[len(self.deciding_cycles) // 2]
+        timeline = simulate(costs.engine_input(self.sampler, self.sampler.draw([cycle]), 0))
+        schedule = timeline.engine_input.schedule
+        events = []
+        for place, instruction in enumerate(schedule.instructions):
+            if isinstance(instruction, LaunchCollective):
+                collective = schedule.collectives[instruction.collective]
+                if collective.bucket is not None:
+                    launched = int(timeline.end_ns[:, place].max())
+                    done = int(timeline.done_ns[instruction.collective])
+                    events += [(launched, 1, collective.size_bytes), (done, 0, -collective.size_bytes)]
+        most = now = 0
+        for _, _, change in sorted(events):
+            now += change
+            most = max(most, now)
+        return most
+
+    def collectives_ns(self, transport: Transport, sizes_bytes: Nanoseconds) -> Nanoseconds:
+        """Return the duration of collectives of these sizes, alone and undisturbed; shape [sizes]."""
+        price = self.fabric.all_gather_costs_ns if transport == "all_gather" else self.fabric.all_reduce_costs_ns
+        costs_ns = price(sizes_bytes, self.world_size)
+        if self.objective == "worst_case":
+            return as_int64(costs_ns * (1 + self.fabric.relative_errors(sizes_bytes, self.world_size)))
+        return costs_ns
+
+    def forward_starts_ns(self, plan: BucketLayout) -> tuple[CycleTimes, Nanoseconds]:
+        """Return the `deciding_cycles`, and when each rank starts its last forward pass if nothing is slowed down.
+
+        Returns:
+            The cycles, and the starts; shape [cycles, simulated ranks].
+        """
+        sampler = self._sampler(self.changed[0])
+        times = sampler.draw(self.deciding_cycles)
+        costs = self.costs(plan)
+        costs = replace(costs, untimed=replace(costs.untimed, cost_ns=costs.untimed.cost_ns[None]))
+        engine_input = costs.engine_input(sampler, times)
+        schedule = engine_input.schedule
+        before = replace(schedule, instructions=schedule.instructions[: schedule.instructions.index(FORWARD)])
+        shares = (LinkShare(),) * len(schedule.collectives)
+        return times, solve(replace(engine_input, schedule=before, sharing=shares, slowdowns=None))[2]
+
+    def has_constant_speeds(self, plan: BucketLayout) -> bool:
+        """Whether neither collectives nor computation slow each other down."""
+        return has_constant_speeds(self.costs(plan).untimed)
+
+
+def with_plan(policy: Policy, plan: BucketLayout) -> Policy:
+    """Return the policy with these buckets in place of caps."""
+    return policy.model_copy(update={"plan": plan, "order": "ready"})
+
+
+def _moments(times: CycleTimes) -> Nanoseconds:
+    """Return all moments and durations of each cycle, side by side; shape [cycles, moments]."""
+    flat: Iterator[Nanoseconds] = (
+        ns.reshape(len(times.forward_ns), -1)
+        for ns in (
+            times.ready_ns,
+            times.backward_end_ns,
+            times.step_ns,
+            times.before_ns,
+        )
+    )
+    return np.concatenate(list(flat), axis=-1)
+
+
+def _at_upper_ends(fabric: Fabric) -> Fabric:
+    """Return the fabric with the costs of steps and the slow-downs at the upper end of their error bands."""
+    processor = fabric.processor.slowed(1)
+    copies, launches = 1 + processor.copy_error, 1 + processor.launch_error
+    return fabric.model_copy(
+        update={
+            "processor": processor.model_copy(
+                update={
+                    "pack": processor.pack.times(copies),
+                    "copy_out": processor.copy_out.times(copies),
+                    "launch_ns": round(processor.launch_ns * launches),
+                    "stall_ns": round(processor.stall_ns * launches),
+                }
+            )
+        }
+    )

@@ -1,0 +1,262 @@
+"""Tune: the best buckets of a recorded model on a fabric.
+
+Searched are caps, caps by bucket and every contiguous partition of the ready order. `exact_search` cuts the ready order
+of each deciding iteration, `local_search` improves the result for all of them, and `predict` gives the times. The
+buckets of known rules take part in the search, so the plan is never slower than any of them.
+"""
+
+from collections.abc import Callable, Sequence
+from functools import partial
+from itertools import accumulate, pairwise
+from typing import Annotated, Any
+
+import numpy as np
+from pydantic import Field, InstanceOf
+
+from reference.bucketing import MIB
+from reference.trace import BucketLayout, Trace
+
+from ..fabric import Fabric
+from ..fabric.measured_tables import segment_at
+from ..prediction import Ranks, Stragglers, checked, predict
+from ..schedule.policy import Policy
+from ..schedule.schedule import buckets_of
+from ..workload.compute_times import RECORDED, Variation
+from ..workload.default_gpu_costs import assume_gpu
+from .exact_search import Segments, best_cut
+from .known_rules import CapRule, Line, closed_by, merged_gradients, saturating_cap_bytes, square_root_cap_bytes
+from .local_search import as_layout, improve
+from .lower_bound import lower_bound_ns
+from .partition_costs import PartitionCosts, partition_costs
+from .plan import DEFAULT, Baseline, Plan
+from .plan_times import Objective, PlanTimes, with_plan
+
+CAPS = 48
+"""Single caps that are tried, evenly spaced in logarithms between the smallest gradient and all gradients."""
+MOST_CUT = 2500
+"""Parameters up to which the ready order is cut exactly; costs of all contiguous buckets are kept in memory."""
+MOST_CYCLES = 8
+"""Deciding iterations that are cut exactly."""
+CHECKED = 6
+"""Plans with the shortest times by the recurrence whose times are then computed as `predict` does."""
+LIMITED = Annotated[int, Field(gt=0)] | None
+
+
+@checked
+def tune(
+    trace: InstanceOf[Trace],
+    fabric: InstanceOf[Fabric],
+    *,
+    world_size: Ranks,
+    objective: Objective = "median",
+    in_flight_bytes: LIMITED = None,
+    cap_rule: CapRule = "reaches the cap",
+    policy: InstanceOf[Policy] | None = None,
+    variation: InstanceOf[Variation] = RECORDED,
+    stragglers: Stragglers = (),
+    assume: bool = True,
+    **settings: Any,
+) -> Plan:
+    """Search for the buckets with the shortest predicted iteration.
+
+    Args:
+        trace: As for `predict`.
+        fabric: As for `predict`.
+        world_size: Number of ranks.
+        objective: What should be short: the "median", "mean", "p95" or "p99" of the iterations, or "worst_case", the
+            median with all costs of collectives, copies, launches and slow-downs at the upper end of their error bands.
+        in_flight_bytes: Largest sum of the messages of buckets that are launched and not yet averaged at the same
+            time. None: no limit.
+        cap_rule: Rule of the reducer for which the best single cap is given: torch's "reaches the cap", or "at most
+            the cap".
+        policy: Settings of the reducer, as for `predict`; the search replaces caps, plan and order.
+        variation: As for `predict`.
+        stragglers: As for `predict`.
+        assume: As for `predict`.
+        settings: Fields of `Policy`, as an alternative to `policy`.
+
+    Raises:
+        ValueError: As for `predict`; buckets of modules (grouping="module") or an iteration before the steady ones are
+            to be tuned; or no buckets keep the limit of bytes in flight.
+        TypeError: A keyword argument is not a field of `Policy`.
+    """
+    policy = Policy.given(policy, settings)
+    if policy.grouping == "module":
+        raise ValueError("grouping: expected 'buckets', because FSDP2's modules are no buckets to tune, got 'module'")
+    if policy.phase != "steady":
+        raise ValueError(f"phase: expected 'steady', the iterations that buckets are tuned for, got {policy.phase!r}")
+    policy = policy.model_copy(update={"plan": None, "order": "ready"})
+    assumed, spread = fabric, variation
+    if assume:
+        assumed, spread, _ = assume_gpu(trace, fabric, variation)
+    times = PlanTimes(trace, assumed, world_size, policy, spread, stragglers, objective)
+    search = _Search(times, partition_costs(times), in_flight_bytes, cap_rule)
+    best, is_proven = search.run()
+    forecast = partial(
+        predict, trace, fabric, world_size=world_size, variation=variation, stragglers=stragglers, assume=assume
+    )
+    chosen = forecast(policy=with_plan(policy, best))
+    default = forecast(policy=with_plan(policy, search.rules[DEFAULT]))
+    names = {"median": "iteration_ns", "mean": "mean_ns"}
+    iteration_ns = getattr(chosen, names[objective]) if objective in names else times.value_ns(best)
+    ranked = sorted(search.rules.items(), key=lambda item: times.value_ns(item[1]))
+    return Plan(
+        model=trace.workload.model,
+        parameters=tuple(one.name for one in trace.workload.parameters),
+        world_size=world_size,
+        objective=objective,
+        buckets=best,
+        bucket_cap_mb_list=caps_of(best, times),
+        iteration_ns=iteration_ns,
+        interval_ns=chosen.interval_ns,
+        lower_bound_ns=min(iteration_ns, lower_bound_ns(search.costs)),
+        is_proven=is_proven,
+        keep_default=best == search.rules[DEFAULT] or default.compare(chosen).is_tie,
+        cap_rule=cap_rule,
+        best_cap_mb=search.best_cap_mb,
+        best_cap_ns=times.value_ns(search.by_cap(search.best_cap_mb)),
+        baselines=tuple(
+            Baseline(
+                name=name,
+                iteration_ns=times.value_ns(plan),
+                buckets=len(plan),
+                regret=times.value_ns(plan) / max(1, iteration_ns) - 1,
+            )
+            for name, plan in ranked
+        ),
+        in_flight_bytes=times.in_flight_bytes(best),
+        assumed=chosen.assumed,
+    )
+
+
+def caps_of(plan: BucketLayout, times: PlanTimes) -> tuple[float, ...] | None:
+    """Return the caps in MiB with which the reducer closes exactly these buckets; None if no list does.
+
+    A bucket closes when it reaches its cap, so its own size is its cap.
+    """
+    sizes = times.trace.sizes_bytes
+    caps = tuple(sum(sizes[index] for index in bucket) / MIB for bucket in plan)
+    policy = times.policy.model_copy(update={"bucket_cap_mb_list": caps, "first_bucket_mb": None})
+    closed = buckets_of(policy, times.recorded)
+    same = [sorted(bucket) for bucket in closed] == [sorted(bucket) for bucket in plan]
+    return caps if same else None
+
+
+class _Search:
+    """The candidates of one search, and the best of them.
+
+    Attributes:
+        costs: Costs of the deciding iterations.
+        rules: The plan of each known rule, by name.
+        best_cap_mb: The best single cap.
+    """
+
+    def __init__(self, times: PlanTimes, costs: PartitionCosts, limit: int | None, cap_rule: CapRule) -> None:
+        self.times, self.costs, self._limit, self._cap_rule = times, costs, limit, cap_rule
+        self._sizes = [costs.parameters[index].size_bytes for index in costs.order]
+        total = sum(self._sizes)
+        smallest = max(1, min((size for size in self._sizes if size), default=1))
+        caps_mb = {cap / MIB for cap in np.geomspace(smallest, max(smallest, total), CAPS)} | {total / MIB}
+        by_recurrence = sorted(caps_mb, key=lambda cap: self._recurrence(self.by_cap(cap)))
+        few = [cap for cap in by_recurrence if self._keeps_limit(self.by_cap(cap))][:CHECKED] or by_recurrence[:1]
+        self.best_cap_mb = float(min(few, key=lambda cap: times.value_ns(self.by_cap(cap))))
+        self.rules = self._known_rules() | {"best single cap": self.by_cap(self.best_cap_mb)}
+        self._by_caps = [self.by_cap(cap) for cap in few]
+
+    def by_cap(self, cap_mb: float) -> BucketLayout:
+        """Return the buckets of one cap by the reducer's rule."""
+        if self._cap_rule == "at most the cap":
+            return self._cut(closed_by(self._cap_rule, self._sizes, cap_mb * MIB))
+        return self._assigned(bucket_cap_mb=cap_mb)
+
+    def _assigned(self, **caps: float | None) -> BucketLayout:
+        """Return the buckets that torch's class assigns with these caps."""
+        none = {"bucket_cap_mb": None, "bucket_cap_mb_list": None, "first_bucket_mb": None}
+        return as_layout(buckets_of(self.times.policy.model_copy(update=none | caps), self.times.recorded))
+
+    def _known_rules(self) -> dict[str, BucketLayout]:
+        costs, fabric, total = self.costs, self.times.fabric, sum(self._sizes)
+        piece = segment_at(fabric.segments(self.times.world_size), total / 8)
+        line = Line(piece.alpha_ns, piece.ns_per_byte)
+        ready_ns = np.maximum.accumulate(np.median(costs.ready_ns, axis=0)[list(costs.order)]).tolist()
+        at_most = partial(closed_by, "at most the cap", self._sizes)
+        return {
+            DEFAULT: self._assigned(),
+            "one bucket": self._assigned(bucket_cap_mb=total / MIB),
+            "each gradient alone": self._cut([1] * len(self._sizes)),
+            "inductor's cap": self._cut(at_most(saturating_cap_bytes(line))),
+            "square root of latency, size and rate": self._cut(at_most(square_root_cap_bytes(line, total))),
+            "MG-WFBP": self._cut(merged_gradients(line, self._sizes, ready_ns)),
+        }
+
+    def _cut(self, counts: Sequence[int]) -> BucketLayout:
+        """Return buckets of so many gradients in ready order, cut further where gradients of unequal kinds meet."""
+        costs = self.costs
+        changes = {place for place in range(1, len(costs.order)) if costs.runs[place] == place}
+        edges = sorted({0, *accumulate(counts), *changes})
+        return tuple(costs.order[start:end] for start, end in pairwise(edges))
+
+    def _recurrence(self, plan: BucketLayout) -> int:
+        return self.costs.value_ns(plan)
+
+    def _keeps_limit(self, plan: BucketLayout) -> bool:
+        return self._limit is None or self.times.in_flight_bytes(plan) <= self._limit
+
+    def run(self) -> tuple[BucketLayout, bool]:
+        """Return the best plan, and whether no contiguous partition of the ready order is better."""
+        costs, times = self.costs, self.times
+        candidates = {*self.rules.values(), *self._by_caps}
+        is_complete = False
+        if len(costs.order) <= MOST_CUT:
+            cuts, is_complete = self._cuts(candidates)
+            candidates |= cuts
+        candidates = {plan for plan in candidates if self._keeps_limit(plan)}
+        if not candidates:
+            least = min(map(times.in_flight_bytes, self.rules.values()))
+            raise ValueError(
+                f"in_flight_bytes: expected a limit that some buckets keep, got {self._limit}; the least of the known "
+                f"rules is {least}"
+            )
+        ranked = sorted(candidates, key=lambda plan: (self._recurrence(plan), len(plan)))
+        if not (is_complete and costs.is_exact):
+            evaluations = 400 if len(costs.order) <= 400 else 100
+            polished = [
+                improve(plan, costs, self._recurrence, evaluations, allowed=self._keeps_limit) for plan in ranked[:2]
+            ]
+            ranked = sorted({*polished, *ranked}, key=lambda plan: (self._recurrence(plan), len(plan)))
+        few = {*ranked[:CHECKED], *(plan for plan in self.rules.values() if plan in candidates)}
+        best = min(sorted(few, key=len), key=times.value_ns)
+        if not costs.is_exact:
+            best = improve(best, costs, times.value_ns, self._evaluations(), allowed=self._keeps_limit)
+        return best, is_complete and costs.is_exact
+
+    def _evaluations(self) -> int:
+        """Plans that the last improvement may simulate: few if each takes long."""
+        cells = len(self.times.deciding_cycles) * len(self.times.sampler.ranks)
+        return max(8, min(60, 400 // cells))
+
+    def _cuts(self, candidates: set[BucketLayout]) -> tuple[set[BucketLayout], bool]:
+        """Return the best contiguous partition for each of the deciding iterations, and whether it is the best."""
+        costs = self.costs
+        segments = Segments(costs)
+        cycles = len(costs.step_ns)
+        chosen = np.unique(np.linspace(0, cycles - 1, min(cycles, MOST_CYCLES)).astype(int))
+        scenarios = [
+            costs.at(costs.ready_ns[cycle], costs.computed_ns[cycle], costs.step_ns[cycle]) for cycle in chosen
+        ]
+        if cycles > 1:
+            summaries: list[Callable[..., Any]] = [np.median, np.max]
+            scenarios += [
+                costs.at(*(summary(ns, axis=0) for ns in (costs.ready_ns, costs.computed_ns, costs.step_ns)))
+                for summary in summaries
+            ]
+        contiguous = {self._cut([len(plan) for plan in one]) for one in candidates}
+        cuts: set[BucketLayout] = set()
+        complete = cycles == 1 and self._limit is None
+        for one in scenarios:
+            known_ns = min(float(one.recurrence_ns(plan)[0]) for plan in contiguous)
+            cut = best_cut(one, segments, known_ns + 1, most_bytes=self._limit)
+            if cut is not None:
+                cuts.add(as_layout(cut.buckets))
+            complete = complete and cut is not None and cut.is_complete
+        return cuts, complete
