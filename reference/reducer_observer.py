@@ -51,6 +51,7 @@ class RecordingHook:
     def __init__(self, hook: Callable[..., None]) -> None:
         self._hook = hook
 
+    @torch.compiler.disable  # type: ignore[untyped-decorator]  # of torch
     def __call__(self, *args: Any) -> None:
-        """Called by the module."""
+        """Called by the module, also where that is compiled."""
         self._hook(*args)

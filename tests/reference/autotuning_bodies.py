@@ -126,6 +126,16 @@ def copies_made_while_recording(rank: int, _world_size: int) -> list[tuple[bool,
     return found
 
 
+def train_compiled(rank: int, _world_size: int) -> tuple[dict[str, Any], Layout, list[float]]:
+    """Logging data, buckets and averages of a data-parallel module that is compiled as a whole."""
+    ddp = DistributedDataParallel(nn.Linear(2, 1), autotune=Autotune(Answers([[1], [0]]), 2))
+    compiled = torch.compile(ddp, backend="eager")
+    for _ in range(6):
+        ddp.zero_grad()
+        compiled(torch.full((1, 2), float(rank))).sum().backward()
+    return ddp.log.autotune, ddp.reducer.buckets.assignment, ddp.module.weight.grad.flatten().tolist()
+
+
 def tune_again_in_a_new_group(rank: int, _world_size: int) -> tuple[int, list[Layout], list[list[float]]]:
     """Change the process group while recording and after tuning: calls of rank 0's tuner, buckets, gradients."""
     tuner = Answers([[1], [0]])

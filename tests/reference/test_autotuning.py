@@ -41,7 +41,7 @@ def dtypes_of(program) -> tuple[str, ...]:
 
 
 @BOTH_POOLS
-@examples(20)
+@examples(15)
 @given(st.data())
 def test_buckets_become_those_of_the_tuner_and_no_gradient_changes(ranks, data):
     """Random models, partitions and features; ranks differ in how many passes they run under no_sync."""
@@ -166,6 +166,13 @@ def test_copies_made_while_recording_are_not_recorded_and_tune_themselves(two_ra
     for found in two_ranks.run(bodies.copies_made_while_recording):
         assert [free for free, _, _ in found] == [False, True, True]
         assert all((layout, average) == (((1,), (0,)), [0.5, 0.5]) for _, layout, average in found)
+
+
+def test_a_compiled_module_is_tuned(two_ranks):
+    for logged, layout, average in two_ranks.run(bodies.train_compiled):
+        assert logged["autotuned"] == 1
+        assert layout == ((1,), (0,))
+        assert average == [0.5, 0.5]
 
 
 def test_in_a_new_process_group_the_buckets_are_tuned_again(two_ranks):
