@@ -5,7 +5,6 @@
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from functools import partial
 from typing import Any
 
 from torch.distributed.algorithms.ddp_comm_hooks import default_hooks, powerSGD_hook
@@ -15,8 +14,8 @@ from reference.comm_hooks.allreduce import allreduce
 from reference.comm_hooks.interface import Hook, describe
 from reference.data_parallel import DistributedDataParallel
 from reference.mixed_precision import sum_in_low_precision
-from reference.trace import BucketLayout, Trace
-from simulator import Fabric, Policy, Prediction, predict, tune
+from reference.trace import Trace
+from simulator import Fabric, Policy, predict, tune
 
 from .calibration.comm_hook_costs import HALVES, REAL_HOOKS
 
@@ -35,7 +34,8 @@ HOOK_NAMES: Mapping[Callable[..., Any], str] = {
 def autotune(fabric: Fabric, *, iterations: int = 10, **settings: Any) -> Autotune:
     """Return the argument `autotune` of `DistributedDataParallel`: buckets that `simulator.tune` finds.
 
-    The buckets in force stay if the predicted gain may be due to errors of the costs (`Comparison.is_tie`).
+    The buckets in force stay unless others are predicted to be faster. A gain within the errors of the costs counts
+    too, because another rebuild costs little and the gain is what is to be expected.
 
     Args:
         fabric: Costs of collectives and of the processor, for the number of ranks that train.
@@ -60,16 +60,11 @@ class _SimulatedTuner:
         world_size = trace.workload.world_size
         policy = policy_of(ddp, trace, **self.settings)
         plan = tune(trace, self.fabric, world_size=world_size, policy=policy)
-        with_buckets = partial(_predicted, trace, self.fabric, world_size, policy)
-        present, tuned = with_buckets(ddp.reducer.buckets.assignment), with_buckets(plan.buckets)
-        if tuned.iteration_ns >= present.iteration_ns or present.compare(tuned).is_tie:
+        in_force = policy.model_copy(update={"plan": ddp.reducer.buckets.assignment})
+        default_ns = predict(trace, self.fabric, world_size=world_size, policy=in_force).iteration_ns
+        if plan.iteration_ns >= default_ns:
             return None
-        return TunedBuckets(plan.buckets, tuned.iteration_ns, present.iteration_ns)
-
-
-def _predicted(trace: Trace, fabric: Fabric, world_size: int, policy: Policy, buckets: BucketLayout) -> Prediction:
-    policy = policy.model_copy(update={"plan": buckets})
-    return predict(trace, fabric, world_size=world_size, policy=policy)
+        return TunedBuckets(plan.buckets, plan.iteration_ns, default_ns)
 
 
 def policy_of(ddp: DistributedDataParallel, trace: Trace, **settings: Any) -> Policy:

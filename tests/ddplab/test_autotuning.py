@@ -96,7 +96,7 @@ def test_the_simulators_buckets_take_the_time_that_it_expects(asked, fabric):
         assert untuned.iteration_ns == answer.default_ns
 
 
-def test_a_real_gain_is_taken_and_a_tie_is_not():
+def test_buckets_change_for_a_gain_and_stay_without_one():
     """Gradients of 4, 0.8 and 0.4 kB, ready 1 us apart: a second all-reduce saves 2 us, less twice the latency."""
     trace = small_trace()
     whole = trace.model_copy(update={"workload": trace.workload.model_copy(update={"world_size": 2})})
