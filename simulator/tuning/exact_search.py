@@ -9,18 +9,26 @@ Two values are raised before labels are compared, which changes no result and ma
 earliest next launch, and M to the least end of computing.
 """
 
-from collections.abc import Sequence
+from itertools import pairwise
 from typing import NamedTuple
 
 import numpy as np
+from numpy.typing import NDArray
 
 from reference.bucketing import BucketAssignment
 
 from ..workload.compute_times import Floats
 from .partition_costs import PartitionCosts, is_additive
 
-MOST_LABELS = 64
-"""Labels kept at one position. More of them would take long; without them the result is no longer proven."""
+MOST_LABELS = {True: 200, False: 12}
+"""Labels kept at one position, where the recurrence is exact and where it is not. More of them would take long;
+without them the result is no longer proven."""
+FEW_LABELS = 6
+"""Labels in a first, quick search, whose result lets the second one drop most labels."""
+CANDIDATES = 16
+"""Labels, as a multiple of those kept, among which the ones that no other dominates are searched."""
+GRID = 1e-6
+"""Part of the iteration by which labels must differ where the recurrence is not exact."""
 
 
 class Cut(NamedTuple):
@@ -68,7 +76,12 @@ class Segments:
 
 
 def best_cut(
-    costs: PartitionCosts, segments: Segments, known_ns: float, *, most_bytes: int | None = None
+    costs: PartitionCosts,
+    segments: Segments,
+    known_ns: float,
+    *,
+    most_bytes: int | None = None,
+    thorough: bool = True,
 ) -> Cut | None:
     """Return the contiguous buckets with the earliest end by the recurrence.
 
@@ -77,10 +90,23 @@ def best_cut(
         segments: Costs of all contiguous buckets.
         known_ns: End by the recurrence of the best known buckets; only cuts that are at least as good are found.
         most_bytes: Largest bytes of a bucket's gradients. None: no limit.
+        thorough: Whether to search again with more labels, which takes a few times as long.
 
     Returns:
         None if no cut is as good as `known_ns`.
     """
+    quick = _search(costs, segments, known_ns, most_bytes, FEW_LABELS)
+    if not thorough:
+        return quick
+    if quick is None:
+        return _search(costs, segments, known_ns, most_bytes, MOST_LABELS[costs.is_exact])
+    return _search(costs, segments, quick.recurrence_ns, most_bytes, MOST_LABELS[costs.is_exact]) or quick
+
+
+def _search(
+    costs: PartitionCosts, segments: Segments, known_ns: float, most_bytes: int | None, most_labels: int
+) -> Cut | None:
+    """Search once, with arguments and results of `best_cut`, keeping the `most_labels` with the least bounds."""
     order = np.array(costs.order)
     count = len(order)
     sizes = np.array([costs.parameters[index].size_bytes for index in costs.order])
@@ -122,9 +148,15 @@ def best_cut(
         kept = np.flatnonzero(bound <= known_ns)
         if not more and len(kept):
             known_ns = float(bound[kept].min())
-        kept = kept[_undominated(np.stack([k, d, w, m])[:, kept])]
-        if len(kept) > MOST_LABELS:
-            kept = kept[np.argsort(bound[kept], kind="stable")[:MOST_LABELS]]
+        if len(kept) > CANDIDATES * most_labels:
+            kept = kept[np.argpartition(bound[kept], CANDIDATES * most_labels)[: CANDIDATES * most_labels]]
+            complete = False
+        values = np.stack([k, d, w, m])[:, kept]
+        if not costs.is_exact:
+            values[1:] //= GRID * known_ns + 1
+        kept = kept[_undominated(values)]
+        if len(kept) > most_labels:
+            kept = kept[np.argsort(bound[kept], kind="stable")[:most_labels]]
             complete = False
         first[end + 1] = first[end] + len(kept)
         buckets, done, delay, last = (
@@ -141,17 +173,26 @@ def best_cut(
         best = int(parents[best])
         cuts.append(int(places[best]))
     edges = cuts[::-1]
-    found = [list(costs.order[a:b]) for a, b in zip(edges, edges[1:], strict=False)]
+    found = [list(costs.order[a:b]) for a, b in pairwise(edges)]
     return Cut(found, float(last[finals].min()) + step, complete)
 
 
-def _undominated(values: Floats) -> Sequence[int] | np.ndarray:
-    """Return the columns that no other column is at most as large as in every row; of equal ones the first."""
-    left = np.arange(values.shape[1])
-    kept = []
-    sums = values.sum(axis=0)
+BLOCK = 32
+
+
+def _undominated(values: Floats) -> NDArray[np.int64]:
+    """Return the columns that no other column is at most as large as in every row; of equal ones the first.
+
+    A column can only be dominated by one with a sum that is not larger, so columns are compared in order of their sums.
+    """
+    left = values.sum(axis=0).argsort(kind="stable")
+    kept: list[int] = []
     while len(left):
-        best = left[np.argmin(sums[left])]
-        kept.append(int(best))
-        left = left[(values[:, left] < values[:, [best]]).any(axis=0)]
+        block, left = left[:BLOCK], left[BLOCK:]
+        some = values[:, block]
+        dominates = (some[:, :, None] <= some[:, None, :]).all(axis=0)
+        block = block[~np.triu(dominates, 1).any(axis=0)]
+        kept.extend(block.tolist())
+        some = values[:, block]
+        left = left[~(some[:, :, None] <= values[:, None, left]).all(axis=0).any(axis=0)]
     return np.array(kept, np.int64)

@@ -1,7 +1,7 @@
 """Local search: improves buckets by small changes, where the exact search does not decide the objective."""
 
 from collections.abc import Callable, Iterator
-from itertools import accumulate
+from itertools import accumulate, pairwise
 
 from reference.bucketing import BucketAssignment
 from reference.trace import BucketLayout
@@ -50,7 +50,7 @@ def improve(
 def _neighbours(plan: BucketLayout, costs: PartitionCosts) -> Iterator[BucketLayout]:
     """Return plans in which two successive buckets are merged, one is split, or a border has moved."""
     kinds = costs.kinds
-    for number, (one, other) in enumerate(zip(plan, plan[1:], strict=False)):
+    for number, (one, other) in enumerate(pairwise(plan)):
         if kinds[one[0]] == kinds[other[0]]:
             both = one + other
             yield (*plan[:number], both, *plan[number + 2 :])

@@ -131,35 +131,38 @@ class PlanTimes:
         """Return the objective with these buckets; equal to that of `predict`."""
         return self.deciding_ns(self.cycles_ns(plan))
 
-    @cached_property
+    @property
     def deciding_cycles(self) -> list[int]:
-        """Cycles that decide the objective; one, or two for a percentile, if the cycles are ordered.
+        """Cycles that decide the objective: all distinct ones or, if they are ordered, one or two of them."""
+        return self._deciding[0]
 
-        Cycles are ordered if a slower one is later in every moment. With constant speeds, and with slow-downs by which
-        overlap never loses time, it is then slower with any buckets.
+    @property
+    def is_ordered(self) -> bool:
+        """Whether the cycles are ordered: a slower one is later in every moment.
+
+        With constant speeds, and with slow-downs by which overlap never loses time, a slower cycle is then slower with
+        any buckets, so that the cycle in the middle is the median with any buckets.
         """
+        return self._deciding[1]
+
+    @cached_property
+    def _deciding(self) -> tuple[list[int], bool]:
         distinct, place = self.sampler.distinct()
         every: list[int] = distinct.tolist()
-        if len(every) == 1 or self.objective == "mean" or not self._is_monotone:
-            return every
-        if len(every) * len(self.sampler.ranks) * self.sampler.parameters > CELLS:
-            return every
+        moments_in_all = len(every) * len(self.sampler.ranks) * self.sampler.parameters
+        if self.objective == "mean" or not self._is_monotone or moments_in_all > CELLS:
+            return every, False
         times = self.sampler.draw(every)
         moments = _moments(times)
         order = moments.sum(axis=-1, dtype=float).argsort(kind="stable")
         if (np.diff(moments[order], axis=0) < 0).any() or times.unused.any():
-            return every
+            return every, False
         by_duration = np.sort(order.argsort()[place])  # of all cycles, each as its place in `order`
         middle = [len(by_duration) // 2]
         if self.objective in QUANTILES:
             level = QUANTILES[self.objective] * (len(by_duration) - 1)
             middle = [int(np.floor(level)), int(np.ceil(level))]
-        return [every[order[by_duration[one]]] for one in middle]
-
-    @property
-    def is_ordered(self) -> bool:
-        """Whether few `deciding_cycles` decide the objective with any buckets."""
-        return len(self.deciding_cycles) <= 2 and self.objective != "mean"
+        return [every[order[by_duration[one]]] for one in middle], True
 
     @property
     def _is_monotone(self) -> bool:

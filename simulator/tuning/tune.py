@@ -35,8 +35,8 @@ CAPS = 48
 """Single caps that are tried, evenly spaced in logarithms between the smallest gradient and all gradients."""
 MOST_CUT = 2500
 """Parameters up to which the ready order is cut exactly; costs of all contiguous buckets are kept in memory."""
-MOST_CYCLES = 8
-"""Deciding iterations that are cut exactly."""
+CUTS = 4000
+"""Deciding iterations that are cut exactly, times parameters: few iterations of a large model."""
 CHECKED = 6
 """Plans with the shortest times by the recurrence whose times are then computed as `predict` does."""
 LIMITED = Annotated[int, Field(gt=0)] | None
@@ -240,7 +240,7 @@ class _Search:
         costs = self.costs
         segments = Segments(costs)
         cycles = len(costs.step_ns)
-        chosen = np.unique(np.linspace(0, cycles - 1, min(cycles, MOST_CYCLES)).astype(int))
+        chosen = np.unique(np.linspace(0, cycles - 1, min(cycles, 8, max(1, CUTS // len(costs.order)))).astype(int))
         scenarios = [
             costs.at(costs.ready_ns[cycle], costs.computed_ns[cycle], costs.step_ns[cycle]) for cycle in chosen
         ]
@@ -255,7 +255,7 @@ class _Search:
         complete = cycles == 1 and self._limit is None
         for one in scenarios:
             known_ns = min(float(one.recurrence_ns(plan)[0]) for plan in contiguous)
-            cut = best_cut(one, segments, known_ns + 1, most_bytes=self._limit)
+            cut = best_cut(one, segments, known_ns + 1, most_bytes=self._limit, thorough=cycles == 1)
             if cut is not None:
                 cuts.add(as_layout(cut.buckets))
             complete = complete and cut is not None and cut.is_complete
