@@ -20,6 +20,8 @@ COPIED = (
     "benchmarks",
 )  # fmt: skip
 IGNORED = shutil.ignore_patterns("__pycache__", ".ipynb_checkpoints", "api")
+ENTRANCE = '<!doctype html><meta http-equiv="refresh" content="0; url=docs/index.html"><title>ddplab</title>\n'
+"""The page at the root of the site."""
 CELL_TIMEOUT_S, TUTORIAL_TIMEOUT_S = 120, 300
 """Longer than the time-outs in the tutorials, so that an error for a hung rank, with its stack, comes first."""
 
@@ -40,9 +42,10 @@ def main(arguments: Sequence[str] | None = None) -> None:
         _run("pytest", "--nbmake", *limits, "--overwrite", "--durations=9", "tutorials", folder=tree)
     (tree / "docs" / "slides.md").write_text(slides.site_page(tree / "tutorials"))
     _run("sphinx", "--fail-on-warning", "--keep-going", "-c", "docs", "-b", "html", ".", pages, folder=tree)
+    (pages / "index.html").write_text(ENTRANCE)
     slides.write(tree / "tutorials", pages / "slides")
     _run("docs.links", "--no-status", pages / "docs" / "index.html", folder=tree)
-    print(f"\nopen {pages / 'docs' / 'index.html'}")
+    print(f"\nopen {pages / 'index.html'}")
 
 
 def copy(tree: Path) -> None:

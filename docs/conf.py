@@ -40,6 +40,7 @@ myst_html_meta = {"description": PROJECT["description"]}
 html_show_copyright = False
 html_static_path = ["static"]
 html_css_files = ["print.css"]
+html_search_scorer = str(Path(__file__).parent / "static" / "search_order.js")
 html_extra_path = ["../figures/interactive_timeline.html"]  # a page of its own, which needs nothing from the site
 
 myst_heading_anchors = 4

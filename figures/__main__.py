@@ -1,5 +1,6 @@
 """Draw all figures from committed data, and write them with their captions into `figures/README.md`."""
 
+import re
 from types import ModuleType
 
 from reference.files.writing import write_atomically
@@ -39,9 +40,9 @@ FIGURES: tuple[ModuleType, ...] = (
 INTRO = """\
 # Figures
 
-`make figures` draws these figures from committed data, byte for byte the same each time. The first sentence of each
-caption is the point of the figure; then follow what was measured or emulated, from which data, and what the paper
-reports: Li et al., "PyTorch Distributed: Experiences on Accelerating Data Parallel Training", VLDB 2020,
+`make figures` draws these figures from committed data, byte for byte the same each time. The sentence below a figure
+is its point; unfold what was measured or emulated, from which data, and what the paper reports: Li et al., "PyTorch
+Distributed: Experiences on Accelerating Data Parallel Training", VLDB 2020,
 [arXiv 2006.15704](https://arxiv.org/abs/2006.15704). *By the clock* means real processes whose devices sleep for
 recorded times of a GPU; *in virtual time* means the real reducer under a clock that jumps, over a modelled network.
 `python -m figures.measure` repeats the measurements.
@@ -58,10 +59,14 @@ def name_of(figure: ModuleType) -> str:
 
 def page() -> str:
     """The page of all figures and captions, as Markdown."""
-    parts = [
-        f"## {figure.TITLE}\n\n![{figure.TITLE}]({name_of(figure)}.png)\n\n{figure.caption()}\n" for figure in FIGURES
-    ]
-    return "\n".join([INTRO, *parts])
+    return "\n".join([INTRO, *map(_section, FIGURES)])
+
+
+def _section(figure: ModuleType) -> str:
+    """A figure with its caption, of which all but the first sentence is folded."""
+    point, rest = re.split(r"(?<=\.) (?=[A-Z])", figure.caption(), maxsplit=1)
+    folded = f"<details><summary>Measured and emulated how</summary>\n\n{rest}\n\n</details>"
+    return f"## {figure.TITLE}\n\n![{figure.TITLE}]({name_of(figure)}.png)\n\n{point}\n\n{folded}\n"
 
 
 def main() -> None:

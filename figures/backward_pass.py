@@ -20,6 +20,8 @@ WIDTH, HEIGHT, LEFT, RIGHT = 900, 300, 96, 16
 GPU_Y, BUCKET_Y, NETWORK_Y, LANE, BUCKET_HEIGHT = 52, 112, 226, 34, 78
 PLAY_S, HOLD_S = 8.0, 2.5
 """Duration of the iteration in the animation, and of the still picture after it."""
+HEAD_START_S = 5.0
+"""A page that opens shows this moment of the animation, when some buckets are full and some are on the network."""
 
 
 class Bucket(NamedTuple):
@@ -168,7 +170,8 @@ def _animate(
     mode = "linear" if smooth else "discrete"
     tag, kind = ("animateTransform", ' type="translate"') if shift else ("animate", "")
     return (
-        f'<{tag} attributeName="{attribute}"{kind} dur="{whole:g}s" repeatCount="indefinite" calcMode="{mode}" '
+        f'<{tag} attributeName="{attribute}"{kind} begin="-{HEAD_START_S:g}s" dur="{whole:g}s" '
+        f'repeatCount="indefinite" calcMode="{mode}" '
         f'keyTimes="{";".join(times)}" values="{";".join(texts)}"/>'
     )
 

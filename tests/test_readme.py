@@ -116,6 +116,14 @@ def test_the_tagline_is_the_same_everywhere():
     assert f'description = "{tagline}"' in (ROOT / "pyproject.toml").read_text()
 
 
+def test_the_page_of_public_names_has_all():
+    page = (ROOT / "docs" / "public_names.md").read_text()
+    rows = re.findall(r"^\| \{py:\w+\}`(\w+) <([\w.]+)\.(\w+)>`", page, re.MULTILINE)
+    assert sorted(name for name, *_ in rows) == ddplab.__all__
+    linked = {name: getattr(import_module(module), other) for name, module, other in rows}
+    assert linked == {name: getattr(ddplab, name) for name in ddplab.__all__}
+
+
 def test_the_map_of_the_code_is_that_of_the_docstrings():
     assert with_map(CODE_MAP) == CODE_MAP, "run `python -m docs.map`"
 
