@@ -17,6 +17,7 @@ from simulator import Fabric, Policy, Variation
 from ..explore import examples
 from ..strategies import Asked, emulations, partitions
 from . import autotuning_bodies as bodies
+from .conformance_bench import outcomes
 from .small_trace import FABRIC, small_trace
 
 pytestmark = pytest.mark.usefixtures("soon")
@@ -131,6 +132,16 @@ def test_real_training_is_tuned_and_averages_the_same(two_ranks):
     assert mine["autotuned"] in (0, 1)
     assert "autotune_error" not in mine
     assert all(map(torch.equal, gradients, expected))
+
+
+CHECKS = ("a backward pass that raises", "mixed precision", "several modules", "checkpoints")
+"""Quick checks of the conformance kit; `ddplab conform tests.reference.autotuning_bodies:Tuned` runs all."""
+
+
+@pytest.mark.parametrize("bench_of", ["two_ranks"], indirect=True)
+def test_a_class_that_tunes_conforms(bench_of):
+    found = outcomes(bench_of("tests.reference.autotuning_bodies:Tuned"), CHECKS)
+    assert {name: one.message for name, one in found.items() if one.outcome != "passed"} == {}
 
 
 def test_wrong_settings_are_refused_at_once():

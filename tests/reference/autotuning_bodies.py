@@ -136,6 +136,18 @@ def train_compiled(rank: int, _world_size: int) -> tuple[dict[str, Any], Layout,
     return ddp.log.autotune, ddp.reducer.buckets.assignment, ddp.module.weight.grad.flatten().tolist()
 
 
+def freeze_when_the_recording_starts(rank: int, _world_size: int) -> tuple[dict[str, Any], Layout, list[float]]:
+    """Logging data, buckets and averages; all parameters are frozen in the second forward pass, and not later."""
+    ddp = DistributedDataParallel(nn.Linear(2, 1), autotune=Autotune(Answers([[1], [0]]), 2))
+    for number in range(8):
+        ddp.zero_grad()
+        ddp.module.requires_grad_(number != 1)
+        loss = ddp(torch.full((1, 2), float(rank))).sum()
+        if number != 1:
+            loss.backward()
+    return ddp.log.autotune, ddp.reducer.buckets.assignment, ddp.module.weight.grad.flatten().tolist()
+
+
 def tune_again_in_a_new_group(rank: int, _world_size: int) -> tuple[int, list[Layout], list[list[float]]]:
     """Change the process group while recording and after tuning: calls of rank 0's tuner, buckets, gradients."""
     tuner = Answers([[1], [0]])

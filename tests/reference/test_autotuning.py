@@ -168,8 +168,9 @@ def test_copies_made_while_recording_are_not_recorded_and_tune_themselves(two_ra
         assert all((layout, average) == (((1,), (0,)), [0.5, 0.5]) for _, layout, average in found)
 
 
-def test_a_compiled_module_is_tuned(two_ranks):
-    for logged, layout, average in two_ranks.run(bodies.train_compiled):
+@pytest.mark.parametrize("train", [bodies.train_compiled, bodies.freeze_when_the_recording_starts])
+def test_modules_that_are_compiled_or_frozen_for_a_while_are_tuned(two_ranks, train):
+    for logged, layout, average in two_ranks.run(train):
         assert logged["autotuned"] == 1
         assert layout == ((1,), (0,))
         assert average == [0.5, 0.5]
