@@ -18,6 +18,7 @@ Predict (package `simulator`, without torch):
 Both together:
 
 - `emulate`: the iteration time of a real reducer on emulated devices and a modelled network.
+- `autotune`: argument of `DistributedDataParallel`; its buckets become the best that the simulator finds.
 """
 
 from importlib import import_module
@@ -39,6 +40,7 @@ if TYPE_CHECKING:
     from simulator import predict as predict
     from simulator.sweep import sweep as sweep
 
+    from .autotuning import autotune as autotune
     from .emulation.emulate import emulate as emulate
 
 _MODULES = {
@@ -48,6 +50,7 @@ _MODULES = {
     "Prediction": "simulator",
     "Trace": "reference.trace",
     "assign_buckets": "reference.bucketing",
+    "autotune": "ddplab.autotuning",
     "emulate": "ddplab.emulation.emulate",
     "import_profile": "simulator",
     "plan": "simulator",

@@ -258,8 +258,7 @@ class Buckets(Sequence[Bucket]):
         own = rebuild_order(ready_order, len(self._parameters))
         order = torch.tensor(own, dtype=INTEGERS[READY_ORDER_BYTES], device=self._parameters[0].device)
         dist.broadcast(order, group_src=0, group=group)
-        self._buckets = []  # frees the old buffers before the new ones are allocated
-        self._allocate(
+        self.rebuild(
             assign_buckets(
                 [parameter.nbytes for parameter in self._parameters],
                 self._rebuild_caps,
@@ -268,5 +267,10 @@ class Buckets(Sequence[Bucket]):
                 order=order.tolist(),
             )
         )
-        self.rebuilt = True
         return True
+
+    def rebuild(self, assignment: Sequence[Sequence[int]]) -> None:
+        """Replace all buckets by those of `assignment`, between two iterations and on all ranks alike."""
+        self._buckets = []  # frees the old buffers before the new ones are allocated
+        self._allocate(assignment)
+        self.rebuilt = True

@@ -32,6 +32,7 @@ from torch import nn
 from .data_parallel import DistributedDataParallel
 from .device_clock import clock_of
 from .parameters import dtype_name, sparse_parameters, synchronized_buffers, trainable_parameters
+from .reducer_observer import RecordingHook
 from .timing_hooks import (
     Timestamps,
     TorchDDP,
@@ -112,7 +113,7 @@ class Recording:
         self._offset = offset_ns, uncertainty_ns + clock.uncertainty_ns
         self._timestamps = Timestamps(len(self._parameters), clock)
         self._hooks = ExitStack()
-        self._hooks.callback(self._module.register_forward_pre_hook(self._note_input).remove)
+        self._hooks.callback(self._module.register_forward_pre_hook(RecordingHook(self._note_input)).remove)
         parameters = list(self._parameters.values())
         watch_passes(self._hooks, self._module, self._timestamps)
         watch_optimizers(self._hooks, parameters, self._timestamps)
@@ -145,15 +146,18 @@ class Recording:
         """
         self._timestamps.finish_iteration(self._timestamps.now())
 
+    def stop(self) -> None:
+        """Remove all hooks."""
+        self._hooks.close()
+
     def __exit__(self, kind: type[BaseException] | None, *_error: object) -> None:
         self._timestamps.finish_iteration()
-        self._hooks.close()
+        self.stop()
         if kind is None:  # after an error the other ranks may never reach the gathering
             self.trace = self._gathered_trace()
 
     def _gathered_trace(self) -> Trace:
-        rank = 0 if self._group is None else dist.get_rank(self._group)
-        mine = rank, *self._offset, self._timestamps.in_ns()
+        mine = *self._offset, self._timestamps.in_ns()
         everyone = [mine]
         if self._group is not None:
             everyone = everyone * dist.get_world_size(self._group)
@@ -161,7 +165,7 @@ class Recording:
                 dist.all_gather_object(everyone, mine, group=self._group)
         layouts: dict[BucketLayout, int] = {}
         zero = everyone[0][-1].zero
-        ranks = tuple(rank_trace(*one_rank, zero=zero, layouts=layouts) for one_rank in everyone)
+        ranks = tuple(rank_trace(rank, *theirs, zero=zero, layouts=layouts) for rank, theirs in enumerate(everyone))
         return Trace(workload=self._workload(len(ranks)), layouts=tuple(layouts), ranks=ranks)
 
     def _workload(self, world_size: int) -> Workload:

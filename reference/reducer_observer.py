@@ -1,5 +1,6 @@
 """Observer interface: callbacks at each step of a reducer, for recorders, logs and emulated devices."""
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -42,3 +43,15 @@ class Observer:
 
     def bucket_copied_out(self, bucket: int) -> None:
         """The bucket's averages are in the gradients."""
+
+
+class RecordingHook:
+    """A hook of a recorder on a module's forward pass; copies and pickles of a data-parallel module leave it out."""
+
+    def __init__(self, hook: Callable[..., None]) -> None:
+        self._hook = hook
+
+    @torch.compiler.disable  # type: ignore[untyped-decorator]  # of torch
+    def __call__(self, *args: Any) -> None:
+        """Called by the module, also where that is compiled."""
+        self._hook(*args)

@@ -22,7 +22,7 @@ from .autograd_hooks import call_at_backward, tensors_in
 from .data_parallel import DistributedDataParallel
 from .device_clock import Clock, DeviceReading, HostClock, Reading
 from .parameters import trainable_parameters
-from .reducer_observer import Future, Observer
+from .reducer_observer import Future, Observer, RecordingHook
 from .trace import BucketLayout, BucketTimes, Iteration, RankTrace
 
 TorchDDP = nn.parallel.DistributedDataParallel
@@ -180,8 +180,8 @@ def watch_passes(hooks: ExitStack, module: nn.Module, timestamps: Timestamps) ->
             for handle in call_at_backward(tensors_in(output), in_backward):
                 hooks.callback(handle.remove)
 
-    hooks.callback(module.register_forward_pre_hook(before_forward, prepend=True).remove)
-    hooks.callback(module.register_forward_hook(after_forward).remove)
+    hooks.callback(module.register_forward_pre_hook(RecordingHook(before_forward), prepend=True).remove)
+    hooks.callback(module.register_forward_hook(RecordingHook(after_forward)).remove)
 
 
 def _in_backward(timestamps: Timestamps) -> None:

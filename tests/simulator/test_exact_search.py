@@ -56,7 +56,5 @@ def test_kept_columns_are_those_that_no_other_column_dominates(rows):
     import numpy as np
 
     kept = [rows[place] for place in _undominated(np.array(rows, float).T)]
-    minimal = {
-        row for row in rows if not any(other != row and all(map(int.__le__, other, row)) for other in rows)
-    }
+    minimal = {row for row in rows if not any(other != row and all(map(int.__le__, other, row)) for other in rows)}
     assert sorted(kept) == sorted(minimal)
