@@ -8,21 +8,21 @@ const PANEL = 250;
 const AXIS = 34;
 
 /** Positions in pixels: of the lanes for the answer's ranks, and of times and bytes. */
-function geometryOf(width, answer, axisEnd_ns, totalBytes) {
+function geometryOf(width, answer, axisEnd_ns, totalBytes, panelHeight = PANEL) {
   const narrow = width < 560;
   const left = narrow ? 84 : 150;
   const right = width - 14;
   const lanes = answer.ranks.map((_, row) => GAP + row * (LANE + GAP));
   const copies = lanes.at(-1) + LANE + GAP;
   const panel = copies + COPIES + GAP;
-  const network = panel + PANEL + GAP;
+  const network = panel + panelHeight + GAP;
   const axis = network + LANE;
   return {
     narrow, left, right, lanes, copies, panel, network, axis, width,
     height: axis + AXIS,
-    panelBottom: panel + PANEL,
+    panelBottom: panel + panelHeight,
     x: (ns) => left + ((right - left) * ns) / axisEnd_ns,
-    y: (bytes) => panel + PANEL - (PANEL * bytes) / totalBytes,
+    y: (bytes) => panel + panelHeight - (panelHeight * bytes) / totalBytes,
   };
 }
 
