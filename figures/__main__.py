@@ -47,8 +47,8 @@ Distributed: Experiences on Accelerating Data Parallel Training", VLDB 2020,
 recorded times of a GPU; *in virtual time* means the real reducer under a clock that jumps, over a modelled network.
 `python -m figures.measure` repeats the measurements.
 
-[The Annotated DDP](annotated_ddp.html): open `figures/annotated_ddp.html` in a browser. Five ways to average gradients,
-each with its code beside a timeline that the page simulates; it needs no network.
+[The Annotated DDP](annotated_ddp.html): open `figures/annotated_ddp.html` in a browser. Five ways to average
+gradients, each with its code beside a timeline that the page simulates; it needs no network.
 """
 
 

@@ -6,7 +6,7 @@ const PARTS = [
   ["copies_ns", "copies"],
   ["launches_ns", "launch"],
   ["exposed_ns", "exposed"],
-  ["stragglers_ns", "others"],
+  ["stragglers_ns", "straggler"],
 ];
 const LINKS = [
   ["reference/minimal.py", "_modules/reference/minimal.html", "the code"],
@@ -77,10 +77,9 @@ function openPage(body, data) {
     setText(view.error, "");
     setText(view.opened, `Reading ${file.name}…`);
     try {
-      const trace = await traceInFile(file);
-      const model = modelOfTrace(trace, data.gpus);
-      state.models[model.title] = model;
-      state.modelName = model.title;
+      const model = await modelInFile(file, data.gpus);
+      state.modelName = model.title in state.models ? `${model.title} (${file.name})` : model.title;
+      state.models[state.modelName] = model;
       state.goals.clear();
       choose({});
       setText(view.opened, aboutModel(model));
@@ -285,9 +284,9 @@ function computationOf(model, { factor, gpus }) {
 /** The axis ends after both iterations; while the reader drags, it does not become shorter. */
 function currentAxis(state, width) {
   const { answer, baseline, isGuessing } = state;
-  const longest = isGuessing ? 1.5 * baseline.iteration_ns : Math.max(answer.iteration_ns, ...(state.choices.scene ? [] : [0]));
+  const longest = isGuessing ? 1.5 * baseline.iteration_ns : answer.iteration_ns;
   state.longest_ns = state.dragging ? Math.max(state.longest_ns, longest) : longest;
-  return axisOf(state.longest_ns, Math.max(3, Math.min(12, width / 80)));
+  return axisOf(state.longest_ns, Math.max(3, Math.min(12, width / 100)));
 }
 
 function drawText(data, view, { choices, isGuessing, guess_ns, answer }) {

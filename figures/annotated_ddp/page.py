@@ -13,6 +13,7 @@ from simulator import Fabric
 from simulator.catalogue import read_catalogue
 from simulator.fabric import Processor
 from simulator.interactive_timeline.browser_code import joined, picture_script, style
+from simulator.interactive_timeline.simulate_choices import of_median_iterations
 from simulator.workload.default_gpu_costs import COPY_START_NS, LAUNCH_NS, STALL_NS, default_processor, memory_of
 
 from ..drawing import FOLDER as FIGURES
@@ -31,8 +32,8 @@ HOP_NS = 20_000
 WORDS = ("rank", "bucket", "all-reduce", "exposed communication")
 """Words of the glossary that the page defines."""
 NOTES = (
-    "Network: a ring with 20 microseconds a hop, one all-reduce at a time. Copies and launches take the usual times of "
-    "the GPU of the trace; on an unknown device they take none. Collectives do not slow the computation down, and "
+    "Network: a ring with 20 microseconds a hop, one all-reduce at a time. Copies and launches take the usual times "
+    "of the GPU of the trace; on an unknown device they take none. Collectives do not slow the computation down, and "
     "buffers are not broadcast. Naive and flat are predict's no_overlap_ns.",
 )
 
@@ -59,7 +60,7 @@ MINIMAL = "reference/minimal.py"
 SCENES = (
     Scene(
         "Naive",
-        "One all-reduce for each gradient, after the backward pass. Every all-reduce pays the latency of the network.",
+        "One all-reduce for each gradient, after the backward pass. Each pays the latency of the network.",
         "With more GPUs the ring has more hops. Which part grows, and how fast?",
         MINIMAL,
         ("NaiveDataParallel.average_gradients",),
@@ -101,11 +102,11 @@ SCENES = (
 
 @cache
 def models() -> dict[str, Trace]:
-    """Return the traces of the page's own models by name; both are of a V100."""
+    """Return the page's own models by name: traces of a V100, each of one iteration, the one of median duration."""
     traces = {}
     for name, trace in MODELS.items():
         workload = trace().workload.model_copy(update={"model": name, "memory_bytes_per_s": memory_of("V100")})
-        traces[name] = trace().model_copy(update={"workload": workload})
+        traces[name] = of_median_iterations(trace().model_copy(update={"workload": workload}))
     return traces
 
 

@@ -1,13 +1,18 @@
 // Reading of dropped files: a trace of ddplab, or a file of torch's profiler; JSON, gzipped or not.
 
-/** The JSON document of the trace in a file. Throws an error of one line. */
-async function traceInFile(file) {
+/** The model in a file; see modelOfTrace for `gpus`. Throws an error of one line that names the file. */
+async function modelInFile(file, gpus) {
   try {
-    const document = JSON.parse(await textOf(file));
-    return Array.isArray(document?.traceEvents) ? traceOfProfile(document, file.name) : document;
+    return modelOfTrace(await traceInFile(file), gpus);
   } catch (error) {
     throw new Error(`${file.name}: ${describe(error)}`);
   }
+}
+
+/** The JSON document of the trace in a file. */
+async function traceInFile(file) {
+  const document = JSON.parse(await textOf(file));
+  return Array.isArray(document?.traceEvents) ? traceOfProfile(document, file.name) : document;
 }
 
 async function textOf(file) {

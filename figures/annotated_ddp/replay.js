@@ -233,12 +233,14 @@ function wait(row, bucket, done) {
   compute(row, "wait", bucket, Math.max(0, done - row.now));
 }
 
-/** The times for which a rank waits while a collective runs, as disjoint intervals. */
+/** The times for which a rank waits while a collective runs, as disjoint intervals; both are in order of time. */
 function exposedIntervals(row, collectives) {
   const intervals = [];
+  let first = 0; // the first collective that has not ended before a wait
   for (const [begin, end] of row.waits) {
-    for (const [, , start, done] of collectives) {
-      if (start >= end) break; // all later ones start later
+    while (first < collectives.length && collectives[first][3] <= begin) first++;
+    for (let number = first; number < collectives.length && collectives[number][2] < end; number++) {
+      const [, , start, done] = collectives[number];
       const low = Math.max(start, begin);
       const high = Math.min(done, end);
       if (low >= high) continue;

@@ -31,7 +31,7 @@ const MOST_STRAGGLING = 2;
 
 /** The choices at the start: three buckets, of which each boundary changes the iteration of ResNet-50 when it moves. */
 function choicesAtStart() {
-  return { scene: 0, gbit: GBIT_PER_S.indexOf(20), gpus: WORLD_SIZES.indexOf(16), factor: 1, cap: capOf(35) };
+  return { scene: 0, gbit: GBIT_PER_S.indexOf(20), gpus: WORLD_SIZES.indexOf(32), factor: 1, cap: capOf(35) };
 }
 
 function capOf(mib) {

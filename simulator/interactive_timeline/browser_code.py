@@ -6,7 +6,7 @@ FOLDER = Path(__file__).parent
 PICTURE = ("dom.js", "layout.js", "picture.js", "drawing.js", "boundaries.js", "scrubber.js")
 """Files of the picture of one iteration, which a page can use without the widget."""
 WIDGET = ("asking.js", "elements.js", "results.js", "timeline.js")
-"""Files of the widget, which asks a kernel. No file imports another, so that all can be put together into one module."""
+"""Files of the widget, which asks a kernel. No file imports another, so that all can be joined into one module."""
 
 
 def script() -> str:

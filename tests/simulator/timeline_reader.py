@@ -5,6 +5,7 @@ from reference.bucketing import plan_buckets
 from simulator import Fabric
 from simulator.interactive_timeline.simulate_choices import InteractiveIteration, Question
 
+
 def v100_ring(gbit_per_s: float) -> Fabric:
     """A ring, and the usual costs of copies and launches on a V100."""
     return page.fabric(page.models()["ResNet-50"], gbit_per_s)
