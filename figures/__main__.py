@@ -12,6 +12,7 @@ from . import (
     backward_pass,
     bucket_sizes,
     demo,
+    five_ways,
     overlap,
     predicted_against_measured,
     process_groups,
@@ -24,6 +25,7 @@ from .annotated_ddp import page as annotated_ddp
 from .drawing import FOLDER, save
 
 FIGURES: tuple[ModuleType, ...] = (
+    five_ways,
     anatomy,
     all_reduce_sizes,
     ready_curves,

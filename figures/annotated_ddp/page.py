@@ -5,7 +5,7 @@ import json
 from functools import cache
 from pathlib import Path
 from string import Template
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from reference.files.writing import write_atomically
 from reference.trace import Trace
@@ -180,7 +180,7 @@ def _short(trace: Trace) -> dict[str, object]:
     """Return the fields of a trace that `models.js` reads."""
     workload = {"model", "source", "device_name", "memory_bytes_per_s"}
     moments = {"forward_start_ns", "forward_end_ns", "computed_ns", "backward_end_ns", "end_ns", "ready_ns"}
-    fields = {
+    fields: Any = {
         "schema_version": True,
         "workload": dict.fromkeys(workload, True) | {"parameters": {"__all__": {"name", "dtype", "size_bytes"}}},
         "layouts": True,
