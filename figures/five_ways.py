@@ -110,8 +110,8 @@ def caption() -> str:
     return (
         f"Buckets and overlap together take {rebuilt:.0f} ms in place of the {naive:.0f} ms of one all-reduce for "
         f"each gradient. Predicted: ResNet-50 on {GPUS} V100s over a ring of {GBIT_PER_S} Gbit/s with 20 us a hop. "
-        f"One all-reduce of all gradients takes {flat:.0f} ms. Overlap without buckets takes {asynchronous:.0f} ms, as "
-        f"the latency of the network is paid {count} times. Buckets of torch's default cap take {bucketed:.0f} ms "
+        f"One all-reduce of all gradients takes {flat:.0f} ms. Overlap without buckets takes {asynchronous:.0f} ms, "
+        f"as the latency of the network is paid {count} times. Buckets of torch's default cap take {bucketed:.0f} ms "
         f"before the rebuild and {rebuilt:.0f} ms after it. [The Annotated DDP](annotated_ddp.html) shows each as a "
         "timeline that follows network, GPUs and a straggler."
     )
