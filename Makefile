@@ -96,8 +96,8 @@ format: $(READY)  ## rewrite the code as `make check` wants it
 bench-simulator: $(READY)  ## how fast the simulator is, against what it must reach; figure in out/: 1 minute
 	$(BIN)/python -m benchmarks.simulator
 
-bench-timeline: $(READY) .venv/.chromium  ## redraws a second of the interactive timeline in a headless browser: 1 minute
-	$(BIN)/python -m benchmarks.interactive_timeline
+bench-timeline: $(READY) .venv/.chromium  ## redraws of the Annotated DDP, and its import of a large profile, in a headless browser: 1 minute
+	$(BIN)/python -m benchmarks.annotated_ddp
 
 score: $(READY)  ## predictions beside published figures, offline: half a minute, tables in validation/score.md
 	$(BIN)/python -m validation.score

@@ -41,7 +41,7 @@ html_show_copyright = False
 html_static_path = ["static"]
 html_css_files = ["print.css"]
 html_search_scorer = str(Path(__file__).parent / "static" / "search_order.js")
-html_extra_path = ["../figures/interactive_timeline.html"]  # a page of its own, which needs nothing from the site
+html_extra_path = ["../figures/annotated_ddp.html"]  # a page of its own, which needs nothing from the site
 
 myst_heading_anchors = 4
 nb_execution_mode = "off"  # nbmake has executed them already

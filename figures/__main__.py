@@ -12,7 +12,7 @@ from . import (
     backward_pass,
     bucket_sizes,
     demo,
-    interactive_timeline,
+    five_ways,
     overlap,
     predicted_against_measured,
     process_groups,
@@ -21,9 +21,11 @@ from . import (
     simulator_speed,
     skipped_synchronization,
 )
+from .annotated_ddp import page as annotated_ddp
 from .drawing import FOLDER, save
 
 FIGURES: tuple[ModuleType, ...] = (
+    five_ways,
     anatomy,
     all_reduce_sizes,
     ready_curves,
@@ -47,8 +49,8 @@ Distributed: Experiences on Accelerating Data Parallel Training", VLDB 2020,
 recorded times of a GPU; *in virtual time* means the real reducer under a clock that jumps, over a modelled network.
 `python -m figures.measure` repeats the measurements.
 
-[Drag the buckets of an iteration](interactive_timeline.html): open `figures/interactive_timeline.html` in a browser.
-The page computes for itself and needs no network.
+[The Annotated DDP](annotated_ddp.html): open `figures/annotated_ddp.html` in a browser. Five ways to average
+gradients, each with its code beside a timeline that the page simulates; it needs no network.
 """
 
 
@@ -74,7 +76,7 @@ def main() -> None:
     for figure in FIGURES:
         save(name_of(figure), figure.files())
     backward_pass.main()
-    interactive_timeline.main()
+    annotated_ddp.main()
     write_atomically(FOLDER / "README.md", page().encode())
 
 

@@ -1,5 +1,5 @@
-"""Interactive timeline: one iteration whose bucket boundaries can be dragged, in Jupyter and as a page of its own.
+"""Interactive timeline: one iteration whose bucket boundaries can be dragged, in Jupyter.
 
 `widget.InteractiveTimeline` shows any trace in a notebook; the kernel computes every answer with `simulator.predict`.
-`page.interactive_page` makes an HTML page that needs no kernel and no network.
+Its picture is also that of the Annotated DDP, a page in `figures` that needs no kernel.
 """

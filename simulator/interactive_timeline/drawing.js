@@ -1,17 +1,50 @@
-// Drawing: writes the current state into the widget's elements.
+// The picture's elements, and their drawing: lanes, buckets, boundaries, and the moment in words.
 
-function draw(data, view, state) {
-  const shown = shownOf(data, state.layout);
-  const width = view.picture.clientWidth;
-  const axis = currentAxis(state, width);
-  const geometry = geometryOf(width, state.answer, axis.end, shown.bytesBefore.at(-1));
-  Object.assign(state, { geometry, shown, axis });
-  state.cursor_ns ??= backwardEnd(state.answer);
-  drawPicture(data, view, state);
-  drawBoundaries(view, state);
-  drawControls(data, view, state);
-  drawResult(view, state);
-  drawMoment(data, view, state);
+const PATHS = [
+  "stripe", "filling", "queued", "hidden", "exposed", "edge", "idle", "waiting", "forward", "backward", "copy",
+  "late", "gradient", "curve", "axis", "cursor",
+]; // later ones are drawn over earlier ones
+const LEGEND = [
+  ["forward", "forward pass, optimiser step"],
+  ["backward", "backward pass"],
+  ["copy", "copies and launches"],
+  ["filling", "bucket fills"],
+  ["queued", "full, waits for its turn"],
+  ["hidden", "all-reduce, hidden behind computation"],
+  ["exposed", "all-reduce, exposed: the slowest rank waits"],
+  ["waiting", "rank waits for an all-reduce"],
+  ["idle", "rank waits for the straggler"],
+  ["gradient", "one gradient is ready"],
+  ["late", "the same on the straggler"],
+  ["curve", "bytes ready"],
+];
+
+function pictureOf(view) {
+  view.svg = svg("svg", { "aria-hidden": "true", focusable: "false" });
+  view.boundaries = h("div", { class: "boundaries", role: "group", "aria-label": "Bucket boundaries" });
+  view.picture = h("div", { class: "picture" }, view.svg, view.boundaries);
+  view.paths = Object.fromEntries(PATHS.map((name) => [name, svg("path", { class: name })]));
+  view.labels = svg("g", {});
+  view.svg.append(...Object.values(view.paths), view.labels);
+  return view.picture;
+}
+
+function scrubberOf(view) {
+  const name = { "aria-label": "Moment in the iteration" };
+  view.scrubber = h("input", { type: "range", min: 0, step: 100000, ...name, ...OWN_KEYS });
+  view.play = h("button", { type: "button", class: "play", ...OWN_KEYS }, "Play");
+  return h("div", { class: "scrubber" }, view.play, view.scrubber);
+}
+
+function legend() {
+  const entry = ([name, words]) => {
+    const lines = { gradient: "M7 2v10", late: "M7 2v10", curve: "M1 11h5v-8h7", queued: "M1 7h13" };
+    const drawing = lines[name] ?? "M1 2h13v10h-13z";
+    const sample = svg("svg", { width: 15, height: 14, "aria-hidden": "true" });
+    sample.append(svg("path", { class: name, d: drawing }));
+    return h("li", {}, sample, words);
+  };
+  return h("ul", { class: "legend" }, ...LEGEND.map(entry));
 }
 
 function drawPicture(data, view, { geometry, answer, shown, answered, axis, cursor_ns }) {
@@ -63,66 +96,6 @@ function bytesAround({ bytesBefore, ends }, boundary) {
   return `bucket ${boundary} has ${bytes(boundary)}, bucket ${boundary + 1} has ${bytes(boundary + 1)}`;
 }
 
-function drawControls(data, view, state) {
-  const { order, cap, gbit_per_s, world_size, factor } = view.controls;
-  const isEdited = state.layout.edited;
-  setValue(order, state.order);
-  setValue(cap, state.cap, isEdited ? "changed" : data.caps[state.cap]);
-  setValue(gbit_per_s, state.gbit_per_s, `${data.gbit_per_s[state.gbit_per_s]} Gbit/s`);
-  setValue(world_size, state.world_size, `${data.world_sizes[state.world_size]}`);
-  setValue(factor, state.factor, state.factor > 1 ? `factor ${state.factor}` : "none");
-  const split = withLargestSplit(state.layout, state.shown.bytesBefore);
-  view.buttons.split.disabled = split.boundary < 0;
-  view.buttons.remove.disabled = state.chosen < 0;
-  view.root.classList.toggle("dragging", state.dragging);
-  setText(view.about, aboutChosen(data, state));
-}
-
-function setValue(input, value, words) {
-  if (input.value !== String(value)) input.value = value;
-  if (words === undefined) return;
-  setText(input.output, words);
-  setAttribute(input, "aria-valuetext", words);
-}
-
-function aboutChosen(data, { chosen, shown }) {
-  const { cuts, sequence } = shown.layout;
-  if (chosen < 0) return "Drag a boundary, or choose one with Tab and move it with the arrow keys.";
-  const before = data.names[sequence[cuts[chosen] - 1]];
-  const after = data.names[sequence[cuts[chosen]]];
-  return `Chosen boundary: between ${before} and ${after}; ${bytesAround(shown, chosen)}.`;
-}
-
-function drawResult(view, { answer, startAnswer }) {
-  for (const [name] of ROWS) {
-    const [now, start, difference] = view.cells[name];
-    const changed_ns = answer[name] - startAnswer[name];
-    setText(now, milliseconds(answer[name]));
-    setText(start, milliseconds(startAnswer[name]));
-    setText(difference, signed(changed_ns));
-    difference.classList.toggle("worse", changed_ns > 0);
-  }
-  const nobodyWaits = answer.stragglers_ns === 0 && startAnswer.stragglers_ns === 0;
-  view.cells.stragglers_ns[0].parentElement.hidden = nobodyWaits && answer.ranks.length === 1;
-}
-
-function signed(ns) {
-  const words = milliseconds(Math.abs(ns));
-  if (words === milliseconds(0)) return "0";
-  return `${ns < 0 ? "−" : "+"}${words}`;
-}
-
-/** Say the result when the reader has stopped dragging. */
-function announce(view, { answer, startAnswer }) {
-  if (!answer || !startAnswer) return;
-  const difference = answer.iteration_ns - startAnswer.iteration_ns;
-  const much = `${milliseconds(Math.abs(difference))} ${difference < 0 ? "faster" : "slower"} than`;
-  const comparison = `${signed(difference) === "0" ? "as" : much} with the start layout`;
-  const exposed = milliseconds(answer.exposed_ns);
-  const words = `Iteration ${milliseconds(answer.iteration_ns)}, ${comparison}; exposed communication ${exposed}.`;
-  setText(view.result, words);
-}
-
 function drawMoment(data, view, { answer, answered, cursor_ns, axis, geometry }) {
   setAttribute(view.scrubber, "max", axis.end);
   setValue(view.scrubber, Math.round(cursor_ns / 1e5) * 1e5);
@@ -162,19 +135,4 @@ function bucketNames(collectives) {
 
 function backwardEnd(answer) {
   return Math.max(...answer.ranks[0].spans.filter(([kind]) => kind === "backward").map(([, , , end]) => end));
-}
-
-function matchCount(parent, count, create) {
-  while (parent.children.length < count) parent.append(create());
-  while (parent.children.length > count) parent.lastElementChild.remove();
-}
-
-/** Set an attribute only if it changes, so that the browser has less to do. */
-function setAttribute(element, name, value) {
-  const words = String(value);
-  if (element.getAttribute(name) !== words) element.setAttribute(name, words);
-}
-
-function setText(element, words) {
-  if (element.textContent !== words) element.textContent = words;
 }

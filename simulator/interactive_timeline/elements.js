@@ -1,26 +1,4 @@
-// The elements of the widget: controls, table of results, picture, scrubber, buttons and legend.
-
-const PATHS = [
-  "stripe", "filling", "queued", "hidden", "exposed", "edge", "idle", "waiting", "forward", "backward", "copy",
-  "late", "gradient", "curve", "axis", "cursor",
-]; // later ones are drawn over earlier ones
-const LEGEND = [
-  ["forward", "forward pass, optimiser step"],
-  ["backward", "backward pass"],
-  ["copy", "copies and launches"],
-  ["filling", "bucket fills"],
-  ["queued", "full, waits for its turn"],
-  ["hidden", "all-reduce, hidden behind computation"],
-  ["exposed", "all-reduce, exposed: the slowest rank waits"],
-  ["waiting", "rank waits for an all-reduce"],
-  ["idle", "rank waits for the straggler"],
-  ["gradient", "one gradient is ready"],
-  ["late", "the same on the straggler"],
-  ["curve", "bytes ready"],
-];
-
-/** JupyterLab takes the arrow keys for its own commands, except from elements with this attribute. */
-const OWN_KEYS = { "data-lm-suppress-shortcuts": "true" };
+// The elements of the widget: controls, table of results and buttons around the picture.
 
 function createView(data) {
   const view = { controls: {}, buttons: {}, cells: {} };
@@ -29,18 +7,12 @@ function createView(data) {
   view.result = h("p", { class: "result", role: "status", "aria-live": "polite" });
   view.about = h("p", { class: "about" });
   view.moment = h("p", { class: "moment" });
-  view.svg = svg("svg", { "aria-hidden": "true", focusable: "false" });
-  view.boundaries = h("div", { class: "boundaries", role: "group", "aria-label": "Bucket boundaries" });
-  view.picture = h("div", { class: "picture" }, view.svg, view.boundaries);
-  view.paths = Object.fromEntries(PATHS.map((name) => [name, svg("path", { class: name })]));
-  view.labels = svg("g", {});
-  view.svg.append(...Object.values(view.paths), view.labels);
   view.root = h(
     "section",
     { class: "ddplab-timeline", "aria-label": `Interactive timeline of ${data.title}` },
     controlsOf(data, view),
     h("div", { class: "numbers" }, resultTable(view), view.result),
-    view.picture,
+    pictureOf(view),
     scrubberOf(view),
     view.moment,
     buttonsOf(view),
@@ -90,13 +62,6 @@ function resultTable(view) {
   return h("table", {}, h("thead", {}, h("tr", {}, ...head)), h("tbody", {}, ...rows));
 }
 
-function scrubberOf(view) {
-  const name = { "aria-label": "Moment in the iteration" };
-  view.scrubber = h("input", { type: "range", min: 0, step: 100000, ...name, ...OWN_KEYS });
-  view.play = h("button", { type: "button", class: "play", ...OWN_KEYS }, "Play");
-  return h("div", { class: "scrubber" }, view.play, view.scrubber);
-}
-
 function buttonsOf(view) {
   const button = (name, words) => (view.buttons[name] = h("button", { type: "button", ...OWN_KEYS }, words));
   return h(
@@ -107,28 +72,4 @@ function buttonsOf(view) {
     button("compare", "Compare with this layout"),
     button("restart", "Start again"),
   );
-}
-
-function legend() {
-  const entry = ([name, words]) => {
-    const lines = { gradient: "M7 2v10", late: "M7 2v10", curve: "M1 11h5v-8h7", queued: "M1 7h13" };
-    const drawing = lines[name] ?? "M1 2h13v10h-13z";
-    const sample = svg("svg", { width: 15, height: 14, "aria-hidden": "true" });
-    sample.append(svg("path", { class: name, d: drawing }));
-    return h("li", {}, sample, words);
-  };
-  return h("ul", { class: "legend" }, ...LEGEND.map(entry));
-}
-
-function h(tag, attributes, ...children) {
-  const element = document.createElement(tag);
-  for (const [name, value] of Object.entries(attributes)) element.setAttribute(name, value);
-  element.append(...children);
-  return element;
-}
-
-function svg(tag, attributes) {
-  const element = document.createElementNS("http://www.w3.org/2000/svg", tag);
-  for (const [name, value] of Object.entries(attributes)) element.setAttribute(name, value);
-  return element;
 }

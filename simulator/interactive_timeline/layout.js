@@ -63,3 +63,12 @@ function nearestPlace(bytesBefore, bytes, low, high) {
   }
   return nearest;
 }
+
+/** A layout with what the picture needs of it. */
+function shownOf(data, layout) {
+  return {
+    layout,
+    ends: [...layout.cuts, layout.sequence.length],
+    bytesBefore: bytesBeforePlaces(layout.sequence, data.sizes_bytes),
+  };
+}

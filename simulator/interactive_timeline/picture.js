@@ -8,21 +8,21 @@ const PANEL = 250;
 const AXIS = 34;
 
 /** Positions in pixels: of the lanes for the answer's ranks, and of times and bytes. */
-function geometryOf(width, answer, axisEnd_ns, totalBytes) {
+function geometryOf(width, answer, axisEnd_ns, totalBytes, panelHeight = PANEL) {
   const narrow = width < 560;
   const left = narrow ? 84 : 150;
   const right = width - 14;
   const lanes = answer.ranks.map((_, row) => GAP + row * (LANE + GAP));
   const copies = lanes.at(-1) + LANE + GAP;
   const panel = copies + COPIES + GAP;
-  const network = panel + PANEL + GAP;
+  const network = panel + panelHeight + GAP;
   const axis = network + LANE;
   return {
     narrow, left, right, lanes, copies, panel, network, axis, width,
     height: axis + AXIS,
-    panelBottom: panel + PANEL,
+    panelBottom: panel + panelHeight,
     x: (ns) => left + ((right - left) * ns) / axisEnd_ns,
-    y: (bytes) => panel + PANEL - (PANEL * bytes) / totalBytes,
+    y: (bytes) => panel + panelHeight - (panelHeight * bytes) / totalBytes,
   };
 }
 
@@ -66,9 +66,12 @@ function addComputation(add, geometry, answer, rank, row) {
 
 /** The parts of a wait in which a collective runs. */
 function overlaps(begin, end, collectives) {
-  return collectives
-    .map(([, , start, done]) => [Math.max(start, begin), Math.min(done, end)])
-    .filter(([low, high]) => low < high);
+  const parts = [];
+  for (const [, , start, done] of collectives) {
+    if (start >= end) break; // all later ones start later
+    if (done > begin) parts.push([Math.max(start, begin), Math.min(done, end)]);
+  }
+  return parts;
 }
 
 /** One band for each bucket: from its first gradient to its last, then its wait, then its all-reduce. */
@@ -112,11 +115,21 @@ function fillingTimes(answer, members) {
 /** An all-reduce: hidden behind computation, and exposed where the slowest rank waits. */
 function addSending(add, geometry, answer, start, done, top, height) {
   add("hidden", box(geometry, start, done, top, height));
-  for (const [low, high] of answer.exposed) {
-    const from = Math.max(low, start);
-    const to = Math.min(high, done);
-    if (from < to) add("exposed", box(geometry, from, to, top, height));
+  const { exposed } = answer;
+  for (let number = firstAfter(exposed, start); number < exposed.length && exposed[number][0] < done; number++) {
+    add("exposed", box(geometry, Math.max(exposed[number][0], start), Math.min(exposed[number][1], done), top, height));
   }
+}
+
+/** The number of the first of these disjoint intervals, in order of time, that ends after a moment. */
+function firstAfter(intervals, moment) {
+  let [low, high] = [0, intervals.length];
+  while (low < high) {
+    const middle = (low + high) >> 1;
+    if (intervals[middle][1] > moment) high = middle;
+    else low = middle + 1;
+  }
+  return low;
 }
 
 function addNetwork(add, geometry, answer) {

@@ -1,7 +1,7 @@
 """Questions and answers: which layout, network and straggler the reader has chosen, and the simulated iteration.
 
-Both are JSON documents. In a notebook `InteractiveIteration.answer` answers a question with `simulator.predict`. In
-the page without a kernel `replay.js` gives the same answer, number by number.
+Both are JSON documents. `InteractiveIteration.answer` answers a question with `simulator.predict`. The Annotated DDP,
+a page without a kernel, computes the same answers in the browser.
 """
 
 import math

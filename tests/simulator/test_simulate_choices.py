@@ -4,16 +4,16 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from figures import interactive_timeline
 from simulator import predict
 from simulator.interactive_timeline.simulate_choices import Choices, InteractiveIteration, Question, Start
 
 from ..explore import examples
 from ..strategies import fluid_fabrics, partitions, steady_fabrics, traces
+from .timeline_reader import SHOWN
 
 
 def test_layouts_are_those_of_predict():
-    shown = interactive_timeline.iteration()
+    shown = SHOWN
     document = shown.document()
     for order, layouts in document["layouts"].items():
         for cap, layout in zip(shown.choices.bucket_caps_mb, layouts, strict=True):

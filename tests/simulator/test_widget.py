@@ -6,14 +6,14 @@ import sys
 
 import pytest
 
-from figures import interactive_timeline, traces_and_fabrics
+from figures import traces_and_fabrics
 from simulator import Fabric, Straggler, predict
 from simulator.interactive_timeline.browser_code import script, style
 from simulator.interactive_timeline.widget import InteractiveTimeline
 
 from ..strategies import iteration, trace_of
 from .chromium import Watched
-from .timeline_reader import SHOWN, cuts, drag, frames, predicted
+from .timeline_reader import SHOWN, cuts, drag, frames, predicted, v100_ring
 
 MS = 10**6
 TRACE = trace_of([[iteration(1 * MS, (3 * MS, 2 * MS), 4 * MS, 1 * MS)]], [4 * 10**6, 10**6])
@@ -178,7 +178,7 @@ def displayed(browser):
     assert watched.problems == []
 
 
-def small_widget(fabric=interactive_timeline.fabric):
+def small_widget(fabric=v100_ring):
     return InteractiveTimeline(SHOWN.trace, fabric, title="ResNet-50")
 
 
@@ -256,7 +256,7 @@ def test_an_error_of_the_kernel_is_one_line_and_the_next_answer_removes_it(displ
     def unplugged(gbit_per_s):
         if gbit_per_s > 300:
             raise OSError("no such network")
-        return interactive_timeline.fabric(gbit_per_s)
+        return v100_ring(gbit_per_s)
 
     page = displayed(small_widget(unplugged))
     page.wait_for_selector(".boundary")

@@ -1,10 +1,18 @@
 """What a reader of the interactive timeline does with it in a browser, and the numbers that it shows."""
 
-from figures import interactive_timeline
+from figures.annotated_ddp import page
 from reference.bucketing import plan_buckets
-from simulator.interactive_timeline.simulate_choices import Question
+from simulator import Fabric
+from simulator.interactive_timeline.simulate_choices import InteractiveIteration, Question
 
-SHOWN = interactive_timeline.iteration()
+
+def v100_ring(gbit_per_s: float) -> Fabric:
+    """A ring, and the usual costs of copies and launches on a V100."""
+    return page.fabric(page.models()["ResNet-50"], gbit_per_s)
+
+
+SHOWN = InteractiveIteration(page.models()["ResNet-50"], v100_ring, title="ResNet-50")
+"""ResNet-50 on a V100, the iteration of median duration."""
 COUNT = len(SHOWN.trace.sizes_bytes)
 
 

@@ -1,0 +1,579 @@
+"""The Annotated DDP: in a headless browser its numbers are those of `predict`, its imports those of the importer."""
+
+import itertools
+import json
+import re
+from functools import cache
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from figures.annotated_ddp import page as annotated
+from reference.bucketing import MIB, ONE_BUCKET, assign_buckets, bucket_caps, initial_buckets, plan_buckets
+from reference.trace import PHASES, Trace
+from simulator import Straggler, import_profile, predict
+from simulator.prediction import Prediction
+
+from ..explore import examples
+from ..strategies import iteration, partitions, trace_of, traces
+from .chromium import Watched
+from .timeline_reader import cuts, drag, frames
+
+ADDRESS = annotated.PATH.as_uri()
+PROFILES = sorted((Path(__file__).parent.parent.parent / "validation" / "profiler").glob("*.json.gz"))
+SCENES = tuple(scene.title.lower() for scene in annotated.SCENES)
+GBIT_PER_S = (1, 2, 5, 10, 15, 20, 25, 30, 40, 50, 100, 200, 400)
+WORLD_SIZES = (2, 4, 8, 16, 32, 64, 128, 256, 512, 1024)
+CAPS_MB = (None, 1, 2, 5, 10, 15, 25, 35, 50, 100, float("inf"))
+PARTS = {
+    "computation_ns": ("forward", "backward", "optimizer"),
+    "copies_ns": ("copies",),
+    "launches_ns": ("launch",),
+    "exposed_ns": ("exposed_comm",),
+    "stragglers_ns": ("stragglers",),
+}
+
+
+def test_the_committed_page_is_the_one_that_the_command_makes():
+    assert annotated.page() == annotated.PATH.read_text(), "run `make figures`"
+    assert annotated.PATH.stat().st_size < 300_000
+
+
+def test_every_file_beside_the_module_is_used():
+    names = {path.name for path in annotated.FOLDER.iterdir() if path.suffix in (".js", ".css", ".html")}
+    assert names == {*annotated.SCRIPTS, "page.css", "page.html"}
+
+
+def test_the_page_names_no_address_on_the_network():
+    addresses = re.findall(r"\bhttps?://[^\"'\s<]+", annotated.PATH.read_text())
+    assert set(addresses) == {"http://www.w3.org/2000/svg"}  # a namespace, which no browser loads
+    assert not re.findall(r"\b(?:src|href)=\"(?!data:)", annotated.PATH.read_text())
+
+
+def test_the_code_of_each_scene_is_that_of_the_file():
+    for scene, shown in zip(annotated.SCENES, annotated.document()["scenes"], strict=True):
+        file = (annotated.ROOT / scene.path).read_text()
+        lines = [line.strip() for line in shown["code"].splitlines() if line.strip()]
+        assert all(line in file for line in lines)
+        assert 5 <= len(lines) <= 25
+        assert '"""' not in shown["code"]
+
+
+# The numbers of the browser
+
+
+@pytest.fixture(scope="module")
+def functions(browser):
+    """Calls functions of the page's script: `functions("replay", model, plan, conditions)`."""
+    watched = Watched(browser)
+    watched.page.goto(ADDRESS)
+    watched.page.evaluate(
+        """() => {
+          const script = document.querySelector("script[type=module]").textContent.replace(/^openPage.*$/m, "");
+          const names = script.matchAll(/^(?:async )?function (\\w+)/gm).map(([, name]) => name).toArray();
+          window.functions = new Function(`${script}; return { ${names.join(", ")}, SCENES }`)();
+          window.data = JSON.parse(document.getElementById("data").textContent);
+          window.traces = Object.fromEntries(window.data.models.map((trace) => [trace.workload.model, trace]));
+          window.modelOf = (trace) => {
+            return window.functions.modelOfTrace(window.traces[trace] ?? trace, window.data.gpus);
+          };
+          document.body.append(Object.assign(document.createElement("input"), { type: "file", id: "given" }));
+        }"""
+    )
+    for path in PROFILES:
+        watched.page.set_input_files("#given", path)
+        watched.page.evaluate(
+            """async () => {
+              const trace = await window.functions.traceInFile(document.getElementById("given").files[0]);
+              window.traces[trace.workload.model] = trace;
+            }"""
+        )
+
+    def call(name, *arguments):
+        return watched.page.evaluate("([name, some]) => window.functions[name](...some)", [name, list(arguments)])
+
+    call.evaluate = watched.page.evaluate
+    yield call
+    watched.context.close()
+
+
+@cache
+def imported(path: Path) -> Trace:
+    return import_profile([path]).trace
+
+
+def stretched(trace: Trace, factor: int) -> Trace:
+    """The trace with all times multiplied, so that they last as long as all-reduces."""
+
+    def longer(one):
+        moments = {name: getattr(one, name) and factor * getattr(one, name) for name in PHASES}
+        return one.model_copy(update=moments | {"ready_ns": tuple(factor * ns for ns in one.ready_ns)})
+
+    ranks = (rank.model_copy(update={"iterations": tuple(map(longer, rank.iterations))}) for rank in trace.ranks)
+    return trace.model_copy(update={"ranks": tuple(ranks)})
+
+
+@st.composite
+def shown_traces(draw) -> Trace:
+    """ResNet-50 of the page; an imported profile; or any small trace, on a GPU that the page knows or not."""
+    model = draw(st.sampled_from([*annotated.models().values(), *map(imported, PROFILES), None, None, None]))
+    if model is not None:
+        return model
+    trace = stretched(draw(traces()), draw(st.sampled_from([1, 1000, 50_000])))
+    device = draw(st.sampled_from(["a processor", "NVIDIA A100-SXM4-80GB", "Tesla V100-SXM2-32GB", "NVIDIA L40S"]))
+    return trace.model_copy(update={"workload": trace.workload.model_copy(update={"device_name": device})})
+
+
+def plan_of(scene: str, trace: Trace, cap_mb: float | None) -> list[list[int]]:
+    sizes, keys = trace.sizes_bytes, trace.keys
+    last = trace.ranks[0].iterations[-1].ready_ns
+    match scene:
+        case "naive":
+            return [[index] for index in range(len(sizes))]
+        case "flat":
+            return assign_buckets(sizes, [ONE_BUCKET], keys=keys, order=range(len(sizes)))
+        case "asynchronous":
+            return initial_buckets(sizes, [0], keys=keys)
+        case "bucketed":
+            return initial_buckets(sizes, bucket_caps(cap_mb), keys=keys)
+    order = sorted(range(len(sizes)), key=last.__getitem__)
+    return plan_buckets("ready", sizes, bucket_caps(cap_mb), keys=keys, ready_order=order)
+
+
+def predicted(trace: Trace, scene: str, plan, gbit_per_s: int, world_size: int, factor: float) -> Prediction:
+    return predict(
+        trace,
+        annotated.fabric(trace, gbit_per_s),
+        world_size=world_size,
+        plan=plan,
+        stragglers=[Straggler(rank=world_size - 1, factor=factor)] if factor > 1 else [],
+        gradient_as_bucket_view=scene == "naive",  # averaged in place, so nothing is copied out
+        broadcast_buffers=False,
+        assume=False,
+    )
+
+
+@examples(200)
+@given(
+    trace=shown_traces(),
+    scene=st.sampled_from(SCENES),
+    cap=st.integers(0, len(CAPS_MB) - 1),
+    gbit_per_s=st.sampled_from(GBIT_PER_S),
+    world_size=st.sampled_from(WORLD_SIZES),
+    factor=st.one_of(st.just(1.0), st.integers(20, 40).map(lambda steps: steps / 20), st.floats(1, 2)),
+    data=st.data(),
+)
+def test_the_page_predicts_as_predict_does_to_the_nanosecond(
+    functions, trace, scene, cap, gbit_per_s, world_size, factor, data
+):
+    """Any model, scene, cap, moved boundaries, network, world size and straggler."""
+    given_plan = None
+    if scene in ("bucketed", "rebuilt") and data.draw(st.booleans()):
+        given_plan = data.draw(partitions(len(trace.keys), tuple(trace.keys)))
+    plan = given_plan or plan_of(scene, trace, CAPS_MB[cap])
+    known = any(trace is one for one in (*annotated.models().values(), *map(imported, PROFILES)))
+    document = trace.workload.model if known else json.loads(trace.model_dump_json())
+    plan_shown, answer = functions.evaluate(
+        """([trace, scene, cap, gbit_per_s, world_size, factor, given]) => {
+          const { SCENES, replay } = window.functions;
+          const model = window.modelOf(trace);
+          const { plan, overlaps, copiesOut } = SCENES.find(({ id }) => id === scene);
+          const shown = given ?? plan(model, cap);
+          return [shown, replay(model, shown, { gbit_per_s, world_size, factor, overlaps, copiesOut })];
+        }""",
+        [document, scene, cap, gbit_per_s, world_size, factor, given_plan],
+    )
+    assert plan_shown == plan
+    expected = predicted(trace, scene, plan, gbit_per_s, world_size, factor)
+    assert answer["compute_ns"] == expected.compute_ns
+    assert sum(answer["parts"].values()) == answer["iteration_ns"]
+    if scene in ("naive", "flat"):
+        assert answer["iteration_ns"] == expected.no_overlap_ns
+        return
+    assert answer["iteration_ns"] == expected.iteration_ns
+    assert answer["parts"] == {part: sum(expected.breakdown[one] for one in ones) for part, ones in PARTS.items()}
+    timeline = expected.timeline
+    moments = zip(timeline.start_ns.tolist(), timeline.done_ns.tolist(), strict=True)
+    assert [(start, end) for _, _, start, end in answer["collectives"]] == list(moments)
+    for rank in answer["ranks"]:
+        spans = [span for span in expected.spans if span.rank == rank["rank"] and span.stream == "compute"]
+        assert rank["spans"] == [[span.kind, span.bucket, span.start_ns, span.end_ns] for span in spans]
+
+
+@examples(100)
+@given(
+    sizes=st.lists(st.integers(0, 3 * MIB), min_size=1, max_size=12),
+    caps=st.lists(st.integers(0, 6 * MIB), min_size=1, max_size=3),
+    data=st.data(),
+)
+def test_the_browser_assigns_buckets_by_the_same_rule(functions, sizes, caps, data):
+    keys = data.draw(st.lists(st.sampled_from("ab"), min_size=len(sizes), max_size=len(sizes)))
+    order = data.draw(st.permutations(range(len(sizes))))
+    model = {"sizes_bytes": sizes, "keys": keys, "names": keys}
+    assert functions("assignBuckets", model, caps, order) == assign_buckets(sizes, caps, keys=keys, order=order)
+    assert functions("initialBuckets", model, caps) == initial_buckets(sizes, caps, keys=keys)
+
+
+@pytest.mark.parametrize("path", PROFILES, ids=lambda path: path.name.partition(".")[0])
+def test_a_profile_is_imported_as_the_importer_does(functions, path):
+    expected = json.loads(imported(path).model_dump_json())
+    trace = functions.evaluate("name => window.traces[name]", expected["workload"]["model"])
+    for name in ("model", "source", "device_name", "world_size"):
+        assert trace["workload"][name] == expected["workload"][name]
+    assert trace["layouts"] == expected["layouts"]
+    fields = ("name", "dtype", "size_bytes")
+    parameters = [{name: one[name] for name in fields} for one in expected["workload"]["parameters"]]
+    assert trace["workload"]["parameters"] == parameters
+    (mine,), (theirs,) = trace["ranks"], expected["ranks"]
+    assert mine["rank"] == theirs["rank"]
+    for one, other in zip(mine["iterations"], theirs["iterations"], strict=True):
+        assert one == {name: other[name] for name in one}
+
+
+@examples(40)
+@given(
+    ready=st.lists(st.integers(0, 10**8), min_size=1, max_size=6),
+    gbit_per_s=st.sampled_from(GBIT_PER_S),
+    data=st.data(),
+)
+def test_no_layout_beats_the_best_known_one_where_copies_are_free(functions, ready, gbit_per_s, data):
+    """Tries every way to cut a few gradients in ready order."""
+    count = len(ready)
+    sizes = data.draw(st.lists(st.integers(1, 40 * MIB), min_size=count, max_size=count))
+    trace = trace_of([[iteration(0, tuple(ready), max(ready), 0)]], sizes)
+    order = sorted(range(count), key=ready.__getitem__)
+    plans = [
+        [order[low:high] for low, high in itertools.pairwise([0, *places, count])]
+        for some in range(count)
+        for places in itertools.combinations(range(1, count), some)
+    ]
+    best_ns, fastest_ns = functions.evaluate(
+        """([trace, plans, gbit_per_s]) => {
+          const { bestLayout, replay } = window.functions;
+          const model = window.modelOf(trace);
+          const conditions = { gbit_per_s, world_size: 8, factor: 1, overlaps: true, copiesOut: true };
+          const times = plans.map((plan) => replay(model, plan, conditions).iteration_ns);
+          return [bestLayout(model, conditions).iteration_ns, Math.min(...times)];
+        }""",
+        [json.loads(trace.model_dump_json()), plans, gbit_per_s],
+    )
+    assert fastest_ns <= best_ns <= fastest_ns + count, "the search does not round the time of each all-reduce"
+
+
+@given(now=st.integers(0, 10**9), default=st.integers(1, 10**9), best=st.integers(1, 10**9))
+def test_the_score_is_0_at_the_default_and_100_at_the_best(functions, now, default, best):
+    best, default = sorted((best, default))
+    score = functions("scoreOf", now, default, best)
+    assert 0 <= score <= 100
+    assert (score == 100) == (now <= best)
+    assert score > 0 or now >= default or best == default or 100 * (default - now) < default - best
+
+
+# The page
+
+
+def opened_at(browser, address="", **context):
+    watched = Watched(browser, **({"viewport": {"width": 1280, "height": 800}} | context))
+    watched.page.goto(ADDRESS + address)
+    watched.page.wait_for_selector(".picture svg text")
+    frames(watched.page)
+    return watched
+
+
+@pytest.fixture
+def opened(browser):
+    """Opens the committed page at an address; closes it at the end, when it must have had no error."""
+    seen = []
+
+    def open_page(address="", **context):
+        seen.append(opened_at(browser, address, **context))
+        return seen[-1].page
+
+    yield open_page
+    for watched in seen:
+        watched.context.close()
+        assert watched.problems == []
+        assert {address.partition("#")[0] for address in watched.requested if "data:" not in address} == {ADDRESS}
+
+
+def milliseconds(page, part, row="now") -> float:
+    words = page.locator(f"tr.{row} td.{part}").inner_text()
+    return float(words.replace("\N{MINUS SIGN}", "-"))
+
+
+RESNET = annotated.models()["ResNet-50"]
+START = 20, 32, 1.0
+"""Gbit/s, GPUs and straggler at the start."""
+
+
+def assert_shows(page, prediction: Prediction) -> None:
+    frames(page)
+    assert milliseconds(page, "iteration_ns") == round(prediction.iteration_ns / 1e6, 1)
+    shown = [milliseconds(page, part) for part in PARTS]
+    assert sum(shown) == pytest.approx(milliseconds(page, "iteration_ns"), abs=1e-6), "the parts do not add up"
+    exact = [sum(prediction.breakdown[one] for one in ones) / 1e6 for ones in PARTS.values()]
+    assert shown == pytest.approx(exact, abs=0.11)
+
+
+def with_boundaries(places) -> list[list[int]]:
+    (sequence,) = plan_of("rebuilt", RESNET, float("inf"))
+    return [sequence[low:high] for low, high in itertools.pairwise([0, *places, len(sequence)])]
+
+
+def test_each_boundary_counts_at_the_start(opened):
+    """Fails if the first drag changes nothing."""
+    page = opened("#scene=rebuilt")
+    assert len(cuts(page)) == 2
+    start = milliseconds(page, "iteration_ns")
+    for boundary in range(2):
+        seen = set()
+        for by_px in (-14, 14):
+            drag(page, boundary, by_px)
+            assert_shows(page, predicted(RESNET, "rebuilt", with_boundaries(cuts(page)), *START))
+            seen.add(milliseconds(page, "iteration_ns"))
+            page.get_by_role("button", name="Reset").click()
+            frames(page)
+        assert seen != {start}
+
+
+def test_sliders_move_both_sides(opened):
+    page = opened("#scene=bucketed")
+    settings = {"Network": 10, "GPUs": 5, "Straggler": 1.25, "Cap": 4}
+    before = milliseconds(page, "iteration_ns"), milliseconds(page, "iteration_ns", "baseline")
+    for name, place in settings.items():
+        page.get_by_role("slider", name=name).fill(str(place))
+    frames(page)
+    chosen = GBIT_PER_S[10], WORLD_SIZES[5], 1.25
+    assert_shows(page, predicted(RESNET, "bucketed", plan_of("bucketed", RESNET, CAPS_MB[4]), *chosen))
+    baseline = predicted(RESNET, "asynchronous", plan_of("asynchronous", RESNET, None), *chosen)
+    assert milliseconds(page, "iteration_ns", "baseline") == round(baseline.iteration_ns / 1e6, 1)
+    now = milliseconds(page, "iteration_ns"), milliseconds(page, "iteration_ns", "baseline")
+    assert now[0] != before[0]
+    assert now[1] != before[1]
+    assert milliseconds(page, "iteration_ns", "difference") == pytest.approx(now[0] - now[1])
+    assert page.locator("svg text", has_text="rank 63, slow").count() == 1
+
+
+def test_one_guesses_before_one_sees(opened):
+    page = opened()
+    page.get_by_role("button", name="Flat").click()
+    frames(page)
+    assert page.locator("tr.now td.iteration_ns").inner_text() == "?"
+    assert page.locator("path.hidden, path.exposed").first.get_attribute("d") == ""
+    page.get_by_role("slider", name="Moment in the iteration").fill(str(150 * 10**6))
+    frames(page)
+    assert page.locator(".moment").inner_text().startswith("Your guess: 150.0 ms.")
+    page.get_by_role("button", name="See").click()
+    frames(page)
+    expected = predicted(RESNET, "flat", plan_of("flat", RESNET, None), *START).no_overlap_ns / 1e6
+    assert milliseconds(page, "iteration_ns") == round(expected, 1)
+    assert f"You guessed 150.0 ms; the iteration takes {expected:.1f} ms" in page.locator(".about").inner_text()
+
+
+def test_the_goal_has_a_score_and_the_best_known_time(opened):
+    page = opened("#scene=rebuilt")
+    page.wait_for_selector("text=Best known")
+    words = page.locator(".goal p").first.inner_text()
+    default = predicted(RESNET, "rebuilt", plan_of("rebuilt", RESNET, None), *START)
+    assert f"torch's default cap, {default.iteration_ns / 1e6:.1f} ms" in words
+    page.get_by_role("button", name="Show best").click()
+    frames(page)
+    best = predicted(RESNET, "rebuilt", with_boundaries(cuts(page)), *START)
+    assert_shows(page, best)
+    assert f"Best known: {best.iteration_ns / 1e6:.1f} ms" in words
+    assert best.iteration_ns < default.iteration_ns
+    assert page.locator(".score").inner_text() == "Score 100"
+
+
+def test_the_address_holds_the_state(opened):
+    page = opened("#scene=rebuilt&model=ResNet-50&gbit=100&gpus=64&straggler=1.5&cap=10")
+    drag(page, 1, -20)
+    page.wait_for_function("location.hash.includes('cuts')")
+    hash_, places, now = page.evaluate("location.hash"), cuts(page), milliseconds(page, "iteration_ns")
+    again = opened(hash_)
+    assert cuts(again) == places
+    assert milliseconds(again, "iteration_ns") == now
+    again.wait_for_timeout(400)
+    assert again.evaluate("location.hash") == hash_
+    again.evaluate("location.hash = '#scene=naive&gbit=5'")
+    frames(again)
+    assert again.locator("[aria-current=step]").inner_text() == "Naive"
+
+
+def test_an_address_with_wrong_values_is_named_in_one_line(opened):
+    page = opened("#scene=rebuilt&gpus=7&cap=3&cuts=9-5")
+    words = page.locator(".error").inner_text()
+    assert words == "address: expected values that the page has, got others for gpus, cap, cuts"
+
+
+@pytest.mark.parametrize("zipped", [True, False])
+def test_a_dropped_trace_is_predicted_to_the_nanosecond(opened, tmp_path, zipped):
+    """Two ranks of two iterations on an A100, dropped as a file."""
+    ms = 10**6
+    one, other = (iteration(9 * ms, (60 * ms + by, 35 * ms, 20 * ms), 61 * ms, 2 * ms) for by in (0, 777_777))
+    trace = trace_of([[one, other], [other, other]], [40 * 10**6, 30 * 10**6, 50 * 10**6])
+    workload = trace.workload.model_copy(update={"model": "my model", "device_name": "NVIDIA A100-SXM4-80GB"})
+    trace = trace.model_copy(update={"workload": workload})
+    path = tmp_path / ("mine.json.gz" if zipped else "mine.json")
+    trace.save(path)
+    page = opened("#scene=rebuilt&gpus=64&cap=25")
+    drop(page, path)
+    page.wait_for_selector("text=my model on NVIDIA A100-SXM4-80GB: 3 gradients, 120.0 MB, 4 iterations of 2 ranks.")
+    assert_shows(page, predicted(trace, "rebuilt", plan_of("rebuilt", trace, 25), 20, 64, 1.0))
+
+
+def drop(page, path) -> None:
+    """Drop a file on the page."""
+    content = list(path.read_bytes())
+    page.evaluate(
+        """([name, content]) => {
+          const dataTransfer = new DataTransfer();
+          dataTransfer.items.add(new File([new Uint8Array(content)], name));
+          for (const kind of ["dragover", "drop"]) {
+            document.body.dispatchEvent(new DragEvent(kind, { dataTransfer, bubbles: true, cancelable: true }));
+          }
+        }""",
+        [path.name, content],
+    )
+
+
+def test_a_dropped_profile_is_predicted_to_the_nanosecond(opened):
+    path = PROFILES[0]
+    page = opened("#scene=rebuilt&cap=25")
+    page.get_by_label("Open a trace").set_input_files(path)
+    page.wait_for_selector("text=161 gradients")
+    trace = imported(path)
+    assert_shows(page, predicted(trace, "rebuilt", plan_of("rebuilt", trace, 25), *START))
+
+
+@pytest.mark.parametrize(
+    ("content", "words"),
+    [
+        ("{", "bad.json: expected JSON, got something else: "),
+        ("[]", "bad.json: expected a trace as `ddplab record` writes it, or a file of torch's profiler, got "),
+        ('{"traceEvents": []}', "bad.json: expected events of torch's profiler with a category and a duration"),
+        (
+            '{"traceEvents": [{"ph": "X", "cat": "cpu_op", "name": "a", "ts": 1, "dur": 1}]}',
+            "expected training steps",
+        ),
+        (
+            trace_of([[iteration(1, (3, None), 4, 1)]], [4, 4]).model_dump_json(),
+            "bad.json: rank 0, iteration 0: parameter 1 got no gradient",
+        ),
+    ],
+)
+def test_a_file_that_cannot_be_read_is_named_in_one_line(opened, tmp_path, content, words):
+    path = tmp_path / "bad.json"
+    path.write_text(content)
+    page = opened()
+    before = milliseconds(page, "iteration_ns")
+    drop(page, path)
+    page.wait_for_selector("[role=alert]:not(:empty)")
+    assert words in page.locator("[role=alert]").inner_text()
+    assert "\n" not in page.locator("[role=alert]").inner_text()
+    assert milliseconds(page, "iteration_ns") == before
+
+
+@pytest.mark.parametrize("address", ["", "#scene=rebuilt&straggler=1.5"])
+@pytest.mark.parametrize(("width", "height"), [(390, 800), (1280, 800)])
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_all_controls_are_reached_without_scrolling(opened, address, width, height, scheme):
+    page = opened(address, viewport={"width": width, "height": height}, color_scheme=scheme)
+    page.wait_for_timeout(400)  # until the goal is found
+    assert page.evaluate("document.documentElement.scrollWidth <= innerWidth")
+    controls = page.locator(".scene, .controls input, .scrubber :is(button, input), .goal button, .picture")
+    for box in filter(None, (control.bounding_box() for control in controls.all())):
+        assert box["y"] >= 0
+        assert box["y"] + box["height"] <= height
+    if width > 900:
+        legend = page.locator(".legend").bounding_box()
+        assert legend["y"] + legend["height"] <= height
+    text, ground = page.evaluate("['color', 'backgroundColor'].map(name => getComputedStyle(document.body)[name])")
+    bright = [sum(map(int, re.findall(r"\d+", colour)[:3])) > 384 for colour in (text, ground)]
+    assert bright == ([False, True] if scheme == "light" else [True, False])
+
+
+def test_every_control_is_reached_with_tab(opened):
+    page = opened("#scene=rebuilt")
+    page.wait_for_selector("text=Best known")
+    reached = []
+    for _ in range(20):
+        page.keyboard.press("Tab")
+        reached.append(page.evaluate("document.activeElement.className || document.activeElement.type"))
+    assert reached.count("scene") == 5
+    assert reached.count("range") == 5
+    assert {"boundary", "play", "select-one", "file"} <= {name.partition(" ")[0] for name in reached}
+
+
+@pytest.mark.parametrize(
+    ("key", "moves"),
+    [("ArrowUp", 1), ("ArrowRight", 1), ("ArrowDown", -1), ("ArrowLeft", -1), ("PageUp", 10), ("PageDown", -10)],
+)
+def test_a_key_moves_the_focused_boundary(opened, key, moves):
+    page = opened("#scene=rebuilt")
+    before = cuts(page)
+    page.locator(".boundary").nth(1).focus()
+    page.keyboard.press(key)
+    frames(page)
+    assert cuts(page) == [before[0], before[1] + moves]
+
+
+def test_boundaries_are_split_and_removed(opened):
+    page = opened("#scene=bucketed")
+    before = cuts(page)
+    page.get_by_role("button", name="Split").click()
+    frames(page)
+    assert set(before) < set(cuts(page))
+    page.get_by_role("button", name="Remove").click()
+    frames(page)
+    assert cuts(page) == before
+
+
+def test_a_finger_drags_a_boundary(browser):
+    watched = opened_at(
+        browser, "#scene=rebuilt", viewport={"width": 390, "height": 800}, has_touch=True, is_mobile=True
+    )
+    page, before = watched.page, cuts(watched.page)
+    knob = page.locator(".boundary .knob").nth(1).bounding_box()
+    touch = watched.context.new_cdp_session(page)
+    x, y = knob["x"] + 8, knob["y"] + 6
+    for kind, points in [
+        ("touchStart", [{"x": x, "y": y}]),
+        *(("touchMove", [{"x": x, "y": y - step}]) for step in range(3, 30, 3)),
+        ("touchEnd", []),
+    ]:
+        touch.send("Input.dispatchTouchEvent", {"type": kind, "touchPoints": points})
+    frames(page)
+    assert cuts(page)[1] > before[1]
+    watched.context.close()
+
+
+def test_play_moves_the_moment_and_stops(opened):
+    page = opened()
+    page.get_by_role("button", name="Play").click()
+    page.wait_for_function("document.querySelector('.scrubber input').value > 1e6")
+    page.get_by_role("button", name="Stop").click()
+    assert page.get_by_role("button", name="Play").count() == 1
+
+
+def test_nothing_moves_by_itself_for_readers_who_want_no_motion(opened):
+    page = opened("#scene=rebuilt", reduced_motion="reduce")
+    moment = page.get_by_role("slider", name="Moment in the iteration")
+    moment.fill("0")
+    page.get_by_role("button", name="Next").click()
+    frames(page)
+    first = moment.input_value()
+    frames(page, 20)
+    assert moment.input_value() == first
+    plan = plan_of("rebuilt", RESNET, 35)
+    start = predicted(RESNET, "rebuilt", plan, *START).timeline.start_ns[0]
+    assert float(first) == pytest.approx(float(start), abs=1e5)
+
+
+def test_links_lead_to_files_of_the_repository(opened):
+    page = opened()
+    links = [link.get_attribute("href") for link in page.locator("header nav a").all()]
+    assert len(links) == 3
+    assert all((annotated.FIGURES / link).is_file() for link in links)
