@@ -323,7 +323,7 @@ function drawChoices(view, { choices, edited, scene, models, modelName, shown, c
 }
 
 function drawParts(view, { answer, baseline, choices, isGuessing }) {
-  const before = SCENES[choices.scene - 1]?.id ?? "compute alone";
+  const before = SCENES[choices.scene - 1]?.id ?? "alone";
   const now = tenths(answer);
   const then = tenths(baseline);
   setText(view.rows.now.name, SCENES[choices.scene].id);
