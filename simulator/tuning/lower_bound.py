@@ -14,8 +14,8 @@ Let gradient p weigh `w_p` and let `C >= h + w(bucket)` for every possible bucke
 together, S_k, says when bucket k can be launched at the earliest: `E(S_k)`, when gradients of this weight are ready,
 plus the least packing of so much, plus k launches. All inequalities then depend on S_1 <= ... <= S_K alone, and the
 best S_k is the largest one that they allow. So the least time for each K is found by bisection. With
-`w = b * bytes`, every rate b gives a valid bound, and the largest one counts. For a cost `h + b * bytes` the bound loses
-only what bytes between two gradients would win.
+`w = b * bytes`, every rate b gives a valid bound, and the largest one counts. For a cost `h + b * bytes` the bound is low
+only because it may split gradients; for other costs, `_end_by_cells` has a second bound.
 """
 
 from bisect import bisect_right
@@ -126,8 +126,10 @@ def _rates(sizes: Floats, link: Floats) -> list[float]:
             hull.pop()
         hull.append(place)
     slopes = np.diff(link[hull]) / np.maximum(1, np.diff(sizes[hull]))
-    chosen = np.unique(np.linspace(0, len(slopes) - 1, RATES).astype(int)) if len(slopes) else []
-    return sorted({0.0, *(max(0.0, float(slopes[place])) for place in chosen)})
+    if not len(slopes):
+        return [0.0]
+    chosen = np.unique(np.linspace(0, len(slopes) - 1, RATES).astype(int))
+    return sorted({0.0, *np.maximum(0, slopes[chosen]).tolist()})
 
 
 def _end_of_cycle(costs: PartitionCosts, cycle: int, weights: Floats, least_ns: float) -> float:
@@ -151,7 +153,7 @@ def _end_of_cycle(costs: PartitionCosts, cycle: int, weights: Floats, least_ns: 
         return computed + count * (launch + unpack + lost * least_ns)
 
     def is_enough(slack: float, count: int) -> bool:
-        """Whether `count` buckets can carry all gradients if bucket k is launched by `slack` plus what came before."""
+        """Whether `count` buckets carry all gradients if bucket k is launched by `slack` plus what came before."""
         carried = 0.0
         for number in range(1, count + 1):
             limit = slack + (1 - lost) * (carried + (number - 1) * least_ns) - number * launch
@@ -263,7 +265,7 @@ def _least_lost_share(costs: PartitionCosts) -> float:
 
 
 def _least_packing(pack_ns: Floats, weights: Floats) -> Callable[[Floats], Floats]:
-    """Return the function from a weight to the least time to pack gradients of this weight, parts of them included."""
+    """Return the function from a weight to the least time to pack parts of gradients of this weight."""
     some = weights > 0
     cheapest = (pack_ns[some] / weights[some]).argsort(kind="stable")
     at = np.concatenate([[0.0], weights[some][cheapest].cumsum()])

@@ -2,11 +2,11 @@
 
 With one queue and constant speeds, bucket k, which ends at position j of the order, is launched at
 `L_k = ready(j) + packed(j) + k * launch`, where `ready(j)` is when the slowest rank has the first j gradients. Its
-all-reduce ends at `D_k = max(L_k, D_{k-1}) + cost_k`. The iteration ends at the larger of the computing of the slowest
-rank with all packing, launches and copies, and the largest `D_k` plus the copies of bucket k and all later ones.
+all-reduce ends at `D_k = max(L_k, D_{k-1}) + cost_k`. The iteration ends when the slowest rank has computed, packed,
+launched and copied everything, or later: at the largest `D_k` plus the copies of bucket k and all later ones.
 
-While a collective of cost C runs, computing that takes a factor s as long loses `(1 - 1 / s) * C`. `W_k` is the sum of
-these delays, which come on top of later launches and of the end of computing. With slow-downs the recurrence is a
+While a collective of cost C runs, computing that takes s times as long loses `(1 - 1 / s) * C`. `W_k` is the sum of
+these delays, by which later launches and the end of computing are later. With slow-downs the recurrence is a
 lower bound of the event replay (`lower_bound` has the argument), and exact as long as no collective outlasts the
 computing beside it. Collectives that share the link count with the part of the link's time that they take.
 """

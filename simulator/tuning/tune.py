@@ -1,8 +1,8 @@
 """Tune: the best buckets of a recorded model on a fabric.
 
-Searched are caps, caps by bucket and every contiguous partition of the ready order. `exact_search` cuts the ready order
-of each deciding iteration, `local_search` improves the result for all of them, and `predict` gives the times. The
-buckets of known rules take part in the search, so the plan is never slower than any of them.
+Searched are caps, caps by bucket and every contiguous partition of the ready order. `exact_search` cuts the ready
+order of each deciding iteration, `local_search` improves the result for all of them, and `predict` gives the times.
+The buckets of known rules take part in the search, so the plan is never slower than any of them.
 """
 
 from collections.abc import Callable, Sequence
@@ -64,7 +64,7 @@ def tune(
         fabric: As for `predict`.
         world_size: Number of ranks.
         objective: What should be short: the "median", "mean", "p95" or "p99" of the iterations, or "worst_case", the
-            median with all costs of collectives, copies, launches and slow-downs at the upper end of their error bands.
+            median with all costs of collectives, copies, launches and slow-downs at the upper ends of their bands.
         in_flight_bytes: Largest sum of the messages of buckets that are launched and not yet averaged at the same
             time. None: no limit.
         cap_rule: Rule of the reducer for which the best single cap is given: torch's "reaches the cap", or "at most
@@ -76,8 +76,8 @@ def tune(
         settings: Fields of `Policy`, as an alternative to `policy`.
 
     Raises:
-        ValueError: As for `predict`; buckets of modules (grouping="module") or an iteration before the steady ones are
-            to be tuned; or no buckets keep the limit of bytes in flight.
+        ValueError: As for `predict`; modules (grouping="module") or an iteration before the steady ones are to be
+            tuned; or no buckets keep the limit of bytes in flight.
         TypeError: A keyword argument is not a field of `Policy`.
     """
     policy = Policy.given(policy, settings)
@@ -214,8 +214,8 @@ class _Search:
         if not candidates:
             least = min(map(times.in_flight_bytes, self.rules.values()))
             raise ValueError(
-                f"in_flight_bytes: expected a limit that some buckets keep, got {self._limit}; the least of the known "
-                f"rules is {least}"
+                f"in_flight_bytes: expected a limit that some buckets keep, got {self._limit}; the least of "
+                f"the known rules is {least}"
             )
         ranked = sorted(candidates, key=lambda plan: (self._recurrence(plan), len(plan)))
         if not (is_complete and costs.is_exact):

@@ -43,7 +43,7 @@ def test_no_buckets_are_faster_under_any_settings(asked, objective, data):
 
 
 def test_where_a_bucket_costs_a_line_and_gradients_are_small_the_bound_is_reached():
-    """100 equal gradients, one every 100 ns; a bucket costs 1000 ns and 2 ns a byte, so sending everything takes long."""
+    """100 equal gradients, one every 100 ns; a bucket costs 1000 ns and 2 ns a byte, so the network limits."""
     count, size = 100, 100
     ready = tuple(100 * (count - index) for index in range(count))
     trace = trace_of([[iteration(0, ready, 100 * count, 0)]], [size] * count)
