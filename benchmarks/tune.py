@@ -22,7 +22,7 @@ GOALS_S = {161: 1.0, 400: 1.0, 2000: 20.0}
 
 
 def synthetic(parameters: int, total_bytes: float, *, device: str, seed: int = 0) -> Trace:
-    """Return a trace of one iteration, 30 ms forward and 60 ms backward, with lognormal sizes and exponential gaps."""
+    """Return a trace of 30 ms forward and 60 ms backward, with lognormal sizes and exponential gaps."""
     rng = np.random.default_rng(seed)
     shares = rng.lognormal(0, 2, parameters)
     elements = 1 + (shares / shares.sum() * total_bytes / 4).astype(int)

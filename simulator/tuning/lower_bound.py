@@ -14,8 +14,8 @@ Let gradient p weigh `w_p` and let `C >= h + w(bucket)` for every possible bucke
 together, S_k, says when bucket k can be launched at the earliest: `E(S_k)`, when gradients of this weight are ready,
 plus the least packing of so much, plus k launches. All inequalities then depend on S_1 <= ... <= S_K alone, and the
 best S_k is the largest one that they allow. So the least time for each K is found by bisection. With
-`w = b * bytes`, every rate b gives a valid bound, and the largest one counts. For a cost `h + b * bytes` the bound is low
-only because it may split gradients; for other costs, `_end_by_cells` has a second bound.
+`w = b * bytes`, every rate b gives a valid bound, and the largest one counts. For a cost `h + b * bytes` the bound is
+low only because it may split gradients; for other costs, `_end_by_cells` has a second bound.
 """
 
 from bisect import bisect_right

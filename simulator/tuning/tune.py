@@ -18,7 +18,7 @@ from reference.trace import BucketLayout, Trace
 
 from ..fabric import Fabric
 from ..fabric.measured_tables import segment_at
-from ..prediction import Ranks, Stragglers, checked, predict
+from ..prediction import Comparison, Ranks, Stragglers, checked, predict
 from ..schedule.policy import Policy
 from ..schedule.schedule import buckets_of
 from ..workload.compute_times import RECORDED, Variation
@@ -111,7 +111,7 @@ def tune(
         interval_ns=chosen.interval_ns,
         lower_bound_ns=min(iteration_ns, lower_bound_ns(search.costs)),
         is_proven=is_proven,
-        keep_default=best == search.rules[DEFAULT] or default.compare(chosen).is_tie,
+        keep_default=best == search.rules[DEFAULT] or _may_be_an_error(default.compare(chosen)),
         cap_rule=cap_rule,
         best_cap_mb=search.best_cap_mb,
         best_cap_ns=times.value_ns(search.by_cap(search.best_cap_mb)),
@@ -127,6 +127,12 @@ def tune(
         in_flight_bytes=times.in_flight_bytes(best),
         assumed=chosen.assumed,
     )
+
+
+def _may_be_an_error(gain: Comparison) -> bool:
+    """Whether errors may be larger than a gain: those of the costs, or those that no cost of the model explains."""
+    _, unexplained_ns = gain.baseline.causes_ns.get("unexplained", (0, 0))
+    return gain.is_tie or -gain.difference_ns <= unexplained_ns
 
 
 def caps_of(plan: BucketLayout, times: PlanTimes) -> tuple[float, ...] | None:
