@@ -2,10 +2,10 @@
 
 `python -m validation.tuned_caps` prints one row for each reducer of part (e): the best cap by `tune`, the swept cap
 next to it, the fastest swept cap, and the regret, which is the measured time with the former over that with the
-latter, minus one. A sweep separates two caps if their times differ by more than both spreads (1 % if none was published).
-Where the gain over torch's default may be due to errors, the advice is to keep the default of 25 MB; the last column
-has the regret of the swept cap next to that. The time to copy gradients does not depend on the cap here, as it does
-in part (e).
+latter, minus one. A sweep separates two caps if their times differ by more than both spreads (1 % if none was
+published). Where the gain over torch's default may be due to errors, the advice is to keep the default of 25 MB; the
+last column has the regret of the swept cap next to that. The time to copy gradients does not depend on the cap here,
+as it does in part (e).
 """
 
 from collections.abc import Sequence
