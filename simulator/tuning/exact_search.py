@@ -178,12 +178,13 @@ def _search(
 
 
 BLOCK = 32
+"""Labels that are compared with all others at a time."""
 
 
 def _undominated(values: Floats) -> NDArray[np.int64]:
     """Return the columns that no other column is at most as large as in every row; of equal ones the first.
 
-    A column can only be dominated by one with a sum that is not larger, so columns are compared in order of their sums.
+    A column can only be dominated by one whose sum is not larger, so columns are compared in order of their sums.
     """
     left = values.sum(axis=0).argsort(kind="stable")
     kept: list[int] = []

@@ -14,8 +14,8 @@ Let gradient p weigh `w_p` and let `C >= h + w(bucket)` for every possible bucke
 together, S_k, says when bucket k can be launched at the earliest: `E(S_k)`, when gradients of this weight are ready,
 plus the least packing of so much, plus k launches. All inequalities then depend on S_1 <= ... <= S_K alone, and the
 best S_k is the largest one that they allow. So the least time for each K is found by bisection. With
-`w = b * bytes`, every rate b gives a valid bound, and the largest one counts. For a cost `h + b * bytes` the bound loses
-only what bytes between two gradients would win.
+`w = b * bytes`, every rate b gives a valid bound, and the largest one counts. For a cost `h + b * bytes` the bound is
+low only because it may split gradients; for other costs, `_end_by_cells` has a second bound.
 """
 
 from bisect import bisect_right
@@ -31,6 +31,11 @@ RATES = 8
 """Rates that are tried, of those at which the lower convex hull of the costs has its edges."""
 SINGLE_COUNTS = 24
 """Numbers of buckets that are bounded one by one; larger ones are bounded in groups."""
+CELLS, FEW_CELLS = 400, 100
+"""Cells of bytes; fewer if many iterations are bounded."""
+FEW_CYCLES = 8
+MOST_LAYERS = 40
+"""Numbers of buckets that are bounded one by one with cells."""
 ROUNDING = 1e-9
 """Relative error of times in the event replay and in this module, and the nanoseconds below."""
 ROUNDING_NS = 8
@@ -39,8 +44,17 @@ ROUNDING_NS = 8
 def lower_bound_ns(costs: PartitionCosts) -> int:
     """Return a time that the objective of any partition in any launch order reaches at least."""
     minorants = _minorants(costs)
+    cycles = range(len(costs.step_ns))
+    curve = _cost_curve(costs)
+    cells = CELLS if len(cycles) <= FEW_CYCLES else FEW_CELLS
     ends = np.array(
-        [max(_end_of_cycle(costs, cycle, *one) for one in minorants) for cycle in range(len(costs.step_ns))]
+        [
+            max(
+                *(_end_of_cycle(costs, cycle, *one) for one in minorants),
+                0.0 if curve is None else _end_by_cells(costs, cycle, *curve, cells),
+            )
+            for cycle in cycles
+        ]
     )
     value = costs.times.deciding_ns(np.maximum(0, ends * (1 - ROUNDING) - ROUNDING_NS))
     layout = costs.times.recorded.layout
@@ -112,8 +126,10 @@ def _rates(sizes: Floats, link: Floats) -> list[float]:
             hull.pop()
         hull.append(place)
     slopes = np.diff(link[hull]) / np.maximum(1, np.diff(sizes[hull]))
-    chosen = np.unique(np.linspace(0, len(slopes) - 1, RATES).astype(int)) if len(slopes) else []
-    return sorted({0.0, *(max(0.0, float(slopes[place])) for place in chosen)})
+    if not len(slopes):
+        return [0.0]
+    chosen = np.unique(np.linspace(0, len(slopes) - 1, RATES).astype(int))
+    return sorted({0.0, *np.maximum(0, slopes[chosen]).tolist()})
 
 
 def _end_of_cycle(costs: PartitionCosts, cycle: int, weights: Floats, least_ns: float) -> float:
@@ -137,7 +153,7 @@ def _end_of_cycle(costs: PartitionCosts, cycle: int, weights: Floats, least_ns: 
         return computed + count * (launch + unpack + lost * least_ns)
 
     def is_enough(slack: float, count: int) -> bool:
-        """Whether `count` buckets can carry all gradients if bucket k is launched by `slack` plus what came before."""
+        """Whether `count` buckets carry all gradients if bucket k is launched by `slack` plus what came before."""
         carried = 0.0
         for number in range(1, count + 1):
             limit = slack + (1 - lost) * (carried + (number - 1) * least_ns) - number * launch
@@ -173,6 +189,72 @@ def _end_of_cycle(costs: PartitionCosts, cycle: int, weights: Floats, least_ns: 
     return float(best)
 
 
+def _cost_curve(costs: PartitionCosts) -> tuple[Floats, Floats, float] | None:
+    """Return possible sizes of messages, their costs, and the highest rate b with `cost >= b * bytes` at all sizes.
+
+    None if the cost of a bucket does not depend on the sum of the bytes of its gradients alone.
+    """
+    times, seconds = costs.times, costs.message_bytes[1]
+    if not is_additive(times.policy.hook) or seconds.any() or times.policy.skip_all_reduce_unused_params:
+        return None
+    if any(one.sparse for one in costs.parameters) or not costs.message_bytes[0].sum():
+        return None
+    sizes, link = _sampled(costs, costs.message_bytes)
+    some = sizes > 0
+    return sizes, link, float((link[some] / sizes[some]).min())
+
+
+def _end_by_cells(costs: PartitionCosts, cycle: int, sizes: Floats, link: Floats, rate: float, cells: int) -> float:
+    """Return the bound of one cycle with the true cost of each size, by dynamic programming over cells of bytes.
+
+    With `h(s) = cost(s) - b * s` for the bytes of one bucket, `D'_k = D_k - b * S_k` obeys
+
+        D'_k >= max(E(S_k) + k * launch - (1 - r) * b * S_{k-1}, D'_{k-1}) + h(S_k - S_{k-1}).
+
+    S_k is known up to its cell, so the least `h` of all sizes that are possible between two cells counts.
+    """
+    lost, total = _least_lost_share(costs), float(costs.message_bytes[0].sum())
+    width = total / cells
+    ready = costs.ready_ns[cycle]
+    order = ready.argsort(kind="stable")
+    reached = costs.message_bytes[0][order].cumsum()
+    packing = _least_packing(costs.pack_ns, costs.message_bytes[0])
+    earliest = np.maximum.accumulate(ready[order] + packing(np.concatenate([[0.0], reached[:-1]])))
+    starts = np.arange(cells + 1) * width
+    starts[-1] = total
+    earliest = earliest[np.minimum(reached.searchsorted(starts - 1e-6 * width), len(order) - 1)]
+
+    excess = link - rate * sizes - 1
+    low = sizes.searchsorted(np.maximum(sizes[0], starts - width), side="right") - 1
+    high = np.minimum(sizes.searchsorted(starts + width), len(sizes) - 1)
+    least = np.array([excess[a : b + 1].min() for a, b in zip(np.maximum(0, low), high, strict=True)])
+
+    launch = max(0.0, costs.launch_ns - 0.5) if costs.launch_ns % 1 else costs.launch_ns
+    unpack = max(0.0, costs.unpack_ns - 0.5) if costs.unpack_ns % 1 else costs.unpack_ns
+    after = float(costs.copy_ns.min() + costs.step_ns[cycle]) + unpack - 1 + rate * total
+    computed = float(costs.computed_ns[cycle] + costs.pack_ns.sum() + costs.copy_ns.sum()) + lost * rate * total
+    credit = (1 - lost) * rate * (starts + width)[:, None]
+    apart = np.arange(cells + 1)[None, :] - np.arange(cells + 1)[:, None]
+    between = np.where(apart >= 0, least[np.abs(apart)], np.inf)
+    first = earliest + launch + least
+
+    best, done = np.inf, first
+    most = min(MOST_LAYERS, len(order))
+    for count in range(1, most + 1):
+        if count > 1:
+            done = (np.maximum(earliest[None, :] + count * launch - credit, done[:, None]) + between).min(axis=0)
+        best = min(best, max(float(done[-1]) + after, computed + count * (launch + unpack)))
+        if computed + (count + 1) * (launch + unpack) >= best:
+            return best
+    if most == len(order):
+        return best
+    done = first.copy()  # of any number of buckets, with the launches of one
+    for place in range(1, cells + 1):
+        steps = np.maximum(earliest[place] + launch - credit[:place, 0], done[:place]) + between[:place, place]
+        done[place] = min(done[place], steps.min())
+    return min(best, max(float(done[-1]) + after, computed + (most + 1) * (launch + unpack)))
+
+
 def _least_lost_share(costs: PartitionCosts) -> float:
     """Return the least part of a collective's time by which it delays computing that runs beside it."""
     _, factors = costs._factors
@@ -183,7 +265,7 @@ def _least_lost_share(costs: PartitionCosts) -> float:
 
 
 def _least_packing(pack_ns: Floats, weights: Floats) -> Callable[[Floats], Floats]:
-    """Return the function from a weight to the least time to pack gradients of this weight, parts of them included."""
+    """Return the function from a weight to the least time to pack parts of gradients of this weight."""
     some = weights > 0
     cheapest = (pack_ns[some] / weights[some]).argsort(kind="stable")
     at = np.concatenate([[0.0], weights[some][cheapest].cumsum()])

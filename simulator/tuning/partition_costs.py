@@ -2,11 +2,11 @@
 
 With one queue and constant speeds, bucket k, which ends at position j of the order, is launched at
 `L_k = ready(j) + packed(j) + k * launch`, where `ready(j)` is when the slowest rank has the first j gradients. Its
-all-reduce ends at `D_k = max(L_k, D_{k-1}) + cost_k`. The iteration ends at the larger of the computing of the slowest
-rank with all packing, launches and copies, and the largest `D_k` plus the copies of bucket k and all later ones.
+all-reduce ends at `D_k = max(L_k, D_{k-1}) + cost_k`. The iteration ends when the slowest rank has computed, packed,
+launched and copied everything, or later: at the largest `D_k` plus the copies of bucket k and all later ones.
 
-While a collective of cost C runs, computing that takes a factor s as long loses `(1 - 1 / s) * C`. `W_k` is the sum of
-these delays, which come on top of later launches and of the end of computing. With slow-downs the recurrence is a
+While a collective of cost C runs, computing that takes s times as long loses `(1 - 1 / s) * C`. `W_k` is the sum of
+these delays, by which later launches and the end of computing are later. With slow-downs the recurrence is a
 lower bound of the event replay (`lower_bound` has the argument), and exact as long as no collective outlasts the
 computing beside it. Collectives that share the link count with the part of the link's time that they take.
 """
@@ -194,8 +194,8 @@ class PartitionCosts:
 
     def at(self, ready_ns: Floats, computed_ns: float, step_ns: float) -> "PartitionCosts":
         """Return the costs for a single iteration with these times."""
-        one = {"ready_ns": ready_ns[None], "computed_ns": np.array([computed_ns]), "step_ns": np.array([step_ns])}
-        return replace(self, **one)
+        computed, step = np.array([computed_ns]), np.array([step_ns])
+        return replace(self, ready_ns=ready_ns[None], computed_ns=computed, step_ns=step)
 
 
 def partition_costs(times: PlanTimes) -> PartitionCosts:
@@ -211,15 +211,16 @@ def partition_costs(times: PlanTimes) -> PartitionCosts:
     before_ns = start_ns + search_ns
     sizes = np.array(gradient_bytes(model.parameters, policy.sparse_density), np.int64)
     copies = np.array([0 if policy.gradient_as_bucket_view else processor.copy_out(size) for size in sizes.tolist()])
-    if policy.skip_all_reduce_unused_params:
-        copies[list(model.never_used)] = 0
+    compress_ns, copy_ns = hook.compress.ns_per_byte * sizes, copies + hook.decompress.ns_per_byte * sizes
+    if policy.skip_all_reduce_unused_params:  # a bucket of such parameters alone is packed and not sent
+        compress_ns[list(model.never_used)] = copy_ns[list(model.never_used)] = 0
     launch_ns: float = 0 if model.has_communication else processor.launch_on(times.world_size)
     return PartitionCosts(
         times=times,
         order=order,
         ready_ns=(drawn.ready_ns + before_ns[..., None]).max(axis=1).astype(float),
-        pack_ns=np.array([processor.pack(size) for size in sizes.tolist()]) + hook.compress.ns_per_byte * sizes,
-        copy_ns=copies + hook.decompress.ns_per_byte * sizes,
+        pack_ns=np.array([processor.pack(size) for size in sizes.tolist()]) + compress_ns,
+        copy_ns=copy_ns,
         launch_ns=launch_ns + hook.compress.fixed_ns,
         unpack_ns=hook.decompress.fixed_ns,
         computed_ns=(before_ns + drawn.backward_end_ns + drawn.step_ns).max(axis=-1).astype(float),

@@ -48,7 +48,7 @@ class Plan(Schema):
     )
     keep_default: bool = Field(
         description="whether the gain over torch's default may be due to the errors of the costs, which both share "
-        "(`Comparison.is_tie`)"
+        "(`Comparison.is_tie`), or is smaller than the error that no cost explains (`unexplained`)"
     )
     cap_rule: CapRule = Field(description="when a bucket is closed in `best_cap_mb`")
     best_cap_mb: float = Field(description="best single cap for all buckets, MiB")

@@ -140,8 +140,8 @@ class PlanTimes:
     def is_ordered(self) -> bool:
         """Whether the cycles are ordered: a slower one is later in every moment.
 
-        With constant speeds, and with slow-downs by which overlap never loses time, a slower cycle is then slower with
-        any buckets, so that the cycle in the middle is the median with any buckets.
+        With constant speeds, and with slow-downs by which overlap never loses time, a slower cycle is then slower
+        with any buckets, so that the cycle in the middle is the median with any buckets.
         """
         return self._deciding[1]
 

@@ -1,8 +1,8 @@
 """Tune: the best buckets of a recorded model on a fabric.
 
-Searched are caps, caps by bucket and every contiguous partition of the ready order. `exact_search` cuts the ready order
-of each deciding iteration, `local_search` improves the result for all of them, and `predict` gives the times. The
-buckets of known rules take part in the search, so the plan is never slower than any of them.
+Searched are caps, caps by bucket and every contiguous partition of the ready order. `exact_search` cuts the ready
+order of each deciding iteration, `local_search` improves the result for all of them, and `predict` gives the times.
+The buckets of known rules take part in the search, so the plan is never slower than any of them.
 """
 
 from collections.abc import Callable, Sequence
@@ -18,7 +18,7 @@ from reference.trace import BucketLayout, Trace
 
 from ..fabric import Fabric
 from ..fabric.measured_tables import segment_at
-from ..prediction import Ranks, Stragglers, checked, predict
+from ..prediction import Comparison, Ranks, Stragglers, checked, predict
 from ..schedule.policy import Policy
 from ..schedule.schedule import buckets_of
 from ..workload.compute_times import RECORDED, Variation
@@ -64,7 +64,7 @@ def tune(
         fabric: As for `predict`.
         world_size: Number of ranks.
         objective: What should be short: the "median", "mean", "p95" or "p99" of the iterations, or "worst_case", the
-            median with all costs of collectives, copies, launches and slow-downs at the upper end of their error bands.
+            median with all costs of collectives, copies, launches and slow-downs at the upper ends of their bands.
         in_flight_bytes: Largest sum of the messages of buckets that are launched and not yet averaged at the same
             time. None: no limit.
         cap_rule: Rule of the reducer for which the best single cap is given: torch's "reaches the cap", or "at most
@@ -76,8 +76,8 @@ def tune(
         settings: Fields of `Policy`, as an alternative to `policy`.
 
     Raises:
-        ValueError: As for `predict`; buckets of modules (grouping="module") or an iteration before the steady ones are
-            to be tuned; or no buckets keep the limit of bytes in flight.
+        ValueError: As for `predict`; modules (grouping="module") or an iteration before the steady ones are to be
+            tuned; or no buckets keep the limit of bytes in flight.
         TypeError: A keyword argument is not a field of `Policy`.
     """
     policy = Policy.given(policy, settings)
@@ -111,7 +111,7 @@ def tune(
         interval_ns=chosen.interval_ns,
         lower_bound_ns=min(iteration_ns, lower_bound_ns(search.costs)),
         is_proven=is_proven,
-        keep_default=best == search.rules[DEFAULT] or default.compare(chosen).is_tie,
+        keep_default=best == search.rules[DEFAULT] or _may_be_an_error(default.compare(chosen)),
         cap_rule=cap_rule,
         best_cap_mb=search.best_cap_mb,
         best_cap_ns=times.value_ns(search.by_cap(search.best_cap_mb)),
@@ -127,6 +127,12 @@ def tune(
         in_flight_bytes=times.in_flight_bytes(best),
         assumed=chosen.assumed,
     )
+
+
+def _may_be_an_error(gain: Comparison) -> bool:
+    """Whether errors may be larger than a gain: those of the costs, or those that no cost of the model explains."""
+    _, unexplained_ns = gain.baseline.causes_ns.get("unexplained", (0, 0))
+    return gain.is_tie or -gain.difference_ns <= unexplained_ns
 
 
 def caps_of(plan: BucketLayout, times: PlanTimes) -> tuple[float, ...] | None:
@@ -214,8 +220,8 @@ class _Search:
         if not candidates:
             least = min(map(times.in_flight_bytes, self.rules.values()))
             raise ValueError(
-                f"in_flight_bytes: expected a limit that some buckets keep, got {self._limit}; the least of the known "
-                f"rules is {least}"
+                f"in_flight_bytes: expected a limit that some buckets keep, got {self._limit}; the least of "
+                f"the known rules is {least}"
             )
         ranked = sorted(candidates, key=lambda plan: (self._recurrence(plan), len(plan)))
         if not (is_complete and costs.is_exact):

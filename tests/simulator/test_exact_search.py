@@ -10,8 +10,8 @@ from tests.explore import examples
 from .tuning_cases import contiguous_partitions, fabrics, plan_times, small_models
 
 
-@examples(40)
-@given(small_models(), fabrics(), st.booleans())
+@examples(30)
+@given(small_models(parameters=6), fabrics(), st.booleans())
 def test_with_constant_speeds_the_cut_is_the_best_of_all_partitions(trace, fabric, starts_from_best):
     times = plan_times(trace, fabric)
     costs = partition_costs(times)
@@ -24,8 +24,8 @@ def test_with_constant_speeds_the_cut_is_the_best_of_all_partitions(trace, fabri
     assert cut.recurrence_ns == shortest == times.value_ns(tuple(map(tuple, cut.buckets)))
 
 
-@examples(40)
-@given(small_models(), fabrics(slow_down=1.7))
+@examples(20)
+@given(small_models(parameters=5), fabrics(slow_down=1.7))
 def test_with_slow_downs_no_partition_is_below_the_cut_by_the_recurrence(trace, fabric):
     """The recurrence is then a lower bound of the replay, so the least recurrence is one for all partitions."""
     times = plan_times(trace, fabric)

@@ -1,5 +1,7 @@
 """The recurrence gives the iterations of the engines, and is never above them."""
 
+from itertools import pairwise
+
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
@@ -17,7 +19,7 @@ def test_the_recurrence_is_the_iteration_of_contiguous_buckets(trace, fabric, da
     assume(costs.is_exact)
     edges = sorted(data.draw(st.sets(st.integers(1, max(1, len(costs.order) - 1)))))
     edges = [0, *(edge for edge in edges if edge < len(costs.order)), len(costs.order)]
-    plan = tuple(costs.order[start:end] for start, end in zip(edges, edges[1:], strict=False))
+    plan = tuple(costs.order[start:end] for start, end in pairwise(edges))
     assert costs.recurrence_ns(plan).tolist() == costs.times.cycles_ns(plan).tolist()
 
 

@@ -1,0 +1,37 @@
+"""The local search keeps plans valid and never makes them worse."""
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from reference.bucketing import check_partition
+from simulator.tuning.local_search import as_layout, improve
+from simulator.tuning.partition_costs import partition_costs
+from tests.explore import examples
+from tests.strategies import partitions
+
+from .tuning_cases import fabrics, plan_times, small_models
+
+
+@examples(30)
+@given(small_models(), fabrics(), st.integers(0, 30), st.data())
+def test_the_result_is_a_partition_and_at_least_as_good(trace, fabric, evaluations, data):
+    costs = partition_costs(plan_times(trace, fabric))
+    plan = as_layout(data.draw(partitions(len(costs.order))))
+    asked = []
+
+    def value_ns(one):
+        asked.append(one)
+        return costs.value_ns(one)
+
+    improved = improve(plan, costs, value_ns, evaluations)
+    check_partition(improved, len(costs.order))
+    assert costs.value_ns(improved) <= costs.value_ns(plan)
+    assert len(asked) <= evaluations + 1
+
+
+@given(small_models(), fabrics())
+@examples(10)
+def test_what_is_not_allowed_is_not_returned(trace, fabric):
+    costs = partition_costs(plan_times(trace, fabric))
+    alone = tuple((index,) for index in costs.order)
+    assert improve(alone, costs, len, 20, allowed=lambda plan: len(plan) == len(alone)) == alone

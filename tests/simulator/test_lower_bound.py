@@ -1,0 +1,57 @@
+"""No buckets, in any order and of any sizes, are faster than the bound."""
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from simulator import Fabric
+from simulator.tuning.local_search import as_layout
+from simulator.tuning.lower_bound import lower_bound_ns
+from simulator.tuning.partition_costs import partition_costs
+from simulator.tuning.plan_times import PlanTimes
+from tests.explore import examples
+from tests.strategies import emulations, iteration, partitions, trace_of
+
+from .tuning_cases import contiguous_partitions, fabrics, plan_times, small_models
+
+
+@examples(40)
+@given(
+    small_models(parameters=5, ranks=2, one_order=False),
+    st.sampled_from([1.0, 1.2, 2.5]).flatmap(lambda slow_down: fabrics(slow_down=slow_down)),
+    st.data(),
+)
+def test_no_buckets_are_faster(trace, fabric, data):
+    times = plan_times(trace, fabric)
+    bound_ns = lower_bound_ns(partition_costs(times))
+    for _ in range(4):
+        plan = as_layout(data.draw(partitions(len(trace.sizes_bytes))))
+        assert bound_ns <= times.value_ns(plan)
+    for plan in contiguous_partitions(times.recorded.ready_order):
+        assert bound_ns <= times.value_ns(plan)
+
+
+@examples(40)
+@given(emulations(), st.sampled_from(["median", "mean", "p95", "worst_case"]), st.data())
+def test_no_buckets_are_faster_under_any_settings(asked, objective, data):
+    """Comm hooks, unused and sparse gradients, two collectives at a time, stragglers, traces with communication."""
+    policy = asked.policy.model_copy(update={"plan": None, "phase": "steady", "order": "ready"})
+    kinds = [(one.dtype, one.name if one.sparse else "") for one in asked.trace.workload.parameters]
+    plan = as_layout(data.draw(partitions(len(kinds), tuple(map(str, kinds)))))
+    given_ = asked.trace, asked.fabric, asked.world_size, policy, asked.variation, asked.stragglers
+    times = PlanTimes(*given_, objective)
+    assert lower_bound_ns(partition_costs(times)) <= times.value_ns(plan)
+
+
+def test_where_a_bucket_costs_a_line_and_gradients_are_small_the_bound_is_reached():
+    """100 equal gradients, one every 100 ns; a bucket costs 1000 ns and 2 ns a byte, so the network limits."""
+    count, size = 100, 100
+    ready = tuple(100 * (count - index) for index in range(count))
+    trace = trace_of([[iteration(0, ready, 100 * count, 0)]], [size] * count)
+    fabric = Fabric.from_table([(2, 0, 1000), (2, 10**6, 1000 + 2 * 10**6)])
+    costs = partition_costs(plan_times(trace, fabric))
+    from simulator import tune
+
+    plan = tune(trace, fabric, world_size=2)
+    assert plan.is_proven
+    assert plan.iteration_ns >= plan.lower_bound_ns >= 0.97 * plan.iteration_ns
+    assert plan.lower_bound_ns == lower_bound_ns(costs)

@@ -1,0 +1,111 @@
+"""The plan of `tune` is one that `predict` confirms, at least as good as every known rule, and reachable by caps."""
+
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+import simulator
+from reference.trace import Trace
+from simulator import Fabric, Plan, Policy, predict, tune
+from simulator.catalogue import load_fabric
+from tests.explore import examples
+from tests.strategies import emulations, iteration, trace_of
+
+from .tuning_cases import WORLD_SIZE, contiguous_partitions, fabrics, plan_times, small_models
+
+RESNET50 = Path(simulator.__file__).parents[1] / "benchmarks" / "resnet50.json.gz"
+
+
+@examples(12)
+@given(
+    small_models(parameters=5, ranks=2, cycles=2), st.sampled_from([1.0, 1.5]).flatmap(lambda s: fabrics(slow_down=s))
+)
+def test_a_proven_plan_is_the_best_of_all_partitions(trace, fabric):
+    plan = tune(trace, fabric, world_size=WORLD_SIZE)
+    times = plan_times(trace, fabric)
+    shortest = min(map(times.value_ns, contiguous_partitions(times.recorded.ready_order)))
+    assert plan.iteration_ns == shortest or not plan.is_proven
+    assert plan.lower_bound_ns <= shortest
+
+
+@examples(20)
+@given(emulations(), st.sampled_from(["median", "mean", "p95", "worst_case"]))
+def test_the_plan_is_predicted_and_never_slower_than_a_known_rule(asked, objective):
+    policy = asked.policy.model_copy(update={"plan": None, "phase": "steady"})
+    settings = {"world_size": asked.world_size, "variation": asked.variation, "stragglers": asked.stragglers}
+    plan = tune(asked.trace, asked.fabric, policy=policy, objective=objective, **settings)
+    assert all(plan.iteration_ns <= one.iteration_ns + 1 for one in plan.baselines)
+    assert plan.lower_bound_ns <= plan.iteration_ns <= plan.best_cap_ns + 1
+    predicted = predict(
+        asked.trace, asked.fabric, policy=policy.model_copy(update={"plan": plan.buckets}), **settings
+    )
+    if objective == "median":
+        assert plan.iteration_ns == predicted.iteration_ns
+    if plan.bucket_cap_mb_list is not None and policy.rebuilds:
+        caps = policy.model_copy(
+            update={"bucket_cap_mb_list": plan.bucket_cap_mb_list, "first_bucket_mb": None, "order": "ready"}
+        )
+        by_caps = predict(asked.trace, asked.fabric, policy=caps, **settings)
+        assert list(map(set, by_caps.buckets)) == list(map(set, plan.buckets))
+
+
+@examples(10)
+@given(small_models(), fabrics())
+def test_contiguous_buckets_always_have_a_list_of_caps(trace, fabric):
+    sizes = trace.sizes_bytes
+    plan = tune(trace, fabric, world_size=WORLD_SIZE)
+    if all(
+        sum(sizes[index] for index in bucket) > sum(sizes[index] for index in bucket[:-1]) for bucket in plan.buckets
+    ):
+        assert plan.bucket_cap_mb_list is not None
+
+
+def test_a_saved_plan_is_loaded_again(tmp_path):
+    plan = tune(Trace.load(RESNET50), load_fabric("aws-p4d"), world_size=8)
+    plan.save(tmp_path / "plan.json")
+    assert Plan.load(tmp_path / "plan.json") == plan
+    assert plan.default_ns >= plan.iteration_ns
+    (tmp_path / "plan.json").write_text("{}")
+    with pytest.raises(ValueError, match=r"plan.json: not a plan of buckets: model: field required"):
+        Plan.load(tmp_path / "plan.json")
+
+
+def test_a_gain_within_the_errors_of_the_costs_is_no_reason_to_change():
+    """Without errors the smallest gain is real; with a relative error of 50 % of each all-reduce it is not."""
+    trace = trace_of([[iteration(0, (10, 2000), 2000, 0)]], [100, 100])
+
+    def plan(spread: float) -> Plan:
+        rows = [
+            {"world_size": 2, "size_bytes": size, "ns": ns, "spread": spread}
+            for size, ns in [(100, 900), (200, 1000)]
+        ]
+        return tune(trace, Fabric.model_validate({"all_reduce": rows}), world_size=2)
+
+    assert not plan(0.0).keep_default
+    assert plan(0.0).gain > 0
+
+
+def test_a_limit_on_bytes_in_flight_is_kept_or_refused():
+    trace = trace_of([[iteration(0, (10, 20, 30), 1000, 0)]], [100, 100, 100])
+    fabric = Fabric.from_table([(2, 1, 100), (2, 300, 101)])
+    assert tune(trace, fabric, world_size=2, in_flight_bytes=300).in_flight_bytes <= 300
+    with pytest.raises(ValueError, match=r"^in_flight_bytes: expected a limit that some buckets keep, got 99;"):
+        tune(trace, fabric, world_size=2, in_flight_bytes=99)
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"grouping": "module"}, r"^grouping: expected 'buckets'"),
+        ({"phase": "first"}, r"^phase: expected 'steady'"),
+        ({"objective": "best"}, r"^objective: "),
+        ({"policy": Policy(), "hook": "fp16"}, r"^policy: expected either a policy or settings"),
+    ],
+)
+def test_what_cannot_be_tuned_is_refused_in_one_line(settings, message):
+    trace = trace_of([[iteration(0, (10,), 10, 0)]], [100])
+    with pytest.raises(ValueError, match=message) as refused:
+        tune(trace, Fabric.from_table([(2, 1, 1)]), world_size=2, **settings)
+    assert "\n" not in str(refused.value)
