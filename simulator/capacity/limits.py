@@ -12,6 +12,8 @@ from ..prediction import Prediction
 from ..results.scaling_verdict import FASTEST_LINKS, NetworkNeed, least_multiple, network_need
 from ..schedule.comm_hook_messages import named_hook
 from ..schedule.policy import Policy
+from ..tuning.plan_times import with_plan
+from ..tuning.tune import tune
 from .system import System
 
 NETWORK = ("rate", "latency")
@@ -24,7 +26,6 @@ TOLERANCE = 0.02
 """Relative tolerance of a needed improvement; predictions are less certain."""
 MOST_BATCH = MOST_ACCUMULATED = 64
 """Largest multiple of the batch, and most accumulated iterations, that are tried."""
-CAPS_MB = (5.0, 50.0, 100.0, float("inf"))
 HOOKS = ("bf16", "power_sgd:4")
 ACCUMULATED = 4
 
@@ -139,14 +140,21 @@ class Limits:
         return sorted(found, key=lambda one: one.iteration_ns)
 
     def best_buckets(self) -> Prediction:
-        """Return the prediction with the fastest buckets that are known: those of the best of a few caps."""
-        used, best = self._system.used, self._now
-        caps = () if "bucket_cap_mb" in used.policy.overruled else CAPS_MB
-        for cap in caps:
-            policy = used.policy.model_copy(update={"bucket_cap_mb": cap})
-            other = self._system.changed(self.world_size, used._replace(policy=policy))
-            best = min(best, other, key=lambda one: one.iteration_ns)
-        return best
+        """Return the prediction with the buckets that `tune` finds; today's where nothing can be tuned."""
+        system, used = self._system, self._system.used
+        if used.policy.grouping == "module" or used.policy.phase != "steady":
+            return self._now
+        found = tune(
+            system.trace,
+            used.fabric,
+            world_size=self.world_size,
+            policy=used.policy,
+            variation=used.variation,
+            stragglers=system.stragglers_among(self.world_size),
+            assume=False,
+        )
+        other = system.changed(self.world_size, used._replace(policy=with_plan(used.policy, found.buckets)))
+        return min(self._now, other, key=lambda one: one.iteration_ns)
 
     @property
     def _now(self) -> Prediction:

@@ -141,9 +141,13 @@ class System:
             world_size=world_size,
             policy=inputs.policy,
             variation=inputs.variation,
-            stragglers=[one for one in stragglers if one.rank is None or one.rank < world_size],
+            stragglers=_among(stragglers, world_size),
             assume=False,
         )
+
+    def stragglers_among(self, world_size: int) -> Sequence[Straggler]:
+        """Return the slow ranks that exist on this number of GPUs."""
+        return _among(self.stragglers, world_size)
 
     def _anchored(self, world_size: int, prediction: Prediction) -> Prediction:
         if not self.measured_ns:
@@ -156,3 +160,7 @@ class System:
         if not self.stragglers:
             return self.without_measurements(world_size)
         return self._predicted(world_size, self.used, self.trace, ())
+
+
+def _among(stragglers: Sequence[Straggler], world_size: int) -> Sequence[Straggler]:
+    return [one for one in stragglers if one.rank is None or one.rank < world_size]
