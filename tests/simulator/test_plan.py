@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from simulator import Fabric, predict, sweep
+from simulator import Fabric, predict, sweep, tune
 from simulator.capacity.cost import Price
 from simulator.capacity.limits import CURES, MOST_OF_IT, NEGLIGIBLE
 from simulator.capacity.plan import plan
@@ -232,9 +232,11 @@ def test_traces_and_fabrics_of_several_systems_have_the_same_names():
         plan({"a": trace, "b": trace}, fabric, world_sizes=[2], measured={2: 100})
 
 
-def test_policies_that_fix_the_buckets_are_kept():
+def test_the_best_buckets_are_those_of_tune_whatever_buckets_the_policy_has():
     trace = trace_of([[iteration(100, (500, 300), 500, 0)]], (8, 8))
     policy = Policy(plan=((0, 1),))
     (one,) = plan(trace, Fabric.from_alpha_beta(10, 1e9), world_sizes=[2], policy=policy).systems
-    assert one.limits.best_buckets() == one.scaling.sizes[0].prediction
-    assert one.changes[0].iteration_ns <= one.scaling.sizes[0].prediction.iteration_ns
+    found = tune(trace, Fabric.from_alpha_beta(10, 1e9), world_size=2)
+    assert one.limits.best_buckets().buckets == found.buckets
+    assert {change.name: change.iteration_ns for change in one.changes}["best buckets"] == found.iteration_ns
+    assert found.iteration_ns < one.scaling.sizes[0].prediction.iteration_ns
