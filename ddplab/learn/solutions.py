@@ -1,6 +1,6 @@
 """Solutions of the ladder: sixteen classes, each of which adds one idea of a real reducer to the class before.
 
-The first two are those of `reference/minimal.py`. A solution passes its rung and all rungs before, and fails the next.
+The first two are those of `reference/minimal.py`. A solution passes its rung and all before, and fails the next.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -186,7 +186,7 @@ class Viewing(Rebuilt):
             parameter.grad = part
         return flat
 
-    def send(self, flat: Tensor, parameters: Parameters) -> Any:  # noqa: ARG002 - a comm hook needs them
+    def send(self, flat: Tensor, parameters: Parameters) -> Any:
         """Start the all-reduce of a bucket; the result has a method `wait`."""
         flat /= dist.get_world_size(self.process_group)
         return dist.all_reduce(flat, group=self.process_group, async_op=True)
