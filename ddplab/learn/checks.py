@@ -259,7 +259,7 @@ def ready_order(bench: Bench) -> None:
 
 def _memory(_rank: int, _world_size: int, subject: Subject) -> str:
     """Compare the memory of the gradients of a bucket after two iterations."""
-    training = Training(subject, bucket_cap_mb=25.0, **{VIEWS: True})
+    training = Training(subject, bucket_cap_mb=25.0, gradient_as_bucket_view=True)
     for step in range(2):
         training.backward(mean_square, step)
         training.optimizer.step()

@@ -134,7 +134,7 @@ class Rebuilt(Ordered):
     def prepare(self) -> None:
         """Make all collectives of a forward pass."""
         if self.passes and not self.is_rebuilt:
-            index_of = {parameter: index for index, parameter in enumerate(self.trainable)}
+            index_of: dict[Tensor, int] = {parameter: index for index, parameter in enumerate(self.trainable)}
             order = rebuild_order([index_of[one] for one in self.ready], len(self.trainable))
             from_rank_0 = torch.tensor(order, dtype=torch.int32)
             dist.broadcast(from_rank_0, group_src=0, group=self.process_group)
