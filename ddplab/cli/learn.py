@@ -66,11 +66,13 @@ def learn(
 
 
 def _climb(judge: "Judge", file: Path, name: str, json_path: Path | None) -> None:
-    from ..learn.climb import climb
+    from ..learn.climb import climb, strip
+    from ..learn.learner_file import learner_class
     from ..learn.progress import load_progress
     from ..learn.rungs import RUNGS
 
-    verdict = climb(judge, file, name, print)
+    verdict = climb(judge, learner_class(file, name), print)
+    print(strip(file))
     document = {"rung": verdict.rung, "passed": verdict.passed, "check": verdict.check, "message": verdict.message}
     progress = load_progress(file)
     write_json(json_path, document | {"likely": verdict.likely, "rungs_passed": progress.passed})
@@ -82,14 +84,16 @@ def _climb(judge: "Judge", file: Path, name: str, json_path: Path | None) -> Non
 
 
 def _watch(judge: "Judge", file: Path, name: str) -> None:
-    from ..learn.climb import climb, saves
+    from ..learn.climb import climb, saves, strip
+    from ..learn.learner_file import learner_class
 
     for _ in saves(file):
         try:
-            climb(judge, file, name, _flushed)
+            climb(judge, learner_class(file, name), _flushed)
+            _flushed(strip(file))
         except ValueError as error:  # a damaged file is saved again sooner or later
             _flushed(str(error))
-        _flushed(f"\nwatching {file}; Ctrl-C ends")
+        _flushed(f"watching {file}; Ctrl-C ends\n")
 
 
 def _flushed(text: str) -> None:

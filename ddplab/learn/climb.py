@@ -8,7 +8,7 @@ from pathlib import Path
 
 from .gains import gain
 from .judge import Judge, Verdict
-from .learner_file import LearnerClass, learner_class
+from .learner_file import LearnerClass
 from .progress import load_progress, save_progress
 from .rungs import RUNGS
 
@@ -42,21 +42,30 @@ def next_hint(path: Path) -> str:
     return f"rung {number}, {rung.title}, hint {shown} of {len(rung.hints)}: {rung.hints[shown - 1]}"
 
 
-def climb(judge: Judge, path: Path, name: str, report: Report) -> Verdict:
-    """Judge a file from the present rung on, up to the first rung that is not passed; returns the last verdict.
+def strip(path: Path) -> str:
+    """Return the progress of a learner's file as a row of squares, one for each rung.
+
+    Raises:
+        ValueError: The progress file is damaged.
+    """
+    passed = load_progress(path).passed
+    return f"{'■' * passed}{'□' * (len(RUNGS) - passed)} {passed} of {len(RUNGS)} rungs"
+
+
+def climb(judge: Judge, subject: LearnerClass, report: Report) -> Verdict:
+    """Judge a class from the present rung on, up to the first rung that is not passed; returns the last verdict.
 
     After a rung is passed, the rungs before are judged again, because a new idea may break an old one.
 
     Args:
         judge: The judge.
-        path: The learner's file.
-        name: Name of the class.
+        subject: The class; the progress is kept beside its file.
         report: Receives the lines.
 
     Raises:
-        ValueError: The file cannot be read, or the progress file is damaged.
+        ValueError: The progress file is damaged.
     """
-    subject = learner_class(path, name)
+    path = Path(subject.path)
     progress = load_progress(path)
     if progress.passed == len(RUNGS):
         report(f"All {len(RUNGS)} rungs are passed; they are judged again.")
@@ -76,7 +85,7 @@ def climb(judge: Judge, path: Path, name: str, report: Report) -> Verdict:
         progress = progress.model_copy(update={"passed": number, "iteration_ms": times})
         save_progress(path, progress)
         if number == len(RUNGS):
-            report(f"You have written a reducer: `ddplab conform {path.stem}:{name}` runs all checks on it.")
+            report(f"You have written a reducer: `ddplab conform {subject.name}` runs all checks on it.")
             return verdict
 
 

@@ -85,7 +85,7 @@ class Judge(AbstractContextManager["Judge"]):
         """
         start = time.monotonic()
         check, message = self._first_failure(subject, rung)
-        likely = likely_mistake(message, RUNGS[rung - 1].mistakes) if check else ""
+        likely = likely_mistake(f"{check}: {message}", RUNGS[rung - 1].mistakes) if check else ""
         return Verdict(rung, check, message, likely, time.monotonic() - start)
 
     def _first_failure(self, subject: Subject, rung: int) -> tuple[str, str]:
@@ -96,25 +96,32 @@ class Judge(AbstractContextManager["Judge"]):
                 for name in RUNGS[rung - 1].checks:
                     if message := failure(bench, name):
                         return name, message
-        except (LearnerError, ValueError) as error:
+        except LearnerError as error:
             return "construction", str(error)
+        except ValueError as error:
+            return "construction", described(error, subject)
         return "", ""
 
 
 def failure(bench: Bench, name: str) -> str:
-    """Run a check; returns what it found, with the line of the learner's file if there is one, or an empty text."""
+    """Run a check; returns what it found, or an empty text."""
     try:
         ALL[name](bench)
     except NotSupportedError as reason:
         return f"not supported: {reason}"
     except (FindingError, RankError, HangError, ValueError) as fault:
-        line = error_line(fault, getattr(bench.subject, "path", ""))
-        return f"{first_lines(str(fault))}{f' ({line})' if line else ''}"
+        return described(fault, bench.subject)
     return ""
 
 
+def described(fault: BaseException, subject: Subject) -> str:
+    """Return the message of an error, with the line of the learner's file that raised it, if one did."""
+    line = error_line(fault, getattr(subject, "path", ""))
+    return f"{first_lines(str(fault))}{f' ({line})' if line else ''}"
+
+
 def likely_mistake(message: str, mistakes: Mapping[str, str]) -> str:
-    """Return the mistake whose symptom is in the message, those of the rung first; empty if there is none."""
+    """Return the mistake whose symptom is in `check: message`, those of the rung first; empty if there is none."""
     unmatched = any(part in message for part in UNMATCHED_HERE)
     for symptom, likely in chain(mistakes.items(), ANY_RUNG.items()):
         if unmatched if symptom == SYMPTOM_UNMATCHED else re.search(symptom, message, re.DOTALL):

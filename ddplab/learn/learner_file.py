@@ -100,9 +100,10 @@ def error_line(error: BaseException, path: str) -> str:
     """Return file and line of the learner's text where an error was raised, here or on a rank; empty if nowhere."""
     if isinstance(error, SyntaxError):
         return f"{path}, line {error.lineno}"
-    lines = [int(line) for line in re.findall(rf'File "{re.escape(path)}", line (\d+)', str(error))] if path else []
-    cause: BaseException | None = error
+    lines: list[int] = []
+    cause: BaseException | None = error if path else None
     while cause is not None:
+        lines += map(int, re.findall(rf'File "{re.escape(path)}", line (\d+)', str(cause)))
         places = traceback.extract_tb(cause.__traceback__)
         lines += [place.lineno or 0 for place in places if place.filename == path]
         cause = cause.__cause__

@@ -44,8 +44,8 @@ class Rung(Schema):
         further: A tutorial, page or paper.
         checks: Names of checks, simple ones first.
         hints: From a nudge to nearly the code.
-        mistakes: Likely mistakes by symptom: a regular expression that matches the message of a failed check, or
-            `SYMPTOM_UNMATCHED`.
+        mistakes: Likely mistakes by symptom: a regular expression that is found in `check: message` of a failed
+            check, or `SYMPTOM_UNMATCHED`.
         gain: What to compare once the rung is passed.
         solution: Name of a class in `solutions.py`.
     """

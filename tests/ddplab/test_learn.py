@@ -1,223 +1,267 @@
-"""The ladder: each solution passes its rung and fails the next, and common wrong answers are named."""
+"""The ladder: each solution passes its rung and fails the next, wrong answers are named, and no file is overwritten."""
 
+import json
+import os
 from pathlib import Path
+from types import SimpleNamespace
+from xml.etree import ElementTree
 
 import pytest
+import yaml
 
-from ddplab.learn import solutions
+from ddplab.learn import climb, judge, load_ipython_extension, solutions
 from ddplab.learn.checks import ALL
-from ddplab.learn.judge import Judge, likely_mistake
-from ddplab.learn.learner_file import LearnerClass, learner_class, write_skeleton
+from ddplab.learn.judge import Judge, Verdict
+from ddplab.learn.learner_file import SKELETON, LearnerClass, learner_class, write_skeleton
+from ddplab.learn.progress import Progress, load_progress, progress_file, save_progress
 from ddplab.learn.rungs import RUNGS
 from reference import minimal
 from reference.launch import RankPool
 
-SOLUTIONS = Path(solutions.__file__)
-MINIMAL = Path(minimal.__file__)
+FILES = {"solutions": Path(solutions.__file__), "minimal": Path(minimal.__file__)}
 NUMBERS = range(1, len(RUNGS) + 1)
 TITLES = [rung.title for rung in RUNGS]
+WRONG = yaml.safe_load(Path(__file__).with_name("wrong_answers.yaml").read_text())
+AVERAGES = """
+import torch.distributed as dist
+
+class MyDDP(Skeleton):
+    def __init__(self, module):
+        super().__init__(module)
+        for parameter in module.parameters():
+            dist.broadcast(parameter.detach(), 0)
+
+    def average_gradients(self):
+        for parameter in self.module.parameters():
+            if parameter.grad is not None:
+                dist.all_reduce(parameter.grad)
+                parameter.grad /= DIVISOR
+"""
 
 
 @pytest.fixture(scope="module")
-def judge(server):
-    with RankPool(3, timeout_s=60.0) as ranks:
+def judging(server):
+    with RankPool(judge.WORLD_SIZE, timeout_s=60.0) as ranks:
         yield Judge(ranks)
 
 
-def edited(path: Path, name: str, *edits: tuple[str, str]) -> LearnerClass:
+@pytest.fixture
+def home(tmp_path, monkeypatch) -> Path:
+    """The working directory of a learner."""
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+@pytest.fixture
+def shared(judging, monkeypatch):
+    """The command judges on the ranks of this file, and does not end them."""
+    monkeypatch.setattr(Judge, "__exit__", lambda *_: None)
+    monkeypatch.setattr(judge, "RankPool", lambda *_, **__: judging.ranks)
+
+
+def edited(file: str, name: str, edits=()) -> LearnerClass:
     """A class of a file of ours, in which each text was replaced by another one."""
-    source = path.read_text().replace("from .bucketing", "from reference.bucketing")
-    for old, new in edits:
-        assert source.count(old) == 1, (source.count(old), old)
-        source = source.replace(old, new)
+    source = FILES[file].read_text().replace("from .bucketing", "from reference.bucketing")
+    for edit in edits:
+        assert source.count(edit["old"]) == 1, edit
+        source = source.replace(edit["old"], edit["new"])
     return LearnerClass(f"answer:{name}", "answer.py", source)
 
 
-def solution(number: int, *edits: tuple[str, str]) -> LearnerClass:
-    return edited(SOLUTIONS, RUNGS[number - 1].solution, *edits)
+def solution(number: int) -> LearnerClass:
+    return edited("solutions", RUNGS[number - 1].solution)
+
+
+def answer(divisor: object) -> str:
+    """A file that passes rung 1 if the divisor is right."""
+    skeleton = SKELETON.replace("class MyDDP", "class Skeleton")
+    return skeleton + AVERAGES.replace("DIVISOR", str(divisor))
+
+
+# Solutions and wrong answers
 
 
 @pytest.mark.parametrize("number", NUMBERS, ids=TITLES)
-def test_a_solution_passes_its_rung_and_fails_the_next(judge, number):
-    own = judge.verdict(solution(number), number)
+def test_a_solution_passes_its_rung_and_fails_the_next(judging, number):
+    own = judging.verdict(solution(number), number)
     assert own.passed, str(own)
     if number < len(RUNGS):
-        assert not judge.verdict(solution(number), number + 1).passed
+        assert not judging.verdict(solution(number), number + 1).passed
 
 
-@pytest.mark.parametrize("number", [4, 9, 16])
-def test_a_solution_passes_all_rungs_before(judge, number):
+@pytest.mark.parametrize("number", [4, 8, 16])
+def test_a_solution_passes_all_rungs_before(judging, number):
     for earlier in range(1, number):
-        verdict = judge.verdict(solution(number), earlier)
+        verdict = judging.verdict(solution(number), earlier)
         assert verdict.passed, str(verdict)
 
 
-# Wrong answers
-
-BROADCAST = "            dist.broadcast(tensor.detach(), group_src=0, group=process_group)"
-DIVIDES = "                parameter.grad /= dist.get_world_size(self.process_group)"
-REDUCES = "                dist.all_reduce(parameter.grad, group=self.process_group)"
-FLAT_DIVIDES = "        flat /= dist.get_world_size(self.process_group)\n        return parameters"
-WAITS = "        work.wait()\n        averages"
-COPIES = "            self.gradient(parameter).copy_(average.view_as(parameter))"
-
-WRONG = {
-    "a sum in place of the average": (
-        *(1, MINIMAL, "NaiveDataParallel", "a sum, not an average"),
-        (DIVIDES, "                pass"),
-    ),
-    "divides by a number that is not the world size": (
-        *(1, MINIMAL, "NaiveDataParallel", "divided by 2, not by the world size 3"),
-        (DIVIDES, "                parameter.grad /= 2"),
-    ),
-    "divides twice": (
-        *(1, MINIMAL, "NaiveDataParallel", "divided by the world size twice"),
-        (DIVIDES, "                parameter.grad /= dist.get_world_size() ** 2"),
-    ),
-    "no broadcast at the start": (
-        *(1, MINIMAL, "NaiveDataParallel", "do not start equal"),
-        (BROADCAST, "            pass"),
-    ),
-    "only rank 0 gets the average": (
-        *(1, MINIMAL, "NaiveDataParallel", "only rank 0 has the average"),
-        (REDUCES, "                dist.reduce(parameter.grad, 0, group=self.process_group)"),
-    ),
-    "a broadcast in place of a sum": (
-        *(1, MINIMAL, "NaiveDataParallel", "a broadcast copies"),
-        (f"{DIVIDES}  # before the sum, which could overflow\n{REDUCES}",
-         "                dist.broadcast(parameter.grad, 0)"),
-    ),
-    "leaves out the last parameter": (
-        *(1, MINIMAL, "NaiveDataParallel", "the last parameter, left out"),
-        ("        for parameter in self.trainable:\n            if parameter.grad is not None:",
-         "        for parameter in self.trainable[:-1]:\n            if parameter.grad is not None:"),
-    ),
-    "one all-reduce for each gradient": (
-        *(2, MINIMAL, "NaiveDataParallel", "copy the gradients into one flat tensor"),
-    ),
-    "never copies back": (
-        *(2, MINIMAL, "FlatDataParallel", "nobody has averaged it"),
-        (COPIES, "            pass"),
-    ),
-    "copies back in another order": (
-        *(2, MINIMAL, "FlatDataParallel", "wrong shape or order"),
-        ("zip(parameters, averages, strict=True)", "zip(reversed(parameters), averages, strict=True)"),
-    ),
-    "blocks in each launch": (
-        *(3, SOLUTIONS, "Flat", "the launch blocks; pass async_op=True"),
-    ),
-    "forgets to wait": (
-        *(3, SOLUTIONS, "Asynchronous", "nobody waits for it"),
-        ("    def average_gradients(self) -> None:\n        \"\"\"Replace every gradient by its average over the ranks.\"\"\"",
-         "    def finish(self, parameters, flat, work):\n        super().finish(parameters, flat, DoneWork())\n\n"
-         "    def average_gradients(self) -> None:\n        \"\"\"Replace.\"\"\""),
-        ("class Asynchronous(Flat):", "class DoneWork:\n    def wait(self):\n        pass\n\n\nclass Asynchronous(Flat):"),
-    ),
-    "launches at the end": (
-        *(4, SOLUTIONS, "Hooked", "launch in the hook of the last gradient"),
-        ("        self.missing.discard(parameter)\n        self.launch_complete()", "        pass"),
-    ),
-    "averages the parameter that the hook receives": (
-        *(4, SOLUTIONS, "Hooked", "the hook's argument is the parameter, not its gradient"),
-        ("        self.missing.discard(parameter)\n        self.launch_complete()",
-         "        parameter.data /= dist.get_world_size()\n        dist.all_reduce(parameter.data)\n"
-         "        self.waiting = []"),
-    ),
-    "reads the gradient before it is accumulated": (
-        *(4, SOLUTIONS, "Hooked", "register_hook runs before the gradient is accumulated"),
-        ("            parameter.register_post_accumulate_grad_hook(self.gradient_ready)",
-         "            parameter.register_hook(lambda _, one=parameter: self.gradient_ready(one))"),
-        ("    def launch_complete(self) -> None:\n        \"\"\"Launch the buckets whose gradients have all arrived.\"\"\"",
-         "    def gradient(self, parameter):\n        return parameter.grad\n\n    def launch_complete(self) -> None:\n"
-         "        \"\"\"Launch.\"\"\""),
-    ),
-    "never begins a second pass": (
-        *(4, SOLUTIONS, "Hooked", "something is left of the pass before"),
-        ("        if (this_pass := torch._C._current_graph_task_id()) != self.backward_pass:",
-         "        this_pass = 0\n        if self.backward_pass:"),
-    ),
-    "forgets what is left when the pass ends": (
-        *(5, SOLUTIONS, "Bucketed", "is the last bucket, or the last parameter, left out?"),
-        ("        for in_flight in self.in_flight:\n            self.finish(*in_flight)\n        self.waiting",
-         "        for in_flight in self.in_flight[:-1]:\n            self.finish(*in_flight)\n        self.waiting"),
-    ),
-    "fills buckets from the front": (
-        *(6, SOLUTIONS, "Bucketed", "filled from the first layer on"),
-    ),
-    "launches what is complete": (
-        *(7, SOLUTIONS, "Reversed", "launched as they become ready"),
-    ),
-    "rebuilds in its own ready order": (
-        *(8, SOLUTIONS, "Rebuilt", "broadcast rank 0's"),
-        ("            dist.broadcast(from_rank_0, group_src=0, group=self.process_group)\n", ""),
-    ),
-    "never rebuilds": (
-        *(8, SOLUTIONS, "Ordered", "note the ready order of the first pass"),
-    ),
-    "copies in place of views": (
-        *(9, SOLUTIONS, "Viewing", "copies of the averages, not views"),
-        ("            parameter.grad = part\n        return flat",
-         "            parameter.grad = part.clone()\n        return flat"),
-        ("        if self.gradient_as_bucket_view:\n            work.wait()\n        else:\n            super().finish",
-         "        if True:\n            super().finish"),
-    ),
-    "averages under no_sync": (
-        *(10, SOLUTIONS, "Accumulating", "averaged inside no_sync"),
-        ("        if self.synchronised:\n            super().gradient_ready", "        if True:\n            super().gradient_ready"),
-    ),
-    "the inner no_sync ends the outer one": (
-        *(10, SOLUTIONS, "Accumulating", "restore the value before, not True"),
-        ("            self.synchronised = before", "            self.synchronised = True"),
-    ),
-    "no_sync stays on after an exception": (
-        *(10, SOLUTIONS, "Accumulating", "restore in finally"),
-        ("        try:\n            yield\n        finally:\n            self.synchronised = before",
-         "        yield\n        self.synchronised = before"),
-    ),
-    "keeps its own buffers": (
-        *(11, SOLUTIONS, "Buffered", "broadcast rank 0's before the forward pass"),
-        ("        if self.broadcast_buffers:\n            self.send_from(self.source(), self.module.buffers())", "        pass"),
-    ),
-    "makes zeros of what nobody used": (
-        *(12, SOLUTIONS, "Searching", "must stay None"),
-        ("            parameter.grad = self.kept[parameter]", "            pass"),
-    ),
-    "sends the map in every pass": (
-        *(13, SOLUTIONS, "Static", "sent in every pass"),
-        ("        if self.never_used is not None:\n            return self.never_used\n", ""),
-    ),
-    "divides before the hook": (
-        *(14, SOLUTIONS, "Hookable", "divided by the world size twice"),
-        ("        return HookResult(self.comm_hook(bucket), flat)",
-         "        flat /= dist.get_world_size()\n        return HookResult(self.comm_hook(bucket), flat)"),
-    ),
-    "ignores what the hook returns": (
-        *(14, SOLUTIONS, "Hookable", "copy it into the bucket"),
-        ("        self.flat.copy_(self.future.wait())", "        self.future.wait()"),
-    ),
-    "sends its last gradients without inputs": (
-        *(15, SOLUTIONS, "Joined", "must add zeros, not its last gradients"),
-        ("        ddp.module.zero_grad()\n", ""),
-    ),
-    "ends with its own model": (
-        *(15, SOLUTIONS, "Joined", "post_hook must broadcast"),
-        ("        self.ddp.send_from(last, iter([*self.ddp.module.parameters(), *self.ddp.module.buffers()]))", "        del last"),
-    ),
-    "keeps the whole state": (
-        *(16, SOLUTIONS, "Sharded", "every rank keeps the whole state"),
-        ('optimizer_class([{"params": mine}], **settings)', "optimizer_class(self.trainable, **settings)"),
-    ),
-    "does not send the parameters": (
-        *(16, SOLUTIONS, "Sharded", "the parameters are not sent after the step"),
-        ("        optimizer.register_step_post_hook(share_parameters)\n", ""),
-    ),
-}  # fmt: skip
-"""Rung, file, class, a part of the verdict, and the edits that make the answer wrong."""
-
-
-@pytest.mark.parametrize("wrong", WRONG)
-def test_a_wrong_answer_is_named(judge, wrong):
-    number, path, name, says, *edits = WRONG[wrong]
-    verdict = judge.verdict(edited(path, name, *edits), number)
+@pytest.mark.parametrize("wrong", WRONG, ids=[one["mistake"] for one in WRONG])
+def test_a_wrong_answer_is_named(judging, wrong):
+    verdict = judging.verdict(edited(wrong["file"], wrong["class"], wrong.get("edits", ())), wrong["rung"])
     assert not verdict.passed
-    assert says in str(verdict)
+    assert wrong["says"] in str(verdict)
+
+
+def test_rungs_name_checks_lines_and_solutions_that_exist():
+    for rung in RUNGS:
+        assert set(rung.checks) <= set(ALL)
+        assert rung.lines.startswith("reference/")
+        assert hasattr(solutions, rung.solution)
+
+
+# The learner's file
+
+
+def test_an_error_in_the_file_is_named_with_its_line(judging):
+    for source, says in (
+        ("import torch\nclass MyDDP(:\n", "my_ddp.py, line 2: SyntaxError"),
+        ("import torch\n\n1 / 0\n", "my_ddp.py, line 3: ZeroDivisionError"),
+        ("import torch\n", "expected a class or a function named MyDDP in my_ddp, got nothing"),
+        ("class MyDDP:\n    def __init__(self, module):\n        module.nothing()\n", "my_ddp.py, line 3"),
+    ):
+        verdict = judging.verdict(LearnerClass("my_ddp:MyDDP", "my_ddp.py", source), 1)
+        assert says in verdict.message
+
+
+def test_a_file_named_like_another_module_is_refused(judging):
+    verdict = judging.verdict(LearnerClass("json:MyDDP", "json.py", answer(3)), 1)
+    assert "rename the file" in verdict.message
+
+
+def test_ranks_that_stay_alive_run_the_newest_source(judging):
+    for divisor, passes in ((3, True), (2, False), (3, True)):
+        verdict = judging.verdict(LearnerClass("my_ddp:MyDDP", "my_ddp.py", answer(divisor)), 1)
+        assert verdict.passed == passes
+
+
+def test_an_existing_file_is_never_changed(home):
+    path = home / "my_ddp.py"
+    assert write_skeleton(path)
+    path.write_text("mine")
+    assert not write_skeleton(path)
+    assert path.read_text() == "mine"
+
+
+@pytest.mark.parametrize("name", ["my-ddp.py", "my_ddp.txt"])
+def test_a_name_that_is_no_module_is_refused(name):
+    with pytest.raises(
+        ValueError, match=r"expected a Python file whose name is a name in Python, such as my_ddp\.py"
+    ):
+        learner_class(Path(name))
+
+
+# Climbing
+
+
+def test_climbing_keeps_progress_and_times_and_stops_at_the_next_rung(judging, home, monkeypatch):
+    monkeypatch.setattr(climb, "gain", lambda *_: ("300.0 ms", 300.0))
+    path, said = home / "my_ddp.py", []
+    path.write_text(answer("dist.get_world_size()"))
+    verdict = climb.climb(judging, learner_class(path), said.append)
+    assert (verdict.rung, verdict.passed, verdict.check) == (2, False, "one all-reduce")
+    assert load_progress(path) == Progress(passed=1, iteration_ms={1: 300.0})
+    assert climb.strip(path) == "■□□□□□□□□□□□□□□□ 1 of 16 rungs"
+    assert "Rung 1 of 16: average gradients" in said[0]
+    assert "300.0 ms" in said[2]
+
+
+def test_a_new_idea_that_breaks_an_old_rung_is_no_progress(judging, home):
+    path, said = home / "my_ddp.py", []
+    edits = [{"old": "keys=dtypes, order=order", "new": "order=order"}]
+    path.write_text(edited("solutions", "Reversed", edits).source)
+    save_progress(path, Progress(passed=5))
+    verdict = climb.climb(judging, learner_class(path, "Reversed"), said.append)
+    assert (verdict.rung, verdict.passed) == (3, False)
+    assert "An earlier rung is broken" in said[-1]
+    assert load_progress(path).passed == 5
+
+
+def test_hints_come_one_after_the_other_and_the_last_one_stays(home):
+    path = home / "my_ddp.py"
+    shown = [climb.next_hint(path) for _ in range(4)]
+    assert [one.partition(": ")[2] for one in shown] == [*RUNGS[0].hints, RUNGS[0].hints[-1]]
+
+
+def test_a_damaged_progress_file_is_named(home):
+    progress_file(home / "my_ddp.py").write_text("{}}")
+    with pytest.raises(ValueError, match=r"my_ddp\.progress\.json.*remove it to begin again"):
+        load_progress(home / "my_ddp.py")
+
+
+def test_every_save_is_seen_also_while_the_file_is_away(home):
+    path = home / "my_ddp.py"
+    path.write_text("1")
+    versions = climb.saves(path, poll_s=0.001)
+    assert next(versions) == 0
+    path.write_text("22")
+    assert next(versions) == 1
+    other = home / "other"
+    other.write_text("333")
+    os.replace(other, path)
+    assert next(versions) == 2
+
+
+def test_the_gain_is_measured_in_virtual_time():
+    from ddplab.learn.gains import gain
+
+    words, plain_ms = gain(solution(2), RUNGS[1], 283.8)
+    assert plain_ms is not None
+    assert plain_ms < 283.8
+    assert words.startswith("an emulated iteration of ResNet-50 on 8 V100s over 10 Gbit/s: 283.8 -> ")
+
+
+# The command, grades and the notebook
+
+
+def test_the_command_names_the_next_rung_and_the_mistake(here, home, shared):
+    path = home / "my_ddp.py"
+    done = here("learn", path, "--json", home / "out.json")
+    assert done.returncode == 1
+    assert "rung 1 of 16 is not passed yet" in done.stderr
+    assert "the ranks do not start equal" in done.stdout
+    assert path.read_text() == SKELETON
+    assert json.loads((home / "out.json").read_text())["check"] == "construction"
+    assert "hint 1 of 3" in here("learn", path, "--hint").stdout
+
+
+@pytest.mark.parametrize(
+    ("words", "says"),
+    [(["--junit", "a.xml"], "--junit: expected --grade too"), (["--grade", "--watch"], "--grade: expected neither")],
+)
+def test_options_that_make_no_sense_together_are_refused(here, home, words, says):
+    done = here("learn", *words)
+    assert (done.returncode, says in done.stderr) == (1, True)
+
+
+def test_a_grade_has_a_point_for_each_rung_and_junit(here, home, shared, monkeypatch):
+    monkeypatch.setattr(Judge, "verdict", lambda _self, _subject, rung: _verdict(rung))
+    (home / "my_ddp.py").write_text(answer(3))
+    done = here("learn", "--grade", "--junit", "grade.xml", "--json", "grade.json")
+    assert done.returncode == 0
+    document = json.loads((home / "grade.json").read_text())
+    assert (document["points"], document["possible"], len(document["rungs"])) == (15, 16, 16)
+    (suite,) = ElementTree.parse(home / "grade.xml").getroot()
+    assert (suite.attrib["tests"], suite.attrib["failures"]) == ("16", "1")
+    (failure,) = suite.iter("failure")
+    assert failure.attrib["message"] == "one all-reduce: 12 of them"
+    assert not progress_file(home / "my_ddp.py").exists()
+
+
+def _verdict(rung: int) -> Verdict:
+    return Verdict(rung, "one all-reduce", "12 of them", "likely") if rung == 2 else Verdict(rung)
+
+
+def test_a_cell_of_a_notebook_is_judged_and_nothing_but_the_progress_is_written(home, shared, monkeypatch, capsys):
+    monkeypatch.setattr(climb, "gain", lambda *_: ("300.0 ms", 300.0))
+    magics = {}
+    ipython = SimpleNamespace(
+        run_cell=lambda _cell: SimpleNamespace(success=True),
+        register_magic_function=lambda function, magic_kind: magics.update({function.__name__: function}),
+    )
+    load_ipython_extension(ipython)
+    magics["rung"]("", answer(3))
+    assert "■□□□□□□□□□□□□□□□ 1 of 16 rungs" in capsys.readouterr().out
+    magics["rung_hint"]("")
+    assert "rung 2, flat, hint 1 of 3" in capsys.readouterr().out
+    assert [one.name for one in home.iterdir()] == ["my_ddp.progress.json"]
