@@ -1,5 +1,6 @@
 """`ddplab learn`: a ladder of sixteen rungs, on which a learner writes a reducer."""
 
+from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -45,6 +46,8 @@ def learn(
         raise ValueError("--junit: expected --grade too, which judges all rungs")
     if grade and (watch or hint):
         raise ValueError("--grade: expected neither --watch nor --hint, because a grade is one run")
+    if find_spec("hypothesis") is None:
+        raise ValueError("learn: expected the package hypothesis; install it with `pip install 'ddplab[conform]'`")
     check_outputs(junit, json_path, inputs=[file])
     start_server()  # it imports torch while this process does
     from ..learn.climb import next_hint
@@ -93,6 +96,7 @@ def _watch(judge: "Judge", file: Path, name: str) -> None:
             _flushed(strip(file))
         except ValueError as error:  # a damaged file is saved again sooner or later
             _flushed(str(error))
+        judge.prepare()
         _flushed(f"watching {file}; Ctrl-C ends\n")
 
 

@@ -183,8 +183,8 @@ def _two_dtypes(bench: Bench, network: Network) -> EmulatedSchedule:
     schedule = _schedule(bench, trace_of_layers("two dtypes", _LAYERS, 6 * MS, MS, dtypes=dtypes), network)
     if len(schedule.launches) != 2:
         raise FindingError(
-            f"{len(schedule.launches)} all-reduces for small layers of two dtypes, expected 2: torch.cat converts all "
-            "to the wider dtype, so make a flat tensor for each"
+            f"{len(schedule.launches)} all-reduces for small layers of two dtypes, expected 2: torch.cat converts to "
+            "the wider dtype, so make a flat tensor for each"
         )
     return schedule
 

@@ -76,6 +76,10 @@ class Judge(AbstractContextManager["Judge"]):
     def __exit__(self, *_error: object) -> None:
         self.ranks.close()
 
+    def prepare(self) -> None:
+        """Start the ranks, unless they run: an error of the class has ended them, and a start takes seconds."""
+        self.ranks.run(_nothing)
+
     def verdict(self, subject: Subject, rung: int) -> Verdict:
         """Run the checks of a rung, up to the first that fails.
 
@@ -101,6 +105,10 @@ class Judge(AbstractContextManager["Judge"]):
         except ValueError as error:
             return "construction", described(error, subject)
         return "", ""
+
+
+def _nothing(_rank: int, _world_size: int) -> None:
+    """The start of the ranks is all that is wanted."""
 
 
 def failure(bench: Bench, name: str) -> str:

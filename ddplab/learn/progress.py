@@ -1,9 +1,17 @@
 """Progress of a learner, in one file beside the class; nothing else is written."""
 
 from pathlib import Path
+from typing import Annotated
+
+from pydantic import Field
 
 from reference.files.reading import Schema, read_schema
+from reference.files.value_ranges import Count
 from reference.files.writing import write_atomically
+
+from .rungs import RUNGS
+
+Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 
 
 class Progress(Schema):
@@ -15,9 +23,9 @@ class Progress(Schema):
         iteration_ms: By number of the rung, the emulated iteration of the class that passed it.
     """
 
-    passed: int = 0
-    hints: dict[int, int] = {}  # noqa: RUF012 - pydantic copies defaults
-    iteration_ms: dict[int, float] = {}  # noqa: RUF012 - as above
+    passed: int = Field(default=0, ge=0, le=len(RUNGS))
+    hints: dict[int, Count] = Field(default_factory=dict)
+    iteration_ms: dict[int, Positive] = Field(default_factory=dict)
 
 
 def progress_file(path: Path) -> Path:

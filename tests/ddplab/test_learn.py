@@ -1,4 +1,4 @@
-"""The ladder: each solution passes its rung and fails the next, wrong answers are named, and no file is overwritten."""
+"""The ladder: each solution passes its rung and fails the next, and wrong answers are named."""
 
 import json
 import os
@@ -133,6 +133,12 @@ def test_ranks_that_stay_alive_run_the_newest_source(judging):
     for divisor, passes in ((3, True), (2, False), (3, True)):
         verdict = judging.verdict(LearnerClass("my_ddp:MyDDP", "my_ddp.py", answer(divisor)), 1)
         assert verdict.passed == passes
+
+
+def test_ranks_that_an_error_has_ended_start_again_before_the_next_save(judging):
+    judging.ranks.close()
+    judging.prepare()
+    assert judging.ranks._ranks
 
 
 def test_an_existing_file_is_never_changed(home):
