@@ -46,6 +46,8 @@ def learn(
         raise ValueError("--junit: expected --grade too, which judges all rungs")
     if grade and (watch or hint):
         raise ValueError("--grade: expected neither --watch nor --hint, because a grade is one run")
+    if json_path is not None and (watch or hint):
+        raise ValueError("--json: expected neither --watch nor --hint, which give no single result")
     if find_spec("hypothesis") is None:
         raise ValueError("learn: expected the package hypothesis; install it with `pip install 'ddplab[conform]'`")
     check_outputs(junit, json_path, inputs=[file])

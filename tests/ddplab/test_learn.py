@@ -233,7 +233,11 @@ def test_the_command_names_the_next_rung_and_the_mistake(here, home, shared):
 
 @pytest.mark.parametrize(
     ("words", "says"),
-    [(["--junit", "a.xml"], "--junit: expected --grade too"), (["--grade", "--watch"], "--grade: expected neither")],
+    [
+        (["--junit", "a.xml"], "--junit: expected --grade too"),
+        (["--grade", "--watch"], "--grade: expected neither"),
+        (["--watch", "--json", "-"], "--json: expected neither"),
+    ],
 )
 def test_options_that_make_no_sense_together_are_refused(here, home, words, says):
     done = here("learn", *words)
