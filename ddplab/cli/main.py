@@ -22,6 +22,7 @@ from .emulate import emulate
 from .explain import explain
 from .fabric_and_settings import fabric, knobs
 from .import_traces import import_app
+from .learn import learn
 from .plan import plan
 from .predict import predict, sweep
 from .record_calibrate_validate import calibrate, demo, record, validate
@@ -128,6 +129,13 @@ COMMANDS: Mapping[Callable[..., None] | typer.Typer, tuple[str, ...]] = {
         "ddplab conform my_package.ddp:MyDDP --only 'one weight,any timing'",
         "ddplab conform my_package.ddp:MyDDP --against torch --junit conform.xml",
         "ddplab conform ddplab --baseline main",
+    ),
+    learn: (
+        "Write a reducer yourself, in sixteen judged rungs.",
+        "ddplab learn",
+        "ddplab learn my_ddp.py --watch",
+        "ddplab learn --hint",
+        "ddplab learn my_ddp.py --grade --junit grade.xml --json grade.json",
     ),
     demo: ("Check predictions in three ways, in about 3 minutes.", "ddplab demo --out out/demo"),
     import_app: (

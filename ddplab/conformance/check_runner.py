@@ -222,7 +222,7 @@ def run_check(name: str, check: Check, bench: Bench, expected: Expectation | Non
 
 
 @contextmanager
-def bench_on(ranks: RankPool, name: str, effort: int, against: str | None = None) -> Iterator[Bench]:
+def bench_on(ranks: RankPool, name: str | Subject, effort: int, against: str | None = None) -> Iterator[Bench]:
     """Start a bench on ranks, which stay open; arguments as for `Bench` and `Subject`.
 
     Meanwhile this process computes with one thread: idle threads of OpenMP spin, on cores that the ranks need.
@@ -233,7 +233,8 @@ def bench_on(ranks: RankPool, name: str, effort: int, against: str | None = None
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     try:
-        bench = Bench(Subject(name), ranks, effort, against=None if against is None else Subject(against))
+        subject = name if isinstance(name, Subject) else Subject(name)
+        bench = Bench(subject, ranks, effort, against=None if against is None else Subject(against))
         bench.start()
         yield bench
     finally:

@@ -68,10 +68,10 @@ class Subject:
     @cached_property
     def make(self) -> Callable[..., nn.Module]:
         """The class or function that wraps a module."""
-        found = getattr(self._module, self._attribute, None)
+        found = getattr(self.module, self._attribute, None)
         if not callable(found):
             raise ValueError(
-                f"{self.name}: expected a class or a function named {self._attribute} in {self._module.__name__}, "
+                f"{self.name}: expected a class or a function named {self._attribute} in {self.module.__name__}, "
                 f"got {'nothing' if found is None else type(found).__name__}"
             )
         return found  # type: ignore[no-any-return]
@@ -103,11 +103,11 @@ class Subject:
 
     def finish(self, wrapped: nn.Module, optimizer: Optimizer) -> None:
         """Call what must follow a backward pass, if anything must."""
-        if (after := getattr(self._module, AFTER_BACKWARD.get(self._attribute, ""), None)) is not None:
+        if (after := getattr(self.module, AFTER_BACKWARD.get(self._attribute, ""), None)) is not None:
             after(wrapped, optimizer)
         elif (method := next((name for name in FINISHING if hasattr(wrapped, name)), None)) is not None:
             getattr(wrapped, method)()
-        elif not isinstance(self.make, type) and (function := getattr(self._module, "finish", None)) is not None:
+        elif not isinstance(self.make, type) and (function := getattr(self.module, "finish", None)) is not None:
             function(wrapped)
 
     def no_sync(self, wrapped: nn.Module) -> AbstractContextManager[Any]:
@@ -125,7 +125,8 @@ class Subject:
         return self.name.partition(":")[2] or "make_ddp"
 
     @cached_property
-    def _module(self) -> ModuleType:
+    def module(self) -> ModuleType:
+        """The Python module that the class is in."""
         path, colon, attribute = self.name.partition(":")
         if not path or (colon and not attribute.isidentifier()):
             raise ValueError(

@@ -98,7 +98,7 @@ def run_locally(
         if step.kind in ("train", "accumulate", "forward"):
             ranks = [{name: _zeroed(one, step.zero) for name, one in gradients.items()} for gradients in ranks]
         if step.kind in ("train", "accumulate"):
-            added = [_local_gradients(net, program, number, rank, world_size) for rank in range(world_size)]
+            added = [gradients_of_rank(net, program, number, rank, world_size) for rank in range(world_size)]
             ranks = [
                 {name: _sum(kept[name], new[name]) for name in names} for kept, new in zip(ranks, added, strict=True)
             ]
@@ -225,7 +225,10 @@ def describe_difference(got: Tensor | None, expected: Tensor | None) -> str:
     )
 
 
-def _local_gradients(net: Net, program: Program, number: int, rank: int, world_size: int) -> dict[str, Tensor | None]:
+def gradients_of_rank(
+    net: Net, program: Program, number: int, rank: int, world_size: int
+) -> dict[str, Tensor | None]:
+    """Return the gradients that a rank has alone in a step, by name."""
     loss = loss_of(net, program, number, rank, world_size)
     trainable = {name: one for name, one in net.named_parameters() if one.requires_grad}
     found = torch.autograd.grad(loss, list(trainable.values()), allow_unused=True)

@@ -14,6 +14,7 @@ from math import prod
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import torch
 from pydantic import Field
 from torch import nn
 
@@ -51,14 +52,37 @@ NETWORKS = (
 )
 
 
-def _trace(model: str, shapes: Sequence[tuple[int, ...]], forward_ns: int, gap_ns: int) -> Trace:
-    """Make the trace of a model whose gradients become ready one after the other, the last parameter's first."""
+def trace_of_layers(
+    model: str,
+    shapes: Sequence[tuple[int, ...]],
+    forward_ns: int,
+    gap_ns: int,
+    *,
+    dtypes: Sequence[str] | None = None,
+    ready_order: Sequence[int] | None = None,
+) -> Trace:
+    """Make the trace of a model whose gradients become ready one after the other.
+
+    Args:
+        model: Its name.
+        shapes: Shape of each parameter.
+        forward_ns: Duration of the forward pass.
+        gap_ns: Time from one gradient to the next.
+        dtypes: Dtype of each parameter. None: float32.
+        ready_order: Parameter indices in ready order. None: the last parameter's gradient comes first.
+    """
     parameters = tuple(
-        Parameter(name=f"layers.{number}.weight", shape=shape, dtype="float32", size_bytes=4 * prod(shape))
-        for number, shape in enumerate(shapes)
+        Parameter(
+            name=f"layers.{number}.weight",
+            shape=shape,
+            dtype=dtype,
+            size_bytes=prod(shape) * getattr(torch, dtype).itemsize,
+        )
+        for number, (shape, dtype) in enumerate(zip(shapes, dtypes or ["float32"] * len(shapes), strict=True))
     )
-    ready_ns = [forward_ns + gap_ns * number for number in range(1, len(shapes) + 1)]
-    end = ready_ns[-1] + gap_ns
+    order = list(range(len(shapes))[::-1]) if ready_order is None else list(ready_order)
+    ready_ns = [forward_ns + gap_ns * (1 + order.index(index)) for index in range(len(shapes))]
+    end = max(ready_ns) + gap_ns
     iteration = Iteration(
         forward_start_ns=0,
         forward_end_ns=forward_ns,
@@ -68,7 +92,7 @@ def _trace(model: str, shapes: Sequence[tuple[int, ...]], forward_ns: int, gap_n
         optimizer_end_ns=end + gap_ns,
         end_ns=end + gap_ns,
         synchronized=False,
-        ready_ns=tuple(reversed(ready_ns)),
+        ready_ns=tuple(ready_ns),
     )
     workload = Workload(
         model=model,
@@ -84,9 +108,9 @@ def _trace(model: str, shapes: Sequence[tuple[int, ...]], forward_ns: int, gap_n
 
 
 MODELS = (
-    _trace("12 equal layers", [(1024, 512)] * 12, 6 * MS, MS),
-    _trace("large last layers", [*[(64, 64)] * 30, *[(1024, 1024)] * 6], 4 * MS, 300 * US),
-    _trace("a large embedding first", [(4096, 1024), *[(512, 512)] * 24], 8 * MS, 500 * US),
+    trace_of_layers("12 equal layers", [(1024, 512)] * 12, 6 * MS, MS),
+    trace_of_layers("large last layers", [*[(64, 64)] * 30, *[(1024, 1024)] * 6], 4 * MS, 300 * US),
+    trace_of_layers("a large embedding first", [(4096, 1024), *[(512, 512)] * 24], 8 * MS, 500 * US),
 )
 
 
@@ -128,21 +152,31 @@ def schedules_of(subject: Subject) -> Iterator[EmulatedSchedule]:
             yield schedule_of(subject, trace, network)
 
 
-def schedule_of(subject: Subject, trace: Trace, network: Network) -> EmulatedSchedule:
-    """Emulate one model on one network; arguments as for `schedules_of`."""
+def schedule_of(subject: Subject, trace: Trace, network: Network, **settings: Any) -> EmulatedSchedule:
+    """Emulate one model on one network.
+
+    Args:
+        subject: The class.
+        trace: The model.
+        network: The network.
+        settings: Further settings for `emulate`; the bucket cap is `CAP_MB` without one.
+
+    Raises:
+        RankError: As for `schedules_of`.
+    """
     fabric = Fabric.from_alpha_beta(alpha_ns=network.latency_ns, bytes_per_s=network.bytes_per_s)
     prediction = emulate(
         *(trace, fabric),
         world_size=network.world_size,
         reducer=reducer_of(subject),
-        bucket_cap_mb=CAP_MB,
         assume=False,
+        **{"bucket_cap_mb": CAP_MB} | settings,
     )
     timeline = prediction.timeline
     collectives = timeline.engine_input.schedule.collectives
     reduced = [number for number, one in enumerate(collectives) if one.kind in OF_GRADIENTS]
     launched_ns = timeline.launched_ns.max(axis=0)
-    (iteration,) = trace.ranks[0].iterations
+    iteration = trace.ranks[0].iterations[0]
     return EmulatedSchedule(
         model=trace.workload.model,
         network=network.name,

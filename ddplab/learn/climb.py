@@ -1,0 +1,123 @@
+"""Climbing: judges the next rungs of a learner's file, keeps the progress, and watches the file for saves."""
+
+import textwrap
+import time
+from collections.abc import Callable, Iterator
+from itertools import count
+from pathlib import Path
+
+from .gains import gain
+from .judge import Judge, Verdict
+from .learner_file import LearnerClass
+from .progress import load_progress, save_progress
+from .rungs import RUNGS
+
+WIDTH = 100
+"""Of paragraphs, in characters."""
+POLL_S = 0.1
+"""How often `saves` looks at the file."""
+Report = Callable[[str], None]
+"""Receives one or several lines for the learner."""
+
+
+def introduction(number: int) -> str:
+    """Return task and reading of a rung."""
+    rung = RUNGS[number - 1]
+    paragraphs = (rung.task, rung.reading, f"Read {rung.lines}; {rung.further}")
+    wrapped = [textwrap.fill(one, WIDTH, initial_indent="  ", subsequent_indent="  ") for one in paragraphs]
+    return "\n\n".join([f"Rung {number} of {len(RUNGS)}: {rung.title}", *wrapped]) + "\n"
+
+
+def next_hint(path: Path) -> str:
+    """Return the next hint for the present rung, and count it; the last one comes again.
+
+    Raises:
+        ValueError: The progress file is damaged.
+    """
+    progress = load_progress(path)
+    number = min(progress.passed + 1, len(RUNGS))
+    shown = min(progress.hints.get(number, 0) + 1, len(RUNGS[number - 1].hints))
+    save_progress(path, progress.model_copy(update={"hints": progress.hints | {number: shown}}))
+    rung = RUNGS[number - 1]
+    return f"rung {number}, {rung.title}, hint {shown} of {len(rung.hints)}: {rung.hints[shown - 1]}"
+
+
+def strip(path: Path) -> str:
+    """Return the progress of a learner's file as a row of squares, one for each rung.
+
+    Raises:
+        ValueError: The progress file is damaged.
+    """
+    passed = load_progress(path).passed
+    return f"{'■' * passed}{'□' * (len(RUNGS) - passed)} {passed} of {len(RUNGS)} rungs"
+
+
+def climb(judge: Judge, subject: LearnerClass, report: Report) -> Verdict:
+    """Judge a class from the present rung on, up to the first rung that is not passed; returns the last verdict.
+
+    After a rung is passed, the rungs before are judged again, because a new idea may break an old one.
+
+    Args:
+        judge: The judge.
+        subject: The class; the progress is kept beside its file.
+        report: Receives the lines.
+
+    Raises:
+        ValueError: The progress file is damaged.
+    """
+    path = Path(subject.path)
+    progress = load_progress(path)
+    if progress.passed == len(RUNGS):
+        report(f"All {len(RUNGS)} rungs are passed; they are judged again.")
+        return _judged_again(judge, subject, len(RUNGS) + 1, report) or Verdict(len(RUNGS))
+    while True:
+        number = progress.passed + 1
+        report(introduction(number))
+        verdict = judge.verdict(subject, number)
+        report(str(verdict))
+        if not verdict.passed:
+            return verdict
+        if (broken := _judged_again(judge, subject, number, report)) is not None:
+            return broken
+        words, plain_ms = gain(subject, RUNGS[number - 1], progress.iteration_ms.get(number - 1))
+        report(f"  {words}")
+        times = progress.iteration_ms | ({} if plain_ms is None else {number: plain_ms})
+        progress = progress.model_copy(update={"passed": number, "iteration_ms": times})
+        save_progress(path, progress)
+        if number == len(RUNGS):
+            report(f"You have written a reducer: `ddplab conform {subject.name}` runs all checks on it.")
+            return verdict
+
+
+def _judged_again(judge: Judge, subject: LearnerClass, below: int, report: Report) -> Verdict | None:
+    """Judge the rungs below a number; reports and returns the first one that is not passed any more."""
+    for number in range(1, below):
+        if not (verdict := judge.verdict(subject, number)).passed:
+            report(f"An earlier rung is broken.\n{verdict}")
+            return verdict
+    return None
+
+
+def saves(path: Path, poll_s: float = POLL_S) -> Iterator[int]:
+    """Yield the number of each version of a file: 0 for the present one, and the next one after each save.
+
+    Raises:
+        ValueError: There is no file at first. One that vanishes later, as editors do while they save, is waited for.
+    """
+    known = _version(path)
+    if known is None:
+        raise ValueError(f"{path}: expected a file to watch, got none")
+    for number in count():
+        yield number
+        while (seen := _version(path)) in (None, known):
+            time.sleep(poll_s)
+        known = seen
+
+
+def _version(path: Path) -> tuple[int, int] | None:
+    """Return time and size of a file; None if there is none."""
+    try:
+        found = path.stat()
+    except FileNotFoundError:
+        return None
+    return found.st_mtime_ns, found.st_size

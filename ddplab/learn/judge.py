@@ -1,0 +1,137 @@
+"""The judge of the ladder: runs the checks of a rung on a learner's class, and names the likely mistake."""
+
+import re
+import time
+from collections.abc import Mapping
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from itertools import chain
+
+from reference.errors import RankError
+from reference.launch import RankPool
+
+from ..conformance.check_outcomes import UNMATCHED
+from ..conformance.check_runner import Bench, HangError, bench_on, first_lines
+from ..conformance.class_under_test import NotSupportedError, Subject
+from ..conformance.local_training import FindingError
+from .checks import ALL
+from .learner_file import LearnerError, error_line
+from .rungs import RUNGS, SYMPTOM_UNMATCHED
+
+WORLD_SIZE = 3
+"""Two ranks add in one order only, and powers of two hide wrong divisors."""
+UNMATCHED_HERE = (*UNMATCHED, "expected all ranks to launch", "after ranks", "Connection closed")
+"""Parts of messages of ranks that launch different collectives, or wait for each other; in virtual time too."""
+ANY_RUNG = {
+    "'NoneType'": "parameter.grad is None where you use it: a frozen or unused parameter has no gradient, and a hook "
+    "of register_hook runs before the gradient is accumulated; use register_post_accumulate_grad_hook",
+    SYMPTOM_UNMATCHED: "the ranks launch different collectives, or one waits for what the others never send",
+}
+"""Likely mistakes in any rung, by symptom, if the rung has no better answer."""
+EFFORT = 8
+"""Number of random programs of each kind, so that a check takes seconds."""
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """Outcome of a rung.
+
+    Attributes:
+        rung: Number of the rung, from 1.
+        check: The check that failed. Empty: the class has passed.
+        message: What was found: iteration, rank, parameter and ratio.
+        likely: The likely mistake; empty if the message is all that is known.
+        seconds: How long the checks took.
+    """
+
+    rung: int
+    check: str = ""
+    message: str = ""
+    likely: str = ""
+    seconds: float = 0.0
+
+    @property
+    def passed(self) -> bool:
+        """Whether the class passed all checks of the rung."""
+        return not self.check
+
+    def __str__(self) -> str:
+        title = f"rung {self.rung} of {len(RUNGS)}, {RUNGS[self.rung - 1].title}"
+        if self.passed:
+            return f"passed   {title} ({self.seconds:.1f} s)"
+        likely = f"\n  likely: {self.likely}" if self.likely else ""
+        return f"not yet  {title} ({self.seconds:.1f} s)\n  check `{self.check}`: {self.message}{likely}"
+
+
+class Judge(AbstractContextManager["Judge"]):
+    """Ranks that stay alive between verdicts; a verdict on a new save therefore takes seconds.
+
+    Args:
+        ranks: The ranks. None: new ones, which the context ends.
+    """
+
+    def __init__(self, ranks: RankPool | None = None) -> None:
+        self.ranks = ranks or RankPool(WORLD_SIZE, timeout_s=60.0)
+
+    def __exit__(self, *_error: object) -> None:
+        self.ranks.close()
+
+    def prepare(self) -> None:
+        """Start the ranks, unless they run: an error of the class has ended them, and a start takes seconds."""
+        self.ranks.run(_nothing)
+
+    def verdict(self, subject: Subject, rung: int) -> Verdict:
+        """Run the checks of a rung, up to the first that fails.
+
+        Args:
+            subject: The class.
+            rung: Number of the rung, from 1.
+        """
+        start = time.monotonic()
+        check, message = self._first_failure(subject, rung)
+        likely = likely_mistake(f"{check}: {message}", RUNGS[rung - 1].mistakes) if check else ""
+        return Verdict(rung, check, message, likely, time.monotonic() - start)
+
+    def _first_failure(self, subject: Subject, rung: int) -> tuple[str, str]:
+        try:
+            subject.check()
+            with bench_on(self.ranks, subject, EFFORT) as bench:
+                bench.shrinks = False
+                for name in RUNGS[rung - 1].checks:
+                    if message := failure(bench, name):
+                        return name, message
+        except LearnerError as error:
+            return "construction", str(error)
+        except ValueError as error:
+            return "construction", described(error, subject)
+        return "", ""
+
+
+def _nothing(_rank: int, _world_size: int) -> None:
+    """The start of the ranks is all that is wanted."""
+
+
+def failure(bench: Bench, name: str) -> str:
+    """Run a check; returns what it found, or an empty text."""
+    try:
+        ALL[name](bench)
+    except NotSupportedError as reason:
+        return f"not supported: {reason}"
+    except (FindingError, RankError, HangError, ValueError) as fault:
+        return described(fault, bench.subject)
+    return ""
+
+
+def described(fault: BaseException, subject: Subject) -> str:
+    """Return the message of an error, with the line of the learner's file that raised it, if one did."""
+    line = error_line(fault, getattr(subject, "path", ""))
+    return f"{first_lines(str(fault))}{f' ({line})' if line else ''}"
+
+
+def likely_mistake(message: str, mistakes: Mapping[str, str]) -> str:
+    """Return the mistake whose symptom is in `check: message`, those of the rung first; empty if there is none."""
+    unmatched = any(part in message for part in UNMATCHED_HERE)
+    for symptom, likely in chain(mistakes.items(), ANY_RUNG.items()):
+        if unmatched if symptom == SYMPTOM_UNMATCHED else re.search(symptom, message, re.DOTALL):
+            return likely
+    return ""

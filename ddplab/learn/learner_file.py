@@ -1,0 +1,129 @@
+"""The learner's file: a class under test that carries its source, so that ranks always run the newest save."""
+
+import linecache
+import re
+import sys
+import traceback
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+from reference.files.reading import read_text
+from reference.files.writing import write_atomically
+
+from ..conformance.class_under_test import Subject
+
+CLASS = "MyDDP"
+"""Name of the learner's class."""
+SKELETON = f'''"""My reducer. `ddplab learn` names the next rung; `ddplab learn --hint` helps."""
+
+import torch
+import torch.distributed as dist
+from torch import nn
+
+
+class {CLASS}(nn.Module):
+    """Wraps a module; on every rank, each gradient shall become the average over all ranks."""
+
+    def __init__(self, module: nn.Module) -> None:
+        super().__init__()
+        self.module = module
+
+    def forward(self, *inputs, **kwargs):
+        return self.module(*inputs, **kwargs)
+
+    def average_gradients(self) -> None:
+        """Called by the script after each backward pass, until rung 4."""
+'''
+
+
+class LearnerError(Exception):
+    """The learner's file cannot be run; the message names file, line and error."""
+
+
+@dataclass(frozen=True)
+class LearnerClass(Subject):
+    """A class in a source text; every process runs this text, whatever the file contains by then.
+
+    Attributes:
+        path: The file, for tracebacks.
+        source: Its text.
+        is_finished: Whether the script calls what must follow a backward pass. False: the class has to average by
+            itself.
+
+    Raises:
+        LearnerError: The text has no such class, or raises an error when it is run; on the first use.
+    """
+
+    path: str = ""
+    source: str = field(default="", repr=False)
+    is_finished: bool = True
+
+    def __reduce__(self) -> tuple[type, tuple[str, str, str, bool]]:  # type: ignore[override]
+        return type(self), (self.name, self.path, self.source, self.is_finished)
+
+    @cached_property
+    def module(self) -> ModuleType:
+        """The Python module that the text makes."""
+        name = self.name.partition(":")[0]
+        known = sys.modules.get(name)
+        if known is not None and getattr(known, "__learner_source__", None) == self.source:
+            return known
+        if known is not None and not hasattr(known, "__learner_source__"):
+            raise LearnerError(f"{self.path}: another module is called {name}; rename the file, such as my_ddp.py")
+        module = ModuleType(name)
+        module.__dict__.update(__file__=self.path, __learner_source__=self.source)
+        linecache.cache[self.path] = len(self.source), None, self.source.splitlines(keepends=True), self.path
+        sys.modules[name] = module
+        try:
+            exec(compile(self.source, self.path, "exec"), module.__dict__)
+        except Exception as error:
+            del sys.modules[name]
+            raise LearnerError(
+                f"{error_line(error, self.path) or self.path}: {type(error).__name__}: {error}"
+            ) from error
+        return module
+
+    def finish(self, wrapped: Any, optimizer: Any) -> None:
+        """Call what must follow a backward pass, unless the class has to do without."""
+        if self.is_finished:
+            super().finish(wrapped, optimizer)
+
+    def alone(self) -> "LearnerClass":
+        """Return the class as a script uses it that calls nothing after the backward pass."""
+        return replace(self, is_finished=False)
+
+
+def error_line(error: BaseException, path: str) -> str:
+    """Return file and line of the learner's text where an error was raised, here or on a rank; empty if nowhere."""
+    if isinstance(error, SyntaxError):
+        return f"{path}, line {error.lineno}"
+    lines: list[int] = []
+    cause: BaseException | None = error if path else None
+    while cause is not None:
+        lines += map(int, re.findall(rf'File "{re.escape(path)}", line (\d+)', str(cause)))
+        places = traceback.extract_tb(cause.__traceback__)
+        lines += [place.lineno or 0 for place in places if place.filename == path]
+        cause = cause.__cause__
+    return f"{path}, line {lines[-1]}" if lines else ""
+
+
+def learner_class(path: Path, name: str = CLASS) -> LearnerClass:
+    """Read the learner's file.
+
+    Raises:
+        ValueError: The file cannot be read, or its name is no name of a module.
+    """
+    if path.suffix != ".py" or not path.stem.isidentifier():
+        raise ValueError(f"{path}: expected a Python file whose name is a name in Python, such as my_ddp.py")
+    return LearnerClass(f"{path.stem}:{name}", str(path), read_text(path))
+
+
+def write_skeleton(path: Path) -> bool:
+    """Write an empty class to begin with, unless there is a file; returns whether it was written."""
+    if path.exists():
+        return False
+    write_atomically(path, SKELETON.encode())
+    return True

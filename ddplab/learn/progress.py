@@ -1,0 +1,50 @@
+"""Progress of a learner, in one file beside the class; nothing else is written."""
+
+from pathlib import Path
+from typing import Annotated
+
+from pydantic import Field
+
+from reference.files.reading import Schema, read_schema
+from reference.files.value_ranges import Count
+from reference.files.writing import write_atomically
+
+from .rungs import RUNGS
+
+Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
+
+
+class Progress(Schema):
+    """Progress on the ladder.
+
+    Attributes:
+        passed: Number of rungs passed so far, one after the other.
+        hints: By number of the rung, how many hints were shown.
+        iteration_ms: By number of the rung, the emulated iteration of the class that passed it.
+    """
+
+    passed: int = Field(default=0, ge=0, le=len(RUNGS))
+    hints: dict[int, Count] = Field(default_factory=dict)
+    iteration_ms: dict[int, Positive] = Field(default_factory=dict)
+
+
+def progress_file(path: Path) -> Path:
+    """Return where the progress of a learner's file is kept."""
+    return path.with_suffix(".progress.json")
+
+
+def load_progress(path: Path) -> Progress:
+    """Read the progress of a learner's file; none if there is no progress yet.
+
+    Raises:
+        ValueError: The progress file is damaged; the message names it.
+    """
+    file = progress_file(path)
+    if not file.exists():
+        return Progress()
+    return read_schema(Progress, file, what="progress on the ladder", cure="remove it to begin again")
+
+
+def save_progress(path: Path, progress: Progress) -> None:
+    """Write the progress of a learner's file."""
+    write_atomically(progress_file(path), (progress.model_dump_json(indent=1) + "\n").encode())

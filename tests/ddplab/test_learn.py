@@ -1,0 +1,277 @@
+"""The ladder: each solution passes its rung and fails the next, and wrong answers are named."""
+
+import json
+import os
+from pathlib import Path
+from types import SimpleNamespace
+from xml.etree import ElementTree
+
+import pytest
+import yaml
+
+from ddplab.learn import climb, judge, load_ipython_extension, solutions
+from ddplab.learn.checks import ALL
+from ddplab.learn.judge import Judge, Verdict
+from ddplab.learn.learner_file import SKELETON, LearnerClass, learner_class, write_skeleton
+from ddplab.learn.progress import Progress, load_progress, progress_file, save_progress
+from ddplab.learn.rungs import RUNGS
+from reference import minimal
+from reference.launch import RankPool
+
+FILES = {"solutions": Path(solutions.__file__), "minimal": Path(minimal.__file__)}
+NUMBERS = range(1, len(RUNGS) + 1)
+TITLES = [rung.title for rung in RUNGS]
+WRONG = yaml.safe_load(Path(__file__).with_name("wrong_answers.yaml").read_text())
+AVERAGES = """
+import torch.distributed as dist
+
+class MyDDP(Skeleton):
+    def __init__(self, module):
+        super().__init__(module)
+        for parameter in module.parameters():
+            dist.broadcast(parameter.detach(), 0)
+
+    def average_gradients(self):
+        for parameter in self.module.parameters():
+            if parameter.grad is not None:
+                dist.all_reduce(parameter.grad)
+                parameter.grad /= DIVISOR
+"""
+
+
+@pytest.fixture(scope="module")
+def judging(server):
+    with RankPool(judge.WORLD_SIZE, timeout_s=60.0) as ranks:
+        yield Judge(ranks)
+
+
+@pytest.fixture
+def home(tmp_path, monkeypatch) -> Path:
+    """The working directory of a learner."""
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+@pytest.fixture
+def shared(judging, monkeypatch):
+    """The command judges on the ranks of this file, and does not end them."""
+    monkeypatch.setattr(Judge, "__exit__", lambda *_: None)
+    monkeypatch.setattr(judge, "RankPool", lambda *_, **__: judging.ranks)
+
+
+def edited(file: str, name: str, edits=()) -> LearnerClass:
+    """A class of a file of ours, in which each text was replaced by another one."""
+    source = FILES[file].read_text().replace("from .bucketing", "from reference.bucketing")
+    for edit in edits:
+        assert source.count(edit["old"]) == 1, edit
+        source = source.replace(edit["old"], edit["new"])
+    return LearnerClass(f"answer:{name}", "answer.py", source)
+
+
+def solution(number: int) -> LearnerClass:
+    return edited("solutions", RUNGS[number - 1].solution)
+
+
+def answer(divisor: object) -> str:
+    """A file that passes rung 1 if the divisor is right."""
+    skeleton = SKELETON.replace("class MyDDP", "class Skeleton")
+    return skeleton + AVERAGES.replace("DIVISOR", str(divisor))
+
+
+# Solutions and wrong answers
+
+
+@pytest.mark.parametrize("number", NUMBERS, ids=TITLES)
+def test_a_solution_passes_its_rung_and_fails_the_next(judging, number):
+    own = judging.verdict(solution(number), number)
+    assert own.passed, str(own)
+    if number < len(RUNGS):
+        assert not judging.verdict(solution(number), number + 1).passed
+
+
+@pytest.mark.parametrize("number", [4, 8, 16])
+def test_a_solution_passes_all_rungs_before(judging, number):
+    for earlier in range(1, number):
+        verdict = judging.verdict(solution(number), earlier)
+        assert verdict.passed, str(verdict)
+
+
+@pytest.mark.parametrize("wrong", WRONG, ids=[one["mistake"] for one in WRONG])
+def test_a_wrong_answer_is_named(judging, wrong):
+    verdict = judging.verdict(edited(wrong["file"], wrong["class"], wrong.get("edits", ())), wrong["rung"])
+    assert not verdict.passed
+    assert wrong["says"] in str(verdict)
+
+
+def test_rungs_name_checks_lines_and_solutions_that_exist():
+    for rung in RUNGS:
+        assert set(rung.checks) <= set(ALL)
+        assert rung.lines.startswith("reference/")
+        assert hasattr(solutions, rung.solution)
+
+
+# The learner's file
+
+
+def test_an_error_in_the_file_is_named_with_its_line(judging):
+    for source, says in (
+        ("import torch\nclass MyDDP(:\n", "my_ddp.py, line 2: SyntaxError"),
+        ("import torch\n\n1 / 0\n", "my_ddp.py, line 3: ZeroDivisionError"),
+        ("import torch\n", "expected a class or a function named MyDDP in my_ddp, got nothing"),
+        ("class MyDDP:\n    def __init__(self, module):\n        module.nothing()\n", "my_ddp.py, line 3"),
+    ):
+        verdict = judging.verdict(LearnerClass("my_ddp:MyDDP", "my_ddp.py", source), 1)
+        assert says in verdict.message
+
+
+def test_a_file_named_like_another_module_is_refused(judging):
+    verdict = judging.verdict(LearnerClass("json:MyDDP", "json.py", answer(3)), 1)
+    assert "rename the file" in verdict.message
+
+
+def test_ranks_that_stay_alive_run_the_newest_source(judging):
+    for divisor, passes in ((3, True), (2, False), (3, True)):
+        verdict = judging.verdict(LearnerClass("my_ddp:MyDDP", "my_ddp.py", answer(divisor)), 1)
+        assert verdict.passed == passes
+
+
+def test_ranks_that_an_error_has_ended_start_again_before_the_next_save(judging):
+    judging.ranks.close()
+    judging.prepare()
+    assert judging.ranks._ranks
+
+
+def test_an_existing_file_is_never_changed(home):
+    path = home / "my_ddp.py"
+    assert write_skeleton(path)
+    path.write_text("mine")
+    assert not write_skeleton(path)
+    assert path.read_text() == "mine"
+
+
+@pytest.mark.parametrize("name", ["my-ddp.py", "my_ddp.txt"])
+def test_a_name_that_is_no_module_is_refused(name):
+    with pytest.raises(
+        ValueError, match=r"expected a Python file whose name is a name in Python, such as my_ddp\.py"
+    ):
+        learner_class(Path(name))
+
+
+# Climbing
+
+
+def test_climbing_keeps_progress_and_times_and_stops_at_the_next_rung(judging, home, monkeypatch):
+    monkeypatch.setattr(climb, "gain", lambda *_: ("300.0 ms", 300.0))
+    path, said = home / "my_ddp.py", []
+    path.write_text(answer("dist.get_world_size()"))
+    verdict = climb.climb(judging, learner_class(path), said.append)
+    assert (verdict.rung, verdict.passed, verdict.check) == (2, False, "one all-reduce")
+    assert load_progress(path) == Progress(passed=1, iteration_ms={1: 300.0})
+    assert climb.strip(path) == "■□□□□□□□□□□□□□□□ 1 of 16 rungs"
+    assert "Rung 1 of 16: average gradients" in said[0]
+    assert "300.0 ms" in said[2]
+
+
+def test_a_new_idea_that_breaks_an_old_rung_is_no_progress(judging, home):
+    path, said = home / "my_ddp.py", []
+    edits = [{"old": "keys=dtypes, order=order", "new": "order=order"}]
+    path.write_text(edited("solutions", "Reversed", edits).source)
+    save_progress(path, Progress(passed=5))
+    verdict = climb.climb(judging, learner_class(path, "Reversed"), said.append)
+    assert (verdict.rung, verdict.passed) == (3, False)
+    assert "An earlier rung is broken" in said[-1]
+    assert load_progress(path).passed == 5
+
+
+def test_hints_come_one_after_the_other_and_the_last_one_stays(home):
+    path = home / "my_ddp.py"
+    shown = [climb.next_hint(path) for _ in range(4)]
+    assert [one.partition(": ")[2] for one in shown] == [*RUNGS[0].hints, RUNGS[0].hints[-1]]
+
+
+def test_a_damaged_progress_file_is_named(home):
+    progress_file(home / "my_ddp.py").write_text("{}}")
+    with pytest.raises(ValueError, match=r"my_ddp\.progress\.json.*remove it to begin again"):
+        load_progress(home / "my_ddp.py")
+
+
+def test_every_save_is_seen_also_while_the_file_is_away(home):
+    path = home / "my_ddp.py"
+    path.write_text("1")
+    versions = climb.saves(path, poll_s=0.001)
+    assert next(versions) == 0
+    path.write_text("22")
+    assert next(versions) == 1
+    other = home / "other"
+    other.write_text("333")
+    os.replace(other, path)
+    assert next(versions) == 2
+
+
+def test_the_gain_is_measured_in_virtual_time():
+    from ddplab.learn.gains import gain
+
+    words, plain_ms = gain(solution(2), RUNGS[1], 283.8)
+    assert plain_ms is not None
+    assert plain_ms < 283.8
+    assert words.startswith("an emulated iteration of ResNet-50 on 8 V100s over 10 Gbit/s: 283.8 -> ")
+
+
+# The command, grades and the notebook
+
+
+def test_the_command_names_the_next_rung_and_the_mistake(here, home, shared):
+    path = home / "my_ddp.py"
+    done = here("learn", path, "--json", home / "out.json")
+    assert done.returncode == 1
+    assert "rung 1 of 16 is not passed yet" in done.stderr
+    assert "the ranks do not start equal" in done.stdout
+    assert path.read_text() == SKELETON
+    assert json.loads((home / "out.json").read_text())["check"] == "construction"
+    assert "hint 1 of 3" in here("learn", path, "--hint").stdout
+
+
+@pytest.mark.parametrize(
+    ("words", "says"),
+    [
+        (["--junit", "a.xml"], "--junit: expected --grade too"),
+        (["--grade", "--watch"], "--grade: expected neither"),
+        (["--watch", "--json", "-"], "--json: expected neither"),
+    ],
+)
+def test_options_that_make_no_sense_together_are_refused(here, home, words, says):
+    done = here("learn", *words)
+    assert (done.returncode, says in done.stderr) == (1, True)
+
+
+def test_a_grade_has_a_point_for_each_rung_and_junit(here, home, shared, monkeypatch):
+    monkeypatch.setattr(Judge, "verdict", lambda _self, _subject, rung: _verdict(rung))
+    (home / "my_ddp.py").write_text(answer(3))
+    done = here("learn", "--grade", "--junit", "grade.xml", "--json", "grade.json")
+    assert done.returncode == 0
+    document = json.loads((home / "grade.json").read_text())
+    assert (document["points"], document["possible"], len(document["rungs"])) == (15, 16, 16)
+    (suite,) = ElementTree.parse(home / "grade.xml").getroot()
+    assert (suite.attrib["tests"], suite.attrib["failures"]) == ("16", "1")
+    (failure,) = suite.iter("failure")
+    assert failure.attrib["message"] == "one all-reduce: 12 of them"
+    assert not progress_file(home / "my_ddp.py").exists()
+
+
+def _verdict(rung: int) -> Verdict:
+    return Verdict(rung, "one all-reduce", "12 of them", "likely") if rung == 2 else Verdict(rung)
+
+
+def test_a_cell_of_a_notebook_is_judged_and_nothing_but_the_progress_is_written(home, shared, monkeypatch, capsys):
+    monkeypatch.setattr(climb, "gain", lambda *_: ("300.0 ms", 300.0))
+    magics = {}
+    ipython = SimpleNamespace(
+        run_cell=lambda _cell: SimpleNamespace(success=True),
+        register_magic_function=lambda function, magic_kind: magics.update({function.__name__: function}),
+    )
+    load_ipython_extension(ipython)
+    magics["rung"]("", answer(3))
+    assert "■□□□□□□□□□□□□□□□ 1 of 16 rungs" in capsys.readouterr().out
+    magics["rung_hint"]("")
+    assert "rung 2, flat, hint 1 of 3" in capsys.readouterr().out
+    assert [one.name for one in home.iterdir()] == ["my_ddp.progress.json"]
