@@ -68,9 +68,10 @@ def test_an_emulated_iteration_lasts_at_least_as_long_as_its_parts(folder):
     assert times[0] == times[1]  # the slowest rank's
     computation_ms = (one.end_ns - one.forward_start_ns) / 1e6
     exposed_ms = slow.all_reduce_ns(sizes, 2) / 1e6 - (one.backward_end_ns - one.backward_start_ns) / 1e6
-    assert [len(iterations) for iterations in times[0]] == [3] * 4
-    assert min(ms for iterations in times[0] for ms in iterations) >= computation_ms + exposed_ms - 1
-    assert min(times[0][-1]) >= computation_ms + slow.all_reduce_ns(sizes, 2) / 1e6 - 1  # flat hides nothing
+    assert [len(one.ms) for one in times[0]] == [3] * 4
+    assert all(one.late_ms >= 0 for one in times[0])
+    assert min(ms for one in times[0] for ms in one.ms) >= computation_ms + exposed_ms - 1
+    assert min(times[0][-1].ms) >= computation_ms + slow.all_reduce_ns(sizes, 2) / 1e6 - 1  # flat hides nothing
 
 
 def test_a_simple_test_and_a_loss_curve_accept_what_the_checks_refuse(folder, two_ranks, four_ranks):
@@ -83,3 +84,8 @@ def test_a_simple_test_and_a_loss_curve_accept_what_the_checks_refuse(folder, tw
     last = own_code.check(four_ranks, halves, CHECKS)[-1]
     assert last.outcome == "failed"
     assert "2 of the expected" in last.message
+
+
+def test_a_measurement_counts_while_the_machine_keeps_up():
+    assert emulated.Timed((100.0, 120.0), late_ms=3.0).keeps_up
+    assert not emulated.Timed((100.0, 120.0), late_ms=3.1).keeps_up

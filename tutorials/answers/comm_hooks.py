@@ -55,8 +55,8 @@ def write_hook(pool: RankPool) -> Exercise:
         hints=(
             "answer with the name of an importable function, such as `half:hook`",
             "three steps: cast the buffer and divide; all-reduce with `async_op=True`; cast back after that",
-            "`dist.all_reduce(..., async_op=True).get_future().then(f)` is a future of the result of `f`; let `f` copy "
-            "the sum into the buffer with `copy_`, which casts, and return the buffer",
+            "`dist.all_reduce(..., async_op=True).get_future().then(f)` is a future of the result of `f`; let `f` "
+            "copy the sum into the buffer with `copy_`, which casts, and return the buffer",
         ),
         explanation="half of the bytes, and the averages of `fp16_compress` to the last bit",
         solution=lambda: f"{__name__}:half_precision",
