@@ -90,16 +90,14 @@ def draw_buckets(iteration: Iteration) -> Axes:
     """Draw when the all-reduce of each bucket ran, and how long its result waited to be copied out."""
     ax = new_axes(7, 2.8)
     for number, bucket in enumerate(iteration.buckets):
-        moments = [bucket.launched_ns, bucket.done_ns, bucket.copied_out_ns]
-        launched, done, copied_out = ((moment - iteration.backward_start_ns) / 1e6 for moment in moments)
+        moments = (bucket.launched_ns, bucket.done_ns, bucket.copied_out_ns)
+        launched, done, copied_out = (_ms(iteration, moment) for moment in moments)
         running = "all-reduce runs" if number == 0 else None
         waiting = "result waits to be copied out" if number == 0 else None
         ax.barh(number, done - launched, left=launched, color=plot_colours.EXPOSED, height=0.5, label=running)
         ax.barh(number, copied_out - done, left=done, color=plot_colours.COPIES, height=0.5, label=waiting)
-    last_ready_ns = iteration.buckets[-1].ready_ns
-    assert last_ready_ns is not None
     ax.axvline(
-        (last_ready_ns - iteration.backward_start_ns) / 1e6,
+        _ms(iteration, iteration.buckets[-1].ready_ns),
         color=plot_colours.COMPUTATION,
         label="last gradient ready",
     )
@@ -110,3 +108,9 @@ def draw_buckets(iteration: Iteration) -> Axes:
     ax.set_xlabel("ms of the backward pass")
     ax.set_ylabel("bucket")
     return ax
+
+
+def _ms(iteration: Iteration, moment_ns: int | None) -> float:
+    """Milliseconds of the backward pass at a recorded moment."""
+    assert moment_ns is not None
+    return (moment_ns - iteration.backward_start_ns) / 1e6
