@@ -88,18 +88,17 @@ def draw_steps(times_ms: Mapping[str, float], guesses_ms: Mapping[str, Any]) -> 
     """
     ax = new_axes()
     computed, names = computation_ms(), list(times_ms)
-    ax.barh(names, [computed] * len(names), color=plot_colours.COMPUTATION)
+    ax.barh(names, [computed] * len(names), color=plot_colours.COMPUTATION, label="computation")
     exposed = [ms - computed for ms in times_ms.values()]
-    ax.barh(names, exposed, left=computed, color=plot_colours.EXPOSED)
+    ax.barh(names, exposed, left=computed, color=plot_colours.EXPOSED, label="exposed communication")
     for place, (name, ms) in enumerate(times_ms.items()):
         ax.text(ms + 5, place, f"{ms:.0f} ms", va="center")
         guess = guesses_ms.get(name)
         if isinstance(guess, int | float):
             ax.plot([guess, guess], [place - 0.45, place + 0.45], color=plot_colours.INK, linewidth=2)
             ax.text(guess, place - 0.47, f"you: {guess:g} ms", ha="center", va="bottom", fontsize=8)
-    ax.text(computed / 2, -0.75, "computation", color=plot_colours.COMPUTATION, ha="center")
-    ax.text(computed + 10, -0.75, "exposed communication", color=plot_colours.EXPOSED)
-    ax.set_ylim(len(names) - 0.4, -1.2)
+    ax.legend(frameon=False, loc="lower right")
+    ax.set_ylim(len(names) - 0.4, -0.8)
     ax.set_xlabel("iteration, ms")
     return ax
 
