@@ -5,6 +5,7 @@ from collections.abc import Callable
 import torch
 import torch.distributed as dist
 from torch import Tensor
+from torch._C._distributed_c10d import GradBucket
 
 from reference.launch import RankPool
 from simulator.schedule.comm_hook_messages import CommHook
@@ -15,7 +16,7 @@ from ..exercises import Exercise, matches
 HOOKS = ("none", "fp16", "bf16")
 
 
-def half_precision(_state: object, bucket: dist.GradBucket) -> torch.futures.Future[Tensor]:
+def half_precision(_state: object, bucket: GradBucket) -> torch.futures.Future[Tensor]:
     """Average a bucket in float16."""
     buffer = bucket.buffer()
     compressed = buffer.to(torch.float16) / dist.get_world_size()
@@ -24,13 +25,13 @@ def half_precision(_state: object, bucket: dist.GradBucket) -> torch.futures.Fut
     return future.then(lambda _done: buffer.copy_(compressed))  # type: ignore[no-any-return]
 
 
-def in_full_precision(_state: object, bucket: dist.GradBucket) -> torch.futures.Future[Tensor]:
+def in_full_precision(_state: object, bucket: GradBucket) -> torch.futures.Future[Tensor]:
     """Average a bucket without compression: right averages and too many bytes."""
     buffer = bucket.buffer().div_(dist.get_world_size())
     return dist.all_reduce(buffer, async_op=True).get_future().then(lambda _done: buffer)  # type: ignore[no-any-return]
 
 
-def without_division(_state: object, bucket: dist.GradBucket) -> torch.futures.Future[Tensor]:
+def without_division(_state: object, bucket: GradBucket) -> torch.futures.Future[Tensor]:
     """Add up in float16, and forget to divide."""
     buffer = bucket.buffer()
     compressed = buffer.to(torch.float16)
