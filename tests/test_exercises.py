@@ -1,5 +1,8 @@
 """Exercises of the tutorials: which answers are right; no wrong answer raises or shows the right one."""
 
+from contextlib import redirect_stdout
+from io import StringIO
+
 import numpy as np
 import pytest
 import torch
@@ -146,7 +149,16 @@ def test_guesses_stand_beside_the_measured_values(capsys):
         "times as long: no guess recorded, measured 1234",
         "outcome: you guessed hang, the answer is wrong averages",
         "arrive: you guessed [1, 2], the answer is [1]",
+        "0 of 3 guesses are right, numbers within 25%",
     ]
+
+
+@given(st.floats(1, 100), st.floats(0.5, 2))
+def test_a_guess_scores_if_it_is_close(value, ratio):
+    assume(abs(ratio - 4 / 3) > 0.01 and abs(ratio - 3 / 4) > 0.01)
+    with redirect_stdout(StringIO()) as printed:
+        compare_guesses({"ms": value * ratio, "open": ...}, [value, 3])
+    assert printed.getvalue().splitlines()[-1].startswith(f"{int(3 / 4 < ratio < 4 / 3)} of 1 guesses")
 
 
 @given(ANSWERS)

@@ -178,6 +178,12 @@ def iteration_ms(trace: Trace, hook: CommHook, gbit_per_s: float) -> float:
     return one.iteration_ns / 1e6
 
 
+def backward_ms(trace: Trace) -> float:
+    """Milliseconds of the backward pass of the last recorded iteration of rank 0."""
+    one = trace.ranks[0].iterations[-1]
+    return (one.backward_end_ns - one.backward_start_ns) / 1e6
+
+
 def crossover(trace: Trace, hook: CommHook, other: CommHook, low: float = 0.5, high: float = 400.0) -> float | None:
     """The Gbit/s up to which `hook` is faster than `other`, within 1 %; None if one is faster everywhere."""
 

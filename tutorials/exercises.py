@@ -147,8 +147,12 @@ class Exercise:
             assert not re.search(rf"(?<!\w){re.escape(str(solution))}(?!\w)", verdict), f"leaks the answer: {verdict}"
 
 
+CLOSE = 0.25
+"""Relative error at which a guessed number scores."""
+
+
 def compare_guesses(guesses: Mapping[str, object], measured: Sequence[object]) -> None:
-    """Print each guess beside the value that the notebook computed.
+    """Print each guess beside the value that the notebook computed, and how many guesses are close.
 
     Args:
         guesses: By question; `...` if the learner recorded none.
@@ -156,6 +160,10 @@ def compare_guesses(guesses: Mapping[str, object], measured: Sequence[object]) -
     """
     for (question, guess), value in zip(guesses.items(), measured, strict=True):
         print(f"{question}: {_compared(guess, value)}")
+    given = [pair for pair in zip(guesses.values(), measured, strict=True) if not is_open(pair[0])]
+    if given:
+        close = sum(matches(guess, value, tolerance=CLOSE) for guess, value in given)
+        print(f"{close} of {len(given)} guesses are right, numbers within {CLOSE:.0%}")
 
 
 def _compared(guess: object, value: object) -> str:
