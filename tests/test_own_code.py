@@ -9,7 +9,9 @@ from ddplab.conformance.overlap import MODELS
 from ddplab.emulation.time_dilation import ScaleModel
 from reference.launch import RankPool
 from simulator import Fabric
-from tutorials import breaking, emulated, own_code
+from tutorials import breaking, building, emulated, own_code
+from tutorials.answers import build_your_own_ddp as answers
+from tutorials.exercises import TO_WRITE
 
 BUILD = Path(own_code.__file__).parent / "02_build_your_own_ddp.ipynb"
 CHECKS = ("any timing", "one weight", "construction", "bucket caps")
@@ -47,6 +49,27 @@ def test_ranks_run_the_file_as_it_is_now(folder, two_ranks):
     for number in range(3):
         (folder / "step.py").write_text(f"def work(rank, world_size, factor):\n    return factor * rank + {number}\n")
         assert two_ranks.run(own_code.run, "step:work", 10) == [number, 10 + number]
+
+
+def test_an_answer_is_open_while_the_module_has_a_gap(folder):
+    source = "def work():\n    return {}\n"
+    (folder / "filled.py").write_text(source.format(TO_WRITE))
+    assert own_code.answer("filled:work") is ...
+    (folder / "filled.py").write_text(source.format("1 + 1"))
+    assert own_code.answer("filled:work") == "filled:work"
+    assert own_code.answer("missing:work") == "missing:work"
+
+
+def test_the_bucket_rule_of_the_solution_is_torchs():
+    answers.bucket_rule().verify()
+
+
+def test_an_iteration_in_virtual_time_is_computation_and_communication_to_the_nanosecond(folder):
+    sizes_bytes = building.v100().sizes_bytes
+    flat_ms = building.computation_ms() + building.all_reduces_ms(sum(sizes_bytes))
+    assert building.iteration_ms(FLAT) == pytest.approx(flat_ms, abs=1e-6)
+    naive_ms = building.computation_ms() + building.all_reduces_ms(*sizes_bytes)
+    assert building.iteration_ms("reference.minimal:NaiveDataParallel") == pytest.approx(naive_ms, abs=1e-6)
 
 
 def test_the_asynchronous_class_of_tutorial_2_depends_on_the_ready_order(folder, four_ranks):

@@ -6,7 +6,6 @@ import re
 from itertools import pairwise
 from pathlib import Path
 
-import nbformat
 import pytest
 
 from tutorials import own_code
@@ -165,7 +164,7 @@ def test_an_output_with_the_answer_is_seen():
 @pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
 def test_run_all_verifies_every_exercise_and_answers_none(path):
     """Execute the notebook, ask its exercises for their answers, and look for them in its outputs."""
-    nbclient = pytest.importorskip("nbclient")
+    nbclient, nbformat = pytest.importorskip("nbclient"), pytest.importorskip("nbformat")
     notebook = nbformat.read(path, as_version=4)
     places = exercises(notebook.cells)
     calls = [checked(notebook.cells[place]).func.value.id for place in places]

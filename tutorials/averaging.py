@@ -181,7 +181,7 @@ def draw_apart(apart: Mapping[tuple[str, int], float], moved: Mapping[str, float
     """
     ax = new_axes(7, 2.6)
     ax.axvspan(1e-17, 1e-12, color=plot_colours.SMALL)
-    ax.text(1e-16, -0.45, "rounding", va="top")
+    ax.text(1e-16, len(moved) - 0.5, "rounding", va="bottom")
     for (name, every), colour in zip(
         apart, (plot_colours.COMPUTATION, plot_colours.EXPOSED) * len(moved), strict=False
     ):

@@ -49,7 +49,10 @@ def read(name: str) -> Callable[..., Any]:
 
 def answer(name: str) -> Any:
     """Return the name `module:name` as an answer to an exercise: `...` while the source contains `TO_WRITE`."""
-    return ... if is_open(read(name)) else name
+    try:
+        return ... if is_open(read(name)) else name
+    except Exception:  # noqa: BLE001  # the check of the answer reports what is wrong with the module
+        return name
 
 
 def run(rank: int, world_size: int, name: str, *arguments: Any) -> Any:
