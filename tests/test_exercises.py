@@ -1,5 +1,8 @@
 """Exercises of the tutorials: which answers are right; no wrong answer raises or shows the right one."""
 
+from contextlib import redirect_stdout
+from io import StringIO
+
 import numpy as np
 import pytest
 import torch
@@ -15,8 +18,14 @@ ANSWERS = st.recursive(
 )
 
 
-def exercise(truth):
-    return Exercise(judge=lambda answer: matches(answer, truth), hint="think again", explanation="because")
+def exercise(truth, **other):
+    return Exercise(
+        judge=lambda answer: matches(answer, truth),
+        hints=("think again", "look at the second", "it is nearly there"),
+        explanation="because",
+        solution=lambda: truth,
+        **other,
+    )
 
 
 @given(ANSWERS)
@@ -29,7 +38,17 @@ def test_the_truth_is_right_and_ellipsis_is_not_attempted(truth):
 @given(ANSWERS, ANSWERS)
 def test_another_answer_gets_the_hint(truth, answer):
     assume(not matches(answer, truth))
-    assert exercise(truth).verdict(answer) == "not yet: think again"
+    one, *further = exercise(truth).verdict(answer).splitlines()
+    assert one == "not yet: think again"
+    assert further == ["(`hints=2` gives another hint)"]
+
+
+@given(ANSWERS, ANSWERS, st.integers(1, 5))
+def test_as_many_hints_are_shown_as_the_learner_wants(truth, answer, hints):
+    assume(not matches(answer, truth))
+    verdict = exercise(truth).verdict(answer, hints=hints)
+    assert [hint in verdict for hint in exercise(truth).hints] == [place < hints for place in range(3)]
+    assert ("another hint" in verdict) == (hints < 3)
 
 
 @given(st.sets(WORDS, min_size=2), st.randoms(use_true_random=False))
@@ -61,28 +80,65 @@ def test_a_truth_value_is_not_a_number():
     assert not matches(True, 1)
 
 
+def to_write(numbers):
+    """The learner completes this."""
+    return ...  # your code
+
+
+def test_code_is_open_until_the_learner_has_replaced_the_gap():
+    assert exercise(3).verdict(to_write) == NOT_ATTEMPTED
+    assert not is_open(exercise)
+    assert not is_open(len)  # has no source
+
+
 def test_an_answer_that_breaks_the_check_gets_a_sentence(capsys):
-    raises = Exercise(judge=lambda answer: answer > 1, hint="give a number", explanation="because")
+    raises = Exercise(judge=lambda answer: answer > 1, hints=("a number",), explanation="", solution=lambda: 2)
     raises.check("text")
-    assert capsys.readouterr().out == "not yet: the check raised TypeError on this answer. Hint: give a number\n"
+    first = "not yet: the check raised TypeError ('>' not supported between instances of 'str' and 'int'). "
+    assert capsys.readouterr().out == f"{first}Hint: a number\n"
 
 
 def test_a_judge_may_return_a_sentence_of_its_own_and_an_explanation_may_depend_on_the_answer():
-    small = Exercise(judge=lambda n: n < 3 or f"{n} is too large", hint="", explanation=lambda n: f"{n} is small")
+    small = Exercise(
+        judge=lambda n: n < 3 or f"{n} is too large",
+        hints=("",),
+        explanation=lambda n: f"{n} is small",
+        solution=lambda: 2,
+    )
     assert small.verdict(7) == "not yet: 7 is too large"
     assert small.verdict(2) == "right: 2 is small"
 
 
+def judged_55(hint, solution, wrong):
+    return Exercise(
+        judge=lambda answer: answer == 55,
+        hints=("draw it", hint),
+        explanation="",
+        solution=lambda: solution,
+        wrong=lambda: wrong,
+    )
+
+
 def test_verify_raises_on_a_wrong_solution_a_lenient_judge_and_a_hint_with_the_answer():
-    good = Exercise(judge=lambda answer: answer == 55, hint="when does 1550 end?", explanation="")
-    good.verify(55, wrong=[54])
+    judged_55("when does 1550 end?", 55, [54]).verify()
     with pytest.raises(AssertionError, match="54: not yet"):
-        good.verify(54, wrong=[])
+        judged_55("", 54, []).verify()
     with pytest.raises(AssertionError, match="55: right"):
-        good.verify(55, wrong=[55])
-    leaking = Exercise(judge=lambda answer: answer == 55, hint="it is 55", explanation="")
+        judged_55("", 55, [55]).verify()
     with pytest.raises(AssertionError, match="leaks"):
-        leaking.verify(55, wrong=[54])
+        judged_55("it is 55", 55, [54]).verify()
+
+
+def test_the_solution_is_shown_as_code_with_its_value_or_as_the_function_itself(capsys):
+    def solution():
+        steps = 2 * 3
+        return steps, 1 / 3
+
+    one = Exercise(judge=bool, hints=("",), explanation="", solution=solution)
+    one.show_solution()
+    assert capsys.readouterr().out == "steps = 2 * 3\nreturn steps, 1 / 3\n# 6, 0.333\n"
+    exercise(to_write, code=to_write).show_solution()
+    assert capsys.readouterr().out.startswith("def to_write(numbers):\n")
 
 
 def test_guesses_stand_beside_the_measured_values(capsys):
@@ -93,7 +149,16 @@ def test_guesses_stand_beside_the_measured_values(capsys):
         "times as long: no guess recorded, measured 1234",
         "outcome: you guessed hang, the answer is wrong averages",
         "arrive: you guessed [1, 2], the answer is [1]",
+        "0 of 3 guesses are right, numbers within 25%",
     ]
+
+
+@given(st.floats(1, 100), st.floats(0.5, 2))
+def test_a_guess_scores_if_it_is_close(value, ratio):
+    assume(abs(ratio - 4 / 3) > 0.01 and abs(ratio - 3 / 4) > 0.01)
+    with redirect_stdout(StringIO()) as printed:
+        compare_guesses({"ms": value * ratio, "open": ...}, [value, 3])
+    assert printed.getvalue().splitlines()[-1].startswith(f"{int(3 / 4 < ratio < 4 / 3)} of 1 guesses")
 
 
 @given(ANSWERS)

@@ -9,7 +9,9 @@ from ddplab.conformance.overlap import MODELS
 from ddplab.emulation.time_dilation import ScaleModel
 from reference.launch import RankPool
 from simulator import Fabric
-from tutorials import breaking, emulated, own_code
+from tutorials import breaking, building, emulated, own_code
+from tutorials.answers import build_your_own_ddp as answers
+from tutorials.exercises import TO_WRITE
 
 BUILD = Path(own_code.__file__).parent / "02_build_your_own_ddp.ipynb"
 CHECKS = ("any timing", "one weight", "construction", "bucket caps")
@@ -49,6 +51,27 @@ def test_ranks_run_the_file_as_it_is_now(folder, two_ranks):
         assert two_ranks.run(own_code.run, "step:work", 10) == [number, 10 + number]
 
 
+def test_an_answer_is_open_while_the_module_has_a_gap(folder):
+    source = "def work():\n    return {}\n"
+    (folder / "filled.py").write_text(source.format(TO_WRITE))
+    assert own_code.answer("filled:work") is ...
+    (folder / "filled.py").write_text(source.format("1 + 1"))
+    assert own_code.answer("filled:work") == "filled:work"
+    assert own_code.answer("missing:work") == "missing:work"
+
+
+def test_the_bucket_rule_of_the_solution_is_torchs():
+    answers.bucket_rule().verify()
+
+
+def test_an_iteration_in_virtual_time_is_computation_and_communication_to_the_nanosecond(folder):
+    sizes_bytes = building.v100().sizes_bytes
+    flat_ms = building.computation_ms() + building.all_reduces_ms(sum(sizes_bytes))
+    assert building.iteration_ms(FLAT) == pytest.approx(flat_ms, abs=1e-6)
+    naive_ms = building.computation_ms() + building.all_reduces_ms(*sizes_bytes)
+    assert building.iteration_ms("reference.minimal:NaiveDataParallel") == pytest.approx(naive_ms, abs=1e-6)
+
+
 def test_the_asynchronous_class_of_tutorial_2_depends_on_the_ready_order(folder, four_ranks):
     (folder / "asynchronous.py").write_text(written_by(BUILD)["asynchronous"])
     last = own_code.check(four_ranks, "asynchronous:Asynchronous", CHECKS)[-1]
@@ -68,9 +91,10 @@ def test_an_emulated_iteration_lasts_at_least_as_long_as_its_parts(folder):
     assert times[0] == times[1]  # the slowest rank's
     computation_ms = (one.end_ns - one.forward_start_ns) / 1e6
     exposed_ms = slow.all_reduce_ns(sizes, 2) / 1e6 - (one.backward_end_ns - one.backward_start_ns) / 1e6
-    assert [len(iterations) for iterations in times[0]] == [3] * 4
-    assert min(ms for iterations in times[0] for ms in iterations) >= computation_ms + exposed_ms - 1
-    assert min(times[0][-1]) >= computation_ms + slow.all_reduce_ns(sizes, 2) / 1e6 - 1  # flat hides nothing
+    assert [len(one.ms) for one in times[0]] == [3] * 4
+    assert all(one.late_ms >= 0 for one in times[0])
+    assert min(ms for one in times[0] for ms in one.ms) >= computation_ms + exposed_ms - 1
+    assert min(times[0][-1].ms) >= computation_ms + slow.all_reduce_ns(sizes, 2) / 1e6 - 1  # flat hides nothing
 
 
 def test_a_simple_test_and_a_loss_curve_accept_what_the_checks_refuse(folder, two_ranks, four_ranks):
@@ -83,3 +107,8 @@ def test_a_simple_test_and_a_loss_curve_accept_what_the_checks_refuse(folder, tw
     last = own_code.check(four_ranks, halves, CHECKS)[-1]
     assert last.outcome == "failed"
     assert "2 of the expected" in last.message
+
+
+def test_a_measurement_counts_while_the_machine_keeps_up():
+    assert emulated.Timed((100.0, 120.0), late_ms=3.0).keeps_up
+    assert not emulated.Timed((100.0, 120.0), late_ms=3.1).keeps_up

@@ -1,4 +1,4 @@
-"""Tutorials as files: their structure, and that no outputs are committed. `make test-tutorials` executes them."""
+"""Tutorials as files: their structure, no committed outputs, no answer in sight; and, slow, as executed notebooks."""
 
 import ast
 import json
@@ -9,11 +9,16 @@ from pathlib import Path
 import pytest
 
 from tutorials import own_code
+from tutorials.exercises import NOT_ATTEMPTED, TO_WRITE
 
 ROOT = Path(__file__).parent.parent
 NOTEBOOKS = sorted((ROOT / "tutorials").glob("*.ipynb"))
 FOLDED = {"source_hidden": True}
 """Metadata of a cell that JupyterLab folds."""
+DRAWS = re.compile(r"\b(ax|axes|plt|figure)\.|\bdraw_|\bshow_")
+"""A line that draws; modules contain the code of pictures."""
+MOST_DRAWING_LINES = 8
+PICTURE = re.compile(r"\b(draw|show)_(?!graph|solution)\w+\(")
 
 
 @pytest.fixture(params=NOTEBOOKS, ids=lambda path: path.stem)
@@ -56,7 +61,17 @@ def test_outputs_are_stripped(cells):
 def test_each_opens_with_its_question_and_a_prediction_and_ends_with_what_to_read(cells):
     for words in ("**The question.**", "**You need**", "**Predict before you run.**"):
         assert words in text(cells[0])
-    assert text(cells[-1]).startswith("**Read next:**")
+    summary, _, after = text(cells[-1]).partition("\n\n")
+    assert summary.startswith("**In short.**")
+    assert len(re.findall(r"\.(?:\s|$)", summary)) in (3, 4, 5)  # a few sentences after its two words
+    assert after.startswith("**Read next:**")
+
+
+def test_each_has_a_picture_and_draws_it_in_a_module(cells):
+    assert any(PICTURE.search(text(cell)) for cell in code(cells))
+    for cell in code(cells):
+        lines = [line for line in text(cell).splitlines() if DRAWS.search(line)]
+        assert len(lines) <= MOST_DRAWING_LINES, text(cell)
 
 
 def test_guesses_are_open_and_the_last_code_cell_compares_them(cells):
@@ -69,23 +84,102 @@ def test_guesses_are_open_and_the_last_code_cell_compares_them(cells):
     assert "compare_guesses(guess, " in text(cells[-2])
 
 
-def test_each_has_open_exercises_with_a_folded_solution_a_check_and_a_hidden_verification(cells):
+def exercises(cells):
+    """Places of the cells in which learners answer."""
+    return [place for place, cell in enumerate(cells) if "exercise" in tags(cell)]
+
+
+def checked(cell):
+    """The last statement of an exercise: the call of `check`."""
+    called = tree(cell).body[-1].value
+    assert called.func.attr == "check"
+    return called
+
+
+def test_each_has_open_exercises_with_a_check_and_a_hidden_verification(cells):
     """Run All must not answer for the learner: no cell but the exercise assigns the variables that are checked."""
-    exercises = [place for place, cell in enumerate(cells) if "exercise" in tags(cell)]
-    assert len(exercises) >= 2
-    for place in exercises:
-        exercise, solution, check, verification = cells[place : place + 4]
-        answers = names(tree(exercise), ast.Store)
-        assert ellipses(tree(exercise)) == len(answers)
-        assert solution["metadata"]["jupyter"] == verification["metadata"]["jupyter"] == FOLDED
-        assert tags(solution) == ["solution", "hide-input"]  # on the site
-        assert (tags(check), tags(verification)) == (["check"], ["verify", "remove-cell"])
-        called = tree(check).body[-1].value
-        assert called.func.attr == "check"
-        assert names(called, ast.Load) == {*answers, called.func.value.id}
-        assert f"{called.func.value.id}.verify(solution,wrong=[" in re.sub(r"\s", "", text(verification))
+    assert len(exercises(cells)) >= 2
+    for place in exercises(cells):
+        before, exercise, verification = cells[place - 1 : place + 2]
+        called = checked(exercise)
+        (answer,) = called.args
+        assert not called.keywords  # one hint at first
+        assert verification["metadata"] == {"jupyter": FOLDED, "tags": ["verify", "remove-cell"]}
+        assert f"{called.func.value.id}.verify()" in text(verification)
+        names_of_answers = names(answer, ast.Load) - {"own_code"}
+        gaps = ellipses(tree(exercise)) + text(before).count(TO_WRITE)
+        assert gaps == max(1, len(names_of_answers))
         for other in code(cells):
-            assert other is exercise or not answers & names(tree(other), ast.Store)
+            stored = names(tree(other), ast.Store)
+            assert other is exercise or not names_of_answers & stored
+
+
+def constants(module):
+    """Solutions that are written down in a module of answers, not computed from the notebook's values."""
+    for node in ast.walk(ast.parse(module.read_text())):
+        if isinstance(node, ast.FunctionDef) and node.name == "solution" and isinstance(node.body[0], ast.Return):
+            value = node.body[0].value
+            if not any(isinstance(part, ast.Name | ast.Call) for part in ast.walk(value)):
+                yield value
+
+
+@pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
+def test_no_cell_contains_a_solution_or_a_judge(path):
+    """JupyterLab shows the first line of a folded cell, and GitHub shows all of them."""
+    module = ROOT / "tutorials" / "answers" / f"{path.stem[3:]}.py"
+    assert module.exists()
+    written = [ast.unparse(value) for value in constants(module)]
+    for cell in json.loads(path.read_text())["cells"]:
+        assert set(tags(cell)).isdisjoint({"solution", "check"})
+        if cell["cell_type"] == "code":
+            assert not re.search(r"\b(solution\b(?! of)|judge|Exercise\(|wrong=)", text(cell)), text(cell)
+        for answer in written:
+            if len(answer) > 1:
+                assert f"= {answer}" not in text(cell).replace('"', "'"), text(cell)
+            if not answer.startswith("'") and len(answer) > 1:
+                assert answer not in text(cell), text(cell)
+
+
+def shows(output, answer):
+    """Whether one line of an output contains an answer, in order, that cannot be there by accident."""
+    parts = answer if isinstance(answer, list | tuple) else [answer]
+    flat = [str(one) for part in parts for one in (part if isinstance(part, list | tuple) else [part])]
+    if isinstance(answer, bool | str) or len("".join(flat)) < 4:
+        return False  # a choice of the question's words, or a number as small as many others
+    in_order = r"\D+".join(map(re.escape, flat))
+    return any(re.search(rf"(?<![\w.]){in_order}(?![\w.])", line) for line in output.splitlines())
+
+
+def test_an_output_with_the_answer_is_seen():
+    assert shows("done at 55 and 70 ms", (55, 70))
+    assert shows("it has 34848 bytes", 34848)
+    assert shows("averages [3.0, 3.0, 2.0]", [3.0, 3.0, 2.0])
+    assert not shows("averages [3.0, 2.0, 2.0]", [3.0, 3.0, 2.0])
+    assert not shows("done at 55 ms\nand at 70 ms", (55, 70))
+    assert not shows("it has 134848.5 bytes", 34848)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
+def test_run_all_verifies_every_exercise_and_answers_none(path):
+    """Execute the notebook, ask its exercises for their answers, and look for them in its outputs."""
+    nbclient, nbformat = pytest.importorskip("nbclient"), pytest.importorskip("nbformat")
+    notebook = nbformat.read(path, as_version=4)
+    places = exercises(notebook.cells)
+    calls = [checked(notebook.cells[place]).func.value.id for place in places]
+    answers = ", ".join(f"[{name}.solution(), {name}.code is None]" for name in calls)
+    ask = f"import json\nprint(json.dumps([{answers}], default=str))"
+    position = max(places) + 2  # after the verification of the last exercise, before the ranks end
+    notebook.cells.insert(position, nbformat.v4.new_code_cell(ask))
+    nbclient.NotebookClient(notebook, timeout=300, resources={"metadata": {"path": str(path.parent)}}).execute()
+    (told,) = notebook.cells.pop(position).outputs
+    for place in places:
+        (output,) = notebook.cells[place].outputs
+        assert output.text.strip() == NOT_ATTEMPTED
+    outputs = [str(one.get("text", one.get("data", ""))) for cell in code(notebook.cells) for one in cell.outputs]
+    for answer, is_value in json.loads(told.text):
+        assert not is_value or not [one for one in outputs if shows(one, answer)]
 
 
 def test_asserts_stand_in_folded_cells_that_the_site_leaves_out(cells):
@@ -100,7 +194,7 @@ def test_an_interactive_cell_is_left_out_of_the_site_and_follows_a_still_picture
     for before, cell in pairwise(cells):
         if "interact(" in text(cell):
             assert tags(cell) == ["remove-cell"]
-            assert re.search(r"^show\(.*\)$", text(before), flags=re.MULTILINE)
+            assert re.search(r"^(\w+\.)?show(_\w+)?\(.*\)$", text(before), flags=re.MULTILINE)
 
 
 def test_there_are_twelve_in_order():

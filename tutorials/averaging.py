@@ -1,16 +1,20 @@
-"""Rank functions of tutorial 1: averages of gradients and of parameters.
+"""Tutorial 1: averages of gradients and of parameters on ranks, and a picture of the difference.
 
 Rank functions are in modules because another process cannot import a function that a notebook defines.
 """
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 
 import torch
 import torch.distributed as dist
+from matplotlib.axes import Axes
 from torch import Tensor, nn
 
+from simulator import plot_colours
+
 from .own_code import read
+from .plots import new_axes
 
 BATCH, INPUTS, WIDTH = 16, 8, 16
 STEPS = 20
@@ -166,3 +170,28 @@ def averages_after_failure(rank: int, world_size: int, name: str) -> bool:
     for one in of_rank_0:
         dist.broadcast(one, src=0)
     return all(torch.equal(a, b) for a, b in zip(mine, of_rank_0, strict=True))
+
+
+def draw_apart(apart: Mapping[tuple[str, int], float], moved: Mapping[str, float]) -> Axes:
+    """Draw how far averaged parameters are from those of averaged gradients, as a fraction of the way of training.
+
+    Args:
+        apart: Largest difference of any parameter, by optimiser and number of steps between two averages.
+        moved: Largest change of any parameter in training, by optimiser.
+    """
+    ax = new_axes(7, 2.6)
+    ax.axvspan(1e-17, 1e-12, color=plot_colours.SMALL)
+    ax.text(1e-16, len(moved) - 0.5, "rounding", va="bottom")
+    for (name, every), colour in zip(
+        apart, (plot_colours.COMPUTATION, plot_colours.EXPOSED) * len(moved), strict=False
+    ):
+        place = list(moved).index(name) + (0.15 if every > 1 else -0.15)
+        label = f"averaged every {'step' if every == 1 else f'{every} steps'}" if name == next(iter(moved)) else None
+        ax.plot(max(apart[name, every] / moved[name], 1e-17), place, "o", color=colour, label=label)
+    ax.set_xscale("log")
+    ax.set_xlim(1e-17, 10)
+    ax.set_yticks(range(len(moved)), list(moved))
+    ax.set_ylim(len(moved) - 0.4, -0.6)
+    ax.set_xlabel("largest difference of a parameter, as a part of its way in training")
+    ax.legend(frameon=False, loc="upper right", bbox_to_anchor=(0.8, 1))
+    return ax

@@ -15,6 +15,7 @@ from reference.parameters import size_bytes
 
 from .averaging import gradient
 from .counting import all_reduces
+from .own_code import read
 
 FULL_PRECISION = 2
 """Number of iterations that average in full precision before PowerSGD starts to compress."""
@@ -78,6 +79,24 @@ def errors_of_mean(_rank: int, _world_size: int, hook: str, iterations: int) -> 
             total += gradient(model.weight)
             errors.append(((total / count - matrix).norm() / matrix.norm()).item())
     return errors
+
+
+def try_hook(rank: int, _world_size: int, name: str) -> tuple[Tensor, Tensor, Tensor, int, int]:
+    """Average one bucket with the learner's hook `module:name` and with `fp16_compress`.
+
+    Returns:
+        This rank's gradients; both averages; bytes that the learner's hook sent; half of the gradients' bytes.
+    """
+    given = torch.tensor([1.0, 0.1, -3.0, 1e-3]) * (rank + 1)
+    averaged, sent_bytes = [], []
+    for hook in (read(name), fp16_compress):
+        model = GivenGradient(len(given))
+        ddp = _wrapped(model, (None, hook))
+        with all_reduces() as sent:
+            ddp(given).backward()
+        averaged.append(gradient(model.weight))
+        sent_bytes.append(sum(sent))
+    return given, averaged[0], averaged[1], sent_bytes[0], size_bytes(model.weight) // 2
 
 
 def elements_sent(_rank: int, _world_size: int, rows: int, columns: int, approximation_rank: int) -> tuple[int, int]:

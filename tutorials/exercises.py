@@ -1,23 +1,30 @@
 """Exercises and guesses of the tutorials: checks of a learner's answers, and guesses beside measured values.
 
-`...` stands for an answer or a guess that the learner has not given yet.
+`...` stands for an answer or a guess that the learner has not given yet. The exercises themselves, with their
+solutions, are in `tutorials/answers/`, so that no page shows a solution before the learner asks for it.
 """
 
+import inspect
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain
 from math import isclose
 from numbers import Real
+from textwrap import dedent
 from typing import Any
 
 NOT_ATTEMPTED = "not attempted"
 RIGHT = "right"
 NOT_YET = "not yet"
+TO_WRITE = "...  # your code"
+"""Stands in the source of a function or class for the part that the learner writes."""
 
 
 def is_open(answer: object) -> bool:
-    """Whether the answer, or some part of it, is still `...`."""
+    """Whether the answer, or some part of it, is still `...`, or code that still contains `TO_WRITE`."""
+    if inspect.isfunction(answer) or inspect.isclass(answer):
+        return TO_WRITE in _source(answer)
     if isinstance(answer, Mapping):
         return any(map(is_open, chain(answer, answer.values())))
     if isinstance(answer, list | tuple | set | frozenset):
@@ -71,49 +78,81 @@ def _covers(some: Any, others: Any, tolerance: float) -> bool:
     return all(any(matches(one, other, tolerance=tolerance) for one in some) for other in others)
 
 
+def _source(code: Any) -> str:
+    """Source of a function or class; empty if there is none, as for built-in functions."""
+    try:
+        return dedent(inspect.getsource(code))
+    except (OSError, TypeError):
+        return ""
+
+
 @dataclass(frozen=True, kw_only=True)
 class Exercise:
-    """The check of one exercise.
+    """One exercise: its check, hints and solution.
 
     Attributes:
         judge: Returns whether an answer is right. For a wrong one it may return a sentence about this answer, which
-            is printed in place of `hint`.
-        hint: Sentence for a wrong answer. Must not contain the right one.
+            is printed in place of the first hint.
+        hints: Sentences for a wrong answer, from a nudge to nearly all of it. None may contain the right answer.
         explanation: Why the right answer is right, or a function that returns this sentence for the answer given.
+        solution: Returns a right answer; a function whose header is one line.
+        wrong: Returns wrong answers, with which `verify` tests the judge.
+        code: Function or class whose source is the solution. None: `solution` computes the answer.
     """
 
     judge: Callable[[Any], bool | str]
-    hint: str
+    hints: tuple[str, ...]
     explanation: str | Callable[[Any], str]
+    solution: Callable[[], Any]
+    wrong: Callable[[], Sequence[object]] = tuple
+    code: Any = None
 
-    def check(self, answer: object) -> None:
-        """Print whether the answer is not attempted, right, or wrong; never raises."""
-        print(self.verdict(answer))
+    def check(self, answer: object, *, hints: int = 1) -> None:
+        """Print whether the answer is not attempted, right or wrong, with this number of hints; never raises."""
+        print(self.verdict(answer, hints=hints))
 
-    def verdict(self, answer: object) -> str:
-        """Return the sentence that `check` prints."""
+    def verdict(self, answer: object, *, hints: int = 1) -> str:
+        """Return the sentences that `check` prints."""
         if is_open(answer):
             return NOT_ATTEMPTED
         try:
             judged = self.judge(answer)
         except Exception as error:  # noqa: BLE001  # the answer may be anything, and a traceback does not help
-            return f"{NOT_YET}: the check raised {type(error).__name__} on this answer. Hint: {self.hint}"
+            message = str(error).partition("\n")[0].removesuffix(" Traceback:").rstrip(".")
+            judged = f"the check raised {type(error).__name__} ({message}). Hint: {self.hints[0]}"
         if isinstance(judged, str) or not judged:
-            return f"{NOT_YET}: {judged or self.hint}"
+            return "\n".join([f"{NOT_YET}: {judged or self.hints[0]}", *self._further(hints)])
         return f"{RIGHT}: {self.explanation(answer) if callable(self.explanation) else self.explanation}"
 
-    def verify(self, solution: object, *, wrong: Sequence[object]) -> None:
-        """Raise AssertionError unless the solution is right and each of the wrong answers gets a hint without it."""
+    def _further(self, hints: int) -> list[str]:
+        shown = [f"hint {number}: {hint}" for number, hint in enumerate(self.hints[1:hints], start=2)]
+        return [*shown, f"(`hints={hints + 1}` gives another hint)"] if hints < len(self.hints) else shown
+
+    def show_solution(self) -> None:
+        """Print the source of the solution, and its value if the answer is a value."""
+        if self.code is not None:
+            print(_source(self.code))
+            return
+        _, _, body = _source(self.solution).partition("\n")
+        print(f"{dedent(body)}# {_shown(self.solution())}")
+
+    def verify(self) -> None:
+        """Raise AssertionError unless the solution is right and each of the wrong answers gets hints without it."""
+        solution = self.solution()
         verdict = self.verdict(solution)
         assert verdict.startswith(RIGHT), f"{solution!r}: {verdict}"
-        for answer in wrong:
-            verdict = self.verdict(answer)
+        for answer in self.wrong():
+            verdict = self.verdict(answer, hints=len(self.hints))
             assert verdict.startswith(NOT_YET), f"{answer!r}: {verdict}"
             assert not re.search(rf"(?<!\w){re.escape(str(solution))}(?!\w)", verdict), f"leaks the answer: {verdict}"
 
 
+CLOSE = 0.25
+"""Relative error at which a guessed number scores."""
+
+
 def compare_guesses(guesses: Mapping[str, object], measured: Sequence[object]) -> None:
-    """Print each guess beside the value that the notebook computed.
+    """Print each guess beside the value that the notebook computed, and how many guesses are close.
 
     Args:
         guesses: By question; `...` if the learner recorded none.
@@ -121,6 +160,10 @@ def compare_guesses(guesses: Mapping[str, object], measured: Sequence[object]) -
     """
     for (question, guess), value in zip(guesses.items(), measured, strict=True):
         print(f"{question}: {_compared(guess, value)}")
+    given = [pair for pair in zip(guesses.values(), measured, strict=True) if not is_open(pair[0])]
+    if given:
+        close = sum(matches(guess, value, tolerance=CLOSE) for guess, value in given)
+        print(f"{close} of {len(given)} guesses are right, numbers within {CLOSE:.0%}")
 
 
 def _compared(guess: object, value: object) -> str:
@@ -134,6 +177,8 @@ def _compared(guess: object, value: object) -> str:
 def _shown(value: object) -> str:
     """Numbers rounded to three digits, all digits of a whole part; other values as they are."""
     value = _plain(value)
+    if isinstance(value, tuple):
+        return ", ".join(map(_shown, value))
     if isinstance(value, float) and abs(value) < 100:
         return f"{value:.3g}"
     return f"{value:.0f}" if isinstance(value, float) else str(value)

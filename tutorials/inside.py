@@ -1,10 +1,17 @@
-"""Functions of tutorial 4: an error of the reducer, and its launch order as a pure function."""
+"""Tutorial 4: an error of the reducer, its launch order as a pure function, and pictures of its buckets."""
 
 from collections.abc import Sequence
+from typing import NamedTuple
 
+from matplotlib.axes import Axes
+from matplotlib.patches import Rectangle
 from torch import nn
 
 from reference.data_parallel import DistributedDataParallel
+from reference.trace import Iteration
+from simulator import plot_colours
+
+from .plots import new_axes
 
 INPUTS = 8
 
@@ -28,3 +35,82 @@ def launches_after(ready: Sequence[int]) -> list[tuple[int, int]]:
         while len(launched) in full:
             launched.append((len(launched), bucket))
     return launched
+
+
+class Event(NamedTuple):
+    """One step of the reducer, as an observer of the notebook records it.
+
+    Attributes:
+        what: "gradient", or a state that a bucket enters: a key of `STATES`. Anything else concerns no bucket.
+        number: Parameter or bucket. None: neither.
+        pending: Gradients that each bucket still waits for.
+    """
+
+    what: str
+    number: int | None
+    pending: tuple[int, ...]
+
+
+STATES = {
+    "ready": plot_colours.COPIES,
+    "launched": plot_colours.HIDDEN,
+    "done": plot_colours.FORWARD,
+    "copied out": plot_colours.COMPUTATION,
+}
+"""States of a bucket that has all gradients, in their order, with colours."""
+
+
+def draw_diary(diary: Sequence[Event]) -> Axes:
+    """Draw the state of each bucket after each event; a number counts the gradients that a bucket still waits for."""
+    buckets = range(len(diary[0].pending))
+    ax = new_axes(9, 0.45 * len(buckets) + 1.6)
+    states: dict[int, str] = {}
+    for place, event in enumerate(diary):
+        if event.what in STATES and event.number is not None:
+            states[event.number] = event.what
+        for bucket in buckets:
+            state = states.get(bucket)
+            colour = "white" if state is None else STATES[state]
+            ax.add_patch(Rectangle((place, bucket - 0.4), 1, 0.8, facecolor=colour, edgecolor=plot_colours.QUIET))
+            if state is None:
+                ax.text(place + 0.5, bucket, str(event.pending[bucket]), ha="center", va="center", fontsize=9)
+    for state, colour in STATES.items():
+        ax.add_patch(Rectangle((0, 0), 0, 0, facecolor=colour, label=state))
+    ax.legend(frameon=False, ncols=len(STATES), loc="lower left", bbox_to_anchor=(0, 1), fontsize=9)
+    words = [event.what if event.number is None else f"{event.what} {event.number}" for event in diary]
+    ax.set_xticks([place + 0.5 for place in range(len(diary))], words, rotation=60, ha="right", fontsize=8)
+    ax.set_yticks(buckets, [f"bucket {bucket}" for bucket in buckets])
+    ax.set_xlim(0, len(diary))
+    ax.set_ylim(len(buckets) - 0.5, -0.5)
+    ax.tick_params(length=0)
+    return ax
+
+
+def draw_buckets(iteration: Iteration) -> Axes:
+    """Draw when the all-reduce of each bucket ran, and how long its result waited to be copied out."""
+    ax = new_axes(7, 2.8)
+    for number, bucket in enumerate(iteration.buckets):
+        moments = (bucket.launched_ns, bucket.done_ns, bucket.copied_out_ns)
+        launched, done, copied_out = (_ms(iteration, moment) for moment in moments)
+        running = "all-reduce runs" if number == 0 else None
+        waiting = "result waits to be copied out" if number == 0 else None
+        ax.barh(number, done - launched, left=launched, color=plot_colours.EXPOSED, height=0.5, label=running)
+        ax.barh(number, copied_out - done, left=done, color=plot_colours.COPIES, height=0.5, label=waiting)
+    ax.axvline(
+        _ms(iteration, iteration.buckets[-1].ready_ns),
+        color=plot_colours.COMPUTATION,
+        label="last gradient ready",
+    )
+    ax.legend(frameon=False, ncols=3, fontsize=9, loc="lower left", bbox_to_anchor=(0, 1))
+    ax.set_yticks(range(len(iteration.buckets)))
+    ax.set_xlim(left=0)
+    ax.set_ylim(len(iteration.buckets) - 0.5, -0.5)
+    ax.set_xlabel("ms of the backward pass")
+    ax.set_ylabel("bucket")
+    return ax
+
+
+def _ms(iteration: Iteration, moment_ns: int | None) -> float:
+    """Milliseconds of the backward pass at a recorded moment."""
+    assert moment_ns is not None
+    return (moment_ns - iteration.backward_start_ns) / 1e6

@@ -22,8 +22,8 @@ Kind = Literal["batch", "shadow", "all-reduce"]
 COLOURS = {
     "batch": plot_colours.FORWARD,
     "shadow": "white",
-    "waits": plot_colours.HIDDEN,
-    "gradients": plot_colours.COMPUTATION,
+    "waits": plot_colours.STRAGGLER,
+    "gradients": plot_colours.EXPOSED,
     "count": plot_colours.QUIET,
 }
 LANE_HEIGHT, LANE_PITCH = 0.6, 1.5
@@ -114,7 +114,7 @@ def linked(lanes: Sequence[Lane]) -> list[tuple[Event, ...]]:
 
 
 def draw_lanes(lanes: Sequence[Lane], ax: Axes, *, labels: Sequence[str] = (), until_ms: float | None = None) -> Axes:
-    """Draw one lane a rank: boxes for iterations, hatched for shadows, red for endless waits, bands for all-reduces.
+    """One lane a rank: boxes of iterations, hatched for shadows, brown for endless waits; bands of all-reduces.
 
     A band spans, on each lane, the time from the rank's launch of the all-reduce to its result. The largest
     all-reduces count as those of gradients. A shadow includes the all-reduce in which the rank waited for the others.

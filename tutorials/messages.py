@@ -1,9 +1,15 @@
-"""Rank function of tutorial 0: the same bytes in few and in many messages."""
+"""Messages of tutorial 0: the time of the same bytes in few and in many messages, and a picture of times by size."""
 
 import time
+from collections.abc import Mapping
 
 import torch
 import torch.distributed as dist
+from matplotlib.axes import Axes
+
+from simulator import plot_colours
+
+from .plots import new_axes
 
 
 def time_in_pieces(_rank: int, _world_size: int, total_bytes: int, piece_bytes: int, repeats: int) -> list[int]:
@@ -18,3 +24,18 @@ def time_in_pieces(_rank: int, _world_size: int, total_bytes: int, piece_bytes: 
             handle.wait()
         times_ns.append(time.perf_counter_ns() - start)
     return times_ns[1:]  # the first repetition touches the memory for the first time
+
+
+def draw_times(here_ms: Mapping[int, float], nccl_ms: Mapping[int, float]) -> Axes:
+    """Draw milliseconds of all-reduces by their bytes: of Gloo here, and published ones of NCCL."""
+    ax = new_axes(7, 3.6)
+    for label, curve, style, colour in (
+        ("Gloo, 2 ranks, here", here_ms, "o-", plot_colours.EXPOSED),
+        ("NCCL, 16 A100, published", nccl_ms, "s-", plot_colours.COMPUTATION),
+    ):
+        ax.loglog([size / 1024 for size in curve], list(curve.values()), style, color=colour)
+        size, ms = list(curve.items())[-1]
+        ax.annotate(label, (size / 1024, ms), (-8, 4), textcoords="offset points", ha="right", va="bottom")
+    ax.set_xlabel("bytes of the array, KiB")
+    ax.set_ylabel("all-reduce, ms")
+    return ax

@@ -16,6 +16,8 @@ from ddplab.conformance.check_runner import QUICK, bench_on, run_check
 from ddplab.conformance.class_under_test import Subject
 from reference.launch import RankPool
 
+from .exercises import is_open
+
 FOLDER = Path(__file__).parent.parent / "out" / "tutorials"
 """Folder of the learner's modules; git ignores it."""
 WRITES = "%%writefile {folder}/"
@@ -43,6 +45,14 @@ def read(name: str) -> Callable[..., Any]:
     """Return the class or function `module:name`, after reading its file again."""
     forget()
     return Subject(name).make
+
+
+def answer(name: str) -> Any:
+    """Return the name `module:name` as an answer to an exercise: `...` while the source contains `TO_WRITE`."""
+    try:
+        return ... if is_open(read(name)) else name
+    except Exception:  # noqa: BLE001  # the check of the answer reports what is wrong with the module
+        return name
 
 
 def run(rank: int, world_size: int, name: str, *arguments: Any) -> Any:

@@ -1,16 +1,20 @@
-"""Model of tutorial 8, for `--model tutorials.replaying:convnet`, and its picture of errors."""
+"""Model of tutorial 8, for `--model tutorials.replaying:convnet`, and its pictures."""
 
 import statistics
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
+import matplotlib.pyplot as plt
 import torch
 from matplotlib.axes import Axes
+from matplotlib.figure import Figure
 from torch import nn
 
 from ddplab.models import Model
 from ddplab.validation.validation_report import ValidationRow
 from reference.bucketing import cap_name
 from simulator import plot_colours
+from simulator.prediction import Prediction
+from simulator.results.timeline_plot import draw_timeline
 
 CHANNELS, BATCH, SIDE = (32, 64, 128, 256), 4, 32
 WIDTH, LAYERS, CLASSES = 1024, 5, 100
@@ -47,6 +51,27 @@ DODGE = 0.14
 def mean_error(rows: Sequence[ValidationRow], method: str) -> float:
     """Mean absolute error of a method, as a fraction."""
     return statistics.fmean(abs(getattr(row, METHODS[method][0])) for row in rows)
+
+
+def draw_rungs(rungs: Mapping[str, Sequence[ValidationRow]]) -> Figure:
+    """Draw the errors of the rungs side by side, by their titles; see `draw_residuals`."""
+    figure, axes = plt.subplots(1, len(rungs), figsize=(11, 3.8), layout="constrained", sharey=True)
+    for ax, (title, rows) in zip(axes, rungs.items(), strict=True):
+        draw_residuals(rows, ax)
+        ax.set_title(title, loc="left", fontsize=10)
+    axes[0].set_ylabel("error, %")
+    axes[0].set_ylim(-65, 65)
+    figure.legend(
+        *axes[0].get_legend_handles_labels(), loc="outside lower center", ncols=5, frameon=False, fontsize=9
+    )
+    return figure
+
+
+def show_timeline(prediction: Prediction) -> None:
+    """Draw and show the iteration of rank 0, as a slider requires."""
+    _, ax = plt.subplots(figsize=(9, 2.8), layout="constrained")
+    draw_timeline(prediction, ax, ranks=[0])
+    plt.show()
 
 
 def draw_residuals(rows: Sequence[ValidationRow], ax: Axes) -> Axes:

@@ -1,13 +1,13 @@
-"""Rank functions of tutorial 5: unused parameters, the errors that they cause, and gradient accumulation."""
+"""Tutorial 5: unused parameters, the errors that they cause, gradient accumulation, and pictures of gradients."""
 
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
-from statistics import median
 from typing import Any
 
 import torch
 import torch.distributed as dist
+from matplotlib.axes import Axes
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
@@ -16,6 +16,7 @@ from reference.data_parallel import DistributedDataParallel
 
 from .averaging import gradient
 from .counting import all_reduces
+from .plots import draw_table, new_axes
 
 WIDTH, BATCH = 8, 16
 Gradients = list[Tensor | None]
@@ -144,17 +145,59 @@ def one_large_batch(rank: int, _world_size: int) -> Tensor:
     return gradient(model.weight)
 
 
-def iteration_ms(_rank: int, _world_size: int, model: str, iterations: int, arguments: Mapping[str, Any]) -> float:
-    """Median milliseconds of a forward and backward pass."""
+def processor_ms(_rank: int, _world_size: int, model: str, iterations: int, arguments: Mapping[str, Any]) -> float:
+    """Milliseconds of processor time of a forward and backward pass on this rank's thread: the least of all.
+
+    Processor time leaves out waiting, for other ranks and for a free core, so a busy machine changes it little.
+    """
     module, loss_fn = models.build(model)
     ddp = DistributedDataParallel(module, **arguments)
     times = []
     for _ in range(iterations + 2):
         dist.barrier()
-        start = time.perf_counter()
+        start = time.thread_time()
         loss_fn(ddp).backward()
-        times.append(time.perf_counter() - start)
-    return 1e3 * median(times[2:])
+        times.append(time.thread_time() - start)
+    return 1e3 * min(times[2:])
+
+
+def graph_nodes(model: str) -> int:
+    """Number of nodes of the graph behind the loss of a model, which a search visits."""
+    module, loss_fn = models.build(model)
+    seen, waiting = set(), [loss_fn(module).grad_fn]
+    while waiting:
+        node = waiting.pop()
+        if node is not None and node not in seen:
+            seen.add(node)
+            waiting += [following for following, _ in node.next_functions]
+    return len(seen)
+
+
+Case = tuple[tuple[int, ...], tuple[int, ...]]
+"""The layers that rank 0 uses, and those that rank 1 uses."""
+
+
+def draw_gradients(gradients: Mapping[Case, Sequence[Gradients]], own: Tensor) -> Axes:
+    """Draw which gradient of the second layer each rank has, for each case; `own` is rank 0's before averaging."""
+
+    def word(one: Tensor | None) -> str:
+        if one is None:
+            return "None"
+        return "half of rank 0's" if torch.equal(one, own / 2) else "average of both"
+
+    used = {True: "rank {} uses it", False: "rank {} does not"}
+    rows = [", ".join(used[1 in chosen].format(rank) for rank, chosen in enumerate(case)) for case in gradients]
+    words = [[word(of_rank[1]) for of_rank in of_ranks] for of_ranks in gradients.values()]
+    return draw_table(new_axes(7, 1.8), words, rows, ["rank 0 has", "rank 1 has"])
+
+
+def draw_bitmap(chosen: Case, counts: Sequence[int]) -> Axes:
+    """Draw the layers that each rank uses, and their sum after the all-reduce."""
+    layers = range(len(counts))
+    used = [[str(int(layer in of_rank)) for layer in layers] for of_rank in chosen]
+    rows = [*(f"rank {rank}" for rank in range(len(chosen))), "sum"]
+    columns = [f"layer {layer}" for layer in layers]
+    return draw_table(new_axes(4.5, 1.8), [*used, list(map(str, counts))], rows, columns)
 
 
 def _inputs(rank: int) -> Tensor:

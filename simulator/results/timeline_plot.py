@@ -7,12 +7,26 @@ from matplotlib.axes import Axes
 from matplotlib.patches import Patch
 
 from ..engines.timeline import Kind, Span
-from ..plot_colours import COMPRESSION, COMPUTATION, COPIES, EXPOSED, FORWARD, HIDDEN, INK, QUIET, SMALL
+from ..plot_colours import (
+    COMPRESSION,
+    COMPUTATION,
+    COPIES,
+    EXPOSED,
+    FORWARD,
+    HIDDEN,
+    INK,
+    OPTIMISER,
+    QUIET,
+    SMALL,
+    STRAGGLER,
+)
 
 KINDS: dict[str, tuple[Kind, ...]] = {
-    FORWARD: ("forward", "step"),
+    FORWARD: ("forward",),
+    OPTIMISER: ("step",),
+    STRAGGLER: ("straggler",),
     COMPUTATION: ("backward",),
-    COPIES: ("rebuild", "unshard", "pack", "copy_out", "straggler"),
+    COPIES: ("rebuild", "unshard", "pack", "copy_out"),
     COMPRESSION: ("compress", "recompress", "decompress"),
     INK: ("launch",),
     SMALL: ("wait",),

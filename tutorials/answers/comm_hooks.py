@@ -1,0 +1,132 @@
+"""Exercises of tutorial 6."""
+
+from collections.abc import Callable
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch._C._distributed_c10d import GradBucket
+
+from reference.launch import RankPool
+from simulator.schedule.comm_hook_messages import CommHook
+
+from .. import compression
+from ..exercises import Exercise, matches
+
+HOOKS = ("none", "fp16", "bf16")
+
+
+def half_precision(_state: object, bucket: GradBucket) -> torch.futures.Future[Tensor]:
+    """Average a bucket in float16."""
+    buffer = bucket.buffer()
+    compressed = buffer.to(torch.float16) / dist.get_world_size()
+    future = dist.all_reduce(compressed, async_op=True).get_future()
+
+    return future.then(lambda _done: buffer.copy_(compressed))  # type: ignore[no-any-return]
+
+
+def in_full_precision(_state: object, bucket: GradBucket) -> torch.futures.Future[Tensor]:
+    """Average a bucket without compression: right averages and too many bytes."""
+    buffer = bucket.buffer().div_(dist.get_world_size())
+    return dist.all_reduce(buffer, async_op=True).get_future().then(lambda _done: buffer)  # type: ignore[no-any-return]
+
+
+def without_division(_state: object, bucket: GradBucket) -> torch.futures.Future[Tensor]:
+    """Add up in float16, and forget to divide."""
+    buffer = bucket.buffer()
+    compressed = buffer.to(torch.float16)
+    future = dist.all_reduce(compressed, async_op=True).get_future()
+    return future.then(lambda _done: buffer.copy_(compressed))  # type: ignore[no-any-return]
+
+
+def write_hook(pool: RankPool) -> Exercise:
+    """Write a hook that averages in float16, and answer with its name."""
+
+    def judge(name: str) -> bool | str:
+        for given, averages, ours, sent, expected_bytes in pool.run(compression.try_hook, name):
+            if not torch.equal(averages, ours):
+                return f"from the gradients {given.tolist()}, a rank got {averages.tolist()}"
+            if sent != expected_bytes:
+                return f"the averages are right, but a rank sent {sent} bytes instead of {expected_bytes}"
+        return True
+
+    return Exercise(
+        judge=judge,
+        hints=(
+            "answer with the name of an importable function, such as `half:hook`",
+            "three steps: cast the buffer and divide; all-reduce with `async_op=True`; cast back after that",
+            "`dist.all_reduce(..., async_op=True).get_future().then(f)` is a future of the result of `f`; let `f` "
+            "copy the sum into the buffer with `copy_`, which casts, and return the buffer",
+        ),
+        explanation="half of the bytes, and the averages of `fp16_compress` to the last bit",
+        solution=lambda: f"{__name__}:half_precision",
+        code=half_precision,
+        wrong=lambda: [f"{__name__}:in_full_precision", f"{__name__}:without_division", "nowhere:nothing", 1],
+    )
+
+
+def numbers_sent(pool: RankPool) -> Exercise:
+    """Count the numbers that PowerSGD of rank 2 sends for a gradient of 512 x 256."""
+
+    def sent() -> int:
+        whole, compressed = pool.run(compression.elements_sent, 512, 256, 2)[0]
+        assert whole == 512 * 256  # the first two iterations send the gradient uncompressed
+        return int(compressed)
+
+    def solution() -> int:
+        return 2 * (512 + 256)
+
+    return Exercise(
+        judge=lambda answer: matches(answer, sent()),
+        hints=(
+            "the hook sends another number. How many numbers do P and Q contain?",
+            "P has a row for each row of the gradient, Q one for each column, and both have two columns",
+        ),
+        explanation=lambda answer: f"{512 * 256 / answer:.0f} times fewer than the gradient contains",
+        solution=solution,
+        wrong=lambda: [512 * 256, 512 + 256, 2 * 512 * 256, "few"],
+    )
+
+
+def finite_averages(pool: RankPool) -> Exercise:
+    """Name the hooks that give a finite average of two gradients of 40 000."""
+
+    def finite() -> set[str]:
+        return {hook for hook in HOOKS if pool.run(compression.averages, hook, [4e4])[0].isfinite().all()}
+
+    def solution() -> list[str]:
+        return ["none", "fp16", "bf16"]
+
+    return Exercise(
+        judge=lambda answer: matches(answer, finite()),
+        hints=(
+            "for each hook, compare every number that it computes on the way with the largest number of its type",
+            "does the sum of both gradients ever exist in float16? Look at the order of the two operations",
+        ),
+        explanation="the hooks divide by the number of ranks before they add: the sum stays below float16's largest",
+        solution=solution,
+        wrong=lambda: [["none"], ["none", "bf16"], [], "fp16", 3],
+    )
+
+
+def against_half_precision(crossover: Callable[[CommHook], float], hooks: dict[str, CommHook]) -> Exercise:
+    """Find the bandwidth in Gbit/s up to which PowerSGD of rank 4 is faster than float16.
+
+    Args:
+        crossover: Returns the bandwidth up to which PowerSGD is faster than a hook.
+        hooks: Hooks of the V100 by name.
+    """
+
+    def solution() -> float:
+        return crossover(hooks["fp16"])
+
+    return Exercise(
+        judge=lambda answer: matches(answer, solution(), tolerance=0.05),
+        hints=(
+            "compare PowerSGD with float16 instead of no hook; the curves cross at another bandwidth",
+            "`crossover` takes a trace, the hook that you ask about, and the hook that it competes with",
+        ),
+        explanation="against a hook that already halves the bytes, PowerSGD has less left to save",
+        solution=solution,
+        wrong=lambda: [solution() * 2, crossover(hooks["none"]), "10"],
+    )
