@@ -104,14 +104,16 @@ def saves(path: Path, poll_s: float = POLL_S) -> Iterator[int]:
     Raises:
         ValueError: There is no file at first. One that vanishes later, as editors do while they save, is waited for.
     """
-    known = _version(path)
-    if known is None:
+    if (known := _version(path)) is None:
         raise ValueError(f"{path}: expected a file to watch, got none")
     for number in count():
         yield number
-        while (seen := _version(path)) in (None, known):
+        before: tuple[int, int] | None = known
+        seen = before
+        while seen in (None, known) or seen != before:  # an editor may still be writing
             time.sleep(poll_s)
-        known = seen
+            before, seen = seen, _version(path)
+        known = seen or known
 
 
 def _version(path: Path) -> tuple[int, int] | None:

@@ -1,11 +1,14 @@
 """The judge of the ladder: runs the checks of a rung on a learner's class, and names the likely mistake."""
 
+import os
 import re
+import tempfile
 import time
-from collections.abc import Mapping
-from contextlib import AbstractContextManager
+from collections.abc import Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from itertools import chain
+from unittest import mock
 
 from reference.errors import RankError
 from reference.launch import RankPool
@@ -95,7 +98,7 @@ class Judge(AbstractContextManager["Judge"]):
     def _first_failure(self, subject: Subject, rung: int) -> tuple[str, str]:
         try:
             subject.check()
-            with bench_on(self.ranks, subject, EFFORT) as bench:
+            with _hypothesis_elsewhere(), bench_on(self.ranks, subject, EFFORT) as bench:
                 bench.shrinks = False
                 for name in RUNGS[rung - 1].checks:
                     if message := failure(bench, name):
@@ -105,6 +108,13 @@ class Judge(AbstractContextManager["Judge"]):
         except ValueError as error:
             return "construction", described(error, subject)
         return "", ""
+
+
+@contextmanager
+def _hypothesis_elsewhere() -> Iterator[None]:
+    """Let Hypothesis write into a temporary folder, not into the learner's."""
+    with tempfile.TemporaryDirectory() as folder, mock.patch.dict(os.environ, HYPOTHESIS_STORAGE_DIRECTORY=folder):
+        yield
 
 
 def _nothing(_rank: int, _world_size: int) -> None:
