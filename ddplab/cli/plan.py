@@ -353,10 +353,10 @@ def _limit_sentence(one: SystemPlan) -> str:
     shares = sorted(((ns / whole, name) for name, ns in limits.saved_ns.items()), reverse=True)
     words = ", ".join(f"{name} {share:.0%}" for share, name in shares if share >= 0.005 and name not in BUCKETS)
     buckets = ", ".join(f"{name} {share:.0%}" for share, name in shares if share >= 0.005 and name in BUCKETS)
-    return (
-        f"limit on {one.at:,} GPUs: {limits.limit}; an iteration is shorter without {words or 'any limit, by 0%'}"
-        + (f"; of the network's time, {buckets}" if buckets else "")
-    )
+    parts = [f"limit on {one.at:,} GPUs: {limits.limit}"]
+    parts += [f"the iteration would be shorter without: {words}"] if words else []
+    parts += [f"parts of the network's time: {buckets}"] if buckets else []
+    return "; ".join(parts)
 
 
 def _needs_sentence(one: SystemPlan) -> str:

@@ -59,7 +59,7 @@ def knee_sentence(knee: Knee, largest: int) -> str:
     """
     adds_less = f"the next step adds less than {LEAST_GAIN:.0%} of its share"
     if knee.world_size is None:
-        doubt = f"; within the errors at {knee.earliest:,} GPUs" if knee.earliest else ""
+        doubt = f"; given the errors of the costs, {knee.earliest:,} GPUs may be the knee" if knee.earliest else ""
         return f"no knee up to {largest:,} GPUs: each step adds at least {LEAST_GAIN:.0%} of its share{doubt}"
     last = f"beyond {largest:,}" if knee.latest is None else f"{knee.latest:,}"
     is_sure = knee.earliest == knee.world_size == knee.latest
