@@ -4,7 +4,9 @@ Each rule is a function of the sizes in ready order and of a line `latency + byt
 all-reduce, and returns the number of gradients in each bucket. None of them looks at copies, launches or slow-downs.
 """
 
+from bisect import bisect_left, bisect_right
 from collections.abc import Sequence
+from itertools import accumulate
 from math import inf, sqrt
 from typing import Literal, NamedTuple
 
@@ -36,6 +38,30 @@ def closed_by(rule: CapRule, sizes_bytes: Sequence[int], cap_bytes: float) -> li
         counts[-1] += 1
         filled += size
     return counts
+
+
+def distinct_caps(rule: CapRule, sizes_bytes: Sequence[int], most: int, start: int | None = None) -> list[int]:
+    """Return the largest cap in bytes of each way in which the rule can fill buckets, from `start` or one bucket on.
+
+    The largest cap comes first; there are at most `most`. Only gradients without bytes may join another bucket at
+    caps in between.
+    """
+    ends = list(accumulate(sizes_bytes, initial=0))
+    caps: list[int] = []
+    cap = max(1, ends[-1] if start is None else start)
+    while cap > 0 and len(caps) < most:
+        caps.append(cap)
+        first, splits = 0, 0  # the largest cap at which some bucket loses a gradient
+        while first < len(sizes_bytes):
+            if rule == "reaches the cap":
+                end = min(len(sizes_bytes), bisect_left(ends, ends[first] + cap, first + 1))
+                splits = max(splits, ends[end - 1] - ends[first])
+            else:
+                end = max(first + 1, bisect_right(ends, ends[first] + cap) - 1)
+                splits = max(splits, (ends[end] - ends[first] - 1) * (end > first + 1))
+            first = end
+        cap = splits
+    return caps
 
 
 def saturating_cap_bytes(line: Line, efficiency: float = 0.9) -> float:

@@ -8,6 +8,7 @@ The buckets of known rules take part in the search, so the plan is never slower 
 from collections.abc import Callable, Sequence
 from functools import partial
 from itertools import accumulate, pairwise
+from math import floor
 from typing import Annotated, Any
 
 import numpy as np
@@ -24,7 +25,15 @@ from ..schedule.schedule import buckets_of
 from ..workload.compute_times import RECORDED, Variation
 from ..workload.default_gpu_costs import assume_gpu
 from .exact_search import Segments, best_cut
-from .known_rules import CapRule, Line, closed_by, merged_gradients, saturating_cap_bytes, square_root_cap_bytes
+from .known_rules import (
+    CapRule,
+    Line,
+    closed_by,
+    distinct_caps,
+    merged_gradients,
+    saturating_cap_bytes,
+    square_root_cap_bytes,
+)
 from .local_search import as_layout, improve
 from .lower_bound import lower_bound_ns
 from .partition_costs import PartitionCosts, partition_costs
@@ -32,7 +41,8 @@ from .plan import DEFAULT, Baseline, Plan
 from .plan_times import Objective, PlanTimes, with_plan
 
 CAPS = 48
-"""Single caps that are tried, evenly spaced in logarithms between the smallest gradient and all gradients."""
+"""Single caps that are tried first, evenly spaced in logarithms; then as many that make different buckets, from the
+largest one on, and around the best one."""
 MOST_CUT = 2500
 """Parameters up to which the ready order is cut exactly; costs of all contiguous buckets are kept in memory."""
 CUTS = 4000
@@ -148,6 +158,15 @@ def caps_of(plan: BucketLayout, times: PlanTimes) -> tuple[float, ...] | None:
     return caps if same else None
 
 
+def roundest_mb(above_bytes: int, cap_bytes: int) -> float:
+    """Return the number of MiB with the fewest decimals that is at most the cap, and above the other size."""
+    for decimals in range(7):
+        cap_mb = floor(cap_bytes / MIB * 10**decimals) / 10**decimals
+        if cap_mb * MIB > above_bytes:
+            return cap_mb
+    return cap_bytes / MIB
+
+
 class _Search:
     """The candidates of one search, and the best of them.
 
@@ -160,14 +179,24 @@ class _Search:
     def __init__(self, times: PlanTimes, costs: PartitionCosts, limit: int | None, cap_rule: CapRule) -> None:
         self.times, self.costs, self._limit, self._cap_rule = times, costs, limit, cap_rule
         self._sizes = [costs.parameters[index].size_bytes for index in costs.order]
-        total = sum(self._sizes)
-        smallest = max(1, min((size for size in self._sizes if size), default=1))
-        caps_mb = {cap / MIB for cap in np.geomspace(smallest, max(smallest, total), CAPS)} | {total / MIB}
-        by_recurrence = sorted(caps_mb, key=lambda cap: self._recurrence(self.by_cap(cap)))
+        by_recurrence = self._ranked_caps_mb()
         few = [cap for cap in by_recurrence if self._keeps_limit(self.by_cap(cap))][:CHECKED] or by_recurrence[:1]
-        self.best_cap_mb = float(min(few, key=lambda cap: times.value_ns(self.by_cap(cap))))
+        best = round(MIB * min(few, key=lambda cap: times.value_ns(self.by_cap(cap))))
+        (below,) = distinct_caps(self._cap_rule, self._sizes, 2, start=best)[1:] or [0]
+        self.best_cap_mb = roundest_mb(below, best)
         self.rules = self._known_rules() | {"best single cap": self.by_cap(self.best_cap_mb)}
         self._by_caps = [self.by_cap(cap) for cap in few]
+
+    def _ranked_caps_mb(self) -> list[float]:
+        """Return caps in MiB in the order of their times by the recurrence."""
+        total, smallest = sum(self._sizes), min((size for size in self._sizes if size), default=1)
+        grid = np.geomspace(max(smallest, total), smallest, CAPS).astype(int).tolist()
+        distinct = partial(distinct_caps, self._cap_rule, self._sizes, CAPS)
+        ns = {int(cap): self._recurrence(self.by_cap(cap / MIB)) for cap in {*grid, *distinct()}}
+        ranked = sorted(ns, key=lambda cap: (ns[cap], -cap))
+        above = max(0, grid.index(min(grid, key=lambda cap: abs(cap - ranked[0]))) - 1)
+        ns |= {cap: self._recurrence(self.by_cap(cap / MIB)) for cap in distinct(start=grid[above])}
+        return [cap / MIB for cap in sorted(ns, key=lambda cap: (ns[cap], -cap))]
 
     def by_cap(self, cap_mb: float) -> BucketLayout:
         """Return the buckets of one cap by the reducer's rule."""

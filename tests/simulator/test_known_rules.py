@@ -8,6 +8,7 @@ from reference.bucketing import MIB, assign_buckets
 from simulator.tuning.known_rules import (
     Line,
     closed_by,
+    distinct_caps,
     merged_gradients,
     saturating_cap_bytes,
     square_root_cap_bytes,
@@ -56,3 +57,17 @@ def test_a_gradient_that_is_ready_within_a_latency_is_merged():
     """At 0 the first bucket could start; 90 is less than a latency later. It then runs until 90 + 100 + 20."""
     assert merged_gradients(Line(100, 1), [10, 10, 10, 10], [0, 90, 200, 400]) == [2, 1, 1]
     assert merged_gradients(Line(0, 1), [10, 10], [0, 0]) == [1, 1]
+
+
+@given(
+    st.sampled_from(["reaches the cap", "at most the cap"]),
+    st.lists(st.integers(1, 50), min_size=1, max_size=12),
+    st.integers(1, 120),
+)
+def test_distinct_caps_are_the_largest_of_each_way_to_fill_buckets(rule, sizes_bytes, cap):
+    caps = distinct_caps(rule, sizes_bytes, 10_000)
+    ways = [tuple(closed_by(rule, sizes_bytes, one)) for one in caps]
+    assert len(set(ways)) == len(ways)
+    same = min((one for one in caps if one >= cap), default=caps[0])
+    assert tuple(closed_by(rule, sizes_bytes, cap)) == ways[caps.index(same)]
+    assert len(distinct_caps(rule, sizes_bytes, 2)) <= 2
