@@ -19,7 +19,7 @@ from .report_pictures import COLOURS, costs_picture, efficiency_picture, legend,
 from .scaling import Knee
 from .verdict import knee_sentence
 
-UNITS = {"_ns": 1e6, "_bytes": 1e9, "efficiency": 0.01, "width": 0.01, "ratio": 0.01}
+UNITS = {"_ns": 1e6, "_bytes": 1e9, "efficiency": 0.01, "width": 0.01, "/ratio": 0.01}
 """Units of tables (ms, GB, %) by a part of the name of a field."""
 PARTS = {
     "forward": "forward",
@@ -111,7 +111,7 @@ class _Page:
         """Return a value with its place, and with its interval if it has one; "-" if there is none."""
         value, low, high = (self.value(pointer + end) for end in ("", "_low", "_high"))
         unit = next((unit for part, unit in UNITS.items() if part in pointer), 1)
-        if value is None:
+        if value in (None, ""):
             return "-"
         place = escape(pointer)
         if low is None:
@@ -131,11 +131,12 @@ class _Page:
         return _table(shown, zip(*shown.values(), strict=True))
 
     def systems_table(self, rows: Mapping[str, str]) -> str:
-        """Return a table with a column for each system; rows without a value are left out."""
+        """Return a table with a column for each system."""
         count = range(len(self.systems))
-        cells = {name: [self.cell(f"/systems/{at}/{field}") for at in count] for name, field in rows.items()}
-        head = [escape(one["system"]) for one in self.systems]
-        return _table(["", *head], [(escape(name), *row) for name, row in cells.items() if set(row) != {"-"}])
+        cells = (
+            [escape(name), *(self.cell(f"/systems/{at}/{field}") for at in count)] for name, field in rows.items()
+        )
+        return _table(["", *(self.cell(f"/systems/{at}/system") for at in count)], cells)
 
     def list_table(self, place: str, columns: Mapping[str, str]) -> str:
         """Return a table with a row for each element of the list at a place, or nothing if it is empty."""
@@ -175,7 +176,7 @@ class _Page:
         return _figure(
             "Efficiency",
             legend(self.systems) + efficiency_picture(self.document),
-            "The part of the GPUs' time that is training. The axis does not begin at 0.",
+            "The part of the GPUs' time that is training.",
             self.sizes_table(columns),
         )
 
@@ -258,7 +259,7 @@ class _Page:
             "Assumptions and their sources": self.systems_table(SOURCES | origins) + f"<ul>{assumed}</ul>",
             "Prices": self.list_table("/prices", PRICES),
         }
-        return [f"<section><h2>{name}</h2>{table}</section>" for name, table in tables.items() if table]
+        return [f"<section><h2>{heading}</h2>{table}</section>" for heading, table in tables.items() if table]
 
 
 def _words(value: Any, unit: float) -> str:

@@ -9,7 +9,7 @@ Row = Mapping[str, Any]
 """An element of `sizes` or of `systems` in `CapacityPlan.to_json`."""
 Points = Sequence[tuple[float, float]]
 
-WIDTH, HEIGHT, LEFT, RIGHT, TOP, BOTTOM = 460, 300, 62, 436, 14, 256
+WIDTH, HEIGHT, LEFT, RIGHT, TOP, BOTTOM = 460, 300, 62, 436, 26, 256
 """Size of a picture, and the ends of its axes."""
 TICK_X, TICK_Y = 46, 22
 """Least distances between labels of an axis."""
@@ -57,18 +57,16 @@ class Axis(NamedTuple):
 def throughput_picture(document: Row) -> str:
     """Return throughput by number of GPUs: bands, ideal lines, knees, and the throughput that the deadline needs."""
     sizes, asked = document["sizes"], document["question"]
-    hours = asked["deadline_hours"]
-    needed = [] if hours is None else [asked["samples"] / hours / 3600]
-    x = _gpus(sizes)
-    y = _amounts([row[f"samples_per_s_{end}"] for row in sizes for end in ("low", "high")] + needed, BOTTOM, TOP)
+    needed = [] if asked["deadline_hours"] is None else [asked["samples"] / asked["deadline_hours"] / 3600]
+    ends = [row[f"samples_per_s_{end}"] for row in sizes for end in ("low", "high")]
+    x, y = (
+        _gpus(sizes),
+        _amounts([*ends, *(full for row in sizes for _, full in _ideal([row])), *needed], BOTTOM, TOP),
+    )
 
     def drawn(number: int, system: Row, rows: Sequence[Row]) -> str:
-        ideal = [
-            (x.at(row["world_size"]), y.at(row["samples_per_s"] / row["efficiency"]))
-            for row in rows
-            if row["efficiency"]
-        ]
-        return _line(ideal, "ideal") + _curve(x, y, "samples_per_s", number, rows) + knee(number, system, rows)
+        ideal = _line([(x.at(count), y.at(full)) for count, full in _ideal(rows)], "ideal")
+        return ideal + _curve(x, y, "samples_per_s", number, rows) + knee(number, system, rows)
 
     def knee(number: int, system: Row, rows: Sequence[Row]) -> str:
         if system["knee"] is None:
@@ -79,10 +77,16 @@ def throughput_picture(document: Row) -> str:
         return (
             f'<path class="knee" d="M{first} {BOTTOM - 6 - 8 * number}H{last}"/>'
             f'<path class="ideal" d="M{middle} {y.at(throughput)}V{BOTTOM}"/>'
+            f'<text x="{middle + 4}" y="{BOTTOM - 14}">knee</text>'
         )
 
     limits = "".join(_level(y, value, "deadline") for value in needed)
     return _chart("Throughput by number of GPUs", x, y, "GPUs", "samples/s", _systems(document, drawn) + limits)
+
+
+def _ideal(rows: Sequence[Row]) -> Points:
+    """Return numbers of GPUs with the throughput at an efficiency of 1."""
+    return [(row["world_size"], row["samples_per_s"] / row["efficiency"]) for row in rows if row["efficiency"]]
 
 
 def efficiency_picture(document: Row) -> str:
@@ -201,7 +205,7 @@ def _chart(label: str, x: Axis, y: Axis, x_name: str, y_name: str, inside: str) 
         f'<svg role="img" aria-label="{escape(label)}, with 90 % intervals" viewBox="0 0 {WIDTH} {HEIGHT}">'
         f'<path class="axis" d="M{LEFT} {TOP}V{BOTTOM}H{RIGHT}"/>{across}{up}{inside}'
         f'<text x="{RIGHT}" y="{HEIGHT - 6}" text-anchor="end">{x_name}</text>'
-        f'<text x="{LEFT + 6}" y="{TOP + 14}">{escape(y_name)}</text></svg>'
+        f'<text x="{LEFT}" y="{TOP - 12}">{escape(y_name)}</text></svg>'
     )
 
 
