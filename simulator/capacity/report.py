@@ -155,7 +155,7 @@ class _Page:
         return _figure(
             "Throughput",
             legend(self.systems) + throughput_picture(self.document),
-            f"Dashed: an efficiency of 100 %. {' '.join(knees)}",
+            f"Dashed: an efficiency of 100 %. Thick, at the bottom: where the knee may lie. {' '.join(knees)}",
             self.sizes_table(
                 {
                     "samples/s": "samples_per_s",

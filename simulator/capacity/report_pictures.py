@@ -69,16 +69,15 @@ def throughput_picture(document: Row) -> str:
         return ideal + _curve(x, y, "samples_per_s", number, rows) + knee(number, system, rows)
 
     def knee(number: int, system: Row, rows: Sequence[Row]) -> str:
-        if system["knee"] is None:
-            return ""
-        throughput = next(row["samples_per_s"] for row in rows if row["world_size"] == system["knee"])
-        first, middle = x.at(system["knee_earliest"]), x.at(system["knee"])
-        last = RIGHT if system["knee_latest"] is None else x.at(system["knee_latest"])
-        return (
-            f'<path class="knee" d="M{first} {BOTTOM - 6 - 8 * number}H{last}"/>'
-            f'<path class="ideal" d="M{middle} {y.at(throughput)}V{BOTTOM}"/>'
-            f'<text x="{middle + 4}" y="{BOTTOM - 14}">knee</text>'
-        )
+        marks = ""
+        if system["knee_earliest"] is not None:
+            last = RIGHT if system["knee_latest"] is None else x.at(system["knee_latest"])
+            marks += f'<path class="knee" d="M{x.at(system["knee_earliest"])} {BOTTOM - 6 - 8 * number}H{last}"/>'
+        if system["knee"] is not None:
+            at = x.at(system["knee"])
+            up = next(y.at(row["samples_per_s"]) for row in rows if row["world_size"] == system["knee"])
+            marks += f'<path class="ideal" d="M{at} {up}V{BOTTOM}"/><text x="{at + 4}" y="{BOTTOM - 14}">knee</text>'
+        return marks
 
     limits = "".join(_level(y, value, "deadline") for value in needed)
     return _chart("Throughput by number of GPUs", x, y, "GPUs", "samples/s", _systems(document, drawn) + limits)
