@@ -60,7 +60,7 @@ SECTIONS = {
     },
 }
 """Tables below the pictures: what a row contains, and its place in the plan of a system."""
-CHANGES = {"setting": "name", "iteration, ms": "iteration_ns", "of today's, %": "ratio", "a tie": "is_tie"}
+CHANGES = {"setting": "name", "ms": "iteration_ns", "% of now": "ratio", "tie": "is_tie"}
 SOURCES = {**{name: name for name in ("model", "device", "fabric")}, "samples per GPU": "batch"}
 PRICES = {"system": "system", "per GPU and hour": "per_gpu_hour"} | {
     name: name for name in ("currency", "source", "date")
@@ -220,12 +220,12 @@ class _Page:
             self.document["currency"]: "cost",
             "in time": "answer_deadline",
             "in budget": "answer_budget",
-            "no other is faster and cheaper": "on_front",
+            "unbeaten": "on_front",
         }
         return _figure(
             "Time against cost",
             legend(self.systems) + costs_picture(self.document),
-            "Labels: GPUs of the choices than which no other is both faster and cheaper.",
+            "Labels: GPUs of the unbeaten choices, than which no other is both faster and cheaper.",
             self.sizes_table(columns),
         )
 
@@ -255,7 +255,7 @@ class _Page:
                 for number in range(len(one["assumed"]))
             )
         tables = {heading: self.systems_table(rows) for heading, rows in SECTIONS.items()} | {
-            "Other settings (a tie: errors of the costs may explain the difference)": changes,
+            "An iteration with other settings (tie: errors of the costs may explain the difference)": changes,
             "Assumptions and their sources": self.systems_table(SOURCES | origins) + f"<ul>{assumed}</ul>",
             "Prices": self.list_table("/prices", PRICES),
         }

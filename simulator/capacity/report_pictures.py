@@ -9,7 +9,7 @@ Row = Mapping[str, Any]
 """An element of `sizes` or of `systems` in `CapacityPlan.to_json`."""
 Points = Sequence[tuple[float, float]]
 
-WIDTH, HEIGHT, LEFT, RIGHT, TOP, BOTTOM = 460, 300, 62, 436, 26, 256
+WIDTH, HEIGHT, LEFT, RIGHT, TOP, BOTTOM = 460, 300, 74, 436, 26, 256
 """Size of a picture, and the ends of its axes."""
 TICK_X, TICK_Y = 46, 22
 """Least distances between labels of an axis."""

@@ -195,6 +195,11 @@ CONTRAST = """() => {
   });
 }"""
 
+CUT_OFF = """() => [...document.querySelectorAll("svg text")].filter((one) => {
+  const [inside, whole] = [one, one.ownerSVGElement].map((part) => part.getBoundingClientRect());
+  return inside.left < whole.left || inside.right > whole.right || inside.bottom > whole.bottom;
+}).map((one) => one.textContent)"""
+
 
 @pytest.fixture(scope="module", params=["widths", "costs"])
 def document(request):
@@ -213,6 +218,7 @@ def test_the_page_in_a_browser(browser, tmp_path, document, width, scheme):
     assert page.evaluate("document.documentElement.scrollWidth") <= width
     assert page.locator("svg[role=img]").count() >= 4
     assert page.evaluate("[...document.querySelectorAll('[data-json]')].every((one) => one.offsetHeight > 0)")
+    assert page.evaluate(CUT_OFF) == []
     contrasts = page.evaluate(CONTRAST)
     assert len(contrasts) > 100
     assert min(contrasts) >= 4.5
