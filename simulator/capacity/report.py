@@ -14,8 +14,8 @@ from typing import Any
 from urllib.parse import quote
 
 from .. import plot_colours
+from . import report_pictures as pictures
 from .digits import band, carried
-from .report_pictures import COLOURS, costs_picture, efficiency_picture, legend, stacked_bars, throughput_picture
 from .scaling import Knee
 from .verdict import knee_sentence
 
@@ -33,8 +33,6 @@ PARTS = {
     "exposed_comm": "exposed",
 }
 """Colours of the parts of an iteration; other parts are `quiet`."""
-CAUSES = ("computation", "exposed", "copies", "compression", "ink")
-"""Colours of the causes of a wide interval, the largest first."""
 SECTIONS = {
     "What one change alone must reach (-: no value suffices)": {
         "GPUs": "at",
@@ -76,11 +74,10 @@ def report_page(document: Mapping[str, Any]) -> str:
     """
     page = _Page(document)
     models = ", ".join(dict.fromkeys(one["model"] for one in document["systems"]))
-    has_costs = all(row["cost"] is not None for row in document["sizes"])
-    last = page.costs() if has_costs else page.widths()
+    last = page.costs() if document["prices"] and document["question"]["samples"] else page.widths()
     return Template((Path(__file__).parent / "report.html").read_text()).substitute(
         title=escape(f"How many GPUs for {models}?"),
-        colours="; ".join(f"--{name}: {getattr(plot_colours, name.upper())}" for name in COLOURS),
+        colours="; ".join(f"--{name}: {getattr(plot_colours, name.upper())}" for name in pictures.COLOURS),
         verdict=escape(document["verdict"]),
         question=page.question(),
         figures="\n".join([page.throughput(), page.efficiency(), page.iteration(), last]),
@@ -154,7 +151,7 @@ class _Page:
         ]
         return _figure(
             "Throughput",
-            legend(self.systems) + throughput_picture(self.document),
+            pictures.legend(self.systems) + pictures.throughput_picture(self.document),
             f"Dashed: an efficiency of 100 %. Thick, at the bottom: where the knee may lie. {' '.join(knees)}",
             self.sizes_table(
                 {
@@ -175,7 +172,7 @@ class _Page:
         }
         return _figure(
             "Efficiency",
-            legend(self.systems) + efficiency_picture(self.document),
+            pictures.legend(self.systems) + pictures.efficiency_picture(self.document),
             "The part of the GPUs' time that is training.",
             self.sizes_table(columns),
         )
@@ -188,7 +185,7 @@ class _Page:
         }
         return _figure(
             "What an iteration consists of",
-            stacked_bars(bars, {name: PARTS.get(name, "quiet") for name in parts}),
+            pictures.stacked_bars(bars, {name: PARTS.get(name, "quiet") for name in parts}),
             "The slowest rank's iteration. The limit is that without which an iteration would be shortest. Times "
             "overlap, so without two of them an iteration is not shorter by their sum.",
             self.systems_table(
@@ -204,11 +201,11 @@ class _Page:
             {name for one in shares for name in one},
             key=lambda name: (-max(one.get(name, 0.0) for one in shares), name),
         )
-        colours = dict.fromkeys(causes, "quiet") | dict(zip(causes, CAUSES, strict=False))
+        colours = dict.fromkeys(causes, "quiet") | dict(zip(causes, pictures.LINES, strict=False))
         bars = {f"{one['system']}, {one['at']:,} GPUs": one["shares_of_width"] for one in self.systems}
         return _figure(
             "What makes the range wide",
-            stacked_bars(bars, colours),
+            pictures.stacked_bars(bars, colours),
             " ".join(f"{one['system']}: {one['sensitivity']}." for one in self.systems),
             self.systems_table({f"{name}, %": f"shares_of_width/{name}" for name in causes}),
         )
@@ -222,10 +219,12 @@ class _Page:
             "in budget": "answer_budget",
             "unbeaten": "on_front",
         }
+        priced = {**self.document, "sizes": [row for row in self.sizes if row["cost"] is not None]}
         return _figure(
             "Time against cost",
-            legend(self.systems) + costs_picture(self.document),
-            "Labels: GPUs of the unbeaten choices, than which no other is both faster and cheaper.",
+            pictures.legend(self.systems) + pictures.costs_picture(priced),
+            "Labels: GPUs of the unbeaten choices, than which no other is both faster and cheaper."
+            + " Systems without a price are left out." * (len(priced["sizes"]) < len(self.sizes)),
             self.sizes_table(columns),
         )
 
