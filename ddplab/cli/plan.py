@@ -12,6 +12,7 @@ from typing import Annotated, NamedTuple
 from typer import Argument, Option
 
 from reference.files.value_ranges import YEAR_NS
+from reference.files.writing import write_atomically
 from reference.network_namespaces import bits_per_s
 from reference.trace import Trace
 from simulator.capacity.cost import Offer, read_prices
@@ -20,6 +21,7 @@ from simulator.capacity.limits import BUCKETS, Limits
 from simulator.capacity.memory import OPTIMIZERS
 from simulator.capacity.plan import CapacityPlan, SystemPlan
 from simulator.capacity.plan import plan as make_plan
+from simulator.capacity.report import report_page
 from simulator.capacity.verdict import knee_sentence
 from simulator.catalogue import Rate, load_fabric, read_catalogue, unknown
 from simulator.fabric import Fabric
@@ -64,6 +66,7 @@ HELP = {
     "budget": "Largest cost of the training, in the currency of --prices.",
     "prices": "CSV file of prices: system, per_gpu_hour, currency, source, date.",
     "efficiency": "Least part of the GPUs' time that has to be training, such as 0.9 or 90 %.",
+    "report": "Write the plan as one HTML page with pictures.",
     "optimizer": f"Optimiser whose memory counts: {', '.join(OPTIMIZERS)}.",
 }
 
@@ -93,6 +96,7 @@ def plan(
     variation: options.VariationSettings = None,
     straggler: options.Stragglers = None,
     measured: options.Measured = None,
+    report: Annotated[Path | None, Option(metavar="PATH", help=HELP["report"])] = None,
     json_path: options.Json = None,
 ) -> None:
     """Answer how many of which GPU on which network a training run needs.
@@ -105,7 +109,7 @@ def plan(
     if optimizer not in OPTIMIZERS:
         raise ValueError(f"--optimizer: expected {', '.join(OPTIMIZERS)}, got {optimizer!r}")
     files = [Path(one) for one in (model, *systems) if Path(one).is_file()]
-    options.check_outputs(json_path, inputs=[*files, *options.files_of(model), prices, processor])
+    options.check_outputs(report, json_path, inputs=[*files, *options.files_of(model), prices, processor])
     asked = None if world_sizes is None else options.read_counts("--world-sizes", world_sizes)
     described = {name: _read_system(name, network, gpus_per_node, device) for name in dict.fromkeys(systems)}
     fabrics = {name: options.changed_fabric(one.fabric, fabric_set, processor) for name, one in described.items()}
@@ -132,8 +136,11 @@ def plan(
         measured=options.read_measured(measured),
         rebatched={name: one.rebatched for name, one in workloads.items() if one.rebatched is not None},
     )
-    if json_path is not None:
-        write_json(json_path, result.to_json())
+    if report is not None or json_path is not None:
+        document = result.to_json()
+        write_json(json_path, document)
+        if report is not None:
+            write_atomically(report, report_page(document).encode(errors="xmlcharrefreplace"))
     if result.verdict.answer == "open":
         about = next(one for one in result.systems if one.name == result.verdict.offer.system)
         raise ValueError(f"the range is wider than the decision: {result.verdict.sentence}; {about.sensitivity}")

@@ -145,6 +145,7 @@ class CapacityPlan:
         asked: The offers that the verdict is about.
         currency: Currency of all costs. None: no price is known.
         verdict: The answer in a sentence; its `answer` is "open" if an interval is wider than the decision.
+        prices: The prices of the systems that have one.
     """
 
     question: Question
@@ -152,6 +153,7 @@ class CapacityPlan:
     asked: tuple[Offer, ...]
     currency: str | None
     verdict: Verdict
+    prices: tuple[Price, ...] = ()
 
     @property
     def offers(self) -> list[Offer]:
@@ -182,6 +184,7 @@ class CapacityPlan:
         return {
             "question": self.question._asdict(),
             "currency": self.currency,
+            "prices": [price.model_dump() for price in self.prices],
             "answer": self.verdict.answer,
             "verdict": self.verdict.sentence,
             "cheapest": _named(self.cheapest),
@@ -318,6 +321,7 @@ def plan(
         asked=about,
         currency=prices[0].currency if prices else None,
         verdict=answer,
+        prices=tuple(by_system[name] for name in pairs if name in by_system),
     )
 
 

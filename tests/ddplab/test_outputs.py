@@ -39,6 +39,8 @@ PREDICT = ("predict", "t.json", "--fabric", "pod.yaml")
         ("rescale", "t.json", "--from", "v100", "--out", "t.json"),
         ("emulate", "t.json", "--fabric", "pod.yaml", "--json", "t.json"),
         ("emulate", "t.json", "--fabric", "pod.yaml", "--wall", "--json", "t.json"),
+        ("plan", "t.json", "pod.yaml", "--report", "pod.yaml"),
+        ("plan", "t.json", "pod.yaml", "--report", "a", "--json", "a"),
         ("fabric", "pod.yaml", "--json", "pod.yaml"),
         ("import", "kineto", "t.json", "--out", "t.json"),
         ("record", "--model", "emulated:t.json", "--out", "t.json"),
