@@ -161,7 +161,7 @@ def caps_of(plan: BucketLayout, times: PlanTimes) -> tuple[float, ...] | None:
 def roundest_mb(above_bytes: int, cap_bytes: int) -> float:
     """Return the number of MiB with the fewest decimals that is at most the cap, and above the other size."""
     for decimals in range(7):
-        cap_mb = floor(cap_bytes / MIB * 10**decimals) / 10**decimals
+        cap_mb: float = floor(cap_bytes / MIB * 10**decimals) / 10**decimals
         if cap_mb * MIB > above_bytes:
             return cap_mb
     return cap_bytes / MIB
