@@ -13,6 +13,7 @@ Predict (package `simulator`, without torch):
 - `Fabric`: what collectives cost on a network.
 - `predict`: the iteration time for other buckets, networks and world sizes, as a `Prediction`.
 - `plan`: how many of which GPU on which network, as a `simulator.CapacityPlan`.
+- `tune`: which buckets, as a `simulator.Plan`, and a time that no buckets can beat.
 - `sweep`: a table of predictions; `Policy`: the settings of the reducer.
 
 Both together:
@@ -38,6 +39,7 @@ if TYPE_CHECKING:
     from simulator import import_profile as import_profile
     from simulator import plan as plan
     from simulator import predict as predict
+    from simulator import tune as tune
     from simulator.sweep import sweep as sweep
 
     from .autotuning import autotune as autotune
@@ -58,6 +60,7 @@ _MODULES = {
     "record": "reference.recorder",
     "run_ranks": "reference.launch",
     "sweep": "simulator",
+    "tune": "simulator",
 }
 
 __all__ = sorted(_MODULES)
