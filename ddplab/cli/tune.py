@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, get_args
 
 import numpy as np
-from matplotlib.figure import Figure
 from typer import Option
 
 from reference.bucketing import MIB
@@ -16,7 +15,6 @@ from reference.fork_server import start_server
 from reference.trace import Trace
 from simulator.fabric import Fabric
 from simulator.prediction import Comparison, predict
-from simulator.results.cap_curve import draw_cap_curve
 from simulator.schedule.policy import Policy
 from simulator.schedule.schedule import buckets_of
 from simulator.tuning.plan import DEFAULT, Plan
@@ -262,6 +260,10 @@ def short_caps_mb(
 
 
 def _save_cap_curve(plan: Plan, times: PlanTimes, path: Path) -> None:
+    from matplotlib.figure import Figure  # loading matplotlib takes longer than a prediction
+
+    from simulator.results.cap_curve import draw_cap_curve
+
     total_mb = sum(times.trace.sizes_bytes) / MIB
     caps_mb = {plan.best_cap_mb, *np.geomspace(total_mb / CURVE_SPAN, total_mb, CURVE_CAPS).tolist()}
 
