@@ -7,7 +7,7 @@ from itertools import count
 from pathlib import Path
 
 from .gains import gain
-from .judge import Judge, Verdict
+from .judge import Judge, Judgement
 from .learner_file import LearnerClass
 from .progress import load_progress, save_progress
 from .rungs import RUNGS
@@ -52,7 +52,7 @@ def strip(path: Path) -> str:
     return f"{'■' * passed}{'□' * (len(RUNGS) - passed)} {passed} of {len(RUNGS)} rungs"
 
 
-def climb(judge: Judge, subject: LearnerClass, report: Report) -> Verdict:
+def climb(judge: Judge, subject: LearnerClass, report: Report) -> Judgement:
     """Judge a class from the present rung on, up to the first rung that is not passed; returns the last verdict.
 
     After a rung is passed, the rungs before are judged again, because a new idea may break an old one.
@@ -69,7 +69,7 @@ def climb(judge: Judge, subject: LearnerClass, report: Report) -> Verdict:
     progress = load_progress(path)
     if progress.passed == len(RUNGS):
         report(f"All {len(RUNGS)} rungs are passed; they are judged again.")
-        return _judged_again(judge, subject, len(RUNGS) + 1, report) or Verdict(len(RUNGS))
+        return _judged_again(judge, subject, len(RUNGS) + 1, report) or Judgement(len(RUNGS))
     while True:
         number = progress.passed + 1
         report(introduction(number))
@@ -89,7 +89,7 @@ def climb(judge: Judge, subject: LearnerClass, report: Report) -> Verdict:
             return verdict
 
 
-def _judged_again(judge: Judge, subject: LearnerClass, below: int, report: Report) -> Verdict | None:
+def _judged_again(judge: Judge, subject: LearnerClass, below: int, report: Report) -> Judgement | None:
     """Judge the rungs below a number; reports and returns the first one that is not passed any more."""
     for number in range(1, below):
         if not (verdict := judge.verdict(subject, number)).passed:

@@ -7,17 +7,17 @@ from xml.etree import ElementTree
 
 from reference.files.writing import printable, write_atomically
 
-from .judge import Judge, Verdict
+from .judge import Judge, Judgement
 from .learner_file import LearnerClass
 from .rungs import RUNGS
 
 
-def grade(judge: Judge, subject: LearnerClass) -> list[Verdict]:
+def grade(judge: Judge, subject: LearnerClass) -> list[Judgement]:
     """Judge every rung, also those after one that is not passed."""
     return [judge.verdict(subject, number) for number in range(1, len(RUNGS) + 1)]
 
 
-def to_json(subject: LearnerClass, verdicts: Sequence[Verdict]) -> dict[str, Any]:
+def to_json(subject: LearnerClass, verdicts: Sequence[Judgement]) -> dict[str, Any]:
     """Return the points, one for each rung."""
     rows = [
         {
@@ -40,7 +40,7 @@ def to_json(subject: LearnerClass, verdicts: Sequence[Verdict]) -> dict[str, Any
     }
 
 
-def write_junit(path: Path, subject: LearnerClass, verdicts: Sequence[Verdict]) -> None:
+def write_junit(path: Path, subject: LearnerClass, verdicts: Sequence[Judgement]) -> None:
     """Write the verdicts as JUnit XML, one test case for each rung."""
     failures = [one for one in verdicts if not one.passed]
     counts = {"tests": str(len(verdicts)), "failures": str(len(failures)), "errors": "0", "skipped": "0"}

@@ -36,7 +36,7 @@ EFFORT = 8
 
 
 @dataclass(frozen=True)
-class Verdict:
+class Judgement:
     """Outcome of a rung.
 
     Attributes:
@@ -83,7 +83,7 @@ class Judge(AbstractContextManager["Judge"]):
         """Start the ranks, unless they run: an error of the class has ended them, and a start takes seconds."""
         self.ranks.run(_nothing)
 
-    def verdict(self, subject: Subject, rung: int) -> Verdict:
+    def verdict(self, subject: Subject, rung: int) -> Judgement:
         """Run the checks of a rung, up to the first that fails.
 
         Args:
@@ -93,7 +93,7 @@ class Judge(AbstractContextManager["Judge"]):
         start = time.monotonic()
         check, message = self._first_failure(subject, rung)
         likely = likely_mistake(f"{check}: {message}", RUNGS[rung - 1].mistakes) if check else ""
-        return Verdict(rung, check, message, likely, time.monotonic() - start)
+        return Judgement(rung, check, message, likely, time.monotonic() - start)
 
     def _first_failure(self, subject: Subject, rung: int) -> tuple[str, str]:
         try:

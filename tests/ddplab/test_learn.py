@@ -11,7 +11,7 @@ import yaml
 
 from ddplab.learn import climb, judge, load_ipython_extension, solutions
 from ddplab.learn.checks import ALL
-from ddplab.learn.judge import Judge, Verdict
+from ddplab.learn.judge import Judge, Judgement
 from ddplab.learn.learner_file import SKELETON, LearnerClass, learner_class, write_skeleton
 from ddplab.learn.progress import Progress, load_progress, progress_file, save_progress
 from ddplab.learn.rungs import RUNGS
@@ -258,8 +258,8 @@ def test_a_grade_has_a_point_for_each_rung_and_junit(here, home, shared, monkeyp
     assert not progress_file(home / "my_ddp.py").exists()
 
 
-def _verdict(rung: int) -> Verdict:
-    return Verdict(rung, "one all-reduce", "12 of them", "likely") if rung == 2 else Verdict(rung)
+def _verdict(rung: int) -> Judgement:
+    return Judgement(rung, "one all-reduce", "12 of them", "likely") if rung == 2 else Judgement(rung)
 
 
 def test_a_cell_of_a_notebook_is_judged_and_nothing_but_the_progress_is_written(home, shared, monkeypatch, capsys):
