@@ -46,7 +46,7 @@ def test_systems_are_compared_by_price(here, tmp_path):
     )
     steps = ("--step-ms", "aws-p4d:200", "--step-ms", "dgx-h100:100")
     done = here(
-        *("plan", "gpt2", "aws-p4d", "dgx-h100", *FAST, *steps, "--samples", 1e8, "--deadline", "9d"),
+        *("plan", "resnet50", "aws-p4d", "dgx-h100", *FAST, *steps, "--samples", 1e8, "--deadline", "1d"),
         *("--prices", prices, "--budget", 1e5),
     )
     assert done.returncode == 0, done.stderr
