@@ -2,6 +2,8 @@
 
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, replace
+from functools import cache
+from statistics import NormalDist
 
 import numpy as np
 from numpy.typing import NDArray
@@ -24,6 +26,11 @@ UNKNOWN = -1
 
 CELLS = 4_000_000
 """Durations simulated at a time, to limit memory: 32 MB of int64."""
+
+DRAWS, LATTICE = 2039, 802
+"""A prime number of draws, and the generator of a lattice of them (Korobov). Of those tried, its errors were smallest
+for weighted sums of up to 8 normal variables at the ends of `INTERVAL`: 0.7 % on average, and up to 5 %."""
+ROUNDING_NS = 1.0
 
 COMPUTATION: tuple[ComputeKind, ...] = ("unsynchronized", "forward", "backward", "step")
 """Computing steps of training without data parallelism."""
@@ -161,33 +168,68 @@ Reaches = Mapping[str, tuple[Nanoseconds | int, Nanoseconds | int]]
 def explained_by_errors(difference_ns: Nanoseconds | int, causes_ns: Reaches, other_ns: Reaches) -> NDArray[np.bool_]:
     """Return whether errors that two predictions share may have caused the difference of their medians.
 
-    The axes are those of the differences.
+    Arguments and axes as for `reach_of_difference`.
+    """
+    difference = np.asarray(difference_ns)
+
+    def flat(causes: Reaches) -> dict[str, Nanoseconds]:
+        shape = (2, *difference.shape)
+        return {cause: np.broadcast_to(np.asarray(ends), shape).reshape(2, -1) for cause, ends in causes.items()}
+
+    every = [flat(causes_ns), flat(other_ns)]
+    explained = np.empty(difference.size, bool)
+    for first in range(0, difference.size, at_a_time := max(1, CELLS // DRAWS)):
+        cells = slice(first, first + at_a_time)
+        some = difference.ravel()[cells]
+        one, other = ({cause: (low[cells], high[cells]) for cause, (low, high) in each.items()} for each in every)
+        below, above = reach_of_difference(some, one, other)
+        explained[cells] = (-above <= some) & (some <= below)
+    return explained.reshape(difference.shape)
+
+
+def reach_of_difference(
+    difference_ns: Nanoseconds | int, causes_ns: Reaches, other_ns: Reaches
+) -> tuple[Floats, Floats]:
+    """Return how far the difference of two medians reaches below and above the predicted one with 90 %.
+
+    A cause moves both medians; what counts is by how much it moves their difference. The causes are independent and
+    normally distributed, with `INTERVAL` as the ends of their bands, and a cause moves the difference in proportion,
+    with one slope on each side. A cause that does not reverse the difference at an end of its band does not reverse
+    it beyond either: on a fast enough network two bucket caps may take equally long, and no cap gains from a still
+    faster one.
 
     Args:
-        difference_ns: The other median minus the first.
+        difference_ns: The other median minus the first; any axes, which are also those of the result.
         causes_ns: Of the first prediction; a cause that is missing has no reach.
         other_ns: Of the other prediction.
     """
-    below, above = reach_of_difference(causes_ns, other_ns)
-    return np.asarray((-above <= difference_ns) & (difference_ns <= below))
-
-
-def reach_of_difference(causes_ns: Reaches, other_ns: Reaches) -> tuple[Floats | float, Floats | float]:
-    """Return how far the difference of two medians reaches below and above the predicted one with 90 %.
-
-    Each cause moves both medians; what counts is by how much it moves their difference, the other median minus the
-    first. Arguments as for `explained_by_errors`.
-    """
-    down: Floats | float = 0.0
-    up: Floats | float = 0.0
-    for cause in {**causes_ns, **other_ns}:
+    difference = np.asarray(difference_ns, np.float64)[..., None]
+    sign = np.sign(difference)
+    causes = sorted({**causes_ns, **other_ns})
+    moved = np.zeros((*difference.shape[:-1], DRAWS - 1))
+    for cause, position in zip(causes, _positions(len(causes)), strict=True):
         (below, above), (other_below, other_above) = (
-            np.asarray(some.get(cause, (0, 0)), np.float64) for some in (causes_ns, other_ns)
+            np.asarray(some.get(cause, (0, 0)), np.float64)[..., None] for some in (causes_ns, other_ns)
         )
-        changes = below - other_below, other_above - above  # of the difference, at both ends of the cause
-        down = down + np.minimum(0, np.minimum(*changes)) ** 2
-        up = up + np.maximum(0, np.maximum(*changes)) ** 2
-    return np.sqrt(down), np.sqrt(up)
+        end = np.where(position < 0, below - other_below, other_above - above)
+        change = np.abs(position) * end
+        keeps_sign = (sign != 0) & (sign * (difference + end) >= -ROUNDING_NS)
+        moved += np.where(keeps_sign, sign * np.maximum(sign * change, -sign * difference), change)
+    low, high = np.quantile(moved, INTERVAL, axis=-1, method="nearest")
+    return np.maximum(0.0, -low), np.maximum(0.0, high)
+
+
+@cache
+def _positions(causes: int) -> Floats:
+    """Return draws of each cause, as multiples of its band: -1 and 1 are the ends; shape [causes, draws].
+
+    A lattice in place of random draws: quantiles of a sum are then right to about 1 %, and those of the negated
+    sum are exactly the negated ones.
+    """
+    quantiles = np.array([NormalDist().inv_cdf(number / DRAWS) for number in range(1, DRAWS)])
+    positions: Floats = quantiles / NormalDist().inv_cdf(INTERVAL[1])
+    numbers = np.arange(1, DRAWS)
+    return np.array([positions[numbers * pow(LATTICE, cause, DRAWS) % DRAWS - 1] for cause in range(causes)])
 
 
 def no_overlap_ns(engine_input: EngineInput) -> Nanoseconds:

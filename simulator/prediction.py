@@ -302,7 +302,7 @@ class Comparison:
         if not all(any(map(any, one.causes_ns.values())) for one in (self.baseline, self.other)):
             (low, high), (other_low, other_high) = self.baseline.interval_ns, self.other.interval_ns
             return other_low - high, other_high - low
-        below, above = reach_of_difference(self.baseline.causes_ns, self.other.causes_ns)
+        below, above = reach_of_difference(self.difference_ns, self.baseline.causes_ns, self.other.causes_ns)
         return self.difference_ns - int(below), self.difference_ns + int(above)
 
     @property
@@ -450,8 +450,8 @@ def predict(
         settings: Fields of `Policy`, as an alternative to `policy`: bucket_cap_mb=25, bucket_cap_mb_list,
             first_bucket_mb, plan, grouping="buckets", reduce_dtype, order="ready", order_seed,
             broadcast_buffers=True, find_unused_parameters, static_graph, skip_all_reduce_unused_params,
-            gradient_as_bucket_view, hook="none", sparse_density=1.0, sync_every=1, process_groups=1 and
-            phase="steady".
+            gradient_as_bucket_view, copies_single_gradients=True, hook="none", sparse_density=1.0, sync_every=1,
+            process_groups=1 and phase="steady".
 
     Raises:
         ValueError: An argument is invalid, or does not fit the trace, the fabric or another argument; the message

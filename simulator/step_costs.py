@@ -160,21 +160,23 @@ def price_schedule(schedule: IterationSchedule, fabric: Fabric, policy: Policy, 
         Compute("search"): round(processor.search_ns_per_parameter * parameters),
     }
     for iteration in range(policy.sync_every):
-        copied = sum(processor.copy_out(size) for sizes in schedule.gradient_bytes for size in sizes)
-        same_ns[Compute("unshard", iteration=iteration)] = copied
+        unsharded = sum(processor.copy_out(size) for sizes in schedule.gradient_bytes for size in sizes)
+        same_ns[Compute("unshard", iteration=iteration)] = unsharded
+    copied = [sizes if policy.copies_single_gradients or len(sizes) > 1 else () for sizes in schedule.gradient_bytes]
     for bucket, sizes in enumerate(schedule.gradient_bytes):
+        copy_out_ns = 0 if policy.gradient_as_bucket_view else sum(map(processor.copy_out, copied[bucket]))
         same_ns |= {
             Compute("compress", bucket): hook.compress(sum(sizes)),
             Compute("launch", bucket): processor.launch_on(world_size),
             Compute("recompress", bucket): hook.recompress(sum(sizes)),
             Compute("decompress", bucket): hook.decompress(sum(sizes)),
-            Compute("copy_out", bucket): 0 if policy.gradient_as_bucket_view else sum(map(processor.copy_out, sizes)),
+            Compute("copy_out", bucket): copy_out_ns,
         }
     steps = frozenset(schedule.steps)
     return ScheduleCosts(
         untimed=price_collectives(schedule, fabric, policy, world_size),
         same_ns={step: int(as_int64(ns)) for step, ns in same_ns.items() if step in steps},
-        pack_ns=as_int64([_pack_ns(sizes, processor, policy) for sizes in schedule.gradient_bytes]),
+        pack_ns=as_int64([_pack_ns(sizes, processor, policy) for sizes in copied]),
         relative_errors=relative_errors(messages_of(schedule), fabric, world_size),
         step_errors={
             "copies": (("unshard", "pack", "copy_out"), processor.copy_error),

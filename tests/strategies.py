@@ -200,6 +200,7 @@ def policies(draw, keys: tuple[str, ...]) -> Policy:
         static_graph=is_static,
         skip_all_reduce_unused_params=searches and draw(st.booleans()),
         gradient_as_bucket_view=draw(st.booleans()),
+        copies_single_gradients=draw(st.booleans()),
         hook=named_hook(draw(st.sampled_from([*HOOKS, "power_sgd:3", "bf16+power_sgd:2"]))).model_copy(
             update={
                 part: Linear(fixed_ns=draw(st.integers(0, 30)), ns_per_byte=draw(st.integers(0, 2)))
@@ -378,7 +379,7 @@ def emulations(draw) -> Asked:
     Asked(trace, fabric, 2, Policy(find_unused_parameters=True, sync_every=2), ...)
     """
     asked = draw(any_predictions())
-    policy, trace = asked.policy, asked.trace
+    policy, trace = asked.policy.model_copy(update={"copies_single_gradients": True}), asked.trace
     if asked.inputs is not None:
         policy = policy.model_copy(update={"phase": "steady"})
     if not policy.has_rebuilt:  # reducers have no such argument, and a list gives other buckets before the rebuild

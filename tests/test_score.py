@@ -387,13 +387,6 @@ def test_buckets_of_at_most_the_cap_are_as_large_as_they_can_be(sizes, cap):
     assert all(total + sizes[following[0]] > cap for total, following in zip(totals, plan[1:], strict=False))
 
 
-@given(sizes_of_gradients, st.integers(1, 10**6))
-def test_a_bucket_of_one_gradient_is_not_copied(sizes, cap):
-    plan = part_e_bucket_caps.at_most(sizes, range(len(sizes)), cap)
-    alone = sum(sizes[bucket[0]] for bucket in plan if len(bucket) == 1)
-    assert part_e_bucket_caps.copied_share(plan, sizes) == pytest.approx(1 - alone / sum(sizes))
-
-
 @pytest.mark.parametrize(
     ("model", "parameters", "tensors"),
     [

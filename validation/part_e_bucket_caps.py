@@ -6,6 +6,7 @@ sign of the effect: which of two caps is faster, wherever the difference exceeds
 
 from collections.abc import Mapping, Sequence
 from itertools import combinations
+from typing import Any
 
 from reference.bucketing import MIB, BucketAssignment, assign_buckets, bucket_caps
 from reference.trace import Trace
@@ -38,11 +39,11 @@ def predict_ns(inputs: BucketCapsInputs, reducer: BucketRule, cap_mb: float) -> 
     trace = trace_of_model(reducer.model, device_of(node, reducer.tflops), reducer.compute_ms * 1e6, optimizer_ns)
     plan = plan_of(trace, reducer, cap_mb)
     fabric, variation, _ = assume_on_node(trace, node, inputs, reducer.gpus)
-    if reducer.rule == "at most the cap":
-        fabric = of_a_student(fabric, copied_share(plan, trace.sizes_bytes))
+    fabric, copies = costs_of(reducer, fabric)
     steady = variation.model_copy(update={"jitter": 0.0})  # all caps then have one iteration, and fast predictions
-    predicted = predict(trace, fabric, world_size=reducer.gpus, plan=plan, variation=steady)
-    baselines = baselines_ns(trace, fabric, world_size=reducer.gpus, plan=plan)
+    how: dict[str, Any] = {"world_size": reducer.gpus, "plan": plan, "copies_single_gradients": copies}
+    predicted = predict(trace, fabric, variation=steady, **how)
+    baselines = baselines_ns(trace, fabric, **how)
     return {**times_of(predicted), **baselines, FEWER_BUCKETS: len(plan)}
 
 
@@ -55,19 +56,15 @@ def plan_of(trace: Trace, reducer: BucketRule, cap_mb: float) -> BucketAssignmen
     return at_most(sizes, order, round(cap_mb * MIB))
 
 
-def copied_share(plan: BucketAssignment, sizes_bytes: Sequence[int]) -> float:
-    """Part of the bytes that a reducer copies which flattens buckets with `torch._utils._flatten_dense_tensors`.
+def costs_of(reducer: BucketRule, fabric: Fabric) -> tuple[Fabric, bool]:
+    """Return the costs for one reducer, and whether it copies a gradient that is alone in its bucket.
 
-    For a bucket of one gradient that function returns a view of the gradient (torch/csrc/utils/tensor_flatten.h).
+    The reducers of CS336 flatten buckets with `torch._utils._flatten_dense_tensors`, which returns a view of a single
+    gradient (torch/csrc/utils/tensor_flatten.h), and do no more at a launch.
     """
-    copied = sum(sizes_bytes[index] for bucket in plan if len(bucket) > 1 for index in bucket)
-    return copied / sum(sizes_bytes)
-
-
-def of_a_student(fabric: Fabric, copied: float) -> Fabric:
-    """Return the fabric for a reducer that copies this part of the bytes and does no more at a launch."""
-    pack, copy_out = (copy.times(copied) for copy in (fabric.processor.pack, fabric.processor.copy_out))
-    return fabric.with_processor(pack=pack, copy_out=copy_out, launch_ns=0, stall_ns=0)
+    if reducer.rule == "at most the cap":
+        return fabric.with_processor(launch_ns=0, stall_ns=0), False
+    return fabric, True
 
 
 def at_most(sizes_bytes: Sequence[int], order: Sequence[int], cap_bytes: int) -> BucketAssignment:

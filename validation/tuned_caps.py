@@ -4,8 +4,7 @@
 next to it, the fastest swept cap, and the regret, which is the measured time with the former over that with the
 latter, minus one. A sweep separates two caps if their times differ by more than both spreads (1 % if none was
 published). Where the gain over torch's default may be due to errors, the advice is to keep the default of 25 MB; the
-last column has the regret of the swept cap next to that. The time to copy gradients does not depend on the cap here,
-as it does in part (e).
+last column has the regret of the swept cap next to that.
 """
 
 from collections.abc import Sequence
@@ -17,7 +16,7 @@ from reference.bucketing import DEFAULT_BUCKET_CAP_MB
 from simulator import Plan, tune
 
 from .cases import BucketCapsCase, BucketCapsInputs, BucketRule, MeasuredCap, load_case
-from .part_e_bucket_caps import UNPUBLISHED_SPREAD, of_a_student
+from .part_e_bucket_caps import UNPUBLISHED_SPREAD, costs_of
 from .published_nodes import assume_on_node, device_of, trace_of_model
 
 CASES = Path(__file__).parent / "cases"
@@ -51,10 +50,17 @@ def tuned_plan(inputs: BucketCapsInputs, reducer: BucketRule) -> Plan:
     node = inputs.node(reducer.node)
     trace = trace_of_model(reducer.model, device_of(node, reducer.tflops), reducer.compute_ms * 1e6, optimizer_ns)
     fabric, variation, _ = assume_on_node(trace, node, inputs, reducer.gpus)
-    if reducer.rule == "at most the cap":
-        fabric = of_a_student(fabric, 1.0)
+    fabric, copies = costs_of(reducer, fabric)
     steady = variation.model_copy(update={"jitter": 0.0})
-    return tune(trace, fabric, world_size=reducer.gpus, cap_rule=reducer.rule, variation=steady, assume=False)
+    return tune(
+        trace,
+        fabric,
+        world_size=reducer.gpus,
+        cap_rule=reducer.rule,
+        variation=steady,
+        assume=False,
+        copies_single_gradients=copies,
+    )
 
 
 def tuned_caps() -> list[TunedCap]:

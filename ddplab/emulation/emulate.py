@@ -109,6 +109,8 @@ def emulate(
         raise ValueError("grouping: expected 'module' with the reducer 'replicate', which has no buckets")
     if not _is_ours(make) and (policy.plan is not None or policy.order != "ready"):
         raise ValueError("order: expected 'ready' and no plan, because only ddplab's reducer takes a plan")
+    if _is_ours(make) and not policy.copies_single_gradients:
+        raise ValueError("copies_single_gradients: expected true, because ddplab's reducer copies every gradient")
     if inputs is not None and policy.phase != "steady":
         raise ValueError(f"phase: expected 'steady' with inputs, got {policy.phase!r}")
     follows_caps = policy.plan is None and policy.order == "ready"

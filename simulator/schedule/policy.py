@@ -19,7 +19,8 @@ ReduceDtype = Literal["float32", "bfloat16", "float16"]
 ITEM_BYTES: Mapping[ReduceDtype, int] = {"float32": 4, "bfloat16": 2, "float16": 2}
 DDP_ONLY = (
     *("bucket_cap_mb_list", "first_bucket_mb", "plan", "find_unused_parameters", "static_graph"),
-    *("skip_all_reduce_unused_params", "gradient_as_bucket_view", "hook", "process_groups"),
+    *("skip_all_reduce_unused_params", "gradient_as_bucket_view", "copies_single_gradients"),
+    *("hook", "process_groups"),
 )
 """Fields of `Policy` that have no counterpart in FSDP2's `replicate()`."""
 
@@ -84,6 +85,11 @@ class Policy(Settings, strict=False):
         default=False,
         description="whether gradients are views of buckets, so that averages are not copied out, yes or no; "
         "DDP's argument",
+    )
+    copies_single_gradients: bool = Field(
+        default=True,
+        description="whether a gradient that is alone in its bucket is copied too, yes or no; DDP copies it, Horovod "
+        "and reducers with `torch._utils._flatten_dense_tensors` do not",
     )
     hook: CommHook = Field(
         default=NO_HOOK,

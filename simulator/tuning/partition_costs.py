@@ -50,6 +50,8 @@ class PartitionCosts:
         ready_ns: When the slowest rank has each gradient; shape [cycles, parameters].
         pack_ns: Copying each gradient into its bucket, and the part of compression that grows with its bytes.
         copy_ns: Copying each average out, likewise.
+        shared_ns: What both copies cost a gradient in a bucket with others, and are not in the two before; shape
+            [2, parameters]. Only where a gradient alone is not copied.
         launch_ns: Computing that each bucket costs.
         unpack_ns: Decompression that each bucket costs, without the part for its bytes.
         computed_ns: End of the iteration on the slowest rank without communication, packing, launches and copies;
@@ -63,6 +65,7 @@ class PartitionCosts:
     ready_ns: Floats
     pack_ns: Floats
     copy_ns: Floats
+    shared_ns: Floats
     launch_ns: float
     unpack_ns: float
     computed_ns: Floats
@@ -174,9 +177,11 @@ class PartitionCosts:
         members = np.concatenate([np.array(bucket) for bucket in plan])
         first = np.cumsum([0, *map(len, plan[:-1])])
         full = np.maximum.reduceat(self.ready_ns[:, members], first, axis=-1)
-        launched = np.maximum.accumulate(full, axis=-1) + np.add.reduceat(self.pack_ns[members], first).cumsum()
+        shared_ns = np.array([len(bucket) > 1 for bucket in plan for _ in bucket]) * self.shared_ns[:, members]
+        packs = np.add.reduceat(self.pack_ns[members] + shared_ns[0], first)
+        launched = np.maximum.accumulate(full, axis=-1) + packs.cumsum()
         launched += self.launch_ns * np.arange(1, len(plan) + 1)
-        copies = np.add.reduceat(self.copy_ns[members], first) + self.unpack_ns
+        copies = np.add.reduceat(self.copy_ns[members] + shared_ns[1], first) + self.unpack_ns
         still = copies[::-1].cumsum()[::-1].tolist()
         link, lost = self.bucket_costs_ns(plan)
         done, delay, last = (np.zeros(len(self.ready_ns)) for _ in range(3))
@@ -184,7 +189,7 @@ class PartitionCosts:
             done = np.maximum(done, launched[:, bucket] + delay) + cost
             delay = delay + loss
             last = np.maximum(last, done + still[bucket])
-        computed = self.computed_ns + self.pack_ns.sum() + self.launch_ns * len(plan) + still[0] + delay
+        computed = self.computed_ns + packs.sum() + self.launch_ns * len(plan) + still[0] + delay
         ends: Floats = np.maximum(computed, last + self.step_ns)
         return ends
 
@@ -210,8 +215,12 @@ def partition_costs(times: PlanTimes) -> PartitionCosts:
     search_ns = round(processor.search_ns_per_parameter * count) if policy.graph_may_change else 0
     before_ns = start_ns + search_ns
     sizes = np.array(gradient_bytes(model.parameters, policy.sparse_density), np.int64)
-    copies = np.array([0 if policy.gradient_as_bucket_view else processor.copy_out(size) for size in sizes.tolist()])
-    compress_ns, copy_ns = hook.compress.ns_per_byte * sizes, copies + hook.decompress.ns_per_byte * sizes
+    packs = [processor.pack(size) for size in sizes.tolist()]
+    copies = [0 if policy.gradient_as_bucket_view else processor.copy_out(size) for size in sizes.tolist()]
+    both_ns = np.array([packs, copies], float)
+    shared_ns = np.zeros_like(both_ns) if policy.copies_single_gradients else both_ns
+    packed_ns, copied_ns = both_ns - shared_ns
+    compress_ns, copy_ns = hook.compress.ns_per_byte * sizes, copied_ns + hook.decompress.ns_per_byte * sizes
     if policy.skip_all_reduce_unused_params:  # a bucket of such parameters alone is packed and not sent
         compress_ns[list(model.never_used)] = copy_ns[list(model.never_used)] = 0
     launch_ns: float = 0 if model.has_communication else processor.launch_on(times.world_size)
@@ -219,8 +228,9 @@ def partition_costs(times: PlanTimes) -> PartitionCosts:
         times=times,
         order=order,
         ready_ns=(drawn.ready_ns + before_ns[..., None]).max(axis=1).astype(float),
-        pack_ns=np.array([processor.pack(size) for size in sizes.tolist()]) + compress_ns,
+        pack_ns=packed_ns + compress_ns,
         copy_ns=copy_ns,
+        shared_ns=shared_ns,
         launch_ns=launch_ns + hook.compress.fixed_ns,
         unpack_ns=hook.decompress.fixed_ns,
         computed_ns=(before_ns + drawn.backward_end_ns + drawn.step_ns).max(axis=-1).astype(float),
@@ -235,7 +245,7 @@ def _is_exact(times: PlanTimes, hook: CommHook, order: Sequence[int], drawn: Cyc
     alone = tuple((index,) for index in order)
     if hook.has_costs or not isinstance(policy.hook, CommHook | HalfPrecision) or not is_additive(policy.hook):
         return False
-    if policy.graph_may_change or times.recorded.has_communication:
+    if policy.graph_may_change or times.recorded.has_communication or not policy.copies_single_gradients:
         return False
     if fabric.concurrency * policy.process_groups > 1 or not times.has_constant_speeds(alone):
         return False

@@ -2,6 +2,7 @@
 
 from dataclasses import replace
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -9,6 +10,7 @@ from scipy.stats import norm
 
 from simulator import Fabric, predict
 from simulator.fabric import Timing
+from simulator.interval import explained_by_errors, reach_of_difference
 from simulator.workload.compute_times import Straggler, Variation
 
 from ..explore import examples
@@ -42,6 +44,47 @@ def test_knowing_the_fabric_less_well_never_narrows_the_interval(asked, spread, 
         intervals.append(replace(asked, fabric=fabric).predict().interval_ns)
     assert intervals[1][0] <= intervals[0][0]
     assert intervals[1][1] >= intervals[0][1]
+
+
+ends_ns = st.integers(0, 1000)
+reaches = st.lists(st.tuples(ends_ns, ends_ns), min_size=1, max_size=6).map(
+    lambda pairs: {f"cost {number}": pair for number, pair in enumerate(pairs)}
+)
+
+
+@given(st.integers(-500, 500), reaches, reaches)
+def test_a_difference_has_the_same_reach_from_the_other_side_and_none_from_what_moves_both_alike(
+    difference_ns, one, other
+):
+    below, above = reach_of_difference(difference_ns, one, other)
+    assert min(below, above) >= 0
+    assert reach_of_difference(-difference_ns, other, one) == (above, below)
+    assert reach_of_difference(difference_ns, one, one) == (0, 0)
+
+
+@given(st.lists(ends_ns, min_size=1, max_size=6))
+def test_small_errors_of_a_difference_add_up_in_quadrature(ends):
+    below, above = reach_of_difference(10**6, {}, {f"cost {number}": (end, end) for number, end in enumerate(ends)})
+    whole = sum(end**2 for end in ends) ** 0.5
+    assert below == pytest.approx(whole, rel=0.08) == above
+
+
+@given(st.integers(2, 1000), reaches)
+def test_an_error_that_lets_a_difference_vanish_is_no_reason_to_call_it_a_tie(difference_ns, others):
+    """In the other prediction the network is hidden, and with a fast network in both; see `is_tie`."""
+    causes = {"collectives": (difference_ns, 3 * difference_ns)}
+    assert not explained_by_errors(-difference_ns, causes, {})
+    assert not explained_by_errors(difference_ns, {}, causes)
+    assert explained_by_errors(-difference_ns, {"collectives": (2 * difference_ns, 0)}, {})
+    assert explained_by_errors(-difference_ns, causes | others, others) == np.False_
+
+
+@given(st.lists(st.tuples(st.integers(-500, 500), ends_ns, ends_ns), min_size=1, max_size=20))
+def test_many_differences_are_judged_as_one_by_one(rows):
+    differences, low, high = np.array(rows).T
+    judged = explained_by_errors(differences.reshape(1, -1), {"collectives": (low[None], high[None])}, {})
+    assert judged.shape == (1, len(rows))
+    assert judged[0].tolist() == [bool(explained_by_errors(d, {"collectives": (a, b)}, {})) for d, a, b in rows]
 
 
 def test_the_interval_reaches_as_far_as_dearer_and_cheaper_collectives_do():

@@ -5,6 +5,7 @@ from itertools import pairwise
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
+from simulator.schedule.policy import Policy
 from simulator.tuning.partition_costs import partition_costs
 from tests.explore import examples
 from tests.strategies import partitions
@@ -26,9 +27,9 @@ def test_the_recurrence_is_the_iteration_of_contiguous_buckets(trace, fabric, da
 @examples(60)
 @given(
     small_models(ranks=2, one_order=False), st.sampled_from([1.0, 1.3, 2.5]).flatmap(lambda s: fabrics(slow_down=s)),
-    st.data(),
+    st.booleans(), st.data(),
 )  # fmt: skip
-def test_the_recurrence_is_at_most_the_iteration_of_any_buckets(trace, fabric, data):
-    costs = partition_costs(plan_times(trace, fabric))
+def test_the_recurrence_is_at_most_the_iteration_of_any_buckets(trace, fabric, copies, data):
+    costs = partition_costs(plan_times(trace, fabric, policy=Policy(copies_single_gradients=copies)))
     plan = tuple(map(tuple, data.draw(partitions(len(costs.order)))))
     assert costs.recurrence_ns(plan)[0] <= costs.times.cycles_ns(plan)[0] + len(plan)

@@ -55,6 +55,14 @@ def test_averages_in_views_are_not_copied_out():
     assert " 38- 44 rank 0 copy_out 0" in lines_of([ALIKE], [[0, 1]], costs)
 
 
+def test_a_gradient_alone_in_its_bucket_is_not_copied_where_the_reducer_sends_it_in_place():
+    costs = fabric(8, processor=Processor(pack=Linear(fixed_ns=1), copy_out=Linear(fixed_ns=3)))
+    in_place = {"copies_single_gradients": False}
+    free = fabric(8, processor=Processor())
+    assert lines_of([ALIKE], [[1], [0]], costs, **in_place) == lines_of([ALIKE], [[1], [0]], free)
+    assert lines_of([ALIKE], [[1, 0]], costs, **in_place) == lines_of([ALIKE], [[1, 0]], costs)
+
+
 def test_a_static_graph_packs_all_buckets_before_its_first_launch():
     costs = fabric(8, processor=Processor(pack=Linear(fixed_ns=1), launch_ns=2))
     lines = lines_of([ALIKE], [[1], [0]], costs, static_graph=True, phase="first")

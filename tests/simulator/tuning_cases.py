@@ -51,9 +51,11 @@ def fabrics(draw, *, slow_down: float = 1.0) -> Fabric:
     )
 
 
-def plan_times(trace: Trace, fabric: Fabric, objective: Objective = "median") -> PlanTimes:
-    """Times of plans under the default settings."""
-    return PlanTimes(trace, fabric, WORLD_SIZE, Policy(), RECORDED, (), objective)
+def plan_times(
+    trace: Trace, fabric: Fabric, objective: Objective = "median", policy: Policy | None = None
+) -> PlanTimes:
+    """Times of plans, under the default settings if no policy is given."""
+    return PlanTimes(trace, fabric, WORLD_SIZE, policy or Policy(), RECORDED, (), objective)
 
 
 def contiguous_partitions(order: Sequence[int]) -> Iterator[BucketLayout]:
