@@ -1,4 +1,4 @@
-"""Tutorial 11: pictures of sweeps over bucket caps."""
+"""Tutorial 12: pictures of sweeps over bucket caps."""
 
 from collections.abc import Mapping, Sequence
 

@@ -1,4 +1,4 @@
-"""Exercises of tutorial 11."""
+"""Exercises of tutorial 12."""
 
 from collections.abc import Callable, Mapping
 
