@@ -231,14 +231,8 @@ def draw_bandwidths(
             if (gbit := crossovers.get((machine, name))) is not None:
                 below.plot(gbit, 1, "o", color=COLOURS[name], zorder=5)
                 place = (0, {"fp16": 6, "bf16": -14}.get(name, -26))
-                below.annotate(
-                    f"{gbit:.2g}" if gbit < 100 else f"{gbit:.0f}",
-                    (gbit, 1),
-                    place,
-                    textcoords="offset points",
-                    ha="center",
-                    fontsize=9,
-                )
+                word = f"{gbit:.0f}" if gbit > 100 else f"{gbit:.2g}"
+                below.annotate(word, (gbit, 1), place, textcoords="offset points", ha="center", fontsize=9)
         above.set_xscale("log")
         above.set_title(machine, loc="left", fontsize=10)
         below.set_xticks([1, 10, 100], ["1", "10", "100"])

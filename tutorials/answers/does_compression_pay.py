@@ -50,7 +50,7 @@ def break_even(trace: Trace, hooks: Mapping[str, CommHook]) -> Exercise:
             "predict the iteration with the dearer hook and without a hook. Which factor makes them equal?",
             "try factors from 1 to 10, and halve the range in which the longer iteration changes",
         ),
-        explanation="what fewer bytes save is inversely proportional to the bandwidth: the crossover through 25 Gbit/s",
+        explanation="what fewer bytes save falls as the bandwidth grows, in proportion: the crossover divided by 25",
         solution=solution,
         wrong=lambda: [1, 100, 1.2 * solution(), "twice"],
     )
