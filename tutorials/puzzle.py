@@ -51,7 +51,7 @@ def draw_loads(sweeps: Mapping[str, Sweep]) -> Axes:
     )
     ax.invert_yaxis()
     ax.set_xlabel("ms")
-    ax.legend(frameon=False, loc="lower right", fontsize=9)
+    ax.legend(frameon=False, loc="center right", fontsize=9)
     return ax
 
 
