@@ -43,7 +43,7 @@ site: .venv/.site  ## run the tutorials and make a site of them, the pages and t
 	$(BIN)/python -m docs
 
 test-tutorials: .venv/.tutorials  ## run every tutorial from its first cell to its last, verify its exercises, look for answers in its outputs: 6 minutes
-	$(BIN)/pytest -m slow --durations=12 tests/test_tutorials.py
+	$(BIN)/pytest -m slow --durations=13 tests/test_tutorials.py
 
 test-readme: $(READY)  ## run the README's commands and programs as they are written: about 9 minutes
 	$(BIN)/pytest -m slow tests/test_readme.py

@@ -40,6 +40,25 @@ def test_measuring_ends_when_the_time_repeats_or_the_machine_is_too_busy(times):
     assert found.repeats or (measured == repeats.ATTEMPTS and "too busy" in str(found))
 
 
+class Ranks:
+    """Ranks that get these shares of a core, one after the other."""
+
+    def __init__(self, *shares):
+        self.shares = iter(shares)
+
+    def run(self, _function):
+        return [1.0, next(self.shares)]
+
+
+def test_a_time_does_not_repeat_while_steady_work_takes_the_cores():
+    (busy,) = repeats.least(lambda: [10], Ranks(*[0.5] * repeats.ATTEMPTS))
+    assert not busy.repeats
+    assert "too busy" in str(busy)
+    (calm,) = repeats.least(lambda: [10], Ranks(0.95, 0.5, 0.95))
+    assert calm == repeats.Least(10, 10, 0.95)
+    assert calm.repeats
+
+
 @given(st.tuples(*[st.floats(0.01, 1000)] * 3))
 def test_the_ends_of_an_interval_are_told_apart(values):
     middle, low, high = values

@@ -197,8 +197,8 @@ def test_an_interactive_cell_is_left_out_of_the_site_and_follows_a_still_picture
             assert re.search(r"^(\w+\.)?show(_\w+)?\(.*\)$", text(before), flags=re.MULTILINE)
 
 
-def test_there_are_twelve_in_order():
-    assert [path.stem[:2] for path in NOTEBOOKS] == [f"{number:02}" for number in range(12)]
+def test_there_are_thirteen_in_order():
+    assert [path.stem[:2] for path in NOTEBOOKS] == [f"{number:02}" for number in range(13)]
 
 
 def test_no_tutorial_writes_into_the_repository():

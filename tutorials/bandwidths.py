@@ -1,4 +1,4 @@
-"""Tutorial 6: what comm hooks cost, the bandwidths at which they shorten an iteration, and pictures of both."""
+"""Tutorial 10: what comm hooks cost, the bandwidths at which they shorten an iteration, and pictures of both."""
 
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -8,7 +8,6 @@ from math import prod, sqrt
 import matplotlib.pyplot as plt
 import numpy as np
 import torch
-from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from numpy.typing import NDArray
 
@@ -21,7 +20,7 @@ from simulator.fabric import Fabric, Linear
 from simulator.schedule.comm_hook_messages import CommHook, named_hook
 from simulator.workload.default_gpu_costs import COPY_START_NS, memory_of
 
-from .plots import new_axes, opened
+from .plots import opened
 
 RANK = 4
 """Rank of PowerSGD's approximation."""
@@ -167,6 +166,11 @@ def hooks_of_v100() -> tuple[dict[str, CommHook], dict[str, float]]:
     return hooks, total_ms
 
 
+def dearer(hook: CommHook, factor: float) -> CommHook:
+    """The hook with computation that takes `factor` times as long, and the same messages."""
+    return hook.model_copy(update={part: getattr(hook, part).times(factor) for part in COSTS})
+
+
 def network(gbit_per_s: float) -> Fabric:
     """A ring of links of this rate, with 10 microseconds a hop."""
     return Fabric.from_alpha_beta(alpha_ns=LATENCY_NS, bytes_per_s=gbit_per_s * 1e9 / 8)
@@ -198,48 +202,6 @@ def crossover(trace: Trace, hook: CommHook, other: CommHook, low: float = 0.5, h
     return sqrt(low * high)
 
 
-def draw_missing(missing: Mapping[str, Sequence[float]]) -> Axes:
-    """Draw which part of the gradient is missing from the mean of all iterations so far, by way of sending it."""
-    ax = new_axes()
-    for (way, values), colour in zip(missing.items(), plot_colours.LINES, strict=False):
-        ax.plot(range(1, len(values) + 1), values, label=way, color=colour)
-    ax.set_xlabel("iterations")
-    ax.set_ylabel("part of the gradient that is missing")
-    ax.set_ylim(0, 1.05)
-    ax.legend(frameon=False)
-    return ax
-
-
-def smooth(losses: Sequence[float]) -> NDArray[np.float64]:
-    """Means of 20 losses in a row."""
-    return np.convolve(losses, np.ones(20) / 20, mode="valid")
-
-
-def draw_losses(curves: Mapping[str, tuple[Sequence[float], float]]) -> Axes:
-    """Draw the losses of each hook, labelled with the part of the bytes that it sends."""
-    ax = new_axes(7, 3.4)
-    for (hook, (losses, part)), colour in zip(curves.items(), plot_colours.LINES, strict=True):
-        ax.plot(smooth(losses), label=f"{hook}: {part:.0%} of the bytes", color=colour)
-    ax.set_xlabel("step")
-    ax.set_ylabel("loss, mean of 20 steps")
-    ax.legend(frameon=False)
-    return ax
-
-
-def show_part(approximation_rank: int = RANK) -> None:
-    """Draw and show which part of the bytes of square matrices PowerSGD sends, as a slider requires."""
-    sides = np.array([16, 32, 64, 128, 256, 512, 1024, 2048, 4096])
-    part = approximation_rank * 2 * sides / sides**2
-    ax = new_axes(7, 2.6)
-    ax.loglog(sides, np.where(part < 0.5, part, 1), "o-", color=plot_colours.COMPUTATION)
-    ax.axhline(0.5, color=plot_colours.QUIET, linestyle=":", label="float16")
-    ax.set_xlabel("rows and columns of a square matrix")
-    ax.set_ylabel("part of the bytes")
-    ax.set_ylim(1e-3, 1.5)
-    ax.legend(frameon=False)
-    plt.show()
-
-
 Machines = Mapping[str, tuple[Trace, Mapping[str, CommHook]]]
 """By machine, its trace and its hooks by name, "none" first."""
 
@@ -255,7 +217,7 @@ def draw_bandwidths(
         guess_gbit_per_s: The learner's guess of PowerSGD's crossover on the first machine; no number: left out.
     """
     bandwidths = np.geomspace(0.5, 400, 15)
-    figure, axes = plt.subplots(2, 2, figsize=(10, 6), layout="constrained", sharex=True)
+    figure, axes = plt.subplots(2, len(machines), figsize=(7, 5), layout="constrained", sharex=True, squeeze=False)
     for (above, below), (machine, (trace, hooks)) in zip(axes.T, machines.items(), strict=True):
         plain = np.array([iteration_ms(trace, hooks["none"], gbit) for gbit in bandwidths])
         for name, hook in hooks.items():
@@ -269,7 +231,8 @@ def draw_bandwidths(
             if (gbit := crossovers.get((machine, name))) is not None:
                 below.plot(gbit, 1, "o", color=COLOURS[name], zorder=5)
                 place = (0, {"fp16": 6, "bf16": -14}.get(name, -26))
-                below.annotate(f"{gbit:.3g}", (gbit, 1), place, textcoords="offset points", ha="center", fontsize=9)
+                word = f"{gbit:.0f}" if gbit > 100 else f"{gbit:.2g}"
+                below.annotate(word, (gbit, 1), place, textcoords="offset points", ha="center", fontsize=9)
         above.set_xscale("log")
         above.set_title(machine, loc="left", fontsize=10)
         below.set_xticks([1, 10, 100], ["1", "10", "100"])

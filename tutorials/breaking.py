@@ -1,4 +1,4 @@
-"""Tutorial 10: the code that is broken there, what a loss curve and a simple test show, and a picture."""
+"""Tutorial 11: the code that is broken there, what a loss curve and a simple test show, and a picture."""
 
 import inspect
 from collections.abc import Mapping, Sequence
@@ -12,7 +12,7 @@ from reference import minimal
 from simulator import plot_colours
 
 from .averaging import gradient
-from .bandwidths import smooth
+from .compression import smooth
 from .own_code import folder, read
 from .plots import new_axes
 

@@ -1,10 +1,14 @@
-"""Rank functions of tutorial 6: bytes that comm hooks send, their errors, and training with them."""
+"""Tutorial 6: bytes that comm hooks send, their errors, training with them, and pictures of all three."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+import matplotlib.pyplot as plt
+import numpy as np
 import torch
 import torch.distributed as dist
+from matplotlib.axes import Axes
+from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from reference.comm_hooks.compress import bf16_compress, fp16_compress
@@ -12,10 +16,12 @@ from reference.comm_hooks.interface import Hook
 from reference.comm_hooks.powersgd import PowerSGDState, power_sgd
 from reference.data_parallel import DistributedDataParallel
 from reference.parameters import size_bytes
+from simulator import plot_colours
 
 from .averaging import gradient
 from .counting import all_reduces
 from .own_code import read
+from .plots import new_axes
 
 FULL_PRECISION = 2
 """Number of iterations that average in full precision before PowerSGD starts to compress."""
@@ -144,3 +150,45 @@ def _wrapped(model: nn.Module, registered: Registered) -> DistributedDataParalle
     if registered is not None:
         ddp.register_comm_hook(*registered)
     return ddp
+
+
+def draw_missing(missing: Mapping[str, Sequence[float]]) -> Axes:
+    """Draw which part of the gradient is missing from the mean of all iterations so far, by way of sending it."""
+    ax = new_axes()
+    for (way, values), colour in zip(missing.items(), plot_colours.LINES, strict=False):
+        ax.plot(range(1, len(values) + 1), values, label=way, color=colour)
+    ax.set_xlabel("iterations")
+    ax.set_ylabel("part of the gradient that is missing")
+    ax.set_ylim(0, 1.05)
+    ax.legend(frameon=False)
+    return ax
+
+
+def smooth(losses: Sequence[float]) -> NDArray[np.float64]:
+    """Means of 20 losses in a row."""
+    return np.convolve(losses, np.ones(20) / 20, mode="valid")
+
+
+def draw_losses(curves: Mapping[str, tuple[Sequence[float], float]]) -> Axes:
+    """Draw the losses of each hook, labelled with the part of the bytes that it sends."""
+    ax = new_axes(7, 3.4)
+    for (hook, (losses, part)), colour in zip(curves.items(), plot_colours.LINES, strict=True):
+        ax.plot(smooth(losses), label=f"{hook}: {part:.0%} of the bytes", color=colour)
+    ax.set_xlabel("step")
+    ax.set_ylabel("loss, mean of 20 steps")
+    ax.legend(frameon=False)
+    return ax
+
+
+def show_part(approximation_rank: int = 4) -> None:
+    """Draw and show which part of the bytes of square matrices PowerSGD sends, as a slider requires."""
+    sides = np.array([16, 32, 64, 128, 256, 512, 1024, 2048, 4096])
+    part = approximation_rank * 2 * sides / sides**2
+    ax = new_axes(7, 2.6)
+    ax.loglog(sides, np.where(part < 0.5, part, 1), "o-", color=plot_colours.COMPUTATION)
+    ax.axhline(0.5, color=plot_colours.QUIET, linestyle=":", label="float16")
+    ax.set_xlabel("rows and columns of a square matrix")
+    ax.set_ylabel("part of the bytes")
+    ax.set_ylim(1e-3, 1.5)
+    ax.legend(frameon=False)
+    plt.show()

@@ -1,4 +1,4 @@
-"""Tutorial 11: pictures of sweeps over bucket caps."""
+"""Tutorial 12: pictures of published sweeps over bucket caps, and of their predictions."""
 
 from collections.abc import Mapping, Sequence
 
@@ -10,22 +10,23 @@ from matplotlib.figure import Figure
 from simulator import plot_colours
 
 from .plots import log_ticks, new_axes, opened
+from .published import Curve, Sweep
 
 CAPS_MB = (1, 10, 100, 1000)
-Curve = Mapping[float, float]
-"""Milliseconds by cap in MB."""
 
 
 def _slower_percent(curve: Curve) -> list[float]:
     return [100 * (ms / min(curve.values()) - 1) for ms in curve.values()]
 
 
-def draw_sweeps(measured: Mapping[str, Curve], spreads_ms: Mapping[str, Sequence[float]]) -> Axes:
+def draw_sweeps(sweeps: Mapping[str, Sweep]) -> Axes:
     """Draw how much slower each cap is than the fastest of its sweep, with the published spreads."""
     ax = new_axes(8, 3.6)
-    for (name, curve), colour in zip(measured.items(), plot_colours.LINES, strict=True):
-        bars = [100 * spread / min(curve.values()) for spread in spreads_ms[name]]
-        ax.errorbar(list(curve), _slower_percent(curve), bars, fmt="o-", capsize=3, color=colour, label=name)
+    for (name, sweep), colour in zip(sweeps.items(), plot_colours.LINES, strict=True):
+        curve = sweep.measured_ms
+        bars = [100 * row.spread_ms / min(curve.values()) for row in sweep.rows]
+        label = f"{name}, {sweep.reducer.node}"
+        ax.errorbar(list(curve), _slower_percent(curve), bars, fmt="o-", capsize=3, color=colour, label=label)
     log_ticks(ax, CAPS_MB)
     ax.set_xlabel("cap, MB")
     ax.set_ylabel("% slower than its fastest")
@@ -33,14 +34,34 @@ def draw_sweeps(measured: Mapping[str, Curve], spreads_ms: Mapping[str, Sequence
     return ax
 
 
-def draw_predictions(measured: Mapping[str, Curve], predicted: Mapping[str, Curve]) -> Figure:
+def draw_loads(sweeps: Mapping[str, Sweep]) -> Axes:
+    """Draw, for each sweep, the backward pass beside an all-reduce of all gradients at once."""
+    ax = new_axes(8, 2.6)
+    for height, (what, colour) in enumerate(
+        (("backward_ms", plot_colours.COMPUTATION), ("all_reduce_ms", plot_colours.EXPOSED))
+    ):
+        times = [getattr(sweep, what) for sweep in sweeps.values()]
+        places = [place + 0.36 * height for place in range(len(times))]
+        label = "backward pass" if what == "backward_ms" else "all-reduce of all gradients"
+        bars = ax.barh(places, times, 0.34, color=colour, label=label)
+        ax.bar_label(bars, [f" {ms:.0f} ms" for ms in times], fontsize=9)
+    ax.set_yticks(
+        [place + 0.18 for place in range(len(sweeps))],
+        [f"{name}, {sweep.reducer.node}" for name, sweep in sweeps.items()],
+    )
+    ax.invert_yaxis()
+    ax.set_xlabel("ms")
+    ax.legend(frameon=False, loc="center right", fontsize=9)
+    return ax
+
+
+def draw_predictions(sweeps: Mapping[str, Sweep], predicted: Mapping[str, Curve]) -> Figure:
     """Draw each sweep beside its prediction, each relative to its own fastest cap."""
-    figure, axes = plt.subplots(1, len(measured), figsize=(12, 2.8), layout="constrained", sharey=True)
-    for ax, name, colour in zip(axes, measured, plot_colours.LINES, strict=True):
-        ax.plot(list(measured[name]), _slower_percent(measured[name]), "o-", color=colour, label="measured")
-        ax.plot(
-            list(predicted[name]), _slower_percent(predicted[name]), "s--", color=colour, alpha=0.6, label="predicted"
-        )
+    figure, axes = plt.subplots(1, len(sweeps), figsize=(12, 2.8), layout="constrained", sharey=True)
+    for ax, (name, sweep), colour in zip(axes, sweeps.items(), plot_colours.LINES, strict=True):
+        measured, ours = _slower_percent(sweep.measured_ms), _slower_percent(predicted[name])
+        ax.plot(list(sweep.measured_ms), measured, "o-", color=colour, label="measured")
+        ax.plot(list(predicted[name]), ours, "s--", color=colour, alpha=0.6, label="predicted")
         ax.set_xscale("log")
         ax.set_title(name, fontsize=10)
         ax.set_xlabel("cap, MB")
@@ -48,6 +69,28 @@ def draw_predictions(measured: Mapping[str, Curve], predicted: Mapping[str, Curv
     axes[0].set_ylabel("% slower than its fastest")
     axes[0].legend(frameon=False)
     return figure
+
+
+def draw_errors(sweeps: Mapping[str, Sweep], predicted: Mapping[str, Curve], also: Mapping[str, Curve]) -> Axes:
+    """Draw the error of each prediction in percent.
+
+    Args:
+        sweeps: What was measured.
+        predicted: Predictions, one for each sweep.
+        also: Further predictions, drawn dashed, by the name of their sweep.
+    """
+    ax = new_axes(8, 3.4)
+    for (name, sweep), colour in zip(sweeps.items(), plot_colours.LINES, strict=True):
+        for style, curves, label in (("o-", predicted, name), ("s--", also, f"{name}, both slowed")):
+            if name in curves:
+                errors = [100 * (curves[name][cap] / ms - 1) for cap, ms in sweep.measured_ms.items()]
+                ax.plot(list(sweep.measured_ms), errors, style, color=colour, label=label)
+    ax.axhline(0, color=plot_colours.INK, linewidth=0.8)
+    log_ticks(ax, CAPS_MB)
+    ax.set_xlabel("cap, MB")
+    ax.set_ylabel("error of the prediction, %")
+    ax.legend(frameon=False, fontsize=9, ncols=2)
+    return ax
 
 
 def draw_knobs(tables: Mapping[str, Mapping[str, Curve]]) -> Figure:

@@ -1,4 +1,4 @@
-"""Model of tutorial 8, for `--model tutorials.replaying:convnet`, and its pictures."""
+"""Tutorial 8: its model, for `--model tutorials.replaying:convnet`, its measurements on ranks, and its pictures."""
 
 import statistics
 from collections.abc import Mapping, Sequence
@@ -9,12 +9,18 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from torch import nn
 
+from ddplab.calibration.calibrate import measure_collectives
+from ddplab.calibration.collective_times import MessageSizes
 from ddplab.models import Model
 from ddplab.validation.validation_report import ValidationRow
-from reference.bucketing import cap_name
-from simulator import plot_colours
+from reference.bucketing import MIB, cap_name
+from reference.launch import RankPool, no_progress
+from reference.trace import Trace
+from simulator import Fabric, plot_colours
 from simulator.prediction import Prediction
 from simulator.results.timeline_plot import draw_timeline
+
+from .plots import new_axes
 
 CHANNELS, BATCH, SIDE = (32, 64, 128, 256), 4, 32
 WIDTH, LAYERS, CLASSES = 1024, 5, 100
@@ -33,6 +39,26 @@ def convnet() -> Model:
     layers.append(nn.Linear(WIDTH, CLASSES))
     images, labels = torch.randn(BATCH, 3, SIDE, SIDE), torch.randint(CLASSES, (BATCH,))
     return nn.Sequential(*layers), lambda module: nn.functional.cross_entropy(module(images), labels)
+
+
+SIZES_BYTES = [2**power for power in (12, 18, 22, 25)]
+"""Messages of which `collectives` times the all-reduce."""
+
+
+def passes_ms(trace: Trace) -> tuple[float, float]:
+    """Milliseconds of the forward and the backward pass of the last iteration of rank 0."""
+    one = trace.ranks[0].iterations[-1]
+    return (one.forward_end_ns - one.forward_start_ns) / 1e6, (one.backward_end_ns - one.backward_start_ns) / 1e6
+
+
+def collectives(pool: RankPool) -> Fabric:
+    """Measure collectives, copies and launches, with few repetitions and without the model's slow-downs."""
+    return measure_collectives(pool, MessageSizes.of_each(SIZES_BYTES, pool.backend), 2, no_progress)
+
+
+def all_reduce_ms(fabric: Fabric, mib: float) -> float:
+    """Milliseconds of an all-reduce of two ranks."""
+    return fabric.all_reduce_ns(int(mib * MIB), 2) / 1e6
 
 
 METHODS = {
@@ -65,6 +91,29 @@ def draw_rungs(rungs: Mapping[str, Sequence[ValidationRow]]) -> Figure:
         *axes[0].get_legend_handles_labels(), loc="outside lower center", ncols=5, frameon=False, fontsize=9
     )
     return figure
+
+
+def draw_slow_downs(fabric: Fabric) -> Axes:
+    """Draw how much computation and collectives slow each other down, with the band of repeated measurements."""
+    ax = new_axes(7, 2.8)
+    rows = sorted(fabric.processor.contention, key=lambda row: (row.size_bytes, row.running))
+    for shift, part, colour in (
+        (-0.1, "compute", plot_colours.COMPUTATION),
+        (0.1, "collective", plot_colours.EXPOSED),
+    ):
+        factors = [getattr(row, part) for row in rows]
+        bands = [getattr(row, f"{part}_error") * factor for row, factor in zip(rows, factors, strict=True)]
+        places = [place + shift for place in range(len(rows))]
+        label = "computation" if part == "compute" else "collectives"
+        ax.errorbar(places, factors, bands, fmt="o", capsize=3, color=colour, label=label)
+    ax.axhline(1, color=plot_colours.QUIET, linestyle=":")
+    words = [f"{row.running} of {row.size_bytes / 1024:.0f} KiB" for row in rows]
+    ax.set_xticks(range(len(rows)), words)
+    ax.set_xlabel("collectives in flight")
+    ax.set_ylabel("times as long")
+    ax.set_ylim(bottom=0)
+    ax.legend(frameon=False)
+    return ax
 
 
 def show_timeline(prediction: Prediction) -> None:

@@ -1,4 +1,4 @@
-"""Exercises of tutorial 11."""
+"""Exercises of tutorial 12."""
 
 from collections.abc import Callable, Mapping
 
@@ -11,17 +11,17 @@ LINKS = (20, 24, 28, 32, 36)
 READY_MIB = (4, 4, 4, 20, 1)
 
 
-def slowest_link(at_rate: Callable[[float], Mapping[float, float]]) -> Exercise:
-    """Find the slowest link of `LINKS` over which 10 MB are faster than 100 MB; `at_rate` returns ms by cap."""
+def slowest_link(over_link: Callable[[float], Mapping[float, float]]) -> Exercise:
+    """Find the slowest link of `LINKS` over which 10 MB are faster than 100 MB; `over_link` returns ms by cap."""
 
     def solution() -> int:
-        return next(rate for rate in LINKS if (times := at_rate(rate))[10] < times[100])
+        return next(rate for rate in LINKS if (times := over_link(rate))[10] < times[100])
 
     return Exercise(
         judge=lambda answer: matches(answer, solution()),
         hints=(
             "predict the times over each of the five links, and compare the two caps",
-            "`at_rate(24)[10]` is the time of 10 MB over 24 GB/s",
+            "`pcie.over_link(24)[10]` is the time of 10 MB over 24 GB/s",
         ),
         explanation="the communication then nearly fits behind the backward pass, and copies decide",
         solution=solution,

@@ -1,4 +1,4 @@
-"""Exercises of tutorial 10."""
+"""Exercises of tutorial 11."""
 
 from collections.abc import Callable, Sequence
 

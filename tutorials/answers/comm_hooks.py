@@ -1,14 +1,11 @@
 """Exercises of tutorial 6."""
 
-from collections.abc import Callable
-
 import torch
 import torch.distributed as dist
 from torch import Tensor
 from torch._C._distributed_c10d import GradBucket
 
 from reference.launch import RankPool
-from simulator.schedule.comm_hook_messages import CommHook
 
 from .. import compression
 from ..exercises import Exercise, matches
@@ -106,27 +103,4 @@ def finite_averages(pool: RankPool) -> Exercise:
         explanation="the hooks divide by the number of ranks before they add: the sum stays below float16's largest",
         solution=solution,
         wrong=lambda: [["none"], ["none", "bf16"], [], "fp16", 3],
-    )
-
-
-def against_half_precision(crossover: Callable[[CommHook], float], hooks: dict[str, CommHook]) -> Exercise:
-    """Find the bandwidth in Gbit/s up to which PowerSGD of rank 4 is faster than float16.
-
-    Args:
-        crossover: Returns the bandwidth up to which PowerSGD is faster than a hook.
-        hooks: Hooks of the V100 by name.
-    """
-
-    def solution() -> float:
-        return crossover(hooks["fp16"])
-
-    return Exercise(
-        judge=lambda answer: matches(answer, solution(), tolerance=0.05),
-        hints=(
-            "compare PowerSGD with float16 instead of no hook; the curves cross at another bandwidth",
-            "`crossover` takes a trace, the hook that you ask about, and the hook that it competes with",
-        ),
-        explanation="against a hook that already halves the bytes, PowerSGD has less left to save",
-        solution=solution,
-        wrong=lambda: [solution() * 2, crossover(hooks["none"]), "10"],
     )
