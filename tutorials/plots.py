@@ -34,7 +34,14 @@ def log_ticks(ax: Axes, values: Sequence[float]) -> Axes:
 
 
 def mark_guess(
-    ax: Axes, guess: Any, unit: str = "", *, x: float | None = None, y: float | None = None, scale: float = 1
+    ax: Axes,
+    guess: Any,
+    unit: str = "",
+    *,
+    x: float | None = None,
+    y: float | None = None,
+    scale: float = 1,
+    colour: str = plot_colours.INK,
 ) -> None:
     """Mark the learner's guess in a finished picture, as in "you: 120 ms"; draw nothing if it is None.
 
@@ -47,6 +54,7 @@ def mark_guess(
         x: Horizontal coordinate of the mark. None: the guess is this coordinate.
         y: Vertical coordinate of the mark. None: the guess is this coordinate.
         scale: Length of one unit of the guess on its axis.
+        colour: Colour of the mark, for pictures with several curves.
     """
     if guess is None:
         return
@@ -57,11 +65,19 @@ def mark_guess(
     beyond = zip("<>v^", (part[0] < 0, part[0] > 1, part[1] < 0, part[1] > 1), strict=True)
     marker = next((arrow for arrow, is_beyond in beyond if is_beyond), "D")
     point = to_part.inverted().transform(inside)
-    ax.plot(*point, marker, color=plot_colours.INK, clip_on=False, zorder=6, scalex=False, scaley=False)
-    dx, side = (-8, "right") if inside[0] > 0.5 else (8, "left")
-    style: dict[str, Any] = {"ha": side, "va": "center", "fontsize": 9, "zorder": 6, "textcoords": "offset points"}
-    words = f"you: {shown(guess)} {unit}".rstrip()
-    ax.annotate(words, tuple(point), (dx, 0), bbox={"facecolor": "white", "edgecolor": "none", "pad": 1}, **style)
+    ax.plot(*point, marker, color=colour, clip_on=False, zorder=6, scalex=False, scaley=False)
+    is_right = inside[0] > 0.5
+    ax.annotate(
+        f"you: {shown(guess)} {unit}".rstrip(),
+        tuple(point),
+        (-8 if is_right else 8, 0),
+        textcoords="offset points",
+        ha="right" if is_right else "left",
+        va="center",
+        color=colour,
+        zorder=6,
+        bbox={"facecolor": "white", "edgecolor": "none", "pad": 1},
+    )
 
 
 def draw_table(ax: Axes, words: Sequence[Sequence[str]], rows: Sequence[str], columns: Sequence[str]) -> Axes:
