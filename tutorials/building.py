@@ -85,18 +85,18 @@ def draw_steps(times_ms: Mapping[str, float], guesses_ms: Mapping[str, float | N
         times_ms: Milliseconds of an iteration, by name.
         guesses_ms: Guesses for some of the names; None: no guess.
     """
-    ax = new_axes()
+    ax = new_axes(7, 4)
     computed, names = computation_ms(), list(times_ms)
-    ax.barh(names, [computed] * len(names), color=plot_colours.COMPUTATION, label="computation")
+    ax.barh(names, [computed] * len(names), 0.6, color=plot_colours.COMPUTATION, label="computation")
     exposed = [ms - computed for ms in times_ms.values()]
-    ax.barh(names, exposed, left=computed, color=plot_colours.EXPOSED, label="exposed communication")
+    ax.barh(names, exposed, 0.6, left=computed, color=plot_colours.EXPOSED, label="exposed communication")
     for place, ms in enumerate(times_ms.values()):
         ax.text(ms + 5, place, f"{ms:.0f} ms", va="center")
     ax.legend(frameon=False, loc="lower right")
     ax.set_ylim(len(names) - 0.4, -0.8)
     ax.set_xlabel("iteration, ms")
     for name, guess_ms in guesses_ms.items():
-        mark_guess(ax, guess_ms, "ms", y=names.index(name) - 0.4)
+        mark_guess(ax, guess_ms, "ms", y=names.index(name) - 0.45)
     return ax
 
 

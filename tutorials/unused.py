@@ -194,8 +194,8 @@ def draw_gradients(gradients: Mapping[Case, Sequence[Gradients]], own: Tensor, g
     used = {True: "rank {} uses it", False: "rank {} does not"}
     rows = [", ".join(used[1 in chosen].format(rank) for rank, chosen in enumerate(case)) for case in gradients]
     words = [[word(of_rank[1]) for of_rank in of_ranks] for of_ranks in gradients.values()]
-    ax = draw_table(new_axes(7, 1.8), words, rows, ["rank 0 has", "rank 1 has"])
-    mark_guess(ax, guess, x=1.95, y=1.8)
+    ax = draw_table(new_axes(7, 2.4), words, rows, ["rank 0 has", "rank 1 has"])
+    mark_guess(ax, guess, x=1.95, y=1.82)
     return ax
 
 
