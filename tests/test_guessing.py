@@ -87,7 +87,7 @@ def test_the_score_has_each_guess_beside_the_measured_value():
         "| arrive | a, b | a | no |",
         "| takes | 1 ms | machine too busy |  |",
         "",
-        "1 of 3 guesses are right, numbers within 25%. "
+        "1 of 3 guesses are right, numbers within 25 %. "
         "Answers drawn by lot would be right in 0.7 of 3 cases on average.",
     ]
     with pytest.raises(ValueError, match="expected a value for each of hidden, longer"):

@@ -47,6 +47,11 @@ class Question:
         return f"{self.words}: {f'{labels[0]} to {labels[-1]}' if self.control == 'slider' else ', '.join(labels)}"
 
     @property
+    def prompt(self) -> str:
+        """The question above its control."""
+        return f"{self.words} (Ctrl or ⌘ selects several)" if self.control == "list" else self.words
+
+    @property
     def labels(self) -> list[str]:
         """The options with their unit."""
         return [self._label(option) for option in self.options]
@@ -113,7 +118,7 @@ class Guesses(Mapping[str, Any]):
     def __init__(self, questions: Mapping[str, Question]) -> None:
         self.questions = dict(questions)
         self.controls = {name: question.new_control() for name, question in questions.items()}
-        rows = [[HTML(questions[name].words), control] for name, control in self.controls.items()]
+        rows = [[HTML(question.prompt), self.controls[name]] for name, question in questions.items()]
         self.box = VBox(list(chain(*rows)))
 
     def __getitem__(self, name: str) -> Any:
@@ -155,7 +160,7 @@ class Guesses(Mapping[str, Any]):
             found = "machine too busy" if value is None else question.in_words(value)
             table.append(f"| {question.words} | {you} | {found} | {verdict} |")
         sentence = (
-            f"{right} of {given} guesses are right, numbers within {CLOSE:.0%}. "
+            f"{right} of {given} guesses are right, numbers within {100 * CLOSE:.0f} %. "
             f"Answers drawn by lot would be right in {by_chance:.1f} of {given} cases on average."
         )
         return Score("\n".join([*table, "", sentence if given else "No guess was recorded."]))

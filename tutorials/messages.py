@@ -39,9 +39,8 @@ def draw_times(here_ms: Mapping[int, float], nccl_ms: Mapping[int, float], guess
         ("Gloo, 2 ranks, here", here_ms, "o-", plot_colours.EXPOSED),
         ("NCCL, 16 A100, published", nccl_ms, "s-", plot_colours.COMPUTATION),
     ):
-        ax.loglog([size / 1024 for size in curve], list(curve.values()), style, color=colour)
-        size, ms = next(iter(curve.items()))
-        ax.annotate(label, (size / 1024, ms), (0, 8), textcoords="offset points", va="bottom")
+        ax.loglog([size / 1024 for size in curve], list(curve.values()), style, color=colour, label=label)
+    ax.legend(frameon=False, loc="upper left")
     ax.set_xlabel("bytes of the array, KiB")
     ax.set_ylabel("all-reduce, ms")
     mark_guess(ax, guess_times_as_long, "times", x=4096, scale=here_ms[4096])  # 4,096 KiB, and 4,096 bytes

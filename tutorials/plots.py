@@ -76,7 +76,7 @@ def mark_guess(
         va="center",
         color=colour,
         zorder=6,
-        bbox={"facecolor": "white", "edgecolor": "none", "pad": 1},
+        bbox={"facecolor": "white", "edgecolor": "none", "pad": 1, "alpha": 0.6},
     )
 
 

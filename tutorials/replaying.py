@@ -68,7 +68,7 @@ def draw_rungs(rungs: Mapping[str, Sequence[ValidationRow]], guess_percent: floa
         ax.set_title(title, loc="left", fontsize=10)
     axes[0].set_ylabel("error, %")
     axes[0].set_ylim(-65, 65)
-    mark_guess(axes[-1], guess_percent, "%", x=DODGE)
+    mark_guess(axes[-1], guess_percent, "%", x=0.5, colour=METHODS["naive overlap"][2])
     figure.legend(
         *axes[0].get_legend_handles_labels(), loc="outside lower center", ncols=5, frameon=False, fontsize=9
     )
