@@ -8,7 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.explore import examples
-from tutorials.guessing import CLOSE, Guesses, ask, choice, log_steps, several, slider
+from tutorials.exercises import CLOSE
+from tutorials.guessing import Guesses, ask, choice, log_steps, several, slider
 from tutorials.plots import mark_guess, new_axes
 
 NUMBERS = st.lists(st.integers(-(10**6), 10**6) | st.floats(1e-3, 1e9), min_size=1, max_size=30, unique=True)

@@ -15,10 +15,8 @@ import numpy as np
 from IPython.display import display
 from ipywidgets import HTML, Layout, SelectionSlider, SelectMultiple, ToggleButtons, VBox
 
-from .exercises import matches, shown
+from .exercises import CLOSE, matches, shown
 
-CLOSE = 0.25
-"""Relative error at which a guessed number is right."""
 NOTHING = ()
 """Value of a control without a guess; `SelectionSlider` does not accept None."""
 STEPS_OF_A_DECADE = 24
