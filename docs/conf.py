@@ -46,6 +46,8 @@ html_extra_path = ["../figures/annotated_ddp.html"]  # a page of its own, which 
 myst_heading_anchors = 4
 nb_execution_mode = "off"  # nbmake has executed them already
 nb_merge_streams = True
+nb_mime_priority_overrides = [("html", "application/vnd.jupyter.widget-view+json", None)]  # no kernel
+nb_render_markdown_format = "myst"  # has tables
 
 apidoc_modules = [
     {

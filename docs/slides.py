@@ -161,7 +161,10 @@ def _outputs(cell: NotebookNode, outputs: Sequence[NotebookNode], kind: Kind, *,
 def _for_an_audience(text: str) -> str:
     """Leave out how to fill in cells, and the targets of links to files, which are not beside the slides."""
     text = re.sub(
-        r"(In the\s+next\s+cell,|^Replace `\.\.\.` by).*?\.\s*(?=\n\n|\Z)", "", text, flags=re.DOTALL | re.MULTILINE
+        r"((?:In|Run)\s+the\s+next\s+cell\b|^Replace `\.\.\.` by).*?\.\s*(?=\n\n|\Z)",
+        "",
+        text,
+        flags=re.DOTALL | re.MULTILINE,
     )
     return re.sub(r"(?<!!)\[([^\]]*)\]\((?!https?://)[^)]*\)", r"\1", text)
 

@@ -39,6 +39,7 @@ def test_every_tutorial_gives_slides_that_start_with_its_title_and_guesses(noteb
     titles = [cell.source.partition("\n")[0] for cell in starts]
     assert titles[0].replace("`", "") == f"# {slides.title_of(notebook)}"
     assert ("## Predict before you run" in titles) == ("**Predict before you run.**" in notebook.cells[0].source)
+    assert "give your guesses" not in " ".join(cell.source for cell in starts)  # an audience has no sliders
     has_exercises = any("exercise" in cell.metadata.get("tags", []) for cell in notebook.cells)
     assert any(title.startswith("## Exercise ") for title in titles) == has_exercises
 

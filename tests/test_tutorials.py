@@ -74,14 +74,30 @@ def test_each_has_a_picture_and_draws_it_in_a_module(cells):
         assert len(lines) <= MOST_DRAWING_LINES, text(cell)
 
 
-def test_guesses_are_open_and_the_last_code_cell_compares_them(cells):
-    (guess,) = tree(cells[1]).body
+def test_the_first_cell_asks_for_guesses_and_the_last_code_cell_scores_them(cells):
+    """With a question in the place of each value; nothing in the first cell is an answer."""
+    *_, guess = tree(cells[1]).body
     assert names(guess, ast.Store) == {"guess"}
-    assert guess.value.values
-    assert all(value.value is ... for value in guess.value.values)
     assert tags(cells[1]) == ["guess"]
     assert tags(cells[-2]) == ["guesses"]
-    assert "compare_guesses(guess, " in text(cells[-2])
+    if isinstance(guess.value, ast.Dict):  # replaced by the reader
+        assert guess.value.values
+        assert all(value.value is ... for value in guess.value.values)
+        assert "compare_guesses(guess, " in text(cells[-2])
+        return
+    questions = {one.arg: one.value for one in guess.value.keywords}
+    assert guess.value.func.id == "ask"
+    assert {one.func.id for one in questions.values()} <= {"slider", "choice", "several"}
+    score = tree(cells[-2]).body[-1].value
+    assert ast.unparse(score.func) == "guess.score"
+    assert {one.arg for one in score.keywords} - {None} <= set(questions)
+
+
+def test_a_picture_shows_only_guesses_that_the_first_cell_asks_for(cells):
+    guess = tree(cells[1]).body[-1].value
+    if isinstance(guess, ast.Call):
+        read = {name for cell in code(cells) for name in re.findall(r'guess\["(\w+)"\]', text(cell))}
+        assert read <= {one.arg for one in guess.keywords}
 
 
 def exercises(cells):

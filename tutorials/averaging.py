@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from simulator import plot_colours
 
 from .own_code import read
-from .plots import new_axes
+from .plots import mark_guess, new_axes
 
 BATCH, INPUTS, WIDTH = 16, 8, 16
 STEPS = 20
@@ -172,12 +172,16 @@ def averages_after_failure(rank: int, world_size: int, name: str) -> bool:
     return all(torch.equal(a, b) for a, b in zip(mine, of_rank_0, strict=True))
 
 
-def draw_apart(apart: Mapping[tuple[str, int], float], moved: Mapping[str, float]) -> Axes:
+def draw_apart(
+    apart: Mapping[tuple[str, int], float], moved: Mapping[str, float], guesses: Mapping[str, str | None]
+) -> Axes:
     """Draw how far averaged parameters are from those of averaged gradients, as a fraction of the way of training.
 
     Args:
         apart: Largest difference of any parameter, by optimiser and number of steps between two averages.
         moved: Largest change of any parameter in training, by optimiser.
+        guesses: By optimiser, "yes" if the learner guesses equal parameters with an average after every step, or
+            "no"; they stand inside or beside the band of roundings.
     """
     ax = new_axes(7, 2.6)
     ax.axvspan(1e-17, 1e-12, color=plot_colours.SMALL)
@@ -194,4 +198,6 @@ def draw_apart(apart: Mapping[tuple[str, int], float], moved: Mapping[str, float
     ax.set_ylim(len(moved) - 0.4, -0.6)
     ax.set_xlabel("largest difference of a parameter, as a part of its way in training")
     ax.legend(frameon=False, loc="upper right", bbox_to_anchor=(0.8, 1))
+    for place, name in enumerate(moved):
+        mark_guess(ax, guesses[name], x=1e-14 if guesses[name] == "yes" else 1e-10, y=place - 0.15)
     return ax

@@ -2,7 +2,6 @@
 
 from collections.abc import Mapping
 from functools import cache
-from typing import Any
 
 import matplotlib.pyplot as plt
 from matplotlib.axes import Axes
@@ -17,7 +16,7 @@ from simulator import plot_colours
 from simulator.fabric import Fabric
 
 from .own_code import forget
-from .plots import log_ticks, new_axes
+from .plots import log_ticks, mark_guess, new_axes
 
 RANKS = 2
 GBIT_PER_S = 10
@@ -79,27 +78,25 @@ def predict(cap_mb: float, latency_us: float | None = None) -> simulator.Predict
     )
 
 
-def draw_steps(times_ms: Mapping[str, float], guesses_ms: Mapping[str, Any]) -> Axes:
+def draw_steps(times_ms: Mapping[str, float], guesses_ms: Mapping[str, float | None]) -> Axes:
     """Draw one bar for each class: computation, then exposed communication; with the learner's guesses.
 
     Args:
         times_ms: Milliseconds of an iteration, by name.
-        guesses_ms: Guesses for some of the names; those that are no numbers are left out.
+        guesses_ms: Guesses for some of the names; None: no guess.
     """
-    ax = new_axes()
+    ax = new_axes(7, 4)
     computed, names = computation_ms(), list(times_ms)
-    ax.barh(names, [computed] * len(names), color=plot_colours.COMPUTATION, label="computation")
+    ax.barh(names, [computed] * len(names), 0.6, color=plot_colours.COMPUTATION, label="computation")
     exposed = [ms - computed for ms in times_ms.values()]
-    ax.barh(names, exposed, left=computed, color=plot_colours.EXPOSED, label="exposed communication")
-    for place, (name, ms) in enumerate(times_ms.items()):
+    ax.barh(names, exposed, 0.6, left=computed, color=plot_colours.EXPOSED, label="exposed communication")
+    for place, ms in enumerate(times_ms.values()):
         ax.text(ms + 5, place, f"{ms:.0f} ms", va="center")
-        guess = guesses_ms.get(name)
-        if isinstance(guess, int | float):
-            ax.plot([guess, guess], [place - 0.45, place + 0.45], color=plot_colours.INK, linewidth=2)
-            ax.text(guess, place - 0.47, f"you: {guess:g} ms", ha="center", va="bottom", fontsize=8)
     ax.legend(frameon=False, loc="lower right")
     ax.set_ylim(len(names) - 0.4, -0.8)
     ax.set_xlabel("iteration, ms")
+    for name, guess_ms in guesses_ms.items():
+        mark_guess(ax, guess_ms, "ms", y=names.index(name) - 0.45)
     return ax
 
 

@@ -9,7 +9,7 @@ from matplotlib.axes import Axes
 from simulator import plot_colours
 from simulator.prediction import Prediction
 
-from .plots import new_axes
+from .plots import mark_guess, new_axes
 
 Scaled = Mapping[tuple[str, int], Prediction]
 """Predictions by network and number of GPUs."""
@@ -22,13 +22,13 @@ def efficiencies(prediction: Prediction) -> tuple[float, float, float]:
     return middle, low, high
 
 
-def draw_scaling(scaled: Scaled, identical: Scaled, guesses: Mapping[str, object]) -> Axes:
+def draw_scaling(scaled: Scaled, identical: Scaled, guesses: Mapping[str, float | None]) -> Axes:
     """Draw the efficiency of each network over the number of GPUs, with intervals; dotted for identical GPUs.
 
     Args:
         scaled: Predictions for GPUs that differ.
         identical: The same for GPUs that do not.
-        guesses: The learner's percent at the largest number, by network; those that are no numbers are left out.
+        guesses: The learner's percent at the largest number, by network; None: no guess.
     """
     ax = new_axes(8, 3.6)
     names = list(dict.fromkeys(name for name, _ in scaled))
@@ -38,9 +38,6 @@ def draw_scaling(scaled: Scaled, identical: Scaled, guesses: Mapping[str, object
         ax.fill_between(sizes, low, np.minimum(high, 100), color=colour, alpha=0.2, linewidth=0)
         ax.plot(sizes, middle, "o-", color=colour, label=name)
         ax.plot(sizes, [efficiencies(identical[name, gpus])[0] for gpus in sizes], ":", color=colour)
-        if isinstance(guess := guesses.get(name), int | float):
-            ax.plot(sizes[-1], guess, "D", color=colour, markeredgecolor=plot_colours.INK)
-            ax.text(sizes[-1], guess + 3, f"you: {guess:g} %", ha="right", color=colour)
     ax.plot([], [], ":", color=plot_colours.INK, label="identical GPUs")
     ax.set_xscale("log", base=2)
     ax.set_xticks(sizes, [str(gpus) for gpus in sizes])
@@ -48,6 +45,8 @@ def draw_scaling(scaled: Scaled, identical: Scaled, guesses: Mapping[str, object
     ax.set_xlabel("GPUs")
     ax.set_ylabel("efficiency, %")
     ax.legend(frameon=False, loc="lower left")
+    for name, guess in guesses.items():
+        mark_guess(ax, guess, "%", x=sizes[-1], colour=plot_colours.LINES[names.index(name)])
     return ax
 
 

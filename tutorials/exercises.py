@@ -1,4 +1,4 @@
-"""Exercises and guesses of the tutorials: checks of a learner's answers, and guesses beside measured values.
+"""Exercises of the tutorials: checks of a learner's answers, and guesses beside measured values.
 
 `...` stands for an answer or a guess that the learner has not given yet. The exercises themselves, with their
 solutions, are in `tutorials/answers/`, so that no page shows a solution before the learner asks for it.
@@ -134,7 +134,7 @@ class Exercise:
             print(_source(self.code))
             return
         _, _, body = _source(self.solution).partition("\n")
-        print(f"{dedent(body)}# {_shown(self.solution())}")
+        print(f"{dedent(body)}# {shown(self.solution())}")
 
     def verify(self) -> None:
         """Raise AssertionError unless the solution is right and each of the wrong answers gets hints without it."""
@@ -168,17 +168,17 @@ def compare_guesses(guesses: Mapping[str, object], measured: Sequence[object]) -
 
 def _compared(guess: object, value: object) -> str:
     is_number = isinstance(value, Real) and not isinstance(value, bool)
-    result = f"measured {_shown(value)}" if is_number else f"the answer is {_shown(value)}"
+    result = f"measured {shown(value)}" if is_number else f"the answer is {shown(value)}"
     if is_open(guess):
         return f"no guess recorded, {result}"
-    return f"you guessed {_shown(guess)}, {result}"
+    return f"you guessed {shown(guess)}, {result}"
 
 
-def _shown(value: object) -> str:
+def shown(value: object) -> str:
     """Numbers rounded to three digits, all digits of a whole part; other values as they are."""
     value = _plain(value)
     if isinstance(value, tuple):
-        return ", ".join(map(_shown, value))
+        return ", ".join(map(shown, value))
     if isinstance(value, float) and abs(value) < 100:
         return f"{value:.3g}"
     return f"{value:.0f}" if isinstance(value, float) else str(value)

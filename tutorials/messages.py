@@ -9,7 +9,7 @@ from matplotlib.axes import Axes
 
 from simulator import plot_colours
 
-from .plots import new_axes
+from .plots import mark_guess, new_axes
 
 
 def time_in_pieces(_rank: int, _world_size: int, total_bytes: int, piece_bytes: int, repeats: int) -> list[int]:
@@ -26,16 +26,22 @@ def time_in_pieces(_rank: int, _world_size: int, total_bytes: int, piece_bytes: 
     return times_ns[1:]  # the first repetition touches the memory for the first time
 
 
-def draw_times(here_ms: Mapping[int, float], nccl_ms: Mapping[int, float]) -> Axes:
-    """Draw milliseconds of all-reduces by their bytes: of Gloo here, and published ones of NCCL."""
+def draw_times(here_ms: Mapping[int, float], nccl_ms: Mapping[int, float], guess_times_as_long: float | None) -> Axes:
+    """Draw milliseconds of all-reduces by their bytes, of Gloo here and published ones of NCCL.
+
+    Args:
+        here_ms: Of Gloo, by bytes; contains 4 KiB.
+        nccl_ms: Of NCCL, by bytes.
+        guess_times_as_long: The learner's guess for 4 MiB, as a multiple of the time for 4 KiB.
+    """
     ax = new_axes(7, 3.6)
     for label, curve, style, colour in (
         ("Gloo, 2 ranks, here", here_ms, "o-", plot_colours.EXPOSED),
         ("NCCL, 16 A100, published", nccl_ms, "s-", plot_colours.COMPUTATION),
     ):
-        ax.loglog([size / 1024 for size in curve], list(curve.values()), style, color=colour)
-        size, ms = list(curve.items())[-1]
-        ax.annotate(label, (size / 1024, ms), (-8, 4), textcoords="offset points", ha="right", va="bottom")
+        ax.loglog([size / 1024 for size in curve], list(curve.values()), style, color=colour, label=label)
+    ax.legend(frameon=False, loc="upper left")
     ax.set_xlabel("bytes of the array, KiB")
     ax.set_ylabel("all-reduce, ms")
+    mark_guess(ax, guess_times_as_long, "times", x=4096, scale=here_ms[4096])  # 4,096 KiB, and 4,096 bytes
     return ax

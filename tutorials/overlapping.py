@@ -19,7 +19,7 @@ from simulator import plot_colours
 from simulator.fabric import Fabric
 
 from . import emulated
-from .plots import log_ticks, new_axes
+from .plots import log_ticks, mark_guess, new_axes
 
 RANKS = 2
 CAP_MB = 5
@@ -119,7 +119,7 @@ def ready_curve(trace: Trace) -> tuple[NDArray[Any], NDArray[Any]]:
     return moments[order], np.cumsum(np.array(trace.sizes_bytes)[order]) / sum(trace.sizes_bytes)
 
 
-def draw_ready(traces: Mapping[str, Trace], guess_percent: object = ...) -> Axes:
+def draw_ready(traces: Mapping[str, Trace], guess_percent: float | None) -> Axes:
     """Draw, by model, the part of all bytes that is ready over the backward pass, with a guess for half-time."""
     ax = new_axes()
     ax.axvline(0.5, color=plot_colours.QUIET, linestyle=":")
@@ -129,11 +129,9 @@ def draw_ready(traces: Mapping[str, Trace], guess_percent: object = ...) -> Axes
         ax.text(0.3, float(np.interp(0.3, moments, part)) + 0.04, name, color=colour, ha="right")
         half = part[moments <= 0.5].max()
         ax.annotate(f"{half:.0%}", (0.5, half), (4, -14), textcoords="offset points", color=colour)
-    if isinstance(guess_percent, int | float):
-        ax.plot(0.5, guess_percent / 100, "D", color=plot_colours.INK)
-        ax.text(0.51, guess_percent / 100, f"you: {guess_percent:g} %", va="center")
     ax.set_xlabel("part of the backward pass")
     ax.set_ylabel("part of the bytes that is ready")
+    mark_guess(ax, guess_percent, "%", x=0.5, scale=1 / 100)
     return ax
 
 
@@ -141,7 +139,7 @@ def draw_saved(
     virtual_ms: Mapping[tuple[Reducer, int], float],
     clock_ms: Mapping[int, float | None],
     backward_ms: float,
-    guesses_ms: Mapping[int, Any],
+    guesses_ms: Mapping[int, float | None],
 ) -> Axes:
     """Draw what overlap saves by rate, below the limit.
 
@@ -149,7 +147,7 @@ def draw_saved(
         virtual_ms: By reducer and rate in Gbit/s, in virtual time.
         clock_ms: By rate, by the clock; None: not measured.
         backward_ms: Duration of the backward pass.
-        guesses_ms: The learner's, by rate; those that are no numbers are left out.
+        guesses_ms: The learner's, by rate; None: no guess.
     """
     ax = new_axes(7, 3.6)
     rates = np.geomspace(0.8, 120, 100)
@@ -167,15 +165,13 @@ def draw_saved(
     points = {rate: ms for rate, ms in clock_ms.items() if ms is not None}
     style: dict[str, Any] = {"color": plot_colours.COPIES, "markersize": 4, "label": "ours, by the clock"}
     ax.plot(list(points), list(points.values()), "s", **style)
-    for rate, guess in guesses_ms.items():
-        if isinstance(guess, int | float):
-            ax.plot(rate, guess, "D", color=plot_colours.INK)
-            ax.text(rate * 1.1, guess, f"you: {guess:g} ms", va="center")
     log_ticks(ax, list(SLOW_MOTION))
     ax.set_ylim(0, 90)
     ax.set_xlabel("network, Gbit/s")
     ax.set_ylabel("overlap saves, ms")
     ax.legend(frameon=False, fontsize=9, loc="lower left")
+    for rate, guess_ms in guesses_ms.items():
+        mark_guess(ax, guess_ms, "ms", x=rate)
     return ax
 
 

@@ -5,14 +5,14 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
-from reference.bucketing import MIB, BucketAssignment
+from reference.bucketing import MIB
 from reference.trace import Trace
 from simulator import Fabric, Variation, predict
-from simulator.fabric import Contention
+from simulator.fabric import Contention, Linear
 from validation.cases import BucketCapsCase, BucketCapsInputs, BucketRule, MeasuredCap, load_case
-from validation.part_e_bucket_caps import UNPUBLISHED_SPREAD, copied_share, of_a_student, plan_of, score
+from validation.part_e_bucket_caps import UNPUBLISHED_SPREAD, costs_of, plan_of, score
 from validation.published_nodes import assume_on_node, device_of, trace_of_model
 
 CASES = Path(__file__).parent.parent / "validation" / "cases"
@@ -91,11 +91,13 @@ class Sweep:
     def buckets(self) -> dict[float, Buckets]:
         """The buckets of each cap."""
         sizes = self.trace.sizes_bytes
-        plans = {row.cap_mb: plan_of(self.trace, self.reducer, row.cap_mb) for row in self.rows}
-        return {
-            cap: Buckets(len(plan), sum(sizes[index] for index in plan[0]) / sum(sizes), copied_share(plan, sizes))
-            for cap, plan in plans.items()
-        }
+        found = {}
+        for row in self.rows:
+            plan = plan_of(self.trace, self.reducer, row.cap_mb)
+            parts = [sum(sizes[index] for index in bucket) / sum(sizes) for bucket in plan]
+            copied = sum(part for part, bucket in zip(parts, plan, strict=True) if len(bucket) > 1)
+            found[row.cap_mb] = Buckets(len(plan), parts[0], copied)
+        return found
 
     def predicted_ms(
         self,
@@ -104,7 +106,7 @@ class Sweep:
         computation_of: "Sweep | None" = None,
         rule: Literal["at most the cap", "reaches the cap"] | None = None,
         latency: bool = True,
-        copied: float | None = None,
+        copies: Literal["all", "none"] | None = None,
         slow_downs: tuple[float, float] | None = None,
         fabric: Fabric | None = None,
     ) -> Curve:
@@ -115,7 +117,7 @@ class Sweep:
             computation_of: A sweep whose computation replaces this one's.
             rule: When a bucket is full; "reaches the cap" is torch's rule. None: this reducer's.
             latency: False: a small message costs its bytes alone, at the rate of large ones.
-            copied: Part of the bytes that are copied. None: those that this reducer copies.
+            copies: Which gradients are copied. None: those that this reducer copies.
             slow_downs: Factors on computation beside collectives, and on collectives beside computation.
             fabric: Any other network and costs.
         """
@@ -128,13 +130,16 @@ class Sweep:
         if slow_downs is not None:
             compute, collective = slow_downs
             fabric = fabric.with_processor(contention=(Contention(compute=compute, collective=collective),))
-        reducer = self.reducer.model_copy(update={"rule": rule or self.reducer.rule})
+        fabric, single = costs_of(self.reducer, fabric)
         steady = variation.model_copy(update={"jitter": 0.0})  # all caps then have one iteration
+        if copies == "none":
+            fabric = fabric.with_processor(pack=Linear(), copy_out=Linear())
+        reducer = self.reducer.model_copy(update={"rule": rule or self.reducer.rule})
+        how: dict[str, Any] = {"variation": steady, "copies_single_gradients": single or copies == "all"}
         times = {}
         for row in self.rows:
             plan = plan_of(trace, reducer, row.cap_mb)
-            costs = self._with_copies(fabric, plan, copied)
-            times[row.cap_mb] = predict(trace, costs, world_size=2, plan=plan, variation=steady).iteration_ns / 1e6
+            times[row.cap_mb] = predict(trace, fabric, world_size=2, plan=plan, **how).iteration_ns / 1e6
         return times
 
     def over_link(self, gb_per_s: float) -> Curve:
@@ -147,12 +152,6 @@ class Sweep:
     def _on_its_node(self, trace: Trace) -> tuple[Fabric, Variation]:
         fabric, variation, _ = assume_on_node(trace, self.inputs.node(self.reducer.node), self.inputs, 2)
         return fabric, variation
-
-    def _with_copies(self, fabric: Fabric, plan: BucketAssignment, copied: float | None) -> Fabric:
-        """The fabric with the copies of torch's DDP, or of a student's reducer."""
-        if self.reducer.rule == "reaches the cap" and copied is None:
-            return fabric
-        return of_a_student(fabric, copied_share(plan, self.trace.sizes_bytes) if copied is None else copied)
 
 
 def _link(latency_ns: int, bytes_per_s: float, costs: Fabric) -> Fabric:
@@ -177,8 +176,8 @@ def one_at_a_time(sweep: Sweep, other: Sweep) -> dict[str, Curve]:
         f"computation of {other.reducer.node}": sweep.predicted_ms(computation_of=other),
         "no latency": sweep.predicted_ms(latency=False),
         "torch's rule (reaches the cap)": sweep.predicted_ms(rule="reaches the cap"),
-        "copies of every gradient": sweep.predicted_ms(copied=1),
-        "no copies": sweep.predicted_ms(copied=0),
+        "copies of every gradient": sweep.predicted_ms(copies="all"),
+        "no copies": sweep.predicted_ms(copies="none"),
         "no slow-downs": sweep.predicted_ms(slow_downs=(1, 1)),
         "computation slowed by 1.5": sweep.predicted_ms(slow_downs=(1.5, 1)),
     }

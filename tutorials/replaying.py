@@ -20,7 +20,7 @@ from simulator import Fabric, plot_colours
 from simulator.prediction import Prediction
 from simulator.results.timeline_plot import draw_timeline
 
-from .plots import new_axes
+from .plots import mark_guess, new_axes
 
 CHANNELS, BATCH, SIDE = (32, 64, 128, 256), 4, 32
 WIDTH, LAYERS, CLASSES = 1024, 5, 100
@@ -79,14 +79,20 @@ def mean_error(rows: Sequence[ValidationRow], method: str) -> float:
     return statistics.fmean(abs(getattr(row, METHODS[method][0])) for row in rows)
 
 
-def draw_rungs(rungs: Mapping[str, Sequence[ValidationRow]]) -> Figure:
-    """Draw the errors of the rungs side by side, by their titles; see `draw_residuals`."""
+def draw_rungs(rungs: Mapping[str, Sequence[ValidationRow]], guess_percent: float | None) -> Figure:
+    """Draw the errors of the rungs side by side, by their titles; see `draw_residuals`.
+
+    Args:
+        rungs: Rows by title.
+        guess_percent: The learner's guess of the error of the naive overlap on the last rung.
+    """
     figure, axes = plt.subplots(1, len(rungs), figsize=(11, 3.8), layout="constrained", sharey=True)
     for ax, (title, rows) in zip(axes, rungs.items(), strict=True):
         draw_residuals(rows, ax)
         ax.set_title(title, loc="left", fontsize=10)
     axes[0].set_ylabel("error, %")
     axes[0].set_ylim(-65, 65)
+    mark_guess(axes[-1], guess_percent, "%", x=0.5, colour=METHODS["naive overlap"][2])
     figure.legend(
         *axes[0].get_legend_handles_labels(), loc="outside lower center", ncols=5, frameon=False, fontsize=9
     )

@@ -1,15 +1,20 @@
-"""Rings of tutorial 0: all-reduce on arrays of NumPy, the same on ranks that send with torch, and a picture of it."""
+"""Rings of tutorial 0: all-reduce on arrays of NumPy, the same on ranks that send with torch, and pictures of it."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import matplotlib.pyplot as plt
 import numpy as np
 import torch
 import torch.distributed as dist
+from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from numpy.typing import NDArray
 from torch import Tensor
+
+from simulator import plot_colours
+
+from .plots import log_ticks, mark_guess, new_axes
 
 Array = NDArray[Any]
 Chunks = list[list[Array]]
@@ -71,6 +76,18 @@ def draw_states(states: Sequence[Array]) -> Figure:
         ax.set_title("start" if step == 0 else f"{'add' if step < n else 'replace'} {step}", fontsize=9)
         ax.set_xlabel("chunk", fontsize=9)
     return figure
+
+
+def draw_sent(sent_mb: Mapping[int, float], guesses_mb: Mapping[int, float | None]) -> Axes:
+    """Draw the MB that each rank sends for 100 MB, by number of ranks, with the learner's guesses."""
+    ax = new_axes(7, 2.6)
+    ax.plot(list(sent_mb), list(sent_mb.values()), "o-", color=plot_colours.COMPUTATION)
+    log_ticks(ax, list(sent_mb)).set_ylim(0, 400)
+    ax.set_xlabel("ranks")
+    ax.set_ylabel("MB that each rank sends")
+    for ranks, guess in guesses_mb.items():
+        mark_guess(ax, guess, "MB", x=ranks)
+    return ax
 
 
 def all_reduce_by_sending(array: Tensor) -> None:

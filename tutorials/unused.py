@@ -16,7 +16,7 @@ from reference.data_parallel import DistributedDataParallel
 
 from .averaging import gradient
 from .counting import all_reduces
-from .plots import draw_table, new_axes
+from .plots import draw_table, mark_guess, new_axes
 
 WIDTH, BATCH = 8, 16
 Gradients = list[Tensor | None]
@@ -177,8 +177,14 @@ Case = tuple[tuple[int, ...], tuple[int, ...]]
 """The layers that rank 0 uses, and those that rank 1 uses."""
 
 
-def draw_gradients(gradients: Mapping[Case, Sequence[Gradients]], own: Tensor) -> Axes:
-    """Draw which gradient of the second layer each rank has, for each case; `own` is rank 0's before averaging."""
+def draw_gradients(gradients: Mapping[Case, Sequence[Gradients]], own: Tensor, guess: str | None) -> Axes:
+    """Draw which gradient of the second layer each rank has, for each case.
+
+    Args:
+        gradients: By case and rank.
+        own: Gradient of rank 0 before averaging.
+        guess: The learner's word for rank 1's gradient in the second case.
+    """
 
     def word(one: Tensor | None) -> str:
         if one is None:
@@ -188,7 +194,9 @@ def draw_gradients(gradients: Mapping[Case, Sequence[Gradients]], own: Tensor) -
     used = {True: "rank {} uses it", False: "rank {} does not"}
     rows = [", ".join(used[1 in chosen].format(rank) for rank, chosen in enumerate(case)) for case in gradients]
     words = [[word(of_rank[1]) for of_rank in of_ranks] for of_ranks in gradients.values()]
-    return draw_table(new_axes(7, 1.8), words, rows, ["rank 0 has", "rank 1 has"])
+    ax = draw_table(new_axes(7, 2.4), words, rows, ["rank 0 has", "rank 1 has"])
+    mark_guess(ax, guess, x=1.95, y=1.82)
+    return ax
 
 
 def draw_bitmap(chosen: Case, counts: Sequence[int]) -> Axes:
