@@ -6,6 +6,7 @@ GPU's data sheet and the rates of the links. All other costs are those that `ddp
 
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import cache
 from statistics import median
 from typing import Any, NamedTuple
 
@@ -53,7 +54,15 @@ def _from_one_gpu(
 
 
 def _predicted(inputs: WeakScalingInputs, run: WeakScalingRun, gpus: int, stall_ns: int | None = None) -> Prediction:
-    trace, fabric, variation, settings = _asked(inputs, run, gpus, stall_ns)
+    return _predicted_once(inputs.model_dump_json(), run, gpus, stall_ns)
+
+
+@cache
+def _predicted_once(inputs_json: str, run: WeakScalingRun, gpus: int, stall_ns: int | None) -> Prediction:
+    """Predict; `score`, `anchored` and `leave_one_out` share the result. Only the JSON of the inputs is hashable."""
+    trace, fabric, variation, settings = _asked(
+        WeakScalingInputs.model_validate_json(inputs_json), run, gpus, stall_ns
+    )
     return predict(trace, fabric, variation=variation, **settings)
 
 

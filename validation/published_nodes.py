@@ -29,8 +29,9 @@ def device_of(node: Node, tflops: float) -> Device:
     )
 
 
+@cache
 def trace_of_model(model: str, device: Device, compute_ns: float, optimizer_ns: float | None = None) -> Trace:
-    """Make a trace of an iteration without communication.
+    """Make a trace of an iteration without communication; once for the same arguments.
 
     Args:
         model: As for `--model`.

@@ -6,6 +6,7 @@ import re
 import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -59,6 +60,7 @@ def test_ranks_listen_on_the_loopback_interface_alone(words, tmp_path):
     with started(*words, *out, folder=tmp_path) as running:
         while running.poll() is None:
             seen |= listening(running.pid)
+            time.sleep(0.05)  # ranks live for longer, and a scan of /proc would take a core
         errors = running.communicate()[1]
     assert running.returncode == 0, errors
     assert seen == {"0100007F"}  # 127.0.0.1

@@ -58,14 +58,16 @@ def main() -> None:
         return
     if case == "wait":
         run_ranks(wait, 2)
-    failing = {"raise": bodies.fail_on, "die": bodies.die_on, "hang": bodies.hang_on}[case]
+    errors = []
     with RankPool(3, timeout_s=60) as pool:
         pool.run(bodies.identify)
-        try:
-            pool.run(failing, 1, timeout_s=3)
-        except RankError as error:
+        for failing in (bodies.fail_on, bodies.die_on, bodies.hang_on):
+            try:
+                pool.run(failing, 1, timeout_s=3)
+            except RankError as error:
+                errors.append(str(error))
             assert pool.run(rank_and_size) == [(0, 3), (1, 3), (2, 3)]
-            sys.exit(str(error))
+    sys.exit("\n".join(errors))
 
 
 if __name__ == "__main__":
