@@ -35,6 +35,8 @@ from reference.launch import RankPool
 from reference.network_namespaces import bits_per_s
 from reference.trace import Trace
 from simulator import Plan, Policy, tune
+from simulator.schedule.schedule import buckets_of
+from simulator.workload.compute_times import recorded_model
 from simulator.workload.roofline import find_device
 from simulator.workload.trace_synthesis import synthesize
 
@@ -92,7 +94,8 @@ def verify(case: Case, rate: float, turns: int, out: Path) -> tuple[Plan, PlanVe
 
     with RankPool(RANKS, link_rate=scale.rate(rate)) as pool:
         ranks = EmulatedRanks.calibrate(pool, model_trace, caps, out=out, scale=scale, on_progress=on_progress)
-        plan = tune(ranks.predicted_from, ranks.fabric, world_size=RANKS, assume=False)
+        default = buckets_of(Policy(bucket_cap_mb=None), recorded_model(trace))  # caps of the original size
+        plan = tune(ranks.predicted_from, ranks.fabric, world_size=RANKS, assume=False, plan=default)
         plan.save(out / "plan.json")
         training = PlannedTraining(trace=trace, world_size=RANKS, policy=Policy(), buckets=plan.buckets, caps_mb=None)
         return plan, verify_on_emulated_ranks(training, ranks, scale=scale, turns=turns, on_progress=on_progress)

@@ -13,6 +13,7 @@ from .known_rules import CapRule
 from .plan_times import Objective
 
 DEFAULT = "torch's default"
+GIVEN = "the given buckets"
 
 
 class Baseline(Schema):
@@ -27,7 +28,8 @@ class Baseline(Schema):
 class Plan(Schema):
     """The best buckets for one model, fabric and world size; all times are predicted, in nanoseconds.
 
-    The time of torch's default is among `baselines`, under the name `DEFAULT`.
+    The time of torch's default is among `baselines`, under the name `DEFAULT`. If the policy gave caps or a plan,
+    their time is there too, under the name `GIVEN`, and takes the place of the default's in `gain` and `keep_default`.
     """
 
     model: str = Field(description="name of the model in the trace")
@@ -62,8 +64,9 @@ class Plan(Schema):
 
     @property
     def default_ns(self) -> int:
-        """Objective with torch's default caps."""
-        return next(one.iteration_ns for one in self.baselines if one.name == DEFAULT)
+        """Objective with torch's default caps, or with the given buckets."""
+        times = {one.name: one.iteration_ns for one in self.baselines}
+        return times.get(GIVEN, times[DEFAULT])
 
     @property
     def gain(self) -> float:

@@ -37,7 +37,7 @@ from .known_rules import (
 from .local_search import as_layout, improve
 from .lower_bound import lower_bound_ns
 from .partition_costs import PartitionCosts, partition_costs
-from .plan import DEFAULT, Baseline, Plan
+from .plan import DEFAULT, GIVEN, Baseline, Plan
 from .plan_times import Objective, PlanTimes, with_plan
 
 CAPS = 48
@@ -79,7 +79,8 @@ def tune(
             time. None: no limit.
         cap_rule: Rule of the reducer for which the best single cap is given: torch's "reaches the cap", or "at most
             the cap".
-        policy: Settings of the reducer, as for `predict`; the search replaces caps, plan and order.
+        policy: Settings of the reducer, as for `predict`; the search replaces caps, plan and order. If caps or a plan
+            are given, the plan is compared with those in place of torch's default.
         variation: As for `predict`.
         stragglers: As for `predict`.
         assume: As for `predict`.
@@ -95,18 +96,20 @@ def tune(
         raise ValueError("grouping: expected 'buckets', because FSDP2's modules are no buckets to tune, got 'module'")
     if policy.phase != "steady":
         raise ValueError(f"phase: expected 'steady', the iterations that buckets are tuned for, got {policy.phase!r}")
-    policy = policy.model_copy(update={"plan": None, "order": "ready"})
+    given, policy = policy, policy.model_copy(update={"plan": None, "order": "ready"})
     assumed, spread = fabric, variation
     if assume:
         assumed, spread, _ = assume_gpu(trace, fabric, variation)
     times = PlanTimes(trace, assumed, world_size, policy, spread, stragglers, objective)
-    search = _Search(times, partition_costs(times), in_flight_bytes, cap_rule)
+    present = as_layout(buckets_of(given, times.recorded)) if _has_buckets(given) else None
+    search = _Search(times, partition_costs(times), in_flight_bytes, cap_rule, present)
     best, is_proven = search.run()
     forecast = partial(
         predict, trace, fabric, world_size=world_size, variation=variation, stragglers=stragglers, assume=assume
     )
     chosen = forecast(policy=with_plan(policy, best))
-    default = forecast(policy=with_plan(policy, search.rules[DEFAULT]))
+    today = present or search.rules[DEFAULT]
+    default = forecast(policy=with_plan(policy, today))
     names = {"median": "iteration_ns", "mean": "mean_ns"}
     iteration_ns = getattr(chosen, names[objective]) if objective in names else times.value_ns(best)
     ranked = sorted(search.rules.items(), key=lambda item: times.value_ns(item[1]))
@@ -121,7 +124,7 @@ def tune(
         interval_ns=chosen.interval_ns,
         lower_bound_ns=min(iteration_ns, lower_bound_ns(search.costs)),
         is_proven=is_proven,
-        keep_default=best == search.rules[DEFAULT] or _may_be_an_error(default.compare(chosen)),
+        keep_default=best == today or _may_be_an_error(default.compare(chosen)),
         cap_rule=cap_rule,
         best_cap_mb=search.best_cap_mb,
         best_cap_ns=times.value_ns(search.by_cap(search.best_cap_mb)),
@@ -137,6 +140,12 @@ def tune(
         in_flight_bytes=times.in_flight_bytes(best),
         assumed=chosen.assumed,
     )
+
+
+def _has_buckets(policy: Policy) -> bool:
+    """Whether caps or a plan are given."""
+    fields = ("bucket_cap_mb", "bucket_cap_mb_list", "first_bucket_mb", "plan")
+    return any(getattr(policy, name) != Policy.model_fields[name].default for name in fields)
 
 
 def _may_be_an_error(gain: Comparison) -> bool:
@@ -176,7 +185,14 @@ class _Search:
         best_cap_mb: The best single cap.
     """
 
-    def __init__(self, times: PlanTimes, costs: PartitionCosts, limit: int | None, cap_rule: CapRule) -> None:
+    def __init__(
+        self,
+        times: PlanTimes,
+        costs: PartitionCosts,
+        limit: int | None,
+        cap_rule: CapRule,
+        given: BucketLayout | None,
+    ) -> None:
         self.times, self.costs, self._limit, self._cap_rule = times, costs, limit, cap_rule
         self._sizes = [costs.parameters[index].size_bytes for index in costs.order]
         by_recurrence = self._ranked_caps_mb()
@@ -185,6 +201,7 @@ class _Search:
         (below,) = distinct_caps(self._cap_rule, self._sizes, 2, start=best)[1:] or [0]
         self.best_cap_mb = roundest_mb(below, best)
         self.rules = self._known_rules() | {"best single cap": self.by_cap(self.best_cap_mb)}
+        self.rules |= {} if given is None else {GIVEN: given}
         self._by_caps = [self.by_cap(cap) for cap in few]
 
     def _ranked_caps_mb(self) -> list[float]:

@@ -10,8 +10,10 @@ import simulator
 from reference.trace import Trace
 from simulator import Fabric, Plan, Policy, predict, tune
 from simulator.catalogue import load_fabric
+from simulator.tuning.local_search import as_layout
+from simulator.tuning.plan import GIVEN
 from tests.explore import examples
-from tests.strategies import emulations, iteration, trace_of
+from tests.strategies import emulations, iteration, partitions, trace_of
 
 from .tuning_cases import WORLD_SIZE, contiguous_partitions, fabrics, plan_times, small_models
 
@@ -85,6 +87,16 @@ def test_a_gain_within_the_errors_of_the_costs_is_no_reason_to_change():
 
     assert not plan(0.0).keep_default
     assert plan(0.0).gain > 0
+
+
+@examples(20)
+@given(small_models(), fabrics(), st.data())
+def test_given_buckets_take_the_place_of_the_default(trace, fabric, data):
+    given_ = as_layout(data.draw(partitions(len(trace.sizes_bytes))))
+    found = tune(trace, fabric, world_size=WORLD_SIZE, plan=given_, assume=False)
+    (rule,) = (one for one in found.baselines if one.name == GIVEN)
+    now = predict(trace, fabric, world_size=WORLD_SIZE, plan=given_, assume=False)
+    assert found.default_ns == rule.iteration_ns == now.iteration_ns >= found.iteration_ns
 
 
 def test_a_limit_on_bytes_in_flight_is_kept_or_refused():
