@@ -29,7 +29,8 @@ class Plan(Schema):
     """The best buckets for one model, fabric and world size; all times are predicted, in nanoseconds.
 
     The time of torch's default is among `baselines`, under the name `DEFAULT`. If the policy gave caps or a plan,
-    their time is there too, under the name `GIVEN`, and takes the place of the default's in `gain` and `keep_default`.
+    their time is there too, under the name `GIVEN`, and takes the place of the default's in `gain` and
+    `keep_default`.
     """
 
     model: str = Field(description="name of the model in the trace")
