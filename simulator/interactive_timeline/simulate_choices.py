@@ -44,7 +44,7 @@ PARTS = {
     "slowdown_ns": ("slowdown",),
     "stragglers_ns": ("stragglers",),
 }
-"""Parts of an answer, each with those of `Prediction.breakdown` that it contains; the others are 0 for any question."""
+"""Parts of an answer, each with those of `Prediction.breakdown` that it contains; all others are 0."""
 
 
 class Start(NamedTuple):

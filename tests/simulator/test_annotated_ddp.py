@@ -325,7 +325,7 @@ def assert_shows(page, prediction: Prediction) -> None:
     gpus=st.sampled_from(WORLD_SIZES),
     straggler=st.integers(20, 40).map(lambda steps: steps / 20),
 )
-def test_the_shown_parts_add_up_to_the_iteration_in_every_state(still_open, scene, model, gbit_per_s, gpus, straggler):
+def test_the_shown_parts_add_up_in_every_state(still_open, scene, model, gbit_per_s, gpus, straggler):
     address = f"scene={scene}&model={model}&gbit={gbit_per_s}&gpus={gpus}&straggler={straggler}"
     still_open.evaluate("address => { location.hash = address; }", address)
     still_open.wait_for_function("scene => document.querySelector('tr.now th').textContent === scene", arg=scene)
