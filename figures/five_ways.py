@@ -7,37 +7,56 @@ from matplotlib.axes import Axes
 
 from reference.bucketing import ONE_BUCKET, BucketAssignment, bucket_caps, initial_buckets, plan_buckets
 from simulator import Prediction, predict
-from simulator.plot_colours import COMPUTATION, COPIES, EXPOSED, INK
+from simulator.plot_colours import COMPUTATION, COPIES, EXPOSED, FORWARD, HIDDEN, INK
+from simulator.results.breakdown import exposed_intervals
+from simulator.schedule.schedule import Compute
 from simulator.workload.compute_times import recorded_model
 
 from .annotated_ddp import page
 from .drawing import render, save
 
 TITLE = "Five ways to average gradients"
-SIZE = (7.4, 2.9)
+SIZE = (7.4, 3.5)
 GBIT_PER_S, GPUS = 20, 32
 """The network and the number of GPUs with which the page opens."""
+LANE = 0.34
+"""Height of a lane; each way has one of the GPU above one of the network."""
+KINDS = {
+    "forward": (FORWARD, "forward pass, optimiser step"),
+    "backward": (COMPUTATION, "backward pass"),
+    "copies": (COPIES, "copies and launches"),
+    "hidden": (HIDDEN, "communication beside computation"),
+    "exposed": (EXPOSED, "exposed communication"),
+}
+"""Colour and name of each kind of span; the last two are on the network."""
+KIND_OF = {"forward": "forward", "step": "forward", "backward": "backward"}
+
+Span = tuple[str, int, int]
+"""A kind of `KINDS`, start and end in nanoseconds."""
 
 
 class Way(NamedTuple):
-    """One iteration, in milliseconds; the parts add up to it.
+    """One iteration.
 
     Attributes:
         name: The scene of the page.
-        computation_ms: Both passes and the optimiser step.
-        copies_ms: Copies into and out of buckets, and launches.
-        exposed_ms: Communication that a rank waits for.
+        iteration_ns: How long it takes.
+        spans: What the slowest rank and the network do.
     """
 
     name: str
-    computation_ms: float
-    copies_ms: float
-    exposed_ms: float
+    iteration_ns: int
+    spans: tuple[Span, ...]
 
     @property
     def iteration_ms(self) -> float:
-        """The whole iteration."""
-        return self.computation_ms + self.copies_ms + self.exposed_ms
+        """The whole iteration in milliseconds."""
+        return self.iteration_ns / 1e6
+
+    @property
+    def exposed_ms(self) -> float:
+        """Communication that the rank waits for, in milliseconds."""
+        return sum(end - start for kind, start, end in self.spans if kind == "exposed") / 1e6
 
 
 @cache
@@ -59,43 +78,73 @@ def panels() -> list[list[Way]]:
 
 
 def _without_overlap(name: str, plan: BucketAssignment, *, in_place: bool = False) -> Way:
-    prediction = _predicted(plan, in_place=in_place)
-    engine_input = prediction.timeline.engine_input
-    exposed_ns = int(engine_input.cost_ns.sum())
-    copies_ns = prediction.no_overlap_ns - prediction.compute_ns - exposed_ns
-    return Way(name, prediction.compute_ns / 1e6, copies_ns / 1e6, exposed_ns / 1e6)
+    """Return the iteration in which each bucket is packed, averaged and copied out after the backward pass."""
+    engine_input = _predicted(plan, in_place=in_place).timeline.engine_input
+    computing = [one for one in engine_input.schedule.instructions if isinstance(one, Compute)]
+    took = list(zip(computing, engine_input.duration_ns[0].tolist(), strict=True))
+    spans: list[Span] = []
+    now = 0
+
+    def add(kind: str, duration_ns: int) -> None:
+        nonlocal now
+        spans.append((kind, now, now + duration_ns))
+        now += duration_ns
+
+    def compute(*kinds: str, bucket: int | None = None) -> None:
+        every = (ns for one, ns in took if one.kind in kinds and bucket in (None, one.bucket))
+        add(KIND_OF.get(kinds[0], "copies"), sum(every))
+
+    compute("forward")
+    compute("backward")
+    for bucket, cost_ns in enumerate(engine_input.cost_ns.tolist()):
+        compute("pack", "launch", bucket=bucket)
+        add("exposed", cost_ns)
+        compute("copy_out", bucket=bucket)
+    compute("step")
+    return Way(name, now, tuple(spans))
 
 
 def _with_overlap(name: str, plan: BucketAssignment) -> Way:
     prediction = _predicted(plan)
-    parts = prediction.breakdown
-    return Way(
-        name, prediction.compute_ns / 1e6, (parts["copies"] + parts["launch"]) / 1e6, parts["exposed_comm"] / 1e6
+    timeline = prediction.timeline
+    collectives = zip(timeline.start_ns.tolist(), timeline.done_ns.tolist(), strict=True)
+    computed = (
+        (KIND_OF.get(span.kind, "copies"), span.start_ns, span.end_ns)
+        for span in prediction.spans
+        if span.rank == 0 and span.stream == "compute" and span.kind != "wait"
     )
+    hidden = (("hidden", start, end) for start, end in collectives)
+    exposed = (("exposed", start, end) for start, end in exposed_intervals(timeline))
+    return Way(name, prediction.iteration_ns, (*computed, *hidden, *exposed))
 
 
 def _predicted(plan: BucketAssignment, *, in_place: bool = False) -> Prediction:
     trace = page.models()["ResNet-50"]
     fabric = page.fabric(trace, GBIT_PER_S)
-    return predict(trace, fabric, world_size=GPUS, plan=plan, gradient_as_bucket_view=in_place, assume=False)
+    return predict(
+        *(trace, fabric),
+        world_size=GPUS,
+        plan=plan,
+        gradient_as_bucket_view=in_place,
+        broadcast_buffers=False,
+        assume=False,
+    )
 
 
 def draw(ways: list[Way], ax: Axes) -> Axes:
-    """Draw one bar for each way, the first at the top, with its parts and its time."""
-    names = [way.name for way in ways]
-    begins = [0.0] * len(ways)
-    for words, colour, widths in (
-        ("computation", COMPUTATION, [way.computation_ms for way in ways]),
-        ("copies and launches", COPIES, [way.copies_ms for way in ways]),
-        ("exposed communication", EXPOSED, [way.exposed_ms for way in ways]),
-    ):
-        ax.barh(names, widths, left=begins, color=colour, label=words, height=0.62)
-        begins = [begin + width for begin, width in zip(begins, widths, strict=True)]
-    for place, (way, end) in enumerate(zip(ways, begins, strict=True)):
-        ax.text(end + 3, place, f"{way.iteration_ms:.1f} ms", va="center", fontsize=9, color=INK)
+    """Draw one timeline for each way, the first at the top, and its time."""
+    for place, way in enumerate(ways):
+        for kind, (colour, words) in KINDS.items():
+            top = place if kind in ("hidden", "exposed") else place - LANE
+            pieces = [(start / 1e6, (end - start) / 1e6) for one, start, end in way.spans if one == kind]
+            ax.broken_barh(pieces, (top, LANE), color=colour, linewidth=0, label="" if place else words)
+        ax.text(way.iteration_ms + 3, place - 0.02, f"{way.iteration_ms:.1f} ms", va="center", color=INK)
+        exposed = f"{way.exposed_ms:.0f} ms exposed"
+        ax.text(way.iteration_ms + 3, place + 0.33, exposed, va="center", fontsize=8, color=EXPOSED)
+    ax.set_yticks(range(len(ways)), [way.name for way in ways])
     ax.invert_yaxis()
-    ax.set_xlim(0, 1.14 * max(begins))
-    ax.set_xlabel("one iteration, ms")
+    ax.set_xlim(0, 1.16 * max(way.iteration_ms for way in ways))
+    ax.set_xlabel("one iteration, ms; of each way, the GPU above the network")
     ax.spines[["top", "right", "left"]].set_visible(False)
     ax.tick_params(axis="y", length=0)
     ax.legend(frameon=False, fontsize=8.5, loc="lower right")

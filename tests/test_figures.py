@@ -6,7 +6,7 @@ from xml.etree import ElementTree
 import pytest
 
 from figures import __main__ as figures
-from figures import backward_pass, bucket_sizes, overlap, process_groups, scaling, skipped_synchronization
+from figures import backward_pass, bucket_sizes, five_ways, overlap, process_groups, scaling, skipped_synchronization
 from figures.drawing import FOLDER, FORMATS
 from figures.emulated_runs import Run, committed_ns
 
@@ -43,6 +43,24 @@ def test_the_animation_shows_every_gradient_and_ends_with_exposed_communication(
         assert bucket.filled[-1][0] <= bucket.sent_ms[0] < bucket.sent_ms[1]
     assert 0 < shown.exposed_ms < shown.end_ms - shown.backward_ms + 1e-6
     assert ElementTree.fromstring(backward_pass.svg(shown)).tag.endswith("svg")
+
+
+def test_the_rank_of_each_way_computes_or_waits_at_any_moment_of_its_iteration():
+    for way in five_ways.panels()[0]:
+        ends = 0
+        for kind, start, end in sorted(way.spans, key=lambda span: span[1:]):
+            if kind != "hidden":
+                assert start == ends, way.name
+                ends = end
+        assert ends == way.iteration_ns
+
+
+def test_ways_without_overlap_take_as_long_as_predicted():
+    naive, flat, *_ = five_ways.panels()[0]
+    sizes = five_ways.page.models()["ResNet-50"].sizes_bytes
+    each, all_of_them = [[index] for index in range(len(sizes))], [list(range(len(sizes)))]
+    assert naive.iteration_ns == five_ways._predicted(each, in_place=True).no_overlap_ns
+    assert flat.iteration_ns == five_ways._predicted(all_of_them).no_overlap_ns
 
 
 def test_overlap_saves_at_most_the_backward_pass_and_at_most_the_communication():

@@ -1,5 +1,6 @@
 """Climbing: judges the next rungs of a learner's file, keeps the progress, and watches the file for saves."""
 
+import shutil
 import textwrap
 import time
 from collections.abc import Callable, Iterator
@@ -13,7 +14,7 @@ from .progress import load_progress, save_progress
 from .rungs import RUNGS
 
 WIDTH = 100
-"""Of paragraphs, in characters."""
+"""Of paragraphs, in characters, unless the terminal is narrower."""
 POLL_S = 0.1
 """How often `saves` looks at the file."""
 Report = Callable[[str], None]
@@ -21,10 +22,11 @@ Report = Callable[[str], None]
 
 
 def introduction(number: int) -> str:
-    """Return task and reading of a rung."""
+    """Return task and reading of a rung, in lines that fit into the terminal."""
     rung = RUNGS[number - 1]
+    width = min(shutil.get_terminal_size((WIDTH, 24)).columns, WIDTH)
     paragraphs = (rung.task, rung.reading, f"Read {rung.lines}; {rung.further}")
-    wrapped = [textwrap.fill(one, WIDTH, initial_indent="  ", subsequent_indent="  ") for one in paragraphs]
+    wrapped = [textwrap.fill(one, width, initial_indent="  ", subsequent_indent="  ") for one in paragraphs]
     return "\n\n".join([f"Rung {number} of {len(RUNGS)}: {rung.title}", *wrapped]) + "\n"
 
 
@@ -80,7 +82,7 @@ def climb(judge: Judge, subject: LearnerClass, report: Report) -> Judgement:
         if (broken := _judged_again(judge, subject, number, report)) is not None:
             return broken
         words, plain_ms = gain(subject, RUNGS[number - 1], progress.iteration_ms.get(number - 1))
-        report(f"  {words}")
+        report(f"  {words}\n")
         times = progress.iteration_ms | ({} if plain_ms is None else {number: plain_ms})
         progress = progress.model_copy(update={"passed": number, "iteration_ms": times})
         save_progress(path, progress)

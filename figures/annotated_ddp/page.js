@@ -324,31 +324,19 @@ function drawChoices(view, { choices, edited, scene, models, modelName, shown, c
 
 function drawParts(view, { answer, baseline, choices, isGuessing }) {
   const before = SCENES[choices.scene - 1]?.id ?? "alone";
-  const now = tenths(answer);
-  const then = tenths(baseline);
+  const now = roundedParts(answer);
+  const then = roundedParts(baseline);
   setText(view.rows.now.name, SCENES[choices.scene].id);
   setText(view.rows.baseline.name, before);
   setText(view.rows.difference.name, "change");
   PARTS.forEach(([part], column) => {
     const changed = now[part] - then[part];
-    setText(view.rows.now.cells[column], isGuessing ? "?" : (now[part] / 10).toFixed(1));
-    setText(view.rows.baseline.cells[column], (then[part] / 10).toFixed(1));
+    setText(view.rows.now.cells[column], isGuessing ? "?" : (now[part] / 1e6).toFixed(1));
+    setText(view.rows.baseline.cells[column], (then[part] / 1e6).toFixed(1));
     const sign = changed < 0 ? "−" : "+";
-    setText(view.rows.difference.cells[column], isGuessing ? "" : changed ? `${sign}${Math.abs(changed / 10).toFixed(1)}` : "0");
+    setText(view.rows.difference.cells[column], isGuessing ? "" : changed ? `${sign}${Math.abs(changed / 1e6).toFixed(1)}` : "0");
     view.rows.difference.cells[column].classList.toggle("worse", changed > 0 && !isGuessing);
   });
-}
-
-/** All parts in tenths of a millisecond, rounded so that they add up to the iteration. */
-function tenths({ iteration_ns, parts }) {
-  const rounded = { iteration_ns: Math.round(iteration_ns / 1e5) };
-  let before_ns = 0;
-  for (const [part] of PARTS.slice(1)) {
-    const after_ns = before_ns + parts[part];
-    rounded[part] = Math.round(after_ns / 1e5) - Math.round(before_ns / 1e5);
-    before_ns = after_ns;
-  }
-  return rounded;
 }
 
 function drawGoal(view, state) {

@@ -12,8 +12,8 @@ const HOP_NS = 20000;
  * @param conditions world_size, gbit_per_s; factor on the compute times of the last rank; overlaps: false if all
  *   communication follows the backward pass, one all-reduce after the other; copiesOut: false if gradients are
  *   averaged in place.
- * @returns The fields of InteractiveIteration.answer in simulate_choices.py, and `parts`, which add up to iteration_ns.
- *   Without overlap, iteration_ns is the `no_overlap_ns` of predict.
+ * @returns The fields of InteractiveIteration.answer in simulate_choices.py, and compute_ns. Without overlap,
+ *   iteration_ns is the `no_overlap_ns` of predict.
  */
 function replay(model, plan, conditions) {
   const { world_size, factor, overlaps } = conditions;
@@ -43,7 +43,6 @@ function answerOf({ rows, collectives, slowest, iteration_ns }, factor) {
   return {
     iteration_ns,
     exposed_ns,
-    stragglers_ns,
     parts: {
       computation_ns: took("forward", "backward", "step"),
       copies_ns: took("pack", "copy_out"),

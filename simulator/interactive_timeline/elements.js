@@ -45,11 +45,15 @@ function controlsOf(data, view) {
   );
 }
 
+/** The iteration, and the parts that add up to it. A part that is `always` shown has a row also if it is 0. */
 const ROWS = [
-  ["iteration_ns", "Iteration"],
-  ["exposed_ns", "Exposed communication"],
+  ["iteration_ns", "Iteration", "always"],
+  ["exposed_ns", "Exposed communication", "always"],
+  ["computation_ns", "Computation", "always"],
+  ["copies_ns", "Copies"],
+  ["launches_ns", "Launches"],
+  ["slowdown_ns", "Slow-down by collectives"],
   ["stragglers_ns", "Waiting for the straggler"],
-  ["compute_ns", "Computation alone"],
 ];
 
 function resultTable(view) {

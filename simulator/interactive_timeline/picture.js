@@ -258,3 +258,18 @@ function megabytes(bytes) {
 function milliseconds(ns) {
   return `${(ns / 1e6).toFixed(1)} ms`;
 }
+
+/**
+ * The iteration and its parts, each rounded to a tenth of a millisecond, so that the rounded parts add up to the
+ * rounded iteration; the first part is rounded alone, the others by less than a tenth.
+ */
+function roundedParts({ iteration_ns, parts }) {
+  const round = (ns) => 1e5 * Math.round(ns / 1e5);
+  const rounded = { iteration_ns: round(iteration_ns) };
+  let before_ns = 0;
+  for (const [part, ns] of Object.entries(parts)) {
+    rounded[part] = round(before_ns + ns) - round(before_ns);
+    before_ns += ns;
+  }
+  return rounded;
+}

@@ -38,16 +38,16 @@ function aboutChosen(data, { chosen, shown }) {
 }
 
 function drawResult(view, { answer, startAnswer }) {
-  for (const [name] of ROWS) {
+  const [shown, before] = [roundedParts(answer), roundedParts(startAnswer)];
+  for (const [name, , always] of ROWS) {
     const [now, start, difference] = view.cells[name];
-    const changed_ns = answer[name] - startAnswer[name];
-    setText(now, milliseconds(answer[name]));
-    setText(start, milliseconds(startAnswer[name]));
+    const changed_ns = shown[name] - before[name];
+    setText(now, milliseconds(shown[name]));
+    setText(start, milliseconds(before[name]));
     setText(difference, signed(changed_ns));
     difference.classList.toggle("worse", changed_ns > 0);
+    now.parentElement.hidden = !always && !shown[name] && !before[name];
   }
-  const nobodyWaits = answer.stragglers_ns === 0 && startAnswer.stragglers_ns === 0;
-  view.cells.stragglers_ns[0].parentElement.hidden = nobodyWaits && answer.ranks.length === 1;
 }
 
 function signed(ns) {

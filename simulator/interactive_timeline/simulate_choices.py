@@ -36,6 +36,15 @@ class Choices(NamedTuple):
 
 
 EVERY_CHOICE = Choices()
+PARTS = {
+    "exposed_ns": ("exposed_comm",),
+    "computation_ns": ("forward", "backward", "optimizer"),
+    "copies_ns": ("copies",),
+    "launches_ns": ("launch",),
+    "slowdown_ns": ("slowdown",),
+    "stragglers_ns": ("stragglers",),
+}
+"""Parts of an answer, each with those of `Prediction.breakdown` that it contains; all others are 0."""
 
 
 class Start(NamedTuple):
@@ -114,8 +123,8 @@ class InteractiveIteration:
     def answer(self, question: Question, prediction: Prediction) -> dict[str, object]:
         """Return the prediction for a question as a JSON document; all times are nanoseconds from the start.
 
-        - *iteration_ns*, *compute_ns*, *exposed_ns*: as the attributes of `Prediction`
-        - *stragglers_ns*: time for which the slowest rank waits while no collective runs
+        - *iteration_ns*, *exposed_ns*: `iteration_ns` and `exposed_comm_ns` of `Prediction`
+        - *parts*: the parts of the slowest rank's iteration in `PARTS`, which add up to it
         - *collectives*: `[bucket, launched by all ranks, start, end]` of each; the bucket is None for a broadcast
         - *exposed*: `[start, end]` of the times for which the slowest rank waits while a collective runs
         - *ranks*: the ranks to show: the slowest, or an ordinary one and the straggler. Each has its number `rank`,
@@ -127,9 +136,8 @@ class InteractiveIteration:
         collectives = timeline.engine_input.schedule.collectives
         return {
             "iteration_ns": prediction.iteration_ns,
-            "compute_ns": prediction.compute_ns,
             "exposed_ns": prediction.exposed_comm_ns,
-            "stragglers_ns": prediction.breakdown["stragglers"],
+            "parts": {part: sum(prediction.breakdown[one] for one in ones) for part, ones in PARTS.items()},
             "collectives": [
                 [collective.bucket, *moments]
                 for collective, *moments in zip(collectives, launched, starts, ends, strict=True)

@@ -172,6 +172,13 @@ def test_climbing_keeps_progress_and_times_and_stops_at_the_next_rung(judging, h
     assert "300.0 ms" in said[2]
 
 
+@pytest.mark.parametrize("columns", [60, 80, 200])
+def test_an_introduction_fits_into_the_terminal(monkeypatch, columns):
+    monkeypatch.setenv("COLUMNS", str(columns))
+    for number in NUMBERS:
+        assert max(map(len, climb.introduction(number).splitlines())) <= min(columns, 100)
+
+
 def test_a_new_idea_that_breaks_an_old_rung_is_no_progress(judging, home):
     path, said = home / "my_ddp.py", []
     edits = [{"old": "keys=dtypes, order=order", "new": "order=order"}]

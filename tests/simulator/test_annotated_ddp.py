@@ -317,6 +317,33 @@ def assert_shows(page, prediction: Prediction) -> None:
     assert shown == pytest.approx(exact, abs=0.11)
 
 
+@examples(20)
+@given(
+    scene=st.sampled_from(SCENES),
+    model=st.sampled_from(sorted(annotated.models())),
+    gbit_per_s=st.sampled_from(GBIT_PER_S),
+    gpus=st.sampled_from(WORLD_SIZES),
+    straggler=st.integers(20, 40).map(lambda steps: steps / 20),
+)
+def test_the_shown_parts_add_up_in_every_state(still_open, scene, model, gbit_per_s, gpus, straggler):
+    address = f"scene={scene}&model={model}&gbit={gbit_per_s}&gpus={gpus}&straggler={straggler}"
+    still_open.evaluate("address => { location.hash = address; }", address)
+    still_open.wait_for_function("scene => document.querySelector('tr.now th').textContent === scene", arg=scene)
+    frames(still_open)
+    for row in ("now", "baseline"):
+        shown = [milliseconds(still_open, part, row) for part in PARTS]
+        assert round(10 * sum(shown)) == round(10 * milliseconds(still_open, "iteration_ns", row)), row
+
+
+@pytest.fixture(scope="module")
+def still_open(browser):
+    """The page, opened once."""
+    watched = opened_at(browser)
+    yield watched.page
+    watched.context.close()
+    assert watched.problems == []
+
+
 def with_boundaries(places) -> list[list[int]]:
     (sequence,) = plan_of("rebuilt", RESNET, float("inf"))
     return [sequence[low:high] for low, high in itertools.pairwise([0, *places, len(sequence)])]

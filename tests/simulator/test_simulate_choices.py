@@ -46,6 +46,7 @@ def test_an_answer_is_consistent_on_any_fabric(shown_and_question):
     prediction = shown.predict(question)
     answer = shown.answer(question, prediction)
     assert sum(end - start for start, end in answer["exposed"]) == prediction.exposed_comm_ns
+    assert sum(answer["parts"].values()) == prediction.iteration_ns, "the rows of the table do not add up"
     assert all(one[1] < other[0] for one, other in zip(answer["exposed"], answer["exposed"][1:], strict=False))
     launched = {bucket: moment for bucket, moment, _, _ in answer["collectives"] if bucket is not None}
     for rank in answer["ranks"]:

@@ -13,7 +13,7 @@ from simulator.interactive_timeline.widget import InteractiveTimeline
 
 from ..strategies import iteration, trace_of
 from .chromium import Watched
-from .timeline_reader import SHOWN, cuts, drag, frames, predicted, v100_ring
+from .timeline_reader import SHOWN, assert_parts_add_up, cuts, drag, frames, number, predicted, v100_ring
 
 MS = 10**6
 TRACE = trace_of([[iteration(1 * MS, (3 * MS, 2 * MS), 4 * MS, 1 * MS)]], [4 * 10**6, 10**6])
@@ -45,7 +45,7 @@ def test_the_kernel_answers_with_the_numbers_of_predict():
     expected = predict(TRACE, ring(10), world_size=2, plan=[[1], [0]], stragglers=[Straggler(rank=1, factor=1.5)])
     assert answer["iteration_ns"] == expected.iteration_ns
     assert answer["exposed_ns"] == expected.exposed_comm_ns
-    assert answer["compute_ns"] == expected.compute_ns
+    assert answer["parts"]["computation_ns"] == 7_500_000  # of the straggler, which is the slowest rank
     assert [rank["rank"] for rank in answer["ranks"]] == [0, 1]
     assert answer["ranks"][1]["ready_ns"] == [4_500_000, 3_000_000]
 
@@ -194,6 +194,21 @@ def test_the_kernel_answers_while_one_drags(displayed):
     )
     assert widget.prediction == expected
     assert [list(bucket) for bucket in widget.plan] == [list(bucket) for bucket in expected.buckets]
+
+
+def test_the_shown_parts_add_up_to_the_iteration_with_slow_downs_and_a_straggler(displayed):
+    page = displayed(small_widget(lambda _: traces_and_fabrics.gloo()))
+    page.wait_for_selector(".boundary")
+    before = None
+    for straggler in ("1.5", "1.2"):
+        page.get_by_role("slider", name="Straggler").fill(straggler)
+        page.wait_for_function(
+            "before => ![before, ''].includes(document.querySelector('tr.iteration_ns td.now').textContent)",
+            arg=before,
+        )
+        before = page.locator("tr.iteration_ns td.now").inner_text()
+        assert_parts_add_up(page)
+        assert number(page, "slowdown_ns") > 0
 
 
 def test_one_question_is_in_flight_and_the_newest_is_next(displayed):

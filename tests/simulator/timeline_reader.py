@@ -3,7 +3,7 @@
 from figures.annotated_ddp import page
 from reference.bucketing import plan_buckets
 from simulator import Fabric
-from simulator.interactive_timeline.simulate_choices import InteractiveIteration, Question
+from simulator.interactive_timeline.simulate_choices import PARTS, InteractiveIteration, Question
 
 
 def v100_ring(gbit_per_s: float) -> Fabric:
@@ -56,3 +56,11 @@ def assert_shows(page, prediction) -> None:
     frames(page)
     assert number(page, "iteration_ns") == round(prediction.iteration_ns / 1e6, 1)
     assert number(page, "exposed_ns") == round(prediction.exposed_comm_ns / 1e6, 1)
+    assert_parts_add_up(page)
+
+
+def assert_parts_add_up(page) -> None:
+    """The shown rows below the iteration add up to the iteration, now and in the start layout."""
+    for column in ("now", "start"):
+        shown = [number(page, part, column) for part in PARTS if page.locator(f"tr.{part}").is_visible()]
+        assert round(10 * sum(shown)) == round(10 * number(page, "iteration_ns", column)), column
