@@ -5,11 +5,13 @@ about a page, or a link is broken (links to other sites are not followed).
 """
 
 import argparse
+import json
 import shutil
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 from . import slides
 
@@ -19,7 +21,11 @@ COPIED = (
     "constraints.txt", "docs", "ddplab", "reference", "simulator", "tests", "tutorials", "figures", "validation",
     "benchmarks",
 )  # fmt: skip
-IGNORED = shutil.ignore_patterns("__pycache__", ".ipynb_checkpoints", "api")
+EXECUTED = "tutorials/executed"
+"""Folder of the executed tutorials, for readers of the repository; the site has executed ones in their own place."""
+IGNORED = shutil.ignore_patterns("__pycache__", ".ipynb_checkpoints", "api", "executed")
+HIDDEN = "remove-cell"
+"""Tag of cells that no page shows."""
 ENTRANCE = '<!doctype html><meta http-equiv="refresh" content="0; url=docs/index.html"><title>ddplab</title>\n'
 """The page at the root of the site."""
 CELL_TIMEOUT_S, TUTORIAL_TIMEOUT_S = 120, 300
@@ -33,13 +39,20 @@ def main(arguments: Sequence[str] | None = None) -> None:
     options.add_argument(
         "--without-running", action="store_true", help="faster: do not run the tutorials; their pages have no outputs"
     )
+    options.add_argument(
+        "--publish", action="store_true", help=f"also write the executed tutorials to {EXECUTED}, to be committed"
+    )
     chosen = options.parse_args(arguments)
+    if chosen.publish and chosen.without_running:
+        options.error("--publish: expected without --without-running, because only executed tutorials are published")
     out = chosen.out.resolve()
     tree, pages = out / "tree", out / "html"
     copy(tree)
     if not chosen.without_running:
         limits = f"--nbmake-timeout={CELL_TIMEOUT_S}", f"--timeout={TUTORIAL_TIMEOUT_S}"
         _run("pytest", "--nbmake", *limits, "--overwrite", "--durations=9", "tutorials", folder=tree)
+    if chosen.publish:
+        publish(tree / "tutorials", ROOT / EXECUTED)
     (tree / "docs" / "slides.md").write_text(slides.site_page(tree / "tutorials"))
     _run("sphinx", "--fail-on-warning", "--keep-going", "-c", "docs", "-b", "html", ".", pages, folder=tree)
     (pages / "index.html").write_text(ENTRANCE)
@@ -57,7 +70,25 @@ def copy(tree: Path) -> None:
         if source.is_dir():
             shutil.copytree(source, tree / name, ignore=IGNORED)
         else:
-            shutil.copy(source, tree / name)
+            (tree / name).write_text(source.read_text().replace(f"{EXECUTED}/", "tutorials/"))
+
+
+def publish(tutorials: Path, folder: Path) -> None:
+    """Write executed tutorials without hidden cells, and with links that are right in the folder."""
+    folder.mkdir(exist_ok=True)
+    for path in sorted(tutorials.glob("*.ipynb")):
+        notebook = json.loads(path.read_text())
+        notebook["cells"] = shown(notebook["cells"])
+        (folder / path.name).write_text(json.dumps(notebook, indent=1, ensure_ascii=False) + "\n")
+
+
+def shown(cells: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """Return the cells that a page shows, with links from a folder that is one level deeper."""
+    return [
+        dict(cell) | {"source": [line.replace("](../", "](../../") for line in cell["source"]]}
+        for cell in cells
+        if HIDDEN not in cell["metadata"].get("tags", [])
+    ]
 
 
 def _run(module: str, *arguments: object, folder: Path) -> None:

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from docs.__main__ import EXECUTED, shown
 from tutorials import own_code
 from tutorials.exercises import NOT_ATTEMPTED, TO_WRITE
 
@@ -56,6 +57,17 @@ def test_outputs_are_stripped(cells):
     for cell in code(cells):
         assert cell["outputs"] == []
         assert cell["execution_count"] is None
+
+
+@pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
+def test_the_published_tutorial_is_this_one_with_outputs(path):
+    """After a change of a tutorial, `python -m docs --publish` runs all and publishes them again."""
+    published = json.loads((ROOT / EXECUTED / path.name).read_text())["cells"]
+    assert list(map(text, published)) == list(map(text, shown(json.loads(path.read_text())["cells"])))
+    outputs = [output for cell in code(published) for output in cell["outputs"]]
+    assert any("image/png" in output.get("data", {}) for output in outputs)
+    assert all(output["output_type"] != "error" for output in outputs)
+    assert not re.search(r"/(tmp|home|root|work)/", json.dumps(outputs))
 
 
 def test_each_opens_with_its_question_and_a_prediction_and_ends_with_what_to_read(cells):
