@@ -239,7 +239,8 @@ def draw_bandwidths(
         below.set_xlabel("link, Gbit/s")
         for ax in (above, below):
             opened(ax).set_ylim(bottom=0)
-    mark_guess(axes[1, 0], guess_gbit_per_s, "Gbit/s", y=1, colour=COLOURS[POWER_SGD])
+        below.set_ylim(top=1.25)  # room for the guess
+    mark_guess(axes[1, 0], guess_gbit_per_s, "Gbit/s", y=1.15, colour=COLOURS[POWER_SGD])
     axes[0, 0].set_ylabel("iteration, ms")
     axes[1, 0].set_ylabel("iteration / iteration without hook")
     axes[0, 0].legend(frameon=False)

@@ -26,7 +26,7 @@ def draw_sweeps(sweeps: Mapping[str, Sweep], guesses_mb: Mapping[str, Sequence[f
         sweeps: By name.
         guesses_mb: The caps that the learner expects to be the fastest, by name; a row of marks below the sweeps.
     """
-    ax = new_axes(8, 3.6)
+    ax = new_axes(9, 3.6)
     colours = dict(zip(sweeps, plot_colours.LINES, strict=True))
     for name, sweep in sweeps.items():
         curve = sweep.measured_ms
@@ -43,7 +43,7 @@ def draw_sweeps(sweeps: Mapping[str, Sweep], guesses_mb: Mapping[str, Sequence[f
         ax.set_ylim(bottom=-4 - 1.5 * len(given))
     for row, (name, caps) in enumerate(given.items()):
         for cap in caps:
-            mark_guess(ax, cap, "MB", y=-4 - 1.5 * row, colour=colours[name])
+            mark_guess(ax, cap, y=-4 - 1.5 * row, colour=colours[name])
     return ax
 
 
