@@ -4,12 +4,11 @@ from itertools import pairwise
 
 import matplotlib.pyplot as plt
 import pytest
-from hypothesis import given
+from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from tests.explore import examples
-from tutorials.exercises import CLOSE
-from tutorials.guessing import Guesses, ask, choice, log_steps, several, slider
+from tutorials.guessing import CLOSE, Guesses, ask, choice, log_steps, several, slider
 from tutorials.plots import mark_guess, new_axes
 
 NUMBERS = st.lists(st.integers(-(10**6), 10**6) | st.floats(1e-3, 1e9), min_size=1, max_size=30, unique=True)
@@ -88,7 +87,7 @@ def test_the_score_has_each_guess_beside_the_measured_value():
         "| arrive | a, b | a | no |",
         "| takes | 1 ms | machine too busy |  |",
         "",
-        "1 of 3 guesses are right, numbers within 25 %. "
+        "1 of 3 guesses are right, numbers on sliders within 25 %. "
         "Answers drawn by lot would be right in 0.7 of 3 cases on average.",
     ]
     with pytest.raises(ValueError, match="expected a value for each of hidden, longer"):
@@ -102,6 +101,17 @@ def test_every_answer_that_is_the_measured_one_is_right_and_chance_is_a_part(que
     whole = (measured,) if question.control == "list" else measured
     assert question.is_right(whole, whole)
     assert 0 < question.by_chance(whole) <= 1
+
+
+@given(st.floats(1, 100), st.floats(0.5, 2))
+def test_a_number_on_a_slider_is_right_if_it_is_close(value, ratio):
+    assume(abs(ratio - 4 / 3) > 0.01 and abs(ratio - 3 / 4) > 0.01)
+    assert slider("takes", range(200), "ms").is_right(value * ratio, value) == (3 / 4 < ratio < 4 / 3)
+
+
+def test_a_number_on_a_button_is_right_if_it_is_the_measured_one():
+    faults = choice("faults, of five", *range(6))
+    assert [number for number in faults.options if faults.is_right(number, 5)] == [5]
 
 
 @pytest.fixture

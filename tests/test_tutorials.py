@@ -87,29 +87,28 @@ def test_each_has_a_picture_and_draws_it_in_a_module(cells):
 
 
 def test_the_first_cell_asks_for_guesses_and_the_last_code_cell_scores_them(cells):
-    """With a question in the place of each value; nothing in the first cell is an answer."""
+    """The first cell contains no answer, because the last code cell passes the measured values."""
     *_, guess = tree(cells[1]).body
     assert names(guess, ast.Store) == {"guess"}
     assert tags(cells[1]) == ["guess"]
     assert tags(cells[-2]) == ["guesses"]
-    if isinstance(guess.value, ast.Dict):  # replaced by the reader
-        assert guess.value.values
-        assert all(value.value is ... for value in guess.value.values)
-        assert "compare_guesses(guess, " in text(cells[-2])
-        return
     questions = {one.arg: one.value for one in guess.value.keywords}
     assert guess.value.func.id == "ask"
     assert {one.func.id for one in questions.values()} <= {"slider", "choice", "several"}
-    score = tree(cells[-2]).body[-1].value
+    score = scored(cells)
     assert ast.unparse(score.func) == "guess.score"
     assert {one.arg for one in score.keywords} - {None} <= set(questions)
 
 
+def scored(cells):
+    """The call of `guess.score`, whose keywords are the measured values."""
+    return tree(cells[-2]).body[-1].value
+
+
 def test_a_picture_shows_only_guesses_that_the_first_cell_asks_for(cells):
     guess = tree(cells[1]).body[-1].value
-    if isinstance(guess, ast.Call):
-        read = {name for cell in code(cells) for name in re.findall(r'guess\["(\w+)"\]', text(cell))}
-        assert read <= {one.arg for one in guess.keywords}
+    read = {name for cell in code(cells) for name in re.findall(r'guess\["(\w+)"\]', text(cell))}
+    assert read <= {one.arg for one in guess.keywords}
 
 
 def exercises(cells):
@@ -187,10 +186,23 @@ def test_an_output_with_the_answer_is_seen():
     assert not shows("it has 134848.5 bytes", 34848)
 
 
+OUTSIDE = """
+import json
+def is_outside(question, value):
+    if question.control == "slider":
+        return not question.options[0] <= value <= question.options[-1]
+    return question.by_chance(value) == 0
+measured = dict({measured})
+outside = [name for name, value in measured.items() if value is not None and is_outside(guess.questions[name], value)]
+print(json.dumps(outside))
+"""
+"""Prints the names of measured values that are outside the range of their slider, or not an option."""
+
+
 @pytest.mark.slow
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
-def test_run_all_verifies_every_exercise_and_answers_none(path):
+def test_run_all_verifies_every_exercise_answers_none_and_every_measured_value_can_be_guessed(path):
     """Execute the notebook, ask its exercises for their answers, and look for them in its outputs."""
     nbclient, nbformat = pytest.importorskip("nbclient"), pytest.importorskip("nbformat")
     notebook = nbformat.read(path, as_version=4)
@@ -199,9 +211,13 @@ def test_run_all_verifies_every_exercise_and_answers_none(path):
     answers = ", ".join(f"[{name}.solution(), {name}.code is None]" for name in calls)
     ask = f"import json\nprint(json.dumps([{answers}], default=str))"
     position = max(places) + 2  # after the verification of the last exercise, before the ranks end
+    measured = ", ".join(map(ast.unparse, scored(notebook.cells).keywords))
+    notebook.cells.insert(-1, nbformat.v4.new_code_cell(OUTSIDE.format(measured=measured)))
     notebook.cells.insert(position, nbformat.v4.new_code_cell(ask))
     nbclient.NotebookClient(notebook, timeout=300, resources={"metadata": {"path": str(path.parent)}}).execute()
     (told,) = notebook.cells.pop(position).outputs
+    (outside,) = notebook.cells[-2].outputs
+    assert json.loads(outside.text) == []
     for place in places:
         (output,) = notebook.cells[place].outputs
         assert output.text.strip() == NOT_ATTEMPTED

@@ -20,7 +20,7 @@ from simulator.fabric import Fabric, Linear
 from simulator.schedule.comm_hook_messages import CommHook, named_hook
 from simulator.workload.default_gpu_costs import COPY_START_NS, memory_of
 
-from .plots import opened
+from .plots import mark_guess, opened
 
 RANK = 4
 """Rank of PowerSGD's approximation."""
@@ -207,14 +207,14 @@ Machines = Mapping[str, tuple[Trace, Mapping[str, CommHook]]]
 
 
 def draw_bandwidths(
-    machines: Machines, crossovers: Mapping[tuple[str, str], float | None], guess_gbit_per_s: object = ...
+    machines: Machines, crossovers: Mapping[tuple[str, str], float | None], guess_gbit_per_s: float | None = None
 ) -> Figure:
     """Draw iterations over the bandwidth: above in ms, below as a multiple of the iteration without a hook.
 
     Args:
         machines: What to draw.
         crossovers: By machine and hook, the bandwidth up to which the hook is faster than none.
-        guess_gbit_per_s: The learner's guess of PowerSGD's crossover on the first machine; no number: left out.
+        guess_gbit_per_s: The learner's guess of PowerSGD's crossover on the first machine.
     """
     bandwidths = np.geomspace(0.5, 400, 15)
     figure, axes = plt.subplots(2, len(machines), figsize=(7, 5), layout="constrained", sharex=True, squeeze=False)
@@ -239,9 +239,8 @@ def draw_bandwidths(
         below.set_xlabel("link, Gbit/s")
         for ax in (above, below):
             opened(ax).set_ylim(bottom=0)
-    if isinstance(guess_gbit_per_s, int | float):
-        axes[1, 0].plot(guess_gbit_per_s, 1, "D", color=plot_colours.INK, zorder=6)
-        axes[1, 0].text(guess_gbit_per_s, 1.1, f"you: {guess_gbit_per_s:g}", ha="center")
+        below.set_ylim(top=1.25)  # room for the guess
+    mark_guess(axes[1, 0], guess_gbit_per_s, "Gbit/s", y=1.15, colour=COLOURS[POWER_SGD])
     axes[0, 0].set_ylabel("iteration, ms")
     axes[1, 0].set_ylabel("iteration / iteration without hook")
     axes[0, 0].legend(frameon=False)

@@ -21,7 +21,7 @@ from simulator import plot_colours
 from .averaging import gradient
 from .counting import all_reduces
 from .own_code import read
-from .plots import new_axes
+from .plots import mark_guess, new_axes
 
 FULL_PRECISION = 2
 """Number of iterations that average in full precision before PowerSGD starts to compress."""
@@ -152,15 +152,27 @@ def _wrapped(model: nn.Module, registered: Registered) -> DistributedDataParalle
     return ddp
 
 
-def draw_missing(missing: Mapping[str, Sequence[float]]) -> Axes:
-    """Draw which part of the gradient is missing from the mean of all iterations so far, by way of sending it."""
+def draw_missing(
+    missing: Mapping[str, Sequence[float]], guess_of_one: float | None, guesses_at_end: Mapping[str, float | None]
+) -> Axes:
+    """Draw which part of the gradient is missing from the mean of all iterations so far.
+
+    Args:
+        missing: By way of sending, the part after each iteration.
+        guess_of_one: The learner's, in percent, for one iteration of either way.
+        guesses_at_end: The learner's, in percent, for all iterations, by way.
+    """
     ax = new_axes()
-    for (way, values), colour in zip(missing.items(), plot_colours.LINES, strict=False):
-        ax.plot(range(1, len(values) + 1), values, label=way, color=colour)
+    colours = dict(zip(missing, plot_colours.LINES, strict=False))
+    for way, values in missing.items():
+        ax.plot(range(1, len(values) + 1), values, label=way, color=colours[way])
     ax.set_xlabel("iterations")
     ax.set_ylabel("part of the gradient that is missing")
     ax.set_ylim(0, 1.05)
     ax.legend(frameon=False)
+    mark_guess(ax, guess_of_one, "%", x=1, scale=1 / 100)
+    for way, guess in guesses_at_end.items():
+        mark_guess(ax, guess, "%", x=len(missing[way]), scale=1 / 100, colour=colours[way])
     return ax
 
 

@@ -1,6 +1,6 @@
-"""Exercises of the tutorials: checks of a learner's answers, and guesses beside measured values.
+"""Exercises of the tutorials: checks of a learner's answers, with hints and solutions.
 
-`...` stands for an answer or a guess that the learner has not given yet. The exercises themselves, with their
+`...` stands for an answer that the learner has not given yet. The exercises themselves, with their
 solutions, are in `tutorials/answers/`, so that no page shows a solution before the learner asks for it.
 """
 
@@ -145,33 +145,6 @@ class Exercise:
             verdict = self.verdict(answer, hints=len(self.hints))
             assert verdict.startswith(NOT_YET), f"{answer!r}: {verdict}"
             assert not re.search(rf"(?<!\w){re.escape(str(solution))}(?!\w)", verdict), f"leaks the answer: {verdict}"
-
-
-CLOSE = 0.25
-"""Relative error at which a guessed number scores."""
-
-
-def compare_guesses(guesses: Mapping[str, object], measured: Sequence[object]) -> None:
-    """Print each guess beside the value that the notebook computed, and how many guesses are close.
-
-    Args:
-        guesses: By question; `...` if the learner recorded none.
-        measured: The values, in the order of the questions.
-    """
-    for (question, guess), value in zip(guesses.items(), measured, strict=True):
-        print(f"{question}: {_compared(guess, value)}")
-    given = [pair for pair in zip(guesses.values(), measured, strict=True) if not is_open(pair[0])]
-    if given:
-        close = sum(matches(guess, value, tolerance=CLOSE) for guess, value in given)
-        print(f"{close} of {len(given)} guesses are right, numbers within {CLOSE:.0%}")
-
-
-def _compared(guess: object, value: object) -> str:
-    is_number = isinstance(value, Real) and not isinstance(value, bool)
-    result = f"measured {shown(value)}" if is_number else f"the answer is {shown(value)}"
-    if is_open(guess):
-        return f"no guess recorded, {result}"
-    return f"you guessed {shown(guess)}, {result}"
 
 
 def shown(value: object) -> str:

@@ -15,8 +15,10 @@ import numpy as np
 from IPython.display import display
 from ipywidgets import HTML, Layout, SelectionSlider, SelectMultiple, ToggleButtons, VBox
 
-from .exercises import CLOSE, matches, shown
+from .exercises import matches, shown
 
+CLOSE = 0.25
+"""Relative error at which a number on a slider is right."""
 NOTHING = ()
 """Value of a control without a guess; `SelectionSlider` does not accept None."""
 STEPS_OF_A_DECADE = 24
@@ -63,8 +65,10 @@ class Question:
         return f"{shown(option)} {self.unit}".strip()
 
     def is_right(self, answer: object, measured: Any) -> bool:
-        """Whether an answer equals the measured value, a number within `CLOSE`."""
-        return matches(answer, set(measured) if self.control == "list" else measured, tolerance=CLOSE)
+        """Whether an answer equals the measured value, on a slider within `CLOSE`."""
+        if self.control == "slider":
+            return matches(answer, measured, tolerance=CLOSE)
+        return matches(answer, set(measured) if self.control == "list" else measured)
 
     def by_chance(self, measured: object) -> float:
         """The part of all possible answers that is right."""
@@ -158,7 +162,7 @@ class Guesses(Mapping[str, Any]):
             found = "machine too busy" if value is None else question.in_words(value)
             table.append(f"| {question.words} | {you} | {found} | {verdict} |")
         sentence = (
-            f"{right} of {given} guesses are right, numbers within {100 * CLOSE:.0f} %. "
+            f"{right} of {given} guesses are right, numbers on sliders within {100 * CLOSE:.0f} %. "
             f"Answers drawn by lot would be right in {by_chance:.1f} of {given} cases on average."
         )
         return Score("\n".join([*table, "", sentence if given else "No guess was recorded."]))

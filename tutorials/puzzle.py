@@ -9,7 +9,7 @@ from matplotlib.figure import Figure
 
 from simulator import plot_colours
 
-from .plots import log_ticks, new_axes, opened
+from .plots import log_ticks, mark_guess, new_axes, opened
 from .published import Curve, Sweep
 
 CAPS_MB = (1, 10, 100, 1000)
@@ -19,18 +19,31 @@ def _slower_percent(curve: Curve) -> list[float]:
     return [100 * (ms / min(curve.values()) - 1) for ms in curve.values()]
 
 
-def draw_sweeps(sweeps: Mapping[str, Sweep]) -> Axes:
-    """Draw how much slower each cap is than the fastest of its sweep, with the published spreads."""
-    ax = new_axes(8, 3.6)
-    for (name, sweep), colour in zip(sweeps.items(), plot_colours.LINES, strict=True):
+def draw_sweeps(sweeps: Mapping[str, Sweep], guesses_mb: Mapping[str, Sequence[float] | None]) -> Axes:
+    """Draw how much slower each cap is than the fastest of its sweep, with the published spreads.
+
+    Args:
+        sweeps: By name.
+        guesses_mb: The caps that the learner expects to be the fastest, by name; a row of marks below the sweeps.
+    """
+    ax = new_axes(9, 3.6)
+    colours = dict(zip(sweeps, plot_colours.LINES, strict=True))
+    for name, sweep in sweeps.items():
         curve = sweep.measured_ms
         bars = [100 * row.spread_ms / min(curve.values()) for row in sweep.rows]
         label = f"{name}, {sweep.reducer.node}"
-        ax.errorbar(list(curve), _slower_percent(curve), bars, fmt="o-", capsize=3, color=colour, label=label)
+        ax.errorbar(list(curve), _slower_percent(curve), bars, fmt="o-", capsize=3, color=colours[name], label=label)
     log_ticks(ax, CAPS_MB)
     ax.set_xlabel("cap, MB")
     ax.set_ylabel("% slower than its fastest")
+    ax.set_yticks(range(0, 16, 5))
     ax.legend(frameon=False, fontsize=9)
+    given = {name: caps for name, caps in guesses_mb.items() if caps}
+    if given:
+        ax.set_ylim(bottom=-4 - 1.5 * len(given))
+    for row, (name, caps) in enumerate(given.items()):
+        for cap in caps:
+            mark_guess(ax, cap, y=-4 - 1.5 * row, colour=colours[name])
     return ax
 
 
@@ -51,7 +64,7 @@ def draw_loads(sweeps: Mapping[str, Sweep]) -> Axes:
     )
     ax.invert_yaxis()
     ax.set_xlabel("ms")
-    ax.legend(frameon=False, loc="center right", fontsize=9)
+    ax.legend(frameon=False, loc="lower right", bbox_to_anchor=(1, 1), ncols=2, fontsize=9)
     return ax
 
 
