@@ -176,14 +176,18 @@ def explained_by_errors(difference_ns: Nanoseconds | int, causes_ns: Reaches, ot
         shape = (2, *difference.shape)
         return {cause: np.broadcast_to(np.asarray(ends), shape).reshape(2, -1) for cause, ends in causes.items()}
 
-    every = [flat(causes_ns), flat(other_ns)]
-    explained = np.empty(difference.size, bool)
-    for first in range(0, difference.size, at_a_time := max(1, CELLS // DRAWS)):
-        cells = slice(first, first + at_a_time)
-        some = difference.ravel()[cells]
-        one, other = ({cause: (low[cells], high[cells]) for cause, (low, high) in each.items()} for each in every)
-        below, above = reach_of_difference(some, one, other)
-        explained[cells] = (-above <= some) & (some <= below)
+    one, other = flat(causes_ns), flat(other_ns)
+    none = np.zeros((2, 1))
+    moves = (np.abs(one.get(cause, none) - other.get(cause, none)).max(axis=0) for cause in {**one, **other})
+    most_ns = _positions(1).max() * sum(moves, np.zeros(difference.size))
+    flat_ns = difference.ravel()
+    explained: NDArray[np.bool_] = flat_ns == 0
+    open_cells = np.flatnonzero(~explained & (np.abs(flat_ns) <= most_ns))
+    for first in range(0, len(open_cells), at_a_time := max(1, CELLS // DRAWS)):
+        cells = open_cells[first : first + at_a_time]
+        parts = ({cause: (low[cells], high[cells]) for cause, (low, high) in some.items()} for some in (one, other))
+        below, above = reach_of_difference(flat_ns[cells], *parts)
+        explained[cells] = (-above <= flat_ns[cells]) & (flat_ns[cells] <= below)
     return explained.reshape(difference.shape)
 
 
@@ -203,19 +207,20 @@ def reach_of_difference(
         causes_ns: Of the first prediction; a cause that is missing has no reach.
         other_ns: Of the other prediction.
     """
-    difference = np.asarray(difference_ns, np.float64)[..., None]
-    sign = np.sign(difference)
+    difference = np.asarray(difference_ns, np.float64)
+    sign = np.where(difference < 0, -1, 1)
+    moved = np.zeros((*difference.shape, DRAWS - 1))  # times the sign, so that a negative one brings both closer
     causes = sorted({**causes_ns, **other_ns})
-    moved = np.zeros((*difference.shape[:-1], DRAWS - 1))
     for cause, position in zip(causes, _positions(len(causes)), strict=True):
         (below, above), (other_below, other_above) = (
-            np.asarray(some.get(cause, (0, 0)), np.float64)[..., None] for some in (causes_ns, other_ns)
+            np.asarray(some.get(cause, (0, 0)), np.float64) for some in (causes_ns, other_ns)
         )
-        end = np.where(position < 0, below - other_below, other_above - above)
-        change = np.abs(position) * end
-        keeps_sign = (sign != 0) & (sign * (difference + end) >= -ROUNDING_NS)
-        moved += np.where(keeps_sign, sign * np.maximum(sign * change, -sign * difference), change)
-    low, high = np.quantile(moved, INTERVAL, axis=-1, method="nearest")
+        for end, part in ((below - other_below, -position), (other_above - above, position)):
+            keeps_sign = (difference != 0) & (abs(difference) + sign * end >= -ROUNDING_NS)
+            least = np.where(keeps_sign, -abs(difference), -np.inf)
+            moved += np.maximum((sign * end)[..., None] * np.maximum(part, 0), least[..., None])
+    quantiles = np.quantile(moved, INTERVAL, axis=-1, method="nearest")
+    low, high = np.where(sign < 0, -quantiles[::-1], quantiles)
     return np.maximum(0.0, -low), np.maximum(0.0, high)
 
 
