@@ -114,7 +114,7 @@ class OverlappedDataParallel(BucketedDataParallel):
 
     def gradient_ready(self, parameter: Tensor) -> None:
         """Launch the buckets whose turn has come; autograd calls this when it has accumulated a gradient."""
-        if (this_pass := torch._C._current_graph_task_id()) != self.backward_pass:  # its first gradient
+        if (this_pass := torch._C._current_graph_task_id()) != self.backward_pass:  # the first gradient of a pass
             self.backward_pass = this_pass
             self.missing, self.waiting, self.in_flight = set(self.trainable), self.buckets.copy(), []
             torch.autograd.Variable._execution_engine.queue_callback(self.average_gradients)

@@ -2,6 +2,7 @@
 
 import ast
 import json
+import re
 from functools import cache
 from pathlib import Path
 from string import Template
@@ -34,7 +35,7 @@ WORDS = ("rank", "bucket", "all-reduce", "exposed communication")
 NOTES = (
     "Network: a ring with 20 microseconds a hop, one all-reduce at a time. Copies and launches take the usual times "
     "of the GPU of the trace; on an unknown device they take none. Collectives do not slow the computation down, and "
-    "buffers are not broadcast. Naive and flat are predict's no_overlap_ns.",
+    "buffers are not broadcast. Naive and Flat use the no-overlap time of ddplab predict.",
 )
 
 
@@ -156,7 +157,7 @@ def document() -> dict[str, object]:
 
 
 def source_of(path: Path, method: str) -> str:
-    """Return the source lines of a method without its docstring, dedented."""
+    """Return a method dedented, without its docstring, and with each comment on a line of its own."""
     owner, _, name = method.partition(".")
     text = path.read_text()
     for node in ast.parse(text).body:
@@ -166,7 +167,8 @@ def source_of(path: Path, method: str) -> str:
             first = found.body[0]
             if ast.get_docstring(found) is not None and first.end_lineno is not None:
                 del lines[first.lineno - found.lineno : first.end_lineno - found.lineno + 1]
-            return "\n".join(line[found.col_offset :] for line in lines)
+            code = "\n".join(line[found.col_offset :] for line in lines)
+            return re.sub(r"^( *)(.*\S)  (# .*)$", r"\1\3\n\1\2", code, flags=re.MULTILINE)
     raise ValueError(f"{path}: expected a class {owner}, got none")
 
 

@@ -6,6 +6,7 @@ const COPIES = 14;
 const GAP = 10;
 const PANEL = 250;
 const AXIS = 34;
+const LEAST_EDGED = 8; // a narrower bar would lose too much of its width to its edge
 
 /** Positions in pixels: of the lanes for the answer's ranks, and of times and bytes. */
 function geometryOf(width, answer, axisEnd_ns, totalBytes, panelHeight = PANEL) {
@@ -112,12 +113,13 @@ function fillingTimes(answer, members) {
   return [first, full];
 }
 
-/** An all-reduce: hidden behind computation, and exposed where the slowest rank waits. */
+/** An all-reduce, at least a pixel wide: hidden behind computation, and exposed where the slowest rank waits. */
 function addSending(add, geometry, answer, start, done, top, height) {
-  add("hidden", box(geometry, start, done, top, height));
+  add("hidden", box(geometry, start, done, top, height, 1));
   const { exposed } = answer;
   for (let number = firstAfter(exposed, start); number < exposed.length && exposed[number][0] < done; number++) {
-    add("exposed", box(geometry, Math.max(exposed[number][0], start), Math.min(exposed[number][1], done), top, height));
+    const [low, high] = [Math.max(exposed[number][0], start), Math.min(exposed[number][1], done)];
+    add("exposed", box(geometry, low, high, top, height, 1));
   }
 }
 
@@ -138,6 +140,7 @@ function addNetwork(add, geometry, answer) {
   answer.collectives.forEach(([, , start, done], number) => {
     const top = geometry.network + slotOf[number] * height;
     addSending(add, geometry, answer, start, done, top, height);
+    if (geometry.x(done) - geometry.x(start) < LEAST_EDGED) return;
     add("edge", `M${r(geometry.x(start))} ${r(top)}v${r(height)}`);
   });
 }

@@ -4,11 +4,13 @@ import itertools
 import json
 import re
 from functools import cache
+from io import BytesIO
 from pathlib import Path
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from matplotlib.image import imread
 
 from figures.annotated_ddp import page as annotated
 from reference.bucketing import MIB, ONE_BUCKET, assign_buckets, bucket_caps, initial_buckets, plan_buckets
@@ -59,6 +61,7 @@ def test_the_code_of_each_scene_is_that_of_the_file():
         assert all(line in file for line in lines)
         assert 5 <= len(lines) <= 25
         assert '"""' not in shown["code"]
+        assert not re.search(r"\S +# ", shown["code"]), "a comment after code wraps to a line without indentation"
 
 
 # The numbers of the browser
@@ -501,6 +504,26 @@ def test_a_file_that_cannot_be_read_is_named_in_one_line(opened, tmp_path, conte
     assert words in page.locator("[role=alert]").inner_text()
     assert "\n" not in page.locator("[role=alert]").inner_text()
     assert milliseconds(page, "iteration_ns") == before
+
+
+@pytest.mark.parametrize("width", [390, 1280])
+def test_the_network_row_is_painted_for_as_long_as_all_reduces_run(opened, width):
+    """Isolates edges that hid narrow bars; the tolerance covers bars that were widened to one pixel."""
+    page = opened("#scene=naive", viewport={"width": width, "height": 800})
+    axis = page.locator("path.axis").bounding_box()
+    end_ms = float(page.locator("text.tick").last.text_content().removesuffix(" ms"))
+    row = {"x": axis["x"], "y": round(axis["y"]) - 6, "width": axis["width"], "height": 1}
+    pixels = imread(BytesIO(page.screenshot(clip=row)))[0, :, :3] * 255
+    painted = (abs(pixels - (0xD1, 0x49, 0x5B)).max(axis=1) < 2).sum()
+    communication = milliseconds(page, "exposed_ns") / end_ms
+    assert painted / axis["width"] == pytest.approx(communication, rel=0.07)
+
+
+def test_no_short_all_reduce_vanishes(opened):
+    page = opened("#scene=asynchronous&gbit=400&gpus=2", viewport={"width": 390, "height": 800})
+    widths = re.findall(r"h([\d.]+)v", page.locator(".picture path.hidden").get_attribute("d"))
+    assert len(widths) == 2 * len(RESNET.sizes_bytes), "a bar in its band and one in the network row"
+    assert min(map(float, widths)) >= 1
 
 
 @pytest.mark.parametrize("address", ["", "#scene=rebuilt&straggler=1.5"])
