@@ -12,9 +12,10 @@ import yaml
 from ddplab.learn import climb, judge, load_ipython_extension, solutions
 from ddplab.learn.checks import ALL
 from ddplab.learn.judge import Judge, Judgement
-from ddplab.learn.learner_file import SKELETON, LearnerClass, learner_class, write_skeleton
-from ddplab.learn.progress import Progress, load_progress, progress_file, save_progress
+from ddplab.learn.learner_file import LearnerClass, learner_class
+from ddplab.learn.progress import Progress, load_progress, next_hint, progress_file, save_progress
 from ddplab.learn.rungs import RUNGS
+from ddplab.learn.source_text import SKELETON, check_syntax, write_skeleton
 from reference import minimal
 from reference.launch import RankPool
 
@@ -141,6 +142,13 @@ def test_ranks_that_an_error_has_ended_start_again_before_the_next_save(judging)
     assert judging.ranks._ranks
 
 
+def test_a_syntax_error_is_named_once_with_its_line(home):
+    path = home / "my_ddp.py"
+    path.write_text("x = 1\nclass MyDDP\n")
+    with pytest.raises(ValueError, match=r"my_ddp\.py, line 2: expected ':'\n    class MyDDP$"):
+        check_syntax(path)
+
+
 def test_an_existing_file_is_never_changed(home):
     path = home / "my_ddp.py"
     assert write_skeleton(path)
@@ -166,7 +174,7 @@ def test_climbing_keeps_progress_and_times_and_stops_at_the_next_rung(judging, h
     path.write_text(answer("dist.get_world_size()"))
     verdict = climb.climb(judging, learner_class(path), said.append)
     assert (verdict.rung, verdict.passed, verdict.check) == (2, False, "one all-reduce")
-    assert load_progress(path) == Progress(passed=1, iteration_ms={1: 300.0})
+    assert load_progress(path) == Progress(passed=1, introduced=2, iteration_ms={1: 300.0})
     assert climb.strip(path) == "■□□□□□□□□□□□□□□□ 1 of 16 rungs"
     assert "Rung 1 of 16: average gradients" in said[0]
     assert "300.0 ms" in said[2]
@@ -185,14 +193,14 @@ def test_a_new_idea_that_breaks_an_old_rung_is_no_progress(judging, home):
     path.write_text(edited("solutions", "Reversed", edits).source)
     save_progress(path, Progress(passed=5))
     verdict = climb.climb(judging, learner_class(path, "Reversed"), said.append)
-    assert (verdict.rung, verdict.passed) == (3, False)
+    assert (verdict.rung, verdict.passed) == (2, False)
     assert "An earlier rung is broken" in said[-1]
     assert load_progress(path).passed == 5
 
 
 def test_hints_come_one_after_the_other_and_the_last_one_stays(home):
     path = home / "my_ddp.py"
-    shown = [climb.next_hint(path) for _ in range(4)]
+    shown = [next_hint(path) for _ in range(4)]
     assert [one.partition(": ")[2] for one in shown] == [*RUNGS[0].hints, RUNGS[0].hints[-1]]
 
 
