@@ -2,6 +2,8 @@
 
 import json
 import os
+import subprocess
+import sys
 from pathlib import Path
 from types import SimpleNamespace
 from xml.etree import ElementTree
@@ -125,6 +127,18 @@ def test_an_error_in_the_file_is_named_with_its_line(judging):
         assert says in verdict.message
 
 
+def test_an_error_of_syntax_is_named_with_its_text(home):
+    path = home / "my_ddp.py"
+    path.write_text("import torch\n\nclass MyDDP(torch.nn.Module)\n    pass\n")
+    with pytest.raises(ValueError, match=r"my_ddp\.py, line 3: expected ':'\n    class MyDDP\(torch\.nn\.Module\)$"):
+        check_syntax(path)
+
+
+def test_hints_and_errors_of_syntax_need_no_torch():
+    code = "import sys, ddplab.cli.learn, ddplab.learn.progress, ddplab.learn.source_text; sys.exit('torch' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
 def test_a_file_named_like_another_module_is_refused(judging):
     verdict = judging.verdict(LearnerClass("json:MyDDP", "json.py", answer(3)), 1)
     assert "rename the file" in verdict.message
@@ -178,6 +192,10 @@ def test_climbing_keeps_progress_and_times_and_stops_at_the_next_rung(judging, h
     assert climb.strip(path) == "■□□□□□□□□□□□□□□□ 1 of 16 rungs"
     assert "Rung 1 of 16: average gradients" in said[0]
     assert "300.0 ms" in said[2]
+    for introduces in (False, True):  # the task comes again only if it is asked for
+        said.clear()
+        climb.climb(judging, learner_class(path), said.append, introduces=introduces)
+        assert any("Rung 2 of 16" in one for one in said) == introduces
 
 
 @pytest.mark.parametrize("columns", [60, 80, 200])
