@@ -51,16 +51,21 @@ def learn(
     if find_spec("hypothesis") is None:
         raise ValueError("learn: expected the package hypothesis; install it with `pip install 'ddplab[conform]'`")
     check_outputs(junit, json_path, inputs=[file])
-    start_server()  # it imports torch while this process does
-    from ..learn.climb import next_hint
-    from ..learn.judge import Judge
-    from ..learn.learner_file import write_skeleton
+    from ..learn.progress import next_hint
+    from ..learn.source_text import check_syntax, write_skeleton
 
-    if not grade and write_skeleton(file):
-        print(f"{file}: an empty class to begin with")
     if hint:
         print(next_hint(file))
         return
+    if not grade:
+        if write_skeleton(file):
+            print(f"{file}: an empty class to begin with")
+        if not watch:
+            check_syntax(file)
+        _flushed("starting ranks")
+    start_server()  # it imports torch while this process does
+    from ..learn.judge import Judge
+
     with Judge() as judge:
         if grade:
             _grade(judge, file, name, junit, json_path)
@@ -91,10 +96,12 @@ def _climb(judge: "Judge", file: Path, name: str, json_path: Path | None) -> Non
 def _watch(judge: "Judge", file: Path, name: str) -> None:
     from ..learn.climb import climb, saves, strip
     from ..learn.learner_file import learner_class
+    from ..learn.source_text import check_syntax
 
-    for _ in saves(file):
+    for number in saves(file):
         try:
-            climb(judge, learner_class(file, name), _flushed)
+            check_syntax(file)
+            climb(judge, learner_class(file, name), _flushed, introduces=not number)
             _flushed(strip(file))
         except ValueError as error:  # a damaged file is saved again sooner or later
             _flushed(str(error))

@@ -146,6 +146,9 @@ def averages_alone(bench: Bench) -> None:
     try:
         try_alike(bench, PLAIN, subject=subject, options=SMALL_CAP)
     except FindingError as error:
+        traced = trace_of_layers("12 small layers", _LAYERS, 6 * MS, MS)
+        if str(error).startswith("iteration 0") and not schedule_of(subject, traced, FAST).launches:
+            raise FindingError("backward() launched no all-reduce: register a hook on each parameter") from None
         words = "when loss.backward() returns; the script calls nothing after it from now on"
         raise FindingError(f"{words}: {error}") from None
 
@@ -187,6 +190,11 @@ def _two_dtypes(bench: Bench, network: Network) -> EmulatedSchedule:
             "the wider dtype, so make a flat tensor for each"
         )
     return schedule
+
+
+def one_for_each_dtype(bench: Bench) -> None:
+    """Two dtypes are in two all-reduces."""
+    _two_dtypes(bench, FAST)
 
 
 def launched_together(bench: Bench) -> None:
@@ -355,6 +363,7 @@ OWN: Mapping[str, Check] = {
     "averages": averages,
     "special parameters in one order": special_alike,
     "one all-reduce": one_all_reduce,
+    "one all-reduce for each dtype": one_for_each_dtype,
     "launched together": launched_together,
     "averages without a call": averages_alone,
     "launched early": launched_early,

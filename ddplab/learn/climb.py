@@ -1,6 +1,7 @@
 """Climbing: judges the next rungs of a learner's file, keeps the progress, and watches the file for saves."""
 
 import shutil
+import sys
 import textwrap
 import time
 from collections.abc import Callable, Iterator
@@ -24,24 +25,21 @@ Report = Callable[[str], None]
 def introduction(number: int) -> str:
     """Return task and reading of a rung, in lines that fit into the terminal."""
     rung = RUNGS[number - 1]
-    width = min(shutil.get_terminal_size((WIDTH, 24)).columns, WIDTH)
     paragraphs = (rung.task, rung.reading, f"Read {rung.lines}; {rung.further}")
-    wrapped = [textwrap.fill(one, width, initial_indent="  ", subsequent_indent="  ") for one in paragraphs]
+    wrapped = [_filled(one, "  ", "  ") for one in paragraphs]
     return "\n\n".join([f"Rung {number} of {len(RUNGS)}: {rung.title}", *wrapped]) + "\n"
 
 
-def next_hint(path: Path) -> str:
-    """Return the next hint for the present rung, and count it; the last one comes again.
+def _filled(text: str, first: str, others: str) -> str:
+    """Wrap a paragraph to the terminal's width; `first` and `others` begin its first line and its other ones."""
+    width = min(shutil.get_terminal_size((WIDTH, 24)).columns, WIDTH)
+    return textwrap.fill(text, width, initial_indent=first, subsequent_indent=others, break_on_hyphens=False)
 
-    Raises:
-        ValueError: The progress file is damaged.
-    """
-    progress = load_progress(path)
-    number = min(progress.passed + 1, len(RUNGS))
-    shown = min(progress.hints.get(number, 0) + 1, len(RUNGS[number - 1].hints))
-    save_progress(path, progress.model_copy(update={"hints": progress.hints | {number: shown}}))
-    rung = RUNGS[number - 1]
-    return f"rung {number}, {rung.title}, hint {shown} of {len(rung.hints)}: {rung.hints[shown - 1]}"
+
+def _fitted(verdict: Judgement) -> str:
+    """Return a verdict in lines that fit into the terminal, if the output is one; a pipe gets whole lines."""
+    lines = str(verdict).splitlines()
+    return "\n".join(_filled(line, "", "    ") for line in lines) if sys.stdout.isatty() else "\n".join(lines)
 
 
 def strip(path: Path) -> str:
@@ -54,7 +52,7 @@ def strip(path: Path) -> str:
     return f"{'■' * passed}{'□' * (len(RUNGS) - passed)} {passed} of {len(RUNGS)} rungs"
 
 
-def climb(judge: Judge, subject: LearnerClass, report: Report) -> Judgement:
+def climb(judge: Judge, subject: LearnerClass, report: Report, *, introduces: bool = False) -> Judgement:
     """Judge a class from the present rung on, up to the first rung that is not passed; returns the last verdict.
 
     After a rung is passed, the rungs before are judged again, because a new idea may break an old one.
@@ -63,6 +61,7 @@ def climb(judge: Judge, subject: LearnerClass, report: Report) -> Judgement:
         judge: The judge.
         subject: The class; the progress is kept beside its file.
         report: Receives the lines.
+        introduces: Whether to print the present rung's task, even if it was printed before.
 
     Raises:
         ValueError: The progress file is damaged.
@@ -74,9 +73,12 @@ def climb(judge: Judge, subject: LearnerClass, report: Report) -> Judgement:
         return _judged_again(judge, subject, len(RUNGS) + 1, report) or Judgement(len(RUNGS))
     while True:
         number = progress.passed + 1
-        report(introduction(number))
+        if introduces or number > progress.introduced:
+            report(introduction(number))
+            introduces, progress = False, progress.model_copy(update={"introduced": number})
+            save_progress(path, progress)
         verdict = judge.verdict(subject, number)
-        report(str(verdict))
+        report(_fitted(verdict))
         if not verdict.passed:
             return verdict
         if (broken := _judged_again(judge, subject, number, report)) is not None:
@@ -95,7 +97,7 @@ def _judged_again(judge: Judge, subject: LearnerClass, below: int, report: Repor
     """Judge the rungs below a number; reports and returns the first one that is not passed any more."""
     for number in range(1, below):
         if not (verdict := judge.verdict(subject, number)).passed:
-            report(f"An earlier rung is broken.\n{verdict}")
+            report(f"An earlier rung is broken.\n{_fitted(verdict)}")
             return verdict
     return None
 

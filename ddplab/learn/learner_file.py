@@ -11,32 +11,9 @@ from types import ModuleType
 from typing import Any
 
 from reference.files.reading import read_text
-from reference.files.writing import write_atomically
 
 from ..conformance.class_under_test import Subject
-
-CLASS = "MyDDP"
-"""Name of the learner's class."""
-SKELETON = f'''"""My reducer. `ddplab learn` names the next rung; `ddplab learn --hint` helps."""
-
-import torch
-import torch.distributed as dist
-from torch import nn
-
-
-class {CLASS}(nn.Module):
-    """Wraps a module; on every rank, each gradient shall become the average over all ranks."""
-
-    def __init__(self, module: nn.Module) -> None:
-        super().__init__()
-        self.module = module
-
-    def forward(self, *inputs, **kwargs):
-        return self.module(*inputs, **kwargs)
-
-    def average_gradients(self) -> None:
-        """Called by the script after each backward pass, until rung 4."""
-'''
+from .source_text import CLASS
 
 
 class LearnerError(Exception):
@@ -119,11 +96,3 @@ def learner_class(path: Path, name: str = CLASS) -> LearnerClass:
     if path.suffix != ".py" or not path.stem.isidentifier():
         raise ValueError(f"{path}: expected a Python file whose name is a name in Python, such as my_ddp.py")
     return LearnerClass(f"{path.stem}:{name}", str(path), read_text(path))
-
-
-def write_skeleton(path: Path) -> bool:
-    """Write an empty class to begin with, unless there is a file; returns whether it was written."""
-    if path.exists():
-        return False
-    write_atomically(path, SKELETON.encode())
-    return True

@@ -3,9 +3,11 @@
 from pathlib import Path
 from typing import Any
 
-from .climb import climb, next_hint, strip
+from .climb import climb, strip
 from .judge import Judge
-from .learner_file import CLASS, LearnerClass
+from .learner_file import LearnerClass
+from .progress import next_hint
+from .source_text import CLASS
 
 NAME = "my_ddp"
 

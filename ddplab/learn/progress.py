@@ -19,11 +19,13 @@ class Progress(Schema):
 
     Attributes:
         passed: Number of rungs passed so far, one after the other.
+        introduced: Number of the last rung whose task was printed.
         hints: By number of the rung, how many hints were shown.
         iteration_ms: By number of the rung, the emulated iteration of the class that passed it.
     """
 
     passed: int = Field(default=0, ge=0, le=len(RUNGS))
+    introduced: int = Field(default=0, ge=0, le=len(RUNGS))
     hints: dict[int, Count] = Field(default_factory=dict)
     iteration_ms: dict[int, Positive] = Field(default_factory=dict)
 
@@ -48,3 +50,17 @@ def load_progress(path: Path) -> Progress:
 def save_progress(path: Path, progress: Progress) -> None:
     """Write the progress of a learner's file."""
     write_atomically(progress_file(path), (progress.model_dump_json(indent=1) + "\n").encode())
+
+
+def next_hint(path: Path) -> str:
+    """Return the next hint for the present rung, and count it; the last one comes again.
+
+    Raises:
+        ValueError: The progress file is damaged.
+    """
+    progress = load_progress(path)
+    number = min(progress.passed + 1, len(RUNGS))
+    shown = min(progress.hints.get(number, 0) + 1, len(RUNGS[number - 1].hints))
+    save_progress(path, progress.model_copy(update={"hints": progress.hints | {number: shown}}))
+    rung = RUNGS[number - 1]
+    return f"rung {number}, {rung.title}, hint {shown} of {len(rung.hints)}: {rung.hints[shown - 1]}"

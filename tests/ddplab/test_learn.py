@@ -2,6 +2,8 @@
 
 import json
 import os
+import subprocess
+import sys
 from pathlib import Path
 from types import SimpleNamespace
 from xml.etree import ElementTree
@@ -12,9 +14,10 @@ import yaml
 from ddplab.learn import climb, judge, load_ipython_extension, solutions
 from ddplab.learn.checks import ALL
 from ddplab.learn.judge import Judge, Judgement
-from ddplab.learn.learner_file import SKELETON, LearnerClass, learner_class, write_skeleton
-from ddplab.learn.progress import Progress, load_progress, progress_file, save_progress
+from ddplab.learn.learner_file import LearnerClass, learner_class
+from ddplab.learn.progress import Progress, load_progress, next_hint, progress_file, save_progress
 from ddplab.learn.rungs import RUNGS
+from ddplab.learn.source_text import SKELETON, check_syntax, write_skeleton
 from reference import minimal
 from reference.launch import RankPool
 
@@ -124,6 +127,18 @@ def test_an_error_in_the_file_is_named_with_its_line(judging):
         assert says in verdict.message
 
 
+def test_an_error_of_syntax_is_named_with_its_text(home):
+    path = home / "my_ddp.py"
+    path.write_text("import torch\n\nclass MyDDP(torch.nn.Module)\n    pass\n")
+    with pytest.raises(ValueError, match=r"my_ddp\.py, line 3: expected ':'\n    class MyDDP\(torch\.nn\.Module\)$"):
+        check_syntax(path)
+
+
+def test_hints_and_errors_of_syntax_need_no_torch():
+    code = "import sys, ddplab.cli.learn, ddplab.learn.progress, ddplab.learn.source_text; sys.exit('torch' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
 def test_a_file_named_like_another_module_is_refused(judging):
     verdict = judging.verdict(LearnerClass("json:MyDDP", "json.py", answer(3)), 1)
     assert "rename the file" in verdict.message
@@ -139,6 +154,13 @@ def test_ranks_that_an_error_has_ended_start_again_before_the_next_save(judging)
     judging.ranks.close()
     judging.prepare()
     assert judging.ranks._ranks
+
+
+def test_a_syntax_error_is_named_once_with_its_line(home):
+    path = home / "my_ddp.py"
+    path.write_text("x = 1\nclass MyDDP\n")
+    with pytest.raises(ValueError, match=r"my_ddp\.py, line 2: expected ':'\n    class MyDDP$"):
+        check_syntax(path)
 
 
 def test_an_existing_file_is_never_changed(home):
@@ -166,10 +188,14 @@ def test_climbing_keeps_progress_and_times_and_stops_at_the_next_rung(judging, h
     path.write_text(answer("dist.get_world_size()"))
     verdict = climb.climb(judging, learner_class(path), said.append)
     assert (verdict.rung, verdict.passed, verdict.check) == (2, False, "one all-reduce")
-    assert load_progress(path) == Progress(passed=1, iteration_ms={1: 300.0})
+    assert load_progress(path) == Progress(passed=1, introduced=2, iteration_ms={1: 300.0})
     assert climb.strip(path) == "■□□□□□□□□□□□□□□□ 1 of 16 rungs"
     assert "Rung 1 of 16: average gradients" in said[0]
     assert "300.0 ms" in said[2]
+    for introduces in (False, True):  # the task comes again only if it is asked for
+        said.clear()
+        climb.climb(judging, learner_class(path), said.append, introduces=introduces)
+        assert any("Rung 2 of 16" in one for one in said) == introduces
 
 
 @pytest.mark.parametrize("columns", [60, 80, 200])
@@ -185,14 +211,14 @@ def test_a_new_idea_that_breaks_an_old_rung_is_no_progress(judging, home):
     path.write_text(edited("solutions", "Reversed", edits).source)
     save_progress(path, Progress(passed=5))
     verdict = climb.climb(judging, learner_class(path, "Reversed"), said.append)
-    assert (verdict.rung, verdict.passed) == (3, False)
+    assert (verdict.rung, verdict.passed) == (2, False)
     assert "An earlier rung is broken" in said[-1]
     assert load_progress(path).passed == 5
 
 
 def test_hints_come_one_after_the_other_and_the_last_one_stays(home):
     path = home / "my_ddp.py"
-    shown = [climb.next_hint(path) for _ in range(4)]
+    shown = [next_hint(path) for _ in range(4)]
     assert [one.partition(": ")[2] for one in shown] == [*RUNGS[0].hints, RUNGS[0].hints[-1]]
 
 
