@@ -135,7 +135,8 @@ def test_an_error_of_syntax_is_named_with_its_text(home):
 
 
 def test_hints_and_errors_of_syntax_need_no_torch():
-    code = "import sys, ddplab.cli.learn, ddplab.learn.progress, ddplab.learn.source_text; sys.exit('torch' in sys.modules)"
+    modules = "ddplab.cli.learn, ddplab.learn.progress, ddplab.learn.source_text"
+    code = f"import sys, {modules}; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
 
 
