@@ -5,15 +5,14 @@ about a page, or a link is broken (links to other sites are not followed).
 """
 
 import argparse
-import json
 import shutil
 import subprocess
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 from . import slides
+from .executed import EXECUTED, publish
 
 ROOT = Path(__file__).parent.parent
 COPIED = (
@@ -21,11 +20,7 @@ COPIED = (
     "constraints.txt", "docs", "ddplab", "reference", "simulator", "tests", "tutorials", "figures", "validation",
     "benchmarks",
 )  # fmt: skip
-EXECUTED = "tutorials/executed"
-"""Folder of the executed tutorials, for readers of the repository; the site has executed ones in their own place."""
 IGNORED = shutil.ignore_patterns("__pycache__", ".ipynb_checkpoints", "api", "executed")
-HIDDEN = "remove-cell"
-"""Tag of cells that no page shows."""
 ENTRANCE = '<!doctype html><meta http-equiv="refresh" content="0; url=docs/index.html"><title>ddplab</title>\n'
 """The page at the root of the site."""
 CELL_TIMEOUT_S, TUTORIAL_TIMEOUT_S = 120, 300
@@ -71,24 +66,6 @@ def copy(tree: Path) -> None:
             shutil.copytree(source, tree / name, ignore=IGNORED)
         else:
             (tree / name).write_text(source.read_text().replace(f"{EXECUTED}/", "tutorials/"))
-
-
-def publish(tutorials: Path, folder: Path) -> None:
-    """Write executed tutorials without hidden cells, and with links that are right in the folder."""
-    folder.mkdir(exist_ok=True)
-    for path in sorted(tutorials.glob("*.ipynb")):
-        notebook = json.loads(path.read_text())
-        notebook["cells"] = shown(notebook["cells"])
-        (folder / path.name).write_text(json.dumps(notebook, indent=1, ensure_ascii=False) + "\n")
-
-
-def shown(cells: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """Return the cells that a page shows, with links from a folder that is one level deeper."""
-    return [
-        dict(cell) | {"source": [line.replace("](../", "](../../") for line in cell["source"]]}
-        for cell in cells
-        if HIDDEN not in cell["metadata"].get("tags", [])
-    ]
 
 
 def _run(module: str, *arguments: object, folder: Path) -> None:
