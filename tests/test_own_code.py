@@ -106,7 +106,7 @@ def test_a_simple_test_and_a_loss_curve_accept_what_the_checks_refuse(folder, tw
     assert two_ranks.run(breaking.passes_simple_test, halves) == [True, True]
     last = own_code.check(four_ranks, halves, CHECKS)[-1]
     assert last.outcome == "failed"
-    assert "2 of the expected" in last.message
+    assert "2 times the expected value" in last.message
 
 
 def test_a_measurement_counts_while_the_machine_keeps_up():

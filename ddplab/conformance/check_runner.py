@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from reference.errors import RankError
-from reference.launch import RankPool
+from reference.launch import UNEVEN, RankPool
 
 from .check_outcomes import LOST, STILL_RUNNING, CheckResult, Expectation, Outcome, why_left_out
 from .class_under_test import NotSupportedError, Subject, methods_of
@@ -248,5 +248,5 @@ def report(problems: Sequence[str]) -> None:
 
 
 def first_lines(message: str) -> str:
-    """Shorten the message of a failed rank: its cause without the traceback."""
-    return message.partition(" Traceback:\n")[0]
+    """Return the cause of a rank's failure: no traceback, nor advice on uneven inputs, which all checks join."""
+    return message.partition(" Traceback:\n")[0].replace(f": {UNEVEN}", "")

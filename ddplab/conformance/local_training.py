@@ -216,7 +216,7 @@ def describe_difference(got: Tensor | None, expected: Tensor | None) -> str:
     ratios = (got[wrong].double() / expected[wrong].double()).unique()
     if len(ratios) == 1 and bool(ratios.isfinite()):
         share = "" if bool(wrong.all()) else f" at {int(wrong.sum())} of {wrong.numel()} elements"
-        return f"{float(ratios[0]):.6g} of the expected{share}"
+        return f"{float(ratios[0]):.6g} times the expected value{share}"
     first = tuple(wrong.nonzero()[0].tolist())
     at = f" at {list(first)}" if first else ""
     return (

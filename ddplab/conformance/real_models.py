@@ -171,7 +171,7 @@ def outside(got: Tensor | None, parts: Tensor, dtype: torch.dtype) -> str:
         return ""
     ratio = (got.flatten() @ expected.flatten() / expected.square().sum()).item()
     if bool(((got - ratio * expected).abs() <= 10 * bound).all()):
-        return f"{ratio:.4g} of the expected"
+        return f"{ratio:.4g} times the expected value"
     return describe_difference(got, expected)
 
 

@@ -11,7 +11,7 @@ from pathlib import Path
 from .gains import gain
 from .judge import Judge, Judgement
 from .learner_file import LearnerClass
-from .progress import load_progress, save_progress
+from .progress import load_progress, update_progress
 from .rungs import RUNGS
 
 WIDTH = 100
@@ -75,8 +75,7 @@ def climb(judge: Judge, subject: LearnerClass, report: Report, *, introduces: bo
         number = progress.passed + 1
         if introduces or number > progress.introduced:
             report(introduction(number))
-            introduces, progress = False, progress.model_copy(update={"introduced": number})
-            save_progress(path, progress)
+            introduces, progress = False, update_progress(path, introduced=number)
         verdict = judge.verdict(subject, number)
         report(_fitted(verdict))
         if not verdict.passed:
@@ -86,8 +85,7 @@ def climb(judge: Judge, subject: LearnerClass, report: Report, *, introduces: bo
         words, plain_ms = gain(subject, RUNGS[number - 1], progress.iteration_ms.get(number - 1))
         report(f"  {words}\n")
         times = progress.iteration_ms | ({} if plain_ms is None else {number: plain_ms})
-        progress = progress.model_copy(update={"passed": number, "iteration_ms": times})
-        save_progress(path, progress)
+        progress = update_progress(path, passed=number, iteration_ms=times)
         if number == len(RUNGS):
             report(f"You have written a reducer: `ddplab conform {subject.name}` runs all checks on it.")
             return verdict

@@ -1,7 +1,7 @@
 """Progress of a learner, in one file beside the class; nothing else is written."""
 
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 from pydantic import Field
 
@@ -47,9 +47,15 @@ def load_progress(path: Path) -> Progress:
     return read_schema(Progress, file, what="progress on the ladder", cure="remove it to begin again")
 
 
-def save_progress(path: Path, progress: Progress) -> None:
-    """Write the progress of a learner's file."""
+def update_progress(path: Path, **changes: Any) -> Progress:
+    """Change some of the progress as the file has it now: `--hint` counts hints while `--watch` judges.
+
+    Raises:
+        ValueError: The progress file is damaged.
+    """
+    progress = load_progress(path).model_copy(update=changes)
     write_atomically(progress_file(path), (progress.model_dump_json(indent=1) + "\n").encode())
+    return progress
 
 
 def next_hint(path: Path) -> str:
@@ -61,6 +67,6 @@ def next_hint(path: Path) -> str:
     progress = load_progress(path)
     number = min(progress.passed + 1, len(RUNGS))
     shown = min(progress.hints.get(number, 0) + 1, len(RUNGS[number - 1].hints))
-    save_progress(path, progress.model_copy(update={"hints": progress.hints | {number: shown}}))
+    update_progress(path, hints=progress.hints | {number: shown})
     rung = RUNGS[number - 1]
     return f"rung {number}, {rung.title}, hint {shown} of {len(rung.hints)}: {rung.hints[shown - 1]}"

@@ -51,10 +51,10 @@ def test_functions_that_wrap_a_module_pass_as_classes_do(bench_of, name):
 @pytest.mark.parametrize(
     ("name", "check", "says"),
     [
-        ("Sums", "one weight", "iteration 0, rank 0: gradient of 'w0': 4 of the expected"),
-        ("DividesByTwo", "one weight", "2 of the expected"),
+        ("Sums", "one weight", "iteration 0, rank 0: gradient of 'w0': 4 times the expected value"),
+        ("DividesByTwo", "one weight", "2 times the expected value"),
         ("KeepsItsLastBucket", "bucket caps", "gradient of 'w0'"),
-        ("OnlyRankZeroIsRight", "one weight", "rank 1: gradient of 'w0': 0.5 of the expected"),
+        ("OnlyRankZeroIsRight", "one weight", "rank 1: gradient of 'w0': 0.5 times the expected value"),
         ("StartsUnequal", "construction", "on rank 1 is not that of rank 0"),
         ("CopiesOutInMemoryOrder", "special parameters", "elements differ"),
         ("CopiesOutInMemoryOrder", "kept gradients", "elements differ"),

@@ -54,7 +54,7 @@ def test_the_command_ends_with_an_error_after_a_fault_and_writes_its_program(com
     error, report, suite = command(name, "--only", "one weight,optimizers", "-x", "--script", "fault.py")
     assert str(error) == f"{name} does not conform: 1 problem"
     (problem,) = report["problems"]
-    assert problem == "one weight: iteration 0, rank 0: gradient of 'w0': 3 of the expected"
+    assert problem == "one weight: iteration 0, rank 0: gradient of 'w0': 3 times the expected value"
     assert repr(runpy.run_path("fault.py")["PROGRAM"]) == report["checks"][0]["program"]
     assert len(suite.findall("testcase/failure")) == 1
 

@@ -15,7 +15,7 @@ from ddplab.learn import climb, judge, load_ipython_extension, solutions
 from ddplab.learn.checks import ALL
 from ddplab.learn.judge import Judge, Judgement
 from ddplab.learn.learner_file import LearnerClass, learner_class
-from ddplab.learn.progress import Progress, load_progress, next_hint, progress_file, save_progress
+from ddplab.learn.progress import Progress, load_progress, next_hint, progress_file, update_progress
 from ddplab.learn.rungs import RUNGS
 from ddplab.learn.source_text import SKELETON, check_syntax, write_skeleton
 from reference import minimal
@@ -184,12 +184,17 @@ def test_a_name_that_is_no_module_is_refused(name):
 
 
 def test_climbing_keeps_progress_and_times_and_stops_at_the_next_rung(judging, home, monkeypatch):
-    monkeypatch.setattr(climb, "gain", lambda *_: ("300.0 ms", 300.0))
     path, said = home / "my_ddp.py", []
+
+    def gain_while_a_hint_is_shown(*_):
+        next_hint(path)
+        return "300.0 ms", 300.0
+
+    monkeypatch.setattr(climb, "gain", gain_while_a_hint_is_shown)
     path.write_text(answer("dist.get_world_size()"))
     verdict = climb.climb(judging, learner_class(path), said.append)
     assert (verdict.rung, verdict.passed, verdict.check) == (2, False, "one all-reduce")
-    assert load_progress(path) == Progress(passed=1, introduced=2, iteration_ms={1: 300.0})
+    assert load_progress(path) == Progress(passed=1, introduced=2, hints={1: 1}, iteration_ms={1: 300.0})
     assert climb.strip(path) == "■□□□□□□□□□□□□□□□ 1 of 16 rungs"
     assert "Rung 1 of 16: average gradients" in said[0]
     assert "300.0 ms" in said[2]
@@ -210,7 +215,7 @@ def test_a_new_idea_that_breaks_an_old_rung_is_no_progress(judging, home):
     path, said = home / "my_ddp.py", []
     edits = [{"old": "keys=dtypes, order=order", "new": "order=order"}]
     path.write_text(edited("solutions", "Reversed", edits).source)
-    save_progress(path, Progress(passed=5))
+    update_progress(path, passed=5)
     verdict = climb.climb(judging, learner_class(path, "Reversed"), said.append)
     assert (verdict.rung, verdict.passed) == (2, False)
     assert "An earlier rung is broken" in said[-1]

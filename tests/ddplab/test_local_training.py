@@ -51,10 +51,10 @@ def test_a_difference_names_parameter_bucket_and_ratio():
     wrong[name] = wrong[name] * 0.5
     got = expected[0]._replace(gradients=wrong, buckets=((1,), (0, 2)))
     found = compare(got, expected[0], iteration=7, rank=1)
-    assert found == "iteration 7, rank 1: gradient of 'w0' (bucket 1 of 2): 0.5 of the expected"
+    assert found == "iteration 7, rank 1: gradient of 'w0' (bucket 1 of 2): 0.5 times the expected value"
     assert describe_difference(None, torch.ones(1)) == "got None, expected a tensor"
     assert describe_difference(torch.tensor([1.0, 5.0]), torch.tensor([1.0, 2.0])) == (
-        "2.5 of the expected at 1 of 2 elements"
+        "2.5 times the expected value at 1 of 2 elements"
     )
     assert describe_difference(torch.tensor([1.0, 5.0]), torch.tensor([2.0, 2.0])) == (
         "2 of 2 elements differ; got 1 at [0], expected 2"
