@@ -11,8 +11,6 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Any, Generic, NamedTuple, TypeVar
 
-import simpy
-
 from reference.errors import RankError
 from simulator.engines.event_replay import PROGRESS_BITS, Cluster
 from simulator.schedule.schedule import Compute, Instruction, LaunchCollective, Wait
@@ -84,7 +82,7 @@ class VirtualRank:
             self._time.cluster.add_computing_ranks(1)
         self._progress += duration_ns << PROGRESS_BITS
         event = self._time.cluster.computation.reaches(self._progress)
-        event.callbacks.append(lambda _event: self._time.resume(self))
+        event.then(self._time.resume, self)
         self._block("computing")
         self.log.append(LogEntry(step, self.now_ns, duration_ns))
 
@@ -209,15 +207,13 @@ class VirtualTime(Generic[Result]):
         if len(self.arrived) == len(self.ranks) - len(self._results):
             self._restart()
             return
-        try:
-            self.cluster.env.step()
-        except simpy.core.EmptySchedule:
+        if self.cluster.events.next_ns is None:
             waiting = [f"rank {rank.rank} waits for {rank.blocked_on}" for rank in self.ranks if rank.blocked_on]
-            message = f"all ranks wait, so none can go on: {'; '.join(waiting)}"
-            raise RankError(self.ranks[0].rank, message) from None
+            raise RankError(self.ranks[0].rank, f"all ranks wait, so none can go on: {'; '.join(waiting)}")
+        self.cluster.events.step()
 
     def _restart(self) -> None:
-        self.cluster.env.run()  # collectives that no rank waits for
+        self.cluster.events.run()  # collectives that no rank waits for
         self.on_restart()
         self.cluster = self._make_cluster()
         self._runnable.extend(sorted(self.arrived, key=lambda rank: rank.rank))

@@ -1,12 +1,12 @@
 """Event replay: simulates one iteration by discrete events, and is the definition of a prediction.
 
-Each rank is a simpy process that follows the schedule on a `Cluster`. Each collective is a simpy process too: it
+Each rank is a process that follows the schedule on a `Cluster`. Each collective is a process too: it
 starts when its last rank has launched it and its process group has a free slot, runs, and wakes the ranks that wait
 for it. Computation and collectives progress at speeds that change whenever a collective or a rank starts or stops.
 """
 
 import gc
-from collections.abc import Callable, Collection, Generator, Iterator
+from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
 from functools import lru_cache
 from heapq import heappop, heappush
@@ -14,7 +14,6 @@ from math import fsum
 from typing import Any, NamedTuple
 
 import numpy as np
-import simpy
 from numpy.typing import NDArray
 
 from reference.files.value_ranges import LARGEST
@@ -23,8 +22,8 @@ from ..fabric import LinkShare
 from ..schedule.schedule import Compute, Condition, IterationSchedule, LaunchCollective, Wait
 from ..workload.compute_times import Nanoseconds
 from .engine_input import EngineInput
+from .event_queue import Event, EventQueue, Process, Slots
 
-Process = Generator[simpy.Event, Any, None]
 Integers = NDArray[Any]
 """An array of int64 or of Python integers."""
 
@@ -75,7 +74,7 @@ class _Replay:
         factors = [((),) * len(engine_input.queues)] * 2 if slowdowns is None else slowdowns[:2]
         costs_ns: list[int] = engine_input.cost_ns.tolist()
         self.collectives = [
-            RunningCollective(self.cluster.env, CollectiveCost(*cost))
+            RunningCollective(self.cluster.events, CollectiveCost(*cost))
             for cost in zip(costs_ns, engine_input.queues, engine_input.sharing, *factors, strict=True)
         ]
         self.launches_missing = [len(engine_input.ranks)] * len(self.collectives)
@@ -91,8 +90,8 @@ class _Replay:
             for row, by_stop in zip(rows, computed_ns.tolist(), strict=True):
                 ranks[row] = self._rank(row, segments, by_stop)
         for row in self.engine_input.duration_ns.sum(axis=1).argsort().tolist():
-            self.cluster.env.process(ranks[row])
-        self.cluster.env.run()
+            self.cluster.events.start(ranks[row])
+        self.cluster.events.run()
         if self.cluster.now_ns > LARGEST:
             raise ValueError(
                 "expected cycles of sync_every iterations to take at most 146 years, got "
@@ -232,13 +231,11 @@ class RunningCollective:
 
     __slots__ = ("cost", "done", "done_ns", "launched", "on_start", "start_ns")
 
-    def __init__(
-        self, env: simpy.Environment, cost: CollectiveCost, on_start: Callable[[], None] | None = None
-    ) -> None:
+    def __init__(self, events: EventQueue, cost: CollectiveCost, on_start: Callable[[], None] | None = None) -> None:
         self.cost, self.on_start = cost, on_start
         self.launched = 0
         self.start_ns = self.done_ns = 0
-        self.done = env.event()
+        self.done = Event(events)
 
 
 class Cluster:
@@ -252,16 +249,16 @@ class Cluster:
             collective starts.
 
     Attributes:
-        env: The simulation; its time is in integer nanoseconds.
+        events: What happens next.
         computation: Progress of all ranks' computation.
     """
 
     def __init__(
         self, queues: Collection[int], *, concurrency: int, slows_computation: bool, lingers_ns: int
     ) -> None:
-        self.env = simpy.Environment()
-        self.computation = ProgressClock(self.env)
-        self._slots = {queue: simpy.Resource(self.env, concurrency) for queue in queues}
+        self.events = EventQueue()
+        self.computation = ProgressClock(self.events)
+        self._slots = {queue: Slots(self.events, concurrency) for queue in queues}
         self._slows_computation = slows_computation
         self._lingers_ns = lingers_ns
         self._lingers_until_ns = 0
@@ -271,7 +268,7 @@ class Cluster:
     @property
     def now_ns(self) -> int:
         """The current time."""
-        return int(self.env.now)
+        return self.events.now_ns
 
     def add_computing_ranks(self, change: int) -> None:
         """Register that a rank starts (1) or stops (-1) computing."""
@@ -282,22 +279,23 @@ class Cluster:
 
     def launched_by_all(self, collective: RunningCollective) -> None:
         """Run a collective as soon as computation has reached `collective.launched` and its group has a free slot."""
-        self.env.process(self._run(collective))
+        self.events.start(self._run(collective))
 
     def _run(self, collective: RunningCollective) -> Process:
         yield self.computation.reaches(collective.launched)
-        with self._slots[collective.cost.queue].request() as slot:
-            yield slot
-            collective.start_ns = self.now_ns
-            if collective.on_start is not None:
-                collective.on_start()
-            if collective.cost.cost_ns:
-                yield from self._transfer(collective)
+        slots = self._slots[collective.cost.queue]
+        yield slots.take()
+        collective.start_ns = self.now_ns
+        if collective.on_start is not None:
+            collective.on_start()
+        if collective.cost.cost_ns:
+            yield from self._transfer(collective)
+        slots.give_back()
         collective.done_ns = self.now_ns
         collective.done.succeed()
 
     def _transfer(self, collective: RunningCollective) -> Process:
-        clock = self._running[collective] = ProgressClock(self.env)
+        clock = self._running[collective] = ProgressClock(self.events)
         self._update_computation_speed()
         self._update_collective_speeds()
         yield clock.reaches(collective.cost.cost_ns << PROGRESS_BITS)
@@ -314,11 +312,11 @@ class Cluster:
             self.computation.slow_down(sum(factors) / len(factors))
         elif self._lingers_ns:
             self._lingers_until_ns = self.now_ns + self._lingers_ns
-            self.env.timeout(self._lingers_ns).callbacks.append(self._stop_lingering)
+            self.events.at(self._lingers_until_ns, self._stop_lingering)
         else:
             self.computation.slow_down(1.0)
 
-    def _stop_lingering(self, _event: simpy.Event) -> None:
+    def _stop_lingering(self, _: None) -> None:
         """Return computation to full speed, unless another collective has started since the timeout was set."""
         if not self._running and self.now_ns == self._lingers_until_ns:
             self.computation.slow_down(1.0)
@@ -356,24 +354,24 @@ class ProgressClock:
     of speed, plus 2**-32 of the time.
 
     Args:
-        env: The simulation; its time is in integer nanoseconds.
+        events: What happens next.
     """
 
-    def __init__(self, env: simpy.Environment) -> None:
-        self._env = env
-        self._changed_ns, self._shown, self._factors = [int(env.now)], [0], [FULL_SPEED]  # at each change of speed
-        self._waiting: list[tuple[int, int, simpy.Event]] = []
+    def __init__(self, events: EventQueue) -> None:
+        self._events = events
+        self._changed_ns, self._shown, self._factors = [events.now_ns], [0], [FULL_SPEED]  # at each change of speed
+        self._waiting: list[tuple[int, int, Event]] = []
         self._entered = 0
-        self._alarm: simpy.Timeout | None = None
+        self._alarms = 0
 
     def progress(self) -> int:
         """Progress since the start of the clock, in units of 2**-20 ns at full speed."""
-        elapsed_ns = int(self._env.now) - self._changed_ns[-1]
+        elapsed_ns = self._events.now_ns - self._changed_ns[-1]
         return self._shown[-1] - (-elapsed_ns << PROGRESS_PER_FACTOR) // self._factors[-1]
 
-    def reaches(self, progress: int) -> simpy.Event:
+    def reaches(self, progress: int) -> Event:
         """Return an event at the first whole nanosecond, now or later, with a progress of at least `progress`."""
-        event = self._env.event()
+        event = Event(self._events)
         self._entered += 1
         heappush(self._waiting, (progress, self._entered, event))
         if self._waiting[0][2] is event:
@@ -385,7 +383,7 @@ class ProgressClock:
         stored = int(factor * FULL_SPEED)
         if stored != self._factors[-1]:
             self._shown.append(self.progress())
-            self._changed_ns.append(int(self._env.now))
+            self._changed_ns.append(self._events.now_ns)
             self._factors.append(stored)
             self._set_alarm()
 
@@ -410,7 +408,7 @@ class ProgressClock:
 
     def _array(self, numbers: list[int] | Nanoseconds) -> Integers:
         """Convert to int64, or to Python integers if 64 bits might overflow: after an hour, or at factors over 16."""
-        fits = int(self._env.now) < 1 << 42 and max(self._factors) < 1 << 36
+        fits = self._events.now_ns < 1 << 42 and max(self._factors) < 1 << 36
         return np.asarray(numbers, np.int64 if fits else np.object_)
 
     def _moment_ns(self, progress: int) -> int:
@@ -421,11 +419,12 @@ class ProgressClock:
     def _set_alarm(self) -> None:
         """Set an alarm for the earliest waiting event, in place of the previous alarm."""
         if self._waiting:
-            self._alarm = self._env.timeout(max(0, self._moment_ns(self._waiting[0][0]) - int(self._env.now)))
-            self._alarm.callbacks.append(self._ring)
+            self._alarms += 1
+            moment_ns = max(self._events.now_ns, self._moment_ns(self._waiting[0][0]))
+            self._events.at(moment_ns, self._ring, self._alarms)
 
-    def _ring(self, alarm: simpy.Event) -> None:
-        if alarm is not self._alarm:
+    def _ring(self, alarm: int) -> None:
+        if alarm != self._alarms:
             return
         progress = self.progress()
         while self._waiting and self._waiting[0][0] <= progress:

@@ -5,12 +5,12 @@ from fractions import Fraction
 from math import ceil
 
 import numpy as np
-import simpy
 from hypothesis import example, given
 from hypothesis import strategies as st
 
 from simulator.engines.engine_choice import simulate
 from simulator.engines.engine_input import EngineInput
+from simulator.engines.event_queue import EventQueue
 from simulator.engines.event_replay import (
     FULL_SPEED,
     PROGRESS_BITS,
@@ -126,24 +126,19 @@ def test_a_progress_clock_ends_each_computation_when_its_time_is_over(data, late
     moments = st.integers(0, latest_ns)
     computations = data.draw(st.lists(st.tuples(moments, moments), min_size=1, max_size=8))
     slowdowns = data.draw(st.dictionaries(moments, st.floats(1, slowest), max_size=6))
-    env = simpy.Environment()
-    clock = ProgressClock(env)
+    events = EventQueue()
+    clock = ProgressClock(events)
     ended = {}
 
-    def compute(number, start_ns, duration_ns):
-        yield env.timeout(start_ns)
+    def compute(number, duration_ns):
         yield clock.reaches(clock.progress() + (duration_ns << PROGRESS_BITS))
-        ended[number] = env.now
+        ended[number] = events.now_ns
 
-    def change():
-        for moment, slowdown in sorted(slowdowns.items()):
-            yield env.timeout(moment - env.now)
-            clock.slow_down(slowdown)
-
-    env.process(change())
+    for moment, slowdown in slowdowns.items():
+        events.at(moment, clock.slow_down, slowdown)
     for number, (start_ns, duration_ns) in enumerate(computations):
-        env.process(compute(number, start_ns, duration_ns))
-    env.run()
+        events.at(start_ns, events.start, compute(number, duration_ns))
+    events.run()
     starts, durations = np.array(computations).T
     assert clock.ends(starts, durations).tolist() == [ended[number] for number in range(len(computations))]
     exact = [(moment, Fraction(int(slowdowns[moment] * FULL_SPEED), FULL_SPEED)) for moment in sorted(slowdowns)]
@@ -163,13 +158,13 @@ def test_a_progress_clock_ends_each_computation_when_its_time_is_over(data, late
 
 def test_reading_a_progress_clock_does_not_move_it():
     """Sums of as many pieces as there are readings were off by 2 ns in iterations of a second on 1,000 ranks."""
-    env = simpy.Environment()
-    clock = ProgressClock(env)
+    events = EventQueue()
+    clock = ProgressClock(events)
     clock.slow_down(3.0)
     for moment in range(10**9, 10**9 + 10_000):
-        env.run(until=moment)
-        clock.progress()
-    assert clock.progress() == ceil(Fraction(env.now << PROGRESS_BITS, 3))
+        events.at(moment, lambda _: clock.progress())
+    events.run()
+    assert clock.progress() == ceil(Fraction(events.now_ns << PROGRESS_BITS, 3))
 
 
 def two_buckets(durations_ns, costs_ns, compute: float, collective: float = 1.0) -> EngineInput:
@@ -311,12 +306,12 @@ def test_collectives_that_only_share_a_link_together_take_as_long_as_one_after_t
     weights = data.draw(st.just(costs_ns) | st.lists(weight, min_size=len(costs_ns), max_size=len(costs_ns)))
     cluster = Cluster([0], concurrency=len(costs_ns), slows_computation=False, lingers_ns=0)
     running = [
-        RunningCollective(cluster.env, CollectiveCost(cost_ns, 0, LinkShare(2.0, weight)))
+        RunningCollective(cluster.events, CollectiveCost(cost_ns, 0, LinkShare(2.0, weight)))
         for cost_ns, weight in zip(costs_ns, weights, strict=True)
     ]
     for one in running:
         cluster.launched_by_all(one)
-    cluster.env.run()
+    cluster.events.run()
     ends_ns = [one.done_ns for one in running]
     rounding = len(costs_ns) + 1e-6 * sum(costs_ns)
     assert abs(max(ends_ns) - sum(costs_ns)) <= rounding
