@@ -8,7 +8,7 @@ import weakref
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
-from typing import Any, TypeVar, cast
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -29,14 +29,12 @@ from .checks.launch_order import CheckedLaunchOrder, new_series
 from .comm_hooks.interface import Hook, check_hook
 from .delayed_all_reduce import DelayedAllReduce
 from .join import JoinableModule
+from .not_compiled import not_compiled
 from .parameter_stand_ins import replaced_parameters
 from .parameters import ModuleTensors, module_tensors, synchronized_tensors, trainable_parameters
 from .reducer_options import PLAIN, Features
 from .unused_parameters import make_tracker
 from .view_and_sparse_buckets import make_bucket
-
-_Method = TypeVar("_Method", bound=Callable[..., Any])
-_not_compiled = cast("Callable[[_Method], _Method]", torch.compiler.disable)
 
 
 class DataParallel(JoinableModule, nn.Module):
@@ -155,7 +153,7 @@ class DataParallel(JoinableModule, nn.Module):
                 output = self.module(*inputs, **kwargs)
             return self._after_forward(output)
 
-    @_not_compiled
+    @not_compiled
     def _before_forward(
         self, inputs: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> tuple[tuple[Any, ...], dict[str, Any]]:
@@ -188,7 +186,7 @@ class DataParallel(JoinableModule, nn.Module):
         ):
             self.reducer.fail(f"rank {dist.get_rank(self.process_group)}: {message}")
 
-    @_not_compiled
+    @not_compiled
     def _after_forward(self, output: Any) -> Any:
         if self.has_buffers:
             buffers.send_if_due(self, after_forward=True)

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
+from .not_compiled import not_compiled
 from .parameters import Slot, slots
 
 StandIn = Callable[[Tensor], Tensor]
@@ -87,11 +88,11 @@ class ForwardParameters:
 
     # Hooks
 
-    @torch.compiler.disable  # type: ignore[untyped-decorator]
+    @not_compiled
     def _before_whole(self, module: nn.Module, _inputs: Any) -> None:
         self._enter(module)
 
-    @torch.compiler.disable  # type: ignore[untyped-decorator]
+    @not_compiled
     def _after_whole(self, module: nn.Module, _inputs: Any, _output: Any) -> None:
         self._leave(module)
 

@@ -5,6 +5,8 @@ from typing import Any
 
 import torch
 
+from .not_compiled import not_compiled
+
 Future = torch.futures.Future[Any]
 
 
@@ -51,7 +53,7 @@ class RecordingHook:
     def __init__(self, hook: Callable[..., None]) -> None:
         self._hook = hook
 
-    @torch.compiler.disable  # type: ignore[untyped-decorator]  # of torch
+    @not_compiled
     def __call__(self, *args: Any) -> None:
         """Called by the module, also where that is compiled."""
         self._hook(*args)
