@@ -81,8 +81,7 @@ class VirtualRank:
             self._is_computing = True
             self._time.cluster.add_computing_ranks(1)
         self._progress += duration_ns << PROGRESS_BITS
-        event = self._time.cluster.computation.reaches(self._progress)
-        event.then(self._time.resume, self)
+        self._time.cluster.computation.reaches(self._progress).then(self._time.resume, self)
         self._block("computing")
         self.log.append(LogEntry(step, self.now_ns, duration_ns))
 

@@ -1,6 +1,6 @@
 """Discrete events in whole nanoseconds. Replays spend most of their time here; simpy would take 1.7 times as long.
 
-A process is a generator that yields the events that it waits for.
+A process is a generator that yields the signals that it waits for.
 """
 
 from collections import deque
@@ -54,37 +54,37 @@ class EventQueue:
             self.step()
 
 
-class Event:
-    """Something that happens once.
+class Signal:
+    """Something that processes wait for; it arrives once.
 
     Args:
         queue: The events.
 
     Attributes:
-        happened: Whether it has happened.
+        arrived: Whether it has arrived.
     """
 
-    __slots__ = ("_actions", "_queue", "happened")
+    __slots__ = ("_actions", "_queue", "arrived")
 
     def __init__(self, queue: EventQueue) -> None:
-        self._queue, self.happened = queue, False
+        self._queue, self.arrived = queue, False
         self._actions: list[tuple[Callable[[Any], None], Any]] = []
 
     def then(self, action: Callable[[Any], None], argument: Any = None) -> None:
-        """Call an action with the argument when it happens."""
+        """Call an action with the argument when it arrives."""
         self._actions.append((action, argument))
 
-    def succeed(self) -> None:
-        """Let it happen at the current time, after everything that was entered before."""
-        self._queue.at(self._queue.now_ns, self._happen)
+    def send(self) -> None:
+        """Let it arrive at the current time, after everything that was entered before."""
+        self._queue.at(self._queue.now_ns, self._arrive)
 
-    def _happen(self, _: None) -> None:
-        self.happened = True
+    def _arrive(self, _: None) -> None:
+        self.arrived = True
         for action, argument in self._actions:
             action(argument)
 
 
-Process = Generator[Event, None, None]
+Process = Generator[Signal, None, None]
 
 
 class Slots:
@@ -99,29 +99,29 @@ class Slots:
 
     def __init__(self, queue: EventQueue, count: int) -> None:
         self._queue, self._free = queue, count
-        self._waiting: deque[Event] = deque()
+        self._waiting: deque[Signal] = deque()
 
-    def take(self) -> Event:
-        """Return the event that a place is free; it is then taken."""
-        event = Event(self._queue)
+    def take(self) -> Signal:
+        """Return the signal that a place is free; the place is then taken."""
+        signal = Signal(self._queue)
         if self._free:
             self._free -= 1
-            event.succeed()
+            signal.send()
         else:
-            self._waiting.append(event)
-        return event
+            self._waiting.append(signal)
+        return signal
 
     def give_back(self) -> None:
         """Give a place to whoever waits longest."""
         if self._waiting:
-            self._waiting.popleft().succeed()
+            self._waiting.popleft().send()
         else:
             self._free += 1
 
 
 def resume(process: Process) -> None:
-    """Let a process go on up to the next event that has not happened yet."""
-    for event in process:
-        if not event.happened:
-            event.then(resume, process)
+    """Let a process go on up to the next signal that has not arrived yet."""
+    for signal in process:
+        if not signal.arrived:
+            signal.then(resume, process)
             return

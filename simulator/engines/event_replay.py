@@ -22,7 +22,7 @@ from ..fabric import LinkShare
 from ..schedule.schedule import Compute, Condition, IterationSchedule, LaunchCollective, Wait
 from ..workload.compute_times import Nanoseconds
 from .engine_input import EngineInput
-from .event_queue import Event, EventQueue, Process, Slots
+from .event_queue import EventQueue, Process, Signal, Slots
 
 Integers = NDArray[Any]
 """An array of int64 or of Python integers."""
@@ -226,7 +226,7 @@ class RunningCollective:
         start_ns: When it started to run; 0 before.
         done_ns: When it finished; 0 before.
         on_start: Called when it starts to run.
-        done: The event of its end.
+        done: The signal of its end.
     """
 
     __slots__ = ("cost", "done", "done_ns", "launched", "on_start", "start_ns")
@@ -235,7 +235,7 @@ class RunningCollective:
         self.cost, self.on_start = cost, on_start
         self.launched = 0
         self.start_ns = self.done_ns = 0
-        self.done = Event(events)
+        self.done = Signal(events)
 
 
 class Cluster:
@@ -292,7 +292,7 @@ class Cluster:
             yield from self._transfer(collective)
         slots.give_back()
         collective.done_ns = self.now_ns
-        collective.done.succeed()
+        collective.done.send()
 
     def _transfer(self, collective: RunningCollective) -> Process:
         clock = self._running[collective] = ProgressClock(self.events)
@@ -360,7 +360,7 @@ class ProgressClock:
     def __init__(self, events: EventQueue) -> None:
         self._events = events
         self._changed_ns, self._shown, self._factors = [events.now_ns], [0], [FULL_SPEED]  # at each change of speed
-        self._waiting: list[tuple[int, int, Event]] = []
+        self._waiting: list[tuple[int, int, Signal]] = []
         self._entered = 0
         self._alarms = 0
 
@@ -369,14 +369,14 @@ class ProgressClock:
         elapsed_ns = self._events.now_ns - self._changed_ns[-1]
         return self._shown[-1] - (-elapsed_ns << PROGRESS_PER_FACTOR) // self._factors[-1]
 
-    def reaches(self, progress: int) -> Event:
-        """Return an event at the first whole nanosecond, now or later, with a progress of at least `progress`."""
-        event = Event(self._events)
+    def reaches(self, progress: int) -> Signal:
+        """Return a signal at the first whole nanosecond, now or later, with a progress of at least `progress`."""
+        signal = Signal(self._events)
         self._entered += 1
-        heappush(self._waiting, (progress, self._entered, event))
-        if self._waiting[0][2] is event:
+        heappush(self._waiting, (progress, self._entered, signal))
+        if self._waiting[0][2] is signal:
             self._set_alarm()
-        return event
+        return signal
 
     def slow_down(self, factor: float) -> None:
         """Set the speed: from now on everything takes `factor` times as long as at full speed."""
@@ -417,7 +417,7 @@ class ProgressClock:
         return self._changed_ns[-1] + ((missing - 1) * self._factors[-1] >> PROGRESS_PER_FACTOR) + 1
 
     def _set_alarm(self) -> None:
-        """Set an alarm for the earliest waiting event, in place of the previous alarm."""
+        """Set an alarm for the earliest waiting signal, in place of the previous alarm."""
         if self._waiting:
             self._alarms += 1
             moment_ns = max(self._events.now_ns, self._moment_ns(self._waiting[0][0]))
@@ -428,7 +428,7 @@ class ProgressClock:
             return
         progress = self.progress()
         while self._waiting and self._waiting[0][0] <= progress:
-            heappop(self._waiting)[2].succeed()
+            heappop(self._waiting)[2].send()
         self._set_alarm()
 
 

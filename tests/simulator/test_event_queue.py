@@ -3,7 +3,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from simulator.engines.event_queue import Event, EventQueue, Slots
+from simulator.engines.event_queue import EventQueue, Signal, Slots
 
 MOMENTS = st.integers(0, 5)
 
@@ -32,11 +32,11 @@ def test_actions_happen_in_order_of_time_and_entry(delays_ns):
 
 def test_a_process_starts_before_anything_else_and_passes_what_has_happened():
     events, said = EventQueue(), []
-    event = Event(events)
+    signal = Signal(events)
 
     def process(name):
         said.append(f"{name} starts")
-        yield event
+        yield signal
         said.append(f"{name} goes on at {events.now_ns}")
 
     def begin(name):
@@ -45,7 +45,7 @@ def test_a_process_starts_before_anything_else_and_passes_what_has_happened():
 
     events.at(3, begin, "a")
     events.at(3, said.append, "after a")
-    events.at(4, lambda _: event.succeed())
+    events.at(4, lambda _: signal.send())
     events.at(5, begin, "b")
     events.run()
     assert said == ["a entered", "a starts", "after a", "a goes on at 4", "b entered", "b starts", "b goes on at 5"]
@@ -57,12 +57,12 @@ def test_slots_are_taken_first_come_first_served(count, holds_ns):
     slots = Slots(events, count)
 
     def hold(number, hold_ns):
-        over = Event(events)
+        over = Signal(events)
         yield slots.take()
         started.append(number)
         inside.add(number)
         assert len(inside) <= count
-        events.at(events.now_ns + hold_ns, lambda _: over.succeed())
+        events.at(events.now_ns + hold_ns, lambda _: over.send())
         yield over
         inside.remove(number)
         slots.give_back()
