@@ -21,9 +21,13 @@ def publish(tutorials: Path, folder: Path) -> None:
 
 
 def shown(cells: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """Return the cells that a page shows, with links from a folder that is one level deeper."""
+    """Return the cells that a page shows, without their times of execution, for a folder that is one level deeper."""
     return [
-        dict(cell) | {"source": [line.replace("](../", "](../../") for line in cell["source"]]}
+        dict(cell)
+        | {
+            "metadata": {name: value for name, value in cell["metadata"].items() if name != "execution"},
+            "source": [line.replace("](../", "](../../") for line in cell["source"]],
+        }
         for cell in cells
         if HIDDEN not in cell["metadata"].get("tags", [])
     ]

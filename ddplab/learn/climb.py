@@ -36,9 +36,9 @@ def _filled(text: str, first: str, others: str) -> str:
     return textwrap.fill(text, width, initial_indent=first, subsequent_indent=others, break_on_hyphens=False)
 
 
-def _fitted(verdict: Judgement) -> str:
-    """Return a verdict in lines that fit into the terminal, if the output is one; a pipe gets whole lines."""
-    lines = str(verdict).splitlines()
+def _fitted(text: object) -> str:
+    """Return a text in lines that fit into the terminal, if the output is one; a pipe gets whole lines."""
+    lines = str(text).splitlines()
     return "\n".join(_filled(line, "", "    ") for line in lines) if sys.stdout.isatty() else "\n".join(lines)
 
 
@@ -82,9 +82,9 @@ def climb(judge: Judge, subject: LearnerClass, report: Report, *, introduces: bo
             return verdict
         if (broken := _judged_again(judge, subject, number, report)) is not None:
             return broken
-        words, plain_ms = gain(subject, RUNGS[number - 1], progress.iteration_ms.get(number - 1))
-        report(f"  {words}\n")
-        times = progress.iteration_ms | ({} if plain_ms is None else {number: plain_ms})
+        won = gain(subject, RUNGS[number - 1], progress.iteration_ms.get(number - 1))
+        report("\n".join([_fitted(f"  {won.sentence}"), won.picture]).rstrip() + "\n")
+        times = progress.iteration_ms | ({} if won.plain_ms is None else {number: won.plain_ms})
         progress = update_progress(path, passed=number, iteration_ms=times)
         if number == len(RUNGS):
             report(f"You have written a reducer: `ddplab conform {subject.name}` runs all checks on it.")

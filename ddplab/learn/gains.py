@@ -1,17 +1,21 @@
-"""Gains: how long an emulated iteration takes before and after a rung, in virtual time."""
+"""Gains: how long an emulated iteration takes before and after a rung, in virtual time, and a picture of it."""
 
+from collections.abc import Iterable
 from functools import cache
-from typing import Any
+from typing import Any, NamedTuple
 
 from reference.errors import RankError
 from reference.trace import Trace
 
 from ..conformance.class_under_test import NotSupportedError, Subject
-from ..conformance.overlap import MS, Network, schedule_of
+from ..conformance.overlap import MS, EmulatedSchedule, Network, schedule_of
 from ..validation.demo import TRACE
 from .rungs import Rung
 
 NETWORK = Network("8 V100s over 10 Gbit/s", 8, 20_000, 1.25e9)
+WIDTH = 60
+"""Columns of an iteration's picture."""
+SHADES = "█▒"
 
 
 @cache
@@ -26,35 +30,72 @@ def model(*, registered_backwards: bool = False) -> Trace:
     return Trace(workload=workload, ranks=(rank.model_copy(update={"iterations": iterations}),))
 
 
-def iteration_ms(subject: Subject, *, registered_backwards: bool = False, **settings: Any) -> float | None:
+def emulated(subject: Subject, *, registered_backwards: bool = False, **settings: Any) -> EmulatedSchedule | None:
     """Emulate an iteration of ResNet-50; None if the class does not run in virtual time with these settings.
 
     Copies and launches count as free.
     """
     trace = model(registered_backwards=registered_backwards)
     try:
-        schedule = schedule_of(subject, trace, NETWORK, **{"bucket_cap_mb": 25.0} | settings)
+        return schedule_of(subject, trace, NETWORK, **{"bucket_cap_mb": 25.0} | settings)
     except (RankError, NotSupportedError, ValueError):
         return None
-    return schedule.iteration_ns / MS
 
 
-def gain(subject: Subject, rung: Rung, before_ms: float | None) -> tuple[str, float | None]:
-    """Return one line on what a rung has won, and the milliseconds of the class without any setting.
+def timeline(schedule: EmulatedSchedule) -> str:
+    """Draw an iteration in two rows of text: forward and backward pass, and all-reduces in two shades by turns."""
+    network, free_ns = [], 0
+    for number, launch in enumerate(schedule.launches):
+        network.append((max(launch.launched_ns, free_ns), launch.done_ns, SHADES[number % 2]))
+        free_ns = launch.done_ns
+    rows = {"computes": [(0, schedule.last_ready_ns, SHADES[0])], "network": network}
+    return "\n".join(f"  {name:8}  {_bar(spans, schedule.iteration_ns)}" for name, spans in rows.items())
+
+
+def _bar(spans: Iterable[tuple[int, int, str]], whole_ns: int) -> str:
+    """Draw spans, each with its character; one shorter than half of a column is left out."""
+    bar = ""
+    for start_ns, end_ns, shade in spans:
+        start, end = (round(WIDTH * ns / whole_ns) for ns in (start_ns, end_ns))
+        bar = bar.ljust(start) + shade * (end - start)
+    return bar
+
+
+class Gain(NamedTuple):
+    """What a rung has won.
+
+    Attributes:
+        sentence: Milliseconds before and after.
+        picture: The iteration afterwards; empty if it is the mean of several.
+        plain_ms: Milliseconds of the class without any setting. None: it does not run in virtual time.
+    """
+
+    sentence: str
+    picture: str = ""
+    plain_ms: float | None = None
+
+
+def gain(subject: Subject, rung: Rung, before_ms: float | None) -> Gain:
+    """Emulate an iteration before and after a rung.
 
     Args:
         subject: A class that has passed the rung.
         rung: The rung.
         before_ms: Milliseconds of the class as it passed the rung before. None: unknown.
     """
-    plain = iteration_ms(subject)
+    now = emulated(subject)
+    plain_ms = None if now is None else now.iteration_ns / MS
     backwards = rung.gain.registered_backwards
-    now = plain
     if rung.gain.before is not None:
-        before_ms = iteration_ms(subject, registered_backwards=backwards, **rung.gain.before)
-        now = iteration_ms(subject, registered_backwards=backwards, **rung.gain.after)
+        before = emulated(subject, registered_backwards=backwards, **rung.gain.before)
+        before_ms = None if before is None else before.iteration_ns / MS
+        now = emulated(subject, registered_backwards=backwards, **rung.gain.after)
     if now is None:
-        return "this class does not run in virtual time, so nothing was timed", plain
-    change = f"{now:.1f} ms" if before_ms is None else f"{before_ms:.1f} -> {now:.1f} ms ({now - before_ms:+.1f})"
+        return Gain("this class does not run in virtual time, so nothing was timed", plain_ms=plain_ms)
+    now_ms = now.iteration_ns / MS
+    change = "" if before_ms is None else f"{before_ms:.1f} -> "
+    change += f"{now_ms:.1f} ms" + ("" if before_ms is None else f" ({now_ms - before_ms:+.1f})")
     note = f"; {rung.gain.note}" if rung.gain.note else ""
-    return f"an emulated iteration of ResNet-50 on {NETWORK.name}: {change}{note}", plain
+    is_one = all(launch.done_ns <= now.iteration_ns for launch in now.launches)
+    sentence = f"an emulated iteration of ResNet-50 on {NETWORK.name}: {change}{note}"
+    return Gain(sentence, timeline(now) if is_one else "", plain_ms)

@@ -11,8 +11,10 @@ from xml.etree import ElementTree
 import pytest
 import yaml
 
+from ddplab.conformance.overlap import EmulatedLaunch, EmulatedSchedule
 from ddplab.learn import climb, judge, load_ipython_extension, solutions
 from ddplab.learn.checks import ALL
+from ddplab.learn.gains import Gain, gain, timeline
 from ddplab.learn.judge import Judge, Judgement
 from ddplab.learn.learner_file import LearnerClass, learner_class
 from ddplab.learn.progress import Progress, load_progress, next_hint, progress_file, update_progress
@@ -188,7 +190,7 @@ def test_climbing_keeps_progress_and_times_and_stops_at_the_next_rung(judging, h
 
     def gain_while_a_hint_is_shown(*_):
         next_hint(path)
-        return "300.0 ms", 300.0
+        return Gain("300.0 ms", plain_ms=300.0)
 
     monkeypatch.setattr(climb, "gain", gain_while_a_hint_is_shown)
     path.write_text(answer("dist.get_world_size()"))
@@ -248,12 +250,24 @@ def test_every_save_is_seen_also_while_the_file_is_away(home):
 
 
 def test_the_gain_is_measured_in_virtual_time():
-    from ddplab.learn.gains import gain
+    won = gain(solution(2), RUNGS[1], 283.8)
+    assert won.plain_ms is not None
+    assert won.plain_ms < 283.8
+    assert won.sentence.startswith("an emulated iteration of ResNet-50 on 8 V100s over 10 Gbit/s: 283.8 -> ")
+    computes, network = won.picture.splitlines()
+    assert len(network.rstrip()) > len(computes)  # the only all-reduce begins after the backward pass
 
-    words, plain_ms = gain(solution(2), RUNGS[1], 283.8)
-    assert plain_ms is not None
-    assert plain_ms < 283.8
-    assert words.startswith("an emulated iteration of ResNet-50 on 8 V100s over 10 Gbit/s: 283.8 -> ")
+
+def test_a_picture_shows_when_the_device_and_the_network_are_busy():
+    launches = tuple(
+        EmulatedLaunch(size_bytes=4, launched_ns=launched_ns, done_ns=done_ns)
+        for launched_ns, done_ns in [(10, 20), (12, 40), (50, 60)]
+    )
+    schedule = EmulatedSchedule(
+        model="", network="", iteration_ns=60, exposed_ns=30, last_ready_ns=30, launches=launches, other_collectives=0
+    )
+    busy = " " * 10 + "█" * 10 + "▒" * 20 + " " * 10 + "█" * 10
+    assert timeline(schedule) == f"  computes  {'█' * 30}\n  network   {busy}"
 
 
 # The command, grades and the notebook
@@ -302,7 +316,7 @@ def _verdict(rung: int) -> Judgement:
 
 
 def test_a_cell_of_a_notebook_is_judged_and_nothing_but_the_progress_is_written(home, shared, monkeypatch, capsys):
-    monkeypatch.setattr(climb, "gain", lambda *_: ("300.0 ms", 300.0))
+    monkeypatch.setattr(climb, "gain", lambda *_: Gain("300.0 ms", plain_ms=300.0))
     magics = {}
     ipython = SimpleNamespace(
         run_cell=lambda _cell: SimpleNamespace(success=True),
