@@ -209,19 +209,31 @@ def reach_of_difference(
     """
     difference = np.asarray(difference_ns, np.float64)
     sign = np.where(difference < 0, -1, 1)
-    moved = np.zeros((*difference.shape, DRAWS - 1))  # times the sign, so that a negative one brings both closer
+    moved = _moves(np.abs(difference), causes_ns, other_ns, sign)
+    quantiles = np.quantile(moved, INTERVAL, axis=-1, method="nearest")
+    low, high = np.where(sign < 0, -quantiles[::-1], quantiles)
+    return np.maximum(0.0, -low), np.maximum(0.0, high)
+
+
+def _moves(distance: Floats, causes_ns: Reaches, other_ns: Reaches, sign: NDArray[np.int_]) -> Floats:
+    """Return draws of how far errors move two medians apart; negative ones bring both closer; shape [..., draws]."""
     causes = sorted({**causes_ns, **other_ns})
+    apart, parts, limited = [], [], []
     for cause, position in zip(causes, _positions(len(causes)), strict=True):
         (below, above), (other_below, other_above) = (
             np.asarray(some.get(cause, (0, 0)), np.float64) for some in (causes_ns, other_ns)
         )
         for end, part in ((below - other_below, -position), (other_above - above, position)):
-            keeps_sign = (difference != 0) & (abs(difference) + sign * end >= -ROUNDING_NS)
-            least = np.where(keeps_sign, -abs(difference), -np.inf)
-            moved += np.maximum((sign * end)[..., None] * np.maximum(part, 0), least[..., None])
-    quantiles = np.quantile(moved, INTERVAL, axis=-1, method="nearest")
-    low, high = np.where(sign < 0, -quantiles[::-1], quantiles)
-    return np.maximum(0.0, -low), np.maximum(0.0, high)
+            at_end, positive = sign * end, np.maximum(part, 0)
+            keeps_sign = (distance > 0) & (distance + at_end >= -ROUNDING_NS)
+            is_limited = keeps_sign & (distance + at_end * positive.max() < 0)
+            apart.append(np.where(is_limited, 0.0, at_end))
+            parts.append(positive)
+            limited.append((is_limited, at_end, positive))
+    moved = np.stack(apart, axis=-1) @ np.array(parts) if parts else np.zeros((*distance.shape, DRAWS - 1))
+    for is_limited, at_end, positive in limited:
+        moved[is_limited] += np.maximum(at_end[is_limited, None] * positive, -distance[is_limited, None])
+    return moved
 
 
 @cache
