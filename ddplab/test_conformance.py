@@ -10,7 +10,7 @@ from reference.launch import RankPool
 
 from .conformance.all_checks import CHECKS
 from .conformance.check_outcomes import Expectation, read_expectations
-from .conformance.check_runner import FULL, QUICK, Bench, bench_on, first_lines, run_check
+from .conformance.check_runner import FULL, QUICK, Bench, bench_on, cause_of, run_check
 from .conformance.class_under_test import Subject
 from .conformance.overlap import EmulatedSchedule, compare, load_baseline, schedules_of
 
@@ -79,6 +79,6 @@ def test_baseline(bench: Bench, before: Sequence[EmulatedSchedule]) -> None:
         bench.schedules = bench.schedules or list(schedules_of(bench.subject))
         bench.slower = compare(bench.schedules, before)
     except RankError as error:
-        bench.slower = [f"{bench.subject.name}: no schedule: {first_lines(str(error))}"]
+        bench.slower = [f"{bench.subject.name}: no schedule: {cause_of(str(error))}"]
     if bench.slower:
         pytest.fail("\n".join(f"slower: {sentence}" for sentence in bench.slower), pytrace=False)

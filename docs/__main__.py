@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from . import slides
-from .executed import EXECUTED, publish
+from .executed_tutorials import EXECUTED, publish
 
 ROOT = Path(__file__).parent.parent
 COPIED = (

@@ -1,4 +1,7 @@
-"""What torch.compile leaves out. Its compiler is loaded when such a function runs, because that takes a second."""
+"""Exclude functions from torch.compile without loading its compiler on import, which takes a second.
+
+The first call of an excluded function loads the compiler.
+"""
 
 from collections.abc import Callable
 from typing import Any, TypeVar, cast
@@ -7,4 +10,4 @@ from torch._compile import _disable_dynamo
 
 _Function = TypeVar("_Function", bound=Callable[..., Any])
 not_compiled = cast("Callable[[_Function], _Function]", _disable_dynamo)
-"""Decorator; torch's own classes use it too. The public `torch.compiler.disable` loads the compiler at once."""
+"""Decorator of torch's own classes too. The public `torch.compiler.disable` loads the compiler when it decorates."""

@@ -216,9 +216,10 @@ def reach_of_difference(
 
 
 def _moves(distance: Floats, causes_ns: Reaches, other_ns: Reaches, sign: NDArray[np.int_]) -> Floats:
-    """Return draws of how far errors move two medians apart; negative ones bring both closer; shape [..., draws]."""
+    """Return draws of the change of the distance between two medians; below zero: they come closer; [..., draws]."""
     causes = sorted({**causes_ns, **other_ns})
-    apart, parts, limited = [], [], []
+    # A term is limited if its largest draw would reverse the difference. Most are not: one product adds them all.
+    unlimited_ends, positions, terms = [], [], []
     for cause, position in zip(causes, _positions(len(causes)), strict=True):
         (below, above), (other_below, other_above) = (
             np.asarray(some.get(cause, (0, 0)), np.float64) for some in (causes_ns, other_ns)
@@ -227,11 +228,13 @@ def _moves(distance: Floats, causes_ns: Reaches, other_ns: Reaches, sign: NDArra
             at_end, positive = sign * end, np.maximum(part, 0)
             keeps_sign = (distance > 0) & (distance + at_end >= -ROUNDING_NS)
             is_limited = keeps_sign & (distance + at_end * positive.max() < 0)
-            apart.append(np.where(is_limited, 0.0, at_end))
-            parts.append(positive)
-            limited.append((is_limited, at_end, positive))
-    moved = np.stack(apart, axis=-1) @ np.array(parts) if parts else np.zeros((*distance.shape, DRAWS - 1))
-    for is_limited, at_end, positive in limited:
+            unlimited_ends.append(np.where(is_limited, 0.0, at_end))
+            positions.append(positive)
+            terms.append((is_limited, at_end, positive))
+    moved = np.zeros((*distance.shape, DRAWS - 1))
+    if terms:
+        moved += np.stack(unlimited_ends, axis=-1) @ np.array(positions)
+    for is_limited, at_end, positive in terms:
         moved[is_limited] += np.maximum(at_end[is_limited, None] * positive, -distance[is_limited, None])
     return moved
 

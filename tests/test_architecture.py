@@ -93,8 +93,9 @@ def test_nothing_that_loads_slowly_is_loaded_by(module):
     assert modules_after(f"import {module}").isdisjoint(slow)
 
 
-def test_training_needs_neither_pydantic_nor_the_trace():
-    assert modules_after("import reference.data_parallel").isdisjoint({"pydantic", "reference.trace", "simulator"})
+def test_the_reducer_loads_neither_pydantic_nor_the_trace_nor_torchs_compiler():
+    unneeded = {"pydantic", "reference.trace", "simulator", "torch._dynamo"}
+    assert modules_after("import reference.data_parallel").isdisjoint(unneeded)
 
 
 def test_the_door_has_every_public_name_and_opens_without_torch():

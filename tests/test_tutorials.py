@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from docs.executed import EXECUTED, shown
+from docs.executed_tutorials import EXECUTED, shown
 from tutorials import own_code
 from tutorials.exercises import NOT_ATTEMPTED, TO_WRITE
 

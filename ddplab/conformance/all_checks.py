@@ -24,7 +24,7 @@ from . import (
     unused_parameters,
 )
 from . import groups_and_ignored_parameters as groups
-from .check_runner import VIEWS, Bench, Check, first_lines
+from .check_runner import VIEWS, Bench, Check, cause_of
 from .class_under_test import NotSupportedError
 from .local_training import HABITS, FindingError, differences
 from .overlap import late_launches, schedules_of
@@ -70,7 +70,7 @@ def overlap(bench: Bench) -> None:
     try:
         bench.schedules = list(schedules_of(bench.subject))
     except NoTurnError as error:
-        raise NotSupportedError(first_lines(str(error))) from None
+        raise NotSupportedError(cause_of(str(error))) from None
     except RankError as error:
         if "modelled network: expected" in str(error) or "not implemented" in str(error).lower():
             raise NotSupportedError(f"virtual time: {error}") from None
@@ -250,7 +250,7 @@ def sparse_gradients(bench: Bench) -> None:
         try:
             bench.try_body(real_models.compare_real, name)
         except RankError as error:
-            raise NotSupportedError(f"it refuses them: {first_lines(str(error))}") from None
+            raise NotSupportedError(f"it refuses them: {cause_of(str(error))}") from None
     if "find_unused_parameters" in bench.subject.options:
         bench.averages_or_raises(unused_parameters.sparse_on_some_ranks)
     if "join" in bench.methods:

@@ -83,7 +83,7 @@ class Bench:
         except HangError:
             raise ValueError(f"{expected}, got no answer within {TIMEOUT_S:g} s") from None
         except RankError as error:
-            raise ValueError(f"{expected}; {first_lines(str(error))}") from error
+            raise ValueError(f"{expected}; {cause_of(str(error))}") from error
         self.methods = frozenset(found[0])
 
     def run(self, body: Callable[..., Any], *arguments: Any, timeout_s: float | None = None) -> list[Any]:
@@ -127,8 +127,8 @@ class Bench:
             self.try_body(body, *arguments, **keywords)
         except RankError as error:
             if LOST in str(error):
-                raise FindingError(first_lines(str(error))) from None
-            return first_lines(str(error))
+                raise FindingError(cause_of(str(error))) from None
+            return cause_of(str(error))
         return ""
 
     def try_program(self, program: Program, habits: Sequence[str] = (AS_TORCH,)) -> list[str]:
@@ -215,7 +215,7 @@ def run_check(name: str, check: Check, bench: Bench, expected: Expectation | Non
         except NotSupportedError as reason:
             outcome, message = "not supported", str(reason)
         except (FindingError, RankError, HangError) as fault:
-            outcome, message, program = "failed", first_lines(str(fault)), getattr(fault, "program", None)
+            outcome, message, program = "failed", cause_of(str(fault)), getattr(fault, "program", None)
             bench.shrinks = bench.shrinks and program is None  # one small program is enough
     bench.results.append(CheckResult(name, outcome, message, program, expected))
     return bench.results[-1]
@@ -247,6 +247,9 @@ def report(problems: Sequence[str]) -> None:
         raise FindingError(problem)
 
 
-def first_lines(message: str) -> str:
-    """Return the cause of a rank's failure: no traceback, nor advice on uneven inputs, which all checks join."""
+def cause_of(message: str) -> str:
+    """Return the cause of a rank's failure, without its traceback and without the advice on uneven inputs.
+
+    The advice never applies, because a check with uneven inputs trains inside `join()`.
+    """
     return message.partition(" Traceback:\n")[0].replace(f": {UNEVEN}", "")

@@ -22,6 +22,7 @@ from reference.files.reading import Schema, read_schema
 from reference.files.value_ranges import Bytes, Moment, Nanoseconds
 from reference.files.writing import write_atomically
 from reference.trace import Iteration, Parameter, RankTrace, Trace, Workload
+from simulator import Prediction
 from simulator.fabric import Fabric
 
 from ..emulation.emulate import emulate
@@ -152,8 +153,20 @@ def schedules_of(subject: Subject) -> Iterator[EmulatedSchedule]:
             yield schedule_of(subject, trace, network)
 
 
+def emulated(subject: Subject, trace: Trace, network: Network, **settings: Any) -> Prediction:
+    """Emulate one model on one network; arguments and errors are those of `schedule_of`."""
+    fabric = Fabric.from_alpha_beta(alpha_ns=network.latency_ns, bytes_per_s=network.bytes_per_s)
+    return emulate(
+        *(trace, fabric),
+        world_size=network.world_size,
+        reducer=reducer_of(subject),
+        assume=False,
+        **{"bucket_cap_mb": CAP_MB} | settings,
+    )
+
+
 def schedule_of(subject: Subject, trace: Trace, network: Network, **settings: Any) -> EmulatedSchedule:
-    """Emulate one model on one network.
+    """Return what a class does with one model on one network.
 
     Args:
         subject: The class.
@@ -164,14 +177,7 @@ def schedule_of(subject: Subject, trace: Trace, network: Network, **settings: An
     Raises:
         RankError: As for `schedules_of`.
     """
-    fabric = Fabric.from_alpha_beta(alpha_ns=network.latency_ns, bytes_per_s=network.bytes_per_s)
-    prediction = emulate(
-        *(trace, fabric),
-        world_size=network.world_size,
-        reducer=reducer_of(subject),
-        assume=False,
-        **{"bucket_cap_mb": CAP_MB} | settings,
-    )
+    prediction = emulated(subject, trace, network, **settings)
     timeline = prediction.timeline
     collectives = timeline.engine_input.schedule.collectives
     reduced = [number for number, one in enumerate(collectives) if one.kind in OF_GRADIENTS]

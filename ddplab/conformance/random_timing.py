@@ -25,7 +25,7 @@ from ..emulation.modelled_network import (
     run_on_network,
 )
 from ..emulation.virtual_time import NoTurnError, VirtualRank, VirtualTime
-from .check_runner import Bench, HangError, first_lines
+from .check_runner import Bench, HangError, cause_of
 from .class_under_test import NotSupportedError, Subject
 from .local_training import FindingError, findings, run_locally
 from .training_programs import Net, Program, Script, Seen
@@ -125,4 +125,4 @@ def check_timing(bench: Bench) -> None:
     try:
         bench.try_random(attempt)
     except HangError as error:
-        raise NotSupportedError(first_lines(str(error))) from None
+        raise NotSupportedError(cause_of(str(error))) from None

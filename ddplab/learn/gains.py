@@ -6,9 +6,11 @@ from typing import Any, NamedTuple
 
 from reference.errors import RankError
 from reference.trace import Trace
+from simulator import Prediction
+from simulator.engines.timeline import Timeline
 
 from ..conformance.class_under_test import NotSupportedError, Subject
-from ..conformance.overlap import MS, EmulatedSchedule, Network, schedule_of
+from ..conformance.overlap import MS, Network, emulated
 from ..validation.demo import TRACE
 from .rungs import Rung
 
@@ -30,26 +32,27 @@ def model(*, registered_backwards: bool = False) -> Trace:
     return Trace(workload=workload, ranks=(rank.model_copy(update={"iterations": iterations}),))
 
 
-def emulated(subject: Subject, *, registered_backwards: bool = False, **settings: Any) -> EmulatedSchedule | None:
+def iteration(subject: Subject, *, registered_backwards: bool = False, **settings: Any) -> Prediction | None:
     """Emulate an iteration of ResNet-50; None if the class does not run in virtual time with these settings.
 
     Copies and launches count as free.
     """
     trace = model(registered_backwards=registered_backwards)
     try:
-        return schedule_of(subject, trace, NETWORK, **{"bucket_cap_mb": 25.0} | settings)
+        return emulated(subject, trace, NETWORK, **{"bucket_cap_mb": 25.0} | settings)
     except (RankError, NotSupportedError, ValueError):
         return None
 
 
-def timeline(schedule: EmulatedSchedule) -> str:
-    """Draw an iteration in two rows of text: forward and backward pass, and all-reduces in two shades by turns."""
-    network, free_ns = [], 0
-    for number, launch in enumerate(schedule.launches):
-        network.append((max(launch.launched_ns, free_ns), launch.done_ns, SHADES[number % 2]))
-        free_ns = launch.done_ns
-    rows = {"computes": [(0, schedule.last_ready_ns, SHADES[0])], "network": network}
-    return "\n".join(f"  {name:8}  {_bar(spans, schedule.iteration_ns)}" for name, spans in rows.items())
+def picture_of(timeline: Timeline) -> str:
+    """Draw when rank 0 computes and when the network is busy, as two rows of text; collectives have two shades."""
+    spans = [span for span in timeline.spans() if span.rank == 0 and span.kind not in ("wait", "straggler", "queued")]
+    collectives = sorted((span.start_ns, span.end_ns) for span in spans if span.stream == "comm")
+    rows = {
+        "computes": [(span.start_ns, span.end_ns, SHADES[0]) for span in spans if span.stream == "compute"],
+        "network": [(*span, SHADES[number % 2]) for number, span in enumerate(collectives)],
+    }
+    return "\n".join(f"  {name:8}  {_bar(row, timeline.iteration_ns)}" for name, row in rows.items())
 
 
 def _bar(spans: Iterable[tuple[int, int, str]], whole_ns: int) -> str:
@@ -62,12 +65,12 @@ def _bar(spans: Iterable[tuple[int, int, str]], whole_ns: int) -> str:
 
 
 class Gain(NamedTuple):
-    """What a rung has won.
+    """An emulated iteration before and after a rung.
 
     Attributes:
-        sentence: Milliseconds before and after.
-        picture: The iteration afterwards; empty if it is the mean of several.
-        plain_ms: Milliseconds of the class without any setting. None: it does not run in virtual time.
+        sentence: Milliseconds before and after, as text.
+        picture: The iterations from one average to the next, after the rung, as text. Empty: nothing was emulated.
+        plain_ms: Milliseconds of the class without any setting. None: the class does not run in virtual time.
     """
 
     sentence: str
@@ -83,19 +86,19 @@ def gain(subject: Subject, rung: Rung, before_ms: float | None) -> Gain:
         rung: The rung.
         before_ms: Milliseconds of the class as it passed the rung before. None: unknown.
     """
-    now = emulated(subject)
+    now = iteration(subject)
     plain_ms = None if now is None else now.iteration_ns / MS
     backwards = rung.gain.registered_backwards
     if rung.gain.before is not None:
-        before = emulated(subject, registered_backwards=backwards, **rung.gain.before)
+        before = iteration(subject, registered_backwards=backwards, **rung.gain.before)
         before_ms = None if before is None else before.iteration_ns / MS
-        now = emulated(subject, registered_backwards=backwards, **rung.gain.after)
+        now = iteration(subject, registered_backwards=backwards, **rung.gain.after)
     if now is None:
         return Gain("this class does not run in virtual time, so nothing was timed", plain_ms=plain_ms)
     now_ms = now.iteration_ns / MS
-    change = "" if before_ms is None else f"{before_ms:.1f} -> "
-    change += f"{now_ms:.1f} ms" + ("" if before_ms is None else f" ({now_ms - before_ms:+.1f})")
+    change = f"{now_ms:.1f} ms"
+    if before_ms is not None:
+        change = f"{before_ms:.1f} -> {change} ({now_ms - before_ms:+.1f})"
     note = f"; {rung.gain.note}" if rung.gain.note else ""
-    is_one = all(launch.done_ns <= now.iteration_ns for launch in now.launches)
     sentence = f"an emulated iteration of ResNet-50 on {NETWORK.name}: {change}{note}"
-    return Gain(sentence, timeline(now) if is_one else "", plain_ms)
+    return Gain(sentence, picture_of(now.timeline), plain_ms)

@@ -14,7 +14,7 @@ from reference.errors import RankError
 from reference.launch import RankPool
 
 from ..conformance.check_outcomes import UNMATCHED
-from ..conformance.check_runner import Bench, HangError, bench_on, first_lines
+from ..conformance.check_runner import Bench, HangError, bench_on, cause_of
 from ..conformance.class_under_test import NotSupportedError, Subject
 from ..conformance.local_training import FindingError
 from .checks import ALL
@@ -135,7 +135,7 @@ def failure(bench: Bench, name: str) -> str:
 def described(fault: BaseException, subject: Subject) -> str:
     """Return the message of an error, with the line of the learner's file that raised it, if one did."""
     line = error_line(fault, getattr(subject, "path", ""))
-    return f"{first_lines(str(fault))}{f' ({line})' if line else ''}"
+    return f"{cause_of(str(fault))}{f' ({line})' if line else ''}"
 
 
 def likely_mistake(message: str, mistakes: Mapping[str, str]) -> str:

@@ -48,12 +48,14 @@ def load_progress(path: Path) -> Progress:
 
 
 def update_progress(path: Path, **changes: Any) -> Progress:
-    """Change some of the progress as the file has it now: `--hint` counts hints while `--watch` judges.
+    """Read the progress, change the given fields, and write the progress.
+
+    The file is read again because `--hint` may have counted a hint while `--watch` was judging.
 
     Raises:
-        ValueError: The progress file is damaged.
+        ValueError: The progress file is damaged, or a change is invalid.
     """
-    progress = load_progress(path).model_copy(update=changes)
+    progress = Progress.model_validate(load_progress(path).model_dump() | changes)
     write_atomically(progress_file(path), (progress.model_dump_json(indent=1) + "\n").encode())
     return progress
 

@@ -17,7 +17,7 @@ SYMPTOM_UNMATCHED = "unmatched"
 """The symptom of ranks that launch different collectives, or wait for each other, in whatever words."""
 
 
-class Gain(Schema):
+class GainSettings(Schema):
     """Two emulated iterations to compare: ResNet-50 on 8 V100s over 10 Gbit/s.
 
     Attributes:
@@ -58,7 +58,7 @@ class Rung(Schema):
     checks: list[str] = Field(min_length=1)
     hints: list[str] = Field(min_length=3, max_length=3)
     mistakes: dict[str, str] = Field(default_factory=dict)
-    gain: Gain = Field(default_factory=Gain)
+    gain: GainSettings = Field(default_factory=GainSettings)
     solution: str
 
     @property

@@ -57,9 +57,9 @@ def _no_garbage_collection() -> Iterator[None]:
 class _Replay:
     """State of one simulation.
 
-    A rank has one event for all computing up to its next wait. When that computing starts, the amount of computing
-    before each launch is known, so the rank registers its launches in advance, by the clock's progress at the launch.
-    The ends of the individual steps are computed after the simulation.
+    A rank waits for one signal for all computing up to its next wait. When that computing starts, the amount of
+    computing before each launch is known, so the rank registers its launches in advance, by the clock's progress at
+    the launch. The ends of the individual steps are computed after the simulation.
     """
 
     def __init__(self, engine_input: EngineInput) -> None:
@@ -104,7 +104,7 @@ class _Replay:
             end_ns[rows] = segments.ends(wait_end_ns, self.engine_input.duration_ns[rows], self.cluster.computation)
 
     def _rank(self, row: int, segments: "ScheduleSegments", computed_by_stop: list[int]) -> Process:
-        """Execute the schedule, with one event for all computing up to the next wait."""
+        """Execute the schedule, with one signal for all computing up to the next wait."""
         cluster, computation = self.cluster, self.cluster.computation
         wait_end_ns = self.wait_end_ns[row]
         progress = computation.progress()
@@ -249,7 +249,7 @@ class Cluster:
             collective starts.
 
     Attributes:
-        events: What happens next.
+        events: The event queue.
         computation: Progress of all ranks' computation.
     """
 
@@ -290,9 +290,9 @@ class Cluster:
             collective.on_start()
         if collective.cost.cost_ns:
             yield from self._transfer(collective)
-        slots.give_back()
         collective.done_ns = self.now_ns
-        collective.done.send()
+        collective.done.send()  # before the next collective of the group starts
+        slots.give_back()
 
     def _transfer(self, collective: RunningCollective) -> Process:
         clock = self._running[collective] = ProgressClock(self.events)
@@ -317,7 +317,7 @@ class Cluster:
             self.computation.slow_down(1.0)
 
     def _stop_lingering(self, _: None) -> None:
-        """Return computation to full speed, unless another collective has started since the timeout was set."""
+        """Return computation to full speed, unless another collective has run since this call was entered."""
         if not self._running and self.now_ns == self._lingers_until_ns:
             self.computation.slow_down(1.0)
 
@@ -354,7 +354,7 @@ class ProgressClock:
     of speed, plus 2**-32 of the time.
 
     Args:
-        events: What happens next.
+        events: The event queue.
     """
 
     def __init__(self, events: EventQueue) -> None:
@@ -362,7 +362,7 @@ class ProgressClock:
         self._changed_ns, self._shown, self._factors = [events.now_ns], [0], [FULL_SPEED]  # at each change of speed
         self._waiting: list[tuple[int, int, Signal]] = []
         self._entered = 0
-        self._alarms = 0
+        self._last_alarm = 0
 
     def progress(self) -> int:
         """Progress since the start of the clock, in units of 2**-20 ns at full speed."""
@@ -419,12 +419,12 @@ class ProgressClock:
     def _set_alarm(self) -> None:
         """Set an alarm for the earliest waiting signal, in place of the previous alarm."""
         if self._waiting:
-            self._alarms += 1
+            self._last_alarm += 1
             moment_ns = max(self._events.now_ns, self._moment_ns(self._waiting[0][0]))
-            self._events.at(moment_ns, self._ring, self._alarms)
+            self._events.at(moment_ns, self._ring, self._last_alarm)
 
     def _ring(self, alarm: int) -> None:
-        if alarm != self._alarms:
+        if alarm != self._last_alarm:  # replaced by a later one
             return
         progress = self.progress()
         while self._waiting and self._waiting[0][0] <= progress:

@@ -11,10 +11,9 @@ from xml.etree import ElementTree
 import pytest
 import yaml
 
-from ddplab.conformance.overlap import EmulatedLaunch, EmulatedSchedule
 from ddplab.learn import climb, judge, load_ipython_extension, solutions
 from ddplab.learn.checks import ALL
-from ddplab.learn.gains import Gain, gain, timeline
+from ddplab.learn.gains import Gain, gain, picture_of
 from ddplab.learn.judge import Judge, Judgement
 from ddplab.learn.learner_file import LearnerClass, learner_class
 from ddplab.learn.progress import Progress, load_progress, next_hint, progress_file, update_progress
@@ -22,6 +21,7 @@ from ddplab.learn.rungs import RUNGS
 from ddplab.learn.source_text import SKELETON, check_syntax, write_skeleton
 from reference import minimal
 from reference.launch import RankPool
+from simulator.engines.timeline import Span
 
 FILES = {"solutions": Path(solutions.__file__), "minimal": Path(minimal.__file__)}
 NUMBERS = range(1, len(RUNGS) + 1)
@@ -258,16 +258,28 @@ def test_the_gain_is_measured_in_virtual_time():
     assert len(network.rstrip()) > len(computes)  # the only all-reduce begins after the backward pass
 
 
-def test_a_picture_shows_when_the_device_and_the_network_are_busy():
-    launches = tuple(
-        EmulatedLaunch(size_bytes=4, launched_ns=launched_ns, done_ns=done_ns)
-        for launched_ns, done_ns in [(10, 20), (12, 40), (50, 60)]
-    )
-    schedule = EmulatedSchedule(
-        model="", network="", iteration_ns=60, exposed_ns=30, last_ready_ns=30, launches=launches, other_collectives=0
-    )
-    busy = " " * 10 + "█" * 10 + "▒" * 20 + " " * 10 + "█" * 10
-    assert timeline(schedule) == f"  computes  {'█' * 30}\n  network   {busy}"
+def test_a_picture_shows_when_rank_0_computes_and_when_the_network_is_busy():
+    spans = [
+        Span(0, "compute", "backward", None, 0, 30),
+        Span(0, "compute", "wait", 0, 30, 40),
+        Span(0, "compute", "step", None, 40, 50),
+        Span(0, "comm", "all_reduce", 1, 20, 40),
+        Span(0, "comm", "queued", 1, 12, 20),
+        Span(0, "comm", "all_reduce", 0, 10, 20),
+        Span(0, "comm", "bitmap", None, 50, 60),
+        Span(1, "compute", "backward", None, 0, 60),
+    ]
+    picture = picture_of(SimpleNamespace(spans=lambda: spans, iteration_ns=60))
+    computes, network = "█" * 30 + " " * 10 + "█" * 10, " " * 10 + "█" * 10 + "▒" * 20 + " " * 10 + "█" * 10
+    assert picture == f"  computes  {computes}\n  network   {network}"
+
+
+@pytest.mark.parametrize("blocks", [False, True])
+def test_a_picture_shows_whether_a_hook_blocks_the_backward_pass(blocks):
+    launch = "self.in_flight.append(self.launch(self.waiting.pop(0)))"
+    edit = {"old": launch, "new": "self.finish(*self.launch(self.waiting.pop(0)))" if blocks else launch}
+    computes, _ = gain(edited("minimal", "OverlappedDataParallel", [edit]), RUNGS[3], None).picture.splitlines()
+    assert (" " in computes.split(maxsplit=1)[1]) == blocks
 
 
 # The command, grades and the notebook

@@ -1,4 +1,4 @@
-"""Executed tutorials as readers of the repository see them: `python -m docs --publish` writes them."""
+"""Publish executed tutorials in the repository, for `python -m docs --publish`."""
 
 import json
 from collections.abc import Mapping, Sequence
@@ -6,13 +6,13 @@ from pathlib import Path
 from typing import Any
 
 EXECUTED = "tutorials/executed"
-"""Folder of the executed tutorials, for readers of the repository; the site has executed ones in their own place."""
+"""Folder of the published tutorials in the repository; the site shows executed ones in `tutorials`."""
 HIDDEN = "remove-cell"
 """Tag of cells that no page shows."""
 
 
 def publish(tutorials: Path, folder: Path) -> None:
-    """Write executed tutorials without hidden cells, and with links that are right in the folder."""
+    """Write executed tutorials to a folder: cells as `shown` returns them."""
     folder.mkdir(exist_ok=True)
     for path in sorted(tutorials.glob("*.ipynb")):
         notebook = json.loads(path.read_text())
@@ -21,7 +21,7 @@ def publish(tutorials: Path, folder: Path) -> None:
 
 
 def shown(cells: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """Return the cells that a page shows, without their times of execution, for a folder that is one level deeper."""
+    """Return the visible cells without execution times, with links that fit a folder one level deeper."""
     return [
         dict(cell)
         | {
