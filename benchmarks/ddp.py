@@ -1,4 +1,7 @@
-"""Iteration time and peak memory of our DistributedDataParallel and of torch's, in pairs."""
+"""Iteration time and peak memory of our DistributedDataParallel and of torch's, in pairs.
+
+One rank also trains the module itself, in turns with both: what a data-parallel class costs where nothing is sent.
+"""
 
 import ctypes
 import resource
@@ -39,12 +42,13 @@ def compare(model: str, mode: str, pairs: int, world_size: int, backend: str) ->
     ]
 
 
-def compare_in_order(_rank: int, _world_size: int, model: str, mode: str, pairs: int, first: str) -> Pairs:
-    """Time iterations of ours and of torch's; the wrapper named `first` is built first."""
+def compare_in_order(_rank: int, world_size: int, model: str, mode: str, pairs: int, first: str) -> Pairs:
+    """Time iterations of ours and of torch's, and on one rank of the module; the wrapper `first` is built first."""
     built = {
         name: trainer(model, partial(WRAPPERS[name], **MODES[mode])) for name in sorted(WRAPPERS, key=first.__ne__)
     }
-    return time_pairs(*(built[name] for name in WRAPPERS), pairs)
+    plain = [trainer(model, nn.Sequential)] if world_size == 1 else []
+    return time_pairs(pairs, *(built[name] for name in WRAPPERS), *plain)
 
 
 def peak_memory(_rank: int, _world_size: int, model: str, mode: str, wrapper: str) -> int:

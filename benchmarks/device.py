@@ -4,6 +4,8 @@ import importlib.metadata
 import os
 import platform
 import subprocess
+from collections.abc import Callable
+from itertools import pairwise
 from typing import Any
 
 import torch
@@ -65,11 +67,41 @@ def all_reduce_once(_rank: int, _world_size: int) -> float:
     return float(ones)
 
 
-def two_ranks_on_one_device() -> str:
-    """Return what NCCL does with two ranks, which share a GPU if there is one only: their sum, or the first error."""
-    with RankPool(2, backend="nccl", timeout_s=REFUSAL_S) as pool:
+MESSAGES_BYTES = [1 << 20, 25 << 20, 256 << 20]
+
+
+def registered_memory(_rank: int, _world_size: int) -> dict[str, Any]:
+    """Return milliseconds of all-reduces in ordinary memory, and in memory that NCCL allocates and has registered."""
+    backend: Any = dist.distributed_c10d._get_default_group()._get_backend(torch.device("cuda"))
+    pool = torch.cuda.MemPool(backend.mem_allocator)
+    with torch.cuda.use_mem_pool(pool):
+        registered = torch.ones(MESSAGES_BYTES[-1] // 4, device="cuda")
+    ordinary = torch.ones_like(registered)
+    dist.all_reduce(ordinary)
+    backend.register_mem_pool(pool)
+    times: dict[str, Any] = {"torch_uses_it": backend.supports_tensor_alloc(torch.device("cuda"))}
+    for size in MESSAGES_BYTES:
+        for name, memory in (("ordinary", ordinary), ("registered", registered)) * 2:
+            message = memory[: size // 4]
+            times.setdefault(f"{name}, {size >> 20} MiB", []).extend(_all_reduces_ms(message))
+    backend.deregister_mem_pool(pool)
+    return times
+
+
+def _all_reduces_ms(message: torch.Tensor) -> list[float]:
+    events = [torch.cuda.Event(enable_timing=True) for _ in range(12)]
+    for event in events:
+        dist.all_reduce(message)
+        event.record()
+    events[-1].synchronize()
+    return [before.elapsed_time(after) for before, after in pairwise(events[1:])]
+
+
+def attempt(body: Callable[..., Any], world_size: int) -> Any:
+    """Run ranks with NCCL; return what the first of them returned, or its error."""
+    with RankPool(world_size, backend="nccl", timeout_s=REFUSAL_S) as pool:
         try:
-            return f"sums of the ranks: {pool.run(all_reduce_once)}"
+            return pool.run(body)[0]
         except (Error, RuntimeError) as error:
             return str(error).strip()
 
@@ -90,9 +122,11 @@ def main() -> None:
         save(options.json, found)
         row = f"{rates.flops_per_s / 1e12:10.1f} {rates.bytes_per_s / 1e9:10.1f} {rates.launch_ns / 1e3:10.2f}"
         print(f"{name:12} {row}", flush=True)
-    found["nccl_with_two_ranks"] = two_ranks_on_one_device()
+    found["nccl_with_two_ranks"] = attempt(all_reduce_once, 2)  # which share a GPU if there is one only
+    found["registered_memory"] = attempt(registered_memory, options.world_size)
     save(options.json, found)
-    print(f"\nNCCL with two ranks: {found['nccl_with_two_ranks'][:1000]}")
+    for name in ("nccl_with_two_ranks", "registered_memory"):
+        print(f"\n{name}: {str(found[name])[:1000]}")
 
 
 if __name__ == "__main__":

@@ -55,6 +55,10 @@ CONFORM = (
 """Checks of `ddplab conform` that train programs, and so run on a GPU too."""
 
 
+SHARED = os.environ.get("NCCL_MULTI_RANK_GPU_ENABLE") == "1"
+"""Whether NCCL, from 2.30 on, lets two ranks share a GPU; then they do."""
+
+
 @dataclass(frozen=True)
 class Part:
     """A part: the commands that follow `python -m`, and the seconds for all of them.
@@ -83,6 +87,7 @@ def parts(*, dry: bool) -> list[Part]:
     """Return all parts, the most valuable and cheap ones first."""
     backend, device = ("gloo", "cpu") if dry else ("nccl", "cuda")
     alone = f"--backend {backend} --world-size 1"
+    together = f"--backend {backend} --world-size {1 + SHARED}"
     model = "small-tensors" if dry else "resnet50-224"
     tests = "tests/reference/test_gpu.py -m gpu -vv -rfEs -W default -p no:cacheprovider --durations 10"
     checks = ",".join(CONFORM[:2] if dry else CONFORM)
@@ -94,22 +99,14 @@ def parts(*, dry: bool) -> list[Part]:
     else:
         batches = {"resnet50-224": "64 128", "bert-large": "16 32", "gpt2": "4 8"}
         traced = {name: f"--batches {both} --steps 6" for name, both in batches.items()}
-        subjects = [(name, *ranks) for ranks in ((1, "nccl"), (2, "gloo")) for name in ("ddplab", "torch")]
+        pools = [(2, "nccl")] if SHARED else [(1, "nccl"), (2, "gloo")]
+        subjects = [(name, *ranks) for ranks in pools for name in ("ddplab", "torch")]
         hooks, iterations, blocks = "--hook fp16 --hook bf16 --hook power_sgd:4", "--iterations 10", "--blocks 6"
         timed = "--models resnet50-224 gpt2 small-tensors --modes '' --pairs 20"
         compared = "--ranks 4 --pairs 10"
     return [
-        Part("device", 90, [f"benchmarks.device {alone} --json VALUES/device.json"]),
-        Part("tests", 150, [f"pytest {tests}"]),
-        *(
-            Part(
-                f"traces-{name}",
-                90,
-                [f"benchmarks.gpu_traces {alone} --models {name} {sizes} --out RUN --json VALUES/agreement.json"],
-            )
-            for name, sizes in traced.items()
-        ),
-        Part("record", 60, [f"ddplab record --model {model} {alone} {iterations} --out RUN/record_command.json.gz"]),
+        Part("device", 90, [f"benchmarks.device {together} --json VALUES/device.json"]),
+        Part("tests", 110, [f"pytest {tests}"]),
         Part(
             "conform",
             100,
@@ -119,7 +116,15 @@ def parts(*, dry: bool) -> list[Part]:
                 for name, ranks, over in subjects
             ],
         ),
-        Part("calibrate", 100, [f"ddplab calibrate --model {model} {alone} {hooks} --out VALUES/fabric.json"]),
+        *(
+            Part(
+                f"traces-{name}",
+                90,
+                [f"benchmarks.gpu_traces {alone} --models {name} {sizes} --out RUN --json VALUES/agreement.json"],
+            )
+            for name, sizes in traced.items()
+        ),
+        Part("calibrate", 100, [f"ddplab calibrate --model {model} {together} {hooks} --out VALUES/fabric.json"]),
         Part("overhead-ddp", 150, [f"benchmarks.ddp {alone} {timed} --json VALUES/ddp.json"]),
         Part(
             "overhead-recorder",
@@ -131,6 +136,12 @@ def parts(*, dry: bool) -> list[Part]:
             60,
             [f"benchmarks.powersgd {alone} --models {model} {compared} --json VALUES/powersgd.json"],
         ),
+        *(
+            [Part("slow-down", 60, [f"benchmarks.slow_down {alone} --rounds 5 --json VALUES/slow_down.json"])]
+            if SHARED
+            else []
+        ),
+        Part("record", 60, [f"ddplab record --model {model} {alone} {iterations} --out RUN/record_command.json.gz"]),
     ]
 
 
@@ -156,17 +167,19 @@ def _numbers(version: str) -> list[int]:
     return [int(digits) for digits in re.findall(r"\d+", version)]
 
 
-def install(requirements: Sequence[str], wheels: Path) -> None:
-    """Install packages from a folder of wheels into `PACKAGES`, where only the parts see them; uses no network.
+def install(wheels: Path) -> None:
+    """Install every wheel of a folder into `PACKAGES`, where only the parts see them; uses no network.
+
+    What the wheels need and this Python has stays as it is: pip would want a wheel of it too.
 
     Raises:
-        SystemExit: pip failed.
+        SystemExit: pip failed, or something is still missing.
     """
-    pip = [sys.executable, "-m", "pip", "--isolated", "install", "--quiet", "--no-index", "--upgrade"]
-    command = [*pip, "--find-links", str(wheels.resolve()), "--target", str(PACKAGES), *requirements]
+    pip = [sys.executable, "-m", "pip", "--isolated", "install", "--quiet", "--no-index", "--no-deps", "--upgrade"]
+    command = [*pip, "--target", str(PACKAGES), *map(str, sorted(wheels.resolve().glob("*.whl")))]
     ended = subprocess.run(command, env=os.environ | {"PIP_CONFIG_FILE": os.devnull}, check=False)
-    if ended.returncode:
-        sys.exit(f"gpu: expected wheels of {', '.join(requirements)} and of what they need in {wheels}; {ADVICE}")
+    if ended.returncode or missing():
+        sys.exit(f"gpu: expected wheels of {', '.join(missing())} and of what they need in {wheels}; {ADVICE}")
 
 
 ADVICE = (
@@ -317,7 +330,7 @@ def main() -> None:
     if absent and options.wheels is None:
         sys.exit(f"gpu: {sys.executable} lacks {', '.join(absent)}, and there is no folder of wheels: {ADVICE}")
     if absent:
-        install(absent, options.wheels)
+        install(options.wheels)
     every = parts(dry=options.dry)
     names = [part.name for part in every] if options.only is None else options.only.split(",")
     if unknown := sorted(set(names) - {part.name for part in every}):

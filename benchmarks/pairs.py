@@ -1,4 +1,4 @@
-"""Paired timing of two actions, which alternate; every other pair runs in reverse order."""
+"""Paired timing of actions, which take turns; every other turn runs in reverse order."""
 
 import argparse
 import json
@@ -16,8 +16,8 @@ from reference.launch import default_backend, rank_device, world_size_or
 
 WARM_UP = 3  # the rebuild, and the first touch of every buffer
 
-Pairs = list[tuple[float, float]]
-"""Seconds of the first and of the second action, pair by pair."""
+Pairs = list[tuple[float, ...]]
+"""Seconds of the first action, of the second and of those after them, turn by turn."""
 
 
 def arguments(description: str | None, *models: str) -> argparse.ArgumentParser:
@@ -44,14 +44,15 @@ def save(path: Path | None, rows: Mapping[str, Any]) -> None:
         write_atomically(path, json.dumps(rows).encode())
 
 
-def time_pairs(first: Callable[[], None], second: Callable[[], None], pairs: int) -> Pairs:
-    """Time both actions alternately on all ranks, so that a slow phase of the machine affects both."""
+def time_pairs(pairs: int, *actions: Callable[[], None]) -> Pairs:
+    """Time all actions in turns on all ranks, so that a slow phase of the machine affects each of them."""
+    order = list(range(len(actions)))
     times = []
     for number in range(WARM_UP + pairs):
-        swap = number % 2
-        actions = (second, first) if swap else (first, second)
-        measured = [time_once(action) for action in actions]
-        times.append((measured[swap], measured[1 - swap]))
+        measured = dict.fromkeys(order, 0.0)
+        for which in order if number % 2 == 0 else order[::-1]:
+            measured[which] = time_once(actions[which])
+        times.append(tuple(measured.values()))
     return times[WARM_UP:]
 
 
@@ -62,22 +63,27 @@ def header(first: str, second: str) -> str:
 
 
 def row(name: str, pairs: Pairs) -> str:
-    """One line: medians of both actions, median and quartiles of their ratio."""
-    a, b = (statistics.median(side) * 1e3 for side in zip(*pairs, strict=True))
-    low, middle, high = statistics.quantiles([first / second for first, second in pairs], n=4)
+    """One line: medians of the first two actions, median and quartiles of their ratio."""
+    a, b, *_ = (statistics.median(side) * 1e3 for side in zip(*pairs, strict=True))
+    low, middle, high = statistics.quantiles([first / second for first, second, *_ in pairs], n=4)
     return f"{name:22} {a:12.1f} {b:12.1f} {middle:12.3f} {low:6.3f}-{high:.3f} {len(pairs):6}"
 
 
 def time_once(action: Callable[[], None]) -> float:
-    """Seconds that an action takes on this rank, after a barrier; on a GPU until the GPU has done all of it."""
+    """Seconds that an action takes on this rank, after a barrier.
+
+    On a GPU, those between two of its events. The action also runs before the first event, so that the host is ahead
+    of the GPU, as in steady training.
+    """
     dist.barrier()
-    start = _settled()
+    if rank_device().type != "cuda":
+        start = time.perf_counter()
+        action()
+        return time.perf_counter() - start
+    begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
     action()
-    return _settled() - start
-
-
-def _settled() -> float:
-    """Return the time once this rank's GPU, if it has one, has nothing left to do."""
-    if rank_device().type == "cuda":
-        torch.cuda.synchronize()
-    return time.perf_counter()
+    begin.record()
+    action()
+    end.record()
+    end.synchronize()
+    return float(begin.elapsed_time(end)) / 1e3

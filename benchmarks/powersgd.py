@@ -54,7 +54,7 @@ def compare_in_order(
         return trainer(model, wrap)
 
     built = {name: build(name) for name in sorted(HOOKS, key=first.__ne__)}
-    return time_pairs(built["ours"], built["torch"], pairs)
+    return time_pairs(pairs, built["ours"], built["torch"])
 
 
 def main() -> None:

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import torch
 
+from benchmarks.gpu import SHARED
 from reference.launch import RankPool
 from simulator import import_profile
 
@@ -27,7 +28,7 @@ MODES = [{}, {"gradient_as_bucket_view": True}, {"batched_grad_copy": True}, {"s
 @pytest.fixture(scope="module", params=POOLS, ids=[f"{backend}, {ranks} ranks" for backend, ranks in POOLS])
 def gpu_ranks(request):
     backend, world_size = request.param
-    if backend == "nccl" and torch.cuda.device_count() < world_size:
+    if backend == "nccl" and torch.cuda.device_count() < world_size and not SHARED:
         pytest.skip(f"needs {world_size} CUDA devices; there are {torch.cuda.device_count()}")
     with RankPool(world_size, backend=backend, timeout_s=100) as pool:
         pool.run(gpu_bodies.use_own_gpu)
