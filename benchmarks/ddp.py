@@ -15,7 +15,7 @@ from torch.nn.parallel import DistributedDataParallel as TorchDDP
 
 from ddplab import models
 from reference.data_parallel import DistributedDataParallel
-from reference.launch import rank_device, run_ranks
+from reference.launch import Body, RankPool, rank_device
 from reference.launcher import on_rank_0
 
 from .pairs import Pairs, arguments, header, parse, row, save, time_pairs
@@ -29,17 +29,24 @@ MODES: dict[str, dict[str, Any]] = {
 MEMORY_ITERATIONS = 5
 
 
-def compare(model: str, mode: str, pairs: int, world_size: int, backend: str) -> Pairs:
+class Ranks(RankPool):
+    """Ranks that run a body in processes of its own on a CPU; on a GPU, where starting takes longer, in the same."""
+
+    def __call__(self, body: Body, *arguments: Any) -> list[Any]:
+        """Run a body; returns the results by rank."""
+        results = self.run(body, *arguments)
+        if self.backend == "gloo":
+            self.close()
+        return results
+
+
+def compare(ranks: Ranks, model: str, mode: str, pairs: int) -> Pairs:
     """Time iterations of ours and of torch's, half of them in processes that build torch's first.
 
     The position of the tensors in memory alone can make an iteration one or two percent longer.
     """
     half = -(-pairs // 2)
-    return [
-        pair
-        for first in WRAPPERS
-        for pair in run_ranks(compare_in_order, world_size, model, mode, half, first, backend=backend)[0]
-    ]
+    return [pair for first in WRAPPERS for pair in ranks(compare_in_order, model, mode, half, first)[0]]
 
 
 def compare_in_order(_rank: int, world_size: int, model: str, mode: str, pairs: int, first: str) -> Pairs:
@@ -54,6 +61,8 @@ def compare_in_order(_rank: int, world_size: int, model: str, mode: str, pairs: 
 def peak_memory(_rank: int, _world_size: int, model: str, mode: str, wrapper: str) -> int:
     """Bytes by which the peak memory of this rank, of its GPU or its process, exceeds that of the built model."""
     _return_freed_memory()
+    if rank_device().type == "cuda":
+        torch.cuda.reset_peak_memory_stats()
     built: list[int] = []
 
     def wrap(module: nn.Module) -> nn.Module:
@@ -109,19 +118,18 @@ def main() -> None:
     peaks: dict[str, list[int]] = {}
     print(__doc__)
     print(header("ours", "torch"))
+    ranks = Ranks(options.world_size, backend=options.backend)
     for model, mode in names:
-        times[model + mode] = compare(model, mode, options.pairs, options.world_size, options.backend)
+        times[model + mode] = compare(ranks, model, mode, options.pairs)
         save(options.json, {"times": times})
         print(row(model + mode, times[model + mode]), flush=True)
     print(f"\n{'peak MiB':22} {'ours':>10} {'torch':>10} {'ours/torch':>11}")
     for model, mode in names:
-        peaks[model + mode] = [
-            max(run_ranks(peak_memory, options.world_size, model, mode, wrapper, backend=options.backend))
-            for wrapper in WRAPPERS
-        ]
+        peaks[model + mode] = [max(ranks(peak_memory, model, mode, wrapper)) for wrapper in WRAPPERS]
         save(options.json, {"times": times, "peak_bytes": peaks})
         ours, torchs = (peak / 2**20 for peak in peaks[model + mode])
         print(f"{model + mode:22} {ours:10.1f} {torchs:10.1f} {ours / torchs:11.3f}", flush=True)
+    ranks.close()
 
 
 if __name__ == "__main__":

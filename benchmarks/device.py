@@ -1,11 +1,11 @@
 """The device of this machine: versions, clocks, and the rates of its memory and of matrix products by precision."""
 
+import ctypes
 import importlib.metadata
 import os
 import platform
 import subprocess
 from collections.abc import Callable
-from itertools import pairwise
 from typing import Any
 
 import torch
@@ -34,6 +34,15 @@ PRECISIONS = {
 REFUSAL_S = 60.0
 
 
+def nccl_version() -> tuple[int, int, int] | None:
+    """Return the version of the NCCL that torch has loaded, which may not be the one that it was built with."""
+    if not dist.is_nccl_available():
+        return None
+    number = ctypes.c_int()
+    ctypes.CDLL("libnccl.so.2").ncclGetVersion(ctypes.byref(number))
+    return number.value // 10_000, number.value // 100 % 100, number.value % 100
+
+
 def versions() -> dict[str, Any]:
     """Return versions, and what the driver reports of the GPU; None: not there."""
     found: dict[str, Any] = {
@@ -43,7 +52,7 @@ def versions() -> dict[str, Any]:
         **{name: importlib.metadata.version(name) for name in PACKAGES},
         "cuda": torch.version.cuda,
         "cudnn": torch.backends.cudnn.version(),
-        "nccl": torch.cuda.nccl.version() if dist.is_nccl_available() else None,
+        "nccl": nccl_version(),
         "nvidia_smi": None,
         "gpu": None,
     }
@@ -67,34 +76,11 @@ def all_reduce_once(_rank: int, _world_size: int) -> float:
     return float(ones)
 
 
-MESSAGES_BYTES = [1 << 20, 25 << 20, 256 << 20]
-
-
-def registered_memory(_rank: int, _world_size: int) -> dict[str, Any]:
-    """Return milliseconds of all-reduces in ordinary memory, and in memory that NCCL allocates and has registered."""
-    backend: Any = dist.distributed_c10d._get_default_group()._get_backend(torch.device("cuda"))
-    pool = torch.cuda.MemPool(backend.mem_allocator)
-    with torch.cuda.use_mem_pool(pool):
-        registered = torch.ones(MESSAGES_BYTES[-1] // 4, device="cuda")
-    ordinary = torch.ones_like(registered)
-    dist.all_reduce(ordinary)
-    backend.register_mem_pool(pool)
-    times: dict[str, Any] = {"torch_uses_it": backend.supports_tensor_alloc(torch.device("cuda"))}
-    for size in MESSAGES_BYTES:
-        for name, memory in (("ordinary", ordinary), ("registered", registered)) * 2:
-            message = memory[: size // 4]
-            times.setdefault(f"{name}, {size >> 20} MiB", []).extend(_all_reduces_ms(message))
-    backend.deregister_mem_pool(pool)
-    return times
-
-
-def _all_reduces_ms(message: torch.Tensor) -> list[float]:
-    events = [torch.cuda.Event(enable_timing=True) for _ in range(12)]
-    for event in events:
-        dist.all_reduce(message)
-        event.record()
-    events[-1].synchronize()
-    return [before.elapsed_time(after) for before, after in pairwise(events[1:])]
+def allocates_for_nccl(_rank: int, _world_size: int) -> bool:
+    """Return whether torch's NCCL group allocates memory itself, for buckets that NCCL has registered."""
+    group: Any = dist.distributed_c10d._get_default_group()
+    device = torch.device("cuda")
+    return bool(group._get_backend(device).supports_tensor_alloc(device))
 
 
 def attempt(body: Callable[..., Any], world_size: int) -> Any:
@@ -123,9 +109,9 @@ def main() -> None:
         row = f"{rates.flops_per_s / 1e12:10.1f} {rates.bytes_per_s / 1e9:10.1f} {rates.launch_ns / 1e3:10.2f}"
         print(f"{name:12} {row}", flush=True)
     found["nccl_with_two_ranks"] = attempt(all_reduce_once, 2)  # which share a GPU if there is one only
-    found["registered_memory"] = attempt(registered_memory, options.world_size)
+    found["allocates_for_nccl"] = attempt(allocates_for_nccl, options.world_size)
     save(options.json, found)
-    for name in ("nccl_with_two_ranks", "registered_memory"):
+    for name in ("nccl_with_two_ranks", "allocates_for_nccl"):
         print(f"\n{name}: {str(found[name])[:1000]}")
 
 

@@ -25,7 +25,7 @@ import tomllib
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 ROOT = Path(__file__).resolve().parent.parent
 RUNS = ROOT / "validation" / "gpu"
@@ -42,8 +42,9 @@ OUTPUT_CHARACTERS = 30_000
 """How much of the end of a command's output is kept."""
 DEVICE = (
     "import torch\n"
+    "from benchmarks.device import nccl_version\n"
     "if torch.cuda.is_available():\n"
-    "    print('device:', torch.cuda.get_device_name(0), torch.__version__, 'nccl', *torch.cuda.nccl.version())\n"
+    "    print('device:', torch.cuda.get_device_name(0), torch.__version__, 'nccl', *nccl_version())\n"
     "else:\n"
     "    print('device: cpu', torch.__version__)\n"
 )
@@ -61,7 +62,7 @@ SHARED = os.environ.get("NCCL_MULTI_RANK_GPU_ENABLE") == "1"
 
 @dataclass(frozen=True)
 class Part:
-    """A part: the commands that follow `python -m`, and the seconds for all of them.
+    """A part: the commands that follow `python -m`, one after the other or at once, and the seconds for all of them.
 
     RUN in a command is the folder of the results, VALUES a folder for JSON files, which become part of the outcome.
     """
@@ -69,6 +70,7 @@ class Part:
     name: str
     limit_s: float
     commands: Sequence[str]
+    at_once: bool = False
 
 
 @dataclass
@@ -102,19 +104,20 @@ def parts(*, dry: bool) -> list[Part]:
         pools = [(2, "nccl")] if SHARED else [(1, "nccl"), (2, "gloo")]
         subjects = [(name, *ranks) for ranks in pools for name in ("ddplab", "torch")]
         hooks, iterations, blocks = "--hook fp16 --hook bf16 --hook power_sgd:4", "--iterations 10", "--blocks 6"
-        timed = "--models resnet50-224 gpt2 small-tensors --modes '' --pairs 20"
+        timed = "--models resnet50-224 bert-large gpt2 small-tensors --modes '' --pairs 10"
         compared = "--ranks 4 --pairs 10"
     return [
         Part("device", 90, [f"benchmarks.device {together} --json VALUES/device.json"]),
         Part("tests", 110, [f"pytest {tests}"]),
         Part(
             "conform",
-            100,
+            120,
             [
                 f"ddplab conform {name} --world-size {ranks} --backend {over} --device {device} --only '{checks}' "
                 f"--script VALUES/fault.py --json VALUES/{name}_{over}_{ranks}.json"
                 for name, ranks, over in subjects
             ],
+            at_once=True,
         ),
         *(
             Part(
@@ -205,39 +208,53 @@ def run_part(part: Part, run: Path, seconds_left: float) -> Outcome:
     start = time.monotonic()
     outcome = Outcome(part.name, "done", 0.0, "", [], {})
     with tempfile.TemporaryDirectory(prefix="gpu-values-") as folder:
-        for command in part.commands:
-            words = [word.replace("RUN", str(run)).replace("VALUES", folder) for word in shlex.split(command)]
-            ended = run_command([sys.executable, "-m", *words], deadline - time.monotonic())
-            ended = {"command": command, **ended, "output": ended["output"].replace(folder, "VALUES")}
-            outcome.commands.append(ended)
-            if ended["status"] != 0 and not outcome.error:
-                outcome.state, outcome.error = "failed", f"{words[0]}: {_last_line(ended)}"
+        for commands in [part.commands] if part.at_once else [[command] for command in part.commands]:
+            lines = [shlex.split(one.replace("RUN", str(run)).replace("VALUES", folder)) for one in commands]
+            programs = [[sys.executable, "-m", *words] for words in lines]
+            for command, words, ended in zip(
+                commands, lines, run_commands(programs, deadline - time.monotonic()), strict=True
+            ):
+                ended = {"command": command, **ended, "output": ended["output"].replace(folder, "VALUES")}
+                outcome.commands.append(ended)
+                if ended["status"] != 0 and not outcome.error:
+                    outcome.state, outcome.error = "failed", f"{words[0]}: {_last_line(ended)}"
         for path in sorted(Path(folder).glob("*.json")):
             outcome.values[path.stem] = json.loads(path.read_text())
     outcome.seconds = round(time.monotonic() - start, 1)
     return outcome
 
 
-def run_command(command: Sequence[str], limit_s: float) -> dict[str, Any]:
-    """Run a command; returns its exit status, its seconds, and the end of its output; no status: it did not end."""
+def run_commands(commands: Sequence[Sequence[str]], limit_s: float) -> list[dict[str, Any]]:
+    """Run commands at once; returns the exit status of each, its seconds, and the end of its output.
+
+    A command without a status did not end in `limit_s`, and was ended with all processes that it had started.
+    """
     if limit_s < LEAST_S:
-        return {"status": None, "seconds": 0.0, "output": "not begun: no time was left"}
+        return [{"status": None, "seconds": 0.0, "output": "not begun: no time was left"} for _ in commands]
     start = time.monotonic()
-    with tempfile.TemporaryFile() as output:
-        process = subprocess.Popen(
-            command, cwd=ROOT, env=environment(), stdout=output, stderr=subprocess.STDOUT, start_new_session=True
-        )
-        try:
-            status: int | None = process.wait(limit_s)
-        except subprocess.TimeoutExpired:
-            status = None
-        finally:
-            end(process)
-        output.seek(0)
-        text = output.read().decode(errors="replace").replace(f"{ROOT}/", "")
+    with contextlib.ExitStack() as stack:
+        started = []
+        for command in commands:
+            output = stack.enter_context(tempfile.TemporaryFile())
+            process = subprocess.Popen(
+                command, cwd=ROOT, env=environment(), stdout=output, stderr=subprocess.STDOUT, start_new_session=True
+            )
+            stack.callback(end, process)
+            started.append((process, output))
+        return [_ended(process, output, start, limit_s) for process, output in started]
+
+
+def _ended(process: "subprocess.Popen[bytes]", output: IO[bytes], start: float, limit_s: float) -> dict[str, Any]:
+    status: int | None = None
+    with contextlib.suppress(subprocess.TimeoutExpired):
+        status = process.wait(max(0.0, start + limit_s - time.monotonic()))
+    end(process)
+    seconds = round(time.monotonic() - start, 1)
+    output.seek(0)
+    text = output.read().decode(errors="replace").replace(f"{ROOT}/", "")
     if status is None:
         text += f"\nended after {limit_s:.0f} s"
-    return {"status": status, "seconds": round(time.monotonic() - start, 1), "output": text[-OUTPUT_CHARACTERS:]}
+    return {"status": status, "seconds": seconds, "output": text[-OUTPUT_CHARACTERS:]}
 
 
 def end(process: "subprocess.Popen[bytes]") -> None:
@@ -265,7 +282,7 @@ def run_folder(*, dry: bool) -> Path:
     Raises:
         SystemExit: torch cannot be imported, or there is no GPU, without `dry`.
     """
-    found = run_command([sys.executable, "-c", DEVICE], 120)
+    (found,) = run_commands([[sys.executable, "-c", DEVICE]], 120)
     if found["status"] != 0:
         sys.exit(f"gpu: expected torch in {sys.executable}: {_last_line(found)}")
     (words,) = re.findall("^device: (.*)", found["output"].lower(), re.MULTILINE)

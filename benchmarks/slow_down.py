@@ -3,20 +3,24 @@
 Two communicators of one process stand for two ranks that share the GPU, which NCCL allows from 2.30 on with
 NCCL_MULTI_RANK_GPU_ENABLE=1. Both messages pass through the memory of this GPU, and nothing through NVLink. On one
 node of Hopper GPUs whose switches reduce, an all-reduce occupies 16 blocks (NVIDIA/nccl v2.30.7-1,
-src/transport/nvls.cc, NVLS_NCHANNELS_SM90).
+src/transport/nvls.cc, NVLS_NCHANNELS_SM90). Messages lie in ordinary memory, or in memory that NCCL has allocated and
+registered.
 """
 
 import ctypes
 import os
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from functools import partial
 from statistics import median, quantiles
+from types import SimpleNamespace
 
 import torch
 
 from ddplab import models
 from reference.launch import run_ranks
 
+from .device import nccl_version
 from .pairs import arguments, parse, save
 
 RANKS = 2
@@ -32,13 +36,14 @@ class SharedGpu:
         RuntimeError: NCCL failed; older versions refuse two ranks on one GPU.
     """
 
-    def __init__(self, message_bytes: int) -> None:
+    def __init__(self, message_bytes: int, *, registered: bool) -> None:
         self._nccl = ctypes.CDLL("libnccl.so.2")  # the one that torch has loaded
         self._communicators = (ctypes.c_void_p * RANKS)()
         self._streams = [torch.cuda.Stream() for _ in range(RANKS)]
-        self._messages = [torch.ones(message_bytes // 4, device="cuda") for _ in range(RANKS)]
-        torch.cuda.synchronize()
         self._call("ncclCommInitAll", self._communicators, RANKS, (ctypes.c_int * RANKS)(*[0] * RANKS))
+        allocate = self._registered if registered else partial(torch.empty, device="cuda")
+        self._messages = [allocate(message_bytes // 4).fill_(1) for _ in range(RANKS)]
+        torch.cuda.synchronize()
 
     def all_reduce(self) -> torch.cuda.Event:
         """Start an all-reduce of all ranks; return an event after it."""
@@ -52,6 +57,16 @@ class SharedGpu:
         done.record(self._streams[0])
         return done
 
+    def _registered(self, elements: int) -> torch.Tensor:
+        """Return a tensor in memory that NCCL has allocated and registered; it is never freed."""
+        place, size = ctypes.c_void_p(), ctypes.c_size_t(4 * elements)
+        self._call("ncclMemAlloc", ctypes.byref(place), size)
+        for communicator in self._communicators:
+            handle = ctypes.c_void_p()
+            self._call("ncclCommRegister", ctypes.c_void_p(communicator), place, size, ctypes.byref(handle))
+        array = {"shape": (elements,), "typestr": "<f4", "data": (place.value, False), "version": 3}
+        return torch.as_tensor(SimpleNamespace(__cuda_array_interface__=array), device="cuda")
+
     def sums(self) -> list[float]:
         """Return the first element of each rank's message."""
         torch.cuda.synchronize()
@@ -62,21 +77,36 @@ class SharedGpu:
             raise RuntimeError(f"{function}: NCCL's error {error}")
 
 
-def measure(_rank: int, _world_size: int, model: str, message_bytes: int, rounds: int) -> dict[str, list[float]]:
-    """Time forward and backward passes and all-reduces, alone and at once, in milliseconds by round."""
-    module, loss_fn = models.build(model)
-    shared = SharedGpu(message_bytes)
+Times = dict[str, list[float]]
+"""Milliseconds by round, of what `measure` times."""
+
+
+def measure_all(
+    _rank: int, _world_size: int, names: Sequence[str], message_bytes: int, rounds: int
+) -> dict[str, Times]:
+    """Time each model beside all-reduces in ordinary and in registered memory."""
+    found = {}
+    for memory in ("ordinary", "registered"):
+        shared = SharedGpu(message_bytes, registered=memory == "registered")
+        shared.all_reduce()
+        if shared.sums() != [float(RANKS)] * RANKS:
+            raise RuntimeError(f"{memory} memory: expected sums of {RANKS}, got {shared.sums()}")
+        for name in names:
+            found[f"{name}, {memory}"] = measure(name, shared, rounds)
+    return found
+
+
+def measure(name: str, shared: SharedGpu, rounds: int) -> Times:
+    """Time forward and backward passes and all-reduces, alone and at once."""
+    module, loss_fn = models.build(name)
 
     def step() -> None:
         module.zero_grad()
         loss_fn(module).backward()
 
-    shared.all_reduce()
-    if shared.sums() != [float(RANKS)] * RANKS:
-        raise RuntimeError(f"expected sums of {RANKS}, got {shared.sums()}")
     for _ in range(WARM_UP):
         step()
-    found: dict[str, list[float]] = {"step": [], "step_beside": [], "all_reduce": [], "all_reduce_beside": []}
+    found: Times = {"step": [], "step_beside": [], "all_reduce": [], "all_reduce_beside": []}
     for _ in range(rounds):
         torch.cuda.synchronize()
         ends = [shared.all_reduce() for _ in range(6)]
@@ -114,25 +144,25 @@ def main() -> None:
     """Print one line for each model and number of blocks."""
     parser = arguments(__doc__, "resnet50-224", "bert-large")
     parser.add_argument("--blocks", nargs="+", type=int, default=[8, 16, 32], help="thread blocks of all ranks")
-    parser.add_argument("--message-mib", type=int, default=64)
+    parser.add_argument("--message-mib", type=int, default=512)
     parser.add_argument("--rounds", type=int, default=10)
     options = parse(parser)
-    if os.environ.get("NCCL_MULTI_RANK_GPU_ENABLE") != "1" or torch.cuda.nccl.version() < (2, 30):
+    if os.environ.get("NCCL_MULTI_RANK_GPU_ENABLE") != "1" or (nccl_version() or ()) < (2, 30):
         sys.exit("expected NCCL 2.30 or newer and NCCL_MULTI_RANK_GPU_ENABLE=1, so that two ranks may share a GPU")
-    found: dict[str, dict[str, list[float]]] = {}
-    print(f"{__doc__}\n{'model':16} {'blocks':>6} {'step ms':>9} {'beside/alone':>12} {'quartiles':>13} {'GB/s':>7}")
+    found: dict[str, Times] = {}
+    print(f"{__doc__}\n{'model, memory':26} {'blocks':>6} {'step ms':>9} {'beside/alone':>12} {'quartiles':>13} GB/s")
     for blocks in options.blocks:
         os.environ["NCCL_MIN_CTAS"] = os.environ["NCCL_MAX_CTAS"] = str(blocks // RANKS)
-        for model in options.models:
-            what = (model, options.message_mib << 20, options.rounds)
-            (times,) = run_ranks(measure, 1, *what, backend="nccl", timeout_s=60)
-            found[f"{model}, {blocks} blocks"] = times
-            save(options.json, found)
+        what = (options.models, options.message_mib << 20, options.rounds)
+        (of_blocks,) = run_ranks(measure_all, 1, *what, backend="nccl", timeout_s=60)
+        for name, times in of_blocks.items():
+            found[f"{name}, {blocks} blocks"] = times
             ratios = [beside / alone for beside, alone in zip(times["step_beside"], times["step"], strict=True)]
             low, middle, high = quantiles(ratios, n=4)
             rate = (options.message_mib << 20) / median(times["all_reduce"]) / 1e6
-            row = f"{median(times['step']):9.2f} {middle:12.3f} {low:6.3f}-{high:.3f} {rate:7.1f}"
-            print(f"{model:16} {blocks:6} {row}", flush=True)
+            row = f"{median(times['step']):9.2f} {middle:12.3f} {low:6.3f}-{high:.3f} {rate:4.0f}"
+            print(f"{name:26} {blocks:6} {row}", flush=True)
+        save(options.json, found)
 
 
 if __name__ == "__main__":

@@ -14,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from benchmarks import gpu
-from benchmarks.gpu import Part, load, missing, parts, run_all, run_command
+from benchmarks.gpu import Part, load, missing, parts, run_all, run_commands
 from benchmarks.gpu_traces import agreement
 from reference.trace import Iteration
 from validation import part_h_profiles
@@ -76,8 +76,10 @@ child.wait()
 
 def test_a_command_that_hangs_is_ended_with_what_it_started(monkeypatch, tmp_path):
     monkeypatch.setattr(gpu, "LEAST_S", 0.0)
-    ended = run_command([sys.executable, "-c", HANGS, str(tmp_path / "child")], 3.0)
+    beside = [sys.executable, "-c", "print('done')"]
+    ended, other = run_commands([[sys.executable, "-c", HANGS, str(tmp_path / "child")], beside], 3.0)
     assert ended["status"] is None
+    assert (other["status"], other["output"]) == (0, "done\n")
     assert "begun" in ended["output"]
     with contextlib.suppress(psutil.NoSuchProcess):
         child = psutil.Process(int((tmp_path / "child").read_text()))

@@ -23,7 +23,7 @@ from reference.parameters import bucket_key, size_bytes, sparse_parameters, trai
 
 from .. import models
 from .reducer_costs import pack_bucket
-from .repeated_timing import TimedCollective, meet, read_clock, timed_collectives
+from .repeated_timing import TimedCollective, let_host_lead, meet, read_clock, timed_collectives
 
 # Real hooks by name
 
@@ -75,6 +75,10 @@ WARM_UP = 4
 """Warm-up calls: PowerSGD compresses from the third call on, and reuses its last Q from the fourth."""
 
 
+HOOK_LEAD_MS = 20.0
+"""More than the host takes to launch a hook's kernels; PowerSGD has hundreds."""
+
+
 class HookParts(NamedTuple):
     """Nanoseconds that a hook computes before, between and after its collectives; None if it has no such part."""
 
@@ -119,6 +123,7 @@ def _buckets(module: nn.Module) -> list[Bucket]:
 
 def time_parts(hook: Hook, state: Any, bucket: Bucket) -> HookParts:
     """Call a hook with a packed bucket, wait for its future, and time its parts."""
+    let_host_lead(HOOK_LEAD_MS)
     call = TimedCollective(read_clock())
     with timed_collectives("all_reduce", "all_gather") as collectives:
         call.issued = read_clock()

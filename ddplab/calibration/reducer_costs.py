@@ -19,7 +19,18 @@ from reference.view_and_sparse_buckets import make_bucket
 
 from .. import models
 from .collective_times import AllReduceQueue, MessageBuffer, affordable_repeats, last_to_last_ns
-from .repeated_timing import clock_ns, fit_linear, median_ns, meet, of_slowest_rank, time_ns, timed_collectives
+from .repeated_timing import (
+    clock_ns,
+    fit_linear,
+    in_ns,
+    let_host_lead,
+    median_ns,
+    meet,
+    of_slowest_rank,
+    read_clock,
+    time_ns,
+    timed_collectives,
+)
 
 GRADIENT_BYTES = [1024, 64 * 1024, MIB, 8 * MIB]
 """Sizes of the gradients that are copied."""
@@ -48,19 +59,21 @@ def time_copies(_rank: int, _world_size: int, repeats: int, gradient_bytes: int)
             parameter.grad = torch.ones_like(parameter)
         bucket = Bucket(range(len(parameters)), parameters)
         packed_ns, copied_ns = list[int](), list[int]()
-        due, start_ns = repeats, clock_ns()
+        due, begun_ns = repeats, clock_ns()
         for done in range(repeats + 1):
             if done == 1:
-                due = affordable_repeats(clock_ns() - start_ns, repeats)
+                due = affordable_repeats(clock_ns() - begun_ns, repeats)
             if done > due:
                 break
             bucket.reset()
             meet()
             packed_ns.append(time_ns(pack_bucket, bucket))
             meet()
-            start = clock_ns()
+            let_host_lead()
+            start = read_clock()
             future = bucket.all_reduce(group)
-            launching.append(clock_ns() - start)
+            start_ns, end_ns = in_ns(start, read_clock())
+            launching.append(end_ns - start_ns)
             future.wait()
             copied_ns.append(time_ns(bucket.copy_out))
         packing[size] = [ns / len(parameters) for ns in of_slowest_rank(packed_ns)]

@@ -75,8 +75,28 @@ def _messages() -> dist.ProcessGroup | None:
     return None if dist.get_backend() == "gloo" else dist.new_group(backend="gloo")
 
 
+LEAD_MS = 3.0
+
+
+def let_host_lead(milliseconds: float = LEAD_MS) -> None:
+    """Keep a GPU busy, so that what the host launches next waits for the GPU, as in steady training.
+
+    An idle GPU would wait for the host between two kernels, and the times of launches would be measured with theirs.
+    """
+    if rank_device().type == "cuda":
+        torch.cuda._sleep(round(milliseconds * GPU_CYCLES_PER_MS))
+
+
+GPU_CYCLES_PER_MS = 2_000_000
+"""At least as many as GPUs have: up to 2 GHz."""
+
+
 def time_ns(action: Callable[..., object], *arguments: object) -> int:
-    """Return the nanoseconds that one call of `action(*arguments)` takes on the device of this rank."""
+    """Return the nanoseconds that one call of `action(*arguments)` takes on the device of this rank.
+
+    Of a GPU these are the nanoseconds of its kernels, not those of their launches by the host; see `let_host_lead`.
+    """
+    let_host_lead()
     start = read_clock()
     action(*arguments)
     start_ns, end_ns = in_ns(start, read_clock())

@@ -2,6 +2,7 @@
 
 import time
 from contextlib import AbstractContextManager, contextmanager, nullcontext
+from inspect import signature
 from itertools import pairwise
 from typing import Any
 
@@ -153,6 +154,11 @@ def logged_times(_rank: int, _world_size: int) -> tuple[dict[str, Any], float]:
 TorchDDP = nn.parallel.DistributedDataParallel
 
 
+def torchs(options: dict) -> dict:
+    """Those options that torch's class takes in this version."""
+    return {name: value for name, value in options.items() if name in signature(TorchDDP).parameters}
+
+
 def _on_gpu(wrapper: type[nn.Module], rank: int, options: dict, steps: int = 4) -> list:
     ddp = wrapper(
         mlp((64, 64, 300, 64), torch.float32, 0).cuda(),
@@ -170,14 +176,15 @@ def _to_cpu(value: object) -> object:
 
 
 def train_on_gpu(rank: int, _world_size: int, options: dict) -> tuple[list, list]:
-    return tuple(_to_cpu(_on_gpu(wrapper, rank, options)) for wrapper in (DistributedDataParallel, TorchDDP))
+    ours = _on_gpu(DistributedDataParallel, rank, options)
+    return _to_cpu(ours), _to_cpu(_on_gpu(TorchDDP, rank, torchs(options)))
 
 
 def count_kernels(rank: int, _world_size: int, options: dict) -> tuple[int, int]:
     """Kernels and copies that one iteration launches on the device, after the rebuild."""
     counts = []
-    for wrapper in (DistributedDataParallel, TorchDDP):
-        ddp = wrapper(mlp((64,) * 9, torch.float32, 0).cuda(), device_ids=[torch.cuda.current_device()], **options)
+    for wrapper, taken in ((DistributedDataParallel, options), (TorchDDP, torchs(options))):
+        ddp = wrapper(mlp((64,) * 9, torch.float32, 0).cuda(), device_ids=[torch.cuda.current_device()], **taken)
         x = torch.ones(8, 64, device="cuda")
         for _ in range(3):
             ddp.zero_grad()
