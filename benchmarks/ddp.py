@@ -4,6 +4,7 @@ One rank also trains the module itself, in turns with both: what a data-parallel
 """
 
 import ctypes
+import gc
 import resource
 from collections.abc import Callable
 from functools import partial
@@ -62,6 +63,7 @@ def peak_memory(_rank: int, _world_size: int, model: str, mode: str, wrapper: st
     """Bytes by which the peak memory of this rank, of its GPU or its process, exceeds that of the built model."""
     _return_freed_memory()
     if rank_device().type == "cuda":
+        gc.collect()  # the model before
         torch.cuda.reset_peak_memory_stats()
     built: list[int] = []
 

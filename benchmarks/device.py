@@ -12,6 +12,7 @@ import torch
 import torch.distributed as dist
 
 from ddplab.calibration.device_rates import measure_device
+from ddplab.calibration.repeated_timing import time_ns
 from reference.errors import Error
 from reference.launch import RankPool
 
@@ -79,8 +80,34 @@ def all_reduce_once(_rank: int, _world_size: int) -> float:
 def allocates_for_nccl(_rank: int, _world_size: int) -> bool:
     """Return whether torch's NCCL group allocates memory itself, for buckets that NCCL has registered."""
     group: Any = dist.distributed_c10d._get_default_group()
-    device = torch.device("cuda")
+    device = torch.device("cuda", torch.cuda.current_device())
     return bool(group._get_backend(device).supports_tensor_alloc(device))
+
+
+GRADIENT_BYTES = [1 << 10, 1 << 16, 1 << 20, 1 << 23]
+COPIES = 100
+
+
+def copies_of_torch(_rank: int, _world_size: int) -> dict[str, dict[int, list[float]]]:
+    """Return nanoseconds a gradient, by its bytes, of the kernels with which torch's class fills and empties a bucket.
+
+    It has one for each gradient: a product into the bucket, and a copy out of it.
+    """
+    found: dict[str, dict[int, list[float]]] = {"pack": {}, "copy_out": {}}
+    for size in GRADIENT_BYTES:
+        gradients, views = (torch.randn(COPIES, size // 4, device="cuda").unbind() for _ in range(2))
+
+        def pack() -> None:
+            for gradient, view in zip(gradients, views, strict=True):
+                torch.mul(gradient, 0.5, out=view)
+
+        def copy_out() -> None:
+            for gradient, view in zip(gradients, views, strict=True):
+                gradient.copy_(view)
+
+        for action in (pack, copy_out):
+            found[action.__name__][size] = [time_ns(action) / COPIES for _ in range(6)][1:]
+    return found
 
 
 def attempt(body: Callable[..., Any], world_size: int) -> Any:
@@ -111,7 +138,9 @@ def main() -> None:
     found["nccl_with_two_ranks"] = attempt(all_reduce_once, 2)  # which share a GPU if there is one only
     found["allocates_for_nccl"] = attempt(allocates_for_nccl, options.world_size)
     save(options.json, found)
-    for name in ("nccl_with_two_ranks", "allocates_for_nccl"):
+    found["copies_of_torch"] = attempt(copies_of_torch, 1)
+    save(options.json, found)
+    for name in ("nccl_with_two_ranks", "allocates_for_nccl", "copies_of_torch"):
         print(f"\n{name}: {str(found[name])[:1000]}")
 
 
