@@ -5,7 +5,7 @@ import importlib.metadata
 import os
 import platform
 import subprocess
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -89,25 +89,26 @@ COPIES = 100
 
 
 def copies_of_torch(_rank: int, _world_size: int) -> dict[str, dict[int, list[float]]]:
-    """Return nanoseconds a gradient, by its bytes, of the kernels with which torch's class fills and empties a bucket.
+    """Return nanoseconds a gradient, by its bytes, of the kernels with which torch's class packs and empties buckets.
 
     It has one for each gradient: a product into the bucket, and a copy out of it.
     """
     found: dict[str, dict[int, list[float]]] = {"pack": {}, "copy_out": {}}
     for size in GRADIENT_BYTES:
-        gradients, views = (torch.randn(COPIES, size // 4, device="cuda").unbind() for _ in range(2))
-
-        def pack() -> None:
-            for gradient, view in zip(gradients, views, strict=True):
-                torch.mul(gradient, 0.5, out=view)
-
-        def copy_out() -> None:
-            for gradient, view in zip(gradients, views, strict=True):
-                gradient.copy_(view)
-
-        for action in (pack, copy_out):
-            found[action.__name__][size] = [time_ns(action) / COPIES for _ in range(6)][1:]
+        pairs = [[torch.randn(size // 4, device="cuda") for _ in range(2)] for _ in range(COPIES)]
+        for name, action in (("pack", _pack), ("copy_out", _copy_out)):
+            found[name][size] = [time_ns(action, pairs) / COPIES for _ in range(6)][1:]
     return found
+
+
+def _pack(pairs: Sequence[Sequence[torch.Tensor]]) -> None:
+    for gradient, view in pairs:
+        torch.mul(gradient, 0.5, out=view)
+
+
+def _copy_out(pairs: Sequence[Sequence[torch.Tensor]]) -> None:
+    for gradient, view in pairs:
+        gradient.copy_(view)
 
 
 def attempt(body: Callable[..., Any], world_size: int) -> Any:

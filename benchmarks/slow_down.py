@@ -84,7 +84,7 @@ Times = dict[str, list[float]]
 def measure_all(
     _rank: int, _world_size: int, names: Sequence[str], message_bytes: int, rounds: int
 ) -> dict[str, Times]:
-    """Time each model beside all-reduces in ordinary memory, and the first one also beside some in registered memory."""
+    """Time models beside all-reduces in ordinary memory, and the first one also beside some in registered memory."""
     found = {}
     for memory in ("ordinary", "registered"):
         shared = SharedGpu(message_bytes, registered=memory == "registered")
