@@ -96,14 +96,16 @@ def parts(*, dry: bool) -> list[Part]:
     if dry:
         traced = {model: "--steps 3 --within 0.5"}  # at its own batch size
         subjects = [("ddplab", 2, "gloo")]
-        hooks, iterations, blocks = "--hook fp16", "--iterations 2", "--blocks 1"
+        hooks, iterations = "--hook fp16", "--iterations 2"
+        recorded = f"--models {model} --blocks 1"
         timed, compared = f"--models {model} --modes '' --pairs 2", "--ranks 1 --pairs 2"
     else:
         batches = {"resnet50-224": "64 128", "bert-large": "16 32", "gpt2": "4 8"}
         traced = {name: f"--batches {both} --steps 6" for name, both in batches.items()}
         pools = [(2, "nccl")] if SHARED else [(1, "nccl"), (2, "gloo")]
         subjects = [(name, *ranks) for ranks in pools for name in ("ddplab", "torch")]
-        hooks, iterations, blocks = "--hook fp16 --hook bf16 --hook power_sgd:4", "--iterations 10", "--blocks 6"
+        hooks, iterations = "--hook fp16 --hook bf16 --hook power_sgd:4", "--iterations 10"
+        recorded = "--models resnet50-224 bert-large --blocks 4"  # paced by the host, and by the GPU
         timed = "--models resnet50-224 bert-large gpt2 small-tensors --modes '' --pairs 10"
         compared = "--ranks 4 --pairs 10"
     return [
@@ -131,8 +133,8 @@ def parts(*, dry: bool) -> list[Part]:
         Part("overhead-ddp", 150, [f"benchmarks.ddp {alone} {timed} --json VALUES/ddp.json"]),
         Part(
             "overhead-recorder",
-            60,
-            [f"benchmarks.recorder {alone} --models {model} {blocks} --json VALUES/recorder.json"],
+            90,
+            [f"benchmarks.recorder {alone} {recorded} --json VALUES/recorder.json"],
         ),
         Part(
             "overhead-powersgd",

@@ -394,8 +394,8 @@ class _Llama(nn.Module):
     def forward(self, tokens: Tensor) -> Tensor:
         x = self.token(tokens)
         # The published scaling of long contexts changes these frequencies, but no operation.
-        frequencies = 500_000.0 ** (-torch.arange(0, self.head_width, 2) / self.head_width)
-        angles = torch.outer(torch.arange(tokens.shape[1]), frequencies).repeat(1, 2)
+        frequencies = 500_000.0 ** (-torch.arange(0, self.head_width, 2, device=x.device) / self.head_width)
+        angles = torch.outer(torch.arange(tokens.shape[1], device=x.device), frequencies).repeat(1, 2)
         rotation = angles.cos().to(x.dtype), angles.sin().to(x.dtype)
         for block in self.blocks:
             x = block(x, rotation)

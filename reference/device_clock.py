@@ -53,7 +53,14 @@ class DeviceClock:
 
     Events are settled in the order in which the host recorded them, each by its distance from the *anchor*, an event
     whose time is known. Settled events are recorded again for later readings, so there are as many events as readings
-    that the device has not reached. Only the constructor and `settle(wait=True)` block the host.
+    that the device has not reached, and `spare` ones. Only the constructor and `settle(wait=True)` block the host.
+
+    Args:
+        new_event: Makes an event.
+        current_stream: Returns the current stream.
+        host_ns: The host's clock.
+        spare: Number of events that the constructor makes, and of readings that `settle` leaves unless it waits. To
+            settle one takes two calls of CUDA, which delay a host that sets the pace of the training.
 
     Attributes:
         uncertainty_ns: How far the first anchor, and with it every reading, may be from the host's clock. The clocks
@@ -67,9 +74,12 @@ class DeviceClock:
         new_event: Callable[[], torch.Event],
         current_stream: Callable[[], Any],
         host_ns: Callable[[], int] = time.perf_counter_ns,
+        spare: int = 0,
     ) -> None:
-        self._new_event, self._current_stream = new_event, current_stream
-        self._free: list[torch.Event] = []
+        self._new_event, self._current_stream, self._spare = new_event, current_stream, spare
+        self._free = [new_event() for _ in range(spare)]
+        for event in self._free:  # CUDA makes an event when it is recorded first
+            event.record(current_stream())
         self._pending: deque[tuple[DeviceReading, torch.Event]] = deque()
         self._anchor = new_event()
         for _ in range(2):  # the second time the stream is idle, so the device reaches the event at once
@@ -91,9 +101,10 @@ class DeviceClock:
     def settle(self, *, wait: bool = False) -> None:
         """Give readings their times and reuse their events.
 
-        Stops at the first event that the device has not reached; with `wait`, blocks until the device has reached it.
+        Stops at the first event that the device has not reached, and leaves the last `spare` readings; with `wait`,
+        blocks until the device has reached every event.
         """
-        while self._pending:
+        while len(self._pending) > (0 if wait else self._spare):
             reading, event = self._pending[0]
             if wait:
                 event.synchronize()
@@ -111,14 +122,15 @@ class DeviceClock:
 Clock = HostClock | DeviceClock
 
 
-def clock_of(device: torch.device, host_ns: Callable[[], int] = time.perf_counter_ns) -> Clock:
-    """The clock by which work on a device is timed."""
+def clock_of(device: torch.device, host_ns: Callable[[], int] = time.perf_counter_ns, *, spare: int = 0) -> Clock:
+    """The clock by which work on a device is timed; see `DeviceClock` for `spare`."""
     if device.type != "cuda":
         return HostClock(host_ns)
     return DeviceClock(
         partial(torch.Event, device=device, enable_timing=True),
         partial(torch.accelerator.current_stream, device),  # the current device may be another one
         host_ns,
+        spare,
     )
 
 

@@ -46,6 +46,9 @@ from .timing_hooks import (
 from .trace import BucketLayout, Buffer, Parameter, Trace, Workload
 
 OFFSET_ROUNDS = 10
+SPARE_EVENTS = 4096
+"""Readings of a GPU that are settled after the recording, those of about 20 iterations. With readings settled in each
+iteration, a recording made iterations whose host set the pace up to 11 % longer (ResNet-50, batch 64, on an H200)."""
 
 
 def record(
@@ -109,7 +112,7 @@ class Recording:
     def __enter__(self) -> Self:
         with _current(self._device):
             offset_ns, uncertainty_ns = _clock_offset_ns(self._group)
-        clock = clock_of(self._device)
+        clock = clock_of(self._device, spare=SPARE_EVENTS)
         self._offset = offset_ns, uncertainty_ns + clock.uncertainty_ns
         self._timestamps = Timestamps(len(self._parameters), clock)
         self._hooks = ExitStack()

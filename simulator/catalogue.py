@@ -4,6 +4,7 @@ A node is a machine with several GPUs. Its links become a topology: the rate by 
 that a large all-reduce reaches. This part comes from a measured log of the system, or else from similar systems.
 """
 
+import json
 import os
 import re
 from collections.abc import Collection, Iterator, Mapping
@@ -17,7 +18,7 @@ from pydantic import Field, StringConstraints, model_validator
 from reference.files.reading import Schema, one_line_errors, parse_yaml, read_text
 from reference.files.value_ranges import Count
 
-from .fabric import Fabric, Level, Topology
+from .fabric import Fabric, Level, Processor, Topology
 from .fabric.topology import GbPerS
 
 FILE = Path(__file__).with_name("catalogue.yaml")
@@ -71,6 +72,21 @@ class Peaks(_Figure):
     def text(self) -> str:
         """The figure with its unit."""
         return ", ".join(f"{precision} {rate:g}" for precision, rate in self.tflops.items()) + " TFLOPS"
+
+
+class MeasuredCosts(_Figure):
+    """Costs of data parallelism that were measured on a device; the fields that are set replace the default ones."""
+
+    processor: Processor
+
+    @property
+    def text(self) -> str:
+        """The figures with their units."""
+        pack, compute = self.processor.pack, max(row.compute for row in self.processor.contention)
+        return (
+            f"a copy {pack.fixed_ns / 1e3:g} us and {2 / pack.ns_per_byte:,.0f} GB/s, a launch "
+            f"{self.processor.launch_ns / 1e3:g} us, beside collectives {compute - 1:.0%} longer"
+        )
 
 
 class Rate(_Figure):
@@ -146,12 +162,14 @@ class DeviceEntry(Schema):
         pattern: Matches whole words of the name that a driver gives to the device, in lower case.
         memory: Its memory.
         peaks: None: not in the catalogue, so the device is known by its memory only.
+        costs: None: not measured.
     """
 
     product: str
     pattern: str
     memory: Memory
     peaks: Peaks | None = None
+    costs: MeasuredCosts | None = None
 
 
 class Node(Schema):
@@ -281,7 +299,7 @@ def _figures(value: object, path: str = "") -> Iterator[tuple[str, _Figure]]:
 def read_catalogue() -> Catalogue:
     """Read the catalogue; once, when it is first needed."""
     with one_line_errors():
-        return Catalogue.model_validate(parse_yaml(read_text(FILE)))
+        return Catalogue.model_validate_json(json.dumps(parse_yaml(read_text(FILE))))  # YAML has lists for tuples
 
 
 def unknown(what: str, name: str, names: Collection[str], others: str = "") -> str:

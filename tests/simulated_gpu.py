@@ -56,9 +56,9 @@ class SimulatedGpu:
         side.free_ns = self.stream.free_ns
         return side
 
-    def clock(self) -> DeviceClock:
+    def clock(self, spare: int = 0) -> DeviceClock:
         """A clock of this GPU, on the axis of its host."""
-        return DeviceClock(partial(SimulatedEvent, self), self.current_stream, lambda: self.host_ns)
+        return DeviceClock(partial(SimulatedEvent, self), self.current_stream, lambda: self.host_ns, spare)
 
 
 class SimulatedEvent:

@@ -24,7 +24,7 @@ TITLES: dict[Part, str] = {
     "e": "bucket caps of published reducers on two GPUs",
     "f": "our reducer on emulated accelerators, committed runs",
     "g": "our reducer on shared cores, committed runs",
-    "h": "profiled steps on GPUs, replayed with the all-reduces of the other steps",
+    "h": "profiled and recorded steps on GPUs, replayed, and DDP on one GPU from the plain module",
     "i": "weak scaling of torch's DDP within and beyond one node, mostly from one GPU and data sheets",
 }
 REGIMES: dict[Regime, tuple[Part, ...]] = {

@@ -53,9 +53,9 @@ NOTES: dict[Part, str] = {
     "d": "The error is that of the ratio to one GPU, which is given.",
     "e": "Errors contain that of the iteration without communication; only rankings have a limit.",
     "f": "The reducer, its processes and their network are real; the devices sleep for recorded times.",
-    "h": "Checks the import of profiles and the replay, not the costs of a network. In the recommendation model,"
-    " all-to-alls and parameters outside DDP take longer than the all-reduces, so all methods but *no overlap* are"
-    " exact.",
+    "h": "Checks the import of profiles, the replay, and copies and launches on one GPU, not the costs of a network."
+    " In the recommendation model, all-to-alls and parameters outside DDP take longer than the all-reduces, so all"
+    " methods but *no overlap* are exact. Medians of the H200's steps do not count: one GPU sends nothing.",
     "g": "By the clock, on two shared cores whose speed changes by the minute.",
     "i": "As by the commands, from what a buyer knows: the iteration on one GPU, the model, data sheets. *Perfect"
     " scaling* is one GPU. From more GPUs, each method predicts the ratio to the known iteration.",
@@ -333,7 +333,7 @@ def iteration_table(rows: Sequence[Comparison]) -> Table:
             "measured": f"{row.measured_ns / MS:.1f} ms",
             "predicted": f"{row.predicted_ns / MS:.1f} ms",
             "error": f"{row.error:+.1%}",
-            **_interval(row),
+            **(_interval(row) if any(one.interval_ns for one in rows) else {}),
             **{name: f"{row.baseline_error(name):+.0%}" for name in row.baselines_ns},
         }
         for row in rows
@@ -342,7 +342,7 @@ def iteration_table(rows: Sequence[Comparison]) -> Table:
 
 def _interval(row: Comparison) -> dict[str, str]:
     if row.interval_ns is None:
-        return {}
+        return {"90 % interval": ""}
     low, high = (ns / MS for ns in row.interval_ns)
     return {"90 % interval": f"{low:.1f} to {high:.1f} ms" + ("" if row.is_inside else ", outside")}
 

@@ -2,7 +2,8 @@
 
 Copies into buckets and out of them run at the rate of the GPU's memory, a launch delays the computation, computation
 is slower beside collectives, and GPUs of one model differ in speed. The figures come from published measurements and
-profiles. They are rough: a calibration or a profile of the machine in question replaces them.
+profiles. They are rough: a calibration or a profile of the machine in question replaces them. So do the costs that
+the catalogue has of a GPU on which they were measured.
 """
 
 import re
@@ -10,7 +11,7 @@ from typing import NamedTuple
 
 from reference.trace import Trace
 
-from ..catalogue import read_catalogue
+from ..catalogue import DeviceEntry, read_catalogue
 from ..fabric import Contention, Fabric, Linear, Processor
 from .compute_times import LEAST_RECORDED, RECORDED, Variation
 
@@ -44,21 +45,29 @@ SPREAD_ERROR = 1.0
 """Relative error of both: clusters whose GPUs differ by 0.7 %, and by 3 %, are usual."""
 
 
-def memory_of(device_name: str) -> float | None:
-    """Return the memory bandwidth of the GPU of this name, for traces without the field; None: not a known GPU.
+def entry_of(device_name: str) -> DeviceEntry | None:
+    """Return the catalogue's entry of the GPU of this name; None: not a known GPU.
 
     Args:
         device_name: The name that the driver gives to the GPU, such as "NVIDIA A100-SXM4-80GB".
     """
     name, devices = device_name.lower(), read_catalogue().devices.values()
-    found = (one for one in devices if re.search(rf"\b(?:{one.pattern})\b", name))
-    return next((1e9 * one.memory.gb_per_s for one in found), None)
+    return next((one for one in devices if re.search(rf"\b(?:{one.pattern})\b", name)), None)
 
 
-def default_processor(bytes_per_s: float) -> Processor:
-    """Return the default costs on a GPU with this memory bandwidth. A copy reads and writes every byte once."""
+def memory_of(device_name: str) -> float | None:
+    """Return the memory bandwidth of the GPU of this name, for traces without the field; None: not a known GPU."""
+    entry = entry_of(device_name)
+    return None if entry is None else 1e9 * entry.memory.gb_per_s
+
+
+def default_processor(bytes_per_s: float, measured: Processor | None = None) -> Processor:
+    """Return the default costs on a GPU with this memory bandwidth. A copy reads and writes every byte once.
+
+    Fields of `measured` that are set take the place of the defaults.
+    """
     copy = Linear(fixed_ns=COPY_START_NS, ns_per_byte=2e9 / bytes_per_s)
-    return Processor(
+    default = Processor(
         pack=copy,
         copy_out=copy,
         copy_error=COPY_ERROR,
@@ -68,6 +77,8 @@ def default_processor(bytes_per_s: float) -> Processor:
         contention=(Contention(compute=SLOW_DOWN, compute_error=SLOW_DOWN_ERROR),),
         unexplained=UNEXPLAINED,
     )
+    fields = () if measured is None else measured.model_fields_set
+    return default.model_copy(update={name: getattr(measured, name) for name in fields})
 
 
 class Assumed(NamedTuple):
@@ -89,20 +100,24 @@ def assume_gpu(trace: Trace, fabric: Fabric, variation: Variation = RECORDED) ->
             of hooks alone, the others are added.
         variation: How iterations vary. If `device_spread` was set, it stays as it is.
     """
-    workload = trace.workload
+    workload, entry = trace.workload, entry_of(trace.workload.device_name)
     memory = workload.memory_bytes_per_s or memory_of(workload.device_name)
     if memory is None:
         return Assumed(fabric, variation, ())
     sentences = []
     hooks = fabric.processor.hooks
     if fabric.processor == Processor(hooks=hooks) and (hooks or "processor" not in fabric.model_fields_set):
-        processor = default_processor(memory).model_copy(update={"hooks": hooks})
-        fabric = fabric.model_copy(update={"processor": processor})
+        measured, where = None, ""
+        if entry is not None and entry.costs is not None:
+            measured, where = entry.costs.processor, f" as measured on one {entry.product}"
+        processor = default_processor(memory, measured)
+        fabric = fabric.with_processor(**dict(processor) | {"hooks": hooks or processor.hooks})
+        pack = processor.pack
         sentences.append(
-            "assumed, because the fabric has no processor costs: copying a gradient takes "
-            f"{COPY_START_NS / 1e3:g} us and its time at {memory / 1e9:.0f} GB/s, a bucket "
-            f"{LAUNCH_NS / 1e3:.0f} us and {STALL_NS / 1e3:.0f} us more for each doubling of the GPUs, and "
-            f"computation beside collectives {SLOW_DOWN - 1:.0%} longer"
+            f"assumed{where}, because the fabric has no processor costs: copying a gradient takes "
+            f"{pack.fixed_ns / 1e3:g} us and its time at {2 / pack.ns_per_byte:.0f} GB/s, a bucket "
+            f"{processor.launch_ns / 1e3:.0f} us and {STALL_NS / 1e3:.0f} us more for each doubling of the GPUs, and "
+            f"computation beside collectives {processor.contention[0].compute - 1:.0%} longer"
         )
     if "device_spread" not in variation.model_fields_set:
         changes: dict[str, object] = {"device_spread": DEVICE_SPREAD}

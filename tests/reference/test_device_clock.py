@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from reference.device_clock import HostClock, clock_of
 
-from ..simulated_gpu import SimulatedGpu, Stream
+from ..simulated_gpu import CALL_NS, SimulatedGpu, Stream
 
 STREAMS = 3
 durations_ns = st.integers(0, 5 * 10**7)
@@ -46,15 +46,17 @@ def run(gpu, clock, program):
     return recorded, most_pending
 
 
+@pytest.mark.parametrize("spare", [0, 7])
 @pytest.mark.parametrize("tick_ns", [1, 500])
 @given(program=programs)
-def test_readings_are_when_the_gpu_reached_them_and_only_the_end_waits(tick_ns, program):
+def test_readings_are_when_the_gpu_reached_them_and_only_the_end_waits(tick_ns, spare, program):
     gpu = SimulatedGpu(tick_ns)
-    clock = gpu.clock()
+    clock = gpu.clock(spare)
+    del gpu.reached_ns[:]
     waits = gpu.synchronizations
     recorded, most_pending = run(gpu, clock, program)
     assert gpu.synchronizations == waits
-    assert gpu.events <= most_pending + 1  # and the anchor
+    assert gpu.events <= most_pending + 1 + spare  # and the anchor
     clock.settle(wait=True)
     rounding_ns = 8 * (1 + len(recorded))  # an anchor may be wrong by 4 ns, a far reading by more
     for reading, reached_ns, _ in recorded:
@@ -77,6 +79,20 @@ def test_events_are_used_again_and_none_is_lost():
     clock.settle(wait=True)
     assert gpu.events <= 40
     assert len(clock._free) + 1 == gpu.events
+    assert not clock._pending
+
+
+def test_a_short_recording_makes_one_call_for_each_reading():
+    """Settling made two more; on a GPU whose host sets the pace, each call makes the step longer."""
+    gpu = SimulatedGpu()
+    clock = gpu.clock(100)
+    before_ns = gpu.host_ns
+    for _ in range(10):
+        for _ in range(10):
+            clock.now()
+        clock.settle()
+    assert gpu.host_ns - before_ns == 100 * CALL_NS
+    clock.settle(wait=True)
     assert not clock._pending
 
 
