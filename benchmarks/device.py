@@ -48,7 +48,7 @@ def versions() -> dict[str, Any]:
     """Return versions, and what the driver reports of the GPU; None: not there."""
     found: dict[str, Any] = {
         "python": platform.python_version(),
-        "system": platform.platform(),
+        "system": f"{platform.system()} {platform.machine()}",
         "cores": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count(),
         **{name: importlib.metadata.version(name) for name in PACKAGES},
         "cuda": torch.version.cuda,
@@ -112,12 +112,12 @@ def _copy_out(pairs: Sequence[Sequence[torch.Tensor]]) -> None:
 
 
 def attempt(body: Callable[..., Any], world_size: int) -> Any:
-    """Run ranks with NCCL; return what the first of them returned, or its error."""
+    """Run ranks with NCCL; return what the first of them returned, or the last line of its error."""
     with RankPool(world_size, backend="nccl", timeout_s=REFUSAL_S) as pool:
         try:
             return pool.run(body)[0]
         except (Error, RuntimeError) as error:
-            return str(error).strip()
+            return str(error).strip().splitlines()[-1]
 
 
 def main() -> None:

@@ -253,7 +253,8 @@ def _ended(process: "subprocess.Popen[bytes]", output: IO[bytes], start: float, 
     end(process)
     seconds = round(time.monotonic() - start, 1)
     output.seek(0)
-    text = output.read().decode(errors="replace").replace(f"{ROOT}/", "")
+    text = output.read().decode(errors="replace").replace(f"{ROOT}/", "").replace(str(ROOT), ".")
+    text = text.replace(f"{sys.prefix}/", "")
     if status is None:
         text += f"\nended after {limit_s:.0f} s"
     return {"status": status, "seconds": seconds, "output": text[-OUTPUT_CHARACTERS:]}

@@ -1,6 +1,6 @@
 """On CUDA devices: NCCL with one rank and with two, and two Gloo ranks that may share a device. `make test-gpu`.
 
-None of these tests has been run yet, for lack of a GPU; see docs/cuda.md.
+docs/cuda.md has the GPUs on which they have been run.
 """
 
 from functools import partial

@@ -189,7 +189,7 @@ def test_a_module_elsewhere_than_on_the_cpu_or_a_gpu_is_refused():
 def gpu(monkeypatch):
     """A simulated GPU on which the recorder times all modules."""
     gpu = SimulatedGpu()
-    monkeypatch.setattr(reference.recorder, "clock_of", lambda _device: gpu.clock())
+    monkeypatch.setattr(reference.recorder, "clock_of", lambda _device, spare: gpu.clock())
     return gpu
 
 
