@@ -89,3 +89,13 @@ def test_rotation_depends_on_the_distance_alone():
 
     assert score(5, 2) == pytest.approx(score(9, 6))
     assert score(5, 2) != pytest.approx(score(5, 4))
+
+
+@pytest.mark.parametrize("name", models.BUILT_IN)
+def test_a_pass_makes_its_tensors_where_the_model_is(name):
+    """Llama's positions were on the CPU, so that it failed on a GPU: only construction has the default device."""
+    with torch.device("meta"):
+        module, loss_fn = models.resolve(name)()
+    loss = loss_fn(module)
+    loss.backward()
+    assert loss.device.type == "meta"

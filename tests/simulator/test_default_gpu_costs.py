@@ -4,7 +4,9 @@ import pytest
 
 from reference.trace import Trace
 from simulator import Fabric, Variation, emulate, predict, sweep
+from simulator.catalogue import read_catalogue
 from simulator.fabric import Processor
+from simulator.fabric.processor_costs import HookCost
 from simulator.results.scaling_verdict import width_sentence
 from simulator.workload.default_gpu_costs import (
     DEVICE_SPREAD,
@@ -71,6 +73,19 @@ def test_the_bandwidth_of_a_traces_memory_counts_more_than_the_name_of_its_gpu()
         update = {"workload": trace.workload.model_copy(update={"memory_bytes_per_s": 1e12})}
         fabric, _, _ = assume_gpu(trace.model_copy(update=update), FREE, Variation())
         assert fabric.processor == default_processor(1e12)
+
+
+def test_costs_that_were_measured_on_a_gpu_take_the_place_of_the_usual_ones():
+    measured = read_catalogue().devices["h200"].costs.processor
+    fabric, _, (sentence, _) = assume_gpu(gpu_trace("NVIDIA H200"), FREE, Variation())
+    usual, found = default_processor(4.8e12), fabric.processor
+    for name in type(found).model_fields:
+        source = measured if name in measured.model_fields_set else usual
+        assert getattr(found, name) == getattr(source, name), name
+    assert found.stall_ns == STALL_NS  # one GPU waits for no other
+    assert sentence.startswith("assumed as measured on one NVIDIA H200 SXM, because")
+    own = (HookCost(name="noop"),)
+    assert assume_gpu(gpu_trace("NVIDIA H200"), FREE.with_processor(hooks=own)).fabric.processor.hooks == own
 
 
 def test_compute_times_that_were_not_measured_are_named_and_widen_the_interval():
