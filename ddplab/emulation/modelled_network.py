@@ -178,7 +178,7 @@ class ModelledNetwork:
         number = self._next[rank.rank]
         self._next[rank.rank] += 1
         if number == len(self.launched):
-            running = RunningCollective(self._time.cluster.events, self._price(message, number))
+            running = RunningCollective(self._time.cluster.env, self._price(message, number))
             self.launched.append(ModelledCollective(message, running, reduction))
         collective = self.launched[number]
         if message.transport == collective.message.transport == "all_gather":  # of sparse gradients, for example
@@ -193,9 +193,8 @@ class ModelledNetwork:
         future = VirtualFuture(rank, number, f"collective {number}, {_described(message)}")
         collective.contributions[rank.rank] = contribution
         collective.futures[rank.rank] = future
-        collective.running.launched = max(collective.running.launched, rank.progress)
         if len(collective.contributions) == len(self._counts):
-            collective.running.done.then(self._finish, collective)
+            collective.running.done.callbacks.append(lambda _event: self._finish(collective))
             self._time.cluster.launched_by_all(collective.running)
         return number, future
 

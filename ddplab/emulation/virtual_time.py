@@ -9,6 +9,7 @@ import threading
 import traceback
 from collections import deque
 from collections.abc import Callable, Sequence
+from math import inf
 from typing import Any, Generic, NamedTuple, TypeVar
 
 from reference.errors import RankError
@@ -62,13 +63,6 @@ class VirtualRank:
         self.blocked_on = ""
 
     @property
-    def progress(self) -> int:
-        """Progress of computation at the rank's current time; in another thread, that of the cluster."""
-        if threading.current_thread() is self.thread:
-            return self._progress
-        return self._time.cluster.computation.progress()
-
-    @property
     def now_ns(self) -> int:
         """Time since the ranks last started together."""
         return self._time.cluster.now_ns
@@ -81,7 +75,8 @@ class VirtualRank:
             self._is_computing = True
             self._time.cluster.add_computing_ranks(1)
         self._progress += duration_ns << PROGRESS_BITS
-        self._time.cluster.computation.reaches(self._progress).then(self._time.resume, self)
+        done = self._time.cluster.computation.reaches(self._progress)
+        done.callbacks.append(lambda _event: self._time.resume(self))
         self._block("computing")
         self.log.append(LogEntry(step, self.now_ns, duration_ns))
 
@@ -206,13 +201,13 @@ class VirtualTime(Generic[Result]):
         if len(self.arrived) == len(self.ranks) - len(self._results):
             self._restart()
             return
-        if self.cluster.events.next_ns is None:
+        if self.cluster.env.peek() == inf:
             waiting = [f"rank {rank.rank} waits for {rank.blocked_on}" for rank in self.ranks if rank.blocked_on]
             raise RankError(self.ranks[0].rank, f"all ranks wait, so none can go on: {'; '.join(waiting)}")
-        self.cluster.events.step()
+        self.cluster.env.step()
 
     def _restart(self) -> None:
-        self.cluster.events.run()  # collectives that no rank waits for
+        self.cluster.env.run()  # collectives that no rank waits for
         self.on_restart()
         self.cluster = self._make_cluster()
         self._runnable.extend(sorted(self.arrived, key=lambda rank: rank.rank))

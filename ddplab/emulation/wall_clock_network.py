@@ -14,6 +14,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from functools import cache, partial
+from math import inf
 from typing import Any, NamedTuple
 
 import torch
@@ -150,14 +151,14 @@ class WallGroup(CollectiveGroup):
                     self._start(waiting.pop(started))
                     started += 1
                 now_ns = time.monotonic_ns() - self._origin_ns
-                while (next_ns := self._cluster.events.next_ns) is not None and next_ns <= now_ns:
-                    self._cluster.events.step()
+                while self._cluster.env.peek() <= now_ns:
+                    self._cluster.env.step()
         except Exception as error:  # noqa: BLE001 - the ranks that wait get it
             self._unfinished.fail(error)
 
     def _until_next_event_s(self) -> float | None:
-        due_ns = self._cluster.events.next_ns
-        if due_ns is None:
+        due_ns = self._cluster.env.peek()
+        if due_ns == inf:
             return None
         return max(0.0, (self._origin_ns + due_ns - time.monotonic_ns()) / 1e9)
 
@@ -169,7 +170,7 @@ class WallGroup(CollectiveGroup):
 
         cost_ns = int(price([launched.message], self._fabric, self._ranks)[0])
         sharing = self._fabric.link_share(launched.message.size_bytes, self._ranks)
-        collective = RunningCollective(self._cluster.events, CollectiveCost(cost_ns, 0, sharing), begin_to_move)
+        collective = RunningCollective(self._cluster.env, CollectiveCost(cost_ns, 0, sharing), begin_to_move)
         unfinished, origin_ns = self._unfinished, self._origin_ns
 
         def finish(due_ns: int, done: "torch.futures.Future[Any]") -> None:
@@ -180,9 +181,9 @@ class WallGroup(CollectiveGroup):
             except Exception as error:  # noqa: BLE001 - the ranks that wait get it
                 unfinished.fail(error)
 
-        collective.done.then(lambda _: moved[0].add_done_callback(partial(finish, collective.done_ns)))
-        launched_ns = max(self._cluster.now_ns, launched.launched_ns - self._origin_ns)
-        self._cluster.events.at(launched_ns, self._cluster.launched_by_all, collective)
+        collective.done.callbacks.append(lambda _: moved[0].add_done_callback(partial(finish, collective.done_ns)))
+        launch = self._cluster.env.timeout(max(0, launched.launched_ns - self._origin_ns - self._cluster.now_ns))
+        launch.callbacks.append(lambda _: self._cluster.launched_by_all(collective))
 
 
 @contextmanager

@@ -1,31 +1,26 @@
-"""Event replay: simulates one iteration by discrete events, and is the definition of a prediction.
+"""Event replay: simulates one iteration by discrete events on simpy, and is the definition of a prediction.
 
-Each rank is a process that follows the schedule on a `Cluster`. Each collective is a process too: it
-starts when its last rank has launched it and its process group has a free slot, runs, and wakes the ranks that wait
-for it. Computation and collectives progress at speeds that change whenever a collective or a rank starts or stops.
+Each rank is a process that follows the schedule on a `Cluster`. Each collective is a process too: it starts when its
+last rank has launched it and its process group, a resource, has a free slot, runs, and wakes the ranks that wait for
+it. Computation and collectives progress at speeds that change whenever a collective or a rank starts or stops.
 """
 
-import gc
-from collections.abc import Callable, Collection, Iterator
-from contextlib import contextmanager
-from functools import lru_cache
+from collections.abc import Callable, Collection, Generator
 from heapq import heappop, heappush
 from math import fsum
 from typing import Any, NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
+import simpy
 
 from reference.files.value_ranges import LARGEST
 
 from ..fabric import LinkShare
-from ..schedule.schedule import Compute, Condition, IterationSchedule, LaunchCollective, Wait
+from ..schedule.schedule import Compute, Condition, LaunchCollective, Wait
 from ..workload.compute_times import Nanoseconds
 from .engine_input import EngineInput
-from .event_queue import EventQueue, Process, Signal, Slots
 
-Integers = NDArray[Any]
-"""An array of int64 or of Python integers."""
+Process = Generator[simpy.Event, Any, None]
 
 
 def replay(
@@ -33,34 +28,16 @@ def replay(
 ) -> tuple[Nanoseconds, Nanoseconds, Nanoseconds]:
     """Simulate one iteration; arguments and results are those of `closed_form.solve`."""
     simulation = _Replay(engine_input)
-    with _no_garbage_collection():
-        simulation.run()
+    ends_ns = simulation.run(each_step=end_ns is not None)
     if end_ns is not None:
-        simulation.write_ends(end_ns)
+        end_ns[:] = ends_ns
     moments = [(one.start_ns, one.done_ns) for one in simulation.collectives]
     start_ns, done_ns = np.array(moments, np.int64).reshape(-1, 2).T
-    return start_ns, done_ns, np.array(simulation.last_ns, np.int64)
-
-
-@contextmanager
-def _no_garbage_collection() -> Iterator[None]:
-    """Disable garbage collection: no event is garbage, and with many ranks scanning them takes half of the time."""
-    was_enabled = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if was_enabled:
-            gc.enable()
+    return start_ns, done_ns, ends_ns[:, -1]
 
 
 class _Replay:
-    """State of one simulation.
-
-    A rank waits for one signal for all computing up to its next wait. When that computing starts, the amount of
-    computing before each launch is known, so the rank registers its launches in advance, by the clock's progress at
-    the launch. The ends of the individual steps are computed after the simulation.
-    """
+    """State of one simulation."""
 
     def __init__(self, engine_input: EngineInput) -> None:
         self.engine_input = engine_input
@@ -74,127 +51,65 @@ class _Replay:
         factors = [((),) * len(engine_input.queues)] * 2 if slowdowns is None else slowdowns[:2]
         costs_ns: list[int] = engine_input.cost_ns.tolist()
         self.collectives = [
-            RunningCollective(self.cluster.events, CollectiveCost(*cost))
+            RunningCollective(self.cluster.env, CollectiveCost(*cost))
             for cost in zip(costs_ns, engine_input.queues, engine_input.sharing, *factors, strict=True)
         ]
         self.launches_missing = [len(engine_input.ranks)] * len(self.collectives)
-        self.alike = _rows_that_wait_alike(engine_input)
-        self.wait_end_ns: list[list[int]] = [[] for _ in engine_input.ranks]
-        self.last_ns = [0] * len(engine_input.ranks)
 
-    def run(self) -> None:
-        # Ranks that compute least come first: processes then resume roughly in memory order, which is faster.
-        ranks: dict[int, Process] = {}
-        for segments, rows in self.alike:
-            computed_ns = segments.computed_by_stop(self.engine_input.duration_ns[rows])
-            for row, by_stop in zip(rows, computed_ns.tolist(), strict=True):
-                ranks[row] = self._rank(row, segments, by_stop)
-        for row in self.engine_input.duration_ns.sum(axis=1).argsort().tolist():
-            self.cluster.events.start(ranks[row])
-        self.cluster.events.run()
+    def run(self, *, each_step: bool) -> Nanoseconds:
+        """Run all ranks; returns when each ended each instruction, shape [ranks, instructions].
+
+        Without `each_step`, returns only when each ended the last one, shape [ranks, 1]: all computing up to a launch
+        or a wait is one event.
+        """
+        ends_ns: list[list[int]] = []
+        for row, duration_ns in enumerate(self.engine_input.duration_ns.tolist()):
+            met = {condition for condition, ranks in self.engine_input.meets.items() if ranks[row]}
+            ends_ns.append([])
+            self.cluster.env.process(self._rank(duration_ns, met, ends_ns[-1], each_step=each_step))
+        self.cluster.env.run()
         if self.cluster.now_ns > LARGEST:
             raise ValueError(
                 "expected cycles of sync_every iterations to take at most 146 years, got "
                 f"{self.cluster.now_ns:.3g} ns with slow-downs; check the factors of the fabric"
             )
+        return np.array(ends_ns, np.int64)
 
-    def write_ends(self, end_ns: Nanoseconds) -> None:
-        for segments, rows in self.alike:
-            wait_end_ns = np.array([self.wait_end_ns[row] for row in rows], np.int64)
-            end_ns[rows] = segments.ends(wait_end_ns, self.engine_input.duration_ns[rows], self.cluster.computation)
-
-    def _rank(self, row: int, segments: "ScheduleSegments", computed_by_stop: list[int]) -> Process:
-        """Execute the schedule, with one signal for all computing up to the next wait."""
+    def _rank(self, duration_ns: list[int], met: set[Condition], ends_ns: list[int], *, each_step: bool) -> Process:
+        """Follow the schedule. Between two waits progress adds up exactly, so steps do not add up rounding errors."""
         cluster, computation = self.cluster, self.cluster.computation
-        wait_end_ns = self.wait_end_ns[row]
-        progress = computation.progress()
-        for stop, computed_ns in zip(segments.stops, computed_by_stop, strict=True):
-            reached = progress + (computed_ns << PROGRESS_BITS)
-            if isinstance(stop, LaunchCollective):
-                self._register_launch(stop.collective, reached)
-                continue
-            if computed_ns:
-                cluster.add_computing_ranks(1)
-                yield computation.reaches(reached)
-                cluster.add_computing_ranks(-1)
-            if isinstance(stop, Wait):
-                yield self.collectives[stop.collective].done
-                wait_end_ns.append(cluster.now_ns)
+        durations, progress, is_computing, is_behind = iter(duration_ns), 0, False, False
+        instructions = self.engine_input.schedule.instructions
+        for instruction in instructions:
+            is_compute = isinstance(instruction, Compute)
+            if is_compute and (own_ns := next(durations)):
+                if not is_computing:
+                    cluster.add_computing_ranks(1)
+                progress += own_ns << PROGRESS_BITS
+                is_computing = is_behind = True
+            if is_behind and (each_step or not is_compute or instruction is instructions[-1]):
+                yield computation.reaches(progress)
+                is_behind = False
+            if isinstance(instruction, LaunchCollective):
+                self._launch(instruction.collective)
+            elif isinstance(instruction, Wait) and (instruction.only is None or instruction.only in met):
+                if is_computing:
+                    cluster.add_computing_ranks(-1)
+                    is_computing = False
+                yield self.collectives[instruction.collective].done
                 progress = computation.progress()
-        self.last_ns[row] = cluster.now_ns
+            if each_step:
+                ends_ns.append(cluster.now_ns)
+        if is_computing:
+            cluster.add_computing_ranks(-1)
+        if not each_step:
+            ends_ns.append(cluster.now_ns)
 
-    def _register_launch(self, number: int, progress: int) -> None:
-        """Register that a rank launches a collective when computation reaches `progress`."""
-        collective = self.collectives[number]
-        collective.launched = max(collective.launched, progress)
+    def _launch(self, number: int) -> None:
+        """Launch a collective on one more rank."""
         self.launches_missing[number] -= 1
         if not self.launches_missing[number]:
-            self.cluster.launched_by_all(collective)
-
-
-def _rows_that_wait_alike(engine_input: EngineInput) -> "list[tuple[ScheduleSegments, list[int]]]":
-    """Return the rows of ranks that wait for the same collectives, with the schedule cut at those waits."""
-    rows = range(len(engine_input.ranks))
-    used = {wait.only for wait in engine_input.schedule.instructions if isinstance(wait, Wait) and wait.only}
-    alike: dict[frozenset[Condition], list[int]] = {}
-    for row in rows:
-        met = frozenset(condition for condition in used if engine_input.meets[condition][row])
-        alike.setdefault(met, []).append(row)
-    return [(segments_of(engine_input.schedule, met), members) for met, members in alike.items()]
-
-
-class ScheduleSegments:
-    """A schedule cut into segments: the instructions from one wait to the next.
-
-    Args:
-        schedule: The schedule.
-        met: Conditions that a rank meets; it passes waits under other conditions without waiting.
-
-    Attributes:
-        stops: The launches and waits in order, followed by None for the end.
-    """
-
-    def __init__(self, schedule: IterationSchedule, met: frozenset[Condition] = frozenset()) -> None:
-        instructions = [*schedule.instructions, None]
-        is_compute = np.array([isinstance(one, Compute) for one in instructions])
-        self._is_wait = np.array([isinstance(one, Wait) and one.only in (None, *met) for one in instructions])
-        self._is_stop = self._is_wait | np.array(
-            [one is None or isinstance(one, LaunchCollective) for one in instructions]
-        )
-        stops = zip(instructions, self._is_stop.tolist(), strict=True)
-        self.stops: list[Any] = [one for one, is_stop in stops if is_stop]
-        self._waits_before = self._is_wait.cumsum() - self._is_wait
-        # By instruction: computing steps `first` to `last - 1` of its segment, up to and including the instruction.
-        self._last = is_compute.cumsum()
-        self._first = self._at_segment_start(self._last[None, self._is_wait])[0]
-
-    def computed_by_stop(self, duration_ns: Nanoseconds) -> Nanoseconds:
-        """Sum the computing of each rank from the start of a segment to each stop in it; shape [ranks, stops]."""
-        return _partial_sums(duration_ns, self._first[self._is_stop], self._last[self._is_stop])
-
-    def ends(self, wait_end_ns: Nanoseconds, duration_ns: Nanoseconds, computation: "ProgressClock") -> Nanoseconds:
-        """Compute the end of each instruction, shape [ranks, instructions], from that of each wait."""
-        computed_ns = _partial_sums(duration_ns, self._first, self._last)
-        end_ns = computation.ends(self._at_segment_start(wait_end_ns), computed_ns)
-        end_ns[:, self._is_wait] = wait_end_ns
-        return end_ns[:, :-1]
-
-    def _at_segment_start(self, at_waits: Nanoseconds) -> Nanoseconds:
-        """Take for each instruction the value at the wait that started its segment; 0 in the first segment."""
-        at_start = np.zeros((len(at_waits), 1), np.int64)
-        return np.concatenate([at_start, at_waits], axis=1)[:, self._waits_before]
-
-
-segments_of = lru_cache(maxsize=8)(ScheduleSegments)
-"""Segments by schedule and met conditions, cached because all iterations of a prediction share one schedule."""
-
-
-def _partial_sums(numbers: Nanoseconds, first: Nanoseconds, last: Nanoseconds) -> Nanoseconds:
-    """Sum `numbers[:, first:last]` of each row for each pair of `first` and `last`."""
-    up_to = np.zeros((len(numbers), numbers.shape[1] + 1), np.int64)
-    numbers.cumsum(axis=1, out=up_to[:, 1:])
-    sums: Nanoseconds = up_to[:, last] - up_to[:, first]
-    return sums
+            self.cluster.launched_by_all(self.collectives[number])
 
 
 class CollectiveCost(NamedTuple):
@@ -222,20 +137,20 @@ class RunningCollective:
 
     Attributes:
         cost: See `CollectiveCost`.
-        launched: Progress of computation at its last launch so far.
         start_ns: When it started to run; 0 before.
         done_ns: When it finished; 0 before.
         on_start: Called when it starts to run.
-        done: The signal of its end.
+        done: The event of its end.
     """
 
-    __slots__ = ("cost", "done", "done_ns", "launched", "on_start", "start_ns")
+    __slots__ = ("cost", "done", "done_ns", "on_start", "start_ns")
 
-    def __init__(self, events: EventQueue, cost: CollectiveCost, on_start: Callable[[], None] | None = None) -> None:
+    def __init__(
+        self, env: simpy.Environment, cost: CollectiveCost, on_start: Callable[[], None] | None = None
+    ) -> None:
         self.cost, self.on_start = cost, on_start
-        self.launched = 0
         self.start_ns = self.done_ns = 0
-        self.done = Signal(events)
+        self.done = env.event()
 
 
 class Cluster:
@@ -249,16 +164,16 @@ class Cluster:
             collective starts.
 
     Attributes:
-        events: The event queue.
+        env: The simulation; its time is in whole nanoseconds.
         computation: Progress of all ranks' computation.
     """
 
     def __init__(
         self, queues: Collection[int], *, concurrency: int, slows_computation: bool, lingers_ns: int
     ) -> None:
-        self.events = EventQueue()
-        self.computation = ProgressClock(self.events)
-        self._slots = {queue: Slots(self.events, concurrency) for queue in queues}
+        self.env = simpy.Environment()
+        self.computation = ProgressClock(self.env)
+        self._groups = {queue: simpy.Resource(self.env, concurrency) for queue in queues}
         self._slows_computation = slows_computation
         self._lingers_ns = lingers_ns
         self._lingers_until_ns = 0
@@ -268,34 +183,32 @@ class Cluster:
     @property
     def now_ns(self) -> int:
         """The current time."""
-        return self.events.now_ns
+        return int(self.env.now)
 
     def add_computing_ranks(self, change: int) -> None:
         """Register that a rank starts (1) or stops (-1) computing."""
         before = self._computing_ranks
         self._computing_ranks += change
-        if not before or not self._computing_ranks:
+        if self._running and not (before and self._computing_ranks):
             self._update_collective_speeds()
 
     def launched_by_all(self, collective: RunningCollective) -> None:
-        """Run a collective as soon as computation has reached `collective.launched` and its group has a free slot."""
-        self.events.start(self._run(collective))
+        """Run a collective as soon as its group has a free slot."""
+        self.env.process(self._run(collective))
 
     def _run(self, collective: RunningCollective) -> Process:
-        yield self.computation.reaches(collective.launched)
-        slots = self._slots[collective.cost.queue]
-        yield slots.take()
-        collective.start_ns = self.now_ns
-        if collective.on_start is not None:
-            collective.on_start()
-        if collective.cost.cost_ns:
-            yield from self._transfer(collective)
-        collective.done_ns = self.now_ns
-        collective.done.send()  # before the next collective of the group starts
-        slots.give_back()
+        with self._groups[collective.cost.queue].request() as slot:
+            yield slot
+            collective.start_ns = self.now_ns
+            if collective.on_start is not None:
+                collective.on_start()
+            if collective.cost.cost_ns:
+                yield from self._transfer(collective)
+            collective.done_ns = self.now_ns
+            collective.done.succeed()  # before the next collective of the group starts
 
     def _transfer(self, collective: RunningCollective) -> Process:
-        clock = self._running[collective] = ProgressClock(self.events)
+        clock = self._running[collective] = ProgressClock(self.env)
         self._update_computation_speed()
         self._update_collective_speeds()
         yield clock.reaches(collective.cost.cost_ns << PROGRESS_BITS)
@@ -312,12 +225,12 @@ class Cluster:
             self.computation.slow_down(sum(factors) / len(factors))
         elif self._lingers_ns:
             self._lingers_until_ns = self.now_ns + self._lingers_ns
-            self.events.at(self._lingers_until_ns, self._stop_lingering)
+            self.env.timeout(self._lingers_ns).callbacks.append(self._stop_lingering)
         else:
             self.computation.slow_down(1.0)
 
-    def _stop_lingering(self, _: None) -> None:
-        """Return computation to full speed, unless another collective has run since this call was entered."""
+    def _stop_lingering(self, _: simpy.Event) -> None:
+        """Return computation to full speed, unless another collective has run since the time-out was set."""
         if not self._running and self.now_ns == self._lingers_until_ns:
             self.computation.slow_down(1.0)
 
@@ -354,103 +267,49 @@ class ProgressClock:
     of speed, plus 2**-32 of the time.
 
     Args:
-        events: The event queue.
+        env: The simulation; its time is in whole nanoseconds.
     """
 
-    def __init__(self, events: EventQueue) -> None:
-        self._events = events
-        self._changed_ns, self._shown, self._factors = [events.now_ns], [0], [FULL_SPEED]  # at each change of speed
-        self._waiting: list[tuple[int, int, Signal]] = []
+    def __init__(self, env: simpy.Environment) -> None:
+        self._env = env
+        self._changed_ns, self._shown, self._factor = int(env.now), 0, FULL_SPEED  # at the last change of speed
+        self._waiting: list[tuple[int, int, simpy.Event]] = []
         self._entered = 0
-        self._last_alarm = 0
+        self._alarm: simpy.Event | None = None
 
     def progress(self) -> int:
         """Progress since the start of the clock, in units of 2**-20 ns at full speed."""
-        elapsed_ns = self._events.now_ns - self._changed_ns[-1]
-        return self._shown[-1] - (-elapsed_ns << PROGRESS_PER_FACTOR) // self._factors[-1]
+        elapsed_ns = int(self._env.now) - self._changed_ns
+        return self._shown - (-elapsed_ns << PROGRESS_PER_FACTOR) // self._factor
 
-    def reaches(self, progress: int) -> Signal:
-        """Return a signal at the first whole nanosecond, now or later, with a progress of at least `progress`."""
-        signal = Signal(self._events)
+    def reaches(self, progress: int) -> simpy.Event:
+        """Return an event at the first whole nanosecond, now or later, with a progress of at least `progress`."""
+        event = self._env.event()
         self._entered += 1
-        heappush(self._waiting, (progress, self._entered, signal))
-        if self._waiting[0][2] is signal:
+        heappush(self._waiting, (progress, self._entered, event))
+        if self._waiting[0][2] is event:
             self._set_alarm()
-        return signal
+        return event
 
     def slow_down(self, factor: float) -> None:
         """Set the speed: from now on everything takes `factor` times as long as at full speed."""
         stored = int(factor * FULL_SPEED)
-        if stored != self._factors[-1]:
-            self._shown.append(self.progress())
-            self._changed_ns.append(self._events.now_ns)
-            self._factors.append(stored)
+        if stored != self._factor:
+            self._shown, self._changed_ns, self._factor = self.progress(), int(self._env.now), stored
             self._set_alarm()
 
-    def ends(self, start_ns: Nanoseconds, duration_ns: Nanoseconds) -> Nanoseconds:
-        """Compute when computing ended; equal to the times of the events to the nanosecond.
-
-        Args:
-            start_ns: When each interval of computing started.
-            duration_ns: Duration of each interval at full speed; all must have ended by now.
-        """
-        if len(self._factors) == 1:
-            return start_ns + duration_ns
-        changed_ns, shown, factors = np.array(self._changed_ns), self._array(self._shown), self._array(self._factors)
-        before = changed_ns.searchsorted(start_ns, side="right") - 1
-        elapsed_ns = self._array(start_ns - changed_ns[before])
-        progress = shown[before] + _progress(elapsed_ns, factors[before])
-        progress += self._array(duration_ns) << PROGRESS_BITS
-        before = np.maximum(shown.searchsorted(progress) - 1, 0)
-        later_ns = _elapsed_ns(progress - shown[before], factors[before]).astype(np.int64)
-        ends: Nanoseconds = np.maximum(start_ns, changed_ns[before] + later_ns)
-        return ends
-
-    def _array(self, numbers: list[int] | Nanoseconds) -> Integers:
-        """Convert to int64, or to Python integers if 64 bits might overflow: after an hour, or at factors over 16."""
-        fits = self._events.now_ns < 1 << 42 and max(self._factors) < 1 << 36
-        return np.asarray(numbers, np.int64 if fits else np.object_)
-
-    def _moment_ns(self, progress: int) -> int:
-        """Return the first whole nanosecond with a progress of at least `progress` if the speed does not change."""
-        missing = progress - self._shown[-1]
-        return self._changed_ns[-1] + ((missing - 1) * self._factors[-1] >> PROGRESS_PER_FACTOR) + 1
-
     def _set_alarm(self) -> None:
-        """Set an alarm for the earliest waiting signal, in place of the previous alarm."""
+        """Set an alarm for the earliest waiting event, in place of the previous alarm."""
         if self._waiting:
-            self._last_alarm += 1
-            moment_ns = max(self._events.now_ns, self._moment_ns(self._waiting[0][0]))
-            self._events.at(moment_ns, self._ring, self._last_alarm)
+            missing = self._waiting[0][0] - self._shown
+            moment_ns = self._changed_ns + ((missing - 1) * self._factor >> PROGRESS_PER_FACTOR) + 1
+            self._alarm = self._env.timeout(max(0, moment_ns - int(self._env.now)))
+            self._alarm.callbacks.append(self._ring)
 
-    def _ring(self, alarm: int) -> None:
-        if alarm != self._last_alarm:  # replaced by a later one
+    def _ring(self, alarm: simpy.Event) -> None:
+        if alarm is not self._alarm:  # replaced by a later one
             return
         progress = self.progress()
         while self._waiting and self._waiting[0][0] <= progress:
-            heappop(self._waiting)[2].send()
+            heappop(self._waiting)[2].succeed()
         self._set_alarm()
-
-
-DIGIT_BITS = PROGRESS_PER_FACTOR // 2
-"""Products with 2**52 overflow 64 bits, so the array arithmetic uses digits of 26 bits."""
-DIGIT = (1 << DIGIT_BITS) - 1
-
-
-def _progress(elapsed_ns: Integers, factors: Integers) -> Integers:
-    """`elapsed_ns * 2**52 / factors`, rounded up, by long division."""
-    high = elapsed_ns // factors
-    rest = elapsed_ns - high * factors << DIGIT_BITS
-    middle = rest // factors
-    rest = rest - middle * factors << DIGIT_BITS
-    total: Integers = (high << 2 * DIGIT_BITS) + (middle << DIGIT_BITS) - -rest // factors
-    return total
-
-
-def _elapsed_ns(progress: Integers, factors: Integers) -> Integers:
-    """The least number of nanoseconds with at least this `_progress`, by long multiplication."""
-    below = progress - 1
-    low, middle, high = below & DIGIT, below >> DIGIT_BITS & DIGIT, below >> 2 * DIGIT_BITS
-    carried = low * factors >> DIGIT_BITS
-    total: Integers = high * factors + (middle * factors + carried >> DIGIT_BITS) + 1
-    return total

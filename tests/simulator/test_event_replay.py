@@ -5,12 +5,12 @@ from fractions import Fraction
 from math import ceil
 
 import numpy as np
+import simpy
 from hypothesis import example, given
 from hypothesis import strategies as st
 
 from simulator.engines.engine_choice import simulate
 from simulator.engines.engine_input import EngineInput
-from simulator.engines.event_queue import EventQueue
 from simulator.engines.event_replay import (
     FULL_SPEED,
     PROGRESS_BITS,
@@ -119,28 +119,28 @@ microsecond_or_day = st.sampled_from([10**3, 10**14])
 
 @given(st.data(), microsecond_or_day, st.sampled_from([4.0, 1e4]))
 def test_a_progress_clock_ends_each_computation_when_its_time_is_over(data, latest_ns, slowest):
-    """Whenever computing starts and speeds change: time over slow-down, added up piece by piece, is the duration.
-
-    Derived afterwards, the ends are those of the events to the nanosecond, also where arrays need Python integers.
-    """
+    """Whenever computing starts and speeds change: time over slow-down, added up piece by piece, is the duration."""
     moments = st.integers(0, latest_ns)
     computations = data.draw(st.lists(st.tuples(moments, moments), min_size=1, max_size=8))
     slowdowns = data.draw(st.dictionaries(moments, st.floats(1, slowest), max_size=6))
-    events = EventQueue()
-    clock = ProgressClock(events)
+    env = simpy.Environment()
+    clock = ProgressClock(env)
     ended = {}
 
-    def compute(number, duration_ns):
+    def change(moment, slowdown):
+        yield env.timeout(moment)
+        clock.slow_down(slowdown)
+
+    def compute(number, start_ns, duration_ns):
+        yield env.timeout(start_ns)
         yield clock.reaches(clock.progress() + (duration_ns << PROGRESS_BITS))
-        ended[number] = events.now_ns
+        ended[number] = env.now
 
     for moment, slowdown in slowdowns.items():
-        events.at(moment, clock.slow_down, slowdown)
-    for number, (start_ns, duration_ns) in enumerate(computations):
-        events.at(start_ns, events.start, compute(number, duration_ns))
-    events.run()
-    starts, durations = np.array(computations).T
-    assert clock.ends(starts, durations).tolist() == [ended[number] for number in range(len(computations))]
+        env.process(change(moment, slowdown))
+    for number, computation in enumerate(computations):
+        env.process(compute(number, *computation))
+    env.run()
     exact = [(moment, Fraction(int(slowdowns[moment] * FULL_SPEED), FULL_SPEED)) for moment in sorted(slowdowns)]
     rounding_ns = (len(exact) + 1) * max([Fraction(1), *dict(exact).values()]) / 2**PROGRESS_BITS
     for number, (start_ns, duration_ns) in enumerate(computations):
@@ -158,13 +158,13 @@ def test_a_progress_clock_ends_each_computation_when_its_time_is_over(data, late
 
 def test_reading_a_progress_clock_does_not_move_it():
     """Sums of as many pieces as there are readings were off by 2 ns in iterations of a second on 1,000 ranks."""
-    events = EventQueue()
-    clock = ProgressClock(events)
+    env = simpy.Environment()
+    clock = ProgressClock(env)
     clock.slow_down(3.0)
     for moment in range(10**9, 10**9 + 10_000):
-        events.at(moment, lambda _: clock.progress())
-    events.run()
-    assert clock.progress() == ceil(Fraction(events.now_ns << PROGRESS_BITS, 3))
+        env.timeout(moment).callbacks.append(lambda _: clock.progress())
+    env.run()
+    assert clock.progress() == ceil(Fraction(env.now << PROGRESS_BITS, 3))
 
 
 def two_buckets(durations_ns, costs_ns, compute: float, collective: float = 1.0) -> EngineInput:
@@ -303,12 +303,12 @@ def test_a_collective_is_done_before_the_next_one_of_its_group_starts():
     """Otherwise a network between processes starts to move bytes before it hands over what it has moved."""
     cluster, said = Cluster([0], concurrency=1, slows_computation=False, lingers_ns=0), []
     cost = CollectiveCost(5, 0, LinkShare())
-    first = RunningCollective(cluster.events, cost)
-    second = RunningCollective(cluster.events, cost, lambda: said.append("second starts"))
-    first.done.then(said.append, "first is done")
+    first = RunningCollective(cluster.env, cost)
+    second = RunningCollective(cluster.env, cost, lambda: said.append("second starts"))
+    first.done.callbacks.append(lambda _: said.append("first is done"))
     for one in (first, second):
         cluster.launched_by_all(one)
-    cluster.events.run()
+    cluster.env.run()
     assert said == ["first is done", "second starts"]
     assert (first.done_ns, second.start_ns, second.done_ns) == (5, 5, 10)
 
@@ -320,12 +320,12 @@ def test_collectives_that_only_share_a_link_together_take_as_long_as_one_after_t
     weights = data.draw(st.just(costs_ns) | st.lists(weight, min_size=len(costs_ns), max_size=len(costs_ns)))
     cluster = Cluster([0], concurrency=len(costs_ns), slows_computation=False, lingers_ns=0)
     running = [
-        RunningCollective(cluster.events, CollectiveCost(cost_ns, 0, LinkShare(2.0, weight)))
+        RunningCollective(cluster.env, CollectiveCost(cost_ns, 0, LinkShare(2.0, weight)))
         for cost_ns, weight in zip(costs_ns, weights, strict=True)
     ]
     for one in running:
         cluster.launched_by_all(one)
-    cluster.events.run()
+    cluster.env.run()
     ends_ns = [one.done_ns for one in running]
     rounding = len(costs_ns) + 1e-6 * sum(costs_ns)
     assert abs(max(ends_ns) - sum(costs_ns)) <= rounding
