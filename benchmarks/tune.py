@@ -59,7 +59,7 @@ def line(plan: Plan, seconds: float) -> str:
     return (
         f"{plan.model}, {plan.world_size} ranks: {seconds:.2f} s; {plan.default_ns / 1e6:.2f} -> "
         f"{plan.iteration_ns / 1e6:.2f} ms in {len(plan.buckets)} buckets, gain {plan.gain:.2%}, above the bound "
-        f"{plan.gap:.2%}{', proven' if plan.is_proven else ''}{', tie' if plan.keep_default else ''}; {rules}"
+        f"{plan.gap:.2%}{', tie' if plan.keep_default else ''}; {rules}"
     )
 
 

@@ -19,7 +19,6 @@ Predict (package `simulator`, without torch):
 Both together:
 
 - `emulate`: the iteration time of a real reducer on emulated devices and a modelled network.
-- `autotune`: argument of `DistributedDataParallel`; its buckets become the best that the simulator finds.
 """
 
 from importlib import import_module
@@ -42,7 +41,6 @@ if TYPE_CHECKING:
     from simulator import tune as tune
     from simulator.sweep import sweep as sweep
 
-    from .autotuning import autotune as autotune
     from .emulation.emulate import emulate as emulate
 
 _MODULES = {
@@ -52,7 +50,6 @@ _MODULES = {
     "Prediction": "simulator",
     "Trace": "reference.trace",
     "assign_buckets": "reference.bucketing",
-    "autotune": "ddplab.autotuning",
     "emulate": "ddplab.emulation.emulate",
     "import_profile": "simulator",
     "plan": "simulator",

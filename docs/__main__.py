@@ -11,6 +11,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
+from . import map as code_map
 from . import slides
 from .executed_tutorials import EXECUTED, publish
 
@@ -48,6 +49,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         _run("pytest", "--nbmake", *limits, "--overwrite", "--durations=9", "tutorials", folder=tree)
     if chosen.publish:
         publish(tree / "tutorials", ROOT / EXECUTED)
+    (tree / "docs" / "code_map.md").write_text(code_map.site_page())
     (tree / "docs" / "slides.md").write_text(slides.site_page(tree / "tutorials"))
     _run("sphinx", "--fail-on-warning", "--keep-going", "-c", "docs", "-b", "html", ".", pages, folder=tree)
     (pages / "index.html").write_text(ENTRANCE)

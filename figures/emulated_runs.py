@@ -1,7 +1,7 @@
 """The runs on emulated V100s from which the paper's figures are drawn again.
 
 In virtual time: ddplab's reducer trains with real gradients, hooks and buckets, devices take the recorded times of a
-V100, and collectives take the times of a fabric of `traces_and_fabrics` (`simulator.emulate`). One rank stands for
+V100, and collectives take the times of a fabric of `traces_and_fabrics` (`ddplab.emulate`). One rank stands for
 all GPUs that repeat the same trace. `python -m figures.measure emulated` writes the times to
 `data/emulated_v100s.csv`; nothing in them is random, and no other load on the machine changes them.
 
@@ -13,7 +13,7 @@ from collections.abc import Callable
 from functools import cache
 from typing import Any, NamedTuple
 
-import simulator
+from ddplab import emulate
 from ddplab.validation.validation_report import ValidationRow
 from reference.trace import Iteration, Trace
 from simulator import Prediction, predict
@@ -60,7 +60,7 @@ class Run(NamedTuple):
 
     def emulate(self) -> Prediction:
         """Run the real reducer."""
-        return self._by(simulator.emulate)
+        return self._by(emulate)
 
     def predict(self) -> Prediction:
         """Predict the run, with the interval that the uncertainty of the fabric gives."""

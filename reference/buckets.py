@@ -258,19 +258,14 @@ class Buckets(Sequence[Bucket]):
         own = rebuild_order(ready_order, len(self._parameters))
         order = torch.tensor(own, dtype=INTEGERS[READY_ORDER_BYTES], device=self._parameters[0].device)
         dist.broadcast(order, group_src=0, group=group)
-        self.rebuild(
-            assign_buckets(
-                [parameter.nbytes for parameter in self._parameters],
-                self._rebuild_caps,
-                keys=self.kinds,
-                sparse=[index in self._sparse for index in range(len(self._parameters))],
-                order=order.tolist(),
-            )
+        assignment = assign_buckets(
+            [parameter.nbytes for parameter in self._parameters],
+            self._rebuild_caps,
+            keys=self.kinds,
+            sparse=[index in self._sparse for index in range(len(self._parameters))],
+            order=order.tolist(),
         )
-        return True
-
-    def rebuild(self, assignment: Sequence[Sequence[int]]) -> None:
-        """Replace all buckets by those of `assignment`, between two iterations and on all ranks alike."""
         self._buckets = []  # frees the old buffers before the new ones are allocated
         self._allocate(assignment)
         self.rebuilt = True
+        return True

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from functools import cached_property, partial
 from operator import attrgetter
-from typing import Any, Protocol, runtime_checkable
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -60,23 +60,6 @@ PROCESS_LOCAL = frozenset(
 """Attributes that are not pickled."""
 
 
-@runtime_checkable
-class BucketTuning(Protocol):
-    """What `autotune` takes: tunes the buckets of a module after its first iterations; see `autotuning.Autotune`.
-
-    Attributes:
-        iterations: Iterations to record; must be the same on all ranks.
-    """
-
-    iterations: int
-
-    def check(self, ddp: "DistributedDataParallel") -> None:
-        """Raise a ValueError if a module with these arguments cannot be tuned."""
-
-    def attach(self, ddp: "DistributedDataParallel") -> None:
-        """Tune the buckets of the module's reducer, which has just been constructed."""
-
-
 class TorchNamedReducer(ExceptionSafeReducer):
     """A reducer whose features and ranks may change between iterations; with the names of torch's, `ddp.reducer`."""
 
@@ -103,9 +86,8 @@ class TorchNamedReducer(ExceptionSafeReducer):
             self._hook.group = group
         self._messages.rank = dist.get_rank(group)
         self._state = Idle()
-        self.iterations = self.reductions = 0
+        self.iterations = 0
         self.ready_order = []
-        self.rebuild = self.buckets.rebuild_if_due
         self.after_backward.clear()
         self.inbox.reset()
         self.buckets.reset()
@@ -172,16 +154,14 @@ class DistributedDataParallel(DataParallel):
         batched_grad_copy: Whether large gradients are packed by one fused copy too; small ones always are.
         forward_sync_buffers: Whether to broadcast rank 0's buffers in each synchronised forward pass. None: True.
         plan: Parameter indices or names by bucket, in launch order; such buckets are never rebuilt.
-        autotune: Records the first iterations, then rebuilds the buckets once more, as a prediction advises:
-            `ddplab.autotune(fabric)`, or `autotuning.Autotune` with a tuner of your own. None: the buckets stay.
         debug: Whether each rank writes its launches to the process group's store, so that the error of a failed
             collective names the rank that left the launch order. With NCCL only its watchdog sees failures.
 
     Raises:
         RuntimeError: No process group, nothing to train, or parameters that differ between ranks.
-        ValueError: Devices that make no sense, a plan that is not a partition of the parameters, parameters that
-            cannot be delayed, or `autotune` with buckets that are never rebuilt.
-        TypeError: `mixed_precision` is not a configuration of mixed precision, or `autotune` not one of tuning.
+        ValueError: Devices that make no sense, a plan that is not a partition of the parameters, or parameters
+            that cannot be delayed.
+        TypeError: `mixed_precision` is not a configuration of mixed precision.
     """
 
     reducer_class = TorchNamedReducer
@@ -211,7 +191,6 @@ class DistributedDataParallel(DataParallel):
         forward_sync_buffers: bool | None = None,  # noqa: FBT001
         *,
         plan: Sequence[Sequence[int | str]] | None = None,
-        autotune: BucketTuning | None = None,
         debug: bool = False,
     ) -> None:
         forward_sync, initial_sync = construction.resolve_deprecated(
@@ -220,7 +199,7 @@ class DistributedDataParallel(DataParallel):
             forward_sync_buffers=forward_sync_buffers,
         )
         group = construction.resolve_group(process_group, device_mesh)
-        self.mixed_precision, self.dim, self.autotune = mixed_precision, dim, autotune
+        self.mixed_precision, self.dim = mixed_precision, dim
         self._delay = delay_all_reduce_named_params, param_to_hook_all_reduce
         self._given_devices = device_ids, output_device
         shards = localize(module) if is_slice(device_mesh) else {}
@@ -261,12 +240,7 @@ class DistributedDataParallel(DataParallel):
         tensors, setup = super().set_up(with_buffers=with_buffers)
         trainable = tensors.trainable.values()
         self.device_ids, self.output_device = construction.resolve_devices(trainable, *self._given_devices)
-        if self.autotune is None:
-            return tensors, setup
-        if not isinstance(self.autotune, BucketTuning):
-            raise TypeError(f"autotune: expected an object such as ddplab.autotune(fabric), got {self.autotune!r}")
-        self.autotune.check(self)
-        return tensors, replace(setup, recorded_iterations=self.autotune.iterations)
+        return tensors, setup
 
     def make_reducer(self, *, exchange: bool, with_buffers: bool) -> None:
         """See `DataParallel.make_reducer`."""
@@ -283,8 +257,6 @@ class DistributedDataParallel(DataParallel):
         self.delayed = None
         if (trigger := self._delay[1]) is not None:
             self.delayed = DelayedAllReduce(self._delay_all_reduce_params, trigger, self.process_group)
-        if self.autotune is not None:
-            self.autotune.attach(self)
 
     def _replace_in_forward(self, sharded: dict[nn.Parameter, Callable[[Tensor], Tensor]]) -> None:
         """Have forward compute with low-precision copies, sharded tensors or both instead of the parameters."""
@@ -456,8 +428,6 @@ class DistributedDataParallel(DataParallel):
         self.reducer.set_group(self.process_group)
         if self.delayed is not None:
             self.delayed.set_group(self.process_group)
-        if self.autotune is not None:
-            self.autotune.attach(self)
         if self.debug and not left_out:
             self.launch_series = new_series(self.process_group)
             self.reducer.launch_order = CheckedLaunchOrder(self.process_group, self.launch_series)

@@ -81,7 +81,6 @@ class LoggingData(Observer):
         uneven_inputs: Whether the module has run under `join`.
         comm_hook: The comm hook's name. None: no comm hook.
         iteration: Number of the last timed iteration; 0 before the first.
-        autotune: What autotuning did to the buckets; empty until then.
     """
 
     def __init__(self, device: torch.device, clock: Clock | None = None) -> None:
@@ -90,7 +89,6 @@ class LoggingData(Observer):
         self.uneven_inputs = False
         self.comm_hook: str | None = None
         self.iteration = 0
-        self.autotune: Data = {}
         self._clock = clock or clock_of(device, time.time_ns)
         self._number = 0  # of the iteration that is being timed
         self._averaged = False  # whether the reducer has waited for one of its buckets
@@ -183,7 +181,7 @@ class LoggingData(Observer):
 
     def data(self, ddp: Any) -> Data:
         """All logging data by torch's keys: strings, and ints for counts, bytes, nanoseconds and flags."""
-        data: Data = {**_construction(ddp), **_buckets(ddp.reducer), **self.autotune, **self.runtime()}
+        data: Data = {**_construction(ddp), **_buckets(ddp.reducer), **self.runtime()}
         data["iteration"] = self.iteration
         if self.comm_hook is not None:
             data["comm_hook"] = self.comm_hook

@@ -149,13 +149,9 @@ class Recording:
         """
         self._timestamps.finish_iteration(self._timestamps.now())
 
-    def stop(self) -> None:
-        """Remove all hooks."""
-        self._hooks.close()
-
     def __exit__(self, kind: type[BaseException] | None, *_error: object) -> None:
         self._timestamps.finish_iteration()
-        self.stop()
+        self._hooks.close()
         if kind is None:  # after an error the other ranks may never reach the gathering
             self.trace = self._gathered_trace()
 

@@ -100,12 +100,8 @@ class Reducer:
         features: Optional behaviour, as of the buckets.
         tracker: Finds unused parameters.
         iterations: Synchronised forward passes so far, including those that this rank only matched under Join.
-        reductions: Completed reductions, including those that this rank only matched under Join; the same on all
-            ranks between two iterations.
         ready_order: Parameter indices in ready order, as of the last synchronised backward pass.
         reduced_buckets: Number of buckets that were sent in that pass.
-        rebuild: Rebuilds the buckets if that is due and returns whether it did. Called in every forward pass, on all
-            ranks together, with the group and the ready order, which is empty while a reduction is incomplete.
         observers: Called at each step; append between iterations.
         alarm: Called once, when a synchronised forward pass begins and `iterations` has reached `alarm_at`.
         on_error: Called with the message of every error.
@@ -131,10 +127,9 @@ class Reducer:
         self._accumulators = accumulators(self._parameters)
         self.make_tracker = make_tracker
         self.tracker = make_tracker(self.features, self._parameters, self._accumulators, group)
-        self.iterations = self.reductions = 0
+        self.iterations = 0
         self.ready_order: list[int] = []
         self.reduced_buckets = 0
-        self.rebuild: Callable[[Sequence[int], dist.ProcessGroup], bool] = buckets.rebuild_if_due
         self.observers: list[Observer] = []
         self.alarm: Callable[[], None] = lambda: None
         self.alarm_at = math.inf
@@ -189,7 +184,7 @@ class Reducer:
             self.notify(Observer.forward_started)
 
     def rebuild_if_due(self) -> None:
-        """Rebuild the buckets if that is due, by default once the ready order is known; all ranks call this together.
+        """Rebuild the buckets once, as soon as the ready order is known; all ranks call this together.
 
         Raises:
             RuntimeError: The last backward pass left gradients out or was interrupted, so the averages never arrived;
@@ -198,7 +193,7 @@ class Reducer:
         self.check_finished()
         every = range(len(self._parameters))
         self._check_not_converted(every if self._thorough else [bucket.indices[0] for bucket in self.buckets])
-        if self.rebuild(self.ready_order if isinstance(self._state, Idle) else [], self._group):
+        if self.buckets.rebuild_if_due(self.ready_order if isinstance(self._state, Idle) else [], self._group):
             self._thorough = True
 
     def _check_not_converted(self, indices: Iterable[int]) -> None:
@@ -445,7 +440,6 @@ class Reducer:
 
     def _close(self, reduction: Reduction) -> None:
         """After the last bucket: remember what the next iteration needs, on all ranks alike."""
-        self.reductions += 1
         self.ready_order = reduction.ready_order
         self.reduced_buckets = len(reduction.in_flight)
         self.wait_for_others()

@@ -1,7 +1,5 @@
 """Discrete-event simulator of data-parallel training: predicts iteration times from recorded traces."""
 
-from typing import Any
-
 from reference.trace import Trace
 
 from .capacity.cost import Price
@@ -33,7 +31,6 @@ __all__ = [
     "Trace",
     "Variation",
     "assume_gpu",
-    "emulate",
     "explain",
     "import_profile",
     "plan",
@@ -41,10 +38,3 @@ __all__ = [
     "sweep",
     "tune",
 ]
-
-
-def emulate(*arguments: Any, **settings: Any) -> Any:
-    """`ddplab.emulate` under its earlier name, for scripts that use it; needs torch, as no other function here."""
-    from ddplab import emulate as emulate_with_torch
-
-    return emulate_with_torch(*arguments, **settings)

@@ -322,12 +322,6 @@ class Comparison:
         low, high = self.difference_interval_ns
         return low <= 0 <= high
 
-    @property
-    def intervals_overlap(self) -> bool:
-        """Whether the 90 % intervals overlap, so that the difference may be due to chance."""
-        (low, high), (other_low, other_high) = self.baseline.interval_ns, self.other.interval_ns
-        return other_low <= high and low <= other_high
-
     def __repr__(self) -> str:
         parts = ", ".join(f"{_in_words(part)} {ns / 1e6:+.2f}" for part, ns in self.parts_ns.items() if ns)
         return f"{self._verdict}; by part, ms: {parts or 'no difference'}"

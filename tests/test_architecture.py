@@ -20,8 +20,6 @@ PURE = (
     "reference.trace",
 )
 """The parts of `reference` that `simulator` uses: none of them needs torch."""
-FORWARDED = {"simulator": {"ddplab", "ddplab.emulate"}}
-"""`simulator.emulate` is the earlier name of `ddplab.emulate`, and imports it when it is called."""
 
 
 def imported(path: Path) -> set[str]:
@@ -47,7 +45,7 @@ def name_of(path: Path) -> str:
 
 
 IMPORTS = {
-    name_of(path): imported(path) - FORWARDED.get(name_of(path), set())
+    name_of(path): imported(path)
     for package in ("reference", "simulator", "ddplab")
     for path in (ROOT / package).rglob("*.py")
 }

@@ -7,6 +7,7 @@ import matplotlib.pyplot as plt
 from matplotlib.axes import Axes
 
 import simulator
+from ddplab import emulate
 from ddplab.conformance.class_under_test import Subject
 from ddplab.conformance.overlap import reducer_of
 from ddplab.validation.demo import TRACE
@@ -65,7 +66,7 @@ def iteration_ms(name: str, cap_mb: float = 25) -> float:
         RankError: The class raised an error, or its ranks launch different collectives.
     """
     forget()
-    emulated: simulator.Prediction = simulator.emulate(
+    emulated: simulator.Prediction = emulate(
         v100(), network(), world_size=RANKS, reducer=reducer_of(Subject(name)), bucket_cap_mb=cap_mb, assume=False
     )
     return emulated.iteration_ns / 1e6

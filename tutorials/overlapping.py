@@ -8,6 +8,7 @@ import numpy as np
 from matplotlib.axes import Axes
 from numpy.typing import NDArray
 
+import ddplab
 import simulator
 from ddplab.conformance.class_under_test import Subject
 from ddplab.conformance.overlap import reducer_of
@@ -103,7 +104,7 @@ def _buckets(overlap: str) -> Plan:
 
 
 def _virtual_ms(reducer: Reducer, overlap: str, gbit_per_s: float) -> float:
-    emulate = partial(simulator.emulate, v100(), network(gbit_per_s), world_size=RANKS, assume=False)
+    emulate = partial(ddplab.emulate, v100(), network(gbit_per_s), world_size=RANKS, assume=False)
     if reducer == "minimal":
         found = emulate(reducer=reducer_of(Subject(MINIMAL[overlap])), bucket_cap_mb=CAP_MB)
     else:

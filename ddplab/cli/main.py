@@ -44,7 +44,7 @@ Typical workflow:
 A trace of a GPU comes from a file of torch's profiler: see `import`. To model hardware that you do not have, make a
 trace from a data sheet with `synthesize`, and use a node of the catalogue, a YAML file of links or logs of nccl-tests
 as the fabric. `catalogue` lists nodes, devices and models by name. `plan` answers how many of which GPU on
-which network, from names alone. `tune` finds the best buckets. `sweep` predicts all combinations of several settings,
+which network, from names alone. `tune` finds fast buckets. `sweep` predicts all combinations of several settings,
 `emulate` runs a real reducer in virtual time beside the prediction, and `knobs` lists every setting.
 
 MODEL is a name in the catalogue, emulated:TRACE (which sleeps for the times of a trace instead of computing) or
@@ -101,7 +101,7 @@ COMMANDS: Mapping[Callable[..., None] | typer.Typer, tuple[str, ...]] = {
         "ddplab plan trace.json.gz aws-p4d --measured 8:120ms --world-sizes 8,64,512",
     ),
     tune: (
-        "Find the best buckets, and verify their gain.",
+        "Find fast buckets, and verify their gain.",
         "ddplab tune trace.json.gz --fabric pod.yaml --world-size 64",
         "ddplab tune trace.json.gz --fabric aws-p4d --picture out/tune.png",
         "ddplab tune trace.json.gz --fabric out/fabric.json --verify train",

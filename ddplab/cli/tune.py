@@ -1,4 +1,4 @@
-"""`ddplab tune`: the best buckets of a trace on a fabric, a bound that no buckets beat, and the measured gain."""
+"""`ddplab tune`: fast buckets for a trace on a fabric, a bound that no buckets beat, and the measured gain."""
 
 import math
 from collections.abc import Sequence

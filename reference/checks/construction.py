@@ -144,8 +144,6 @@ class Setup:
     sparse: frozenset[int]
     """Parameter indices whose gradients are sparse tensors."""
     rebuild_caps_bytes: list[int] | None
-    recorded_iterations: int | None = None
-    """Iterations after which the buckets are tuned. None: they are not."""
 
 
 def verify_setup(
@@ -283,12 +281,6 @@ def _difference(first: Setup, other: Setup, rank: int) -> str:
             return (
                 f"rank 0 has {len(ours)} {what}, rank {rank} has {len(theirs)}: build the same module on every rank"
             )
-    ours, theirs = first.recorded_iterations, other.recorded_iterations
-    if ours != theirs:
-        return (
-            f"autotune: expected the same on all ranks; the number of iterations to record is {ours} on rank 0, "
-            f"{theirs} on rank {rank}"
-        )
     return (
         f"rank 0 and rank {rank} were given different plans or bucket caps, or froze or delayed different parameters"
     )
@@ -308,25 +300,13 @@ def _resolve_plan(
         raise ValueError(f"plan: no trainable parameter is called {sorted(unknown)[0]!r}")
     buckets = [[indices[entry] if isinstance(entry, str) else entry for entry in bucket] for bucket in plan]
     check_partition(buckets, len(parameters))
-    check_buckets(buckets, parameters, sparse, name="plan")
-    return buckets
-
-
-def check_buckets(
-    buckets: Sequence[Sequence[int]], parameters: dict[str, nn.Parameter], sparse: set[str], *, name: str
-) -> None:
-    """Check that every bucket of a partition of `parameters` can be one flat buffer.
-
-    Raises:
-        ValueError: A bucket mixes dtypes or devices, or one of the `sparse` parameters shares its bucket. The message
-            begins with `name`.
-    """
     keys = [(parameter.dtype, parameter.device) for parameter in parameters.values()]
     names = list(parameters)
     for number, bucket in enumerate(buckets):
         if len({keys[index] for index in bucket}) > 1:
-            raise ValueError(f"{name}: bucket {number} mixes dtypes or devices; give each its own bucket")
+            raise ValueError(f"plan: bucket {number} mixes dtypes or devices; give each its own bucket")
         if len(bucket) > 1 and (alone := sparse & {names[index] for index in bucket}):
             raise ValueError(
-                f"{name}: bucket {number} holds {min(alone)}, whose gradients are sparse; give it its own bucket"
+                f"plan: bucket {number} holds {min(alone)}, whose gradients are sparse; give it its own bucket"
             )
+    return buckets

@@ -298,11 +298,6 @@ class Fabric(Schema, strict=False):
         """Return the source of the costs: "measured", "extrapolated", "described", or "none" for one rank."""
         return self._curves.origin(world_size)
 
-    def algorithm_for(self, size_bytes: int, world_size: int) -> str:
-        """Return the all-reduce algorithm for a size on described links, or else the `origin` of the costs."""
-        curve = self._curves.all_reduce(world_size)
-        return curve.cheapest(size_bytes)[0] if isinstance(curve, AlgorithmCosts) else self.origin(world_size)
-
     def assumed(self, sizes_bytes: Sizes, world_size: int) -> tuple[str, ...]:
         """Return a sentence on the costs of all-reduces of these sizes if some lie beyond a table, or none."""
         curve = self._curves.all_reduce(world_size)

@@ -1,1 +1,1 @@
-"""Search for the best buckets of a model, and a bound that no buckets can beat."""
+"""Search for fast buckets of a model, and a bound that no buckets can beat."""

@@ -1,4 +1,4 @@
-"""Local search: improves buckets by small changes, where the exact search does not decide the objective."""
+"""Local search: improves buckets by small changes."""
 
 from collections.abc import Callable, Iterator
 from itertools import accumulate, pairwise
@@ -20,7 +20,9 @@ def improve(
     *,
     allowed: Callable[[BucketLayout], bool] = lambda _plan: True,
 ) -> BucketLayout:
-    """Return the plan after changes that make `value_ns` smaller, until none does or all evaluations are used.
+    """Return the plan after changes that make `value_ns`, or at equal value the number of buckets, smaller.
+
+    Stops when no change does, or all evaluations are used.
 
     Args:
         plan: Parameter indices by bucket, in launch order.
@@ -29,7 +31,7 @@ def improve(
         evaluations: How often `value_ns` may be called.
         allowed: Whether a plan may be the result; called for improvements only.
     """
-    best_ns, tried = value_ns(plan), {plan}
+    best, tried = (value_ns(plan), len(plan)), {plan}
     improved = True
     while improved:
         improved = False
@@ -40,9 +42,9 @@ def improve(
                 return plan
             evaluations -= 1
             tried.add(changed)
-            changed_ns = value_ns(changed)
-            if changed_ns < best_ns and allowed(changed):
-                plan, best_ns, improved = changed, changed_ns, True
+            value = value_ns(changed), len(changed)
+            if value < best and allowed(changed):
+                plan, best, improved = changed, value, True
                 break
     return plan
 
@@ -50,20 +52,21 @@ def improve(
 def _neighbours(plan: BucketLayout, costs: PartitionCosts) -> Iterator[BucketLayout]:
     """Return plans in which two successive buckets are merged, one is split, or a border has moved."""
     kinds = costs.kinds
-    for number, (one, other) in enumerate(pairwise(plan)):
-        if kinds[one[0]] == kinds[other[0]]:
-            both = one + other
-            yield (*plan[:number], both, *plan[number + 2 :])
-            for step in STEPS:
-                for edge in (len(one) - step, len(one) + step):
-                    if 0 < edge < len(both):
-                        yield (*plan[:number], both[:edge], both[edge:], *plan[number + 2 :])
+    pairs = [(n, a, b) for n, (a, b) in enumerate(pairwise(plan)) if kinds[a[0]] == kinds[b[0]]]
+    for number, one, other in pairs:
+        yield (*plan[:number], one + other, *plan[number + 2 :])
     for number, bucket in enumerate(plan):
         if len(bucket) > 1:
             sizes = list(accumulate(costs.parameters[index].size_bytes for index in bucket))
             half = next(place for place, size in enumerate(sizes, start=1) if 2 * size >= sizes[-1])
             for edge in {1, min(half, len(bucket) - 1), len(bucket) - 1}:
                 yield (*plan[:number], bucket[:edge], bucket[edge:], *plan[number + 1 :])
+    for number, one, other in pairs:
+        both = one + other
+        for step in STEPS:
+            for edge in (len(one) - step, len(one) + step):
+                if 0 < edge < len(both):
+                    yield (*plan[:number], both[:edge], both[edge:], *plan[number + 2 :])
 
 
 def as_layout(buckets: BucketAssignment) -> BucketLayout:

@@ -12,7 +12,7 @@ computing beside it. Collectives that share the link count with the part of the 
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cached_property
 from math import prod
 from typing import cast
@@ -33,7 +33,7 @@ from ..schedule.comm_hook_messages import (
     Transport,
     gradient_bytes,
 )
-from ..workload.compute_times import CycleTimes, Floats, Nanoseconds
+from ..workload.compute_times import Floats, Nanoseconds
 from .plan_times import PlanTimes
 
 ADDITIVE = (CommHook, HalfPrecision, PowerSGD)
@@ -57,7 +57,6 @@ class PartitionCosts:
         computed_ns: End of the iteration on the slowest rank without communication, packing, launches and copies;
             shape [cycles].
         step_ns: Longest time after the backward pass of a rank; shape [cycles].
-        is_exact: Whether the recurrence of this module gives the iteration of contiguous buckets to the nanosecond.
     """
 
     times: PlanTimes
@@ -70,7 +69,6 @@ class PartitionCosts:
     unpack_ns: float
     computed_ns: Floats
     step_ns: Floats
-    is_exact: bool
 
     @cached_property
     def parameters(self) -> tuple[Parameter, ...]:
@@ -197,11 +195,6 @@ class PartitionCosts:
         """Return the objective by the recurrence."""
         return self.times.deciding_ns(self.recurrence_ns(plan))
 
-    def at(self, ready_ns: Floats, computed_ns: float, step_ns: float) -> "PartitionCosts":
-        """Return the costs for a single iteration with these times."""
-        computed, step = np.array([computed_ns]), np.array([step_ns])
-        return replace(self, ready_ns=ready_ns[None], computed_ns=computed, step_ns=step)
-
 
 def partition_costs(times: PlanTimes) -> PartitionCosts:
     """Return the costs of the cycles of iterations that decide the objective."""
@@ -235,22 +228,7 @@ def partition_costs(times: PlanTimes) -> PartitionCosts:
         unpack_ns=hook.decompress.fixed_ns,
         computed_ns=(before_ns + drawn.backward_end_ns + drawn.step_ns).max(axis=-1).astype(float),
         step_ns=drawn.step_ns.max(axis=-1).astype(float),
-        is_exact=_is_exact(times, hook, order, drawn),
     )
-
-
-def _is_exact(times: PlanTimes, hook: CommHook, order: Sequence[int], drawn: CycleTimes) -> bool:
-    """Whether the recurrence gives the iterations with contiguous buckets to the nanosecond."""
-    policy, fabric = times.policy, times.fabric
-    alone = tuple((index,) for index in order)
-    if hook.has_costs or not isinstance(policy.hook, CommHook | HalfPrecision) or not is_additive(policy.hook):
-        return False
-    if policy.graph_may_change or times.recorded.has_communication or not policy.copies_single_gradients:
-        return False
-    if fabric.concurrency * policy.process_groups > 1 or not times.has_constant_speeds(alone):
-        return False
-    turns = (2 * drawn.ready_ns + ~drawn.unused).reshape(-1, len(order))
-    return all((row.argsort(kind="stable") == np.array(order)).all() for row in turns)
 
 
 def least_message_bytes(parameter: Parameter, hook: CommHook) -> float:

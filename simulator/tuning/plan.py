@@ -1,4 +1,4 @@
-"""Plan: the best buckets that `tune` has found, beside a bound and the buckets of known rules."""
+"""Plan: the buckets that `tune` has found, beside a bound and the buckets of known rules."""
 
 import os
 from typing import Self
@@ -26,7 +26,7 @@ class Baseline(Schema):
 
 
 class Plan(Schema):
-    """The best buckets for one model, fabric and world size; all times are predicted, in nanoseconds.
+    """Buckets for one model, fabric and world size; all times are predicted, in nanoseconds.
 
     The time of torch's default is among `baselines`, under the name `DEFAULT`. If the policy gave caps or a plan,
     their time is there too, under the name `GIVEN`, and takes the place of the default's in `gain` and
@@ -45,10 +45,6 @@ class Plan(Schema):
     iteration_ns: int = Field(description="objective with these buckets, as `predict` gives it")
     interval_ns: tuple[int, int] = Field(description="interval that contains 90 % of the iterations")
     lower_bound_ns: int = Field(description="objective that no buckets can beat, in any order and of any sizes")
-    is_proven: bool = Field(
-        description="whether no other buckets that are cut from the ready order are faster; otherwise the search may "
-        "have missed some, which are not faster than `lower_bound_ns`"
-    )
     keep_default: bool = Field(
         description="whether the gain over torch's default may be due to the errors of the costs, which both share "
         "(`Comparison.is_tie`), or is smaller than the error that no cost explains (`unexplained`)"

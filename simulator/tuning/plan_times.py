@@ -10,7 +10,7 @@ import numpy as np
 from reference.files.value_ranges import as_int64
 from reference.trace import BucketLayout, Trace
 
-from ..engines.closed_form import has_constant_speeds, solve
+from ..engines.closed_form import solve
 from ..engines.engine_choice import latencies_ns, simulate
 from ..fabric import Fabric, LinkShare
 from ..interval import CELLS, place_of_median
@@ -229,10 +229,6 @@ class PlanTimes:
         before = replace(schedule, instructions=schedule.instructions[: schedule.instructions.index(FORWARD)])
         shares = (LinkShare(),) * len(schedule.collectives)
         return times, solve(replace(engine_input, schedule=before, sharing=shares, slowdowns=None))[2]
-
-    def has_constant_speeds(self, plan: BucketLayout) -> bool:
-        """Whether neither collectives nor computation slow each other down."""
-        return has_constant_speeds(self.costs(plan).untimed)
 
 
 def with_plan(policy: Policy, plan: BucketLayout) -> Policy:

@@ -1,11 +1,10 @@
-"""Tune: the best buckets of a recorded model on a fabric.
+"""Tune: fast buckets for a recorded model on a fabric.
 
-Searched are caps, caps by bucket and every contiguous partition of the ready order. `exact_search` cuts the ready
-order of each deciding iteration, `local_search` improves the result for all of them, and `predict` gives the times.
-The buckets of known rules take part in the search, so the plan is never slower than any of them.
+The search starts from the buckets of single caps and of known rules, so the plan is never slower than any of them.
+`local_search` improves the best of these, and `predict` gives the times. `lower_bound` limits the gain of all others.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from functools import partial
 from itertools import accumulate, pairwise
 from math import floor
@@ -24,7 +23,6 @@ from ..schedule.policy import Policy
 from ..schedule.schedule import buckets_of
 from ..workload.compute_times import RECORDED, Variation
 from ..workload.default_gpu_costs import assume_gpu
-from .exact_search import Segments, best_cut
 from .known_rules import (
     CapRule,
     Line,
@@ -43,10 +41,10 @@ from .plan_times import Objective, PlanTimes, with_plan
 CAPS = 48
 """Single caps that are tried first, evenly spaced in logarithms; then as many that make different buckets, from the
 largest one on, and around the best one."""
-MOST_CUT = 2500
-"""Parameters up to which the ready order is cut exactly; costs of all contiguous buckets are kept in memory."""
-CUTS = 4000
-"""Deciding iterations that are cut exactly, times parameters: few iterations of a large model."""
+IMPROVED = 2
+"""Plans with the shortest times by the recurrence that are improved by it."""
+EVALUATIONS = 400
+"""Plans of which each improvement may compute the recurrence."""
 CHECKED = 6
 """Plans with the shortest times by the recurrence whose times are then computed as `predict` does."""
 LIMITED = Annotated[int, Field(gt=0)] | None
@@ -103,7 +101,7 @@ def tune(
     times = PlanTimes(trace, assumed, world_size, policy, spread, stragglers, objective)
     present = as_layout(buckets_of(given, times.recorded)) if _has_buckets(given) else None
     search = _Search(times, partition_costs(times), in_flight_bytes, cap_rule, present)
-    best, is_proven = search.run()
+    best = search.run()
     forecast = partial(
         predict, trace, fabric, world_size=world_size, variation=variation, stragglers=stragglers, assume=assume
     )
@@ -123,7 +121,6 @@ def tune(
         iteration_ns=iteration_ns,
         interval_ns=chosen.interval_ns,
         lower_bound_ns=min(iteration_ns, lower_bound_ns(search.costs)),
-        is_proven=is_proven,
         keep_default=best == today or _may_be_an_error(default.compare(chosen)),
         cap_rule=cap_rule,
         best_cap_mb=search.best_cap_mb,
@@ -254,15 +251,10 @@ class _Search:
     def _keeps_limit(self, plan: BucketLayout) -> bool:
         return self._limit is None or self.times.in_flight_bytes(plan) <= self._limit
 
-    def run(self) -> tuple[BucketLayout, bool]:
-        """Return the best plan, and whether no contiguous partition of the ready order is better."""
+    def run(self) -> BucketLayout:
+        """Return the best plan that is found."""
         costs, times = self.costs, self.times
-        candidates = {*self.rules.values(), *self._by_caps}
-        is_complete = False
-        if len(costs.order) <= MOST_CUT:
-            cuts, is_complete = self._cuts(candidates)
-            candidates |= cuts
-        candidates = {plan for plan in candidates if self._keeps_limit(plan)}
+        candidates = {plan for plan in (*self.rules.values(), *self._by_caps) if self._keeps_limit(plan)}
         if not candidates:
             least = min(map(times.in_flight_bytes, self.rules.values()))
             raise ValueError(
@@ -270,45 +262,16 @@ class _Search:
                 f"the known rules is {least}"
             )
         ranked = sorted(candidates, key=lambda plan: (self._recurrence(plan), len(plan)))
-        if not (is_complete and costs.is_exact):
-            evaluations = 400 if len(costs.order) <= 400 else 100
-            polished = [
-                improve(plan, costs, self._recurrence, evaluations, allowed=self._keeps_limit) for plan in ranked[:2]
-            ]
-            ranked = sorted({*polished, *ranked}, key=lambda plan: (self._recurrence(plan), len(plan)))
+        improved = [
+            improve(plan, costs, self._recurrence, EVALUATIONS, allowed=self._keeps_limit)
+            for plan in ranked[:IMPROVED]
+        ]
+        ranked = sorted({*improved, *ranked}, key=lambda plan: (self._recurrence(plan), len(plan)))
         few = {*ranked[:CHECKED], *(plan for plan in self.rules.values() if plan in candidates)}
         best = min(sorted(few, key=len), key=times.value_ns)
-        if not costs.is_exact:
-            best = improve(best, costs, times.value_ns, self._evaluations(), allowed=self._keeps_limit)
-        return best, is_complete and costs.is_exact
+        return improve(best, costs, times.value_ns, self._evaluations(), allowed=self._keeps_limit)
 
     def _evaluations(self) -> int:
         """Plans that the last improvement may simulate: few if each takes long."""
         cells = len(self.times.deciding_cycles) * len(self.times.sampler.ranks)
         return max(8, min(60, 400 // cells))
-
-    def _cuts(self, candidates: set[BucketLayout]) -> tuple[set[BucketLayout], bool]:
-        """Return the best contiguous partition for each of the deciding iterations, and whether it is the best."""
-        costs = self.costs
-        segments = Segments(costs)
-        cycles = len(costs.step_ns)
-        chosen = np.unique(np.linspace(0, cycles - 1, min(cycles, 8, max(1, CUTS // len(costs.order)))).astype(int))
-        scenarios = [
-            costs.at(costs.ready_ns[cycle], costs.computed_ns[cycle], costs.step_ns[cycle]) for cycle in chosen
-        ]
-        if cycles > 1:
-            summaries: list[Callable[..., Any]] = [np.median, np.max]
-            scenarios += [
-                costs.at(*(summary(ns, axis=0) for ns in (costs.ready_ns, costs.computed_ns, costs.step_ns)))
-                for summary in summaries
-            ]
-        contiguous = {self._cut([len(plan) for plan in one]) for one in candidates}
-        cuts: set[BucketLayout] = set()
-        complete = cycles == 1 and self._limit is None
-        for one in scenarios:
-            known_ns = min(float(one.recurrence_ns(plan)[0]) for plan in contiguous)
-            cut = best_cut(one, segments, known_ns + 1, most_bytes=self._limit, thorough=cycles == 1)
-            if cut is not None:
-                cuts.add(as_layout(cut.buckets))
-            complete = complete and cut is not None and cut.is_complete
-        return cuts, complete

@@ -2,8 +2,9 @@
 
 import pytest
 
+from ddplab import emulate
 from reference.trace import Trace
-from simulator import Fabric, Variation, emulate, predict, sweep
+from simulator import Fabric, Variation, predict, sweep
 from simulator.catalogue import read_catalogue
 from simulator.fabric import Processor
 from simulator.fabric.processor_costs import HookCost

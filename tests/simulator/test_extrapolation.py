@@ -97,8 +97,8 @@ def test_with_one_world_size_measured_the_library_says_how_latency_grows():
     table = Fabric.from_table([(2, 0, 1000), (2, 10, 1000)])
     grows = {lib: table.model_copy(update={"library": lib, "extrapolate": True}) for lib in ("nccl", "gloo")}
     assert {lib: fabric.all_reduce_ns(8, 8) for lib, fabric in grows.items()} == {"nccl": 3000, "gloo": 7000}
-    assert grows["nccl"].algorithm_for(8, 8) == "extrapolated"
-    assert grows["nccl"].algorithm_for(8, 2) == "measured"
+    assert grows["nccl"].origin(8) == "extrapolated"
+    assert grows["nccl"].origin(2) == "measured"
 
 
 @given(tables, tables, st.integers(3, 7), st.integers(0, 10**9))

@@ -53,6 +53,5 @@ def test_where_a_bucket_costs_a_line_and_gradients_are_small_the_bound_is_reache
     from simulator import tune
 
     plan = tune(trace, fabric, world_size=2)
-    assert plan.is_proven
     assert plan.iteration_ns >= plan.lower_bound_ns >= 0.97 * plan.iteration_ns
     assert plan.lower_bound_ns == lower_bound_ns(costs)

@@ -319,9 +319,6 @@ def test_the_parts_of_a_comparison_add_up_to_its_difference(asked, other):
     assert comparison.difference_ns == two.iteration_ns - one.iteration_ns == -two.compare(one).difference_ns
     assert sum(comparison.parts_ns.values()) == comparison.difference_ns
     assert comparison.ratio == pytest.approx(two.iteration_ns / max(1, one.iteration_ns))
-    assert comparison.intervals_overlap == two.compare(one).intervals_overlap
-    (low, high), (other_low, other_high) = one.interval_ns, two.interval_ns
-    assert comparison.intervals_overlap == (max(low, other_low) <= min(high, other_high))
     least, most = comparison.difference_interval_ns
     assert least <= comparison.difference_ns <= most
     assert two.compare(one).difference_interval_ns == (-most, -least)

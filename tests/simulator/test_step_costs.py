@@ -8,8 +8,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from ddplab import emulate
 from reference.trace import BucketTimes
-from simulator import emulate, predict, sweep
+from simulator import predict, sweep
 from simulator.engines.engine_choice import simulate
 from simulator.fabric import Contention, Fabric, Linear, Processor
 from simulator.interval import COMPUTATION

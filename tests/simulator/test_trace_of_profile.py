@@ -11,9 +11,10 @@ import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
+from ddplab import emulate
 from reference.errors import TraceError
 from reference.trace import Trace
-from simulator import Fabric, emulate, import_profile, predict
+from simulator import Fabric, import_profile, predict
 from simulator.fabric import Linear
 from simulator.profiler_import.trace_of_profile import host_bound
 

@@ -15,21 +15,9 @@ from simulator.tuning.plan import GIVEN
 from tests.explore import examples
 from tests.strategies import emulations, iteration, partitions, trace_of
 
-from .tuning_cases import WORLD_SIZE, contiguous_partitions, fabrics, plan_times, small_models
+from .tuning_cases import WORLD_SIZE, fabrics, small_models
 
 RESNET50 = Path(simulator.__file__).parents[1] / "benchmarks" / "resnet50.json.gz"
-
-
-@examples(12)
-@given(
-    small_models(parameters=5, ranks=2, cycles=2), st.sampled_from([1.0, 1.5]).flatmap(lambda s: fabrics(slow_down=s))
-)
-def test_a_proven_plan_is_the_best_of_all_partitions(trace, fabric):
-    plan = tune(trace, fabric, world_size=WORLD_SIZE)
-    times = plan_times(trace, fabric)
-    shortest = min(map(times.value_ns, contiguous_partitions(times.recorded.ready_order)))
-    assert plan.iteration_ns == shortest or not plan.is_proven
-    assert plan.lower_bound_ns <= shortest
 
 
 @examples(20)

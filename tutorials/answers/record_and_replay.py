@@ -4,6 +4,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import simulator
+from ddplab import emulate
 from reference.trace import Trace
 from simulator.fabric import Fabric
 from simulator.prediction import Prediction
@@ -63,7 +64,7 @@ def straggler(trace: Trace, links: Fabric, equal_ns: int) -> Exercise:
     slow = [simulator.Straggler(rank=1, factor=1.3)]
 
     def emulated_ns() -> int:
-        emulated: Prediction = simulator.emulate(trace, links, world_size=RANKS, stragglers=slow, assume=False)
+        emulated: Prediction = emulate(trace, links, world_size=RANKS, stragglers=slow, assume=False)
         return emulated.iteration_ns
 
     def solution() -> float:
