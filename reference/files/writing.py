@@ -3,6 +3,7 @@
 import fcntl
 import os
 import re
+import secrets
 import stat
 import sys
 from collections.abc import Iterable
@@ -103,15 +104,11 @@ def _same_file(one: Path, other: Path) -> bool:
 
 
 def _replace(path: Path, data: bytes) -> None:
-    """Write a hidden file beside the old one, then rename it.
-
-    Writers of one path take turns by a lock on the hidden file. One that a killed writer has left is written anew.
-    """
+    """Write a new file beside the old one, then rename it."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    part = path.with_name(f".{path.name}.part")
-    with _locked(part) as file:
+    _remove_abandoned(path)
+    with _locked_part(path) as file:
         try:
-            file.truncate(0)
             file.write(data)
             file.flush()
             if path.exists():
@@ -119,17 +116,26 @@ def _replace(path: Path, data: bytes) -> None:
                 with suppress(PermissionError):
                     os.fchown(file.fileno(), before.st_uid, before.st_gid)
                 os.fchmod(file.fileno(), stat.S_IMODE(before.st_mode))
-            os.replace(part, path)
+            os.replace(file.name, path)
         except BaseException:
-            part.unlink()
+            os.unlink(file.name)
             raise
 
 
-def _locked(path: Path) -> BinaryIO:
+def _locked_part(path: Path) -> BinaryIO:
+    """Make a file beside `path`, whose lock shows other processes that it is not abandoned."""
     while True:
-        file = path.open("ab")
+        file = path.with_name(f".{path.name}.{secrets.token_hex(8)}.part").open("xb")
         fcntl.flock(file, fcntl.LOCK_EX)
-        with suppress(FileNotFoundError):
-            if os.path.samestat(os.fstat(file.fileno()), path.stat()):
-                return file
-        file.close()  # another writer has renamed or removed it before it was locked
+        if os.fstat(file.fileno()).st_nlink:
+            return file
+        file.close()  # another process removed it before it was locked
+
+
+def _remove_abandoned(path: Path) -> None:
+    """Remove the unfinished files that processes left when they were killed while they wrote this path."""
+    for part in path.parent.iterdir():
+        if part.name.startswith(f".{path.name}.") and part.suffix == ".part":
+            with suppress(OSError), part.open("rb") as file:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                part.unlink()
