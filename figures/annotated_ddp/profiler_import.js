@@ -374,7 +374,7 @@ function gradientsOf(steps) {
   const noted = new Set((last.buckets.length ? last.buckets : last.allReduces).map(({ dtype }) => dtype).filter(Boolean));
   const usual = (noted.size === 1 && DTYPES[[...noted][0].toLowerCase()]) || "float32";
   const dtypes = gradients.map(({ dtype }) => DTYPES[(dtype ?? "").toLowerCase()] ?? usual);
-  const sizes = sizesOf(steps, gradients, dtypes, usual);
+  const sizes = sizesOf(last, gradients, usual);
   if (sizes.includes(null)) {
     throw new Error("the sizes of the gradients are neither in the file nor follow from it; profile with record_shapes=True");
   }
@@ -388,18 +388,13 @@ function gradientsOf(steps) {
   return { parameters: parameters.reverse(), count, buckets: buckets.map((bucket) => bucket.map(indexOf)) };
 }
 
-function sizesOf(steps, gradients, dtypes, usual) {
-  const last = steps.at(-1);
+function sizesOf(last, gradients, usual) {
   const sizes = gradients.map(({ shape, dtype }) => {
     return shape ? product(shape) * (ELEMENT_BYTES[(dtype ?? "").toLowerCase()] ?? ELEMENT_BYTES[usual]) : null;
   });
   if (!sizes.includes(null)) return sizes;
   const copied = last.copies.map(({ size_bytes }) => size_bytes);
   if (copied.length === sizes.length && !copied.includes(null) && fits(last, copied)) return copied;
-  if (!last.buckets.length && last.allReduces.length === gradients.length) return reducedBytes(steps);
-  if (last.buckets.length && last.buckets.every(({ size_bytes }) => size_bytes)) {
-    return dividedBytes(last, ELEMENT_BYTES[dtypes[0]]);
-  }
   return sizes;
 }
 
@@ -409,28 +404,6 @@ function fits({ buckets }, sizes) {
     if (size_bytes === null) return true;
     sent += size_bytes;
     return sum(sizes.slice(0, gradients)) === sent;
-  });
-}
-
-function reducedBytes(steps) {
-  const last = steps.at(-1).allReduces;
-  const alike = steps.map(({ allReduces }) => allReduces).filter(({ length }) => length === last.length);
-  const shortest = last.map((_, place) => Math.min(...alike.map((some) => some[place].end_ns - some[place].start_ns)));
-  const known = last.flatMap(({ size_bytes }, place) => (size_bytes === null ? [] : [place]));
-  if (!known.length) return last.map(({ size_bytes }) => size_bytes);
-  const distance = (place) => (other) => Math.abs(shortest[other] - shortest[place]);
-  const nearest = (place) => known.reduce((one, other) => (distance(place)(other) < distance(place)(one) ? other : one));
-  return last.map(({ size_bytes }, place) => size_bytes ?? last[nearest(place)].size_bytes);
-}
-
-function dividedBytes({ buckets }, element_bytes) {
-  let accumulated = 0;
-  return buckets.flatMap(({ gradients, size_bytes }) => {
-    const count = gradients - accumulated;
-    accumulated = gradients;
-    const elements = Math.floor(size_bytes / element_bytes);
-    const before = (number) => Math.floor((elements * number) / count);
-    return Array.from({ length: count }, (_, number) => (before(number + 1) - before(number)) * element_bytes);
   });
 }
 

@@ -4,7 +4,7 @@ A file of the profiler holds little of this: shapes only if they were recorded, 
 Everything else is derived, and each derivation is a sentence in the result.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from itertools import accumulate, combinations
 from math import prod
 from typing import NamedTuple
@@ -55,10 +55,8 @@ def model_gradients(steps: Sequence[ProfiledStep], given: Sequence[Parameter] | 
             "count as computation"
         )
     gradients = last.gradients[:count]
-    sizes, dtypes = _sizes(steps, gradients, derived)
+    sizes, dtypes = _sizes(last, gradients, derived)
     if given is None:
-        if None in sizes:
-            sizes = _guessed(steps, gradients, dtypes, derived)
         indices = list(reversed(range(count)))
         parameters = _unnamed(gradients, sizes, dtypes, derived)
     else:
@@ -77,10 +75,9 @@ def model_gradients(steps: Sequence[ProfiledStep], given: Sequence[Parameter] | 
 
 
 def _sizes(
-    steps: Sequence[ProfiledStep], gradients: Sequence[AccumulatedGradient], derived: list[str]
+    last: ProfiledStep, gradients: Sequence[AccumulatedGradient], derived: list[str]
 ) -> tuple[list[int | None], list[str]]:
     """Return bytes and element type of each gradient of the last step, in the order of accumulation."""
-    last = steps[-1]
     noted = {one.dtype for one in last.buckets or last.all_reduces} - {None}
     usual = DTYPES.get(str(noted.pop()).lower(), DEFAULT_DTYPE) if len(noted) == 1 else DEFAULT_DTYPE
     names = [(one.dtype or "").lower() for one in gradients]
@@ -96,53 +93,6 @@ def _sizes(
         derived.append("sizes of gradients: bytes of the copies out of the buckets, which come in the same order")
         return list(copied), dtypes
     return sizes, dtypes
-
-
-def _guessed(
-    steps: Sequence[ProfiledStep], gradients: Sequence[AccumulatedGradient], dtypes: Sequence[str], derived: list[str]
-) -> list[int | None]:
-    """Return bytes of gradients from the all-reduces, where neither shapes nor copies were noted; None: unknown."""
-    last = steps[-1]
-    if not last.buckets and len(last.all_reduces) == len(gradients):
-        derived.append(
-            "sizes of gradients: bytes of the all-reduces, of which there is one for each gradient, in the same order"
-        )
-        return _reduced(steps, derived)
-    if last.buckets and all(one.size_bytes for one in last.buckets):
-        derived.append("sizes of gradients: the bytes of each bucket, divided equally among its gradients")
-        return list(_divided(last, ELEMENT_BYTES[dtypes[0]]))
-    return [None] * len(gradients)
-
-
-def _reduced(steps: Sequence[ProfiledStep], derived: list[str]) -> list[int | None]:
-    """Return the bytes of the last step's all-reduces; of unknown ones, those of the one that took the nearest time.
-
-    The shortest time of all steps counts, because an all-reduce also waits for the other ranks.
-    """
-    last = steps[-1].all_reduces
-    sizes = [one.size_bytes for one in last]
-    alike = [step.all_reduces for step in steps if len(step.all_reduces) == len(last)]
-    shortest = [min(one.end_ns - one.start_ns for one in same) for same in zip(*alike, strict=True)]
-    known = [place for place, size in enumerate(sizes) if size is not None]
-    if known and len(known) < len(sizes):
-        derived.append(
-            f"{len(sizes) - len(known)} of these all-reduces have no bytes in the file; each counts as large as the "
-            "one that took the nearest time"
-        )
-        return [
-            sizes[min(known, key=lambda other: abs(shortest[other] - shortest[place]))] if size is None else size
-            for place, size in enumerate(sizes)
-        ]
-    return sizes
-
-
-def _divided(last: ProfiledStep, element_bytes: int) -> Iterator[int]:
-    accumulated = 0
-    for one in last.buckets:
-        count, accumulated = one.gradients - accumulated, one.gradients
-        elements = (one.size_bytes or 0) // element_bytes
-        for number in range(count):
-            yield (elements * (number + 1) // count - elements * number // count) * element_bytes
 
 
 def _fits(last: ProfiledStep, sizes: Sequence[int]) -> bool:
