@@ -5,6 +5,11 @@ Error:
     ├── ModelError (also a ValueError)    a model cannot be found or built
     ├── LinkError  (also an OSError)      virtual links are not possible on this machine or for this user
     └── RankError  (also a RuntimeError)  a rank raised an error, exited or timed out
+        └── RanksUnmatchedError           ranks made different collectives, waited for each other, or lost one
+            ├── RankLostError             a rank's process exited without reporting an error
+            ├── RanksStillRunningError    ranks were still running at the time-out
+            └── CollectiveError           a rank's connection to another one was lost, or timed out
+                └── LaunchOrderError      the same with `debug=True`, which compares the launches of the ranks
 
 An invalid argument is a plain ValueError; misuse of data parallelism is a RuntimeError, as in torch.
 """
@@ -41,3 +46,26 @@ class RankError(Error, RuntimeError):
         super().__init__(message)
         self.rank = rank
         self.returned = returned or {}
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return type(self), (self.rank, str(self)), vars(self)
+
+
+class RanksUnmatchedError(RankError):
+    """Ranks made different collectives, waited for each other, or lost one; each of these may cause the others."""
+
+
+class RankLostError(RanksUnmatchedError):
+    """A rank's process exited without reporting an error."""
+
+
+class RanksStillRunningError(RanksUnmatchedError):
+    """Ranks were still running at the time-out."""
+
+
+class CollectiveError(RanksUnmatchedError):
+    """A rank's connection to another one was lost, or a collective timed out."""
+
+
+class LaunchOrderError(CollectiveError):
+    """A collective failed, and the checked launch order compares what the ranks launched."""

@@ -37,7 +37,7 @@ import torch.distributed as dist
 import torch.distributed.nn.functional  # before any process group exists, as its default arguments hold the group
 from torch._C._distributed_c10d import FileStore, TCPStore
 
-from .errors import Error, RankError
+from .errors import CollectiveError, Error, RankError, RankLostError, RanksStillRunningError
 from .fork_server import Surroundings
 from .launcher import Agents, Process, agents, start_here
 from .network_namespaces import DEVICE, Links, Uplinks, enter
@@ -325,7 +325,7 @@ class RankPool(contextlib.AbstractContextManager["RankPool"]):
                 stacks = "".join(
                     f"\n\nStack of rank {rank}, innermost call first:\n{self._stack(rank)}" for rank in late
                 )
-                raise RankError(
+                raise RanksStillRunningError(
                     late[0],
                     f"ranks {late} were still running at the time-out of {timeout_s:g} s; all were ended."
                     f"{hint}{stacks}",
@@ -368,18 +368,18 @@ class RankPool(contextlib.AbstractContextManager["RankPool"]):
         except (EOFError, ConnectionResetError):
             process.join(timeout=1)
             hint = f"; {MISMATCH}" if process.exitcode == -signal.SIGABRT and self.backend == "gloo" else ""
-            raise RankError(
+            raise RankLostError(
                 rank,
                 f"{self.name(rank)} exited without reporting an error (exit code {process.exitcode}){hint}"
                 f"{self._others(rank)}{standard_error.tail()}",
             ) from None
-        if kind == _FAILURE and isinstance(value, Error):
+        if kind == _FAILURE and not isinstance(value, RankError):
             raise value if self._agents is None else type(value)(f"{self.name(rank)}: {value}")
         if kind == _FAILURE:  # the first failure is the cause: other ranks fail because they lost that rank
-            if LOST_PEER.search(value) and (lost := self._exited_beside(rank)) is not None:
+            if isinstance(value, CollectiveError) and (lost := self._exited_beside(rank)) is not None:
                 return self._receive(lost)
-            cause = value.strip().splitlines()[-1]
-            raise RankError(
+            cause = str(value).strip().splitlines()[-1]
+            raise type(value)(
                 rank, f"{self.name(rank)} failed: {cause}; the other ranks were ended. Traceback:\n\n{value}"
             )
         return kind, value
@@ -409,8 +409,8 @@ class RankPool(contextlib.AbstractContextManager["RankPool"]):
                 others.remove(rank)
                 with contextlib.suppress(EOFError, ConnectionError, pickle.UnpicklingError):
                     kind, value = pickle.loads(self._ranks[rank].connection.recv_bytes())
-                    if kind == _FAILURE and isinstance(value, str):
-                        return f". {self.name(rank).capitalize()} then failed: {value.strip().splitlines()[-1]}"
+                    if kind == _FAILURE and isinstance(value, RankError):
+                        return f". {self.name(rank).capitalize()} then failed: {str(value).strip().splitlines()[-1]}"
         return ""
 
 
@@ -526,9 +526,18 @@ def _serve(
                     _meet(rank, world_size, backend, store, timedelta(seconds=timeout_s))
                 _send(connection, _RESULT, body(rank, world_size, *args))
             except Exception as error:  # noqa: BLE001 - any error of the body, or a result that cannot be pickled
-                # The message of an `Error` needs no traceback. Pickle does not keep all arguments of a `RankError`.
-                explained = isinstance(error, Error) and not isinstance(error, RankError)
-                _send(connection, _FAILURE, error if explained else traceback.format_exc())
+                _send(connection, _FAILURE, _failure(rank, error))
+
+
+def _failure(rank: int, error: Exception) -> Error:
+    """Return what a rank reports of an error: an `Error` needs no traceback, the message of a `RankError` is one."""
+    if isinstance(error, RankError):  # a class of another module may have another constructor
+        kind: type[RankError] = next(one for one in type(error).__mro__ if one.__module__ == RankError.__module__)
+        return kind(rank, traceback.format_exc())
+    if isinstance(error, Error):
+        return error
+    text = traceback.format_exc()
+    return (CollectiveError if LOST_PEER.search(text) else RankError)(rank, text)
 
 
 def _meet(rank: int, world_size: int, backend: str, meeting: Path | tuple[str, int], timeout: timedelta) -> None:

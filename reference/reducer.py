@@ -31,6 +31,7 @@ from .buckets import Bucket, Buckets, SecondGradientError
 from .checks.error_messages import ErrorMessages, GradientReport
 from .checks.launch_order import LaunchOrder
 from .comm_hooks.interface import Hook, HookCaller
+from .errors import LaunchOrderError
 from .reducer_observer import Future, Observer
 from .reducer_options import Features
 
@@ -155,10 +156,10 @@ class Reducer:
         for observer in tuple(self.observers):  # one may remove itself
             getattr(observer, event.__name__)(*args, **kwargs)
 
-    def fail(self, message: str) -> NoReturn:
-        """Raise RuntimeError after `on_error`."""
+    def fail(self, message: str, kind: Callable[[str], RuntimeError] = RuntimeError) -> NoReturn:
+        """Raise RuntimeError, or a subclass, after `on_error`."""
         self.on_error(message)
-        raise RuntimeError(message)
+        raise kind(message)
 
     def register_comm_hook(self, state: Any, hook: Hook) -> None:
         """Have a hook communicate; see `DataParallel.register_comm_hook`."""
@@ -477,6 +478,6 @@ class Reducer:
             return None
         except (TypeError, RuntimeError) as error:
             if isinstance(error, RuntimeError) and self.launch_order and (why := self.launch_order.explain(launch)):
-                self.fail(f"{why}. {error}")
+                self.fail(f"{why}. {error}", partial(LaunchOrderError, dist.get_rank(self._group)))
             self.on_error(str(error))
             raise

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, get_args
 
+from reference.errors import RanksUnmatchedError
 from reference.files.reading import parse_yaml, read_text
 from reference.files.writing import write_atomically
 
@@ -13,18 +14,8 @@ from .training_programs import Program
 Outcome = Literal["passed", "failed", "not supported", "left out"]
 Expectation = Literal["must-pass", "expected-fail", "skip"]
 EXPECTATIONS = get_args(Expectation)
-STILL_RUNNING, LOST = "still running at the time-out", "exited without reporting an error"
-"""Parts of the messages of `RankError`: a rank hung, or its process ended, as if another mechanism had killed it."""
-UNMATCHED = (
-    STILL_RUNNING,
-    LOST,
-    "all ranks wait, so none can go on",
-    "expected its collective",
-    "closed by peer",
-    "reset by peer",
-    "Timed out",
-)
-"""Parts of messages that show that the ranks launched different collectives, or wait for each other for ever."""
+IN_VIRTUAL_TIME = ("all ranks wait, so none can go on", "expected its collective", "expected all ranks to launch")
+"""Parts of messages of unmatched ranks in virtual time, where all errors are of one class."""
 PLAIN = (
     "any timing",
     "one weight",
@@ -52,6 +43,7 @@ class CheckResult:
         message: What was found, why the check does not apply or was left out, or how the class passed.
         program: The program that shows the fault. None: there is none.
         expected: What was expected; `must-pass` refuses "not supported" too. None: anything but a failure.
+        unmatched: Whether the check failed because the ranks launched different collectives, hung, or one was lost.
     """
 
     check: str
@@ -59,11 +51,7 @@ class CheckResult:
     message: str = ""
     program: Program | None = None
     expected: Expectation | None = None
-
-    @property
-    def unmatched(self) -> bool:
-        """Whether the check failed because the ranks launched different collectives, hung, or one was lost."""
-        return self.outcome == "failed" and any(part in self.message for part in UNMATCHED)
+    unmatched: bool = False
 
     @property
     def problem(self) -> str:
@@ -79,7 +67,15 @@ class CheckResult:
 
     def to_json(self) -> dict[str, Any]:
         """Return the outcome; the program as text."""
-        return vars(self) | {"program": None if self.program is None else repr(self.program)}
+        shown = {name: value for name, value in vars(self).items() if name != "unmatched"}
+        return shown | {"program": None if self.program is None else repr(self.program)}
+
+
+def is_unmatched(fault: BaseException) -> bool:
+    """Return whether an error, or one that caused it, is of ranks that did not match, hung or were lost."""
+    if isinstance(fault, RanksUnmatchedError) or any(part in str(fault) for part in IN_VIRTUAL_TIME):
+        return True
+    return fault.__cause__ is not None and is_unmatched(fault.__cause__)
 
 
 def why_left_out(check: str, results: Sequence[CheckResult]) -> str:

@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from reference.errors import RankError
+from reference.errors import RankError, RankLostError, RanksStillRunningError
 from reference.launch import UNEVEN, RankPool
 
-from .check_outcomes import LOST, STILL_RUNNING, CheckResult, Expectation, Outcome, why_left_out
+from .check_outcomes import CheckResult, Expectation, Outcome, is_unmatched, why_left_out
 from .class_under_test import NotSupportedError, Subject, methods_of
 from .local_training import AS_TORCH, FindingError, WeakProgramError, check_program
 from .training_programs import Program, adapted
@@ -97,11 +97,9 @@ class Bench:
         first = not self.pool._ranks
         try:
             return self.pool.run(body, *arguments, timeout_s=timeout_s or (START_TIMEOUT_S if first else TIMEOUT_S))
-        except RankError as error:
+        except RanksStillRunningError as error:
             report([one for one in error.returned.values() if isinstance(one, str)])
-            if STILL_RUNNING in str(error):
-                raise HangError(str(error)) from None
-            raise
+            raise HangError(str(error)) from error
 
     def needs(self, *names: str) -> None:
         """Raise `NotSupportedError` if the class lacks one of these methods and options."""
@@ -125,9 +123,9 @@ class Bench:
         """
         try:
             self.try_body(body, *arguments, **keywords)
+        except RankLostError as error:
+            raise FindingError(cause_of(str(error))) from error
         except RankError as error:
-            if LOST in str(error):
-                raise FindingError(cause_of(str(error))) from None
             return cause_of(str(error))
         return ""
 
@@ -137,7 +135,7 @@ class Bench:
         try:
             return check_program(self.subject, program, self, habits)
         except (FindingError, RankError) as error:
-            raise FindingError(str(error), program) from None
+            raise FindingError(str(error), program) from error
 
     def try_random(
         self,
@@ -207,7 +205,7 @@ NotSupportedError."""
 def run_check(name: str, check: Check, bench: Bench, expected: Expectation | None = None) -> CheckResult:
     """Run one check, unless it would say nothing new; the result is added to those of the bench."""
     outcome: Outcome = "left out"
-    program = None
+    program, unmatched = None, False
     message = why_left_out(name, bench.results)
     if not message:
         try:
@@ -216,8 +214,9 @@ def run_check(name: str, check: Check, bench: Bench, expected: Expectation | Non
             outcome, message = "not supported", str(reason)
         except (FindingError, RankError, HangError) as fault:
             outcome, message, program = "failed", cause_of(str(fault)), getattr(fault, "program", None)
+            unmatched = is_unmatched(fault)
             bench.shrinks = bench.shrinks and program is None  # one small program is enough
-    bench.results.append(CheckResult(name, outcome, message, program, expected))
+    bench.results.append(CheckResult(name, outcome, message, program, expected, unmatched))
     return bench.results[-1]
 
 

@@ -29,6 +29,10 @@ CAP_MB = 5 / 1024
 # What the gradients are
 
 
+class FirstIterationError(FindingError):
+    """The first iteration is wrong."""
+
+
 def possible_mistakes(
     got: Tensor | None, name: str, rank: int, alone: Sequence[Mapping[str, Tensor | None]]
 ) -> list[str]:
@@ -98,7 +102,7 @@ def try_alike(bench: Bench, weights: Sequence[Weight], *, subject: Subject | Non
         likely = _likely(program, {rank: seen[rank][0] for rank in wrong}, of_step)
         if 0 not in wrong:
             likely = f"rank 0 is right, so only rank 0 has the average: reduce, or `if rank == 0`? {likely}"
-        raise FindingError(f"{problems[wrong[0]]}; {likely}" if likely else problems[wrong[0]])
+        raise FirstIterationError(f"{problems[wrong[0]]}; {likely}" if likely else problems[wrong[0]])
 
 
 def _likely(program: Program, got: Mapping[int, Seen], expected: Sequence[Seen]) -> str:
@@ -147,7 +151,7 @@ def averages_alone(bench: Bench) -> None:
         try_alike(bench, PLAIN, subject=subject, options=SMALL_CAP)
     except FindingError as error:
         traced = trace_of_layers("12 small layers", _LAYERS, 6 * MS, MS)
-        if str(error).startswith("iteration 0") and not schedule_of(subject, traced, FAST).launches:
+        if isinstance(error, FirstIterationError) and not schedule_of(subject, traced, FAST).launches:
             raise FindingError("backward() launched no all-reduce: register a hook on each parameter") from None
         words = "when loss.backward() returns; the script calls nothing after it from now on"
         raise FindingError(f"{words}: {error}") from None

@@ -13,8 +13,8 @@ from unittest import mock
 from reference.errors import RankError
 from reference.launch import RankPool
 
-from ..conformance.check_outcomes import UNMATCHED
-from ..conformance.check_runner import Bench, HangError, bench_on, cause_of
+from ..conformance.check_outcomes import is_unmatched
+from ..conformance.check_runner import HangError, bench_on, cause_of
 from ..conformance.class_under_test import NotSupportedError, Subject
 from ..conformance.local_training import FindingError
 from .checks import ALL
@@ -23,8 +23,6 @@ from .rungs import RUNGS, SYMPTOM_UNMATCHED
 
 WORLD_SIZE = 3
 """Two ranks add in one order only, and powers of two hide wrong divisors."""
-UNMATCHED_HERE = (*UNMATCHED, "expected all ranks to launch", "after ranks", "Connection closed")
-"""Parts of messages of ranks that launch different collectives, or wait for each other; in virtual time too."""
 ANY_RUNG = {
     "'NoneType'": "parameter.grad is None where you use it: a frozen or unused parameter has no gradient, and a hook "
     "of register_hook runs before the gradient is accumulated; use register_post_accumulate_grad_hook",
@@ -90,24 +88,18 @@ class Judge(AbstractContextManager["Judge"]):
             subject: The class.
             rung: Number of the rung, from 1.
         """
-        start = time.monotonic()
-        check, message = self._first_failure(subject, rung)
-        likely = likely_mistake(f"{check}: {message}", RUNGS[rung - 1].mistakes) if check else ""
-        return Judgement(rung, check, message, likely, time.monotonic() - start)
-
-    def _first_failure(self, subject: Subject, rung: int) -> tuple[str, str]:
+        start, check = time.monotonic(), "construction"
         try:
             subject.check()
             with _hypothesis_elsewhere(), bench_on(self.ranks, subject, EFFORT) as bench:
                 bench.shrinks = False
-                for name in RUNGS[rung - 1].checks:
-                    if message := failure(bench, name):
-                        return name, message
-        except LearnerError as error:
-            return "construction", str(error)
-        except ValueError as error:
-            return "construction", described(error, subject)
-        return "", ""
+                for check in RUNGS[rung - 1].checks:
+                    ALL[check](bench)
+        except (LearnerError, NotSupportedError, FindingError, RankError, HangError, ValueError) as fault:
+            message = described(fault, subject)
+            likely = likely_mistake(f"{check}: {message}", RUNGS[rung - 1].mistakes, unmatched=is_unmatched(fault))
+            return Judgement(rung, check, message, likely, time.monotonic() - start)
+        return Judgement(rung, seconds=time.monotonic() - start)
 
 
 @contextmanager
@@ -121,26 +113,16 @@ def _nothing(_rank: int, _world_size: int) -> None:
     """The start of the ranks is all that is wanted."""
 
 
-def failure(bench: Bench, name: str) -> str:
-    """Run a check; returns what it found, or an empty text."""
-    try:
-        ALL[name](bench)
-    except NotSupportedError as reason:
-        return f"not supported: {reason}"
-    except (FindingError, RankError, HangError, ValueError) as fault:
-        return described(fault, bench.subject)
-    return ""
-
-
 def described(fault: BaseException, subject: Subject) -> str:
     """Return the message of an error, with the line of the learner's file that raised it, if one did."""
+    if isinstance(fault, LearnerError | NotSupportedError):
+        return str(fault) if isinstance(fault, LearnerError) else f"not supported: {fault}"
     line = error_line(fault, getattr(subject, "path", ""))
     return f"{cause_of(str(fault))}{f' ({line})' if line else ''}"
 
 
-def likely_mistake(message: str, mistakes: Mapping[str, str]) -> str:
+def likely_mistake(message: str, mistakes: Mapping[str, str], *, unmatched: bool) -> str:
     """Return the mistake whose symptom is in `check: message`, those of the rung first; empty if there is none."""
-    unmatched = any(part in message for part in UNMATCHED_HERE)
     for symptom, likely in chain(mistakes.items(), ANY_RUNG.items()):
         if unmatched if symptom == SYMPTOM_UNMATCHED else re.search(symptom, message, re.DOTALL):
             return likely

@@ -1,10 +1,16 @@
 """Running checks: what is left out after a fault, and which fault is made smaller."""
 
+import os
+import threading
+from datetime import timedelta
+
 import pytest
+import torch.distributed as dist
 from hypothesis import Phase
 
 from ddplab.conformance import check_runner as bench_module
-from ddplab.conformance.check_runner import cause_of
+from ddplab.conformance.check_runner import cause_of, run_check
+from ddplab.conformance.class_under_test import Subject
 from ddplab.conformance.local_training import FindingError
 from reference.errors import RankError
 
@@ -47,3 +53,54 @@ def test_the_cause_of_a_hang_has_no_advice_on_uneven_inputs(bench_of):
         bench.pool.run(wrong_on_rank_0, bench.subject, timeout_s=1.0)
     assert "Ranks [0] had returned." in cause_of(str(error.value))
     assert "join" not in cause_of(str(error.value))
+
+
+# Failures are recognised by class
+
+
+def end_rank_0(rank: int, _world_size: int, _subject: Subject) -> str:
+    if rank == 0:
+        os._exit(17)
+    dist.barrier()
+    return ""
+
+
+def wait_for_rank_0(rank: int, _world_size: int, _subject: Subject) -> str:
+    group = dist.new_group(timeout=timedelta(seconds=1))
+    if rank:
+        dist.barrier(group)
+    return ""
+
+
+def hang(_rank: int, _world_size: int, _subject: Subject) -> str:
+    threading.Event().wait()
+    return ""
+
+
+def fail_on_rank_0(rank: int, _world_size: int, _subject: Subject) -> str:
+    if rank == 0:
+        raise ArithmeticError
+    return ""
+
+
+@pytest.mark.parametrize(
+    ("run", "body", "outcome", "unmatched"),
+    [
+        ("try_body", end_rank_0, "failed", True),
+        ("try_body", wait_for_rank_0, "failed", True),
+        ("try_body", hang, "failed", True),
+        ("try_body", fail_on_rank_0, "failed", False),
+        ("averages_or_raises", end_rank_0, "failed", True),
+        ("averages_or_raises", fail_on_rank_0, "passed", False),
+    ],
+)
+def test_a_lost_rank_is_one_whatever_the_messages_say(bench_of, monkeypatch, run, body, outcome, unmatched):
+    """A message of `reference.launch` in other words once made an ordinary failure of a lost rank."""
+    bench = bench_of(NAIVE)
+    monkeypatch.setattr(bench_module, "TIMEOUT_S", 2.0 if body is hang else 20.0)
+    as_it_is = RankError.__init__
+    monkeypatch.setattr(
+        RankError, "__init__", lambda self, rank, _message, **more: as_it_is(self, rank, "in other words", **more)
+    )
+    result = run_check("bucket caps", lambda bench: getattr(bench, run)(body), bench)
+    assert (result.outcome, result.unmatched) == (outcome, unmatched)

@@ -11,6 +11,7 @@ from xml.etree import ElementTree
 import pytest
 import yaml
 
+from ddplab.conformance.local_training import FindingError
 from ddplab.learn import climb, judge, load_ipython_extension, solutions
 from ddplab.learn.checks import ALL
 from ddplab.learn.gains import Gain, gain, picture_of
@@ -20,6 +21,7 @@ from ddplab.learn.progress import Progress, load_progress, next_hint, progress_f
 from ddplab.learn.rungs import RUNGS
 from ddplab.learn.source_text import SKELETON, check_syntax, write_skeleton
 from reference import minimal
+from reference.errors import RankLostError
 from reference.launch import RankPool
 from simulator.engines.timeline import Span
 
@@ -106,6 +108,14 @@ def test_a_wrong_answer_is_named(judging, wrong):
     verdict = judging.verdict(edited(wrong["file"], wrong["class"], wrong.get("edits", ())), wrong["rung"])
     assert not verdict.passed
     assert wrong["says"] in str(verdict)
+
+
+def test_ranks_that_do_not_match_are_named_whatever_the_message_says(judging, monkeypatch):
+    def check(_bench):
+        raise FindingError("in other words") from RankLostError(0, "in other words")
+
+    monkeypatch.setitem(ALL, RUNGS[0].checks[0], check)
+    assert judging.verdict(solution(1), 1).likely.startswith("the ranks launch different collectives")
 
 
 def test_rungs_name_checks_lines_and_solutions_that_exist():

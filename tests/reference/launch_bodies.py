@@ -13,6 +13,8 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from reference.errors import CollectiveError, LaunchOrderError
+
 
 def identify(rank: int, world_size: int, *args: object) -> tuple[object, ...]:
     return rank, world_size, dist.get_rank(), dist.get_world_size(), *args
@@ -27,6 +29,16 @@ def fail_on(rank: int, _world_size: int, failing: int) -> int:
         raise ArithmeticError("the sums do not add up")
     dist.barrier()  # its peers wait for the one that failed
     return rank
+
+
+class OwnError(CollectiveError):
+    def __init__(self) -> None:
+        super().__init__(1, "it is our own")
+
+
+def raise_error(rank: int, _world_size: int, failing: int, kind: type[Exception]) -> None:
+    if rank == failing:
+        raise kind(rank, "no") if kind is LaunchOrderError else kind()
 
 
 def die_on(rank: int, _world_size: int, dying: int) -> int:

@@ -1,8 +1,15 @@
 """Errors: one `except` catches them all, and so does that of the built-in class that each one also is."""
 
-import pytest
+import pickle
 
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from reference import errors
 from reference.errors import Error, LinkError, ModelError, RankError, TraceError
+
+OF_RANKS = [one for one in vars(errors).values() if isinstance(one, type) and issubclass(one, RankError)]
 
 
 @pytest.mark.parametrize(
@@ -19,3 +26,22 @@ def test_a_failed_rank_has_what_the_others_had_returned():
     assert isinstance(error, Error | RuntimeError)
     assert (str(error), error.rank, error.returned) == ("rank 3 failed", 3, {0: "a"})
     assert RankError(0, "").returned == {}
+
+
+@given(st.sampled_from(OF_RANKS), st.integers(0, 9), st.text(), st.dictionaries(st.integers(0, 9), st.text()))
+def test_an_error_of_a_rank_is_the_same_in_another_process(kind, rank, message, returned):
+    error = pickle.loads(pickle.dumps(kind(rank, message, returned=returned)))
+    assert type(error) is kind
+    assert (str(error), error.rank, error.returned) == (message, rank, returned)
+
+
+def test_the_tree_of_errors_is_that_of_the_classes():
+    """Each class is drawn under its parent, four columns to the right."""
+    path, drawn = ["Error"], {}
+    for line in errors.__doc__.splitlines():
+        if "── " in line:
+            depth = line.index("── ") // 4
+            path[depth:] = [line.partition("── ")[2].split()[0]]
+            drawn[path[-1]] = path[depth - 1]
+    kinds = [one for one in vars(errors).values() if isinstance(one, type) and issubclass(one, Error)]
+    assert drawn == {one.__name__: one.__bases__[0].__name__ for one in kinds if one is not Error}

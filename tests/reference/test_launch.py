@@ -13,7 +13,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from reference import launch
-from reference.errors import Error, RankError
+from reference.errors import (
+    CollectiveError,
+    Error,
+    LaunchOrderError,
+    RankError,
+    RankLostError,
+    RanksStillRunningError,
+)
 from reference.launch import RankPool, cores_of, run_ranks, spread
 
 from . import launch_bodies as bodies
@@ -38,26 +45,45 @@ def mortal_ranks() -> Iterator[RankPool]:
 
 
 @pytest.mark.parametrize(
-    ("body", "rank", "says"),
+    ("body", "rank", "kind", "says"),
     [
-        (bodies.fail_on, 1, r"(?s)rank 1 failed.*fail_on.*ArithmeticError: the sums do not add up"),
-        (bodies.die_on, 0, r"rank 0 exited without .* \(exit code 17\)\. Rank 1 then failed: RuntimeError"),
-        (bodies.abort_on, 0, r"\(exit code -6\); Gloo ends a process whose collectives differ"),
+        (bodies.fail_on, 1, RankError, r"(?s)rank 1 failed.*fail_on.*ArithmeticError: the sums do not add up"),
+        (
+            bodies.die_on,
+            0,
+            RankLostError,
+            r"rank 0 exited without .* \(exit code 17\)\. Rank 1 then failed: RuntimeError",
+        ),
+        (bodies.abort_on, 0, RankLostError, r"\(exit code -6\); Gloo ends a process whose collectives differ"),
         (
             bodies.hang_on,
             1,
+            RanksStillRunningError,
             r"(?s)ranks \[1\] were still running at the time-out.*Ranks \[0\] had returned.*Stack of rank 1.*"
             r"bodies.py.* in hang_on",
         ),
     ],
 )
-def test_a_rank_that_goes_wrong_ends_the_others_and_tells_why(mortal_ranks, body, rank, says):
+def test_a_rank_that_goes_wrong_ends_the_others_and_tells_why(mortal_ranks, body, rank, kind, says):
     mortal_ranks.run(bodies.identify)  # ranks are up: what follows is about the body alone
     with pytest.raises(RankError, match=says) as caught:
         mortal_ranks.run(body, rank, timeout_s=2)
-    assert caught.value.rank == rank
+    assert (type(caught.value), caught.value.rank) == (kind, rank)
     again = mortal_ranks.run(bodies.identify, "again")
     assert again == [(0, 2, 0, 2, "again"), (1, 2, 1, 2, "again")]
+
+
+@pytest.mark.parametrize(
+    ("raised", "kind"),
+    [(ArithmeticError, RankError), (LaunchOrderError, LaunchOrderError), (bodies.OwnError, CollectiveError)],
+)
+def test_the_class_of_an_error_reaches_the_launcher_with_rank_and_traceback(mortal_ranks, raised, kind):
+    """A class of another module may have another constructor, so the launcher raises its parent."""
+    with pytest.raises(
+        RankError, match=rf"^rank 1 failed: .*{raised.__name__}(?s:.*Traceback.* in raise_error)"
+    ) as caught:
+        mortal_ranks.run(bodies.raise_error, 1, raised)
+    assert (type(caught.value), caught.value.rank) == (kind, 1)
 
 
 @pytest.mark.parametrize(
