@@ -95,8 +95,8 @@ def goals(trace: Trace) -> Iterator[Goal]:
             yield Goal(
                 f"{ranks:,} different ranks by events{name}", limit_s, runs, partial(simulate, engine_input, "events")
             )
-        action = partial(_predict, trace, fabric, 100_000)
-        yield Goal(f"100,000 identical ranks, 8 iterations{name}", 0.01, 15, action)
+        action, limit_s = partial(_predict, trace, fabric, 100_000), 0.015 if fabric == FLUID else 0.01
+        yield Goal(f"100,000 identical ranks, 8 iterations{name}", limit_s, 15, action)
     yield Goal("100,000 configurations by closed form", 2.0, 5, partial(_sweep, trace))
 
 
