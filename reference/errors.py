@@ -1,6 +1,8 @@
 """Exceptions for problems outside ddplab's own code.
 
-Error:
+The tree of classes::
+
+    Error
     ├── TraceError (also a ValueError)    a trace file cannot be used
     ├── ModelError (also a ValueError)    a model cannot be found or built
     ├── LinkError  (also an OSError)      virtual links are not possible on this machine or for this user
