@@ -2,7 +2,7 @@
 
 The tree of classes::
 
-    Error
+    Error (an Exception)                  base class
     ├── TraceError (also a ValueError)    a trace file cannot be used
     ├── ModelError (also a ValueError)    a model cannot be found or built
     ├── LinkError  (also an OSError)      virtual links are not possible on this machine or for this user
