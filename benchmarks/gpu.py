@@ -142,7 +142,7 @@ def parts(*, dry: bool) -> list[Part]:
             [f"benchmarks.powersgd {alone} --models {model} {compared} --json VALUES/powersgd.json"],
         ),
         *(
-            [Part("slow-down", 60, [f"benchmarks.slow_down {alone} --rounds 3 --json VALUES/slow_down.json"])]
+            [Part("slow-down", 100, [f"benchmarks.slow_down {alone} --rounds 3 --json VALUES/slow_down.json"])]
             if SHARED
             else []
         ),

@@ -93,6 +93,7 @@ class Timestamps:
         self._parameter_count = parameter_count
         self._clock = clock or HostClock()
         self.now: Callable[[], Reading] = self._clock.now
+        self.when_done = self._clock.when_done
         self.zero = self.now()
         self.iterations: list[IterationTimestamps[Reading]] = []
         self.current = self._blank(self.zero)
@@ -271,7 +272,7 @@ class _BucketObserver(Observer):
 
     def bucket_launched(self, bucket: int, future: Future) -> None:
         times = self._sent[bucket]
-        future.add_done_callback(lambda _future: setattr(times, "done", self._now()))
+        self._timestamps.when_done(future, partial(setattr, times, "done"))
 
     def bucket_done(self, bucket: int) -> None:
         self._sent[bucket].waited = self._now()
@@ -297,13 +298,13 @@ def watch_torch_buckets(hooks: ExitStack, parameters: Sequence[nn.Parameter], ti
             return None
         bucket = BucketTimestamps(None, timestamps.now())
         iteration.buckets.append(bucket)
-        return lambda _future: setattr(bucket, "done", timestamps.now())
+        return lambda future: timestamps.when_done(future, partial(setattr, bucket, "done"))
 
     hooks.enter_context(_all_reduces.watched_by(launched))
 
 
 Launched = Callable[[int], Callable[[Future], None] | None]
-"""Called with the number of elements of an all-reduce; returns what to call when the all-reduce is done, or None."""
+"""Called with the number of elements of an all-reduce; returns what to call with its future, or None."""
 
 
 class _AllReduceKernel:
@@ -335,8 +336,8 @@ class _AllReduceKernel:
         launched = [watcher(tensors[0].numel()) for watcher in self._watchers]
         all_reduce = torch.ops.c10d.allreduce_.default
         result = all_reduce.redispatch(keys & torch._C._after_ADInplaceOrView_keyset, tensors, *args, **kwargs)
-        for done in filter(None, launched):
-            dist.Work.unbox(result[1]).get_future().add_done_callback(done)
+        for watch in filter(None, launched):
+            watch(dist.Work.unbox(result[1]).get_future())
         return result
 
 

@@ -28,6 +28,7 @@ class SimulatedGpu:
         events: Number of events made.
         reached_ns: When the GPU reaches each recorded event, in the order in which they were recorded.
         synchronizations: How often the host has waited.
+        aside: Within it, a stream that waits for collectives is the current one.
     """
 
     def __init__(self, tick_ns: int = 1) -> None:
@@ -37,6 +38,7 @@ class SimulatedGpu:
         self.reached_ns: list[int] = []
         self.synchronizations = 0
         self.stream = Stream()
+        self.aside = Aside(self)
         self._main = threading.get_ident()
 
     def spend(self, ns: int) -> None:
@@ -58,7 +60,22 @@ class SimulatedGpu:
 
     def clock(self, spare: int = 0) -> DeviceClock:
         """A clock of this GPU, on the axis of its host."""
-        return DeviceClock(partial(SimulatedEvent, self), self.current_stream, lambda: self.host_ns, spare)
+        new_event = partial(SimulatedEvent, self)
+        return DeviceClock(new_event, self.current_stream, lambda: self.host_ns, spare, self.aside)
+
+
+class Aside:
+    """Within it, a stream of its own is the current one, and has waited for the one before."""
+
+    def __init__(self, gpu: SimulatedGpu) -> None:
+        self._gpu, self.stream, self._before = gpu, Stream(), gpu.stream
+
+    def __enter__(self) -> None:
+        self._before, self._gpu.stream = self._gpu.stream, self.stream
+        self.stream.free_ns = max(self.stream.free_ns, self._before.free_ns)
+
+    def __exit__(self, *_: object) -> None:
+        self._gpu.stream = self._before
 
 
 class SimulatedEvent:

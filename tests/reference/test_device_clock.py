@@ -96,6 +96,28 @@ def test_a_short_recording_makes_one_call_for_each_reading():
     assert not clock._pending
 
 
+@pytest.mark.parametrize("already", [True, False])
+def test_the_end_of_a_collective_is_read_aside_if_its_work_is_launched(already):
+    """A callback's stream comes from torch's pool, and an event there held up the training."""
+    gpu = SimulatedGpu()
+    clock = gpu.clock()
+    gpu.launch(5_000)
+    future, taken = torch.futures.Future(), []
+    if already:
+        future.set_result(None)
+    clock.when_done(future, taken.append)
+    assert len(taken) == already
+    if not already:
+        future.set_result(None)
+    clock.settle(wait=True)
+    assert taken[0].ns == pytest.approx(gpu.stream.free_ns, abs=clock.uncertainty_ns + 10)
+    assert (gpu.aside.stream.free_ns == gpu.stream.free_ns) == already
+    failed = torch.futures.Future()
+    failed.set_exception(RuntimeError("a rank is gone"))
+    clock.when_done(failed, taken.append)
+    assert len(taken) == 1
+
+
 def test_hours_do_not_blur_the_times():
     """An hour in milliseconds is exact to 0.25 ms as a 32-bit float; with anchors the times stay exact."""
     gpu = SimulatedGpu()
