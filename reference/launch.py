@@ -1,7 +1,7 @@
 """Start ranks: processes that form a process group and run one function each, with a time-out.
 
 `run_ranks` runs one function and ends the processes. `RankPool` keeps them for further functions. The ranks are on
-this machine or, within `launcher.on_rank_0`, where torchrun, srun or mpirun has started a process for each. A script
+this machine or, within `launcher.on_rank_0`, the processes that torchrun, srun or mpirun has started. A script
 that calls `run_ranks` without it also runs under `torchrun`, unchanged: the process is then one of the ranks, and
 torchrun sets the world size.
 """
@@ -28,6 +28,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import KW_ONLY, dataclass, replace
 from datetime import timedelta
 from multiprocessing.connection import Connection, wait
+from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -38,8 +39,8 @@ import torch.distributed.nn.functional  # before any process group exists, as it
 from torch._C._distributed_c10d import FileStore, TCPStore
 
 from .errors import CollectiveError, Error, RankError, RankLostError, RanksStillRunningError
-from .fork_server import Surroundings
-from .launcher import Agents, Process, agents, start_here
+from .fork_server import Surroundings, ctrl_c_blocked, process_context
+from .launcher import LaunchedRanks, launched_ranks
 from .network_namespaces import DEVICE, Links, Uplinks, enter
 
 Body = Callable[..., Any]
@@ -73,7 +74,11 @@ LOST_PEER = re.compile("gloo/transport|remote process")
 TAIL_TIMEOUT_S = 1.0
 """How long to wait for the end of a rank's standard error, which its own child processes may hold open."""
 
-_RESULT, _FAILURE, _PROGRESS = range(3)  # kinds of messages from a rank to the launcher
+LEAVE_S = 10.0
+"""How long to wait until a launcher's rank has left a pool. After a failure, what it waits for must fail first."""
+
+_RESULT, _FAILURE, _PROGRESS, _LEFT = range(4)  # kinds of messages from a rank to the launcher
+_LEAVE = b""  # what tells a rank, in place of a body, that its pool has ended
 _launcher: Connection | None = None  # in a rank's process: the pipe to the launcher
 _spans_nodes = False  # in a rank's process: whether some ranks are on other machines
 _device: str | None = None  # in a rank's process: the type of the device that its pool was given
@@ -90,7 +95,7 @@ def run_ranks(
     Raises:
         RankError: A rank raised an error, exited, or was still running after `timeout_s`. The others are ended.
     """
-    if dist.is_torchelastic_launched() and agents() is None:
+    if dist.is_torchelastic_launched() and launched_ranks() is None:
         return _run_as_one_rank(body, args, backend, timeout_s)
     with RankPool(world_size, backend=backend, timeout_s=timeout_s) as pool:
         return pool.run(body, *args)
@@ -104,14 +109,14 @@ def report_progress(step: str, done: int, total: int) -> None:
 
 def world_size_or(default: int) -> int:
     """Return the number of ranks that a launcher has started; without one, the default."""
-    found = agents()
+    found = launched_ranks()
     return default if found is None else found.place.world_size
 
 
 def spread_members(count: int) -> list[int] | None:
     """Choose as many of a launcher's ranks, on as many nodes as possible; None without a launcher."""
-    found = agents()
-    return None if found is None else spread([agent.place.node for agent in found.all()], count)
+    found = launched_ranks()
+    return None if found is None else spread([one.place.node for one in found.all()], count)
 
 
 def spread(nodes: Sequence[str], count: int) -> list[int]:
@@ -125,9 +130,9 @@ def spread(nodes: Sequence[str], count: int) -> list[int]:
 
 def default_backend(world_size: int) -> str:
     """Return NCCL's name where it is and each rank has a CUDA device, else Gloo's."""
-    found = agents()
+    found = launched_ranks()
     if found is not None:
-        enough = all(agent.devices for agent in found.all()[:world_size])
+        enough = all(one.devices for one in found.all()[:world_size])
     else:
         enough = torch.cuda.device_count() >= world_size
     return "nccl" if enough and dist.is_nccl_available() else "gloo"
@@ -150,8 +155,8 @@ def rank_device() -> torch.device:
 class RankPool(contextlib.AbstractContextManager["RankPool"]):
     """Processes that form one process group and run one body after another.
 
-    Use as a context manager, or call `close`. After a `RankError` the processes are gone; the next `run`
-    starts new ones.
+    Use as a context manager, or call `close`. After a `RankError` the next `run` starts new processes. A launcher's
+    processes cannot be replaced: they join the pool again, unless one was lost or does not end its body.
 
     Args:
         world_size: Number of ranks.
@@ -183,14 +188,14 @@ class RankPool(contextlib.AbstractContextManager["RankPool"]):
     def __post_init__(self) -> None:
         if self.world_size < 1:
             raise ValueError(f"world_size: expected at least 1, got {self.world_size}")
-        self._agents = agents()
-        if self._agents is not None:
-            self._check_launched(self._agents)
+        self._launched = launched_ranks()
+        if self._launched is not None:
+            self._check_launched(self._launched)
         self._links: Links | None = None
-        self._ranks: list[_Rank] = []
+        self._ranks: list[_StartedRank | _LaunchedRank] = []
         self._resources = contextlib.ExitStack()
 
-    def _check_launched(self, launched: Agents) -> None:
+    def _check_launched(self, launched: LaunchedRanks) -> None:
         if self.world_size > launched.place.world_size:
             started = f"the launcher has started {launched.place.world_size}"
             raise ValueError(f"ranks: expected no more than the launcher started, got {self.world_size}; {started}")
@@ -200,9 +205,9 @@ class RankPool(contextlib.AbstractContextManager["RankPool"]):
     @property
     def nodes(self) -> list[str]:
         """The node of each rank, by its name with the launcher; all ranks of this machine are on one."""
-        if self._agents is None:
+        if self._launched is None:
             return [""] * self.world_size
-        known = self._agents.all()
+        known = self._launched.all()
         return [known[member].place.node for member in self._members]
 
     @property
@@ -212,9 +217,9 @@ class RankPool(contextlib.AbstractContextManager["RankPool"]):
 
     def name(self, rank: int) -> str:
         """How errors name a rank: under a launcher, with the machine that it is on."""
-        if self._agents is None:
+        if self._launched is None:
             return f"rank {rank}"
-        return f"rank {rank} on {self._agents.all()[self._members[rank]].host}"
+        return f"rank {rank} on {self._launched.all()[self._members[rank]].host}"
 
     def part(self, ranks: Sequence[int]) -> "RankPool":
         """Return another pool on some of the launcher's ranks of this one, which must be closed before it starts."""
@@ -254,47 +259,43 @@ class RankPool(contextlib.AbstractContextManager["RankPool"]):
         """End the ranks, even if they are running a body."""
         atexit.unregister(self.close)
         for one in self._ranks:
-            one.connection.close()
-            one.stack.close()
-            one.process.kill()
+            one.let_leave()
         for one in self._ranks:
-            one.process.join()
-            one.standard_error.join(TAIL_TIMEOUT_S)
+            one.wait_until_left()
         self._ranks = []
         self._resources.close()
 
     def _start(self) -> None:
         atexit.register(self.close)  # daemon processes would need no handler, but may not start data loader workers
-        if self._agents is None:
+        if self._launched is None:
             folder = tempfile.TemporaryDirectory(prefix="ddplab-ranks-", ignore_cleanup_errors=True)
             store: Path | tuple[str, int] = Path(self._resources.enter_context(folder), "store")
         else:
             meeting = TCPStore("0.0.0.0", 0, is_master=True, wait_for_workers=False)
             self._resources.callback(lambda: meeting)  # keep it open
-            store = self._agents.address, meeting.port
+            store = self._launched.address, meeting.port
         if self.link_rate is not None:
             self._links = self._resources.enter_context(Links(self.world_size, self.link_rate, self.uplinks))
         for rank, seat in enumerate(self._seats()):
-            name, arguments = f"rank {rank}", (rank, self.world_size, store, self.backend, self.timeout_s, seat)
-            if self._agents is None:
-                process, pipes = start_here(_serve, name, arguments=arguments)
-            else:
-                process, pipes = self._agents.start(self._members[rank], _serve, name, arguments=arguments)
-            connection, stack, standard_error = pipes
-            self._ranks.append(_Rank(process, connection, stack, StandardError(standard_error)))
+            membership = _Membership(rank, self.world_size, store, self.backend, self.timeout_s, seat)
+            launched = self._launched and self._launched.all()[self._members[rank]].connection
+            try:
+                self._ranks.append(_LaunchedRank(launched, membership) if launched else _StartedRank(membership))
+            except OSError:
+                raise Error(f"{self.name(rank)} was lost; start the program again") from None
 
     def _seats(self) -> "list[Seat]":
         """Return what each rank has of its machine."""
-        if self._agents is None:
+        if self._launched is None:
             ranks = range(self.world_size)
             namespaces = [None if self._links is None else self._links.namespace(rank) for rank in ranks]
             return [
                 Seat(rank, self.world_size, namespace=namespace, pinned=self.pinned, device=self.device)
                 for rank, namespace in zip(ranks, namespaces, strict=True)
             ]
-        known = self._agents.all()
-        nodes = [agent.place.node for agent in known]
-        addresses = self._agents.addresses(self._members) if len(set(self.nodes)) > 1 else [None] * self.world_size
+        known = self._launched.all()
+        nodes = [one.place.node for one in known]
+        addresses = self._launched.addresses(self._members) if len(set(self.nodes)) > 1 else [None] * self.world_size
         return [
             Seat(
                 known[member].place.local_rank,
@@ -323,7 +324,8 @@ class RankPool(contextlib.AbstractContextManager["RankPool"]):
             if not answered:
                 hint = f" Ranks {sorted(results)} had returned: {UNEVEN}." if results else ""
                 stacks = "".join(
-                    f"\n\nStack of rank {rank}, innermost call first:\n{self._stack(rank)}" for rank in late
+                    f"\n\nStack of rank {rank}, innermost call first:\n{self._ranks[rank].python_stack()}"
+                    for rank in late
                 )
                 raise RanksStillRunningError(
                     late[0],
@@ -339,7 +341,7 @@ class RankPool(contextlib.AbstractContextManager["RankPool"]):
                     results[rank] = value
                     remind_at = time.monotonic() + REMINDER_S if len(results) < self.world_size else math.inf
         for one in self._ranks:
-            one.standard_error.forward()
+            one.forward_errors()
         return [results[rank] for rank in range(self.world_size)]
 
     def _answered(self, ranks: Sequence[int], deadline: float) -> list[int]:
@@ -348,33 +350,21 @@ class RankPool(contextlib.AbstractContextManager["RankPool"]):
         answered: list[Any] = wait(list(connections), timeout=max(0.0, deadline - time.monotonic()))
         return [connections[connection] for connection in answered]
 
-    def _stack(self, rank: int) -> str:
-        """The Python stack of a rank that hangs, written by a signal handler in the rank's process."""
-        self._ranks[rank].process.signal(signal.SIGUSR1)
-        stack, written = self._ranks[rank].stack, b""
-        while wait([stack], timeout=STACK_PAUSE_S if written else STACK_TIMEOUT_S):
-            if not (piece := os.read(stack.fileno(), 2**16)):
-                break  # the signal ended the rank, which had not registered its handler yet
-            written += piece
-        return (
-            "\n".join(written.decode().splitlines()[1 : 1 + STACK_LINES])
-            or "unknown: the rank was still starting, or outside of Python"
-        )
-
     def _receive(self, rank: int) -> tuple[int, Any]:
-        process, connection, _, standard_error = self._ranks[rank]
+        one = self._ranks[rank]
         try:
-            kind, value = pickle.loads(connection.recv_bytes())
+            kind, value = pickle.loads(one.connection.recv_bytes())
         except (EOFError, ConnectionResetError):
-            process.join(timeout=1)
-            hint = f"; {MISMATCH}" if process.exitcode == -signal.SIGABRT and self.backend == "gloo" else ""
+            status = one.exit_status()
+            code = "" if status is None else f" (exit code {status})"
+            hint = f"; {MISMATCH}" if status == -signal.SIGABRT and self.backend == "gloo" else ""
             raise RankLostError(
                 rank,
-                f"{self.name(rank)} exited without reporting an error (exit code {process.exitcode}){hint}"
-                f"{self._others(rank)}{standard_error.tail()}",
+                f"{self.name(rank)} exited without reporting an error{code}{hint}"
+                f"{self._others(rank)}{one.end_of_errors()}",
             ) from None
         if kind == _FAILURE and not isinstance(value, RankError):
-            raise value if self._agents is None else type(value)(f"{self.name(rank)}: {value}")
+            raise value if self._launched is None else type(value)(f"{self.name(rank)}: {value}")
         if kind == _FAILURE:  # the first failure is the cause: other ranks fail because they lost that rank
             if isinstance(value, CollectiveError) and (lost := self._exited_beside(rank)) is not None:
                 return self._receive(lost)
@@ -461,13 +451,97 @@ class StandardError(threading.Thread):
         return "".join(["\n\nThe end of its standard error:\n", *(f"{line}\n" for line in shown)]) if shown else ""
 
 
-class _Rank(NamedTuple):
-    """The launcher's ends of what connects it to a rank; bodies, results and progress pass through `connection`."""
+class _LaunchedRank:
+    """The program's end of what connects it to a launcher's rank, whose process it can neither end nor look into."""
 
-    process: Process
-    connection: Connection
-    stack: Connection
-    standard_error: StandardError
+    def __init__(self, connection: Connection, membership: "_Membership") -> None:
+        self.connection = connection
+        connection.send((_join, (membership,)))
+
+    def let_leave(self) -> None:
+        """Ask the rank to leave the pool."""
+        with contextlib.suppress(OSError):
+            self.connection.send_bytes(_LEAVE)
+
+    def wait_until_left(self) -> None:
+        """Wait until the rank has left the pool; without an answer it counts as lost."""
+        deadline = time.monotonic() + LEAVE_S
+        with contextlib.suppress(EOFError, OSError):
+            while self.connection.poll(max(0.0, deadline - time.monotonic())):
+                if pickle.loads(self.connection.recv_bytes())[0] == _LEFT:
+                    return
+        self.connection.close()
+
+    def python_stack(self) -> str:
+        """The Python stack of a rank that hangs, which only the rank's own process could show."""
+        return "unknown: another process of the launcher"
+
+    def exit_status(self) -> int | None:
+        """Exit status of the rank's process, which only the launcher knows."""
+        return None
+
+    def forward_errors(self) -> None:
+        """Do nothing: the launcher forwards the standard error of its processes."""
+
+    def end_of_errors(self) -> str:
+        """What the rank's process wrote last, which the launcher has."""
+        return ""
+
+
+class _StartedRank:
+    """A rank's process on this machine; bodies, results and progress pass through `connection`."""
+
+    def __init__(self, membership: "_Membership") -> None:
+        context = process_context()
+        pipes = [context.Pipe(duplex=True), context.Pipe(duplex=False), context.Pipe(duplex=False)]
+        (self.connection, self._stack, errors), theirs = zip(*pipes, strict=True)
+        surroundings = Surroundings()
+        arguments = (theirs, surroundings, membership)
+        self._process: BaseProcess = context.Process(target=_serve, args=arguments, name=f"rank {membership.rank}")
+        with ctrl_c_blocked():
+            self._process.start()
+        surroundings.close()
+        for pipe in theirs:
+            pipe.close()  # so that it ends when the process exits
+        self._standard_error = StandardError(errors)
+
+    def let_leave(self) -> None:
+        """End the process, even if it runs a body."""
+        self.connection.close()
+        self._stack.close()
+        self._process.kill()
+
+    def wait_until_left(self) -> None:
+        """Wait for the end of the process."""
+        self._process.join()
+        self._standard_error.join(TAIL_TIMEOUT_S)
+
+    def python_stack(self) -> str:
+        """The Python stack of a rank that hangs, written by a signal handler in the rank's process."""
+        assert self._process.pid is not None  # it was started
+        os.kill(self._process.pid, signal.SIGUSR1)
+        written = b""
+        while wait([self._stack], timeout=STACK_PAUSE_S if written else STACK_TIMEOUT_S):
+            if not (piece := os.read(self._stack.fileno(), 2**16)):
+                break  # the signal ended the rank, which had not registered its handler yet
+            written += piece
+        return (
+            "\n".join(written.decode().splitlines()[1 : 1 + STACK_LINES])
+            or "unknown: the rank was still starting, or outside of Python"
+        )
+
+    def exit_status(self) -> int | None:
+        """Exit status of a process that ends; None: it has not ended."""
+        self._process.join(timeout=1)
+        return self._process.exitcode
+
+    def forward_errors(self) -> None:
+        """Forward what the process has written to its standard error so far."""
+        self._standard_error.forward()
+
+    def end_of_errors(self) -> str:
+        """The end of what the process wrote to its standard error, for an error message."""
+        return self._standard_error.tail()
 
 
 @dataclass(frozen=True)
@@ -492,41 +566,66 @@ class Seat:
     address: str | None = None
 
 
-def _serve(
-    pipes: Sequence[Connection],
-    surroundings: Surroundings,
-    arguments: tuple[int, int, Path | tuple[str, int], str, float, Seat],
-) -> None:
-    """Main function of a rank's process: run bodies, as members of one process group, until the pipe closes."""
+class _Membership(NamedTuple):
+    """What makes a process a rank of a pool: see `RankPool` and `_meet`."""
+
+    rank: int
+    world_size: int
+    store: Path | tuple[str, int]
+    backend: str
+    timeout_s: float
+    seat: Seat
+
+
+def _serve(pipes: Sequence[Connection], surroundings: Surroundings, membership: _Membership) -> None:
+    """Main function of a rank's process: run bodies, as a member of a pool, until the pipe closes."""
     connection, writes_stack, writes_errors = pipes
-    rank, world_size, store, backend, timeout_s, seat = arguments
     surroundings.enter()
     os.dup2(writes_errors.fileno(), 2)
     writes_errors.close()
     faulthandler.enable(2)
+    faulthandler.register(signal.SIGUSR1, file=writes_stack.fileno(), all_threads=False)
+    threading.Thread(target=_end_with_launcher, daemon=True).start()
+    with contextlib.suppress(EOFError, ConnectionError):  # the launcher has exited
+        _run_bodies(connection, membership)
+
+
+def _join(connection: Connection, membership: _Membership) -> None:
+    """Run bodies in a launcher's process, as a member of a pool, and leave the pool."""
+    cores = os.sched_getaffinity(0) if sys.platform == "linux" else None
+    _run_bodies(connection, membership)
+    if dist.is_initialized():
+        gc.collect()  # the group's last reference may be in a cycle of a body's objects
+        with contextlib.suppress(RuntimeError):  # another rank was lost
+            dist.destroy_process_group()
+        let_gloo_finish()
+    if cores is not None:
+        os.sched_setaffinity(0, cores)
+    _send(connection, _LEFT, None)
+
+
+def _run_bodies(connection: Connection, membership: _Membership) -> None:
+    """Run the bodies of a pool, until there is none."""
+    rank, world_size, store, backend, timeout_s, seat = membership
     global _launcher, _spans_nodes, _device
     _launcher, _spans_nodes, _device = connection, seat.address is not None, seat.device
-    faulthandler.register(signal.SIGUSR1, file=writes_stack.fileno(), all_threads=False)
     if seat.pinned:
         pin(seat.local_rank, seat.local_size)
     torch.set_num_threads(max(1, (os.cpu_count() or 1) // seat.local_size))
     choose_network(seat.namespace, seat.address)
     keep_freed_memory()
-    threading.Thread(target=_end_with_launcher, daemon=True).start()
-    with contextlib.suppress(EOFError, ConnectionError):  # the launcher has exited
-        while True:
-            request = connection.recv_bytes()
-            try:
-                body, args = pickle.loads(request)
-                if not dist.is_initialized():
-                    if backend == "nccl" or seat.device == "cuda":
-                        if not torch.cuda.device_count():
-                            raise Error("ranks: expected a CUDA device, got none; use Gloo and the CPU")
-                        torch.cuda.set_device(seat.local_rank % torch.cuda.device_count())
-                    _meet(rank, world_size, backend, store, timedelta(seconds=timeout_s))
-                _send(connection, _RESULT, body(rank, world_size, *args))
-            except Exception as error:  # noqa: BLE001 - any error of the body, or a result that cannot be pickled
-                _send(connection, _FAILURE, _failure(rank, error))
+    while request := connection.recv_bytes():
+        try:
+            body, args = pickle.loads(request)
+            if not dist.is_initialized():
+                if backend == "nccl" or seat.device == "cuda":
+                    if not torch.cuda.device_count():
+                        raise Error("ranks: expected a CUDA device, got none; use Gloo and the CPU")
+                    torch.cuda.set_device(seat.local_rank % torch.cuda.device_count())
+                _meet(rank, world_size, backend, store, timedelta(seconds=timeout_s))
+            _send(connection, _RESULT, body(rank, world_size, *args))
+        except Exception as error:  # noqa: BLE001 - any error of the body, or a result that cannot be pickled
+            _send(connection, _FAILURE, _failure(rank, error))
 
 
 def _failure(rank: int, error: Exception) -> Error:

@@ -130,19 +130,13 @@ def test_the_map_of_the_code_links_to_existing_files():
 
 
 def test_the_score_is_that_of_make_score():
-    """The guide names the parts in other words, and has the same figures; README has two of them."""
+    """The guide names the parts in other words, and has the same figures."""
     page = (ROOT / "validation" / "score.md").read_text()
     verdicts = re.findall(r"^\| \([a-i]\) .* \|$", page, flags=re.MULTILINE)
     committed = [_cells(row)[1:5] + _cells(row)[-1:] for row in verdicts]
     table = GUIDES["accuracy"].partition("| mean error |")[2].partition("\n\n")[0]
     ours = [_cells(row)[1:] for row in table.splitlines() if row.startswith("| (")]
     assert ours == committed
-    best = [
-        [mean.partition(" (")[0], f"{min(map(float, re.findall(r'([0-9.]+)%', rules)))}%"]
-        for mean, _, rules, *_ in ours
-    ]
-    table = README.partition("| best simple rule's |")[2].partition("\n\n")[0]
-    assert [_cells(row)[1:] for row in table.splitlines() if row.startswith("| (")] == best
 
 
 def test_what_a_buyer_may_expect_is_that_of_the_score():

@@ -149,7 +149,7 @@ def test_a_rank_that_has_not_come_to_its_body_says_so():
 def test_a_rank_that_dies_between_two_bodies_is_an_error_of_the_next_body(mortal_ranks):
     mortal_ranks.run(bodies.die_after_returning, 1)
     for one in mortal_ranks._ranks[1:]:
-        one.process.join(timeout=10)
+        one._process.join(timeout=10)
     with pytest.raises(RankError, match=r"rank 1 exited without reporting an error \(exit code -6\)"):
         mortal_ranks.run(bodies.identify)
     assert len(mortal_ranks.run(bodies.identify)) == 2

@@ -58,16 +58,14 @@ def main() -> None:
         return
     if case == "wait":
         run_ranks(wait, 2)
-    errors = []
+    failing = {"raise": bodies.fail_on, "exit": bodies.die_on, "hang": bodies.hang_on}[case]
     with RankPool(3, timeout_s=60) as pool:
         pool.run(bodies.identify)
-        for failing in (bodies.fail_on, bodies.die_on, bodies.hang_on):
-            try:
-                pool.run(failing, 1, timeout_s=3)
-            except RankError as error:
-                errors.append(str(error))
-            assert pool.run(rank_and_size) == [(0, 3), (1, 3), (2, 3)]
-    sys.exit("\n".join(errors))
+        try:
+            pool.run(failing, 1, timeout_s=3)
+        except RankError as error:
+            print(error, flush=True)
+        print(pool.run(rank_and_size))
 
 
 if __name__ == "__main__":
