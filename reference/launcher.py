@@ -15,6 +15,7 @@ import secrets
 import signal
 import socket
 import threading
+import time
 from collections.abc import Callable, Mapping, Sequence
 from datetime import timedelta
 from functools import partial
@@ -30,8 +31,8 @@ Result = TypeVar("Result")
 
 MEETING_S = 300.0
 """How long processes wait for each other at the start; those of slow file systems import torch for minutes."""
-LATE_S = 30.0
-"""How long the program stays at its end for processes that have not found it yet."""
+LATE_S = 10.0
+"""How long the program stays at its end for processes that have not found it yet, and these after the program's end."""
 
 
 class Place(NamedTuple):
@@ -257,11 +258,11 @@ def _serve(place: Place) -> int:
 
 
 def _end_with_program(watcher: Connection) -> None:
-    """End this process when the program was lost, even while this rank waits for other ranks."""
-    try:
+    """End this process when the program was lost, or has ended some time ago, even while this rank runs a body."""
+    with contextlib.suppress(EOFError, OSError):
         watcher.recv()
-    except (EOFError, OSError):
-        os._exit(1)
+        time.sleep(LATE_S)
+    os._exit(1)
 
 
 def _rank_0(place: Place) -> tuple[str, int, bytes]:

@@ -151,8 +151,9 @@ class _Page:
         ]
         return _figure(
             "Throughput",
-            pictures.legend(self.systems) + pictures.throughput_picture(self.document),
-            f"Dashed: an efficiency of 100 %. Thick, at the bottom: where the knee may lie. {' '.join(knees)}",
+            pictures.legend(self.systems)
+            + pictures.svg(pictures.draw_throughput, self.document, "Throughput by number of GPUs"),
+            f"Dashed: an efficiency of 100 %. Shaded: where the knee may lie. {' '.join(knees)}",
             self.sizes_table(
                 {
                     "samples/s": "samples_per_s",
@@ -172,7 +173,8 @@ class _Page:
         }
         return _figure(
             "Efficiency",
-            pictures.legend(self.systems) + pictures.efficiency_picture(self.document),
+            pictures.legend(self.systems)
+            + pictures.svg(pictures.draw_efficiency, self.document, "Efficiency by number of GPUs"),
             "The part of the GPUs' time that is training.",
             self.sizes_table(columns),
         )
@@ -222,7 +224,7 @@ class _Page:
         priced = {**self.document, "sizes": [row for row in self.sizes if row["cost"] is not None]}
         return _figure(
             "Time against cost",
-            pictures.legend(self.systems) + pictures.costs_picture(priced),
+            pictures.legend(self.systems) + pictures.svg(pictures.draw_costs, priced, "Cost by duration"),
             "Labels: GPUs of the unbeaten choices, than which no other is both faster and cheaper."
             + " Systems without a price are left out." * (len(priced["sizes"]) < len(self.sizes)),
             self.sizes_table(columns),

@@ -1,129 +1,150 @@
-"""Pictures of a report, as SVG: curves by number of GPUs, time against cost, and stacked bars."""
+"""Pictures of a report: curves by number of GPUs and time against cost, by matplotlib, and stacked bars."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from html import escape
-from math import floor, log, log10
-from typing import Any, NamedTuple
+from io import StringIO
+from typing import TYPE_CHECKING, Any
+
+from .. import plot_colours
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.axis import Axis
 
 Row = Mapping[str, Any]
 """An element of `sizes` or of `systems` in `CapacityPlan.to_json`."""
-Points = Sequence[tuple[float, float]]
 
-WIDTH, HEIGHT, LEFT, RIGHT, TOP, BOTTOM = 460, 300, 74, 436, 26, 256
-"""Size of a picture, and the ends of its axes."""
-TICK_X, TICK_Y = 46, 22
-"""Least distances between labels of an axis."""
-COLOURS = ("forward", "computation", "exposed", "hidden", "copies", "compression", "quiet")
-"""Names of colours in `plot_colours` and, in the page, of CSS variables; `ink` is that of the text."""
+COLOURS = ("forward", "computation", "exposed", "hidden", "copies", "compression", "quiet", "ink")
+"""Names of colours in `plot_colours` and, in the page, of CSS variables."""
 LINES = ("computation", "exposed", "copies", "compression", "ink")
 """Colours of systems and of causes, the first one first; as `plot_colours.LINES`."""
-MARKERS = (
-    "M-4 0a4 4 0 1 0 8 0a4 4 0 1 0-8 0",
-    "M-4-4h8v8h-8z",
-    "M0-5l5 9h-10z",
-    "M0-6l5 6-5 6-5-6z",
-    "M0 5l5-9h-10z",
-)
-"""Shapes of the points of systems, which repeat the meaning of their colours."""
+MARKERS, SIGNS = "os^Dv", "●■▲◆▼"
+"""Shapes of the points of systems, which repeat the meaning of their colours, in pictures and in legends."""
+SIZE_INCHES = (4.6, 3.0)
+LEAST_RATIO = 1.6
+"""Least ratio of two labelled numbers of GPUs."""
 
 
-class Axis(NamedTuple):
-    """An axis: the values at its ends, where these lie in the picture, labelled values, and their format."""
+def svg(draw: "Callable[[Row, Axes], None]", document: Row, label: str) -> str:
+    """Return a picture as SVG, with the colours of the page; `label` says what it shows."""
+    from matplotlib import rc_context
+    from matplotlib.figure import Figure
 
-    low: float
-    high: float
-    start: float
-    end: float
-    labels: Sequence[float]
-    form: str = ",.12g"
-    is_log: bool = True
-
-    def at(self, value: float) -> float:
-        """Return where a value lies, or the nearer end of the axis."""
-        low, high, value = (
-            log(one) if self.is_log else one for one in (self.low, self.high, min(self.high, max(self.low, value)))
-        )
-        return round(self.start + (value - low) / (high - low) * (self.end - self.start), 1)
-
-    def labelled(self, room: float) -> list[tuple[float, str]]:
-        """Return places and words of labels, as many as there is room for."""
-        kept: list[tuple[float, str]] = []
-        for value in self.labels:
-            if not kept or abs(self.at(value) - kept[-1][0]) >= room:
-                kept.append((self.at(value), format(value, self.form)))
-        return kept
+    drawn = StringIO()
+    with rc_context({"svg.fonttype": "none", "svg.hashsalt": label, "text.parse_math": False, "font.size": 9}):
+        figure = Figure(SIZE_INCHES, layout="constrained")
+        axes = figure.add_subplot()
+        axes.spines[["top", "right"]].set_visible(False)
+        axes.grid(alpha=0.2)
+        axes.margins(0.06, 0.12)
+        draw(document, axes)
+        figure.savefig(drawn, format="svg", transparent=True, metadata={"Date": None})
+    picture = drawn.getvalue()[drawn.getvalue().index("<svg") :].replace("#000000", plot_colours.INK)
+    for name in COLOURS:
+        picture = picture.replace(getattr(plot_colours, name.upper()), f"var(--{name})")
+    return picture.replace("<svg ", f'<svg role="img" aria-label="{escape(label)}, with 90 % intervals" ', 1)
 
 
-def throughput_picture(document: Row) -> str:
-    """Return throughput by number of GPUs: bands, ideal lines, knees, and the throughput that the deadline needs."""
-    sizes, asked = document["sizes"], document["question"]
-    needed = [] if asked["deadline_hours"] is None else [asked["samples"] / asked["deadline_hours"] / 3600]
-    ends = [row[f"samples_per_s_{end}"] for row in sizes for end in ("low", "high")]
-    x, y = (
-        _gpus(sizes),
-        _amounts([*ends, *(full for row in sizes for _, full in _ideal([row])), *needed], BOTTOM, TOP),
-    )
-
-    def drawn(number: int, system: Row, rows: Sequence[Row]) -> str:
-        ideal = _line([(x.at(count), y.at(full)) for count, full in _ideal(rows)], "ideal")
-        return ideal + _curve(x, y, "samples_per_s", number, rows) + knee(number, system, rows)
-
-    def knee(number: int, system: Row, rows: Sequence[Row]) -> str:
-        marks = ""
-        if system["knee_earliest"] is not None:
-            last = RIGHT if system["knee_latest"] is None else x.at(system["knee_latest"])
-            marks += f'<path class="knee" d="M{x.at(system["knee_earliest"])} {BOTTOM - 6 - 8 * number}H{last}"/>'
-        if system["knee"] is not None:
-            at = x.at(system["knee"])
-            up = next(y.at(row["samples_per_s"]) for row in rows if row["world_size"] == system["knee"])
-            marks += f'<path class="ideal" d="M{at} {up}V{BOTTOM}"/><text x="{at + 4}" y="{BOTTOM - 14}">knee</text>'
-        return marks
-
-    limits = "".join(_level(y, value, "deadline") for value in needed)
-    return _chart("Throughput by number of GPUs", x, y, "GPUs", "samples/s", _systems(document, drawn) + limits)
+def draw_throughput(document: Row, axes: "Axes") -> None:
+    """Draw throughput by number of GPUs: bands, ideal lines, knees, and the throughput that the deadline needs."""
+    asked = document["question"]
+    _number_axes(axes, document, "samples/s")
+    for style, system, rows in _systems(document):
+        _curve(axes, "samples_per_s", style, rows)
+        ideal = [(row["world_size"], row["samples_per_s"] / row["efficiency"]) for row in rows if row["efficiency"]]
+        axes.plot(*zip(*ideal, strict=True), "--", color=style["color"], linewidth=1)
+        if (first := system["knee_earliest"]) is not None:
+            last = system["knee_latest"] or rows[-1]["world_size"]
+            axes.axvspan(first, last, color=style["color"], alpha=0.1, linewidth=0)
+        if (knee := system["knee"]) is not None:
+            axes.axvline(knee, color=style["color"], linewidth=1, linestyle="--")
+            axes.annotate("knee", (knee, 0.93), (4, 0), ("data", "axes fraction"), **OFFSET)
+    if asked["deadline_hours"] is not None:
+        _limit(axes, asked["samples"] / asked["deadline_hours"] / 3600, "deadline")
 
 
-def _ideal(rows: Sequence[Row]) -> Points:
-    """Return numbers of GPUs with the throughput at an efficiency of 1."""
-    return [(row["world_size"], row["samples_per_s"] / row["efficiency"]) for row in rows if row["efficiency"]]
-
-
-def efficiency_picture(document: Row) -> str:
-    """Return efficiency by number of GPUs: bands and the target."""
+def draw_efficiency(document: Row, axes: "Axes") -> None:
+    """Draw efficiency by number of GPUs: bands and the target."""
     target = document["systems"][0]["target_efficiency"]
-    least = floor(10 * min(0.9, target, *(row["efficiency_low"] for row in document["sizes"]))) / 10
-    x, labels = _gpus(document["sizes"]), [step / 20 for step in range(round(20 * least), 21)]
-    y = Axis(least, 1.0, BOTTOM, TOP, labels, ".0%", is_log=False)
-    curves = _systems(document, lambda number, _, rows: _curve(x, y, "efficiency", number, rows))
-    inside = curves + _level(y, target, f"target {target:.3%}".replace(".000", ""))
-    return _chart("Efficiency by number of GPUs", x, y, "GPUs", "", inside)
+    _number_axes(axes, document, "efficiency")
+    axes.set_yscale("linear")
+    axes.yaxis.set_major_formatter("{x:.0%}")
+    for style, _, rows in _systems(document):
+        _curve(axes, "efficiency", style, rows)
+    _limit(axes, target, f"target {target:.3%}".replace(".000", ""))
 
 
-def costs_picture(document: Row) -> str:
-    """Return time against cost: intervals, and a line through the choices that no other beats in both."""
-    sizes, asked = document["sizes"], document["question"]
-    x = _amounts([row[f"hours_{end}"] for row in sizes for end in ("low", "high")], LEFT, RIGHT)
-    y = _amounts([row[f"cost_{end}"] for row in sizes for end in ("low", "high")], BOTTOM, TOP)
-
-    def point(number: int, row: Row) -> str:
-        across, up = x.at(row["hours"]), y.at(row["cost"])
-        return (
-            f'<path d="M{x.at(row["hours_low"])} {up}H{x.at(row["hours_high"])}'
-            f'M{across} {y.at(row["cost_low"])}V{y.at(row["cost_high"])}"/>{_marker(number, row, across, up)}'
-        )
-
-    front = sorted((row for row in sizes if row["on_front"]), key=lambda row: float(row["hours"]))
-    through = [(x.at(row["hours"]), y.at(row["cost"])) for row in front]
-    inside = f'<g class="limit">{_line(through)}</g>'
-    inside += _systems(document, lambda number, _, rows: "".join(point(number, row) for row in rows))
-    for row, (across, up) in zip(front, through, strict=True):
-        inside += f'<text x="{across}" y="{up + 24}" text-anchor="middle" font-size="11">{row["world_size"]:,}</text>'
-    if (hours := asked["deadline_hours"]) is not None and x.low <= hours <= x.high:
-        inside += f'<path class="limit" d="M{x.at(hours)} {TOP}V{BOTTOM}"/>'
-        inside += f'<text x="{x.at(hours) + 4}" y="{BOTTOM - 6}">deadline</text>'
+def draw_costs(document: Row, axes: "Axes") -> None:
+    """Draw time against cost: intervals, and a line through the choices that no other beats in both."""
+    asked = document["question"]
+    axes.set(xscale="log", yscale="log", xlabel="hours", ylabel=document["currency"])
+    _plain_labels(axes.xaxis, axes.yaxis)
+    front = sorted((row for row in document["sizes"] if row["on_front"]), key=lambda row: float(row["hours"]))
+    axes.plot([row["hours"] for row in front], [row["cost"] for row in front], ":", color=plot_colours.INK)
+    for row in front:
+        axes.annotate(f"{row['world_size']:,}", (row["hours"], row["cost"]), (0, -14), ha="center", **OFFSET)
+    for style, _, rows in _systems(document):
+        across, up = (_middle_and_errors(rows, field) for field in ("hours", "cost"))
+        axes.errorbar(across[0], up[0], up[1], across[1], linestyle="", linewidth=1, **style)
+    if asked["deadline_hours"] is not None:
+        axes.axvline(asked["deadline_hours"], color=plot_colours.INK, linestyle=":")
+        axes.annotate("deadline", (asked["deadline_hours"], 0.93), (4, 0), ("data", "axes fraction"), **OFFSET)
     if asked["budget"] is not None:
-        inside += _level(y, asked["budget"], "budget")
-    return _chart("Cost by duration", x, y, "hours", document["currency"], inside)
+        _limit(axes, asked["budget"], "budget")
+
+
+OFFSET: dict[str, Any] = {"textcoords": "offset points"}
+
+
+def _systems(document: Row) -> Iterator[tuple[dict[str, Any], Row, list[Row]]]:
+    """Yield colour and marker, plan and rows of `sizes` of each system."""
+    for number, one in enumerate(document["systems"]):
+        colour = getattr(plot_colours, LINES[number % len(LINES)].upper())
+        rows = [row for row in document["sizes"] if row["system"] == one["system"]]
+        yield {"color": colour, "marker": MARKERS[number % len(MARKERS)], "markersize": 4}, one, rows
+
+
+def _number_axes(axes: "Axes", document: Row, amount: str) -> None:
+    """Make axes for an amount by number of GPUs, of which as many are labelled as there is room for."""
+    labelled: list[int] = []
+    for count in sorted({row["world_size"] for row in document["sizes"]}):
+        if not labelled or count >= LEAST_RATIO * labelled[-1]:
+            labelled.append(count)
+    axes.set(xscale="log", yscale="log", xlabel="GPUs", ylabel=amount)
+    _plain_labels(axes.xaxis, axes.yaxis)
+    axes.set_xticks(labelled, [f"{count:,}" for count in labelled], rotation=30 if len(labelled) > 6 else 0)
+
+
+def _plain_labels(*both: "Axis") -> None:
+    """Label powers of ten, and their multiples where there are few, by plain numbers."""
+    from matplotlib.ticker import NullLocator
+
+    for axis in both:
+        axis.set_minor_locator(NullLocator())
+        axis.set_major_formatter("{x:,.12g}")
+
+
+def _middle_and_errors(rows: Sequence[Row], field: str) -> tuple[list[float], list[list[float]]]:
+    middle = [row[field] for row in rows]
+    low, high = ([row[field + end] for row in rows] for end in ("_low", "_high"))
+    below = [max(0.0, one - other) for one, other in zip(middle, low, strict=True)]
+    above = [max(0.0, other - one) for one, other in zip(middle, high, strict=True)]
+    return middle, [below, above]
+
+
+def _curve(axes: "Axes", field: str, style: dict[str, Any], rows: Sequence[Row]) -> None:
+    """Draw the curve of one system with its band and points."""
+    counts = [row["world_size"] for row in rows]
+    middle, errors = _middle_and_errors(rows, field)
+    axes.errorbar(counts, middle, errors, elinewidth=0.7, linewidth=1.8, **style)
+    low, high = ([row[field + end] for row in rows] for end in ("_low", "_high"))
+    axes.fill_between(counts, low, high, color=style["color"], alpha=0.18, linewidth=0)
+
+
+def _limit(axes: "Axes", value: float, words: str) -> None:
+    """Draw a horizontal line for a limit."""
+    axes.axhline(value, color=plot_colours.INK, linestyle=":")
+    axes.annotate(words, (1, value), (0, 3), ("axes fraction", "data"), ha="right", **OFFSET)
 
 
 def stacked_bars(bars: Mapping[str, Mapping[str, float]], colours: Mapping[str, str]) -> str:
@@ -134,119 +155,31 @@ def stacked_bars(bars: Mapping[str, Mapping[str, float]], colours: Mapping[str, 
         colours: The colour of each part; parts of one colour share an entry of the legend.
     """
     whole = max(sum(parts.values()) for parts in bars.values()) or 1
-    shown = []
+    shown = ""
     for words, parts in bars.items():
-        left, rects = 0.0, ""
-        for name in colours:
-            width = 1000 * parts.get(name, 0) / whole
-            rects += f'<rect x="{left:.2f}" width="{width:.2f}" height="20" fill="var(--{colours[name]})"/>'
-            left += width
-        shown.append(
-            f'<p>{escape(words)}</p><svg class="bar" role="img" aria-label="{escape(words)}" viewBox="0 0 1000 20" '
-            f'preserveAspectRatio="none">{rects}</svg>'
+        pieces = "".join(
+            f'<span style="width: {100 * parts.get(name, 0) / whole:.3f}%; background: var(--{colour})"></span>'
+            for name, colour in colours.items()
         )
+        shown += f'<p>{escape(words)}</p><div class="bar" role="img" aria-label="{escape(words)}">{pieces}</div>'
     used = [name for name in colours if any(parts.get(name) for parts in bars.values())]
-    entries = {
-        f'<rect x="-7" y="-7" width="14" height="14" fill="var(--{colour})"/>': ", ".join(
-            name.replace("_", " ") for name in used if colours[name] == colour
-        )
+    entries = [
+        (colour, "■", ", ".join(name.replace("_", " ") for name in used if colours[name] == colour))
         for colour in dict.fromkeys(colours[name] for name in used)
-    }
-    return f'<div class="bars">{"".join(shown)}</div>{_legend(entries)}'
+    ]
+    return f'<div class="bars">{shown}</div>{_legend(entries)}'
 
 
 def legend(systems: Sequence[Row]) -> str:
     """Return a legend with colour and marker of each system."""
-    entries = {
-        f'<g class="series" style="{_colour(number)}">{_marker(number)}</g>': one["system"]
-        for number, one in enumerate(systems)
-    }
-    return _legend(entries)
+    return _legend(
+        (LINES[number % len(LINES)], SIGNS[number % len(SIGNS)], one["system"]) for number, one in enumerate(systems)
+    )
 
 
-def _legend(entries: Mapping[str, str]) -> str:
+def _legend(entries: "Sequence[tuple[str, str, str]] | Iterator[tuple[str, str, str]]") -> str:
     items = (
-        f'<li><svg viewBox="-7 -7 14 14" aria-hidden="true">{sign}</svg> {escape(words)}</li>'
-        for sign, words in entries.items()
+        f'<li><span aria-hidden="true" style="color: var(--{colour})">{sign}</span> {escape(words)}</li>'
+        for colour, sign, words in entries
     )
     return f'<ul class="legend">{"".join(items)}</ul>'
-
-
-def _amounts(values: Sequence[float], start: float, end: float) -> Axis:
-    """Return a logarithmic axis between two of 1, 2, 5, 10, 20, ... that contains these values."""
-    powers = range(floor(log10(min(values))) - 1, floor(log10(max(values))) + 2)
-    steps = [float(f"{digit}e{power}") for power in powers for digit in (1, 2, 5)]
-    first = max(step for step in steps if step <= min(values))
-    last = next(step for step in steps if step >= max(values) and step > first)
-    labels = [step for step in steps if first <= step <= last]
-    tens = [step for step in labels if f"{step:e}".startswith("1")]
-    return Axis(first, last, start, end, tens if len(tens) > 3 else labels, ",.12g" if last < 1e7 else ".0e")
-
-
-def _gpus(sizes: Sequence[Row]) -> Axis:
-    counts = sorted({row["world_size"] for row in sizes})
-    return Axis(counts[0] / 1.2, counts[-1] * 1.2, LEFT, RIGHT, counts)
-
-
-def _chart(label: str, x: Axis, y: Axis, x_name: str, y_name: str, inside: str) -> str:
-    """Return a picture with its axes."""
-    across = "".join(
-        f'<path class="axis" d="M{at} {BOTTOM}v5"/>'
-        f'<text x="{at}" y="{BOTTOM + 20}" text-anchor="middle">{words}</text>'
-        for at, words in x.labelled(TICK_X)
-    )
-    up = "".join(
-        f'<path class="axis" d="M{LEFT} {at}H{RIGHT}"/>'
-        f'<text x="{LEFT - 6}" y="{at + 4}" text-anchor="end">{words}</text>'
-        for at, words in y.labelled(TICK_Y)
-    )
-    return (
-        f'<svg role="img" aria-label="{escape(label)}, with 90 % intervals" viewBox="0 0 {WIDTH} {HEIGHT}">'
-        f'<path class="axis" d="M{LEFT} {TOP}V{BOTTOM}H{RIGHT}"/>{across}{up}{inside}'
-        f'<text x="{RIGHT}" y="{HEIGHT - 6}" text-anchor="end">{x_name}</text>'
-        f'<text x="{LEFT}" y="{TOP - 12}">{escape(y_name)}</text></svg>'
-    )
-
-
-def _systems(document: Row, drawn: Callable[[int, Row, Sequence[Row]], str]) -> str:
-    """Draw each system, from its number, its plan, and its rows of `sizes`."""
-    parts = []
-    for number, one in enumerate(document["systems"]):
-        rows = [row for row in document["sizes"] if row["system"] == one["system"]]
-        parts.append(f'<g class="series" style="{_colour(number)}">{drawn(number, one, rows)}</g>')
-    return "".join(parts)
-
-
-def _curve(x: Axis, y: Axis, field: str, number: int, rows: Sequence[Row]) -> str:
-    """Return the curve of one system with its band and points."""
-    across = [x.at(row["world_size"]) for row in rows]
-    low, middle, high = ([y.at(row[field + end]) for row in rows] for end in ("_low", "", "_high"))
-    ranges = "".join(f"M{at} {below}V{above}" for at, below, above in zip(across, low, high, strict=True))
-    points = (_marker(number, row, at, up) for row, at, up in zip(rows, across, middle, strict=True))
-    band = [*zip(across, low, strict=True), *zip(across[::-1], high[::-1], strict=True)]
-    curve = _line(list(zip(across, middle, strict=True)))
-    return f'{_line(band, "band")}<path class="range" d="{ranges}"/>{curve}{"".join(points)}'
-
-
-def _line(points: Points, kind: str = "") -> str:
-    tag = "polygon" if kind == "band" else "polyline"
-    return f'<{tag} class="{kind}" points="{" ".join(f"{x},{y}" for x, y in points)}"/>'
-
-
-def _level(y: Axis, value: float, words: str) -> str:
-    """Return a horizontal line for a limit, if it lies in the picture."""
-    if not y.low <= value <= y.high:
-        return ""
-    return (
-        f'<path class="limit" d="M{LEFT} {y.at(value)}H{RIGHT}"/>'
-        f'<text x="{RIGHT}" y="{y.at(value) - 4}" text-anchor="end">{words}</text>'
-    )
-
-
-def _marker(number: int, row: Row | None = None, x: float = 0, y: float = 0) -> str:
-    title = "" if row is None else f"<title>{escape(row['system'])}: {row['world_size']:,} GPUs</title>"
-    return f'<path d="{MARKERS[number % len(MARKERS)]}" transform="translate({x} {y})">{title}</path>'
-
-
-def _colour(number: int) -> str:
-    return f"--c: var(--{LINES[number % len(LINES)]})"
