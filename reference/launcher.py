@@ -32,7 +32,7 @@ Result = TypeVar("Result")
 MEETING_S = 300.0
 """How long processes wait for each other at the start; those of slow file systems import torch for minutes."""
 LATE_S = 10.0
-"""How long the program stays at its end for processes that have not found it yet, and these after the program's end."""
+"""How long the program stays for processes that have not found it yet at its end, and these stay after its end."""
 
 
 class Place(NamedTuple):
