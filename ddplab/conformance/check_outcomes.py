@@ -14,8 +14,6 @@ from .training_programs import Program
 Outcome = Literal["passed", "failed", "not supported", "left out"]
 Expectation = Literal["must-pass", "expected-fail", "skip"]
 EXPECTATIONS = get_args(Expectation)
-IN_VIRTUAL_TIME = ("all ranks wait, so none can go on", "expected its collective", "expected all ranks to launch")
-"""Parts of messages of unmatched ranks in virtual time, where all errors are of one class."""
 PLAIN = (
     "any timing",
     "one weight",
@@ -73,7 +71,7 @@ class CheckResult:
 
 def is_unmatched(fault: BaseException) -> bool:
     """Return whether an error, or one that caused it, is of ranks that did not match, hung or were lost."""
-    if isinstance(fault, RanksUnmatchedError) or any(part in str(fault) for part in IN_VIRTUAL_TIME):
+    if isinstance(fault, RanksUnmatchedError):
         return True
     return fault.__cause__ is not None and is_unmatched(fault.__cause__)
 

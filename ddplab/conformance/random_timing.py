@@ -112,15 +112,16 @@ def check_timing(bench: Bench) -> None:
 
     def attempt(program: Program) -> None:
         expected = run_locally(program, bench.world_size)
+        at_fault = f"with seed {program.seed} in virtual time"
         try:
             seen = run_in_virtual_time(bench.subject, program, bench.world_size, program.seed)
             _, problem = next(findings(seen, expected), (0, ""))
         except NoTurnError as error:
             raise HangError(str(error)) from None  # another program would take as long
         except RankError as error:
-            problem = str(error)
+            raise FindingError(f"{at_fault}: {error}", program) from error
         if problem:
-            raise FindingError(f"with seed {program.seed} in virtual time: {problem}", program)
+            raise FindingError(f"{at_fault}: {problem}", program)
 
     try:
         bench.try_random(attempt)

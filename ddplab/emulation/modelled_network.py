@@ -23,6 +23,7 @@ from torch._C._distributed_c10d import (
 )
 from torch.distributed import distributed_c10d
 
+from reference.errors import RanksUnmatchedError
 from simulator.engines.event_replay import CollectiveCost, RunningCollective
 from simulator.schedule.comm_hook_messages import INDEX_BYTES, Transport
 
@@ -150,14 +151,15 @@ class ModelledNetwork:
         """Start an iteration without collectives; returns those of the last one.
 
         Raises:
-            RuntimeError: Some ranks have launched a collective that others have not.
+            RanksUnmatchedError: Some ranks have launched a collective that others have not.
         """
         for number, collective in enumerate(self.launched):
             if collective.contributions:
                 some = ", ".join(map(str, sorted(collective.contributions)))
-                raise RuntimeError(
+                raise RanksUnmatchedError(
+                    min(collective.contributions),
                     f"collective {number}, {_described(collective.message)}: expected all ranks to launch it, got "
-                    f"only rank {some}"
+                    f"only rank {some}",
                 )
         launched, self.launched = self.launched, []
         self._next = dict.fromkeys(self._counts, 0)
@@ -173,7 +175,7 @@ class ModelledNetwork:
         """Launch a rank's next collective; returns its number and its future.
 
         Raises:
-            RuntimeError: Another rank has launched a different collective.
+            RanksUnmatchedError: Another rank has launched a different collective.
         """
         number = self._next[rank.rank]
         self._next[rank.rank] += 1
@@ -186,9 +188,10 @@ class ModelledNetwork:
                 collective.message, collective.running.cost = message, self._price(message, number)
         elif message != collective.message:
             other = next(iter(collective.contributions))
-            raise RuntimeError(
+            raise RanksUnmatchedError(
+                rank.rank,
                 f"rank {rank.rank}: expected its collective {number} to be {_described(collective.message)}, as on "
-                f"rank {other}, got {_described(message)}"
+                f"rank {other}, got {_described(message)}",
             )
         future = VirtualFuture(rank, number, f"collective {number}, {_described(message)}")
         collective.contributions[rank.rank] = contribution

@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 from math import inf
 from typing import Any, Generic, NamedTuple, TypeVar
 
-from reference.errors import RankError
+from reference.errors import RankError, RanksUnmatchedError
 from simulator.engines.event_replay import PROGRESS_BITS, Cluster
 from simulator.schedule.schedule import Compute, Instruction, LaunchCollective, Wait
 
@@ -203,7 +203,7 @@ class VirtualTime(Generic[Result]):
             return
         if self.cluster.env.peek() == inf:
             waiting = [f"rank {rank.rank} waits for {rank.blocked_on}" for rank in self.ranks if rank.blocked_on]
-            raise RankError(self.ranks[0].rank, f"all ranks wait, so none can go on: {'; '.join(waiting)}")
+            raise RanksUnmatchedError(self.ranks[0].rank, f"all ranks wait, so none can go on: {'; '.join(waiting)}")
         self.cluster.env.step()
 
     def _restart(self) -> None:
