@@ -22,6 +22,7 @@ def test_faults_of_timing_are_found_without_a_clock(bench_of, name, says):
     assert result.outcome == "failed"
     assert says in result.message
     assert result.program is not None
+    assert result.unmatched == (name == "LaunchesAsReady")
 
 
 def test_a_class_that_waits_where_virtual_time_cannot_see_it_does_not_support_virtual_time(bench_of, monkeypatch):
