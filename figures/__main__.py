@@ -11,7 +11,6 @@ from . import (
     anatomy,
     backward_pass,
     bucket_sizes,
-    demo,
     five_ways,
     overlap,
     predicted_against_measured,
@@ -36,7 +35,6 @@ FIGURES: tuple[ModuleType, ...] = (
     process_groups,
     predicted_against_measured,
     all_methods,
-    demo,
     simulator_speed,
 )
 INTRO = """\

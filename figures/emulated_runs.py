@@ -14,7 +14,7 @@ from functools import cache
 from typing import Any, NamedTuple
 
 from ddplab import emulate
-from ddplab.validation.validation_report import ValidationRow
+from ddplab.validation_report import ValidationRow
 from reference.trace import Iteration, Trace
 from simulator import Prediction, predict
 from validation.part_fg_runs import CommittedRun, committed_runs
@@ -131,4 +131,4 @@ def clock_run(ranks: str) -> CommittedRun:
 
 def clock_rows(ranks: str) -> dict[float, ValidationRow]:
     """Rows in ready order of the committed run on this many ranks, by bucket cap in MiB; one bucket: infinite."""
-    return {row.cap_mb: row for row in clock_run(ranks).current.rows if row.order == "ready"}
+    return {float(row.cap_mb): row for row in clock_run(ranks).current.rows if row.order == "ready"}

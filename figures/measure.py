@@ -5,13 +5,9 @@ Writes to `figures/data`; run `make figures` afterwards.
 
 import argparse
 import csv
-import gzip
-import json
 from collections.abc import Callable, Sequence
 from io import StringIO
-from pathlib import Path
 from statistics import median
-from tempfile import TemporaryDirectory
 
 import torch
 import torch.distributed as dist
@@ -20,7 +16,6 @@ from torch import nn
 from ddplab import models
 from ddplab.cli.terminal_output import progress
 from ddplab.operation_counter import measure_operations
-from ddplab.validation.demo import demo as run_demo
 from reference.data_parallel import DistributedDataParallel
 from reference.files.writing import write_atomically
 from reference.launch import RankPool
@@ -140,21 +135,12 @@ def emulated() -> None:
     _write_csv(emulated_runs.PATH.name, (*emulated_runs.Run._fields, "iteration_ns"), rows)
 
 
-def demo() -> None:
-    """Write `demo.json.gz`: the reports of a run of `make demo`, about 3 minutes."""
-    with TemporaryDirectory() as folder, progress() as on_progress:
-        ladder = run_demo(Path(folder), on_progress=on_progress)
-    reports = {name: report.to_json() for name, report in ladder._asdict().items() if report is not None}
-    write_atomically(DATA / "demo.json.gz", gzip.compress(json.dumps(reports, allow_nan=False).encode(), mtime=0))
-
-
 MEASUREMENTS: dict[str, Callable[[], None]] = {
     "messages": messages,
     "losses": losses,
     "anatomy": anatomy,
     "bert": bert,
     "emulated": emulated,
-    "demo": demo,
 }
 
 

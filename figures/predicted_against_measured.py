@@ -1,13 +1,12 @@
 """Errors of the predictions of every configuration of the committed runs, beside those of simpler predictions."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict
 from functools import cache
 
 import numpy as np
 from matplotlib.axes import Axes
 
-from ddplab.validation.validation_report import residual
+from ddplab.validation_report import BASELINES, ValidationRow
 from simulator.results.residual_plot import SMALL_ERROR, Residual, draw_residuals
 from validation.part_fg_runs import CommittedRun, committed_runs
 
@@ -28,7 +27,14 @@ Runs = Mapping[str, Sequence[Residual]]
 def panels() -> list[Runs]:
     """Current predictions from each run's own trace and calibration, beside its measurements by the clock."""
     runs = sorted(committed_runs(), key=lambda run: run.part)
-    return [{_name(run): [residual(asdict(row), measured="measured_ns") for row in run.current.rows] for run in runs}]
+    return [{_name(run): [residual(row) for row in run.current.rows] for run in runs}]
+
+
+def residual(row: ValidationRow) -> Residual:
+    """Return the errors of a row's predictions."""
+    low, high = (ns / row.measured_ns - 1 for ns in row.interval_ns)
+    baselines = {name.replace("_", " "): getattr(row, f"{name}_error") for name in BASELINES}
+    return Residual(error=row.error, baselines=baselines, interval=(low, high))
 
 
 def _name(run: CommittedRun) -> str:

@@ -18,9 +18,9 @@ TITLE = "When gradients are ready"
 SIZE = (5.0, 3.4)
 RUNS = FOLDER.parent / "validation" / "runs"
 RECORDED = {
-    "ResNet-18": RUNS / "resnet18-loopback-2ranks" / "resnet18" / "trace.json.gz",
-    "transformer": RUNS / "transformer-loopback-2ranks" / "transformer" / "trace.json.gz",
-    "MLP": RUNS / "mlp-loopback-2ranks" / "mlp" / "trace.json.gz",
+    "ResNet-18": RUNS / "resnet18-loopback-2ranks" / "trace.json.gz",
+    "transformer": RUNS / "transformer-loopback-2ranks" / "trace.json.gz",
+    "MLP": RUNS / "mlp-loopback-2ranks" / "trace.json.gz",
 }
 
 

@@ -12,7 +12,7 @@ RULES = [
     for line in SHEET.partition("| rule |")[2].splitlines()
     if "`--fabric" in line
 ]
-COMMAND = "predict ddplab/validation/resnet50_v100.json.gz"
+COMMAND = "predict ddplab/resnet50_v100.json.gz"
 
 
 def block(page: str, name: str) -> str:

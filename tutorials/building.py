@@ -10,7 +10,7 @@ import simulator
 from ddplab import emulate
 from ddplab.conformance.class_under_test import Subject
 from ddplab.conformance.overlap import reducer_of
-from ddplab.validation.demo import TRACE
+from ddplab.demo import TRACE
 from figures.traces_and_fabrics import gloo
 from reference.trace import Trace
 from simulator import plot_colours

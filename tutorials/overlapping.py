@@ -12,8 +12,8 @@ import ddplab
 import simulator
 from ddplab.conformance.class_under_test import Subject
 from ddplab.conformance.overlap import reducer_of
+from ddplab.demo import TRACE
 from ddplab.emulation.time_dilation import ScaleModel
-from ddplab.validation.demo import TRACE
 from reference.launch import RankPool
 from reference.trace import Trace
 from simulator import plot_colours

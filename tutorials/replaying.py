@@ -12,8 +12,8 @@ from torch import nn
 from ddplab.calibration.calibrate import measure_collectives
 from ddplab.calibration.collective_times import MessageSizes
 from ddplab.models import Model
-from ddplab.validation.validation_report import ValidationRow
-from reference.bucketing import MIB, cap_name
+from ddplab.validation_report import ValidationRow
+from reference.bucketing import MIB
 from reference.launch import RankPool, no_progress
 from reference.trace import Trace
 from simulator import Fabric, plot_colours
@@ -62,7 +62,7 @@ def all_reduce_ms(fabric: Fabric, mib: float) -> float:
 
 
 METHODS = {
-    "ddplab": ("paired_error", "o", plot_colours.INK),
+    "ddplab": ("error", "o", plot_colours.INK),
     "perfect scaling": ("perfect_scaling_error", "v", plot_colours.QUIET),
     "no overlap": ("no_overlap_error", "^", plot_colours.EXPOSED),
     "naive overlap": ("naive_overlap_error", "s", plot_colours.COPIES),
@@ -140,7 +140,7 @@ def draw_residuals(rows: Sequence[ValidationRow], ax: Axes) -> Axes:
         errors = [100 * getattr(row, field) for row in rows]
         places = [place + (number - len(METHODS) // 2) * DODGE for place in range(len(rows))]
         ax.plot(places, errors, marker, color=colour, label=name, zorder=2)
-    words = [cap_name(row.cap_mb) + ("" if row.order == "ready" else f"\n{row.order}") for row in rows]
+    words = [row.configuration.cap + ("" if row.order == "ready" else f"\n{row.order}") for row in rows]
     ax.set_xticks(range(len(rows)), words)
     ax.margins(x=0.15)
     if not rows:

@@ -10,19 +10,22 @@ from dataclasses import dataclass, replace
 from functools import cache, partial
 from operator import attrgetter
 from pathlib import Path
+from statistics import fmean
 
 import numpy as np
 
-from ddplab.validation.validation_report import (
+from ddplab.training_runs import Turn
+from ddplab.validation_report import (
     TargetPrediction,
     ValidationReport,
     ValidationRow,
     make_row,
     pairs_apart,
-    predict_targets,
+    policy_of,
+    predict_target,
     summarize,
 )
-from reference.bucketing import cap_name
+from reference.trace import Trace
 from simulator import Fabric
 from simulator.baseline_predictions import BASELINES, FEWER_BUCKETS, RANKING_BASELINES
 from simulator.fabric.uncertainty import BAND
@@ -72,8 +75,8 @@ def load_runs(folder: Path = RUNS) -> list[CommittedRun]:
 
 
 def model_error(runs: Sequence[CommittedRun]) -> float:
-    """Return the `model_error` of these runs: what nine in ten of their paired errors do not exceed."""
-    errors = [abs(row.paired_error) for run in runs for row in run.current.rows]
+    """Return the `model_error` of these runs: what nine in ten of their errors do not exceed."""
+    errors = [abs(row.error) for run in runs for row in run.current.rows]
     return float(np.quantile(errors, BAND))
 
 
@@ -85,35 +88,33 @@ def committed_runs() -> tuple[CommittedRun, ...]:
 
 @dataclass(frozen=True)
 class _PredictedRun:
-    """A committed run and the predictions of the current simulator, by model.
+    """A committed run and the predictions of the current simulator.
 
     Attributes:
         name: Name of its folder.
         recorded: The report as it was written.
         world_size: Number of ranks.
-        models: For each model its rows, their predictions, and the fabric of the predictions.
+        targets: The prediction of each row.
+        fabric: The fabric of the predictions.
     """
 
     name: str
     recorded: ValidationReport
     world_size: int
-    models: list[tuple[list[ValidationRow], list[TargetPrediction], Fabric]]
+    targets: list[TargetPrediction]
+    fabric: Fabric
 
     def run(self, error: float | None = None) -> CommittedRun:
         """Compare with the measurements; intervals are made with this `model_error`, or that of the fabric."""
         scale = self.recorded.scale
+        with_error = self.fabric if error is None else self.fabric.with_processor(model_error=error)
+        spread = with_error.iteration_spread(self.world_size)
         rows: list[ValidationRow] = []
-        for recorded, targets, fabric in self.models:
-            with_error = fabric if error is None else fabric.with_processor(model_error=error)
-            spread = with_error.iteration_spread(self.world_size)
-            for row, target in zip(recorded, targets, strict=True):
-                turns = [
-                    replace(turn, times_ns=tuple(round(ns * scale.dilation) for ns in turn.times_ns))
-                    for turn in row.turns
-                ]
-                in_model = make_row(row.model, row.configuration, _with_spread(target, spread), turns)
-                rows.append(in_model.in_original(scale))
-        source = self.models[-1][2].source.partition(";")[0].removeprefix("measured: ")
+        for row, target in zip(self.recorded.rows, self.targets, strict=True):
+            turns = [Turn(tuple(round(ns * scale.dilation) for ns in turn.times_ns)) for turn in row.turns]
+            in_model = make_row(row.model, row.configuration, _with_spread(target, spread), turns)
+            rows.append(in_model.in_original(scale))
+        source = self.fabric.source.partition(";")[0].removeprefix("measured: ")
         return CommittedRun(self.name, self.recorded, summarize(rows, self.recorded.predictions_sha256), source)
 
 
@@ -126,15 +127,27 @@ def _with_spread(target: TargetPrediction, spread: float) -> TargetPrediction:
 
 def _predict_again(folder: Path) -> _PredictedRun:
     recorded = ValidationReport.load(folder)
-    models, world_size = [], 1
-    for model in dict.fromkeys(row.model for row in recorded.rows):
-        rows = [row for row in recorded.rows if row.model == model]
-        trace, fabric = recorded.inputs(folder, model)
-        in_model = [row.configuration.in_model(recorded.scale) for row in rows]
-        world_size = recorded.world_size or trace.workload.world_size
-        targets = predict_targets(trace, fabric, in_model, world_size, speed_check=rows[0].speed_check)
-        models.append((rows, targets, fabric))
-    return _PredictedRun(folder.name, recorded, world_size, models)
+    trace, fabric = Trace.load(folder / "trace.json.gz"), Fabric.load(folder / "fabric.json")
+    world_size = recorded.world_size or trace.workload.world_size
+    policies = [policy_of(row.configuration.in_model(recorded.scale)) for row in recorded.rows]
+    targets = [predict_target(trace, fabric, policy, world_size) for policy in policies]
+    return _PredictedRun(folder.name, recorded, world_size, targets, fabric)
+
+
+def interval_score(row: ValidationRow, interval_ns: tuple[float, float]) -> float:
+    """Return the mean interval score of the iterations, as a fraction of their median; less is better.
+
+    The score of an iteration is the width of the interval and, outside of it, 2 / 0.1 times the distance from it:
+    the proper score for an interval that should contain 90 % (Gneiting and Raftery 2007, equation 43).
+    """
+    low, high = interval_ns
+    outside = [max(low - ns, ns - high, 0) for ns in row.times_ns]
+    return (high - low + 2 / (1 - BAND) * fmean(outside)) / row.measured_ns
+
+
+def mean_interval_score(report: ValidationReport) -> float:
+    """Return the mean of `interval_score` over the rows, with the interval of each."""
+    return fmean(interval_score(row, row.interval_ns) for row in report.rows)
 
 
 def score(run: CommittedRun) -> CaseScore:
@@ -161,13 +174,13 @@ def score(run: CommittedRun) -> CaseScore:
 
 
 def _name(row: ValidationRow) -> str:
-    return f"{cap_name(row.cap_mb)} {row.order}" + ("" if row.hook == "none" else f", {row.hook}")
+    return f"{row.configuration.cap} {row.order}" + ("" if row.hook == "none" else f", {row.hook}")
 
 
 def _baseline_ns(row: ValidationRow, name: str) -> float:
-    """The time that a baseline predicts, computed from its error, which the report compares with the paired time."""
+    """The time that a baseline predicts, computed from its error."""
     error: float = getattr(row, f"{name.replace(' ', '_')}_error")
-    return (1 + error) * row.paired_ns
+    return (1 + error) * row.measured_ns
 
 
 @dataclass(frozen=True)
@@ -184,7 +197,7 @@ def ranking(runs: Sequence[CommittedRun]) -> Ranking:
     pairs = [pair for run in runs for pair in pairs_apart(run.current.rows)]
 
     def wrong(predicted: Callable[[ValidationRow], float]) -> int:
-        return sum((a.paired_ns < b.paired_ns) != (predicted(a) <= predicted(b)) for a, b in pairs)
+        return sum((a.measured_ns < b.measured_ns) != (predicted(a) <= predicted(b)) for a, b in pairs)
 
     by_baseline: dict[str, Callable[[ValidationRow], float]] = {
         name: partial(_baseline_ns, name=name) for name in BASELINES if name in RANKING_BASELINES

@@ -27,7 +27,7 @@ from .comparison import (
     mean_absolute,
     weighted_quantile,
 )
-from .part_fg_runs import CommittedRun, Ranking, ranking
+from .part_fg_runs import CommittedRun, Ranking, interval_score, mean_interval_score, ranking
 from .part_i_weak_scaling import LeftOut
 from .part_j_plan import LEAST_INSIDE, Inside, count_inside
 
@@ -91,8 +91,7 @@ RUN_NOTE = (
     " predicted 90 % interval, the median over the configurations. *Interval score*: mean width of the interval plus"
     " 20 times the distance of each iteration outside it, over the measured time (Gneiting and Raftery, 2007);"
     " *constant* is that of an interval of one width for all runs, which holds nine in ten iterations of the other"
-    " runs. *First error* is that of the predictions that were on disk before the first target run. *Paired error*"
-    " compares after the machine's speed beside each turn has been taken out (docs/accuracy.md, Noise)."
+    " runs. *First error* is that of the predictions that were on disk before the first target run."
 )
 SMALL, LARGE = "256 KiB-16 MiB", "above 16 MiB"
 BORDER_BYTES = 16 * 2**20
@@ -270,7 +269,7 @@ def verdict_row(verdict: Verdict, rows: Sequence[Comparison], runs: Sequence[Com
         reports = [run.current for run in of_part]
         row["inside"] = f"{fmean(report.coverage for report in reports):.0%} of the iterations"
         row["half-width"] = f"{median(report.half_width for report in reports):.1%}"
-        row["interval score"] = f"{fmean(report.interval_score for report in reports):.0%}"
+        row["interval score"] = f"{fmean(map(mean_interval_score, reports)):.0%}"
         row["noise floor"] = f"{median(report.noise or 0.0 for report in reports):.1%}"
     elif compared:
         row |= _interval_cells(compared)
@@ -411,11 +410,9 @@ def run_table(runs: Sequence[CommittedRun]) -> Table:
             "ranked wrongly": f"{report.sign_errors} of {report.pairs_apart}",
             "inside the interval": f"{report.coverage:.0%}",
             "half-width": f"{report.half_width:.1%}",
-            "interval score": f"{report.interval_score:.0%}",
+            "interval score": f"{mean_interval_score(report):.0%}",
             "constant": f"{constant_interval_score(run, runs):.0%}",
         }
-        if report.drift is not None:
-            row["paired error"] = f"{report.paired_mape:.1%}"
         table.append(row)
     return table
 
@@ -428,12 +425,12 @@ def constant_interval_score(run: CommittedRun, runs: Sequence[CommittedRun]) -> 
     others = [other for other in runs if other.name != run.name] or [run]
     distances, weights = [], []
     for other in others:
-        of_run = [abs(ns / row.predicted_ns - 1) for row in other.current.rows for ns in row.paired_times_ns]
+        of_run = [abs(ns / row.predicted_ns - 1) for row in other.current.rows for ns in row.times_ns]
         distances += of_run
         weights += [1 / len(of_run)] * len(of_run)
     x = weighted_quantile(distances, weights, BAND)
     rows = run.current.rows
-    return fmean(row.interval_score(((1 - x) * row.predicted_ns, (1 + x) * row.predicted_ns)) for row in rows)
+    return fmean(interval_score(row, ((1 - x) * row.predicted_ns, (1 + x) * row.predicted_ns)) for row in rows)
 
 
 def as_picture(rows: Sequence[Comparison]) -> bytes:

@@ -20,7 +20,7 @@ from .predict import cells_of_axes, read_policies, save_timelines, values_of_axe
 from .terminal_output import progress, show_report, show_table, write_json
 
 if TYPE_CHECKING:
-    from ..validation.validation_report import ValidationReport
+    from ..validation_report import ValidationReport
 
 HELP = {
     "world_size": "Number of ranks. With --wall under torchrun, srun or mpirun: by default all of its ranks.",
@@ -140,8 +140,8 @@ def _emulate_on_wall_clock(
 ) -> "ValidationReport":
     from reference.launch import RankPool, world_size_or
 
-    from ..validation.validate_emulated import validate_emulated
-    from ..validation.validation_report import Configuration
+    from ..validate import validate
+    from ..validation_report import Configuration
 
     configurations = []
     for one in policies:
@@ -149,7 +149,7 @@ def _emulate_on_wall_clock(
             raise ValueError("--caps: expected sizes in MB or `single` with --wall, got 'default'")
         configurations.append(Configuration(one.bucket_cap_mb, one.order, one.hook.name))
     with progress() as on_progress, RankPool(world_size or world_size_or(2)) as pool:
-        return validate_emulated(
+        return validate(
             pool, trace, configurations, scale=scale, out=out, repeat=repeat, modelled=fabric, on_progress=on_progress
         )
 

@@ -19,7 +19,6 @@ from reference.launcher import on_rank_0
 from .catalogue import catalogue
 from .conform import conform
 from .emulate import emulate
-from .explain import explain
 from .fabric_and_settings import fabric, knobs
 from .import_traces import import_app
 from .learn import learn
@@ -39,7 +38,6 @@ Typical workflow:
   calibrate   measure collectives on this machine            -> fabric.json
   predict     predict iteration times from these two files
   validate    do all of the above, then train and compare
-  explain     show where predictions and measurements differ
 
 A trace of a GPU comes from a file of torch's profiler: see `import`. To model hardware that you do not have, make a
 trace from a data sheet with `synthesize`, and use a node of the catalogue, a YAML file of links or logs of nccl-tests
@@ -101,10 +99,10 @@ COMMANDS: Mapping[Callable[..., None] | typer.Typer, tuple[str, ...]] = {
         "ddplab plan trace.json.gz aws-p4d --measured 8:120ms --world-sizes 8,64,512",
     ),
     tune: (
-        "Find fast buckets, and verify their gain.",
+        "Find fast buckets, and a bound that none beats.",
         "ddplab tune trace.json.gz --fabric pod.yaml --world-size 64",
         "ddplab tune trace.json.gz --fabric aws-p4d --picture out/tune.png",
-        "ddplab tune trace.json.gz --fabric out/fabric.json --verify train",
+        "ddplab tune trace.json.gz --fabric out/fabric.json --verify virtual",
     ),
     emulate: (
         "Run a real reducer in virtual time, and compare.",
@@ -121,8 +119,8 @@ COMMANDS: Mapping[Callable[..., None] | typer.Typer, tuple[str, ...]] = {
         "Predict, then train, and compare.",
         "ddplab validate --model mlp --caps 1,25 --out out/mlp",
         "ddplab validate --model my_models:small --hooks none,bf16 --link-rate 1gbit",
+        "ddplab validate --model resnet18 --plan out/plan.json --torch",
     ),
-    explain: ("Show why predictions and measurements of a run differ.", "ddplab explain out/mlp"),
     conform: (
         "Check that a data-parallel class is local training.",
         "ddplab conform torch",
@@ -137,7 +135,7 @@ COMMANDS: Mapping[Callable[..., None] | typer.Typer, tuple[str, ...]] = {
         "ddplab learn --hint",
         "ddplab learn my_ddp.py --grade --junit grade.xml --json grade.json",
     ),
-    demo: ("Check predictions in three ways, in about 3 minutes.", "ddplab demo --out out/demo"),
+    demo: ("Check predictions against the real reducer, exactly.", "ddplab demo --out out/demo"),
     import_app: (
         "Make a trace from files of torch's profiler.",
         "ddplab import kineto rank0.json.gz --out trace.json.gz",

@@ -1,9 +1,8 @@
-"""`ddplab record`, `calibrate`, `validate` and `demo`: subcommands that run real ranks on this machine."""
+"""`ddplab record`, `calibrate`, `validate` and `demo`: subcommands that run the real reducer."""
 
-from functools import partial
 from itertools import product
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 from typer import Option
 
@@ -21,10 +20,8 @@ HELP = {
     "iterations": "Iterations to record, after 2 warm-up iterations.",
     "hook": "Also measure this comm hook: fp16, quantize_per_tensor, power_sgd:RANK, ... May be repeated.",
     "emulate": "Instead of a model, train emulated devices that take the times of a trace.",
-    "calibrate_at": "With --emulate: calibrate the network with these numbers of ranks, and extrapolate it.",
+    "plan": "Train torch's default buckets and those of this plan, which `tune` has written, instead of --caps.",
     "repeat": "Turns of each configuration; a turn measures 3 iterations.",
-    "calibrations": "Calibrate N times, each time before an equal share of the turns; the prediction is the mean "
-    "of N.",
     "torch": "Also train each configuration with torch's class, in turns with ours.",
     "out": "Folder for trace, fabric file, predictions and report.",
 }
@@ -47,7 +44,7 @@ def record(
     start_server()  # it imports torch while this process does
     from reference.launch import RankPool, default_backend, world_size_or
 
-    from ..validation.training_runs import record_computation
+    from ..training_runs import record_computation
 
     options.check_outputs(out, json_path, inputs=options.files_of(model))
     ranks = world_size or world_size_or(1)
@@ -113,12 +110,11 @@ def validate(
     byte_scale: options.ByteScale = 1.0,
     world_size: options.Processes = None,
     backend: options.Backend = None,
-    calibrate_at: Annotated[str | None, Option(metavar="N,...", help=HELP["calibrate_at"])] = None,
-    caps: options.Caps = "0.5,1,5,25,single",
-    orders: options.Orders = "ready",
+    caps: options.ChosenCaps = None,
+    orders: options.ChosenOrders = None,
     hooks: options.Hooks = "none",
+    plan: Annotated[Path | None, Option(metavar="PATH", help=HELP["plan"])] = None,
     repeat: Annotated[int | None, Option(min=1, metavar="N", help=HELP["repeat"], show_default=SHOWN_TURNS)] = None,
-    calibrations: Annotated[int, Option(min=1, metavar="N", help=HELP["calibrations"])] = 1,
     torch: Annotated[bool, Option("--torch", help=HELP["torch"])] = False,  # noqa: FBT002 - an option
     link_rate: options.LinkRate = None,
     uplinks: options.UplinksText = None,
@@ -127,99 +123,96 @@ def validate(
 ) -> None:
     """Record, calibrate, write predictions to disk, then train and compare.
 
-    The report has the errors of the prediction and of four baselines, the number of pairs of configurations that
-    were ranked wrongly, and the fraction of iterations inside the predicted interval. Errors are given by the clock,
-    and paired: after correction for the change of the machine's speed, which is measured next to each run. The folder
-    contains the trace, the fabric file, predictions.json (written before the first run), report.json and report.csv.
+    The table has the errors of the prediction and of four baselines, the predicted interval and how many iterations
+    lie inside, and the noise floor of repeated measurements. The folder contains the trace, the fabric file,
+    predictions.json (written before the first run) and report.json.
 
     With --emulate, the devices sleep for the recorded times and make real gradients, so the machine's speed does not
-    matter as long as it is fast enough. That is checked: there is no report if the processor has too little idle
-    time, sleeps end too late, or devices and network slow each other down.
+    matter as long as it is fast enough: a line warns if sleeps ended too late. With --plan, the gain of the plan over
+    torch's default buckets stands below the table.
     """
     start_server()  # it imports torch while this process does
     from reference.launch import RankPool, default_backend, spread_members, world_size_or
+    from simulator.tuning.plan import Plan
 
-    from ..validation.validate import validate as run
-    from ..validation.validate_emulated import calibrate_network, extrapolated, validate_emulated
-    from ..validation.validation_report import Configuration
+    from ..validate import validate as run
+    from ..validation_report import Cap, Configuration
 
-    options.check_outputs(json_path, inputs=[emulate, *options.files_of(model or "")], folder=out)
+    options.check_outputs(json_path, inputs=[emulate, plan, *options.files_of(model or "")], folder=out)
     if emulate is None:
-        given = {
-            "--dilation": dilation != 1,
-            "--byte-scale": byte_scale != 1,
-            "--calibrate-at": calibrate_at is not None,
-        }
+        given = {"--dilation": dilation != 1, "--byte-scale": byte_scale != 1}
         options.refuse(given, "expected --emulate with it, because a real model has its own speed and size")
     elif torch:
         raise ValueError("--torch: expected a real model, because an emulated device needs ddplab's reducer")
-    elif calibrations > 1:
-        raise ValueError(
-            "--calibrations: expected 1 with --emulate, because the speed of an emulated device does not change; "
-            f"got {calibrations}"
-        )
     elif model is not None:
         raise ValueError(f"--model: expected either --model or --emulate, got both {model} and {emulate}")
-    turns = repeat or (TURNS if emulate is None else EMULATED_TURNS)
-    if calibrations > turns:
-        raise ValueError(f"--calibrations: expected at most --repeat, which is {turns}, got {calibrations}")
-    axes = product(options.read_caps(caps), options.read_orders(orders), options.read_hooks(hooks))
+    if plan is not None:
+        options.refuse({"--caps": caps, "--orders": orders}, "expected either this or --plan")
+    planned: list[Cap] = ["default", "plan"]
+    axes = product(
+        options.read_caps(caps or options.PREDICT_CAPS) if plan is None else planned,
+        options.read_orders(orders or "ready"),
+        options.read_hooks(hooks),
+    )
     configurations = [Configuration(cap, order, hook.name) for cap, order, hook in axes]
     scale = options.read_scale(dilation, byte_scale)
-    trace = None if emulate is None else Trace.load(emulate)
+    trained = (model or "resnet50") if emulate is None else Trace.load(emulate)
     rate, between_nodes = options.read_links(link_rate, uplinks, scale)
-    calibrated_at = [] if calibrate_at is None else options.read_counts("--calibrate-at", calibrate_at, least=2)
-    if len(set(calibrated_at)) < len(calibrated_at):
-        raise ValueError(f"--calibrate-at: expected different numbers of ranks, got {calibrate_at}")
-
     ranks = world_size or world_size_or(2)
-    backend = backend or ("gloo" if emulate else default_backend(ranks))
-
-    def pool(count: int) -> RankPool:
-        # An emulated device hardly needs a core; ranks that compute keep theirs.
-        members = spread_members(count)
-        return RankPool(
-            count, backend=backend, link_rate=rate, uplinks=between_nodes, pinned=trace is None, members=members
+    pool = RankPool(
+        ranks,
+        backend=backend or ("gloo" if emulate else default_backend(ranks)),
+        link_rate=rate,
+        uplinks=between_nodes,
+        pinned=emulate is None,  # an emulated device hardly needs a core; ranks that compute keep theirs
+        members=spread_members(ranks),
+    )
+    with progress() as on_progress, pool:
+        result = run(
+            pool,
+            trained,
+            configurations,
+            out=out,
+            repeat=repeat or (TURNS if emulate is None else EMULATED_TURNS),
+            with_torch=torch,
+            plan=None if plan is None else Plan.load(plan),
+            scale=scale,
+            on_progress=on_progress,
         )
-
-    with progress() as on_progress:
-        if trace is None:
-            measure = partial(run, model=model or "resnet50", calibrations=calibrations, with_torch=torch)
-        else:
-            fabrics = []
-            for count in calibrated_at:
-                with pool(count) as few:
-                    one = calibrate_network(few, trace, configurations, scale=scale, on_progress=on_progress)
-                    fabrics.append(one)
-            calibrated = extrapolated(fabrics, ranks) if fabrics else None
-            measure = partial(validate_emulated, trace=trace, scale=scale, calibrated=calibrated)
-        with pool(ranks) as all_ranks:
-            result = measure(all_ranks, configurations=configurations, out=out, repeat=turns, on_progress=on_progress)
-    show_report(result, extrapolated=bool(calibrated_at))
+    show_report(result)
     write_json(json_path, result.to_json())
 
 
 def demo(
-    out: Annotated[Path, Option(metavar="FOLDER", help="Folder for all results.")] = Path("out/demo"),
+    out: Annotated[Path, Option(metavar="FOLDER", help="Folder for the timeline.")] = Path("out/demo"),
     json_path: options.Json = None,
 ) -> None:
-    """Check predictions in three ways, from exact to noisy: about 3 minutes on two cores.
+    """Check predictions against the real reducer in virtual time: seconds, and exact to the nanosecond.
 
-    First ResNet-50 on 8 emulated V100s in virtual time: the reducer takes the predicted time to the nanosecond. Then
-    on 4 emulated V100s by the clock: the devices sleep, the reducer and the network are real. Then a real ResNet-18
-    on 2 ranks, which the processor computes.
+    ddplab's reducer trains ResNet-50 on 8 emulated V100s over 10 Gbit/s: buckets, gradients and collectives are real,
+    the devices take recorded times, and nothing sleeps. `validate` compares predictions with training by the clock.
     """
-    from ..validation.demo import demo as run
-    from ..validation.demo import ladder_sentences, ladder_table
+    from ..demo import RANKS
+    from ..demo import demo as run
 
-    options.check_outputs(out / "demo.png", json_path)
-    with progress() as on_progress:
-        ladder = run(out, on_progress=on_progress)
-    reports = [None if report is None else report.to_json() for report in ladder]
-    title = "iteration of the real reducer and its prediction, in ms; errors of the prediction, and of two baselines"
-    show_table(ladder_table(reports), title, optional=("ranks", "order", "perfect scaling"))
-    for sentence in ladder_sentences(reports):
-        print(sentence)
-    files = "demo.png, perfetto.json, and a folder for each of the three with report.csv and report.json"
-    print(f"written to {out}: {files}")
-    write_json(json_path, dict(zip(ladder._fields, reports, strict=True)))
+    options.check_outputs(out / "perfetto.json", json_path)
+    with progress("emulating") as _:
+        rows = run(out)
+    title = f"ResNet-50 on {RANKS} emulated V100s, 10 Gbit/s: iteration of the real reducer and its prediction"
+    show_table(list(map(_demo_row, rows)), title, optional=("order", "perfect scaling"))
+    largest_ns = max(abs(row["reducer_ns"] - row["predicted_ns"]) for row in rows)
+    print(f"largest difference between the reducer and the prediction: {largest_ns} ns")
+    print(f"written to {out}: perfetto.json, the timeline with the default cap, for ui.perfetto.dev")
+    write_json(json_path, {"rows": rows})
+
+
+def _demo_row(row: dict[str, Any]) -> dict[str, str]:
+    reducer_ns = row["reducer_ns"]
+    return {
+        "cap": row["cap"],
+        "order": row["order"],
+        "reducer ms": f"{reducer_ns / 1e6:.3f}",
+        "predicted ms": f"{row['predicted_ns'] / 1e6:.3f}",
+        "difference ns": str(row["predicted_ns"] - reducer_ns),
+        **{name: f"{ns / reducer_ns - 1:+.0%}" for name, ns in row["baselines_ns"].items()},
+    }

@@ -11,14 +11,12 @@ from rich.console import Console, JustifyMethod
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
-from reference.bucketing import cap_name
 from reference.files.writing import printable, write_atomically
 from reference.trace import Trace
 from simulator.fabric import Fabric, Linear, Processor
 
 if TYPE_CHECKING:
-    from ..validation.machine_conditions import Conditions
-    from ..validation.validation_report import ValidationReport, ValidationRow
+    from ..validation_report import Gain, ValidationReport, ValidationRow
 
 
 class PrintableStream:
@@ -164,85 +162,65 @@ def save_trace(trace: Trace, out: Path, title: str, json_path: Path | None) -> N
 
 WIDE_INTERVAL = 0.08
 """Half-width of predicted intervals above which they say little."""
-NOISY_DRIFT = 0.1
-"""Change of the machine's speed since calibration above which errors by the clock are not meaningful."""
+OVERSLEPT = 0.01
+"""Part of an iteration by which sleeps of emulated devices may end late."""
 BASELINES = ("naive overlap", "perfect scaling", "no overlap", "pipelined overlap")
 
 
-def show_report(report: "ValidationReport", *, extrapolated: bool = False) -> None:
-    """Print a table per model, and a summary of all rows; times in milliseconds.
-
-    `extrapolated` is whether the network was calibrated with other numbers of ranks.
-    """
-    paired = "" if report.drift is None else " (paired)"
-    for model in dict.fromkeys(row.model for row in report.rows):
-        rows = [_report_row(row) for row in report.rows if row.model == model]
-        title = f"{model}: iteration in ms; errors of the prediction, and of four baselines{paired}"
-        show_table(rows, title, optional=("hook", "buckets", "quartiles", *BASELINES, "paired"))
+def show_report(report: "ValidationReport") -> None:
+    """Print a table and its summary; times in milliseconds."""
+    title = f"{report.rows[0].model}: iteration in ms; errors of the prediction, and of four baselines"
+    show_table(list(map(_report_row, report.rows)), title, optional=("hook", "buckets", "quartiles", *BASELINES))
     baselines = ", ".join(f"{name.replace('_', ' ')} {error:.1%}" for name, error in report.baselines.items())
-    errors = f"{report.mape:.1%} mean absolute, {report.worst_error:+.1%} worst"
-    if report.drift is None:
-        print(f"error: {errors} (mean absolute error of baselines: {baselines})")
-    else:
-        print(
-            f"error by the clock: {errors}; speed checks took {report.drift:+.1%} time compared with the calibration"
-        )
-        paired = f"{report.paired_mape:.1%} mean absolute (baselines: {baselines})"
-        print(f"paired error, without the change of the machine's speed: {paired}")
-    noise = "noise"
+    print(f"error: {report.mape:.1%} mean absolute, {report.worst_error:+.1%} worst (baselines: {baselines})")
+    noise = "unknown, because there was one turn"
     if report.noise is not None:
-        noise += f" (nine in ten repeated measurements differ by less than {report.noise:.1%})"
+        noise = f"nine in ten repeated measurements differ by less than {report.noise:.1%}"
+    print(f"noise floor: {noise}")
+    found = "found" if report.fastest_found else "not found"
     print(
-        f"ranked wrongly: {report.sign_errors} of {report.pairs_apart} pairs that differ by more than {noise}; "
-        f"fastest configuration found: {report.fastest_found:.0%}; "
+        f"ranked wrongly: {report.sign_errors} of {report.pairs_apart} pairs that differ by more than noise; "
+        f"fastest configuration {found}; "
         f"iterations inside the interval: {report.coverage:.0%}, which reaches {report.half_width:.1%} to either side"
     )
-    if report.conditions is not None:
-        print(conditions_sentence(report.conditions))
-    if report.drift is not None and abs(report.drift) > NOISY_DRIFT:
-        print(
-            "the machine's speed has changed since the calibration, so errors by the clock are mostly due to this "
-            "change; run again while nothing else runs"
-        )
+    if report.gain is not None:
+        print(gain_sentence(report.gain))
+    shortest_ns = min(row.measured_ns for row in report.rows)
+    if report.overslept_ns is not None and report.overslept_ns > OVERSLEPT * shortest_ns:
+        late = f"one in a hundred sleeps ended more than {report.overslept_ns / 1e6:.1f} ms late"
+        print(f"the machine is too slow or too busy: {late}; try a larger --dilation or a smaller --byte-scale")
     if report.half_width > WIDE_INTERVAL:
-        reason = "iterations of the calibration varied; run again while nothing else runs"
-        if extrapolated:
-            reason = "the network was calibrated with fewer ranks; calibrate it with more"
-        print(f"the predicted intervals are wide (more than {WIDE_INTERVAL:.0%} to either side), because {reason}")
+        print(
+            f"the predicted intervals are wide (more than {WIDE_INTERVAL:.0%} to either side), because iterations "
+            "of the recording varied; run again while nothing else runs"
+        )
 
 
-def conditions_sentence(now: "Conditions") -> str:
-    """Describe how well the machine kept up with emulated devices."""
-    late = [f"{ns / 1e6:.2f}" for ns in now.overslept_ns]
-    return (
-        f"conditions: processor idle {now.idle:.0%}; sleeps ended late by {late[0]} ms (median), {late[1]} ms "
-        f"(90 % quantile) and {late[2]} ms (99 %); slow-down of the device {now.device_slow_down:.3f}, of the "
-        f"network {now.network_slow_down:.3f}; the host prolongs an iteration by {now.host_ns / 1e6:.1f} ms, "
-        "which the predictions contain"
-    )
+def gain_sentence(gain: "Gain") -> str:
+    """Return the measured gain of a plan beside the predicted one."""
+    band = "too few turns for an interval"
+    if gain.interval is not None:
+        band = "90 %: {:.1%} to {:.1%}".format(*gain.interval)
+    return f"gain of the plan over torch's default: {gain.measured:.1%} ({band}), predicted {gain.predicted:.1%}"
 
 
 def _report_row(row: "ValidationRow") -> dict[str, str]:
-    """Return a row of the printed table; emulated devices keep their speed and are not paired with speed checks."""
-    digits, is_paired = (0, True) if row.drift is not None else (1, False)
-    cells = {
-        "cap": cap_name(row.cap_mb),
+    return {
+        "cap": row.configuration.cap,
         "order": row.order,
         "hook": row.hook,
         "buckets": str(row.buckets),
-        "measured": f"{row.measured_ns / 1e6:.{digits}f}",
-        "quartiles": "-".join(f"{ns / 1e6:.{digits}f}" for ns in row.quartiles_ns),
-        "paired": f"{row.paired_ns / 1e6:.0f}",
-        "predicted": f"{row.predicted_ns / 1e6:.{digits}f}",
+        "measured": f"{row.measured_ns / 1e6:.1f}",
+        "quartiles": "-".join(f"{ns / 1e6:.1f}" for ns in row.quartiles_ns),
+        "predicted": f"{row.predicted_ns / 1e6:.1f}",
+        "interval": "-".join(f"{ns / 1e6:.1f}" for ns in row.interval_ns),
         **({} if row.torchs_multiple is None else {"torch's / ours": f"{row.torchs_multiple:.3f}"}),
-        "error": f"{row.error:+.{digits}%}",
-        "paired error": f"{row.paired_error:+.1%}",
+        "error": f"{row.error:+.1%}",
         "perfect scaling": f"{row.perfect_scaling_error:+.0%}",
         "no overlap": f"{row.no_overlap_error:+.0%}",
-        "naive overlap": f"{row.naive_overlap_error:+.{digits}%}",
-        "pipelined overlap": f"{row.pipelined_overlap_error:+.{digits}%}",
+        "naive overlap": f"{row.naive_overlap_error:+.1%}",
+        "pipelined overlap": f"{row.pipelined_overlap_error:+.1%}",
     }
-    return cells if is_paired else {name: cell for name, cell in cells.items() if not name.startswith("paired")}
 
 
 # Calibrations

@@ -1,17 +1,15 @@
-"""`ddplab tune`: fast buckets for a trace on a fabric, a bound that no buckets beat, and the measured gain."""
+"""`ddplab tune`: fast buckets for a trace on a fabric, and a bound that no buckets beat."""
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, get_args
+from typing import Annotated, Any, get_args
 
 import numpy as np
 from typer import Option
 
 from reference.bucketing import MIB
-from reference.fork_server import start_server
 from reference.trace import Trace
 from simulator.fabric import Fabric
 from simulator.prediction import Comparison, predict
@@ -20,15 +18,12 @@ from simulator.schedule.schedule import buckets_of
 from simulator.tuning.plan import DEFAULT, Plan
 from simulator.tuning.plan_times import Objective, PlanTimes
 from simulator.tuning.tune import tune as search
-from simulator.workload.compute_times import RecordedModel, Straggler, recorded_model
+from simulator.workload.compute_times import RecordedModel, recorded_model
 from simulator.workload.default_gpu_costs import assume_gpu
 
 from . import shared_options as options
 from .predict import assumptions
-from .terminal_output import conditions_sentence, progress, show_table, write_json
-
-if TYPE_CHECKING:
-    from ..validation.plan_verification import GainCheck, PlanVerification, TrainedTimes
+from .terminal_output import progress, show_table, write_json
 
 OBJECTIVES: tuple[Objective, ...] = get_args(Objective)
 CURVE_CAPS = 48
@@ -46,13 +41,7 @@ HELP = {
     "hook": "Comm hook: none, fp16, bf16, quantize_per_tensor, power_sgd:RANK, ...",
     "out": "Where to write the plan.",
     "picture": "Plot iteration time against the bucket cap to this file (.png, .svg, .pdf).",
-    "verify": "Train torch's default and the plan in turns, and compare the measured gain with the predicted one: "
-    "`virtual` (in virtual time, exact), `clock` (on emulated devices) or `train` (real computation).",
-    "model": "With --verify train: the model to train. Default: that of the trace.",
-    "turns": "With --verify clock or train: turns of default and plan; a turn measures 3 iterations of each.",
-    "link_rate": "With --verify clock: train over virtual links of this rate, such as 10gbit, which are calibrated "
-    "first; requires Linux and root. Without it, collectives take the times of the fabric.",
-    "folder": "With --verify clock: folder for what is calibrated.",
+    "verify": "`virtual` runs the real reducers with torch's default and with the plan, in virtual time.",
 }
 
 
@@ -71,12 +60,6 @@ def tune(
     out: Annotated[Path, Option(metavar="PATH", help=HELP["out"])] = Path("out/plan.json"),
     picture: Annotated[Path | None, Option(metavar="PATH", help=HELP["picture"])] = None,
     verify: Annotated[str | None, Option(metavar="HOW", help=HELP["verify"])] = None,
-    model: Annotated[str | None, Option(metavar="MODEL", help=HELP["model"], show_default=False)] = None,
-    turns: Annotated[int | None, Option(min=1, metavar="N", help=HELP["turns"], show_default="8")] = None,
-    link_rate: Annotated[str | None, Option(metavar="RATE", help=HELP["link_rate"])] = None,
-    dilation: options.Dilation = 1.0,
-    byte_scale: options.ByteScale = 1.0,
-    folder: Annotated[Path | None, Option(metavar="FOLDER", help=HELP["folder"], show_default="out/tune")] = None,
     json_path: options.Json = None,
 ) -> None:
     """Find the buckets with the shortest iteration, and how much any buckets could gain.
@@ -85,19 +68,18 @@ def tune(
     the costs. The table compares torch's default, the best single cap and known rules with the plan, and with a bound
     that no buckets beat. Below it are the arguments for torch's class and for ddplab's.
 
-    With --verify, torch's default and the plan then train in turns, and the measured gain is compared with the
-    predicted one.
+    `validate --plan` trains torch's default and the plan in turns, and compares the measured gain with the predicted
+    one.
     """
-    how = Verification(verify, model, turns, link_rate, dilation, byte_scale, folder)
-    how.check()
+    if verify not in (None, "virtual"):
+        raise ValueError(f"--verify: expected virtual, got {verify!r}; to train by the clock: ddplab validate --plan")
     if objective not in OBJECTIVES:
         raise ValueError(f"--objective: expected one of {', '.join(OBJECTIVES)}; got {objective!r}")
     if in_flight is not None and not 0 < in_flight < math.inf:
         raise ValueError(f"--in-flight: expected a size in MB above 0, got {in_flight:g}")
     options.check_picture("--picture", picture)
     files = fabric or [options.FABRIC]
-    read = [trace, *files, processor, *options.files_of(model or "")]
-    options.check_outputs(out, picture, json_path, inputs=read, folder=how.folder if verify == "clock" else None)
+    options.check_outputs(out, picture, json_path, inputs=[trace, *files, processor])
     base = read_tuned_policy(policy, hook)
     recorded = Trace.load(trace)
     given = options.read_fabric(files, fabric_set, processor)
@@ -136,9 +118,9 @@ def tune(
         "gap": plan.gap,
     }
     if verify is not None:
-        verified = how.run(recorded, costs, plan, base, stragglers)
-        show_verification(verified)
-        result["verification"] = verified.to_json()
+        how: dict[str, Any] = {"world_size": world_size, "stragglers": stragglers, "assume": False}
+        result["verification"] = verify_in_virtual_time(recorded, costs, plan, base, **how)
+        show_verification(result["verification"], world_size)
     write_json(json_path, result)
 
 
@@ -289,121 +271,52 @@ def _save_cap_curve(plan: Plan, times: PlanTimes, path: Path) -> None:
 # Verification
 
 
-@dataclass(frozen=True)
-class Verification:
-    """Options of --verify; None: not given."""
+def verify_in_virtual_time(
+    trace: Trace, fabric: Fabric, plan: Plan, policy: Policy, **how: Any
+) -> list[dict[str, Any]]:
+    """Run both real reducers in virtual time, where they take the predicted time to the nanosecond.
 
-    how: str | None
-    model: str | None
-    turns: int | None
-    link_rate: str | None
-    dilation: float
-    byte_scale: float
-    out: Path | None
+    Copies and launches of torch's class count as free; it does not run a plan that no list of caps makes.
 
-    @property
-    def folder(self) -> Path:
-        """Folder for what is calibrated."""
-        return self.out or Path("out/tune")
+    Args:
+        trace: The recorded computation.
+        fabric: Costs of collectives, and processor costs.
+        plan: The plan.
+        policy: Settings of the reducer that torch's default and the plan have in common.
+        how: Further arguments of `predict`: world_size, stragglers and assume.
 
-    def check(self) -> None:
-        """Raise a ValueError for an unknown way, and for options that it does not have."""
-        if self.how not in (None, "virtual", "clock", "train"):
-            raise ValueError(f"--verify: expected virtual, clock or train, got {self.how!r}")
-        of_clock = {
-            "--link-rate": self.link_rate,
-            "--dilation": self.dilation != 1,
-            "--byte-scale": self.byte_scale != 1,
-            "--folder": self.out,
+    Returns:
+        A row for each reducer, with torch's default and with the plan; times in nanoseconds.
+    """
+    from ..emulation.emulate import emulate, emulated_fabric
+
+    default = with_buckets(policy, bucket_cap_mb=None)
+    as_plan = {"ddplab": with_buckets(policy, plan=plan.buckets)}
+    if plan.bucket_cap_mb_list is not None:
+        as_plan["torch"] = with_buckets(policy, bucket_cap_mb_list=plan.bucket_cap_mb_list)
+    rows = []
+    for reducer, planned in as_plan.items():
+        costs = emulated_fabric(fabric, reducer)
+        for buckets, one in ((DEFAULT, default), ("plan", planned)):
+            emulated = emulate(trace, costs, reducer=reducer, policy=one, **how)
+            predicted = predict(trace, costs, policy=one, **how)
+            times = {"emulated_ns": emulated.iteration_ns, "predicted_ns": predicted.iteration_ns}
+            rows.append({"class": reducer, "buckets": buckets, **times})
+    return rows
+
+
+def show_verification(rows: Sequence[dict[str, Any]], world_size: int) -> None:
+    """Print predicted and emulated times of default and plan, and the gain of each reducer."""
+    cells = [
+        {
+            "name": f"{row['class']}, {row['buckets']}",
+            "emulated ms": f"{row['emulated_ns'] / 1e6:.3f}",
+            "predicted ms": f"{row['predicted_ns'] / 1e6:.3f}",
+            "difference ns": str(row["emulated_ns"] - row["predicted_ns"]),
         }
-        if self.how != "clock":
-            options.refuse(of_clock, "expected with --verify clock only")
-        if self.how != "train":
-            options.refuse({"--model": self.model}, "expected with --verify train only")
-        if self.how not in ("clock", "train"):
-            options.refuse({"--turns": self.turns}, "expected with --verify clock or train only")
-
-    def run(
-        self, trace: Trace, fabric: Fabric, plan: Plan, policy: Policy, stragglers: Sequence[Straggler]
-    ) -> "PlanVerification":
-        """Train torch's default and the plan, in virtual time with the recorded iterations."""
-        if self.how != "virtual":
-            start_server()  # it imports torch while this process does
-        from ..validation import plan_verification as verification
-
-        training = verification.PlannedTraining(
-            trace=trace,
-            world_size=plan.world_size,
-            policy=policy,
-            buckets=plan.buckets,
-            caps_mb=plan.bucket_cap_mb_list,
-        )
-        if self.how == "virtual":
-            return verification.verify_in_virtual_time(training, fabric, stragglers=stragglers, assume=False)
-        from reference.launch import RankPool, default_backend, spread_members
-
-        ranks, turns = plan.world_size, self.turns or verification.TURNS
-        if self.how == "train":
-            model = self.model or trace.workload.model
-            pool = RankPool(ranks, backend=default_backend(ranks), pinned=True)
-            with progress() as on_progress, pool:
-                return verification.verify_by_training(
-                    training, pool, model, fabric, turns=turns, on_progress=on_progress
-                )
-        scale = options.read_scale(self.dilation, self.byte_scale)
-        rate, _ = options.read_links(self.link_rate, None, scale)
-        pool = RankPool(ranks, link_rate=rate, members=spread_members(ranks))
-        modelled = fabric if rate is None else None
-        with progress() as on_progress, pool:
-            return verification.verify_by_the_clock(
-                training, pool, out=self.folder, scale=scale, turns=turns, modelled=modelled, on_progress=on_progress
-            )
-
-
-TITLES = {
-    "virtual": "in virtual time",
-    "clock": "on emulated devices by the clock",
-    "train": "with real computation",
-}
-"""How the ways of verification are called."""
-
-
-def show_verification(verified: "PlanVerification") -> None:
-    """Print predicted and measured times of default and plan, and the gain of each reducer."""
-    digits = 3 if verified.how == "virtual" else 1
-    rows = [
-        _times_row(check.reducer, name, times, digits)
-        for check in verified.checks
-        for name, times in ((DEFAULT, check.default), ("plan", check.plan))
+        for row in rows
     ]
-    show_table(rows, f"verified {TITLES[verified.how]}, on {verified.world_size} ranks; iteration in ms")
-    for check in verified.checks:
-        print(gain_sentence(check, exact=verified.how == "virtual"))
-    if verified.conditions is not None:
-        print(conditions_sentence(verified.conditions))
-
-
-def _times_row(reducer: str, name: str, times: "TrainedTimes", digits: int) -> dict[str, str]:
-    return {
-        "name": f"{reducer}, {name}",
-        "predicted": f"{times.predicted_ns / 1e6:.{digits}f}",
-        "measured": f"{times.measured_ns / 1e6:.{digits}f}",
-        "quartiles": "-".join(f"{ns / 1e6:.{digits}f}" for ns in times.quartiles_ns),
-    }
-
-
-def gain_sentence(check: "GainCheck", *, exact: bool) -> str:
-    """Return the measured gain beside the predicted one; `exact` is whether they are equal if all is right."""
-    if exact:
-        off_ns = max(abs(times.measured_ns - times.predicted_ns) for times in (check.default, check.plan))
-        return (
-            f"{check.reducer}: gain {check.measured_gain:.2%}, predicted {check.predicted_gain:.2%}; the iterations "
-            f"differ from the predicted ones by {off_ns} ns"
-        )
-    interval, digits, band = check.gain_interval, 1, "too few turns for an interval"
-    if interval is not None:
-        low, high = interval
-        digits = decimals(100 * (high - low))
-        band = f"90 %: {low:.{digits}%} to {high:.{digits}%}"
-    measured, predicted = (f"{gain:.{digits}%}" for gain in (check.measured_gain, check.predicted_gain))
-    return f"{check.reducer}: gain {measured} ({band}), predicted {predicted}"
+    show_table(cells, f"verified in virtual time, on {world_size} ranks")
+    for default, plan in zip(rows[::2], rows[1::2], strict=True):
+        gain = 1 - plan["emulated_ns"] / max(1, default["emulated_ns"])
+        print(f"{plan['class']}: gain {gain:.2%}")

@@ -12,10 +12,10 @@ import queue
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager, nullcontext, suppress
 from functools import cache, partial
 from math import inf
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import torch
 import torch.distributed as dist
@@ -29,6 +29,8 @@ from simulator.step_costs import price
 from ..calibration.repeated_timing import of_slowest_rank
 from .emulated_device import least_timer_slack
 from .modelled_network import Arguments, CollectiveGroup, CollectiveMessage, ModelledWork
+
+Result = TypeVar("Result")
 
 
 class CollectiveOnAllRanks(NamedTuple):
@@ -205,6 +207,14 @@ def modelled_network(fabric: Fabric) -> Iterator[WallGroup]:
         for of_group in (world.pg_map, world.pg_names, world.pg_group_ranks, world.pg_backend_config):
             del of_group[group]
         group.close()
+
+
+def on_network(
+    rank: int, world_size: int, modelled: Fabric | None, body: Callable[..., Result], *arguments: Any
+) -> Result:
+    """Run a rank body on a modelled network, or on the real one if there is no fabric."""
+    with nullcontext() if modelled is None else modelled_network(modelled):
+        return body(rank, world_size, *arguments)
 
 
 @cache

@@ -11,7 +11,7 @@ from simulator.engines.timeline import Timeline
 
 from ..conformance.class_under_test import NotSupportedError, Subject
 from ..conformance.overlap import MS, Network, emulated
-from ..validation.demo import TRACE
+from ..demo import TRACE
 from .rungs import Rung
 
 NETWORK = Network("8 V100s over 10 Gbit/s", 8, 20_000, 1.25e9)

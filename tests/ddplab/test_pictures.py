@@ -1,6 +1,5 @@
 """Pictures that commands write: no text covers another or leaves the picture, and no axes are squeezed."""
 
-from dataclasses import replace
 from itertools import combinations
 from pathlib import Path
 
@@ -12,13 +11,8 @@ from matplotlib.figure import Figure
 from matplotlib.text import Text
 from matplotlib.transforms import Bbox
 
-from ddplab.validation import demo
-
-from ..validation_rows import row
-
 ROOT = Path(__file__).parents[2]
-RUN = ROOT / "validation" / "runs" / "gru-1gbit-3ranks"
-TRACE = RUN / "validation.unseen.gru" / "trace.json.gz"
+TRACE = ROOT / "validation" / "runs" / "gru-1gbit-3ranks" / "trace.json.gz"
 
 LEAST_SHARE = 1 / 3
 """Least width of axes, as a share of their column of the figure."""
@@ -109,7 +103,6 @@ COMMANDS = (
         "picture.png",
     ),
     ("tune", TRACE, "--fabric", "pod.yaml", "--world-size", 8, "--picture", "picture.png"),
-    ("explain", RUN, "--figure", "picture.png"),
 )
 
 
@@ -126,20 +119,6 @@ def test_a_picture_of_a_command_can_be_read(here, tmp_path, monkeypatch, words):
     assert done.returncode == 0, done.stderr
     assert [fault for figure in drawn for fault in faults(figure)] == []
     assert len(drawn) == 1
-
-
-def summary(title: str, count: int) -> demo.ValidationReport:
-    caps = (1.0, 5.0, 25.0, float("inf"))[:count]
-    return demo.summarize([replace(row(cap, 1_000_000, 1_010_000), model=title) for cap in caps], "")
-
-
-def test_the_picture_of_the_demo_can_be_read():
-    ladder = demo.Ladder(
-        summary("virtual time: ResNet-50 on 8 emulated V100s, 10 Gbit/s", 4),
-        summary("by the clock: ResNet-50 on 4 emulated V100s, a modelled network", 4),
-        summary("on the processor: ResNet-18 on 2 ranks", 2),
-    )
-    assert faults(demo.ladder_figure(ladder)) == []
 
 
 def test_a_garbled_picture_is_found():

@@ -4,7 +4,6 @@ import json
 
 import pytest
 
-from ddplab.validation.validation_report import model_folder
 from reference.trace import Trace
 from simulator import Fabric
 
@@ -33,7 +32,6 @@ def test_calibrate_and_validate_on_real_ranks(here, tmp_path):
     assert set(report) == {
         "predictions_sha256",
         "mape",
-        "paired_mape",
         "worst_error",
         "noise",
         "pairs_apart",
@@ -41,31 +39,19 @@ def test_calibrate_and_validate_on_real_ranks(here, tmp_path):
         "fastest_found",
         "coverage",
         "half_width",
-        "interval_score",
         "world_size",
-        "drift",
         "yardsticks",
         "rows",
     }
     assert [(row["cap_mb"], row["hook"]) for row in report["rows"]] == [
         (0.01, "none"), (0.01, "fp16"), (None, "none"), (None, "fp16"),
     ]  # fmt: skip
-    explained = here("explain", tmp_path, "--figure", tmp_path / "why.png", "--json", tmp_path / "why.json")
-    assert explained.returncode == 0, explained.stderr
-    assert "main cause" in explained.stdout
-    assert (tmp_path / "why.png").stat().st_size > 10_000
-    for row, one in zip(
-        report["rows"], json.loads((tmp_path / "why.json").read_text())["configurations"], strict=True
-    ):
-        assert (row["cap_mb"], row["hook"], row["predicted_ns"]) == (one["cap_mb"], one["hook"], one["predicted_ns"])
-        assert one["measured_ns"] == pytest.approx(row["measured_ns"], abs=1)
     for row in report["rows"]:
         assert row["error"] == pytest.approx(row["predicted_ns"] / row["measured_ns"] - 1)
         assert row["measured_ns"] > 0
     written = (tmp_path / "predictions.json").read_bytes()
     assert hashlib.sha256(written).hexdigest() == report["predictions_sha256"]
-    assert (tmp_path / "report.csv").exists()
-    fabric = Fabric.load(model_folder(tmp_path, TINY) / "fabric.json")
+    fabric = Fabric.load(tmp_path / "fabric.json")
     assert fabric.all_reduce_ns(1 << 27, 2) > fabric.all_reduce_ns(1 << 12, 2) > 0
     assert [hook.name for hook in fabric.processor.hooks] == ["none", "fp16"]
     assert ("links of 1 Gbit/s" in fabric.source) == bool(links)

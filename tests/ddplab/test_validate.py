@@ -1,71 +1,84 @@
-"""Validation: no prediction has seen a measurement, and each calibration predicts its own turns."""
+"""Validate: predictions that come before the training, turns, and what is trained."""
 
 import hashlib
 import json
 from math import inf
 from unittest import mock
 
-import pandas as pd
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
-from ddplab.validation import validate
-from ddplab.validation.reducer_step_times import StepMoment
-from ddplab.validation.training_runs import TargetRun, Turn, measure_configurations
-from ddplab.validation.validation_report import (
-    Configuration,
-    Measurement,
-    SpeedCheck,
-)
+from ddplab import validate
+from ddplab.emulation.time_dilation import ScaleModel, fabric_in_model
+from ddplab.emulation.wall_clock_network import on_network
+from ddplab.training_runs import TargetRun, Turn, record_computation, train_turn
+from ddplab.validation_report import Configuration
 from reference.launch import RankPool
+from reference.trace import Iteration, Parameter, RankTrace, Trace, Workload
+from simulator import Fabric, Plan, tune
+from simulator.schedule.policy import Policy
+from simulator.schedule.schedule import build_schedule
+from simulator.workload.compute_times import recorded_model
 
+from ..strategies import traces
 from ..validation_rows import FABRIC, TRACE
+
+MS = 1_000_000
+TINY = "tests.models_for_cli:tiny"
+
+
+def small_trace(iterations: int = 2) -> Trace:
+    """Two tensors of 40 kB; the iterations take 20 ms, 21 ms, ..."""
+    parameters = tuple(
+        Parameter(name=f"{name}.weight", shape=(10_000,), dtype="float32", size_bytes=40_000) for name in "ab"
+    )
+    recorded, start = [], 0
+    for number in range(iterations):
+        end = start + (20 + number) * MS
+        recorded.append(
+            Iteration(
+                forward_start_ns=start, forward_end_ns=start + 5 * MS, backward_start_ns=start + 5 * MS,
+                backward_end_ns=end - MS, end_ns=end, synchronized=False, ready_ns=(end - MS, start + 8 * MS),
+            )
+        )  # fmt: skip
+        start = end
+    workload = Workload(
+        model="small", source="module", parameters=parameters, device="cuda", device_name="a GPU", backend=None,
+        world_size=1, torch_version="2.13.0",
+    )  # fmt: skip
+    return Trace(workload=workload, ranks=(RankTrace(rank=0, iterations=tuple(recorded)),))
 
 
 @pytest.mark.parametrize("measured_ns", [1, 10**9])
 def test_predictions_are_written_before_the_first_target_run_and_do_not_depend_on_it(tmp_path, measured_ns):
     """The file exists when the ranks of this pool begin to train; they measure what the test wants."""
     written = tmp_path / "predictions.json"
+    orders: list[list[TargetRun]] = []
+    seen: list[bytes] = []
 
     def run(body, *arguments, **_):
-        assert body is validate.measure_configurations
+        if body is record_computation:
+            return [TRACE]
+        (modelled, trained, model, runs, _first, word) = arguments
+        assert (body, modelled, trained, model) == (on_network, None, train_turn, "m")
+        if "rehearsal" in word:
+            assert not written.exists()
+            return [[Turn((1000,))] * len(runs)] * 2
         seen.append(written.read_bytes())
-        ended = ((StepMoment("ended", None, measured_ns),),)
-        return [[Turn(Measurement((measured_ns,), SpeedCheck(1, 1)), ended)] * len(arguments[1])]
+        orders.append(runs)
+        return [[Turn((measured_ns,))] * len(runs)] * 2
 
-    seen: list[bytes] = []
     pool = mock.create_autospec(RankPool, instance=True, world_size=2)
     pool.run.side_effect = run
-    with mock.patch.object(validate, "_calibrate", return_value=(TRACE, FABRIC, None)):
+    with mock.patch.object(validate, "_calibrate", return_value=FABRIC):
         report = validate.validate(pool, "m", [Configuration(1.0), Configuration(25.0)], out=tmp_path, repeat=2)
     assert seen == [written.read_bytes()] * 2
+    assert orders[0] == orders[1][::-1], "every other turn is in reverse order"
     assert [row.measured_ns for row in report.rows] == [measured_ns] * 2
     assert [row["iteration_ns"] for row in json.loads(seen[0])] == [row.predicted_ns for row in report.rows]
     assert report.predictions_sha256 == hashlib.sha256(seen[0]).hexdigest()
-    assert pd.read_parquet(tmp_path / "samples.parquet")["ns"].tolist() == [measured_ns] * 4
-
-
-def test_with_several_calibrations_each_share_of_the_turns_is_predicted_by_its_own(tmp_path):
-    """The second calibration finds a network that is twice as slow; the ranks measure 100 ns throughout."""
-
-    def run(_body, *arguments, **_):
-        ended = ((StepMoment("ended", None, 100),),)
-        return [[Turn(Measurement((100,), SpeedCheck(1, 1)), ended)] * len(arguments[1])]
-
-    pool = mock.create_autospec(RankPool, instance=True, world_size=2)
-    pool.run.side_effect = run
-    found = [(TRACE, FABRIC, None), (TRACE, FABRIC.scaled(2), None)]
-    with mock.patch.object(validate, "_calibrate", side_effect=found):
-        report = validate.validate(pool, "m", [Configuration(1.0)], out=tmp_path, repeat=5, calibrations=2)
-    shares = [json.loads((tmp_path / f"calibration-{number}" / "report.json").read_text()) for number in (1, 2)]
-    assert [len(share["rows"][0]["turns"]) for share in shares] == [3, 2]
-    first, second = (share["rows"][0]["predicted_ns"] for share in shares)
-    assert first < second
-    (joined,) = report.rows
-    assert len(joined.turns) == 5
-    assert joined.predicted_ns == round((3 * first + 2 * second) / 5)
-    for share in shares:
-        assert share["predictions_sha256"] != report.predictions_sha256
-    assert json.loads((tmp_path / "report.json").read_text())["predictions_sha256"] == report.predictions_sha256
+    assert json.loads((tmp_path / "report.json").read_text()) == json.loads(json.dumps(report.to_json()))
 
 
 def test_torchs_class_trains_in_turns_with_ours(two_ranks):
@@ -73,11 +86,10 @@ def test_torchs_class_trains_in_turns_with_ours(two_ranks):
         TargetRun({"bucket_cap_mb": cap}, torchs_arguments=torchs)
         for cap, torchs in [(1e-4, {"bucket_cap_mb": 1e-4}), (inf, None), (inf, {"bucket_cap_mb": 1.0})]
     ]
-    turns = two_ranks.run(measure_configurations, "tests.models_for_cli:tiny", runs, "training")[0]
-    assert [len(turn.measurement.torchs_ns) for turn in turns] == [3, 0, 3]
-    assert min(turns[0].measurement.torchs_ns) > 0
-    ours = [[moment.kind for moment in iteration] for turn in turns for iteration in turn.iterations]
-    assert ours[3:6] == ours[6:]  # torch's class has left nothing behind
+    by_rank = two_ranks.run(train_turn, TINY, runs, 0, "training")
+    assert [len(turn.torchs_ns) for turn in by_rank[0]] == [3, 0, 3]
+    assert min(by_rank[0][0].torchs_ns) > 0
+    assert [turn.times_ns for turn in by_rank[0]] == [turn.times_ns for turn in by_rank[1]]
 
 
 def test_torchs_class_trains_with_torchs_settings_only(tmp_path):
@@ -87,8 +99,69 @@ def test_torchs_class_trains_with_torchs_settings_only(tmp_path):
     assert not pool.run.called
 
 
-def test_more_calibrations_than_turns_are_refused_before_anything_runs(tmp_path):
+@pytest.mark.parametrize("modelled", [None, Fabric.from_alpha_beta(10**6, 1e9)], ids=["real network", "modelled"])
+def test_emulated_devices_are_measured_in_the_original_time(tmp_path, modelled):
+    configurations = [Configuration(0.01), Configuration(inf, "forward")]
+    with RankPool(2, timeout_s=100) as pool:  # ranks of their own, without what earlier tests left behind
+        report = validate.validate(
+            pool, small_trace(), configurations, scale=ScaleModel(dilation=2, byte_scale=0.5), out=tmp_path,
+            repeat=1, modelled=modelled,
+        )  # fmt: skip
+    assert [row.configuration for row in report.rows] == configurations
+    recorded = Trace.load(tmp_path / "trace.json.gz")
+    assert len(recorded.ranks) == 2
+    for rank in recorded.ranks:  # what the devices slept for, and the work of their hosts
+        assert all(one.end_ns - one.forward_start_ns >= 2 * 20 * MS for one in rank.iterations)
+    for row in report.rows:
+        assert len(row.times_ns) == 3
+        assert min(row.times_ns) > 20 * MS
+        assert 20 * MS < row.predicted_ns < 200 * MS
+    assert report.scale_model == ScaleModel(dilation=2, byte_scale=0.5)
+    assert report.overslept_ns >= 0
+    cost_ns = Fabric.load(tmp_path / "fabric.json").all_reduce_ns(20_000, 2)
+    if modelled is not None:
+        assert cost_ns == 2 * modelled.all_reduce_ns(40_000, 2)
+
+
+@given(traces(), st.floats(0.1, 50), st.floats(1e-3, 1), st.integers(2, 64))
+def test_a_modelled_network_costs_in_the_scale_model_what_it_costs_in_the_original(
+    trace, dilation, byte_scale, ranks
+):
+    scale, original = ScaleModel(dilation=dilation, byte_scale=byte_scale), Fabric.from_alpha_beta(10**4, 1e9)
+    policies = [Policy(bucket_cap_mb=cap) for cap in (1e-3, inf)]
+    fabric = fabric_in_model(original, trace, policies, scale, ranks)
+    for policy in policies:
+        for message in build_schedule(policy, recorded_model(trace)).collectives:
+            broadcast = message.transport == "broadcast"
+            cost_ns, original_ns = (
+                getattr(one, "broadcast_ns" if broadcast else "all_reduce_ns") for one in (fabric, original)
+            )
+            size = message.size_bytes
+            assert cost_ns(size, ranks) == round(dilation * original_ns(round(size / byte_scale), ranks))
+
+
+def test_a_plan_trains_beside_torchs_default_and_both_classes_train_its_buckets(tmp_path, two_ranks):
+    recorded = two_ranks.run(record_computation, TINY)[0]
+    plan = tune(recorded, FABRIC, world_size=2, assume=False)
+    both = [Configuration("default"), Configuration("plan")]
+    report = validate.validate(two_ranks, TINY, both, out=tmp_path, repeat=2, plan=plan, with_torch=True)
+    assert [row.cap_mb for row in report.rows] == ["default", "plan"]
+    assert report.rows[1].buckets == len(plan.buckets)
+    assert report.gain is not None
+    assert json.loads((tmp_path / "report.json").read_text())["gain"]["interval"] is None, "two turns are too few"
+    assert [row.torchs_multiple is not None for row in report.rows] == [True, plan.bucket_cap_mb_list is not None]
+
+
+def test_torchs_class_makes_a_plan_from_a_list_of_caps_or_does_not_train_it():
+    assert validate.torchs_policy(Configuration("plan"), None) is None
+    assert validate.torchs_policy(Configuration("plan"), [1.0, 2.0]) == Policy(bucket_cap_mb_list=(1.0, 2.0))
+    assert validate.torchs_policy(Configuration("default"), None) == Policy(bucket_cap_mb=None)
+
+
+def test_a_plan_of_another_model_is_refused_before_anything_is_calibrated(tmp_path):
     pool = mock.create_autospec(RankPool, instance=True, world_size=2)
-    with pytest.raises(ValueError, match="at most one before each of 2 turns, got 3"):
-        validate.validate(pool, "m", [Configuration(1.0)], out=tmp_path, repeat=2, calibrations=3)
-    pool.run.assert_not_called()
+    pool.run.side_effect = lambda *_, **__: [TRACE]
+    plan: Plan = tune(small_trace(), FABRIC, world_size=2, assume=False)
+    with pytest.raises(ValueError, match="plan: expected"):
+        validate.validate(pool, "m", [Configuration("plan")], out=tmp_path, plan=plan)
+    assert pool.run.call_count == 1, "only the recording"

@@ -66,7 +66,7 @@ def prepare(folder: Path, command: str) -> float:
     (folder / "tmp").mkdir()
     if os.geteuid() == 0:
         subprocess.run(["mount", "-t", "tmpfs", "-o", f"size={DISK_BYTES}", "tmpfs", folder / "out"], check=True)
-    run = ROOT / "validation" / "runs" / "gru-1gbit-3ranks" / "validation.unseen.gru" / "trace.json.gz"
+    run = ROOT / "validation" / "runs" / "gru-1gbit-3ranks" / "trace.json.gz"
     shutil.copy(run, folder / "out" / "input.json.gz")
     (folder / "out" / "pod.yaml").write_text("levels:\n  network: {latency_us: 5, gb_per_s: 12}\n")
     start = time.monotonic()

@@ -1,37 +1,32 @@
-"""Rank bodies that train: `record_computation` records a trace, `measure_configurations` measures target runs."""
+"""Rank bodies that train: `record_computation` records a trace, `train_turn` measures target runs."""
 
 import gc
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from functools import cache
-from itertools import pairwise, starmap
+from itertools import pairwise
 from typing import Any, NamedTuple
 
-import numpy as np
 import torch
 import torch.distributed as dist
-from torch import Tensor, nn
+from torch import nn
 
 from reference.data_parallel import DistributedDataParallel
-from reference.launch import rank_device, report_progress
-from reference.parameters import size_bytes, trainable_parameters
+from reference.launch import let_network_threads_yield, report_progress
+from reference.parameters import trainable_parameters
 from reference.recorder import record
 from reference.trace import Iteration, Trace
 from simulator.schedule.comm_hook_messages import NO_HOOK
 
-from .. import models
-from ..calibration.comm_hook_costs import real_hook
-from ..calibration.repeated_timing import in_ns, meet, of_slowest_rank, read_clock, share_clock, time_ns
-from ..emulation.emulated_device import EmulatedTraining
-from .reducer_step_times import Iterations, by_iteration, watched
-from .validation_report import Measurement, SpeedCheck
+from . import models
+from .calibration.comm_hook_costs import real_hook
+from .calibration.repeated_timing import in_ns, meet, of_slowest_rank, read_clock, share_clock
+from .emulation.emulated_device import EmulatedTraining
 
 WARM_UP = 2
 RECORDED_ITERATIONS = 8
 MEASURED_ITERATIONS = 3
 """Measured iterations in each turn of a target run, after the warm-up iterations."""
-SPEED_CHECKS = 2
-"""Speed checks before and after each turn."""
 WARM_UP_OF_HOOKS = 4
 """PowerSGD compresses from the third iteration on, and starts from its last Q from the fourth."""
 
@@ -75,11 +70,16 @@ def record_computation(rank: int, world_size: int, model: str, iterations: int =
 
     Each rank trains under the reducer in a group of its own: its hooks take time for every gradient, and its buckets
     leave less room in the caches, which makes a backward pass on a processor some percent slower. A model with unused
-    parameters is trained without it.
+    parameters, and an emulated device, which has no caches, are trained without it. The trace of an emulated device
+    has the work of its host, which wakes late from sleeps and resets gradients.
     """
     trainer = Trainer(model, rank)
     alone = groups_of_one(world_size)[rank]
     under_reducer = trainer.device is None and trainer.uses_all_parameters()
+    if trainer.device is not None:
+        meet()  # connects this rank to the others
+        let_network_threads_yield()  # to the device, now and in training
+        trainer.device.next_iteration = -WARM_UP
     with record(trainer.module, model=model, batch=trainer.batch, process_group=dist.group.WORLD) as recording:
         module = trainer.module
         if under_reducer:  # made here, so that packing comes after the recorder's hook on the last gradient
@@ -90,22 +90,22 @@ def record_computation(rank: int, world_size: int, model: str, iterations: int =
             recording.end_iteration()
         if isinstance(module, DistributedDataParallel):
             module.reducer.detach()
-    return without_averaging(recording.trace, iterations)
+    return last_iterations(recording.trace, iterations, averaged=under_reducer)
 
 
 AFTER_AVERAGING = ("backward_end_ns", "optimizer_start_ns", "optimizer_end_ns", "end_ns")
 """Moments of an iteration after the averaging of gradients."""
 
 
-def without_averaging(trace: Trace, iterations: int) -> Trace:
-    """Return the last iterations of a trace, in which each backward pass ends with its last gradient."""
+def last_iterations(trace: Trace, iterations: int, *, averaged: bool) -> Trace:
+    """Return the last iterations; if gradients were averaged, each backward pass ends with its last gradient."""
     ranks = []
     for rank in trace.ranks:
         kept: list[Iteration] = []
         for one in rank.iterations[-iterations:]:
             start_ns = kept[-1].end_ns if kept else 0
             ready_ns = [moment for moment in one.ready_ns if moment is not None]
-            averaging_ns = one.backward_end_ns - max(ready_ns, default=one.backward_end_ns)
+            averaging_ns = one.backward_end_ns - max(ready_ns, default=one.backward_end_ns) if averaged else 0
             moved, earlier = (one.shifted(start_ns - by_ns - one.forward_start_ns) for by_ns in (0, averaging_ns))
             kept.append(moved.model_copy(update={name: getattr(earlier, name) for name in AFTER_AVERAGING}))
         ranks.append(rank.model_copy(update={"iterations": tuple(kept)}))
@@ -126,50 +126,41 @@ class TargetRun(NamedTuple):
     torchs_arguments: dict[str, Any] | None = None
 
 
-class DeviceTimes(NamedTuple):
-    """Whether an emulated device ran as it should in one turn on one rank.
+class Turn(NamedTuple):
+    """One turn of a target run.
 
     Attributes:
-        idle: Fraction of the machine's processor time in which it was idle.
-        overslept_ns: How late each sleep of the device ended.
-        late_ns: How late collectives of a modelled network ended on this rank: the median. 0 on a real network.
+        times_ns: Nanoseconds of each iteration, from one slowest rank's end to the next; equal on all ranks.
+        torchs_ns: Iterations of torch's class, which trained right after ours; empty if it did not.
+        overslept_ns: How late sleeps of this rank's emulated device ended, in nanoseconds; empty without one.
     """
 
-    idle: float
-    overslept_ns: list[int]
-    late_ns: int
+    times_ns: tuple[int, ...]
+    torchs_ns: tuple[int, ...] = ()
+    overslept_ns: tuple[int, ...] = ()
 
 
-class Turn(NamedTuple):
-    """One turn of a target run on one rank: times equal on all ranks, and what this rank did in each iteration."""
-
-    measurement: Measurement
-    iterations: Iterations
-    device: DeviceTimes | None = None
-
-
-def measure_configurations(
-    rank: int, world_size: int, model: str, target_runs: Sequence[TargetRun], progress_word: str
+def train_turn(
+    rank: int, world_size: int, model: str, target_runs: Sequence[TargetRun], first: int, progress_word: str
 ) -> list[Turn]:
-    """Train one turn of each target run, in this order, with speed checks between them."""
+    """Train one turn of each target run, in this order; an emulated device from the `first` recorded iteration on."""
     trainer = Trainer(model, rank)
     measured = []
-    elements = sum(map(size_bytes, trainable_parameters(trainer.module).values())) // 4
-    all_gradients = torch.ones(elements, device=rank_device())
-    _check_speed(trainer, all_gradients)  # the first one also allocates all gradients and does not count
-    before = _check_speed(trainer, all_gradients)
-    for done, target_run in enumerate(target_runs):
+    for done, run in enumerate(target_runs):
         share_clock(rank, world_size)
         if rank == 0:
             report_progress(progress_word, done, len(target_runs))
-        with warmed_up(trainer, target_run) as ddp:
-            times_ns, iterations = time_iterations(trainer, ddp)
-        torchs = target_run.torchs_arguments
-        torchs_ns = () if torchs is None else time_torchs_class(trainer, torchs)
-        after = _check_speed(trainer, all_gradients)
-        speed_check = SpeedCheck.usual([*before, *after])
-        measured.append(Turn(Measurement(times_ns, speed_check, torchs_ns), iterations))
-        before = after
+        device = trainer.device
+        if device is not None:
+            device.next_iteration = -1  # buckets are rebuilt in the last iteration's ready order, as predicted
+        with warmed_up(trainer, run) as ddp:
+            slept = 0
+            if device is not None:
+                device.next_iteration, slept = first, len(device.observer.overslept_ns)
+            times_ns = time_iterations(trainer, ddp)
+        overslept = () if device is None else tuple(device.observer.overslept_ns[slept:])
+        torchs = run.torchs_arguments
+        measured.append(Turn(times_ns, () if torchs is None else time_torchs_class(trainer, torchs), overslept))
     return measured
 
 
@@ -192,46 +183,27 @@ def warmed_up(trainer: Trainer, target_run: TargetRun) -> Iterator[DistributedDa
         ddp.reducer.detach()
 
 
-def time_iterations(trainer: Trainer, ddp: DistributedDataParallel) -> tuple[tuple[int, ...], Iterations]:
-    """Train `MEASURED_ITERATIONS` iterations; return their times for `Measurement`, and what this rank did in each.
+def time_iterations(trainer: Trainer, ddp: nn.Module) -> tuple[int, ...]:
+    """Train `MEASURED_ITERATIONS` iterations; return the nanoseconds of each.
 
     A rank that finishes early waits for the others in its next iteration, so the sum of each iteration's longest time
     would exceed the time of the training. The ranks share a clock; those of GPUs are some microseconds apart, which
     moves all ends alike.
     """
-    clock = None if trainer.device is None else trainer.device.observer
-    with watched(ddp, clock) as watch:
-        meet()
-        ends = [read_clock()]
-        for _ in range(MEASURED_ITERATIONS):
-            trainer.step(ddp)
-            ends.append(watch.take("ended"))
-    last_ends_ns = of_slowest_rank(in_ns(*ends))
-    times_ns = tuple(end - start for start, end in pairwise(last_ends_ns))
-    return times_ns, by_iteration(watch.moments, last_ends_ns[:-1])
-
-
-def time_torchs_class(trainer: Trainer, ddp_arguments: dict[str, Any]) -> tuple[int, ...]:
-    """Train `MEASURED_ITERATIONS` iterations with torch's class after a warm-up; return their times."""
-    ddp = nn.parallel.DistributedDataParallel(trainer.module, **ddp_arguments)
-    for _ in range(WARM_UP):
-        trainer.step(ddp)
     meet()
     ends = [read_clock()]
     for _ in range(MEASURED_ITERATIONS):
         trainer.step(ddp)
         ends.append(read_clock())
+    return tuple(end - start for start, end in pairwise(of_slowest_rank(in_ns(*ends))))
+
+
+def time_torchs_class(trainer: Trainer, ddp_arguments: dict[str, Any]) -> tuple[int, ...]:
+    """Train with torch's class as `time_iterations` does with ours, after a warm-up."""
+    ddp = nn.parallel.DistributedDataParallel(trainer.module, **ddp_arguments)
+    for _ in range(WARM_UP):
+        trainer.step(ddp)
+    times_ns = time_iterations(trainer, ddp)
     del ddp
     gc.collect()  # its hooks on the gradients end with it
-    last_ends_ns = of_slowest_rank(in_ns(*ends))
-    return tuple(end - start for start, end in pairwise(last_ends_ns))
-
-
-def _check_speed(trainer: Trainer, all_gradients: Tensor) -> list[SpeedCheck]:
-    """Run `SPEED_CHECKS` checks; ranks start each part together, and the slowest one counts."""
-    times_ns = []
-    for _ in range(SPEED_CHECKS):
-        for action, *arguments in ((trainer.step, trainer.module), (dist.all_reduce, all_gradients)):
-            meet()
-            times_ns.append(time_ns(action, *arguments))
-    return list(starmap(SpeedCheck, np.reshape(of_slowest_rank(times_ns), (-1, 2)).tolist()))
+    return times_ns

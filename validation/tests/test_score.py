@@ -10,12 +10,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 from matplotlib.figure import Figure
 
-from ddplab.validation.validation_report import summarize
+from ddplab.training_runs import Turn
+from ddplab.validation_report import summarize
 from figures import all_methods
 from simulator import Fabric, predict
 from simulator.fabric import Processor, topology_of
 from simulator.fabric.processor_costs import EMULATED_MODEL_ERROR, MODEL_ERROR
 from simulator.results.residual_plot import MARKS, OURS
+from tests.validation_rows import FABRIC, TRACE
+from tests.validation_rows import row as row_of_a_report
 from validation import (
     part_a_all_reduces,
     part_b_iterations,
@@ -45,9 +48,6 @@ from validation.part_fg_runs import committed_runs, load_runs
 from validation.ready_times import read_gradients, repeat_block, trace_of
 from validation.score import FOLDER, compute, main, score_case
 from validation.score_page import as_markdown, draw_errors
-
-from .validation_rows import FABRIC, TRACE
-from .validation_rows import row as row_of_a_report
 
 pytestmark = pytest.mark.timeout(300)  # the first test that needs the score computes it
 CASES = sorted((FOLDER / "cases").glob("*.toml"))
@@ -479,8 +479,8 @@ def test_runs_are_predicted_again_from_their_recordings_and_a_broken_one_is_name
     """The report was written by a simulator that predicted 1 ns; its measurements are kept."""
     assert load_runs(tmp_path) == []
     folder = tmp_path / "two_cores"
-    TRACE.save(folder / "m" / "trace.json.gz")
-    FABRIC.save(folder / "m" / "fabric.json")
+    TRACE.save(folder / "trace.json.gz")
+    FABRIC.save(folder / "fabric.json")
     summarize([row_of_a_report(1, 100, 1), row_of_a_report(float("inf"), 200, 1)], "abc").save(folder)
     (run,) = load_runs(tmp_path)
     predicted = [predict(TRACE, FABRIC, world_size=1, bucket_cap_mb=cap).iteration_ns for cap in (1, float("inf"))]
@@ -490,7 +490,7 @@ def test_runs_are_predicted_again_from_their_recordings_and_a_broken_one_is_name
         ("single ready", 200, predicted[1]),
     ]
     assert run.name == "two_cores"
-    assert run.recorded.mape == pytest.approx((199 / 200 + 399 / 400) / 2)
+    assert run.recorded.mape == pytest.approx((99 / 100 + 199 / 200) / 2)
     assert scored.rows[0].baselines_ns["perfect scaling"] == pytest.approx(1000)
     assert scored.choices == ()
     assert part_fg_runs.ranking([run]).pairs == run.current.pairs_apart
@@ -505,14 +505,25 @@ def test_the_intervals_of_a_run_use_the_errors_of_the_other_runs_only(tmp_path):
     fabric = table.model_copy(update={"processor": Processor(iteration_spread=0.01)})
     prediction = predict(TRACE, fabric, world_size=2)
     for name, times in (("once", 2), ("twice", 4)):
-        TRACE.save(tmp_path / name / "m" / "trace.json.gz")
-        fabric.save(tmp_path / name / "m" / "fabric.json")
+        TRACE.save(tmp_path / name / "trace.json.gz")
+        fabric.save(tmp_path / name / "fabric.json")
         measured = row_of_a_report(1, times * prediction.iteration_ns, 1)
-        turns = tuple(replace(turn, times_ns=(times * prediction.iteration_ns,)) for turn in measured.turns)
+        turns = tuple(turn._replace(times_ns=(times * prediction.iteration_ns,)) for turn in measured.turns)
         summarize([replace(measured, turns=turns)], "abc", world_size=2).save(tmp_path / name)
     runs = load_runs(tmp_path)
     widths = [run.current.half_width for run in runs]
     assert widths == [pytest.approx(np.hypot(0.01, 1 - 1 / times), rel=0.01) for times in (4, 2)]
+
+
+@given(st.integers(1, 99), st.integers(101, 300), st.lists(st.integers(1, 500), min_size=1, max_size=9))
+def test_an_interval_pays_for_its_width_and_twentyfold_for_what_lies_outside(low, high, times):
+    of_row = replace(row_of_a_report(1, 100, 100), turns=(Turn(tuple(times)),), interval_ns=(low, high))
+    outside = [low - ns if ns < low else ns - high if ns > high else 0 for ns in times]
+    score = part_fg_runs.interval_score(of_row, of_row.interval_ns)
+    assert score == pytest.approx((high - low + 20 * sum(outside) / len(times)) / 100)
+    report = summarize([of_row], "abc")
+    assert part_fg_runs.mean_interval_score(report) == pytest.approx(score)
+    assert report.half_width == pytest.approx((high - low) / 200)
 
 
 def test_the_model_errors_of_the_product_are_those_of_all_committed_runs():

@@ -1,1 +1,0 @@
-"""Validation: training runs on real ranks of this machine, compared with predictions made before them."""

@@ -1,0 +1,329 @@
+"""Report: predictions and baselines compared with measurements, and their errors."""
+
+import json
+import math
+import statistics
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, fields, replace
+from functools import cached_property
+from itertools import combinations
+from operator import attrgetter
+from pathlib import Path
+from typing import Annotated, Any, Literal, Self
+
+import numpy as np
+from pydantic import BeforeValidator, Field, PlainSerializer, TypeAdapter
+
+from reference.bucketing import Order, cap_name
+from reference.files.reading import read_schema
+from reference.files.value_ranges import Nanoseconds
+from reference.files.writing import write_atomically
+from reference.trace import Trace
+from simulator.baseline_predictions import BASELINES as BASELINE_NAMES
+from simulator.baseline_predictions import baselines_ns
+from simulator.fabric import Fabric
+from simulator.fabric.uncertainty import NORMAL_HALF_BAND
+from simulator.prediction import Prediction, predict
+from simulator.schedule.comm_hook_messages import named_hook
+from simulator.schedule.policy import Policy
+
+from .calibration.repeated_timing import interval_of_median
+from .emulation.time_dilation import ORIGINAL, ScaleModel
+from .training_runs import Turn
+
+BASELINES = tuple(name.replace(" ", "_") for name in BASELINE_NAMES)
+"""Simpler predictions to compare with."""
+ONLY_IF_GIVEN = ("scale_model", "overslept_ns", "gain")
+"""Fields of a report that its JSON leaves out if they are None."""
+Cap = Annotated[
+    Annotated[float, Field(ge=0)] | Literal["default", "plan"],
+    BeforeValidator(lambda cap: math.inf if cap is None else cap),
+    PlainSerializer(lambda cap: None if cap == math.inf else cap),
+]
+"""A bucket cap in MiB, infinite for a single bucket, which is null in JSON, because JSON has no infinity. Or
+"default", which means torch's default buckets, or "plan", those of a plan."""
+
+
+@dataclass(frozen=True)
+class Configuration:
+    """Buckets, bucket order and comm hook of a target run; the hook's name is one that `named_hook` takes."""
+
+    cap_mb: Cap
+    order: Order = "ready"
+    hook: str = "none"
+
+    @property
+    def cap(self) -> str:
+        """The cap in words."""
+        return self.cap_mb if isinstance(self.cap_mb, str) else cap_name(self.cap_mb)
+
+    def to_json(self) -> dict[str, Any]:
+        """The fields by name."""
+        return TypeAdapter(Configuration).dump_python(self)  # type: ignore[no-any-return]
+
+    def in_model(self, scale: ScaleModel) -> Self:
+        """The configuration in a scale model."""
+        return self if isinstance(self.cap_mb, str) else replace(self, cap_mb=scale.cap_mb(self.cap_mb))
+
+
+def policy_of(configuration: Configuration, explicit: Mapping[str, Sequence[Sequence[int]]] | None = None) -> Policy:
+    """Return the settings of the reducer; `explicit` has the buckets of the caps that are names."""
+    hook = named_hook(configuration.hook)
+    if isinstance(configuration.cap_mb, str):
+        return Policy(plan=tuple(map(tuple, (explicit or {})[configuration.cap_mb])), hook=hook)
+    return Policy(bucket_cap_mb=configuration.cap_mb, order=configuration.order, hook=hook)
+
+
+@dataclass(frozen=True)
+class TargetPrediction:
+    """What is predicted about a target run before it starts; also the nanoseconds of an iteration by baseline."""
+
+    prediction: Prediction
+    baselines_ns: Mapping[str, int]
+
+
+def predict_target(trace: Trace, fabric: Fabric, policy: Policy, world_size: int) -> TargetPrediction:
+    """Predict one configuration, also with the baselines."""
+    how: dict[str, Any] = {"world_size": world_size, "policy": policy}
+    prediction = predict(trace, fabric, assume=False, **how)
+    simpler = baselines_ns(trace, fabric, **how) | {"no overlap": prediction.no_overlap_ns}  # here with copies
+    return TargetPrediction(prediction, {name.replace(" ", "_"): ns for name, ns in simpler.items()})
+
+
+@dataclass(frozen=True)
+class ValidationRow:
+    """A configuration's prediction compared with its measurement; times in nanoseconds, errors as fractions.
+
+    Every error is predicted / measured - 1.
+
+    Attributes:
+        model: Name of the model.
+        cap_mb: As in `Configuration`, and so are `order` and `hook`.
+        buckets: Number of buckets.
+        turns: The measurements.
+        measured_ns: Median of the measured iterations.
+        quartiles_ns: First and third quartile of the measured iterations.
+        predicted_ns: Median of the predicted iterations.
+        interval_ns: Ends of the predicted 90 % interval.
+        coverage: Fraction of the measured iterations that lie inside the interval.
+        error: Error of the prediction.
+        perfect_scaling_error: The same for a baseline; see `simulator.baseline_predictions`.
+        no_overlap_error: The same, with copies charged.
+        naive_overlap_error: The same.
+        pipelined_overlap_error: The same.
+    """
+
+    model: str
+    cap_mb: Cap
+    order: Order
+    hook: str
+    buckets: int
+    turns: Annotated[tuple[Turn, ...], Field(min_length=1)]
+    measured_ns: int
+    quartiles_ns: tuple[int, int]
+    predicted_ns: Nanoseconds
+    interval_ns: tuple[int, int]
+    coverage: float
+    error: float
+    perfect_scaling_error: float
+    no_overlap_error: float
+    naive_overlap_error: float
+    pipelined_overlap_error: float
+
+    @property
+    def configuration(self) -> Configuration:
+        """The predicted configuration."""
+        return Configuration(self.cap_mb, self.order, self.hook)
+
+    @cached_property
+    def times_ns(self) -> list[int]:
+        """All measured iterations."""
+        return [ns for turn in self.turns for ns in turn.times_ns]
+
+    @cached_property
+    def turns_ns(self) -> list[float]:
+        """The median of each turn."""
+        return [statistics.median(turn.times_ns) for turn in self.turns]
+
+    @property
+    def torchs_multiple(self) -> float | None:
+        """Iteration of torch's class as a multiple of ours: the median of the turns. None: it did not train."""
+        with_torchs = [turn for turn in self.turns if turn.torchs_ns]
+        multiples = [statistics.median(turn.torchs_ns) / statistics.median(turn.times_ns) for turn in with_torchs]
+        return statistics.median(multiples) if multiples else None
+
+    @property
+    def half_width(self) -> float:
+        """Half of the interval's width, as a fraction of the prediction."""
+        low, high = self.interval_ns
+        return (high - low) / 2 / self.predicted_ns
+
+    def in_original(self, scale: ScaleModel) -> Self:
+        """Convert the times of a row from those of a scale model."""
+        if scale == ORIGINAL:
+            return self
+
+        def in_original(times_ns: Any) -> Any:
+            return tuple(map(in_original, times_ns)) if isinstance(times_ns, tuple) else scale.original_ns(times_ns)
+
+        times = {one.name: in_original(getattr(self, one.name)) for one in fields(self) if one.name.endswith("_ns")}
+        return replace(self, turns=tuple(Turn(in_original(turn.times_ns)) for turn in self.turns), **times)
+
+
+def make_row(
+    model: str, configuration: Configuration, predicted: TargetPrediction, turns: Sequence[Turn]
+) -> ValidationRow:
+    """Make the row of a configuration from its prediction and all of its turns."""
+    prediction = predicted.prediction
+    times_ns = [ns for turn in turns for ns in turn.times_ns]
+    low, measured, high = (round(ns) for ns in np.quantile(times_ns, [0.25, 0.5, 0.75]))
+    shortest, longest = prediction.interval_ns
+    return ValidationRow(
+        model=model,
+        **vars(configuration),
+        buckets=len(prediction.buckets),
+        turns=tuple(turn._replace(overslept_ns=()) for turn in turns),
+        measured_ns=measured,
+        quartiles_ns=(low, high),
+        predicted_ns=prediction.iteration_ns,
+        interval_ns=prediction.interval_ns,
+        coverage=statistics.fmean(shortest <= ns <= longest for ns in times_ns),
+        error=prediction.iteration_ns / measured - 1,
+        **{f"{name}_error": ns / measured - 1 for name, ns in predicted.baselines_ns.items()},
+    )
+
+
+@dataclass(frozen=True)
+class Gain:
+    """What a plan saves of the time of torch's default buckets, as fractions; a negative gain is a loss.
+
+    Attributes:
+        predicted: Gain of the predicted medians.
+        measured: Median of the gains of the turns, in each of which both trained.
+        interval: Interval that contains the true median gain with at least 90 %. None: too few turns.
+    """
+
+    predicted: float
+    measured: float
+    interval: tuple[float, float] | None
+
+
+def gain_of(default: ValidationRow, plan: ValidationRow) -> Gain:
+    """Compare the rows of torch's default buckets and of a plan, which have trained in the same turns."""
+    gains = [1 - of_plan / of_default for of_default, of_plan in zip(default.turns_ns, plan.turns_ns, strict=True)]
+    predicted = 1 - plan.predicted_ns / default.predicted_ns
+    return Gain(predicted, statistics.median(gains), interval_of_median(gains))
+
+
+@dataclass(frozen=True)
+class ValidationReport:
+    """All rows and their summary.
+
+    Attributes:
+        predictions_sha256: Hash of the predictions file, which was written before the first target run.
+        mape: Mean absolute error.
+        worst_error: The error with the largest absolute value.
+        noise: Noise floor: half-width of the band that holds 90 % of the differences between two measurements of the
+            same configuration, as a fraction; from the differences between turns. None: one turn.
+        pairs_apart: Pairs of configurations whose quartiles do not overlap, and whose medians differ by more than the
+            noise.
+        sign_errors: Number of these pairs whose order is predicted wrongly.
+        fastest_found: Whether the configuration predicted to be the fastest is, or is not measurably slower.
+        coverage: Mean coverage of the rows; the intervals should cover 90 % of the iterations.
+        half_width: Median of `ValidationRow.half_width`.
+        baselines: Mean absolute error of each baseline.
+        rows: One per configuration.
+        world_size: Number of ranks. None: the runs differ, or are older than this field.
+        scale_model: The scale model of emulated devices; times are those of the original. None: real models ran.
+        overslept_ns: How late sleeps of emulated devices ended: the 99 % quantile. None: real models ran.
+        gain: Gain of a plan. None: no plan trained.
+    """
+
+    predictions_sha256: str
+    mape: float
+    worst_error: float
+    noise: float | None
+    pairs_apart: int
+    sign_errors: int
+    fastest_found: bool
+    coverage: float
+    half_width: float
+    baselines: Annotated[dict[str, float], Field(alias="yardsticks")]
+    rows: Annotated[tuple[ValidationRow, ...], Field(min_length=1)]
+    world_size: int | None = None
+    scale_model: ScaleModel | None = None
+    overslept_ns: int | None = None
+    gain: Gain | None = None
+
+    def to_json(self) -> dict[str, Any]:
+        """Return all fields."""
+        document = TypeAdapter(ValidationReport).dump_python(self, by_alias=True)
+        for row in document["rows"]:
+            row["turns"] = [dict(zip(("times_ns", "torchs_ns"), turn, strict=False)) for turn in row["turns"]]
+        return {name: value for name, value in document.items() if value is not None or name not in ONLY_IF_GIVEN}
+
+    def save(self, folder: Path) -> None:
+        """Write `report.json`."""
+        write_atomically(folder / "report.json", json.dumps(self.to_json(), indent=1, allow_nan=False).encode())
+
+    @classmethod
+    def load(cls, folder: Path) -> Self:
+        """Read `report.json`; if it is missing or malformed, a one-line `ValueError` names file, field and reason."""
+        advice = "expected the folder of a run, which `ddplab validate --out` names"
+        return read_schema(cls, folder / "report.json", what="a report", cure=advice)
+
+    @property
+    def scale(self) -> ScaleModel:
+        """The scale model that ran."""
+        return self.scale_model or ORIGINAL
+
+
+def summarize(rows: Sequence[ValidationRow], predictions_sha256: str, **about_the_run: Any) -> ValidationReport:
+    """Make a report of these rows, with their summary; `about_the_run` are fields that are not computed from rows."""
+    noise, apart = measurement_noise(rows), pairs_apart(rows)
+    chosen, fastest = min(rows, key=attrgetter("predicted_ns")), min(rows, key=attrgetter("measured_ns"))
+    by_cap = {row.cap_mb: row for row in rows}
+    return ValidationReport(
+        predictions_sha256=predictions_sha256,
+        mape=statistics.fmean(abs(row.error) for row in rows),
+        worst_error=max((row.error for row in rows), key=abs),
+        noise=noise,
+        pairs_apart=len(apart),
+        sign_errors=sum((a.measured_ns < b.measured_ns) != (a.predicted_ns <= b.predicted_ns) for a, b in apart),
+        fastest_found=chosen is fastest or not _are_apart(chosen, fastest, noise),
+        coverage=statistics.fmean(row.coverage for row in rows),
+        half_width=statistics.median(row.half_width for row in rows),
+        baselines={name: statistics.fmean(abs(getattr(row, f"{name}_error")) for row in rows) for name in BASELINES},
+        rows=tuple(rows),
+        gain=gain_of(by_cap["default"], by_cap["plan"]) if "plan" in by_cap else None,
+        **about_the_run,
+    )
+
+
+def pairs_apart(rows: Sequence[ValidationRow]) -> list[tuple[ValidationRow, ValidationRow]]:
+    """Return the pairs of configurations that are counted in `ValidationReport.pairs_apart`."""
+    noise = measurement_noise(rows)
+    return [pair for pair in combinations(rows, 2) if _are_apart(*pair, noise)]
+
+
+def measurement_noise(rows: Sequence[ValidationRow]) -> float | None:
+    """Return `ValidationReport.noise` of these rows: the variance between the turns of a row, pooled over all rows.
+
+    What all rows of a turn have in common is left out: emulated devices train other recorded iterations in each turn.
+    """
+    repeated = [row.turns_ns for row in rows if len(row.turns_ns) > 1]
+    if not repeated:
+        return None
+    turns = min(map(len, repeated))
+    relative = np.array([of_row[:turns] for of_row in repeated], dtype=np.float64)
+    relative /= relative.mean(axis=1, keepdims=True)
+    relative -= relative.mean(axis=0) if len(repeated) > 1 else 1
+    freedom = (turns - 1) * max(1, len(repeated) - 1)
+    return NORMAL_HALF_BAND * float(np.sqrt(2 * (relative**2).sum() / freedom / turns))
+
+
+def _are_apart(a: ValidationRow, b: ValidationRow, noise: float | None) -> bool:
+    """Whether two measurements differ by more than noise."""
+    low, high = sorted((a, b), key=lambda row: row.measured_ns)
+    quartiles_overlap = low.quartiles_ns[1] >= high.quartiles_ns[0]
+    return not quartiles_overlap and high.measured_ns > (1 + (noise or 0.0)) * low.measured_ns
