@@ -194,7 +194,7 @@ class FixedDurations:
             ranks=tuple(range(len(rows))),
             represented_by=None,
             sharing=(LinkShare(),) * len(engine_input.queues),
-            slowdowns=None,
+            slow_down=1.0,
             meets={condition: met[rows] for condition, met in engine_input.meets.items()},
         )
         return cls(fixed, elapsed_ns[:, is_step], timeline.done_ns - timeline.start_ns, waking_ns)

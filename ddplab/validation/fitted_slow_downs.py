@@ -116,8 +116,7 @@ def with_slow_downs(fabric: Fabric, factor: float) -> Fabric:
 
     A slow-down of 1.2 prolongs computation by 0.2 of its time; this 0.2 is multiplied.
     """
-    rows = [row.model_copy(update={"compute": 1 + factor * (row.compute - 1)}) for row in fabric.processor.contention]
-    return fabric.with_processor(contention=tuple(rows))
+    return fabric.with_processor(slow_down=1 + factor * (fabric.processor.slow_down - 1))
 
 
 def with_hook_costs(fabric: Fabric, name: str, factor: float) -> Fabric:

@@ -391,7 +391,7 @@ def time_slow_downs(rank: int, _world_size: int, model: str, size_bytes: int) ->
     """Time passes of an emulated model and all-reduces of `size_bytes`, alone and at the same time."""
     trainer, times = Trainer(model, rank), ContinuousTimes(ContentionTimes([], []), ContentionTimes([], []))
     buffer = MessageBuffer(4 * size_bytes)
-    trial = AllReduceQueue(buffer.messages(size_bytes, LEAST_ALL_REDUCES), all_at_once=True)
+    trial = AllReduceQueue(buffer.messages(size_bytes, LEAST_ALL_REDUCES))
     trial.wait()  # in a queue, because the first all-reduce of a size takes much longer than the next
     pass_ns, all_reduce_ns = of_slowest_rank([time_ns(trainer.step, trainer.module), trial.ns_per_all_reduce()])
     messages = buffer.messages(size_bytes, max(LEAST_ALL_REDUCES, PASSES * pass_ns // all_reduce_ns))
@@ -401,11 +401,11 @@ def time_slow_downs(rank: int, _world_size: int, model: str, size_bytes: int) ->
         meet()
         times.passes.alone.append([time_ns(trainer.step, trainer.module) for _ in range(PASSES)])
         meet()
-        queue = AllReduceQueue(messages, all_at_once=True)
+        queue = AllReduceQueue(messages)
         queue.wait()
         times.collectives.alone.append([queue.ns_per_all_reduce()])
         meet()
-        queue = AllReduceQueue(messages, all_at_once=True)
+        queue = AllReduceQueue(messages)
         passes_ns = [time_ns(trainer.step, trainer.module)]  # also if this thread gets no core before the queue ends
         while queue.running:
             passes_ns.append(time_ns(trainer.step, trainer.module))

@@ -17,7 +17,7 @@ from ddplab.validation.fitted_slow_downs import (
 from ddplab.validation.validation_report import Configuration, Measurement, SpeedCheck, policy_of, predict_one
 from reference.bucketing import MIB
 from simulator import Fabric
-from simulator.fabric import Contention, Linear, Processor
+from simulator.fabric import Linear, Processor
 from simulator.fabric.processor_costs import HookCost
 from simulator.schedule.schedule import buckets_of
 from simulator.workload.compute_times import recorded_model
@@ -44,7 +44,7 @@ EVEN = trace_of(
 )
 """Gradients 2 ms apart, whose all-reduces take 1 ms each."""
 SLOWED = Fabric.from_alpha_beta(alpha_ns=100, bytes_per_s=1e9).model_copy(
-    update={"processor": Processor(contention=(Contention(compute=1.5),))}
+    update={"processor": Processor(slow_down=1.5)}
 )
 
 
