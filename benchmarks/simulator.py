@@ -24,7 +24,7 @@ from reference.trace import Trace
 from simulator import Fabric, Policy, Variation, predict, sweep
 from simulator.engines.engine_choice import Engine, simulate
 from simulator.engines.engine_input import EngineInput
-from simulator.fabric import Contention, Processor
+from simulator.fabric import Processor
 from simulator.plot_colours import COMPUTATION, COPIES, EXPOSED, QUIET
 from simulator.schedule.schedule import build_schedule
 from simulator.step_costs import price_schedule
@@ -34,7 +34,7 @@ TRACE = Path(__file__).parent / "resnet50.json.gz"
 FIGURE = Path("out/simulator_speed")
 FIVE_BUCKETS = Policy(bucket_cap_mb=None)
 STEADY = Fabric.from_alpha_beta(50_000, 1e9, source="50 us, 1 GB/s")
-FLUID = STEADY.model_copy(update={"processor": Processor(contention=(Contention(compute=1.2, collective=1.1),))})
+FLUID = STEADY.model_copy(update={"processor": Processor(slow_down=1.2)})
 COLOURS = {"events": EXPOSED, "events, slow-downs": COPIES, "closed form": COMPUTATION}
 RANKS = (1, 10, 100, 1_000, 10_000, 100_000)
 CAPS_MB = (1000.0, 25.0, 5.0, 1.0, 0.1, 1e-6)

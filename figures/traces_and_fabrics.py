@@ -8,12 +8,12 @@ from functools import cache
 
 from reference.trace import Trace
 from simulator import Fabric
-from simulator.fabric import Contention, Level, Processor, Topology
+from simulator.fabric import Level, Processor, Topology
 from validation.ready_times import read_gradients, trace_of
 
 from .drawing import DATA
 
-SLOWED = Processor(contention=(Contention(compute=1.189),))
+SLOWED = Processor(slow_down=1.189)
 """Computation beside a collective takes 18.9 % longer on average (arXiv 2507.03114, abstract)."""
 RESNET_ITERATION_NS = 95_600_000
 """Duration of the recorded iterations of ResNet-50 on a V100, batch 32."""

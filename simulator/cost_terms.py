@@ -78,7 +78,7 @@ TERMS = {
         "DDP on 2 to 16 V100s with few and many buckets (pytorch/pytorch, benchmarks/distributed/ddp)",
     ),
     "slow_downs": Term(
-        lambda inputs: inputs.with_processor(contention=(), lingers_ns=0),
+        lambda inputs: inputs.with_processor(slow_down=1.0, slow_down_error=0.0),
         ("slow-downs",),
         "computation beside collectives on A100, H100, MI210 and MI250 (arXiv 2507.03114)",
     ),

@@ -277,9 +277,9 @@ def _error_bands(
     bands = {}
     if (errors := costs.relative_errors).any():
         bands["collectives"] = with_collectives(1 / (1 + errors)), with_collectives(1 + errors)
-    least, most = costs.slowdown_bounds
+    least, most = costs.slow_down_bounds
     if least != most:
-        bands["slow-downs"] = replace(median, slowdowns=least), replace(median, slowdowns=most)
+        bands["slow-downs"] = replace(median, slow_down=least), replace(median, slow_down=most)
     for name, (of_kinds, error) in costs.step_errors.items():
         if error:
             bands[name] = with_steps(of_kinds, 1 / (1 + error)), with_steps(of_kinds, 1 + error)

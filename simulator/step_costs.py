@@ -11,7 +11,7 @@ from reference.files.value_ranges import YEAR_NS, as_int64
 from reference.trace import Trace
 
 from .engines.engine_input import EngineInput
-from .fabric import Fabric, Linear, LinkShare, Processor, Slowdowns, slowdowns_of
+from .fabric import Fabric, Linear, LinkShare, Processor
 from .schedule.comm_hook_messages import Transport
 from .schedule.policy import Policy
 from .schedule.schedule import Compute, ComputeKind, Condition, IterationSchedule
@@ -49,7 +49,7 @@ class ScheduleCosts:
         spread: Half-width of the 90 % interval of iterations as a fraction of their median, if a training run on
             this number of ranks was measured; shape: the leading axes of `untimed.cost_ns`. 0: from the variation of
             the recorded iterations and the errors of the costs.
-        slowdown_bounds: Slow-downs at the low, and at the high, end of their error bands.
+        slow_down_bounds: The slow-down of computing at the low, and at the high, end of its error band.
         assumed: See `Fabric.assumed`.
     """
 
@@ -60,7 +60,7 @@ class ScheduleCosts:
     step_errors: dict[str, tuple[tuple[ComputeKind, ...], float]]
     unexplained: float
     spread: Floats
-    slowdown_bounds: tuple[Slowdowns | None, Slowdowns | None]
+    slow_down_bounds: tuple[float, float]
     assumed: tuple[str, ...]
 
     def engine_input(self, sampler: IterationSampler, times: CycleTimes, chosen: Any = ...) -> EngineInput:
@@ -184,10 +184,7 @@ def price_schedule(schedule: IterationSchedule, fabric: Fabric, policy: Policy, 
         },
         unexplained=processor.unexplained * sqrt(log2(world_size)),
         spread=np.array(fabric.iteration_spread(world_size)),
-        slowdown_bounds=(
-            _slowdowns(schedule, processor.slowed(-1), fabric, policy),
-            _slowdowns(schedule, processor.slowed(1), fabric, policy),
-        ),
+        slow_down_bounds=(processor.slowed(-1).slow_down, processor.slowed(1).slow_down),
         assumed=fabric.assumed(as_int64([one.size_bytes for one in schedule.collectives]), world_size),
     )
 
@@ -214,15 +211,8 @@ def price_collectives(schedule: IterationSchedule, fabric: Fabric, policy: Polic
         queues=tuple(number % policy.process_groups for number in range(len(collectives))),
         concurrency=fabric.concurrency,
         sharing=shares,
-        slowdowns=_slowdowns(schedule, fabric.processor, fabric, policy),
+        slow_down=fabric.processor.slow_down,
     )
-
-
-def _slowdowns(schedule: IterationSchedule, processor: Processor, fabric: Fabric, policy: Policy) -> Slowdowns | None:
-    """Return how these collectives and computation slow each other down on this processor."""
-    sizes = [collective.size_bytes for collective in schedule.collectives]
-    most = fabric.concurrency * policy.process_groups
-    return slowdowns_of(processor.contention, sizes, most, processor.lingers_ns)
 
 
 def charged_fabric(fabric: Fabric, model: RecordedModel, buckets: Buckets | None = None) -> Fabric:
@@ -243,12 +233,12 @@ def charged_fabric(fabric: Fabric, model: RecordedModel, buckets: Buckets | None
     wanted = buckets or recorded
     before, after = len(recorded), max(len(recorded), len(wanted))
     changes = list(map(set, recorded)) != list(map(set, wanted))
-    alone = tuple(row.model_copy(update={"compute": 1.0, "compute_error": 0.0}) for row in processor.contention)
     return fabric.with_processor(
         pack=Linear(),
         launch_ns=processor.launch_ns - processor.launch_ns * before // after,
         stall_ns=processor.stall_ns - processor.stall_ns * before // after,
-        contention=processor.contention if changes else alone,
+        slow_down=processor.slow_down if changes else 1.0,
+        slow_down_error=processor.slow_down_error if changes else 0.0,
         copy_out=Linear() if model.includes_copy_out else processor.copy_out,
     )
 
@@ -260,8 +250,8 @@ def rebucketed(trace: Trace, model: RecordedModel, fabric: Fabric, buckets: Buck
     leaves the recorded times, and the engine adds that of the new collectives. With the recorded buckets it stays.
     """
     charged = charged_fabric(fabric, model, buckets)
-    if model.has_communication and any(row.compute > 1 for row in charged.processor.contention):
-        model = replace(model, compute_times=times_without_slow_down(trace, model, fabric.processor))
+    if model.has_communication and charged.processor.slow_down > 1:
+        model = replace(model, compute_times=times_without_slow_down(trace, model, fabric.processor.slow_down))
     return model, charged
 
 

@@ -320,8 +320,7 @@ def _run(tasks: Sequence[Task], n_jobs: int | None) -> Iterator[Predicted]:
 
 def is_steady(fabric: Fabric, policy: Policy) -> bool:
     """Whether speeds are constant and collectives run one at a time, as `solve_steady` requires."""
-    slows = any(max(row.compute, row.collective) > 1 for row in fabric.processor.slowed(1).contention)
-    return not slows and fabric.concurrency * policy.process_groups == 1
+    return fabric.processor.slowed(1).slow_down == 1 and fabric.concurrency * policy.process_groups == 1
 
 
 def solve_steady(

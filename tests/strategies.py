@@ -11,7 +11,7 @@ from ddplab.conformance.training_programs import Program, ProgramStep, Weight
 from reference.bucketing import ORDERS
 from reference.trace import Buffer, Iteration, Parameter, RankTrace, Trace, Workload
 from simulator.engines.engine_input import EngineInput
-from simulator.fabric import Contention, Fabric, Linear, Processor, Sharing, Timing
+from simulator.fabric import Fabric, Linear, Processor, Sharing, Timing
 from simulator.fabric.processor_costs import HookCost
 from simulator.prediction import Prediction, predict
 from simulator.schedule.comm_hook_messages import HOOKS, named_hook
@@ -172,12 +172,7 @@ def fluid_fabrics(draw, world_size: int) -> Fabric:
     """A fabric whose speeds depend on what runs: collectives share a link and slow computation down."""
     steady = draw(steady_fabrics(world_size))
     factor = st.floats(1, 3)
-    contention = st.builds(
-        Contention, size_bytes=st.integers(0, 100), running=st.integers(1, 3), compute=factor, collective=factor
-    )
-    rows = draw(st.lists(contention, max_size=4, unique_by=lambda row: (row.size_bytes, row.running)))
-    lingers_ns = draw(st.sampled_from([0, 1, 30, 400]))
-    processor = steady.processor.model_copy(update={"contention": tuple(rows), "lingers_ns": lingers_ns})
+    processor = steady.processor.model_copy(update={"slow_down": draw(st.just(1.0) | factor)})
     weight = st.floats(1, 20)
     sharing = tuple(Sharing(size_bytes=size, factor=draw(factor), weight=draw(weight)) for size in (4, 200))
     return steady.model_copy(update={"processor": processor, "sharing": sharing})
@@ -438,7 +433,7 @@ def torch_emulations(draw) -> Asked:
         hook = policy.hook.model_copy(update={"decompress": Linear()})
         policy = policy.model_copy(update={"hook": hook})
     costs, trace = asked.fabric.processor, asked.trace
-    processor = Processor(contention=costs.contention, lingers_ns=costs.lingers_ns)
+    processor = Processor(slow_down=costs.slow_down)
     parameters = tuple(
         one.model_copy(update={"dtype": "float32", "size_bytes": 4 * prod(one.shape)})
         for one in trace.workload.parameters  # torch orders buckets of several dtypes by chance
@@ -484,7 +479,7 @@ def module_emulations(draw) -> Asked:
     workload = trace.workload.model_copy(update={"parameters": parameters})
     world_size = draw(st.integers(1, 4))
     costs = draw(fluid_fabrics(world_size))
-    processor = Processor(contention=costs.processor.contention, lingers_ns=costs.processor.lingers_ns)
+    processor = Processor(slow_down=costs.processor.slow_down)
     reduce_dtypes = st.sampled_from([None, "bfloat16", "float16", "float32"])
     return Asked(
         trace=trace.model_copy(update={"workload": workload}),

@@ -17,7 +17,7 @@ from ddplab.learn.progress import Progress, load_progress
 from reference.files.value_ranges import YEAR_NS
 from reference.trace import Trace
 from simulator import Fabric, Prediction, predict
-from simulator.fabric import Contention, Linear, Processor
+from simulator.fabric import Linear, Processor
 from simulator.workload.roofline import Device, GradientOperations, Operation, Operations, data_sheets
 from simulator.workload.trace_synthesis import synthesize
 
@@ -36,7 +36,7 @@ OPERATIONS = Operations(
 )
 V100 = data_sheets()["v100-fp32"]
 FABRIC = Fabric.from_table([(2, 0, 5), (2, 64, 9)]).model_copy(
-    update={"processor": Processor(launch_ns=3, pack=Linear(fixed_ns=2), contention=(Contention(compute=1.5),))}
+    update={"processor": Processor(launch_ns=3, pack=Linear(fixed_ns=2), slow_down=1.5)}
 )
 TOPOLOGY = {
     "source": "a data sheet",

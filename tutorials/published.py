@@ -10,7 +10,7 @@ from typing import Any, Literal, NamedTuple
 from reference.bucketing import MIB
 from reference.trace import Trace
 from simulator import Fabric, Variation, predict
-from simulator.fabric import Contention, Linear
+from simulator.fabric import Linear
 from validation.cases import BucketCapsCase, BucketCapsInputs, BucketRule, MeasuredCap, load_case
 from validation.part_e_bucket_caps import UNPUBLISHED_SPREAD, costs_of, plan_of, score
 from validation.published_nodes import assume_on_node, device_of, trace_of_model
@@ -107,7 +107,7 @@ class Sweep:
         rule: Literal["at most the cap", "reaches the cap"] | None = None,
         latency: bool = True,
         copies: Literal["all", "none"] | None = None,
-        slow_downs: tuple[float, float] | None = None,
+        slow_down: float | None = None,
         fabric: Fabric | None = None,
     ) -> Curve:
         """Predict the milliseconds of an iteration by cap, with something changed.
@@ -118,7 +118,7 @@ class Sweep:
             rule: When a bucket is full; "reaches the cap" is torch's rule. None: this reducer's.
             latency: False: a small message costs its bytes alone, at the rate of large ones.
             copies: Which gradients are copied. None: those that this reducer copies.
-            slow_downs: Factors on computation beside collectives, and on collectives beside computation.
+            slow_down: Factor on computation beside collectives.
             fabric: Any other network and costs.
         """
         trace = (computation_of or self).trace
@@ -127,9 +127,8 @@ class Sweep:
         if not latency:
             rate = 1e9 * LARGE_BYTES / fabric.all_reduce_ns(LARGE_BYTES, 2)
             fabric = _link(0, rate, fabric)
-        if slow_downs is not None:
-            compute, collective = slow_downs
-            fabric = fabric.with_processor(contention=(Contention(compute=compute, collective=collective),))
+        if slow_down is not None:
+            fabric = fabric.with_processor(slow_down=slow_down)
         fabric, single = costs_of(self.reducer, fabric)
         steady = variation.model_copy(update={"jitter": 0.0})  # all caps then have one iteration
         if copies == "none":
@@ -178,8 +177,8 @@ def one_at_a_time(sweep: Sweep, other: Sweep) -> dict[str, Curve]:
         "torch's rule (reaches the cap)": sweep.predicted_ms(rule="reaches the cap"),
         "copies of every gradient": sweep.predicted_ms(copies="all"),
         "no copies": sweep.predicted_ms(copies="none"),
-        "no slow-downs": sweep.predicted_ms(slow_downs=(1, 1)),
-        "computation slowed by 1.5": sweep.predicted_ms(slow_downs=(1.5, 1)),
+        "no slow-downs": sweep.predicted_ms(slow_down=1),
+        "computation slowed by 1.5": sweep.predicted_ms(slow_down=1.5),
     }
 
 

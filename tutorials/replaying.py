@@ -20,7 +20,7 @@ from simulator import Fabric, plot_colours
 from simulator.prediction import Prediction
 from simulator.results.timeline_plot import draw_timeline
 
-from .plots import mark_guess, new_axes
+from .plots import mark_guess
 
 CHANNELS, BATCH, SIDE = (32, 64, 128, 256), 4, 32
 WIDTH, LAYERS, CLASSES = 1024, 5, 100
@@ -97,29 +97,6 @@ def draw_rungs(rungs: Mapping[str, Sequence[ValidationRow]], guess_percent: floa
         *axes[0].get_legend_handles_labels(), loc="outside lower center", ncols=5, frameon=False, fontsize=9
     )
     return figure
-
-
-def draw_slow_downs(fabric: Fabric) -> Axes:
-    """Draw how much computation and collectives slow each other down, with the band of repeated measurements."""
-    ax = new_axes(7, 2.8)
-    rows = sorted(fabric.processor.contention, key=lambda row: (row.size_bytes, row.running))
-    for shift, part, colour in (
-        (-0.1, "compute", plot_colours.COMPUTATION),
-        (0.1, "collective", plot_colours.EXPOSED),
-    ):
-        factors = [getattr(row, part) for row in rows]
-        bands = [getattr(row, f"{part}_error") * factor for row, factor in zip(rows, factors, strict=True)]
-        places = [place + shift for place in range(len(rows))]
-        label = "computation" if part == "compute" else "collectives"
-        ax.errorbar(places, factors, bands, fmt="o", capsize=3, color=colour, label=label)
-    ax.axhline(1, color=plot_colours.QUIET, linestyle=":")
-    words = [f"{row.running} of {row.size_bytes / 1024:.0f} KiB" for row in rows]
-    ax.set_xticks(range(len(rows)), words)
-    ax.set_xlabel("collectives in flight")
-    ax.set_ylabel("times as long")
-    ax.set_ylim(bottom=0)
-    ax.legend(frameon=False)
-    return ax
 
 
 def show_timeline(prediction: Prediction) -> None:

@@ -12,7 +12,7 @@ from reference.bucketing import DEFAULT_FIRST_BUCKET_MB, MIB, BucketAssignment, 
 from reference.trace import Trace
 from simulator import Fabric, predict
 from simulator.baseline_predictions import BASELINES, FEWER_BUCKETS, RANKING_BASELINES, baselines_ns
-from simulator.fabric import Contention, Level, Processor, Topology
+from simulator.fabric import Level, Processor, Topology
 from simulator.workload.compute_times import Variation
 from simulator.workload.default_gpu_costs import JITTER, SLOW_DOWN_ERROR, SPREAD_ERROR, UNEXPLAINED
 
@@ -48,8 +48,9 @@ def _predict_cell(inputs: IterationInputs, fabric: Fabric, model: Model, cell: C
     one_gpu_per_s = {one.bucket_mb: one.per_s for one in model.one_gpu}[cell.bucket_mb]
     trace = _trace(model, iteration_ns(inputs.batch, one_gpu_per_s))
     plan = plan_of(trace, cell.bucket_mb)
-    slowed_by = Contention(compute=inputs.compute_slowdown.value, compute_error=SLOW_DOWN_ERROR)
-    processor = Processor(contention=(slowed_by,), unexplained=UNEXPLAINED)
+    processor = Processor(
+        slow_down=inputs.compute_slowdown.value, slow_down_error=SLOW_DOWN_ERROR, unexplained=UNEXPLAINED
+    )
     slowed = fabric.model_copy(update={"processor": processor})
     variation = Variation(
         kind="slowest", device_spread=inputs.gpu_spread.value, jitter=JITTER, assumed_error=SPREAD_ERROR

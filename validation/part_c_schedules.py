@@ -12,7 +12,7 @@ from typing import NamedTuple
 from reference.trace import Trace
 from simulator import Fabric, predict
 from simulator.baseline_predictions import BASELINES, FEWER_BUCKETS, RANKING_BASELINES, baselines_ns
-from simulator.fabric import Contention, Linear, Processor
+from simulator.fabric import Linear, Processor
 from simulator.fabric.algorithms import sent_share
 from simulator.workload.default_gpu_costs import COPY_ERROR, SLOW_DOWN_ERROR, UNEXPLAINED
 
@@ -63,8 +63,13 @@ def predict_ns(inputs: ScheduleInputs, cells: Sequence[Cell]) -> dict[Cell, dict
 def _predict_cell(inputs: ScheduleInputs, trace: Trace, cell: Cell) -> dict[str, float]:
     plan = plan_of(inputs, trace, cell)
     copies = Linear(fixed_ns=copy_ns(inputs) if cell.schedule == "merged" else 0.0)
-    slowed_by = Contention(compute=inputs.compute_slowdown.value, compute_error=SLOW_DOWN_ERROR)
-    processor = Processor(pack=copies, copy_error=COPY_ERROR, contention=(slowed_by,), unexplained=UNEXPLAINED)
+    processor = Processor(
+        pack=copies,
+        copy_error=COPY_ERROR,
+        slow_down=inputs.compute_slowdown.value,
+        slow_down_error=SLOW_DOWN_ERROR,
+        unexplained=UNEXPLAINED,
+    )
     fabric = ring_of(inputs, trace, cell.gpus).model_copy(update={"processor": processor})
     predicted = predict(trace, fabric, world_size=cell.gpus, plan=plan, assume=False)
     baselines = baselines_ns(trace, fabric, world_size=cell.gpus, plan=plan)

@@ -23,7 +23,7 @@ from .collective_times import MessageSizes, Samples, gradient_bytes, time_collec
 from .comm_hook_costs import HookParts, time_hook
 from .reducer_costs import BUCKET_BYTES, time_copies, time_search_and_rebuild
 from .repeated_timing import count_outliers, fit_linear, median_ns, relative_spread
-from .slow_downs import fit_contention, fit_lingering, time_contention
+from .slow_downs import fit_slow_down, time_contention
 
 SIZES_BYTES = [4 * 1024 * 4**power for power in range(7)] + [32 * MIB, 64 * MIB, 128 * MIB, 256 * MIB]
 """4 KiB to 16 MiB by factors of 4, then by factors of 2."""
@@ -57,7 +57,7 @@ def calibrate(
     """Measure collectives, and the processor costs of collectives and of the reducer, on the ranks of `pool`.
 
     The ranks share this machine as they will in training. The computation of `model` runs next to collectives to
-    measure slow-downs, and its gradients are those of the `hooks`, which have the names that `named_hook` takes.
+    measure its slow-down, and its gradients are those of the `hooks`, which have the names that `named_hook` takes.
     Without `sizes_bytes`, messages are of up to all gradients. Of `repeats` repetitions, the median is kept.
 
     If the ranks are on several nodes, collectives are also measured on one node, and on pairs of nodes if there are
@@ -144,25 +144,21 @@ def measure_collectives(
 def with_slowdowns(
     pool: RankPool, model: str, fabric: Fabric, *, repeats: int = REPEATS, on_progress: Progress = no_progress
 ) -> Fabric:
-    """Measure the costs that depend on the model: slow-downs, the search for unused parameters, and the rebuild.
+    """Measure the costs that depend on the model: its slow-down, the search for unused parameters, and the rebuild.
 
     A single rank sends nothing, so there is no slow-down.
     """
     measured: dict[str, Any] = {}
     if pool.world_size > 1:
         times_by_rank = pool.run(time_contention, model, repeats + 1, on_progress=on_progress)
-        rows = fit_contention(times_by_rank)
-        lingers_ns, lingers_error_ns = fit_lingering(
-            times_by_rank, rows, fabric.processor.launch_ns, lambda size: fabric.all_reduce_ns(size, pool.world_size)
-        )
-        measured |= {"contention": rows, "lingers_ns": lingers_ns, "lingers_error_ns": lingers_error_ns}
+        measured["slow_down"], measured["slow_down_error"] = fit_slow_down(times_by_rank)
     searching, rebuilding = zip(*pool.run(time_search_and_rebuild, model, repeats), strict=True)
     measured |= {
         "search_ns_per_parameter": median(chain(*searching)),
         "rebuild_ns": median_ns(chain(*rebuilding)),
     }
     return fabric.with_processor(**measured).model_copy(
-        update={"source": f"{fabric.source}; slow-downs, search and rebuild of {model}"}
+        update={"source": f"{fabric.source}; slow-down, search and rebuild of {model}"}
     )
 
 

@@ -2,7 +2,6 @@
 
 import threading
 import time
-from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from typing import NamedTuple, Self
 
@@ -100,7 +99,7 @@ def two_at_a_time_ns(messages: list[Tensor]) -> int:
     An all-reduce ends when its last rank has the result. Ranks end one all-reduce up to several milliseconds apart,
     and in another order than the next, so the time between two ends on one rank may be longer than on all together.
     """
-    queue = AllReduceQueue(messages, all_at_once=True)
+    queue = AllReduceQueue(messages)
     queue.wait()
     return 2 * steady_ns_per_all_reduce(of_slowest_rank(queue.ends_ns), 2)
 
@@ -159,28 +158,25 @@ def gradient_bytes(_rank: int, _world_size: int, model: str) -> int:
 
 
 class AllReduceQueue:
-    """All-reduces that are issued one after the other, starting immediately; all ranks create equal queues.
+    """All-reduces that are all issued at once; all ranks create equal queues.
 
-    Each all-reduce is issued from the callback of an earlier one. A thread that waits would compete with computation
-    for a core, and would often not be scheduled when the next all-reduce is due.
+    So issues a reducer whose network is slower than its computation, and the backend runs as many at a time as it
+    can.
 
     Args:
         messages: The tensors to all-reduce, in this order.
-        all_at_once: False: each all-reduce is issued when the previous one has finished. True: all are issued
-            immediately, as by a reducer whose network is slower than its computation, and the backend runs as many
-            at a time as it can.
     """
 
-    def __init__(self, messages: Sequence[Tensor], *, all_at_once: bool) -> None:
-        issued_now = len(messages) if all_at_once else 1
-        self._due = deque(messages[issued_now:])
+    def __init__(self, messages: Sequence[Tensor]) -> None:
         self._count = len(messages)
         self._ends_ns: list[int] = []
         self._over = threading.Event()
         self._error: RuntimeError | None = None
         self._start_ns = clock_ns()
-        for message in messages[:issued_now]:
-            self._issue(message)
+        for message in messages:
+            work = dist.all_reduce(message, async_op=True)
+            assert work is not None
+            work.get_future().add_done_callback(self._done)
 
     def wait(self) -> None:
         """Block until all all-reduces have finished; raise the error of one that failed."""
@@ -206,17 +202,10 @@ class AllReduceQueue:
         counted = [end for end in self.ends_ns if end <= until_ns] or self.ends_ns[:1]
         return (counted[-1] - self._start_ns) // len(counted)
 
-    def _issue(self, message: Tensor) -> None:
-        work = dist.all_reduce(message, async_op=True)
-        assert work is not None
-        work.get_future().add_done_callback(self._done)
-
     def _done(self, future: "torch.futures.Future[object]") -> None:
-        """Issue the next all-reduce; called in threads of the backend, possibly in several at the same time."""
+        """Note an end; called in threads of the backend, possibly in several at the same time."""
         try:
             future.value()
-            if self._due:
-                self._issue(self._due.popleft())
         except RuntimeError as error:
             self._error = error
         self._ends_ns.append(clock_ns())

@@ -107,7 +107,7 @@ def time_launch_beside_network(_rank: int, _world_size: int, size_bytes: int, ro
     launching_ns = []
     for _ in range(rounds):
         meet()
-        queue, launched, taken_ns = AllReduceQueue(in_flight, all_at_once=True), [], 0
+        queue, launched, taken_ns = AllReduceQueue(in_flight), [], 0
         for bucket in buckets:
             time.sleep(PAUSE_NS / 1e9)
             start = clock_ns()

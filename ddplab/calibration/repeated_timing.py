@@ -12,7 +12,6 @@ from dataclasses import dataclass, field
 from functools import cache, wraps
 from itertools import accumulate
 from math import comb, sqrt
-from operator import sub, truediv
 from statistics import fmean
 from typing import Any, NamedTuple
 from unittest import mock
@@ -268,17 +267,12 @@ def slowdown_factor(by_rank: Sequence[ContentionTimes]) -> tuple[float, float]:
     The band is half its width, as a fraction of the factor. Each round gives one factor, because the machine's speed
     hardly changes within a round; the result is their median.
     """
-    factors = _by_round(by_rank, truediv)
+    factors = _ratios_by_round(by_rank)
     middle = statistics.median(factors)
     return max(1.0, middle), half_band_of_median(factors) / middle
 
 
-def added_ns_by_round(by_rank: Sequence[ContentionTimes]) -> list[float]:
-    """Return the nanoseconds that contention adds, one value per round."""
-    return _by_round(by_rank, sub)
-
-
-def _by_round(by_rank: Sequence[ContentionTimes], compare: Callable[[float, float], float]) -> list[float]:
-    """Compare contended times with times alone; ranks are averaged, because each waits for the others."""
-    compared = [[compare(fmean(two), fmean(one)) for one, two in zip(*rank, strict=True)] for rank in by_rank]
-    return [fmean(of_ranks) for of_ranks in zip(*compared, strict=True)]
+def _ratios_by_round(by_rank: Sequence[ContentionTimes]) -> list[float]:
+    """Divide contended times by times alone; ranks are averaged, because each waits for the others."""
+    ratios = [[fmean(two) / fmean(one) for one, two in zip(*rank, strict=True)] for rank in by_rank]
+    return [fmean(of_ranks) for of_ranks in zip(*ratios, strict=True)]

@@ -10,7 +10,7 @@ from pydantic import BaseModel
 from pydantic_core import PydanticUndefined
 from typer import Argument, Option
 
-from simulator.fabric import Contention, Fabric, LevelEntry, Linear, Processor, Sharing, Timing, TopologyFile
+from simulator.fabric import Fabric, LevelEntry, Linear, Processor, Sharing, Timing, TopologyFile
 from simulator.fabric.algorithms import sent_share
 from simulator.fabric.processor_costs import HookCost
 from simulator.schedule.comm_hook_messages import HOOKS
@@ -19,7 +19,7 @@ from simulator.workload.compute_times import Straggler, Variation
 from simulator.workload.roofline import Device
 
 from .shared_options import FABRIC_FILE, FabricSettings, Json, ProcessorFile, check_outputs, read_counts, read_fabric
-from .terminal_output import show_contention, show_hooks, show_table, write_json
+from .terminal_output import show_hooks, show_table, write_json
 
 FILES = f"{FABRIC_FILE}. Several files are merged into one fabric."
 WORLD_SIZES = "World sizes to show."
@@ -84,10 +84,9 @@ def _show_processor(processor: Processor) -> None:
     rows = [
         {"name": name, "value": _cost(getattr(processor, name)), "meaning": str(field.description).split(";")[0]}
         for name, field in Processor.model_fields.items()
-        if name not in ("contention", "hooks")
+        if name != "hooks"
     ]
     show_table(rows, "processor costs")
-    show_contention(processor, "slow-down of computation and collectives that run at the same time")
     show_hooks(processor, "computation of comm hooks for a bucket")
 
 
@@ -107,7 +106,6 @@ KNOBS: dict[str, type[BaseModel]] = {
     "a topology file in YAML": TopologyFile,
     "a level of a topology file: `levels`": LevelEntry,
     "processor costs: `processor` of a fabric file": Processor,
-    "slow-downs of computation and collectives: `contention` of a processor": Contention,
     "computation of a comm hook: `hooks` of a processor": HookCost,
     "a cost that grows with the bytes: `pack`, `copy_out`, `compress`, ...": Linear,
     "a data sheet: --device, --from, --to": Device,

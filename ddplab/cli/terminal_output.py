@@ -232,7 +232,7 @@ PARTS = {"compress": "before its collectives", "recompress": "between them", "de
 
 
 def show_calibration(fabric: Fabric, model: str, title: str) -> None:
-    """Print tables of collectives, comm hooks and slow-downs, and the other costs; `±` is half of a 90 % band."""
+    """Print tables of collectives and comm hooks, and the other costs; `±` is half of a 90 % band."""
     factors = {row.size_bytes: row.factor for row in fabric.sharing}
     broadcasts = {(row.world_size, row.size_bytes): row for row in fabric.broadcast}
     several, largest = len(fabric.world_sizes) > 1, max(fabric.world_sizes)
@@ -260,30 +260,13 @@ def show_calibration(fabric: Fabric, model: str, title: str) -> None:
         )
     processor = fabric.processor
     show_hooks(processor, f"computation of comm hooks for a bucket of {model}'s gradients")
-    show_contention(processor, f"slow-down of {model}'s computation and of collectives that run at the same time")
+    slow_down = f"x {processor.slow_down:.2f} ± {processor.slow_down_error:.0%}"
     print(
+        f"computation of {model} while collectives run: {slow_down}\n"
         f"issuing a collective: {processor.launch_ns / 1e3:.0f} us\n"
-        f"computation stays slowed after a collective: {processor.lingers_ns / 1e6:.1f} ms\n"
         f"search for unused parameters: {processor.search_ns_per_parameter / 1e3:.1f} us per parameter\n"
         f"rebuild of buckets: {processor.rebuild_ns / 1e6:.1f} ms"
     )
-
-
-def show_contention(processor: Processor, title: str) -> None:
-    """Print a row for each message size and number of collectives in flight, if they were measured."""
-    rows = [
-        {
-            "bytes": f"{row.size_bytes:,}",
-            "in flight": f"{row.running}",
-            "computation": f"x {row.compute:.2f}",
-            "±": f"{row.compute_error:.0%}",
-            "collective": f"x {row.collective:.2f}",
-            "± ": f"{row.collective_error:.0%}",
-        }
-        for row in processor.contention
-    ]
-    if rows:
-        show_table(rows, title)
 
 
 def show_hooks(processor: Processor, title: str) -> None:

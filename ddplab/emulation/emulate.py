@@ -21,7 +21,7 @@ from reference.data_parallel import DistributedDataParallel
 from reference.trace import Trace
 from simulator.engines.event_replay import Cluster, CollectiveCost
 from simulator.engines.timeline import Timeline
-from simulator.fabric import Fabric, Linear, LinkShare, slowdowns_of
+from simulator.fabric import Fabric, Linear, LinkShare
 from simulator.interval import no_overlap_ns, place_of_median, summarize
 from simulator.prediction import Batches, Prediction, Ranks, Stragglers, checked
 from simulator.schedule.comm_hook_messages import CommHook, named_hook
@@ -268,12 +268,10 @@ class _Emulation:
         training.run()
 
     def _cluster(self) -> Cluster:
-        processor = self._fabric.processor
         return Cluster(
             range(self._training.policy.process_groups),
             concurrency=self._fabric.concurrency,
-            slows_computation=slowdowns_of(processor.contention, [0], 1) is not None,
-            lingers_ns=processor.lingers_ns,
+            slow_down=self._fabric.processor.slow_down,
         )
 
     def _price(self, message: CollectiveMessage, number: int) -> CollectiveCost:
@@ -281,13 +279,10 @@ class _Emulation:
 
     def _cost_of(self, message: CollectiveMessage) -> CollectiveCost:
         size = message.size_bytes
-        slowdowns = slowdowns_of(self._fabric.processor.contention, [size], self._at_a_time)
         return CollectiveCost(
             cost_ns=int(price([message], self._fabric, self._world_size)[0]),
             queue=0,
             sharing=LinkShare() if self._at_a_time == 1 else self._fabric.link_share(size, self._world_size),
-            slows_computation=() if slowdowns is None else slowdowns.compute[0],
-            slowed_by_computation=() if slowdowns is None else slowdowns.collective[0],
         )
 
     def _collect(self) -> None:

@@ -57,7 +57,6 @@ class VirtualRank:
         self.log: list[LogEntry] = []
         self._time = time
         self._progress = 0
-        self._is_computing = False
         self.thread: threading.Thread | None = None
         self.may_run = threading.Semaphore(0)
         self.blocked_on = ""
@@ -71,9 +70,6 @@ class VirtualRank:
         """Compute for this long at full speed; longer while collectives slow computation down."""
         if not duration_ns:
             return
-        if not self._is_computing:
-            self._is_computing = True
-            self._time.cluster.add_computing_ranks(1)
         self._progress += duration_ns << PROGRESS_BITS
         done = self._time.cluster.computation.reaches(self._progress)
         done.callbacks.append(lambda _event: self._time.resume(self))
@@ -98,7 +94,6 @@ class VirtualRank:
         """
         if number is None and is_done():
             return
-        self._stop_computing()
         if not is_done():
             when_done(lambda: self._time.resume(self))
             self._block(what)
@@ -108,15 +103,9 @@ class VirtualRank:
 
     def start_together(self) -> None:
         """Wait for all ranks; then all start at time 0."""
-        self._stop_computing()
         self._time.arrived.append(self)
         self._block("the other ranks, to start an iteration together")
         self._progress = 0
-
-    def _stop_computing(self) -> None:
-        if self._is_computing:
-            self._is_computing = False
-            self._time.cluster.add_computing_ranks(-1)
 
     def _block(self, what: str) -> None:
         if self._time.failure is None and threading.current_thread() is not self.thread:
@@ -218,7 +207,6 @@ class VirtualTime(Generic[Result]):
         try:
             if self.failure is None:
                 self._results[rank.rank] = body(rank)
-                rank._stop_computing()
         except RanksEndedError:
             pass
         except BaseException as error:  # noqa: BLE001 - `run` raises it

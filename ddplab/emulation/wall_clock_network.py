@@ -80,7 +80,7 @@ class Unfinished:
 
 
 class WallGroup(CollectiveGroup):
-    """A process group of all ranks whose collectives take the time that a fabric gives, without its contention.
+    """A process group of all ranks whose collectives take the time that a fabric gives, without its slow-down.
 
     Args:
         gloo: A process group that moves the data; nothing else may use it meanwhile.
@@ -100,7 +100,7 @@ class WallGroup(CollectiveGroup):
         self._moves: dict[int, Callable[[], dist.Work]] = {}
         # No SimpleQueue: in Python 3.11, its `get` blocks for ever if the time-out ends while it takes its lock.
         self._arrivals: queue.Queue[CollectiveOnAllRanks | None] = queue.Queue()
-        self._cluster = Cluster([0], concurrency=fabric.concurrency, slows_computation=False, lingers_ns=0)
+        self._cluster = Cluster([0], concurrency=fabric.concurrency)
         self._latest = dist.AllreduceOptions()
         self._latest.reduceOp = dist.ReduceOp.MAX  # type: ignore[assignment]
         (self._origin_ns,) = of_slowest_rank([time.monotonic_ns()], moments)

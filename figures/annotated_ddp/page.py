@@ -118,7 +118,11 @@ def fabric(trace: Trace, gbit_per_s: float) -> Fabric:
     do not slow the computation down, because the browser computes the closed form for constant speeds.
     """
     memory = trace.workload.memory_bytes_per_s or memory_of(trace.workload.device_name)
-    processor = Processor() if memory is None else default_processor(memory).model_copy(update={"contention": ()})
+    processor = (
+        Processor()
+        if memory is None
+        else default_processor(memory).model_copy(update={"slow_down": 1.0, "slow_down_error": 0.0})
+    )
     ring = Fabric.from_alpha_beta(alpha_ns=HOP_NS, bytes_per_s=gbit_per_s * 1e9 / 8)
     return ring.model_copy(update={"processor": processor})
 

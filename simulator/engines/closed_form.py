@@ -58,7 +58,7 @@ def solve(
 def has_constant_speeds(engine_input: EngineInput) -> bool:
     """Whether the speed of computing and of each collective is the same whatever else runs."""
     shares = most_running(engine_input) > 1 and any(share.slow_down > 1 for share in engine_input.sharing)
-    return engine_input.slowdowns is None and not shares
+    return engine_input.slow_down == 1 and not shares
 
 
 def most_running(engine_input: EngineInput) -> int:

@@ -7,7 +7,7 @@ from typing import Any, Self
 import numpy as np
 from numpy.typing import NDArray
 
-from ..fabric import LinkShare, Slowdowns
+from ..fabric import LinkShare
 from ..schedule.schedule import Condition, IterationSchedule
 from ..workload.compute_times import Nanoseconds
 
@@ -25,12 +25,12 @@ class EngineInput:
         ranks: The simulated ranks.
         represented_by: For every rank, the simulated rank that behaves the same; shape [world size]. None: every
             rank is simulated.
-        cost_ns: Duration of each collective while no other collective runs and no rank computes; shape
-            [collectives]. For the closed form there may be leading axes, for example one for the fabrics.
+        cost_ns: Duration of each collective while no other collective runs; shape [collectives]. For the closed form
+            there may be leading axes, for example one for the fabrics.
         queues: Process group of each collective, as an index; the collectives of a group start in launch order.
         concurrency: Collectives of one group that run at the same time.
         sharing: How each collective shares the link with others that run at the same time.
-        slowdowns: How collectives slow computing down, and the reverse. None: not at all.
+        slow_down: Factor on the time of computing while any collective runs.
         meets: By condition of a `Wait`, whether each rank meets it; shape [ranks] or, for the closed form, the
             leading axes of `duration_ns`.
     """
@@ -43,7 +43,7 @@ class EngineInput:
     queues: tuple[int, ...]
     concurrency: int = 1
     sharing: tuple[LinkShare, ...]
-    slowdowns: Slowdowns | None = None
+    slow_down: float = 1.0
     meets: Mapping[Condition, NDArray[np.bool_]] = field(default_factory=dict)
 
     def at(self, index: Any) -> Self:

@@ -2,7 +2,7 @@
 
 Each rank is a process that follows the schedule on a `Cluster`. Each collective is a process too: it starts when its
 last rank has launched it and its process group, a resource, has a free slot, runs, and wakes the ranks that wait for
-it. Computation and collectives progress at speeds that change whenever a collective or a rank starts or stops.
+it. Computation and collectives progress at speeds that change whenever a collective starts or ends.
 """
 
 from collections.abc import Callable, Collection, Generator
@@ -41,18 +41,13 @@ class _Replay:
 
     def __init__(self, engine_input: EngineInput) -> None:
         self.engine_input = engine_input
-        slowdowns = engine_input.slowdowns
         self.cluster = Cluster(
-            set(engine_input.queues),
-            concurrency=engine_input.concurrency,
-            slows_computation=slowdowns is not None,
-            lingers_ns=0 if slowdowns is None else slowdowns.lingers_ns,
+            set(engine_input.queues), concurrency=engine_input.concurrency, slow_down=engine_input.slow_down
         )
-        factors = [((),) * len(engine_input.queues)] * 2 if slowdowns is None else slowdowns[:2]
         costs_ns: list[int] = engine_input.cost_ns.tolist()
         self.collectives = [
             RunningCollective(self.cluster.env, CollectiveCost(*cost))
-            for cost in zip(costs_ns, engine_input.queues, engine_input.sharing, *factors, strict=True)
+            for cost in zip(costs_ns, engine_input.queues, engine_input.sharing, strict=True)
         ]
         self.launches_missing = [len(engine_input.ranks)] * len(self.collectives)
 
@@ -78,30 +73,23 @@ class _Replay:
     def _rank(self, duration_ns: list[int], met: set[Condition], ends_ns: list[int], *, each_step: bool) -> Process:
         """Follow the schedule. Between two waits progress adds up exactly, so steps do not add up rounding errors."""
         cluster, computation = self.cluster, self.cluster.computation
-        durations, progress, is_computing, is_behind = iter(duration_ns), 0, False, False
+        durations, progress, is_behind = iter(duration_ns), 0, False
         instructions = self.engine_input.schedule.instructions
         for instruction in instructions:
             is_compute = isinstance(instruction, Compute)
             if is_compute and (own_ns := next(durations)):
-                if not is_computing:
-                    cluster.add_computing_ranks(1)
                 progress += own_ns << PROGRESS_BITS
-                is_computing = is_behind = True
+                is_behind = True
             if is_behind and (each_step or not is_compute or instruction is instructions[-1]):
                 yield computation.reaches(progress)
                 is_behind = False
             if isinstance(instruction, LaunchCollective):
                 self._launch(instruction.collective)
             elif isinstance(instruction, Wait) and (instruction.only is None or instruction.only in met):
-                if is_computing:
-                    cluster.add_computing_ranks(-1)
-                    is_computing = False
                 yield self.collectives[instruction.collective].done
                 progress = computation.progress()
             if each_step:
                 ends_ns.append(cluster.now_ns)
-        if is_computing:
-            cluster.add_computing_ranks(-1)
         if not each_step:
             ends_ns.append(cluster.now_ns)
 
@@ -113,23 +101,18 @@ class _Replay:
 
 
 class CollectiveCost(NamedTuple):
-    """How long a collective runs, and how it and everything that runs at the same time slow each other down.
+    """How long a collective runs, and how it and the others that run at the same time slow each other down.
 
     Attributes:
-        cost_ns: Duration while no other collective runs and no rank computes.
+        cost_ns: Duration while no other collective runs.
         queue: Its process group, as an index; the collectives of a group start in launch order.
         sharing: How much the other collectives that run slow it down. A collective with twice its weight slows it
             down by twice as much.
-        slows_computation: Factor on computing, by the number of collectives that run, starting at one. Beside several
-            collectives, the mean of their factors applies. Empty: no collective slows computing down.
-        slowed_by_computation: Factor on the duration while a rank computes, by the same number. Empty: 1.
     """
 
     cost_ns: int
     queue: int
     sharing: LinkShare
-    slows_computation: tuple[float, ...] = ()
-    slowed_by_computation: tuple[float, ...] = ()
 
 
 class RunningCollective:
@@ -159,38 +142,24 @@ class Cluster:
     Args:
         queues: Process groups, as indices.
         concurrency: Collectives of one group that run at the same time.
-        slows_computation: Whether any collective slows computation down.
-        lingers_ns: Time for which computing stays slowed after the last collective has finished, unless another
-            collective starts.
+        slow_down: Factor on the time of computing while any collective runs.
 
     Attributes:
         env: The simulation; its time is in whole nanoseconds.
         computation: Progress of all ranks' computation.
     """
 
-    def __init__(
-        self, queues: Collection[int], *, concurrency: int, slows_computation: bool, lingers_ns: int
-    ) -> None:
+    def __init__(self, queues: Collection[int], *, concurrency: int, slow_down: float = 1.0) -> None:
         self.env = simpy.Environment()
         self.computation = ProgressClock(self.env)
         self._groups = {queue: simpy.Resource(self.env, concurrency) for queue in queues}
-        self._slows_computation = slows_computation
-        self._lingers_ns = lingers_ns
-        self._lingers_until_ns = 0
-        self._computing_ranks = 0
+        self._slow_down = slow_down
         self._running: dict[RunningCollective, ProgressClock] = {}
 
     @property
     def now_ns(self) -> int:
         """The current time."""
         return int(self.env.now)
-
-    def add_computing_ranks(self, change: int) -> None:
-        """Register that a rank starts (1) or stops (-1) computing."""
-        before = self._computing_ranks
-        self._computing_ranks += change
-        if self._running and not (before and self._computing_ranks):
-            self._update_collective_speeds()
 
     def launched_by_all(self, collective: RunningCollective) -> None:
         """Run a collective as soon as its group has a free slot."""
@@ -209,42 +178,18 @@ class Cluster:
 
     def _transfer(self, collective: RunningCollective) -> Process:
         clock = self._running[collective] = ProgressClock(self.env)
-        self._update_computation_speed()
-        self._update_collective_speeds()
+        self._update_speeds()
         yield clock.reaches(collective.cost.cost_ns << PROGRESS_BITS)
         del self._running[collective]
-        self._update_computation_speed()
-        self._update_collective_speeds()
+        self._update_speeds()
 
-    def _update_computation_speed(self) -> None:
-        """Set the speed of computation after a collective has started or ended."""
-        if not self._slows_computation:
-            return
-        if self._running:
-            factors = [one.cost.slows_computation[len(self._running) - 1] for one in self._running]
-            self.computation.slow_down(sum(factors) / len(factors))
-        elif self._lingers_ns:
-            self._lingers_until_ns = self.now_ns + self._lingers_ns
-            self.env.timeout(self._lingers_ns).callbacks.append(self._stop_lingering)
-        else:
-            self.computation.slow_down(1.0)
-
-    def _stop_lingering(self, _: simpy.Event) -> None:
-        """Return computation to full speed, unless another collective has run since the time-out was set."""
-        if not self._running and self.now_ns == self._lingers_until_ns:
-            self.computation.slow_down(1.0)
-
-    def _update_collective_speeds(self) -> None:
-        """Set the speeds of the running collectives after a collective or computation has started or ended."""
-        others = len(self._running) - 1
+    def _update_speeds(self) -> None:
+        """Set the speeds of computation and of the running collectives after a collective has started or ended."""
+        self.computation.slow_down(self._slow_down if self._running else 1.0)
         weights = fsum(one.cost.sharing.weight for one in self._running)  # the same in any order
         for collective, clock in self._running.items():
-            cost = collective.cost
-            slow_down, weight = cost.sharing
-            factor = max(1.0, 1.0 + (slow_down - 1.0) * (weights / weight - 1.0))
-            if self._computing_ranks and cost.slowed_by_computation:
-                factor *= cost.slowed_by_computation[others]
-            clock.slow_down(factor)
+            slow_down, weight = collective.cost.sharing
+            clock.slow_down(max(1.0, 1.0 + (slow_down - 1.0) * (weights / weight - 1.0)))
 
 
 PROGRESS_BITS = 20

@@ -4,12 +4,11 @@ from .algorithms import CONCURRENCY
 from .fabric import Fabric
 from .link_sharing import LinkShare, Sharing
 from .measured_tables import Segment, Timing
-from .processor_costs import Contention, Linear, Processor, Slowdowns, slowdowns_of
+from .processor_costs import Linear, Processor
 from .topology import Level, LevelEntry, Topology, TopologyFile, load_topology, save_topology, topology_of
 
 __all__ = [
     "CONCURRENCY",
-    "Contention",
     "Fabric",
     "Level",
     "LevelEntry",
@@ -18,12 +17,10 @@ __all__ = [
     "Processor",
     "Segment",
     "Sharing",
-    "Slowdowns",
     "Timing",
     "Topology",
     "TopologyFile",
     "load_topology",
     "save_topology",
-    "slowdowns_of",
     "topology_of",
 ]

@@ -1,17 +1,12 @@
 """Processor costs: the time that copies, launches, comm hooks and collectives take from computation."""
 
-from collections.abc import Sequence
 from math import log2
-from operator import attrgetter
-from typing import NamedTuple, Self
+from typing import Self
 
-import numpy as np
 from pydantic import Field
 
 from reference.files.reading import Schema
 from reference.files.value_ranges import (
-    Bytes,
-    Count,
     FractionalNanoseconds,
     Nanoseconds,
     NanosecondsPerByte,
@@ -19,8 +14,6 @@ from reference.files.value_ranges import (
     SlowdownFactor,
     WorldSize,
 )
-
-from .measured_tables import piecewise_linear
 
 MODEL_ERROR = 0.04
 """The error of predicted medians after a reference run, from the committed runs of the public score."""
@@ -72,76 +65,6 @@ class HookCost(Schema):
     )
 
 
-class Contention(Schema):
-    """Slow-down factors of computation and collectives while ranks compute and `running` collectives are in flight.
-
-    The factor of a collective is relative to its time with equally many collectives in flight and no computation.
-    """
-
-    size_bytes: Bytes = Field(default=0, description="message of one rank, bytes; chosen in the calibration")
-    running: Count = Field(default=1, description="collectives in flight, a count; chosen in the calibration")
-    compute: SlowdownFactor = Field(
-        default=1.0, description="slow-down of computation, a factor on its time alone; from `ddplab calibrate`"
-    )
-    collective: SlowdownFactor = Field(
-        default=1.0, description="slow-down of a collective, a factor on its time alone; from `ddplab calibrate`"
-    )
-    compute_error: RelativeError = Field(
-        default=0.0,
-        description="half-width of the band that holds 90 % of repeated measurements of `compute`, a fraction of it; "
-        "from `ddplab calibrate`, 0 if they were not kept",
-    )
-    collective_error: RelativeError = Field(
-        default=0.0,
-        description="half-width of the band that holds 90 % of repeated measurements of `collective`, a fraction of "
-        "it; from `ddplab calibrate`, 0 if they were not kept",
-    )
-
-    def shifted(self, half_widths: float) -> Self:
-        """Return a copy with factors increased by this many half-widths of their error bands, but at least 1."""
-        compute = max(1.0, self.compute * (1 + half_widths * self.compute_error))
-        collective = max(1.0, self.collective * (1 + half_widths * self.collective_error))
-        return self.model_copy(update={"compute": compute, "collective": collective})
-
-
-class Slowdowns(NamedTuple):
-    """Slow-down factors by collective and by the number of collectives in flight, starting at one.
-
-    Attributes:
-        compute: Factor on computation; shape [collectives, numbers in flight]. Beside several collectives, the mean
-            of their factors applies.
-        collective: Factor on the collective while a rank computes; same shape.
-        lingers_ns: Time for which computation stays slowed after the last collective has finished, unless another
-            collective starts.
-    """
-
-    compute: tuple[tuple[float, ...], ...]
-    collective: tuple[tuple[float, ...], ...]
-    lingers_ns: int = 0
-
-
-def slowdowns_of(
-    rows: Sequence[Contention], sizes_bytes: Sequence[int], most: int, lingers_ns: int = 0
-) -> Slowdowns | None:
-    """Return the slow-down factors for messages of these sizes with up to `most` in flight; None if all are 1.
-
-    Factors are interpolated linearly between measured sizes; outside, the nearest size is used. For a number in
-    flight that was not measured, the next smaller measured number is used, or else the smallest.
-    """
-    if all(row.compute == row.collective == 1 for row in rows):
-        return None
-    measured = sorted({row.running for row in rows})
-    compute, collective = np.empty((2, len(sizes_bytes), most))
-    for running in range(1, most + 1):
-        nearest = max((number for number in measured if number <= running), default=measured[0])
-        by_size = sorted((row for row in rows if row.running == nearest), key=attrgetter("size_bytes"))
-        at = np.array([row.size_bytes for row in by_size])
-        sizes = np.clip(np.array(sizes_bytes), at[0], at[-1])
-        compute[:, running - 1] = piecewise_linear(at, np.array([row.compute for row in by_size]), sizes)
-        collective[:, running - 1] = piecewise_linear(at, np.array([row.collective for row in by_size]), sizes)
-    return Slowdowns(tuple(map(tuple, compute.tolist())), tuple(map(tuple, collective.tolist())), lingers_ns)
-
-
 class Processor(Schema):
     """Costs that data parallelism has for the processor that also computes the model."""
 
@@ -171,19 +94,15 @@ class Processor(Schema):
         description="relative error e of `pack` and `copy_out`, as `launch_error`; from measurements on other "
         "machines, 0 if measured on this one",
     )
-    contention: tuple[Contention, ...] = Field(
-        default=(),
-        description="how computation and collectives slow each other down, factors; from `ddplab calibrate`",
-    )
-    lingers_ns: Nanoseconds = Field(
-        default=0,
-        description="how long computation stays slowed after the last collective in flight is done, nanoseconds; "
+    slow_down: SlowdownFactor = Field(
+        default=1.0,
+        description="slow-down of computation while collectives are in flight, a factor on its time alone; "
         "from `ddplab calibrate`",
     )
-    lingers_error_ns: Nanoseconds = Field(
-        default=0,
-        description="half-width of the band that holds 90 % of repeated measurements of `lingers_ns`, nanoseconds; "
-        "from `ddplab calibrate`, 0 if they were not kept",
+    slow_down_error: RelativeError = Field(
+        default=0.0,
+        description="half-width of the band that holds 90 % of repeated measurements of `slow_down`, a fraction of "
+        "it; from `ddplab calibrate`, 0 if they were not kept",
     )
     search_ns_per_parameter: FractionalNanoseconds = Field(
         default=0.0,
@@ -219,10 +138,6 @@ class Processor(Schema):
         return self.launch_ns + round(self.stall_ns * log2(world_size))
 
     def slowed(self, half_widths: float) -> Self:
-        """Return a copy with contention increased by this many half-widths of its error bands."""
-        return self.model_copy(
-            update={
-                "contention": tuple(row.shifted(half_widths) for row in self.contention),
-                "lingers_ns": max(0, round(self.lingers_ns + half_widths * self.lingers_error_ns)),
-            }
-        )
+        """Return a copy with the slow-down increased by this many half-widths of its error band, but at least 1."""
+        slow_down = max(1.0, self.slow_down * (1 + half_widths * self.slow_down_error))
+        return self.model_copy(update={"slow_down": slow_down})

@@ -5,7 +5,7 @@ run after that. So with C_l for the time that collective l keeps the link busy, 
 
     L_k + C_k + ... + C_K.
 
-Computing that a collective slows by a factor s or more loses r = 1 - 1 / s of its duration. Of the collectives before
+Computing that a collective slows by a factor s loses r = 1 - 1 / s of its duration. Of the collectives before
 k, those that run before L_k delay the launch by this part of their time, and the others keep the link busy later, so
 `r * (C_1 + ... + C_{k-1})` is added at least. Likewise a rank with Q nanoseconds of computing takes at least
 `Q + r * (C_1 + ... + C_K)`, because during collectives computing progresses at most at 1 / s of its speed.
@@ -74,7 +74,7 @@ def _minorants(costs: PartitionCosts) -> list[tuple[Floats, float]]:
         return [(np.zeros(len(sent)), 0.0)]
     if costs.times.policy.skip_all_reduce_unused_params:
         weights[list(costs.times.recorded.never_used)] = 0
-    alone, _ = costs.bucket_costs_ns([[index] for index in range(len(sent))])
+    alone = costs.link_of_buckets_ns([[index] for index in range(len(sent))])
     known = is_additive(hook) or type(hook) is Quantized
     if not known or not dense.any():
         sizes = np.zeros(1)
@@ -134,7 +134,7 @@ def _rates(sizes: Floats, link: Floats) -> list[float]:
 
 def _end_of_cycle(costs: PartitionCosts, cycle: int, weights: Floats, least_ns: float) -> float:
     """Return the bound of one cycle with one pair of weights and constant."""
-    lost = _least_lost_share(costs)
+    lost = costs.lost_share
     total = float(weights.sum())
     ready = costs.ready_ns[cycle]
     order = ready.argsort(kind="stable")
@@ -213,7 +213,7 @@ def _end_by_cells(costs: PartitionCosts, cycle: int, sizes: Floats, link: Floats
 
     S_k is known up to its cell, so the least `h` of all sizes that are possible between two cells counts.
     """
-    lost, total = _least_lost_share(costs), float(costs.message_bytes[0].sum())
+    lost, total = costs.lost_share, float(costs.message_bytes[0].sum())
     width = total / cells
     ready = costs.ready_ns[cycle]
     order = ready.argsort(kind="stable")
@@ -253,15 +253,6 @@ def _end_by_cells(costs: PartitionCosts, cycle: int, sizes: Floats, link: Floats
         steps = np.maximum(earliest[place] + launch - credit[:place, 0], done[:place]) + between[:place, place]
         done[place] = min(done[place], steps.min())
     return min(best, max(float(done[-1]) + after, computed + (most + 1) * (launch + unpack)))
-
-
-def _least_lost_share(costs: PartitionCosts) -> float:
-    """Return the least part of a collective's time by which it delays computing that runs beside it."""
-    _, factors = costs._factors
-    rows = costs.times.fabric.processor.contention
-    if len(factors) == 0 or factors.max() == 1:
-        return 0.0
-    return 1 - 1 / min(row.compute for row in rows)
 
 
 def _least_packing(pack_ns: Floats, weights: Floats) -> Callable[[Floats], Floats]:

@@ -22,7 +22,6 @@ import numpy as np
 from reference.bucketing import rebuild_order
 from reference.trace import BucketLayout, Parameter
 
-from ..fabric import Contention, slowdowns_of
 from ..schedule.comm_hook_messages import (
     BatchedPowerSGD,
     CommHook,
@@ -101,14 +100,10 @@ class PartitionCosts:
         pairs = [(0, 0) if one is None else (one.first_bytes, one.second_bytes or 0) for one in self.messages]
         return np.array(pairs, float).reshape(-1, 2).T
 
-    def bucket_costs_ns(self, members: Sequence[Sequence[int]]) -> tuple[Floats, Floats]:
-        """Return the time of the link that each bucket takes, undisturbed, and the computing that this delays.
-
-        Returns:
-            Two arrays of shape [buckets].
-        """
+    def link_of_buckets_ns(self, members: Sequence[Sequence[int]]) -> Floats:
+        """Return the time of the link that each bucket takes, undisturbed; shape [buckets]."""
         policy = self.times.policy
-        costs, lost = np.zeros((2, len(members)))
+        costs: Floats = np.zeros(len(members))
         rows: dict[Transport, list[tuple[int, int]]] = {}
         for place, bucket in enumerate(members):
             message = policy.hook.message([self.parameters[index] for index in bucket], policy.sparse_density)
@@ -119,10 +114,8 @@ class PartitionCosts:
                     some.append((place, message.second_bytes))
         for transport, sent in rows.items():
             places, sizes = np.array(sent, np.int64).T
-            link = self.link_ns(transport, sizes)
-            np.add.at(costs, places, link)
-            np.add.at(lost, places, link * self.lost_share(sizes))
-        return costs, lost
+            np.add.at(costs, places, self.link_ns(transport, sizes))
+        return costs
 
     def link_ns(self, transport: Transport, sizes_bytes: Nanoseconds) -> Floats:
         """Return how long the link is busy with messages of these sizes; shape [sizes].
@@ -152,23 +145,10 @@ class PartitionCosts:
         shares: Floats = np.minimum(1.0, (1 + np.maximum(0.0, slow - 1) * (most - 1)) / most)
         return shares
 
-    def lost_share(self, sizes_bytes: Floats | Nanoseconds) -> Floats:
-        """Return the computing that a collective of each size delays, as a part of its duration; shape [sizes]."""
-        at, factors = self._factors
-        shares: Floats = 1 - 1 / np.interp(sizes_bytes, at, factors)
-        return shares
-
-    @cached_property
-    def _factors(self) -> tuple[Floats, Floats]:
-        """Message sizes and the factors on computing at these, with one collective in flight."""
-        rows: tuple[Contention, ...] = self.times.fabric.processor.contention
-        if self.times.recorded.has_communication and not self.times.changed[1].processor.contention:
-            rows = ()
-        sizes = sorted({row.size_bytes for row in rows})
-        slow_downs = slowdowns_of(rows, sizes, 1)
-        if slow_downs is None:
-            return np.zeros(1), np.ones(1)
-        return np.array(sizes, float), np.array(slow_downs.compute)[:, 0]
+    @property
+    def lost_share(self) -> float:
+        """The computing that a collective delays, as a part of its duration."""
+        return 1 - 1 / self.times.fabric.processor.slow_down
 
     def recurrence_ns(self, plan: BucketLayout) -> Floats:
         """Return the end of each cycle with these buckets by the recurrence; shape [cycles]."""
@@ -181,9 +161,9 @@ class PartitionCosts:
         launched += self.launch_ns * np.arange(1, len(plan) + 1)
         copies = np.add.reduceat(self.copy_ns[members] + shared_ns[1], first) + self.unpack_ns
         still = copies[::-1].cumsum()[::-1].tolist()
-        link, lost = self.bucket_costs_ns(plan)
+        link = self.link_of_buckets_ns(plan)
         done, delay, last = (np.zeros(len(self.ready_ns)) for _ in range(3))
-        for bucket, (cost, loss) in enumerate(zip(link.tolist(), lost.tolist(), strict=True)):
+        for bucket, (cost, loss) in enumerate(zip(link.tolist(), (link * self.lost_share).tolist(), strict=True)):
             done = np.maximum(done, launched[:, bucket] + delay) + cost
             delay = delay + loss
             last = np.maximum(last, done + still[bucket])

@@ -168,10 +168,7 @@ class PlanTimes:
     def _is_monotone(self) -> bool:
         """Whether later gradients never make an iteration shorter."""
         processor = self.fabric.processor
-        rows = [row for row in processor.contention if max(row.compute, row.collective) > 1]
-        one_at_a_time = self.fabric.concurrency * self.policy.process_groups == 1
-        steady = not rows or (one_at_a_time and not processor.lingers_ns)
-        return steady and all(1 / row.compute + 1 / row.collective >= 1 for row in rows)
+        return processor.slow_down == 1 or self.fabric.concurrency * self.policy.process_groups == 1
 
     def deciding_ns(self, cycles_ns: Floats | Nanoseconds) -> int:
         """Return the objective of these durations of the `deciding_cycles`, per iteration."""
@@ -228,7 +225,7 @@ class PlanTimes:
         schedule = engine_input.schedule
         before = replace(schedule, instructions=schedule.instructions[: schedule.instructions.index(FORWARD)])
         shares = (LinkShare(),) * len(schedule.collectives)
-        return times, solve(replace(engine_input, schedule=before, sharing=shares, slowdowns=None))[2]
+        return times, solve(replace(engine_input, schedule=before, sharing=shares, slow_down=1.0))[2]
 
 
 def with_plan(policy: Policy, plan: BucketLayout) -> Policy:

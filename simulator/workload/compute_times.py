@@ -17,7 +17,6 @@ from reference.files.reading import Settings
 from reference.files.value_ranges import MILLION, Iterations, Rank, RelativeError, SlowdownFactor, as_int64
 from reference.trace import BucketLayout, Buffer, Iteration, Parameter, Trace
 
-from ..fabric.processor_costs import Processor, slowdowns_of
 from ..fabric.uncertainty import BAND, NORMAL_HALF_BAND
 
 Nanoseconds = NDArray[np.int64]
@@ -175,11 +174,11 @@ def recorded_model(trace: Trace, *, unused_allowed: bool = False) -> RecordedMod
     )
 
 
-def times_without_slow_down(trace: Trace, model: RecordedModel, processor: Processor) -> tuple[ComputeTimes, ...]:
+def times_without_slow_down(trace: Trace, model: RecordedModel, slow_down: float) -> tuple[ComputeTimes, ...]:
     """Return the compute times of a trace with communication as if no collective had slowed computation down.
 
     While an all-reduce of a bucket was in flight, from its launch or the end of the one before to its own end,
-    computation counts as slowed by the processor's factor for its bytes.
+    computation counts as slowed by this factor.
     """
     every_rank = []
     for rank, times in zip(trace.ranks, model.compute_times, strict=True):
@@ -188,13 +187,11 @@ def times_without_slow_down(trace: Trace, model: RecordedModel, processor: Proce
             one = times[number]
             edges_ns, alone_ns = [int(one.forward_ns)], [float(one.forward_ns)]
             layout = () if recorded.layout is None else trace.layouts[recorded.layout]
-            sizes = [sum(model.parameters[index].size_bytes for index in bucket) for bucket in layout]
-            slow_downs = slowdowns_of(processor.contention, sizes, 1) if recorded.buckets else None
-            for bucket, factors in zip(recorded.buckets, slow_downs.compute if slow_downs else (), strict=False):
+            for bucket in recorded.buckets[: len(layout)]:
                 start_ns = max(edges_ns[-1], bucket.launched_ns - recorded.forward_start_ns)
-                end_ns = max(start_ns, bucket.done_ns - recorded.forward_start_ns + processor.lingers_ns)
+                end_ns = max(start_ns, bucket.done_ns - recorded.forward_start_ns)
                 alone_ns.append(alone_ns[-1] + start_ns - edges_ns[-1])
-                alone_ns.append(alone_ns[-1] + (end_ns - start_ns) / factors[0])
+                alone_ns.append(alone_ns[-1] + (end_ns - start_ns) / slow_down)
                 edges_ns += [start_ns, end_ns]
             last_ns = max(edges_ns[-1], int(one.backward_end_ns)) + 1
             alone_ns.append(alone_ns[-1] + last_ns - edges_ns[-1])

@@ -12,7 +12,7 @@ from typing import NamedTuple
 from reference.trace import Trace
 
 from ..catalogue import DeviceEntry, read_catalogue
-from ..fabric import Contention, Fabric, Linear, Processor
+from ..fabric import Fabric, Linear, Processor
 from .compute_times import LEAST_RECORDED, RECORDED, Variation
 
 COPY_START_NS = 2_100
@@ -74,7 +74,8 @@ def default_processor(bytes_per_s: float, measured: Processor | None = None) -> 
         launch_ns=LAUNCH_NS,
         stall_ns=STALL_NS,
         launch_error=LAUNCH_ERROR,
-        contention=(Contention(compute=SLOW_DOWN, compute_error=SLOW_DOWN_ERROR),),
+        slow_down=SLOW_DOWN,
+        slow_down_error=SLOW_DOWN_ERROR,
         unexplained=UNEXPLAINED,
     )
     fields = () if measured is None else measured.model_fields_set
@@ -117,7 +118,7 @@ def assume_gpu(trace: Trace, fabric: Fabric, variation: Variation = RECORDED) ->
             f"assumed{where}, because the fabric has no processor costs: copying a gradient takes "
             f"{pack.fixed_ns / 1e3:g} us and its time at {2 / pack.ns_per_byte:.0f} GB/s, a bucket "
             f"{processor.launch_ns / 1e3:.0f} us and {STALL_NS / 1e3:.0f} us more for each doubling of the GPUs, and "
-            f"computation beside collectives {processor.contention[0].compute - 1:.0%} longer"
+            f"computation beside collectives {processor.slow_down - 1:.0%} longer"
         )
     if "device_spread" not in variation.model_fields_set:
         changes: dict[str, object] = {"device_spread": DEVICE_SPREAD}

@@ -5,7 +5,6 @@ from itertools import accumulate
 from types import SimpleNamespace
 from unittest import mock
 
-import pytest
 import torch
 import torch.distributed as dist
 from hypothesis import given
@@ -19,23 +18,23 @@ from ..explore import examples
 # Queues of all-reduces
 
 
-def run_queue(_rank, _world_size, sizes, all_at_once):
+def run_queue(_rank, _world_size, sizes):
     """How long messages of ones took, and what became of each."""
     messages = [torch.ones(size) for size in sizes]
-    queue = AllReduceQueue(messages, all_at_once=all_at_once)
+    queue = AllReduceQueue(messages)
     queue.wait()
     return queue.ns_per_all_reduce(), [set(message.tolist()) for message in messages]
 
 
 @examples(20)
-@given(st.lists(st.integers(1, 3000), min_size=1, max_size=20), st.booleans())
-def test_a_queue_adds_up_every_message_once(two_ranks, sizes, all_at_once):
-    for took_ns, sums in two_ranks.run(run_queue, sizes, all_at_once):
+@given(st.lists(st.integers(1, 3000), min_size=1, max_size=20))
+def test_a_queue_adds_up_every_message_once(two_ranks, sizes):
+    for took_ns, sums in two_ranks.run(run_queue, sizes):
         assert took_ns > 0
         assert sums == [{2.0}] * len(sizes)
 
 
-def failing_queue(_rank, _world_size, all_at_once):
+def failing_queue(_rank, _world_size):
     """The third all-reduce fails as Gloo's do, in its future."""
     real, failed = dist.all_reduce, []
 
@@ -49,15 +48,14 @@ def failing_queue(_rank, _world_size, all_at_once):
 
     with mock.patch.object(dist, "all_reduce", all_reduce):
         try:
-            AllReduceQueue([torch.ones(4)] * 5, all_at_once=all_at_once).wait()
+            AllReduceQueue([torch.ones(4)] * 5).wait()
         except RuntimeError as error:
             return str(error)
     return None
 
 
-@pytest.mark.parametrize("all_at_once", [False, True])
-def test_waiting_for_a_queue_raises_the_error_of_its_all_reduce(two_ranks, all_at_once):
-    assert two_ranks.run(failing_queue, all_at_once) == ["connection closed by peer"] * 2
+def test_waiting_for_a_queue_raises_the_error_of_its_all_reduce(two_ranks):
+    assert two_ranks.run(failing_queue) == ["connection closed by peer"] * 2
 
 
 @given(st.integers(1, 40), st.integers(1, 50), st.integers(1, 30))

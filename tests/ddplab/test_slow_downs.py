@@ -1,66 +1,52 @@
-"""Slow-downs: moments of isolated collectives, and how long computation lingers after one."""
-
-from itertools import pairwise
+"""The slow-down of computation from times beside collectives."""
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ddplab.calibration.repeated_timing import (
-    ContentionTimes,
-)
-from ddplab.calibration.slow_downs import ISOLATION_NS, IsolatedTimes, SlowdownTimes, choose_far_apart, fit_lingering
+from ddplab.calibration.repeated_timing import ContentionTimes
+from ddplab.calibration.slow_downs import MOST_DELAYED, ContinuousTimes, fit_slow_down
 from simulator import Fabric, predict
-from simulator.fabric import Contention, Processor, Timing
+from simulator.fabric import Processor
 
 from ..strategies import iteration, trace_of
 
-positive = st.integers(1, 10**9)
 
-
-# Collectives on their own
-
-
-@given(st.dictionaries(st.integers(0, 99), positive, min_size=1), positive)
-def test_chosen_moments_are_far_apart_and_no_further_one_would_fit(moments, least):
-    chosen = choose_far_apart(moments, least)
-    at = [moments[place] for place in chosen]
-    assert at[0] == min(moments.values())
-    assert all(later - earlier >= least for earlier, later in pairwise(at))
-    for place in moments.keys() - chosen:
-        assert any(earlier <= moments[place] < earlier + least for earlier in at)
-
-
-@given(st.floats(1.2, 3), st.floats(1, 3), *[st.integers(0, 2_000_000)] * 3)
-def test_lingering_is_recovered_from_the_replay_of_isolated_collectives(
-    compute, collective, cost_ns, launch_ns, lingers_ns
-):
-    one = iteration(0, tuple(range(10_000_000, 80_000_000, 20_000_000)), 90_000_000, 0)
-    trace = trace_of([[one]] * 2, [4] * len(one.ready_ns))
-    rows = (Contention(compute=compute, collective=collective),)
-    fabric = Fabric(
-        all_reduce=(Timing(world_size=2, size_bytes=0, ns=1 + cost_ns),),
-        processor=Processor(contention=rows, launch_ns=launch_ns, lingers_ns=lingers_ns),
+def times(passes_ns, collectives_ns, rounds=3):
+    """Times alone, and beside each other, in each of the rounds."""
+    return ContinuousTimes(
+        *(ContentionTimes([[alone]] * rounds, [[beside]] * rounds) for alone, beside in (passes_ns, collectives_ns))
     )
-    slowed = predict(trace, fabric, world_size=2, plan=[[index] for index in range(len(one.ready_ns))])
-    passes = ContentionTimes([[slowed.compute_ns]], [[slowed.iteration_ns]])
-    contended = [SlowdownTimes({}, {4: IsolatedTimes(len(one.ready_ns), passes)})] * 2
-    found_ns, band_ns = fit_lingering(contended, rows, launch_ns, lambda size: fabric.all_reduce_ns(size, 2))
-    assert found_ns == pytest.approx(lingers_ns, abs=20)
-    assert band_ns == 0
 
 
-def test_nothing_lingers_where_computation_is_not_slowed_or_was_not_interrupted():
-    single = IsolatedTimes(3, ContentionTimes([[100]], [[130]]))
-    assert fit_lingering([SlowdownTimes({}, {4: single})], (Contention(collective=2.0),), 1, lambda _: 5) == (0, 0)
-    assert fit_lingering([SlowdownTimes({}, {})], (Contention(compute=2.0),), 1, lambda _: 5) == (0, 0)
+@given(st.floats(1, 9), st.integers(1, 10**6))
+def test_the_slow_down_is_that_of_the_passes_where_collectives_keep_their_speed(slow_down, cost_ns):
+    one = {8: times((10**6, 10**6 * slow_down), (cost_ns, cost_ns))}
+    assert fit_slow_down([one, one]) == pytest.approx((slow_down, 0))
 
 
-def test_lingering_is_limited_to_zero_and_to_the_distance_of_the_collectives():
-    rows, faster, hung = (
-        (Contention(compute=2.0),),
-        ContentionTimes([[100]], [[90]]),
-        ContentionTimes([[100]], [[10**12]]),
-    )
-    assert fit_lingering([SlowdownTimes({}, {4: IsolatedTimes(3, faster)})], rows, 1, lambda _: 5) == (0, 0)
-    assert fit_lingering([SlowdownTimes({}, {4: IsolatedTimes(3, hung)})], rows, 1, lambda _: 5) == (ISOLATION_NS, 0)
+@given(st.floats(1.01, 3), st.floats(1, 3), st.integers(10**5, 10**6))
+def test_collectives_that_slow_down_delay_a_pass_in_the_replay_as_much_as_measured(compute, collective, cost_ns):
+    """One collective in a long pass: it delays the pass by the part of its prolonged time that computation lost."""
+    delayed = collective * (1 - 1 / compute)
+    one = {8: times((10**7, 10**7 * compute), (cost_ns, cost_ns * collective))}
+    slow_down, _ = fit_slow_down([one])
+    trace = trace_of([[iteration(0, (0,), 10**8, 0)]] * 2, [4])
+    fabric = Fabric.from_table([(2, 4, cost_ns)]).with_processor(slow_down=slow_down)
+    late_ns = predict(trace, fabric, world_size=2).iteration_ns - 10**8
+    assert late_ns == pytest.approx(min(delayed, MOST_DELAYED) * cost_ns, abs=2)
+
+
+def test_the_mean_over_the_sizes_counts_and_noise_neither_stops_nor_speeds_computation_up():
+    half, none = times((10, 20), (5, 5)), times((10, 10), (5, 5))
+    assert fit_slow_down([{1: half, 2: none}])[0] == pytest.approx(1 / 0.75)
+    assert fit_slow_down([{1: times((10, 9), (5, 5))}])[0] == 1
+    assert fit_slow_down([{1: times((10, 1000), (5, 50))}])[0] == pytest.approx(1 / (1 - MOST_DELAYED))
+
+
+def test_a_disturbed_round_shows_in_the_error_alone():
+    passes = ContentionTimes([[10]] * 4, [[20], [20], [20], [200]])
+    slow_down, error = fit_slow_down([{8: ContinuousTimes(passes, ContentionTimes([[5]] * 4, [[5]] * 4))}])
+    assert slow_down == 2
+    assert error > 1
+    assert Processor(slow_down=slow_down, slow_down_error=error).slowed(-1).slow_down == 1

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from simulator import predict
 from simulator.engines.closed_form import exposed_many, has_constant_speeds
 from simulator.engines.engine_choice import simulate
-from simulator.fabric import Contention, Fabric, LinkShare, Processor
+from simulator.fabric import Fabric, LinkShare, Processor
 from simulator.results.breakdown import break_down
 
 from ..explore import examples
@@ -28,7 +28,7 @@ def test_events_and_recurrence_agree_to_the_nanosecond(engine_input):
 
 
 def test_the_closed_form_refuses_what_it_cannot_do():
-    costs = fabric(8, processor=Processor(contention=(Contention(compute=1.5),)))
+    costs = fabric(8, processor=Processor(slow_down=1.5))
     with pytest.raises(ValueError, match="closed form: expected constant speeds"):
         predict(trace_of([[ALIKE]], [4, 4]), costs, world_size=2, engine="closed_form")
 

@@ -21,8 +21,7 @@ from simulator.engines.event_replay import (
     replay,
 )
 from simulator.engines.timeline import Span
-from simulator.fabric import Contention, Fabric, LinkShare, Processor, Sharing, Slowdowns, Timing
-from simulator.schedule.comm_hook_messages import named_hook
+from simulator.fabric import Fabric, LinkShare, Processor, Sharing, Timing
 from simulator.schedule.policy import Policy
 from simulator.schedule.schedule import Compute, build_schedule
 from simulator.workload.compute_times import recorded_model
@@ -64,34 +63,10 @@ def test_two_at_a_time_may_each_be_slower():
 
 def test_computation_is_slower_while_a_collective_runs():
     """Bucket 0 is launched at 20 and takes 8; meanwhile computation progresses by 4 ns, so the rest is 4 ns late."""
-    costs = fabric(8, processor=Processor(contention=(Contention(compute=2.0),)))
+    costs = fabric(8, processor=Processor(slow_down=2.0))
     lines = lines_of([ALIKE], [[1], [0]], costs)
     assert " 20- 34 rank 0 backward 1" in lines
     assert " 34- 42 rank 0 all_reduce 1" in lines
-
-
-def test_computation_stays_slow_for_a_while_after_a_collective():
-    """Bucket 0 is launched at 20 and takes 2; up to 24 computation progresses by 2 ns, so the rest is 2 ns late."""
-    costs = fabric(2, processor=Processor(contention=(Contention(compute=2.0),), lingers_ns=2))
-    lines = lines_of([ALIKE], [[1], [0]], costs)
-    assert " 20- 22 rank 0 all_reduce 0" in lines
-    assert " 20- 32 rank 0 backward 1" in lines
-    assert " 32- 36 rank 0 backward" in lines  # beside bucket 1, and after it
-    assert " 36- 41 rank 0 step" in lines
-
-
-def test_the_slow_time_after_a_collective_starts_anew_with_the_next_and_never_adds_up():
-    """Bucket 1 is launched at 40, while computation is slow after bucket 0, until 48; it stays slow until 68."""
-    costs = fabric(8, processor=Processor(contention=(Contention(compute=2.0),), lingers_ns=20))
-    lines = lines_of([ALIKE], [[1], [0]], costs)
-    assert {" 20- 40 rank 0 backward 1", " 40- 48 rank 0 all_reduce 1", " 48- 58 rank 0 step"} <= set(lines)
-
-
-def test_a_collective_is_slower_while_a_rank_computes():
-    """The bucket is launched at 30; computation goes on for 2 ns, in which the collective does 1 of its 8 ns."""
-    costs = fabric(8, processor=Processor(contention=(Contention(collective=2.0),)))
-    lines = lines_of([ALIKE], [[0, 1]], costs)
-    assert " 30- 39 rank 0 all_reduce 0" in lines
 
 
 def test_a_slot_that_is_taken_makes_the_next_collective_queue():
@@ -167,8 +142,8 @@ def test_reading_a_progress_clock_does_not_move_it():
     assert clock.progress() == ceil(Fraction(env.now << PROGRESS_BITS, 3))
 
 
-def two_buckets(durations_ns, costs_ns, compute: float, collective: float = 1.0) -> EngineInput:
-    """Two buckets of different ranks; computation and collectives slow each other down by these factors."""
+def two_buckets(durations_ns, costs_ns, slow_down: float) -> EngineInput:
+    """Two buckets of different ranks, whose collectives slow computation down."""
     return EngineInput(
         schedule=TWO_BUCKETS,
         duration_ns=np.array(durations_ns),
@@ -176,7 +151,7 @@ def two_buckets(durations_ns, costs_ns, compute: float, collective: float = 1.0)
         cost_ns=np.array(costs_ns),
         queues=(0, 0),
         sharing=(LinkShare(),) * 2,
-        slowdowns=Slowdowns(((compute,),) * 2, ((collective,),) * 2),
+        slow_down=slow_down,
     )
 
 
@@ -200,14 +175,13 @@ def fluid_inputs(draw) -> EngineInput:
         draw(st.lists(durations, min_size=1, max_size=3)),
         draw(st.lists(st.integers(0, 400), min_size=2, max_size=2)),
         draw(factors),
-        draw(factors),
     )
 
 
 @examples(500)
 @given(fluid_inputs())
 @example(two_buckets([only("backward", 176), only("step", 0)], [242, 58], 2.00001))
-@example(two_buckets([only("launch", 176), only("step", 0)], [175, 334], 2.00001, 2.0))
+@example(two_buckets([only("launch", 176), only("step", 0)], [175, 334], 2.00001))
 def test_steps_end_in_order_and_no_collective_starts_before_its_last_launch(engine_input):
     """Rounded floats let a step end 1 ns before the step before it, and a collective start 1 ns early."""
     timeline = simulate(engine_input, "events")
@@ -230,7 +204,7 @@ def test_laws_of_every_iteration(engine_input):
     assert total >= engine_input.duration_ns.sum(axis=1).max()
     in_time = timeline.done_ns <= total  # under Join, nobody may wait for the counts of ranks
     assert total * engine_input.concurrency * len(set(engine_input.queues)) >= engine_input.cost_ns[in_time].sum()
-    steady = replace(engine_input, slowdowns=None, sharing=(LinkShare(),) * len(engine_input.sharing))
+    steady = replace(engine_input, slow_down=1.0, sharing=(LinkShare(),) * len(engine_input.sharing))
     assert total >= simulate(steady, "events").iteration_ns, "slower parts made a faster whole"
     assert (np.diff(timeline.end_ns, axis=1, prepend=0) >= 0).all(), "a step ended before the one before it"
     for number, cost in enumerate(engine_input.cost_ns):
@@ -273,35 +247,9 @@ def test_cheaper_collectives_never_hurt_where_speeds_are_constant(engine_input, 
     assert (simulate(cheaper, "events").end_ns <= simulate(engine_input, "events").end_ns).all()
 
 
-# A law that does not hold: under contention a cheaper collective may lengthen the iteration
-
-
-def in_two_slots(p1_ns: int) -> list[str]:
-    """Spans of two buckets under PowerSGD, whose collectives P0, P1, Q0, Q1 cost 10, `p1_ns`, 30 and 10 ns.
-
-    The rank computes 10 ns forward, 10 ns up to each launch and 60 ns to the end. Beside each other computation takes
-    twice as long and a collective four times: both together are slower than one after the other.
-    """
-    model = recorded_model(trace_of([[iteration(10, (20, 30), 90, 0)]], [4, 4]))
-    schedule = build_schedule(Policy(hook=named_hook("batched_power_sgd"), plan=((0,), (1,))), model)
-    duration_ns = {("forward", None): 10, ("backward", 0): 10, ("backward", 1): 10, ("backward", None): 60}
-    engine_input = EngineInput(
-        schedule=schedule,
-        duration_ns=np.array([[duration_ns.get((step.kind, step.bucket), 0) for step in schedule.steps]]),
-        ranks=(0,),
-        cost_ns=np.array([10, p1_ns, 30, 10]),
-        queues=(0,) * 4,
-        concurrency=2,
-        sharing=(LinkShare(),) * 4,
-        slowdowns=Slowdowns(((2.0, 2.0),) * 4, ((4.0, 4.0),) * 4),
-    )
-    spans = sorted(simulate(engine_input, "events").spans(), key=lambda span: (span.start_ns, span.end_ns))
-    return [f"{s.start_ns}-{s.end_ns} {s.kind}" + ("" if s.bucket is None else f" {s.bucket}") for s in spans]
-
-
 def test_a_collective_is_done_before_the_next_one_of_its_group_starts():
     """Otherwise a network between processes starts to move bytes before it hands over what it has moved."""
-    cluster, said = Cluster([0], concurrency=1, slows_computation=False, lingers_ns=0), []
+    cluster, said = Cluster([0], concurrency=1), []
     cost = CollectiveCost(5, 0, LinkShare())
     first = RunningCollective(cluster.env, cost)
     second = RunningCollective(cluster.env, cost, lambda: said.append("second starts"))
@@ -318,7 +266,7 @@ def test_collectives_that_only_share_a_link_together_take_as_long_as_one_after_t
     """Whatever their weights; and with weights in proportion to their durations, they end at the same time."""
     weight = st.floats(0.01, 100)
     weights = data.draw(st.just(costs_ns) | st.lists(weight, min_size=len(costs_ns), max_size=len(costs_ns)))
-    cluster = Cluster([0], concurrency=len(costs_ns), slows_computation=False, lingers_ns=0)
+    cluster = Cluster([0], concurrency=len(costs_ns))
     running = [
         RunningCollective(cluster.env, CollectiveCost(cost_ns, 0, LinkShare(2.0, weight)))
         for cost_ns, weight in zip(costs_ns, weights, strict=True)
@@ -331,27 +279,3 @@ def test_collectives_that_only_share_a_link_together_take_as_long_as_one_after_t
     assert abs(max(ends_ns) - sum(costs_ns)) <= rounding
     if weights == costs_ns:
         assert max(ends_ns) - min(ends_ns) <= rounding
-
-
-def test_a_collective_that_is_twice_as_fast_may_make_an_iteration_longer():
-    """P1 in 10 ns rather than 20: the iteration takes 160 ns rather than 150.
-
-    Both ways the rank launches P0 at 20, at 40 P1, and waits for P0 until 45, of which 5 of 10 ns were left at 40.
-    It starts Q0 at 45 and waits for P1, and as long as it does, Q0 has the processor to itself.
-
-    With the slow P1 it waits until 60. Q0 has done 15 of its 30 ns; beside computation the others take 60, until 120.
-    By then 30 of the last 60 ns are computed; alone, the other 30 take 30 ns, until 150.
-
-    With the fast P1 it computes again at 50, when Q0 has done but 5. The other 25 take 100 ns, until 150. By then 50
-    of the last 60 ns are computed; the other 10 take 10 ns, until 160.
-    """
-    assert in_two_slots(p1_ns=20) == [
-        "0-10 forward", "10-20 backward 0", "20-40 backward 1", "20-45 all_reduce 0", "40-45 wait 0",
-        "40-60 all_reduce 1", "45-60 wait 1", "45-120 second_all_reduce 0", "60-100 second_all_reduce 1",
-        "60-150 backward",
-    ]  # fmt: skip
-    assert in_two_slots(p1_ns=10) == [
-        "0-10 forward", "10-20 backward 0", "20-40 backward 1", "20-45 all_reduce 0", "40-45 wait 0",
-        "40-50 all_reduce 1", "45-50 wait 1", "45-150 second_all_reduce 0", "50-90 second_all_reduce 1",
-        "50-160 backward",
-    ]  # fmt: skip

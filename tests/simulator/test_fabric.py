@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from simulator import Fabric
-from simulator.fabric import CONCURRENCY, Contention, Linear, Processor, Sharing, Timing
+from simulator.fabric import CONCURRENCY, Linear, Processor, Sharing, Timing
 
 from ..strategies import tables
 
@@ -38,7 +38,7 @@ def test_a_copy_does_not_keep_the_costs_of_what_it_was_copied_from():
 
 def test_what_is_saved_is_loaded(tmp_path):
     fabric = Fabric.from_table([(2, 8, 5)], concurrency=2, source="here").model_copy(
-        update={"processor": Processor(pack=Linear(fixed_ns=1.5), contention=(Contention(compute=1.25),))}
+        update={"processor": Processor(pack=Linear(fixed_ns=1.5), slow_down=1.25)}
     )
     fabric.all_reduce_ns(8, 2)
     fabric.save(tmp_path / "fabric.json")
@@ -57,9 +57,8 @@ def test_what_is_saved_is_loaded(tmp_path):
             "topology.levels[0].bytes_per_s",
         ),
         (
-            '{"all_reduce": [{"world_size": 2, "size_bytes": 1, "ns": 5}],'
-            ' "processor": {"contention": [{"compute": 0.5}]}}',
-            "processor.contention[0].compute: input should be greater than or equal to 1",
+            '{"all_reduce": [{"world_size": 2, "size_bytes": 1, "ns": 5}], "processor": {"slow_down": 0.5}}',
+            "processor.slow_down: input should be greater than or equal to 1",
         ),
     ],
 )

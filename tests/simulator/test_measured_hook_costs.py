@@ -5,26 +5,19 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from simulator import Fabric, predict
-from simulator.fabric import Contention, Linear, Processor
+from simulator.fabric import Linear, Processor
 from simulator.fabric.processor_costs import HookCost
 from simulator.schedule.comm_hook_messages import named_hook
 
 from ..strategies import HOOK_COSTS, iteration, policies, trace_of, traces
 
 
-@given(st.floats(1, 5), st.floats(0, 2), st.floats(1, 5), st.floats(0, 2))
-def test_slowdowns_move_by_their_bands_and_never_below_one(compute, compute_error, collective, collective_error):
-    measured = Contention(
-        compute=compute, compute_error=compute_error, collective=collective, collective_error=collective_error
-    )
-    processor = Processor(contention=(measured,), lingers_ns=300, lingers_error_ns=200)
+@given(st.floats(1, 5), st.floats(0, 2))
+def test_the_slow_down_moves_by_its_band_and_never_below_one(slow_down, error):
+    processor = Processor(slow_down=slow_down, slow_down_error=error)
     assert processor.slowed(0) == processor
-    assert [processor.slowed(widths).lingers_ns for widths in (-2, -1, 1)] == [0, 100, 500]
-    (slower,), (faster,) = processor.slowed(1).contention, processor.slowed(-1).contention
-    assert slower.compute == pytest.approx(compute + compute * compute_error)
-    assert slower.collective == pytest.approx(collective + collective * collective_error)
-    assert 1 <= faster.compute <= compute
-    assert 1 <= faster.collective <= collective
+    assert processor.slowed(1).slow_down == pytest.approx(slow_down * (1 + error))
+    assert 1 <= processor.slowed(-1).slow_down <= slow_down
 
 
 # Predictions with measured hooks

@@ -12,7 +12,7 @@ from ddplab import emulate
 from reference.trace import BucketTimes
 from simulator import predict, sweep
 from simulator.engines.engine_choice import simulate
-from simulator.fabric import Contention, Fabric, Linear, Processor
+from simulator.fabric import Fabric, Linear, Processor
 from simulator.interval import COMPUTATION
 from simulator.schedule.comm_hook_messages import CommHook, named_hook
 from simulator.schedule.policy import Policy
@@ -125,9 +125,7 @@ def test_a_free_fabric_adds_only_copies_launches_and_hooks(asked):
     alone = asked.trace.model_copy(
         update={"ranks": (first,), "workload": workload.model_copy(update={"world_size": 1})}
     )
-    rows = asked.fabric.processor.contention
-    rows = tuple(row.model_copy(update={"compute": 1.0, "compute_error": 0.0}) for row in rows)
-    processor = asked.fabric.processor.model_copy(update={"contention": rows})
+    processor = asked.fabric.processor.model_copy(update={"slow_down": 1.0})
     asked = replace(asked, trace=alone, fabric=FREE.model_copy(update={"processor": processor}), stragglers=())
     asked = replace(asked, variation=Variation(), inputs=None)
     timeline = asked.predict().timeline
@@ -175,9 +173,7 @@ def test_a_trace_with_communication_is_not_charged_twice(trace):
 
 # Other buckets than those of the recording
 
-COSTLY = Processor(
-    pack=Linear(fixed_ns=9), launch_ns=7, stall_ns=3, contention=(Contention(compute=1.5),), lingers_ns=2
-)
+COSTLY = Processor(pack=Linear(fixed_ns=9), launch_ns=7, stall_ns=3, slow_down=1.5)
 
 
 def recorded_with(trace, layout, buckets=()):
@@ -238,9 +234,7 @@ def test_new_buckets_give_the_times_that_the_plain_module_gives(gaps_ns, cost_ns
     """A recording whose collectives slowed computation by 1.5, in other buckets, predicts like one without them."""
     ready_ns = tuple(accumulate(gaps_ns, initial=1000))[1:]
     plain = trace_of([[iteration(1000, ready_ns, ready_ns[-1], 10)]], [4] * 4)
-    fabric = Fabric.from_table([(2, 4, cost_ns), (2, 16, cost_ns)]).with_processor(
-        contention=(Contention(compute=1.5),)
-    )
+    fabric = Fabric.from_table([(2, 4, cost_ns), (2, 16, cost_ns)]).with_processor(slow_down=1.5)
     slowed_ns, buckets = _as_recorded(ready_ns, before, cost_ns)
     end_ns = max(slowed_ns[-1], buckets[-1][1])
     one = iteration(1000, slowed_ns, end_ns, 10).model_copy(update={"computed_ns": slowed_ns[-1]})

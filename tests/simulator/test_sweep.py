@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from simulator import Fabric, Straggler, Variation, predict, sweep
-from simulator.fabric import Contention, Linear, Processor, Sharing
+from simulator.fabric import Linear, Processor, Sharing
 from simulator.interval import UNKNOWN
 from simulator.schedule.comm_hook_messages import PowerSGD, named_hook
 from simulator.schedule.policy import Policy
@@ -24,7 +24,7 @@ TRACE = trace_of([[iteration(10, (30, 20, 25), 32, 5), iteration(11, (35, 20, 26
 STEADY = Fabric.from_alpha_beta(alpha_ns=100, bytes_per_s=1e9)
 FLUID = STEADY.model_copy(
     update={"concurrency": 2, "sharing": (Sharing(size_bytes=0, factor=1.7),),
-            "processor": Processor(contention=(Contention(compute=1.3),), launch_ns=3, pack=Linear(fixed_ns=1))}
+            "processor": Processor(slow_down=1.3, launch_ns=3, pack=Linear(fixed_ns=1))}
 )  # fmt: skip
 
 

@@ -5,7 +5,7 @@ from collections.abc import Iterator, Sequence
 from hypothesis import strategies as st
 
 from reference.trace import BucketLayout, Trace
-from simulator.fabric import Contention, Fabric, Linear, Processor, Timing
+from simulator.fabric import Fabric, Linear, Processor, Timing
 from simulator.schedule.policy import Policy
 from simulator.tuning.plan_times import Objective, PlanTimes
 from simulator.workload.compute_times import RECORDED
@@ -46,7 +46,7 @@ def fabrics(draw, *, slow_down: float = 1.0) -> Fabric:
             pack=draw(copies),
             copy_out=draw(copies),
             launch_ns=draw(st.sampled_from([0, 60, 300])),
-            contention=(Contention(compute=slow_down),) * (slow_down > 1),
+            slow_down=slow_down,
         ),
     )
 
