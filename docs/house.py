@@ -37,8 +37,8 @@ import torch
 import typer
 from torch import nn
 
-from ddplab.cli.fabric_and_settings import KNOBS
 from ddplab.cli.main import app
+from ddplab.cli.show import SETTINGS
 from reference.data_parallel import DistributedDataParallel
 from reference.launch import run_ranks
 from reference.trace import Trace
@@ -308,7 +308,7 @@ def rows() -> Iterator[Row]:
     commands = commands_of(app)
     yield Row("commands", len(commands), 14, names=[f"{name} {len(own)}" for name, own in commands.items()])
     yield Row("parameters of the commands", sum(map(len, commands.values())), 120)
-    yield Row("settings", sum(len(record.model_fields) for record in KNOBS.values()), 75)
+    yield Row("settings", sum(len(record.model_fields) for record in SETTINGS.values()), 75)
     for page, target in (("DESIGN.md", 2_000), ("CHANGELOG.md", 500)):
         yield Row(f"words of {page}", len((ROOT / page).read_text().split()), target)
     for path in (path for path in files if path.stem == "minimal"):

@@ -152,12 +152,10 @@ def describe_trace(trace: Trace) -> dict[str, str]:
     }
 
 
-def save_trace(trace: Trace, out: Path, title: str, json_path: Path | None) -> None:
-    """Write a trace, print its sizes and times under a title, and write these as JSON, if a path is given."""
+def save_trace(trace: Trace, out: Path, title: str) -> None:
+    """Write a trace, and print its sizes and times under a title."""
     trace.save(out)
-    summary = describe_trace(trace)
-    show_table([summary], title)
-    write_json(json_path, {"trace": str(out), **summary})
+    show_table([describe_trace(trace)], title)
 
 
 # Reports

@@ -20,11 +20,11 @@ from simulator.schedule.schedule import buckets_of
 from simulator.tuning.plan import DEFAULT, Plan
 from simulator.tuning.plan_times import Objective, PlanTimes
 from simulator.tuning.tune import tune as search
-from simulator.workload.compute_times import RecordedModel, Straggler, recorded_model
+from simulator.workload.compute_times import RecordedModel, recorded_model
 from simulator.workload.default_gpu_costs import assume_gpu
 
 from . import shared_options as options
-from .predict import assumptions
+from .predict_many import assumptions
 from .terminal_output import conditions_sentence, progress, show_table, write_json
 
 if TYPE_CHECKING:
@@ -37,13 +37,12 @@ CURVE_SPAN = 1000
 """Ratio of the largest and the smallest cap on the curve."""
 NOTHING_LEFT = 0.01
 """What other buckets might save at most, as a fraction, below which there is nothing left to tune."""
-CHOSEN = ("bucket_cap_mb", "bucket_cap_mb_list", "first_bucket_mb", "plan", "order", "hook")
-"""Fields of `Policy` that the plan replaces, and the comm hook, which has an option."""
+CHOSEN = ("bucket_cap_mb", "bucket_cap_mb_list", "first_bucket_mb", "plan", "order")
+"""Fields of `Policy` that the plan replaces."""
 
 HELP = {
     "objective": f"Statistic of the iteration time that should be short: {', '.join(OBJECTIVES)}.",
     "in_flight": "Limit for the sum of the buckets that are launched and not yet averaged at the same time, in MB.",
-    "hook": "Comm hook: none, fp16, bf16, quantize_per_tensor, power_sgd:RANK, ...",
     "out": "Where to write the plan.",
     "picture": "Plot iteration time against the bucket cap to this file (.png, .svg, .pdf).",
     "verify": "Train torch's default and the plan in turns, and compare the measured gain with the predicted one: "
@@ -62,12 +61,7 @@ def tune(
     world_size: options.WorldSize = 2,
     objective: Annotated[str, Option(metavar="NAME", help=HELP["objective"])] = "median",
     in_flight: Annotated[float | None, Option(metavar="MB", help=HELP["in_flight"])] = None,
-    hook: Annotated[str, Option(metavar="HOOK", help=HELP["hook"])] = "none",
-    policy: options.Settings = None,
-    fabric_set: options.FabricSettings = None,
-    processor: options.ProcessorFile = None,
-    variation: options.VariationSettings = None,
-    straggler: options.Stragglers = None,
+    changes: options.Changes = None,
     out: Annotated[Path, Option(metavar="PATH", help=HELP["out"])] = Path("out/plan.json"),
     picture: Annotated[Path | None, Option(metavar="PATH", help=HELP["picture"])] = None,
     verify: Annotated[str | None, Option(metavar="HOW", help=HELP["verify"])] = None,
@@ -96,14 +90,15 @@ def tune(
         raise ValueError(f"--in-flight: expected a size in MB above 0, got {in_flight:g}")
     options.check_picture("--picture", picture)
     files = fabric or [options.FABRIC]
-    read = [trace, *files, processor, *options.files_of(model or "")]
+    read = [trace, *files, *options.files_of(model or "")]
     options.check_outputs(out, picture, json_path, inputs=read, folder=how.folder if verify == "clock" else None)
-    base = read_tuned_policy(policy, hook)
-    recorded = Trace.load(trace)
-    given = options.read_fabric(files, fabric_set, processor)
-    completed = assume_gpu(recorded, given, options.read_variation(variation))
-    costs, stragglers = completed.fabric, options.read_stragglers(straggler)
-    varied: dict[str, Any] = {"variation": completed.variation, "stragglers": stragglers, "assume": False}
+    settings = options.read_settings(
+        changes, refused=dict.fromkeys(CHOSEN, "none, because tune chooses the buckets,")
+    )
+    base, recorded = settings.policy, Trace.load(trace)
+    completed = assume_gpu(recorded, settings.fabric(files), settings.variation)
+    costs = completed.fabric
+    varied: dict[str, Any] = {"variation": completed.variation, "assume": False}
     with progress("tuning"):
         plan = search(
             recorded,
@@ -127,7 +122,7 @@ def tune(
     ):
         print(line)
     if picture is not None:
-        times = PlanTimes(recorded, costs, world_size, base, completed.variation, stragglers, plan.objective)
+        times = PlanTimes(recorded, costs, world_size, base, completed.variation, (), plan.objective)
         _save_cap_curve(plan, times, picture)
     result: dict[str, Any] = plan.model_dump(mode="json") | {
         "default_ns": plan.default_ns,
@@ -136,23 +131,10 @@ def tune(
         "gap": plan.gap,
     }
     if verify is not None:
-        verified = how.run(recorded, costs, plan, base, stragglers)
+        verified = how.run(recorded, costs, plan, base)
         show_verification(verified)
         result["verification"] = verified.to_json()
     write_json(json_path, result)
-
-
-def read_tuned_policy(words: Sequence[str] | None, hook: str) -> Policy:
-    """Return the settings that default and plan have in common."""
-    for word in words or ():
-        if (name := word.partition("=")[0]) in CHOSEN:
-            reason = "use --hook" if name == "hook" else "tune chooses the buckets"
-            raise ValueError(f"--policy: expected a setting other than {name}, because {reason}; got {word!r}")
-    base = options.read_policy(words)
-    hooks = options.read_hooks(hook)
-    if len(hooks) > 1:
-        raise ValueError(f"--hook: expected one comm hook, got {hook!r}")
-    return base.model_copy(update={"hook": hooks[0]})
 
 
 def with_buckets(policy: Policy, **buckets: Any) -> Policy:
@@ -323,9 +305,7 @@ class Verification:
         if self.how not in ("clock", "train"):
             options.refuse({"--turns": self.turns}, "expected with --verify clock or train only")
 
-    def run(
-        self, trace: Trace, fabric: Fabric, plan: Plan, policy: Policy, stragglers: Sequence[Straggler]
-    ) -> "PlanVerification":
+    def run(self, trace: Trace, fabric: Fabric, plan: Plan, policy: Policy) -> "PlanVerification":
         """Train torch's default and the plan, in virtual time with the recorded iterations."""
         if self.how != "virtual":
             start_server()  # it imports torch while this process does
@@ -339,7 +319,7 @@ class Verification:
             caps_mb=plan.bucket_cap_mb_list,
         )
         if self.how == "virtual":
-            return verification.verify_in_virtual_time(training, fabric, stragglers=stragglers, assume=False)
+            return verification.verify_in_virtual_time(training, fabric, assume=False)
         from reference.launch import RankPool, default_backend, spread_members
 
         ranks, turns = plan.world_size, self.turns or verification.TURNS

@@ -23,9 +23,7 @@ def test_emulate_prints_no_difference_for_torchs_class_and_writes_json(here, top
     """With the usual caps, of which the last one is infinite."""
     trace, out = tmp_path / "small.json.gz", tmp_path / "emulated.json"
     here("synthesize", "--model", "small-tensors", "--out", trace)
-    done = here(
-        "emulate", trace, "--fabric", topology, "--class", "torch", "--json", out, "--variation", "iterations=9"
-    )
+    done = here("emulate", trace, "--fabric", topology, "--class", "torch", "--json", out, "--set", "iterations=9")
     assert done.returncode == 0, done.stderr
     assert "largest difference between emulated and predicted median iterations: 0 ns" in done.stdout
     rows = json.loads(out.read_text())["rows"]

@@ -22,7 +22,7 @@ from ..strategies import steady_fabrics, traces
 def test_tune_answers_first_and_writes_plan_picture_and_json(here, trace, fabric, tmp_path):
     out, picture = tmp_path / "plan.json", tmp_path / "curve.svg"
     done = here(
-        "tune", trace, "--fabric", fabric, "--world-size", 4, "--hook", "fp16", "--in-flight", 25, "--out", out,
+        "tune", trace, "--fabric", fabric, "--world-size", 4, "--set", "hook=fp16", "--in-flight", 25, "--out", out,
         "--picture", picture, "--verify", "virtual", "--json", tmp_path / "j",
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
@@ -120,12 +120,10 @@ def test_clock_runs_a_scale_model_over_links_or_the_fabric(here, trace, fabric, 
         (("--turns", 3), "--turns: expected with --verify clock or train only"),
         (("--verify", "train", "--link-rate", "1gbit"), "--link-rate: expected with --verify clock only"),
         (("--verify", "clock", "--model", "mlp"), "--model: expected with --verify train only"),
-        (("--hook", "fp16,bf16"), "--hook: expected one comm hook, got 'fp16,bf16'"),
-        (("--hook", "zip"), "--hooks: hook: "),
-        (("--policy", "hook=fp16"), "--policy: expected a setting other than hook, because use --hook"),
-        (("--policy", "bucket_cap_mb=3"), "--policy: expected a setting other than bucket_cap_mb, because tune"),
-        (("--policy", "grouping=module"), "grouping: expected 'buckets'"),
-        (("--verify", "train", "--policy", "sync_every=2"), "sync_every: expected 1 where real ranks train, got 2"),
+        (("--set", "hook=zip"), "--set: hook: "),
+        (("--set", "bucket_cap_mb=3"), "--set: expected none, because tune chooses the buckets, for bucket_cap_mb"),
+        (("--set", "grouping=module"), "grouping: expected 'buckets'"),
+        (("--verify", "train", "--set", "sync_every=2"), "sync_every: expected 1 where real ranks train, got 2"),
     ],
     ids=lambda value: " ".join(map(str, value)) if isinstance(value, tuple) else "",
 )

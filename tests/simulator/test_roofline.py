@@ -73,7 +73,7 @@ def test_a_broken_data_sheet_is_told_in_one_line(tmp_path, content, says):
 @pytest.mark.parametrize(
     ("name", "says"),
     [
-        ("h300", "expected a data sheet's .json file or a name that `ddplab catalogue` lists"),
+        ("h300", "expected a data sheet's .json file or a name that `ddplab show` lists"),
         ("no/file.json", "no/file.json: cannot be read: No such file"),
     ],
 )
