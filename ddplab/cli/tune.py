@@ -37,7 +37,7 @@ CURVE_SPAN = 1000
 """Ratio of the largest and the smallest cap on the curve."""
 NOTHING_LEFT = 0.01
 """What other buckets might save at most, as a fraction, below which there is nothing left to tune."""
-CHOSEN = ("bucket_cap_mb", "bucket_cap_mb_list", "first_bucket_mb", "plan", "order")
+CHOSEN = ("bucket_cap_mb", "bucket_cap_mb_list", "plan", "order")
 """Fields of `Policy` that the plan replaces."""
 
 HELP = {

@@ -113,10 +113,6 @@ def test_a_module_whose_gradients_become_ready_between_others_is_named():
         ({"reducer": torch.nn.Linear}, "reducer: expected a class with the constructor of torch's"),
         ({"reducer": "torch", "order": "forward"}, "order: expected 'ready' and no plan"),
         ({"inputs": [1, 2], "phase": "first"}, "phase: expected 'steady' with inputs, got 'first'"),
-        (
-            {"first_bucket_mb": 1.0, "phase": "first"},
-            "first_bucket_mb: expected None unless the buckets have been rebuilt, got 1.0",
-        ),
     ],
 )
 def test_bad_arguments_are_named(arguments, message):

@@ -50,7 +50,7 @@ def training(trace=None, *, world_size: int = 2, policy: Policy | None = None, c
     st.lists(st.floats(1e-6, 3e-4), min_size=1, max_size=4),
 )
 def test_in_virtual_time_the_real_gain_is_the_predicted_one(asked, caps_mb):
-    policy = asked.policy.model_copy(update={"bucket_cap_mb_list": None, "first_bucket_mb": None})
+    policy = asked.policy.model_copy(update={"bucket_cap_mb_list": None})
     planned = training(asked.trace, world_size=asked.world_size, policy=policy, caps_mb=tuple(caps_mb))
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # torch's, about settings that do not go together

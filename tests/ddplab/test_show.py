@@ -121,6 +121,6 @@ def test_every_knob_is_compared_with_other_simulators():
     arguments = set(inspect.signature(predict).parameters) - {"policy", "settings"}
     arguments |= set(Policy.model_fields) | set(Processor.model_fields)
     fields = {name for record in (LevelEntry, TopologyFile, Linear) for name in record.model_fields} - {"source"}
-    unasked = {"fabric", "order_seed", "hooks"}
+    unasked = {"fabric", "hooks"}
     for name in (arguments | fields) - unasked:
         assert f"`{name}`" in table, f"the table of what can be asked has no `{name}`"

@@ -64,7 +64,7 @@ def test_every_row_is_the_prediction_of_its_configuration(asked):
 
 
 @examples(10)
-@given(rate_fabrics(), st.sampled_from(["resampled", "correlated", "fitted"]), st.integers(0, 9), st.booleans())
+@given(rate_fabrics(), st.sampled_from(["resampled", "fitted"]), st.integers(0, 9), st.booleans())
 def test_rows_of_a_fabric_with_described_links_are_its_predictions(fabrics, kind, seed, straggles):
     """Whose costs, and whose uncertainty, differ between world sizes."""
     arguments = {
