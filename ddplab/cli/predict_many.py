@@ -1,7 +1,7 @@
 """Predictions for several traces, fabrics or world sizes: the table of the fastest, a heat map, and verdicts."""
 
 from collections.abc import Hashable, Mapping, Sequence
-from math import isnan
+from itertools import product
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -71,9 +71,8 @@ def predict_many(
             measured=measured,
             on_progress=on_progress,
         )
-    sentences = _assumed_for(
-        table, traces, fabrics, variation, [base.model_copy(update={"hook": one}) for one in hooks]
-    )
+    by_hook = [base.model_copy(update={"hook": one}) for one in hooks]
+    sentences = _assumed(traces, fabrics, max(world_sizes), variation, by_hook)
     table = table.assign(**base.overruled)
     if heat_map is not None:
         _draw(table, heat_map)
@@ -126,33 +125,18 @@ def assumptions(
     return list(dict.fromkeys([*sentences, *free]))
 
 
-def _assumed_for(
-    table: "pd.DataFrame",
+def _assumed(
     traces: Mapping[str, Trace],
     fabrics: Mapping[str, Fabric],
+    world_size: int,
     variation: Variation,
     policies: Sequence[Policy],
 ) -> list[str]:
-    """Return what the printed predictions assume, as `ddplab predict` says for each of them; one sentence each.
-
-    Args:
-        table: The table of the sweep.
-        traces: By name.
-        fabrics: By name.
-        variation: As for `sweep`.
-        policies: One for each comm hook.
-    """
-    by_hook = {policy.hook.name: policy for policy in policies}
-    fastest = table.loc[table.groupby(list(AXES[:3]), sort=False)["iteration_ns"].idxmin()]
+    """Return what the predictions assume, as for one of them; for all traces and fabrics, with the most ranks."""
     sentences = []
-    for row in fastest.head(SHOWN_ROWS).to_dict("records"):
-        trace, fabric = traces[row["trace"]], fabrics[row["fabric"]]
-        cap_mb = row["bucket_cap_mb"]
-        cap_mb = None if cap_mb is None or isnan(cap_mb) else cap_mb
-        policy = by_hook[row["hook"]].model_copy(update={"bucket_cap_mb": cap_mb, "order": row["order"]})
-        prediction = predict(trace, fabric, world_size=row["world_size"], policy=policy, variation=variation)
-        costs = assume_gpu(trace, fabric).fabric
-        sentences += assumptions(_short(row["trace"]), trace, prediction.assumed, [costs], policies)
+    for (name, trace), fabric in product(traces.items(), fabrics.values()):
+        one = predict(trace, fabric, world_size=world_size, policy=policies[0], variation=variation)
+        sentences += assumptions(_short(name), trace, one.assumed, [assume_gpu(trace, fabric).fabric], policies)
     return list(dict.fromkeys(sentences))
 
 

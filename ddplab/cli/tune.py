@@ -239,7 +239,7 @@ def short_caps_mb(
         rounded = (math.floor(size / MIB * 10**digits) / 10**digits for digits in range(12))
         short.append(next((cap for cap in rounded if least < int(cap * MIB) <= size), exact))
     made = buckets_of(Policy(bucket_cap_mb_list=tuple(short)), model)
-    return short if sorted(map(sorted, made)) == sorted(map(sorted, buckets)) else caps_mb
+    return short if list(map(sorted, made)) == list(map(sorted, buckets)) else caps_mb
 
 
 def _save_cap_curve(plan: Plan, times: PlanTimes, path: Path) -> None:

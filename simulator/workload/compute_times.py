@@ -271,9 +271,10 @@ class Variation(Settings):
         description="for `slowest`, relative error e of `device_spread` and `jitter`: nine in ten lie between "
         "1 / (1 + e) and 1 + e times the value; from measurements of several clusters",
     )
-    seed: int = Field(default=0, ge=0, description="seed of all random numbers, no unit; chosen by the user")
 
 
+SEED = 0
+"""Seed of all random numbers."""
 RECORDED = Variation()
 """Iterations as they were recorded."""
 
@@ -434,7 +435,7 @@ class IterationSampler:
 
     def _draw_undisturbed(self, number: int) -> tuple[ComputeTimes, Floats]:
         """Sample an iteration of undisturbed ranks, and the factor by which each rank is slower; shape [ranks]."""
-        rng = np.random.default_rng([self._variation.seed, number])
+        rng = np.random.default_rng([SEED, number])
         match self._variation.kind:
             case "slowest" if self._slowest is not None:
                 times = self._pool[self._first + self._fitted[0]]
