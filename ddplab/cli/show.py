@@ -1,6 +1,7 @@
 """`ddplab show`: describes a trace, a fabric, a name of the catalogue, or all settings."""
 
 from itertools import accumulate
+from math import prod
 from operator import mul
 from pathlib import Path
 from typing import Annotated, Any
@@ -18,7 +19,7 @@ from simulator.fabric.fabric import NOT_A_TRACE
 from simulator.fabric.processor_costs import HookCost
 from simulator.schedule.comm_hook_messages import HOOKS
 from simulator.schedule.policy import Policy
-from simulator.workload.built_in_operations import counted_models
+from simulator.workload.built_in_operations import built_in_operations, counted_models
 from simulator.workload.compute_times import Straggler, Variation
 from simulator.workload.roofline import Device
 
@@ -146,7 +147,7 @@ def _cost(value: Linear | float) -> str:
 
 
 def _show_catalogue(listed: Catalogue) -> dict[str, Any]:
-    models = _models()
+    models = {name: _model(name) for name in counted_models()}
     show_table([_node_row(listed, one) for one in listed.nodes], "nodes: --fabric NAME", optional=OPTIONAL)
     print()
     show_table(
@@ -175,11 +176,12 @@ def _show_entry(listed: Catalogue, name: str) -> dict[str, Any]:
 
 
 def _show_model(listed: Catalogue, name: str) -> dict[str, Any]:
-    models = _models()
-    if name not in models:
-        raise ValueError(unknown("name", name, [*listed.nodes, *listed.devices, *models, WORD], others="a file or"))
-    show_table([_model_row(name, models[name])], "models: --model NAME")
-    return models[name]
+    if name not in counted_models():
+        names = [*listed.nodes, *listed.devices, *counted_models(), WORD]
+        raise ValueError(unknown("name", name, names, others="a file or"))
+    model = _model(name)
+    show_table([_model_row(name, model)], "models: --model NAME")
+    return model
 
 
 def _node_row(listed: Catalogue, name: str) -> dict[str, str]:
@@ -209,26 +211,17 @@ def _device_row(listed: Catalogue, name: str) -> dict[str, str]:
 PRECISIONS = ("fp32", "tf32", "fp16", "bf16")
 
 
-def _models() -> dict[str, dict[str, Any]]:
-    """Return the size of each built-in model, without allocating its tensors."""
-    import torch
-
-    from reference.parameters import trainable_parameters
-
-    from .. import models
-
-    found = {}
-    for name in models.BUILT_IN:
-        with torch.device("meta"):
-            module, loss_fn = models.build(name)
-        parameters = trainable_parameters(module).values()
-        found[name] = {
-            "parameters": sum(parameter.numel() for parameter in parameters),
-            "tensors": len(parameters),
-            "gradient_bytes": sum(parameter.nbytes for parameter in parameters),
-            "batch": getattr(loss_fn, "batch", None),
-        }
-    return found
+def _model(name: str) -> dict[str, Any]:
+    """Return the size of a built-in model."""
+    operations = built_in_operations(name)
+    assert operations is not None
+    parameters = operations.parameters
+    return {
+        "parameters": sum(prod(parameter.shape) for parameter in parameters),
+        "tensors": len(parameters),
+        "gradient_bytes": sum(parameter.size_bytes for parameter in parameters),
+        "batch": operations.batch,
+    }
 
 
 def _model_row(name: str, model: dict[str, Any]) -> dict[str, str]:
