@@ -116,7 +116,7 @@ def parts(*, dry: bool) -> list[Part]:
             120,
             [
                 f"ddplab conform {name} --world-size {ranks} --backend {over} --device {device} --only '{checks}' "
-                f"--script VALUES/fault.py --json VALUES/{name}_{over}_{ranks}.json"
+                f"--json VALUES/{name}_{over}_{ranks}.json"
                 for name, ranks, over in subjects
             ],
             at_once=True,

@@ -13,6 +13,9 @@ are one *stay*; a stay in a module left before is a *return*.
 A *part* is one of the three packages, or a direct sub-package of one. Files that lie directly in a package are no
 part: some stand below its sub-packages, others above. Imports under `if TYPE_CHECKING` do not count, nor do those of
 the `__init__` of one of the three.
+
+A *parameter* is an argument or option of a command; a *setting* is a field of a record that `ddplab show settings`
+lists. A new command, parameter or setting needs another's removal.
 """
 
 import ast
@@ -31,8 +34,11 @@ from typing import Any, Literal, NamedTuple
 
 import numpy as np
 import torch
+import typer
 from torch import nn
 
+from ddplab.cli.main import app
+from ddplab.cli.show import SETTINGS
 from reference.data_parallel import DistributedDataParallel
 from reference.launch import run_ranks
 from reference.trace import Trace
@@ -258,6 +264,20 @@ def train(_rank: int, _world_size: int) -> tuple[list[str], dict[str, set[int]]]
     return route, lines_of(one_pass)
 
 
+def commands_of(typer_app: typer.Typer) -> dict[str, list[str]]:
+    """Commands of an app by their full names, each with its parameters."""
+    found: dict[str, list[str]] = {}
+
+    def walk(name: str, command: Any) -> None:
+        for below, one in getattr(command, "commands", {}).items():
+            walk(f"{name} {below}".strip(), one)
+        if not hasattr(command, "commands"):
+            found[name] = [parameter.name for parameter in command.params]
+
+    walk("", typer.main.get_command(typer_app))
+    return found
+
+
 def rows() -> Iterator[Row]:
     """All rows of the table."""
     construction, lines = run_ranks(train, 2)[0]
@@ -285,6 +305,10 @@ def rows() -> Iterator[Row]:
     for package in PACKAGES:
         yield Row(f"lines of {package}", _length(path for path in files if ROOT / package in path.parents))
     yield Row("lines of the three packages", _length(files), 27_000)
+    commands = commands_of(app)
+    yield Row("commands", len(commands), 14, names=[f"{name} {len(own)}" for name, own in commands.items()])
+    yield Row("parameters of the commands", sum(map(len, commands.values())), 120)
+    yield Row("settings", sum(len(record.model_fields) for record in SETTINGS.values()), 75)
     for page, target in (("DESIGN.md", 2_000), ("CHANGELOG.md", 500)):
         yield Row(f"words of {page}", len((ROOT / page).read_text().split()), target)
     for path in (path for path in files if path.stem == "minimal"):

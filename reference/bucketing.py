@@ -8,7 +8,6 @@ ready order.
 """
 
 import math
-import random
 import re
 from collections import Counter
 from collections.abc import Callable, Hashable, Sequence
@@ -20,7 +19,7 @@ DEFAULT_FIRST_BUCKET_MB = 1
 ONE_BUCKET = 2**62
 """A cap in bytes that no bucket reaches."""
 
-Order = Literal["ready", "reverse", "forward", "size", "random"]
+Order = Literal["ready", "reverse", "forward", "size"]
 ORDERS: tuple[Order, ...] = get_args(Order)
 
 BucketAssignment = list[list[int]]
@@ -76,27 +75,19 @@ def assign_buckets(
     return sorted(buckets, key=min) if order is None else buckets
 
 
-def bucket_caps(
-    bucket_cap_mb: float | None = None,
-    bucket_cap_mb_list: Sequence[float] | None = None,
-    first_bucket_mb: float | None = None,
-) -> list[int]:
+def bucket_caps(bucket_cap_mb: float | None = None, bucket_cap_mb_list: Sequence[float] | None = None) -> list[int]:
     """Convert the caps that a user gives in MiB to caps in bytes for `assign_buckets`.
 
     Args:
         bucket_cap_mb: Cap of all buckets, the first one included (torch 2.13); 0: each parameter gets its own bucket.
             None: 25 MiB, and 1 MiB for the first bucket, so that communication starts early.
         bucket_cap_mb_list: Cap of each bucket; overrides the other caps unless it is empty.
-        first_bucket_mb: Cap of the first bucket. None: as above.
 
     Raises:
         ValueError: A cap is negative or not a number.
     """
-    if bucket_cap_mb is None:
-        bucket_cap_mb = DEFAULT_BUCKET_CAP_MB
-        first_bucket_mb = DEFAULT_FIRST_BUCKET_MB if first_bucket_mb is None else first_bucket_mb
-    caps_mb = list(bucket_cap_mb_list or ())
-    caps_mb = caps_mb or [cap for cap in (first_bucket_mb, bucket_cap_mb) if cap is not None]
+    usual = [DEFAULT_FIRST_BUCKET_MB, DEFAULT_BUCKET_CAP_MB] if bucket_cap_mb is None else [bucket_cap_mb]
+    caps_mb = list(bucket_cap_mb_list or usual)
     if not all(cap >= 0 for cap in caps_mb):  # also refuses NaN
         raise ValueError(f"bucket caps: expected sizes in MiB, none negative, got {caps_mb}")
     return [int(min(cap * MIB, float(ONE_BUCKET))) for cap in caps_mb]  # int(infinity) would raise
@@ -106,7 +97,6 @@ def two_stage_caps(
     bucket_cap_mb: float | None,
     bucket_cap_mb_list: Sequence[float] | None,
     graph_may_change: bool,  # noqa: FBT001
-    first_bucket_mb: float | None = None,
 ) -> tuple[list[int], list[int]]:
     """Caps in bytes until the rebuild and after it: no limit until then, unless the user's caps hold from the start.
 
@@ -115,7 +105,7 @@ def two_stage_caps(
     first iteration has one bucket (torch 2.13). A `bucket_cap_mb_list` holds from the start, and so do all caps if
     there is no rebuild, because the graph may change. See `bucket_caps` for the other arguments.
     """
-    caps = bucket_caps(bucket_cap_mb, bucket_cap_mb_list, first_bucket_mb)
+    caps = bucket_caps(bucket_cap_mb, bucket_cap_mb_list)
     return (caps if bucket_cap_mb_list or graph_may_change else [ONE_BUCKET]), caps
 
 
@@ -148,13 +138,12 @@ def plan_buckets(
     ready_order: Sequence[int],
     keys: Sequence[Hashable] | None = None,
     sparse: Sequence[bool] | None = None,
-    seed: int = 0,
 ) -> BucketAssignment:
     """Assign parameters to buckets by walking them in a named order; returns the buckets in launch order.
 
     "ready" is `ready_order`, as at the rebuild; "reverse" and "forward" are registration order, reversed or not;
-    "size" is the smallest parameter first, and among equals the one registered last; "random" is a random order, from
-    `seed`. See `assign_buckets` for the other arguments.
+    "size" is the smallest parameter first, and among equals the one registered last. The other arguments are those of
+    `assign_buckets`.
 
     Raises:
         ValueError: `order` is not one of `ORDERS`.
@@ -165,7 +154,6 @@ def plan_buckets(
         "reverse": lambda: registration[::-1],
         "forward": lambda: registration,
         "size": lambda: sorted(registration, key=lambda index: (sizes_bytes[index], -index)),
-        "random": lambda: random.Random(seed).sample(registration, len(registration)),
     }
     if order not in walks:
         raise ValueError(f"order: expected one of {', '.join(ORDERS)}, got {order!r}")

@@ -281,7 +281,7 @@ class Catalogue(Schema):
             for what, share in self.nodes[name].inside.items()
             if is_listed
         )
-        return f"{self.nodes[name].product}: {words}{inside} (sources: `ddplab catalogue {name}`)"
+        return f"{self.nodes[name].product}: {words}{inside} (sources: `ddplab show {name}`)"
 
 
 def _figures(value: object, path: str = "") -> Iterator[tuple[str, _Figure]]:
@@ -314,7 +314,7 @@ def unknown(what: str, name: str, names: Collection[str], others: str = "") -> s
     near = [one for one in names if name and (one.startswith(name) or name.startswith(one))]
     near += [one for one in get_close_matches(name.lower(), names, n=5, cutoff=0.6) if one not in near]
     hint = f"; near: {', '.join(near)}" if near else ""
-    return f"{what}: expected {others} a name that `ddplab catalogue` lists, got {name!r}{hint}".replace("  ", " ", 1)
+    return f"{what}: expected {others} a name that `ddplab show` lists, got {name!r}{hint}".replace("  ", " ", 1)
 
 
 def load_fabric(path: str | os.PathLike[str]) -> Fabric:

@@ -4,6 +4,7 @@ import inspect
 from pathlib import Path
 
 import pytest
+import typer
 
 from docs import house
 from reference.trace import Trace
@@ -95,3 +96,16 @@ def test_a_row_is_marked_if_its_target_is_missed():
     assert str(row._replace(value=6)).endswith("<= 5 *")
     assert str(row._replace(value=4, sign=">=")).endswith(">= 5 *")
     assert str(row._replace(target=None)).endswith("5")
+
+
+def test_commands_of_groups_count_and_groups_do_not():
+    app, group = typer.Typer(), typer.Typer()
+
+    @app.command()
+    def one(_path: str, _times: int = 2) -> None: ...
+
+    @group.command()
+    def other() -> None: ...
+
+    app.add_typer(group, name="many")
+    assert house.commands_of(app) == {"one": ["_path", "_times"], "many other": []}

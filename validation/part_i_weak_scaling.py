@@ -74,7 +74,6 @@ def _asked(
         name=inputs.gpu,
         flops_per_s=run.tflops * 1e12,
         bytes_per_s=inputs.memory_gb_per_s * 1e9,
-        source=inputs.topology.source,
     )
     trace = trace_of_model(run.model, device, run.ms * 1e6, run.optimizer_ms and run.optimizer_ms * 1e6)
     links = Fabric.from_topology(topology_of(inputs.topology))

@@ -24,9 +24,7 @@ operations_of = cache(measure_operations)
 
 def device_of(node: Node, tflops: float) -> Device:
     """Return the data sheet of a node's GPU, with its peak rate in the precision used."""
-    return Device(
-        name=node.name, flops_per_s=tflops * 1e12, bytes_per_s=node.memory_gb_per_s * 1e9, source=node.source
-    )
+    return Device(name=node.name, flops_per_s=tflops * 1e12, bytes_per_s=node.memory_gb_per_s * 1e9)
 
 
 @cache

@@ -22,7 +22,7 @@ from simulator.schedule.comm_hook_messages import NO_HOOK, named_hook
 from .collective_times import MessageSizes, Samples, gradient_bytes, time_collectives
 from .comm_hook_costs import HookParts, time_hook
 from .reducer_costs import BUCKET_BYTES, time_copies, time_search_and_rebuild
-from .repeated_timing import count_outliers, fit_linear, median_ns, relative_spread
+from .repeated_timing import fit_linear, median_ns, relative_spread
 from .slow_downs import fit_slow_down, time_contention
 
 SIZES_BYTES = [4 * 1024 * 4**power for power in range(7)] + [32 * MIB, 64 * MIB, 128 * MIB, 256 * MIB]
@@ -206,8 +206,6 @@ def _timings(world_size: int, samples: Mapping[int, Sequence[int]]) -> tuple[Tim
             size_bytes=size,
             ns=median_ns(times),
             spread=relative_spread(times),
-            repeats=len(times),
-            outliers=count_outliers(times),
         )
         for size, times in samples.items()
     )

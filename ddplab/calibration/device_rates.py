@@ -42,15 +42,11 @@ def measure_device(
     product_s = _fastest_s(lambda: matrix @ matrix, where)
     addition_s = _fastest_s(lambda: torch.add(ones, sums, out=sums), where)
     usual = torch.cuda.get_device_name(where) if on_gpu else platform.processor() or platform.machine()
-    threads = "" if on_gpu else f" with {torch.get_num_threads()} threads"
     return Device(
         name=name or usual,
         flops_per_s=2 * rows**3 / product_s,
         bytes_per_s=3 * elements * ones.element_size() / addition_s,
         launch_ns=round(_fastest_s(chain, where) * NS_PER_S / (2 * _CHAIN)),
-        source=f"measured{threads} of torch {torch.__version__}"
-        if threads
-        else f"measured, torch {torch.__version__}",
     )
 
 

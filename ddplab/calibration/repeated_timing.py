@@ -191,8 +191,6 @@ def _timed(collective: Callable[..., Any], calls: list[TimedCollective]) -> Call
 
 # Summaries of repeated measurements
 
-OUTLIER = 2.0
-"""A measurement above this multiple of the median counts as an outlier."""
 BAND_OF_QUARTILES = NORMAL_HALF_BAND / (2 * 0.6745)
 """Half-width of the middle 90 % of a normal distribution, as a multiple of its interquartile range."""
 
@@ -200,11 +198,6 @@ BAND_OF_QUARTILES = NORMAL_HALF_BAND / (2 * 0.6745)
 def median_ns(samples: Iterable[float]) -> int:
     """Return the median, in whole nanoseconds."""
     return round(statistics.median(samples))
-
-
-def count_outliers(samples: Sequence[float]) -> int:
-    """Return the number of samples above `OUTLIER` times the median."""
-    return sum(sample > OUTLIER * statistics.median(samples) for sample in samples)
 
 
 def relative_spread(samples: Sequence[float]) -> float:

@@ -22,6 +22,7 @@ SHORT = {
 }
 """Short names of classes."""
 SCRIPT = Path("out/conform.py")
+"""Where a script that shows the first fault is written."""
 TESTS = "ddplab/test_conformance.py"
 QUIET = {"TORCH_CPP_LOG_LEVEL": "ERROR", "PYTHONWARNINGS": "ignore::UserWarning:torch.autograd.graph"}
 """Environment variables of the ranks, unless the user has set them. Programs do on purpose what torch warns about, so
@@ -78,9 +79,6 @@ def conform(
     save_schedule: Annotated[
         Path | None, typer.Option(metavar="PATH", help="Write the schedules as JSON, for --baseline.")
     ] = None,
-    script: Annotated[
-        Path, typer.Option(metavar="PATH", help="Where to write a script that shows the first fault.")
-    ] = SCRIPT,
     junit: Annotated[
         Path | None, typer.Option(metavar="PATH", help="Write the outcomes as JUnit XML, for CI.")
     ] = None,
@@ -106,7 +104,7 @@ def conform(
     from .conform_with_pytest import run_tests
 
     check_outputs(
-        *(script, save_schedule, junit, json_path),
+        *(SCRIPT, save_schedule, junit, json_path),
         inputs=[
             expect,
             *files_of(ddp),
@@ -161,8 +159,8 @@ def conform(
     write_json(json_path, document)
     shown = next((one for one in results if one.outcome == "failed" and one.program is not None), None)
     if shown is not None:
-        write_script(script, name, world_size, shown)
-        print(f"written to {script}: a program that fails the check {shown.check}, without random choices")
+        write_script(SCRIPT, name, world_size, shown)
+        print(f"written to {SCRIPT}: a program that fails the check {shown.check}, without random choices")
     problems += slower
     if not problems:
         failed = f"{counts['failed']} failed as expected, " if counts["failed"] else ""

@@ -12,23 +12,24 @@ from reference.trace import Trace
 from simulator.fabric import Fabric
 from simulator.prediction import Prediction, predict
 from simulator.schedule.policy import Policy
+from simulator.workload.compute_times import RECORDED
 from simulator.workload.default_gpu_costs import assume_gpu
 
 from ..emulation.time_dilation import ScaleModel
 from . import shared_options as options
-from .predict import cells_of_axes, read_policies, save_timelines, values_of_axes
+from .shared_options import cells_of_axes, values_of_axes
 from .terminal_output import progress, show_report, show_table, write_json
 
 if TYPE_CHECKING:
     from ..validation_report import ValidationReport
 
+WALL, TURNS = Path("out/emulate"), 3
+"""With --wall: the folder for trace, fabric, predictions and report; turns of each configuration."""
 HELP = {
     "world_size": "Number of ranks. With --wall under torchrun, srun or mpirun: by default all of its ranks.",
-    "class": "The reducer: ddplab, torch, replicate (of FSDP2, with --policy grouping=module), or MODULE:CLASS with "
+    "class": "The reducer: ddplab, torch, replicate (of FSDP2, with --set grouping=module), or MODULE:CLASS with "
     "the constructor of torch's class.",
-    "wall": "Use a wall clock: each rank is a process, which sleeps for the recorded times.",
-    "repeat": "With --wall: turns of each configuration; a turn measures 3 iterations.",
-    "out": "With --wall: folder for trace, fabric, predictions and report.",
+    "wall": f"Use a wall clock: each rank is a process, which sleeps for the recorded times. Results are in {WALL}.",
 }
 
 
@@ -40,19 +41,10 @@ def emulate(
     caps: options.ChosenCaps = None,
     orders: options.ChosenOrders = None,
     hooks: options.Hooks = "none",
-    policy: options.Settings = None,
-    fabric_set: options.FabricSettings = None,
-    processor: options.ProcessorFile = None,
-    variation: options.VariationSettings = None,
-    straggler: options.Stragglers = None,
-    inputs: options.Inputs = None,
-    perfetto: options.PerfettoFile = None,
-    timeline: options.TimelinePicture = None,
+    changes: options.Changes = None,
     wall: Annotated[bool, Option("--wall", help=HELP["wall"])] = False,  # noqa: FBT002 - an option
     dilation: options.Dilation = 1.0,
     byte_scale: options.ByteScale = 1.0,
-    repeat: Annotated[int | None, Option(min=1, metavar="N", help=HELP["repeat"], show_default="3")] = None,
-    out: Annotated[Path | None, Option(metavar="FOLDER", help=HELP["out"], show_default="out/emulate")] = None,
     json_path: options.Json = None,
 ) -> None:
     """Run a real reducer on an emulated device and a modelled network, in virtual time.
@@ -69,46 +61,34 @@ def emulate(
     """
     files = fabric or [options.FABRIC]
     if wall:
-        given = {
-            "--class": reducer != "ddplab",
-            "--policy": policy,
-            "--processor": processor,
-            "--variation": variation,
-            "--straggler": straggler,
-            "--inputs": inputs,
-            "--perfetto": perfetto,
-            "--timeline": timeline,
-        }
-        options.refuse(given, "not available with --wall")
-        modelled = options.read_fabric(files, fabric_set, None)
-        _, policies = read_policies(None, caps, orders, hooks)
-        scale, folder = options.read_scale(dilation, byte_scale), out or Path("out/emulate")
+        options.refuse({"--class": reducer != "ddplab"}, "not available with --wall")
+        settings = options.read_settings(changes)
+        if settings.policy != Policy() or settings.variation != RECORDED:
+            raise ValueError("--set: expected settings of the fabric alone with --wall")
+        modelled, policies = settings.fabric(files), options.combined(settings.policy, caps, orders, hooks)
+        scale = options.read_scale(dilation, byte_scale)
         start_server()  # it imports torch while this process does
-        options.check_outputs(json_path, inputs=[trace, *files], folder=folder)
-        report = _emulate_on_wall_clock(Trace.load(trace), modelled, world_size, policies, scale, repeat or 3, folder)
+        options.check_outputs(json_path, inputs=[trace, *files], folder=WALL)
+        report = _emulate_on_wall_clock(Trace.load(trace), modelled, world_size, policies, scale)
         show_report(report)
         write_json(json_path, report.to_json())
         return
-    scaled = {"--dilation": dilation != 1, "--byte-scale": byte_scale != 1, "--repeat": repeat, "--out": out}
+    scaled = {"--dilation": dilation != 1, "--byte-scale": byte_scale != 1}
     options.refuse(scaled, "expected with --wall only")
     world_size = world_size or 2
     from ..emulation.emulate import emulate as run
     from ..emulation.emulate import emulated_fabric
 
-    options.check_picture("--timeline", timeline)
-    read = [trace, *files, processor, *options.files_of(reducer)]
-    options.check_outputs(perfetto, timeline, json_path, inputs=read)
-    _, policies = read_policies(policy, caps, orders, hooks)
+    options.check_outputs(json_path, inputs=[trace, *files, *options.files_of(reducer)])
+    settings = options.read_settings(changes)
+    policies = options.combined(settings.policy, caps, orders, hooks)
     recorded, make = Trace.load(trace), read_reducer(reducer)
-    network = options.read_fabric(files, fabric_set, processor)
-    completed = assume_gpu(recorded, network, options.read_variation(variation))
+    completed = assume_gpu(recorded, settings.fabric(files), settings.variation)
     costs = emulated_fabric(completed.fabric, make)
     arguments: dict[str, Any] = {
         "world_size": world_size,
         "variation": completed.variation,
         "assume": False,
-        "stragglers": options.read_stragglers(straggler),
-        "inputs": None if inputs is None else options.read_counts("--inputs", inputs, least=0),
     }
     runs = []
     with progress() as on_progress:
@@ -121,8 +101,6 @@ def emulate(
     stated = (line for *_, one in runs for line in (*one.counted_as_free, *one.assumed))
     for sentence in dict.fromkeys((*completed.sentences, *stated)):
         print(sentence)
-    fastest = min((emulated for _, emulated, _ in runs), key=lambda emulated: emulated.iteration_ns)
-    save_timelines(fastest, perfetto, timeline)
     results = list(starmap(_row_json, runs))
     write_json(json_path, {"model": model, "world_size": world_size, "class": reducer, "rows": results})
     largest_ns = max(abs(row["emulated_ns"] - row["predicted_ns"]) for row in results)
@@ -135,8 +113,6 @@ def _emulate_on_wall_clock(
     world_size: int | None,
     policies: Sequence[Policy],
     scale: ScaleModel,
-    repeat: int,
-    out: Path,
 ) -> "ValidationReport":
     from reference.launch import RankPool, world_size_or
 
@@ -150,7 +126,7 @@ def _emulate_on_wall_clock(
         configurations.append(Configuration(one.bucket_cap_mb, one.order, one.hook.name))
     with progress() as on_progress, RankPool(world_size or world_size_or(2)) as pool:
         return validate(
-            pool, trace, configurations, scale=scale, out=out, repeat=repeat, modelled=fabric, on_progress=on_progress
+            pool, trace, configurations, scale=scale, out=WALL, repeat=TURNS, modelled=fabric, on_progress=on_progress
         )
 
 

@@ -7,30 +7,30 @@ import os
 import sys
 from collections.abc import Callable, Mapping
 from contextlib import redirect_stdout
-from typing import NoReturn
+from typing import Any, NoReturn
 
 import typer
+from typer.core import TyperGroup
 
 from reference.errors import Error
 from reference.files.reading import one_line_errors
 from reference.files.writing import printable
 from reference.launcher import on_rank_0
 
-from .catalogue import catalogue
 from .conform import conform
 from .emulate import emulate
-from .fabric_and_settings import fabric, knobs
 from .import_traces import import_app
 from .learn import learn
 from .plan import plan
-from .predict import predict, sweep
+from .predict import predict
 from .record_calibrate_validate import calibrate, demo, record, validate
-from .synthesize import rescale, synthesize
+from .show import show
+from .synthesize import synthesize
 from .terminal_output import PrintableStream
 from .tune import tune
 
 USAGE = """\
-Record data-parallel training, predict its iteration time under other settings, and check the predictions.
+Learn how data-parallel training works, test a reducer, and predict how training scales.
 
 \b
 Typical workflow:
@@ -41,116 +41,130 @@ Typical workflow:
 
 A trace of a GPU comes from a file of torch's profiler: see `import`. To model hardware that you do not have, make a
 trace from a data sheet with `synthesize`, and use a node of the catalogue, a YAML file of links or logs of nccl-tests
-as the fabric. `catalogue` lists nodes, devices and models by name. `plan` answers how many of which GPU on
-which network, from names alone. `tune` finds fast buckets. `sweep` predicts all combinations of several settings,
-`emulate` runs a real reducer in virtual time beside the prediction, and `knobs` lists every setting.
+as the fabric. `plan` answers how many of which GPU on which network, from names alone.
 
-MODEL is a name in the catalogue, emulated:TRACE (which sleeps for the times of a trace instead of computing) or
+MODEL is a name that `show` lists, emulated:TRACE (which sleeps for the times of a trace instead of computing) or
 MODULE:CALLABLE. The callable returns (model, loss_fn), and loss_fn(model) runs one batch and returns the loss. 1 MB
 is 2**20 bytes.
 
-Every command prints tables, and writes its result as JSON with --json PATH. The exit status is 0 on success, 1 after
-an error and 2 for an invalid command line; every error is one line.
+The exit status is 0 on success, 1 after an error and 2 for an invalid command line; every error is one line.
 """
 
-COMMANDS: Mapping[Callable[..., None] | typer.Typer, tuple[str, ...]] = {
-    record: (
-        "Record when each gradient of a model is ready.",
-        "ddplab record --model resnet18 --out out/resnet18.json.gz",
-        "ddplab record --model my_models:small --world-size 2 --iterations 20",
-    ),
-    synthesize: (
-        "Make a trace from a model and a data sheet.",
-        "ddplab synthesize --model resnet50 --device a100-40gb-tf32",
-        "ddplab synthesize --model vit-b-16 --device h100 --out out/vit.json.gz",
-    ),
-    rescale: (
-        "Rescale a recorded trace to another device.",
-        "ddplab rescale out/a100.json.gz --from a100-40gb-tf32 --to h100-tf32",
-    ),
-    calibrate: (
-        "Measure collectives and their costs on this machine.",
-        "ddplab calibrate --model mlp --world-size 2 --out out/fabric.json",
-        "ddplab calibrate --model mlp --hook fp16 --hook bf16 --link-rate 1gbit",
-    ),
-    fabric: (
-        "Show latency, bandwidth and processor costs of a fabric.",
-        "ddplab fabric out/fabric.json",
-        "ddplab fabric 8.log 16.log pod.yaml",
-    ),
-    predict: (
-        "Predict iteration times by bucket cap, order and hook.",
-        "ddplab predict trace.json.gz --fabric out/fabric.json --caps 1,25,single",
-        "ddplab predict trace.json.gz --hooks none,fp16 --timeline out/timeline.png",
-        "ddplab predict trace.json.gz --fabric pod.yaml --straggler 3:1.5",
-        "ddplab predict trace.json.gz --fabric aws-p4d --world-size 64",
-        "ddplab predict trace.json.gz --fabric 8.log --fabric 16.log --world-size 16",
-    ),
-    sweep: (
-        "Predict all combinations; write a table and a heat map.",
-        "ddplab sweep trace.json.gz --fabric pod.yaml --world-sizes 8,64,512",
-        "ddplab sweep trace.json.gz --fabric pod.yaml --heat-map out/map.png",
-    ),
-    plan: (
-        "How many of which GPU on which network: knee, limit, cost.",
-        "ddplab plan resnet50 aws-p4d",
-        "ddplab plan bert-large a100 --network 100gbit --world-size 64 --step-ms 130",
-        "ddplab plan gpt2 aws-p4d --samples 1e9 --deadline 3d --prices prices.csv",
-        "ddplab plan trace.json.gz aws-p4d --measured 8:120ms --world-sizes 8,64,512",
-    ),
-    tune: (
-        "Find fast buckets, and a bound that none beats.",
-        "ddplab tune trace.json.gz --fabric pod.yaml --world-size 64",
-        "ddplab tune trace.json.gz --fabric aws-p4d --picture out/tune.png",
-        "ddplab tune trace.json.gz --fabric out/fabric.json --verify virtual",
-    ),
-    emulate: (
-        "Run a real reducer in virtual time, and compare.",
-        "ddplab emulate trace.json.gz --fabric pod.yaml --world-size 8",
-        "ddplab emulate trace.json.gz --fabric pod.yaml --class torch --caps 1,25",
-    ),
-    knobs: ("List every setting with its unit and source.", "ddplab knobs"),
-    catalogue: (
-        "List nodes, devices and models by name.",
-        "ddplab catalogue",
-        "ddplab catalogue dgx-h100",
-    ),
-    validate: (
-        "Predict, then train, and compare.",
-        "ddplab validate --model mlp --caps 1,25 --out out/mlp",
-        "ddplab validate --model my_models:small --hooks none,bf16 --link-rate 1gbit",
-        "ddplab validate --model resnet18 --plan out/plan.json --torch",
-    ),
-    conform: (
-        "Check that a data-parallel class is local training.",
-        "ddplab conform torch",
-        "ddplab conform my_package.ddp:MyDDP --only 'one weight,any timing'",
-        "ddplab conform my_package.ddp:MyDDP --against torch --junit conform.xml",
-        "ddplab conform ddplab --baseline main",
-    ),
-    learn: (
-        "Write a reducer yourself, in sixteen judged rungs.",
-        "ddplab learn",
-        "ddplab learn my_ddp.py --watch",
-        "ddplab learn --hint",
-        "ddplab learn my_ddp.py --grade --junit grade.xml --json grade.json",
-    ),
-    demo: ("Check predictions against the real reducer, exactly.", "ddplab demo --out out/demo"),
-    import_app: (
-        "Make a trace from files of torch's profiler.",
-        "ddplab import kineto rank0.json.gz --out trace.json.gz",
-        "ddplab import kineto rank*.json --model resnet50",
-    ),
+Command = Callable[..., None] | typer.Typer
+COMMANDS: Mapping[str, Mapping[Command, tuple[str, ...]]] = {
+    "Learn": {
+        learn: (
+            "Write a reducer yourself, in sixteen judged rungs.",
+            "ddplab learn",
+            "ddplab learn my_ddp.py --watch",
+            "ddplab learn --hint",
+            "ddplab learn my_ddp.py --grade --junit grade.xml --json grade.json",
+        ),
+        demo: ("Check predictions against the real reducer, exactly.", "ddplab demo --out out/demo"),
+    },
+    "Test": {
+        conform: (
+            "Check that a data-parallel class is local training.",
+            "ddplab conform torch",
+            "ddplab conform my_package.ddp:MyDDP --only 'one weight,any timing'",
+            "ddplab conform my_package.ddp:MyDDP --against torch --junit conform.xml",
+            "ddplab conform ddplab --baseline main",
+        ),
+    },
+    "Predict": {
+        plan: (
+            "How many of which GPU on which network: knee, limit, cost.",
+            "ddplab plan resnet50 aws-p4d",
+            "ddplab plan bert-large a100 --network 100gbit --world-size 64 --step-ms 130",
+            "ddplab plan gpt2 aws-p4d --samples 1e9 --deadline 3d --prices prices.csv",
+            "ddplab plan trace.json.gz aws-p4d --measured 8:120ms --world-size 8,64,512",
+        ),
+        predict: (
+            "Predict iteration times by bucket cap, order and hook.",
+            "ddplab predict trace.json.gz --fabric out/fabric.json --caps 1,25,single",
+            "ddplab predict trace.json.gz --hooks none,fp16 --timeline out/timeline.png",
+            "ddplab predict trace.json.gz --fabric pod.yaml --straggler 3:1.5",
+            "ddplab predict trace.json.gz --fabric aws-p4d --world-size 8,64,512",
+            "ddplab predict trace.json.gz --fabric 8.log --fabric 16.log --world-size 16",
+            "ddplab predict t.json.gz --fabric pod.yaml,slow.yaml --heat-map out/map.png",
+        ),
+        tune: (
+            "Find fast buckets, and a bound that none beats.",
+            "ddplab tune trace.json.gz --fabric pod.yaml --world-size 64",
+            "ddplab tune trace.json.gz --fabric aws-p4d --picture out/tune.png",
+            "ddplab tune trace.json.gz --fabric out/fabric.json --verify virtual",
+        ),
+        emulate: (
+            "Run a real reducer in virtual time, and compare.",
+            "ddplab emulate trace.json.gz --fabric pod.yaml --world-size 8",
+            "ddplab emulate trace.json.gz --fabric pod.yaml --class torch --caps 1,25",
+        ),
+    },
+    "Inputs": {
+        record: (
+            "Record when each gradient of a model is ready.",
+            "ddplab record --model resnet18 --out out/resnet18.json.gz",
+            "ddplab record --model my_models:small --world-size 2 --iterations 20",
+        ),
+        import_app: (
+            "Make a trace from files of torch's profiler.",
+            "ddplab import kineto rank0.json.gz --out trace.json.gz",
+            "ddplab import kineto rank*.json --model resnet50",
+        ),
+        synthesize: (
+            "Make a trace from a data sheet, or rescale one.",
+            "ddplab synthesize --model resnet50 --device a100-40gb-tf32",
+            "ddplab synthesize --model vit-b-16 --device h100 --out out/vit.json.gz",
+            "ddplab synthesize --rescale a100.json.gz --from a100 --device h100",
+        ),
+        calibrate: (
+            "Measure collectives and their costs on this machine.",
+            "ddplab calibrate --model mlp --world-size 2 --out out/fabric.json",
+            "ddplab calibrate --model mlp --hook fp16 --hook bf16 --link-rate 1gbit",
+        ),
+        show: (
+            "Describe a trace, a fabric, a name or all settings.",
+            "ddplab show",
+            "ddplab show dgx-h100",
+            "ddplab show 8.log 16.log pod.yaml",
+            "ddplab show settings",
+        ),
+    },
+    "Check": {
+        validate: (
+            "Predict, then train, and compare.",
+            "ddplab validate --model mlp --caps 1,25 --out out/mlp",
+            "ddplab validate --model my_models:small --hooks none,bf16 --link-rate 1gbit",
+            "ddplab validate --model resnet18 --plan out/plan.json --torch",
+        ),
+    },
 }
-"""Each subcommand with its line in the list of the help, and the examples at the end of its own help."""
+"""Subcommands by group, each with its line in the list of the help, and the examples at the end of its own help."""
 
-app = typer.Typer(help=USAGE, add_completion=False, rich_markup_mode=None, pretty_exceptions_enable=False)
-for command, (summary, *examples) in COMMANDS.items():
-    epilog = "\n  ".join(["\b\nExamples:", *examples])
-    if isinstance(command, typer.Typer):
-        app.add_typer(command, name="import", short_help=summary, epilog=epilog)
-    else:
-        app.command(short_help=summary, epilog=epilog)(command)
+
+def name_of(command: Command) -> str:
+    """Return the name of a subcommand."""
+    return "import" if isinstance(command, typer.Typer) else command.__name__
+
+
+class Groups(TyperGroup):
+    """Lists the subcommands by group."""
+
+    def format_commands(self, ctx: Any, formatter: Any) -> None:
+        """Write a section for each group."""
+        for group, commands in COMMANDS.items():
+            with formatter.section(group):
+                formatter.write_dl([(name_of(command), summary) for command, (summary, *_) in commands.items()])
+
+
+app = typer.Typer(help=USAGE, cls=Groups, add_completion=False, rich_markup_mode=None, pretty_exceptions_enable=False)
+for group, commands in COMMANDS.items():
+    for command, (summary, *examples) in commands.items():
+        epilog = "\n  ".join(["\b\nExamples:", *examples])
+        if isinstance(command, typer.Typer):
+            app.add_typer(command, name=name_of(command), short_help=summary, epilog=epilog, rich_help_panel=group)
+        else:
+            app.command(short_help=summary, epilog=epilog, rich_help_panel=group)(command)
 
 
 def main() -> None:

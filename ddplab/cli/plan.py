@@ -18,7 +18,6 @@ from reference.trace import Trace
 from simulator.capacity.cost import Offer, read_prices
 from simulator.capacity.digits import band, carried, percent
 from simulator.capacity.limits import BUCKETS, Limits
-from simulator.capacity.memory import OPTIMIZERS
 from simulator.capacity.plan import CapacityPlan, SystemPlan
 from simulator.capacity.plan import plan as make_plan
 from simulator.capacity.report import report_page
@@ -48,53 +47,37 @@ SPARED = ("fixed total", "iteration ms")
 ANSWERS = {"deadline": "in time", "budget": "in budget", "efficiency": "efficient"}
 """Columns of the answers."""
 HELP = {
-    "model": "A model that `ddplab catalogue` lists, MODULE:CALLABLE, or a trace (.json, .json.gz).",
-    "systems": "Nodes or devices that `ddplab catalogue` lists, such as aws-p4d or a100, which get the links of a "
+    "model": "A model that `ddplab show` lists, MODULE:CALLABLE, or a trace (.json, .json.gz).",
+    "systems": "Nodes or devices that `ddplab show` lists, such as aws-p4d or a100, which get the links of a "
     "node with them; or files as for --fabric of `predict`, with --device.",
-    "world_sizes": "Numbers of GPUs to choose from, such as 64 or 8,64,512. Default: one node to 64 nodes.",
+    "world_size": "Numbers of GPUs to choose from, such as 64 or 8,64,512. Default: one node to 64 nodes.",
     "network": "Rate of a node's network in each direction, such as 100gbit, instead of the catalogue's.",
-    "gpus_per_node": "GPUs on a node, instead of the catalogue's number.",
-    "device": "With files: the device, such as h100 or h100-bf16, on which a model without a trace computes.",
-    "precision": "tf32, fp32, bf16 or fp16. Default: that of the model's parameters, with tf32 for float32.",
+    "device": "The device on which a model computes, such as h100 or h100-bf16: required with files. Default: that "
+    "of the node, in the precision of the model's parameters, with tf32 for float32.",
     "batch": "Samples per GPU and iteration. Default: those of the model or of the trace.",
-    "total_batch": "Samples on all GPUs and iteration for the column `fixed total`. Default: those of the fewest "
-    "GPUs.",
     "step_ms": "Measured time of an iteration on one GPU with this batch, such as 130; of one of several systems "
     "dgx-h100:80. Without it, the time comes from the data sheet and is uncertain by a factor of six.",
     "samples": "Samples to train on, over all epochs, such as 1.2e9.",
     "deadline": "Longest duration of the training, such as 24h, 3d or 90min.",
-    "budget": "Largest cost of the training, in the currency of --prices.",
     "prices": "CSV file of prices: system, per_gpu_hour, currency, source, date.",
     "efficiency": "Least part of the GPUs' time that has to be training, such as 0.9 or 90 %.",
     "report": "Write the plan as one HTML page with pictures.",
-    "optimizer": f"Optimiser whose memory counts: {', '.join(OPTIMIZERS)}.",
 }
 
 
 def plan(
     model: Annotated[str, Argument(metavar="MODEL", help=HELP["model"])],
     systems: Annotated[list[str], Argument(metavar="SYSTEM...", help=HELP["systems"])],
-    world_sizes: Annotated[
-        str | None, Option("--world-sizes", "--world-size", metavar="N,...", help=HELP["world_sizes"])
-    ] = None,
+    world_size: Annotated[str | None, Option(metavar="N,...", help=HELP["world_size"])] = None,
     network: Annotated[str | None, Option(metavar="RATE", help=HELP["network"])] = None,
-    gpus_per_node: Annotated[int | None, Option(min=1, metavar="N", help=HELP["gpus_per_node"])] = None,
     device: Annotated[str | None, Option(metavar="DEVICE", help=HELP["device"])] = None,
-    precision: Annotated[str | None, Option(metavar="NAME", help=HELP["precision"])] = None,
     batch: Annotated[int | None, Option(min=1, max=10**6, metavar="N", help=HELP["batch"])] = None,
-    total_batch: Annotated[int | None, Option(min=1, max=10**9, metavar="N", help=HELP["total_batch"])] = None,
     step_ms: Annotated[list[str] | None, Option(metavar="[SYSTEM:]MS", help=HELP["step_ms"])] = None,
     samples: Annotated[float | None, Option(metavar="N", help=HELP["samples"])] = None,
     deadline: Annotated[str | None, Option(metavar="TIME", help=HELP["deadline"])] = None,
-    budget: Annotated[float | None, Option(metavar="AMOUNT", help=HELP["budget"])] = None,
     prices: Annotated[Path | None, Option(metavar="PATH", help=HELP["prices"])] = None,
     efficiency: Annotated[str | None, Option(metavar="PART", help=HELP["efficiency"])] = None,
-    optimizer: Annotated[str, Option(metavar="NAME", help=HELP["optimizer"])] = "sgd",
-    policy: options.Settings = None,
-    fabric_set: options.FabricSettings = None,
-    processor: options.ProcessorFile = None,
-    variation: options.VariationSettings = None,
-    straggler: options.Stragglers = None,
+    changes: options.Changes = None,
     measured: options.Measured = None,
     report: Annotated[Path | None, Option(metavar="PATH", help=HELP["report"])] = None,
     json_path: options.Json = None,
@@ -106,33 +89,26 @@ def plan(
     interval wide, and what to measure next. All ranges contain nine in ten true values. If the range is wider than
     the decision, the command ends with one line and exit status 1.
     """
-    if optimizer not in OPTIMIZERS:
-        raise ValueError(f"--optimizer: expected {', '.join(OPTIMIZERS)}, got {optimizer!r}")
     files = [Path(one) for one in (model, *systems) if Path(one).is_file()]
-    options.check_outputs(report, json_path, inputs=[*files, *options.files_of(model), prices, processor])
-    asked = None if world_sizes is None else options.read_counts("--world-sizes", world_sizes)
-    described = {name: _read_system(name, network, gpus_per_node, device) for name in dict.fromkeys(systems)}
-    fabrics = {name: options.changed_fabric(one.fabric, fabric_set, processor) for name, one in described.items()}
+    options.check_outputs(report, json_path, inputs=[*files, *options.files_of(model), prices])
+    asked = None if world_size is None else options.read_counts("--world-size", world_size)
+    described = {name: _read_system(name, network, device) for name in dict.fromkeys(systems)}
+    settings = options.read_settings(changes)
+    fabrics = {name: settings.changed(one.fabric) for name, one in described.items()}
     steps_ms = _read_steps(step_ms, systems)
-    workloads = {
-        name: _workload(model, one.device, precision, batch, steps_ms.get(name)) for name, one in described.items()
-    }
+    workloads = {name: _workload(model, one.device, batch, steps_ms.get(name)) for name, one in described.items()}
     result = make_plan(
         {name: one.trace for name, one in workloads.items()},
         fabrics,
         world_sizes=_sizes(asked, fabrics),
         asked=asked,
         batch=batch,
-        total_batch=total_batch,
         samples=samples,
         deadline_hours=None if deadline is None else _read_hours(deadline),
-        budget=budget,
         efficiency=None if efficiency is None else _read_efficiency(efficiency),
         prices=[] if prices is None else read_prices(prices),
-        optimizer=optimizer,
-        policy=options.read_policy(policy),
-        variation=options.read_variation(variation),
-        stragglers=options.read_stragglers(straggler),
+        policy=settings.policy,
+        variation=settings.variation,
         measured=options.read_measured(measured),
         rebatched={name: one.rebatched for name, one in workloads.items() if one.rebatched is not None},
     )
@@ -159,7 +135,7 @@ class _Workload(NamedTuple):
     rebatched: Callable[[float], Trace] | None  # a trace from operations with a multiple of the batch
 
 
-def _read_system(name: str, network: str | None, gpus_per_node: int | None, device: str | None) -> _Described:
+def _read_system(name: str, network: str | None, device: str | None) -> _Described:
     """Find the network and the device of a node, a device or a file."""
     listed = read_catalogue()
     bare, _, precision = name.rpartition("-")
@@ -167,9 +143,7 @@ def _read_system(name: str, network: str | None, gpus_per_node: int | None, devi
     found = None if is_file or name in listed.nodes else listed.device_like(name) or listed.device_like(bare)
     node = name if name in listed.nodes and not is_file else found and listed.node_with(found)
     if is_file or (node is None and found is None and re.search(r"[./:]", name)):
-        options.refuse(
-            {"--network": network, "--gpus-per-node": gpus_per_node}, "expected nodes or devices of the catalogue"
-        )
+        options.refuse({"--network": network}, "expected nodes or devices of the catalogue")
         return _Described(device, load_fabric(name))
     if node is None:
         expected = [*listed.nodes, *listed.devices]
@@ -180,18 +154,16 @@ def _read_system(name: str, network: str | None, gpus_per_node: int | None, devi
     if network is not None:
         with options.naming("--network"):
             rate = Rate(gbit_per_s=bits_per_s(network) / 1e9, source="")
-    links = listed.topology(node, network=rate, members=gpus_per_node)
+    links = listed.topology(node, network=rate)
     own = listed.nodes[node].device if found is None else found
     suffix = f"-{precision}" if found is not None and listed.device_like(name) is None else ""
     return _Described(device or own + suffix, Fabric.from_topology(links))
 
 
-def _workload(
-    model: str, device: str | None, precision: str | None, batch: int | None, step_ms: float | None
-) -> _Workload:
+def _workload(model: str, device: str | None, batch: int | None, step_ms: float | None) -> _Workload:
     """Load a trace, or make one of a model on a device."""
     if Path(model).is_file() or model.endswith((".json", ".json.gz")):
-        options.refuse({"--precision": precision, "--step-ms": step_ms}, "expected a model, not a trace, with it")
+        options.refuse({"--step-ms": step_ms}, "expected a model, not a trace, with it")
         trace = Trace.load(model)
         known = trace.workload.batch
         if batch is not None and known is not None and batch != known:
@@ -200,9 +172,7 @@ def _workload(
     if device is None:
         raise ValueError("--device: expected the device on which the model computes, because a file has none")
     name = f"{model}{LARGER}" if f"{model}{LARGER}" in counted_models() else model
-    sheet = find_device(
-        f"{device}-{precision}" if precision else with_precision(device, element_type(operations_of(name).parameters))
-    )
+    sheet = find_device(with_precision(device, element_type(operations_of(name).parameters)))
     operations = operations_of(name, sheet.autocast)
     if batch is not None:
         if operations.batch is None:

@@ -33,12 +33,11 @@ def record(
     backend: options.Backend = None,
     iterations: Annotated[int, Option(min=1, max=100_000, metavar="N", help=HELP["iterations"])] = 10,
     out: options.TraceOut = Path("out/trace.json.gz"),
-    json_path: options.Json = None,
 ) -> None:
     """Record when each gradient of a model is ready, on all ranks, without communication.
 
     The ranks compute at the same time, as in training, but send nothing: with all-reduces, every rank would take as
-    long as the slowest one. The trace is the input of `predict`, `sweep` and `rescale`. To record a script of your
+    long as the slowest one. The trace is the input of `predict`, `plan` and `tune`. To record a script of your
     own, see `reference.recorder`.
     """
     start_server()  # it imports torch while this process does
@@ -46,13 +45,13 @@ def record(
 
     from ..training_runs import record_computation
 
-    options.check_outputs(out, json_path, inputs=options.files_of(model))
+    options.check_outputs(out, inputs=options.files_of(model))
     ranks = world_size or world_size_or(1)
     backend = backend or default_backend(ranks)
     with progress() as on_progress, RankPool(ranks, backend=backend, pinned=True) as pool:
         on_progress("recording", 0, 1)
         trace = pool.run(record_computation, model, iterations)[0]
-    save_trace(trace, out, f"{model}, recorded in {out}", json_path)
+    save_trace(trace, out, f"{model}, recorded in {out}")
 
 
 def calibrate(
@@ -61,9 +60,7 @@ def calibrate(
     backend: options.Backend = None,
     hook: Annotated[list[str] | None, Option(metavar="HOOK", help=HELP["hook"])] = None,
     link_rate: options.LinkRate = None,
-    uplinks: options.UplinksText = None,
     out: Annotated[Path, Option(metavar="PATH", help="Where to write the fabric file.")] = options.FABRIC,
-    json_path: options.Json = None,
 ) -> None:
     """Measure collectives on this machine, and how much they and the model's computation slow each other down.
 
@@ -80,12 +77,10 @@ def calibrate(
     from ..calibration.device_spread import spread_of, time_iterations_alone
     from .terminal_output import show_calibration
 
-    options.check_outputs(out, json_path, inputs=options.files_of(model))
-    rate, between_nodes = options.read_links(link_rate, uplinks)
+    options.check_outputs(out, inputs=options.files_of(model))
+    rate, _ = options.read_links(link_rate, None)
     ranks = world_size or world_size_or(2)
-    pool = RankPool(
-        ranks, backend=backend or default_backend(ranks), link_rate=rate, uplinks=between_nodes, pinned=True
-    )
+    pool = RankPool(ranks, backend=backend or default_backend(ranks), link_rate=rate, pinned=True)
     with progress() as on_progress, pool:
         spread = spread_of(pool.run(time_iterations_alone, model, REPEATS))
         fabric = measure(pool, model, hooks=hook or (), on_progress=on_progress)
@@ -96,11 +91,10 @@ def calibrate(
         f"{spread.between_iterations:.1%} (standard deviations)"
     )
     print(
-        f"next: ddplab predict TRACE --fabric {out} --fabric-set extrapolate=true --world-size {4 * ranks} "
-        f"--variation device_spread={spread.between_devices:.4f}"
+        f"next: ddplab predict TRACE --fabric {out} --set extrapolate=true --world-size {4 * ranks} "
+        f"--set device_spread={spread.between_devices:.4f}"
     )
     print(f"TRACE is what `ddplab record --model {model} --out TRACE` writes")
-    write_json(json_path, fabric.model_dump())
 
 
 def validate(

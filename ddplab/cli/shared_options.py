@@ -7,11 +7,13 @@ import re
 import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from importlib.machinery import PathFinder
 from importlib.util import find_spec
 from io import BytesIO
+from itertools import product
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, TypeVar, cast
+from typing import TYPE_CHECKING, Annotated, Any, TypeVar, cast
 
 from typer import Argument, Option
 
@@ -20,7 +22,7 @@ from reference.files.reading import Schema, one_line_errors, parse_json
 from reference.files.writing import STANDARD_OUTPUT, check_distinct, check_writable, open_descriptor, write_atomically
 from simulator.catalogue import load_fabric
 from simulator.cost_terms import TERMS
-from simulator.fabric import Fabric, Processor
+from simulator.fabric import Fabric
 from simulator.fabric.nccl_tests import ranks_and_log
 from simulator.schedule.comm_hook_messages import CommHook, named_hook
 from simulator.schedule.policy import Policy
@@ -39,16 +41,17 @@ R = TypeVar("R", bound=Schema)
 FABRIC = Path("out/fabric.json")
 FABRIC_FILE = (
     "A fabric file of `calibrate`, a topology file (.yaml, .yml), a log of nccl-tests (.log, .txt; 40:FILE if "
-    "the log does not show that it is of 40 ranks), or a node that `ddplab catalogue` lists, such as dgx-h100"
+    "the log does not show that it is of 40 ranks), or a node that `ddplab show` lists, such as dgx-h100"
 )
 PREDICT_CAPS = "0.5,1,5,25,single"
-POLICY_FIELDS = [name for name in Policy.model_fields if name not in ("bucket_cap_mb", "order", "hook", "plan")]
+RECORDS = (Policy, Fabric, Variation)
+"""Records whose fields `--set` changes; no two have a field of the same name."""
 
 HELP = {
-    "trace": "A trace of `record`, `synthesize` or `rescale`.",
+    "trace": "A trace of `record`, `import` or `synthesize`.",
     "trace_out": "Where to write the trace; .gz compresses it.",
     "json": "Also write the result as JSON, for programs; `-` is the standard output.",
-    "model": "A model that `ddplab catalogue` lists, such as resnet50, emulated:TRACE (sleeps for the times of a "
+    "model": "A model that `ddplab show` lists, such as resnet50, emulated:TRACE (sleeps for the times of a "
     "trace), or MODULE:CALLABLE of your own.",
     "world_size": "Number of ranks.",
     "processes": "Number of ranks, each a process. Default: all that torchrun, srun or mpirun has started; without "
@@ -59,25 +62,19 @@ HELP = {
     "chosen_caps": "Bucket caps in MB; `single` is one bucket in total, `default` is 25, and 1 for the first bucket.",
     "orders": f"Bucket orders: {', '.join(ORDERS)}.",
     "hooks": "Comm hooks: none, fp16, bf16, quantize_per_tensor, power_sgd:RANK, ...",
-    "policy": f"Another setting of the reducer; may be repeated: {', '.join(POLICY_FIELDS)}.",
-    "inputs": "Number of batches of each rank; the ranks then train under Join.",
-    "fabric": f"{FABRIC_FILE}; may be repeated. Files are merged as by `ddplab fabric`.",
-    "fabric_set": "Change a field of the fabric; may be repeated: extrapolate=true, slow_link=2, library=gloo, "
-    "nccl_version=2.21.5, scale=0.5, ...",
-    "processor": "Take the costs of copies, launches, hooks and slow-downs from this fabric file, or count them as "
-    "free with `none`. Topology files and logs have none; traces of GPUs then get the usual costs of the GPU.",
-    "variation": "How iterations vary; may be repeated: kind=recorded|resampled|correlated|fitted, iterations=, "
-    "seed=, correlation=, device_spread=.",
+    "set": "Another setting, such as sync_every=4, extrapolate=true or kind=resampled; may be repeated. "
+    "`ddplab show settings` lists all.",
+    "fabric": f"{FABRIC_FILE}; may be repeated. Files are merged into one fabric.",
     "straggler": "A rank that computes FACTOR times as long; may be repeated. random:FACTOR chooses a rank in each "
     "iteration.",
     "measured": "Median iteration times that you have measured on a few ranks, such as 4:1020.5ms,8:1.04s; they "
     "correct and narrow the prediction. They are times of the configuration that is predicted; if several are "
-    "predicted, of the settings of --policy and otherwise torch's defaults.",
+    "predicted, of the settings of --set and otherwise torch's defaults.",
     "without": f"Leave out terms of the model: {', '.join(TERMS)}.",
     "explain": "Show what each term of the model adds to the fastest configuration, where its value comes from, and "
     "its part of the width of the interval.",
-    "perfetto": "Write the timeline of the fastest configuration as a Chrome trace, for ui.perfetto.dev.",
-    "timeline": "Plot the timeline of the fastest configuration to this file (.png, .svg, .pdf).",
+    "timeline": "Write the timeline of the fastest configuration: a picture (.png, .svg, .pdf), or a Chrome trace "
+    "for ui.perfetto.dev (.json).",
     "link_rate": "Connect the ranks by virtual links of this rate, such as 1gbit, instead of the loopback interface; "
     "requires Linux and root.",
     "uplinks": "With --link-rate: nodes of K ranks, each connected to the others by an uplink of this rate.",
@@ -100,18 +97,13 @@ ChosenCaps = Annotated[str | None, Option(metavar="MB,...", help=HELP["chosen_ca
 Orders = Annotated[str, Option(metavar="ORDER,...", help=HELP["orders"])]
 ChosenOrders = Annotated[str | None, Option(metavar="ORDER,...", help=HELP["orders"], show_default="ready")]
 Hooks = Annotated[str, Option(metavar="HOOK,...", help=HELP["hooks"])]
-Settings = Annotated[list[str] | None, Option(metavar="NAME=VALUE", help=HELP["policy"])]
-Inputs = Annotated[str | None, Option(metavar="N,...", help=HELP["inputs"])]
+Changes = Annotated[list[str] | None, Option("--set", metavar="NAME=VALUE", help=HELP["set"])]
 FabricFiles = Annotated[list[Path] | None, Option(metavar="PATH", help=HELP["fabric"], show_default=str(FABRIC))]
-FabricSettings = Annotated[list[str] | None, Option(metavar="NAME=VALUE", help=HELP["fabric_set"])]
-ProcessorFile = Annotated[Path | None, Option(metavar="PATH", help=HELP["processor"])]
-VariationSettings = Annotated[list[str] | None, Option(metavar="NAME=VALUE", help=HELP["variation"])]
 Stragglers = Annotated[list[str] | None, Option(metavar="RANK:FACTOR", help=HELP["straggler"])]
 Measured = Annotated[str | None, Option(metavar="N:TIME,...", help=HELP["measured"])]
 Without = Annotated[str | None, Option(metavar="TERM,...", help=HELP["without"])]
 Explain = Annotated[bool, Option("--explain", help=HELP["explain"])]
-PerfettoFile = Annotated[Path | None, Option(metavar="PATH", help=HELP["perfetto"])]
-TimelinePicture = Annotated[Path | None, Option(metavar="PATH", help=HELP["timeline"])]
+Timeline = Annotated[Path | None, Option(metavar="PATH", help=HELP["timeline"])]
 LinkRate = Annotated[str | None, Option(metavar="RATE", help=HELP["link_rate"])]
 UplinksText = Annotated[str | None, Option(metavar="K:RATE", help=HELP["uplinks"])]
 Dilation = Annotated[float, Option(metavar="K", help=HELP["dilation"])]
@@ -192,7 +184,7 @@ def choose_orders(text: str | None, policy: Policy) -> list[Order]:
 def _is_overruled(option: str, axis: str, text: str | None, policy: Policy) -> bool:
     field = policy.overruled.get(axis)
     if field is not None and text is not None:
-        raise ValueError(f"{option}: expected no value with --policy {field}=..., which determines it, got {text!r}")
+        raise ValueError(f"{option}: expected no value with --set {field}=..., which determines it, got {text!r}")
     return field is not None
 
 
@@ -227,39 +219,81 @@ def read_measured(text: str | None) -> dict[int, int] | None:
     return measured
 
 
-def read_policy(words: Sequence[str] | None) -> Policy:
-    """Return the default policy with these settings; fields in `OPTIONS` are errors."""
+@dataclass(frozen=True, kw_only=True)
+class Asked:
+    """The records that the words of `--set` change: settings of the reducer, of the fabric and of the variation."""
+
+    policy: Policy
+    variation: Variation
+    fabric_words: tuple[str, ...]
+
+    def fabric(self, paths: Sequence[Path]) -> Fabric:
+        """Merge fabrics from files or the catalogue, and change the result."""
+        return self.changed(Fabric.merged(*map(load_fabric, paths)))
+
+    def changed(self, fabric: Fabric) -> Fabric:
+        """Change a fabric."""
+        return _changed(fabric, self.fabric_words)
+
+
+def read_settings(words: Sequence[str] | None, *, refused: Mapping[str, str] = OPTIONS) -> Asked:
+    """Parse the words of `--set`.
+
+    Args:
+        words: Each NAME=VALUE.
+        refused: Names that are errors, each with what to use in its place.
+    """
+    by_record: dict[type, list[str]] = {record: [] for record in RECORDS}
     for word in words or ():
-        if (name := word.partition("=")[0]) in OPTIONS:
-            raise ValueError(f"--policy: expected {OPTIONS[name]} for {name}, got {word!r}")
-    return _changed(Policy(), "--policy", words)
+        name, equals, _ = word.partition("=")
+        record = next((one for one in RECORDS if name in one.model_fields), None)
+        if record is None or not equals:
+            names = ", ".join(name for one in RECORDS for name in one.model_fields if name not in refused)
+            raise ValueError(f"--set: expected NAME=VALUE, NAME being one of {names}, got {word!r}")
+        if name in refused:
+            raise ValueError(f"--set: expected {refused[name]} for {name}, got {word!r}")
+        by_record[record].append(word)
+    return Asked(
+        policy=_changed(Policy(), by_record[Policy]),
+        variation=_changed(Variation(), by_record[Variation]),
+        fabric_words=tuple(by_record[Fabric]),
+    )
 
 
-def read_variation(words: Sequence[str] | None) -> Variation:
-    """Return the default variation with these settings."""
-    return _changed(Variation(), "--variation", words)
+MERGED = " + "
+"""Stands between the names of files that are merged into one fabric."""
 
 
-def read_fabric(paths: Sequence[Path], words: Sequence[str] | None, processor: Path | None) -> Fabric:
-    """Merge fabrics from files or the catalogue, and change them as `changed_fabric`."""
-    return changed_fabric(Fabric.merged(*map(load_fabric, paths)), words, processor)
+def fabric_choices(words: Sequence[Path]) -> dict[str, list[Path]]:
+    """Return the fabrics to compare, each by a name and with the files to merge.
+
+    Each word may be several files with commas between them; each of them is merged with those of all other words.
+    """
+    choices = [[word] if word.exists() else [Path(one) for one in str(word).split(",")] for word in words]
+    return {MERGED.join(map(str, files)): list(files) for files in product(*choices)}
 
 
-def changed_fabric(fabric: Fabric, words: Sequence[str] | None, processor: Path | None) -> Fabric:
-    """Apply these settings to a fabric; if `processor` is given, the processor costs come from this file."""
-    fabric = _changed(fabric, "--fabric-set", words)
-    if processor is None:
-        return fabric
-    if str(processor) == "none":
-        return fabric.model_copy(update={"processor": Processor()})
-    costs = Fabric.load(processor).processor
-    if costs == Processor():
-        expected = "expected a fabric file of `ddplab calibrate`"
-        raise ValueError(f"--processor: {expected}, got {processor}, which has no processor costs")
-    return fabric.model_copy(update={"processor": costs})
+def combined(base: Policy, caps: str | None, orders: str | None, hooks: str) -> list[Policy]:
+    """Return the settings of each combination of cap, order and hook; all others are those of `base`."""
+    caps_mb = choose_caps(caps, base, PREDICT_CAPS)
+    axes = product(caps_mb, choose_orders(orders, base), read_hooks(hooks))
+    return [base.model_copy(update=dict(zip(OPTIONS, values, strict=True))) for values in axes]
 
 
-def _changed(record: R, option: str, words: Sequence[str] | None) -> R:
+def values_of_axes(policy: Policy) -> dict[str, Any]:
+    """Return cap, order and hook for JSON; a field that overrides the axis stands in place of the value."""
+    values = {"bucket_cap_mb": policy.bucket_cap_mb, "order": policy.order, "hook": policy.hook.name}
+    values |= policy.overruled
+    return {"cap_mb": cap_json(values.pop("bucket_cap_mb")), **values}
+
+
+def cells_of_axes(policy: Policy) -> dict[str, str]:
+    """Return cap, order and hook for a table, as `values_of_axes`."""
+    cap_mb = policy.overruled.get("bucket_cap_mb", policy.bucket_cap_mb)
+    return {"cap": cap_word(cap_mb), "order": policy.overruled.get("order", policy.order), "hook": policy.hook.name}
+
+
+def _changed(record: R, words: Sequence[str]) -> R:
     """Return a copy of `record` with each NAME=VALUE set; a value is parsed as JSON, or else kept as text.
 
     Numbers in a text field stay text, such as version 2.20. Defaults are computed again, because a default may depend
@@ -269,18 +303,15 @@ def _changed(record: R, option: str, words: Sequence[str] | None) -> R:
         return record
     settings = record.model_dump(mode="json", exclude_unset=True)
     for word in words:
-        name, equals, value = word.partition("=")
-        if not equals or name not in type(record).model_fields:
-            names = ", ".join(type(record).model_fields)
-            raise ValueError(f"{option}: expected NAME=VALUE, NAME being one of {names}, got {word!r}")
-        with naming(f"{option}: {name}"):
+        name, _, value = word.partition("=")
+        with naming(f"--set: {name}"):
             try:
                 parsed = parse_json(value)
             except json.JSONDecodeError:
                 parsed = value
         is_text = type(record).model_fields[name].annotation is str and not isinstance(parsed, str)
         settings[name] = value if is_text else parsed
-    with naming(option), one_line_errors():
+    with naming("--set"), one_line_errors():
         return type(record).model_validate_json(json.dumps(settings))
 
 

@@ -1,35 +1,36 @@
-"""`ddplab synthesize` and `ddplab rescale`: make traces for hardware that is not available."""
+"""`ddplab synthesize`: makes traces for hardware that is not available, from a model or from a recorded trace."""
 
+import math
+import re
 from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated
 
-from typer import Argument, Option
+from typer import Option
 
 from reference.files.value_ranges import YEAR_NS
 from reference.trace import Parameter, Trace
 from simulator.catalogue import read_catalogue
 from simulator.workload.built_in_operations import built_in_operations
 from simulator.workload.roofline import USUAL, Operations, data_sheets, find_device, with_precision
-from simulator.workload.trace_synthesis import rescale as rescale_trace
+from simulator.workload.trace_synthesis import rescale
 from simulator.workload.trace_synthesis import synthesize as synthesize_trace
 
-from .shared_options import Json, Model, TraceOut, check_outputs, files_of
+from .shared_options import Model, TraceOut, check_outputs, files_of, refuse
 from .terminal_output import save_trace
 
 SHEETS = (
-    "a device that `ddplab catalogue` lists, such as h100 (in the precision of the model) or h100-bf16, or a JSON "
+    "a device that `ddplab show` lists, such as h100 (in the precision of the model) or h100-bf16, or a JSON "
     "file with name, flops_per_s and bytes_per_s"
 )
 HELP = {
     "device": f"The device's data sheet: {SHEETS}.",
-    "step_ms": "Measured time of an iteration on one device, without communication; the trace is scaled to it.",
-    "part_ms": "Measured time of this part of it.",
-    "from": "The device of the recording: `this` for this machine, or a data sheet, as for --to.",
-    "to": f"The new device's data sheet: {SHEETS}.",
+    "step_ms": "Measured time of an iteration on one device, without communication, or of its forward pass, backward "
+    "pass and optimiser; the trace is scaled to it.",
+    "rescale": "Convert this trace, recorded without communication, in place of counting operations alone.",
+    "from": "With --rescale: the device of the recording, as --device; `this` is this machine, which is measured.",
 }
-Measured = Annotated[float | None, Option(min=0, max=YEAR_NS / 1e6, metavar="MS", help=HELP["part_ms"])]
 HOST_BOUND = 1.2
 """Ratio of the host's time to the roofline time above which the host limits an iteration."""
 
@@ -37,32 +38,66 @@ HOST_BOUND = 1.2
 def synthesize(
     model: Model = "resnet50",
     device: Annotated[str, Option(metavar="DEVICE", help=HELP["device"])] = "a100-40gb-tf32",
-    step_ms: Annotated[float | None, Option(min=0, max=YEAR_NS / 1e6, metavar="MS", help=HELP["step_ms"])] = None,
-    forward_ms: Measured = None,
-    backward_ms: Measured = None,
-    optimizer_ms: Measured = None,
+    step_ms: Annotated[str | None, Option(metavar="MS[,MS,MS]", help=HELP["step_ms"])] = None,
+    recorded: Annotated[Path | None, Option("--rescale", metavar="TRACE", help=HELP["rescale"])] = None,
+    old: Annotated[str | None, Option("--from", metavar="DEVICE", help=HELP["from"], show_default="this")] = None,
     out: TraceOut = Path("out/synthetic.json.gz"),
-    json_path: Json = None,
 ) -> None:
     """Make a trace from a model and a data sheet, by counting the model's operations.
 
     Nothing is allocated or computed, so the model may be larger than this machine's memory. Devices seldom reach the
     peak rates of their data sheets: if you can, give the time of one measured iteration with --step-ms, or of its
-    parts. On a device in bf16 or fp16, the model computes under autocast.
+    three parts, such as 30,55,5. On a device in bf16 or fp16, the model computes under autocast.
+
+    With --rescale, a recorded trace of the model is converted from one device to another, with a roofline model of
+    the operations between gradients. Differences between iterations and between ranks are kept. Traces recorded with
+    communication are refused, because communication does not scale with the device.
     """
-    check_outputs(out, json_path, inputs=files_of(model))
+    check_outputs(out, inputs=[recorded, *files_of(model)])
+    if recorded is not None:
+        refuse({"--step-ms": step_ms}, "expected none with --rescale, which scales the recorded times")
+        _rescale(recorded, model, old or "this", device, out)
+        return
+    refuse({"--from": old}, "expected --rescale with it, the trace that was recorded on this device")
     if device in read_catalogue().devices:
         device = choose_precision(device, operations_of(model).parameters)
     sheet = find_device(device)
     operations = operations_of(model, sheet.autocast)
-    parts = {"forward_ns": forward_ms, "backward_ns": backward_ms, "optimizer_ns": optimizer_ms}
-    measured = {name: round(ms * 1e6) for name, ms in {"step_ns": step_ms, **parts}.items() if ms is not None}
-    trace = synthesize_trace(operations, sheet, **measured)
-    save_trace(trace, out, f"{model} on {device}, saved as {out}", json_path)
+    trace = synthesize_trace(operations, sheet, **read_step(step_ms))
+    save_trace(trace, out, f"{model} on {device}, saved as {out}")
     at_peak, paced = (synthesize_trace(operations, one) for one in (sheet.model_copy(update={"pace_ns": 0}), sheet))
     peak_ns, paced_ns, ns = (one.ranks[0].iterations[0].duration_ns for one in (at_peak, paced, trace))
-    is_measured = step_ms is not None or None not in parts.values()
-    print(judgement(peak_ns, paced_ns, ns / 1e6 if is_measured else None))
+    print(judgement(peak_ns, paced_ns, None if step_ms is None else ns / 1e6))
+
+
+def read_step(text: str | None) -> dict[str, int]:
+    """Parse a measured time of an iteration, or of its three parts: arguments of `trace_synthesis.synthesize`."""
+    if text is None:
+        return {}
+    words = text.split(",")
+    names = {1: ("step_ns",), 3: ("forward_ns", "backward_ns", "optimizer_ns")}.get(len(words), ())
+    numbers = [float(word) if re.fullmatch(r"\d*\.?\d+", word.strip()) else math.inf for word in words]
+    if not names or max(numbers) > YEAR_NS / 1e6:
+        expected = "expected milliseconds, such as 90, or of forward pass, backward pass and optimiser: 30,55,5"
+        raise ValueError(f"--step-ms: {expected}; got {text!r}")
+    return {name: round(ms * 1e6) for name, ms in zip(names, numbers, strict=True)}
+
+
+def _rescale(path: Path, model: str, old: str, new: str, out: Path) -> None:
+    from ..operation_counter import measure_operations
+
+    recorded = Trace.load(path)
+    parameters = recorded.workload.parameters
+    target = find_device(choose_precision(new, parameters))
+    if old == "this":
+        from ..calibration.device_rates import measure_device
+
+        source = measure_device()
+    else:
+        source = find_device(choose_precision(old, parameters))
+    before, after = (measure_operations(model, autocast=one.autocast) for one in (source, target))
+    rescaled = rescale(recorded, before, source, target, new_operations=after)
+    save_trace(rescaled, out, f"{path} from {source.name} to {target.name}, saved as {out}")
 
 
 def choose_precision(device: str, parameters: Sequence[Parameter]) -> str:
@@ -133,33 +168,3 @@ def judgement(roofline_ns: int, paced_ns: int, step_ms: float | None) -> str:
     if USUAL[0] <= ratio <= USUAL[1]:
         return sentence
     return f"{sentence}; {usual} are usual, so check the batch, the precision and the device"
-
-
-def rescale(
-    trace: Annotated[Path, Argument(metavar="TRACE", help="A trace recorded without communication.")],
-    model: Model = "resnet50",
-    old: Annotated[str, Option("--from", metavar="DEVICE", help=HELP["from"])] = "this",
-    new: Annotated[str, Option("--to", metavar="DEVICE", help=HELP["to"])] = "h100-tf32",
-    out: TraceOut = Path("out/rescaled.json.gz"),
-    json_path: Json = None,
-) -> None:
-    """Rescale a recorded trace to another device, with a roofline model of the operations between gradients.
-
-    Differences between iterations and between ranks are kept. `--from this` first measures the rates of this machine.
-    Traces recorded with communication are refused, because communication does not scale with the device.
-    """
-    from ..operation_counter import measure_operations
-
-    check_outputs(out, json_path, inputs=[trace])
-    recorded = Trace.load(trace)
-    parameters = recorded.workload.parameters
-    target = find_device(choose_precision(new, parameters))
-    if old == "this":
-        from ..calibration.device_rates import measure_device
-
-        source = measure_device()
-    else:
-        source = find_device(choose_precision(old, parameters))
-    before, after = (measure_operations(model, autocast=one.autocast) for one in (source, target))
-    rescaled = rescale_trace(recorded, before, source, target, new_operations=after)
-    save_trace(rescaled, out, f"{trace} from {source.name} to {target.name}, saved as {out}", json_path)

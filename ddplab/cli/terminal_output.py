@@ -5,6 +5,7 @@ import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from statistics import median
 from typing import TYPE_CHECKING, Any, TextIO
 
 from rich.console import Console, JustifyMethod
@@ -150,12 +151,10 @@ def describe_trace(trace: Trace) -> dict[str, str]:
     }
 
 
-def save_trace(trace: Trace, out: Path, title: str, json_path: Path | None) -> None:
-    """Write a trace, print its sizes and times under a title, and write these as JSON, if a path is given."""
+def save_trace(trace: Trace, out: Path, title: str) -> None:
+    """Write a trace, and print its sizes and times under a title."""
     trace.save(out)
-    summary = describe_trace(trace)
-    show_table([summary], title)
-    write_json(json_path, {"trace": str(out), **summary})
+    show_table([describe_trace(trace)], title)
 
 
 # Reports
@@ -225,8 +224,8 @@ def _report_row(row: "ValidationRow") -> dict[str, str]:
 
 # Calibrations
 
-NOISY_OUTLIERS = 0.1
-"""Fraction of outliers among all-reduces above which the machine counts as noisy."""
+NOISY_SPREAD = 1.0
+"""Half-width of the band of repeated all-reduces, a fraction of the median, above which the machine is noisy."""
 PARTS = {"compress": "before its collectives", "recompress": "between them", "decompress": "after them"}
 """Parts of a comm hook's computation, and when each runs."""
 
@@ -242,7 +241,6 @@ def show_calibration(fabric: Fabric, model: str, title: str) -> None:
             "bytes": f"{row.size_bytes:,}",
             "all-reduce ms": f"{row.ns / 1e6:.3f}",
             "±": f"{row.spread:.0%}",
-            "outliers": f"{row.outliers} of {row.repeats}",
             "two at a time": f"x {factors[row.size_bytes]:.2f}"
             if row.size_bytes in factors and row.world_size == largest
             else "",
@@ -251,12 +249,11 @@ def show_calibration(fabric: Fabric, model: str, title: str) -> None:
         }
         for row in fabric.all_reduce
     ]
-    show_table(rows, title, optional=("outliers", "± ", "broadcast ms"))
-    outliers, repeats = sum(row.outliers for row in fabric.all_reduce), sum(row.repeats for row in fabric.all_reduce)
-    if outliers > NOISY_OUTLIERS * repeats:
+    show_table(rows, title, optional=("± ", "broadcast ms"))
+    if median(row.spread for row in fabric.all_reduce) > NOISY_SPREAD:
         print(
-            f"{outliers} of {repeats} all-reduces took over twice the median, probably because other programs "
-            "were running; calibrate again while nothing else runs"
+            "all-reduces varied, probably because other programs were running; calibrate again while nothing else "
+            "runs"
         )
     processor = fabric.processor
     show_hooks(processor, f"computation of comm hooks for a bucket of {model}'s gradients")

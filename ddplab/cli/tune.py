@@ -22,7 +22,7 @@ from simulator.workload.compute_times import RecordedModel, recorded_model
 from simulator.workload.default_gpu_costs import assume_gpu
 
 from . import shared_options as options
-from .predict import assumptions
+from .predict_many import assumptions
 from .terminal_output import progress, show_table, write_json
 
 OBJECTIVES: tuple[Objective, ...] = get_args(Objective)
@@ -32,13 +32,12 @@ CURVE_SPAN = 1000
 """Ratio of the largest and the smallest cap on the curve."""
 NOTHING_LEFT = 0.01
 """What other buckets might save at most, as a fraction, below which there is nothing left to tune."""
-CHOSEN = ("bucket_cap_mb", "bucket_cap_mb_list", "first_bucket_mb", "plan", "order", "hook")
-"""Fields of `Policy` that the plan replaces, and the comm hook, which has an option."""
+CHOSEN = ("bucket_cap_mb", "bucket_cap_mb_list", "plan", "order")
+"""Fields of `Policy` that the plan replaces."""
 
 HELP = {
     "objective": f"Statistic of the iteration time that should be short: {', '.join(OBJECTIVES)}.",
     "in_flight": "Limit for the sum of the buckets that are launched and not yet averaged at the same time, in MB.",
-    "hook": "Comm hook: none, fp16, bf16, quantize_per_tensor, power_sgd:RANK, ...",
     "out": "Where to write the plan.",
     "picture": "Plot iteration time against the bucket cap to this file (.png, .svg, .pdf).",
     "verify": "`virtual` runs the real reducers with torch's default and with the plan, in virtual time.",
@@ -51,12 +50,7 @@ def tune(
     world_size: options.WorldSize = 2,
     objective: Annotated[str, Option(metavar="NAME", help=HELP["objective"])] = "median",
     in_flight: Annotated[float | None, Option(metavar="MB", help=HELP["in_flight"])] = None,
-    hook: Annotated[str, Option(metavar="HOOK", help=HELP["hook"])] = "none",
-    policy: options.Settings = None,
-    fabric_set: options.FabricSettings = None,
-    processor: options.ProcessorFile = None,
-    variation: options.VariationSettings = None,
-    straggler: options.Stragglers = None,
+    changes: options.Changes = None,
     out: Annotated[Path, Option(metavar="PATH", help=HELP["out"])] = Path("out/plan.json"),
     picture: Annotated[Path | None, Option(metavar="PATH", help=HELP["picture"])] = None,
     verify: Annotated[str | None, Option(metavar="HOW", help=HELP["verify"])] = None,
@@ -79,13 +73,14 @@ def tune(
         raise ValueError(f"--in-flight: expected a size in MB above 0, got {in_flight:g}")
     options.check_picture("--picture", picture)
     files = fabric or [options.FABRIC]
-    options.check_outputs(out, picture, json_path, inputs=[trace, *files, processor])
-    base = read_tuned_policy(policy, hook)
-    recorded = Trace.load(trace)
-    given = options.read_fabric(files, fabric_set, processor)
-    completed = assume_gpu(recorded, given, options.read_variation(variation))
-    costs, stragglers = completed.fabric, options.read_stragglers(straggler)
-    varied: dict[str, Any] = {"variation": completed.variation, "stragglers": stragglers, "assume": False}
+    options.check_outputs(out, picture, json_path, inputs=[trace, *files])
+    settings = options.read_settings(
+        changes, refused=dict.fromkeys(CHOSEN, "none, because tune chooses the buckets,")
+    )
+    base, recorded = settings.policy, Trace.load(trace)
+    completed = assume_gpu(recorded, settings.fabric(files), settings.variation)
+    costs = completed.fabric
+    varied: dict[str, Any] = {"variation": completed.variation, "assume": False}
     with progress("tuning"):
         plan = search(
             recorded,
@@ -109,7 +104,7 @@ def tune(
     ):
         print(line)
     if picture is not None:
-        times = PlanTimes(recorded, costs, world_size, base, completed.variation, stragglers, plan.objective)
+        times = PlanTimes(recorded, costs, world_size, base, completed.variation, (), plan.objective)
         _save_cap_curve(plan, times, picture)
     result: dict[str, Any] = plan.model_dump(mode="json") | {
         "default_ns": plan.default_ns,
@@ -118,23 +113,10 @@ def tune(
         "gap": plan.gap,
     }
     if verify is not None:
-        how: dict[str, Any] = {"world_size": world_size, "stragglers": stragglers, "assume": False}
+        how: dict[str, Any] = {"world_size": world_size, "assume": False}
         result["verification"] = verify_in_virtual_time(recorded, costs, plan, base, **how)
         show_verification(result["verification"], world_size)
     write_json(json_path, result)
-
-
-def read_tuned_policy(words: Sequence[str] | None, hook: str) -> Policy:
-    """Return the settings that default and plan have in common."""
-    for word in words or ():
-        if (name := word.partition("=")[0]) in CHOSEN:
-            reason = "use --hook" if name == "hook" else "tune chooses the buckets"
-            raise ValueError(f"--policy: expected a setting other than {name}, because {reason}; got {word!r}")
-    base = options.read_policy(words)
-    hooks = options.read_hooks(hook)
-    if len(hooks) > 1:
-        raise ValueError(f"--hook: expected one comm hook, got {hook!r}")
-    return base.model_copy(update={"hook": hooks[0]})
 
 
 def with_buckets(policy: Policy, **buckets: Any) -> Policy:
@@ -239,7 +221,7 @@ def short_caps_mb(
         rounded = (math.floor(size / MIB * 10**digits) / 10**digits for digits in range(12))
         short.append(next((cap for cap in rounded if least < int(cap * MIB) <= size), exact))
     made = buckets_of(Policy(bucket_cap_mb_list=tuple(short)), model)
-    return short if sorted(map(sorted, made)) == sorted(map(sorted, buckets)) else caps_mb
+    return short if list(map(sorted, made)) == list(map(sorted, buckets)) else caps_mb
 
 
 def _save_cap_curve(plan: Plan, times: PlanTimes, path: Path) -> None:

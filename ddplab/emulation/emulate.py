@@ -114,11 +114,6 @@ def emulate(
     if inputs is not None and policy.phase != "steady":
         raise ValueError(f"phase: expected 'steady' with inputs, got {policy.phase!r}")
     follows_caps = policy.plan is None and policy.order == "ready"
-    if policy.first_bucket_mb is not None and follows_caps and not policy.has_rebuilt:
-        raise ValueError(
-            f"first_bucket_mb: expected None unless the buckets have been rebuilt, got {policy.first_bucket_mb}: "
-            "reducers have no such argument, and the list that replaces it gives other buckets before the rebuild"
-        )
     _check_hook(policy.hook)
     model = recorded_model(trace, unused_allowed=policy.unused_allowed)
     fabric, variation, assumed = assume_gpu(trace, fabric, variation) if assume else (fabric, variation, ())

@@ -384,8 +384,6 @@ def ddp_arguments(
     if policy.grouping == "module":
         return {} if policy.reduce_dtype is None else {"reduce_dtype": policy.reduce_dtype}
     cap, caps_mb = policy.bucket_cap_mb, policy.bucket_cap_mb_list
-    if not caps_mb and policy.first_bucket_mb is not None:
-        caps_mb = (policy.first_bucket_mb, 25 if cap is None else cap)
     caps: dict[str, Any] = {"bucket_cap_mb": None if cap is None else min(cap, ONE_BUCKET_MB)}
     if plan is not None:
         caps = {"plan": plan}

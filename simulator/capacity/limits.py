@@ -6,6 +6,8 @@ from functools import cached_property
 from math import ceil
 from typing import NamedTuple
 
+from reference.bucketing import DEFAULT_BUCKET_CAP_MB
+
 from ..cost_terms import TERMS, Inputs, leave_out
 from ..engines.engine_choice import latencies_ns
 from ..prediction import Prediction
@@ -169,8 +171,9 @@ class Limits:
         used, system = self._system.used, self._system
         if used.policy.overruled or used.policy.bucket_cap_mb_list is not None or self.world_size == 1:
             return 0
-        least_mb = min(1, *system.trace.sizes_bytes) / 2**20
-        policy = used.policy.model_copy(update={"first_bucket_mb": least_mb})
+        least_mb, cap_mb = min(1, *system.trace.sizes_bytes) / 2**20, used.policy.bucket_cap_mb
+        caps_mb = (least_mb, DEFAULT_BUCKET_CAP_MB if cap_mb is None else cap_mb)
+        policy = used.policy.model_copy(update={"bucket_cap_mb_list": caps_mb})
         changed = system.changed(self.world_size, used._replace(policy=policy))
         return max(0, self._now.iteration_ns - changed.iteration_ns)
 

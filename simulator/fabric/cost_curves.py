@@ -161,5 +161,5 @@ class CostCurves:
         raise ValueError(
             f"world_size: expected one of {list(self.all_reduces)}, for which all-reduces were measured, "
             f"got {world_size}; measure it (ddplab calibrate --world-size {world_size}), extrapolate "
-            "(extrapolate=True, --fabric-set extrapolate=true), or describe the links (a YAML file is a --fabric too)"
+            "(extrapolate=True, --set extrapolate=true), or describe the links (a YAML file is a --fabric too)"
         )

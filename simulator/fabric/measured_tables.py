@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from pydantic import Field
 
 from reference.files.reading import Schema
-from reference.files.value_ranges import MILLION, Bytes, Count, Nanoseconds, RelativeError, WorldSize
+from reference.files.value_ranges import Bytes, Nanoseconds, RelativeError, WorldSize
 
 Sizes = NDArray[Any]
 """Message sizes in bytes, whole numbers; as floats they may be larger than 64 bits hold."""
@@ -40,15 +40,6 @@ class Timing(Schema):
         default=0.0,
         description="half-width of the band that holds 90 % of the repeated measurements, a fraction of `ns`; "
         "from the repetitions, 0 if they were not kept",
-    )
-    repeats: Count = Field(
-        default=1, description="repetitions of the measurement, a count; chosen in the calibration"
-    )
-    outliers: int = Field(
-        default=0,
-        ge=0,
-        le=MILLION,
-        description="repetitions that took over twice the median, a count; from the repetitions",
     )
 
 

@@ -198,7 +198,7 @@ def _alike(file: ProfilerFile, steps: Sequence[ProfiledStep], notes: list[str]) 
     if alone := len(steps) - len(averaging):
         notes.append(
             f"{file.path.name}: {alone} of {len(steps)} steps have no all-reduce, as with no_sync; left out, so if "
-            f"gradients are accumulated, predict with --policy sync_every={round(len(steps) / len(averaging))}"
+            f"gradients are accumulated, predict with --set sync_every={round(len(steps) / len(averaging))}"
         )
     if differing := len(averaging) - len(kept):
         notes.append(

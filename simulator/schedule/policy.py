@@ -18,7 +18,7 @@ Grouping = Literal["buckets", "module"]
 ReduceDtype = Literal["float32", "bfloat16", "float16"]
 ITEM_BYTES: Mapping[ReduceDtype, int] = {"float32": 4, "bfloat16": 2, "float16": 2}
 DDP_ONLY = (
-    *("bucket_cap_mb_list", "first_bucket_mb", "plan", "find_unused_parameters", "static_graph"),
+    *("bucket_cap_mb_list", "plan", "find_unused_parameters", "static_graph"),
     *("skip_all_reduce_unused_params", "gradient_as_bucket_view", "copies_single_gradients"),
     *("hook", "process_groups"),
 )
@@ -38,9 +38,6 @@ class Policy(Settings, strict=False):
         default=None,
         description="caps of the first, second, ... bucket, MiB (the last cap applies to all later buckets); "
         "DDP's argument",
-    )
-    first_bucket_mb: float | None = Field(
-        default=None, description="cap of the first bucket only, MiB; torch's kDefaultFirstBucketBytes"
     )
     plan: tuple[tuple[int, ...], ...] | None = Field(
         default=None,
@@ -62,7 +59,6 @@ class Policy(Settings, strict=False):
         description="order in which parameters fill buckets, a name (in training, all but `ready` "
         "need a plan); chosen by the user",
     )
-    order_seed: int = Field(default=0, description="seed of the order `random`, no unit; chosen by the user")
     broadcast_buffers: bool = Field(
         default=True,
         description="whether rank 0 broadcasts its buffers before forward passes, yes or no; DDP's argument",
@@ -134,10 +130,6 @@ class Policy(Settings, strict=False):
     @model_validator(mode="after")
     def _has_caps(self) -> Self:
         self.two_stage_caps()  # raises if a cap is negative
-        if self.bucket_cap_mb_list is not None and self.first_bucket_mb is not None:
-            raise ValueError(
-                "first_bucket_mb: expected None with bucket_cap_mb_list, whose first entry takes its place"
-            )
         return self
 
     @model_validator(mode="after")
@@ -232,6 +224,4 @@ class Policy(Settings, strict=False):
 
     def two_stage_caps(self) -> tuple[list[int], list[int]]:
         """Bucket caps in bytes until the rebuild and after it."""
-        return two_stage_caps(
-            self.bucket_cap_mb, self.bucket_cap_mb_list, self.graph_may_change, self.first_bucket_mb
-        )
+        return two_stage_caps(self.bucket_cap_mb, self.bucket_cap_mb_list, self.graph_may_change)

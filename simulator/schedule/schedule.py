@@ -143,7 +143,6 @@ def buckets_of(policy: Policy, model: RecordedModel) -> BucketAssignment:
         ready_order=rebuild_order(model.ready_order, len(keys)),
         keys=keys,
         sparse=sparse,
-        seed=policy.order_seed,
     )
 
 

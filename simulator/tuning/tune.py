@@ -141,7 +141,7 @@ def tune(
 
 def _has_buckets(policy: Policy) -> bool:
     """Whether caps or a plan are given."""
-    fields = ("bucket_cap_mb", "bucket_cap_mb_list", "first_bucket_mb", "plan")
+    fields = ("bucket_cap_mb", "bucket_cap_mb_list", "plan")
     return any(getattr(policy, name) != Policy.model_fields[name].default for name in fields)
 
 
@@ -158,7 +158,7 @@ def caps_of(plan: BucketLayout, times: PlanTimes) -> tuple[float, ...] | None:
     """
     sizes = times.trace.sizes_bytes
     caps = tuple(sum(sizes[index] for index in bucket) / MIB for bucket in plan)
-    policy = times.policy.model_copy(update={"bucket_cap_mb_list": caps, "first_bucket_mb": None})
+    policy = times.policy.model_copy(update={"bucket_cap_mb_list": caps})
     closed = buckets_of(policy, times.recorded)
     same = [sorted(bucket) for bucket in closed] == [sorted(bucket) for bucket in plan]
     return caps if same else None
@@ -220,7 +220,7 @@ class _Search:
 
     def _assigned(self, **caps: float | None) -> BucketLayout:
         """Return the buckets that torch's class assigns with these caps."""
-        none = {"bucket_cap_mb": None, "bucket_cap_mb_list": None, "first_bucket_mb": None}
+        none = {"bucket_cap_mb": None, "bucket_cap_mb_list": None}
         return as_layout(buckets_of(self.times.policy.model_copy(update=none | caps), self.times.recorded))
 
     def _known_rules(self) -> dict[str, BucketLayout]:

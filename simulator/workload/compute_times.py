@@ -231,7 +231,7 @@ def end_of_computation_ns(recorded: Iteration, *, with_communication: bool) -> i
     return max((moment for moment in recorded.ready_ns if moment is not None), default=recorded.backward_end_ns)
 
 
-Kind = Literal["recorded", "resampled", "correlated", "fitted", "slowest"]
+Kind = Literal["recorded", "resampled", "fitted", "slowest"]
 
 
 class Variation(Settings):
@@ -240,8 +240,7 @@ class Variation(Settings):
     kind: Kind = Field(
         default="recorded",
         description="how iterations are generated, a name: `recorded` (as recorded, with recorded ranks repeated in "
-        "turn), `resampled` (a random recorded iteration for each rank), `correlated` (a random time for each gap "
-        "between gradients on each rank, correlated with the previous gap), `fitted` (each rank's median "
+        "turn), `resampled` (a random recorded iteration for each rank), `fitted` (each rank's median "
         "iteration multiplied by a lognormal factor), or `slowest` (each rank's median iteration, and the last rank "
         "as slow as the slowest of all, which vary independently); chosen by the user",
     )
@@ -249,13 +248,6 @@ class Variation(Settings):
         default=200,
         description="iterations to generate, a count (ignored by `recorded`, which has those of the trace, and "
         "`slowest`, which has 101); chosen by the user",
-    )
-    correlation: float | None = Field(
-        default=None,
-        ge=-1,
-        le=1,
-        description="for `correlated`, correlation of successive gaps, from -1 to 1 (1: the whole iteration is fast "
-        "or slow, None: as in the trace); chosen by the user",
     )
     device_spread: float = Field(
         default=0.0,
@@ -276,9 +268,10 @@ class Variation(Settings):
         description="for `slowest`, relative error e of `device_spread` and `jitter`: nine in ten lie between "
         "1 / (1 + e) and 1 + e times the value; from measurements of several clusters",
     )
-    seed: int = Field(default=0, ge=0, description="seed of all random numbers, no unit; chosen by the user")
 
 
+SEED = 0
+"""Seed of all random numbers."""
 RECORDED = Variation()
 """Iterations as they were recorded."""
 
@@ -439,7 +432,7 @@ class IterationSampler:
 
     def _draw_undisturbed(self, number: int) -> tuple[ComputeTimes, Floats]:
         """Sample an iteration of undisturbed ranks, and the factor by which each rank is slower; shape [ranks]."""
-        rng = np.random.default_rng([self._variation.seed, number])
+        rng = np.random.default_rng([SEED, number])
         match self._variation.kind:
             case "slowest" if self._slowest is not None:
                 times = self._pool[self._first + self._fitted[0]]
@@ -447,11 +440,6 @@ class IterationSampler:
                 times = self._pool[self._first + number % self._counts.min()]
             case "resampled":
                 times = self._pool[self._first + rng.integers(self._counts)]
-            case "correlated":
-                by_source = [
-                    gaps.draw(rng, int((self._source == rank).sum())) for rank, gaps in enumerate(self._gaps)
-                ]
-                times = ComputeTimes.concatenated(by_source)[self._source.argsort(kind="stable").argsort()]
             case "fitted":
                 typical, spread = self._fitted
                 factors = np.exp(rng.standard_normal(len(self.ranks)) * spread)
@@ -515,10 +503,6 @@ class IterationSampler:
         return ratios if len(ratios) >= LEAST_RECORDED else ratios[:0]
 
     @cached_property
-    def _gaps(self) -> "list[GapSampler]":
-        return [GapSampler(times, self._variation.correlation) for times in self._recorded]
-
-    @cached_property
     def _fitted(self) -> tuple[NDArray[np.int64], Floats]:
         """By rank: index of the iteration with the median compute time, standard deviation of their logarithms."""
         compute_ns = [times.compute_ns for times in self._recorded]
@@ -580,74 +564,3 @@ def _distinct_ranks(
         kind = kind * (max(inputs) + 1) + np.array(inputs)
     _, first, place = np.unique(kind, return_index=True, return_inverse=True)
     return np.sort(first), first[place]
-
-
-class GapSampler:
-    """Samples iterations of one recorded rank gap by gap, each gap between gradients from its recorded distribution.
-
-    Successive gaps are correlated by a first-order Gaussian copula: normal scores follow z' = c z + sqrt(1 - c^2) e.
-
-    Args:
-        recorded: The rank's iterations.
-        correlation: The c of this formula. None: the correlation of successive gaps in the recording.
-    """
-
-    def __init__(self, recorded: ComputeTimes, correlation: float | None) -> None:
-        moments = np.sort(recorded.ready_ns, axis=-1)
-        edges = np.column_stack([recorded.forward_ns, moments, recorded.backward_end_ns])
-        durations = np.column_stack([recorded.forward_ns, np.diff(edges, axis=-1), recorded.step_ns])
-        self._ready_order = recorded.ready_ns[-1].argsort(kind="stable")
-        self._sorted = np.sort(durations, axis=0)
-        self._unused = recorded.unused[-1]
-        self._optimizer_ns = recorded.optimizer_ns[-1]
-        self._correlation = lag_one_correlation(durations) if correlation is None else correlation
-
-    def draw(self, rng: np.random.Generator, count: int) -> ComputeTimes:
-        """Sample one iteration for each of `count` ranks."""
-        from scipy.special import ndtr  # loading scipy takes longer than a prediction
-
-        gaps = self._sorted.shape[1]
-        scores = rng.standard_normal((count, gaps))
-        for gap in range(1, gaps):
-            scores[:, gap] *= np.sqrt(1 - self._correlation**2)
-            scores[:, gap] += self._correlation * scores[:, gap - 1]
-        durations = _quantiles(self._sorted, ndtr(scores))
-        moments = as_int64(np.cumsum(durations[:, :-1], axis=-1, dtype=float))
-        ready = np.empty((count, len(self._ready_order)), np.int64)
-        ready[:, self._ready_order] = moments[:, 1:-1]
-        ready[:, self._unused] = ready[:, ~self._unused].min(axis=-1, keepdims=True)
-        step = durations[:, -1]
-        optimizer = np.minimum(self._optimizer_ns, step)
-        unused = np.broadcast_to(self._unused, ready.shape)
-        return ComputeTimes(moments[:, 0], ready, unused, moments[:, -1], step, optimizer)
-
-
-def _quantiles(ordered: Nanoseconds, levels: Floats) -> Nanoseconds:
-    """Interpolate the quantiles of each column of sorted values at that column's levels, from 0 to 1."""
-    place = levels * (len(ordered) - 1)
-    below = np.floor(place).astype(np.int64)
-    above = np.minimum(below + 1, len(ordered) - 1)
-    columns = np.arange(ordered.shape[1])  # the last axis of `levels`
-    low, high = ordered[below, columns], ordered[above, columns]
-    return as_int64(low + (high - low) * (place - below))
-
-
-def lag_one_correlation(durations: Nanoseconds) -> float:
-    """Return the correlation of successive gaps, computed from the normal scores of their ranks over the iterations.
-
-    Gaps that never vary are left out. With fewer than three iterations the correlation is 0.
-
-    Args:
-        durations: Shape [iterations, gaps].
-    """
-    from scipy.special import ndtri  # loading scipy takes longer than a prediction
-
-    count = len(durations)
-    if count < 3:
-        return 0.0
-    ranks, backwards = (some.argsort(axis=0, kind="stable").argsort(axis=0) for some in (durations, durations[::-1]))
-    scores = ndtri(((ranks + backwards[::-1]) / 2 + 0.5) / count)  # equal durations get the mean of their ranks
-    pairs = scores.any(axis=0)[:-1] & scores.any(axis=0)[1:]
-    before, after = scores[:, :-1][:, pairs], scores[:, 1:][:, pairs]
-    spread = float(np.sqrt((before**2).sum() * (after**2).sum()))
-    return float(np.clip((before * after).sum() / spread, -1, 1)) if spread else 0.0

@@ -23,7 +23,7 @@ from typing import Literal, Self
 from pydantic import Field, model_validator
 
 from reference.files.reading import Schema, read_schema
-from reference.files.value_ranges import Batch, Bytes, BytesPerS, Count, Nanoseconds, RelativeError
+from reference.files.value_ranges import Batch, Bytes, BytesPerS, Count, Nanoseconds
 from reference.files.writing import write_atomically
 from reference.trace import Buffer, Length, Parameter
 
@@ -160,7 +160,7 @@ NS_PER_S = 1_000_000_000
 
 
 class Device(Schema):
-    """Peak rates of a processor, and the fraction of them that it reaches in practice."""
+    """Peak rates of a processor, and what its kernels cost."""
 
     name: str = Field(description="name written into traces, with the precision, no unit; chosen by the user")
     flops_per_s: float = Field(
@@ -181,30 +181,19 @@ class Device(Schema):
     pace_ns: Nanoseconds = Field(
         default=0,
         description="time in which the host launches one kernel, nanoseconds; hidden while the device is behind its "
-        "host, unlike `launch_ns`; from a step of a small batch, divided by its kernels",
-    )
-    pace_error: RelativeError = Field(
-        default=0.0,
-        description="relative error e of `pace_ns`: nine in ten hosts lie between 1 / (1 + e) and 1 + e times the "
-        "value; from published steps, 0 if measured",
+        "host, unlike `launch_ns`, and known to a factor of 1.8; from a step of a small batch, divided by its "
+        "kernels",
     )
     autocast: Literal["bfloat16", "float16"] | None = Field(
         default=None,
         description="element type in which torch.autocast computes, a name (None: that of the parameters); chosen by "
         "the user",
     )
-    efficiency: float = Field(
-        default=1.0,
-        gt=0,
-        le=1,
-        description="part of both peak rates that is reached, a fraction; roofline time divided by a measured time",
-    )
-    source: str = Field(default="", description="where the figures come from, no unit; written by the user")
 
     def time_ns(self, operations: Iterable[Operation]) -> float:
         """Return the time of the operations if they run one after the other, in nanoseconds."""
         return sum(
-            max(one.flops / self.flops_per_s, one.bytes_moved / self.bytes_per_s) / self.efficiency * NS_PER_S
+            max(one.flops / self.flops_per_s, one.bytes_moved / self.bytes_per_s) * NS_PER_S
             + one.kernels * self.launch_ns
             for one in operations
         )
@@ -241,22 +230,15 @@ def data_sheets() -> dict[str, Device]:
 
     Rates are dense. With bf16 and fp16, models of float32 parameters compute under autocast.
     """
-    listed = read_catalogue()
     return {
         f"{name}-{precision}": Device(
             name=f"{entry.product}, {precision}",
             flops_per_s=float(round(rate * 1e12)),
             bytes_per_s=entry.memory.gb_per_s * 1e9,
             pace_ns=EAGER_PACE_NS,
-            pace_error=EAGER_PACE_ERROR,
             autocast=AUTOCAST.get(precision),
-            source="; ".join(
-                f"{what}: {cited.title}, {cited.date}"
-                for what, figure in (("rates", entry.peaks), ("bandwidth", entry.memory))
-                for cited in [listed.sources[figure.source]]
-            ),
         )
-        for name, entry in listed.devices.items()
+        for name, entry in read_catalogue().devices.items()
         if entry.peaks is not None
         for precision, rate in entry.peaks.tflops.items()
     }

@@ -16,7 +16,7 @@ from reference.files.reading import one_line_errors
 from reference.trace import WIDEST_BOUND, Iteration, RankTrace, Trace, Workload
 
 from .compute_times import Floats
-from .roofline import USUAL, Device, Operation, Operations
+from .roofline import EAGER_PACE_ERROR, USUAL, Device, Operation, Operations
 
 OF_OPERATIONS = ("model", "parameters", "buffers", "torch_version", "batch", "input_shape")
 """Fields of operations that a trace of them has too."""
@@ -71,8 +71,8 @@ def synthesize(
     def ends_ns(roofline: float = 1.0, pace: float = 1.0) -> list[float]:
         return _paced(np.where(known, times_ns, roofline * times_ns), kernels, pace * device.pace_ns, known)
 
-    elapsed, slow_host = ends_ns(), 1 + device.pace_error
-    extremes = ends_ns(1.0, 1 / slow_host), ends_ns(USUAL[1] if device.efficiency == 1 else 1.0, slow_host)
+    elapsed, slow_host = ends_ns(), 1 + EAGER_PACE_ERROR
+    extremes = ends_ns(1.0, 1 / slow_host), ends_ns(USUAL[1], slow_host)
     end_ns = round(elapsed[-1]) + count if step_ns is None else step_ns
     moments = [min(round(ns), end_ns - count) for ns in elapsed]
     ready = [moment + number for number, moment in enumerate(moments[2:-2], start=1)]
@@ -200,7 +200,7 @@ def rescale(
             for rank in trace.ranks
         )
 
-    slow_host = 1 + new.pace_error
+    slow_host = 1 + EAGER_PACE_ERROR
     ranks, *extremes = (converted(new.pace_ns * factor) for factor in (1.0, 1 / slow_host, slow_host))
     bounds = (
         multiple * _duration_ns(extreme)

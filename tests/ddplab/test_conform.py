@@ -51,11 +51,11 @@ def test_the_command_runs_the_named_checks_whatever_settings_the_project_has_for
 
 def test_the_command_ends_with_an_error_after_a_fault_and_writes_its_program(command):
     name = faulty("Sums")
-    error, report, suite = command(name, "--only", "one weight,optimizers", "-x", "--script", "fault.py")
+    error, report, suite = command(name, "--only", "one weight,optimizers", "-x")
     assert str(error) == f"{name} does not conform: 1 problem"
     (problem,) = report["problems"]
     assert problem == "one weight: iteration 0, rank 0: gradient of 'w0': 3 times the expected value"
-    assert repr(runpy.run_path("fault.py")["PROGRAM"]) == report["checks"][0]["program"]
+    assert repr(runpy.run_path("out/conform.py")["PROGRAM"]) == report["checks"][0]["program"]
     assert len(suite.findall("testcase/failure")) == 1
 
 

@@ -1,15 +1,13 @@
 """All commands: manuals, examples and their order."""
 
+import re
 import shlex
 
 import typer
 
-from ddplab.cli.import_traces import import_app
-from ddplab.cli.main import COMMANDS, app
+from ddplab.cli.main import COMMANDS, app, name_of
 
-EXAMPLES = {
-    "import" if command is import_app else command.__name__: examples for command, (_, *examples) in COMMANDS.items()
-}
+EXAMPLES = {name_of(command): examples for group in COMMANDS.values() for command, (_, *examples) in group.items()}
 
 
 def test_every_command_has_a_manual_whose_examples_parse():
@@ -26,7 +24,12 @@ def test_every_command_has_a_manual_whose_examples_parse():
 
 
 def test_help_shows_the_usual_order_and_examples_that_fit_a_terminal(here):
-    assert "  record      record when each gradient of a model is ready" in here("--help").stdout
+    help_text = here("--help").stdout
+    assert "  record      record when each gradient of a model is ready" in help_text
+    for group in COMMANDS:
+        assert f"\n{group}:\n" in help_text
+    for name in EXAMPLES:
+        assert re.search(rf"\n  {name}  +[A-Z]", help_text)
     for name, shown in EXAMPLES.items():
         lines = here(name, "--help").stdout.splitlines()
         for example in shown:

@@ -78,7 +78,7 @@ def test_files_of_another_distribution_in_our_folder_are_named(tmp_path, monkeyp
 @pytest.mark.parametrize(
     "arguments",
     [
-        ("-m", "ddplab", "knobs"),
+        ("-m", "ddplab", "show", "settings"),
         ("-c", "import ddplab; ddplab.predict"),
         ("-m", "pytest", "--pyargs", "ddplab", "--ddplab-class", "torch"),
     ],
@@ -95,7 +95,7 @@ def test_a_package_that_hides_ours_ends_command_and_tests_with_one_line(tmp_path
 
 def test_the_command_names_the_package_that_it_hides_and_goes_on(tmp_path):
     (tmp_path / "reference.py").write_text("")
-    program = "import sys; sys.path.pop(0); sys.argv = ['ddplab', 'knobs']; from ddplab.command import main; main()"
+    program = "import sys; sys.path.pop(0); sys.argv = ['ddplab', 'show']; from ddplab.command import main; main()"
     done = python(tmp_path, "-c", program)
     assert done.returncode == 0
     (line,) = done.stderr.splitlines()

@@ -1,17 +1,14 @@
-"""The commands `predict` and `sweep`: tables, files and the last sentences."""
+"""The command `predict`: table, files and the last sentences."""
 
 import json
 import re
 
-import pandas as pd
 import pytest
 from hypothesis import given
 
-from ddplab.cli.predict import conclusion, sweep_verdicts
+from ddplab.cli.predict import conclusion
 from reference.trace import Trace
 from simulator import Fabric, Policy, Straggler, predict
-from simulator.fabric import Processor
-from simulator.sweep import AXES
 
 from ..explore import examples
 from ..nccl_log import nccl_log
@@ -21,7 +18,7 @@ from ..strategies import any_predictions, iteration, trace_of
 def test_predict_prints_a_table_and_writes_json_and_timeline(here, trace, fabric, tmp_path):
     done = here(
         "predict", trace, "--fabric", fabric, "--world-size", 8, "--caps", "0.01,single",
-        "--orders", "ready,forward", "--json", tmp_path / "p.json", "--perfetto", tmp_path / "t.json",
+        "--orders", "ready,forward", "--json", tmp_path / "p.json", "--timeline", tmp_path / "t.json",
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
     assert "single" in done.stdout
@@ -111,39 +108,6 @@ def test_every_prediction_has_a_last_sentence_whose_shares_are_parts_of_the_whol
     assert shares == sorted(shares, reverse=True)
 
 
-def test_sweep_writes_a_table_and_draws_it(here, trace, fabric, topology, tmp_path):
-    for ending in ("csv", "parquet", "json"):
-        done = here(
-            "sweep", trace, "--fabric", fabric, "--fabric", topology, "--world-sizes", "2,4", "--caps", "0.01,single",
-            "--hooks", "none,power_sgd:2", "--out", tmp_path / f"s.{ending}", "--heat-map", tmp_path / "h.png",
-            "--policy", "sync_every=2", "--straggler", "1:1.5", "--variation", "kind=fitted",
-            "--variation", "iterations=5", "--json", tmp_path / "j",
-        )  # fmt: skip
-        assert done.returncode == 0, done.stderr
-    assert "the fastest configuration at each world size" in done.stdout
-    tables = [
-        pd.read_csv(tmp_path / "s.csv"), pd.read_parquet(tmp_path / "s.parquet"), pd.read_json(tmp_path / "s.json")
-    ]  # fmt: skip
-    assert [len(table) for table in tables] == [16] * 3
-    assert all(list(table["iteration_ns"]) == list(tables[0]["iteration_ns"]) for table in tables)
-    rows = json.loads((tmp_path / "j").read_text())["rows"]
-    assert [row["bucket_cap_mb"] for row in rows[:3]] == [0.01, 0.01, None]
-    assert (tmp_path / "h.png").read_bytes().startswith(b"\x89PNG")
-
-
-def test_predict_takes_every_knob_and_draws_the_timeline(here, trace, topology, tmp_path):
-    done = here(
-        "predict", trace, "--fabric", topology, "--world-size", 4, "--caps", 0.01, "--inputs", "3,3,2,0",
-        "--policy", "find_unused_parameters=true", "--policy", "process_groups=2", "--fabric-set", "slow_link=2",
-        "--straggler", "random:2", "--timeline", tmp_path / "t.svg",
-    )  # fmt: skip
-    assert done.returncode == 0, done.stderr
-    assert "fastest configuration: parts of the median iteration" in done.stdout
-    assert "no processor costs, so copies, launches and slow-downs count as free" in done.stdout
-    assert "after the last iteration, all ranks receive one rank's model" in done.stdout
-    assert "rank 3 computes" in (tmp_path / "t.svg").read_text()
-
-
 def test_measured_times_are_shown_with_what_each_has_changed(here, trace, fabric, tmp_path):
     asked = (
         "predict",
@@ -167,20 +131,20 @@ def test_measured_times_are_shown_with_what_each_has_changed(here, trace, fabric
     assert [anchor["world_size"] for anchor in anchors] == [2, 4]
 
 
-def test_a_topology_takes_the_processor_of_a_calibration(here, trace, fabric, topology, tmp_path):
-    slow = Fabric.load(fabric).model_copy(update={"processor": Processor(launch_ns=10**8)})
-    slow.save(tmp_path / "slow.json")
-    asked = ("predict", trace, "--fabric", topology, "--caps", "default,single", "--json", tmp_path / "j")
-    times = []
-    for processor in ((), ("--processor", tmp_path / "slow.json")):
-        assert here(*asked, *processor).returncode == 0
-        rows = json.loads((tmp_path / "j").read_text())["rows"]
-        assert [row["cap_mb"] for row in rows] == ["default", None]
-        times.append(rows[1]["iteration_ns"])
-    assert times[1] >= times[0] + 10**8 - 10**7
+def test_predict_takes_every_setting_and_draws_the_timeline(here, trace, topology, tmp_path):
+    settings = ("find_unused_parameters=true", "process_groups=2", "slow_link=2", "kind=resampled", "iterations=9")
+    done = here(
+        *("predict", trace, "--fabric", topology, "--world-size", 4, "--caps", 0.01, "--straggler", "random:2"),
+        *(word for one in settings for word in ("--set", one)),
+        *("--timeline", tmp_path / "t.svg"),
+    )
+    assert done.returncode == 0, done.stderr
+    assert "fastest configuration: parts of the median iteration" in done.stdout
+    assert "no processor costs, so copies, launches and slow-downs count as free" in done.stdout
+    assert "rank 3 computes" in (tmp_path / "t.svg").read_text()
 
 
-def test_logs_of_nccl_tests_are_fabrics_merged_by_predict_and_an_axis_of_sweep(here, trace, logs, tmp_path):
+def test_logs_of_nccl_tests_are_merged_into_one_fabric(here, trace, logs, tmp_path):
     fabrics = [word for path in logs for word in ("--fabric", path)]
     for world_size in (2, 4):
         asked = ("predict", trace, "--world-size", world_size, "--caps", "single", "--json", tmp_path / "j")
@@ -200,56 +164,3 @@ def test_logs_of_nccl_tests_are_fabrics_merged_by_predict_and_an_axis_of_sweep(h
         "2 ranks were measured from 1 MiB to 2 MiB; smaller messages"
         in here("predict", trace, "--fabric", cut_off).stdout
     )
-    asked = ("sweep", trace, *fabrics, "--caps", "single", "--fabric-set", "extrapolate=true")
-    assert here(*asked, "--world-sizes", "2,4", "--out", tmp_path / "s.csv").returncode == 0
-    assert pd.read_csv(tmp_path / "s.csv")["fabric"].tolist() == [str(path) for path in logs for _ in range(2)]
-
-
-def test_the_heat_map_has_the_axes_that_were_asked_for(here, trace, fabric, tmp_path):
-    asked = (
-        "sweep",
-        trace,
-        "--fabric",
-        fabric,
-        "--caps",
-        "default,single",
-        "--hooks",
-        "none,fp16",
-        "--orders",
-        "size,ready",
-    )
-    drawn = ("--heat-map", tmp_path / "h.svg", "--rows", "hook", "--columns", "order", "--value", "iteration_ns")
-    done = here(*asked, *drawn, "--world-sizes", "2,4", "--out", tmp_path / "s.csv", "--json", tmp_path / "j")
-    assert done.returncode == 0, done.stderr
-    picture = (tmp_path / "h.svg").read_text()
-    assert all(f"<!-- {word} -->" in picture for word in ("comm hook", "fp16", "order", "size"))
-    assert "<!-- ranks -->" not in picture
-    rows = json.loads((tmp_path / "j").read_text())["rows"]
-    assert {row["bucket_cap_mb"] for row in rows} == {"default", None}
-
-
-def test_a_sweep_names_the_fabrics_that_suffice():
-    rows = [("a", fabric, 64, "cap", "o", "h", 1, share) for fabric, share in (("x", 0.5), ("x", 0.95), ("y", 0.4))]
-    table = pd.DataFrame(rows, columns=[*AXES, "iteration_ns", "efficiency"])
-    assert sweep_verdicts(table) == [
-        "verdict: a on 64 ranks has an efficiency of at least 90% on x (95%); less on y (40%)"
-    ]
-
-
-def test_a_sweep_says_what_counts_as_free_what_ties_and_what_it_leaves_out(here, trace, topology, tmp_path):
-    sizes = ",".join(map(str, range(2, 86, 2)))
-    asked = ("--caps", "0.01,single", "--hooks", "none,fp16", "--world-sizes", sizes)
-    done = here(
-        "sweep", trace, "--fabric", topology, *asked, "--out", tmp_path / "s.csv", "--json", tmp_path / "j"
-    )  # fmt: skip
-    assert done.returncode == 0, done.stderr
-    lines = done.stdout.splitlines()
-    assert "the fabric has no processor costs, so copies, launches and slow-downs count as free" in lines
-    assert [line for line in lines if line.startswith("the hook fp16 was not measured")]
-    assert "2 more rows of the table not shown; at most 40 are printed" in lines
-    assert "2 more verdicts not shown; at most 40 are printed" in lines
-    assert "a tie with" in done.stdout
-    rows = json.loads((tmp_path / "j").read_text())["rows"]
-    assert {row["p99_ns"] for row in rows} == {None}
-    assert {type(row["is_tie"]) for row in rows} == {bool}
-    assert pd.read_csv(tmp_path / "s.csv")["p99_ns"].isna().all()

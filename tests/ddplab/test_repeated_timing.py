@@ -1,4 +1,4 @@
-"""Summaries of samples: spreads, outliers, lines and slow-downs; timed collectives."""
+"""Summaries of samples: spreads, lines and slow-downs; timed collectives."""
 
 import threading
 from contextlib import suppress
@@ -13,7 +13,6 @@ from hypothesis import strategies as st
 from ddplab.calibration.repeated_timing import (
     ContentionTimes,
     TimedCollective,
-    count_outliers,
     fit_linear,
     interval_of_median,
     relative_spread,
@@ -70,12 +69,6 @@ def test_the_interval_of_a_median_is_the_narrowest_that_holds_it_with_90_percent
         low, high = found
         assert high == count - 1 - low
         assert chance(low + 1) >= 0.9 > chance(low + 2)
-
-
-@given(times, st.integers(3, 9))
-def test_what_took_over_twice_the_median_is_an_outlier(taken, factor):
-    assert 2 * count_outliers(taken) <= len(taken)
-    assert count_outliers([100] * 5 + [100 * factor] * 2 + [199, 200]) == 2
 
 
 lines = st.builds(Linear, fixed_ns=st.floats(1, 1e6), ns_per_byte=st.floats(1e-3, 10))

@@ -2,29 +2,26 @@
 
 import json
 
-import pandas as pd
 import pytest
 
-from ddplab.cli.shared_options import read_fabric
+from ddplab.cli.shared_options import read_settings
 
-STEPS = ("recording", "sweeping")
+STEPS = ("recording", "predicting")
 """Words of progress that are printed where there is no terminal."""
 
 
 @pytest.mark.parametrize("setting", ["plan=[[5,4],[3,2,1,0]]", "bucket_cap_mb_list=[0.01,25]"])
 def test_a_policy_that_says_the_buckets_is_one_row_and_leaves_no_choice(here, trace, fabric, tmp_path, setting):
     field = setting.partition("=")[0]
-    asked = (trace, "--fabric", fabric, "--policy", setting, "--json", tmp_path / "j")
-    picture = ("--heat-map", tmp_path / "h.svg")
-    for command, extra in (("predict", ()), ("sweep", ("--world-sizes", 2, "--out", tmp_path / "s.csv", *picture))):
-        done = here(command, *asked, *extra)
+    asked = ("predict", trace, "--fabric", fabric, "--set", setting, "--json", tmp_path / "j")
+    for extra in ((), ("--heat-map", tmp_path / "h.svg")):
+        done = here(*asked, *extra)
         assert done.returncode == 0, done.stderr
         (row,) = json.loads((tmp_path / "j").read_text())["rows"]
         assert row.get("cap_mb", row.get("bucket_cap_mb")) == field
         assert row["order"] == ("plan" if field == "plan" else "ready")
-        done = here(command, *asked, *extra, "--caps", "1,25")
-        assert done.stderr.startswith(f"ddplab: --caps: expected no value with --policy {field}=...")
-    assert pd.read_csv(tmp_path / "s.csv")["bucket_cap_mb"].tolist() == [field]
+        done = here(*asked, *extra, "--caps", "1,25")
+        assert done.stderr.startswith(f"ddplab: --caps: expected no value with --set {field}=...")
     assert field in (tmp_path / "h.svg").read_text()
 
 
@@ -42,7 +39,7 @@ def test_values_of_settings_are_json_in_records_within_records_too(here, trace, 
         "--json",
         tmp_path / "j",
     )
-    done = here(*asked, "--fabric-set", f"processor={json.dumps(processor)}")
+    done = here(*asked, "--set", f"processor={json.dumps(processor)}")
     assert done.returncode == 0, done.stderr
     none, fp16 = (row["iteration_ns"] for row in json.loads((tmp_path / "j").read_text())["rows"])
     assert fp16 >= none + 9 * 10**7
@@ -60,7 +57,7 @@ def test_a_log_with_a_number_of_ranks_is_no_output(here, trace, logs, monkeypatc
 
 @pytest.mark.parametrize("version", ["2.20", "2.20.3"])
 def test_a_version_of_nccl_keeps_its_digits(topology, version):
-    assert read_fabric([topology], [f"nccl_version={version}"], None).nccl_version == version
+    assert read_settings([f"nccl_version={version}"]).fabric([topology]).nccl_version == version
 
 
 @pytest.mark.parametrize(
@@ -68,11 +65,11 @@ def test_a_version_of_nccl_keeps_its_digits(topology, version):
     [
         (
             ["record", "--model", "alexnet"],
-            "ddplab: --model: expected emulated:TRACE, module:callable or a name that `ddplab catalogue` lists",
+            "ddplab: --model: expected emulated:TRACE, module:callable or a name that `ddplab show` lists",
         ),
         (["record", "--model", "resnet5"], "got 'resnet5'; near: resnet50, resnet50-224, resnet18"),
         (["predict", "{trace}", "--fabric", "dgx-h10"], "got 'dgx-h10'; near: dgx-h100"),
-        (["catalogue", "llama"], "got 'llama'; near: llama-3.2-1b, llama-3.1-8b"),
+        (["show", "llama"], "got 'llama'; near: llama-3.2-1b, llama-3.1-8b"),
         (["synthesize", "--device", "h10"], "got 'h10'; near: h100, h100-fp32"),
         (["record", "--model", "no_such:thing"], "No module named 'no_such'"),
         (
@@ -107,12 +104,12 @@ def test_a_version_of_nccl_keeps_its_digits(topology, version):
             "--calibrations: expected 1 with --emulate, because the speed of an emulated device",
         ),
         (["predict", "{trace}", "--fabric", "{fabric}", "--hooks", "gzip"], "--hooks: hook: expected one of none"),
-        (["predict", "{trace}", "--fabric", "{fabric}", "--policy", "sync=2"], "--policy: expected NAME=VALUE"),
+        (["predict", "{trace}", "--fabric", "{fabric}", "--set", "sync=2"], "--set: expected NAME=VALUE"),
         (
-            ["predict", "{trace}", "--fabric", "{fabric}", "--policy", "order=size"],
-            "--policy: expected --orders for order",
+            ["predict", "{trace}", "--fabric", "{fabric}", "--set", "order=size"],
+            "--set: expected --orders for order",
         ),
-        (["predict", "{trace}", "--fabric", "{fabric}", "--policy", "sync_every=0"], "--policy: sync_every: input"),
+        (["predict", "{trace}", "--fabric", "{fabric}", "--set", "sync_every=0"], "--set: sync_every: input"),
         (["predict", "{trace}", "--fabric", "{fabric}", "--straggler", "3"], "--straggler: expected RANK:FACTOR"),
         (
             ["predict", "{trace}", "--fabric", "{fabric}", "--measured", "4:1020"],
@@ -127,43 +124,36 @@ def test_a_version_of_nccl_keeps_its_digits(topology, version):
             ["predict", "{trace}", "--fabric", "{fabric}", "--measured", "2:1s,2:2s"],
             "--measured: expected one time for",
         ),
+        (["predict", "{trace}", "--fabric", "{fabric},dgx-h100", "--measured", "2:1s"], "--measured: expected one"),
         (
-            ["predict", "{trace}", "--fabric", "{fabric}", "--measured", "2:1s", "--inputs", "1,1"],
-            "--measured: expected none",
+            ["predict", "{trace}", "--fabric", "{fabric}", "--world-size", "2,4", "--explain"],
+            "--explain: expected one",
         ),
         (["predict", "{trace}", "--fabric", "{fabric}", "--straggler", "9:2"], "stragglers[0].rank: expected a rank"),
-        (["predict", "{trace}", "--fabric", "{fabric}", "--inputs", "3"], "inputs: expected 2 numbers of batches"),
-        (["predict", "{trace}", "--fabric", "{fabric}", "--variation", "kind=wild"], "--variation: kind: input"),
-        (["sweep", "{trace}", "--fabric", "{fabric}", "--out", "s.xls"], "--out: expected a name that ends in .csv"),
-        (["sweep", "{trace}", "--fabric", "{fabric}", "--world-sizes", "2,x"], "--world-sizes: expected numbers"),
-        (["sweep", "{trace}", "--fabric", "{fabric}", "--value", "speed"], "--value: expected one of buckets"),
-        (["sweep", "{trace}", "--fabric", "{fabric}", "--rows", "caps"], "--rows: expected one of trace, fabric"),
-        (["sweep", "{trace}", "--fabric", "{fabric}", "--rows", "world_size"], "--columns: expected one of trace"),
+        (["predict", "{trace}", "--fabric", "{fabric}", "--set", "kind=wild"], "--set: kind: input"),
+        (["predict", "{trace}", "--fabric", "{fabric}", "--world-size", "2,x"], "--world-size: expected numbers"),
+        (["predict", "{trace}", "--fabric", "{fabric}", "--heat-map", "h.gif"], "--heat-map: expected a name that"),
+        (["synthesize", "--from", "v100"], "--from: expected --rescale with it"),
         (
             ["predict", "{trace}", "--fabric", "{fabric}", "--fabric", "{fabric}"],
             "fabrics[1]: topology: expected none, because fabrics[0]",
         ),
         (
-            ["predict", "{trace}", "--fabric", "{fabric}", "--fabric-set", "algorithm=trees"],
-            "--fabric-set: algorithm: input should be 'library', 'ring'",
+            ["predict", "{trace}", "--fabric", "{fabric}", "--set", "algorithm=trees"],
+            "--set: algorithm: input should be 'library', 'ring'",
         ),
+        (["show", "absent.log"], "absent.log: cannot be read"),
+        (["show", "40:absent.log"], "ddplab: absent.log: cannot be read"),
         (
-            ["predict", "{trace}", "--fabric", "{fabric}", "--processor", "{fabric}"],
-            "--processor: expected a fabric file of `ddplab calibrate`",
+            ["predict", "{trace}", "--fabric", "{fabric}", "--set", "nccl_version=new"],
+            "nccl_version: expected a version",
         ),
-        (
-            ["predict", "{trace}", "--fabric", "{fabric}", "--inputs", "0,x"],
-            "--inputs: expected numbers of at least 0",
-        ),
-        (["fabric", "absent.log"], "absent.log: cannot be read"),
-        (["fabric", "40:absent.log"], "ddplab: absent.log: cannot be read"),
-        (["fabric", "{fabric}", "--fabric-set", "nccl_version=new"], "nccl_version: expected a version of NCCL such"),
-        (["fabric", "{fabric}", "--world-sizes", "0"], "--world-sizes: expected numbers of at least 1"),
+        (["predict", "{trace}", "--fabric", "{fabric}", "--world-size", "0"], "--world-size: expected numbers of at"),
         (["synthesize", "--device", "tpu"], "tpu"),
         (["predikt"], "No such command 'predikt'"),
         (["predict", "{trace}", "--wurld-size", "2"], "No such option: --wurld-size"),
-        (["predict", "{trace}", "--world-size", "two"], "'--world-size'"),
-        (["fabric", "{fabric}", "--world-sizes"], "'--world-sizes' requires an argument"),
+        (["tune", "{trace}", "--world-size", "two"], "'--world-size'"),
+        (["predict", "{trace}", "--world-size"], "'--world-size' requires an argument"),
     ],
 )
 def test_a_mistake_is_reported_in_one_line(words, message, here, trace, fabric):

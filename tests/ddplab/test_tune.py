@@ -19,7 +19,7 @@ from ..strategies import steady_fabrics, traces
 def test_tune_answers_first_and_writes_plan_picture_and_json(here, trace, fabric, tmp_path):
     out, picture = tmp_path / "plan.json", tmp_path / "curve.svg"
     done = here(
-        "tune", trace, "--fabric", fabric, "--world-size", 4, "--hook", "fp16", "--in-flight", 25, "--out", out,
+        "tune", trace, "--fabric", fabric, "--world-size", 4, "--set", "hook=fp16", "--in-flight", 25, "--out", out,
         "--picture", picture, "--verify", "virtual", "--json", tmp_path / "j",
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
@@ -87,11 +87,9 @@ def test_printed_digits_are_those_that_the_interval_carries(width, value):
             ("--verify", "train"),
             "--verify: expected virtual, got 'train'; to train by the clock: ddplab validate --plan",
         ),
-        (("--hook", "fp16,bf16"), "--hook: expected one comm hook, got 'fp16,bf16'"),
-        (("--hook", "zip"), "--hooks: hook: "),
-        (("--policy", "hook=fp16"), "--policy: expected a setting other than hook, because use --hook"),
-        (("--policy", "bucket_cap_mb=3"), "--policy: expected a setting other than bucket_cap_mb, because tune"),
-        (("--policy", "grouping=module"), "grouping: expected 'buckets'"),
+        (("--set", "hook=zip"), "--set: hook: "),
+        (("--set", "bucket_cap_mb=3"), "--set: expected none, because tune chooses the buckets, for bucket_cap_mb"),
+        (("--set", "grouping=module"), "grouping: expected 'buckets'"),
     ],
     ids=lambda value: " ".join(map(str, value)) if isinstance(value, tuple) else "",
 )

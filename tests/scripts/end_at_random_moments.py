@@ -1,4 +1,4 @@
-"""End `record`, `calibrate`, `validate` and `sweep` at random moments, and look at what they leave.
+"""End `record`, `calibrate`, `validate` and `predict` at random moments, and look at what they leave.
 
 Run `python -m tests.scripts.end_at_random_moments 100`. Each command runs in a folder that has its outputs already.
 It is ended by a signal, or its disk is full (a small one in memory, which only root can mount; others leave this
@@ -19,15 +19,13 @@ import tempfile
 import time
 from pathlib import Path
 
-import pandas as pd
-
 MODEL = "tests.models_for_cli:tiny"
 ROOT = Path(__file__).parent.parent.parent
 COMMANDS = {
     "record": ["--model", MODEL, "--world-size", "2", "--iterations", "3", "--out", "trace.json.gz"],
     "calibrate": ["--model", MODEL, "--out", "fabric.json"],
     "validate": ["--model", MODEL, "--caps", "1", "--repeat", "1", "--out", "run"],
-    "sweep": ["input.json.gz", "--fabric", "pod.yaml", "--out", "sweep.parquet", "--heat-map", "map.png"],
+    "predict": ["input.json.gz", "--fabric", "pod.yaml", "--json", "rows.json", "--heat-map", "map.png"],
 }
 ENDINGS = ["SIGKILL", "SIGTERM", "SIGHUP"]
 FULL = "full disk"
@@ -135,8 +133,6 @@ def is_complete(path: Path) -> bool:
                 json.loads(gzip.decompress(path.read_bytes()))
             case ".json":
                 json.loads(path.read_bytes())
-            case ".parquet":
-                pd.read_parquet(path)
             case ".png":
                 return path.read_bytes().endswith(b"IEND\xaeB`\x82")
             case ".part":

@@ -32,7 +32,7 @@ def some_operations(least: int = 0):
 
 
 def devices(most_launch_ns: int = 10_000, most_pace_ns: int = 10_000):
-    """Device(name='d', flops_per_s=1e12, bytes_per_s=1e9, launch_ns=5, pace_ns=9, pace_error=1, efficiency=0.5)"""
+    """Device(name='d', flops_per_s=1e12, bytes_per_s=1e9, launch_ns=5, pace_ns=9)"""
     rate = st.floats(1e6, 1e16)
     return st.builds(
         Device,
@@ -41,8 +41,6 @@ def devices(most_launch_ns: int = 10_000, most_pace_ns: int = 10_000):
         bytes_per_s=rate,
         launch_ns=st.integers(0, most_launch_ns),
         pace_ns=st.integers(0, most_pace_ns),
-        pace_error=st.floats(0, 3),
-        efficiency=st.floats(0.01, 1),
     )
 
 

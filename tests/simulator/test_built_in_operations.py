@@ -46,7 +46,7 @@ def test_a_plan_from_two_names_loads_nothing_slow():
     code = (
         "import sys, contextlib, io; from ddplab.cli.main import app\n"
         "with contextlib.redirect_stdout(io.StringIO()):\n"
-        "    app(['plan', 'resnet50', 'aws-p4d', '--world-sizes', '8,16'], standalone_mode=False)\n"
+        "    app(['plan', 'resnet50', 'aws-p4d', '--world-size', '8,16'], standalone_mode=False)\n"
         "print(*sys.modules)"
     )
     run = subprocess.run([sys.executable, "-c", code], timeout=100, check=True, capture_output=True, text=True)

@@ -196,7 +196,7 @@ def test_a_node_is_found_by_name_and_other_fabrics_in_their_files(tmp_path, monk
         ("dgx", "near: dgx-1-v100, dgx-a100, dgx-h100"),
         ("aws-p4", "near: aws-p4d"),
         ("Isambard-AI", "near: isambard-ai"),
-        ("zzz", "expected a file or a name that `ddplab catalogue` lists, got 'zzz'"),
+        ("zzz", "expected a file or a name that `ddplab show` lists, got 'zzz'"),
     ],
 )
 def test_a_wrong_name_is_one_line_with_near_matches(name, says):

@@ -32,12 +32,9 @@ def test_merged_operations_take_as_long_on_every_device(operations, device):
 def test_a_kernel_takes_the_longer_of_arithmetic_and_bytes_and_its_launch(operation, ns):
     device = Device(name="d", flops_per_s=2e9, bytes_per_s=1e9, launch_ns=5)
     assert device.time_ns([operation]) == pytest.approx(ns)
-    half = device.model_copy(update={"efficiency": 0.5})
-    assert half.time_ns([operation]) == pytest.approx(2 * ns - 5 * operation.kernels)
 
 
-def test_data_sheets_have_sources_and_lower_precision_is_faster():
-    assert all(device.source for device in data_sheets().values())
+def test_lower_precision_is_faster():
     for card, low in [("v100", "fp16"), ("a100-40gb", "bf16"), ("a100-80gb", "bf16"), ("h100", "bf16")]:
         assert data_sheets()[f"{card}-{low}"].flops_per_s > 7 * data_sheets()[f"{card}-fp32"].flops_per_s
     assert data_sheets()["h100-bf16"].flops_per_s == pytest.approx(2 * data_sheets()["h100-tf32"].flops_per_s)
@@ -73,7 +70,7 @@ def test_a_broken_data_sheet_is_told_in_one_line(tmp_path, content, says):
 @pytest.mark.parametrize(
     ("name", "says"),
     [
-        ("h300", "expected a data sheet's .json file or a name that `ddplab catalogue` lists"),
+        ("h300", "expected a data sheet's .json file or a name that `ddplab show` lists"),
         ("no/file.json", "no/file.json: cannot be read: No such file"),
     ],
 )

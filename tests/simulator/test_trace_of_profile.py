@@ -167,7 +167,7 @@ def test_a_file_of_the_processor_agrees_with_the_recorder(two_ranks, tmp_path, w
     [
         ({"find_unused_parameters": True}, None),
         ({"gradient_as_bucket_view": True}, None),
-        ({"no_sync": 3}, r"8 of 12 steps have no all-reduce, as with no_sync; .* --policy sync_every=3"),
+        ({"no_sync": 3}, r"8 of 12 steps have no all-reduce, as with no_sync; .* --set sync_every=3"),
     ],
 )
 def test_variants_of_torchs_class_are_read_with_their_buckets(two_ranks, tmp_path, change, message):

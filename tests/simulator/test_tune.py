@@ -34,9 +34,7 @@ def test_the_plan_is_predicted_and_never_slower_than_a_known_rule(asked, copies,
     if objective == "median":
         assert plan.iteration_ns == predicted.iteration_ns
     if plan.bucket_cap_mb_list is not None and policy.rebuilds:
-        caps = policy.model_copy(
-            update={"bucket_cap_mb_list": plan.bucket_cap_mb_list, "first_bucket_mb": None, "order": "ready"}
-        )
+        caps = policy.model_copy(update={"bucket_cap_mb_list": plan.bucket_cap_mb_list, "order": "ready"})
         by_caps = predict(asked.trace, asked.fabric, policy=caps, **settings)
         assert list(map(set, by_caps.buckets)) == list(map(set, plan.buckets))
 
