@@ -60,7 +60,7 @@ def same(a: ComputeTimes, b: ComputeTimes) -> bool:
 # Kinds
 
 
-@examples(30)
+@examples(20)
 @given(traces(), st.integers(1, 5))
 def test_recorded_iterations_are_the_traces_own(trace, world_size):
     by_rank = recorded_times(trace)
@@ -73,7 +73,7 @@ def test_recorded_iterations_are_the_traces_own(trace, world_size):
             assert same(times[row], by_rank[rank][number])
 
 
-@examples(30)
+@examples(20)
 @given(traces(), st.integers(1, 5), st.integers(0, 99))
 def test_resampled_iterations_are_recorded_ones_of_the_rank(trace, world_size, seed):
     by_rank = recorded_times(trace)
@@ -95,7 +95,7 @@ def test_resampling_takes_every_iteration_about_as_often():
     assert abs(spearmanr(*times.forward_ns.T).statistic) < 0.15  # ranks draw on their own
 
 
-@examples(30)
+@examples(20)
 @given(traces(), st.integers(1, 4), st.none() | st.floats(-1, 1), st.integers(0, 99))
 def test_correlated_gaps_stay_within_what_was_recorded_and_keep_their_order(trace, world_size, correlation, seed):
     by_rank = recorded_times(trace)
@@ -209,7 +209,7 @@ def test_a_fitted_factor_has_the_spread_of_the_recording():
     )
 
 
-@examples(30)
+@examples(20)
 @given(traces(), st.integers(0, 99))
 def test_a_fitted_iteration_is_the_typical_one_at_another_speed(trace, seed):
     by_rank = recorded_times(trace)
@@ -224,7 +224,7 @@ def test_a_fitted_iteration_is_the_typical_one_at_another_speed(trace, seed):
 # Seeds, and ranks that do as another
 
 
-@examples(30)
+@examples(20)
 @given(traces(), st.integers(1, 5), variations())
 def test_iterations_are_the_same_in_any_order(trace, world_size, variation):
     by_rank = recorded_times(trace)
@@ -282,7 +282,7 @@ def test_as_few_ranks_are_drawn_as_there_are_unlike_ones(world_size, slow):
 # Stragglers
 
 
-@examples(30)
+@examples(20)
 @given(traces(), st.integers(1, 5), st.floats(1, 4), variations(), st.data())
 def test_a_straggler_computes_longer_by_its_factor_and_no_other_rank_does(trace, world_size, factor, variation, data):
     slow = data.draw(st.integers(0, world_size - 1))
@@ -300,7 +300,7 @@ def test_a_straggler_computes_longer_by_its_factor_and_no_other_rank_does(trace,
         assert (np.abs(after - np.rint(before * shape)) <= error.reshape(shape.shape)).all()
 
 
-@examples(30)
+@examples(20)
 @given(st.integers(2, 6), st.integers(0, 99))
 def test_a_random_straggler_is_one_rank_in_each_iteration_and_not_always_the_same(world_size, seed):
     trace = trace_of([[iteration(100, (200,), 300, 100)] * 3], [4])
@@ -318,7 +318,7 @@ def test_two_random_stragglers_may_meet_on_one_rank():
     assert {tuple(sorted(row)) for row in times.compute_ns.tolist()} == {(800, 1200), (400, 2400)}
 
 
-@examples(30)
+@examples(20)
 @given(traces(), st.integers(1, 4), variations())
 def test_a_factor_of_one_changes_nothing(trace, world_size, variation):
     usual = predict(trace, FABRIC, world_size=world_size, variation=variation)
@@ -331,7 +331,7 @@ def test_a_factor_of_one_changes_nothing(trace, world_size, variation):
 # Join
 
 
-@examples(30)
+@examples(20)
 @given(traces(), st.lists(st.integers(0, 4), min_size=1, max_size=4).filter(any), variations())
 def test_ranks_without_inputs_have_joined_and_an_epoch_is_as_long_as_the_longest(trace, inputs, variation):
     sampler = IterationSampler(recorded_times(trace), len(inputs), variation, inputs=inputs)
@@ -402,7 +402,7 @@ def test_a_record_refuses_what_makes_no_sense(kind, fields, field):
         kind(**fields)
 
 
-@examples(30)
+@examples(20)
 @given(traces(), st.integers(1, 5), st.integers(0, 3))
 def test_unequal_devices_change_the_last_rank_alone(trace, world_size, number):
     by_rank = recorded_times(trace)

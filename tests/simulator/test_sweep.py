@@ -52,7 +52,7 @@ def assert_rows_are_predictions(
             assert row["is_tie"] == fastest.compare(one).is_tie
 
 
-@examples(25)
+@examples(12)
 @given(sweeps())
 def test_every_row_is_the_prediction_of_its_configuration(asked):
     """On steady and on fluid fabrics, to the nanosecond, row after row in the order of the axes' product."""
@@ -63,7 +63,7 @@ def test_every_row_is_the_prediction_of_its_configuration(asked):
     assert_rows_are_predictions(table, traces, fabrics, *axes.values(), policy, **asked)
 
 
-@examples(10)
+@examples(6)
 @given(rate_fabrics(), st.sampled_from(["resampled", "correlated", "fitted"]), st.integers(0, 9), st.booleans())
 def test_rows_of_a_fabric_with_described_links_are_its_predictions(fabrics, kind, seed, straggles):
     """Whose costs, and whose uncertainty, differ between world sizes."""
