@@ -51,10 +51,10 @@ test-readme: $(READY)  ## run the README's commands and programs as they are wri
 demo: $(READY)  ## check predictions in three ways, from exact to noisy: about 3 minutes, results in out/demo/
 	$(BIN)/ddplab demo --out out/demo
 
-test: $(READY) .venv/.chromium  ## run the tests, in two processes
-	$(BIN)/pytest -n 2 --dist loadfile
+test: $(READY) .venv/.chromium  ## run the tests, in two processes: 6 minutes
+	$(BIN)/pytest -n 2 --dist worksteal
 
-explore: $(READY) .venv/.chromium  ## the property tests with fresh seeds and ten times the examples, for an hour: MINUTES=60
+explore: $(READY) .venv/.chromium  ## the property tests with fresh seeds and 25 times the examples, for an hour: MINUTES=60
 	$(BIN)/python -m tests.explore --minutes $(or $(MINUTES),60)
 
 test-reducer: $(READY)  ## conformance of our DDP, for the edit-and-test loop of the reducer: under a minute

@@ -1,4 +1,4 @@
-"""`make explore`: run the property tests with fresh seeds and many more examples, round after round, for an hour.
+"""`make explore`: run the property tests with fresh seeds and 25 times the examples, round after round, for an hour.
 
 `make test` runs the same properties derandomised, so all its runs use the same examples. A round that fails ends the
 exploration and prints the seed that reproduces the failure.
@@ -17,6 +17,8 @@ SCALE_VARIABLE = "DDPLAB_EXAMPLES_SCALE"
 SCALE = int(os.environ.get(SCALE_VARIABLE, "1"))
 """Factor on each property's number of examples; 1 in `make test`."""
 TEST_TIMEOUT_S = 1800
+EXAMPLES = 40
+"""Number of examples of a property in `make test`, unless `examples` gives another one."""
 
 
 def load_profile() -> None:
@@ -29,7 +31,7 @@ def load_profile() -> None:
     settings.register_profile(
         "ddplab",
         deadline=None,
-        max_examples=100 * SCALE,
+        max_examples=EXAMPLES * SCALE,
         derandomize=SCALE == 1,
         database=None,
         phases=[phase for phase in Phase if phase is not Phase.explain],
@@ -47,7 +49,7 @@ def main() -> None:
     """Explore until the time is over; exit with an error after the first round that fails."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--minutes", type=float, default=60, help="how long to explore; the last round is completed")
-    parser.add_argument("--scale", type=int, default=10, help="factor on the number of examples in `make test`")
+    parser.add_argument("--scale", type=int, default=25, help="factor on the number of examples in `make test`")
     parser.add_argument("tests", nargs="*", default=["tests"], help="which tests, as for pytest")
     options = parser.parse_args()
     end = time.monotonic() + 60 * options.minutes

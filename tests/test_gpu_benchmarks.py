@@ -4,6 +4,7 @@ import contextlib
 import gzip
 import importlib.util
 import json
+import re
 import shlex
 import subprocess
 import sys
@@ -123,10 +124,18 @@ def test_without_a_device_the_command_ends_with_one_line():
     assert len(ended.stderr.splitlines()) == 1
 
 
-def test_the_traces_of_a_dry_run_agree_with_the_profiler_and_get_rows_in_the_score(tmp_path, monkeypatch):
-    (part,) = [one for one in parts(dry=True) if one.name.startswith("traces-")]
-    (outcome,) = run_all([part], tmp_path / "run", again=False, minutes=1.5)
-    assert (outcome.state, outcome.error) == ("done", "")
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+def test_a_dry_run_does_every_part_and_its_traces_agree_with_the_profiler_and_get_rows_in_the_score(
+    tmp_path, monkeypatch
+):
+    """`.ci/run` runs this test in place of `make gpu DRY=1`."""
+    words = [sys.executable, "-m", "benchmarks.gpu", "--dry", "--again"]
+    ended = subprocess.run(words, cwd=ROOT, capture_output=True, text=True, check=False)
+    assert ended.returncode == 0, ended.stdout + ended.stderr
+    (folder,) = re.findall("^results: (.*), ", ended.stdout, re.MULTILINE)
+    (tmp_path / "run").symlink_to(ROOT / folder)
+    outcome = load(next((tmp_path / "run").glob("traces-*.json.gz")))
     assert {name.rpartition("_")[2] for name in outcome.values["agreement"]} == {"module", "ours", "torch"}
     monkeypatch.setattr(part_h_profiles, "RUNS", tmp_path)
     monkeypatch.setattr(part_h_profiles, "PROFILES", tmp_path)

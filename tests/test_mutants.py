@@ -1,9 +1,9 @@
 """The mutants: every patch applies, and two of them end to end. `make mutants` tries them all."""
 
 import ast
-import difflib
 import subprocess
 import sys
+from difflib import SequenceMatcher
 
 import pytest
 
@@ -17,9 +17,14 @@ MUTANTS = catalogue()
 def test_a_patch_changes_one_line_of_the_present_code_and_parses(mutant):
     before = (ROOT / mutant.file).read_text()
     after = mutant.apply(before)
-    lines = [line for line in difflib.ndiff(before.splitlines(), after.splitlines()) if line[0] in "+-"]
-    assert sum(line[0] == "-" for line in lines) == 1
-    assert sum(line[0] == "+" for line in lines) <= 1
+    (edit,) = [
+        one
+        for one in SequenceMatcher(None, before.splitlines(), after.splitlines()).get_opcodes()
+        if one[0] != "equal"
+    ]
+    _, start, end, new_start, new_end = edit
+    assert end - start == 1
+    assert new_end - new_start <= 1
     assert ast.dump(ast.parse(after)) != ast.dump(ast.parse(before))
 
 

@@ -10,17 +10,17 @@ from ddplab.emulation import virtual_time
 from simulator import Fabric
 
 from ..nccl_log import nccl_log
-from .command_process import ddplab
 from .conformance_bench import LITTLE
 
 
 @pytest.fixture(scope="session")
 def trace(tmp_path_factory) -> Path:
-    """A trace of two ranks that the command `record` has written; no test changes it."""
+    """A trace of two ranks that the command `record` has written, in this process; no test changes it."""
+    from ddplab.cli.main import app
+
     path = tmp_path_factory.mktemp("cli") / "trace.json.gz"
-    model = "tests.models_for_cli:tiny"
-    done = ddplab("record", "--model", model, "--world-size", 2, "--iterations", 4, "--out", path)
-    assert done.returncode == 0, done.stderr
+    words = ["--model", "tests.models_for_cli:tiny", "--world-size", "2", "--iterations", "4", "--out", str(path)]
+    app(["record", *words], standalone_mode=False)
     return path
 
 

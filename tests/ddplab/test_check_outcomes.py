@@ -81,7 +81,7 @@ TEXTS = st.text(st.characters() | st.sampled_from("\x00\x1b\r\n\ud800\udcff\ufff
 """What an exception may say: any characters, also surrogates."""
 
 
-@examples(200)
+@examples(60)
 @given(TEXTS)
 def test_whatever_an_exception_says_its_script_is_a_program_that_has_the_message(tmp_path_factory, text):
     path = tmp_path_factory.mktemp("script") / "fault.py"

@@ -96,7 +96,7 @@ def test_a_solution_passes_its_rung_and_fails_the_next(judging, number):
         assert not judging.verdict(solution(number), number + 1).passed
 
 
-@pytest.mark.parametrize("number", [4, 8, 16])
+@pytest.mark.parametrize("number", [8, 16])
 def test_a_solution_passes_all_rungs_before(judging, number):
     for earlier in range(1, number):
         verdict = judging.verdict(solution(number), earlier)

@@ -228,23 +228,6 @@ def names_missing(rank: int, _world_size: int) -> list[str]:
     return sorted(name for name in dir(torchs) if not name.startswith("__") and not hasattr(ours, name))
 
 
-def compiled_graphs(rank: int, _world_size: int) -> tuple[int, int]:
-    """Number of graphs that torch.compile passes to its backend for a module of several buckets."""
-    counts = []
-    for wrapper in (DistributedDataParallel, TorchDDP):
-        torch._dynamo.reset()
-        graphs = []
-
-        def backend(graph, inputs, graphs=graphs):
-            graphs.append(graph)
-            return graph.forward
-
-        ddp = torch.compile(wrapper(Layers(4, 600), bucket_cap_mb=1), backend=backend)
-        ddp(torch.ones(2, 600)).sum().backward()
-        counts.append(len(graphs))
-    return tuple(counts)
-
-
 def forward_before_training(rank: int, _world_size: int) -> int:
     """Number of calls of the set-up hook in three forward passes: evaluation, accumulation, training."""
 

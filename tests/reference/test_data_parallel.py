@@ -45,7 +45,7 @@ def assert_equal(got: bodies.Gradients, expected: bodies.Gradients) -> None:
 
 
 @BOTH_POOLS
-@examples(80)
+@examples(40)
 @given(st.data())
 def test_gradients_are_exactly_those_of_local_training(ranks, data):
     """Random models, caps, plans, ready orders and features, float32 and float64, three steps with a rebuild.

@@ -39,8 +39,13 @@ def test_tensors_outlive_the_ranks_that_made_them():
 
 @pytest.fixture(scope="module")
 def mortal_ranks() -> Iterator[RankPool]:
-    """Ranks that a test may end: the next test that uses the pool starts new ones."""
-    with RankPool(2, timeout_s=60) as pool:
+    """Ranks that a test may end: the next test that uses the pool starts new ones.
+
+    What another rank reports about a lost one arrives at once, and from a rank that reports nothing it never does.
+    """
+    with pytest.MonkeyPatch.context() as patch, RankPool(2, timeout_s=60) as pool:
+        patch.setattr(launch, "OTHERS_S", 0.5)
+        patch.setattr(launch, "TAIL_TIMEOUT_S", 0.5)
         yield pool
 
 
@@ -67,7 +72,7 @@ def mortal_ranks() -> Iterator[RankPool]:
 def test_a_rank_that_goes_wrong_ends_the_others_and_tells_why(mortal_ranks, body, rank, kind, says):
     mortal_ranks.run(bodies.identify)  # ranks are up: what follows is about the body alone
     with pytest.raises(RankError, match=says) as caught:
-        mortal_ranks.run(body, rank, timeout_s=2)
+        mortal_ranks.run(body, rank, timeout_s=1)
     assert (type(caught.value), caught.value.rank) == (kind, rank)
     again = mortal_ranks.run(bodies.identify, "again")
     assert again == [(0, 2, 0, 2, "again"), (1, 2, 1, 2, "again")]
@@ -127,13 +132,13 @@ def test_a_rank_that_waits_for_one_that_has_returned_is_named_before_the_time_ou
         pytest.warns(UserWarning, match=r"^ranks \[1\] are still running 0.2 s after ranks \[0\] .*model.join\(\)"),
         pytest.raises(RankError),
     ):
-        mortal_ranks.run(bodies.hang_on, 1, timeout_s=1)
+        mortal_ranks.run(bodies.hang_on, 1, timeout_s=0.5)
 
 
 def test_every_rank_that_hangs_shows_where(mortal_ranks):
     mortal_ranks.run(bodies.identify)
     with pytest.raises(RankError, match=r"(?s)Stack of rank 0.* in hang\n.*Stack of rank 1.* in hang\n"):
-        mortal_ranks.run(bodies.hang, timeout_s=1)
+        mortal_ranks.run(bodies.hang, timeout_s=0.5)
 
 
 def test_a_rank_that_has_not_come_to_its_body_says_so():

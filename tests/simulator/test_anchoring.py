@@ -33,7 +33,7 @@ def cases(draw) -> tuple[Expected, list[Expected]]:
     return draw(expectations(draw(st.integers(1, 4096)))), [draw(expectations(ranks)) for ranks in measured]
 
 
-@examples(60)
+@examples(25)
 @given(cases())
 def test_measuring_what_was_predicted_changes_nothing_and_widens_nothing(case):
     target, expected = case
@@ -43,7 +43,7 @@ def test_measuring_what_was_predicted_changes_nothing_and_widens_nothing(case):
     assert not any(anchor.contradicts for anchor in anchors)
 
 
-@examples(60)
+@examples(25)
 @given(cases(), st.floats(0.5, 2))
 def test_the_moves_of_the_measurements_multiply_to_the_correction(case, ratio):
     target, expected = case
@@ -51,7 +51,7 @@ def test_the_moves_of_the_measurements_multiply_to_the_correction(case, ratio):
     assert prod(anchor.moved for anchor in correction.anchors) == pytest.approx(correction.factor)
 
 
-@examples(60)
+@examples(25)
 @given(cases())
 def test_a_further_measurement_that_agrees_never_widens_the_interval(case):
     target, expected = case

@@ -14,7 +14,7 @@ from ..explore import examples
 from ..strategies import any_predictions, steady_fabrics
 
 
-@examples(60)
+@examples(25)
 @given(any_predictions())
 def test_the_breakdown_adds_up_to_the_iteration_of_the_slowest_rank(asked):
     """Computing at full speed, what contention adds to it, waiting while a collective runs, and all other waiting."""
@@ -45,7 +45,7 @@ def _waits_while_communicating(timeline, row) -> int:
     return np.count_nonzero(communicates & waits)
 
 
-@examples(30)
+@examples(20)
 @given(any_predictions())
 def test_the_critical_path_is_a_chain_of_spans_from_the_start_to_the_end(asked):
     prediction = asked.predict()
@@ -58,7 +58,7 @@ def test_the_critical_path_is_a_chain_of_spans_from_the_start_to_the_end(asked):
     assert set(prediction.critical_buckets) <= set(range(len(prediction.buckets)))
 
 
-@examples(30)
+@examples(20)
 @given(any_predictions(fabrics=steady_fabrics))
 def test_off_the_critical_path_collectives_that_take_turns_may_be_free_without_gain(asked):
     """With several slots a collective off the path may delay one on it, so the law needs one slot."""

@@ -60,7 +60,7 @@ def same(a: ComputeTimes, b: ComputeTimes) -> bool:
 # Kinds
 
 
-@examples(30)
+@examples(20)
 @given(traces(), st.integers(1, 5))
 def test_recorded_iterations_are_the_traces_own(trace, world_size):
     by_rank = recorded_times(trace)
@@ -73,7 +73,7 @@ def test_recorded_iterations_are_the_traces_own(trace, world_size):
             assert same(times[row], by_rank[rank][number])
 
 
-@examples(30)
+@examples(20)
 @given(traces(), st.integers(1, 5))
 def test_resampled_iterations_are_recorded_ones_of_the_rank(trace, world_size):
     by_rank = recorded_times(trace)
@@ -115,7 +115,7 @@ def test_a_fitted_factor_has_the_spread_of_the_recording():
     )
 
 
-@examples(30)
+@examples(20)
 @given(traces())
 def test_a_fitted_iteration_is_the_typical_one_at_another_speed(trace):
     by_rank = recorded_times(trace)
@@ -130,7 +130,7 @@ def test_a_fitted_iteration_is_the_typical_one_at_another_speed(trace):
 # Seeds, and ranks that do as another
 
 
-@examples(30)
+@examples(20)
 @given(traces(), st.integers(1, 5), variations())
 def test_iterations_are_the_same_in_any_order(trace, world_size, variation):
     by_rank = recorded_times(trace)
@@ -179,7 +179,7 @@ def test_as_few_ranks_are_drawn_as_there_are_unlike_ones(world_size, slow):
 # Stragglers
 
 
-@examples(30)
+@examples(20)
 @given(traces(), st.integers(1, 5), st.floats(1, 4), variations(), st.data())
 def test_a_straggler_computes_longer_by_its_factor_and_no_other_rank_does(trace, world_size, factor, variation, data):
     slow = data.draw(st.integers(0, world_size - 1))
@@ -214,7 +214,7 @@ def test_two_random_stragglers_may_meet_on_one_rank():
     assert {tuple(sorted(row)) for row in times.compute_ns.tolist()} == {(800, 1200), (400, 2400)}
 
 
-@examples(30)
+@examples(20)
 @given(traces(), st.integers(1, 4), variations())
 def test_a_factor_of_one_changes_nothing(trace, world_size, variation):
     usual = predict(trace, FABRIC, world_size=world_size, variation=variation)
@@ -227,7 +227,7 @@ def test_a_factor_of_one_changes_nothing(trace, world_size, variation):
 # Join
 
 
-@examples(30)
+@examples(20)
 @given(traces(), st.lists(st.integers(0, 4), min_size=1, max_size=4).filter(any), variations())
 def test_ranks_without_inputs_have_joined_and_an_epoch_is_as_long_as_the_longest(trace, inputs, variation):
     sampler = IterationSampler(recorded_times(trace), len(inputs), variation, inputs=inputs)
@@ -296,7 +296,7 @@ def test_a_record_refuses_what_makes_no_sense(kind, fields, field):
         kind(**fields)
 
 
-@examples(30)
+@examples(20)
 @given(traces(), st.integers(1, 5), st.integers(0, 3))
 def test_unequal_devices_change_the_last_rank_alone(trace, world_size, number):
     by_rank = recorded_times(trace)

@@ -37,7 +37,7 @@ def offers(draw):
     return made
 
 
-@examples(60)
+@examples(25)
 @given(offers(), st.floats(1, 1e3), st.floats(1, 1e3))
 def test_no_offer_beats_those_on_the_front_and_the_choices_surely_keep_the_limits(size, made, deadline, budget):
     question = Question(samples=1.0, deadline_hours=deadline, budget=budget)

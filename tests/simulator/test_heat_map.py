@@ -42,7 +42,7 @@ def same(one: object, other: object) -> bool:
     return one == other or (one != one and other != other)
 
 
-@examples(30)
+@examples(20)
 @given(sweeps_tables(), st.permutations(AXES), st.sampled_from(["iteration_ns", "exposed_comm_ns", "efficiency"]))
 def test_a_cell_shows_the_value_of_its_fastest_settings(table, axes, value):
     """And no cell of any map chooses a trace, a fabric or a number of ranks."""

@@ -19,7 +19,7 @@ from ..strategies import any_predictions, iteration, steady_fabrics, trace_of
 FREE = Fabric.from_alpha_beta(alpha_ns=0, bytes_per_s=1e18)
 
 
-@examples(30)
+@examples(20)
 @given(any_predictions())
 def test_figures_of_the_samples_are_in_their_order(asked):
     prediction = asked.predict()
@@ -34,7 +34,7 @@ def test_figures_of_the_samples_are_in_their_order(asked):
     assert sum(sample < prediction.iteration_ns for sample in samples) <= len(samples) / 2
 
 
-@examples(30)
+@examples(20)
 @given(any_predictions(fabrics=steady_fabrics), st.floats(0, 0.5), st.floats(0, 0.4))
 def test_knowing_the_fabric_less_well_never_narrows_the_interval(asked, spread, more):
     intervals = []
@@ -141,7 +141,7 @@ def test_too_few_iterations_have_no_tail(recorded, p95, p99):
             assert (prediction.p95_ns is not None, prediction.p99_ns is not None) == (p95, p99)
 
 
-@examples(30)
+@examples(20)
 @given(any_predictions(), st.integers(0, 3), st.floats(1, 3))
 def test_a_straggler_never_raises_the_efficiency(asked, rank, factor):
     late = Straggler(rank=rank % asked.world_size, factor=factor)

@@ -12,7 +12,7 @@ from tests.strategies import partitions
 from .tuning_cases import fabrics, plan_times, small_models
 
 
-@examples(30)
+@examples(20)
 @given(small_models(), fabrics(), st.integers(0, 30), st.data())
 def test_the_result_is_a_partition_and_at_least_as_good(trace, fabric, evaluations, data):
     costs = partition_costs(plan_times(trace, fabric))

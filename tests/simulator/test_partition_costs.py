@@ -13,7 +13,7 @@ from tests.strategies import partitions
 from .tuning_cases import fabrics, plan_times, small_models
 
 
-@examples(60)
+@examples(25)
 @given(small_models(ranks=2, cycles=2), fabrics(), st.data())
 def test_the_recurrence_is_the_iteration_of_contiguous_buckets(trace, fabric, data):
     costs = partition_costs(plan_times(trace, fabric))
@@ -23,7 +23,7 @@ def test_the_recurrence_is_the_iteration_of_contiguous_buckets(trace, fabric, da
     assert costs.recurrence_ns(plan).tolist() == costs.times.cycles_ns(plan).tolist()
 
 
-@examples(60)
+@examples(25)
 @given(
     small_models(ranks=2, one_order=False), st.sampled_from([1.0, 1.3, 2.5]).flatmap(lambda s: fabrics(slow_down=s)),
     st.booleans(), st.data(),

@@ -13,7 +13,7 @@ from tests.strategies import emulations, iteration, partitions, trace_of
 from .tuning_cases import plan_times
 
 
-@examples(30)
+@examples(20)
 @given(emulations(), st.sampled_from(["median", "mean"]), st.data())
 def test_the_objective_is_that_of_predict(asked, objective, data):
     policy = asked.policy.model_copy(update={"plan": None, "phase": "steady"})

@@ -17,7 +17,7 @@ def test_the_docstring_of_predict_names_every_field_of_a_policy():
     assert [name for name in Policy.model_fields if name not in predict.__doc__] == []
 
 
-@examples(30)
+@examples(20)
 @given(any_predictions())
 def test_a_policy_and_its_fields_predict_the_same(asked):
     arguments = {"variation": asked.variation, "stragglers": asked.stragglers, "inputs": asked.inputs}

@@ -122,7 +122,7 @@ def test_what_is_described_wrongly_is_named_in_one_line(mistake, says):
 # Bounds
 
 
-@examples(30)
+@examples(20)
 @given(any_predictions())
 def test_an_iteration_takes_as_long_as_its_computation_and_as_its_busiest_link(asked):
     prediction = asked.predict()
@@ -140,7 +140,7 @@ def test_an_iteration_takes_as_long_as_its_computation_and_as_its_busiest_link(a
     assert prediction.iteration_ns >= prediction.compute_ns >= 0
 
 
-@examples(30)
+@examples(20)
 @given(any_predictions(fabrics=steady_fabrics))
 def test_overlap_never_hurts_where_speeds_are_constant(asked):
     prediction = asked.predict()
@@ -151,7 +151,7 @@ def test_overlap_never_hurts_where_speeds_are_constant(asked):
 # Bytes
 
 
-@examples(30)
+@examples(20)
 @given(any_predictions())
 def test_every_parameter_is_in_one_bucket_and_every_buckets_bytes_are_sent(asked):
     prediction = asked.predict()
@@ -172,7 +172,7 @@ def test_every_parameter_is_in_one_bucket_and_every_buckets_bytes_are_sent(asked
 # Sameness
 
 
-@examples(30)
+@examples(20)
 @given(any_predictions())
 def test_the_same_seed_gives_the_same_prediction_to_the_nanosecond(asked):
     one, other = asked.predict(), asked.predict()
@@ -180,7 +180,7 @@ def test_the_same_seed_gives_the_same_prediction_to_the_nanosecond(asked):
     assert one.spans == other.spans
 
 
-@examples(30)
+@examples(20)
 @given(any_predictions(variation=st.just(Variation())), st.randoms(use_true_random=False))
 def test_permuting_the_ranks_of_a_trace_changes_no_latency(asked, random):
     """If every recorded rank is repeated equally often, and buckets do not follow rank 0's ready order."""
@@ -203,7 +203,7 @@ def test_permuting_the_ranks_of_a_trace_changes_no_latency(asked, random):
 # More bandwidth
 
 
-@examples(30)
+@examples(20)
 @given(
     traces(),
     st.integers(2, 4),
@@ -220,14 +220,14 @@ def test_faster_links_never_hurt_where_speeds_are_constant(trace, world_size, ra
     assert np.less_equal(by_rate[1].samples_ns, by_rate[0].samples_ns).all()
 
 
-@examples(30)
+@examples(20)
 @given(any_predictions(fabrics=steady_fabrics), st.floats(0.01, 1))
 def test_a_table_scaled_down_never_hurts_where_speeds_are_constant(asked, factor):
     scaled = replace(asked, fabric=asked.fabric.scaled(factor))
     assert np.less_equal(scaled.predict().samples_ns, asked.predict().samples_ns).all()
 
 
-@examples(30)
+@examples(20)
 @given(any_predictions(variation=st.just(Variation()), stragglers=False), st.integers(2, 5))
 def test_a_cycle_is_its_local_iterations_and_a_synchronised_one(asked, every):
     """With a recording of one rank; iterations under `no_sync` have no optimiser step."""
@@ -309,7 +309,7 @@ def test_every_prediction_has_a_table(asked):
     assert len(Rows(asked.predict()._repr_html_()).rows) >= 5
 
 
-@examples(30)
+@examples(20)
 @given(any_predictions(), any_predictions())
 def test_the_parts_of_a_comparison_add_up_to_its_difference(asked, other):
     """Of single iterations exactly: of cycles each part is rounded, and the timeline is that of one cycle."""

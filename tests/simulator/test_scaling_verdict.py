@@ -20,7 +20,7 @@ def predict_at(trace, fabric, settings, multiple):
     return predict(trace, fabric.with_rates(multiple), world_size=4, **settings)
 
 
-@examples(30)
+@examples(20)
 @given(
     st.integers(0, 10**5),
     st.floats(1e6, 1e11),

@@ -101,7 +101,7 @@ def _launches_one_by_one(ready_ns, buckets, pack_ns, launch_ns) -> list[int]:
     return launched
 
 
-@examples(30)
+@examples(20)
 @given(any_predictions(world_sizes=st.just(1)))
 def test_one_rank_trains_locally_and_pays_only_its_own_processor(asked):
     """Copies, launches, what a hook computes; nothing waits."""
@@ -117,7 +117,7 @@ def test_one_rank_trains_locally_and_pays_only_its_own_processor(asked):
     assert bare.timeline.iteration_ns == bare.timeline.engine_input.duration_ns[:, local].sum()
 
 
-@examples(30)
+@examples(20)
 @given(any_predictions())
 def test_a_free_fabric_adds_only_copies_launches_and_hooks(asked):
     """If all ranks are alike; otherwise the fast ranks wait for the slow ones."""

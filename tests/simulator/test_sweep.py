@@ -63,7 +63,7 @@ def test_every_row_is_the_prediction_of_its_configuration(asked):
     assert_rows_are_predictions(table, traces, fabrics, *axes.values(), policy, **asked)
 
 
-@examples(10)
+@examples(6)
 @given(rate_fabrics(), st.sampled_from(["resampled", "fitted"]), st.booleans(), st.booleans())
 def test_rows_of_a_fabric_with_described_links_are_its_predictions(fabrics, kind, differ, straggles):
     """Whose costs, and whose uncertainty, differ between world sizes."""
