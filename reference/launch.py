@@ -113,21 +113,6 @@ def world_size_or(default: int) -> int:
     return default if found is None else found.place.world_size
 
 
-def spread_members(count: int) -> list[int] | None:
-    """Choose as many of a launcher's ranks, on as many nodes as possible; None without a launcher."""
-    found = launched_ranks()
-    return None if found is None else spread([one.place.node for one in found.all()], count)
-
-
-def spread(nodes: Sequence[str], count: int) -> list[int]:
-    """Choose as many ranks, first one on each node, then a second one, and so on; return them in ascending order.
-
-    `nodes` has the node of each rank. If there are fewer ranks, all are chosen.
-    """
-    before = [nodes[:rank].count(node) for rank, node in enumerate(nodes)]
-    return sorted(sorted(range(len(nodes)), key=before.__getitem__)[:count])
-
-
 def default_backend(world_size: int) -> str:
     """Return NCCL's name where it is and each rank has a CUDA device, else Gloo's."""
     found = launched_ranks()

@@ -66,6 +66,10 @@ def test_reference_imports_neither_of_the_other_packages():
         assert not (within(module, ("reference",)) and any(within(name, ("simulator", "ddplab")) for name in names))
 
 
+def test_no_package_imports_the_laboratory():
+    assert not [module for module, names in IMPORTS.items() if any(within(name, ("validation",)) for name in names)]
+
+
 def test_the_simulator_imports_no_torch_and_only_what_is_pure():
     for module, names in IMPORTS.items():
         if within(module, ("simulator",)):

@@ -12,7 +12,6 @@ import yaml
 
 import ddplab
 from docs.map import site_page
-from figures import demo
 
 from . import misuse
 from .nccl_log import nccl_log
@@ -159,10 +158,6 @@ def _cells(row):
     return [cell.strip().replace(" %", "%") for cell in row.strip("|").split("|")]
 
 
-def test_the_table_of_the_demo_is_that_of_the_committed_run():
-    assert demo.table() in GUIDES["accuracy"], "paste what `python -m figures.demo` prints"
-
-
 def test_fragments_are_python_and_files_are_yaml():
     for text in blocks("py") + blocks("python"):
         compile(text, "README.md", "exec")
@@ -171,7 +166,7 @@ def test_fragments_are_python_and_files_are_yaml():
     ]  # fmt: skip
 
 
-NOTHING_REPORTED = ("ddplab: emulated devices: expected", "ddplab: links of a given rate: expected Linux")
+NO_LINKS = "ddplab: links of a given rate: expected Linux"
 
 
 @pytest.mark.slow
@@ -201,9 +196,8 @@ def test_commands_and_programs_work_as_written(tmp_path):
             if command == "make setup" or command.startswith(". .venv"):
                 continue  # this environment is the one that they make
             ran = subprocess.run(["sh", "-ec", command], cwd=tmp_path, env=activated, capture_output=True, text=True)
-            by_the_clock = any(option in command for option in ("--emulate", "--wall", "--verify clock"))
-            if by_the_clock and any(line in ran.stderr for line in NOTHING_REPORTED):
-                continue  # as the page says, if the machine cannot keep up or has no links
+            if "--link-rate" in command and NO_LINKS in ran.stderr:
+                continue  # as the page says
             assert ran.returncode == 0, f"{command}\n{ran.stdout}\n{ran.stderr}"
             printed += " ".join(ran.stdout.split())
     assert programs

@@ -126,7 +126,7 @@ def validate(
     torch's default buckets stands below the table.
     """
     start_server()  # it imports torch while this process does
-    from reference.launch import RankPool, default_backend, spread_members, world_size_or
+    from reference.launch import RankPool, default_backend, world_size_or
     from simulator.tuning.plan import Plan
 
     from ..validate import validate as run
@@ -142,9 +142,10 @@ def validate(
         raise ValueError(f"--model: expected either --model or --emulate, got both {model} and {emulate}")
     if plan is not None:
         options.refuse({"--caps": caps, "--orders": orders}, "expected either this or --plan")
-    planned: list[Cap] = ["default", "plan"]
+    planned = None if plan is None else Plan.load(plan)
+    both: list[Cap] = ["default", "plan"]
     axes = product(
-        options.read_caps(caps or options.PREDICT_CAPS) if plan is None else planned,
+        options.read_caps(caps or options.PREDICT_CAPS) if plan is None else both,
         options.read_orders(orders or "ready"),
         options.read_hooks(hooks),
     )
@@ -159,7 +160,6 @@ def validate(
         link_rate=rate,
         uplinks=between_nodes,
         pinned=emulate is None,  # an emulated device hardly needs a core; ranks that compute keep theirs
-        members=spread_members(ranks),
     )
     with progress() as on_progress, pool:
         result = run(
@@ -169,7 +169,7 @@ def validate(
             out=out,
             repeat=repeat or (TURNS if emulate is None else EMULATED_TURNS),
             with_torch=torch,
-            plan=None if plan is None else Plan.load(plan),
+            plan=planned,
             scale=scale,
             on_progress=on_progress,
         )

@@ -98,11 +98,8 @@ def test_a_version_of_nccl_keeps_its_digits(topology, version):
         (["predict", "{trace}", "--fabric", "{trace}"], "expected a fabric file, got a trace"),
         (["predict", "{fabric}"], "not a trace: workload: field required"),
         (["validate", "--caps", ""], "ddplab: --caps: expected sizes in MB"),
-        (["validate", "--calibrations", "11"], "--calibrations: expected at most --repeat, which is 10, got 11"),
-        (
-            ["validate", "--emulate", "{trace}", "--calibrations", "2"],
-            "--calibrations: expected 1 with --emulate, because the speed of an emulated device",
-        ),
+        (["validate", "--plan", "plan.json", "--caps", "1"], "--caps: expected either this or --plan"),
+        (["validate", "--plan", "absent.json"], "absent.json: cannot be read"),
         (["predict", "{trace}", "--fabric", "{fabric}", "--hooks", "gzip"], "--hooks: hook: expected one of none"),
         (["predict", "{trace}", "--fabric", "{fabric}", "--set", "sync=2"], "--set: expected NAME=VALUE"),
         (

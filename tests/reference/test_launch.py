@@ -21,7 +21,7 @@ from reference.errors import (
     RankLostError,
     RanksStillRunningError,
 )
-from reference.launch import RankPool, cores_of, run_ranks, spread
+from reference.launch import RankPool, cores_of, run_ranks
 
 from . import launch_bodies as bodies
 
@@ -246,16 +246,6 @@ def test_ranks_share_the_cores_evenly_or_not_at_all(world_size, count):
         assert sorted(used) == sorted(available * (world_size // count))
     else:
         assert shares == [available] * world_size
-
-
-@given(st.lists(st.sampled_from("abc"), min_size=1), st.integers(1, 10))
-def test_chosen_ranks_are_spread_over_the_nodes(nodes, count):
-    chosen = spread(nodes, count)
-    assert chosen == sorted(set(chosen))
-    assert len(chosen) == min(count, len(nodes))
-    used = [[nodes[rank] for rank in chosen].count(node) for node in set(nodes)]
-    free = [nodes.count(node) - one for node, one in zip(set(nodes), used, strict=True)]
-    assert all(max(used) - one <= 1 for one, left in zip(used, free, strict=True) if left)
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="needs sched_setaffinity")

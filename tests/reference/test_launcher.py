@@ -131,7 +131,12 @@ LOST = f"rank 1 on {HOST} was lost; start the program again"
 @pytest.mark.parametrize(
     ("case", "says", "then", "statuses"),
     [
-        ("raise", f"rank 1 on {HOST} failed: ArithmeticError: the sums do not add up; the other ranks", AGAIN, [0, 0, 0]),
+        (
+            "raise",
+            f"rank 1 on {HOST} failed: ArithmeticError: the sums do not add up; the other ranks",
+            AGAIN,
+            [0, 0, 0],
+        ),
         ("exit", f"rank 1 on {HOST} exited without reporting an error", LOST, [1, 17, 0]),
         ("hang", "ranks [1] were still running at the time-out", LOST, [1, 1, 0]),
     ],

@@ -49,7 +49,7 @@ from validation.ready_times import read_gradients, repeat_block, trace_of
 from validation.score import FOLDER, compute, main, score_case
 from validation.score_page import as_markdown, draw_errors
 
-pytestmark = pytest.mark.timeout(300)  # the first test that needs the score computes it
+pytestmark = pytest.mark.timeout(900)  # the first test that needs the score computes it
 CASES = sorted((FOLDER / "cases").glob("*.toml"))
 ECHO = FOLDER / "cases" / "all_reduce_echo_a100.toml"
 PYTORCH = FOLDER / "cases" / "iterations_pytorch_v100.toml"
