@@ -50,12 +50,7 @@ TERMS = {
     "collectives": Term(
         lambda inputs: inputs._replace(fabric=inputs.fabric.model_copy(update={"scale": NEXT_TO_NOTHING})),
         ("collectives",),
-        "the fabric; for described links, NCCL's own cost model",
-    ),
-    "mid_sizes": Term(
-        lambda inputs: inputs._replace(fabric=inputs.fabric.model_copy(update={"as_published": False})),
-        (),
-        "logs of nccl-tests of eight systems: 16 KiB to 32 MiB take longer than NCCL's cost model says",
+        "the fabric; for described links, NCCL's own cost model and logs of nccl-tests of eight systems",
     ),
     "buffers": Term(
         lambda inputs: inputs._replace(policy=inputs.policy.model_copy(update={"broadcast_buffers": False})),
@@ -146,8 +141,6 @@ def origins(trace: Trace, given: Inputs, used: Inputs, world_size: int) -> dict[
             found[name] = "none"
         elif name in ("collectives", "buffers"):
             found[name] = known
-        elif name == "mid_sizes":
-            found[name] = "assumed" if known == "described" and used.fabric.algorithm == "library" else "none"
         elif name in ("device_spread", "jitter"):
             before, after = getattr(given.variation, name), getattr(used.variation, name)
             found[name] = "assumed" if before != after else "measured" if after is None else "described"

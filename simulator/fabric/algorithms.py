@@ -179,21 +179,20 @@ class AlgorithmCosts:
     Attributes:
         names: Of the algorithms.
         costs: By algorithm.
-        nodes: Number of nodes of NCCL's model. None: the costs are not of NCCL's model.
-        as_published: Whether NCCL's model is multiplied by what published logs add to it; see `MULTIPLES`.
+        nodes: Number of nodes of NCCL's model, which is multiplied by what published logs add to it; see `MULTIPLES`.
+            None: the costs are not of NCCL's model.
     """
 
     names: tuple[str, ...]
     costs: tuple[Cost | NcclCost, ...]
     nodes: int | None = None
-    as_published: bool = True
 
     def costs_ns(self, sizes_bytes: Sizes) -> NDArray[np.float64]:
         """Return the nanoseconds by size, each with the cheapest algorithm.
 
         NCCL chooses by its own model; published measurements then tell how much longer the chosen algorithm takes.
         """
-        if self.nodes is None or not self.as_published:
+        if self.nodes is None:
             return self._cheapest_ns(sizes_bytes)
         return self._published.costs_ns(sizes_bytes)
 

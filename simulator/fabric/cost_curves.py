@@ -128,8 +128,7 @@ class CostCurves:
         self, world_size: int, costs_of: Callable[..., AlgorithmCosts] = all_reduce_costs
     ) -> AlgorithmCosts:
         fabric = self._fabric
-        costs = costs_of(self._levels(world_size), fabric.library, fabric.algorithm, fabric.nccl_version)
-        return costs if fabric.as_published else replace(costs, as_published=False)
+        return costs_of(self._levels(world_size), fabric.library, fabric.algorithm, fabric.nccl_version)
 
     def _check_levels(self, world_size: int) -> None:
         """Refuse to extrapolate from one node to several, or back, where no links are described."""

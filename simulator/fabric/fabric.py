@@ -63,11 +63,6 @@ class Fabric(Schema, strict=False):
         default=LATEST,
         description="NCCL's version, for described links, such as 2.21.5; from the log or torch.cuda.nccl.version()",
     )
-    as_published: bool = Field(
-        default=True,
-        description="whether the times of NCCL's model are multiplied by what published logs add to messages of "
-        "16 KiB to 32 MiB, yes or no; chosen by the user",
-    )
     extrapolate: bool = Field(
         default=False,
         description="whether tables are extrapolated to world sizes that were not measured, yes or no; "

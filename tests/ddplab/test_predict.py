@@ -63,7 +63,7 @@ def test_predict_explains_its_terms_and_leaves_them_out(here, tmp_path):
     wrong = here(*asked, "--without", "latency")
     assert wrong.returncode == 1
     assert wrong.stderr.strip().endswith("got latency")
-    assert "--without: expected some of collectives, mid_sizes" in wrong.stderr
+    assert "--without: expected some of collectives, buffers" in wrong.stderr
 
 
 @pytest.mark.parametrize(

@@ -77,15 +77,10 @@ def test_each_value_says_where_it_comes_from():
     assumed = origins_on(trace_on(GPU), LINKS, Variation(), 16)
     assert assumed["computation"] == "measured"
     assert assumed["collectives"] == assumed["buffers"] == "described"
-    assert {assumed[name] for name in (*processor, "mid_sizes", "device_spread", "jitter")} == {"assumed"}
+    assert {assumed[name] for name in (*processor, "device_spread", "jitter")} == {"assumed"}
 
     many = origins_on(trace_on(GPU, iterations=20, buffers=False), TABLE, Variation(), 16)
-    assert (many["jitter"], many["collectives"], many["mid_sizes"], many["buffers"]) == (
-        "measured",
-        "measured",
-        "none",
-        "none",
-    )
+    assert (many["jitter"], many["collectives"], many["buffers"]) == ("measured", "measured", "none")
     further = origins_on(trace_on(GPU), TABLE.model_copy(update={"extrapolate": True}), Variation(), 12)
     assert further["collectives"] == "extrapolated"
 
