@@ -4,7 +4,7 @@ BIN    := .venv/bin
 READY  := .venv/.ready
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo tutorials slides figures site test test-reducer explore test-tutorials test-readme test-torch test-torchrun test-replicate test-install versions mutants test-gpu gpu check format bench bench-simulator bench-timeline score house wheel clean
+.PHONY: help setup demo tutorials slides figures site test test-reducer explore test-lab test-tutorials test-readme test-torch test-torchrun test-replicate test-install versions mutants test-gpu gpu check format bench bench-simulator bench-timeline score house wheel clean
 
 help:  ## list the verbs
 	@echo "make VERB, where VERB is one of:"
@@ -53,6 +53,9 @@ demo: $(READY)  ## check predictions in three ways, from exact to noisy: about 3
 
 test: $(READY) .venv/.chromium  ## run the tests, in two processes: 6 minutes
 	$(BIN)/pytest -n 2 --dist worksteal
+
+test-lab: $(READY)  ## test the laboratory, validation/: the score, published tables, committed runs; 3 minutes
+	$(BIN)/pytest -n 2 --dist worksteal validation/tests
 
 explore: $(READY) .venv/.chromium  ## the property tests with fresh seeds and 25 times the examples, for an hour: MINUTES=60
 	$(BIN)/python -m tests.explore --minutes $(or $(MINUTES),60)
