@@ -1,0 +1,38 @@
+"""NCCL's own cost model: its distance from published measurements."""
+
+import numpy as np
+import pandas as pd
+import pytest
+
+from simulator.fabric.nccl_cost_model import MULTIPLES
+from tests.simulator.test_nccl_cost_model import cheapest_us, links
+from validation.nccl_model_error import DATA, covered, logarithms, multiples
+
+
+@pytest.mark.parametrize(("gpus", "rate"), [(4, 340e9), (8, 144e9), (16, 96e9), (32, 96e9), (64, 96e9)])
+def test_latencies_and_rates_agree_with_measurements_on_alps(gpus, rate):
+    table = pd.read_csv(DATA).query("system == 'Alps'").query("gpus == @gpus").set_index("bytes")["us"]
+    nodes = gpus // 4
+    levels = links(4, nodes, network=rate)
+    small, large = cheapest_us(levels, [8, 2**30]) / table.loc[[8, 2**30]].to_numpy()
+    assert abs(np.log(small)) < np.log(1.35)
+    assert abs(large - 1) < 0.11
+
+
+@pytest.mark.parametrize("several_nodes", [False, True])
+def test_the_multiples_are_those_of_the_published_logs(several_nodes):
+    known = MULTIPLES[several_nodes]
+    found = logarithms(several_nodes=several_nodes)
+    for size, one in multiples(found, known).items():
+        assert known[size].mean == pytest.approx(one.mean, abs=0.006), size
+        of_systems = sum(size in of_size for of_size in found.values())
+        expected = pytest.approx(one.deviation, abs=0.006) if of_systems >= 4 else 0.5
+        assert known[size].deviation == expected, size
+
+
+@pytest.mark.parametrize(
+    ("several_nodes", "linked", "least"),
+    [(False, True, 0.9), (True, True, 0.9), (False, False, 0.85), (True, False, 0.75)],
+)
+def test_published_times_beyond_a_table_that_was_cut_off_lie_in_the_error_band(several_nodes, linked, least):
+    assert least <= covered(several_nodes=several_nodes, linked=linked) < 0.97
