@@ -1,6 +1,5 @@
 """The command `show`, and names of the catalogue in other commands."""
 
-import inspect
 import json
 import re
 from pathlib import Path
@@ -10,9 +9,9 @@ import pytest
 from ddplab import models
 from ddplab.cli.show import SETTINGS
 from reference.trace import Trace
-from simulator import Fabric, Policy, predict
+from simulator import Fabric
 from simulator.catalogue import load_fabric, read_catalogue
-from simulator.fabric import LevelEntry, Linear, Processor, TopologyFile, save_topology
+from simulator.fabric import Linear, Processor, save_topology
 from simulator.fabric.processor_costs import HookCost
 
 ROOT = Path(__file__).parents[2]
@@ -114,13 +113,3 @@ def test_every_setting_is_listed_with_its_meaning(here):
             assert re.fullmatch(r".{8,}; .+", field.description or ""), (
                 f"{record.__name__}.{name}: WHAT, UNIT; SOURCE"
             )
-
-
-def test_every_knob_is_compared_with_other_simulators():
-    table = (ROOT / "docs" / "comparison.md").read_text()
-    arguments = set(inspect.signature(predict).parameters) - {"policy", "settings"}
-    arguments |= set(Policy.model_fields) | set(Processor.model_fields)
-    fields = {name for record in (LevelEntry, TopologyFile, Linear) for name in record.model_fields} - {"source"}
-    unasked = {"fabric", "hooks"}
-    for name in (arguments | fields) - unasked:
-        assert f"`{name}`" in table, f"the table of what can be asked has no `{name}`"
