@@ -22,7 +22,7 @@ from matplotlib.figure import Figure
 
 from reference.trace import Trace
 from simulator import Fabric, Policy, Variation, predict, sweep
-from simulator.engines.engine_choice import Engine, simulate
+from simulator.engines.closed_form import Engine, simulate
 from simulator.engines.engine_input import EngineInput
 from simulator.fabric import Processor
 from simulator.plot_colours import COMPUTATION, COPIES, EXPOSED, QUIET

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from reference.files.value_ranges import as_int64
 
-from .engines.engine_choice import Engine, latencies_ns
+from .engines.closed_form import Engine, latencies_ns
 from .engines.engine_input import EngineInput
 from .schedule.schedule import ComputeKind
 from .step_costs import ScheduleCosts

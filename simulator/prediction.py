@@ -18,7 +18,7 @@ from reference.files.writing import write_atomically
 from reference.trace import Trace
 
 from .anchoring import Anchor, Expected, correct
-from .engines.engine_choice import Engine, simulate
+from .engines.closed_form import Engine, simulate
 from .engines.timeline import Span, Timeline
 from .fabric import Fabric
 from .interval import UNKNOWN, Distribution, reach_of_difference, simulate_many

@@ -10,8 +10,7 @@ import numpy as np
 from reference.files.value_ranges import as_int64
 from reference.trace import BucketLayout, Trace
 
-from ..engines.closed_form import solve
-from ..engines.engine_choice import latencies_ns, simulate
+from ..engines.closed_form import latencies_ns, simulate, solve
 from ..fabric import Fabric, LinkShare
 from ..interval import CELLS, place_of_median
 from ..schedule.comm_hook_messages import Transport

@@ -6,7 +6,7 @@ from dataclasses import replace
 import numpy as np
 from hypothesis import given
 
-from simulator.engines.engine_choice import simulate
+from simulator.engines.closed_form import simulate
 from simulator.results.breakdown import PARTS
 from simulator.schedule.schedule import Wait
 

@@ -8,8 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from simulator import predict
-from simulator.engines.closed_form import exposed_many, has_constant_speeds
-from simulator.engines.engine_choice import simulate
+from simulator.engines.closed_form import exposed_many, has_constant_speeds, simulate
 from simulator.fabric import Fabric, LinkShare, Processor
 from simulator.results.breakdown import break_down
 

@@ -6,7 +6,7 @@ from itertools import chain
 from hypothesis import given
 from hypothesis import strategies as st
 
-from simulator.engines.engine_choice import simulate
+from simulator.engines.closed_form import simulate
 
 from ..explore import examples
 from ..strategies import engine_inputs

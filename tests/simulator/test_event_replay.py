@@ -9,7 +9,7 @@ import simpy
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from simulator.engines.engine_choice import simulate
+from simulator.engines.closed_form import simulate
 from simulator.engines.engine_input import EngineInput
 from simulator.engines.event_replay import (
     FULL_SPEED,

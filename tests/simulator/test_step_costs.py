@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from ddplab import emulate
 from reference.trace import BucketTimes
 from simulator import predict, sweep
-from simulator.engines.engine_choice import simulate
+from simulator.engines.closed_form import simulate
 from simulator.fabric import Fabric, Linear, Processor
 from simulator.interval import COMPUTATION
 from simulator.schedule.comm_hook_messages import CommHook, named_hook

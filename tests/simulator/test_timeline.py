@@ -5,7 +5,7 @@ from itertools import pairwise
 from hypothesis import given
 
 from simulator import predict
-from simulator.engines.engine_choice import simulate
+from simulator.engines.closed_form import simulate
 from simulator.workload.compute_times import Straggler
 
 from ..explore import examples
