@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 
 from reference.trace import Iteration, Parameter, RankTrace, Trace, Workload
-from simulator import Plan, tune
+from simulator import BucketPlan, tune
 from simulator.catalogue import load_fabric
 
 RECORDED = (Path(__file__).parent / "resnet50.json.gz",
@@ -53,7 +53,7 @@ def synthetic(parameters: int, total_bytes: float, *, device: str, seed: int = 0
     return Trace(workload=workload, ranks=(RankTrace(rank=0, iterations=(iteration,)),))
 
 
-def line(plan: Plan, seconds: float) -> str:
+def line(plan: BucketPlan, seconds: float) -> str:
     """Describe a plan and how long its search took."""
     rules = ", ".join(f"{one.name} {one.regret:+.2%}" for one in plan.baselines)
     return (

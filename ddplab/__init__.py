@@ -13,7 +13,7 @@ Predict (package `simulator`, without torch):
 - `Fabric`: what collectives cost on a network.
 - `predict`: the iteration time for other buckets, networks and world sizes, as a `Prediction`.
 - `plan`: how many of which GPU on which network, as a `simulator.CapacityPlan`.
-- `tune`: which buckets, as a `simulator.Plan`, and a time that no buckets can beat.
+- `tune`: which buckets, as a `simulator.BucketPlan`, and a time that no buckets can beat.
 - `sweep`: a table of predictions; `Policy`: the settings of the reducer.
 
 Both together:

@@ -27,7 +27,7 @@ from simulator.fabric.processor_costs import EMULATED_MODEL_ERROR
 from simulator.schedule.comm_hook_messages import NO_HOOK
 from simulator.schedule.policy import Policy
 from simulator.schedule.schedule import buckets_of
-from simulator.tuning.plan import Plan
+from simulator.tuning.bucket_plan import BucketPlan
 from simulator.workload.compute_times import recorded_model
 
 from .calibration.calibrate import REPEATS, calibrate, measure_hooks
@@ -62,7 +62,7 @@ def validate(
     out: Path,
     repeat: int = 10,
     with_torch: bool = False,
-    plan: Plan | None = None,
+    plan: BucketPlan | None = None,
     scale: ScaleModel = ORIGINAL,
     modelled: Fabric | None = None,
     on_progress: Progress = no_progress,

@@ -12,16 +12,16 @@ from .profiler_import.trace_of_profile import import_profile
 from .schedule.comm_hook_messages import CommHook
 from .schedule.policy import Policy
 from .sweep import sweep
-from .tuning.plan import Plan
+from .tuning.bucket_plan import BucketPlan
 from .tuning.tune import tune
 from .workload.compute_times import Straggler, Variation
 from .workload.default_gpu_costs import assume_gpu
 
 __all__ = [
+    "BucketPlan",
     "CapacityPlan",
     "CommHook",
     "Fabric",
-    "Plan",
     "Policy",
     "Prediction",
     "Price",

@@ -29,7 +29,7 @@ from reference.files.writing import write_atomically
 from reference.launch import RankPool
 from reference.network_namespaces import bits_per_s
 from reference.trace import Trace
-from simulator import Plan, Policy, tune
+from simulator import BucketPlan, Policy, tune
 from simulator.schedule.schedule import buckets_of
 from simulator.workload.compute_times import recorded_model
 from simulator.workload.roofline import find_device
@@ -72,7 +72,7 @@ def vgg16() -> tuple[nn.Module, Loss]:
     return module, lambda called: functional.cross_entropy(called(images), labels)
 
 
-def verify(case: Case, rate: float, turns: int, out: Path) -> tuple[Plan, ValidationReport]:
+def verify(case: Case, rate: float, turns: int, out: Path) -> tuple[BucketPlan, ValidationReport]:
     """Calibrate the links, tune for them, and train; `rate` is that of the original, in bits per second."""
     trace = (
         Trace.load(TRACE)

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from reference.bucketing import DEFAULT_BUCKET_CAP_MB
-from simulator import Plan, tune
+from simulator import BucketPlan, tune
 
 from .cases import BucketCapsCase, BucketCapsInputs, BucketRule, MeasuredCap, load_case
 from .part_e_bucket_caps import UNPUBLISHED_SPREAD, costs_of
@@ -27,7 +27,7 @@ class TunedCap(NamedTuple):
 
     reducer: str
     gpus: int
-    plan: Plan
+    plan: BucketPlan
     nearest: MeasuredCap  # the swept cap next to the best cap of the plan
     next_to_default: MeasuredCap
     fastest: MeasuredCap
@@ -44,7 +44,7 @@ class TunedCap(NamedTuple):
         return self.nearest.ms - self.fastest.ms > spread_ms
 
 
-def tuned_plan(inputs: BucketCapsInputs, reducer: BucketRule) -> Plan:
+def tuned_plan(inputs: BucketCapsInputs, reducer: BucketRule) -> BucketPlan:
     """Tune the caps of one reducer, with the costs with which part (e) predicts its iterations."""
     optimizer_ns = None if reducer.optimizer_ms is None else reducer.optimizer_ms * 1e6
     node = inputs.node(reducer.node)

@@ -127,7 +127,7 @@ def validate(
     """
     start_server()  # it imports torch while this process does
     from reference.launch import RankPool, default_backend, world_size_or
-    from simulator.tuning.plan import Plan
+    from simulator.tuning.bucket_plan import BucketPlan
 
     from ..validate import validate as run
     from ..validation_report import Cap, Configuration
@@ -142,7 +142,7 @@ def validate(
         raise ValueError(f"--model: expected either --model or --emulate, got both {model} and {emulate}")
     if plan is not None:
         options.refuse({"--caps": caps, "--orders": orders}, "expected either this or --plan")
-    planned = None if plan is None else Plan.load(plan)
+    planned = None if plan is None else BucketPlan.load(plan)
     both: list[Cap] = ["default", "plan"]
     axes = product(
         options.read_caps(caps or options.PREDICT_CAPS) if plan is None else both,

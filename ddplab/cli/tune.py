@@ -15,7 +15,7 @@ from simulator.fabric import Fabric
 from simulator.prediction import Comparison, predict
 from simulator.schedule.policy import Policy
 from simulator.schedule.schedule import buckets_of
-from simulator.tuning.plan import DEFAULT, Plan
+from simulator.tuning.bucket_plan import DEFAULT, BucketPlan
 from simulator.tuning.plan_times import Objective, PlanTimes
 from simulator.tuning.tune import tune as search
 from simulator.workload.compute_times import RecordedModel, recorded_model
@@ -145,13 +145,13 @@ def gain_decimals(comparison: Comparison) -> int:
     return decimals(100 * (high - low))
 
 
-def time_decimals(plan: Plan) -> int:
+def time_decimals(plan: BucketPlan) -> int:
     """Return how many decimals to print of an iteration time in milliseconds."""
     low_ns, high_ns = plan.interval_ns
     return decimals((high_ns - low_ns) / 1e6)
 
 
-def answer(plan: Plan, comparison: Comparison) -> str:
+def answer(plan: BucketPlan, comparison: Comparison) -> str:
     """Return the recommendation in one sentence."""
     if plan.buckets == comparison.baseline.buckets:
         return f"keep torch's default: no other buckets were found to be faster, and none saves over {plan.gap:.1%}"
@@ -168,7 +168,7 @@ def answer(plan: Plan, comparison: Comparison) -> str:
     return f"use these {buckets}: a gain of {gain} over torch's default; {left}"
 
 
-def plan_rows(plan: Plan, comparison: Comparison) -> list[dict[str, str]]:
+def plan_rows(plan: BucketPlan, comparison: Comparison) -> list[dict[str, str]]:
     """Return the rows of the table: torch's default, the plan, all known rules and the bound."""
     digits, percent = time_decimals(plan), gain_decimals(comparison)
 
@@ -189,7 +189,7 @@ def plan_rows(plan: Plan, comparison: Comparison) -> list[dict[str, str]]:
     return [*rows, row("bound that no buckets beat", None, plan.lower_bound_ns)]
 
 
-def to_paste(plan: Plan, model: RecordedModel, out: Path) -> list[str]:
+def to_paste(plan: BucketPlan, model: RecordedModel, out: Path) -> list[str]:
     """Return the arguments with which torch's class and ddplab's use the plan, saved as `out`; one line each."""
     if plan.bucket_cap_mb_list is None:
         of_torch = (
@@ -202,7 +202,7 @@ def to_paste(plan: Plan, model: RecordedModel, out: Path) -> list[str]:
             f"torch's class or ddplab's: bucket_cap_mb_list={list(caps_mb)} makes these buckets at the rebuild, from "
             "the second iteration on"
         )
-    return [of_torch, f"ddplab's class: plan=simulator.Plan.load({str(out)!r}).buckets"]
+    return [of_torch, f"ddplab's class: plan=simulator.BucketPlan.load({str(out)!r}).buckets"]
 
 
 def short_caps_mb(
@@ -224,7 +224,7 @@ def short_caps_mb(
     return short if list(map(sorted, made)) == list(map(sorted, buckets)) else caps_mb
 
 
-def _save_cap_curve(plan: Plan, times: PlanTimes, path: Path) -> None:
+def _save_cap_curve(plan: BucketPlan, times: PlanTimes, path: Path) -> None:
     from matplotlib.figure import Figure  # loading matplotlib takes longer than a prediction
 
     from simulator.results.cap_curve import draw_cap_curve
@@ -254,7 +254,7 @@ def _save_cap_curve(plan: Plan, times: PlanTimes, path: Path) -> None:
 
 
 def verify_in_virtual_time(
-    trace: Trace, fabric: Fabric, plan: Plan, policy: Policy, **how: Any
+    trace: Trace, fabric: Fabric, plan: BucketPlan, policy: Policy, **how: Any
 ) -> list[dict[str, Any]]:
     """Run both real reducers in virtual time, where they take the predicted time to the nanosecond.
 

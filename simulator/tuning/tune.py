@@ -23,6 +23,7 @@ from ..schedule.policy import Policy
 from ..schedule.schedule import buckets_of
 from ..workload.compute_times import RECORDED, Variation
 from ..workload.default_gpu_costs import assume_gpu
+from .bucket_plan import DEFAULT, GIVEN, Baseline, BucketPlan
 from .known_rules import (
     CapRule,
     Line,
@@ -35,7 +36,6 @@ from .known_rules import (
 from .local_search import as_layout, improve
 from .lower_bound import lower_bound_ns
 from .partition_costs import PartitionCosts, partition_costs
-from .plan import DEFAULT, GIVEN, Baseline, Plan
 from .plan_times import Objective, PlanTimes, with_plan
 
 CAPS = 48
@@ -64,7 +64,7 @@ def tune(
     stragglers: Stragglers = (),
     assume: bool = True,
     **settings: Any,
-) -> Plan:
+) -> BucketPlan:
     """Search for the buckets with the shortest predicted iteration.
 
     Args:
@@ -111,7 +111,7 @@ def tune(
     names = {"median": "iteration_ns", "mean": "mean_ns"}
     iteration_ns = getattr(chosen, names[objective]) if objective in names else times.value_ns(best)
     ranked = sorted(search.rules.items(), key=lambda item: times.value_ns(item[1]))
-    return Plan(
+    return BucketPlan(
         model=trace.workload.model,
         parameters=tuple(one.name for one in trace.workload.parameters),
         world_size=world_size,

@@ -8,7 +8,7 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from ddplab.cli.tune import answer, decimals, plan_rows, short_caps_mb, to_paste
-from simulator import Plan, Policy, predict, tune
+from simulator import BucketPlan, Policy, predict, tune
 from simulator.schedule.schedule import buckets_of
 from simulator.workload.compute_times import recorded_model
 
@@ -24,7 +24,7 @@ def test_tune_answers_first_and_writes_plan_picture_and_json(here, trace, fabric
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
     assert re.match(r"(keep torch's default: |use these \d+ buckets?: )", done.stdout)
-    plan, written = Plan.load(out), json.loads((tmp_path / "j").read_text())
+    plan, written = BucketPlan.load(out), json.loads((tmp_path / "j").read_text())
     assert tuple(map(tuple, written["buckets"])) == plan.buckets
     assert (written["gain"], written["gap"]) == (plan.gain, plan.gap)
     for name in ("torch&#x27;s default", "bound that no buckets beat", "best cap", "plan"):
@@ -53,7 +53,7 @@ def test_every_plan_has_an_answer_a_table_and_arguments_that_make_its_buckets(tr
     assert rows[-1]["name"] == "bound that no buckets beat"
     assert len(rows) == len(plan.baselines) + 2
     *_, ours = lines = to_paste(plan, recorded_model(trace), "p.json")
-    assert "plan=simulator.Plan.load('p.json')" in ours
+    assert "plan=simulator.BucketPlan.load('p.json')" in ours
     assert ("bucket_cap_mb_list" in lines[0]) == (plan.bucket_cap_mb_list is not None)
 
 

@@ -16,7 +16,7 @@ from ddplab.training_runs import TargetRun, Turn, record_computation, train_turn
 from ddplab.validation_report import Configuration
 from reference.launch import RankPool
 from reference.trace import Iteration, Parameter, RankTrace, Trace, Workload
-from simulator import Fabric, Plan, tune
+from simulator import BucketPlan, Fabric, tune
 from simulator.schedule.policy import Policy
 from simulator.schedule.schedule import build_schedule
 from simulator.workload.compute_times import recorded_model
@@ -161,7 +161,7 @@ def test_torchs_class_makes_a_plan_from_a_list_of_caps_or_does_not_train_it():
 def test_a_plan_of_another_model_is_refused_before_anything_is_calibrated(tmp_path):
     pool = mock.create_autospec(RankPool, instance=True, world_size=2)
     pool.run.side_effect = lambda *_, **__: [TRACE]
-    plan: Plan = tune(small_trace(), FABRIC, world_size=2, assume=False)
+    plan: BucketPlan = tune(small_trace(), FABRIC, world_size=2, assume=False)
     with pytest.raises(ValueError, match="plan: expected"):
         validate.validate(pool, "m", [Configuration("plan")], out=tmp_path, plan=plan)
     assert pool.run.call_count == 1, "only the recording"

@@ -8,10 +8,10 @@ from hypothesis import strategies as st
 
 import simulator
 from reference.trace import Trace
-from simulator import Fabric, Plan, Policy, predict, tune
+from simulator import BucketPlan, Fabric, Policy, predict, tune
 from simulator.catalogue import load_fabric
+from simulator.tuning.bucket_plan import GIVEN
 from simulator.tuning.local_search import as_layout
-from simulator.tuning.plan import GIVEN
 from tests.explore import examples
 from tests.strategies import emulations, iteration, partitions, trace_of
 
@@ -53,18 +53,18 @@ def test_contiguous_buckets_always_have_a_list_of_caps(trace, fabric):
 def test_a_saved_plan_is_loaded_again(tmp_path):
     plan = tune(Trace.load(RESNET50), load_fabric("aws-p4d"), world_size=8)
     plan.save(tmp_path / "plan.json")
-    assert Plan.load(tmp_path / "plan.json") == plan
+    assert BucketPlan.load(tmp_path / "plan.json") == plan
     assert plan.default_ns >= plan.iteration_ns
     (tmp_path / "plan.json").write_text("{}")
     with pytest.raises(ValueError, match=r"plan.json: not a plan of buckets: model: field required"):
-        Plan.load(tmp_path / "plan.json")
+        BucketPlan.load(tmp_path / "plan.json")
 
 
 def test_a_gain_within_the_errors_of_the_costs_is_no_reason_to_change():
     """Without errors the smallest gain is real; with a relative error of 50 % of each all-reduce it is not."""
     trace = trace_of([[iteration(0, (10, 2000), 2000, 0)]], [100, 100])
 
-    def plan(spread: float) -> Plan:
+    def plan(spread: float) -> BucketPlan:
         rows = [
             {"world_size": 2, "size_bytes": size, "ns": ns, "spread": spread}
             for size, ns in [(100, 900), (200, 1000)]

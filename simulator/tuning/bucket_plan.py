@@ -1,4 +1,4 @@
-"""Plan: the buckets that `tune` has found, beside a bound and the buckets of known rules."""
+"""Bucket plan: the buckets that `tune` has found, beside a bound and the buckets of known rules."""
 
 import os
 from typing import Self
@@ -25,7 +25,7 @@ class Baseline(Schema):
     regret: float = Field(description="time of this rule over that of the plan, minus one, a fraction")
 
 
-class Plan(Schema):
+class BucketPlan(Schema):
     """Buckets for one model, fabric and world size; all times are predicted, in nanoseconds.
 
     The time of torch's default is among `baselines`, under the name `DEFAULT`. If the policy gave caps or a plan,
@@ -86,4 +86,4 @@ class Plan(Schema):
         Raises:
             ValueError: The file is missing or no plan; the message names the file, the field and the reason.
         """
-        return read_schema(cls, path, what="a plan of buckets", cure="expected a plan as `Plan.save` writes it")
+        return read_schema(cls, path, what="a plan of buckets", cure="expected a plan as `BucketPlan.save` writes it")
