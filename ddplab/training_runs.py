@@ -112,7 +112,7 @@ def last_iterations(trace: Trace, iterations: int, *, averaged: bool) -> Trace:
 
 
 class TargetRun(NamedTuple):
-    """Keyword arguments of our class, a comm hook, and arguments of torch's class, which trains after ours if given."""
+    """Arguments of our class, a comm hook, and arguments of torch's class, which then trains after ours."""
 
     ddp_arguments: dict[str, Any]
     hook_name: str = NO_HOOK.name

@@ -186,11 +186,7 @@ def torchs_policy(configuration: Configuration, caps_mb: Sequence[float] | None)
 
 
 def target_run(policy: Policy, trace: Trace, torchs: Policy | None = None) -> TargetRun:
-    """Make a target run: with the cap if the bucket order is the ready order, else with explicit buckets.
-
-    Raises:
-        ValueError: The trace has no such buckets.
-    """
+    """Make a target run: with the cap if the bucket order is the ready order, else with explicit buckets."""
     buckets = buckets_of(policy, recorded_model(trace))
     plan = None if policy.plan is None and policy.order == "ready" else buckets
     of_torch = None if torchs is None else ddp_arguments(nn.parallel.DistributedDataParallel, torchs, None)
@@ -206,10 +202,9 @@ def train_in_turns(
     turns: int,
     word: str,
 ) -> list[list[tuple[Turn, ...]]]:
-    """Train all runs once in each turn; every other turn in reverse order, so that a drift of the speed cancels.
+    """Train all runs once in each turn, every other turn in reverse order, so that a drift of the speed cancels.
 
-    Returns:
-        What all ranks measured in each turn, by run.
+    Returns what all ranks measured in each turn, by run.
     """
     measured: list[list[tuple[Turn, ...]]] = [[] for _ in runs]
     for turn in range(turns):
