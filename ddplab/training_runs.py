@@ -68,10 +68,9 @@ def groups_of_one(world_size: int) -> list[dist.ProcessGroup]:
 def record_computation(rank: int, world_size: int, model: str, iterations: int = RECORDED_ITERATIONS) -> Trace:
     """Record iterations without communication on all ranks at the same time, which start each one together.
 
-    Each rank trains under the reducer in a group of its own: its hooks take time for every gradient, and its buckets
-    leave less room in the caches, which makes a backward pass on a processor some percent slower. A model with unused
-    parameters, and an emulated device, which has no caches, are trained without it. The trace of an emulated device
-    has the work of its host, which wakes late from sleeps and resets gradients.
+    Each rank trains under the reducer in a group of its own: its hooks and its buckets in the caches make a backward
+    pass on a processor some percent slower. A model with unused parameters, and an emulated device, whose trace has
+    the work of its host, are trained without it.
     """
     trainer = Trainer(model, rank)
     alone = groups_of_one(world_size)[rank]
@@ -113,13 +112,7 @@ def last_iterations(trace: Trace, iterations: int, *, averaged: bool) -> Trace:
 
 
 class TargetRun(NamedTuple):
-    """Settings of a target run.
-
-    Attributes:
-        ddp_arguments: Keyword arguments of `DistributedDataParallel`.
-        hook_name: Name of the comm hook.
-        torchs_arguments: Keyword arguments of torch's class, which then trains after ours. None: it does not train.
-    """
+    """Arguments of our class, a comm hook, and arguments of torch's class, which then trains after ours."""
 
     ddp_arguments: dict[str, Any]
     hook_name: str = NO_HOOK.name

@@ -3,9 +3,8 @@
 The predictions cannot depend on the measurements: computation is recorded without communication, the machine is
 calibrated, all predictions are written to disk, and only then the first target run begins.
 
-Ranks train a model, or emulated devices, which sleep for the times of a trace instead of computing. Reducer,
-collectives and links are real in both. An emulated device hardly needs the processor, has always the same speed, and
-overlaps with communication as on a GPU.
+Ranks train a model, or emulated devices, which sleep for the times of a trace instead of computing and overlap with
+communication as on a GPU. Reducer, collectives and links are real in both.
 """
 
 import hashlib
@@ -15,6 +14,7 @@ from functools import partial
 from pathlib import Path
 
 import numpy as np
+from pydantic import TypeAdapter
 from torch import nn
 
 from reference.bucketing import MIB
@@ -91,10 +91,7 @@ def validate(
     configurations = list(dict.fromkeys(configurations))
     for one in configurations:
         if with_torch and (one.order != "ready" or one.hook != NO_HOOK.name):
-            wrong = f"{one.order} and {one.hook}"
-            raise ValueError(
-                f"torch: expected the order ready and the hook none, to train torch's class, got {wrong}"
-            )
+            raise ValueError(f"torch: expected the order ready and the hook none, got {one.order} and {one.hook}")
     iterations = RECORDED_ITERATIONS
     if isinstance(model, str):
         name = built = model
@@ -153,8 +150,7 @@ def _calibrate(
     on_progress: Progress,
 ) -> Fabric:
     """Measure the costs of collectives, unless the network is modelled, and of the processor."""
-    hooks = [policy.hook.name for policy in policies]
-    gradient_bytes = sum(trace.sizes_bytes)
+    hooks, gradient_bytes = [policy.hook.name for policy in policies], sum(trace.sizes_bytes)
     if modelled is None:
         fabric = calibrate(pool, model, hooks=hooks, on_progress=on_progress)
     else:
@@ -172,8 +168,9 @@ def write_predictions(
     path: Path, model: str, configurations: Sequence[Configuration], targets: Sequence[TargetPrediction]
 ) -> str:
     """Write all predictions as JSON, and return the file's sha256."""
+    to_json = TypeAdapter(Configuration).dump_python
     rows = [
-        {"model": model, **one.to_json(), "baselines_ns": target.baselines_ns, **target.prediction.to_json()}
+        {"model": model, **to_json(one), "baselines_ns": target.baselines_ns, **target.prediction.to_json()}
         for one, target in zip(configurations, targets, strict=True)
     ]
     data = json.dumps(rows, indent=1, allow_nan=False).encode()
@@ -189,11 +186,7 @@ def torchs_policy(configuration: Configuration, caps_mb: Sequence[float] | None)
 
 
 def target_run(policy: Policy, trace: Trace, torchs: Policy | None = None) -> TargetRun:
-    """Make a target run: with the cap if the bucket order is the ready order, else with explicit buckets.
-
-    Raises:
-        ValueError: The trace has no such buckets.
-    """
+    """Make a target run: with the cap if the bucket order is the ready order, else with explicit buckets."""
     buckets = buckets_of(policy, recorded_model(trace))
     plan = None if policy.plan is None and policy.order == "ready" else buckets
     of_torch = None if torchs is None else ddp_arguments(nn.parallel.DistributedDataParallel, torchs, None)
@@ -209,10 +202,9 @@ def train_in_turns(
     turns: int,
     word: str,
 ) -> list[list[tuple[Turn, ...]]]:
-    """Train all runs once in each turn; every other turn in reverse order, so that a drift of the speed cancels.
+    """Train all runs once in each turn, every other turn in reverse order, so that a drift of the speed cancels.
 
-    Returns:
-        What all ranks measured in each turn, by run.
+    Returns what all ranks measured in each turn, by run.
     """
     measured: list[list[tuple[Turn, ...]]] = [[] for _ in runs]
     for turn in range(turns):

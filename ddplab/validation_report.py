@@ -6,10 +6,8 @@ import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from functools import cached_property
-from itertools import combinations
-from operator import attrgetter
 from pathlib import Path
-from typing import Annotated, Any, Literal, Self
+from typing import Annotated, Any, Literal, NamedTuple, Self
 
 import numpy as np
 from pydantic import BeforeValidator, Field, PlainSerializer, TypeAdapter
@@ -33,8 +31,6 @@ from .training_runs import Turn
 
 BASELINES = tuple(name.replace(" ", "_") for name in BASELINE_NAMES)
 """Simpler predictions to compare with."""
-ONLY_IF_GIVEN = ("scale_model", "overslept_ns", "gain")
-"""Fields of a report that its JSON leaves out if they are None."""
 Cap = Annotated[
     Annotated[float, Field(ge=0)] | Literal["default", "plan"],
     BeforeValidator(lambda cap: math.inf if cap is None else cap),
@@ -57,10 +53,6 @@ class Configuration:
         """The cap in words."""
         return self.cap_mb if isinstance(self.cap_mb, str) else cap_name(self.cap_mb)
 
-    def to_json(self) -> dict[str, Any]:
-        """The fields by name."""
-        return TypeAdapter(Configuration).dump_python(self)  # type: ignore[no-any-return]
-
     def in_model(self, scale: ScaleModel) -> Self:
         """The configuration in a scale model."""
         return self if isinstance(self.cap_mb, str) else replace(self, cap_mb=scale.cap_mb(self.cap_mb))
@@ -74,8 +66,7 @@ def policy_of(configuration: Configuration, explicit: Mapping[str, Sequence[Sequ
     return Policy(bucket_cap_mb=configuration.cap_mb, order=configuration.order, hook=hook)
 
 
-@dataclass(frozen=True)
-class TargetPrediction:
+class TargetPrediction(NamedTuple):
     """What is predicted about a target run before it starts; also the nanoseconds of an iteration by baseline."""
 
     prediction: Prediction
@@ -97,20 +88,15 @@ class ValidationRow:
     Every error is predicted / measured - 1.
 
     Attributes:
-        model: Name of the model.
         cap_mb: As in `Configuration`, and so are `order` and `hook`.
         buckets: Number of buckets.
-        turns: The measurements.
         measured_ns: Median of the measured iterations.
         quartiles_ns: First and third quartile of the measured iterations.
         predicted_ns: Median of the predicted iterations.
         interval_ns: Ends of the predicted 90 % interval.
         coverage: Fraction of the measured iterations that lie inside the interval.
         error: Error of the prediction.
-        perfect_scaling_error: The same for a baseline; see `simulator.baseline_predictions`.
-        no_overlap_error: The same, with copies charged.
-        naive_overlap_error: The same.
-        pipelined_overlap_error: The same.
+        perfect_scaling_error: The same for a baseline of `simulator.baseline_predictions`, as the other three are.
     """
 
     model: str
@@ -148,9 +134,8 @@ class ValidationRow:
     @property
     def torchs_multiple(self) -> float | None:
         """Iteration of torch's class as a multiple of ours: the median of the turns. None: it did not train."""
-        with_torchs = [turn for turn in self.turns if turn.torchs_ns]
-        multiples = [statistics.median(turn.torchs_ns) / statistics.median(turn.times_ns) for turn in with_torchs]
-        return statistics.median(multiples) if multiples else None
+        pairs = [(turn.torchs_ns, turn.times_ns) for turn in self.turns if turn.torchs_ns]
+        return statistics.median(statistics.median(a) / statistics.median(b) for a, b in pairs) if pairs else None
 
     @property
     def half_width(self) -> float:
@@ -198,7 +183,6 @@ class Gain:
     """What a plan saves of the time of torch's default buckets, as fractions; a negative gain is a loss.
 
     Attributes:
-        predicted: Gain of the predicted medians.
         measured: Median of the gains of the turns, in each of which both trained.
         interval: Interval that contains the true median gain with at least 90 %. None: too few turns.
     """
@@ -221,18 +205,12 @@ class ValidationReport:
 
     Attributes:
         predictions_sha256: Hash of the predictions file, which was written before the first target run.
-        mape: Mean absolute error.
-        worst_error: The error with the largest absolute value.
+        mape: Mean absolute error; `worst_error` has the largest absolute value.
         noise: Noise floor: half-width of the band that holds 90 % of the differences between two measurements of the
             same configuration, as a fraction; from the differences between turns. None: one turn.
-        pairs_apart: Pairs of configurations whose quartiles do not overlap, and whose medians differ by more than the
-            noise.
-        sign_errors: Number of these pairs whose order is predicted wrongly.
-        fastest_found: Whether the configuration predicted to be the fastest is, or is not measurably slower.
         coverage: Mean coverage of the rows; the intervals should cover 90 % of the iterations.
         half_width: Median of `ValidationRow.half_width`.
         baselines: Mean absolute error of each baseline.
-        rows: One per configuration.
         world_size: Number of ranks. None: the runs differ, or are older than this field.
         scale_model: The scale model of emulated devices; times are those of the original. None: real models ran.
         overslept_ns: How late sleeps of emulated devices ended: the 99 % quantile. None: real models ran.
@@ -243,9 +221,6 @@ class ValidationReport:
     mape: float
     worst_error: float
     noise: float | None
-    pairs_apart: int
-    sign_errors: int
-    fastest_found: bool
     coverage: float
     half_width: float
     baselines: Annotated[dict[str, float], Field(alias="yardsticks")]
@@ -260,7 +235,7 @@ class ValidationReport:
         document = TypeAdapter(ValidationReport).dump_python(self, by_alias=True)
         for row in document["rows"]:
             row["turns"] = [dict(zip(("times_ns", "torchs_ns"), turn, strict=False)) for turn in row["turns"]]
-        return {name: value for name, value in document.items() if value is not None or name not in ONLY_IF_GIVEN}
+        return document  # type: ignore[no-any-return]
 
     def save(self, folder: Path) -> None:
         """Write `report.json`."""
@@ -272,25 +247,15 @@ class ValidationReport:
         advice = "expected the folder of a run, which `ddplab validate --out` names"
         return read_schema(cls, folder / "report.json", what="a report", cure=advice)
 
-    @property
-    def scale(self) -> ScaleModel:
-        """The scale model that ran."""
-        return self.scale_model or ORIGINAL
-
 
 def summarize(rows: Sequence[ValidationRow], predictions_sha256: str, **about_the_run: Any) -> ValidationReport:
     """Make a report of these rows, with their summary; `about_the_run` are fields that are not computed from rows."""
-    noise, apart = measurement_noise(rows), pairs_apart(rows)
-    chosen, fastest = min(rows, key=attrgetter("predicted_ns")), min(rows, key=attrgetter("measured_ns"))
     by_cap = {row.cap_mb: row for row in rows}
     return ValidationReport(
         predictions_sha256=predictions_sha256,
         mape=statistics.fmean(abs(row.error) for row in rows),
         worst_error=max((row.error for row in rows), key=abs),
-        noise=noise,
-        pairs_apart=len(apart),
-        sign_errors=sum((a.measured_ns < b.measured_ns) != (a.predicted_ns <= b.predicted_ns) for a, b in apart),
-        fastest_found=chosen is fastest or not _are_apart(chosen, fastest, noise),
+        noise=measurement_noise(rows),
         coverage=statistics.fmean(row.coverage for row in rows),
         half_width=statistics.median(row.half_width for row in rows),
         baselines={name: statistics.fmean(abs(getattr(row, f"{name}_error")) for row in rows) for name in BASELINES},
@@ -298,12 +263,6 @@ def summarize(rows: Sequence[ValidationRow], predictions_sha256: str, **about_th
         gain=gain_of(by_cap["default"], by_cap["plan"]) if "plan" in by_cap else None,
         **about_the_run,
     )
-
-
-def pairs_apart(rows: Sequence[ValidationRow]) -> list[tuple[ValidationRow, ValidationRow]]:
-    """Return the pairs of configurations that are counted in `ValidationReport.pairs_apart`."""
-    noise = measurement_noise(rows)
-    return [pair for pair in combinations(rows, 2) if _are_apart(*pair, noise)]
 
 
 def measurement_noise(rows: Sequence[ValidationRow]) -> float | None:
@@ -320,10 +279,3 @@ def measurement_noise(rows: Sequence[ValidationRow]) -> float | None:
     relative -= relative.mean(axis=0) if len(repeated) > 1 else 1
     freedom = (turns - 1) * max(1, len(repeated) - 1)
     return NORMAL_HALF_BAND * float(np.sqrt(2 * (relative**2).sum() / freedom / turns))
-
-
-def _are_apart(a: ValidationRow, b: ValidationRow, noise: float | None) -> bool:
-    """Whether two measurements differ by more than noise."""
-    low, high = sorted((a, b), key=lambda row: row.measured_ns)
-    quartiles_overlap = low.quartiles_ns[1] >= high.quartiles_ns[0]
-    return not quartiles_overlap and high.measured_ns > (1 + (noise or 0.0)) * low.measured_ns

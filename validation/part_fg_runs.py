@@ -8,19 +8,21 @@ that were recorded before the target runs.
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache, partial
+from itertools import combinations
 from operator import attrgetter
 from pathlib import Path
 from statistics import fmean
 
 import numpy as np
 
+from ddplab.emulation.time_dilation import ORIGINAL
 from ddplab.training_runs import Turn
 from ddplab.validation_report import (
     TargetPrediction,
     ValidationReport,
     ValidationRow,
     make_row,
-    pairs_apart,
+    measurement_noise,
     policy_of,
     predict_target,
     summarize,
@@ -106,7 +108,7 @@ class _PredictedRun:
 
     def run(self, error: float | None = None) -> CommittedRun:
         """Compare with the measurements; intervals are made with this `model_error`, or that of the fabric."""
-        scale = self.recorded.scale
+        scale = self.recorded.scale_model or ORIGINAL
         with_error = self.fabric if error is None else self.fabric.with_processor(model_error=error)
         spread = with_error.iteration_spread(self.world_size)
         rows: list[ValidationRow] = []
@@ -122,14 +124,15 @@ def _with_spread(target: TargetPrediction, spread: float) -> TargetPrediction:
     """Return the prediction with an interval of this half-width, a fraction; unchanged if it is 0."""
     median_ns = target.prediction.iteration_ns
     interval_ns = round(max(0.0, median_ns * (1 - spread))), round(median_ns * (1 + spread))
-    return replace(target, prediction=replace(target.prediction, interval_ns=interval_ns)) if spread else target
+    return target._replace(prediction=replace(target.prediction, interval_ns=interval_ns)) if spread else target
 
 
 def _predict_again(folder: Path) -> _PredictedRun:
     recorded = ValidationReport.load(folder)
     trace, fabric = Trace.load(folder / "trace.json.gz"), Fabric.load(folder / "fabric.json")
     world_size = recorded.world_size or trace.workload.world_size
-    policies = [policy_of(row.configuration.in_model(recorded.scale)) for row in recorded.rows]
+    scale = recorded.scale_model or ORIGINAL
+    policies = [policy_of(row.configuration.in_model(scale)) for row in recorded.rows]
     targets = [predict_target(trace, fabric, policy, world_size) for policy in policies]
     return _PredictedRun(folder.name, recorded, world_size, targets, fabric)
 
@@ -181,6 +184,17 @@ def _baseline_ns(row: ValidationRow, name: str) -> float:
     """The time that a baseline predicts, computed from its error."""
     error: float = getattr(row, f"{name.replace(' ', '_')}_error")
     return (1 + error) * row.measured_ns
+
+
+def pairs_apart(rows: Sequence[ValidationRow]) -> list[tuple[ValidationRow, ValidationRow]]:
+    """Return the pairs of configurations whose quartiles do not overlap and that differ by more than noise."""
+    noise = measurement_noise(rows) or 0.0
+    pairs = (sorted(pair, key=attrgetter("measured_ns")) for pair in combinations(rows, 2))
+    return [
+        (low, high)
+        for low, high in pairs
+        if low.quartiles_ns[1] < high.quartiles_ns[0] and high.measured_ns > (1 + noise) * low.measured_ns
+    ]
 
 
 @dataclass(frozen=True)

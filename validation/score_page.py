@@ -399,7 +399,7 @@ def run_table(runs: Sequence[CommittedRun]) -> Table:
     """One row for each committed run."""
     table = []
     for run in runs:
-        report = run.current
+        report, ranks = run.current, ranking([run])
         row = {
             "name": run.name,
             "calibrated from": run.source,
@@ -407,7 +407,7 @@ def run_table(runs: Sequence[CommittedRun]) -> Table:
             "worst error": f"{report.worst_error:+.1%}",
             "noise floor": "" if report.noise is None else f"{report.noise:.1%}",
             "first error": f"{run.recorded.mape:.1%}",
-            "ranked wrongly": f"{report.sign_errors} of {report.pairs_apart}",
+            "ranked wrongly": f"{ranks.wrong} of {ranks.pairs}",
             "inside the interval": f"{report.coverage:.0%}",
             "half-width": f"{report.half_width:.1%}",
             "interval score": f"{mean_interval_score(report):.0%}",

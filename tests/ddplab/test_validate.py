@@ -94,7 +94,7 @@ def test_torchs_class_trains_in_turns_with_ours(two_ranks):
 
 def test_torchs_class_trains_with_torchs_settings_only(tmp_path):
     pool = mock.create_autospec(RankPool, instance=True, world_size=2)
-    with pytest.raises(ValueError, match=r"torch: expected the order ready and the hook none.* got forward and none"):
+    with pytest.raises(ValueError, match=r"torch: expected the order ready and the hook none, got forward and none"):
         validate.validate(pool, "m", [Configuration(1.0, "forward")], out=tmp_path, with_torch=True)
     assert not pool.run.called
 

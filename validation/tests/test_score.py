@@ -493,7 +493,7 @@ def test_runs_are_predicted_again_from_their_recordings_and_a_broken_one_is_name
     assert run.recorded.mape == pytest.approx((99 / 100 + 199 / 200) / 2)
     assert scored.rows[0].baselines_ns["perfect scaling"] == pytest.approx(1000)
     assert scored.choices == ()
-    assert part_fg_runs.ranking([run]).pairs == run.current.pairs_apart
+    assert part_fg_runs.ranking([run]).pairs == 1
     (folder / "report.json").write_text("{}")
     with pytest.raises(ValueError, match=r"report\.json: not a report: predictions_sha256: field required"):
         load_runs(tmp_path)
@@ -513,6 +513,19 @@ def test_the_intervals_of_a_run_use_the_errors_of_the_other_runs_only(tmp_path):
     runs = load_runs(tmp_path)
     widths = [run.current.half_width for run in runs]
     assert widths == [pytest.approx(np.hypot(0.01, 1 - 1 / times), rel=0.01) for times in (4, 2)]
+
+
+def test_pairs_within_the_noise_are_not_ranked():
+    rows = [row_of_a_report(*one) for one in ((1, 100, 104), (5, 200, 180), (25, 300, 170))]
+    wide = row_of_a_report(9, 302, 400, spread=9)
+    pairs = part_fg_runs.pairs_apart([*rows, wide])
+    assert len(pairs) == 5  # all of six but 300 and 302, whose quartiles overlap
+    assert [(low.cap_mb, high.cap_mb) for low, high in pairs if low.predicted_ns > high.predicted_ns] == [(5, 25)]
+    noisy = [
+        replace(row_of_a_report(cap, measured, measured), turns=tuple(Turn((measured + by,)) for by in changes))
+        for cap, measured, changes in ((1, 200, (-4, 0, 4)), (5, 205, (0, 4, -4)), (25, 220, (4, -4, 0)))
+    ]
+    assert len(part_fg_runs.pairs_apart(noisy)) == 2  # the quartiles of 200 and 205 do not overlap either
 
 
 @given(st.integers(1, 99), st.integers(101, 300), st.lists(st.integers(1, 500), min_size=1, max_size=9))
