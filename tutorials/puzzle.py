@@ -94,7 +94,7 @@ def draw_errors(sweeps: Mapping[str, Sweep], predicted: Mapping[str, Curve], als
     """
     ax = new_axes(8, 3.4)
     for (name, sweep), colour in zip(sweeps.items(), plot_colours.LINES, strict=True):
-        for style, curves, label in (("o-", predicted, name), ("s--", also, f"{name}, both slowed")):
+        for style, curves, label in (("o-", predicted, name), ("s--", also, f"{name}, slowed by 3")):
             if name in curves:
                 errors = [100 * (curves[name][cap] / ms - 1) for cap, ms in sweep.measured_ms.items()]
                 ax.plot(list(sweep.measured_ms), errors, style, color=colour, label=label)

@@ -54,7 +54,7 @@ LIMITS: dict[Part, Limit] = {
     "d": Limit(0.04, 0.10),
     "e": Limit(None, None),
     "f": Limit(0.01, 0.03),
-    "g": Limit(0.03, 0.08),
+    "g": Limit(0.05, None),
     "h": Limit(None, 0.02),
     "i": Limit(0.05, None),
 }

@@ -24,7 +24,7 @@ OTHER_PARTS = ("slowdown", "exposed_comm", "stragglers")
 def break_down(timeline: Timeline) -> dict[str, int]:
     """Divide the slowest rank's iteration into parts that add up to it, in nanoseconds.
 
-    The parts in `PARTS` are computation at full speed. `slowdown` is the time that contention adds to them,
+    The parts in `PARTS` are computation at full speed. `slowdown` is the time that collectives add to them,
     `exposed_comm` is waiting while a collective runs, and `stragglers` is waiting while none runs, because a rank has
     not launched it yet.
     """

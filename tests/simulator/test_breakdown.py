@@ -17,7 +17,7 @@ from ..strategies import any_predictions, steady_fabrics
 @examples(25)
 @given(any_predictions())
 def test_the_breakdown_adds_up_to_the_iteration_of_the_slowest_rank(asked):
-    """Computing at full speed, what contention adds to it, waiting while a collective runs, and all other waiting."""
+    """Computing at full speed, what collectives add to it, waiting while a collective runs, and all other waiting."""
     prediction = asked.predict()
     timeline, parts = prediction.timeline, prediction.breakdown
     engine_input = timeline.engine_input
