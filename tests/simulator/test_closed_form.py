@@ -19,8 +19,14 @@ from .span_lines import ALIKE, fabric
 FREE = Fabric.from_alpha_beta(alpha_ns=0, bytes_per_s=1e18)
 
 
-@given(engine_inputs())
-def test_events_and_recurrence_agree_to_the_nanosecond(engine_input):
+@examples(60)
+@given(engine_inputs(), st.integers(1, 3), st.sampled_from([1, 100]))
+def test_events_and_recurrence_agree_to_the_nanosecond(engine_input, concurrency, times):
+    """Also where many collectives wait for one of several slots."""
+    steady = (LinkShare(),) * len(engine_input.sharing)
+    engine_input = replace(
+        engine_input, cost_ns=times * engine_input.cost_ns, concurrency=concurrency, sharing=steady
+    )
     by_events, by_recurrence = simulate(engine_input, "events"), simulate(engine_input, "closed_form")
     for moments in ("end_ns", "start_ns", "done_ns"):
         np.testing.assert_array_equal(getattr(by_events, moments), getattr(by_recurrence, moments))
