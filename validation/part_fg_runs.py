@@ -189,12 +189,12 @@ def _baseline_ns(row: ValidationRow, name: str) -> float:
 def pairs_apart(rows: Sequence[ValidationRow]) -> list[tuple[ValidationRow, ValidationRow]]:
     """Return the pairs of configurations whose quartiles do not overlap and that differ by more than noise."""
     noise = measurement_noise(rows) or 0.0
-    pairs = (sorted(pair, key=attrgetter("measured_ns")) for pair in combinations(rows, 2))
-    return [
-        (low, high)
-        for low, high in pairs
-        if low.quartiles_ns[1] < high.quartiles_ns[0] and high.measured_ns > (1 + noise) * low.measured_ns
-    ]
+
+    def are_apart(pair: tuple[ValidationRow, ValidationRow]) -> bool:
+        low, high = sorted(pair, key=attrgetter("measured_ns"))
+        return low.quartiles_ns[1] < high.quartiles_ns[0] and high.measured_ns > (1 + noise) * low.measured_ns
+
+    return list(filter(are_apart, combinations(rows, 2)))
 
 
 @dataclass(frozen=True)

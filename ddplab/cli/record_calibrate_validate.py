@@ -145,8 +145,8 @@ def validate(
     planned = None if plan is None else BucketPlan.load(plan)
     both: list[Cap] = ["default", "plan"]
     axes = product(
-        options.read_caps(caps or options.PREDICT_CAPS) if plan is None else both,
-        options.read_orders(orders or "ready"),
+        options.read_caps(options.PREDICT_CAPS if caps is None else caps) if plan is None else both,
+        options.read_orders("ready" if orders is None else orders),
         options.read_hooks(hooks),
     )
     configurations = [Configuration(cap, order, hook.name) for cap, order, hook in axes]
