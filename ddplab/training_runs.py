@@ -60,12 +60,12 @@ class Trainer:
 
 
 @cache
-def groups_of_one(world_size: int) -> list[dist.ProcessGroup]:
-    """Return a group for each rank, which lasts as long as the process; see `emulation.wall_clock_network`."""
-    return [dist.new_group([member], backend="gloo") for member in range(world_size)]
+def groups_of_one(world: dist.ProcessGroup) -> list[dist.ProcessGroup]:
+    """Return a group for each rank of the world, which lasts as long; see `emulation.wall_clock_network`."""
+    return [dist.new_group([member], backend="gloo") for member in range(world.size())]
 
 
-def record_computation(rank: int, world_size: int, model: str, iterations: int = RECORDED_ITERATIONS) -> Trace:
+def record_computation(rank: int, _world_size: int, model: str, iterations: int = RECORDED_ITERATIONS) -> Trace:
     """Record iterations without communication on all ranks at the same time, which start each one together.
 
     Each rank trains under the reducer in a group of its own: its hooks and its buckets in the caches make a backward
@@ -73,7 +73,8 @@ def record_computation(rank: int, world_size: int, model: str, iterations: int =
     the work of its host, are trained without it.
     """
     trainer = Trainer(model, rank)
-    alone = groups_of_one(world_size)[rank]
+    assert dist.group.WORLD is not None  # this is a rank
+    alone = groups_of_one(dist.group.WORLD)[rank]
     under_reducer = trainer.device is None and trainer.uses_all_parameters()
     if trainer.device is not None:
         meet()  # connects this rank to the others

@@ -47,7 +47,7 @@ def share_clock(rank: int, world_size: int) -> None:
     """
     if not spans_nodes():
         return
-    group, reading = _messages(), torch.zeros(1, dtype=torch.int64)
+    group, reading = _messages(dist.group.WORLD), torch.zeros(1, dtype=torch.int64)
     for other in range(1, world_size):
         if rank not in (0, other):
             continue
@@ -69,8 +69,8 @@ def share_clock(rank: int, world_size: int) -> None:
 
 
 @cache
-def _messages() -> dist.ProcessGroup | None:
-    """Return a group whose messages stay on the host, which lasts as long as the process."""
+def _messages(_world: dist.ProcessGroup | None) -> dist.ProcessGroup | None:
+    """Return a group of the world's ranks whose messages stay on the host, which lasts as long as the world."""
     return None if dist.get_backend() == "gloo" else dist.new_group(backend="gloo")
 
 

@@ -10,6 +10,7 @@ sys.path.insert(0, str(Path(__file__).parents[2]))
 
 from ddplab.calibration import repeated_timing
 from ddplab.calibration.calibrate import calibrate
+from ddplab.training_runs import record_computation
 from reference.errors import RankError
 from reference.launch import RankPool, run_ranks
 from reference.launcher import on_rank_0
@@ -47,6 +48,8 @@ def main() -> None:
     if case == "some":
         with RankPool(2, members=[1, 2]) as last_two:
             print(run_ranks(rank_and_size, 3), run_ranks(rank_and_size, 2), last_two.run(place))
+        traces = [run_ranks(record_computation, 2, "tests.models_for_cli:tiny", 1)[0] for _ in range(2)]
+        print([len(trace.ranks) for trace in traces])  # what a pool has made does not outlive it in a process
         return
     if case == "nodes":
         with RankPool(3) as pool:
