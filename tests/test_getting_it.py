@@ -86,7 +86,7 @@ def test_the_hook_passes_for_the_tiny_project_and_fails_for_a_fault(tmp_path):
     assert result().startswith("0 ")
     code = tiny / "my_package" / "ddp.py"
     code.write_text(code.read_text().replace("            gradient.div_(dist.get_world_size())\n", ""))
-    assert "one weight: " in (failed := result("--only", "one weight"))
+    assert "one weight: " in (failed := result("--only", "overlap,one weight"))
     assert failed.startswith("1 ")
 
 

@@ -3,6 +3,7 @@
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from html import escape
 from io import StringIO
+from math import nan
 from typing import TYPE_CHECKING, Any
 
 from .. import plot_colours
@@ -23,6 +24,8 @@ MARKERS, SIGNS = "os^Dv", "●■▲◆▼"
 SIZE_INCHES = (4.6, 3.0)
 LEAST_RATIO = 1.6
 """Least ratio of two labelled numbers of GPUs."""
+LEAST_RANGE = 0.001
+"""Least distance of the ends of an axis, as a fraction of the upper one."""
 
 
 def svg(draw: "Callable[[Row, Axes], None]", document: Row, label: str) -> str:
@@ -38,6 +41,12 @@ def svg(draw: "Callable[[Row, Axes], None]", document: Row, label: str) -> str:
         axes.grid(alpha=0.2)
         axes.margins(0.06, 0.12)
         draw(document, axes)
+        for (low, high), set_limits in (
+            (axes.dataLim.intervalx, axes.set_xlim),
+            (axes.dataLim.intervaly, axes.set_ylim),
+        ):
+            if high - low < LEAST_RANGE * high:  # a single point; matplotlib would make the axis too short to label
+                set_limits(low / LEAST_RATIO, high * LEAST_RATIO)
         figure.savefig(drawn, format="svg", transparent=True, metadata={"Date": None})
     picture = drawn.getvalue()[drawn.getvalue().index("<svg") :].replace("#000000", plot_colours.INK)
     for name in COLOURS:
@@ -51,8 +60,8 @@ def draw_throughput(document: Row, axes: "Axes") -> None:
     _number_axes(axes, document, "samples/s")
     for style, system, rows in _systems(document):
         _curve(axes, "samples_per_s", style, rows)
-        ideal = [(row["world_size"], row["samples_per_s"] / row["efficiency"]) for row in rows if row["efficiency"]]
-        axes.plot(*zip(*ideal, strict=True), "--", color=style["color"], linewidth=1)
+        ideal = [row["samples_per_s"] / row["efficiency"] if row["efficiency"] else nan for row in rows]
+        axes.plot([row["world_size"] for row in rows], ideal, "--", color=style["color"], linewidth=1)
         if (first := system["knee_earliest"]) is not None:
             last = system["knee_latest"] or rows[-1]["world_size"]
             axes.axvspan(first, last, color=style["color"], alpha=0.1, linewidth=0)

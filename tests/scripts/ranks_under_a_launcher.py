@@ -50,7 +50,6 @@ def main() -> None:
             print(run_ranks(rank_and_size, 3), run_ranks(rank_and_size, 2), last_two.run(place))
         traces = [run_ranks(record_computation, 2, "tests.models_for_cli:tiny", 1)[0] for _ in range(2)]
         print([len(trace.ranks) for trace in traces])  # what a pool has made does not outlive it in a process
-        return
     if case == "nodes":
         with RankPool(3) as pool:
             apart_ns = max(map(abs, pool.run(distance_of_clocks)))
@@ -61,7 +60,7 @@ def main() -> None:
         return
     if case == "wait":
         run_ranks(wait, 2)
-    failing = {"raise": bodies.fail_on, "exit": bodies.die_on, "hang": bodies.hang_on}[case]
+    failing = {"some": bodies.fail_on, "exit": bodies.die_on, "hang": bodies.hang_on}[case]
     with RankPool(3, timeout_s=60) as pool:
         pool.run(bodies.identify)
         try:
