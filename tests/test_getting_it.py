@@ -68,6 +68,7 @@ def test_nothing_in_the_recipe_has_to_be_filled_in():
     assert "OWNER" not in GUIDE + WORKFLOW.read_text() + HOOKS.read_text()
 
 
+@pytest.mark.slow
 def test_the_hook_passes_for_the_tiny_project_and_fails_for_a_fault(tmp_path):
     """As pre-commit runs it: from the project's folder, in the environment of the caller."""
     tiny = shutil.copytree(TINY, tmp_path / "tiny")

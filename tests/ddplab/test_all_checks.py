@@ -25,7 +25,9 @@ def assert_conforms(bench, unsupported) -> None:
     assert {one.check for one in found.values() if one.outcome == "not supported"} == unsupported
 
 
+@pytest.mark.slow
 def test_ours_passes_everything_and_does_the_same_as_torchs(bench_of):
+    """`make test-reducer`, which CI runs, says the same."""
     assert_conforms(bench_of(OURS, against=TORCHS), set())
 
 

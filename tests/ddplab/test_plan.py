@@ -25,9 +25,6 @@ def test_two_names_are_enough(here, tmp_path):
 
 def test_a_stranger_gets_an_answer_or_hears_what_to_measure(here, tmp_path):
     asked = ("bert-large", "A100", "--network", "100gbit", "--world-size", 64)
-    done = here("plan", *asked, "--efficiency", "90%")
-    assert done.returncode == 0, done.stderr
-    assert done.stdout.startswith("no: 64 GPUs of A100, not enough: an efficiency of")
     report = tmp_path / "open.html"
     done = here("plan", *asked, "--samples", 1e9, "--deadline", "3d", "--report", report)
     assert "for a deadline of 72 h" in report.read_text()

@@ -11,6 +11,7 @@ sys.path.insert(0, str(Path(__file__).parents[2]))
 from ddplab.calibration import repeated_timing
 from ddplab.calibration.calibrate import calibrate
 from ddplab.training_runs import record_computation
+from reference import launch, launcher
 from reference.errors import RankError
 from reference.launch import RankPool, run_ranks
 from reference.launcher import on_rank_0
@@ -45,6 +46,7 @@ def wait(rank: int, _world_size: int) -> None:
 
 def main() -> None:
     case = sys.argv[1]
+    launch.LEAVE_S = 2.0
     if case == "some":
         with RankPool(2, members=[1, 2]) as last_two:
             print(run_ranks(rank_and_size, 3), run_ranks(rank_and_size, 2), last_two.run(place))
@@ -71,4 +73,5 @@ def main() -> None:
 
 
 if __name__ == "__main__":
+    launcher.LATE_S = 2.0
     on_rank_0(main)

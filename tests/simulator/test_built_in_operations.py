@@ -15,6 +15,7 @@ LOW_PRECISION = ("resnet50-224", "llama-3.2-1b", "bert-large")
 """Models that are counted under autocast as well; a count of all takes half a minute."""
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:Mismatch dtype")
 @pytest.mark.parametrize(
     ("model", "autocast"), [*((name, None) for name in BUILT_IN), *((name, "bfloat16") for name in LOW_PRECISION)]
