@@ -3,8 +3,8 @@
     python -m tests.reference.torch_suite.run [--wrapper ours|torch|MODULE:CLASS] [TEST ...]
 
 Each test gets two new processes, forked from a server that has imported torch already. The table has a row for each
-test: its outcome with torch's class and with ours, and the reason for an outcome other than "passed". Any other outcome is a failure, including skips and passes. Another class
-is expected to have the outcomes of torch's class.
+test: its outcome with torch's class and with ours, and the reason for an outcome other than "passed". Any other
+outcome is a failure, including skips and passes. Another class is expected to have the outcomes of torch's class.
 
 The table is that of one version of torch. With another version, tests that it lacks are skipped, and where an outcome
 is not that of the table, torch's own class runs too: an outcome is expected unless that of torch's class is better.
