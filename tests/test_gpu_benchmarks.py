@@ -139,7 +139,7 @@ def test_a_dry_run_does_every_part_and_its_traces_agree_with_the_profiler_and_ge
     assert {name.rpartition("_")[2] for name in outcome.values["agreement"]} == {"module", "ours", "torch"}
     monkeypatch.setattr(part_h_profiles, "RUNS", tmp_path)
     monkeypatch.setattr(part_h_profiles, "PROFILES", tmp_path)
-    paths = part_h_profiles.profiles.__wrapped__()
+    paths = [path for path in part_h_profiles.profiles.__wrapped__() if path.is_file()]
     assert len(paths) == 6
     rows = {path.name: part_h_profiles.score(path).rows for path in paths}
     assert {name for name, of_trace in rows.items() if of_trace} == {name for name in rows if "module" not in name}

@@ -79,10 +79,9 @@ def test_validate_on_emulated_devices(trace, tmp_path):
     assert (tmp_path / "trace.json.gz").exists()
 
 
-def test_emulate_by_the_clock(trace, fabric, tmp_path):
-    words = ["--wall", "--fabric", fabric, *EMULATED, tmp_path]
+def test_emulate_by_the_clock(trace, fabric):
+    words = ["--wall", "--fabric", fabric, "--caps", "single", "--dilation", 20]
     assert printed("ddplab", "emulate", trace, *words).count("noise floor") == 1
-    assert (tmp_path / "trace.json.gz").exists()
 
 
 def test_conform():

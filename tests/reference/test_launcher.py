@@ -88,7 +88,7 @@ def as_launched(case: str, world_size: int, launcher: str) -> Iterator[list[subp
         prefix = {"srun": "SLURM_", "mpirun": "OMPI_COMM_WORLD_"}[launcher]
         values = dict(zip((f"{prefix}{name}" for name in numbers), map(str, (rank, world_size, rank)), strict=True))
         meeting = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port, "SLURM_STEP_ID": "0"}
-        if case == "nodes":
+        if launcher == "srun":
             meeting["SLURM_NODEID"] = str(rank)
         pipe = subprocess.PIPE
         processes.append(
@@ -118,13 +118,12 @@ LOST = f"rank 1 on {HOST} was lost; start the program again"
             "some",
             "srun",
             [
-                f"{AGAIN} [(0, 2), (1, 2)] ['1', '2']\n[2, 2]",
+                f"{AGAIN} [(0, 2), (1, 2)] ['1', '2']\n[2, 2]\n{NODES}\n",
                 f"rank 1 on {HOST} failed: ArithmeticError: the sums do not add up; the other ranks",
                 f"\n{AGAIN}\n",
             ],
             [0, 0, 0],
         ),
-        ("nodes", "srun", [NODES], [0, 0, 0]),
         ("exit", "mpirun", [f"rank 1 on {HOST} exited without reporting an error", LOST], [1, 17, 0]),
         ("hang", "mpirun", ["ranks [1] were still running at the time-out", LOST], [1, 1, 0]),
     ],

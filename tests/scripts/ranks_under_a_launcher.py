@@ -52,14 +52,12 @@ def main() -> None:
             print(run_ranks(rank_and_size, 3), run_ranks(rank_and_size, 2), last_two.run(place))
         traces = [run_ranks(record_computation, 2, "tests.models_for_cli:tiny", 1)[0] for _ in range(2)]
         print([len(trace.ranks) for trace in traces])  # what a pool has made does not outlive it in a process
-    if case == "nodes":
         with RankPool(3) as pool:
             apart_ns = max(map(abs, pool.run(distance_of_clocks)))
             sizes = [4096, 65536]
             fabric = calibrate(pool, "tests.models_for_cli:tiny", sizes_bytes=sizes, repeats=1)
             rows = [(row.world_size, row.size_bytes) for row in fabric.all_reduce]
             print(pool.nodes, apart_ns < 10**9, rows, len(fabric.broadcast))
-        return
     if case == "wait":
         run_ranks(wait, 2)
     failing = {"some": bodies.fail_on, "exit": bodies.die_on, "hang": bodies.hang_on}[case]
