@@ -114,7 +114,7 @@ def _flushed(text: str) -> None:
 
 
 def _grade(judge: "Judge", file: Path, name: str, junit: Path | None, json_path: Path | None) -> None:
-    from ..learn.grade import grade, to_json, write_junit
+    from ..learn.grade import grade, to_json, write_grade
     from ..learn.learner_file import learner_class
     from ..learn.rungs import RUNGS
 
@@ -132,4 +132,4 @@ def _grade(judge: "Judge", file: Path, name: str, junit: Path | None, json_path:
     show_table(rows, f"{subject.name}: {sum(one.passed for one in verdicts)} of {len(verdicts)} points")
     write_json(json_path, to_json(subject, verdicts))
     if junit is not None:
-        write_junit(junit, subject, verdicts)
+        write_grade(junit, subject, verdicts)

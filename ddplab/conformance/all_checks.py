@@ -27,7 +27,7 @@ from . import groups_and_ignored_parameters as groups
 from .check_runner import VIEWS, Bench, Check, cause_of
 from .class_under_test import NotSupportedError
 from .local_training import HABITS, FindingError, differences
-from .overlap import late_launches, schedules_of
+from .overlap import EmulatedSchedule, compare, late_launches, schedules_of
 from .random_timing import check_timing
 from .training_programs import (
     BUFFER_OPTIONS,
@@ -65,19 +65,30 @@ def run_program(bench: Bench, weights: Sequence[Weight], kinds: Sequence[Kind], 
 
 def overlap(bench: Bench) -> None:
     """All-reduces of several buckets are launched in one order, the first ones before the backward pass ends."""
+    for schedule in schedules(bench):
+        if problem := late_launches(schedule):
+            raise FindingError(f"{schedule.model} on {schedule.network}: {problem}")
+
+
+def not_slower(bench: Bench) -> None:
+    """No schedule in virtual time is slower than in the baseline."""
+    if slower := compare(schedules(bench), bench.baseline):
+        raise FindingError("; ".join(slower))
+
+
+def schedules(bench: Bench) -> Sequence[EmulatedSchedule]:
+    """Return what the class does in virtual time, which is found out once."""
     if stuck := [one.message for one in bench.results if (one.check, one.outcome) == ("any timing", "not supported")]:
         raise NotSupportedError(stuck[0])
     try:
-        bench.schedules = list(schedules_of(bench.subject))
+        bench.schedules = bench.schedules or list(schedules_of(bench.subject))
     except NoTurnError as error:
         raise NotSupportedError(cause_of(str(error))) from None
     except RankError as error:
         if isinstance(error.__cause__, NotImplementedError):
             raise NotSupportedError(f"virtual time: {error}") from None
         raise
-    for schedule in bench.schedules:
-        if problem := late_launches(schedule):
-            raise FindingError(f"{schedule.model} on {schedule.network}: {problem}")
+    return bench.schedules
 
 
 def one_weight(bench: Bench) -> None:

@@ -42,6 +42,7 @@ class CheckResult:
         program: The program that shows the fault. None: there is none.
         expected: What was expected; `must-pass` refuses "not supported" too. None: anything but a failure.
         unmatched: Whether the check failed because the ranks launched different collectives, hung, or one was lost.
+        seconds: How long it took.
     """
 
     check: str
@@ -50,6 +51,7 @@ class CheckResult:
     program: Program | None = None
     expected: Expectation | None = None
     unmatched: bool = False
+    seconds: float = 0.0
 
     @property
     def problem(self) -> str:
@@ -65,7 +67,7 @@ class CheckResult:
 
     def to_json(self) -> dict[str, Any]:
         """Return the outcome; the program as text."""
-        shown = {name: value for name, value in vars(self).items() if name != "unmatched"}
+        shown = {name: value for name, value in vars(self).items() if name not in ("unmatched", "seconds")}
         return shown | {"program": None if self.program is None else repr(self.program)}
 
 
