@@ -127,7 +127,8 @@ def special_parameters(bench: Bench) -> str:
     """
     for cap_mb in (1e-6, 25.0):
         run_program(bench, SPECIAL, ["train"] * 3, options={"bucket_cap_mb": cap_mb})
-    bench.averages_or_raises(real_models.subclassed_parameters)
+    make, what = real_models.with_subclasses, "parameters of a subclass of Tensor"
+    bench.averages_or_raises(real_models.trains, make=make, what=what)
     return FSDP_REFUSES if bench.subject.is_built_on_fsdp else ""
 
 
@@ -248,8 +249,8 @@ def plans(bench: Bench) -> None:
 
 def real(bench: Bench) -> None:
     """Convolutions, an LSTM, an embedding, shared layers: equal up to the rounding of the average."""
-    for name in real_models.REAL_MODELS:
-        bench.try_body(real_models.compare_real, name)
+    for what, make in real_models.REAL_MODELS.items():
+        bench.try_body(real_models.trains, make=make, what=what)
 
 
 def sparse_gradients(bench: Bench) -> None:
@@ -257,13 +258,13 @@ def sparse_gradients(bench: Bench) -> None:
 
     A class may refuse them with an error.
     """
-    for name in real_models.SPARSE_MODELS:
+    for what, make in real_models.SPARSE_MODELS.items():
         try:
-            bench.try_body(real_models.compare_real, name)
+            bench.try_body(real_models.trains, make=make, what=what)
         except RankError as error:
             raise NotSupportedError(f"it refuses them: {cause_of(str(error))}") from None
     if "find_unused_parameters" in bench.subject.options:
-        bench.averages_or_raises(unused_parameters.sparse_on_some_ranks)
+        bench.averages_or_raises(real_models.trains, **unused_parameters.SPARSE_ON_SOME_RANKS)
     if "join" in bench.methods:
         uneven_inputs.check_sparse(bench)
 
@@ -276,12 +277,12 @@ def long_programs(bench: Bench) -> None:
     bench.try_random(kinds=kinds, keep=True, most_steps=12, examples=max(3, bench.effort // 3))
 
 
-def check_of(body: Callable[..., Any], *needs: str) -> Check:
+def check_of(body: Callable[..., Any], *needs: str, **keywords: Any) -> Check:
     """Return a check that runs a body on classes with these methods and options."""
 
     def check(bench: Bench) -> None:
         bench.needs(*needs)
-        bench.try_body(body)
+        bench.try_body(body, **keywords)
 
     return check
 
@@ -299,14 +300,14 @@ CHECKS: Mapping[str, Check] = {
     "real models": real,
     "special values": number_formats.check_special_values,
     "large gradients": large_gradients,
-    "repeated forward passes": check_of(backward_passes.repeated_forward),
+    "repeated forward passes": check_of(real_models.trains, **backward_passes.REPEATED_FORWARD),
     "nested no_sync": check_of(backward_passes.nested_no_sync, "no_sync"),
     "process group": groups.check_group,
     "ignored parameters": groups.check_ignored,
     "nested outputs": unused_parameters.check_outputs,
     "untouched gradients": check_of(unused_parameters.untouched_gradients, "find_unused_parameters"),
     "mixed precision": number_formats.check_mixed_precision,
-    "checkpoints": check_of(backward_passes.checkpoints, "static_graph"),
+    "checkpoints": check_of(real_models.trains, "static_graph", **backward_passes.CHECKPOINTS),
     "skipped all-reduces": unused_parameters.check_skipped,
     "list of bucket caps": bucket_layouts.check_list,
     "several backward passes": backward_passes.check_several,

@@ -30,7 +30,7 @@ from ..models import import_first_here
 
 CAP_NAMES = ("bucket_cap_mb", "bucket_size_mb")
 """Names of the argument with the bucket cap in MB."""
-METHODS = ("no_sync", "register_comm_hook", "join")
+METHODS = ("no_sync", "register_comm_hook", "join", "shard_optimizer")
 """Methods that a class may have."""
 FINISHING = ("finish_gradient_synchronization", "average_gradients")
 """Methods that a script calls after each backward pass."""

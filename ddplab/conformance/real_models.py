@@ -1,6 +1,6 @@
 """Real models: small ones with real-valued weights, whose gradients equal the average up to its rounding.
 
-A body that compares returns what is wrong, and an empty text if nothing is.
+A body that compares, such as `trains`, returns what is wrong, and an empty text if nothing is.
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -245,23 +245,28 @@ def differing_ranks(tensors: Iterable[Tensor], like: int) -> list[int]:
     return [rank for rank, one in enumerate(every) if not torch.equal(one, every[like])]
 
 
-def compare_real(_rank: int, _world_size: int, subject: Subject, model: str) -> str:
-    """Train one of `REAL_MODELS` or `SPARSE_MODELS`."""
-    problem = Training(subject, (REAL_MODELS | SPARSE_MODELS)[model]).train()
-    return problem and f"{model}: {problem}"
+def trains(
+    _rank: int,
+    _world_size: int,
+    subject: Subject,
+    *,
+    make: Callable[[], nn.Module] = mlp,
+    run: Pass = mean_square,
+    steps: int = STEPS,
+    what: str = "",
+    **options: Any,
+) -> str:
+    """Train a model and compare each average; `what` names the case in the message, the others see `Training`."""
+    problem = Training(subject, make, **options).train(run, steps)
+    return f"{what}: {problem}" if what and problem else problem
 
 
-def subclassed_parameters(_rank: int, _world_size: int, subject: Subject) -> str:
-    """Train parameters that are instances of a subclass of Tensor."""
-
-    def make() -> nn.Module:
-        module = mlp()
-        for layer in (part for part in module.modules() if isinstance(part, nn.Linear)):
-            layer.weight = nn.Parameter(layer.weight.detach().as_subclass(Subclass))
-        return module
-
-    problem = Training(subject, make).train()
-    return problem and f"parameters of a subclass of Tensor, {problem}"
+def with_subclasses() -> nn.Module:
+    """Build a perceptron whose weights are instances of a subclass of Tensor."""
+    module = mlp()
+    for layer in (part for part in module.modules() if isinstance(part, nn.Linear)):
+        layer.weight = nn.Parameter(layer.weight.detach().as_subclass(Subclass))
+    return module
 
 
 class Subclass(Tensor):

@@ -14,7 +14,7 @@ from torch import Tensor
 from ..conformance.all_checks import CHECKS, SMALL_CAP, SPECIAL
 from ..conformance.bucket_layouts import RULES
 from ..conformance.check_runner import VIEWS, Bench, Check
-from ..conformance.class_under_test import NotSupportedError, Subject
+from ..conformance.class_under_test import Subject
 from ..conformance.local_training import FindingError, compare, gradients_of_rank, run_locally, same
 from ..conformance.overlap import MODELS, MS, EmulatedSchedule, Network, late_launches, schedule_of, trace_of_layers
 from ..conformance.real_models import Training, mean_square
@@ -354,13 +354,8 @@ def _sharded(rank: int, world_size: int, subject: Subject) -> str:
 
 def sharded_step(bench: Bench) -> None:
     """Each rank steps its share of the parameters only, and all ranks have the same parameters afterwards."""
-    if not any(bench.run(_has_shard_optimizer, bench.subject)):
-        raise NotSupportedError("it has no shard_optimizer")
+    bench.needs("shard_optimizer")
     bench.try_body(_sharded)
-
-
-def _has_shard_optimizer(_rank: int, _world_size: int, subject: Subject) -> bool:
-    return hasattr(subject.wrap(torch.nn.Linear(2, 1)), "shard_optimizer")
 
 
 OWN: Mapping[str, Check] = {

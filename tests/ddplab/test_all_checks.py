@@ -72,7 +72,7 @@ def test_functions_that_wrap_a_module_pass_as_classes_do(bench_of, name):
         ("CopyStaysLocal", "several modules", "a deep copy is trained on its own rank only, although"),
         ("AveragesInTrainingModeOnly", "accumulation", "gradient of"),
         ("DividesAfterTheSum", "special values", "half-precision gradient 0, 40000 on this rank"),
-        ("SkipsSubclasses", "special parameters", "parameters of a subclass of Tensor, iteration 0"),
+        ("SkipsSubclasses", "special parameters", "parameters of a subclass of Tensor: iteration 0"),
         ("KeepsBucketsOfAFailedPass", "a backward pass that raises", "an error after the last gradient on ranks"),
         ("RetriesLocally", "a backward pass that raises", "an error before the first gradient"),
     ],
