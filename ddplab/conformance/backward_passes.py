@@ -340,7 +340,7 @@ def nested_no_sync(rank: int, _world_size: int, subject: Subject) -> str:
             with subject.no_sync(wrapped):
                 mean_square(wrapped, step, rank).backward()
             mean_square(wrapped, step + 10, rank).backward()
-        if not subject.is_built_on_fsdp and training.wrong(accumulated, step, [rank]):  # FSDP2 keeps it to itself
+        if training.wrong(accumulated, step, [rank]):
             return f"iteration {step}, rank {rank}: after an inner no_sync, the outer one averaged"
         mean_square(wrapped, step + 20, rank).backward()
         training.finish()
@@ -352,27 +352,16 @@ def nested_no_sync(rank: int, _world_size: int, subject: Subject) -> str:
 # Checks
 
 
-def check_several(bench: Bench) -> str:
-    """Several backward passes, an evaluation in between or a gradient in the loss: gradients are averaged.
-
-    FSDP2 may raise an error, because it frees the tensors that it computes with after the backward pass.
-
-    Returns:
-        With which passes FSDP2 raises an error; empty otherwise.
-    """
-    refused = []
+def check_several(bench: Bench) -> None:
+    """Several backward passes, an evaluation in between or a gradient in the loss: gradients are averaged."""
     for name, run in PASSES.items():
         how: dict[str, Any] = {"make": _Forces if name == FORCES else _Branches, "run": run, "what": name}
-        if bench.subject.is_built_on_fsdp:
-            refused += [name] if bench.averages_or_raises(trains, **how) else []
-            continue
         for cap_mb in CAPS_MB:
             bench.try_body(trains, bucket_cap_mb=cap_mb, **how)
         # torch's search for unused parameters passes all outputs through one node, which runs backward only once.
         search = ["find_unused_parameters"] if name != "a backward pass for each output" else []
         for options in bench.variants({"bucket_cap_mb": 1e-4}, *search, VIEWS)[1:]:
             bench.try_body(trains, steps=2, **how, **options)
-    return f"an error is raised with {', '.join(refused)}" if refused else ""
 
 
 def check_raising(bench: Bench) -> None:

@@ -14,7 +14,7 @@ from reference.launch import UNEVEN, RankPool
 from .check_outcomes import CheckResult, Expectation, Outcome, is_unmatched, why_left_out
 from .class_under_test import NotSupportedError, Subject, methods_of
 from .local_training import AS_TORCH, FindingError, WeakProgramError, check_program
-from .training_programs import Program, adapted
+from .training_programs import Program
 
 if TYPE_CHECKING:
     from hypothesis import settings
@@ -131,7 +131,6 @@ class Bench:
 
     def try_program(self, program: Program, habits: Sequence[str] = (AS_TORCH,)) -> list[str]:
         """Run a program and compare it with local training; see `check_program`."""
-        program = adapted(program, self.subject)
         try:
             return check_program(self.subject, program, self, habits)
         except (FindingError, RankError) as error:
@@ -161,7 +160,6 @@ class Bench:
         found: list[tuple[float, FindingError]] = []
 
         def run(program: Program) -> None:
-            program = adapted(program, self.subject)
             if found and time.monotonic() > found[0][0] + SHRINK_S:
                 raise _ShrunkError
             try:

@@ -10,7 +10,6 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ..composable import local_tensor
 from .check_runner import Bench, report
 from .class_under_test import Subject
 from .local_training import FindingError
@@ -88,7 +87,7 @@ def copied(rank: int, world_size: int, subject: Subject, how: str, *, trained: b
                 backward(one, loss)
         for name, one, number in (("the original", module, step), (how, inner, step + 10)):
             twin = mlp()
-            twin.load_state_dict({name: local_tensor(value) for name, value in one.state_dict().items()})
+            twin.load_state_dict(one.state_dict())
             local = local_gradients(twin, mean_square, number, range(world_size))
             wrong = difference(one, local)
             if wrong and one is inner and not difference(one, [local[rank]]):

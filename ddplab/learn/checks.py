@@ -118,8 +118,8 @@ def _likely(program: Program, got: Mapping[int, Seen], expected: Sequence[Seen])
     possible: list[list[str]] = []
     right: set[str] = set()
     for rank, seen in got.items():
-        for name, want in (expected[rank].gradients or {}).items():
-            gradient = (seen.gradients or {}).get(name)
+        for name, want in expected[rank].gradients.items():
+            gradient = seen.gradients.get(name)
             if same(gradient, want):
                 right |= {name} if want is not None else set()
             else:
