@@ -150,9 +150,11 @@ def dense_where_sparse(_rank: int) -> None:
     ddp(torch.tensor([1])).sum().backward()
 
 
-def comm_hook_beside_mixed_precision(_rank: int) -> None:
-    ddp = Wrapped(line(), mixed_precision=_MixedPrecision(torch.bfloat16))
-    ddp.register_comm_hook(None, allreduce)
+def delayed(module: nn.Module, *names: str, trigger: str = "bias") -> nn.Module:
+    """Wrap a module of which some gradients are averaged late, when that of the trigger is."""
+    named = [(name, module.get_parameter(name)) for name in names]
+    hooked = module.get_parameter(trigger)
+    return Wrapped(module, delay_all_reduce_named_params=named, param_to_hook_all_reduce=hooked)
 
 
 def delayed_without_trigger(_rank: int) -> None:
@@ -166,49 +168,27 @@ def delayed_of_another_module(_rank: int) -> None:
     Wrapped(module, delay_all_reduce_named_params=delayed, param_to_hook_all_reduce=module.bias)
 
 
-def delayed_on_one_rank(rank: int) -> None:
-    module = line()
-    delayed = [("weight", module.weight)][:rank]
-    Wrapped(module, delay_all_reduce_named_params=delayed, param_to_hook_all_reduce=module.bias)
-
-
-def delayed_sparse_gradients(_rank: int) -> None:
-    module = nn.Embedding(4, 2, sparse=True)
-    delayed = list(module.named_parameters())
-    Wrapped(module, delay_all_reduce_named_params=delayed, param_to_hook_all_reduce=module.weight)
-
-
 def frozen_trigger(_rank: int) -> None:
     module = line()
     module.bias.requires_grad_(False)
-    delayed = [("weight", module.weight)]
-    Wrapped(module, delay_all_reduce_named_params=delayed, param_to_hook_all_reduce=module.bias)
+    delayed(module, "weight")
 
 
 def exception_after_a_delayed_all_reduce(_rank: int) -> None:
     def fail(_gradient: Tensor) -> None:
         raise ArithmeticError
 
-    module = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 1))
-    delayed = list(module[1].named_parameters(prefix="1"))
-    ddp = Wrapped(module, delay_all_reduce_named_params=delayed, param_to_hook_all_reduce=module[1].weight)
-    module[0].weight.register_hook(fail)
+    ddp = delayed(nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 1)), "1.weight", "1.bias", trigger="1.weight")
+    ddp.module[0].weight.register_hook(fail)
     with suppress(ArithmeticError):
         ddp(x()).sum().backward()
     ddp(x())
 
 
 def join_with_delayed_all_reduces(_rank: int) -> None:
-    module = line()
-    delayed = [("weight", module.weight)]
-    ddp = Wrapped(module, delay_all_reduce_named_params=delayed, param_to_hook_all_reduce=module.bias)
+    ddp = delayed(line(), "weight")
     with ddp.join():
         ddp(x()).sum().backward()
-
-
-def group_and_mesh(_rank: int) -> None:
-    mesh = init_device_mesh("cpu", (2,))
-    Wrapped(line(), process_group=dist.group.WORLD, device_mesh=mesh)
 
 
 def replaced_by_loading(_rank: int) -> None:
@@ -409,6 +389,14 @@ IN_ONE_CALL: dict[str, Callable[[int], object]] = {
     "mixed_precision_in_integers": lambda _rank: Wrapped(
         line(), mixed_precision=_MixedPrecision(param_dtype=torch.int8)
     ),
+    "delayed_on_one_rank": lambda rank: delayed(line(), *["weight"][:rank]),
+    "delayed_sparse_gradients": lambda _rank: delayed(nn.Embedding(4, 2, sparse=True), "weight", trigger="weight"),
+    "group_and_mesh": lambda _rank: Wrapped(
+        line(), process_group=dist.group.WORLD, device_mesh=init_device_mesh("cpu", (2,))
+    ),
+    "comm_hook_beside_mixed_precision": lambda _rank: Wrapped(
+        line(), mixed_precision=_MixedPrecision(torch.bfloat16)
+    ).register_comm_hook(None, allreduce),
     "two_device_ids": lambda _rank: Wrapped(line(), device_ids=[0, 1]),
     "device_id_for_a_cpu_module": lambda _rank: Wrapped(line(), device_ids=[0]),
     "mesh_of_two_dimensions": lambda _rank: Wrapped(line(), device_mesh=init_device_mesh("cpu", (1, 2))),

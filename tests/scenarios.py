@@ -219,12 +219,6 @@ def cached_output(wrap: Wrap, rank: int, **options: Any) -> list:
     return seen
 
 
-def registered_node(wrap: Wrap, rank: int) -> list:
-    """A static graph behind an output of a class that only pytree knows."""
-    ddp = wrap(Nested("registered node"), static_graph=True)
-    return train(ddp, rank, loss=lambda box: box.used.square().mean() + box.ignored.sum())
-
-
 class Checkpointed(nn.Module):
     """Runs its layers under activation checkpointing, as often as told, perhaps with weights in common."""
 
@@ -381,20 +375,6 @@ ODD_BUFFERS: dict[str, Callable[[Tensor], Tensor]] = {
 """Views of 24 numbers. Torch's class refuses to broadcast the expanded ones, and does not change conjugate ones."""
 
 
-def odd_buffers(wrap: Wrap, rank: int, *, kind: str) -> list:
-    """Buffers that do not show their memory as it is, and differ between ranks before every step."""
-    module = linears(4, 2)
-    module.register_buffer("odd", ODD_BUFFERS[kind](torch.arange(24.0) * (rank + 1)))
-    ddp = wrap(module)
-    seen = [module.odd.clone()]
-    for step in range(2):
-        with torch.no_grad():
-            module.odd[:1].add_(rank)
-        ddp(batch(rank, 3, 4, step=step)).square().mean().backward()
-        seen.append(module.odd.clone())
-    return seen
-
-
 def buffer_hook(wrap: Wrap, rank: int, *, after: bool, futures: bool) -> list:
     """A user's hook adds up buffers over the ranks."""
     ddp = wrap(nn.Sequential(*linears(4, 4), nn.BatchNorm1d(4)))
@@ -480,7 +460,6 @@ CASES: dict[str, Callable[..., list]] = {
     **_cases(sparse, *({"kind": kind, "empty_on": rank} for kind in ("embedding", "bag") for rank in (None, 0, 1))),
     **_cases(sparse, {"kind": "embedding"}, modes=True),
     **_cases(several_backwards, modes=True),
-    **_cases(registered_node),
     **_cases(
         custom_outputs,
         *(
@@ -495,7 +474,6 @@ CASES: dict[str, Callable[..., list]] = {
     **_cases(no_gradient_outputs, {}, {"find_unused_parameters": True}, {"static_graph": True}, modes=True),
     **_cases(functional),
     **_cases(autocast),
-    **_cases(odd_buffers, *({"kind": kind} for kind in list(ODD_BUFFERS)[:6])),
     # Futures of a hook before forward are a race with forward, in torch too.
     **_cases(buffer_hook, *({"after": after, "futures": futures} for after, futures in ((0, 0), (1, 0), (1, 1)))),
     **_cases(user_hooks, modes=True),

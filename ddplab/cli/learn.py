@@ -52,7 +52,7 @@ def learn(
         raise ValueError("learn: expected the package hypothesis; install it with `pip install 'ddplab[conform]'`")
     check_outputs(junit, json_path, inputs=[file])
     from ..learn.progress import next_hint
-    from ..learn.source_text import check_syntax, write_skeleton
+    from ..learn.source_text import write_skeleton
 
     if hint:
         print(next_hint(file))
@@ -60,8 +60,6 @@ def learn(
     if not grade:
         if write_skeleton(file):
             print(f"{file}: an empty class to begin with")
-        if not watch:
-            check_syntax(file)
         _flushed("starting ranks")
     start_server()  # it imports torch while this process does
     from ..learn.judge import Judge
@@ -96,11 +94,9 @@ def _climb(judge: "Judge", file: Path, name: str, json_path: Path | None) -> Non
 def _watch(judge: "Judge", file: Path, name: str) -> None:
     from ..learn.climb import climb, saves, strip
     from ..learn.learner_file import learner_class
-    from ..learn.source_text import check_syntax
 
     for number in saves(file):
         try:
-            check_syntax(file)
             climb(judge, learner_class(file, name), _flushed, introduces=not number)
             _flushed(strip(file))
         except ValueError as error:  # a damaged file is saved again sooner or later

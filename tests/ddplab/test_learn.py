@@ -19,7 +19,7 @@ from ddplab.learn.judge import Judge, Judgement
 from ddplab.learn.learner_file import LearnerClass, learner_class
 from ddplab.learn.progress import Progress, load_progress, next_hint, progress_file, update_progress
 from ddplab.learn.rungs import RUNGS
-from ddplab.learn.source_text import SKELETON, check_syntax, write_skeleton
+from ddplab.learn.source_text import SKELETON, write_skeleton
 from reference import minimal
 from reference.errors import RankLostError
 from reference.launch import RankPool
@@ -132,14 +132,7 @@ def test_an_error_in_the_file_is_named_with_its_line(judging):
         assert says in verdict.message
 
 
-def test_an_error_of_syntax_is_named_with_its_text(home):
-    path = home / "my_ddp.py"
-    path.write_text("import torch\n\nclass MyDDP(torch.nn.Module)\n    pass\n")
-    with pytest.raises(ValueError, match=r"my_ddp\.py, line 3: expected ':'\n    class MyDDP\(torch\.nn\.Module\)$"):
-        check_syntax(path)
-
-
-def test_hints_and_errors_of_syntax_need_no_torch():
+def test_hints_need_no_torch():
     modules = "ddplab.cli.learn, ddplab.learn.progress, ddplab.learn.source_text"
     code = f"import sys, {modules}; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
