@@ -183,10 +183,11 @@ class KeepsBucketsOfAFailedPass(Buffered):
         super().begin()
 
     def average_gradients(self) -> None:
+        if torch._C._current_graph_task_id() == -1:  # called by the script, after the pass
+            return
         super().average_gradients()
         for in_flight in self.failed:
             self.finish(*in_flight)
-        self.failed = []
 
 
 def wrong_on_rank_0(rank: int, _world_size: int, _subject: Any) -> str:

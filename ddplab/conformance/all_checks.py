@@ -286,7 +286,7 @@ def check_of(body: Callable[..., Any], *needs: str, **keywords: Any) -> Check:
     return check
 
 
-CHECKS: Mapping[str, Check] = {
+CHECKS: dict[str, Check] = {
     "any timing": check_timing,  # first: in virtual time, a rank that waits for ever is named at once
     "overlap": overlap,
     "one weight": fixed(FIXED["one weight"]),
@@ -330,3 +330,5 @@ CHECKS: Mapping[str, Check] = {
     "a lost rank": partial(lost_ranks.check, kind="killed"),
 }
 """All checks by name, in the order in which they run: first those in virtual time, then those on real ranks."""
+BASELINE: dict[str, Check] = {"baseline": not_slower}
+"""The check that runs only with a baseline."""

@@ -8,14 +8,11 @@ from pathlib import Path
 
 from reference.launch import RankPool
 
-from .all_checks import CHECKS, not_slower
-from .check_outcomes import CheckResult, Expectation, read_expectations
-from .check_runner import FULL, QUICK, Bench, bench_on, run_check
+from .all_checks import BASELINE, CHECKS
+from .check_outcomes import Expectation, read_expectations
+from .check_runner import FULL, QUICK, Bench, bench_on
 from .class_under_test import Subject
 from .overlap import load
-
-BASELINE = "baseline"
-"""Name of the check that runs only with a baseline."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -57,7 +54,7 @@ class ConformanceRun:
             Subject(name).check()
         expected = {} if self.expect is None else read_expectations(self.expect, list(CHECKS))
         found = {name: expected.get(name) for name in CHECKS}
-        return found if self.baseline is None else found | {BASELINE: "must-pass"}
+        return found if self.baseline is None else found | dict.fromkeys(BASELINE, "must-pass")
 
     @contextmanager
     def bench(self) -> Iterator[Bench]:
@@ -75,8 +72,3 @@ class ConformanceRun:
         ):
             bench.baseline = before
             yield bench
-
-    @staticmethod
-    def result(bench: Bench, name: str, expected: Expectation | None) -> CheckResult:
-        """Run one check, by its name."""
-        return run_check(name, CHECKS.get(name, not_slower), bench, expected)

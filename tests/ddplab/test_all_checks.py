@@ -58,6 +58,8 @@ def test_functions_that_wrap_a_module_pass_as_classes_do(bench_of, name):
 @pytest.mark.parametrize(
     ("name", "check", "says"),
     [
+        ("DoesNotWait", "any timing", "gradient of"),
+        ("LaunchesAsReady", "any timing", "expected its collective"),
         ("Sums", "one weight", "iteration 0, rank 0: gradient of 'w0': 4 times the expected value"),
         ("KeepsItsLastBucket", "bucket caps", "gradient of 'w0'"),
         ("OnlyRankZeroIsRight", "one weight", "rank 1: gradient of 'w0': 0.5 times the expected value"),
