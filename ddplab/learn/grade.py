@@ -18,16 +18,9 @@ def grade(judge: Judge, subject: LearnerClass) -> list[Judgement]:
 def to_json(subject: LearnerClass, verdicts: Sequence[Judgement]) -> dict[str, Any]:
     """Return the points, one for each rung."""
     rows = [
-        {
-            "rung": one.rung,
-            "title": RUNGS[one.rung - 1].title,
-            "points": int(one.passed),
-            "possible": 1,
-            "check": one.check,
-            "message": one.message,
-            "likely": one.likely,
-            "seconds": round(one.seconds, 3),
-        }
+        vars(one)
+        | {"title": RUNGS[one.rung - 1].title, "points": int(one.passed), "possible": 1}
+        | {"seconds": round(one.seconds, 3)}
         for one in verdicts
     ]
     return {
