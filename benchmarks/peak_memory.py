@@ -4,7 +4,9 @@ Bytes of tensors (`allocated`) are those of torch's caching allocator; `reserved
 fragments; `used` is what the device reports, with CUDA's context, libraries and NCCL.
 """
 
+from collections.abc import Callable
 from itertools import product
+from typing import Any
 
 import torch
 from torch import nn
@@ -17,7 +19,7 @@ from .pairs import arguments, parse, save
 
 STEPS = 4
 """The optimiser allocates its states in the first step, and the buckets are rebuilt before the second."""
-WRAPPERS = {
+WRAPPERS: dict[str, Callable[[nn.Module], nn.Module]] = {
     "module": lambda module: module,
     "torch": nn.parallel.DistributedDataParallel,
     "torch, views": lambda module: nn.parallel.DistributedDataParallel(module, gradient_as_bucket_view=True),
@@ -38,7 +40,8 @@ def measure(
     torch.manual_seed(0)
     if torch.cuda.is_available():
         torch.cuda.empty_cache()  # what an earlier call has left
-    make, device = models.resolve(name), rank_device()
+    make: Any = models.resolve(name)
+    device = rank_device()
     found = {"used at the start": _used(device)}
     with device:
         module, loss_fn = make() if batch is None else make(batch=batch)
