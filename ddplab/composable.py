@@ -73,4 +73,5 @@ def replicate_modules(module: nn.Module, *, reduce_dtype: str | None = None) -> 
     for names in filter(None, calls):
         inner = [module.get_submodule(name) for name in names]
         replicate(inner if len(inner) > 1 else inner[0], mp_policy=policy)
-    return Replicated(replicate(module, mp_policy=policy))
+    replicate(module, mp_policy=policy)  # changes the module in place
+    return Replicated(module)
