@@ -4,6 +4,7 @@ Bytes of tensors (`allocated`) are those of torch's caching allocator; `reserved
 fragments; `used` is what the device reports, with CUDA's context, libraries and NCCL.
 """
 
+import gc
 from collections.abc import Callable
 from itertools import product
 from typing import Any
@@ -38,8 +39,9 @@ def measure(
     autocast.
     """
     torch.manual_seed(0)
+    gc.collect()  # wrapper and optimiser of an earlier call are in cycles
     if torch.cuda.is_available():
-        torch.cuda.empty_cache()  # what an earlier call has left
+        torch.cuda.empty_cache()
     make: Any = models.resolve(name)
     device = rank_device()
     found = {"used at the start": _used(device)}
