@@ -444,8 +444,8 @@ def predict(
         settings: Fields of `Policy`, as an alternative to `policy`: bucket_cap_mb=25, bucket_cap_mb_list,
             plan, grouping="buckets", reduce_dtype, order="ready",
             broadcast_buffers=True, find_unused_parameters, static_graph, skip_all_reduce_unused_params,
-            gradient_as_bucket_view, copies_single_gradients=True, hook="none", sparse_density=1.0, sync_every=1,
-            process_groups=1 and phase="steady".
+            gradient_as_bucket_view, copies_single_gradients=True, hook="none", sparse_density=1.0, sync_every=1
+            and phase="steady".
 
     Raises:
         ValueError: An argument is invalid, or does not fit the trace, the fabric or another argument; the message
@@ -469,7 +469,7 @@ def predict(
     schedule = build_schedule(policy, model, joins=joins)
     end_of_epoch = build_join_end(policy, model) if joins else None
     costs = price_schedule(schedule, charged, policy, world_size)
-    end = None if end_of_epoch is None else price_collectives(end_of_epoch, charged, policy, world_size)
+    end = None if end_of_epoch is None else price_collectives(end_of_epoch, charged, world_size)
     distribution = simulate_many(costs, sampler, engine)
     prediction = Prediction.of(
         distribution,

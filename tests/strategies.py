@@ -202,7 +202,6 @@ def policies(draw, keys: tuple[str, ...]) -> Policy:
             }
         ),
         sync_every=draw(st.integers(1, 3)),
-        process_groups=draw(st.integers(1, 3)),
         phase=draw(st.sampled_from(phases)),
     )
 

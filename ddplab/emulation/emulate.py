@@ -237,14 +237,12 @@ class _Emulation:
     def __init__(self, training: TrainingPlan, fabric: Fabric, world_size: int, sampler: IterationSampler) -> None:
         self.timelines: dict[Label, Timeline] = {}
         self._training, self._fabric, self._world_size, self._sampler = training, fabric, world_size, sampler
-        self._at_a_time = fabric.concurrency * training.policy.process_groups
         ranks = sampler.ranks.tolist()
         self._time: VirtualTime[None] = VirtualTime(self._cluster, ranks)
         alike: dict[int, list[int]] = {rank: [] for rank in ranks}
         for rank, simulated in enumerate(sampler.represented_by.tolist()):
             alike[simulated].append(rank)
-        self._network = ModelledNetwork(self._time, alike, self._price)
-        self._cost = lru_cache(maxsize=None)(self._cost_of)
+        self._network = ModelledNetwork(self._time, alike, lru_cache(maxsize=None)(self._cost_of))
         self._time.on_restart = self._collect
         self._ranks: dict[int, RankTraining] = {}
 
@@ -263,21 +261,13 @@ class _Emulation:
         training.run()
 
     def _cluster(self) -> Cluster:
-        return Cluster(
-            range(self._training.policy.process_groups),
-            concurrency=self._fabric.concurrency,
-            slow_down=self._fabric.processor.slow_down,
-        )
-
-    def _price(self, message: CollectiveMessage, number: int) -> CollectiveCost:
-        return self._cost(message)._replace(queue=number % self._training.policy.process_groups)
+        return Cluster(concurrency=self._fabric.concurrency, slow_down=self._fabric.processor.slow_down)
 
     def _cost_of(self, message: CollectiveMessage) -> CollectiveCost:
         size = message.size_bytes
         return CollectiveCost(
             cost_ns=int(price([message], self._fabric, self._world_size)[0]),
-            queue=0,
-            sharing=LinkShare() if self._at_a_time == 1 else self._fabric.link_share(size, self._world_size),
+            sharing=LinkShare() if self._fabric.concurrency == 1 else self._fabric.link_share(size, self._world_size),
         )
 
     def _collect(self) -> None:
@@ -303,7 +293,7 @@ class _Emulation:
         collectives: Sequence[Collective],
     ) -> Timeline:
         schedule, end_ns, duration_ns = observed_schedule(list(logs.values()), collectives)
-        untimed = price_collectives(schedule, self._fabric, self._training.policy, self._world_size)
+        untimed = price_collectives(schedule, self._fabric, self._world_size)
         engine_input = replace(
             untimed, duration_ns=duration_ns, ranks=tuple(logs), represented_by=self._sampler.represented_by
         )

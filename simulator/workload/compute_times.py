@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from pydantic import Field
 
 from reference.files.reading import Settings
-from reference.files.value_ranges import MILLION, Iterations, Rank, RelativeError, SlowdownFactor, as_int64
+from reference.files.value_ranges import MILLION, Iterations, Rank, SlowdownFactor, as_int64
 from reference.trace import BucketLayout, Buffer, Iteration, Parameter, Trace
 
 from ..fabric.uncertainty import BAND, NORMAL_HALF_BAND
@@ -263,11 +263,6 @@ class Variation(Settings):
         description="for `slowest`, standard deviation of one rank's iterations, a fraction (None: the recorded "
         "iterations' own variation, if the trace has at least 20); from the iterations of one device",
     )
-    assumed_error: RelativeError = Field(
-        default=0.0,
-        description="for `slowest`, relative error e of `device_spread` and `jitter`: nine in ten lie between "
-        "1 / (1 + e) and 1 + e times the value; from measurements of several clusters",
-    )
 
 
 SEED = 0
@@ -459,10 +454,10 @@ class IterationSampler:
         Args:
             level: Quantile of the iterations, which vary with `slowest`.
             cluster: Quantile of the clusters, whose devices' speeds persist. Both are independent.
-            errors: By how many of its errors all that was assumed is larger.
+            errors: By how many times its error the spread is larger.
         """
         variation = self._variation
-        assumed = (1 + variation.assumed_error) ** errors
+        assumed = (1 + SPREAD_ERROR) ** errors
         device = assumed * variation.device_spread * slowest_of(self._world_size, cluster)
         if not self._slowest_varies:
             iteration = 0.0
@@ -537,6 +532,8 @@ MOST_DURATIONS = 500_000_000
 """Gradients that are sampled at most, which takes minutes."""
 SLOWEST_ITERATIONS = 101
 """Iterations of `slowest`, which vary only in the slowest rank: enough for a 99th percentile."""
+SPREAD_ERROR = 1.0
+"""Relative error of `device_spread` and `jitter` with `slowest`: nine in ten clusters have half to twice as much."""
 LEAST_RECORDED = 20
 """Recorded iterations that tell how one rank varies."""
 GOLDEN = (5**0.5 - 1) / 2

@@ -150,7 +150,7 @@ def test_concurrency_follows_the_library_unless_it_was_set_even_through_a_file(t
         assert one.model_copy(update={"library": changed}).concurrency == expected(changed)
 
 
-@pytest.mark.parametrize("algorithm", ["ring", "tree", "halving_doubling", "hierarchical", "in_network"])
+@pytest.mark.parametrize("algorithm", ["ring", "tree", "in_network"])
 def test_tables_alone_have_no_choice_of_algorithm(algorithm):
     with pytest.raises(
         ValueError, match=f"algorithm: expected a topology for {algorithm}, got measured tables alone"

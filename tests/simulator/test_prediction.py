@@ -129,14 +129,8 @@ def test_an_iteration_takes_as_long_as_its_computation_and_as_its_busiest_link(a
     timeline = prediction.timeline
     engine_input = timeline.engine_input
     assert timeline.iteration_ns >= engine_input.duration_ns.sum(axis=1).max()
-    for queue in set(engine_input.queues):
-        on_link = sum(
-            cost
-            for number, cost in enumerate(engine_input.cost_ns.tolist())
-            if engine_input.queues[number] == queue
-            and timeline.done_ns[number] <= timeline.iteration_ns  # nobody may wait for the counts of Join
-        )
-        assert timeline.iteration_ns * engine_input.concurrency >= on_link
+    in_time = timeline.done_ns <= timeline.iteration_ns  # nobody may wait for the counts of Join
+    assert timeline.iteration_ns * engine_input.concurrency >= engine_input.cost_ns[in_time].sum()
     assert prediction.iteration_ns >= prediction.compute_ns >= 0
 
 
@@ -212,9 +206,7 @@ def test_permuting_the_ranks_of_a_trace_changes_no_latency(asked, random):
     st.data(),
 )
 def test_faster_links_never_hurt_where_speeds_are_constant(trace, world_size, rate, times, data):
-    policy = data.draw(policies(tuple(trace.keys))).model_copy(
-        update={"process_groups": 1}
-    )  # several share the links
+    policy = data.draw(policies(tuple(trace.keys)))
     slow, fast = (Fabric.from_alpha_beta(50, per_s) for per_s in (rate, rate * times))
     by_rate = [predict(trace, fabric, world_size=world_size, policy=policy) for fabric in (slow, fast)]
     assert np.less_equal(by_rate[1].samples_ns, by_rate[0].samples_ns).all()
