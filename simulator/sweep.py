@@ -338,7 +338,7 @@ def solve_steady(
         figures = np.empty((len(fabrics), len(sizes), len(FIGURES)), np.int64)
         causes: dict[str, Nanoseconds] = {}
         # World sizes with equal keys have equal compute times and equal hook costs.
-        sizes_alike = _alike([(tuple(samplers[size].ranks.tolist()), policy.hook.growth(1, size)) for size in sizes])
+        sizes_alike = _alike([(tuple(samplers[size].ranks.tolist()), policy.hook.gathered(size)) for size in sizes])
         if any(fabric.processor.stall_ns or fabric.processor.unexplained for fabric in fabrics):
             sizes_alike = [[place] for place in range(len(sizes))]
         for some_fabrics, some_sizes in product(fabrics_alike, sizes_alike):

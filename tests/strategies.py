@@ -160,7 +160,7 @@ def steady_fabrics(draw, world_size: int) -> Fabric:
             search_ns_per_parameter=draw(st.integers(0, 5)),
             rebuild_ns=draw(st.integers(0, 50)),
             hooks=tuple(
-                HookCost(name=name, world_size=2, compress=draw(cost), decompress=draw(cost))
+                HookCost(name=name, compress=draw(cost), decompress=draw(cost))
                 for name in ("fp16", "quantize_per_tensor")
             ),
         ),
