@@ -51,11 +51,6 @@ def test_a_collective_starts_when_its_last_rank_has_launched_it():
     assert " 32- 53 rank 0 wait 0" in lines
 
 
-def test_a_backend_runs_as_many_collectives_as_it_has_slots():
-    lines = lines_of([ALIKE], [[0], [1]], fabric(8, concurrency=2))
-    assert {" 30- 38 rank 0 all_reduce 0", " 30- 38 rank 0 all_reduce 1"} <= set(lines)
-
-
 def test_two_at_a_time_may_each_be_slower():
     lines = lines_of([ALIKE], [[0], [1]], fabric(8, concurrency=2, sharing=(Sharing(size_bytes=0, factor=1.5),)))
     assert {" 30- 42 rank 0 all_reduce 0", " 30- 42 rank 0 all_reduce 1"} <= set(lines)
@@ -67,12 +62,6 @@ def test_computation_is_slower_while_a_collective_runs():
     lines = lines_of([ALIKE], [[1], [0]], costs)
     assert " 20- 34 rank 0 backward 1" in lines
     assert " 34- 42 rank 0 all_reduce 1" in lines
-
-
-def test_a_slot_that_is_taken_makes_the_next_collective_queue():
-    lines = lines_of([ALIKE], [[1], [0]], fabric(15))
-    assert " 30- 35 rank 0 queued 1" in lines
-    assert " 35- 50 rank 0 all_reduce 1" in lines
 
 
 def test_beside_each_other_all_reduces_of_a_table_share_their_link():

@@ -67,14 +67,6 @@ def test_the_prediction_lists_what_counts_as_free():
     assert sentence.startswith("the hook fp16 was not measured")
 
 
-def test_costs_of_another_hook_are_not_charged():
-    trace = trace_of([[ONE]], [400, 400])
-    other = with_hooks(HookCost(name="power_sgd:2", compress=Linear(fixed_ns=1e6)))
-    assert predict(trace, other, world_size=2, hook="power_sgd:1") == predict(
-        trace, FABRIC, world_size=2, hook="power_sgd:1"
-    )
-
-
 @given(st.data())
 def test_measured_costs_count_like_explicit_ones_which_take_precedence(data):
     trace = data.draw(traces())

@@ -117,30 +117,6 @@ def test_one_rank_trains_locally_and_pays_only_its_own_processor(asked):
     assert bare.timeline.iteration_ns == bare.timeline.engine_input.duration_ns[:, local].sum()
 
 
-@examples(20)
-@given(any_predictions())
-def test_a_free_fabric_adds_only_copies_launches_and_hooks(asked):
-    """If all ranks are alike; otherwise the fast ranks wait for the slow ones."""
-    (first, *_), workload = asked.trace.ranks, asked.trace.workload
-    alone = asked.trace.model_copy(
-        update={"ranks": (first,), "workload": workload.model_copy(update={"world_size": 1})}
-    )
-    processor = asked.fabric.processor.model_copy(update={"slow_down": 1.0})
-    asked = replace(asked, trace=alone, fabric=FREE.model_copy(update={"processor": processor}), stragglers=())
-    asked = replace(asked, variation=Variation(), inputs=None)
-    timeline = asked.predict().timeline
-    breakdown = asked.predict().breakdown
-    assert breakdown["exposed_comm"] == breakdown["stragglers"] == 0
-    processing = [
-        place for place, step in enumerate(timeline.engine_input.schedule.steps) if step.kind not in COMPUTATION
-    ]
-    assert timeline.iteration_ns - timeline.engine_input.duration_ns.sum() == 0
-    charged = timeline.engine_input.duration_ns[:, processing].sum() / asked.policy.sync_every
-    added_ns = asked.predict().iteration_ns - asked.predict().compute_ns
-    assert added_ns == pytest.approx(charged, abs=1)
-    assert asked.predict().exposed_comm_ns == 0
-
-
 def test_a_rank_that_has_joined_computes_nothing_any_more():
     """The slow rank has one batch of three: the others' last two iterations are as fast as without it."""
     fast, slow = iteration(10, (30,), 30, 10), iteration(100, (300,), 300, 100)

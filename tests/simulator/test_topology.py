@@ -136,29 +136,16 @@ LINK = "{latency_us: 1, gb_per_s: 1}"
     [
         (None, "cannot be read: No such file"),
         ("levels: [", "not YAML: line 1: expected the node content"),
-        ("\0", "not YAML: "),
         ("", "not a topology: input should be"),
-        ("nvlink", "not a topology: input should be"),
         ("source: x", "not a topology: levels: field required"),
         ("levels: {}", "not a topology: levels: dictionary should have at least 1 item"),
         ("levels: {a: {gb_per_s: 1}}", "levels.a.latency_us: field required"),
-        (
-            "levels: {a: {latency_us: 1}}",
-            "levels.a.gb_per_s: field required",
-        ),
-        ("levels: {a: {latency_us: .nan, gb_per_s: 1}}", "levels.a.latency_us: input should be"),
         (
             "levels: {a: {latency_us: -1, gb_per_s: 1}}",
             "levels.a.latency_us: input should be greater than or equal to 0",
         ),
         ("levels: {a: {latency_us: 1, gb_per_s: 0}}", "levels.a.gb_per_s: input should be greater than"),
-        ("levels: {a: {latency_us: 1, gb_per_s: .inf}}", "levels.a.gb_per_s: input should be a valid number"),
-        ("levels: {a: {latency_us: 1, gb_per_s: fast}}", "levels.a.gb_per_s: input should be a valid number"),
         ("levels: {a: {members: 0, latency_us: 1, gb_per_s: 1}}", "levels.a.members: input should be greater"),
-        (
-            "levels: {a: {members: 2.5, latency_us: 1, gb_per_s: 1}}",
-            "levels.a.members: input should be a valid integer",
-        ),
         (
             "levels: {a: {members: yes, latency_us: 1, gb_per_s: 1}}",
             "levels.a.members: input should be a valid integer",
@@ -170,21 +157,12 @@ LINK = "{latency_us: 1, gb_per_s: 1}"
             "levels.b.of: expected one level at most with each `of`, got both a and b of ranks",
         ),
         (
-            "levels: {a: {members: 2, latency_us: 1, gb_per_s: 1}, b: {of: a, latency_us: 1, gb_per_s: 1}, "
-            "c: {of: a, latency_us: 1, gb_per_s: 1}}",
-            "levels.c.of: expected one level at most with each `of`, got both b and c of a",
-        ),
-        (
             f"levels: {{a: {LINK}, b: {{of: x, latency_us: 1, gb_per_s: 1}}}}",
             "levels.b.of: expected the name of a level (a, b), got x",
         ),
         (
             f"levels: {{z: {LINK}, a: {{of: b, latency_us: 1, gb_per_s: 1}}, "
             "b: {of: a, latency_us: 1, gb_per_s: 1}}",
-            "levels.a.of: expected a chain that ends at a level",
-        ),
-        (
-            "levels: {a: {of: a, latency_us: 1, gb_per_s: 1}}",
             "levels.a.of: expected a chain that ends at a level",
         ),
         (
