@@ -18,15 +18,18 @@ from reference.files.reading import SHORT
 from reference.files.value_ranges import as_int64
 from reference.trace import Trace
 
+from .argument_checks import Listed, Measured, Ranks, Stragglers, checked
 from .engines.closed_form import exposed_many
 from .fabric import Fabric
 from .interval import TAIL, UNKNOWN, explained_by_errors, simulate_many
-from .prediction import Listed, Measured, Prediction, Ranks, Stragglers, checked, predict
+from .predicted_iteration import Prediction
+from .prediction import predict
 from .schedule.policy import Policy
 from .schedule.schedule import build_schedule
 from .step_costs import ScheduleCosts, charged_fabric, messages_of, price, price_schedule, relative_errors
-from .workload.compute_times import RECORDED, IterationSampler, Nanoseconds, RecordedModel, Variation, recorded_model
+from .workload.compute_times import IterationSampler, Nanoseconds, RecordedModel, recorded_model
 from .workload.default_gpu_costs import assume_gpu
+from .workload.variation import RECORDED, Variation
 
 if TYPE_CHECKING:
     import pandas as pd

@@ -13,12 +13,14 @@ from reference.trace import Buffer, Iteration, Parameter, RankTrace, Trace, Work
 from simulator.engines.engine_input import EngineInput
 from simulator.fabric import Fabric, Linear, Processor, Sharing, Timing
 from simulator.fabric.processor_costs import HookCost
-from simulator.prediction import Prediction, predict
+from simulator.predicted_iteration import Prediction
+from simulator.prediction import predict
 from simulator.schedule.comm_hook_messages import HOOKS, named_hook
 from simulator.schedule.policy import Policy
 from simulator.schedule.schedule import build_schedule
 from simulator.step_costs import price_schedule
-from simulator.workload.compute_times import IterationSampler, Kind, Straggler, Variation, recorded_model
+from simulator.workload.compute_times import IterationSampler, recorded_model
+from simulator.workload.variation import Kind, Straggler, Variation
 
 DTYPES = ("float32", "float64")
 

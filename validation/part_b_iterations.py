@@ -13,8 +13,8 @@ from reference.trace import Trace
 from simulator import Fabric, predict
 from simulator.baseline_predictions import BASELINES, FEWER_BUCKETS, RANKING_BASELINES, baselines_ns
 from simulator.fabric import Level, Processor, Topology
-from simulator.workload.compute_times import Variation
 from simulator.workload.default_gpu_costs import JITTER, SLOW_DOWN_ERROR, UNEXPLAINED
+from simulator.workload.variation import Variation
 
 from .cases import IterationInputs, IterationsCase, Link, MeasuredIteration, Model
 from .comparison import CaseScore, Comparison, FastestChoice, TimesByMethod, fastest, times_of

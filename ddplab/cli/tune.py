@@ -12,7 +12,8 @@ from typer import Option
 from reference.bucketing import MIB
 from reference.trace import Trace
 from simulator.fabric import Fabric
-from simulator.prediction import Comparison, predict
+from simulator.predicted_iteration import Comparison
+from simulator.prediction import predict
 from simulator.schedule.policy import Policy
 from simulator.schedule.schedule import buckets_of
 from simulator.tuning.bucket_plan import DEFAULT, BucketPlan

@@ -19,11 +19,13 @@ from torch.nn.parallel import DistributedDataParallel as TorchDistributedDataPar
 
 from reference.data_parallel import DistributedDataParallel
 from reference.trace import Trace
+from simulator.argument_checks import Batches, Ranks, Stragglers, checked
 from simulator.engines.event_replay import Cluster, CollectiveCost
 from simulator.engines.timeline import Timeline
 from simulator.fabric import Fabric, Linear, LinkShare
 from simulator.interval import no_overlap_ns, place_of_median, summarize
-from simulator.prediction import Batches, Prediction, Ranks, Stragglers, checked
+from simulator.predicted_iteration import Prediction
+from simulator.prediction import prediction_of
 from simulator.schedule.comm_hook_messages import CommHook, named_hook
 from simulator.schedule.policy import Policy
 from simulator.schedule.schedule import (
@@ -35,15 +37,9 @@ from simulator.schedule.schedule import (
     buckets_of,
 )
 from simulator.step_costs import counted_as_free, price, price_collectives, rebucketed
-from simulator.workload.compute_times import (
-    RECORDED,
-    ComputeTimes,
-    IterationSampler,
-    RecordedModel,
-    Variation,
-    recorded_model,
-)
+from simulator.workload.compute_times import ComputeTimes, IterationSampler, RecordedModel, recorded_model
 from simulator.workload.default_gpu_costs import assume_gpu
+from simulator.workload.variation import RECORDED, Variation
 
 from ..composable import replicate_modules
 from .emulated_device import IterationTimes
@@ -152,7 +148,7 @@ def emulate(
     serial_ns = np.array([no_overlap_ns(one.engine_input) for one in timelines])
     median = timelines[int(place_of_median(latency_ns))]
     end = emulation.timelines.get("join end")
-    return Prediction.of(
+    return prediction_of(
         summarize(np.stack([latency_ns, alone_ns, serial_ns]) / policy.sync_every, median.engine_input),
         median,
         buckets=emulation.buckets,

@@ -17,16 +17,8 @@ from ..schedule.comm_hook_messages import Transport
 from ..schedule.policy import Policy
 from ..schedule.schedule import Compute, build_schedule
 from ..step_costs import ScheduleCosts, charged_fabric, price_schedule, rebucketed
-from ..workload.compute_times import (
-    CycleTimes,
-    Floats,
-    IterationSampler,
-    Nanoseconds,
-    RecordedModel,
-    Straggler,
-    Variation,
-    recorded_model,
-)
+from ..workload.compute_times import CycleTimes, Floats, IterationSampler, Nanoseconds, RecordedModel, recorded_model
+from ..workload.variation import Straggler, Variation
 
 Objective = Literal["median", "mean", "p95", "p99", "worst_case"]
 """What should be short: the median, mean, 95th or 99th percentile of the iterations, or the median iteration with all

@@ -16,13 +16,15 @@ from pydantic import InstanceOf
 from reference.bucketing import MIB
 from reference.trace import BucketLayout, Trace
 
+from ..argument_checks import Ranks, Stragglers, checked
 from ..fabric import Fabric
 from ..fabric.measured_tables import segment_at
-from ..prediction import Comparison, Ranks, Stragglers, checked, predict
+from ..predicted_iteration import Comparison
+from ..prediction import predict
 from ..schedule.policy import Policy
 from ..schedule.schedule import buckets_of
-from ..workload.compute_times import RECORDED, Variation
 from ..workload.default_gpu_costs import assume_gpu
+from ..workload.variation import RECORDED, Variation
 from .bucket_plan import DEFAULT, GIVEN, Baseline, BucketPlan
 from .known_rules import (
     CapRule,

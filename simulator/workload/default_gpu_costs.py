@@ -13,7 +13,8 @@ from reference.trace import Trace
 
 from ..catalogue import DeviceEntry, read_catalogue
 from ..fabric import Fabric, Linear, Processor
-from .compute_times import LEAST_RECORDED, RECORDED, Variation
+from .compute_times import LEAST_RECORDED
+from .variation import RECORDED, Variation
 
 COPY_START_NS = 2_100
 """Fixed time of a copy of one gradient into its bucket, or out of it. A profile of DDP with ResNet-50 on 2 A100s

@@ -16,7 +16,7 @@ from figures.annotated_ddp import page as annotated
 from reference.bucketing import MIB, ONE_BUCKET, assign_buckets, bucket_caps, initial_buckets, plan_buckets
 from reference.trace import PHASES, Trace
 from simulator import Straggler, import_profile, predict
-from simulator.prediction import Prediction
+from simulator.predicted_iteration import Prediction
 
 from ..explore import examples
 from ..strategies import iteration, partitions, trace_of, traces

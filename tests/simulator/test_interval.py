@@ -11,7 +11,7 @@ from scipy.stats import norm
 from simulator import Fabric, predict
 from simulator.fabric import Timing
 from simulator.interval import explained_by_errors, reach_of_difference
-from simulator.workload.compute_times import Straggler, Variation
+from simulator.workload.variation import Straggler, Variation
 
 from ..explore import examples
 from ..strategies import any_predictions, iteration, steady_fabrics, trace_of

@@ -16,9 +16,9 @@ from simulator.catalogue import load_fabric
 from simulator.results.scaling_verdict import FASTEST_LINKS
 from simulator.schedule.policy import Policy
 from simulator.workload.built_in_operations import built_in_operations
-from simulator.workload.compute_times import RECORDED, Straggler, Variation
 from simulator.workload.roofline import find_device
 from simulator.workload.trace_synthesis import synthesize, with_batch
+from simulator.workload.variation import RECORDED, Straggler, Variation
 
 from ..explore import examples
 from ..strategies import iteration, rate_fabrics, trace_of, traces

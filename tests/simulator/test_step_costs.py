@@ -18,7 +18,8 @@ from simulator.schedule.comm_hook_messages import CommHook, named_hook
 from simulator.schedule.policy import Policy
 from simulator.schedule.schedule import build_schedule
 from simulator.step_costs import price_schedule
-from simulator.workload.compute_times import IterationSampler, Variation, recorded_model
+from simulator.workload.compute_times import IterationSampler, recorded_model
+from simulator.workload.variation import Variation
 
 from ..explore import examples
 from ..strategies import any_predictions, iteration, partitions, trace_of, traces
