@@ -69,14 +69,6 @@ def test_of_repeated_measurements_the_median_counts():
     assert Fabric.from_table([(2, 8, ns) for ns in (9, 5, 70)]).all_reduce_ns(8, 2) == 9
 
 
-@given(tables, st.lists(st.integers(0, 10**10), min_size=1, max_size=5))
-def test_many_sizes_cost_what_each_costs(table, sizes):
-    fabric = Fabric.from_table([(4, size, ns) for size, ns in table])
-    many = fabric.all_reduce_costs_ns(np.array(sizes), 4)
-    assert many.dtype == np.int64
-    assert many.tolist() == [fabric.all_reduce_ns(size, 4) for size in sizes]
-
-
 def table_of(protocols, sizes) -> Table:
     """The table of a library that uses protocol `i` (latency, slope) for the i-th list of sizes."""
     rows = [(size, a + b * size) for (a, b), part in zip(protocols, sizes, strict=True) for size in part]

@@ -138,17 +138,6 @@ def test_every_parameter_is_in_one_bucket_and_every_buckets_bytes_are_sent(asked
         assert sum(map(sum, sent.values())) == sum(asked.trace.sizes_bytes)
 
 
-# Sameness
-
-
-@examples(20)
-@given(any_predictions())
-def test_the_same_seed_gives_the_same_prediction_to_the_nanosecond(asked):
-    one, other = asked.predict(), asked.predict()
-    assert one == other
-    assert one.spans == other.spans
-
-
 @examples(20)
 @given(any_predictions(variation=st.just(Variation()), stragglers=False), st.integers(2, 5))
 def test_a_cycle_is_its_local_iterations_and_a_synchronised_one(asked, every):
