@@ -12,6 +12,7 @@ from typing import Annotated, NamedTuple
 from typer import Argument, Option
 
 from reference.files.value_ranges import YEAR_NS
+from reference.files.writing import write_atomically
 from reference.network_namespaces import bits_per_s
 from reference.trace import Trace
 from simulator.capacity.cost import Offer, read_prices
@@ -19,6 +20,7 @@ from simulator.capacity.digits import band, carried, percent
 from simulator.capacity.limits import BUCKETS, Limits
 from simulator.capacity.plan import CapacityPlan, SystemPlan
 from simulator.capacity.plan import plan as make_plan
+from simulator.capacity.report import report_page
 from simulator.capacity.verdict import knee_sentence
 from simulator.catalogue import Rate, load_fabric, read_catalogue, unknown
 from simulator.fabric import Fabric
@@ -59,6 +61,7 @@ HELP = {
     "deadline": "Longest duration of the training, such as 24h, 3d or 90min.",
     "prices": "CSV file of prices: system, per_gpu_hour, currency, source, date.",
     "efficiency": "Least part of the GPUs' time that has to be training, such as 0.9 or 90 %.",
+    "report": "Write the plan as one HTML page with pictures.",
 }
 
 
@@ -76,6 +79,7 @@ def plan(
     efficiency: Annotated[str | None, Option(metavar="PART", help=HELP["efficiency"])] = None,
     changes: options.Changes = None,
     measured: options.Measured = None,
+    report: Annotated[Path | None, Option(metavar="PATH", help=HELP["report"])] = None,
     json_path: options.Json = None,
 ) -> None:
     """Answer how many of which GPU on which network a training run needs.
@@ -86,7 +90,7 @@ def plan(
     the decision, the command ends with one line and exit status 1.
     """
     files = [Path(one) for one in (model, *systems) if Path(one).is_file()]
-    options.check_outputs(json_path, inputs=[*files, *options.files_of(model), prices])
+    options.check_outputs(report, json_path, inputs=[*files, *options.files_of(model), prices])
     asked = None if world_size is None else options.read_counts("--world-size", world_size)
     described = {name: _read_system(name, network, device) for name in dict.fromkeys(systems)}
     settings = options.read_settings(changes)
@@ -108,8 +112,11 @@ def plan(
         measured=options.read_measured(measured),
         rebatched={name: one.rebatched for name, one in workloads.items() if one.rebatched is not None},
     )
-    if json_path is not None:
-        write_json(json_path, result.to_json())
+    if report is not None or json_path is not None:
+        document = result.to_json()
+        write_json(json_path, document)
+        if report is not None:
+            write_atomically(report, report_page(document).encode(errors="xmlcharrefreplace"))
     if result.verdict.answer == "open":
         about = next(one for one in result.systems if one.name == result.verdict.offer.system)
         raise ValueError(f"the range is wider than the decision: {result.verdict.sentence}; {about.sensitivity}")

@@ -5,15 +5,17 @@ import json
 import pytest
 
 from ddplab.cli.plan import _read_efficiency, _read_hours, _read_steps
+from simulator.capacity.report import report_page
 
 FAST = ("--world-size", "8,16")
 
 
 def test_two_names_are_enough(here, tmp_path):
-    path = tmp_path / "plan.json"
-    done = here("plan", "resnet50", "aws-p4d", *FAST, "--json", path)
+    path, report = tmp_path / "plan.json", tmp_path / "plan.html"
+    done = here("plan", "resnet50", "aws-p4d", *FAST, "--json", path, "--report", report)
     assert done.returncode == 0, done.stderr
     document = json.loads(path.read_text())
+    assert report.read_text() == report_page(document)
     assert done.stdout.splitlines()[0].startswith("16 GPUs of aws-p4d process")
     assert document["systems"][0]["model"] == "resnet50-224"
     assert [row["world_size"] for row in document["sizes"]] == [8, 16]
@@ -23,9 +25,9 @@ def test_two_names_are_enough(here, tmp_path):
 
 def test_a_stranger_gets_an_answer_or_hears_what_to_measure(here, tmp_path):
     asked = ("bert-large", "A100", "--network", "100gbit", "--world-size", 64)
-    path = tmp_path / "open.json"
-    done = here("plan", *asked, "--samples", 1e9, "--deadline", "3d", "--json", path)
-    assert "for a deadline of 72 h" in json.loads(path.read_text())["verdict"]
+    report = tmp_path / "open.html"
+    done = here("plan", *asked, "--samples", 1e9, "--deadline", "3d", "--report", report)
+    assert "for a deadline of 72 h" in report.read_text()
     assert done.returncode == 1
     assert done.stdout == ""
     (line,) = done.stderr.splitlines()
