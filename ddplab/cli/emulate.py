@@ -10,10 +10,11 @@ from typer import Option
 from reference.fork_server import start_server
 from reference.trace import Trace
 from simulator.fabric import Fabric
-from simulator.prediction import Prediction, predict
+from simulator.predicted_iteration import Prediction
+from simulator.prediction import predict
 from simulator.schedule.policy import Policy
-from simulator.workload.compute_times import RECORDED
 from simulator.workload.default_gpu_costs import assume_gpu
+from simulator.workload.variation import RECORDED
 
 from ..emulation.time_dilation import ScaleModel
 from . import shared_options as options

@@ -14,7 +14,7 @@ from typer import Argument, Option
 from reference.trace import Trace
 from simulator.cost_terms import Effect, Inputs, explain, leave_out, origins
 from simulator.interval import COMPUTATION
-from simulator.prediction import Prediction
+from simulator.predicted_iteration import Prediction
 from simulator.prediction import predict as predict_one
 from simulator.results.breakdown import PARTS
 from simulator.results.scaling_verdict import counted, network_need, width_sentence

@@ -13,8 +13,8 @@ from simulator.results.scaling_verdict import TARGET
 from simulator.schedule.policy import Policy
 from simulator.step_costs import counted_as_free
 from simulator.sweep import AXES, sweep
-from simulator.workload.compute_times import Straggler, Variation
 from simulator.workload.default_gpu_costs import assume_gpu
+from simulator.workload.variation import Straggler, Variation
 
 from . import shared_options as options
 from .terminal_output import progress, show_table, write_json

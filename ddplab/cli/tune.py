@@ -12,7 +12,8 @@ from typer import Option
 from reference.bucketing import MIB
 from reference.trace import Trace
 from simulator.fabric import Fabric
-from simulator.prediction import Comparison, predict
+from simulator.predicted_iteration import Comparison
+from simulator.prediction import predict
 from simulator.schedule.policy import Policy
 from simulator.schedule.schedule import buckets_of
 from simulator.tuning.bucket_plan import DEFAULT, BucketPlan
@@ -37,7 +38,6 @@ CHOSEN = ("bucket_cap_mb", "bucket_cap_mb_list", "plan", "order")
 
 HELP = {
     "objective": f"Statistic of the iteration time that should be short: {', '.join(OBJECTIVES)}.",
-    "in_flight": "Limit for the sum of the buckets that are launched and not yet averaged at the same time, in MB.",
     "out": "Where to write the plan.",
     "picture": "Plot iteration time against the bucket cap to this file (.png, .svg, .pdf).",
     "verify": "`virtual` runs the real reducers with torch's default and with the plan, in virtual time.",
@@ -49,7 +49,6 @@ def tune(
     fabric: options.FabricFiles = None,
     world_size: options.WorldSize = 2,
     objective: Annotated[str, Option(metavar="NAME", help=HELP["objective"])] = "median",
-    in_flight: Annotated[float | None, Option(metavar="MB", help=HELP["in_flight"])] = None,
     changes: options.Changes = None,
     out: Annotated[Path, Option(metavar="PATH", help=HELP["out"])] = Path("out/plan.json"),
     picture: Annotated[Path | None, Option(metavar="PATH", help=HELP["picture"])] = None,
@@ -69,8 +68,6 @@ def tune(
         raise ValueError(f"--verify: expected virtual, got {verify!r}; to train by the clock: ddplab validate --plan")
     if objective not in OBJECTIVES:
         raise ValueError(f"--objective: expected one of {', '.join(OBJECTIVES)}; got {objective!r}")
-    if in_flight is not None and not 0 < in_flight < math.inf:
-        raise ValueError(f"--in-flight: expected a size in MB above 0, got {in_flight:g}")
     options.check_picture("--picture", picture)
     files = fabric or [options.FABRIC]
     options.check_outputs(out, picture, json_path, inputs=[trace, *files])
@@ -87,7 +84,6 @@ def tune(
             costs,
             world_size=world_size,
             objective=objective,
-            in_flight_bytes=None if in_flight is None else max(1, round(in_flight * MIB)),
             policy=base,
             **varied,
         )

@@ -100,7 +100,7 @@ class WallGroup(CollectiveGroup):
         self._moves: dict[int, Callable[[], dist.Work]] = {}
         # No SimpleQueue: in Python 3.11, its `get` blocks for ever if the time-out ends while it takes its lock.
         self._arrivals: queue.Queue[CollectiveOnAllRanks | None] = queue.Queue()
-        self._cluster = Cluster([0], concurrency=fabric.concurrency)
+        self._cluster = Cluster(concurrency=fabric.concurrency)
         self._latest = dist.AllreduceOptions()
         self._latest.reduceOp = dist.ReduceOp.MAX  # type: ignore[assignment]
         (self._origin_ns,) = of_slowest_rank([time.monotonic_ns()], moments)
@@ -172,7 +172,7 @@ class WallGroup(CollectiveGroup):
 
         cost_ns = int(price([launched.message], self._fabric, self._ranks)[0])
         sharing = self._fabric.link_share(launched.message.size_bytes, self._ranks)
-        collective = RunningCollective(self._cluster.env, CollectiveCost(cost_ns, 0, sharing), begin_to_move)
+        collective = RunningCollective(self._cluster.env, CollectiveCost(cost_ns, sharing), begin_to_move)
         unfinished, origin_ns = self._unfinished, self._origin_ns
 
         def finish(due_ns: int, done: "torch.futures.Future[Any]") -> None:

@@ -19,7 +19,7 @@ from ..strategies import steady_fabrics, traces
 def test_tune_answers_first_and_writes_plan_picture_and_json(here, trace, fabric, tmp_path):
     out, picture = tmp_path / "plan.json", tmp_path / "curve.svg"
     done = here(
-        "tune", trace, "--fabric", fabric, "--world-size", 4, "--set", "hook=fp16", "--in-flight", 25, "--out", out,
+        "tune", trace, "--fabric", fabric, "--world-size", 4, "--set", "hook=fp16", "--out", out,
         "--picture", picture, "--verify", "virtual", "--json", tmp_path / "j",
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
@@ -81,7 +81,6 @@ def test_printed_digits_are_those_that_the_interval_carries(width, value):
     ("words", "line"),
     [
         (("--objective", "speed"), "--objective: expected one of median, mean, p95, p99, worst_case; got 'speed'"),
-        (("--in-flight", "0"), "--in-flight: expected a size in MB above 0, got 0"),
         (("--picture", "p.gif"), "--picture: expected a name that ends in .png, .svg, .pdf, got p.gif"),
         (
             ("--verify", "train"),
