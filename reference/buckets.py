@@ -94,18 +94,23 @@ class Bucket:
         self.waiting += slots
         return not self._pending
 
-    def misfits(self, slots: Sequence[int], *, strides: bool) -> list[int]:
-        """Slots whose gradients do not fit their views (with `strides`: in strides too), or are differentiable."""
+    def misfits(self, *, thorough: bool) -> list[int]:
+        """Waiting slots whose gradients do not fit their views, or are differentiable.
+
+        Without `thorough`, strides are not compared, and only the first slot is looked at for all else than dtype and
+        layout: modules are converted as a whole.
+        """
         found = []
-        for slot in slots:
+        for slot in self.waiting:
             gradient, view = self.parameters[slot].grad, self.views[slot]
-            if gradient is not None and (
-                gradient.dtype != view.dtype
-                or gradient.device != view.device
-                or gradient.layout != view.layout
-                or gradient.requires_grad
-                or (strides and not view.is_sparse and dense_strides(gradient) != dense_strides(view))
-            ):
+            if gradient is None:
+                continue
+            fits = gradient.dtype is view.dtype and gradient.layout is view.layout
+            if fits and (thorough or slot == self.waiting[0]):
+                fits = gradient.device == view.device and not gradient.requires_grad
+            if fits and thorough and not view.is_sparse:
+                fits = dense_strides(gradient) == dense_strides(view)
+            if not fits:
                 found.append(slot)
         return found
 
@@ -155,6 +160,10 @@ class Bucket:
                     parameter.grad.copy_(view)
         elif gradients:
             torch._foreach_copy_(gradients, views)  # type: ignore[arg-type]  # none is None
+
+    def replaced(self, unused: frozenset[int]) -> int | None:
+        """The index of a parameter whose gradient should be a view of the buffer and is not; None: there is none."""
+        return None
 
     def zeros(self) -> "Bucket":
         """A copy of the bucket with a buffer of zeros: the contribution of a rank without gradients."""

@@ -142,6 +142,7 @@ class Reducer:
         self._messages = ErrorMessages(parameters, dist.get_rank(group))
         self._report = GradientReport(self._messages)
         self._thorough = True  # check every gradient: in the first iteration and in the one after the rebuild
+        self._as_arrived: dict[int, tuple[Tensor, int]] = {}  # then: gradient and its version, by parameter index
         self._sync_enabled = sync_enabled
         self._forward_under_no_sync = False
         self._compared_with_forward = True  # whether `no_sync` is known to be the same in forward and backward
@@ -176,13 +177,25 @@ class Reducer:
     # Forward pass
 
     def prepare_for_forward(self, *, synchronized: bool) -> None:
-        """Start a forward pass; `synchronized`: its gradients will be averaged."""
+        """Start a forward pass; `synchronized`: its gradients will be averaged.
+
+        Raises:
+            RuntimeError: A backward pass runs that has brought gradients of an earlier forward pass.
+        """
         if synchronized:
+            self._check_outside_backward()
             self.iterations += 1
             if self.iterations >= self.alarm_at:
                 self.alarm_at = math.inf
                 self.alarm()
             self.notify(Observer.forward_started)
+
+    def _check_outside_backward(self) -> None:
+        """Raise RuntimeError inside a backward pass that has brought gradients: their buckets would start again."""
+        now = self._state
+        running = isinstance(now, Running) and _current_task() != NO_TASK
+        if running and now.reduction is not None and (now.reduction.begun or self.inbox.indices):
+            self.fail(self._messages.forward_inside_backward())
 
     def rebuild_if_due(self) -> None:
         """Rebuild the buckets once, as soon as the ready order is known; all ranks call this together.
@@ -279,6 +292,8 @@ class Reducer:
             self.inbox.limit = 1
         elif state.reduction is None:
             self.inbox.limit = NEVER
+        elif self._thorough:
+            self.inbox.limit = 1
         else:
             self.inbox.limit = gradients_until_pack(self.buckets, state.reduction.next_bucket)
 
@@ -356,6 +371,9 @@ class Reducer:
         arrived = self.inbox.take()
         if reduction is not None:
             reduction.arrived += len(arrived)
+            if self._thorough:
+                gradients = ((index, self._parameters[index].grad) for index in arrived)
+                self._as_arrived |= {index: (one, one._version) for index, one in gradients if one is not None}
         if reduction is not None and not self.tracker.counts_gradients and not self._parameter_observers:
             reduction.ready_order += arrived
             self._mark_ready(reduction, arrived)
@@ -392,13 +410,20 @@ class Reducer:
                 self._launch_ready_buckets(reduction)
 
     def _pack(self, bucket: Bucket, number: int, scale: float) -> None:
-        # All gradients in the first iteration, later one per bucket: modules are converted as a whole.
-        slots = bucket.waiting if self._thorough else bucket.waiting[:1]
-        for slot in bucket.misfits(slots, strides=self._thorough):
+        for slot in bucket.misfits(thorough=self._thorough):
             if error := self._report(bucket, number, slot):
                 self.fail(error)
+        if self._thorough:
+            self._check_unchanged(bucket, number)
         self.notify(Observer.bucket_packing, number)
         bucket.pack(scale)
+
+    def _check_unchanged(self, bucket: Bucket, number: int) -> None:
+        """Raise RuntimeError if the script changed a gradient after its arrival, when torch would have copied it."""
+        for slot in bucket.waiting:
+            arrived, now = self._as_arrived.pop(bucket.indices[slot], None), bucket.parameters[slot].grad
+            if arrived is not None and (now is not arrived[0] or now._version != arrived[1]):
+                self.fail(self._messages.changed(bucket.indices[slot], number))
 
     def _launch_ready_buckets(self, reduction: Reduction) -> None:
         while reduction.next_bucket < len(self.buckets) and self.buckets[reduction.next_bucket].ready:
@@ -436,6 +461,8 @@ class Reducer:
                 averages = self.wait(reduction.in_flight, number)
                 self.notify(Observer.bucket_done, number)
                 bucket.copy_out(averages, unused=untouched)
+                if (replaced := bucket.replaced(untouched)) is not None:
+                    self.fail(self._messages.replaced(replaced, number))
                 self.notify(Observer.bucket_copied_out, number)
         self._close(reduction)
 

@@ -79,6 +79,13 @@ class ViewBucket(Bucket):
             if self.indices[slot] not in unused:
                 self.parameters[slot].grad = self.views[slot]
 
+    def replaced(self, unused: frozenset[int]) -> int | None:
+        """See `Bucket.replaced`: another wrapper has the parameter too, or the script has set its gradient."""
+        for index, parameter, view in zip(self.indices, self.parameters, self.views, strict=True):
+            if parameter.grad is not view and index not in unused:
+                return index
+        return None
+
 
 class SparseBucket(Bucket):
     """The bucket of one parameter whose gradient is a sparse tensor; that tensor itself is the buffer.

@@ -221,7 +221,11 @@ def _report_row(row: "ValidationRow") -> dict[str, str]:
 
 NOISY_SPREAD = 1.0
 """Half-width of the band of repeated all-reduces, a fraction of the median, above which the machine is noisy."""
-PARTS = {"compress": "before its collectives", "recompress": "between them", "decompress": "after them, per rank if gathered"}
+PARTS = {
+    "compress": "before its collectives",
+    "recompress": "between them",
+    "decompress": "after them, per rank if gathered",
+}
 """Parts of a comm hook's computation, and when each runs."""
 
 

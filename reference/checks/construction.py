@@ -32,6 +32,8 @@ def resolve_group(group: dist.ProcessGroup | None, mesh: DeviceMesh | None = Non
     if mesh is None:
         group = group if group is not None else dist.group.WORLD
         assert group is not None
+        if group is dist.GroupMember.NON_GROUP_MEMBER:
+            raise RuntimeError("process_group: expected a group with this rank, got one that this rank is not in")
         return group
     if group is not None:
         raise RuntimeError("Cannot specify both process_group and device_mesh arguments.")
@@ -130,8 +132,8 @@ def check_module(module: nn.Module, parameters: Collection[nn.Parameter]) -> Non
         raise ValueError("SyncBatchNorm layers only work with GPU modules")
 
 
-Description = tuple[str, tuple[int, ...], tuple[int, ...], str]
-"""A tensor's name, shape, strides and dtype."""
+Description = tuple[str, tuple[int, ...], tuple[int, ...], str, bool]
+"""A tensor's name, shape, strides, dtype, and whether it is trained."""
 
 
 @dataclass(frozen=True)
@@ -264,7 +266,7 @@ def set_up(
 
 
 def _describe(name: str, tensor: Tensor) -> Description:
-    return name, tuple(tensor.shape), tensor.stride(), str(tensor.dtype)
+    return name, tuple(tensor.shape), tensor.stride(), str(tensor.dtype), tensor.requires_grad
 
 
 def _difference(first: Setup, other: Setup, rank: int) -> str:
@@ -274,7 +276,7 @@ def _difference(first: Setup, other: Setup, rank: int) -> str:
         for index, (a, b) in enumerate(zip(ours, theirs, strict=False)):
             if a != b:
                 return (
-                    f"{what[:-1]} {index} differs between ranks (name, shape, strides, dtype): "
+                    f"{what[:-1]} {index} differs between ranks (name, shape, strides, dtype, trained): "
                     f"rank 0 has {a}, rank {rank} has {b}"
                 )
         if len(ours) != len(theirs):

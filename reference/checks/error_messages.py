@@ -111,6 +111,31 @@ class ErrorMessages:
             f"{bucket} got a second gradient since the last forward pass; the cause is {cause}."
         )
 
+    def forward_inside_backward(self) -> str:
+        """Error: a synchronised forward pass runs while gradients of an earlier one are averaged."""
+        return (
+            f"rank {self.rank}: the wrapped module's forward pass runs inside a backward pass that has brought "
+            "gradients of an earlier forward pass, as with checkpoint(ddp, x, use_reentrant=True) beside another "
+            "forward pass. Checkpoint parts of the module instead of the wrapper, or use use_reentrant=False"
+        )
+
+    def changed(self, index: int, bucket: int) -> str:
+        """Error: the script changed a gradient between its arrival and its averaging."""
+        return (
+            f"rank {self.rank}: the gradient of {self.describe(index)} in bucket {bucket} was changed or replaced "
+            "during the backward pass, after it had arrived and before it was averaged. Change gradients after "
+            "backward(), or in a hook of the parameter itself"
+        )
+
+    def replaced(self, index: int, bucket: int) -> str:
+        """Error: a gradient is not the bucket's view any more."""
+        return (
+            f"rank {self.rank}: the gradient of {self.describe(index)} is not the expected DDP bucket view with "
+            f"gradient_as_bucket_view=True, in bucket {bucket}. Another data-parallel module has this parameter too, "
+            "or the script replaced the gradient during the backward pass. Wrap a parameter once, and change "
+            "gradients after backward()"
+        )
+
     def interrupted(self, launched: int, buckets: int, error: BaseException | None) -> str:
         """Error: an exception ended the last backward pass after `launched` of its buckets had been launched.
 
