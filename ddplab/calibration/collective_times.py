@@ -189,11 +189,6 @@ class AllReduceQueue:
         """When the all-reduces finished on this rank, in ascending order, by `clock_ns`."""
         return sorted(self._ends_ns)
 
-    @property
-    def running(self) -> bool:
-        """Whether an all-reduce has not finished."""
-        return not self._over.is_set()
-
     def ns_per_all_reduce(self, until_ns: float = float("inf")) -> int:
         """Return the mean nanoseconds between the ends of successive all-reduces.
 

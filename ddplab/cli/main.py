@@ -92,7 +92,6 @@ COMMANDS: Mapping[str, Mapping[Command, tuple[str, ...]]] = {
             "Find fast buckets, and a bound that none beats.",
             "ddplab tune trace.json.gz --fabric pod.yaml --world-size 64",
             "ddplab tune trace.json.gz --fabric aws-p4d --picture out/tune.png",
-            "ddplab tune trace.json.gz --fabric out/fabric.json --verify virtual",
         ),
         emulate: (
             "Run a real reducer in virtual time, and compare.",

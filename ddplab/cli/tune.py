@@ -11,7 +11,6 @@ from typer import Option
 
 from reference.bucketing import MIB
 from reference.trace import Trace
-from simulator.fabric import Fabric
 from simulator.prediction import Comparison, predict
 from simulator.schedule.policy import Policy
 from simulator.schedule.schedule import buckets_of
@@ -40,7 +39,6 @@ HELP = {
     "in_flight": "Limit for the sum of the buckets that are launched and not yet averaged at the same time, in MB.",
     "out": "Where to write the plan.",
     "picture": "Plot iteration time against the bucket cap to this file (.png, .svg, .pdf).",
-    "verify": "`virtual` runs the real reducers with torch's default and with the plan, in virtual time.",
 }
 
 
@@ -53,7 +51,6 @@ def tune(
     changes: options.Changes = None,
     out: Annotated[Path, Option(metavar="PATH", help=HELP["out"])] = Path("out/plan.json"),
     picture: Annotated[Path | None, Option(metavar="PATH", help=HELP["picture"])] = None,
-    verify: Annotated[str | None, Option(metavar="HOW", help=HELP["verify"])] = None,
     json_path: options.Json = None,
 ) -> None:
     """Find the buckets with the shortest iteration, and how much any buckets could gain.
@@ -65,8 +62,6 @@ def tune(
     `validate --plan` trains torch's default and the plan in turns, and compares the measured gain with the predicted
     one.
     """
-    if verify not in (None, "virtual"):
-        raise ValueError(f"--verify: expected virtual, got {verify!r}; to train by the clock: ddplab validate --plan")
     if objective not in OBJECTIVES:
         raise ValueError(f"--objective: expected one of {', '.join(OBJECTIVES)}; got {objective!r}")
     if in_flight is not None and not 0 < in_flight < math.inf:
@@ -106,16 +101,8 @@ def tune(
     if picture is not None:
         times = PlanTimes(recorded, costs, world_size, base, completed.variation, (), plan.objective)
         _save_cap_curve(plan, times, picture)
-    result: dict[str, Any] = plan.model_dump(mode="json") | {
-        "default_ns": plan.default_ns,
-        "gain": plan.gain,
-        "gain_interval": list(gain_interval(comparison)),
-        "gap": plan.gap,
-    }
-    if verify is not None:
-        how: dict[str, Any] = {"world_size": world_size, "assume": False}
-        result["verification"] = verify_in_virtual_time(recorded, costs, plan, base, **how)
-        show_verification(result["verification"], world_size)
+    answers = {"default_ns": plan.default_ns, "gain": plan.gain, "gap": plan.gap}
+    result = plan.model_dump(mode="json") | answers | {"gain_interval": list(gain_interval(comparison))}
     write_json(json_path, result)
 
 
@@ -248,57 +235,3 @@ def _save_cap_curve(plan: BucketPlan, times: PlanTimes, path: Path) -> None:
         decimals=time_decimals(plan),
     )
     options.save_picture(figure, path)
-
-
-# Verification
-
-
-def verify_in_virtual_time(
-    trace: Trace, fabric: Fabric, plan: BucketPlan, policy: Policy, **how: Any
-) -> list[dict[str, Any]]:
-    """Run both real reducers in virtual time, where they take the predicted time to the nanosecond.
-
-    Copies and launches of torch's class count as free; it does not run a plan that no list of caps makes.
-
-    Args:
-        trace: The recorded computation.
-        fabric: Costs of collectives, and processor costs.
-        plan: The plan.
-        policy: Settings of the reducer that torch's default and the plan have in common.
-        how: Further arguments of `predict`: world_size, stragglers and assume.
-
-    Returns:
-        A row for each reducer, with torch's default and with the plan; times in nanoseconds.
-    """
-    from ..emulation.emulate import emulate, emulated_fabric
-
-    default = with_buckets(policy, bucket_cap_mb=None)
-    as_plan = {"ddplab": with_buckets(policy, plan=plan.buckets)}
-    if plan.bucket_cap_mb_list is not None:
-        as_plan["torch"] = with_buckets(policy, bucket_cap_mb_list=plan.bucket_cap_mb_list)
-    rows = []
-    for reducer, planned in as_plan.items():
-        costs = emulated_fabric(fabric, reducer)
-        for buckets, one in ((DEFAULT, default), ("plan", planned)):
-            emulated = emulate(trace, costs, reducer=reducer, policy=one, **how)
-            predicted = predict(trace, costs, policy=one, **how)
-            times = {"emulated_ns": emulated.iteration_ns, "predicted_ns": predicted.iteration_ns}
-            rows.append({"class": reducer, "buckets": buckets, **times})
-    return rows
-
-
-def show_verification(rows: Sequence[dict[str, Any]], world_size: int) -> None:
-    """Print predicted and emulated times of default and plan, and the gain of each reducer."""
-    cells = [
-        {
-            "name": f"{row['class']}, {row['buckets']}",
-            "emulated ms": f"{row['emulated_ns'] / 1e6:.3f}",
-            "predicted ms": f"{row['predicted_ns'] / 1e6:.3f}",
-            "difference ns": str(row["emulated_ns"] - row["predicted_ns"]),
-        }
-        for row in rows
-    ]
-    show_table(cells, f"verified in virtual time, on {world_size} ranks")
-    for default, plan in zip(rows[::2], rows[1::2], strict=True):
-        gain = 1 - plan["emulated_ns"] / max(1, default["emulated_ns"])
-        print(f"{plan['class']}: gain {gain:.2%}")

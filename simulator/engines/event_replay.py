@@ -5,7 +5,7 @@ last rank has launched it and its process group, a resource, has a free slot, ru
 it. Computation and collectives progress at speeds that change whenever a collective starts or ends.
 """
 
-from collections.abc import Callable, Collection, Generator
+from collections.abc import Collection, Generator
 from heapq import heappop, heappush
 from math import fsum
 from typing import Any, NamedTuple
@@ -122,16 +122,13 @@ class RunningCollective:
         cost: See `CollectiveCost`.
         start_ns: When it started to run; 0 before.
         done_ns: When it finished; 0 before.
-        on_start: Called when it starts to run.
         done: The event of its end.
     """
 
-    __slots__ = ("cost", "done", "done_ns", "on_start", "start_ns")
+    __slots__ = ("cost", "done", "done_ns", "start_ns")
 
-    def __init__(
-        self, env: simpy.Environment, cost: CollectiveCost, on_start: Callable[[], None] | None = None
-    ) -> None:
-        self.cost, self.on_start = cost, on_start
+    def __init__(self, env: simpy.Environment, cost: CollectiveCost) -> None:
+        self.cost = cost
         self.start_ns = self.done_ns = 0
         self.done = env.event()
 
@@ -169,8 +166,6 @@ class Cluster:
         with self._groups[collective.cost.queue].request() as slot:
             yield slot
             collective.start_ns = self.now_ns
-            if collective.on_start is not None:
-                collective.on_start()
             if collective.cost.cost_ns:
                 yield from self._transfer(collective)
             collective.done_ns = self.now_ns

@@ -8,7 +8,7 @@ import pytest
 
 from ddplab.calibration.calibrate import MOST_PAIRS, calibrate, measure_hooks, parts_of_nodes
 from ddplab.calibration.slow_downs import MOST_DELAYED
-from ddplab.cli.terminal_output import show_calibration
+from ddplab.cli.show import show_fabric
 from reference.launch import RankPool
 from simulator import Fabric
 from simulator.fabric import Linear
@@ -62,7 +62,7 @@ def test_a_single_rank_has_all_costs_but_slow_downs(capsys):
     assert min(processor.launch_ns, processor.rebuild_ns, processor.search_ns_per_parameter) > 0
     assert processor.pack != Linear() != processor.copy_out
     assert processor.slow_down == 1
-    show_calibration(fabric, TINY, "one rank")
+    show_fabric(fabric, TINY)
     assert "compress" in capsys.readouterr().out
 
 
@@ -84,19 +84,12 @@ def test_a_calibration_with_hooks_is_loaded_as_it_was_saved(calibrated, tmp_path
 
 
 def test_a_calibration_is_shown_with_a_row_for_each_part_of_a_hook(calibrated, capsys):
-    show_calibration(calibrated[0], "tiny", "2 ranks")
+    show_fabric(calibrated[0], "tiny")
     shown = capsys.readouterr().out
     assert shown.count("fp16") == 2
     assert shown.count("power_sgd:1") == 3
     assert "none" not in shown
-    assert "65,536" in shown
-
-
-def test_without_hooks_that_cost_anything_no_table_of_them_is_shown(calibrated, capsys):
-    fabric = calibrated[0]
-    free = fabric.processor.model_copy(update={"hooks": (HookCost(name="none"),)})
-    show_calibration(fabric.model_copy(update={"processor": free}), "tiny", "2 ranks")
-    assert "comm hooks" not in capsys.readouterr().out
+    assert "4,096" in shown
 
 
 @pytest.mark.parametrize(

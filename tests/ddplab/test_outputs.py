@@ -36,7 +36,6 @@ PREDICT = ("predict", "t.json", "--fabric", "pod.yaml")
         ("tune", "t.json", "--fabric", "pod.yaml", "--picture", "a.png", "--json", "a.png"),
         ("synthesize", "--rescale", "t.json", "--from", "v100", "--out", "t.json"),
         ("emulate", "t.json", "--fabric", "pod.yaml", "--json", "t.json"),
-        ("emulate", "t.json", "--fabric", "pod.yaml", "--wall", "--json", "t.json"),
         ("plan", "t.json", "pod.yaml", "--report", "pod.yaml"),
         ("plan", "t.json", "pod.yaml", "--report", "a", "--json", "a"),
         ("show", "pod.yaml", "--json", "pod.yaml"),

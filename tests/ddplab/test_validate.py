@@ -6,22 +6,16 @@ from math import inf
 from unittest import mock
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from ddplab import validate
-from ddplab.emulation.time_dilation import ScaleModel, fabric_in_model
-from ddplab.emulation.wall_clock_network import on_network
+from ddplab.emulation.time_dilation import ScaleModel
 from ddplab.training_runs import TargetRun, Turn, record_computation, train_turn
 from ddplab.validation_report import Configuration
 from reference.launch import RankPool
 from reference.trace import Iteration, Parameter, RankTrace, Trace, Workload
 from simulator import BucketPlan, Fabric, tune
 from simulator.schedule.policy import Policy
-from simulator.schedule.schedule import build_schedule
-from simulator.workload.compute_times import recorded_model
 
-from ..strategies import traces
 from ..validation_rows import FABRIC, TRACE
 
 MS = 1_000_000
@@ -60,8 +54,8 @@ def test_predictions_are_written_before_the_first_target_run_and_do_not_depend_o
     def run(body, *arguments, **_):
         if body is record_computation:
             return [TRACE]
-        (modelled, trained, model, runs, _first, word) = arguments
-        assert (body, modelled, trained, model) == (on_network, None, train_turn, "m")
+        model, runs, _first, word = arguments
+        assert (body, model) == (train_turn, "m")
         if "rehearsal" in word:
             assert not written.exists()
             return [[Turn((1000,))] * len(runs)] * 2
@@ -99,14 +93,12 @@ def test_torchs_class_trains_with_torchs_settings_only(tmp_path):
     assert not pool.run.called
 
 
-@pytest.mark.parametrize("modelled", [None, Fabric.from_alpha_beta(10**6, 1e9)], ids=["real network", "modelled"])
-def test_emulated_devices_are_measured_in_the_original_time(tmp_path, modelled):
+def test_emulated_devices_are_measured_in_the_original_time(tmp_path):
     configurations = [Configuration(0.01), Configuration(inf, "forward")]
     with RankPool(2, timeout_s=100) as pool:  # ranks of their own, without what earlier tests left behind
         report = validate.validate(
-            pool, small_trace(), configurations, scale=ScaleModel(dilation=2, byte_scale=0.5), out=tmp_path,
-            repeat=1, modelled=modelled,
-        )  # fmt: skip
+            pool, small_trace(), configurations, scale=ScaleModel(dilation=2, byte_scale=0.5), out=tmp_path, repeat=1
+        )
     assert [row.configuration for row in report.rows] == configurations
     recorded = Trace.load(tmp_path / "trace.json.gz")
     assert len(recorded.ranks) == 2
@@ -118,26 +110,7 @@ def test_emulated_devices_are_measured_in_the_original_time(tmp_path, modelled):
         assert 20 * MS < row.predicted_ns < 200 * MS
     assert report.scale_model == ScaleModel(dilation=2, byte_scale=0.5)
     assert report.overslept_ns >= 0
-    cost_ns = Fabric.load(tmp_path / "fabric.json").all_reduce_ns(20_000, 2)
-    if modelled is not None:
-        assert cost_ns == 2 * modelled.all_reduce_ns(40_000, 2)
-
-
-@given(traces(), st.floats(0.1, 50), st.floats(1e-3, 1), st.integers(2, 64))
-def test_a_modelled_network_costs_in_the_scale_model_what_it_costs_in_the_original(
-    trace, dilation, byte_scale, ranks
-):
-    scale, original = ScaleModel(dilation=dilation, byte_scale=byte_scale), Fabric.from_alpha_beta(10**4, 1e9)
-    policies = [Policy(bucket_cap_mb=cap) for cap in (1e-3, inf)]
-    fabric = fabric_in_model(original, trace, policies, scale, ranks)
-    for policy in policies:
-        for message in build_schedule(policy, recorded_model(trace)).collectives:
-            broadcast = message.transport == "broadcast"
-            cost_ns, original_ns = (
-                getattr(one, "broadcast_ns" if broadcast else "all_reduce_ns") for one in (fabric, original)
-            )
-            size = message.size_bytes
-            assert cost_ns(size, ranks) == round(dilation * original_ns(round(size / byte_scale), ranks))
+    assert Fabric.load(tmp_path / "fabric.json").all_reduce_ns(20_000, 2) > 0
 
 
 def test_a_plan_trains_beside_torchs_default_and_both_classes_train_its_buckets(tmp_path, two_ranks):
