@@ -169,7 +169,7 @@ class Cluster:
             if collective.cost.cost_ns:
                 yield from self._transfer(collective)
             collective.done_ns = self.now_ns
-            collective.done.succeed()  # before the next collective of the group starts
+            collective.done.succeed()
 
     def _transfer(self, collective: RunningCollective) -> Process:
         clock = self._running[collective] = ProgressClock(self.env)
