@@ -7,7 +7,6 @@ import os
 import sys
 from collections.abc import Iterator
 from contextlib import suppress
-from importlib.metadata import PackageNotFoundError, distribution
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -37,20 +36,13 @@ def check_own_packages() -> None:
 def hidden_by_ours() -> list[str]:
     """One line for each package or module of the user's that ours hides: `import reference` imports ours."""
     entries = [Path(entry or os.curdir).resolve() for entry in (os.getcwd(), *sys.path)]
-    lines = []
-    for name in NAMES:
-        found = [one for entry in dict.fromkeys(entries) for one in _in_folder(entry, name)]
-        lines += [
-            f"expected no other package or module named {name}, got {one}, which ddplab's package hides: "
-            f"`import {name}` imports {HOME / name}; rename the one that is yours"
-            for one in dict.fromkeys([*found, *_of_editable_installs(name)])
-        ]
-        if mixed := _files_of_others(name):
-            lines.append(
-                f"expected only ddplab's files in {HOME / name}, got {', '.join(mixed)}: another distribution has a "
-                f"package named {name} too; install ddplab into an environment of its own"
-            )
-    return lines
+    return [
+        f"expected no other package or module named {name}, got {one}, which ddplab's package hides: "
+        f"`import {name}` imports {HOME / name}; rename the one that is yours"
+        for name in NAMES
+        for entry in dict.fromkeys(entries)
+        for one in _in_folder(entry, name)
+    ]
 
 
 def _is_ours(file: Path) -> bool:
@@ -66,24 +58,3 @@ def _in_folder(entry: Path, name: str) -> Iterator[Path]:
         yield module
     if next(package.glob("*.py"), None) is not None and not _is_ours(package / "__init__.py"):
         yield package
-
-
-def _of_editable_installs(name: str) -> Iterator[Path]:
-    """What finders that are not `sys.path`'s would find, such as those of setuptools for editable installs."""
-    for finder in sys.meta_path:
-        if not isinstance(finder, type) or not finder.__module__.startswith("__editable__"):
-            continue
-        spec = finder.find_spec(name, None)
-        if spec is not None and spec.origin is not None and not _is_ours(Path(spec.origin)):
-            yield Path(spec.origin)
-
-
-def _files_of_others(name: str) -> list[str]:
-    """Names in our package's folder that our distribution did not install; none for an editable install."""
-    try:
-        installed = {file.parts[1] for file in distribution("ddplab").files or () if file.parts[0] == name}
-    except PackageNotFoundError:
-        return []
-    if not installed:
-        return []
-    return sorted({one.name for one in (HOME / name).iterdir()} - installed - {"__pycache__"})

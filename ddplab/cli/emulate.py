@@ -1,6 +1,5 @@
 """`ddplab emulate`: iteration times of a real reducer in virtual time, beside the predicted ones."""
 
-from collections.abc import Callable
 from itertools import starmap
 from typing import Annotated, Any
 
@@ -26,8 +25,8 @@ def emulate(
     fabric: options.FabricFiles = None,
     world_size: options.WorldSize = 2,
     reducer: Annotated[str, Option("--class", metavar="CLASS", help=CLASS)] = "ddplab",
-    caps: options.ChosenCaps = None,
-    orders: options.ChosenOrders = None,
+    caps: options.Caps = None,
+    orders: options.Orders = None,
     hooks: options.Hooks = "none",
     changes: options.Changes = None,
     json_path: options.Json = None,
@@ -40,6 +39,7 @@ def emulate(
     and torch's reducers take the predicted time to the nanosecond (exceptions: docs/emulation.md); a difference
     shows that a reducer behaves differently.
     """
+    from ..conformance.class_under_test import Subject
     from ..emulation.emulate import emulate as run
     from ..emulation.emulate import emulated_fabric
 
@@ -47,7 +47,7 @@ def emulate(
     options.check_outputs(json_path, inputs=[trace, *files, *options.files_of(reducer)])
     settings = options.read_settings(changes)
     policies = options.combined(settings.policy, caps, orders, hooks)
-    recorded, make = Trace.load(trace), read_reducer(reducer)
+    recorded, make = Trace.load(trace), Subject(reducer).make if ":" in reducer else reducer
     completed = assume_gpu(recorded, settings.fabric(files), settings.variation)
     costs = emulated_fabric(completed.fabric, make)
     arguments: dict[str, Any] = {"world_size": world_size, "variation": completed.variation, "assume": False}
@@ -66,23 +66,6 @@ def emulate(
     write_json(json_path, {"model": model, "world_size": world_size, "class": reducer, "rows": results})
     largest_ns = max(abs(row["emulated_ns"] - row["predicted_ns"]) for row in results)
     print(f"largest difference between emulated and predicted median iterations: {largest_ns} ns")
-
-
-def read_reducer(text: str) -> str | Callable[..., Any]:
-    """Parse the name of a reducer: a built-in one, or MODULE:CLASS."""
-    module_name, colon, attribute = text.partition(":")
-    expected = f"--class: expected ddplab, torch, replicate or MODULE:CLASS, got {text!r}"
-    if not colon:
-        if text not in ("ddplab", "torch", "replicate"):
-            raise ValueError(expected)
-        return text
-    from ..models import import_first_here
-
-    try:
-        found: Callable[..., Any] = getattr(import_first_here(module_name), attribute)
-    except (ImportError, AttributeError) as error:
-        raise ValueError(f"{expected}: {error}") from None
-    return found
 
 
 def _row(policy: Policy, emulated: Prediction, predicted: Prediction) -> dict[str, str]:

@@ -43,8 +43,8 @@ def predict(
         list[Path] | None, Option(metavar="PATH,...", help=HELP["fabric"], show_default=str(options.FABRIC))
     ] = None,
     world_size: Annotated[str, Option(metavar="N,...", help=HELP["world_size"])] = "2",
-    caps: options.ChosenCaps = None,
-    orders: options.ChosenOrders = None,
+    caps: options.Caps = None,
+    orders: options.Orders = None,
     hooks: options.Hooks = "none",
     changes: options.Changes = None,
     straggler: options.Stragglers = None,

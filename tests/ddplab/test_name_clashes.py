@@ -6,7 +6,6 @@ import sys
 
 import pytest
 
-from ddplab import name_clashes
 from ddplab.name_clashes import HOME, check_own_packages, hidden_by_ours
 
 KINDS = {
@@ -58,21 +57,6 @@ def test_other_folders_and_copies_of_ours_hide_nothing(tmp_path, monkeypatch):
     monkeypatch.setattr(sys, "path", [str(HOME), str(tmp_path / "data"), str(tmp_path / "clone")])
     assert hidden_by_ours() == []
     check_own_packages()
-
-
-def test_files_of_another_distribution_in_our_folder_are_named(tmp_path, monkeypatch):
-    """Both have installed a package `reference` into one folder; pip does not object."""
-    for made in ("reference/__init__.py", "reference/trace.py", "reference/theirs.py", "simulator/__init__.py"):
-        (tmp_path / made).parent.mkdir(exist_ok=True)
-        (tmp_path / made).write_text("")
-    record = tmp_path / "ddplab-0.1.0.dist-info" / "RECORD"
-    record.parent.mkdir()
-    record.write_text("reference/__init__.py,,\nreference/trace.py,,\nsimulator/__init__.py,,\n")
-    (record.parent / "METADATA").write_text("Metadata-Version: 2.1\nName: ddplab\nVersion: 0.1.0\n")
-    monkeypatch.setattr(name_clashes, "HOME", tmp_path)
-    monkeypatch.setattr(sys, "path", [str(tmp_path)])
-    (line,) = hidden_by_ours()
-    assert line.startswith(f"expected only ddplab's files in {tmp_path / 'reference'}, got theirs.py: another")
 
 
 @pytest.mark.parametrize(

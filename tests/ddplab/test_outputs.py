@@ -64,13 +64,6 @@ def test_a_command_that_would_fill_the_folder_of_its_input_is_refused(here, fold
     assert done.stderr == "ddplab: t.json: expected inputs outside of ., which the command fills; change --out\n"
 
 
-def test_a_command_says_which_file_a_model_comes_from(here, folder, monkeypatch, tmp_path):
-    monkeypatch.chdir(folder)
-    done = here("record", "--model", "mine:tiny", "--iterations", "1", "--out", str(tmp_path / "t.json"))
-    assert done.returncode == 0
-    assert f"mine:tiny comes from {folder / 'mine.py'}\n" in done.stderr
-
-
 def test_a_result_on_the_standard_output_is_all_that_is_there(folder):
     done = ddplab(*PREDICT, "--json", "-", cwd=folder)
     assert done.returncode == 0
