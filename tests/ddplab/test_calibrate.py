@@ -6,7 +6,7 @@ from unittest import mock
 import numpy as np
 import pytest
 
-from ddplab.calibration.calibrate import MOST_PAIRS, calibrate, measure_hooks, parts_of_nodes
+from ddplab.calibration.calibrate import calibrate, measure_hooks
 from ddplab.calibration.slow_downs import MOST_DELAYED
 from ddplab.cli.show import show_fabric
 from reference.launch import RankPool
@@ -90,26 +90,6 @@ def test_a_calibration_is_shown_with_a_row_for_each_part_of_a_hook(calibrated, c
     assert shown.count("power_sgd:1") == 3
     assert "none" not in shown
     assert "4,096" in shown
-
-
-@pytest.mark.parametrize(
-    ("nodes", "parts"),
-    [
-        ("aaaa", []),
-        ("ab", []),
-        ("aabb", [[0, 1]]),
-        ("abc", [[0, 1]]),
-        ("aabbccdd", [[0, 1], [0, 1, 2, 3], [4, 5, 6, 7]]),
-        ("abababcc", [[0, 2, 4], [0, 1, 2, 3, 4, 5]]),
-    ],
-)
-def test_one_node_and_pairs_of_nodes_are_measured(nodes, parts):
-    """Pairs of equal size, without the whole world and without parts of a single rank."""
-    assert parts_of_nodes(nodes) == parts
-
-
-def test_few_of_many_pairs_are_measured():
-    assert len(parts_of_nodes([str(rank // 8) for rank in range(512)])) == 1 + MOST_PAIRS
 
 
 @pytest.mark.parametrize(
