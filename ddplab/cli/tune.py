@@ -21,7 +21,7 @@ from simulator.workload.compute_times import RecordedModel, recorded_model
 from simulator.workload.default_gpu_costs import assume_gpu
 
 from . import shared_options as options
-from .predict_many import assumptions
+from .predict import assumptions
 from .terminal_output import progress, show_table, write_json
 
 OBJECTIVES: tuple[Objective, ...] = get_args(Objective)
