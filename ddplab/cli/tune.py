@@ -6,7 +6,6 @@ from functools import partial
 from pathlib import Path
 from typing import Annotated, Any, get_args
 
-import numpy as np
 from typer import Option
 
 from reference.bucketing import MIB
@@ -15,7 +14,7 @@ from simulator.prediction import Comparison, predict
 from simulator.schedule.policy import Policy
 from simulator.schedule.schedule import buckets_of
 from simulator.tuning.bucket_plan import DEFAULT, BucketPlan
-from simulator.tuning.plan_times import Objective, PlanTimes
+from simulator.tuning.plan_times import Objective
 from simulator.tuning.tune import tune as search
 from simulator.workload.compute_times import RecordedModel, recorded_model
 from simulator.workload.default_gpu_costs import assume_gpu
@@ -25,10 +24,6 @@ from .predict import assumptions
 from .terminal_output import progress, show_table, write_json
 
 OBJECTIVES: tuple[Objective, ...] = get_args(Objective)
-CURVE_CAPS = 48
-"""Caps on the curve of the picture, evenly spaced in logarithms."""
-CURVE_SPAN = 1000
-"""Ratio of the largest and the smallest cap on the curve."""
 NOTHING_LEFT = 0.01
 """What other buckets might save at most, as a fraction, below which there is nothing left to tune."""
 CHOSEN = ("bucket_cap_mb", "bucket_cap_mb_list", "plan", "order")
@@ -38,7 +33,6 @@ HELP = {
     "objective": f"Statistic of the iteration time that should be short: {', '.join(OBJECTIVES)}.",
     "in_flight": "Limit for the sum of the buckets that are launched and not yet averaged at the same time, in MB.",
     "out": "Where to write the plan.",
-    "picture": "Plot iteration time against the bucket cap to this file (.png, .svg, .pdf).",
 }
 
 
@@ -50,7 +44,6 @@ def tune(
     in_flight: Annotated[float | None, Option(metavar="MB", help=HELP["in_flight"])] = None,
     changes: options.Changes = None,
     out: Annotated[Path, Option(metavar="PATH", help=HELP["out"])] = Path("out/plan.json"),
-    picture: Annotated[Path | None, Option(metavar="PATH", help=HELP["picture"])] = None,
     json_path: options.Json = None,
 ) -> None:
     """Find the buckets with the shortest iteration, and how much any buckets could gain.
@@ -66,9 +59,8 @@ def tune(
         raise ValueError(f"--objective: expected one of {', '.join(OBJECTIVES)}; got {objective!r}")
     if in_flight is not None and not 0 < in_flight < math.inf:
         raise ValueError(f"--in-flight: expected a size in MB above 0, got {in_flight:g}")
-    options.check_picture("--picture", picture)
     files = fabric or [options.FABRIC]
-    options.check_outputs(out, picture, json_path, inputs=[trace, *files])
+    options.check_outputs(out, json_path, inputs=[trace, *files])
     settings = options.read_settings(
         changes, refused=dict.fromkeys(CHOSEN, "none, because tune chooses the buckets,")
     )
@@ -98,9 +90,6 @@ def tune(
         *assumptions("the trace", recorded, (*completed.sentences, *plan.assumed), [costs], [base]),
     ):
         print(line)
-    if picture is not None:
-        times = PlanTimes(recorded, costs, world_size, base, completed.variation, (), plan.objective)
-        _save_cap_curve(plan, times, picture)
     answers = {"default_ns": plan.default_ns, "gain": plan.gain, "gap": plan.gap}
     result = plan.model_dump(mode="json") | answers | {"gain_interval": list(gain_interval(comparison))}
     write_json(json_path, result)
@@ -209,29 +198,3 @@ def short_caps_mb(
         short.append(next((cap for cap in rounded if least < int(cap * MIB) <= size), exact))
     made = buckets_of(Policy(bucket_cap_mb_list=tuple(short)), model)
     return short if list(map(sorted, made)) == list(map(sorted, buckets)) else caps_mb
-
-
-def _save_cap_curve(plan: BucketPlan, times: PlanTimes, path: Path) -> None:
-    from matplotlib.figure import Figure  # loading matplotlib takes longer than a prediction
-
-    from simulator.results.cap_curve import draw_cap_curve
-
-    total_mb = sum(times.trace.sizes_bytes) / MIB
-    caps_mb = {plan.best_cap_mb, *np.geomspace(total_mb / CURVE_SPAN, total_mb, CURVE_CAPS).tolist()}
-
-    def ns(cap_mb: float) -> int:
-        buckets = buckets_of(with_buckets(times.policy, bucket_cap_mb=cap_mb), times.recorded)
-        return times.value_ns(tuple(map(tuple, buckets)))
-
-    figure = Figure(figsize=(8, 3.6), layout="constrained")
-    draw_cap_curve(
-        {cap_mb: ns(cap_mb) for cap_mb in caps_mb},
-        figure.add_subplot(),
-        best_cap_mb=plan.best_cap_mb,
-        default_ns=plan.default_ns,
-        plan_ns=plan.iteration_ns,
-        lower_bound_ns=plan.lower_bound_ns,
-        is_list=plan.bucket_cap_mb_list is not None,
-        decimals=time_decimals(plan),
-    )
-    options.save_picture(figure, path)

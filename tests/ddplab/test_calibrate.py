@@ -78,11 +78,6 @@ def test_hooks_are_measured_once_each_and_part_by_part(calibrated):
     assert costs["power_sgd:1"].decompress != nothing
 
 
-def test_a_calibration_with_hooks_is_loaded_as_it_was_saved(calibrated, tmp_path):
-    calibrated[0].save(tmp_path / "fabric.json")
-    assert Fabric.load(tmp_path / "fabric.json") == calibrated[0]
-
-
 def test_a_calibration_is_shown_with_a_row_for_each_part_of_a_hook(calibrated, capsys):
     show_fabric(calibrated[0], "tiny")
     shown = capsys.readouterr().out

@@ -37,10 +37,6 @@ def test_a_hooks_parts_and_its_collectives_make_up_its_time(count, gaps):
     assert (parts.compress, parts.decompress) == (moments[1] - moments[0], moments[-1] - moments[-2])
 
 
-def test_a_hook_without_collectives_only_compresses():
-    assert comm_hook_costs.parts_of(TimedCollective(10, 17), []) == (7, None, None)
-
-
 def hook_in_ticks(rank: int, _world_size: int) -> tuple:
     """Parts of a hook that computes 5, 7 and 11 ticks of a clock that only it moves; collectives take 1000 each.
 

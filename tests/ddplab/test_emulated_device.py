@@ -10,7 +10,6 @@ from hypothesis import strategies as st
 
 from ddplab import models
 from ddplab.emulation.emulated_device import EmulatedModel, EmulatedTraining, IterationTimes, WallClock
-from reference.errors import ModelError
 from reference.recorder import described_buffers, described_parameters
 from reference.trace import Buffer, Parameter, Trace, Workload
 
@@ -174,8 +173,3 @@ def test_a_trace_is_a_model(tmp_path):
         optimizer.step()
         assert torch.equal(module.w.grad, torch.ones(3))
     assert isinstance(loss_fn, EmulatedTraining)
-
-
-def test_a_file_that_is_no_trace_is_named(tmp_path):
-    with pytest.raises(ModelError, match=r"--model emulated:.*missing.json: cannot be read"):
-        models.build(f"emulated:{tmp_path / 'missing.json'}")

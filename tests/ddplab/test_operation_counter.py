@@ -194,8 +194,3 @@ def test_a_model_that_cannot_be_counted_is_told_in_one_line(model, says):
     with pytest.raises(ModelError, match=f"^--model {name}: "):
         measure_operations(name, autocast="float16")
     assert "\n" not in str(caught.value)
-
-
-def test_an_unknown_model_is_told_as_ever():
-    with pytest.raises(ModelError, match="--model: expected emulated:TRACE, module:callable or a name"):
-        measure_operations("alexnet")

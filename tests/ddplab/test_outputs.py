@@ -33,7 +33,6 @@ PREDICT = ("predict", "t.json", "--fabric", "pod.yaml")
         (*PREDICT, "--json", "a.png", "--heat-map", "./a.png"),
         ("predict", "t.json", "--json", "out/fabric.json"),
         ("tune", "t.json", "--fabric", "pod.yaml", "--out", "t.json"),
-        ("tune", "t.json", "--fabric", "pod.yaml", "--picture", "a.png", "--json", "a.png"),
         ("synthesize", "--rescale", "t.json", "--from", "v100", "--out", "t.json"),
         ("emulate", "t.json", "--fabric", "pod.yaml", "--json", "t.json"),
         ("plan", "t.json", "pod.yaml", "--report", "pod.yaml"),

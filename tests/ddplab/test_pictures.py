@@ -84,7 +84,6 @@ COMMANDS = (
         *("predict", TRACE, "--fabric", "pod.yaml", "--world-size", "1,2,4,8,16,32,64,128,256,512"),
         *("--heat-map", "picture.png"),
     ),
-    ("tune", TRACE, "--fabric", "pod.yaml", "--world-size", 8, "--picture", "picture.png"),
 )
 
 

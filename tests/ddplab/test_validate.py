@@ -14,7 +14,6 @@ from ddplab.validation_report import Configuration
 from reference.launch import RankPool
 from reference.trace import Iteration, Parameter, RankTrace, Trace, Workload
 from simulator import BucketPlan, Fabric, tune
-from simulator.schedule.policy import Policy
 
 from ..validation_rows import FABRIC, TRACE
 
@@ -75,17 +74,6 @@ def test_predictions_are_written_before_the_first_target_run_and_do_not_depend_o
     assert json.loads((tmp_path / "report.json").read_text()) == json.loads(json.dumps(report.to_json()))
 
 
-def test_torchs_class_trains_in_turns_with_ours(two_ranks):
-    runs = [
-        TargetRun({"bucket_cap_mb": cap}, torchs_arguments=torchs)
-        for cap, torchs in [(1e-4, {"bucket_cap_mb": 1e-4}), (inf, None), (inf, {"bucket_cap_mb": 1.0})]
-    ]
-    by_rank = two_ranks.run(train_turn, TINY, runs, 0, "training")
-    assert [len(turn.torchs_ns) for turn in by_rank[0]] == [3, 0, 3]
-    assert min(by_rank[0][0].torchs_ns) > 0
-    assert [turn.times_ns for turn in by_rank[0]] == [turn.times_ns for turn in by_rank[1]]
-
-
 def test_torchs_class_trains_with_torchs_settings_only(tmp_path):
     pool = mock.create_autospec(RankPool, instance=True, world_size=2)
     with pytest.raises(ValueError, match=r"torch: expected the order ready and the hook none, got forward and none"):
@@ -123,12 +111,6 @@ def test_a_plan_trains_beside_torchs_default_and_both_classes_train_its_buckets(
     assert report.gain is not None
     assert json.loads((tmp_path / "report.json").read_text())["gain"]["interval"] is None, "two turns are too few"
     assert [row.torchs_multiple is not None for row in report.rows] == [True, plan.bucket_cap_mb_list is not None]
-
-
-def test_torchs_class_makes_a_plan_from_a_list_of_caps_or_does_not_train_it():
-    assert validate.torchs_policy(Configuration("plan"), None) is None
-    assert validate.torchs_policy(Configuration("plan"), [1.0, 2.0]) == Policy(bucket_cap_mb_list=(1.0, 2.0))
-    assert validate.torchs_policy(Configuration("default"), None) == Policy(bucket_cap_mb=None)
 
 
 def test_a_plan_of_another_model_is_refused_before_anything_is_calibrated(tmp_path):
