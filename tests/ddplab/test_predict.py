@@ -111,25 +111,15 @@ def test_every_prediction_has_a_last_sentence_whose_shares_are_parts_of_the_whol
 
 
 def test_measured_times_are_shown_with_what_each_has_changed(here, trace, fabric, tmp_path):
-    asked = (
-        "predict",
-        trace,
-        "--fabric",
-        fabric,
-        "--world-size",
-        8,
-        "--caps",
-        "0.01,single",
-        "--json",
-        tmp_path / "j",
-    )
+    out = tmp_path / "j"
+    asked = ("predict", trace, "--fabric", fabric, "--world-size", 8, "--caps", "0.01,single", "--json", out)
     plain = here(*asked)
     assert plain.returncode == 0, plain.stderr
-    predicted = json.loads((tmp_path / "j").read_text())["rows"][0]["iteration_ns"]
+    predicted = json.loads(out.read_text())["rows"][0]["iteration_ns"]
     done = here(*asked, "--measured", f"2:{predicted}ns,4:{predicted / 1e6:.3f}ms")
     assert done.returncode == 0, done.stderr
     assert done.stdout.count("changes the prediction by") + done.stdout.count("it contradicts the model") >= 2
-    anchors = json.loads((tmp_path / "j").read_text())["rows"][0]["anchors"]
+    anchors = json.loads(out.read_text())["rows"][0]["anchors"]
     assert [anchor["world_size"] for anchor in anchors] == [2, 4]
 
 

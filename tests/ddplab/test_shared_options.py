@@ -27,19 +27,8 @@ def test_a_policy_that_says_the_buckets_is_one_row_and_leaves_no_choice(here, tr
 
 def test_values_of_settings_are_json_in_records_within_records_too(here, trace, topology, tmp_path):
     processor = {"hooks": [{"name": "fp16", "compress": {"fixed_ns": 1e8}}]}
-    asked = (
-        "predict",
-        trace,
-        "--fabric",
-        topology,
-        "--hooks",
-        "none,fp16",
-        "--caps",
-        "single",
-        "--json",
-        tmp_path / "j",
-    )
-    done = here(*asked, "--set", f"processor={json.dumps(processor)}")
+    asked = ("predict", trace, "--fabric", topology, "--hooks", "none,fp16", "--caps", "single")
+    done = here(*asked, "--set", f"processor={json.dumps(processor)}", "--json", tmp_path / "j")
     assert done.returncode == 0, done.stderr
     none, fp16 = (row["iteration_ns"] for row in json.loads((tmp_path / "j").read_text())["rows"])
     assert fp16 >= none + 9 * 10**7

@@ -12,35 +12,14 @@ from ddplab.emulation.time_dilation import ScaleModel
 from ddplab.training_runs import TargetRun, Turn, record_computation, train_turn
 from ddplab.validation_report import Configuration
 from reference.launch import RankPool
-from reference.trace import Iteration, Parameter, RankTrace, Trace, Workload
-from simulator import BucketPlan, Fabric, tune
+from reference.trace import Trace
+from simulator import BucketPlan, tune
 
 from ..validation_rows import FABRIC, TRACE
+from .small_trace import small_trace
 
 MS = 1_000_000
 TINY = "tests.models_for_cli:tiny"
-
-
-def small_trace(iterations: int = 2) -> Trace:
-    """Two tensors of 40 kB; the iterations take 20 ms, 21 ms, ..."""
-    parameters = tuple(
-        Parameter(name=f"{name}.weight", shape=(10_000,), dtype="float32", size_bytes=40_000) for name in "ab"
-    )
-    recorded, start = [], 0
-    for number in range(iterations):
-        end = start + (20 + number) * MS
-        recorded.append(
-            Iteration(
-                forward_start_ns=start, forward_end_ns=start + 5 * MS, backward_start_ns=start + 5 * MS,
-                backward_end_ns=end - MS, end_ns=end, synchronized=False, ready_ns=(end - MS, start + 8 * MS),
-            )
-        )  # fmt: skip
-        start = end
-    workload = Workload(
-        model="small", source="module", parameters=parameters, device="cuda", device_name="a GPU", backend=None,
-        world_size=1, torch_version="2.13.0",
-    )  # fmt: skip
-    return Trace(workload=workload, ranks=(RankTrace(rank=0, iterations=tuple(recorded)),))
 
 
 @pytest.mark.parametrize("measured_ns", [1, 10**9])
@@ -83,10 +62,10 @@ def test_torchs_class_trains_with_torchs_settings_only(tmp_path):
 
 def test_emulated_devices_are_measured_in_the_original_time(tmp_path):
     configurations = [Configuration(0.01), Configuration(inf, "forward")]
+    scale = ScaleModel(dilation=2, byte_scale=0.5)
     with RankPool(2, timeout_s=100) as pool:  # ranks of their own, without what earlier tests left behind
-        report = validate.validate(
-            pool, small_trace(), configurations, scale=ScaleModel(dilation=2, byte_scale=0.5), out=tmp_path, repeat=1
-        )
+        how = {"scale": scale, "out": tmp_path, "repeat": 1}
+        report = validate.validate(pool, small_trace(unit=5000), configurations, **how)
     assert [row.configuration for row in report.rows] == configurations
     recorded = Trace.load(tmp_path / "trace.json.gz")
     assert len(recorded.ranks) == 2
@@ -96,9 +75,8 @@ def test_emulated_devices_are_measured_in_the_original_time(tmp_path):
         assert len(row.times_ns) == 3
         assert min(row.times_ns) > 20 * MS
         assert 20 * MS < row.predicted_ns < 200 * MS
-    assert report.scale_model == ScaleModel(dilation=2, byte_scale=0.5)
+    assert report.scale_model == scale
     assert report.overslept_ns >= 0
-    assert Fabric.load(tmp_path / "fabric.json").all_reduce_ns(20_000, 2) > 0
 
 
 def test_a_plan_trains_beside_torchs_default_and_both_classes_train_its_buckets(tmp_path, two_ranks):
