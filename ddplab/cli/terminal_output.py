@@ -2,7 +2,7 @@
 
 import json
 import sys
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TextIO
@@ -33,11 +33,6 @@ class PrintableStream:
         encoding = self._stream.encoding or "utf-8"
         self._stream.write(printable(text).encode(encoding, "backslashreplace").decode(encoding))
         return len(text)
-
-    def writelines(self, lines: Iterable[str]) -> None:
-        """Write texts."""
-        for line in lines:
-            self.write(line)
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._stream, name)

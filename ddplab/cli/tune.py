@@ -79,8 +79,8 @@ def tune(
             **varied,
         )
     forecast = partial(predict, recorded, costs, world_size=world_size, **varied)
-    default = forecast(policy=with_buckets(base, bucket_cap_mb=None))
-    comparison = default.compare(forecast(policy=with_buckets(base, plan=plan.buckets)))
+    default = forecast(policy=base.model_copy(update={"bucket_cap_mb": None}))
+    comparison = default.compare(forecast(policy=base.model_copy(update={"plan": plan.buckets})))
     print(answer(plan, comparison))
     title = f"{recorded.workload.described}, on {world_size} ranks: predicted iteration ({plan.objective}) by buckets"
     show_table(plan_rows(plan, comparison), title)
@@ -93,11 +93,6 @@ def tune(
     answers = {"default_ns": plan.default_ns, "gain": plan.gain, "gap": plan.gap}
     result = plan.model_dump(mode="json") | answers | {"gain_interval": list(gain_interval(comparison))}
     write_json(json_path, result)
-
-
-def with_buckets(policy: Policy, **buckets: Any) -> Policy:
-    """Return the policy with other fields that determine the buckets."""
-    return policy.model_copy(update=buckets)
 
 
 # What is printed
@@ -121,12 +116,6 @@ def gain_decimals(comparison: Comparison) -> int:
     return decimals(100 * (high - low))
 
 
-def time_decimals(plan: BucketPlan) -> int:
-    """Return how many decimals to print of an iteration time in milliseconds."""
-    low_ns, high_ns = plan.interval_ns
-    return decimals((high_ns - low_ns) / 1e6)
-
-
 def answer(plan: BucketPlan, comparison: Comparison) -> str:
     """Return the recommendation in one sentence."""
     if plan.buckets == comparison.baseline.buckets:
@@ -146,7 +135,8 @@ def answer(plan: BucketPlan, comparison: Comparison) -> str:
 
 def plan_rows(plan: BucketPlan, comparison: Comparison) -> list[dict[str, str]]:
     """Return the rows of the table: torch's default, the plan, all known rules and the bound."""
-    digits, percent = time_decimals(plan), gain_decimals(comparison)
+    low_ns, high_ns = plan.interval_ns
+    digits, percent = decimals((high_ns - low_ns) / 1e6), gain_decimals(comparison)
 
     def row(name: str, buckets: int | None, ns: int) -> dict[str, str]:
         return {
