@@ -10,6 +10,7 @@ from typer import Option
 from reference.fork_server import start_server
 from reference.trace import Trace
 
+from ..emulation.time_dilation import ScaleModel
 from . import shared_options as options
 from .show import show_fabric
 from .terminal_output import progress, save_trace, show_report, show_table, write_json
@@ -148,7 +149,7 @@ def validate(
         options.read_hooks(hooks),
     )
     configurations = [Configuration(cap, order, hook.name) for cap, order, hook in axes]
-    scale = options.read_scale(dilation, byte_scale)
+    scale = ScaleModel(dilation=dilation, byte_scale=byte_scale)
     trained = (model or "resnet50") if emulate is None else Trace.load(emulate)
     rate, between_nodes = options.read_links(link_rate, uplinks, scale)
     ranks = world_size or world_size_or(2)

@@ -146,11 +146,11 @@ def read_hooks(text: str) -> list[CommHook]:
         return list(map(named_hook, _words(text)))
 
 
-def read_counts(option: str, text: str, *, least: int = 1) -> list[int]:
-    """Parse whole numbers of at least `least`."""
+def read_counts(option: str, text: str) -> list[int]:
+    """Parse whole numbers of at least 1."""
     words = _words(text)
-    if wrong := [word for word in words if not (word.isdecimal() and int(word) >= least)]:
-        raise ValueError(f"{option}: expected numbers of at least {least}, separated by commas, got {wrong[0]!r}")
+    if wrong := [word for word in words if not (word.isdecimal() and int(word) > 0)]:
+        raise ValueError(f"{option}: expected numbers of at least 1, separated by commas, got {wrong[0]!r}")
     return list(map(int, words))
 
 
@@ -317,14 +317,6 @@ def read_links(
         if not (ranks.isdecimal() and int(ranks) > 0):
             raise ValueError(f"expected K:RATE, such as 4:1gbit, got {uplinks!r}")
         return rate, Uplinks(int(ranks), scale.rate(bits_per_s(uplink_rate)))
-
-
-def read_scale(dilation: float, byte_scale: float) -> ScaleModel:
-    """Make a scale model from its factors."""
-    try:
-        return ScaleModel(dilation=dilation, byte_scale=byte_scale)
-    except ValueError as error:  # names the field
-        raise ValueError(f"--{str(error).replace('_', '-')}") from None
 
 
 def refuse(given: Mapping[str, object], reason: str) -> None:

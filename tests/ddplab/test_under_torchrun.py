@@ -10,7 +10,7 @@ import sys
 import pytest
 
 from reference.trace import Trace
-from simulator import Fabric, tune
+from simulator import Fabric
 
 from ..reference.test_network_namespaces import NEEDS_LINKS
 from .command_process import ROOT
@@ -59,16 +59,6 @@ def test_validate(tmp_path):
     words = ["--caps", "single", "--repeat", 1, "--out", tmp_path]
     assert printed("ddplab", "validate", *TINY, *words).count("noise floor") == 1
     assert (tmp_path / "report.json").exists()
-
-
-@pytest.mark.slow
-def test_validate_a_plan(tmp_path):
-    trace, fabric, plan = tmp_path / "trace.json.gz", tmp_path / "fabric.json", tmp_path / "plan.json"
-    printed("ddplab", "record", *TINY, "--iterations", 2, "--out", trace)
-    Fabric.from_alpha_beta(20_000, 1e9).save(fabric)
-    tune(Trace.load(trace), Fabric.load(fabric), world_size=2).save(plan)
-    words = ["--plan", plan, "--repeat", 1, "--out", tmp_path / "out"]
-    assert printed("ddplab", "validate", *TINY, *words).count("gain of the plan over torch's default") == 1
 
 
 EMULATED = ("--caps", "single", "--repeat", 1, "--dilation", 20, "--out")
