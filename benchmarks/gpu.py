@@ -99,6 +99,7 @@ def parts(*, dry: bool) -> list[Part]:
         hooks, iterations = "--hook fp16", "--iterations 2"
         recorded = f"--models {model} --blocks 1"
         timed, compared = f"--models {model} --modes '' --pairs 2", "--ranks 1 --pairs 2"
+        memory = {"small": f"--models {model}"}
     else:
         batches = {"resnet50-224": "64 128", "bert-large": "16 32", "gpt2": "4 8"}
         traced = {name: f"--batches {both} --steps 6" for name, both in batches.items()}
@@ -108,6 +109,15 @@ def parts(*, dry: bool) -> list[Part]:
         recorded = "--models resnet50-224 bert-large --blocks 4"  # paced by the host, and by the GPU
         timed = "--models resnet50-224 bert-large gpt2 small-tensors --modes '' --pairs 10"
         compared = "--ranks 4 --pairs 10"
+        images = "--models resnet50-224 vit-b-16 --batches 64 128"
+        words = "--models bert-large gpt2 --batches 8 16 --optimizers adamw"
+        half = "--autocast --wrappers module 'ours, views'"
+        memory = {
+            "images": images,
+            "words": words,
+            "images_bf16": f"{images} {half}",
+            "words_bf16": f"{words} {half}",
+        }
     return [
         Part("device", 90, [f"benchmarks.device {together} --json VALUES/device.json"]),
         Part("tests", 110, [f"pytest {tests}"]),
@@ -145,6 +155,11 @@ def parts(*, dry: bool) -> list[Part]:
             [Part("slow-down", 100, [f"benchmarks.slow_down {alone} --rounds 3 --json VALUES/slow_down.json"])]
             if SHARED
             else []
+        ),
+        Part(
+            "memory",
+            150,
+            [f"benchmarks.peak_memory {alone} {what} --json VALUES/{name}.json" for name, what in memory.items()],
         ),
         Part("record", 60, [f"ddplab record --model {model} {alone} {iterations} --out RUN/record_command.json.gz"]),
     ]

@@ -183,7 +183,7 @@ BUILT_IN: dict[str, Callable[[], Model]] = {
     "gpt2": partial(transformer, vocabulary=50257, context=1024, batch=8, width=768, heads=12, layers=12),
     # 467 tensors and 60,192,808 parameters
     "resnet152-224": partial(resnet, (3, 8, 36, 3), bottleneck=True, batch=64, side=224),
-    "vit-b-16": partial(vit, 64),
+    "vit-b-16": partial(vit, batch=64),
     # config.json of meta-llama/Llama-3.2-1B and Llama-3.1-8B: 1,235,814,400 and 8,030,261,248 parameters
     "llama-3.2-1b": partial(llama, 128256, 2, 4096, tied=True, width=2048, heads=32, pairs=8, layers=16, inner=8192),
     "llama-3.1-8b": partial(

@@ -32,10 +32,16 @@ def printed(*words: object) -> str:
     return done.stdout
 
 
-def test_record(tmp_path):
-    words = ["--iterations", 2, "--out", tmp_path / "trace.json.gz"]
-    assert printed("ddplab", "record", *TINY, *words).count("recorded in") == 1
-    assert len(Trace.load(tmp_path / "trace.json.gz").ranks) == 2
+def test_record_and_validate_a_plan(tmp_path):
+    trace, fabric, plan = tmp_path / "trace.json.gz", tmp_path / "fabric.json", tmp_path / "plan.json"
+    assert printed("ddplab", "record", *TINY, "--iterations", 2, "--out", trace).count("recorded in") == 1
+    assert len(Trace.load(trace).ranks) == 2
+    Fabric.from_alpha_beta(20_000, 1e9).save(fabric)
+    tune(Trace.load(trace), Fabric.load(fabric), world_size=2).save(plan)
+    words = ["--plan", plan, "--repeat", 1, "--out", tmp_path / "out"]
+    said = printed("ddplab", "validate", *TINY, *words)
+    assert said.count("noise floor") == said.count("gain of the plan over torch's default") == 1
+    assert (tmp_path / "out" / "report.json").exists()
 
 
 @NEEDS_LINKS
@@ -53,12 +59,6 @@ def test_calibrate(tmp_path):
     words = ["--out", tmp_path / "fabric.json"]
     assert printed("ddplab", "calibrate", *TINY, *words).count("2 ranks, saved as") == 1
     assert Fabric.load(tmp_path / "fabric.json").world_sizes == [2]
-
-
-def test_validate(tmp_path):
-    words = ["--caps", "single", "--repeat", 1, "--out", tmp_path]
-    assert printed("ddplab", "validate", *TINY, *words).count("noise floor") == 1
-    assert (tmp_path / "report.json").exists()
 
 
 EMULATED = ("--caps", "single", "--repeat", 1, "--dilation", 20, "--out")
