@@ -10,7 +10,7 @@ import sys
 import pytest
 
 from reference.trace import Trace
-from simulator import Fabric
+from simulator import Fabric, tune
 
 from ..reference.test_network_namespaces import NEEDS_LINKS
 from .command_process import ROOT
