@@ -126,7 +126,7 @@ def main() -> None:
     found: dict[str, Any] = {"versions": versions()}
     save(options.json, found)
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    print(f"{found['versions']}\n\n{'precision':12} {'TFLOP/s':>10} {'GB/s':>10} {'launch us':>10}")
+    print(f"{found['versions']}\n\n{'precision':12} {'TFLOP/s':>10} {'GB/s':>10}")
     for name, (dtype, precision) in PRECISIONS.items():
         if device.type == "cpu" and dtype != torch.float32:
             continue
@@ -134,7 +134,7 @@ def main() -> None:
         rates = measure_device(device=device, dtype=dtype)
         found[name] = rates.model_dump(mode="json")
         save(options.json, found)
-        row = f"{rates.flops_per_s / 1e12:10.1f} {rates.bytes_per_s / 1e9:10.1f} {rates.launch_ns / 1e3:10.2f}"
+        row = f"{rates.flops_per_s / 1e12:10.1f} {rates.bytes_per_s / 1e9:10.1f}"
         print(f"{name:12} {row}", flush=True)
     found["nccl_with_two_ranks"] = attempt(all_reduce_once, 2)  # which share a GPU if there is one only
     found["allocates_for_nccl"] = attempt(allocates_for_nccl, options.world_size)

@@ -21,7 +21,8 @@ from simulator.baseline_predictions import BASELINES as BASELINE_NAMES
 from simulator.baseline_predictions import baselines_ns
 from simulator.fabric import Fabric
 from simulator.fabric.uncertainty import NORMAL_HALF_BAND
-from simulator.prediction import Prediction, predict
+from simulator.predicted_iteration import Prediction
+from simulator.prediction import predict
 from simulator.schedule.comm_hook_messages import named_hook
 from simulator.schedule.policy import Policy
 

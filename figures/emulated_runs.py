@@ -45,7 +45,6 @@ class Run(NamedTuple):
         fabric: Name of the network, from `FABRICS`.
         gpus: Number of GPUs.
         cap_mb: Bucket cap in MiB.
-        process_groups: Process groups that take the buckets in turn.
         sync_every: Iterations from one synchronisation to the next.
         overlaps: False: all gradients become ready at the end of the backward pass.
     """
@@ -54,7 +53,6 @@ class Run(NamedTuple):
     fabric: str
     gpus: int
     cap_mb: float = 25.0
-    process_groups: int = 1
     sync_every: int = 1
     overlaps: bool = True
 
@@ -68,11 +66,7 @@ class Run(NamedTuple):
 
     def _by(self, method: Callable[..., Prediction]) -> Prediction:
         trace, fabric = MODELS[self.model](), FABRICS[self.fabric]()
-        settings: dict[str, Any] = {
-            "process_groups": self.process_groups,
-            "sync_every": self.sync_every,
-            "assume": False,
-        }
+        settings: dict[str, Any] = {"sync_every": self.sync_every, "assume": False}
         if self.overlaps:
             return method(trace, fabric, world_size=self.gpus, bucket_cap_mb=self.cap_mb, **settings)
         buckets = predict(trace, fabric, world_size=self.gpus, bucket_cap_mb=self.cap_mb).buckets
@@ -109,7 +103,6 @@ def committed_ns() -> dict[Run, int]:
                 row["fabric"],
                 int(row["gpus"]),
                 float(row["cap_mb"]),
-                int(row["process_groups"]),
                 int(row["sync_every"]),
                 row["overlaps"] == "yes",
             ): int(row["iteration_ns"])

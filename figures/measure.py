@@ -25,7 +25,7 @@ from simulator.workload.roofline import find_device
 from simulator.workload.trace_synthesis import synthesize
 from tutorials.messages import time_in_pieces
 
-from . import bucket_sizes, emulated_runs, overlap, process_groups, scaling, skipped_synchronization
+from . import bucket_sizes, emulated_runs, overlap, scaling, skipped_synchronization
 from .drawing import DATA
 
 TOTAL_BYTES = 16 * 2**20
@@ -125,7 +125,7 @@ def emulated() -> None:
 
     Up to half an hour and 12 GB of memory; other load on the machine does not change the table.
     """
-    figures = (overlap, bucket_sizes, scaling, skipped_synchronization, process_groups)
+    figures = (overlap, bucket_sizes, scaling, skipped_synchronization)
     runs = list(dict.fromkeys(run for figure in figures for run in figure.runs()))
     with progress() as on_progress:
         rows = []

@@ -24,7 +24,7 @@ import threading
 import time
 import traceback
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import KW_ONLY, dataclass
 from datetime import timedelta
 from multiprocessing.connection import Connection, wait
@@ -353,29 +353,26 @@ class RankPool(contextlib.AbstractContextManager["RankPool"]):
 
         The end of a process on another machine may be noticed after the failure that it caused.
         """
-        others = [rank for rank in range(self.world_size) if rank != failed]
+        return next((rank for rank, report in self._reports_beside(failed) if report is None), None)
+
+    def _others(self, lost: int) -> str:
+        """What another rank reports after one was lost; with `debug=True` it names launches that do not match."""
+        for rank, report in self._reports_beside(lost):
+            if report is not None and report[0] == _FAILURE and isinstance(report[1], RankError):
+                return f". {self.name(rank).capitalize()} then failed: {str(report[1]).strip().splitlines()[-1]}"
+        return ""
+
+    def _reports_beside(self, one: int) -> Iterator[tuple[int, tuple[int, Any] | None]]:
+        """What each other rank reports within a short time; None: the rank has exited."""
+        others = [rank for rank in range(self.world_size) if rank != one]
         deadline = time.monotonic() + OTHERS_S
         while others and (answered := self._answered(others, deadline)):
             for rank in answered:
                 others.remove(rank)
                 try:
-                    self._ranks[rank].connection.recv_bytes()
-                except (EOFError, ConnectionError):
-                    return rank
-        return None
-
-    def _others(self, lost: int) -> str:
-        """What another rank reports after one was lost; with `debug=True` it names launches that do not match."""
-        others = [rank for rank in range(self.world_size) if rank != lost]
-        deadline = time.monotonic() + OTHERS_S
-        while others and (answered := self._answered(others, deadline)):
-            for rank in answered:
-                others.remove(rank)
-                with contextlib.suppress(EOFError, ConnectionError, pickle.UnpicklingError):
-                    kind, value = pickle.loads(self._ranks[rank].connection.recv_bytes())
-                    if kind == _FAILURE and isinstance(value, RankError):
-                        return f". {self.name(rank).capitalize()} then failed: {str(value).strip().splitlines()[-1]}"
-        return ""
+                    yield rank, pickle.loads(self._ranks[rank].connection.recv_bytes())
+                except (EOFError, ConnectionError, pickle.UnpicklingError):
+                    yield rank, None
 
 
 class StandardError(threading.Thread):

@@ -13,7 +13,6 @@ recording; adding `RankTrace.clock_offset_ns` gives times on rank 0's clock.
 import gzip
 import os
 from collections import Counter
-from collections.abc import Sequence
 from itertools import pairwise
 from math import ceil, prod
 from typing import Annotated, Literal, Self
@@ -326,30 +325,3 @@ class Trace(Schema):
         if "schema_version" not in trace.model_fields_set:
             raise TraceError(f"{path}: schema_version: field required")
         return trace
-
-
-def join(traces: Sequence[Trace]) -> Trace:
-    """Join several recordings of one workload into one trace; each is shifted to begin when the previous one ended.
-
-    Raises:
-        ValueError: The recordings differ in workload or bucket layouts.
-    """
-    first = traces[0]
-    for trace in traces[1:]:
-        if (trace.workload, trace.layouts) != (first.workload, first.layouts):
-            raise ValueError(
-                "join: expected recordings of one workload with the same bucket layouts, got different ones"
-            )
-    iterations = [list(rank.iterations) for rank in first.ranks]
-    for trace in traces[1:]:
-        # All ranks move by the same time on rank 0's clock, so that simultaneous moments stay simultaneous.
-        end = max(mine[-1].end_ns + rank.clock_offset_ns for mine, rank in zip(iterations, first.ranks, strict=True))
-        start = min(rank.iterations[0].forward_start_ns + rank.clock_offset_ns for rank in trace.ranks)
-        for mine, rank, ours in zip(iterations, trace.ranks, first.ranks, strict=True):
-            by_ns = end - start + rank.clock_offset_ns - ours.clock_offset_ns
-            mine.extend(iteration.shifted(by_ns) for iteration in rank.iterations)
-    ranks = (
-        rank.model_copy(update={"iterations": tuple(mine)})
-        for rank, mine in zip(first.ranks, iterations, strict=True)
-    )
-    return first.model_copy(update={"ranks": tuple(ranks)})

@@ -7,15 +7,16 @@ from .capacity.plan import CapacityPlan, plan
 from .cost_terms import explain
 from .engines.timeline import Span
 from .fabric import Fabric, Topology
-from .prediction import Prediction, predict
+from .predicted_iteration import Prediction
+from .prediction import predict
 from .profiler_import.trace_of_profile import import_profile
 from .schedule.comm_hook_messages import CommHook
 from .schedule.policy import Policy
 from .sweep import sweep
 from .tuning.bucket_plan import BucketPlan
 from .tuning.tune import tune
-from .workload.compute_times import Straggler, Variation
 from .workload.default_gpu_costs import assume_gpu
+from .workload.variation import Straggler, Variation
 
 __all__ = [
     "BucketPlan",

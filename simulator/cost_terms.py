@@ -7,10 +7,11 @@ from typing import Any, NamedTuple
 from reference.trace import Trace
 
 from .fabric import Fabric, Linear
-from .prediction import Prediction, predict
+from .predicted_iteration import Prediction
+from .prediction import predict
 from .schedule.policy import Policy
-from .workload.compute_times import RECORDED, Variation
 from .workload.default_gpu_costs import assume_gpu
+from .workload.variation import RECORDED, Variation
 
 NEXT_TO_NOTHING = 1e-6
 """`scale` of a fabric whose collectives are left out: the least that it may be."""

@@ -174,7 +174,7 @@ def price_schedule(schedule: IterationSchedule, fabric: Fabric, policy: Policy, 
         }
     steps = frozenset(schedule.steps)
     return ScheduleCosts(
-        untimed=price_collectives(schedule, fabric, policy, world_size),
+        untimed=price_collectives(schedule, fabric, world_size),
         same_ns={step: int(as_int64(ns)) for step, ns in same_ns.items() if step in steps},
         pack_ns=as_int64([_pack_ns(sizes, processor, policy) for sizes in copied]),
         relative_errors=relative_errors(messages_of(schedule), fabric, world_size),
@@ -197,18 +197,17 @@ def _pack_ns(sizes: Sequence[int], processor: Processor, policy: Policy) -> int:
     return 2 * processor.pack(sum(sizes)) if policy.grouping == "module" else sum(map(processor.pack, sizes))
 
 
-def price_collectives(schedule: IterationSchedule, fabric: Fabric, policy: Policy, world_size: int) -> EngineInput:
+def price_collectives(schedule: IterationSchedule, fabric: Fabric, world_size: int) -> EngineInput:
     """Compute the cost of every collective of a schedule, on one rank whose steps take no time."""
     collectives = schedule.collectives
     shares = (LinkShare(),) * len(collectives)
-    if fabric.concurrency * policy.process_groups > 1:
+    if fabric.concurrency > 1:
         shares = tuple(fabric.link_share(collective.size_bytes, world_size) for collective in collectives)
     return EngineInput(
         schedule=schedule,
         duration_ns=np.zeros((1, len(schedule.steps)), np.int64),
         ranks=(0,),
         cost_ns=price(messages_of(schedule), fabric, world_size),
-        queues=tuple(number % policy.process_groups for number in range(len(collectives))),
         concurrency=fabric.concurrency,
         sharing=shares,
         slow_down=fabric.processor.slow_down,

@@ -4,13 +4,10 @@ If speeds are constant, the closed form solves all fabrics and world sizes of a 
 configurations are predicted one by one, on all cores.
 """
 
-import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import cache
-from io import BytesIO
 from itertools import product
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
 import numpy as np
@@ -19,18 +16,20 @@ from pydantic import InstanceOf, PlainValidator
 
 from reference.files.reading import SHORT
 from reference.files.value_ranges import as_int64
-from reference.files.writing import write_atomically
 from reference.trace import Trace
 
+from .argument_checks import Listed, Measured, Ranks, Stragglers, checked
 from .engines.closed_form import exposed_many
 from .fabric import Fabric
 from .interval import TAIL, UNKNOWN, explained_by_errors, simulate_many
-from .prediction import Listed, Measured, Prediction, Ranks, Stragglers, checked, predict
+from .predicted_iteration import Prediction
+from .prediction import predict
 from .schedule.policy import Policy
 from .schedule.schedule import build_schedule
 from .step_costs import ScheduleCosts, charged_fabric, messages_of, price, price_schedule, relative_errors
-from .workload.compute_times import RECORDED, IterationSampler, Nanoseconds, RecordedModel, Variation, recorded_model
+from .workload.compute_times import IterationSampler, Nanoseconds, RecordedModel, recorded_model
 from .workload.default_gpu_costs import assume_gpu
+from .workload.variation import RECORDED, Variation
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -200,29 +199,6 @@ def _check_axes(swept: Sequence[Sequence[Any]], policy: Policy) -> None:
             raise ValueError(f"{name}: expected one value, which the policy's {field} fixes, got {len(values)}")
 
 
-TABLE_WRITERS: dict[str, Callable[["pd.DataFrame", BytesIO], object]] = {
-    ".csv": lambda table, data: table.to_csv(data, index=False),
-    ".parquet": lambda table, data: table.to_parquet(data, index=False),
-    ".json": lambda table, data: table.to_json(data, orient="records", indent=1),
-}
-"""Writer of a sweep's table by the ending of the file name."""
-
-
-def save_table(table: "pd.DataFrame", path: str | os.PathLike[str]) -> None:
-    """Write the table of a sweep as CSV, Parquet or JSON, by the ending of the file name.
-
-    Raises:
-        ValueError: Another ending.
-        OSError: The file cannot be written.
-    """
-    ending = Path(path).suffix
-    if ending not in TABLE_WRITERS:
-        raise ValueError(f"{path}: expected a name that ends in {', '.join(TABLE_WRITERS)}")
-    data = BytesIO()
-    TABLE_WRITERS[ending](table, data)
-    write_atomically(path, data.getvalue())
-
-
 def _predicted(
     traces: Sequence[Trace],
     fabrics: Sequence[Fabric],
@@ -246,7 +222,7 @@ def _predicted(
             known, variation = [one.fabric for one in completed], completed[0].variation
         if not model.layout:
             known = [charged_fabric(fabric, model) for fabric in known]
-        steady = [place for place, fabric in enumerate(known) if not run and is_steady(fabric, policies[0])]
+        steady = [place for place, fabric in enumerate(known) if not run and is_steady(fabric)]
         for place in sorted(set(range(len(fabrics))) - set(steady)):
             for first in range(0, len(pairs), TASK_SIZE):
                 some = pairs[first : first + TASK_SIZE]
@@ -318,9 +294,9 @@ def _run(tasks: Sequence[Task], n_jobs: int | None) -> Iterator[Predicted]:
     yield from parallel(joblib.delayed(_predict_cells)(*task) for task in tasks)
 
 
-def is_steady(fabric: Fabric, policy: Policy) -> bool:
+def is_steady(fabric: Fabric) -> bool:
     """Whether speeds are constant and collectives run one at a time, as `solve_steady` requires."""
-    return fabric.processor.slowed(1).slow_down == 1 and fabric.concurrency * policy.process_groups == 1
+    return fabric.processor.slowed(1).slow_down == 1 and fabric.concurrency == 1
 
 
 def solve_steady(
@@ -335,7 +311,7 @@ def solve_steady(
 
     Args:
         model: The recorded model.
-        fabrics: Fabrics that are steady under every policy; see `is_steady`.
+        fabrics: Fabrics that are steady; see `is_steady`.
         samplers: Sampler of the iterations at each world size.
         policies: The policies to predict.
 
@@ -365,7 +341,7 @@ def solve_steady(
         figures = np.empty((len(fabrics), len(sizes), len(FIGURES)), np.int64)
         causes: dict[str, Nanoseconds] = {}
         # World sizes with equal keys have equal compute times and equal hook costs.
-        sizes_alike = _alike([(tuple(samplers[size].ranks.tolist()), policy.hook.growth(1, size)) for size in sizes])
+        sizes_alike = _alike([(tuple(samplers[size].ranks.tolist()), policy.hook.gathered(size)) for size in sizes])
         if any(fabric.processor.stall_ns or fabric.processor.unexplained for fabric in fabrics):
             sizes_alike = [[place] for place in range(len(sizes))]
         for some_fabrics, some_sizes in product(fabrics_alike, sizes_alike):

@@ -13,12 +13,14 @@ from reference.trace import Buffer, Iteration, Parameter, RankTrace, Trace, Work
 from simulator.engines.engine_input import EngineInput
 from simulator.fabric import Fabric, Linear, Processor, Sharing, Timing
 from simulator.fabric.processor_costs import HookCost
-from simulator.prediction import Prediction, predict
+from simulator.predicted_iteration import Prediction
+from simulator.prediction import predict
 from simulator.schedule.comm_hook_messages import HOOKS, named_hook
 from simulator.schedule.policy import Policy
 from simulator.schedule.schedule import build_schedule
 from simulator.step_costs import price_schedule
-from simulator.workload.compute_times import IterationSampler, Kind, Straggler, Variation, recorded_model
+from simulator.workload.compute_times import IterationSampler, recorded_model
+from simulator.workload.variation import Kind, Straggler, Variation
 
 DTYPES = ("float32", "float64")
 
@@ -160,7 +162,7 @@ def steady_fabrics(draw, world_size: int) -> Fabric:
             search_ns_per_parameter=draw(st.integers(0, 5)),
             rebuild_ns=draw(st.integers(0, 50)),
             hooks=tuple(
-                HookCost(name=name, world_size=2, compress=draw(cost), decompress=draw(cost))
+                HookCost(name=name, compress=draw(cost), decompress=draw(cost))
                 for name in ("fp16", "quantize_per_tensor")
             ),
         ),
@@ -202,7 +204,6 @@ def policies(draw, keys: tuple[str, ...]) -> Policy:
             }
         ),
         sync_every=draw(st.integers(1, 3)),
-        process_groups=draw(st.integers(1, 3)),
         phase=draw(st.sampled_from(phases)),
     )
 

@@ -6,11 +6,11 @@ from xml.etree import ElementTree
 import pytest
 
 from figures import __main__ as figures
-from figures import backward_pass, bucket_sizes, five_ways, overlap, process_groups, scaling, skipped_synchronization
+from figures import backward_pass, bucket_sizes, five_ways, overlap, scaling, skipped_synchronization
 from figures.drawing import FOLDER, FORMATS
 from figures.emulated_runs import Run, committed_ns
 
-EMULATED = (overlap, bucket_sizes, scaling, skipped_synchronization, process_groups)
+EMULATED = (overlap, bucket_sizes, scaling, skipped_synchronization)
 
 
 @pytest.mark.parametrize("figure", figures.FIGURES, ids=figures.name_of)

@@ -42,7 +42,7 @@ TOPOLOGY = {
     "source": "a data sheet",
     "levels": {
         "nvlink": {"members": 8, "latency_us": 3, "gb_per_s": 200},
-        "nic": {"of": "nvlink", "latency_us": 10, "gbit_per_s": 400},
+        "nic": {"of": "nvlink", "latency_us": 10, "gb_per_s": 50},
     },
 }
 SCHEDULE = overlap.EmulatedSchedule(

@@ -7,7 +7,7 @@ import numpy as np
 from matplotlib.axes import Axes
 
 from simulator import plot_colours
-from simulator.prediction import Prediction
+from simulator.predicted_iteration import Prediction
 
 from .plots import mark_guess, new_axes
 

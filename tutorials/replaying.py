@@ -17,7 +17,7 @@ from reference.bucketing import MIB
 from reference.launch import RankPool, no_progress
 from reference.trace import Trace
 from simulator import Fabric, plot_colours
-from simulator.prediction import Prediction
+from simulator.predicted_iteration import Prediction
 from simulator.results.timeline_plot import draw_timeline
 
 from .plots import mark_guess

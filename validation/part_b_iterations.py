@@ -13,8 +13,8 @@ from reference.trace import Trace
 from simulator import Fabric, predict
 from simulator.baseline_predictions import BASELINES, FEWER_BUCKETS, RANKING_BASELINES, baselines_ns
 from simulator.fabric import Level, Processor, Topology
-from simulator.workload.compute_times import Variation
-from simulator.workload.default_gpu_costs import JITTER, SLOW_DOWN_ERROR, SPREAD_ERROR, UNEXPLAINED
+from simulator.workload.default_gpu_costs import JITTER, SLOW_DOWN_ERROR, UNEXPLAINED
+from simulator.workload.variation import Variation
 
 from .cases import IterationInputs, IterationsCase, Link, MeasuredIteration, Model
 from .comparison import CaseScore, Comparison, FastestChoice, TimesByMethod, fastest, times_of
@@ -52,9 +52,7 @@ def _predict_cell(inputs: IterationInputs, fabric: Fabric, model: Model, cell: C
         slow_down=inputs.compute_slowdown.value, slow_down_error=SLOW_DOWN_ERROR, unexplained=UNEXPLAINED
     )
     slowed = fabric.model_copy(update={"processor": processor})
-    variation = Variation(
-        kind="slowest", device_spread=inputs.gpu_spread.value, jitter=JITTER, assumed_error=SPREAD_ERROR
-    )
+    variation = Variation(kind="slowest", device_spread=inputs.gpu_spread.value, jitter=JITTER)
     settings: Any = {"world_size": cell.gpus, "plan": plan, "broadcast_buffers": False}
     predicted = predict(trace, slowed, variation=variation, **settings)
     baselines = baselines_ns(trace, slowed, **settings)

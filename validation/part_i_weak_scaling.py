@@ -15,9 +15,9 @@ from simulator import Fabric, Prediction, predict
 from simulator.baseline_predictions import BASELINES, baselines_ns
 from simulator.fabric import topology_of
 from simulator.fabric.uncertainty import BAND
-from simulator.workload.compute_times import Variation
 from simulator.workload.default_gpu_costs import STALL_NS, assume_gpu
 from simulator.workload.roofline import Device
+from simulator.workload.variation import Variation
 
 from .cases import MeasuredWeakScaling, WeakScalingCase, WeakScalingInputs, WeakScalingRun
 from .comparison import CaseScore, Comparison, times_of, weighted_quantile

@@ -10,10 +10,10 @@ from ddplab.operation_counter import measure_operations
 from reference.trace import Trace
 from simulator import Fabric
 from simulator.fabric import Level, Topology
-from simulator.workload.compute_times import Variation
 from simulator.workload.default_gpu_costs import Assumed, assume_gpu
 from simulator.workload.roofline import Device
 from simulator.workload.trace_synthesis import synthesize
+from simulator.workload.variation import Variation
 
 from .cases import Node, NodeInputs
 from .part_a_all_reduces import fabric_of

@@ -144,7 +144,8 @@ def measure_hooks(
         by_rank = pool.run(time_hook, name, model, repeats, on_progress=on_progress)
         buckets = [bucket for of_rank in by_rank for bucket in of_rank]
         parts = {part: _fit_part(buckets, part) for part in HookParts._fields}
-        costs.append(HookCost(name=name, world_size=pool.world_size, **parts))
+        parts["decompress"] = parts["decompress"].times(1 / named_hook(name).gathered(pool.world_size))
+        costs.append(HookCost(name=name, **parts))
     return fabric.with_processor(hooks=tuple(costs))
 
 

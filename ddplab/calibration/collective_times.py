@@ -11,7 +11,7 @@ from torch import Tensor
 
 from reference.device_clock import Reading
 from reference.launch import rank_device, report_progress
-from reference.parameters import size_bytes, trainable_parameters
+from reference.parameters import trainable_parameters
 from simulator.fabric import CONCURRENCY
 
 from .. import models
@@ -159,7 +159,7 @@ def within_budget(repeats: int, budget_ns: int = BUDGET_NS) -> Iterator[int]:
 
 def gradient_bytes(_rank: int, _world_size: int, model: str) -> int:
     """Return the bytes of all gradients of a model; the name is as for `--model`."""
-    return sum(map(size_bytes, trainable_parameters(models.build(model)[0]).values()))
+    return sum(one.nbytes for one in trainable_parameters(models.build(model)[0]).values())
 
 
 class AllReduceQueue:

@@ -6,18 +6,17 @@ from collections.abc import Callable
 
 import torch
 
-from simulator.workload.roofline import NS_PER_S, Device
+from simulator.workload.roofline import Device
 
 _SIZES = {"cpu": (1024, 1 << 24), "cuda": (8192, 1 << 28)}
 """Rows of the matrices and elements of the vectors; a GPU is busy with them much longer than with their launch."""
-_CHAIN = 200
 _REPEATS = 10
 
 
 def measure_device(
     name: str | None = None, device: torch.device | None = None, dtype: torch.dtype = torch.float32
 ) -> Device:
-    """Measure FLOPs per second, bytes per second and time per operation, in about a second.
+    """Measure FLOPs per second and bytes per second, in about a second.
 
     The result serves as the old device in `rescale` for traces recorded on this machine. It is valid for the number
     of threads that torch uses now.
@@ -33,12 +32,6 @@ def measure_device(
     matrix = torch.randn(rows, rows, device=where, dtype=dtype)  # GPUs multiply constants faster
     ones, sums = (torch.ones(elements, device=where, dtype=dtype) for _ in range(2))
 
-    def chain() -> None:
-        link = torch.ones(1, requires_grad=True, device=where)
-        for _ in range(_CHAIN):
-            link = link.tanh()
-        link.backward()
-
     product_s = _fastest_s(lambda: matrix @ matrix, where)
     addition_s = _fastest_s(lambda: torch.add(ones, sums, out=sums), where)
     usual = torch.cuda.get_device_name(where) if on_gpu else platform.processor() or platform.machine()
@@ -46,7 +39,6 @@ def measure_device(
         name=name or usual,
         flops_per_s=2 * rows**3 / product_s,
         bytes_per_s=3 * elements * ones.element_size() / addition_s,
-        launch_ns=round(_fastest_s(chain, where) * NS_PER_S / (2 * _CHAIN)),
     )
 
 

@@ -6,7 +6,8 @@ from typing import Annotated, Any
 from typer import Option
 
 from reference.trace import Trace
-from simulator.prediction import Prediction, predict
+from simulator.predicted_iteration import Prediction
+from simulator.prediction import predict
 from simulator.schedule.policy import Policy
 from simulator.workload.default_gpu_costs import assume_gpu
 

@@ -16,7 +16,7 @@ from reference.trace import Trace
 from simulator.cost_terms import Effect, Inputs, explain, leave_out, origins
 from simulator.fabric import Fabric
 from simulator.interval import COMPUTATION
-from simulator.prediction import Prediction
+from simulator.predicted_iteration import Prediction
 from simulator.prediction import predict as predict_one
 from simulator.profiler_import.trace_of_profile import HOST_BOUND, host_bound
 from simulator.results.breakdown import PARTS

@@ -23,7 +23,7 @@ from simulator.fabric import Fabric
 from simulator.fabric.nccl_tests import ranks_and_log
 from simulator.schedule.comm_hook_messages import CommHook, named_hook
 from simulator.schedule.policy import Policy
-from simulator.workload.compute_times import Straggler, Variation
+from simulator.workload.variation import Straggler, Variation
 
 from ..emulation.time_dilation import ORIGINAL, ScaleModel
 from .terminal_output import PrintableStream

@@ -20,8 +20,8 @@ from simulator.fabric.processor_costs import HookCost
 from simulator.schedule.comm_hook_messages import HOOKS
 from simulator.schedule.policy import Policy
 from simulator.workload.built_in_operations import built_in_operations, counted_models
-from simulator.workload.compute_times import Straggler, Variation
 from simulator.workload.roofline import Device
+from simulator.workload.variation import Straggler, Variation
 
 from .shared_options import Json, check_outputs
 from .terminal_output import describe_trace, show_table, write_json
@@ -30,7 +30,11 @@ NAMES = (
     "A trace, a fabric file, a topology file, a log of nccl-tests, a node, a device, a model, or `settings`. Several "
     "fabrics are merged as by `predict`. Without a name, all nodes, devices and models are listed."
 )
-PARTS = {"compress": "before its collectives", "recompress": "between them", "decompress": "after them"}
+PARTS = {
+    "compress": "before its collectives",
+    "recompress": "between them",
+    "decompress": "after them, per rank if gathered",
+}
 """Parts of a comm hook's computation, and when each runs."""
 OPTIONAL = ("iterations inside", "all-reduces inside", "product")
 """Columns to leave out on a narrow terminal, the first one first."""

@@ -10,7 +10,8 @@ from typer import Option
 
 from reference.bucketing import MIB
 from reference.trace import Trace
-from simulator.prediction import Comparison, predict
+from simulator.predicted_iteration import Comparison
+from simulator.prediction import predict
 from simulator.schedule.policy import Policy
 from simulator.schedule.schedule import buckets_of
 from simulator.tuning.bucket_plan import DEFAULT, BucketPlan
@@ -31,7 +32,6 @@ CHOSEN = ("bucket_cap_mb", "bucket_cap_mb_list", "plan", "order")
 
 HELP = {
     "objective": f"Statistic of the iteration time that should be short: {', '.join(OBJECTIVES)}.",
-    "in_flight": "Limit for the sum of the buckets that are launched and not yet averaged at the same time, in MB.",
     "out": "Where to write the plan.",
 }
 
@@ -41,7 +41,6 @@ def tune(
     fabric: options.FabricFiles = None,
     world_size: options.WorldSize = 2,
     objective: Annotated[str, Option(metavar="NAME", help=HELP["objective"])] = "median",
-    in_flight: Annotated[float | None, Option(metavar="MB", help=HELP["in_flight"])] = None,
     changes: options.Changes = None,
     out: Annotated[Path, Option(metavar="PATH", help=HELP["out"])] = Path("out/plan.json"),
     json_path: options.Json = None,
@@ -57,8 +56,6 @@ def tune(
     """
     if objective not in OBJECTIVES:
         raise ValueError(f"--objective: expected one of {', '.join(OBJECTIVES)}; got {objective!r}")
-    if in_flight is not None and not 0 < in_flight < math.inf:
-        raise ValueError(f"--in-flight: expected a size in MB above 0, got {in_flight:g}")
     files = fabric or [options.FABRIC]
     options.check_outputs(out, json_path, inputs=[trace, *files])
     settings = options.read_settings(
@@ -74,7 +71,6 @@ def tune(
             costs,
             world_size=world_size,
             objective=objective,
-            in_flight_bytes=None if in_flight is None else max(1, round(in_flight * MIB)),
             policy=base,
             **varied,
         )

@@ -51,10 +51,10 @@ def run_in_virtual_time(subject: Subject, program: Program, world_size: int, see
     at_a_time = chosen.randint(1, MOST_AT_A_TIME)
 
     def cluster() -> Cluster:
-        return Cluster([0], concurrency=at_a_time)
+        return Cluster(concurrency=at_a_time)
 
-    def price(_message: CollectiveMessage, _number: int) -> CollectiveCost:
-        return CollectiveCost(cost_ns=chosen.choice(DURATIONS_NS), queue=0, sharing=LinkShare())
+    def price(_message: CollectiveMessage) -> CollectiveCost:
+        return CollectiveCost(cost_ns=chosen.choice(DURATIONS_NS), sharing=LinkShare())
 
     time: VirtualTime[list[Seen]] = VirtualTime(cluster, range(world_size))
     network = ModelledNetwork(time, {rank: [rank] for rank in range(world_size)}, price)

@@ -19,11 +19,13 @@ from torch.nn.parallel import DistributedDataParallel as TorchDistributedDataPar
 
 from reference.data_parallel import DistributedDataParallel
 from reference.trace import Trace
+from simulator.argument_checks import Batches, Ranks, Stragglers, checked
 from simulator.engines.event_replay import Cluster, CollectiveCost
 from simulator.engines.timeline import Timeline
 from simulator.fabric import Fabric, Linear, LinkShare
 from simulator.interval import no_overlap_ns, place_of_median, summarize
-from simulator.prediction import Batches, Prediction, Ranks, Stragglers, checked
+from simulator.predicted_iteration import Prediction
+from simulator.prediction import prediction_of
 from simulator.schedule.comm_hook_messages import CommHook, named_hook
 from simulator.schedule.policy import Policy
 from simulator.schedule.schedule import (
@@ -35,15 +37,9 @@ from simulator.schedule.schedule import (
     buckets_of,
 )
 from simulator.step_costs import counted_as_free, price, price_collectives, rebucketed
-from simulator.workload.compute_times import (
-    RECORDED,
-    ComputeTimes,
-    IterationSampler,
-    RecordedModel,
-    Variation,
-    recorded_model,
-)
+from simulator.workload.compute_times import ComputeTimes, IterationSampler, RecordedModel, recorded_model
 from simulator.workload.default_gpu_costs import assume_gpu
+from simulator.workload.variation import RECORDED, Variation
 
 from ..composable import replicate_modules
 from .emulated_device import IterationTimes
@@ -152,7 +148,7 @@ def emulate(
     serial_ns = np.array([no_overlap_ns(one.engine_input) for one in timelines])
     median = timelines[int(place_of_median(latency_ns))]
     end = emulation.timelines.get("join end")
-    return Prediction.of(
+    return prediction_of(
         summarize(np.stack([latency_ns, alone_ns, serial_ns]) / policy.sync_every, median.engine_input),
         median,
         buckets=emulation.buckets,
@@ -237,14 +233,12 @@ class _Emulation:
     def __init__(self, training: TrainingPlan, fabric: Fabric, world_size: int, sampler: IterationSampler) -> None:
         self.timelines: dict[Label, Timeline] = {}
         self._training, self._fabric, self._world_size, self._sampler = training, fabric, world_size, sampler
-        self._at_a_time = fabric.concurrency * training.policy.process_groups
         ranks = sampler.ranks.tolist()
         self._time: VirtualTime[None] = VirtualTime(self._cluster, ranks)
         alike: dict[int, list[int]] = {rank: [] for rank in ranks}
         for rank, simulated in enumerate(sampler.represented_by.tolist()):
             alike[simulated].append(rank)
-        self._network = ModelledNetwork(self._time, alike, self._price)
-        self._cost = lru_cache(maxsize=None)(self._cost_of)
+        self._network = ModelledNetwork(self._time, alike, lru_cache(maxsize=None)(self._cost_of))
         self._time.on_restart = self._collect
         self._ranks: dict[int, RankTraining] = {}
 
@@ -263,21 +257,13 @@ class _Emulation:
         training.run()
 
     def _cluster(self) -> Cluster:
-        return Cluster(
-            range(self._training.policy.process_groups),
-            concurrency=self._fabric.concurrency,
-            slow_down=self._fabric.processor.slow_down,
-        )
-
-    def _price(self, message: CollectiveMessage, number: int) -> CollectiveCost:
-        return self._cost(message)._replace(queue=number % self._training.policy.process_groups)
+        return Cluster(concurrency=self._fabric.concurrency, slow_down=self._fabric.processor.slow_down)
 
     def _cost_of(self, message: CollectiveMessage) -> CollectiveCost:
         size = message.size_bytes
         return CollectiveCost(
             cost_ns=int(price([message], self._fabric, self._world_size)[0]),
-            queue=0,
-            sharing=LinkShare() if self._at_a_time == 1 else self._fabric.link_share(size, self._world_size),
+            sharing=LinkShare() if self._fabric.concurrency == 1 else self._fabric.link_share(size, self._world_size),
         )
 
     def _collect(self) -> None:
@@ -303,7 +289,7 @@ class _Emulation:
         collectives: Sequence[Collective],
     ) -> Timeline:
         schedule, end_ns, duration_ns = observed_schedule(list(logs.values()), collectives)
-        untimed = price_collectives(schedule, self._fabric, self._training.policy, self._world_size)
+        untimed = price_collectives(schedule, self._fabric, self._world_size)
         engine_input = replace(
             untimed, duration_ns=duration_ns, ranks=tuple(logs), represented_by=self._sampler.represented_by
         )

@@ -125,7 +125,7 @@ class ModelledNetwork:
     Args:
         time: The clock of all simulated ranks.
         ranks_alike: For each simulated rank, all ranks that behave the same, including itself.
-        price: Returns the cost of a message that is the n-th of its iteration.
+        price: Returns the cost of a message.
 
     Attributes:
         launched: The collectives of the present iteration, in launch order.
@@ -137,7 +137,7 @@ class ModelledNetwork:
         self,
         time: VirtualTime[Any],
         ranks_alike: Mapping[int, Sequence[int]],
-        price: Callable[[CollectiveMessage, int], CollectiveCost],
+        price: Callable[[CollectiveMessage], CollectiveCost],
     ) -> None:
         self._time, self._price = time, price
         self._counts = {rank: len(alike) for rank, alike in ranks_alike.items()}
@@ -180,12 +180,12 @@ class ModelledNetwork:
         number = self._next[rank.rank]
         self._next[rank.rank] += 1
         if number == len(self.launched):
-            running = RunningCollective(self._time.cluster.env, self._price(message, number))
+            running = RunningCollective(self._time.cluster.env, self._price(message))
             self.launched.append(ModelledCollective(message, running, reduction))
         collective = self.launched[number]
         if message.transport == collective.message.transport == "all_gather":  # of sparse gradients, for example
             if message.size_bytes > collective.message.size_bytes:
-                collective.message, collective.running.cost = message, self._price(message, number)
+                collective.message, collective.running.cost = message, self._price(message)
         elif message != collective.message:
             other = next(iter(collective.contributions))
             raise RanksUnmatchedError(

@@ -21,8 +21,6 @@ LARGEST_BYTES = 2**30
 """Largest file that is read, after decompression."""
 LARGEST_YAML = 2**20
 """Largest YAML that is read, in characters."""
-DEEPEST = 50
-"""Deepest nesting of YAML that is read."""
 SHORT = Repr()
 """Shows values in messages."""
 SHORT.maxstring, SHORT.maxlong = 80, 40
@@ -118,18 +116,16 @@ def parse_yaml(text: str) -> Any:
     """
     if len(text) > LARGEST_YAML:
         raise ValueError(f"expected at most {LARGEST_YAML} characters of YAML, got {len(text)}")
-    depth = 0
     try:
         for event in yaml.parse(text):
-            depth += isinstance(event, yaml.CollectionStartEvent) - isinstance(event, yaml.CollectionEndEvent)
             where = _line(event.start_mark)
             if isinstance(event, yaml.AliasEvent):
                 raise ValueError(f"{where}: expected no alias, got *{event.anchor}; write the value again")
             if tag := getattr(event, "tag", None):
                 raise ValueError(f"{where}: expected no tag, got {tag}")
-            if depth > DEEPEST:
-                raise ValueError(f"{where}: expected at most {DEEPEST} levels of nesting, got more")
         return yaml.load(text, _CoreLoader)  # a subclass of SafeLoader
+    except RecursionError:
+        raise ValueError("it is nested too deeply") from None
     except yaml.MarkedYAMLError as error:
         where = _line(error.problem_mark or error.context_mark)
         raise ValueError(f"{where}: {error.problem or error.context}") from None

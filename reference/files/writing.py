@@ -1,6 +1,5 @@
 """Writing: complete files, outputs that replace no input, and printable text."""
 
-import fcntl
 import os
 import re
 import secrets
@@ -9,7 +8,6 @@ import sys
 from collections.abc import Iterable
 from contextlib import suppress
 from pathlib import Path
-from typing import BinaryIO
 
 NOT_PRINTABLE = re.compile("[^\t\n -~\xa0-\u2029\u202f-\u2065\u206a-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
 """Characters that XML 1.0 or UTF-8 cannot encode, and characters that control a terminal or the direction of text."""
@@ -106,36 +104,16 @@ def _same_file(one: Path, other: Path) -> bool:
 def _replace(path: Path, data: bytes) -> None:
     """Write a new file beside the old one, then rename it."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    _remove_abandoned(path)
-    with _locked_part(path) as file:
-        try:
+    part = path.with_name(f".{path.name}.{secrets.token_hex(8)}.part")
+    try:
+        with part.open("xb") as file:
             file.write(data)
-            file.flush()
-            if path.exists():
-                before = path.stat()
-                with suppress(PermissionError):
-                    os.fchown(file.fileno(), before.st_uid, before.st_gid)
-                os.fchmod(file.fileno(), stat.S_IMODE(before.st_mode))
-            os.replace(file.name, path)
-        except BaseException:
-            os.unlink(file.name)
-            raise
-
-
-def _locked_part(path: Path) -> BinaryIO:
-    """Make a file beside `path`, whose lock shows other processes that it is not abandoned."""
-    while True:
-        file = path.with_name(f".{path.name}.{secrets.token_hex(8)}.part").open("xb")
-        fcntl.flock(file, fcntl.LOCK_EX)
-        if os.fstat(file.fileno()).st_nlink:
-            return file
-        file.close()  # another process removed it before it was locked
-
-
-def _remove_abandoned(path: Path) -> None:
-    """Remove the unfinished files that processes left when they were killed while they wrote this path."""
-    for part in path.parent.iterdir():
-        if part.name.startswith(f".{path.name}.") and part.suffix == ".part":
-            with suppress(OSError), part.open("rb") as file:
-                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                part.unlink()
+        if path.exists():
+            before = path.stat()
+            with suppress(PermissionError):
+                os.chown(part, before.st_uid, before.st_gid)
+            part.chmod(stat.S_IMODE(before.st_mode))
+        os.replace(part, path)
+    except BaseException:
+        part.unlink(missing_ok=True)
+        raise

@@ -10,7 +10,7 @@ from reference.bucketing import DEFAULT_BUCKET_CAP_MB
 
 from ..cost_terms import TERMS, Inputs, leave_out
 from ..engines.closed_form import latencies_ns
-from ..prediction import Prediction
+from ..predicted_iteration import Prediction
 from ..results.scaling_verdict import FASTEST_LINKS, NetworkNeed, least_multiple, network_need
 from ..schedule.comm_hook_messages import named_hook
 from ..schedule.policy import Policy

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from itertools import combinations
 from typing import NamedTuple
 
-from ..prediction import Prediction
+from ..predicted_iteration import Prediction
 from .system import System
 
 

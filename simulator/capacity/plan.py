@@ -9,12 +9,12 @@ from pydantic import Field, InstanceOf
 
 from reference.trace import Trace
 
+from ..argument_checks import Listed, Measured, Ranks, Stragglers, checked
 from ..cost_terms import Inputs, origins
 from ..fabric import Fabric
-from ..prediction import Listed, Measured, Ranks, Stragglers, checked
 from ..results.scaling_verdict import TARGET, width_sentence
 from ..schedule.policy import Policy
-from ..workload.compute_times import RECORDED, Variation
+from ..workload.variation import RECORDED, Variation
 from .cost import Offer, Price, Question, cheapest, fastest, front, offer_of
 from .limits import Change, Limits, Needs
 from .memory import OPTIMIZERS, Optimizer, memory_bytes

@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 from ..anchoring import covariance_of
 from ..fabric.uncertainty import NORMAL_HALF_BAND
-from ..prediction import Prediction
+from ..predicted_iteration import Prediction
 from .system import Band, System
 
 LEAST_GAIN = 0.8

@@ -9,10 +9,11 @@ from reference.trace import Trace
 from ..cost_terms import Inputs
 from ..fabric import Fabric
 from ..fabric.uncertainty import NORMAL_HALF_BAND
-from ..prediction import Prediction, predict
-from ..workload.compute_times import Straggler, Variation
+from ..predicted_iteration import Prediction
+from ..prediction import predict
 from ..workload.default_gpu_costs import assume_gpu
 from ..workload.trace_synthesis import with_batch
+from ..workload.variation import Straggler, Variation
 
 Band = tuple[float, float]
 """Both ends of an interval that holds nine in ten true values."""

@@ -9,7 +9,7 @@ from typing import Literal
 
 import numpy as np
 
-from ..schedule.schedule import Compute, LaunchCollective
+from ..schedule.schedule import Compute, LaunchCollective, Wait
 from ..workload.compute_times import Nanoseconds
 from .engine_input import EngineInput
 from .event_replay import replay
@@ -71,7 +71,7 @@ def solve(
     iterations = np.broadcast_shapes(duration_ns.shape[:-2], cost_ns.shape[:-1])
     now = np.zeros((*iterations, duration_ns.shape[-2]), np.int64)
     start, done = (np.empty((*iterations, len(schedule.collectives)), np.int64) for _ in range(2))
-    free = np.zeros((*iterations, max(engine_input.queues, default=0) + 1, engine_input.concurrency), np.int64)
+    free = np.zeros((*iterations, engine_input.concurrency), np.int64)  # when each slot is free again
     step = 0
     for place, instruction in enumerate(schedule.instructions):
         if isinstance(instruction, Compute):
@@ -79,10 +79,9 @@ def solve(
             step += 1
         elif isinstance(instruction, LaunchCollective):
             number = instruction.collective
-            slots = free[..., engine_input.queues[number], :]  # when each slot is free again
-            start[..., number] = np.maximum(now.max(axis=-1), slots.min(axis=-1))
+            start[..., number] = np.maximum(now.max(axis=-1), free.min(axis=-1))
             done[..., number] = start[..., number] + cost_ns[..., number]
-            np.put_along_axis(slots, slots.argmin(axis=-1)[..., None], done[..., number, None], axis=-1)
+            np.put_along_axis(free, free.argmin(axis=-1)[..., None], done[..., number, None], axis=-1)
         else:
             waited = np.maximum(now, done[..., instruction.collective, None])
             now = waited if instruction.only is None else np.where(engine_input.meets[instruction.only], waited, now)
@@ -93,13 +92,8 @@ def solve(
 
 def has_constant_speeds(engine_input: EngineInput) -> bool:
     """Whether the speed of computing and of each collective is the same whatever else runs."""
-    shares = most_running(engine_input) > 1 and any(share.slow_down > 1 for share in engine_input.sharing)
+    shares = engine_input.concurrency > 1 and any(share.slow_down > 1 for share in engine_input.sharing)
     return engine_input.slow_down == 1 and not shares
-
-
-def most_running(engine_input: EngineInput) -> int:
-    """Return the largest number of collectives that can run at the same time."""
-    return engine_input.concurrency * len(set(engine_input.queues))
 
 
 def exposed_many(engine_inputs: EngineInput) -> Nanoseconds:
@@ -108,29 +102,16 @@ def exposed_many(engine_inputs: EngineInput) -> Nanoseconds:
     Raises:
         ValueError: Speeds are not constant, or several collectives can run at the same time.
     """
-    if (most := most_running(engine_inputs)) > 1:
-        raise ValueError(f"closed form: expected one collective at a time, got up to {most}")
-    start_ns, done_ns, last_ns = solve(engine_inputs)
-    every_rank_ns = np.broadcast_to(engine_inputs.duration_ns, (*last_ns.shape, engine_inputs.duration_ns.shape[-1]))
-    slowest = last_ns.argmax(axis=-1)
-    duration_ns = np.take_along_axis(every_rank_ns, slowest[..., None, None], axis=-2)[..., 0, :]
-    now: Nanoseconds = np.zeros(slowest.shape, np.int64)
-    exposed: Nanoseconds = np.zeros(slowest.shape, np.int64)
-    step = 0
-    awaited = 0  # the rank has waited for the collectives before this one
-    for instruction in engine_inputs.schedule.instructions:
-        if isinstance(instruction, Compute):
-            now = now + duration_ns[..., step]
-            step += 1
-        elif not isinstance(instruction, LaunchCollective):
-            end = np.maximum(now, done_ns[..., instruction.collective])
-            if instruction.only is not None:
-                every_rank = np.broadcast_to(engine_inputs.meets[instruction.only], last_ns.shape)
-                end = np.where(np.take_along_axis(every_rank, slowest[..., None], axis=-1)[..., 0], end, now)
-            for number in range(awaited, instruction.collective + 1):  # the collectives that can run during this wait
-                start, done = start_ns[..., number], done_ns[..., number]
-                exposed = exposed + np.clip(end, start, done) - np.clip(now, start, done)
-            now = end
-            if instruction.only is None:
-                awaited = max(awaited, instruction.collective + 1)
+    if engine_inputs.concurrency > 1:
+        raise ValueError(f"closed form: expected one collective at a time, got up to {engine_inputs.concurrency}")
+    schedule, ranks = engine_inputs.schedule, engine_inputs.duration_ns.shape[-2]
+    cells = np.broadcast_shapes(engine_inputs.duration_ns.shape[:-2], engine_inputs.cost_ns.shape[:-1])
+    end_ns = np.empty((*cells, ranks, len(schedule.instructions)), np.int64)
+    start_ns, done_ns, last_ns = solve(engine_inputs, end_ns)
+    ends = np.take_along_axis(end_ns, last_ns.argmax(axis=-1)[..., None, None], axis=-2)[..., 0, :]
+    exposed: Nanoseconds = np.zeros(cells, np.int64)
+    for place, instruction in enumerate(schedule.instructions):
+        if isinstance(instruction, Wait):
+            before, after = (np.clip(ends[..., at, None], start_ns, done_ns) for at in (place - 1, place))
+            exposed += (after - before).sum(axis=-1)
     return exposed

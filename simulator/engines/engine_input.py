@@ -27,8 +27,7 @@ class EngineInput:
             rank is simulated.
         cost_ns: Duration of each collective while no other collective runs; shape [collectives]. For the closed form
             there may be leading axes, for example one for the fabrics.
-        queues: Process group of each collective, as an index; the collectives of a group start in launch order.
-        concurrency: Collectives of one group that run at the same time.
+        concurrency: Collectives that run at the same time; they start in launch order.
         sharing: How each collective shares the link with others that run at the same time.
         slow_down: Factor on the time of computing while any collective runs.
         meets: By condition of a `Wait`, whether each rank meets it; shape [ranks] or, for the closed form, the
@@ -40,7 +39,6 @@ class EngineInput:
     ranks: tuple[int, ...]
     represented_by: NDArray[np.int64] | None = None
     cost_ns: Nanoseconds
-    queues: tuple[int, ...]
     concurrency: int = 1
     sharing: tuple[LinkShare, ...]
     slow_down: float = 1.0

@@ -1,11 +1,11 @@
 """Event replay: simulates one iteration by discrete events on simpy, and is the definition of a prediction.
 
 Each rank is a process that follows the schedule on a `Cluster`. Each collective is a process too: it starts when its
-last rank has launched it and its process group, a resource, has a free slot, runs, and wakes the ranks that wait for
+last rank has launched it and the process group, a resource, has a free slot, runs, and wakes the ranks that wait for
 it. Computation and collectives progress at speeds that change whenever a collective starts or ends.
 """
 
-from collections.abc import Collection, Generator
+from collections.abc import Generator
 from heapq import heappop, heappush
 from math import fsum
 from typing import Any, NamedTuple
@@ -41,13 +41,11 @@ class _Replay:
 
     def __init__(self, engine_input: EngineInput) -> None:
         self.engine_input = engine_input
-        self.cluster = Cluster(
-            set(engine_input.queues), concurrency=engine_input.concurrency, slow_down=engine_input.slow_down
-        )
+        self.cluster = Cluster(concurrency=engine_input.concurrency, slow_down=engine_input.slow_down)
         costs_ns: list[int] = engine_input.cost_ns.tolist()
         self.collectives = [
             RunningCollective(self.cluster.env, CollectiveCost(*cost))
-            for cost in zip(costs_ns, engine_input.queues, engine_input.sharing, strict=True)
+            for cost in zip(costs_ns, engine_input.sharing, strict=True)
         ]
         self.launches_missing = [len(engine_input.ranks)] * len(self.collectives)
 
@@ -105,13 +103,11 @@ class CollectiveCost(NamedTuple):
 
     Attributes:
         cost_ns: Duration while no other collective runs.
-        queue: Its process group, as an index; the collectives of a group start in launch order.
         sharing: How much the other collectives that run slow it down. A collective with twice its weight slows it
             down by twice as much.
     """
 
     cost_ns: int
-    queue: int
     sharing: LinkShare
 
 
@@ -137,8 +133,7 @@ class Cluster:
     """Computation of all ranks, which has one common speed, and the collectives between the ranks.
 
     Args:
-        queues: Process groups, as indices.
-        concurrency: Collectives of one group that run at the same time.
+        concurrency: Collectives that run at the same time; they start in launch order.
         slow_down: Factor on the time of computing while any collective runs.
 
     Attributes:
@@ -146,10 +141,10 @@ class Cluster:
         computation: Progress of all ranks' computation.
     """
 
-    def __init__(self, queues: Collection[int], *, concurrency: int, slow_down: float = 1.0) -> None:
+    def __init__(self, *, concurrency: int, slow_down: float = 1.0) -> None:
         self.env = simpy.Environment()
         self.computation = ProgressClock(self.env)
-        self._groups = {queue: simpy.Resource(self.env, concurrency) for queue in queues}
+        self._slots = simpy.Resource(self.env, concurrency)
         self._slow_down = slow_down
         self._running: dict[RunningCollective, ProgressClock] = {}
 
@@ -159,11 +154,11 @@ class Cluster:
         return int(self.env.now)
 
     def launched_by_all(self, collective: RunningCollective) -> None:
-        """Run a collective as soon as its group has a free slot."""
+        """Run a collective as soon as a slot is free."""
         self.env.process(self._run(collective))
 
     def _run(self, collective: RunningCollective) -> Process:
-        with self._groups[collective.cost.queue].request() as slot:
+        with self._slots.request() as slot:
             yield slot
             collective.start_ns = self.now_ns
             if collective.cost.cost_ns:

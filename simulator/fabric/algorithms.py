@@ -76,32 +76,6 @@ def tree(levels: Levels) -> Cost:
     return _pipeline(2, depths, max(loads, default=0.0))
 
 
-def halving_doubling(levels: Levels) -> Cost:
-    """Recursive halving, then doubling (Thakur, Rabenseifner and Gropp 2005): 2 log2 m steps at each level.
-
-    The first and largest halves are exchanged inside the innermost groups, so a group sends 2 (m - 1) / m of S to
-    the others of its level. Where m is no power of two, each member beyond the largest power first sends its whole
-    message to a partner and receives the result at the end: two more steps of S.
-    """
-    latency_ns = ns_per_byte = 0.0
-    for level in levels:
-        rounds = int(log2(level.size))
-        folds = 0 if level.size == 1 << rounds else 2
-        latency_ns += (2 * rounds + folds) * level.latency_ns
-        ns_per_byte += (sent_share(1 << rounds) + folds) * level.ns_per_byte
-    return Cost(latency_ns, ns_per_byte)
-
-
-def hierarchical(levels: Levels) -> Cost:
-    """Reduce-scatter inside each group, all-reduce of the shards across groups, all-gather inside; in sequence.
-
-    Each phase is a ring, and the all-reduce across groups recurses over the levels. A group of any size holds S in
-    shards, so each level passes on 2 (m - 1) / m of S. On one level this is `ring`.
-    """
-    latency_ns = _latency_ns((2 * (level.size - 1), level) for level in levels)
-    return Cost(latency_ns, sum(sent_share(level.size) * level.ns_per_byte for level in levels))
-
-
 def in_network(levels: Levels) -> Cost:
     """Reduction in the switches (SHARP, NVLS): on a level that reduces, each byte goes up once and comes down once.
 
@@ -156,17 +130,11 @@ def _chain_hops(levels: Levels) -> list[tuple[int, Level]]:
 
 
 Library = Literal["nccl", "gloo"]
-Algorithm = Literal["ring", "tree", "halving_doubling", "hierarchical", "in_network"]
+Algorithm = Literal["ring", "tree", "in_network"]
 AlgorithmSetting = Literal["library", Algorithm, "cheapest"]
 """An algorithm, `library`: the one that the library chooses, or `cheapest`: of ring, tree and in_network."""
 
-ALL_REDUCE = {
-    "ring": ring,
-    "tree": tree,
-    "halving_doubling": halving_doubling,
-    "hierarchical": hierarchical,
-    "in_network": in_network,
-}
+ALL_REDUCE = {"ring": ring, "tree": tree, "in_network": in_network}
 BROADCAST = {"nccl": ring_broadcast, "gloo": tree_broadcast}
 CONCURRENCY: dict[str, int] = {"gloo": GLOO_THREADS, "nccl": 1}
 """Collectives of one process group that the backend runs at a time: Gloo has two threads, NCCL one stream."""

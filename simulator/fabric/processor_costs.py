@@ -3,7 +3,7 @@
 from math import log2
 from typing import Self
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from reference.files.reading import Schema
 from reference.files.value_ranges import (
@@ -12,7 +12,6 @@ from reference.files.value_ranges import (
     NanosecondsPerByte,
     RelativeError,
     SlowdownFactor,
-    WorldSize,
 )
 
 MODEL_ERROR = 0.066
@@ -56,13 +55,17 @@ class HookCost(Schema):
     )
     decompress: Linear = Field(
         default=Linear(),
-        description="computation after the last collective, nanoseconds; from `ddplab calibrate --hook`",
+        description="computation after the last collective, nanoseconds, for each rank if the hook gathers the "
+        "gradients of all; from `ddplab calibrate --hook`",
     )
-    world_size: WorldSize = Field(
-        default=1,
-        description="ranks with which `decompress` was measured, a count (hooks that gather take time in "
-        "proportion); from `ddplab calibrate --hook`",
-    )
+
+    @model_validator(mode="before")
+    @classmethod
+    def _of_one_rank(cls, given: object) -> object:
+        """Take the files that also state the number of ranks, 1, of a hook that does not depend on it."""
+        if isinstance(given, dict) and given.get("world_size") == 1:
+            return {name: value for name, value in given.items() if name != "world_size"}
+        return given
 
 
 class Processor(Schema):

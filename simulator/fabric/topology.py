@@ -165,34 +165,15 @@ class LevelEntry(Schema):
         description="time of an empty message, microseconds; half a measured ping-pong, with NCCL that of a hop with "
         "Simple (3.4 over NVLink, 14 between nodes)",
     )
-    gb_per_s: GbPerS | None = Field(
-        default=None,
-        description="rate at which one member sends while it receives as much, 10^9 bytes per second; from a large "
-        "message, or the data sheet (a two-way rate halved), whose peak is 6-25 % too high",
-    )
-    gbit_per_s: GbPerS | None = Field(
-        default=None,
-        description="the same rate in 10^9 bits per second, in place of `gb_per_s`; from the data sheet",
+    gb_per_s: GbPerS = Field(
+        description="rate at which one member sends while it receives as much, 10^9 bytes per second, an eighth of "
+        "its Gbit/s; from a large message, or the data sheet (a two-way rate halved), whose peak is 6-25 % too high",
     )
     gb_per_s_by_members: dict[int, GbPerS] = Field(
         default={},
         description="other rates where fewer members take part, as on direct links without a switch, 10^9 bytes per "
         "second by the number of members in use; from the machine's plan of links",
     )
-
-    @model_validator(mode="after")
-    def _one_rate(self) -> Self:
-        if (self.gb_per_s is None) == (self.gbit_per_s is None):
-            raise ValueError(
-                "expected gb_per_s, the rate in 10^9 bytes per second, or gbit_per_s, that in 10^9 bits per second; "
-                f"got {'neither' if self.gb_per_s is None else 'both'}"
-            )
-        return self
-
-    @property
-    def bytes_per_s(self) -> float:
-        """The rate in bytes per second."""
-        return 1e9 * (self.gb_per_s or 0.0) + 1e9 / 8 * (self.gbit_per_s or 0.0)
 
 
 class TopologyFile(Schema):
@@ -257,7 +238,7 @@ def topology_of(written: TopologyFile) -> Topology:
             name=name,
             members=entry.members,
             latency_ns=round(entry.latency_us * 1000),
-            bytes_per_s=float(round(entry.bytes_per_s)),
+            bytes_per_s=float(round(entry.gb_per_s * 1e9)),
             bytes_per_s_by_members={n: float(round(rate * 1e9)) for n, rate in entry.gb_per_s_by_members.items()},
             reduces=name in written.in_network,
         )

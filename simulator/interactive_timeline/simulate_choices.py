@@ -16,11 +16,13 @@ from reference.trace import Trace
 
 from ..engines.timeline import Timeline
 from ..fabric import Fabric
-from ..prediction import Prediction, predict
+from ..predicted_iteration import Prediction
+from ..prediction import predict
 from ..results.breakdown import executed, exposed_intervals
 from ..schedule.policy import Policy
 from ..schedule.schedule import Compute, buckets_of
-from ..workload.compute_times import Nanoseconds, RecordedModel, Straggler, recorded_model
+from ..workload.compute_times import Nanoseconds, RecordedModel, recorded_model
+from ..workload.variation import Straggler
 
 ORDERS: tuple[Order, ...] = ("ready", "reverse", "forward")
 """Orders in which the reader can fill the buckets."""

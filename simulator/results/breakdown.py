@@ -107,7 +107,5 @@ def _ran(timeline: Timeline, number: int, row: int) -> Iterator[Span]:
 
 
 def _slot_from(timeline: Timeline, number: int) -> int:
-    """Return the collective of the same process group whose end let this queued one start."""
-    queues = timeline.engine_input.queues
-    before = [other for other in range(number) if queues[other] == queues[number]]
-    return next(other for other in before if timeline.done_ns[other] == timeline.start_ns[number])
+    """Return the collective whose end let this queued one start."""
+    return next(other for other in range(number) if timeline.done_ns[other] == timeline.start_ns[number])

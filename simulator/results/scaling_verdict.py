@@ -13,7 +13,7 @@ from ..fabric.algorithms import sent_share
 from ..workload.compute_times import LEAST_RECORDED
 
 if TYPE_CHECKING:
-    from ..prediction import Prediction
+    from ..predicted_iteration import Prediction
 
 TARGET = 0.9
 """The efficiency for which the network is asked."""

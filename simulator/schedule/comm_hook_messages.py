@@ -92,7 +92,7 @@ class CommHook(Settings):
             update={
                 "compress": costs.compress,
                 "recompress": costs.recompress,
-                "decompress": costs.decompress.times(self.growth(costs.world_size, world_size)),
+                "decompress": costs.decompress.times(self.gathered(world_size)),
             }
         )
 
@@ -110,9 +110,9 @@ class CommHook(Settings):
         """Return the costs measured for a hook of this name; None if it was not measured."""
         return next((cost for cost in measured if self.name in (cost.name, f"{cost.name}:1")), None)
 
-    def growth(self, _measured: int, _world_size: int) -> float:
-        """Return the ratio of the decompression time on `world_size` ranks to that on `measured` ranks."""
-        return 1.0
+    def gathered(self, _world_size: int) -> int:
+        """Return the number of ranks whose gradients each rank decompresses."""
+        return 1
 
 
 class Noop(CommHook):
@@ -142,9 +142,9 @@ class HalfPrecision(CommHook):
         halved = [parameter.model_copy(update={"size_bytes": 2 * _elements(parameter)}) for parameter in parameters]
         return self.of.message(halved)
 
-    def growth(self, measured: int, world_size: int) -> float:
-        """Return the growth of the inner hook."""
-        return self.of.growth(measured, world_size)
+    def gathered(self, world_size: int) -> int:
+        """Return the number of ranks that the inner hook gathers from."""
+        return self.of.gathered(world_size)
 
 
 class Quantized(CommHook):
@@ -169,9 +169,9 @@ class Quantized(CommHook):
         shape = collectives.channel_shape(elements, self.channel_elements)
         return Message("all_gather", sum(collectives.quantized_parts_bytes(*shape)))
 
-    def growth(self, measured: int, world_size: int) -> float:
-        """Return the ratio of the world sizes, because each rank dequantises the gradients of all ranks."""
-        return world_size / measured
+    def gathered(self, world_size: int) -> int:
+        """Return the number of ranks, because each rank dequantises the gradients of all ranks."""
+        return world_size
 
 
 class PowerSGD(CommHook):

@@ -8,7 +8,7 @@ from pydantic import Field, field_validator, model_validator
 
 from reference.bucketing import Order, two_stage_caps
 from reference.files.reading import Settings
-from reference.files.value_ranges import CycleLength, InParallel
+from reference.files.value_ranges import CycleLength
 from reference.reducer_options import Features
 
 from .comm_hook_messages import NO_HOOK, CommHook, named_hook
@@ -20,7 +20,7 @@ ITEM_BYTES: Mapping[ReduceDtype, int] = {"float32": 4, "bfloat16": 2, "float16":
 DDP_ONLY = (
     *("bucket_cap_mb_list", "plan", "find_unused_parameters", "static_graph"),
     *("skip_all_reduce_unused_params", "gradient_as_bucket_view", "copies_single_gradients"),
-    *("hook", "process_groups"),
+    "hook",
 )
 """Fields of `Policy` that have no counterpart in FSDP2's `replicate()`."""
 
@@ -103,10 +103,6 @@ class Policy(Settings, strict=False):
         default=1,
         description="iterations per cycle, of which all but the last run under `no_sync`, a count; "
         "from the training script",
-    )
-    process_groups: InParallel = Field(
-        default=1,
-        description="process groups that take the collectives in turn, a count; from the training script",
     )
     phase: Phase = Field(
         default="steady",

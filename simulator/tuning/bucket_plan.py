@@ -53,10 +53,6 @@ class BucketPlan(Schema):
     best_cap_mb: float = Field(description="best single cap for all buckets, MiB")
     best_cap_ns: int = Field(description="objective with this cap")
     baselines: tuple[Baseline, ...] = Field(description="known rules, the fastest first")
-    in_flight_bytes: int = Field(
-        description="largest sum of the messages of buckets that are launched and not yet averaged, in the median "
-        "iteration, bytes"
-    )
     assumed: tuple[str, ...] = Field(default=(), description="as in a prediction, one sentence each")
 
     @property

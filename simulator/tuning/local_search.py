@@ -17,8 +17,6 @@ def improve(
     costs: PartitionCosts,
     value_ns: Callable[[BucketLayout], float],
     evaluations: int,
-    *,
-    allowed: Callable[[BucketLayout], bool] = lambda _plan: True,
 ) -> BucketLayout:
     """Return the plan after changes that make `value_ns`, or at equal value the number of buckets, smaller.
 
@@ -29,7 +27,6 @@ def improve(
         costs: Which parameters may share a bucket.
         value_ns: What should become small.
         evaluations: How often `value_ns` may be called.
-        allowed: Whether a plan may be the result; called for improvements only.
     """
     best, tried = (value_ns(plan), len(plan)), {plan}
     improved = True
@@ -43,7 +40,7 @@ def improve(
             evaluations -= 1
             tried.add(changed)
             value = value_ns(changed), len(changed)
-            if value < best and allowed(changed):
+            if value < best:
                 plan, best, improved = changed, value, True
                 break
     return plan

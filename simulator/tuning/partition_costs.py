@@ -124,21 +124,16 @@ class PartitionCosts:
         alone that it can take of the link; see `busy_share`.
         """
         costs = self.times.collectives_ns(transport, sizes_bytes).astype(float)
-        return costs * self.busy_share(sizes_bytes) if self.most_running > 1 else costs
-
-    @cached_property
-    def most_running(self) -> int:
-        """Collectives that can run at the same time."""
-        return self.times.fabric.concurrency * self.times.policy.process_groups
+        return costs * self.busy_share(sizes_bytes) if self.times.fabric.concurrency > 1 else costs
 
     def busy_share(self, sizes_bytes: Nanoseconds) -> Floats:
         """Return, by size, a part of each collective's cost such that these parts never overlap.
 
         If r collectives of equal weight run, each takes f(r) = 1 + (x - 1) (r - 1) times as long as alone. So with
         parts of at most f(r) / r for every r, they progress at most at the rate of one. f(r) / r is monotone in r.
-        With measured weights, a collective counts as one of `most_running`.
+        With measured weights, a collective counts as one of `Fabric.concurrency`.
         """
-        fabric, most = self.times.fabric, self.most_running
+        fabric, most = self.times.fabric, self.times.fabric.concurrency
         if any(row.weight != 1 for row in fabric.sharing):
             return np.full(len(sizes_bytes), 1 / most)
         slow = np.array([fabric.link_share(int(size), self.times.world_size).slow_down for size in sizes_bytes])

@@ -10,23 +10,15 @@ import numpy as np
 from reference.files.value_ranges import as_int64
 from reference.trace import BucketLayout, Trace
 
-from ..engines.closed_form import latencies_ns, simulate, solve
+from ..engines.closed_form import latencies_ns, solve
 from ..fabric import Fabric, LinkShare
 from ..interval import CELLS, place_of_median
 from ..schedule.comm_hook_messages import Transport
 from ..schedule.policy import Policy
-from ..schedule.schedule import Compute, LaunchCollective, build_schedule
+from ..schedule.schedule import Compute, build_schedule
 from ..step_costs import ScheduleCosts, charged_fabric, price_schedule, rebucketed
-from ..workload.compute_times import (
-    CycleTimes,
-    Floats,
-    IterationSampler,
-    Nanoseconds,
-    RecordedModel,
-    Straggler,
-    Variation,
-    recorded_model,
-)
+from ..workload.compute_times import CycleTimes, Floats, IterationSampler, Nanoseconds, RecordedModel, recorded_model
+from ..workload.variation import Straggler, Variation
 
 Objective = Literal["median", "mean", "p95", "p99", "worst_case"]
 """What should be short: the median, mean, 95th or 99th percentile of the iterations, or the median iteration with all
@@ -167,7 +159,7 @@ class PlanTimes:
     def _is_monotone(self) -> bool:
         """Whether later gradients never make an iteration shorter."""
         processor = self.fabric.processor
-        return processor.slow_down == 1 or self.fabric.concurrency * self.policy.process_groups == 1
+        return processor.slow_down == 1 or self.fabric.concurrency == 1
 
     def deciding_ns(self, cycles_ns: Floats | Nanoseconds) -> int:
         """Return the objective of these durations of the `deciding_cycles`, per iteration."""
@@ -178,29 +170,6 @@ class PlanTimes:
             return int(as_int64(samples[0]))
         _, place = self.sampler.distinct()
         return int(as_int64(np.interp(QUANTILES[self.objective] * (len(place) - 1) % 1, [0, 1], samples[[0, -1]])))
-
-    def in_flight_bytes(self, plan: BucketLayout) -> int:
-        """Return the largest sum of the bytes of buckets that are launched and not yet averaged at the same time.
-
-        Measured in the middle one of the `deciding_cycles`; a bucket is launched when its last rank launches it.
-        """
-        costs = self.costs(plan)
-        cycle = self.deciding_cycles[len(self.deciding_cycles) // 2]
-        timeline = simulate(costs.engine_input(self.sampler, self.sampler.draw([cycle]), 0))
-        schedule = timeline.engine_input.schedule
-        events = []
-        for place, instruction in enumerate(schedule.instructions):
-            if isinstance(instruction, LaunchCollective):
-                collective = schedule.collectives[instruction.collective]
-                if collective.bucket is not None:
-                    launched = int(timeline.end_ns[:, place].max())
-                    done = int(timeline.done_ns[instruction.collective])
-                    events += [(launched, 1, collective.size_bytes), (done, 0, -collective.size_bytes)]
-        most = now = 0
-        for _, _, change in sorted(events):
-            now += change
-            most = max(most, now)
-        return most
 
     def collectives_ns(self, transport: Transport, sizes_bytes: Nanoseconds) -> Nanoseconds:
         """Return the duration of collectives of these sizes, alone and undisturbed; shape [sizes]."""

@@ -4,25 +4,27 @@ The search starts from the buckets of single caps and of known rules, so the pla
 `local_search` improves the best of these, and `predict` gives the times. `lower_bound` limits the gain of all others.
 """
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from functools import partial
 from itertools import accumulate, pairwise
 from math import floor
-from typing import Annotated, Any
+from typing import Any
 
 import numpy as np
-from pydantic import Field, InstanceOf
+from pydantic import InstanceOf
 
 from reference.bucketing import MIB
 from reference.trace import BucketLayout, Trace
 
+from ..argument_checks import Ranks, Stragglers, checked
 from ..fabric import Fabric
 from ..fabric.measured_tables import segment_at
-from ..prediction import Comparison, Ranks, Stragglers, checked, predict
+from ..predicted_iteration import Comparison
+from ..prediction import predict
 from ..schedule.policy import Policy
 from ..schedule.schedule import buckets_of
-from ..workload.compute_times import RECORDED, Variation
 from ..workload.default_gpu_costs import assume_gpu
+from ..workload.variation import RECORDED, Variation
 from .bucket_plan import DEFAULT, GIVEN, Baseline, BucketPlan
 from .known_rules import (
     CapRule,
@@ -47,7 +49,6 @@ EVALUATIONS = 400
 """Plans of which each improvement may compute the recurrence."""
 CHECKED = 6
 """Plans with the shortest times by the recurrence whose times are then computed as `predict` does."""
-LIMITED = Annotated[int, Field(gt=0)] | None
 
 
 @checked
@@ -57,7 +58,6 @@ def tune(
     *,
     world_size: Ranks,
     objective: Objective = "median",
-    in_flight_bytes: LIMITED = None,
     cap_rule: CapRule = "reaches the cap",
     policy: InstanceOf[Policy] | None = None,
     variation: InstanceOf[Variation] = RECORDED,
@@ -73,8 +73,6 @@ def tune(
         world_size: Number of ranks.
         objective: What should be short: the "median", "mean", "p95" or "p99" of the iterations, or "worst_case", the
             median with all costs of collectives, copies, launches and slow-downs at the upper ends of their bands.
-        in_flight_bytes: Largest sum of the messages of buckets that are launched and not yet averaged at the same
-            time. None: no limit.
         cap_rule: Rule of the reducer for which the best single cap is given: torch's "reaches the cap", or "at most
             the cap".
         policy: Settings of the reducer, as for `predict`; the search replaces caps, plan and order. If caps or a plan
@@ -85,8 +83,8 @@ def tune(
         settings: Fields of `Policy`, as an alternative to `policy`.
 
     Raises:
-        ValueError: As for `predict`; modules (grouping="module") or an iteration before the steady ones are to be
-            tuned; or no buckets keep the limit of bytes in flight.
+        ValueError: As for `predict`, or modules (grouping="module") or an iteration before the steady ones are to be
+            tuned.
         TypeError: A keyword argument is not a field of `Policy`.
     """
     policy = Policy.given(policy, settings)
@@ -100,7 +98,7 @@ def tune(
         assumed, spread, _ = assume_gpu(trace, fabric, variation)
     times = PlanTimes(trace, assumed, world_size, policy, spread, stragglers, objective)
     present = as_layout(buckets_of(given, times.recorded)) if _has_buckets(given) else None
-    search = _Search(times, partition_costs(times), in_flight_bytes, cap_rule, present)
+    search = _Search(times, partition_costs(times), cap_rule, present)
     best = search.run()
     forecast = partial(
         predict, trace, fabric, world_size=world_size, variation=variation, stragglers=stragglers, assume=assume
@@ -134,7 +132,6 @@ def tune(
             )
             for name, plan in ranked
         ),
-        in_flight_bytes=times.in_flight_bytes(best),
         assumed=chosen.assumed,
     )
 
@@ -186,14 +183,12 @@ class _Search:
         self,
         times: PlanTimes,
         costs: PartitionCosts,
-        limit: int | None,
         cap_rule: CapRule,
         given: BucketLayout | None,
     ) -> None:
-        self.times, self.costs, self._limit, self._cap_rule = times, costs, limit, cap_rule
+        self.times, self.costs, self._cap_rule = times, costs, cap_rule
         self._sizes = [costs.parameters[index].size_bytes for index in costs.order]
-        by_recurrence = self._ranked_caps_mb()
-        few = [cap for cap in by_recurrence if self._keeps_limit(self.by_cap(cap))][:CHECKED] or by_recurrence[:1]
+        few = self._ranked_caps_mb()[:CHECKED]
         best = round(MIB * min(few, key=lambda cap: times.value_ns(self.by_cap(cap))))
         (below,) = distinct_caps(self._cap_rule, self._sizes, 2, start=best)[1:] or [0]
         self.best_cap_mb = roundest_mb(below, best)
@@ -206,10 +201,10 @@ class _Search:
         total, smallest = sum(self._sizes), min((size for size in self._sizes if size), default=1)
         grid = np.geomspace(max(smallest, total), smallest, CAPS).astype(int).tolist()
         distinct = partial(distinct_caps, self._cap_rule, self._sizes, CAPS)
-        ns = {int(cap): self._recurrence(self.by_cap(cap / MIB)) for cap in {*grid, *distinct()}}
+        ns = {int(cap): self.costs.value_ns(self.by_cap(cap / MIB)) for cap in {*grid, *distinct()}}
         ranked = sorted(ns, key=lambda cap: (ns[cap], -cap))
         above = max(0, grid.index(min(grid, key=lambda cap: abs(cap - ranked[0]))) - 1)
-        ns |= {cap: self._recurrence(self.by_cap(cap / MIB)) for cap in distinct(start=grid[above])}
+        ns |= {cap: self.costs.value_ns(self.by_cap(cap / MIB)) for cap in distinct(start=grid[above])}
         return [cap / MIB for cap in sorted(ns, key=lambda cap: (ns[cap], -cap))]
 
     def by_cap(self, cap_mb: float) -> BucketLayout:
@@ -245,31 +240,18 @@ class _Search:
         edges = sorted({0, *accumulate(counts), *changes})
         return tuple(costs.order[start:end] for start, end in pairwise(edges))
 
-    def _recurrence(self, plan: BucketLayout) -> int:
-        return self.costs.value_ns(plan)
-
-    def _keeps_limit(self, plan: BucketLayout) -> bool:
-        return self._limit is None or self.times.in_flight_bytes(plan) <= self._limit
-
     def run(self) -> BucketLayout:
         """Return the best plan that is found."""
         costs, times = self.costs, self.times
-        candidates = {plan for plan in (*self.rules.values(), *self._by_caps) if self._keeps_limit(plan)}
-        if not candidates:
-            least = min(map(times.in_flight_bytes, self.rules.values()))
-            raise ValueError(
-                f"in_flight_bytes: expected a limit that some buckets keep, got {self._limit}; the least of "
-                f"the known rules is {least}"
-            )
-        ranked = sorted(candidates, key=lambda plan: (self._recurrence(plan), len(plan)))
-        improved = [
-            improve(plan, costs, self._recurrence, EVALUATIONS, allowed=self._keeps_limit)
-            for plan in ranked[:IMPROVED]
-        ]
-        ranked = sorted({*improved, *ranked}, key=lambda plan: (self._recurrence(plan), len(plan)))
-        few = {*ranked[:CHECKED], *(plan for plan in self.rules.values() if plan in candidates)}
+        ranked = self._ranked({*self.rules.values(), *self._by_caps})
+        improved = [improve(plan, costs, costs.value_ns, EVALUATIONS) for plan in ranked[:IMPROVED]]
+        few = {*self._ranked({*improved, *ranked})[:CHECKED], *self.rules.values()}
         best = min(sorted(few, key=len), key=times.value_ns)
-        return improve(best, costs, times.value_ns, self._evaluations(), allowed=self._keeps_limit)
+        return improve(best, costs, times.value_ns, self._evaluations())
+
+    def _ranked(self, plans: Collection[BucketLayout]) -> list[BucketLayout]:
+        """Return plans by their times by the recurrence, those with fewer buckets first."""
+        return sorted(plans, key=lambda plan: (self.costs.value_ns(plan), len(plan)))
 
     def _evaluations(self) -> int:
         """Plans that the last improvement may simulate: few if each takes long."""

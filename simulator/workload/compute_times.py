@@ -7,17 +7,16 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, fields, replace
 from functools import cached_property
 from statistics import NormalDist
-from typing import Any, Literal, Self
+from typing import Any, Self
 
 import numpy as np
 from numpy.typing import NDArray
-from pydantic import Field
 
-from reference.files.reading import Settings
-from reference.files.value_ranges import MILLION, Iterations, Rank, RelativeError, SlowdownFactor, as_int64
+from reference.files.value_ranges import MILLION, as_int64
 from reference.trace import BucketLayout, Buffer, Iteration, Parameter, Trace
 
 from ..fabric.uncertainty import BAND, NORMAL_HALF_BAND
+from .variation import Straggler, Variation
 
 Nanoseconds = NDArray[np.int64]
 Floats = NDArray[np.float64]
@@ -231,61 +230,8 @@ def end_of_computation_ns(recorded: Iteration, *, with_communication: bool) -> i
     return max((moment for moment in recorded.ready_ns if moment is not None), default=recorded.backward_end_ns)
 
 
-Kind = Literal["recorded", "resampled", "fitted", "slowest"]
-
-
-class Variation(Settings):
-    """How the simulated iterations are generated from the recorded ones."""
-
-    kind: Kind = Field(
-        default="recorded",
-        description="how iterations are generated, a name: `recorded` (as recorded, with recorded ranks repeated in "
-        "turn), `resampled` (a random recorded iteration for each rank), `fitted` (each rank's median "
-        "iteration multiplied by a lognormal factor), or `slowest` (each rank's median iteration, and the last rank "
-        "as slow as the slowest of all, which vary independently); chosen by the user",
-    )
-    iterations: Iterations = Field(
-        default=200,
-        description="iterations to generate, a count (ignored by `recorded`, which has those of the trace, and "
-        "`slowest`, which has 101); chosen by the user",
-    )
-    device_spread: float = Field(
-        default=0.0,
-        ge=0,
-        le=0.2,
-        description="standard deviation of the speeds of equal devices, a fraction: the last rank is as slow as the "
-        "slowest of all ranks usually is, and the recorded device is one of them; from measurements of many devices",
-    )
-    jitter: float | None = Field(
-        default=None,
-        ge=0,
-        le=0.5,
-        description="for `slowest`, standard deviation of one rank's iterations, a fraction (None: the recorded "
-        "iterations' own variation, if the trace has at least 20); from the iterations of one device",
-    )
-    assumed_error: RelativeError = Field(
-        default=0.0,
-        description="for `slowest`, relative error e of `device_spread` and `jitter`: nine in ten lie between "
-        "1 / (1 + e) and 1 + e times the value; from measurements of several clusters",
-    )
-
-
 SEED = 0
 """Seed of all random numbers."""
-RECORDED = Variation()
-"""Iterations as they were recorded."""
-
-
-class Straggler(Settings):
-    """A rank that computes more slowly than was recorded."""
-
-    rank: Rank | None = Field(
-        default=None,
-        description="slow rank, a rank (None: a random one in each iteration); chosen by the user",
-    )
-    factor: SlowdownFactor = Field(
-        description="computation time, a multiple of the recorded time; from the log of a slow node",
-    )
 
 
 class IterationSampler:
@@ -459,10 +405,10 @@ class IterationSampler:
         Args:
             level: Quantile of the iterations, which vary with `slowest`.
             cluster: Quantile of the clusters, whose devices' speeds persist. Both are independent.
-            errors: By how many of its errors all that was assumed is larger.
+            errors: By how many times its error the spread is larger.
         """
         variation = self._variation
-        assumed = (1 + variation.assumed_error) ** errors
+        assumed = (1 + SPREAD_ERROR) ** errors
         device = assumed * variation.device_spread * slowest_of(self._world_size, cluster)
         if not self._slowest_varies:
             iteration = 0.0
@@ -537,6 +483,8 @@ MOST_DURATIONS = 500_000_000
 """Gradients that are sampled at most, which takes minutes."""
 SLOWEST_ITERATIONS = 101
 """Iterations of `slowest`, which vary only in the slowest rank: enough for a 99th percentile."""
+SPREAD_ERROR = 1.0
+"""Relative error of `device_spread` and `jitter` with `slowest`: nine in ten clusters have half to twice as much."""
 LEAST_RECORDED = 20
 """Recorded iterations that tell how one rank varies."""
 GOLDEN = (5**0.5 - 1) / 2

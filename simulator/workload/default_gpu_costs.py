@@ -13,7 +13,8 @@ from reference.trace import Trace
 
 from ..catalogue import DeviceEntry, read_catalogue
 from ..fabric import Fabric, Linear, Processor
-from .compute_times import LEAST_RECORDED, RECORDED, Variation
+from .compute_times import LEAST_RECORDED
+from .variation import RECORDED, Variation
 
 COPY_START_NS = 2_100
 """Fixed time of a copy of one gradient into its bucket, or out of it. A profile of DDP with ResNet-50 on 2 A100s
@@ -37,12 +38,10 @@ UNEXPLAINED = 0.01
 """Relative error of iterations on 2 GPUs that is left, from part (i) of the score, each system by the others'."""
 DEVICE_SPREAD = 0.0148
 """Standard deviation of the speeds of GPUs of one model: 8 % from whisker to whisker of a box plot, which are 5.4
-standard deviations (arXiv 2208.11035, abstract)."""
+standard deviations (arXiv 2208.11035, abstract). Clusters whose GPUs differ by 0.7 %, and by 3 %, are usual."""
 JITTER = 0.007
 """Standard deviation of the iterations of one GPU, for traces with few iterations: 0.1 to 0.4 % with synthetic data
 (willgpaik/pytorch-ddp-scaling-benchmark), 0.9 to 2.8 % in training (ByteDance-Seed/StragglerAnalysis)."""
-SPREAD_ERROR = 1.0
-"""Relative error of both: clusters whose GPUs differ by 0.7 %, and by 3 %, are usual."""
 
 
 def entry_of(device_name: str) -> DeviceEntry | None:
@@ -124,7 +123,7 @@ def assume_gpu(trace: Trace, fabric: Fabric, variation: Variation = RECORDED) ->
         changes: dict[str, object] = {"device_spread": DEVICE_SPREAD}
         sentence = f"assumed: GPUs of one model differ in speed by {DEVICE_SPREAD:.1%} (standard deviation), "
         if variation.model_fields_set <= {"seed"}:
-            changes |= {"kind": "slowest", "assumed_error": SPREAD_ERROR}
+            changes["kind"] = "slowest"
             if sum(len(rank.iterations) for rank in trace.ranks) < LEAST_RECORDED:
                 changes["jitter"] = JITTER
                 sentence += f"the iterations of one GPU by {JITTER:.1%}, "

@@ -9,7 +9,7 @@ operations of the backward pass from the previous gradient until this one is rea
 
 The time of a kernel is the time of its arithmetic at the device's peak rate or of its bytes at the peak bandwidth,
 whichever is longer (Williams, Waterman and Patterson 2009, "Roofline: an insightful visual performance model for
-multicore architectures", CACM 52(4)), plus a fixed cost. Kernels seldom reach either peak, so a time from a data
+multicore architectures", CACM 52(4)). Kernels seldom reach either peak, so a time from a data
 sheet alone is too short, often by a factor of two or more. A measured step time, or the ratio of two devices, is more
 accurate.
 """
@@ -173,16 +173,10 @@ class Device(Schema):
     bytes_per_s: BytesPerS = Field(
         description="peak memory bandwidth, bytes per second; from the data sheet, or from timing a large addition",
     )
-    launch_ns: Nanoseconds = Field(
-        default=0,
-        description="fixed cost of every kernel, nanoseconds; from timing a chain of tiny kernels (data sheets do "
-        "not have it)",
-    )
     pace_ns: Nanoseconds = Field(
         default=0,
         description="time in which the host launches one kernel, nanoseconds; hidden while the device is behind its "
-        "host, unlike `launch_ns`, and known to a factor of 1.8; from a step of a small batch, divided by its "
-        "kernels",
+        "host, and known to a factor of 1.8; from a step of a small batch, divided by its kernels",
     )
     autocast: Literal["bfloat16", "float16"] | None = Field(
         default=None,
@@ -193,9 +187,7 @@ class Device(Schema):
     def time_ns(self, operations: Iterable[Operation]) -> float:
         """Return the time of the operations if they run one after the other, in nanoseconds."""
         return sum(
-            max(one.flops / self.flops_per_s, one.bytes_moved / self.bytes_per_s) * NS_PER_S
-            + one.kernels * self.launch_ns
-            for one in operations
+            max(one.flops / self.flops_per_s, one.bytes_moved / self.bytes_per_s) * NS_PER_S for one in operations
         )
 
     @classmethod

@@ -124,7 +124,7 @@ def test_measured_times_are_shown_with_what_each_has_changed(here, trace, fabric
 
 
 def test_predict_takes_every_setting_and_draws_the_timeline(here, trace, topology, tmp_path):
-    settings = ("find_unused_parameters=true", "process_groups=2", "slow_link=2", "kind=resampled", "iterations=9")
+    settings = ("find_unused_parameters=true", "slow_link=2", "kind=resampled", "iterations=9")
     done = here(
         *("predict", trace, "--fabric", topology, "--world-size", 4, "--caps", 0.01, "--straggler", "random:2"),
         *(word for one in settings for word in ("--set", one)),

@@ -104,7 +104,6 @@ MISTAKES = {
     "plan resnet50 aws-p4d --world-size 12": "world_size: expected a multiple of 8",
     "plan resnet50 aws-p4d --device h100-fp8": "device: expected",
     "tune {trace} --fabric {fabric} --objective speed": "--objective: expected one of median, mean, p95, p99",
-    "tune {trace} --fabric {fabric} --in-flight 0": "--in-flight: expected a size in MB above 0, got 0",
     "tune {trace} --fabric {fabric} --set hook=zip": "--set: hook: ",
     "tune {trace} --fabric {fabric} --set bucket_cap_mb=3": "--set: expected none, because tune chooses the buckets",
     "tune {trace} --fabric {fabric} --set grouping=module": "grouping: expected 'buckets'",

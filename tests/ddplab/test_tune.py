@@ -18,7 +18,7 @@ from ..strategies import steady_fabrics, traces
 def test_tune_answers_first_and_writes_plan_and_json(here, trace, fabric, tmp_path):
     out = tmp_path / "plan.json"
     done = here(
-        "tune", trace, "--fabric", fabric, "--world-size", 4, "--set", "hook=fp16", "--in-flight", 25, "--out", out,
+        "tune", trace, "--fabric", fabric, "--world-size", 4, "--set", "hook=fp16", "--out", out,
         "--json", tmp_path / "j",
     )  # fmt: skip
     assert done.returncode == 0, done.stderr

@@ -96,22 +96,13 @@ def test_gradients_of_a_real_model_are_those_of_local_training(ranks, wrapper, w
                 assert ((got - want).abs() <= bound).all()
 
 
+@BOTH_POOLS
 @examples(25)
 @given(widths, st.sampled_from([torch.float32, torch.float64]), seeds, st.floats(1e-6, 1e-3))
-def test_gradients_are_exactly_torchs_on_two_ranks(two_ranks, widths, dtype, seed, cap):
-    """A sum of two has one order, so every bit agrees, whatever the layouts."""
-    ours = two_ranks.run(bodies.train_mlp, "ours", widths, dtype, seed, cap)
-    torchs = two_ranks.run(bodies.train_mlp, "torch", widths, dtype, seed, cap)
-    for got, expected in zip(ours, torchs, strict=True):
-        assert_equal(got, expected)
-
-
-@examples(25)
-@given(widths, st.sampled_from([torch.float32, torch.float64]), seeds, st.floats(1e-6, 1e-3))
-def test_gradients_are_exactly_torchs_on_four_ranks(four_ranks, widths, dtype, seed, cap):
-    """Which rank's summand comes first depends on the place in the bucket, so the layouts must be equal too."""
-    ours = four_ranks.run(bodies.train_mlp, "ours", widths, dtype, seed, cap)
-    torchs = four_ranks.run(bodies.train_mlp, "torch", widths, dtype, seed, cap)
+def test_gradients_are_exactly_torchs(ranks, widths, dtype, seed, cap):
+    """On four ranks the place in the bucket decides which summand comes first, so the layouts must be equal too."""
+    ours = ranks.run(bodies.train_mlp, "ours", widths, dtype, seed, cap)
+    torchs = ranks.run(bodies.train_mlp, "torch", widths, dtype, seed, cap)
     for got, expected in zip(ours, torchs, strict=True):
         assert_equal(got, expected)
 

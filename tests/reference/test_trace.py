@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from reference.errors import TraceError
-from reference.trace import Parameter, Trace, join
+from reference.trace import Parameter, Trace
 
 from ..strategies import traces
 
@@ -62,33 +62,11 @@ def test_equal_traces_give_equal_bytes(tmp_path):
     assert (tmp_path / "a.json.gz").read_bytes() == (tmp_path / "b.json.gz").read_bytes()
 
 
-@given(traces())
-def test_joined_recordings_follow_each_other_on_one_clock(trace):
-    moved = trace.model_copy(
-        update={"ranks": tuple(r.model_copy(update={"clock_offset_ns": 3 * r.clock_offset_ns}) for r in trace.ranks)}
-    )
-    joined = Trace.model_validate_json(join([trace, moved, trace]).model_dump_json())  # checked, order and all
-    starts = []
-    for rank, original in zip(joined.ranks, trace.ranks, strict=True):
-        count = len(original.iterations)
-        assert [i.duration_ns for i in rank.iterations] == [i.duration_ns for i in original.iterations] * 3
-        again = rank.iterations[count].forward_start_ns + rank.clock_offset_ns
-        starts.append(again - original.iterations[0].forward_start_ns - 3 * original.clock_offset_ns)
-    assert len(set(starts)) == 1  # what was recorded at the same moment still is
-
-
 @given(traces(), st.integers(-(10**9), 10**9))
 def test_shifting_there_and_back_changes_nothing(trace, by_ns):
     for rank in trace.ranks:
         for iteration in rank.iterations:
             assert iteration.shifted(by_ns).shifted(-by_ns) == iteration
-
-
-def test_recordings_of_different_workloads_are_not_joined():
-    trace = Trace.model_validate_json(json.dumps(DOCUMENT))
-    other = trace.model_copy(update={"workload": trace.workload.model_copy(update={"model": "other"})})
-    with pytest.raises(ValueError, match="expected recordings of one workload"):
-        join([trace, other])
 
 
 ITERATION_PATH = ("ranks", 0, "iterations", 0)

@@ -12,8 +12,6 @@ import pytest
 
 from reference.files.writing import check_distinct, check_writable, write_atomically
 
-from ..strategies import iteration, trace_of
-
 BEFORE, AFTER = b"before\n", b"after\n"
 
 
@@ -121,35 +119,6 @@ def test_many_threads_write_one_path(file):
     assert left(file.parent) == {"file"}
 
 
-def test_what_a_killed_process_leaves_is_removed_by_the_next_one(file):
-    script = (
-        "from reference.files.writing import write_atomically\n"
-        "print(flush=True)\n"
-        "while True: write_atomically('file', bytes(2**26))"
-    )
-    for _ in range(5):
-        writer = subprocess.Popen([sys.executable, "-c", script], cwd=file.parent, stdout=subprocess.PIPE)
-        writer.stdout.readline()
-        with pytest.raises(subprocess.TimeoutExpired):
-            writer.wait(timeout=0.02)
-        writer.kill()
-        writer.communicate()
-        assert file.stat().st_size in (len(BEFORE), 2**26)
-    (file.parent / ".file.mine.txt").touch()
-    write_atomically(file, AFTER)
-    assert left(file.parent) == {"file", ".file.mine.txt"}
-
-
-def test_an_unfinished_file_of_a_living_process_is_left_alone(file):
-    """A writer that holds the lock is at work."""
-    import fcntl
-
-    with (file.parent / ".file.0.part").open("wb") as part:
-        fcntl.flock(part, fcntl.LOCK_EX)
-        write_atomically(file, AFTER)
-        assert left(file.parent) == {"file", ".file.0.part"}
-
-
 def test_outputs_differ_from_inputs_and_from_each_other_whatever_they_are_called(file, tmp_path):
     (tmp_path / "symbolic").symlink_to("file")
     os.link(file, tmp_path / "hard")
@@ -161,15 +130,3 @@ def test_outputs_differ_from_inputs_and_from_each_other_whatever_they_are_called
     with pytest.raises(ValueError, match="got that of another output"):
         check_distinct([tmp_path / "new", tmp_path / "." / "new"], [])
     check_distinct([tmp_path / "new", Path("-"), Path("-"), Path("/dev/null"), Path("/dev/null")], [file])
-
-
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory) -> Path:
-    """A folder with a trace and two fabrics."""
-    path = tmp_path_factory.mktemp("inputs")
-    trace_of([[iteration(500, (3000, 2000), 3500, 700)] * 2], [400, 800]).save(path / "t.json")
-    (path / "pod.yaml").write_text("levels:\n  network: {latency_us: 5, gb_per_s: 12}\n")
-    (path / "mine.py").write_text("from tests.models_for_cli import tiny\n")
-    (path / "out").mkdir()
-    (path / "out" / "fabric.json").write_text("{}")
-    return path

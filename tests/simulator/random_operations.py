@@ -31,15 +31,14 @@ def some_operations(least: int = 0):
     return st.lists(one, min_size=least, max_size=4).map(tuple)
 
 
-def devices(most_launch_ns: int = 10_000, most_pace_ns: int = 10_000):
-    """Device(name='d', flops_per_s=1e12, bytes_per_s=1e9, launch_ns=5, pace_ns=9)"""
+def devices(most_pace_ns: int = 10_000):
+    """Device(name='d', flops_per_s=1e12, bytes_per_s=1e9, pace_ns=9)"""
     rate = st.floats(1e6, 1e16)
     return st.builds(
         Device,
         name=st.just("d"),
         flops_per_s=rate,
         bytes_per_s=rate,
-        launch_ns=st.integers(0, most_launch_ns),
         pace_ns=st.integers(0, most_pace_ns),
     )
 

@@ -50,11 +50,6 @@ def ns(name: str, hierarchy, *sizes_bytes: int) -> list[float]:
     [
         ("ring", [level(4)], 6 * 1000, 6 / 4),
         ("ring", NODES, 2 * (3 * 5000 + 28 * 1000), 62 / 32 * 0.1),
-        ("hierarchical", [level(4)], 6 * 1000, 6 / 4),
-        ("hierarchical", NODES, 14 * 1000 + 6 * 5000, 14 / 8 * 0.01 + 6 / 4 * 0.1),
-        ("halving_doubling", [level(8)], 6 * 1000, 14 / 8),
-        ("halving_doubling", [level(6)], (4 + 2) * 1000, 6 / 4 + 2),
-        ("halving_doubling", NODES, 6 * 1000 + 4 * 5000, 14 / 8 * 0.01 + 6 / 4 * 0.1),
         ("in_network", [level(4, reduces=True)], 2 * 1000, 1.0),
         ("in_network", [NODES[0], level(4, 5000, 1e10, reduces=True)], 14 * 1000 + 2 * 5000, 0.1),
         ("tree", [level(8)], 2 * 3 * 1000, 2.0),
@@ -129,19 +124,6 @@ def test_an_empty_message_passes_at_least_one_hop_of_each_level(name, levels):
     assert ns(name, levels, 0)[0] >= max(hops, default=0) * (1 - 1e-12)
 
 
-@given(one=levels.map(lambda found: found[:1]), size=sizes)
-def test_on_one_level_the_hierarchical_algorithm_is_the_ring(one, size):
-    assert ns("hierarchical", one, size) == pytest.approx(ns("ring", one, size))
-
-
-@given(exponent=st.integers(0, 6), size=sizes)
-def test_halving_sends_what_a_ring_sends_in_fewer_steps(exponent, size):
-    one = [level(2**exponent)]
-    ring, halving = ALL_REDUCE["ring"](one), ALL_REDUCE["halving_doubling"](one)
-    assert halving.ns_per_byte == pytest.approx(ring.ns_per_byte)
-    assert halving.latency_ns <= ring.latency_ns
-
-
 @given(levels=levels, sizes=st.lists(sizes, min_size=1, max_size=5))
 def test_gloo_runs_a_ring_and_nccl_the_cheapest_of_its_algorithms_and_protocols(levels, sizes):
     world_size, topology = prod(one.size for one in levels), Topology(levels=tuple(levels))
@@ -181,9 +163,8 @@ def test_switches_that_reduce_are_used_only_where_the_ranks_need_them():
 
 
 def test_an_algorithm_that_is_asked_for_is_used():
-    fabric = Fabric.from_topology(Topology(levels=tuple(NODES)), algorithm="hierarchical")
-    assert algorithm_for(fabric, 8, 32) == "hierarchical"
-    assert fabric.all_reduce_ns(0, 32) == 44_000
+    fabric = Fabric.from_topology(Topology(levels=tuple(NODES)), algorithm="tree")
+    assert algorithm_for(fabric, 10**9, 32) == "tree"
 
 
 @given(levels=levels, size=sizes, running=st.integers(1, 4))
@@ -198,4 +179,4 @@ def test_sharing_costs_between_nothing_and_all_of_it(levels, size, running):
 def test_fewer_cards_than_ranks_share_the_rate_of_their_node():
     """The rate of a level is that of one member: of a node with all its cards, whatever ranks are inside."""
     two, eight = ([level(ranks, 0, 1e15), level(4, 0, 1e10)] for ranks in (2, 8))
-    assert ns("hierarchical", two, 10**9) == pytest.approx(ns("hierarchical", eight, 10**9), rel=1e-3)
+    assert ns("tree", two, 10**9) == pytest.approx(ns("tree", eight, 10**9), rel=1e-3)

@@ -16,7 +16,7 @@ from figures.annotated_ddp import page as annotated
 from reference.bucketing import MIB, ONE_BUCKET, assign_buckets, bucket_caps, initial_buckets, plan_buckets
 from reference.trace import PHASES, Trace
 from simulator import Straggler, import_profile, predict
-from simulator.prediction import Prediction
+from simulator.predicted_iteration import Prediction
 
 from ..explore import examples
 from ..strategies import iteration, partitions, trace_of, traces
@@ -41,11 +41,6 @@ PARTS = {
 def test_the_committed_page_is_the_one_that_the_command_makes():
     assert annotated.page() == annotated.PATH.read_text(), "run `make figures`"
     assert annotated.PATH.stat().st_size < 300_000
-
-
-def test_every_file_beside_the_module_is_used():
-    names = {path.name for path in annotated.FOLDER.iterdir() if path.suffix in (".js", ".css", ".html")}
-    assert names == {*annotated.SCRIPTS, "page.css", "page.html"}
 
 
 def test_the_page_names_no_address_on_the_network():
@@ -471,15 +466,6 @@ def drop(page, path) -> None:
     )
 
 
-def test_a_dropped_profile_is_predicted_to_the_nanosecond(opened):
-    path = PROFILES[0]
-    page = opened("#scene=rebuilt&cap=25")
-    page.get_by_label("Open a trace").set_input_files(path)
-    page.wait_for_selector("text=161 gradients")
-    trace = imported(path)
-    assert_shows(page, predicted(trace, "rebuilt", plan_of("rebuilt", trace, 25), *START))
-
-
 UNREADABLE = {
     "{": "bad.json: expected JSON, got something else: ",
     "[]": "bad.json: expected a trace as `ddplab record` writes it, or a file of torch's profiler, got ",
@@ -514,13 +500,6 @@ def test_the_network_row_is_painted_for_as_long_as_all_reduces_run(opened, width
     painted = (abs(pixels - (0xD1, 0x49, 0x5B)).max(axis=1) < 2).sum()
     communication = milliseconds(page, "exposed_ns") / end_ms
     assert painted / axis["width"] == pytest.approx(communication, rel=0.07)
-
-
-def test_no_short_all_reduce_vanishes(opened):
-    page = opened("#scene=asynchronous&gbit=400&gpus=2", viewport={"width": 390, "height": 800})
-    widths = re.findall(r"h([\d.]+)v", page.locator(".picture path.hidden").get_attribute("d"))
-    assert len(widths) == 2 * len(RESNET.sizes_bytes), "a bar in its band and one in the network row"
-    assert min(map(float, widths)) >= 1
 
 
 @pytest.mark.parametrize(("width", "height"), [(390, 800), (1280, 800)])

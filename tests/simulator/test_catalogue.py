@@ -110,6 +110,7 @@ def test_a_device_takes_the_precision_of_the_model():
         ("h10", "near: h100, h100-fp32"),
         ("h100", "has h100-fp32, h100-tf32"),
         ("l4", "got 'l4', of which the catalogue has none"),
+        ("h300", "expected a data sheet's .json file or a name that `ddplab show` lists"),
     ],
 )
 def test_a_wrong_device_is_one_line(name, says):

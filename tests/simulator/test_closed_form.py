@@ -40,7 +40,7 @@ def test_the_closed_form_refuses_what_it_cannot_do():
 
 @given(engine_inputs(), st.integers(1, 3))
 def test_the_closed_form_gives_the_exposed_communication_of_the_breakdown(engine_input, times):
-    one_at_a_time = replace(engine_input, concurrency=1, queues=(0,) * len(engine_input.queues))
+    one_at_a_time = replace(engine_input, concurrency=1)
     costs = np.array([one_at_a_time.cost_ns * factor for factor in range(times)])
     expected = [
         break_down(simulate(replace(one_at_a_time, cost_ns=cost), "closed_form"))["exposed_comm"] for cost in costs
@@ -61,7 +61,7 @@ def test_the_closed_form_refuses_exposed_communication_of_collectives_side_by_si
 def test_collectives_that_slow_each_other_down_need_the_events_if_they_can_run_at_the_same_time(engine_input):
     """Fails if the closed form, which needs constant speeds, were taken for collectives that share a link."""
     assert has_constant_speeds(engine_input)
-    sharing = (LinkShare(slow_down=2.0),) * len(engine_input.queues)
+    sharing = (LinkShare(slow_down=2.0),) * len(engine_input.sharing)
     together = replace(engine_input, sharing=sharing, concurrency=2)
-    in_turn = replace(together, concurrency=1, queues=(0,) * len(engine_input.queues))
+    in_turn = replace(together, concurrency=1)
     assert (has_constant_speeds(together), has_constant_speeds(in_turn)) == (not sharing, True)

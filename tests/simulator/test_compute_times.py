@@ -36,13 +36,6 @@ def uneven_trace(count: int, parameters: int = 6, *, seed: int = 0) -> Trace:
     )
 
 
-def gaps_of(times: ComputeTimes) -> np.ndarray:
-    """Durations from the start to the first gradient and on to the end, along a last axis."""
-    moments = np.sort(times.ready_ns, axis=-1)
-    edges = np.concatenate([times.forward_ns[..., None], moments, times.backward_end_ns[..., None]], axis=-1)
-    return np.concatenate([times.forward_ns[..., None], np.diff(edges), times.step_ns[..., None]], axis=-1)
-
-
 def recorded_times(trace: Trace) -> tuple[ComputeTimes, ...]:
     """Compute times of every recorded rank."""
     return recorded_model(trace).compute_times
@@ -168,14 +161,6 @@ def test_ranks_that_are_left_out_do_exactly_as_one_that_is_not(trace, world_size
             assert alike.any(), f"no drawn rank computes the same as rank {rank}"
 
 
-@given(st.integers(1, 300), st.booleans())
-def test_as_few_ranks_are_drawn_as_there_are_unlike_ones(world_size, slow):
-    trace = trace_of([[iteration(3, (7, 5), 9, 2)]], [4, 4])
-    stragglers = [Straggler(rank=world_size - 1, factor=2)] if slow else []
-    ranks = IterationSampler(recorded_times(trace), world_size, Variation(), stragglers).ranks
-    assert len(ranks) == min(world_size, 1 + slow)
-
-
 # Stragglers
 
 
@@ -206,22 +191,6 @@ def test_a_random_straggler_is_one_rank_in_each_iteration_and_not_always_the_sam
     assert (slow.sum(axis=1) == 1).all()
     assert (times.compute_ns[~slow] == 400).all()
     assert set(slow.argmax(axis=1)) == set(range(world_size))
-
-
-def test_two_random_stragglers_may_meet_on_one_rank():
-    trace = trace_of([[iteration(100, (200,), 300, 100)] * 40], [4])
-    times = drawn(IterationSampler(recorded_times(trace), 2, Variation(), [Straggler(factor=2), Straggler(factor=3)]))
-    assert {tuple(sorted(row)) for row in times.compute_ns.tolist()} == {(800, 1200), (400, 2400)}
-
-
-@examples(20)
-@given(traces(), st.integers(1, 4), variations())
-def test_a_factor_of_one_changes_nothing(trace, world_size, variation):
-    usual = predict(trace, FABRIC, world_size=world_size, variation=variation)
-    same_speed = predict(
-        trace, FABRIC, world_size=world_size, variation=variation, stragglers=[Straggler(rank=0, factor=1)]
-    )
-    assert same_speed.samples_ns == usual.samples_ns
 
 
 # Join
@@ -278,22 +247,6 @@ def test_mistakes_are_named_in_one_line(arguments, says):
     with pytest.raises(ValueError, match=says) as raised:
         predict(trace_of([[iteration(3, (7, 5), 9, 2)]], [4, 4]), FABRIC, world_size=2, **arguments)
     assert "\n" not in str(raised.value)
-
-
-@pytest.mark.parametrize(
-    ("kind", "fields", "field"),
-    [
-        (Straggler, {"factor": 0.5}, "factor"),
-        (Straggler, {"factor": float("nan")}, "factor"),
-        (Straggler, {"factor": float("inf")}, "factor"),
-        (Straggler, {"rank": -1, "factor": 2}, "rank"),
-        (Variation, {"iterations": 0}, "iterations"),
-        (Variation, {"kind": "imagined"}, "kind"),
-    ],
-)
-def test_a_record_refuses_what_makes_no_sense(kind, fields, field):
-    with pytest.raises(ValueError, match=f"^{field}: input should be"):
-        kind(**fields)
 
 
 @examples(20)

@@ -51,11 +51,6 @@ def test_a_collective_starts_when_its_last_rank_has_launched_it():
     assert " 32- 53 rank 0 wait 0" in lines
 
 
-def test_a_backend_runs_as_many_collectives_as_it_has_slots():
-    lines = lines_of([ALIKE], [[0], [1]], fabric(8, concurrency=2))
-    assert {" 30- 38 rank 0 all_reduce 0", " 30- 38 rank 0 all_reduce 1"} <= set(lines)
-
-
 def test_two_at_a_time_may_each_be_slower():
     lines = lines_of([ALIKE], [[0], [1]], fabric(8, concurrency=2, sharing=(Sharing(size_bytes=0, factor=1.5),)))
     assert {" 30- 42 rank 0 all_reduce 0", " 30- 42 rank 0 all_reduce 1"} <= set(lines)
@@ -67,17 +62,6 @@ def test_computation_is_slower_while_a_collective_runs():
     lines = lines_of([ALIKE], [[1], [0]], costs)
     assert " 20- 34 rank 0 backward 1" in lines
     assert " 34- 42 rank 0 all_reduce 1" in lines
-
-
-def test_a_slot_that_is_taken_makes_the_next_collective_queue():
-    lines = lines_of([ALIKE], [[1], [0]], fabric(15))
-    assert " 30- 35 rank 0 queued 1" in lines
-    assert " 35- 50 rank 0 all_reduce 1" in lines
-
-
-def test_process_groups_in_turn_are_queues_of_their_own():
-    lines = lines_of([ALIKE], [[1], [0]], fabric(15), process_groups=2)
-    assert {" 20- 35 rank 0 all_reduce 0", " 30- 45 rank 0 all_reduce 1"} <= set(lines)
 
 
 def test_beside_each_other_all_reduces_of_a_table_share_their_link():
@@ -149,7 +133,6 @@ def two_buckets(durations_ns, costs_ns, slow_down: float) -> EngineInput:
         duration_ns=np.array(durations_ns),
         ranks=tuple(range(len(durations_ns))),
         cost_ns=np.array(costs_ns),
-        queues=(0, 0),
         sharing=(LinkShare(),) * 2,
         slow_down=slow_down,
     )
@@ -203,7 +186,7 @@ def test_laws_of_every_iteration(engine_input):
     assert total == max((span.end_ns for span in spans if span.stream == "compute"), default=0)
     assert total >= engine_input.duration_ns.sum(axis=1).max()
     in_time = timeline.done_ns <= total  # under Join, nobody may wait for the counts of ranks
-    assert total * engine_input.concurrency * len(set(engine_input.queues)) >= engine_input.cost_ns[in_time].sum()
+    assert total * engine_input.concurrency >= engine_input.cost_ns[in_time].sum()
     steady = replace(engine_input, slow_down=1.0, sharing=(LinkShare(),) * len(engine_input.sharing))
     assert total >= simulate(steady, "events").iteration_ns, "slower parts made a faster whole"
     assert (np.diff(timeline.end_ns, axis=1, prepend=0) >= 0).all(), "a step ended before the one before it"
@@ -211,14 +194,13 @@ def test_laws_of_every_iteration(engine_input):
         assert timeline.done_ns[number] - timeline.start_ns[number] >= cost
     for rank in engine_input.ranks:
         assert _overlapping([s for s in spans if (s.stream, s.rank) == ("compute", rank)]) <= 1
-    for queue in set(engine_input.queues):
-        of_queue = [number for number, other in enumerate(engine_input.queues) if other == queue]
-        running = [Span(0, "comm", "all_reduce", n, timeline.start_ns[n], timeline.done_ns[n]) for n in of_queue]
-        assert _overlapping([span for span in running if span.duration_ns]) <= engine_input.concurrency
-        free_ns = sorted(timeline.done_ns[of_queue].tolist())
-        for place, number in enumerate(of_queue):
-            slot_ns = free_ns[place - engine_input.concurrency] if place >= engine_input.concurrency else 0
-            assert timeline.start_ns[number] == max(timeline.launched_ns[:, number].max(), slot_ns)
+    numbers = range(len(timeline.start_ns))
+    running = [Span(0, "comm", "all_reduce", n, timeline.start_ns[n], timeline.done_ns[n]) for n in numbers]
+    assert _overlapping([span for span in running if span.duration_ns]) <= engine_input.concurrency
+    free_ns = sorted(timeline.done_ns.tolist())
+    for number in numbers:
+        slot_ns = free_ns[number - engine_input.concurrency] if number >= engine_input.concurrency else 0
+        assert timeline.start_ns[number] == max(timeline.launched_ns[:, number].max(), slot_ns)
 
 
 def _overlapping(spans: list[Span]) -> int:
@@ -252,9 +234,9 @@ def test_collectives_that_only_share_a_link_together_take_as_long_as_one_after_t
     """Whatever their weights; and with weights in proportion to their durations, they end at the same time."""
     weight = st.floats(0.01, 100)
     weights = data.draw(st.just(costs_ns) | st.lists(weight, min_size=len(costs_ns), max_size=len(costs_ns)))
-    cluster = Cluster([0], concurrency=len(costs_ns))
+    cluster = Cluster(concurrency=len(costs_ns))
     running = [
-        RunningCollective(cluster.env, CollectiveCost(cost_ns, 0, LinkShare(2.0, weight)))
+        RunningCollective(cluster.env, CollectiveCost(cost_ns, LinkShare(2.0, weight)))
         for cost_ns, weight in zip(costs_ns, weights, strict=True)
     ]
     for one in running:

@@ -11,7 +11,7 @@ from scipy.stats import norm
 from simulator import Fabric, predict
 from simulator.fabric import Timing
 from simulator.interval import explained_by_errors, reach_of_difference
-from simulator.workload.compute_times import Straggler, Variation
+from simulator.workload.variation import Straggler, Variation
 
 from ..explore import examples
 from ..strategies import any_predictions, iteration, steady_fabrics, trace_of
@@ -114,20 +114,12 @@ def test_an_iteration_waits_for_the_slowest_of_all_devices_and_the_interval_has_
 
 @pytest.mark.parametrize(("jitter", "spread", "tail"), [(0.01, 0.0, True), (0.01, 0.02, True), (0.0, 0.02, False)])
 def test_percentiles_are_those_of_iterations_of_one_cluster(jitter, spread, tail):
-    """The wider band of an assumed spread moves the interval alone; without jitter, iterations do not differ."""
+    """Other clusters move the interval alone; without jitter, iterations do not differ."""
     trace = trace_of([[iteration(10**6, (2 * 10**6,), 3 * 10**6, 0)]], [4])
-    one, other = (
-        predict(
-            trace,
-            FREE,
-            world_size=64,
-            variation=Variation(kind="slowest", jitter=jitter, device_spread=spread, assumed_error=error),
-        )
-        for error in (0.0, 1.0)
-    )
-    assert (one.p95_ns, one.p99_ns, one.iteration_ns) == (other.p95_ns, other.p99_ns, other.iteration_ns)
-    assert one.interval_ns[1] < other.interval_ns[1]
-    assert (one.p99_ns is not None) is tail
+    variation = Variation(kind="slowest", jitter=jitter, device_spread=spread)
+    prediction = predict(trace, FREE, world_size=64, variation=variation)
+    assert (prediction.p99_ns is not None) is tail
+    assert prediction.interval_ns[1] > max(prediction.samples_ns)
 
 
 @pytest.mark.parametrize(("recorded", "p95", "p99"), [(19, False, False), (21, True, False), (101, True, True)])

@@ -27,11 +27,3 @@ def test_the_result_is_a_partition_and_at_least_as_good(trace, fabric, evaluatio
     check_partition(improved, len(costs.order))
     assert costs.value_ns(improved) <= costs.value_ns(plan)
     assert len(asked) <= evaluations + 1
-
-
-@given(small_models(), fabrics())
-@examples(10)
-def test_what_is_not_allowed_is_not_returned(trace, fabric):
-    costs = partition_costs(plan_times(trace, fabric))
-    alone = tuple((index,) for index in costs.order)
-    assert improve(alone, costs, len, 20, allowed=lambda plan: len(plan) == len(alone)) == alone

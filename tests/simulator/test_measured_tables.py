@@ -1,7 +1,6 @@
 """Measured tables: costs at, between and beyond the measured sizes, and the protocols behind a table."""
 
 import itertools
-import re
 
 import numpy as np
 import pytest
@@ -9,7 +8,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from simulator import Fabric
-from simulator.fabric import Segment
 from simulator.fabric.measured_tables import Table, relative_squared_error, segments
 
 from ..strategies import tables
@@ -71,14 +69,6 @@ def test_of_repeated_measurements_the_median_counts():
     assert Fabric.from_table([(2, 8, ns) for ns in (9, 5, 70)]).all_reduce_ns(8, 2) == 9
 
 
-@given(tables, st.lists(st.integers(0, 10**10), min_size=1, max_size=5))
-def test_many_sizes_cost_what_each_costs(table, sizes):
-    fabric = Fabric.from_table([(4, size, ns) for size, ns in table])
-    many = fabric.all_reduce_costs_ns(np.array(sizes), 4)
-    assert many.dtype == np.int64
-    assert many.tolist() == [fabric.all_reduce_ns(size, 4) for size in sizes]
-
-
 def table_of(protocols, sizes) -> Table:
     """The table of a library that uses protocol `i` (latency, slope) for the i-th list of sizes."""
     rows = [(size, a + b * size) for (a, b), part in zip(protocols, sizes, strict=True) for size in part]
@@ -129,16 +119,3 @@ def test_noise_is_no_protocol():
     sizes = [2**exponent for exponent in range(10, 26)]
     noisy = [(5000 + size / 10) * (1.02 if exponent % 2 else 0.98) for exponent, size in enumerate(sizes)]
     assert len(segments(Table(np.array(sizes), np.array(noisy)))) == 1
-
-
-def test_segments_of_a_table_are_those_of_its_protocols():
-    protocols = [(1000, 1.0), (9000, 0.1)]
-    table = table_of(protocols, [(64, 256, 1024), (1 << 16, 1 << 18, 1 << 20)])
-    fabric = Fabric.from_table(list(zip([2] * 6, table.sizes_bytes.tolist(), map(round, table.ns), strict=True)))
-    found = fabric.segments(2)
-    assert [segment.from_bytes for segment in found] == [64, 1 << 16]
-    for segment, (alpha, slope) in zip(found, protocols, strict=True):
-        assert segment[1:] == pytest.approx((alpha, slope), rel=0.01)
-    assert fabric.segments(1) == (Segment(0, 0.0, 0.0),)
-    with pytest.raises(ValueError, match=re.escape("of [2], for which all-reduces were measured, got 4")):
-        fabric.segments(4)

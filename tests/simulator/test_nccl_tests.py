@@ -28,26 +28,6 @@ def test_a_log_of_nccl_tests_is_a_table_of_its_world_size(tmp_path):
     assert [fabric.all_reduce_ns(size, 2) for size in (8, 516, 1024)] == [8650, 8950, 9250]
 
 
-@pytest.mark.parametrize("name", ["all_reduce.log", "all_reduce.TXT"])
-def test_a_log_is_loaded_by_its_ending(tmp_path, name):
-    (tmp_path / name).write_text(NCCL_LOG)
-    assert Fabric.load(tmp_path / name) == Fabric.from_nccl_tests(tmp_path / name)
-
-
-@pytest.mark.parametrize(
-    ("text", "message"),
-    [
-        (NCCL_LOG.replace("sum", "none"), "expected rows of all-reduce times"),
-        (None, "cannot be read: No such file"),
-    ],
-)
-def test_a_file_that_is_no_log_is_refused(tmp_path, text, message):
-    if text is not None:
-        (tmp_path / "log").write_text(text)
-    with pytest.raises(ValueError, match=re.escape(message)):
-        Fabric.from_nccl_tests(tmp_path / "log")
-
-
 @pytest.mark.parametrize(
     ("old", "new", "message"),
     [
@@ -62,11 +42,16 @@ def test_a_file_that_is_no_log_is_refused(tmp_path, text, message):
         ("9.25", 400 * "9", "log:11: expected a row `size"),
         ("Rank  1", "Rank  2", "log:5: expected rank 1 next, got '# Rank 2"),
         ("Rank  0", "Rank  1", "log:4: expected rank 0 next, got '# Rank 1"),
+        ("sum      -1", "sum       0", "log:10: expected the root -1 of an all-reduce"),
+        ("0.11    0.11      0", "0.11    0.11  1.04858e+06", "log:11: expected no wrong elements"),
+        ("0.11    0.11      0", "0.11    0.22      0", "log:11: expected a busbw of 1 times algbw"),
+        ("      0\n", "      0 8 2 float sum\n", "expected one row on a line"),
+        ("sum", "none", "expected rows of all-reduce times"),
     ],
 )
 def test_a_damaged_line_of_a_log_is_named_by_its_number(tmp_path, old, new, message):
     assert old in NCCL_LOG
-    (tmp_path / "log").write_text(NCCL_LOG.replace(old, new, 1))
+    (tmp_path / "log").write_text(NCCL_LOG.replace(old, new, -1 if old == "sum" else 1))
     with pytest.raises(ValueError, match=re.escape(message)) as caught:
         Fabric.from_nccl_tests(tmp_path / "log")
     assert "\n" not in str(caught.value)
@@ -104,31 +89,6 @@ def test_a_row_may_follow_a_prefix_or_messages(tmp_path_factory, prefix, data):
     path.write_text("\n".join(prefix + line for line in NCCL_LOG.replace("    9.25    0.11", " 9.2.5 ").splitlines()))
     with pytest.raises(ValueError, match=r":11: expected a row `size"):
         read_log(path)
-
-
-@pytest.mark.parametrize(
-    ("old", "new", "message"),
-    [
-        ("sum      -1", "sum       0", "expected the root -1 of an all-reduce"),
-        ("0.11    0.11      0", "0.11    0.11      3", "expected no wrong elements"),
-        ("0.11    0.11      0", "0.11    0.11  1.04858e+06", "expected no wrong elements"),
-        ("0.11    0.11      0", "0.11    0.22      0", "expected a busbw of 1 times algbw"),
-        ("sum      -1", "sum host:1:1 [0] NCCL INFO ring", "expected a row `size"),
-        ("      0\n", "      0 8 2 float sum\n", "expected one row on a line"),
-    ],
-)
-def test_rows_of_another_collective_or_with_errors_are_refused(tmp_path, old, new, message):
-    assert old in NCCL_LOG
-    (tmp_path / "log").write_text(NCCL_LOG.replace(old, new))
-    with pytest.raises(ValueError, match=rf"log:\d+: {message}"):
-        read_log(tmp_path / "log")
-
-
-def test_a_log_of_another_number_of_ranks_than_it_lists_is_refused(tmp_path):
-    lines = [line for line in nccl_log(8, {2**20: 100.5}).splitlines() if "Rank  7" not in line]
-    (tmp_path / "log").write_text("\n".join(lines))
-    with pytest.raises(ValueError, match=r"expected a busbw of 1.714 times algbw, as of an all-reduce on 7 ranks"):
-        read_log(tmp_path / "log")
 
 
 RUNS = st.dictionaries(st.sampled_from([1, 2, 4, 8, 16]), st.sampled_from([2**20, 2**26]), min_size=1, max_size=4)

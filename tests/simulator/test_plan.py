@@ -11,14 +11,14 @@ from simulator import Fabric, predict, sweep, tune
 from simulator.capacity.cost import Price
 from simulator.capacity.limits import CURES, MOST_OF_IT, NEGLIGIBLE
 from simulator.capacity.plan import plan
-from simulator.capacity.scaling import LEAST_GAIN, knee_of
+from simulator.capacity.scaling import LEAST_GAIN
 from simulator.catalogue import load_fabric
 from simulator.results.scaling_verdict import FASTEST_LINKS
 from simulator.schedule.policy import Policy
 from simulator.workload.built_in_operations import built_in_operations
-from simulator.workload.compute_times import RECORDED, Straggler, Variation
 from simulator.workload.roofline import find_device
 from simulator.workload.trace_synthesis import synthesize, with_batch
+from simulator.workload.variation import RECORDED, Straggler, Variation
 
 from ..explore import examples
 from ..strategies import iteration, rate_fabrics, trace_of, traces
@@ -194,15 +194,6 @@ def test_strong_scaling_has_one_total_batch():
     one, two, many = (offer.size.strong_samples_per_s for offer in result.offers)
     assert two == pytest.approx(2 * one, rel=0.02)
     assert many is None, "fewer samples than GPUs"
-
-
-@given(st.lists(st.integers(1, 10**6), min_size=1, max_size=8, unique=True), st.data())
-def test_times_that_do_not_grow_have_no_knee(world_sizes, data):
-    world_sizes.sort()
-    times_ns = sorted(
-        data.draw(st.lists(st.integers(1, 10**9), min_size=len(world_sizes), max_size=len(world_sizes)))
-    )
-    assert knee_of(world_sizes, times_ns[::-1]) is None
 
 
 @pytest.mark.parametrize(

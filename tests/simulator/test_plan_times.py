@@ -42,17 +42,6 @@ def test_two_iterations_of_which_neither_is_slower_in_every_moment_are_not_order
     assert not times.is_ordered
 
 
-def test_bytes_in_flight_are_those_launched_and_not_averaged_at_the_same_time():
-    """Ready at 10, 20 and 30; each all-reduce takes 15, so two of the three overlap."""
-    from simulator import Fabric
-
-    trace = trace_of([[iteration(0, (10, 20, 30), 30, 0)]], [100, 70, 50])
-    fabric = Fabric.from_table([(2, 1, 15), (2, 300, 15)])
-    times = plan_times(trace, fabric)
-    assert times.in_flight_bytes(((0,), (1,), (2,))) == 170
-    assert times.in_flight_bytes(((0, 1, 2),)) == 220
-
-
 def test_the_worst_case_has_costs_at_the_upper_ends_of_their_bands():
     from simulator.fabric import Fabric, Processor, Timing
 

@@ -1,43 +1,22 @@
 """Predictions: the path from a trace to a table, laws for any trace, policy and fabric, and comparisons."""
 
 import itertools
+import re
 from dataclasses import replace
-from html.parser import HTMLParser
 
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from reference.bucketing import ORDERS
 from simulator import Fabric, Policy, Straggler, Variation, predict
 from simulator.schedule.comm_hook_messages import CommHook
-from simulator.schedule.schedule import buckets_of
-from simulator.workload.compute_times import recorded_model
 
 from ..explore import examples
-from ..strategies import any_predictions, caps_mb, iteration, policies, steady_fabrics, trace_of, traces
+from ..strategies import any_predictions, iteration, steady_fabrics, trace_of, traces
 
 FABRIC = Fabric.from_alpha_beta(alpha_ns=100, bytes_per_s=1e9, concurrency=2)
 ONE_GRADIENT = trace_of([[iteration(3, (7,), 9, 2)]], [4])
-
-
-@given(traces(), st.integers(1, 5), caps_mb(), st.sampled_from(ORDERS))
-def test_a_prediction_lies_between_its_bounds(trace, world_size, cap, order):
-    prediction = predict(trace, FABRIC, world_size=world_size, bucket_cap_mb=cap, order=order)
-    low, high = prediction.interval_ns
-    assert low <= prediction.iteration_ns <= high
-    assert 0 <= prediction.exposed_comm_ns <= prediction.iteration_ns
-    assert {span.rank for span in prediction.spans} <= set(range(world_size))
-
-
-@given(traces(), caps_mb())
-def test_one_rank_is_local_training(trace, cap):
-    prediction = predict(trace, FABRIC, world_size=1, bucket_cap_mb=cap)
-    assert prediction.iteration_ns in {
-        iteration.end_ns - iteration.forward_start_ns for iteration in trace.ranks[0].iterations
-    }
-    assert prediction.no_overlap_ns == prediction.compute_ns  # no copies are charged on this fabric
 
 
 @given(traces(), st.integers(2, 4))
@@ -75,6 +54,7 @@ def test_the_frame_holds_every_span(trace):
         ({"inputs": 3}, r"inputs: expected a list of values, got 3; write \["),
         ({"inputs": [3, 2.0]}, r"inputs\[1\]: input should be a valid integer, got 2.0"),
         ({"engine": "fast"}, "engine: input should be 'auto', 'events' or 'closed_form', got 'fast'"),
+        ({"policy": {"sync_every": 2}}, r"policy: input should be an instance of Policy, got \{'sync_every': 2\}"),
         ({"hook": 3}, "hook: expected a CommHook or the name of one, such as 'fp16', got 3"),
     ],
 )
@@ -82,11 +62,6 @@ def test_arguments_that_make_no_sense_are_named(arguments, says):
     with pytest.raises(ValueError, match=says) as told:
         predict(**({"trace": ONE_GRADIENT, "fabric": FABRIC, "world_size": 2} | arguments))
     assert "\n" not in str(told.value)
-
-
-def test_a_policy_of_another_kind_is_named():
-    with pytest.raises(ValueError, match=r"^policy: input should be an instance of Policy, got \{'sync_every': 2\}$"):
-        predict(ONE_GRADIENT, FABRIC, world_size=2, policy={"sync_every": 2})
 
 
 @given(traces(), st.integers(1, 3), st.sampled_from([np.array, tuple, list]))
@@ -129,14 +104,8 @@ def test_an_iteration_takes_as_long_as_its_computation_and_as_its_busiest_link(a
     timeline = prediction.timeline
     engine_input = timeline.engine_input
     assert timeline.iteration_ns >= engine_input.duration_ns.sum(axis=1).max()
-    for queue in set(engine_input.queues):
-        on_link = sum(
-            cost
-            for number, cost in enumerate(engine_input.cost_ns.tolist())
-            if engine_input.queues[number] == queue
-            and timeline.done_ns[number] <= timeline.iteration_ns  # nobody may wait for the counts of Join
-        )
-        assert timeline.iteration_ns * engine_input.concurrency >= on_link
+    in_time = timeline.done_ns <= timeline.iteration_ns  # nobody may wait for the counts of Join
+    assert timeline.iteration_ns * engine_input.concurrency >= engine_input.cost_ns[in_time].sum()
     assert prediction.iteration_ns >= prediction.compute_ns >= 0
 
 
@@ -167,64 +136,6 @@ def test_every_parameter_is_in_one_bucket_and_every_buckets_bytes_are_sent(asked
         assert sent.get(number, []) == expected
     if type(asked.policy.hook) is CommHook:
         assert sum(map(sum, sent.values())) == sum(asked.trace.sizes_bytes)
-
-
-# Sameness
-
-
-@examples(20)
-@given(any_predictions())
-def test_the_same_seed_gives_the_same_prediction_to_the_nanosecond(asked):
-    one, other = asked.predict(), asked.predict()
-    assert one == other
-    assert one.spans == other.spans
-
-
-@examples(20)
-@given(any_predictions(variation=st.just(Variation())), st.randoms(use_true_random=False))
-def test_permuting_the_ranks_of_a_trace_changes_no_latency(asked, random):
-    """If every recorded rank is repeated equally often, and buckets do not follow rank 0's ready order."""
-    ranks = asked.trace.ranks
-    plan = tuple(map(tuple, buckets_of(asked.policy, recorded_model(asked.trace))))
-    policy = asked.policy.model_copy(update={"plan": plan})
-    size = len(ranks) * (1 + asked.world_size // len(ranks) // 2)
-    fabric = asked.fabric.model_copy(
-        update={"all_reduce": tuple(t.model_copy(update={"world_size": size}) for t in asked.fabric.all_reduce)}
-    )
-    order = random.sample(range(len(ranks)), len(ranks))
-    shuffled = asked.trace.model_copy(
-        update={"ranks": tuple(ranks[old].model_copy(update={"rank": new}) for new, old in enumerate(order))}
-    )
-    one, other = (predict(trace, fabric, world_size=size, policy=policy) for trace in (asked.trace, shuffled))
-    assert one.samples_ns == other.samples_ns
-    assert one.interval_ns == other.interval_ns
-
-
-# More bandwidth
-
-
-@examples(20)
-@given(
-    traces(),
-    st.integers(2, 4),
-    st.floats(1e5, 1e12),
-    st.floats(1, 100),
-    st.data(),
-)
-def test_faster_links_never_hurt_where_speeds_are_constant(trace, world_size, rate, times, data):
-    policy = data.draw(policies(tuple(trace.keys))).model_copy(
-        update={"process_groups": 1}
-    )  # several share the links
-    slow, fast = (Fabric.from_alpha_beta(50, per_s) for per_s in (rate, rate * times))
-    by_rate = [predict(trace, fabric, world_size=world_size, policy=policy) for fabric in (slow, fast)]
-    assert np.less_equal(by_rate[1].samples_ns, by_rate[0].samples_ns).all()
-
-
-@examples(20)
-@given(any_predictions(fabrics=steady_fabrics), st.floats(0.01, 1))
-def test_a_table_scaled_down_never_hurts_where_speeds_are_constant(asked, factor):
-    scaled = replace(asked, fabric=asked.fabric.scaled(factor))
-    assert np.less_equal(scaled.predict().samples_ns, asked.predict().samples_ns).all()
 
 
 @examples(20)
@@ -266,32 +177,14 @@ TRACE = trace_of([[iteration(10**6, (3 * 10**6, 2 * 10**6), 4 * 10**6, 10**6)]],
 SLOW, FAST = (Fabric.from_alpha_beta(alpha_ns=1000, bytes_per_s=rate) for rate in (1e9, 1e10))
 
 
-class Rows(HTMLParser):
-    """Collects the cells of every table row, and checks that every tag is closed."""
-
-    def __init__(self, text: str) -> None:
-        super().__init__()
-        self.rows: list[list[str]] = []
-        self._open: list[str] = []
-        self.feed(text)
-        assert not self._open
-
-    def handle_starttag(self, tag, _attributes):
-        self._open.append(tag)
-        if tag == "tr":
-            self.rows.append([])
-
-    def handle_endtag(self, tag):
-        assert self._open.pop() == tag
-
-    def handle_data(self, data):
-        if self._open[-1] == "td":
-            self.rows[-1].append(data.strip())
+def rows_of(page: str) -> dict[str, str]:
+    """The second cell of every table row, by the first."""
+    return dict(re.findall("<tr><td>(.*?)</td><td>(.*?)</td></tr>", page))
 
 
 def test_the_table_shows_iteration_parts_and_buckets():
     prediction = predict(TRACE, SLOW, world_size=2)
-    rows = dict(Rows(prediction._repr_html_()).rows)
+    rows = rows_of(prediction._repr_html_())
     assert rows["iteration, median"] == f"{prediction.iteration_ns / 1e6:.2f} ms"
     assert rows["computation alone"] == "5.00 ms"
     assert rows["exposed communication"] == f"{prediction.exposed_comm_ns / 1e6:.2f} ms"
@@ -306,7 +199,7 @@ def test_the_table_shows_iteration_parts_and_buckets():
 @examples(20)
 @given(any_predictions())
 def test_every_prediction_has_a_table(asked):
-    assert len(Rows(asked.predict()._repr_html_()).rows) >= 5
+    assert len(rows_of(asked.predict()._repr_html_())) >= 5
 
 
 @examples(20)
@@ -323,7 +216,7 @@ def test_the_parts_of_a_comparison_add_up_to_its_difference(asked, other):
     assert least <= comparison.difference_ns <= most
     assert two.compare(one).difference_interval_ns == (-most, -least)
     assert comparison.is_tie == (least <= 0 <= most)
-    assert len(Rows(comparison._repr_html_()).rows) == sum(ns != 0 for ns in comparison.parts_ns.values())
+    assert len(rows_of(comparison._repr_html_())) == sum(ns != 0 for ns in comparison.parts_ns.values())
 
 
 def test_a_comparison_reads_as_a_sentence():

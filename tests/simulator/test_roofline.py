@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 
 from reference.trace import Parameter
-from simulator.workload.roofline import Device, Operation, Operations, data_sheets, find_device, merge, sgd_step
+from simulator.workload.roofline import Device, Operation, Operations, find_device, merge, sgd_step
 
 from .random_operations import DOCUMENT, SLOW, any_operations, devices, some_operations
 
@@ -24,20 +24,14 @@ def test_merged_operations_take_as_long_on_every_device(operations, device):
 @pytest.mark.parametrize(
     ("operation", "ns"),
     [
-        (Operation(flops=4000, bytes_moved=10), 2000 + 5),  # arithmetic decides
-        (Operation(flops=10, bytes_moved=4000), 4000 + 5),  # bytes decide
-        (Operation(flops=0, bytes_moved=0, kernels=3), 15),
+        (Operation(flops=4000, bytes_moved=10), 2000),  # arithmetic decides
+        (Operation(flops=10, bytes_moved=4000), 4000),  # bytes decide
+        (Operation(flops=0, bytes_moved=0, kernels=3), 0),
     ],
 )
-def test_a_kernel_takes_the_longer_of_arithmetic_and_bytes_and_its_launch(operation, ns):
-    device = Device(name="d", flops_per_s=2e9, bytes_per_s=1e9, launch_ns=5)
+def test_a_kernel_takes_the_longer_of_arithmetic_and_bytes(operation, ns):
+    device = Device(name="d", flops_per_s=2e9, bytes_per_s=1e9)
     assert device.time_ns([operation]) == pytest.approx(ns)
-
-
-def test_lower_precision_is_faster():
-    for card, low in [("v100", "fp16"), ("a100-40gb", "bf16"), ("a100-80gb", "bf16"), ("h100", "bf16")]:
-        assert data_sheets()[f"{card}-{low}"].flops_per_s > 7 * data_sheets()[f"{card}-fp32"].flops_per_s
-    assert data_sheets()["h100-bf16"].flops_per_s == pytest.approx(2 * data_sheets()["h100-tf32"].flops_per_s)
 
 
 def test_a_device_is_found_by_name_or_file(tmp_path):
@@ -65,18 +59,6 @@ def test_a_broken_data_sheet_is_told_in_one_line(tmp_path, content, says):
         find_device(str(path))
     assert str(caught.value).startswith(f"{path}: ")
     assert "\n" not in str(caught.value)
-
-
-@pytest.mark.parametrize(
-    ("name", "says"),
-    [
-        ("h300", "expected a data sheet's .json file or a name that `ddplab show` lists"),
-        ("no/file.json", "no/file.json: cannot be read: No such file"),
-    ],
-)
-def test_an_unknown_device_is_told_in_one_line(name, says):
-    with pytest.raises(ValueError, match=re.escape(says)):
-        find_device(name)
 
 
 # Files of operations
@@ -114,11 +96,6 @@ def test_an_inconsistent_file_names_file_field_and_reason(tmp_path, path, value,
         Operations.load(file)
     assert str(caught.value).startswith(f"{file}: not an operations file: ")
     assert "\n" not in str(caught.value)
-
-
-def test_a_missing_file_is_told_in_one_line(tmp_path):
-    with pytest.raises(ValueError, match="cannot be read: No such file"):
-        Operations.load(tmp_path / "operations.json")
 
 
 def of(operations) -> tuple[int, int]:

@@ -61,18 +61,6 @@ def test_a_need_leaves_latencies_and_counts_the_messages_of_the_hook():
     assert network_need([partial(predict_at, trace, slow_start, plan)]).multiple is None, "its latency is 200 ns"
 
 
-def test_the_best_cap_at_the_needed_rates_counts():
-    """On a fast network small buckets overlap more; on a slow one, few latencies count."""
-    trace = trace_of([[iteration(US, (100 * US, 50 * US), 100 * US, 0)]], [1 << 20, 1 << 20])
-    fabric = Fabric.from_table([(4, 0, 8 * US), (4, 1 << 20, 80 * US), (4, 2 << 20, 152 * US)])
-    plans = [{"plan": ((1, 0),)}, {"plan": ((1,), (0,))}]
-    at = [partial(predict_at, trace, fabric, plan) for plan in plans]
-    alone = [network_need([one], target=0.8).multiple for one in at]
-    assert alone[1] < alone[0] / 1.5
-    for order in (at, at[::-1]):
-        assert network_need(order, target=0.8).multiple == pytest.approx(min(alone), rel=2 * TOLERANCE)
-
-
 @given(st.floats(1e-3, 1e3), st.integers(0, 10**6), st.integers(0, 10**8))
 def test_rates_change_the_bytes_of_tables_and_of_links_alike(multiple, latency_ns, size_bytes):
     links = Fabric.from_alpha_beta(latency_ns, 1e9)

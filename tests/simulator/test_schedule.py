@@ -136,12 +136,6 @@ def test_buckets_are_those_of_the_reducers_own_rule(trace, cap, order):
     assert buckets_of(Policy(bucket_cap_mb=cap, order=order), recorded_model(trace)) == expected
 
 
-def test_buckets_are_launched_in_order_even_if_a_later_one_is_ready_first():
-    lines = lines_of([ALIKE], [[0], [1]], fabric(8))
-    assert " 30- 38 rank 0 all_reduce 0" in lines
-    assert " 38- 46 rank 0 all_reduce 1" in lines
-
-
 def test_buffers_are_broadcast_before_forward():
     lines = lines_of([ALIKE], [[0, 1]], fabric(8), buffer_bytes=[4, 4, 4])
     assert {"  0-  8 rank 0 broadcast", "  0-  8 rank 0 queued", "  8- 16 rank 0 broadcast"} <= set(lines)
@@ -180,12 +174,6 @@ def test_the_rebuild_comes_before_the_second_forward_pass():
     assert not any("rebuild" in line for line in lines_of([ALIKE], None, costs, find_unused_parameters=True))
 
 
-def test_a_static_graph_launches_after_its_first_backward_pass():
-    lines = lines_of([ALIKE], [[1], [0]], fabric(8), static_graph=True, phase="first")
-    assert " 32- 40 rank 0 all_reduce 0" in lines
-    assert " 48- 56 rank 0 bitmap" in lines
-
-
 def test_a_bucket_of_two_dtypes_is_refused_as_the_reducer_does():
     trace = trace_of([[ALIKE]], [4, 4])
     floats = trace.workload.parameters[0].model_copy(update={"dtype": "float32", "shape": (1,)})
@@ -214,10 +202,6 @@ def test_under_join_ranks_with_inputs_do_not_wait_for_the_counts():
     assert [line for line in lines if line.endswith(("rank 0 unsynchronized", "rank 0 wait"))] == [
         "  0- 37 rank 0 unsynchronized", " 37- 74 rank 0 unsynchronized",
     ]  # fmt: skip
-
-
-def test_a_hook_without_communication_sends_nothing():
-    assert not any("all_reduce" in line for line in lines_of([ALIKE], [[1], [0]], fabric(8), hook="noop"))
 
 
 def test_a_second_collective_follows_the_launch_of_the_next_bucket():

@@ -18,7 +18,8 @@ from simulator.schedule.comm_hook_messages import CommHook, named_hook
 from simulator.schedule.policy import Policy
 from simulator.schedule.schedule import build_schedule
 from simulator.step_costs import price_schedule
-from simulator.workload.compute_times import IterationSampler, Variation, recorded_model
+from simulator.workload.compute_times import IterationSampler, recorded_model
+from simulator.workload.variation import Variation
 
 from ..explore import examples
 from ..strategies import any_predictions, iteration, partitions, trace_of, traces
@@ -115,30 +116,6 @@ def test_one_rank_trains_locally_and_pays_only_its_own_processor(asked):
     ]
     assert bare.iteration_ns == bare.compute_ns
     assert bare.timeline.iteration_ns == bare.timeline.engine_input.duration_ns[:, local].sum()
-
-
-@examples(20)
-@given(any_predictions())
-def test_a_free_fabric_adds_only_copies_launches_and_hooks(asked):
-    """If all ranks are alike; otherwise the fast ranks wait for the slow ones."""
-    (first, *_), workload = asked.trace.ranks, asked.trace.workload
-    alone = asked.trace.model_copy(
-        update={"ranks": (first,), "workload": workload.model_copy(update={"world_size": 1})}
-    )
-    processor = asked.fabric.processor.model_copy(update={"slow_down": 1.0})
-    asked = replace(asked, trace=alone, fabric=FREE.model_copy(update={"processor": processor}), stragglers=())
-    asked = replace(asked, variation=Variation(), inputs=None)
-    timeline = asked.predict().timeline
-    breakdown = asked.predict().breakdown
-    assert breakdown["exposed_comm"] == breakdown["stragglers"] == 0
-    processing = [
-        place for place, step in enumerate(timeline.engine_input.schedule.steps) if step.kind not in COMPUTATION
-    ]
-    assert timeline.iteration_ns - timeline.engine_input.duration_ns.sum() == 0
-    charged = timeline.engine_input.duration_ns[:, processing].sum() / asked.policy.sync_every
-    added_ns = asked.predict().iteration_ns - asked.predict().compute_ns
-    assert added_ns == pytest.approx(charged, abs=1)
-    assert asked.predict().exposed_comm_ns == 0
 
 
 def test_a_rank_that_has_joined_computes_nothing_any_more():

@@ -6,7 +6,7 @@ from hypothesis import given
 
 from simulator import predict
 from simulator.engines.closed_form import simulate
-from simulator.workload.compute_times import Straggler
+from simulator.workload.variation import Straggler
 
 from ..explore import examples
 from ..strategies import engine_inputs, fluid_fabrics, trace_of

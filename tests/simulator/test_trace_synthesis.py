@@ -44,7 +44,7 @@ def test_the_same_device_gives_the_same_trace(recording, device):
     assert except_for_the_device(rescale(trace, operations, device, device)) == except_for_the_device(trace)
 
 
-@given(recordings(), devices(most_launch_ns=0, most_pace_ns=0))
+@given(recordings(), devices(most_pace_ns=0))
 def test_a_device_twice_as_fast_halves_every_interval_up_to_rounding(recording, device):
     trace, operations = recording
     assume(device.time_ns((*operations.forward, *operations.loss, *operations.backward, *operations.step)))
@@ -129,7 +129,7 @@ def test_a_synthesised_trace_is_valid_and_keeps_the_order_of_readiness(operation
         assert predict(trace, FABRIC, world_size=1, assume=False).iteration_ns == step_ns
 
 
-@given(any_operations(), devices(most_launch_ns=0, most_pace_ns=0))
+@given(any_operations(), devices(most_pace_ns=0))
 def test_a_data_sheet_alone_gives_the_roofline_and_a_nanosecond_a_gradient(operations, device):
     whole = device.time_ns((*operations.forward, *operations.loss, *operations.backward, *operations.step))
     assume(whole)

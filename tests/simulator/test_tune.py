@@ -85,14 +85,6 @@ def test_given_buckets_take_the_place_of_the_default(trace, fabric, data):
     assert found.default_ns == rule.iteration_ns == now.iteration_ns >= found.iteration_ns
 
 
-def test_a_limit_on_bytes_in_flight_is_kept_or_refused():
-    trace = trace_of([[iteration(0, (10, 20, 30), 1000, 0)]], [100, 100, 100])
-    fabric = Fabric.from_table([(2, 1, 100), (2, 300, 101)])
-    assert tune(trace, fabric, world_size=2, in_flight_bytes=300).in_flight_bytes <= 300
-    with pytest.raises(ValueError, match=r"^in_flight_bytes: expected a limit that some buckets keep, got 99;"):
-        tune(trace, fabric, world_size=2, in_flight_bytes=99)
-
-
 @pytest.mark.parametrize(
     ("settings", "message"),
     [

@@ -76,15 +76,6 @@ def test_an_invalid_question_is_answered_with_one_line(question, words):
     assert "answer" in kernel.reply(asked())
 
 
-def test_an_error_of_the_users_fabric_is_answered_with_one_line():
-    def unplugged(gbit_per_s):
-        if gbit_per_s < 10:
-            raise OSError("no such network\nand no other")
-        return ring(gbit_per_s)
-
-    assert Kernel(unplugged).reply(asked(gbit_per_s=1.0))["error"] == "OSError: no such network"
-
-
 def test_a_trace_without_a_prediction_is_refused_at_once():
     unused = trace_of([[iteration(1 * MS, (3 * MS, None), 4 * MS, 1 * MS)]], [4, 4])
     with pytest.raises(ValueError, match="got no gradient"):

@@ -8,7 +8,7 @@ from reference.trace import BucketLayout, Trace
 from simulator.fabric import Fabric, Linear, Processor, Timing
 from simulator.schedule.policy import Policy
 from simulator.tuning.plan_times import Objective, PlanTimes
-from simulator.workload.compute_times import RECORDED
+from simulator.workload.variation import RECORDED
 from tests.strategies import iteration, trace_of
 
 WORLD_SIZE = 2

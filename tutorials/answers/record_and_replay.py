@@ -7,7 +7,7 @@ import simulator
 from ddplab import emulate
 from reference.trace import Trace
 from simulator.fabric import Fabric
-from simulator.prediction import Prediction
+from simulator.predicted_iteration import Prediction
 
 from ..exercises import Exercise, matches
 
