@@ -4,7 +4,7 @@ BIN    := .venv/bin
 READY  := .venv/.ready
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo tutorials slides figures site test test-reducer explore test-lab test-tutorials test-readme test-torch test-torchrun test-replicate test-install versions mutants test-gpu gpu check format bench bench-simulator bench-timeline score house wheel clean
+.PHONY: help setup demo tutorials slides figures site test test-reducer explore test-lab test-tutorials test-readme test-torch test-torchrun test-install versions mutants test-gpu gpu check format bench bench-simulator bench-timeline score house wheel clean
 
 help:  ## list the verbs
 	@echo "make VERB, where VERB is one of:"
@@ -77,9 +77,6 @@ versions: $(READY)  ## the tests that depend on torch, with the oldest torch tha
 
 mutants: $(READY)  ## one-line faults in the reducer, and which check of `ddplab conform` catches each: 15 minutes, JOBS=2
 	$(BIN)/python -m tests.mutants.run --jobs $(or $(JOBS),2)
-
-test-replicate: $(READY)  ## all checks of conformance on torch's composable replicate() functions: about 2 minutes
-	$(BIN)/pytest -m slow tests/ddplab/test_composable.py
 
 test-gpu: $(READY)  ## the tests that need a CUDA device; elsewhere they say that they are skipped
 	$(BIN)/pytest -m gpu -rs

@@ -6,6 +6,8 @@ from collections.abc import Callable
 from contextlib import suppress
 from datetime import timedelta
 from functools import partial
+from inspect import signature
+from types import FunctionType
 
 import torch
 import torch.distributed as dist
@@ -15,7 +17,7 @@ from torch.nn.parallel.distributed import _MixedPrecision
 
 from reference.comm_hooks.allreduce import allreduce
 from reference.comm_hooks.compress import compress
-from reference.data_parallel import DistributedDataParallel
+from reference.data_parallel import DistributedDataParallel as Wrapped
 
 from .scenarios import Branches, Nested
 
@@ -39,27 +41,21 @@ def x(rows: int = 1, columns: int = 2) -> Tensor:
     return torch.ones(rows, columns)
 
 
-def unused_in_forward(_rank: int) -> None:
-    ddp = DistributedDataParallel(Branches())
-    for _ in range(2):
-        ddp(x(1, 4), "a").sum().backward()
-
-
-def unused_in_forward_later(_rank: int) -> None:
-    ddp = DistributedDataParallel(Branches())
-    for which in ("ab", "ab", "a", "a"):
+def train(ddp: nn.Module, *steps: str) -> None:
+    """Train layers of `Branches`, by step."""
+    for which in steps:
         ddp(x(1, 4), which).sum().backward()
 
 
 def unused_then_no_sync(rank: int) -> None:
-    ddp = DistributedDataParallel(Branches())
+    ddp = Wrapped(Branches())
     ddp(x(1, 4), "a").sum().backward()
     with ddp.no_sync():
         ddp(x(1, 4), "a").sum().backward()
 
 
 def output_unused_in_loss(_rank: int) -> None:
-    ddp = DistributedDataParallel(Nested("tuple"))
+    ddp = Wrapped(Nested("tuple"))
     for _ in range(2):
         ddp(x(1, 4))[0].sum().backward()
 
@@ -75,19 +71,19 @@ def output_not_found(_rank: int) -> None:
     module = Nested("tuple")
     inner = module.forward
     module.forward = lambda x: (inner(x)[0], Opaque(*inner(x)[1][:1]))
-    ddp = DistributedDataParallel(module, find_unused_parameters=True)
+    ddp = Wrapped(module, find_unused_parameters=True)
     output, opaque = ddp(x(1, 4))
     (output.sum() + opaque.tensors[0].sum()).backward()
 
 
 def used_outside_forward(_rank: int) -> None:
     module = Branches()
-    ddp = DistributedDataParallel(module, find_unused_parameters=True)
+    ddp = Wrapped(module, find_unused_parameters=True)
     (ddp(x(1, 4), "a").sum() + module.b(x(1, 4)).sum()).backward()
 
 
 def two_backward_passes(_rank: int) -> None:
-    ddp = DistributedDataParallel(nn.Sequential(nn.Linear(2, 2), line()), bucket_cap_mb_list=[1e-6])
+    ddp = Wrapped(nn.Sequential(nn.Linear(2, 2), line()), bucket_cap_mb_list=[1e-6])
     first, second = line(), line()
     features = ddp.module[0](x())
     ddp(x())
@@ -96,56 +92,24 @@ def two_backward_passes(_rank: int) -> None:
 
 
 def two_gradients_for_one_none_for_another(_rank: int) -> None:
-    ddp = DistributedDataParallel(UsesOneOfTwo())
+    ddp = Wrapped(UsesOneOfTwo())
     loss = ddp(torch.ones(2)).sum()
     loss.backward(retain_graph=True)
     loss.backward()
 
 
-def static_graph_uses_more(_rank: int) -> None:
-    ddp = DistributedDataParallel(Branches(), static_graph=True)
-    for which in ("a", "ab"):
-        ddp(x(1, 4), which).sum().backward()
-
-
-def static_graph_uses_less(_rank: int) -> None:
-    ddp = DistributedDataParallel(Branches(), static_graph=True)
-    for which in ("ab", "a", "a"):
-        ddp(x(1, 4), which).sum().backward()
-
-
 def static_graph_hides_its_output(_rank: int) -> None:
-    ddp = DistributedDataParallel(Branches(), static_graph=True)
+    ddp = Wrapped(Branches(), static_graph=True)
     ddp.module.register_forward_hook(lambda _module, _inputs, output: iter([output]))
     for _ in range(2):
         (output,) = ddp(x(1, 4), "a")
         output.sum().backward()
 
 
-def different_shapes(rank: int) -> None:
-    DistributedDataParallel(nn.Linear(2 + rank, 1))
-
-
-def different_counts(rank: int) -> None:
-    DistributedDataParallel(nn.Linear(2, 1, bias=rank == 0))
-
-
 def different_buffers(rank: int) -> None:
     module = line()
     module.register_buffer("mask", torch.ones(2 + rank))
-    DistributedDataParallel(module)
-
-
-def different_caps(rank: int) -> None:
-    DistributedDataParallel(line(), bucket_cap_mb=1 + rank)
-
-
-def nothing_to_train_on_one_rank(rank: int) -> None:
-    DistributedDataParallel(line() if rank == 0 else nn.ReLU())
-
-
-def nothing_to_train(_rank: int) -> None:
-    DistributedDataParallel(nn.ReLU())
+    Wrapped(module)
 
 
 def error_that_cannot_be_pickled_on_one_rank(rank: int) -> None:
@@ -156,43 +120,23 @@ def error_that_cannot_be_pickled_on_one_rank(rank: int) -> None:
         def named_parameters(self, *_args, **_options):
             raise UnpicklableError("no names today")
 
-    DistributedDataParallel(line() if rank == 0 else Refuses(2, 1))
+    Wrapped(line() if rank == 0 else Refuses(2, 1))
 
 
 def unknown_name_in_plan_of_a_group_of_one(rank: int) -> None:
     alone = dist.new_group([rank], use_local_synchronization=True)
-    DistributedDataParallel(line(), process_group=alone)
-    DistributedDataParallel(line(), process_group=alone, plan=[["weight", "bia"]])
-
-
-def lazy_parameters(_rank: int) -> None:
-    DistributedDataParallel(nn.Sequential(line(), nn.LazyLinear(2)))
-
-
-def sync_batch_norm_on_cpu(_rank: int) -> None:
-    DistributedDataParallel(nn.Sequential(line(), nn.SyncBatchNorm(1)))
-
-
-def unknown_name_in_plan(_rank: int) -> None:
-    DistributedDataParallel(line(), plan=[["weight", "bia"]])
-
-
-def parameter_twice_in_plan(_rank: int) -> None:
-    DistributedDataParallel(line(), plan=[[0, 1], [1]])
-
-
-def sparse_in_a_shared_bucket(_rank: int) -> None:
-    DistributedDataParallel(nn.Sequential(nn.Embedding(2, 2, sparse=True), line()), plan=[[0, 1, 2]])
+    Wrapped(line(), process_group=alone)
+    Wrapped(line(), process_group=alone, plan=[["weight", "bia"]])
 
 
 def converted_after_wrapping(_rank: int) -> None:
-    ddp = DistributedDataParallel(line())
+    ddp = Wrapped(line())
     ddp.double()
     ddp(x().double()).sum().backward()
 
 
 def converted_while_training(_rank: int) -> None:
-    ddp = DistributedDataParallel(line())
+    ddp = Wrapped(line())
     for _ in range(3):
         ddp(x()).sum().backward()
     ddp.double().zero_grad()
@@ -201,103 +145,61 @@ def converted_while_training(_rank: int) -> None:
 
 def dense_where_sparse(_rank: int) -> None:
     module = nn.Embedding(4, 2, sparse=True)
-    ddp = DistributedDataParallel(module)
+    ddp = Wrapped(module)
     module.sparse = False
     ddp(torch.tensor([1])).sum().backward()
 
 
-def mixed_precision_is_no_configuration(_rank: int) -> None:
-    DistributedDataParallel(line(), mixed_precision=torch.bfloat16)
-
-
-def mixed_precision_in_integers(_rank: int) -> None:
-    DistributedDataParallel(line(), mixed_precision=_MixedPrecision(param_dtype=torch.int8))
-
-
-def comm_hook_beside_mixed_precision(_rank: int) -> None:
-    ddp = DistributedDataParallel(line(), mixed_precision=_MixedPrecision(torch.bfloat16))
-    ddp.register_comm_hook(None, allreduce)
+def delayed(module: nn.Module, *names: str, trigger: str = "bias") -> nn.Module:
+    """Wrap a module of which some gradients are averaged late, when that of the trigger is."""
+    named = [(name, module.get_parameter(name)) for name in names]
+    hooked = module.get_parameter(trigger)
+    return Wrapped(module, delay_all_reduce_named_params=named, param_to_hook_all_reduce=hooked)
 
 
 def delayed_without_trigger(_rank: int) -> None:
     module = line()
-    DistributedDataParallel(module, delay_all_reduce_named_params=[("weight", module.weight)])
+    Wrapped(module, delay_all_reduce_named_params=[("weight", module.weight)])
 
 
 def delayed_of_another_module(_rank: int) -> None:
     module = line()
     delayed = [("weight", line().weight)]
-    DistributedDataParallel(module, delay_all_reduce_named_params=delayed, param_to_hook_all_reduce=module.bias)
-
-
-def delayed_on_one_rank(rank: int) -> None:
-    module = line()
-    delayed = [("weight", module.weight)][:rank]
-    DistributedDataParallel(module, delay_all_reduce_named_params=delayed, param_to_hook_all_reduce=module.bias)
-
-
-def delayed_sparse_gradients(_rank: int) -> None:
-    module = nn.Embedding(4, 2, sparse=True)
-    delayed = list(module.named_parameters())
-    DistributedDataParallel(module, delay_all_reduce_named_params=delayed, param_to_hook_all_reduce=module.weight)
+    Wrapped(module, delay_all_reduce_named_params=delayed, param_to_hook_all_reduce=module.bias)
 
 
 def frozen_trigger(_rank: int) -> None:
     module = line()
     module.bias.requires_grad_(False)
-    delayed = [("weight", module.weight)]
-    DistributedDataParallel(module, delay_all_reduce_named_params=delayed, param_to_hook_all_reduce=module.bias)
+    delayed(module, "weight")
 
 
 def exception_after_a_delayed_all_reduce(_rank: int) -> None:
     def fail(_gradient: Tensor) -> None:
         raise ArithmeticError
 
-    module = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 1))
-    delayed = list(module[1].named_parameters(prefix="1"))
-    ddp = DistributedDataParallel(
-        module, delay_all_reduce_named_params=delayed, param_to_hook_all_reduce=module[1].weight
-    )
-    module[0].weight.register_hook(fail)
+    ddp = delayed(nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 1)), "1.weight", "1.bias", trigger="1.weight")
+    ddp.module[0].weight.register_hook(fail)
     with suppress(ArithmeticError):
         ddp(x()).sum().backward()
     ddp(x())
 
 
 def join_with_delayed_all_reduces(_rank: int) -> None:
-    module = line()
-    delayed = [("weight", module.weight)]
-    ddp = DistributedDataParallel(module, delay_all_reduce_named_params=delayed, param_to_hook_all_reduce=module.bias)
+    ddp = delayed(line(), "weight")
     with ddp.join():
         ddp(x()).sum().backward()
 
 
-def two_device_ids(_rank: int) -> None:
-    DistributedDataParallel(line(), device_ids=[0, 1])
-
-
-def device_id_for_a_cpu_module(_rank: int) -> None:
-    DistributedDataParallel(line(), device_ids=[0])
-
-
-def group_and_mesh(_rank: int) -> None:
-    mesh = init_device_mesh("cpu", (2,))
-    DistributedDataParallel(line(), process_group=dist.group.WORLD, device_mesh=mesh)
-
-
-def mesh_of_two_dimensions(_rank: int) -> None:
-    DistributedDataParallel(line(), device_mesh=init_device_mesh("cpu", (1, 2)))
-
-
 def replaced_by_loading(_rank: int) -> None:
-    ddp = DistributedDataParallel(nn.Sequential(line(), nn.Linear(1, 1)))
+    ddp = Wrapped(nn.Sequential(line(), nn.Linear(1, 1)))
     ddp(x()).sum().backward()
     ddp.load_state_dict(copy.deepcopy(ddp.state_dict()), assign=True)
     ddp(x()).sum().backward()
 
 
 def replaced_inside_the_wrapper(_rank: int) -> None:
-    ddp = DistributedDataParallel(line(), static_graph=True)
+    ddp = Wrapped(line(), static_graph=True)
     for _ in range(3):
         ddp(x()).sum().backward()
     ddp.module.load_state_dict(copy.deepcopy(ddp.module.state_dict()), assign=True)
@@ -305,30 +207,22 @@ def replaced_inside_the_wrapper(_rank: int) -> None:
 
 
 def replaced_in_one_layer(_rank: int) -> None:
-    ddp = DistributedDataParallel(nn.Sequential(line(), nn.Linear(1, 1)), find_unused_parameters=True)
+    ddp = Wrapped(nn.Sequential(line(), nn.Linear(1, 1)), find_unused_parameters=True)
     ddp.module[1].weight = nn.Parameter(torch.ones(1, 1))
     ddp(x()).sum().backward()
 
 
 def two_comm_hooks(_rank: int) -> None:
-    ddp = DistributedDataParallel(line())
+    ddp = Wrapped(line())
     for _ in range(2):
         ddp.register_comm_hook(None, lambda state, bucket: None)
 
 
 def comm_hook_in_backward(_rank: int) -> None:
-    ddp = DistributedDataParallel(line())
+    ddp = Wrapped(line())
     module = next(iter(ddp.module.parameters()))
     module.register_post_accumulate_grad_hook(lambda _: ddp.register_comm_hook(None, lambda state, bucket: None))
     ddp(x()).sum().backward()
-
-
-def comm_hook_without_bucket(_rank: int) -> None:
-    DistributedDataParallel(line()).register_comm_hook(None, lambda state, gradients: None)
-
-
-def comm_hook_is_no_function(_rank: int) -> None:
-    DistributedDataParallel(line()).register_comm_hook(None, 3)
 
 
 def comm_hook_returns_too_little(_rank: int) -> None:
@@ -347,10 +241,6 @@ def comm_hook_returns_nothing(_rank: int) -> None:
     train_with(hook)
 
 
-def comm_hook_never_ends(_rank: int) -> None:
-    train_with(lambda state, bucket: torch.futures.Future(), timeout_s=0.5)
-
-
 def comm_hook_fails_in_a_callback(_rank: int) -> None:
     def hook(state, bucket):
         sent = dist.all_reduce(bucket.buffer(), async_op=True).get_future()
@@ -364,10 +254,6 @@ def comm_hook_fails_inside_compress(_rank: int) -> None:
         raise OverflowError("too steep")
 
     train_with(compress(torch.bfloat16)(mine))
-
-
-def comm_hook_is_an_object(_rank: int) -> None:
-    train_with(partial(Refuses(), "state"))
 
 
 def comm_hook_raises_on_one_rank(rank: int) -> None:
@@ -387,7 +273,7 @@ class Refuses:
 
 
 def join_with_skipped_buckets(_rank: int) -> None:
-    ddp = DistributedDataParallel(line(), find_unused_parameters=True, skip_all_reduce_unused_params=True)
+    ddp = Wrapped(line(), find_unused_parameters=True, skip_all_reduce_unused_params=True)
     with ddp.join():
         ddp(x()).sum().backward()
 
@@ -395,22 +281,14 @@ def join_with_skipped_buckets(_rank: int) -> None:
 def train_with(hook: Callable, *, timeout_s: float = 60, **options: object) -> None:
     """Run two iterations under a comm hook whose state is a process group with this time-out."""
     group = dist.new_group([0, 1], timeout=timedelta(seconds=timeout_s))
-    ddp = DistributedDataParallel(line(), process_group=group, forward_sync_buffers=False, **options)
+    ddp = Wrapped(line(), process_group=group, forward_sync_buffers=False, **options)
     ddp.register_comm_hook(group, hook)
     for _ in range(2):
         ddp(x()).sum().backward()
 
 
-def cap_of_another_type_on_one_rank(rank: int) -> None:
-    DistributedDataParallel(line(), bucket_cap_mb=25 if rank == 0 else "25")
-
-
-def device_id_on_one_rank(rank: int) -> None:
-    DistributedDataParallel(line(), device_ids=None if rank == 0 else [0])
-
-
 def large_parameter_converted(_rank: int) -> None:
-    ddp = DistributedDataParallel(nn.Linear(200, 200), gradient_as_bucket_view=True)
+    ddp = Wrapped(nn.Linear(200, 200), gradient_as_bucket_view=True)
     ddp.module.weight.register_post_accumulate_grad_hook(_to_columns)
     ddp(x(1, 200)).sum().backward()
 
@@ -419,19 +297,15 @@ def _to_columns(parameter: Tensor) -> None:
     parameter.grad = parameter.grad.t().contiguous().t()
 
 
-def pickled_with_a_group(_rank: int) -> None:
-    DistributedDataParallel(line(), process_group=dist.new_group([0, 1])).__getstate__()
-
-
 def backward_inside_no_sync(_rank: int) -> None:
-    ddp = DistributedDataParallel(line())
+    ddp = Wrapped(line())
     loss = ddp(x()).sum()
     with ddp.no_sync():
         loss.backward()
 
 
 def forward_inside_no_sync(_rank: int) -> None:
-    ddp = DistributedDataParallel(line())
+    ddp = Wrapped(line())
     with ddp.no_sync():
         loss = ddp(x()).sum()
     loss.backward()
@@ -439,24 +313,20 @@ def forward_inside_no_sync(_rank: int) -> None:
 
 def converted_to_channels_last_after_wrapping(_rank: int) -> None:
     module = nn.Conv2d(3, 4, 3)
-    ddp = DistributedDataParallel(module)
+    ddp = Wrapped(module)
     module.to(memory_format=torch.channels_last)
     ddp(torch.ones(1, 3, 5, 5).to(memory_format=torch.channels_last)).sum().backward()
 
 
 def graph_of_gradients(_rank: int) -> None:
-    ddp = DistributedDataParallel(line())
+    ddp = Wrapped(line())
     ddp(x()).square().sum().backward(create_graph=True)
-
-
-def deprecated_arguments(_rank: int) -> None:
-    DistributedDataParallel(line(), broadcast_buffers=True, check_reduction=True)
 
 
 def rank_that_leaves_the_order(rank: int) -> None:
     """Rank 1 skips the last iteration; rank 0 waits for it until a short time-out."""
     group = dist.new_group([0, 1], timeout=timedelta(seconds=1 + 2 * rank))
-    ddp = DistributedDataParallel(line(), process_group=group, debug=True, forward_sync_buffers=False)
+    ddp = Wrapped(line(), process_group=group, debug=True, forward_sync_buffers=False)
     for step in range(4):
         if rank == 1 and step == 3:
             return
@@ -469,10 +339,10 @@ def explained_launches(_rank: int, _world_size: int, steps: list[tuple[str, int]
     Steps: ("copy", r): rank r alone copies the first module; ("copy", -1): all ranks copy it and keep the copy;
     ("construct", 0): all ranks construct another module; ("train", i): they train module i.
     """
-    modules = [DistributedDataParallel(line(), debug=True)]
+    modules = [Wrapped(line(), debug=True)]
     for step, number in steps:
         if step == "construct":
-            modules.append(DistributedDataParallel(line(), debug=True))
+            modules.append(Wrapped(line(), debug=True))
         elif step == "train":
             modules[number % len(modules)](x()).sum().backward()
         elif number in (-1, dist.get_rank()):
@@ -498,11 +368,49 @@ def message(rank: int, _world_size: int, misuse: str) -> str:
     return "\n".join([f"{warning.category.__name__}: {warning.message}" for warning in caught] + errors)
 
 
-MISUSES: dict[str, Callable[[int], None]] = {
+IN_ONE_CALL: dict[str, Callable[[int], object]] = {
+    "unused_in_forward": lambda _rank: train(Wrapped(Branches()), "a", "a"),
+    "unused_in_forward_later": lambda _rank: train(Wrapped(Branches()), "ab", "ab", "a", "a"),
+    "static_graph_uses_more": lambda _rank: train(Wrapped(Branches(), static_graph=True), "a", "ab"),
+    "static_graph_uses_less": lambda _rank: train(Wrapped(Branches(), static_graph=True), "ab", "a", "a"),
+    "different_shapes": lambda rank: Wrapped(nn.Linear(2 + rank, 1)),
+    "different_counts": lambda rank: Wrapped(nn.Linear(2, 1, bias=rank == 0)),
+    "different_caps": lambda rank: Wrapped(line(), bucket_cap_mb=1 + rank),
+    "nothing_to_train_on_one_rank": lambda rank: Wrapped(line() if rank == 0 else nn.ReLU()),
+    "nothing_to_train": lambda _rank: Wrapped(nn.ReLU()),
+    "lazy_parameters": lambda _rank: Wrapped(nn.Sequential(line(), nn.LazyLinear(2))),
+    "sync_batch_norm_on_cpu": lambda _rank: Wrapped(nn.Sequential(line(), nn.SyncBatchNorm(1))),
+    "unknown_name_in_plan": lambda _rank: Wrapped(line(), plan=[["weight", "bia"]]),
+    "parameter_twice_in_plan": lambda _rank: Wrapped(line(), plan=[[0, 1], [1]]),
+    "sparse_in_a_shared_bucket": lambda _rank: Wrapped(
+        nn.Sequential(nn.Embedding(2, 2, sparse=True), line()), plan=[[0, 1, 2]]
+    ),
+    "mixed_precision_is_no_configuration": lambda _rank: Wrapped(line(), mixed_precision=torch.bfloat16),
+    "mixed_precision_in_integers": lambda _rank: Wrapped(
+        line(), mixed_precision=_MixedPrecision(param_dtype=torch.int8)
+    ),
+    "delayed_on_one_rank": lambda rank: delayed(line(), *["weight"][:rank]),
+    "delayed_sparse_gradients": lambda _rank: delayed(nn.Embedding(4, 2, sparse=True), "weight", trigger="weight"),
+    "group_and_mesh": lambda _rank: Wrapped(
+        line(), process_group=dist.group.WORLD, device_mesh=init_device_mesh("cpu", (2,))
+    ),
+    "comm_hook_beside_mixed_precision": lambda _rank: Wrapped(
+        line(), mixed_precision=_MixedPrecision(torch.bfloat16)
+    ).register_comm_hook(None, allreduce),
+    "two_device_ids": lambda _rank: Wrapped(line(), device_ids=[0, 1]),
+    "device_id_for_a_cpu_module": lambda _rank: Wrapped(line(), device_ids=[0]),
+    "mesh_of_two_dimensions": lambda _rank: Wrapped(line(), device_mesh=init_device_mesh("cpu", (1, 2))),
+    "comm_hook_without_bucket": lambda _rank: Wrapped(line()).register_comm_hook(None, lambda state, gradients: None),
+    "comm_hook_is_no_function": lambda _rank: Wrapped(line()).register_comm_hook(None, 3),
+    "comm_hook_never_ends": lambda _rank: train_with(lambda state, bucket: torch.futures.Future(), timeout_s=0.5),
+    "comm_hook_is_an_object": lambda _rank: train_with(partial(Refuses(), "state")),
+    "cap_of_another_type_on_one_rank": lambda rank: Wrapped(line(), bucket_cap_mb=25 if rank == 0 else "25"),
+    "device_id_on_one_rank": lambda rank: Wrapped(line(), device_ids=None if rank == 0 else [0]),
+    "pickled_with_a_group": lambda _rank: Wrapped(line(), process_group=dist.new_group([0, 1])).__getstate__(),
+    "deprecated_arguments": lambda _rank: Wrapped(line(), broadcast_buffers=True, check_reduction=True),
+}
+MISUSES: dict[str, Callable[[int], object]] = IN_ONE_CALL | {
     name: value
     for name, value in globals().items()
-    if callable(value)
-    and getattr(value, "__module__", "") == __name__
-    and name not in ("line", "x", "message", "_to_columns", "train_with", "partial", "compress", "explained_launches")
-    if not isinstance(value, type)
+    if isinstance(value, FunctionType) and list(signature(value).parameters) in (["rank"], ["_rank"])
 }

@@ -4,13 +4,10 @@ A scenario gets `wrap(module, **options)` and its rank, and returns what it saw:
 ranks a sum has one order, so both classes must see the same bits.
 """
 
-import copy
 import dataclasses
-import io
 import itertools
 from collections import OrderedDict, namedtuple
 from collections.abc import Callable
-from contextlib import nullcontext
 from functools import partial
 from typing import Any
 
@@ -150,17 +147,6 @@ class Branches(nn.Module):
         return sum(getattr(self, name)(h) for name in which)
 
 
-def branches(wrap: Wrap, rank: int, *, whiches: tuple[tuple[str, str], ...], set_to_none: bool = True) -> list:
-    """Different branches, by step and rank; what no rank used keeps its gradient, also None."""
-    ddp = wrap(Branches(), find_unused_parameters=True)
-    seen = []
-    for step, which in enumerate(whiches):
-        ddp.zero_grad(set_to_none=set_to_none)
-        ddp(batch(rank, 3, 4, step=step), which[rank]).square().mean().backward()
-        seen.append(gradients(ddp))
-    return seen
-
-
 class Nested(nn.Module):
     """Returns two outputs in a structure; the second will take no part in the loss."""
 
@@ -233,12 +219,6 @@ def cached_output(wrap: Wrap, rank: int, **options: Any) -> list:
     return seen
 
 
-def registered_node(wrap: Wrap, rank: int) -> list:
-    """A static graph behind an output of a class that only pytree knows."""
-    ddp = wrap(Nested("registered node"), static_graph=True)
-    return train(ddp, rank, loss=lambda box: box.used.square().mean() + box.ignored.sum())
-
-
 class Checkpointed(nn.Module):
     """Runs its layers under activation checkpointing, as often as told, perhaps with weights in common."""
 
@@ -287,16 +267,6 @@ def mixed(wrap: Wrap, rank: int, *, set_to_none: bool = True, **options: Any) ->
     return train(wrap(Mixed(), bucket_cap_mb=1e-4, **options), rank, set_to_none=set_to_none)
 
 
-def ignored(wrap: Wrap, rank: int) -> list:
-    module = nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4))
-    torch.manual_seed(rank)
-    for parameter in module.parameters():
-        nn.init.normal_(parameter)
-    module._ddp_params_and_buffers_to_ignore = ["0.weight", "1.running_mean"]
-    ddp = wrap(module)
-    return [*train(ddp, rank), *module.buffers()]
-
-
 def sparse(wrap: Wrap, rank: int, *, kind: str, empty_on: int | None = None, **options: Any) -> list:
     """Gradients of an embedding, on one rank perhaps without a single index."""
     torch.manual_seed(0)
@@ -312,17 +282,6 @@ def sparse(wrap: Wrap, rank: int, *, kind: str, empty_on: int | None = None, **o
         indices = torch.arange(count) % 6
         ddp(indices).backward()
         seen.append([g.to_dense() for g in gradients(ddp)])
-    return seen
-
-
-def several_forwards(wrap: Wrap, rank: int, **options: Any) -> list:
-    """Two forward passes, then one backward pass over both."""
-    ddp = wrap(linears(4, 4, 2), **options)
-    seen = []
-    for step in range(3):
-        ddp.zero_grad()
-        (ddp(batch(rank, 3, 4, step=step)).sum() + ddp(batch(rank, 2, 4, step=step)).square().sum()).backward()
-        seen.append(gradients(ddp))
     return seen
 
 
@@ -402,36 +361,6 @@ def autocast(wrap: Wrap, rank: int) -> list:
     return [*seen, [p.detach().clone() for p in ddp.parameters()]]
 
 
-def copied(wrap: Wrap, rank: int, *, how: str) -> list:
-    """A deep copy or a pickle trains on like the original."""
-    ddp = wrap(linears(4, 4, 2), bucket_cap_mb=1e-4)
-    before = train(ddp, rank, steps=2)
-    assert ddp.logger is not None  # it must not hinder
-    if how == "deepcopy":
-        twin = copy.deepcopy(ddp)
-    else:
-        file = io.BytesIO()
-        torch.save(ddp, file)
-        file.seek(0)
-        twin = torch.load(file, weights_only=False)
-    return [before, train(twin, rank), train(ddp, rank)]
-
-
-def buffers(wrap: Wrap, rank: int, **options: Any) -> list:
-    """Running statistics over passes with and without averaging, evaluation in between."""
-    torch.manual_seed(rank)
-    ddp = wrap(nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4)), **options)
-    seen = []
-    for step in range(6):
-        with ddp.no_sync() if step in (2, 3) else nullcontext():
-            ddp(batch(rank, 3, 4, step=step)).square().mean().backward()
-        seen.append([buffer.clone() for buffer in ddp.buffers()])
-        if step == 4:
-            with torch.no_grad():
-                ddp(batch(rank, 3, 4))
-    return seen
-
-
 ODD_BUFFERS: dict[str, Callable[[Tensor], Tensor]] = {
     "transposed": lambda base: base.view(4, 6).t(),
     "every other column": lambda base: base.view(4, 6)[:, ::2],
@@ -444,20 +373,6 @@ ODD_BUFFERS: dict[str, Callable[[Tensor], Tensor]] = {
     "conjugate": lambda base: torch.conj(torch.view_as_complex(base.view(12, 2))),
 }
 """Views of 24 numbers. Torch's class refuses to broadcast the expanded ones, and does not change conjugate ones."""
-
-
-def odd_buffers(wrap: Wrap, rank: int, *, kind: str) -> list:
-    """Buffers that do not show their memory as it is, and differ between ranks before every step."""
-    module = linears(4, 2)
-    module.register_buffer("odd", ODD_BUFFERS[kind](torch.arange(24.0) * (rank + 1)))
-    ddp = wrap(module)
-    seen = [module.odd.clone()]
-    for step in range(2):
-        with torch.no_grad():
-            module.odd[:1].add_(rank)
-        ddp(batch(rank, 3, 4, step=step)).square().mean().backward()
-        seen.append(module.odd.clone())
-    return seen
 
 
 def buffer_hook(wrap: Wrap, rank: int, *, after: bool, futures: bool) -> list:
@@ -492,21 +407,6 @@ def user_hooks(wrap: Wrap, rank: int, **options: Any) -> list:
     return train(ddp, rank)
 
 
-def comm_hook(wrap: Wrap, rank: int, *, how: str, **options: Any) -> list:
-    """A hook that overwrites the buffer, or returns a new tensor."""
-    ddp = wrap(linears(4, 4, 2), bucket_cap_mb=1e-4, **options)
-
-    def hook(state, bucket):  # unannotated, as torch's class wants torch's GradBucket
-        buffer = bucket.buffer() if how == "in place" else bucket.buffer().clone()
-        state.append((bucket.index(), bucket.is_last(), [tuple(g.shape) for g in bucket.gradients()]))
-        future = torch.distributed.all_reduce(buffer, async_op=True).get_future()
-        return future.then(lambda done: done.value()[0].mul_(0.25))
-
-    calls: list = []
-    ddp.register_comm_hook(calls, hook)
-    return [*train(ddp, rank), calls]
-
-
 def uneven(wrap: Wrap, rank: int, *, divide: bool, first: int = 2, hooked: bool = False, **options: Any) -> list:
     """Rank 0 runs out of inputs first; perhaps a hook of the user's adds up the buffers."""
     ddp = wrap(nn.Sequential(*linears(4, 4), nn.BatchNorm1d(4), nn.Linear(4, 2)), bucket_cap_mb=1e-4, **options)
@@ -529,10 +429,6 @@ CUSTOM_OUTPUTS = [
 BOTH_ZEROS = [{"set_to_none": True}, {"set_to_none": False}]
 MODES: list[dict[str, Any]] = [
     mode for mode in ({}, {"gradient_as_bucket_view": True}, {"batched_grad_copy": True}) if takes(mode)
-]
-UNUSED: list[dict[str, Any]] = [
-    {"whiches": (("a", "a"), ("b", "b"), ("a", "b"), ("ab", "a"))},
-    {"whiches": (("ab", "ab"), ("a", "b"), ("b", "a"), ("a", "a"), ("b", "b")), "set_to_none": False},
 ]
 CHECKPOINTS: list[dict[str, Any]] = [
     {"static": False, "reentrant": False, "times": 1, "shared": False, "unused": False},
@@ -559,24 +455,11 @@ def _cases(scenario: Callable[..., list], *argument_sets: dict[str, Any], modes:
     return found
 
 
-def _in_modes(scenario: Callable[..., list]) -> Callable[..., list]:
-    """A scenario without options of its own, run in another mode: the mode is given to `wrap`."""
-
-    def run(wrap: Wrap, rank: int, mode: dict[str, Any], **arguments: Any) -> list:
-        return scenario(lambda module, **options: wrap(module, **(mode | options)), rank, **arguments)
-
-    run.__name__ = scenario.__name__
-    return run
-
-
 CASES: dict[str, Callable[..., list]] = {
     **_cases(mixed, *BOTH_ZEROS, modes=True),
-    **_cases(ignored),
     **_cases(sparse, *({"kind": kind, "empty_on": rank} for kind in ("embedding", "bag") for rank in (None, 0, 1))),
     **_cases(sparse, {"kind": "embedding"}, modes=True),
-    **_cases(several_forwards, modes=True),
     **_cases(several_backwards, modes=True),
-    **_cases(registered_node),
     **_cases(
         custom_outputs,
         *(
@@ -591,13 +474,9 @@ CASES: dict[str, Callable[..., list]] = {
     **_cases(no_gradient_outputs, {}, {"find_unused_parameters": True}, {"static_graph": True}, modes=True),
     **_cases(functional),
     **_cases(autocast),
-    **_cases(copied, {"how": "deepcopy"}, {"how": "pickle"}),
-    **_cases(buffers, {}, {"forward_sync_buffers": False}, {"broadcast_buffers": False}),
-    **_cases(odd_buffers, *({"kind": kind} for kind in list(ODD_BUFFERS)[:6])),
     # Futures of a hook before forward are a race with forward, in torch too.
     **_cases(buffer_hook, *({"after": after, "futures": futures} for after, futures in ((0, 0), (1, 0), (1, 1)))),
     **_cases(user_hooks, modes=True),
-    **_cases(comm_hook, {"how": "in place"}, {"how": "new tensor"}, modes=True),
     **_cases(
         uneven,
         {"divide": True},
@@ -611,10 +490,4 @@ CASES: dict[str, Callable[..., list]] = {
         output_unused_in_loss,
         *({"structure": name} for name in ("tuple", "list", "dict", "namedtuple")),
     ),
-    **{
-        f"{name} {mode}": partial(_in_modes(branches), mode=mode, **arguments)
-        for mode in MODES
-        for arguments in UNUSED
-        for name in (f"branches({arguments['whiches']})",)
-    },
 }

@@ -2,7 +2,6 @@
 
 import os
 from collections import Counter
-from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -10,10 +9,12 @@ import typer
 
 from reference.fork_server import start_server
 
+from ..junit import TestCase, write_junit
 from .shared_options import HELP, Json, check_outputs, files_of
 from .terminal_output import show_table, write_json
 
 if TYPE_CHECKING:
+    from ..conformance.check_outcomes import CheckResult
     from ..conformance.overlap import EmulatedSchedule
 
 SHORT = {
@@ -23,7 +24,6 @@ SHORT = {
 """Short names of classes."""
 SCRIPT = Path("out/conform.py")
 """Where a script that shows the first fault is written."""
-TESTS = "ddplab/test_conformance.py"
 QUIET = {"TORCH_CPP_LOG_LEVEL": "ERROR", "PYTHONWARNINGS": "ignore::UserWarning:torch.autograd.graph"}
 """Environment variables of the ranks, unless the user has set them. Programs do on purpose what torch warns about, so
 its warnings would only stand between the outcomes."""
@@ -69,12 +69,8 @@ def conform(
         typer.Option(metavar="PATH", help="YAML file with the lists must-pass, expected-fail and skip of checks."),
     ] = None,
     baseline: Annotated[
-        str | None,
-        typer.Option(
-            metavar="FILE|REVISION",
-            help="Fail if a schedule is slower than in this file of --save-schedule, or than that of the class at "
-            "this git revision of the working directory.",
-        ),
+        Path | None,
+        typer.Option(metavar="PATH", help="Fail if a schedule is slower than in this file of --save-schedule."),
     ] = None,
     save_schedule: Annotated[
         Path | None, typer.Option(metavar="PATH", help="Write the schedules as JSON, for --baseline.")
@@ -91,88 +87,82 @@ def conform(
     devices: how many all-reduces it launches, when, and how much communication is exposed, exactly. What a class does
     not offer is not a failure. The exit status is 1 if a check fails.
     """
-    if find_spec("pytest") is None:
-        raise ValueError("conform: expected the package pytest; install it with `pip install 'ddplab[conform]'`")
     for name, value in QUIET.items():
         os.environ.setdefault(name, value)
     start_server()  # it imports torch while this process does
     from reference.launch import world_size_or
 
-    from ..conformance.all_checks import CHECKS
+    from ..conformance.all_checks import BASELINE, CHECKS
     from ..conformance.check_outcomes import write_script
+    from ..conformance.check_runner import run_check
+    from ..conformance.conformance_run import ConformanceRun
     from ..conformance.overlap import save
-    from .conform_with_pytest import run_tests
 
-    check_outputs(
-        *(SCRIPT, save_schedule, junit, json_path),
-        inputs=[
-            expect,
-            *files_of(ddp),
-            *files_of(against or ""),
-            *([Path(baseline)] if baseline is not None else []),
-        ],
-    )
-    name, other = SHORT.get(ddp, ddp), SHORT.get(against or "", against)
-    chosen = list(CHECKS) if only is None else [one.strip() for one in only.split(",")]
-    if unknown := sorted(set(chosen) - set(CHECKS)):
+    outputs = SCRIPT, save_schedule, junit, json_path
+    check_outputs(*outputs, inputs=[expect, baseline, *files_of(ddp), *files_of(against or "")])
+    named = list(CHECKS) if only is None else [one.strip() for one in only.split(",")]
+    if unknown := sorted(set(named) - set(CHECKS)):
         raise ValueError(f"--only: expected names of checks, got {', '.join(unknown)}; there are {', '.join(CHECKS)}")
-    if "overlap" not in chosen and (baseline is not None or save_schedule is not None):
-        raise ValueError("--only: expected the check overlap too, which makes the schedules of this run")
-    world_size = world_size or world_size_or(3)
-    options = {
-        "class": name,
-        "against": other,
-        "expect": expect,
-        "world-size": world_size,
-        "backend": backend,
-        "device": device,
-    }
-    arguments = [
-        *(f"--ddplab-{option}={value}" for option, value in options.items() if value is not None),
-        *(["--ddplab-full"] if full else []),
-        *(["--exitfirst"] if stop else []),
-        *(f"--deselect={TESTS}::test_conformance[{check}]" for check in CHECKS if check not in chosen),
-        f"--deselect={TESTS}::test_baseline" if baseline is None else f"--ddplab-baseline={baseline}",
-    ]
-    bench = run_tests(name, arguments, junit)
-    results = [] if bench is None else bench.results
-    counts = Counter(one.outcome for one in results)
-    problems = [one.problem for one in results if one.problem]
+    if "overlap" not in named and save_schedule is not None:
+        raise ValueError("--only: expected the check overlap too, which makes the schedules")
+    name = SHORT.get(ddp, ddp)
+    run = ConformanceRun(
+        subject=name,
+        against=SHORT.get(against or "", against),
+        full=full,
+        world_size=world_size or world_size_or(3),
+        backend=backend,
+        device=device,
+        expect=expect,
+        baseline=baseline,
+    )
+    chosen = {check: one for check, one in run.expectations().items() if check in (*named, *BASELINE)}
+    with run.bench() as bench:
+        for check, expected in chosen.items():
+            one = run_check(check, (CHECKS | BASELINE)[check], bench, expected)
+            print(f"{one.outcome:13}  {one.check}{': ' if one.message else ''}{one.message}", flush=True)
+            if stop and one.problem:
+                break
+    counts = Counter(one.outcome for one in bench.results)
+    problems = [one.problem for one in bench.results if one.problem]
     if not counts["passed"] + counts["failed"]:
         problems = ["no check ran; a run without a check is no proof"]
-    schedules, slower = ([], []) if bench is None else (bench.schedules, bench.slower)
-    rows = [_schedule_row(one) for one in schedules]
-    if schedules:
+    rows = [_schedule_row(one) for one in bench.schedules]
+    if rows:
         show_table(rows, "schedules in virtual time", optional=("others",))
-    if save_schedule is not None and schedules:
-        save(save_schedule, name, schedules)
-    elif save_schedule is not None and not slower:
-        slower = [f"{name}: no schedule, because the class did not run in virtual time"]
+    if save_schedule is not None and rows:
+        save(save_schedule, name, bench.schedules)
+    elif save_schedule is not None:
+        problems.append("--save-schedule: no schedule, because the class did not run in virtual time")
     document = {
         "subject": name,
         "conforms": not problems,
         "problems": problems,
-        "checks": [one.to_json() for one in results],
-        **({"schedules": rows} if schedules else {}),
-        "slower": slower,
+        "checks": [one.to_json() for one in bench.results],
+        **({"schedules": rows} if rows else {}),
     }
     write_json(json_path, document)
-    shown = next((one for one in results if one.outcome == "failed" and one.program is not None), None)
+    if junit is not None:
+        write_junit(junit, f"conformance of {name}", name, [_case(one) for one in bench.results])
+    shown = next((one for one in bench.results if one.outcome == "failed" and one.program is not None), None)
     if shown is not None:
-        write_script(SCRIPT, name, world_size, shown)
+        write_script(SCRIPT, name, run.world_size, shown)
         print(f"written to {SCRIPT}: a program that fails the check {shown.check}, without random choices")
-    problems += slower
     if not problems:
         failed = f"{counts['failed']} failed as expected, " if counts["failed"] else ""
         print(f"{name} conforms: {counts['passed']} passed, {failed}{counts['not supported']} not supported")
         return
-    for problem in slower:
-        print(f"slower: {problem}")
     rest = f", {counts['left out']} checks left out" if counts["left out"] else ""
     if len(problems) == 1:
         raise ValueError(f"{name} does not conform: 1 problem{rest}")
     first = f"the first, and perhaps the cause of the others, is {problems[0]}"
     raise ValueError(f"{name} does not conform: {len(problems)} problems{rest}; {first}")
+
+
+def _case(one: "CheckResult") -> TestCase:
+    passed = one.outcome == "passed" and not one.problem
+    skipped = "" if passed or one.problem else f"{one.outcome}: {one.message}"
+    return TestCase(one.check, one.seconds, one.problem, skipped, "" if one.program is None else repr(one.program))
 
 
 def _schedule_row(one: "EmulatedSchedule") -> dict[str, str]:

@@ -52,7 +52,7 @@ def learn(
         raise ValueError("learn: expected the package hypothesis; install it with `pip install 'ddplab[conform]'`")
     check_outputs(junit, json_path, inputs=[file])
     from ..learn.progress import next_hint
-    from ..learn.source_text import check_syntax, write_skeleton
+    from ..learn.source_text import write_skeleton
 
     if hint:
         print(next_hint(file))
@@ -60,8 +60,6 @@ def learn(
     if not grade:
         if write_skeleton(file):
             print(f"{file}: an empty class to begin with")
-        if not watch:
-            check_syntax(file)
         _flushed("starting ranks")
     start_server()  # it imports torch while this process does
     from ..learn.judge import Judge
@@ -96,11 +94,9 @@ def _climb(judge: "Judge", file: Path, name: str, json_path: Path | None) -> Non
 def _watch(judge: "Judge", file: Path, name: str) -> None:
     from ..learn.climb import climb, saves, strip
     from ..learn.learner_file import learner_class
-    from ..learn.source_text import check_syntax
 
     for number in saves(file):
         try:
-            check_syntax(file)
             climb(judge, learner_class(file, name), _flushed, introduces=not number)
             _flushed(strip(file))
         except ValueError as error:  # a damaged file is saved again sooner or later
@@ -114,7 +110,7 @@ def _flushed(text: str) -> None:
 
 
 def _grade(judge: "Judge", file: Path, name: str, junit: Path | None, json_path: Path | None) -> None:
-    from ..learn.grade import grade, to_json, write_junit
+    from ..learn.grade import grade, to_json, write_grade
     from ..learn.learner_file import learner_class
     from ..learn.rungs import RUNGS
 
@@ -132,4 +128,4 @@ def _grade(judge: "Judge", file: Path, name: str, junit: Path | None, json_path:
     show_table(rows, f"{subject.name}: {sum(one.passed for one in verdicts)} of {len(verdicts)} points")
     write_json(json_path, to_json(subject, verdicts))
     if junit is not None:
-        write_junit(junit, subject, verdicts)
+        write_grade(junit, subject, verdicts)

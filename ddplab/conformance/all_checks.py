@@ -27,11 +27,10 @@ from . import groups_and_ignored_parameters as groups
 from .check_runner import VIEWS, Bench, Check, cause_of
 from .class_under_test import NotSupportedError
 from .local_training import HABITS, FindingError, differences
-from .overlap import late_launches, schedules_of
+from .overlap import EmulatedSchedule, compare, late_launches, schedules_of
 from .random_timing import check_timing
 from .training_programs import (
     BUFFER_OPTIONS,
-    FSDP_REFUSES,
     PLAIN,
     Kind,
     Weight,
@@ -58,37 +57,46 @@ SMALL_CAP = {"bucket_cap_mb": 5e-5}
 """A cap that gives `PLAIN` several buckets."""
 
 
-def run_program(bench: Bench, weights: Sequence[Weight], kinds: Sequence[Kind], **further: Any) -> None:
+def run_program(
+    bench: Bench,
+    weights: Sequence[Weight] = PLAIN,
+    kinds: Sequence[Kind] = ("train", "train", "train"),
+    **further: Any,
+) -> None:
     """Run a program; arguments as for `program_of`."""
     bench.try_program(program_of(weights, kinds, bench.world_size, **further))
 
 
 def overlap(bench: Bench) -> None:
     """All-reduces of several buckets are launched in one order, the first ones before the backward pass ends."""
+    for schedule in schedules(bench):
+        if problem := late_launches(schedule):
+            raise FindingError(f"{schedule.model} on {schedule.network}: {problem}")
+
+
+def not_slower(bench: Bench) -> None:
+    """No schedule in virtual time is slower than in the baseline."""
+    if slower := compare(schedules(bench), bench.baseline):
+        raise FindingError("; ".join(slower))
+
+
+def schedules(bench: Bench) -> Sequence[EmulatedSchedule]:
+    """Return what the class does in virtual time, which is found out once."""
     if stuck := [one.message for one in bench.results if (one.check, one.outcome) == ("any timing", "not supported")]:
         raise NotSupportedError(stuck[0])
     try:
-        bench.schedules = list(schedules_of(bench.subject))
+        bench.schedules = bench.schedules or list(schedules_of(bench.subject))
     except NoTurnError as error:
         raise NotSupportedError(cause_of(str(error))) from None
     except RankError as error:
         if isinstance(error.__cause__, NotImplementedError):
             raise NotSupportedError(f"virtual time: {error}") from None
         raise
-    for schedule in bench.schedules:
-        if problem := late_launches(schedule):
-            raise FindingError(f"{schedule.model} on {schedule.network}: {problem}")
-
-
-def one_weight(bench: Bench) -> None:
-    """One parameter, three iterations."""
-    run_program(bench, (Weight((3,)),), ["train"] * 3)
+    return bench.schedules
 
 
 def construction(bench: Bench) -> None:
     """Ranks that were initialised differently start from rank 0's parameters and buffers."""
-    if bench.subject.is_built_on_fsdp:
-        raise NotSupportedError("it leaves it to the script that all ranks start from equal parameters")
     has_buffers = any(name in bench.subject.options for name in BUFFER_OPTIONS)
     program = program_of(SPECIAL, ["evaluate"], bench.world_size, buffer=has_buffers)
     seen = bench.run(before_and_after_construction, bench.subject, program)
@@ -100,37 +108,40 @@ def construction(bench: Bench) -> None:
         raise FindingError(f"{kind} {name!r} of rank 0 changed: {how}")
 
 
-def bucket_caps(bench: Bench) -> None:
-    """Every bucket cap gives the same result, from one parameter a bucket to a single bucket."""
-    for cap_mb in (1e-6, 5e-5, 25.0):
-        run_program(bench, PLAIN, ["train"] * 4, options={"bucket_cap_mb": cap_mb})
-
-
-def special_parameters(bench: Bench) -> str:
+def special_parameters(bench: Bench) -> None:
     """Frozen, tied, empty and scalar parameters, of two dtypes, in any order of memory, and of subclasses of Tensor.
 
     A class may refuse a subclass with an error.
-
-    Returns:
-        What FSDP2 refuses, for which other parameters are tried; empty for another class.
     """
     for cap_mb in (1e-6, 25.0):
-        run_program(bench, SPECIAL, ["train"] * 3, options={"bucket_cap_mb": cap_mb})
-    bench.averages_or_raises(real_models.subclassed_parameters)
-    return FSDP_REFUSES if bench.subject.is_built_on_fsdp else ""
+        run_program(bench, SPECIAL, options={"bucket_cap_mb": cap_mb})
+    make, what = real_models.with_subclasses, "parameters of a subclass of Tensor"
+    bench.averages_or_raises(real_models.trains, make=make, what=what)
 
 
-def optimizers(bench: Bench) -> None:
-    """SGD with momentum and Adam; the learning rate changes, evaluation in between."""
-    for optimizer in ("sgd", "adam"):
-        kinds: list[Kind] = ["train", "evaluate", "train", "change_lr", "train"]
-        run_program(bench, PLAIN, kinds, optimizer=optimizer, options=SMALL_CAP)
+FIXED: Mapping[str, Sequence[dict[str, Any]]] = {
+    "one weight": [{"weights": (Weight((3,)),)}],
+    # Every cap gives the same result, from one parameter a bucket to a single bucket.
+    "bucket caps": [{"kinds": ["train"] * 4, "options": {"bucket_cap_mb": cap}} for cap in (1e-6, 5e-5, 25.0)],
+    # SGD has momentum; the learning rate changes, with evaluation in between.
+    "optimizers": [
+        {"kinds": ["train", "evaluate", "train", "change_lr", "train"], "optimizer": one, "options": SMALL_CAP}
+        for one in ("sgd", "adam")
+    ],
+    # Before the next pass, gradients are set to zeros, also in another order of memory, or not cleared.
+    "kept gradients": [{"zeros": [zero] * 3, "options": SMALL_CAP} for zero in ("zeros", "restrided", "keep")],
+}
+"""Checks that run fixed programs: arguments for `run_program`."""
 
 
-def kept_gradients(bench: Bench) -> None:
-    """Gradients that are not cleared, or set to zeros, also in another order of memory, before the next pass."""
-    for zero in ("zeros", "restrided", "keep"):
-        run_program(bench, PLAIN, ["train"] * 3, zeros=[zero] * 3, options=SMALL_CAP)
+def fixed(cases: Sequence[dict[str, Any]]) -> Check:
+    """Return a check that runs fixed programs."""
+
+    def check(bench: Bench) -> None:
+        for case in cases:
+            run_program(bench, **case)
+
+    return check
 
 
 def large_gradients(bench: Bench) -> None:
@@ -144,10 +155,10 @@ def large_gradients(bench: Bench) -> None:
         return [rank % 2, 2, 3 + rank % 2]
 
     for options in bench.variants({"bucket_cap_mb": 25.0}, VIEWS):
-        run_program(bench, weights, ["train"] * 3, used=shuffled, options=options)
+        run_program(bench, weights, used=shuffled, options=options)
     if "find_unused_parameters" in bench.subject.options:
         for options in bench.variants({"bucket_cap_mb": 25.0, "find_unused_parameters": True}, VIEWS):
-            run_program(bench, weights, ["train"] * 3, used=some, options=options)
+            run_program(bench, weights, used=some, options=options)
 
 
 # Capabilities
@@ -228,7 +239,7 @@ def plans(bench: Bench) -> None:
     """Explicit buckets in any order."""
     bench.needs("plan")
     for plan in ([[0], [3], [1, 2]], [[3, 1, 0, 2]], [[2], [1], [0], [3]]):
-        run_program(bench, PLAIN, ["train"] * 3, options={"plan": plan})
+        run_program(bench, options={"plan": plan})
         wanted = tuple(map(tuple, plan))
         for got in bucket_layouts.layouts(bench, (6, 4, 5, 6), {"plan": plan}):
             if got not in (wanted, None):
@@ -237,8 +248,8 @@ def plans(bench: Bench) -> None:
 
 def real(bench: Bench) -> None:
     """Convolutions, an LSTM, an embedding, shared layers: equal up to the rounding of the average."""
-    for name in real_models.REAL_MODELS:
-        bench.try_body(real_models.compare_real, name)
+    for what, make in real_models.REAL_MODELS.items():
+        bench.try_body(real_models.trains, make=make, what=what)
 
 
 def sparse_gradients(bench: Bench) -> None:
@@ -246,13 +257,13 @@ def sparse_gradients(bench: Bench) -> None:
 
     A class may refuse them with an error.
     """
-    for name in real_models.SPARSE_MODELS:
+    for what, make in real_models.SPARSE_MODELS.items():
         try:
-            bench.try_body(real_models.compare_real, name)
+            bench.try_body(real_models.trains, make=make, what=what)
         except RankError as error:
             raise NotSupportedError(f"it refuses them: {cause_of(str(error))}") from None
     if "find_unused_parameters" in bench.subject.options:
-        bench.averages_or_raises(unused_parameters.sparse_on_some_ranks)
+        bench.averages_or_raises(real_models.trains, **unused_parameters.SPARSE_ON_SOME_RANKS)
     if "join" in bench.methods:
         uneven_inputs.check_sparse(bench)
 
@@ -265,37 +276,37 @@ def long_programs(bench: Bench) -> None:
     bench.try_random(kinds=kinds, keep=True, most_steps=12, examples=max(3, bench.effort // 3))
 
 
-def check_of(body: Callable[..., Any], *needs: str) -> Check:
+def check_of(body: Callable[..., Any], *needs: str, **keywords: Any) -> Check:
     """Return a check that runs a body on classes with these methods and options."""
 
     def check(bench: Bench) -> None:
         bench.needs(*needs)
-        bench.try_body(body)
+        bench.try_body(body, **keywords)
 
     return check
 
 
-CHECKS: Mapping[str, Check] = {
+CHECKS: dict[str, Check] = {
     "any timing": check_timing,  # first: in virtual time, a rank that waits for ever is named at once
     "overlap": overlap,
-    "one weight": one_weight,
+    "one weight": fixed(FIXED["one weight"]),
     "construction": construction,
-    "bucket caps": bucket_caps,
+    "bucket caps": fixed(FIXED["bucket caps"]),
     "special parameters": special_parameters,
-    "optimizers": optimizers,
-    "kept gradients": kept_gradients,
+    "optimizers": fixed(FIXED["optimizers"]),
+    "kept gradients": fixed(FIXED["kept gradients"]),
     "buffers": buffers,
     "real models": real,
     "special values": number_formats.check_special_values,
     "large gradients": large_gradients,
-    "repeated forward passes": check_of(backward_passes.repeated_forward),
+    "repeated forward passes": check_of(real_models.trains, **backward_passes.REPEATED_FORWARD),
     "nested no_sync": check_of(backward_passes.nested_no_sync, "no_sync"),
     "process group": groups.check_group,
     "ignored parameters": groups.check_ignored,
     "nested outputs": unused_parameters.check_outputs,
     "untouched gradients": check_of(unused_parameters.untouched_gradients, "find_unused_parameters"),
     "mixed precision": number_formats.check_mixed_precision,
-    "checkpoints": check_of(backward_passes.checkpoints, "static_graph"),
+    "checkpoints": check_of(real_models.trains, "static_graph", **backward_passes.CHECKPOINTS),
     "skipped all-reduces": unused_parameters.check_skipped,
     "list of bucket caps": bucket_layouts.check_list,
     "several backward passes": backward_passes.check_several,
@@ -319,3 +330,5 @@ CHECKS: Mapping[str, Check] = {
     "a lost rank": partial(lost_ranks.check, kind="killed"),
 }
 """All checks by name, in the order in which they run: first those in virtual time, then those on real ranks."""
+BASELINE: dict[str, Check] = {"baseline": not_slower}
+"""The check that runs only with a baseline."""

@@ -18,7 +18,7 @@ from .check_runner import VIEWS, Bench
 from .class_under_test import NotSupportedError, Subject
 from .comm_hooks import averaging_hook
 from .local_training import FindingError
-from .real_models import STEPS, Pass, Training, batch, mean_square
+from .real_models import STEPS, Pass, Training, batch, mean_square, trains
 
 CAPS_MB = (1e-4, 25.0)
 """Caps that give each parameter a bucket of its own, and all parameters one bucket."""
@@ -151,15 +151,6 @@ PASSES: dict[str, Pass] = {
 """Passes by description."""
 
 
-def several_passes(
-    _rank: int, _world_size: int, subject: Subject, name: str, options: dict[str, Any], steps: int
-) -> str:
-    """Train with one of `PASSES`; returns what is wrong."""
-    training = Training(subject, _Forces if name == FORCES else _Branches, **options)
-    problem = training.train(PASSES[name], steps)
-    return problem and f"{name}: {problem}"
-
-
 # Backward passes that raise an error
 
 
@@ -177,22 +168,39 @@ def _raises(x: Tensor, raises: list[int]) -> Tensor:
 
 
 def skips_a_batch(
-    rank: int, _world_size: int, subject: Subject, failing: Sequence[int], late: int, options: dict[str, Any]
+    rank: int,
+    _world_size: int,
+    subject: Subject,
+    failing: Sequence[int],
+    late: int,
+    options: dict[str, Any],
+    *,
+    in_comm_hook: bool = False,
 ) -> str:
-    """Train; in the second iteration the backward pass of some ranks raises an error after the last gradient.
+    """Train; in one iteration the backward pass of some ranks raises an error after the last gradient.
 
-    These ranks skip the batch and go on with the next one, while the rank `late` is late. Returns what is wrong.
+    These ranks skip the batch and go on with the next one, while the rank `late` is late. The error may be that of a
+    comm hook at the second bucket. Returns what is wrong.
     """
-    training = Training(subject, _Branches, **options)
+    training, fails, at = Training(subject, _Branches, **options), False, 2 if in_comm_hook else 1
+
+    def look(_state: Any, bucket: Any) -> None:
+        if fails and bucket.index() == 1:
+            raise ArithmeticError("this comm hook fails on purpose")
+
+    if in_comm_hook:
+        training.wrapped.register_comm_hook(None, averaging_hook(look))
     problem = ""  # returned at the end, because the other ranks go on
     for step in range(2 * STEPS):
-        x, fails = _inputs(step, rank), step == 1 and rank in failing
-        loss = _loss(training.wrapped, _raises(x, [1]) if fails else x)
-        if step == 1 and rank == late:
+        x, fails = _inputs(step, rank), step == at and rank in failing
+        loss = _loss(training.wrapped, _raises(x, [1]) if fails and not in_comm_hook else x)
+        if step == at and rank == late:
             time.sleep(LATE_S)
         try:
             loss.backward()
-        except ArithmeticError:
+        except (ArithmeticError, RuntimeError):
+            if not fails:
+                raise
             training.finish()  # does nothing if the class needs no such call
             training.module.zero_grad(set_to_none=False)
             continue
@@ -201,7 +209,8 @@ def skips_a_batch(
             return f"iteration {step}, rank {rank}: the error of the backward pass did not reach the script"
         problem = problem or training.wrong(usual, step)
         training.module.zero_grad(set_to_none=step % 2 == 0)
-    return problem and f"an error after the last gradient on ranks {list(failing)}, rank {late} late: {problem}"
+    where = "in a comm hook" if in_comm_hook else "after the last gradient"
+    return problem and f"an error {where} on ranks {list(failing)}, rank {late} late: {problem}"
 
 
 def raises_before_the_first_gradient(
@@ -241,35 +250,6 @@ def raises_before_the_first_gradient(
             usual(wrapped, step, rank)  # the class may still raise an error here
             problem = problems[rank] or "another rank is wrong"
             return f"{described}: {problem}, and the next forward pass raised no error"
-    return ""
-
-
-def raises_in_a_comm_hook(rank: int, _world_size: int, subject: Subject) -> str:
-    """Train with a comm hook that raises an error in the third iteration, on all ranks, at the second bucket."""
-    training = Training(subject, _Branches)
-
-    def look(_state: Any, bucket: Any) -> None:
-        if failing and bucket.index() == 1:
-            raise ArithmeticError("this comm hook fails on purpose")
-
-    training.wrapped.register_comm_hook(None, averaging_hook(look))
-    for step in range(2 * STEPS):
-        failing = step == 2
-        loss = usual(training.wrapped, step, rank)
-        if failing and rank == 0:
-            time.sleep(LATE_S)
-        try:
-            loss.backward()
-        except (ArithmeticError, RuntimeError):
-            if not failing:
-                raise
-            training.module.zero_grad()
-            continue
-        if failing:
-            return f"iteration {step}, rank {rank}: the error of the comm hook did not reach the script"
-        if problem := training.wrong(usual, step):
-            return f"after a comm hook that raised an error: {problem}"
-        training.module.zero_grad(set_to_none=False)
     return ""
 
 
@@ -314,9 +294,8 @@ class _Checkpointed(nn.Module):
         return self.head(x)  # type: ignore[no-any-return]
 
 
-def checkpoints(_rank: int, _world_size: int, subject: Subject) -> str:
-    """Train with re-entrant checkpoints that share a layer."""
-    return Training(subject, _Checkpointed, static_graph=True).train()
+CHECKPOINTS = {"make": _Checkpointed, "static_graph": True}
+"""Arguments of `trains`."""
 
 
 class _Scaled(nn.Module):
@@ -331,14 +310,13 @@ class _Scaled(nn.Module):
         return self.layer(x) * self.get_buffer("scale")  # type: ignore[no-any-return]
 
 
-def repeated_forward(_rank: int, _world_size: int, subject: Subject) -> str:
-    """Train with two forward passes before each backward pass."""
+def _two_forward_passes(module: nn.Module, step: int, rank: int) -> Tensor:
+    first, second = (module(batch(step + 10 * number, rank)) for number in range(2))
+    return (first * second).square().mean()  # type: ignore[no-any-return]
 
-    def run(module: nn.Module, step: int, rank: int) -> Tensor:
-        first, second = (module(batch(step + 10 * number, rank)) for number in range(2))
-        return (first * second).square().mean()  # type: ignore[no-any-return]
 
-    return Training(subject, _Scaled).train(run)
+REPEATED_FORWARD = {"make": _Scaled, "run": _two_forward_passes}
+"""Arguments of `trains`."""
 
 
 def nested_no_sync(rank: int, _world_size: int, subject: Subject) -> str:
@@ -362,7 +340,7 @@ def nested_no_sync(rank: int, _world_size: int, subject: Subject) -> str:
             with subject.no_sync(wrapped):
                 mean_square(wrapped, step, rank).backward()
             mean_square(wrapped, step + 10, rank).backward()
-        if not subject.is_built_on_fsdp and training.wrong(accumulated, step, [rank]):  # FSDP2 keeps it to itself
+        if training.wrong(accumulated, step, [rank]):
             return f"iteration {step}, rank {rank}: after an inner no_sync, the outer one averaged"
         mean_square(wrapped, step + 20, rank).backward()
         training.finish()
@@ -374,25 +352,16 @@ def nested_no_sync(rank: int, _world_size: int, subject: Subject) -> str:
 # Checks
 
 
-def check_several(bench: Bench) -> str:
-    """Several backward passes, an evaluation in between or a gradient in the loss: gradients are averaged.
-
-    FSDP2 may raise an error, because it frees the tensors that it computes with after the backward pass.
-
-    Returns:
-        With which passes FSDP2 raises an error; empty otherwise.
-    """
-    if bench.subject.is_built_on_fsdp:
-        refused = [name for name in PASSES if bench.averages_or_raises(several_passes, name, {}, STEPS)]
-        return f"an error is raised with {', '.join(refused)}" if refused else ""
-    for name in PASSES:
+def check_several(bench: Bench) -> None:
+    """Several backward passes, an evaluation in between or a gradient in the loss: gradients are averaged."""
+    for name, run in PASSES.items():
+        how: dict[str, Any] = {"make": _Forces if name == FORCES else _Branches, "run": run, "what": name}
         for cap_mb in CAPS_MB:
-            bench.try_body(several_passes, name, {"bucket_cap_mb": cap_mb}, STEPS)
+            bench.try_body(trains, bucket_cap_mb=cap_mb, **how)
         # torch's search for unused parameters passes all outputs through one node, which runs backward only once.
         search = ["find_unused_parameters"] if name != "a backward pass for each output" else []
         for options in bench.variants({"bucket_cap_mb": 1e-4}, *search, VIEWS)[1:]:
-            bench.try_body(several_passes, name, options, 2)
-    return ""
+            bench.try_body(trains, steps=2, **how, **options)
 
 
 def check_raising(bench: Bench) -> None:
@@ -406,7 +375,7 @@ def check_raising(bench: Bench) -> None:
         for failing, late in ((everyone, last), ([0], last), ([last], 0)):
             bench.averages_or_raises(skips_a_batch, failing, late, options)
     if "register_comm_hook" in bench.methods:
-        bench.averages_or_raises(raises_in_a_comm_hook)
+        bench.averages_or_raises(skips_a_batch, everyone, 0, {}, in_comm_hook=True)
 
 
 def check_static_first(bench: Bench) -> None:

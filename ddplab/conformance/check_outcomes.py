@@ -42,6 +42,7 @@ class CheckResult:
         program: The program that shows the fault. None: there is none.
         expected: What was expected; `must-pass` refuses "not supported" too. None: anything but a failure.
         unmatched: Whether the check failed because the ranks launched different collectives, hung, or one was lost.
+        seconds: How long it took.
     """
 
     check: str
@@ -50,6 +51,7 @@ class CheckResult:
     program: Program | None = None
     expected: Expectation | None = None
     unmatched: bool = False
+    seconds: float = 0.0
 
     @property
     def problem(self) -> str:
@@ -65,7 +67,7 @@ class CheckResult:
 
     def to_json(self) -> dict[str, Any]:
         """Return the outcome; the program as text."""
-        shown = {name: value for name, value in vars(self).items() if name != "unmatched"}
+        shown = {name: value for name, value in vars(self).items() if name not in ("unmatched", "seconds")}
         return shown | {"program": None if self.program is None else repr(self.program)}
 
 
@@ -116,23 +118,20 @@ def read_expectations(path: Path, checks: Sequence[str]) -> dict[str, Expectatio
 
 
 def write_script(path: Path, subject: str, world_size: int, result: CheckResult) -> None:
-    """Write a script that shows a fault without Hypothesis; the message is in its docstring, whatever it contains."""
-    lines = "\n".join(repr(line)[1:-1] for line in result.message.split("\n"))
-    message = lines.replace('"""', r"\"\"\"")
-    script = f'''"""{subject} fails the check "{result.check}".
-
-{message}
-"""
+    """Write a script that shows a fault without Hypothesis."""
+    script = f'''"""A program that fails a check of `ddplab conform`, without random choices."""
 
 from ddplab.conformance.check_runner import QUICK, Bench
 from ddplab.conformance.training_programs import Program, ProgramStep, Weight
 from ddplab.conformance.class_under_test import Subject
 from reference.launch import RankPool
 
+SUBJECT, CHECK = {subject!r}, {result.check!r}
+MESSAGE = {result.message!r}
 PROGRAM = {result.program!r}
 
 if __name__ == "__main__":
     with RankPool({world_size}) as pool:
-        Bench(Subject({subject!r}), pool, QUICK).try_program(PROGRAM)
+        Bench(Subject(SUBJECT), pool, QUICK).try_program(PROGRAM)
 '''
     write_atomically(path, script.encode())

@@ -6,8 +6,7 @@ A subject is named `module:name`. The name is that of a class or a function that
 - `make_ddp(module, bucket_cap_mb)`; beside it, a function `finish(wrapped)` is called after each backward pass;
 - a class with the method `average_gradients`, which is called after each backward pass;
 - as in the assignment of Stanford's CS336: a class with the method `finish_gradient_synchronization`, or the function
-  `get_ddp_bucketed` (or `get_ddp_individual_parameters`) of its adapters, whose `..._on_after_backward` is called;
-- one of torch's composable functions `replicate()`, which change a module in place; see `ddplab.composable`.
+  `get_ddp_bucketed` (or `get_ddp_individual_parameters`) of its adapters, whose `..._on_after_backward` is called.
 
 Options that the class does not take are not supported, which is no failure.
 """
@@ -25,12 +24,11 @@ from torch.optim import Optimizer
 
 from reference.launch import rank_device
 
-from ..composable import arguments_of, is_built_on_fsdp, is_composable, replicated
 from ..models import import_first_here
 
 CAP_NAMES = ("bucket_cap_mb", "bucket_size_mb")
 """Names of the argument with the bucket cap in MB."""
-METHODS = ("no_sync", "register_comm_hook", "join")
+METHODS = ("no_sync", "register_comm_hook", "join", "shard_optimizer")
 """Methods that a class may have."""
 FINISHING = ("finish_gradient_synchronization", "average_gradients")
 """Methods that a script calls after each backward pass."""
@@ -99,7 +97,7 @@ class Subject:
             needs_cap = self._arguments[self._cap_name].default is inspect.Parameter.empty
             if needs_cap or cap_mb is not None:
                 options[self._cap_name] = 25.0 if cap_mb is None else cap_mb
-        return replicated(self.make, module, **options) if is_composable(self.make) else self.make(module, **options)
+        return self.make(module, **options)
 
     def finish(self, wrapped: nn.Module, optimizer: Optimizer) -> None:
         """Call what must follow a backward pass, if anything must."""
@@ -139,16 +137,9 @@ class Subject:
                 f"{self.name}: expected the name of an importable module before the colon: {error}"
             ) from None
 
-    @property
-    def is_built_on_fsdp(self) -> bool:
-        """Whether it is FSDP2's `replicate()`, which averages gradients of one dtype in each module that it wraps."""
-        return is_built_on_fsdp(self.make)
-
     @cached_property
     def _arguments(self) -> dict[str, inspect.Parameter]:
         """The arguments after the module; `**options` of a subclass stands for those of the class above it."""
-        if is_composable(self.make):
-            return arguments_of(self.make)
         found: dict[str, inspect.Parameter] = {}
         for maker in self.make.__mro__ if isinstance(self.make, type) else (self.make,):
             own = list(inspect.signature(maker).parameters.values())

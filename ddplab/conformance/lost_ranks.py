@@ -6,7 +6,6 @@ The ranks are processes without a launcher that watches over them, as on a clust
 import os
 import signal
 import tempfile
-from collections.abc import Callable
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -18,7 +17,7 @@ from torch._C._distributed_c10d import FileStore
 from reference.fork_server import OUTPUTS, Surroundings, ctrl_c_blocked, process_context
 from reference.launch import choose_network
 
-from .check_runner import FULL, Bench
+from .check_runner import Bench
 from .class_under_test import Subject
 from .local_training import FindingError
 from .real_models import Training, mean_square
@@ -30,25 +29,18 @@ PATIENCE_S = 10.0
 """How long the others may live on."""
 START_S = 60.0
 WORDS = {"killed": "was killed", "raises": "raised an error"}
-PLACES: dict[str, str] = {
-    "forward": "before its forward pass",
-    "between buckets": "during its backward pass",
-    "after backward": "after its backward pass",
-}
 
 
 def check(bench: Bench, kind: str) -> None:
-    """An error in the last rank's backward pass, or its end wherever it is killed, ends the others with an error."""
-    for place in PLACES if bench.effort >= FULL else ("between buckets",):
-        outcome = outcome_of(bench.subject, kind, place)
-        how = f"the last rank {WORDS[kind]} {PLACES[place]}"
-        if outcome is None:
-            raise FindingError(f"{how}: rank 0 was still running {PATIENCE_S:g} s later")
-        if outcome == 0:
-            raise FindingError(f"{how}: rank 0 ended without an error")
+    """An error in the last rank's backward pass, or its end there if it is killed, ends the others with an error."""
+    outcome, how = outcome_of(bench.subject, kind), f"the last rank {WORDS[kind]} during its backward pass"
+    if outcome is None:
+        raise FindingError(f"{how}: rank 0 was still running {PATIENCE_S:g} s later")
+    if outcome == 0:
+        raise FindingError(f"{how}: rank 0 ended without an error")
 
 
-def outcome_of(subject: Subject, kind: str, place: str) -> int | None:
+def outcome_of(subject: Subject, kind: str) -> int | None:
     """Return the exit status of rank 0 after the last rank failed; None if it did not end in time.
 
     Raises:
@@ -56,7 +48,7 @@ def outcome_of(subject: Subject, kind: str, place: str) -> int | None:
     """
     context, surroundings = process_context(), Surroundings()
     with tempfile.TemporaryDirectory() as folder:
-        arguments = subject.name, kind, place, str(Path(folder) / "store"), surroundings
+        arguments = subject.name, kind, str(Path(folder) / "store"), surroundings
         ranks = [context.Process(target=_serve, args=(*arguments, rank)) for rank in range(WORLD_SIZE)]
         try:
             for process in ranks:
@@ -74,7 +66,7 @@ def outcome_of(subject: Subject, kind: str, place: str) -> int | None:
                 process.join()
 
 
-def _serve(name: str, kind: str, place: str, store: str, surroundings: Surroundings, rank: int) -> None:
+def _serve(name: str, kind: str, store: str, surroundings: Surroundings, rank: int) -> None:
     """Be a rank, without a launcher; the errors that it reports are expected."""
     surroundings.enter()
     silent = os.open(os.devnull, os.O_WRONLY)
@@ -88,29 +80,21 @@ def _serve(name: str, kind: str, place: str, store: str, surroundings: Surroundi
         world_size=WORLD_SIZE,
         timeout=timedelta(seconds=COLLECTIVES_S),
     )
-    train_until(rank, Subject(name), place, kind)
+    train_until(rank, Subject(name), kind)
 
 
-def train_until(rank: int, subject: Subject, place: str, kind: str) -> None:
-    """Train; in the second iteration the last rank is killed, or raises an error in its backward pass."""
+def train_until(rank: int, subject: Subject, kind: str) -> None:
+    """Train; in the second iteration the last rank is killed, or raises an error, in its backward pass."""
     training = Training(subject, lambda: nn.Sequential(*(nn.Linear(6, 6) for _ in range(6))))
-    for step in range(4):
-        place_now = place if step == 1 and rank == WORLD_SIZE - 1 else ""
-        if place_now == "forward":
-            fail(kind)
-        elif place_now == "between buckets":
-            training.module.get_submodule("3").register_forward_hook(_fails_in_backward(kind))
-        training.backward(mean_square, step)
-        if place_now == "after backward":
-            fail(kind)
-        training.optimizer.step()
 
-
-def _fails_in_backward(kind: str) -> Callable[[nn.Module, Any, Tensor], None]:
-    def hook(_module: nn.Module, _inputs: Any, output: Tensor) -> None:
+    def fail_in_backward(_module: nn.Module, _inputs: Any, output: Tensor) -> None:
         output.register_hook(lambda _: fail(kind))
 
-    return hook
+    for step in range(4):
+        if step == 1 and rank == WORLD_SIZE - 1:
+            training.module.get_submodule("3").register_forward_hook(fail_in_backward)
+        training.backward(mean_square, step)
+        training.optimizer.step()
 
 
 def fail(kind: str) -> None:

@@ -4,11 +4,6 @@ The class runs in virtual time on emulated devices, for several models on severa
 no noise: a schedule that is slower by a nanosecond is slower. `compare` names the first bucket that is late.
 """
 
-import os
-import subprocess
-import sys
-import tarfile
-import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from math import prod
 from pathlib import Path
@@ -31,8 +26,6 @@ from .class_under_test import Subject
 US, MS = 1_000, 1_000_000
 OF_GRADIENTS = ("all_reduce", "second_all_reduce", "join")
 """Kinds of collectives that average gradients; those after the backward pass look like the collectives of Join."""
-TIMEOUT_S = 300.0
-"""Time-out of the emulation of another revision."""
 CAP_MB = 5.0
 """Bucket cap of the models, which gives each of them several buckets."""
 
@@ -250,79 +243,6 @@ def load(path: Path) -> tuple[EmulatedSchedule, ...]:
     ).schedules
 
 
-def load_baseline(text: str, name: str) -> tuple[EmulatedSchedule, ...]:
-    """Return the schedules of a baseline: those of a file that `save` wrote, or those of a class at a git revision.
-
-    Args:
-        text: Path of the file, or the revision of the repository in the working directory.
-        name: Name of the class.
-
-    Raises:
-        ValueError: There is no such file or revision, or the class cannot be imported from the revision or run there.
-    """
-    if Path(text).is_file():
-        return load(Path(text))
-    refusal = f"--baseline: expected a file or a git revision, got {text!r}"
-    commit = _git("rev-parse", "--verify", "--end-of-options", f"{text}^{{commit}}", refusal=refusal)
-    top, here = (Path(_git("rev-parse", f"--show-{one}", refusal=refusal)) for one in ("toplevel", "prefix"))
-    with tempfile.TemporaryDirectory() as name_of_folder:
-        folder = Path(name_of_folder).resolve()
-        tree, archive, out = folder / "tree", folder / "tree.tar", folder / "schedules.json"
-        _git("-C", str(top), "archive", "--format=tar", f"--output={archive}", commit, refusal=refusal)
-        with tarfile.open(archive) as packed:
-            packed.extraction_filter = getattr(tarfile, "data_filter", None)  # missing before Python 3.11.4
-            packed.extractall(tree)
-        places = [tree / here, tree / here / "src", *(_in_tree(Path(one), top, tree) for one in sys.path if one)]
-        environment = os.environ | {"PYTHONPATH": os.pathsep.join(map(str, places))}
-        command = [sys.executable, "-P", "-c", _SAVE_SCHEDULES, name, str(out), str(tree)]
-        done = subprocess.run(
-            command, env=environment, cwd=tree / here, capture_output=True, text=True, check=False, timeout=TIMEOUT_S
-        )
-        if done.returncode:
-            reason = done.stderr.strip().splitlines()[-1:] or [f"exit status {done.returncode}"]
-            raise ValueError(f"--baseline: {name} has no schedule at {text}: {reason[0]}")
-        return load(out)
-
-
-_SAVE_SCHEDULES = f"""
-import runpy, sys, types
-from importlib import import_module
-from pathlib import Path
-
-name, _, tree = sys.argv[1:]
-path, _, attribute = name.partition(":")
-module = import_module(path)
-found = getattr(module, attribute or "make_ddp", None)
-defined_in = sys.modules[found.__module__] if isinstance(found, type | types.FunctionType) else module
-for one in (module, defined_in):
-    file = getattr(one, "__file__", None)
-    if file is None or not Path(file).resolve().is_relative_to(tree):
-        sys.exit(f"expected to import it from the revision, got {{one.__name__}} from {{file}}")
-runpy.run_module({__name__!r}, run_name="__main__", alter_sys=True)
-"""
-"""Runs this module as a script, in the version of the revision if it is part of the revision. A class from elsewhere,
-such as the working tree, would be compared with itself."""
-
-
-def _in_tree(entry: Path, top: Path, tree: Path) -> Path:
-    """The folder of an extracted revision in place of a folder of the repository, if the revision has it."""
-    entry = entry.resolve()
-    moved = tree / entry.relative_to(top) if entry.is_relative_to(top) else entry
-    return moved if moved.is_dir() else entry
-
-
-def _git(*arguments: str, refusal: str) -> str:
-    """Run git and return its output; `refusal`: the beginning of the message if git fails."""
-    try:
-        done = subprocess.run(["git", *arguments], capture_output=True, text=True, check=False)
-    except FileNotFoundError:
-        raise ValueError(f"{refusal}; git is not installed") from None
-    if done.returncode:
-        reason = done.stderr.strip().splitlines()[-1:] or ["git failed"]
-        raise ValueError(f"{refusal}: {reason[0]}")
-    return done.stdout.strip()
-
-
 def compare(schedules: Sequence[EmulatedSchedule], baseline: Sequence[EmulatedSchedule]) -> list[str]:
     """Return one sentence for each schedule that is slower than the baseline's; it names the first late bucket."""
     before = {(one.model, one.network): one for one in baseline}
@@ -354,7 +274,3 @@ def _cause(now: EmulatedSchedule, then: EmulatedSchedule) -> str:
                 return f"bucket {number} waits for the end of the backward pass"
             return f"bucket {number} is launched {later:.3g} ms later"
     return "the same launches, but the iteration ends later"
-
-
-if __name__ == "__main__":
-    save(Path(sys.argv[2]), sys.argv[1], list(schedules_of(Subject(sys.argv[1]))))

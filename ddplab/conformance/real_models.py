@@ -1,6 +1,6 @@
 """Real models: small ones with real-valued weights, whose gradients equal the average up to its rounding.
 
-A body that compares returns what is wrong, and an empty text if nothing is.
+A body that compares, such as `trains`, returns what is wrong, and an empty text if nothing is.
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -11,7 +11,6 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from ..composable import local_tensor, show_parameters
 from .class_under_test import Subject
 from .local_training import describe_difference
 
@@ -164,7 +163,7 @@ def outside(got: Tensor | None, parts: Tensor, dtype: torch.dtype) -> str:
     """Say how a gradient differs from the average of these parts by more than the average may round."""
     if got is None:
         return "got None, expected a tensor"
-    got = local_tensor(got).to_dense().double()
+    got = got.to_dense().double()
     expected = parts.mean(dim=0)
     bound = (len(parts) + 2) * torch.finfo(dtype).eps * parts.abs().sum(dim=0)
     if bool(((got - expected).abs() <= bound).all()):
@@ -212,8 +211,7 @@ class Training:
 
     def local(self, run: Pass, step: int, ranks: Sequence[int] | None = None) -> list[dict[str, Tensor | None]]:
         """Return the gradients that these ranks would have alone; None: all that train."""
-        show_parameters(self.module)
-        self.twin.load_state_dict({name: local_tensor(one) for name, one in self.module.state_dict().items()})
+        self.twin.load_state_dict(self.module.state_dict())
         return local_gradients(self.twin, run, step, self.ranks if ranks is None else ranks)
 
     def wrong(self, run: Pass, step: int, ranks: Sequence[int] | None = None, **how: Any) -> str:
@@ -228,9 +226,9 @@ class Training:
         for step in range(steps):
             self.backward(run, step)
             problem = problem or self.wrong(run, step)
-            before = [local_tensor(parameter.detach()).clone() for parameter in parameters]
+            before = [parameter.detach().clone() for parameter in parameters]
             self.optimizer.step()
-            if all(map(torch.equal, before, map(local_tensor, parameters))):
+            if all(map(torch.equal, before, parameters)):
                 problem = problem or f"iteration {step}, rank {self.rank}: the optimiser changed nothing"
         if set(differing_ranks(parameters, self.ranks[0])) & set(self.ranks):
             problem = problem or f"iteration {steps - 1}: parameters differ between the ranks"
@@ -239,29 +237,34 @@ class Training:
 
 def differing_ranks(tensors: Iterable[Tensor], like: int) -> list[int]:
     """Return the ranks on which these tensors are not those of the rank `like`; call on every rank."""
-    digest = torch.cat([local_tensor(one.detach()).flatten().double() for one in tensors])
+    digest = torch.cat([one.detach().flatten().double() for one in tensors])
     every = [torch.empty_like(digest) for _ in range(dist.get_world_size())]
     dist.all_gather(every, digest)
     return [rank for rank, one in enumerate(every) if not torch.equal(one, every[like])]
 
 
-def compare_real(_rank: int, _world_size: int, subject: Subject, model: str) -> str:
-    """Train one of `REAL_MODELS` or `SPARSE_MODELS`."""
-    problem = Training(subject, (REAL_MODELS | SPARSE_MODELS)[model]).train()
-    return problem and f"{model}: {problem}"
+def trains(
+    _rank: int,
+    _world_size: int,
+    subject: Subject,
+    *,
+    make: Callable[[], nn.Module] = mlp,
+    run: Pass = mean_square,
+    steps: int = STEPS,
+    what: str = "",
+    **options: Any,
+) -> str:
+    """Train a model and compare each average; `what` names the case in the message, the others see `Training`."""
+    problem = Training(subject, make, **options).train(run, steps)
+    return f"{what}: {problem}" if what and problem else problem
 
 
-def subclassed_parameters(_rank: int, _world_size: int, subject: Subject) -> str:
-    """Train parameters that are instances of a subclass of Tensor."""
-
-    def make() -> nn.Module:
-        module = mlp()
-        for layer in (part for part in module.modules() if isinstance(part, nn.Linear)):
-            layer.weight = nn.Parameter(layer.weight.detach().as_subclass(Subclass))
-        return module
-
-    problem = Training(subject, make).train()
-    return problem and f"parameters of a subclass of Tensor, {problem}"
+def with_subclasses() -> nn.Module:
+    """Build a perceptron whose weights are instances of a subclass of Tensor."""
+    module = mlp()
+    for layer in (part for part in module.modules() if isinstance(part, nn.Linear)):
+        layer.weight = nn.Parameter(layer.weight.detach().as_subclass(Subclass))
+    return module
 
 
 class Subclass(Tensor):

@@ -2,7 +2,6 @@
 
 import copy
 import pickle
-import sys
 from collections.abc import Callable
 from functools import partial
 from typing import Any
@@ -10,7 +9,6 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ..composable import local_tensor
 from .check_runner import Bench, report
 from .class_under_test import Subject
 from .local_training import FindingError
@@ -23,8 +21,6 @@ COPY: dict[str, Callable[[nn.Module], nn.Module]] = {
 """Functions that copy a wrapped module, by the name of the copy."""
 CUSTOM = ("__deepcopy__", "__copy__", "__reduce__", "__reduce_ex__", "__getstate__", "__setstate__")
 """Methods with which a class determines how it is copied."""
-NOT_OF_THE_CLASS = sys.stdlib_module_names | {"torch"}
-"""Packages whose classes define `CUSTOM` methods for reasons of their own; see `determines_copies`."""
 LOCAL = "is trained on its own rank only"
 
 
@@ -88,7 +84,7 @@ def copied(rank: int, world_size: int, subject: Subject, how: str, *, trained: b
                 backward(one, loss)
         for name, one, number in (("the original", module, step), (how, inner, step + 10)):
             twin = mlp()
-            twin.load_state_dict({name: local_tensor(value) for name, value in one.state_dict().items()})
+            twin.load_state_dict(one.state_dict())
             local = local_gradients(twin, mean_square, number, range(world_size))
             wrong = difference(one, local)
             if wrong and one is inner and not difference(one, [local[rank]]):
@@ -98,12 +94,9 @@ def copied(rank: int, world_size: int, subject: Subject, how: str, *, trained: b
     return problem, shortcoming
 
 
-def determines_copies(_rank: int, _world_size: int, subject: Subject) -> bool:
-    """Whether the class under test, or the class of one of its attributes, defines how it is copied."""
-    wrapped = subject.wrap(nn.Linear(2, 1))
-    own = set(type(wrapped).__mro__) - set(nn.Module.__mro__)
-    for kind in {type(one) for one in vars(wrapped).values()}:
-        own |= {one for one in kind.__mro__ if one.__module__.partition(".")[0] not in NOT_OF_THE_CLASS}
+def determines_copies(make: Any) -> bool:
+    """Whether a class, or one above it that is not a module of torch's, defines how it is copied."""
+    own = set(make.__mro__) - set(nn.Module.__mro__) if isinstance(make, type) else ()
     return any(name in vars(one) for one in own for name in CUSTOM)
 
 
@@ -122,7 +115,7 @@ def check(bench: Bench) -> str:
             outcomes = bench.run(partial(copied, trained=trained), bench.subject, how)
             report([problem for problem, _ in outcomes])
             shortcoming = next((one for _, one in outcomes if one), "")
-            if shortcoming == LOCAL and bench.run(determines_copies, bench.subject)[0]:
+            if shortcoming == LOCAL and determines_copies(bench.subject.make):
                 raise FindingError(f"{how} {shortcoming}, although the class determines how it is copied")
             if shortcoming and f"{how} {shortcoming}" not in notes:
                 notes.append(f"{how} {shortcoming}")

@@ -7,7 +7,7 @@ the ranks are exact whatever the order of the summation, and "equal" can mean eq
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import nullcontext
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any, Literal, NamedTuple
 
 import torch
@@ -15,7 +15,6 @@ from torch import Tensor, nn
 
 from reference.launch import rank_device
 
-from ..composable import local_tensor, show_parameters
 from .class_under_test import Subject, buckets_of
 
 Kind = Literal["train", "accumulate", "evaluate", "forward", "change_lr"]
@@ -31,9 +30,6 @@ BUFFER_OPTIONS = ("forward_sync_buffers", "broadcast_buffers")
 """Options of torch's class that turn the broadcast of buffers off."""
 ROWS = 3
 """Largest number of samples of a batch."""
-
-
-FSDP_REFUSES = "FSDP2 refuses scalars, empty and non-contiguous parameters, and several dtypes in a module"
 
 
 @dataclass(frozen=True)
@@ -139,17 +135,6 @@ def program_of(
     return Program(tuple(weights), steps, **further)
 
 
-def adapted(program: Program, subject: Subject) -> Program:
-    """Return a program whose model the class takes; see `FSDP_REFUSES`."""
-    if not subject.is_built_on_fsdp:
-        return program
-    weights = (
-        replace(one, shape=tuple(size or 1 for size in one.shape) or (1,), dtype="float32", layout="contiguous")
-        for one in program.weights
-    )
-    return replace(program, weights=tuple(weights))
-
-
 def arranged(values: Tensor, layout: Layout) -> Tensor:
     """Return a tensor of the same values in another order of memory, or as it is if its shape has no such order."""
     if layout == "transposed" and values.dim() > 1 and min(values.shape[-2:]) > 1:
@@ -251,13 +236,13 @@ class Seen(NamedTuple):
     """What a rank saw after a step.
 
     Attributes:
-        gradients: By name; None: not shown, because the class keeps what it accumulates to itself.
+        gradients: By name.
         parameters: By name.
         buffers: By name.
         buckets: Parameter indices by bucket; None: not reported.
     """
 
-    gradients: dict[str, Tensor | None] | None
+    gradients: dict[str, Tensor | None]
     parameters: dict[str, Tensor]
     buffers: dict[str, Tensor]
     buckets: tuple[tuple[int, ...], ...] | None
@@ -284,7 +269,6 @@ class Script:
         self.net = net or Net(program, rank).to(rank_device())
         self.called = self.wrapped = subject.wrap(self.net, **program.options)
         self.optimizer = optimizer_of(program, self.net)
-        self._hides_gradients = False
 
     def run(self, number: int) -> Seen:
         """Run one step; returns what the rank has after it."""
@@ -310,10 +294,7 @@ class Script:
                 if step.optimize:
                     self.optimizer.step()
         called.train()
-        if step.kind in ("train", "accumulate"):
-            self._hides_gradients = self.subject.is_built_on_fsdp and step.kind == "accumulate"
-        seen = look(self.net, self.wrapped)
-        return seen._replace(gradients=None) if self._hides_gradients else seen
+        return look(self.net, self.wrapped)
 
     def run_all(self) -> Iterator[Seen]:
         """Run all steps, one after the other."""
@@ -354,14 +335,10 @@ def before_and_after_construction(rank: int, _: int, subject: Subject, program: 
 
 def look(net: nn.Module, wrapped: nn.Module) -> Seen:
     """Copy what a rank has, to the CPU."""
-    show_parameters(net)
     named = dict(net.named_parameters())
     return Seen(
-        {
-            name: None if one.grad is None else on_cpu(local_tensor(one.grad.detach()).to_dense())
-            for name, one in named.items()
-        },
-        {name: on_cpu(local_tensor(one.detach())) for name, one in named.items()},
+        {name: None if one.grad is None else on_cpu(one.grad.detach().to_dense()) for name, one in named.items()},
+        {name: on_cpu(one.detach()) for name, one in named.items()},
         {name: on_cpu(buffer) for name, buffer in net.named_buffers()},
         buckets_of(wrapped),
     )

@@ -11,7 +11,7 @@ from .check_runner import VIEWS, Bench
 from .class_under_test import Subject
 from .comm_hooks import averaging_hook
 from .local_training import describe_difference, same
-from .real_models import Training, batch, words
+from .real_models import Training, batch, trains, words
 from .training_programs import PLAIN, program_of
 
 
@@ -40,11 +40,6 @@ def _of_heads(module: nn.Module, step: int, rank: int) -> Tensor:
     used.mul_(2)
     pair = output["others"][1]
     return (used + pair.left * pair.right).square().mean()  # type: ignore[no-any-return]
-
-
-def nested_outputs(_rank: int, _world_size: int, subject: Subject, options: dict[str, Any]) -> str:
-    """Search nested outputs for unused parameters; outputs that the loss ignores leave no gradient."""
-    return Training(subject, _Heads, find_unused_parameters=True, **options).train(_of_heads, 4)
 
 
 class _Chosen(nn.Module):
@@ -103,14 +98,19 @@ class _SparseOrNot(nn.Module):
         return self.head(x)  # type: ignore[no-any-return]
 
 
-def sparse_on_some_ranks(_rank: int, _world_size: int, subject: Subject) -> str:
+def _embeds_on_some_ranks(module: nn.Module, step: int, rank: int) -> Tensor:
     """Use the embedding on one rank, on all but one, on all and on none."""
+    embeds = (rank == 0, rank != 0, True, False)[step % 4]
+    return module(batch(step, rank), embeds=embeds).square().mean()  # type: ignore[no-any-return]
 
-    def loss(module: nn.Module, step: int, rank: int) -> Tensor:
-        embeds = (rank == 0, rank != 0, True, False)[step % 4]
-        return module(batch(step, rank), embeds=embeds).square().mean()  # type: ignore[no-any-return]
 
-    return Training(subject, _SparseOrNot, find_unused_parameters=True).train(loss, 6)
+SPARSE_ON_SOME_RANKS: dict[str, Any] = {
+    "make": _SparseOrNot,
+    "run": _embeds_on_some_ranks,
+    "steps": 6,
+    "find_unused_parameters": True,
+}
+"""Arguments of `trains`."""
 
 
 def untouched_gradients(rank: int, world_size: int, subject: Subject) -> str:
@@ -147,7 +147,7 @@ def check_outputs(bench: Bench) -> None:
     """Outputs in dicts, lists and dataclasses, of which the loss ignores one, may be changed in place."""
     bench.needs("find_unused_parameters")
     for options in bench.variants({}, VIEWS):
-        bench.try_body(nested_outputs, options)
+        bench.try_body(trains, make=_Heads, run=_of_heads, steps=4, find_unused_parameters=True, **options)
 
 
 def check_skipped(bench: Bench) -> None:

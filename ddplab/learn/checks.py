@@ -8,13 +8,12 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
-import torch.distributed as dist
 from torch import Tensor
 
 from ..conformance.all_checks import CHECKS, SMALL_CAP, SPECIAL
 from ..conformance.bucket_layouts import RULES
 from ..conformance.check_runner import VIEWS, Bench, Check
-from ..conformance.class_under_test import NotSupportedError, Subject
+from ..conformance.class_under_test import Subject
 from ..conformance.local_training import FindingError, compare, gradients_of_rank, run_locally, same
 from ..conformance.overlap import MODELS, MS, EmulatedSchedule, Network, late_launches, schedule_of, trace_of_layers
 from ..conformance.real_models import Training, mean_square
@@ -118,8 +117,8 @@ def _likely(program: Program, got: Mapping[int, Seen], expected: Sequence[Seen])
     possible: list[list[str]] = []
     right: set[str] = set()
     for rank, seen in got.items():
-        for name, want in (expected[rank].gradients or {}).items():
-            gradient = (seen.gradients or {}).get(name)
+        for name, want in expected[rank].gradients.items():
+            gradient = seen.gradients.get(name)
             if same(gradient, want):
                 right |= {name} if want is not None else set()
             else:
@@ -340,27 +339,20 @@ def _sharded(rank: int, world_size: int, subject: Subject) -> str:
         for value in state.values()
         if isinstance(value, Tensor) and value.numel() > 1
     )
-    total = 2 * sum(parameter.numel() for parameter in twin)
-    largest = 2 * max(parameter.numel() for parameter in twin)
-    every = torch.tensor([held], dtype=torch.int64)
-    dist.all_reduce(every)
-    if not problem and (held > total // world_size + largest or int(every) != total):
+    sizes = [2 * parameter.numel() for parameter in twin]
+    share = sum(sizes) // world_size
+    if not problem and held > share + max(sizes):
         problem = (
-            f"rank {rank} keeps {held} numbers of the optimiser's state, all ranks together {int(every)}, expected "
-            f"{total} in total: each parameter's state belongs on one rank, about {total // world_size} on each"
+            f"rank {rank} keeps {held} numbers of the optimiser's state, expected about {share} of {sum(sizes)}: "
+            "each parameter's state belongs on one rank"
         )
     return problem
 
 
 def sharded_step(bench: Bench) -> None:
     """Each rank steps its share of the parameters only, and all ranks have the same parameters afterwards."""
-    if not any(bench.run(_has_shard_optimizer, bench.subject)):
-        raise NotSupportedError("it has no shard_optimizer")
+    bench.needs("shard_optimizer")
     bench.try_body(_sharded)
-
-
-def _has_shard_optimizer(_rank: int, _world_size: int, subject: Subject) -> bool:
-    return hasattr(subject.wrap(torch.nn.Linear(2, 1)), "shard_optimizer")
 
 
 OWN: Mapping[str, Check] = {

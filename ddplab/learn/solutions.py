@@ -6,6 +6,7 @@ The first two are those of `reference/minimal.py`. A solution passes its rung an
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
+from types import SimpleNamespace
 from typing import Any
 
 import torch
@@ -14,6 +15,7 @@ from torch import Tensor, nn
 from torch.distributed.algorithms.join import Join, Joinable, JoinHook
 
 from reference.bucketing import assign_buckets, bucket_caps, rebuild_order
+from reference.comm_hooks.interface import GradBucket
 from reference.minimal import FlatDataParallel, InFlight, NaiveDataParallel
 
 Parameters = list[nn.Parameter]
@@ -316,37 +318,6 @@ class Static(Searching):
         return unused
 
 
-class Bucket:
-    """What a comm hook receives, with the methods of torch's `GradBucket`."""
-
-    def __init__(self, index: int, flat: Tensor, parameters: Parameters, *, is_last: bool) -> None:
-        self._index, self._flat, self._parameters, self._is_last = index, flat, parameters, is_last
-
-    def index(self) -> int:
-        """Position in launch order."""
-        return self._index
-
-    def buffer(self) -> Tensor:
-        """All gradients, flat, not divided."""
-        return self._flat
-
-    def set_buffer(self, flat: Tensor) -> None:
-        """Replace the flat tensor."""
-        self._flat = flat
-
-    def gradients(self) -> list[Tensor]:
-        """The gradients, views of the flat tensor."""
-        return split(self._flat, self._parameters)
-
-    def parameters(self) -> Parameters:
-        """The parameters."""
-        return self._parameters
-
-    def is_last(self) -> bool:
-        """Whether no bucket follows in this iteration."""
-        return self._is_last
-
-
 class HookResult:
     """The result of a comm hook, which is waited for and copied into its bucket."""
 
@@ -361,7 +332,7 @@ class HookResult:
 class Hookable(Static):
     """14. A function of the user's replaces the all-reduce of a bucket."""
 
-    comm_hook: Callable[[Bucket], "torch.futures.Future[Tensor]"] | None = None
+    comm_hook: Callable[[GradBucket], "torch.futures.Future[Tensor]"] | None = None
 
     def register_comm_hook(self, state: Any, hook: Callable[[Any, Any], "torch.futures.Future[Tensor]"]) -> None:
         """Send buckets by `hook(state, bucket)`, which returns a future of the averages."""
@@ -372,7 +343,9 @@ class Hookable(Static):
         if self.comm_hook is None:
             return super().send(flat, parameters)
         index = next(number for number, one in enumerate(self.buckets) if one is parameters)
-        bucket = Bucket(index, flat, parameters, is_last=index == len(self.buckets) - 1)
+        views_of = partial(split, parameters=parameters)
+        memory: Any = SimpleNamespace(buffer=flat, views=views_of(flat), views_of=views_of, parameters=parameters)
+        bucket = GradBucket(memory, index, is_last=index == len(self.buckets) - 1)
         return HookResult(self.comm_hook(bucket), flat)
 
 

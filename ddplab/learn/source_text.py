@@ -1,9 +1,7 @@
-"""The text of the learner's file, before torch is loaded: an empty class to begin with, and errors of syntax."""
+"""The text of the learner's file to begin with: an empty class."""
 
-import warnings
 from pathlib import Path
 
-from reference.files.reading import read_text
 from reference.files.writing import write_atomically
 
 CLASS = "MyDDP"
@@ -36,17 +34,3 @@ def write_skeleton(path: Path) -> bool:
         return False
     write_atomically(path, SKELETON.encode())
     return True
-
-
-def check_syntax(path: Path) -> None:
-    """Compile a file and forget the result; this takes no ranks.
-
-    Raises:
-        ValueError: The file cannot be read or compiled; the message has the line and its text.
-    """
-    try:
-        with warnings.catch_warnings(action="ignore"):
-            compile(read_text(path), str(path), "exec")
-    except SyntaxError as error:
-        text = f"\n    {error.text.strip()}" if error.text else ""
-        raise ValueError(f"{path}, line {error.lineno}: {error.msg}{text}") from None

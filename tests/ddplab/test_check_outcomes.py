@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ddplab.conformance.all_checks import PLAIN, program_of
 from ddplab.conformance.check_outcomes import EXPECTATIONS, CheckResult, read_expectations, why_left_out, write_script
+from ddplab.conformance.random_programs import programs
 from reference.files.writing import printable
 
 from ..explore import examples
@@ -71,25 +71,20 @@ def test_expectations_are_read(tmp_path):
     assert set(EXPECTATIONS) == {"must-pass", "expected-fail", "skip"}
 
 
-def test_the_script_of_a_fault_has_its_program(tmp_path):
-    program = program_of(PLAIN, ["train", "accumulate"], 3, options={"bucket_cap_mb": 1e-6})
-    write_script(tmp_path / "fault.py", "m:C", 3, CheckResult("b", "failed", "wrong", program))
-    assert runpy.run_path(str(tmp_path / "fault.py"))["PROGRAM"] == program
+CHARACTERS = st.characters() | st.sampled_from("\x00\x1b\r\n\ud800\udcff\ufffe\"'\\{}<&]")
+"""What an exception may contain: any characters, also surrogates."""
 
 
-TEXTS = st.text(st.characters() | st.sampled_from("\x00\x1b\r\n\ud800\udcff\ufffe\"'\\\\{}<&]"), max_size=30)
-"""What an exception may say: any characters, also surrogates."""
-
-
-@examples(60)
-@given(TEXTS)
-def test_whatever_an_exception_says_its_script_is_a_program_that_has_the_message(tmp_path_factory, text):
+@examples(10)
+@given(programs(3), st.text(CHARACTERS, max_size=30))
+def test_the_script_of_a_fault_has_its_program_and_its_message_whatever_that_says(tmp_path_factory, program, text):
     path = tmp_path_factory.mktemp("script") / "fault.py"
-    write_script(path, "m:C", 3, CheckResult("b", "failed", text, program_of(PLAIN, ["train"], 3)))
-    assert runpy.run_path(str(path))["__doc__"] == f'm:C fails the check "b".\n\n{text}\n'
+    write_script(path, "m:C", 3, CheckResult("b", "failed", text, program))
+    script = runpy.run_path(str(path))
+    assert (script["PROGRAM"], script["MESSAGE"]) == (program, text)
 
 
-@given(TEXTS)
+@given(st.text(CHARACTERS))
 def test_a_printable_text_can_be_written_and_differs_only_where_it_must(text):
     assert re.fullmatch(r"[\t\n -~\xa0-\U0010ffff]*", printable(text).encode().decode())
     assert printable(printable(text)) == printable(text)

@@ -56,11 +56,8 @@ def conform(tmp_path, monkeypatch, capsys):
     ("options", "message"),
     [
         ((), "expected --ddplab-class MODULE:CLASS, got no class to check"),
-        (("--ddplab-class", "torch.nn:Linaer"), "torch.nn:Linaer: expected a class or a function named Linaer"),
         (("--ddplab-class", "torch.nn:Linear"), "missing 1 required positional argument: 'out_features'"),
         (("--ddplab-class", NAIVE, "--ddplab-against", "nowhere:C"), "nowhere:C: expected the name of an importable"),
-        (("--ddplab-class", NAIVE, "--ddplab-world-size", 1), "--ddplab-world-size: expected at least 2, got 1"),
-        (("--ddplab-class", NAIVE, "--ddplab-expect", "none.yaml"), "none.yaml: cannot be read: No such file"),
     ],
 )
 def test_a_class_that_cannot_be_checked_is_one_error(conform, options, message):
@@ -88,7 +85,7 @@ def test_expectations_and_a_baseline_decide_as_in_the_command(conform, tmp_path)
         "test_conformance[nested no_sync]": "FAILED",
         "test_conformance[overlap]": "XFAIL",
         "test_conformance[construction]": "FAILED",
-        "test_baseline[s.json]": "FAILED",
+        "test_conformance[baseline]": "FAILED",
     }
-    assert "slower: " in "\n".join(output)
+    assert "% on 8 ranks at 2400 Gbit/s" in "\n".join(output)
     assert " 2 skipped" in output[-1]  # the check to skip, and one that the class does not support

@@ -1,6 +1,5 @@
 """Random timing without a clock: a seed determines it, and faults of timing are found."""
 
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -12,17 +11,6 @@ from ddplab.emulation import virtual_time
 
 from ..explore import examples
 from .conformance_bench import faulty, outcomes
-
-
-@pytest.mark.parametrize(
-    ("name", "says"), [("DoesNotWait", "gradient of"), ("LaunchesAsReady", "expected its collective")]
-)
-def test_faults_of_timing_are_found_without_a_clock(bench_of, name, says):
-    result = outcomes(bench_of(faulty(name)), ["any timing"])["any timing"]
-    assert result.outcome == "failed"
-    assert says in result.message
-    assert result.program is not None
-    assert result.unmatched == (name == "LaunchesAsReady")
 
 
 def test_a_class_that_waits_where_virtual_time_cannot_see_it_does_not_support_virtual_time(bench_of, monkeypatch):

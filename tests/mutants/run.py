@@ -3,7 +3,7 @@
     python -m tests.mutants.run [--only NAME,...] [--jobs N]
 
 Each mutant gets a copy of the source tree with its one-line fault, and processes of its own. The exit status is 1 if
-a mutant survives. Outcomes are kept in `out/mutants.json`; with one for each mutant, `RESULTS.md` is written.
+a mutant survives. A run of all mutants writes `RESULTS.md`.
 """
 
 import argparse
@@ -13,17 +13,15 @@ import signal
 import subprocess
 import sys
 import tempfile
-import time
 from collections import Counter
 from concurrent.futures import ThreadPoolExecutor, as_completed
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 
-from .catalogue import ROOT, Mutant, catalogue, copy_tree
+from .catalogue import Mutant, catalogue, copy_tree
 
 TIMEOUT_S = 200.0
 """Time-out of all parts of a mutant together."""
-OUT = ROOT / "out" / "mutants.json"
 RESULTS = Path(__file__).with_name("RESULTS.md")
 MESSAGE_CHARACTERS = 200
 
@@ -49,34 +47,23 @@ class Outcome:
     seconds: float
 
 
-def try_tree(folder: Path, needs: str, clean: Path) -> Outcome:
-    """Run what should catch the mutant in this tree, and the plain test.
+def try_tree(folder: Path, mutant: Mutant | None, needs: str, clean: Path) -> Outcome:
+    """Run what should catch a mutant, and the plain test, in a copy of the tree.
 
     Args:
-        folder: A copy of the source tree.
+        folder: Where to make the copy.
+        mutant: The mutant. None: the tree stays without a fault.
         needs: See `Mutant`.
         clean: Folder for what the trials need of the tree without a fault.
     """
-    rows: dict[str, dict[str, object]] = {}
-    parts = [needs if needs == "--baseline" else "kit", "plain"]
-    if needs.startswith("tests/"):
-        start = time.monotonic()
-        command = ["-m", "pytest", "-x", "-m", "", "-p", "no:cacheprovider", *needs.split()]
-        status, output = run_python(folder, command)
-        rows["kit"] = {"caught_by": needs if status else "", "message": last_error(output)}
-        rows["kit"]["seconds"] = time.monotonic() - start
-        parts = ["plain"]
-    status, output = run_python(folder, ["-m", "tests.mutants.trial", str(clean), *parts])
-    for line in output.splitlines():
-        if line.startswith('{"part"'):
-            row = json.loads(line)
-            rows["plain" if row["part"] == "plain" else "kit"] = row
+    copy_tree(folder, mutant)
+    status, output = run_python(folder, ["-m", "tests.mutants.trial", str(clean), needs or "kit", "plain"])
+    rows = [json.loads(line) for line in output.splitlines() if line.startswith('{"part"')]
     failed = {"caught_by": "time-out" if status is None else "trial", "message": last_error(output), "seconds": 0.0}
-    found, plain = rows.get("kit", failed), rows.get("plain", failed)
-    message = " ".join(str(found["message"]).split())[:MESSAGE_CHARACTERS] if found["caught_by"] else ""
-    return Outcome(
-        "", needs, str(found["caught_by"]), message, bool(plain["caught_by"]), float(str(found["seconds"]))
-    )
+    found, plain = [*rows, failed, failed][:2]
+    message = " ".join(found["message"].split())[:MESSAGE_CHARACTERS] if found["caught_by"] else ""
+    name = "" if mutant is None else mutant.name
+    return Outcome(name, needs, found["caught_by"], message, bool(plain["caught_by"]), found["seconds"])
 
 
 def run_python(folder: Path, arguments: list[str]) -> tuple[int | None, str]:
@@ -98,18 +85,16 @@ def run_python(folder: Path, arguments: list[str]) -> tuple[int | None, str]:
         return None, process.communicate()[0]
 
 
+def try_mutant(mutant: Mutant | None, needs: str, clean: Path) -> Outcome:
+    """Try one mutant, see `try_tree`, in a folder that is removed afterwards."""
+    with tempfile.TemporaryDirectory(prefix="ddplab-mutant-") as folder:
+        return try_tree(Path(folder), mutant, needs, clean)
+
+
 def last_error(output: str) -> str:
     """Return the last line that names an error."""
     lines = [line for line in output.splitlines() if "Error" in line or line.startswith("FAILED")]
     return lines[-1] if lines else ""
-
-
-def try_mutant(mutant: Mutant, clean: Path) -> Outcome:
-    """Try one mutant in a copy of the tree."""
-    with tempfile.TemporaryDirectory(prefix="ddplab-mutant-") as folder:
-        copy_tree(Path(folder), mutant)
-        outcome = try_tree(Path(folder), mutant.needs, clean)
-    return Outcome(**asdict(outcome) | {"mutant": mutant.name})
 
 
 def check_clean(needs: set[str], clean: Path) -> None:
@@ -118,16 +103,11 @@ def check_clean(needs: set[str], clean: Path) -> None:
     Raises:
         SystemExit: Something is.
     """
-    with tempfile.TemporaryDirectory(prefix="ddplab-mutant-") as folder:
-        copy_tree(Path(folder))
-        for one in ["", *sorted(needs - {""})]:
-            outcome = try_tree(Path(folder), one, clean)
-            if outcome.caught_by or outcome.plain:
-                sys.exit(f"without a fault, {outcome.caught_by or 'the plain test'} fails: {outcome.message}")
-            print(
-                f"{outcome.seconds:6.1f} s  without a fault: nothing is caught by {one or 'the quick kit'}",
-                flush=True,
-            )
+    for one in ["", *sorted(needs - {""})]:
+        outcome = try_mutant(None, one, clean)
+        if outcome.caught_by or outcome.plain:
+            sys.exit(f"without a fault, {outcome.caught_by or 'the plain test'} fails: {outcome.message}")
+        print(f"{outcome.seconds:6.1f} s  without a fault: nothing is caught by {one or 'the quick kit'}", flush=True)
 
 
 def summary(outcomes: list[Outcome]) -> str:
@@ -166,17 +146,6 @@ def table(mutants: list[Mutant], outcomes: list[Outcome]) -> str:
     return "\n".join(lines) + "\n"
 
 
-def save(mutants: list[Mutant], outcomes: list[Outcome]) -> None:
-    """Write the outcomes, beside former ones of other mutants, and the table if every mutant has an outcome."""
-    former = [Outcome(**row) for row in json.loads(OUT.read_text())] if OUT.exists() else []
-    by_name = {one.mutant: one for one in (*former, *outcomes)}
-    known = [by_name[mutant.name] for mutant in mutants if mutant.name in by_name]
-    OUT.parent.mkdir(exist_ok=True)
-    OUT.write_text(json.dumps([asdict(one) for one in known], indent=1) + "\n")
-    if len(known) == len(mutants):
-        RESULTS.write_text(table(mutants, known))
-
-
 def main() -> None:
     """Try the mutants; exit with 1 if one survives."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -194,12 +163,14 @@ def main() -> None:
     outcomes = []
     with tempfile.TemporaryDirectory(prefix="ddplab-clean-") as clean, ThreadPoolExecutor(arguments.jobs) as workers:
         check_clean({mutant.needs for mutant in chosen}, Path(clean))
-        for trying in as_completed([workers.submit(try_mutant, mutant, Path(clean)) for mutant in chosen]):
+        trials = [workers.submit(try_mutant, mutant, mutant.needs, Path(clean)) for mutant in chosen]
+        for trying in as_completed(trials):
             one = trying.result()
             outcomes.append(one)
             caught = f"{one.caught_by}: {one.message}" if one.caught_by else "SURVIVES"
             print(f"{one.seconds:6.1f} s  {one.mutant:42}{'plain, ' if one.plain else ''}{caught}", flush=True)
-    save(mutants, outcomes)
+    if len(outcomes) == len(mutants):
+        RESULTS.write_text(table(mutants, outcomes))
     survivors = [one.mutant for one in outcomes if not one.caught_by]
     print(summary(outcomes) + (f"; survivors: {', '.join(survivors)}" if survivors else "; no survivors"))
     sys.exit(bool(survivors))

@@ -2,11 +2,13 @@
 
     python -m tests.mutants.trial FOLDER PART ...
 
-Prints a JSON object for each part when it ends. `FOLDER` has what the parts need of the tree without a fault. The
-ranks are forked from a server that has imported everything, because most faults show in the first second.
+Parts are `kit`, `--baseline`, `plain` and tests of this repository. Prints a JSON object for each part when it ends.
+`FOLDER` has what the parts need of the tree without a fault. The ranks are forked from a server that has imported
+everything, because most faults show in the first second.
 """
 
 import json
+import subprocess
 import sys
 import time
 from collections.abc import Callable
@@ -21,6 +23,7 @@ from reference.fork_server import start_server
 from reference.launch import RankPool
 
 from . import plain
+from .run import last_error
 
 NAME = "reference.data_parallel:DistributedDataParallel"
 WORLD_SIZE, PLAIN_WORLD_SIZE = 3, 2
@@ -73,6 +76,13 @@ def plain_test(_folder: Path) -> Caught:
     return "", ""
 
 
+def repository_test(test: str) -> Caught:
+    """Run a test of this repository."""
+    command = [sys.executable, "-m", "pytest", "-x", "-m", "", "-p", "no:cacheprovider", *test.split()]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    return (test, last_error(done.stdout)) if done.returncode else ("", "")
+
+
 PARTS: dict[str, Callable[[Path], Caught]] = {"kit": kit, "--baseline": baseline, "plain": plain_test}
 
 
@@ -81,7 +91,7 @@ def main(folder: str, *parts: str) -> None:
     start_server(*IMPORTED_ONCE)
     for part in parts:
         start = time.monotonic()
-        caught_by, message = PARTS[part](Path(folder))
+        caught_by, message = PARTS[part](Path(folder)) if part in PARTS else repository_test(part)
         row = {"part": part, "caught_by": caught_by, "message": message, "seconds": time.monotonic() - start}
         print(json.dumps(row), flush=True)
 
