@@ -14,6 +14,7 @@ from contextlib import nullcontext
 from dataclasses import dataclass
 from functools import partial
 from types import ModuleType
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -282,18 +283,18 @@ def _embeddings(width: int, *counts: int, dtype: torch.dtype | None = None) -> l
     return embeddings
 
 
+def _blocks(width: int, heads: int, layers: int, *, norm_first: bool) -> nn.Sequential:
+    layer = partial(nn.TransformerEncoderLayer, dropout=0.0, activation="gelu", batch_first=True)
+    return nn.Sequential(*(layer(width, heads, 4 * width, norm_first=norm_first) for _ in range(layers)))
+
+
 class _Transformer(nn.Module):
     """A decoder-only, pre-norm transformer whose output projection is tied to the embedding, as in GPT-2."""
 
     def __init__(self, vocabulary: int, context: int, *, width: int, heads: int, layers: int) -> None:
         super().__init__()
         self.token, self.position = _embeddings(width, vocabulary, context)
-        self.blocks = nn.ModuleList(
-            nn.TransformerEncoderLayer(
-                width, heads, 4 * width, dropout=0.0, activation="gelu", batch_first=True, norm_first=True
-            )
-            for _ in range(layers)
-        )
+        self.blocks = _blocks(width, heads, layers, norm_first=True)
         self.norm = nn.LayerNorm(width)
         self.head = nn.Linear(width, vocabulary, bias=False)
         self.head.weight = self.token.weight
@@ -314,10 +315,7 @@ class _MaskedLanguageModel(nn.Module):
         super().__init__()
         self.token, self.position, self.segment = _embeddings(width, vocabulary, context, 2)
         self.norm = nn.LayerNorm(width)
-        self.blocks = nn.ModuleList(
-            nn.TransformerEncoderLayer(width, heads, 4 * width, dropout=0.0, activation="gelu", batch_first=True)
-            for _ in range(layers)
-        )
+        self.blocks = _blocks(width, heads, layers, norm_first=False)
         self.dense, self.head_norm = nn.Linear(width, width), nn.LayerNorm(width)
         self.head = nn.Linear(width, vocabulary)
         self.head.weight = self.token.weight
@@ -325,9 +323,7 @@ class _MaskedLanguageModel(nn.Module):
     def forward(self, tokens: Tensor) -> Tensor:
         positions = torch.arange(tokens.shape[1], device=tokens.device)
         x = self.token(tokens) + self.position(positions) + self.segment(torch.zeros_like(tokens))
-        x = self.norm(x)
-        for block in self.blocks:
-            x = block(x)
+        x = self.blocks(self.norm(x))
         return self.head(self.head_norm(functional.gelu(self.dense(x))))  # type: ignore[no-any-return]
 
 
@@ -339,48 +335,24 @@ class _VisionTransformer(nn.Module):
         self.class_token = nn.Parameter(torch.zeros(1, 1, width))
         self.patches = nn.Conv2d(3, width, patch, patch)
         self.positions = nn.Parameter(0.02 * torch.randn(1, (side // patch) ** 2 + 1, width))
-        self.blocks = nn.ModuleList(
-            nn.TransformerEncoderLayer(
-                width, heads, 4 * width, dropout=0.0, activation="gelu", batch_first=True, norm_first=True
-            )
-            for _ in range(layers)
-        )
+        self.blocks = _blocks(width, heads, layers, norm_first=True)
         self.norm = nn.LayerNorm(width)
         self.head = nn.Linear(width, 1000)
 
     def forward(self, images: Tensor) -> Tensor:
         patches = self.patches(images).flatten(2).transpose(1, 2)
         x = torch.cat([self.class_token.expand(len(images), -1, -1), patches], dim=1) + self.positions
-        for block in self.blocks:
-            x = block(x)
-        return self.head(self.norm(x)[:, 0])  # type: ignore[no-any-return]
+        return self.head(self.norm(self.blocks(x))[:, 0])  # type: ignore[no-any-return]
 
 
 class _Llama(nn.Module):
     """A decoder-only transformer with RMSNorm, grouped queries, rotary positions and SwiGLU, as in Llama 3.
 
-    Args:
-        vocabulary: Number of tokens.
-        tied: Whether the output projection is the embedding.
-        width: Width of the blocks.
-        heads: Heads of queries.
-        pairs: Heads of keys and values.
-        layers: Number of blocks.
-        inner: Width of the layers inside SwiGLU.
-        dtype: Element type of the parameters.
+    `pairs` is the number of heads of keys and values, and `inner` the width of the layers inside SwiGLU.
     """
 
     def __init__(
-        self,
-        vocabulary: int,
-        *,
-        tied: bool,
-        width: int,
-        heads: int,
-        pairs: int,
-        layers: int,
-        inner: int,
-        dtype: torch.dtype,
+        self, vocabulary: int, *, tied: bool, width: int, heads: int, pairs: int, layers: int, inner: int, dtype: Any
     ) -> None:
         super().__init__()
         (self.token,) = _embeddings(width, vocabulary, dtype=dtype)

@@ -36,15 +36,13 @@ def check_own_packages() -> None:
 def hidden_by_ours() -> list[str]:
     """One line for each package or module of the user's that ours hides: `import reference` imports ours."""
     entries = [Path(entry or os.curdir).resolve() for entry in (os.getcwd(), *sys.path)]
-    lines = []
-    for name in NAMES:
-        found = [one for entry in dict.fromkeys(entries) for one in _in_folder(entry, name)]
-        lines += [
-            f"expected no other package or module named {name}, got {one}, which ddplab's package hides: "
-            f"`import {name}` imports {HOME / name}; rename the one that is yours"
-            for one in dict.fromkeys(found)
-        ]
-    return lines
+    return [
+        f"expected no other package or module named {name}, got {one}, which ddplab's package hides: "
+        f"`import {name}` imports {HOME / name}; rename the one that is yours"
+        for name in NAMES
+        for entry in dict.fromkeys(entries)
+        for one in _in_folder(entry, name)
+    ]
 
 
 def _is_ours(file: Path) -> bool:

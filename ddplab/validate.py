@@ -22,7 +22,7 @@ from reference.data_parallel import DistributedDataParallel
 from reference.files.writing import write_atomically
 from reference.launch import Progress, RankPool, no_progress
 from reference.trace import Trace
-from simulator.fabric import Fabric, Processor
+from simulator.fabric import Fabric
 from simulator.fabric.processor_costs import EMULATED_MODEL_ERROR
 from simulator.schedule.comm_hook_messages import NO_HOOK
 from simulator.schedule.policy import Policy
@@ -30,12 +30,11 @@ from simulator.schedule.schedule import buckets_of
 from simulator.tuning.bucket_plan import BucketPlan
 from simulator.workload.compute_times import recorded_model
 
-from .calibration.calibrate import REPEATS, calibrate, measure_hooks
-from .calibration.reducer_costs import time_copies, time_launch_beside_network
+from .calibration.calibrate import calibrate
+from .calibration.reducer_costs import time_launch_beside_network
 from .calibration.repeated_timing import relative_spread
-from .emulation.time_dilation import ORIGINAL, ScaleModel, fabric_in_model
+from .emulation.time_dilation import ORIGINAL, ScaleModel
 from .emulation.virtual_training import ddp_arguments
-from .emulation.wall_clock_network import on_network
 from .models import EMULATED
 from .training_runs import MEASURED_ITERATIONS, RECORDED_ITERATIONS, TargetRun, Turn, record_computation, train_turn
 from .validation_report import (
@@ -64,7 +63,6 @@ def validate(
     with_torch: bool = False,
     plan: BucketPlan | None = None,
     scale: ScaleModel = ORIGINAL,
-    modelled: Fabric | None = None,
     on_progress: Progress = no_progress,
 ) -> ValidationReport:
     """Record, calibrate, write the predictions, and only then train and measure.
@@ -81,7 +79,6 @@ def validate(
         with_torch: Whether torch's class trains after ours in each turn.
         plan: Buckets of the configuration whose cap is "plan".
         scale: The scale model in which emulated devices run; the report has times of the original.
-        modelled: Costs of the original's collectives for a `modelled_network`. None: the network is real.
         on_progress: Called with each step's name, the parts done and all parts.
 
     Raises:
@@ -109,15 +106,13 @@ def validate(
         explicit["plan"] = list(map(list, plan.buckets))
     policies = [policy_of(one.in_model(scale), explicit) for one in configurations]
     rehearsed = Policy(bucket_cap_mb=max(1, sum(trace.sizes_bytes)) / MIB / REHEARSED_BUCKETS)
-    if modelled is not None:
-        modelled = fabric_in_model(modelled, trace, [*policies, rehearsed], scale, pool.world_size)
     caps = None if plan is None else plan.bucket_cap_mb_list
     runs = [
         target_run(policy, trace, torchs_policy(one, caps) if with_torch else None)
         for one, policy in zip(configurations, policies, strict=True)
     ]
-    train = partial(train_in_turns, pool, built, modelled, on_progress)
-    fabric = _calibrate(pool, built, trace, policies, modelled, on_progress)
+    train = partial(train_in_turns, pool, built, on_progress)
+    fabric = _calibrate(pool, built, trace, policies, on_progress)
     (rehearsals,) = train([target_run(rehearsed, trace)], REHEARSALS, f"{name}: rehearsal")
     spread = relative_spread([ns for of_ranks in rehearsals for ns in of_ranks[0].times_ns])
     fabric = fabric.with_processor(iteration_spread=spread)
@@ -141,25 +136,12 @@ def validate(
     return report
 
 
-def _calibrate(
-    pool: RankPool,
-    model: str,
-    trace: Trace,
-    policies: Sequence[Policy],
-    modelled: Fabric | None,
-    on_progress: Progress,
-) -> Fabric:
-    """Measure the costs of collectives, unless the network is modelled, and of the processor."""
-    hooks, gradient_bytes = [policy.hook.name for policy in policies], sum(trace.sizes_bytes)
-    if modelled is None:
-        fabric = calibrate(pool, model, hooks=hooks, on_progress=on_progress)
-    else:
-        copies = pool.run(time_copies, REPEATS, gradient_bytes)[0]
-        fabric = modelled.model_copy(update={"processor": Processor(**copies)})
-        fabric = measure_hooks(pool, fabric, hooks, model, on_progress=on_progress)
+def _calibrate(pool: RankPool, model: str, trace: Trace, policies: Sequence[Policy], on_progress: Progress) -> Fabric:
+    """Measure the costs of collectives and of the processor; of an emulated device also those of its launches."""
+    fabric = calibrate(pool, model, hooks=[policy.hook.name for policy in policies], on_progress=on_progress)
     if model.startswith(EMULATED):
-        message_bytes = max(4, gradient_bytes // 16 // 4 * 4)
-        launch_ns = pool.run(on_network, modelled, time_launch_beside_network, message_bytes, LAUNCH_ROUNDS)[0]
+        message_bytes = max(4, sum(trace.sizes_bytes) // 16 // 4 * 4)
+        launch_ns = pool.run(time_launch_beside_network, message_bytes, LAUNCH_ROUNDS)[0]
         fabric = fabric.with_processor(launch_ns=launch_ns, model_error=EMULATED_MODEL_ERROR)
     return fabric
 
@@ -194,13 +176,7 @@ def target_run(policy: Policy, trace: Trace, torchs: Policy | None = None) -> Ta
 
 
 def train_in_turns(
-    pool: RankPool,
-    model: str,
-    modelled: Fabric | None,
-    on_progress: Progress,
-    runs: Sequence[TargetRun],
-    turns: int,
-    word: str,
+    pool: RankPool, model: str, on_progress: Progress, runs: Sequence[TargetRun], turns: int, word: str
 ) -> list[list[tuple[Turn, ...]]]:
     """Train all runs once in each turn, every other turn in reverse order, so that a drift of the speed cancels.
 
@@ -211,7 +187,7 @@ def train_in_turns(
         places = range(len(runs))[:: -1 if turn % 2 else 1]
         chosen, first = [runs[place] for place in places], turn * MEASURED_ITERATIONS
         words = f"{word}, turn {turn + 1} of {turns}"
-        by_rank = pool.run(on_network, modelled, train_turn, model, chosen, first, words, on_progress=on_progress)
+        by_rank = pool.run(train_turn, model, chosen, first, words, on_progress=on_progress)
         for place, of_ranks in zip(places, zip(*by_rank, strict=True), strict=True):
             measured[place].append(of_ranks)
     return measured

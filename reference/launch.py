@@ -25,7 +25,7 @@ import time
 import traceback
 import warnings
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import KW_ONLY, dataclass, replace
+from dataclasses import KW_ONLY, dataclass
 from datetime import timedelta
 from multiprocessing.connection import Connection, wait
 from multiprocessing.process import BaseProcess
@@ -153,7 +153,6 @@ class RankPool(contextlib.AbstractContextManager["RankPool"]):
         pinned: Whether each rank, with its network threads, runs on its own share of the processor's cores (Linux).
         device: Where ranks train, `cpu` or `cuda`; ranks share GPUs if there are fewer, which NCCL refuses. None: on
             their GPUs with NCCL, otherwise on the CPU.
-        members: Under a launcher, the ranks of the launcher that this pool has. None: the first ones.
 
     Raises:
         ValueError: The launcher has started fewer ranks, or virtual links are wanted under a launcher.
@@ -168,7 +167,6 @@ class RankPool(contextlib.AbstractContextManager["RankPool"]):
     uplinks: Uplinks | None = None
     pinned: bool = False
     device: str | None = None
-    members: Sequence[int] | None = None
 
     def __post_init__(self) -> None:
         if self.world_size < 1:
@@ -192,23 +190,13 @@ class RankPool(contextlib.AbstractContextManager["RankPool"]):
         """The node of each rank, by its name with the launcher; all ranks of this machine are on one."""
         if self._launched is None:
             return [""] * self.world_size
-        known = self._launched.all()
-        return [known[member].place.node for member in self._members]
-
-    @property
-    def _members(self) -> Sequence[int]:
-        """The launcher's ranks of this pool."""
-        return range(self.world_size) if self.members is None else self.members
+        return [one.place.node for one in self._launched.all()[: self.world_size]]
 
     def name(self, rank: int) -> str:
         """How errors name a rank: under a launcher, with the machine that it is on."""
         if self._launched is None:
             return f"rank {rank}"
-        return f"rank {rank} on {self._launched.all()[self._members[rank]].host}"
-
-    def part(self, ranks: Sequence[int]) -> "RankPool":
-        """Return another pool on some of the launcher's ranks of this one, which must be closed before it starts."""
-        return replace(self, world_size=len(ranks), members=[self._members[rank] for rank in ranks])
+        return f"rank {rank} on {self._launched.all()[rank].host}"
 
     def __exit__(self, *_error: object) -> None:
         self.close()
@@ -263,7 +251,7 @@ class RankPool(contextlib.AbstractContextManager["RankPool"]):
             self._links = self._resources.enter_context(Links(self.world_size, self.link_rate, self.uplinks))
         for rank, seat in enumerate(self._seats()):
             membership = _Membership(rank, self.world_size, store, self.backend, self.timeout_s, seat)
-            launched = self._launched and self._launched.all()[self._members[rank]].connection
+            launched = self._launched and self._launched.all()[rank].connection
             try:
                 self._ranks.append(_LaunchedRank(launched, membership) if launched else _StartedRank(membership))
             except OSError:
@@ -280,16 +268,17 @@ class RankPool(contextlib.AbstractContextManager["RankPool"]):
             ]
         known = self._launched.all()
         nodes = [one.place.node for one in known]
-        addresses = self._launched.addresses(self._members) if len(set(self.nodes)) > 1 else [None] * self.world_size
+        several = len(set(self.nodes)) > 1
+        addresses = self._launched.addresses(range(self.world_size)) if several else [None] * self.world_size
         return [
             Seat(
-                known[member].place.local_rank,
-                nodes.count(nodes[member]),
+                one.place.local_rank,
+                nodes.count(one.place.node),
                 address=address,
                 pinned=self.pinned,
                 device=self.device,
             )
-            for member, address in zip(self._members, addresses, strict=True)
+            for one, address in zip(known[: self.world_size], addresses, strict=True)
         ]
 
     def _collect(self, timeout_s: float, on_progress: Progress) -> list[Any]:

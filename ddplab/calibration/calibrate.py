@@ -27,9 +27,6 @@ from .slow_downs import fit_slow_down, time_contention
 
 SIZES_BYTES = [4 * 1024 * 4**power for power in range(7)] + [32 * MIB, 64 * MIB, 128 * MIB, 256 * MIB]
 """4 KiB to 16 MiB by factors of 4, then by factors of 2."""
-MOST_PAIRS = 4
-"""Pairs of nodes that are measured; their links may differ."""
-
 REPEATS = 7
 COLLECTIVE_REPEATS = 6
 """Repetitions of a collective per repetition of anything else, because most collectives are short and vary much."""
@@ -60,9 +57,6 @@ def calibrate(
     measure its slow-down, and its gradients are those of the `hooks`, which have the names that `named_hook` takes.
     Without `sizes_bytes`, messages are of up to all gradients. Of `repeats` repetitions, the median is kept.
 
-    If the ranks are on several nodes, collectives are also measured on one node, and on pairs of nodes if there are
-    more; for these the pool ends, and others have its ranks.
-
     Raises:
         RankError: A rank failed.
         ValueError: There is no such hook.
@@ -74,40 +68,7 @@ def calibrate(
     sizes = MessageSizes.of_each(sizes_bytes, pool.backend)
     collectives = measure_collectives(pool, sizes, repeats, on_progress)
     fabric = with_slowdowns(pool, model, collectives, repeats=repeats, on_progress=on_progress)
-    fabric = measure_hooks(pool, fabric, hooks, model, repeats=repeats, on_progress=on_progress)
-    return with_parts(pool, fabric, sizes._replace(two=()), repeats, on_progress)
-
-
-def with_parts(pool: RankPool, fabric: Fabric, sizes: MessageSizes, repeats: int, on_progress: Progress) -> Fabric:
-    """Also measure the collectives on one node and on pairs of nodes: a table for each number of ranks."""
-    samples: dict[int, Samples] = {}
-    parts = parts_of_nodes(pool.nodes)
-    if parts:
-        pool.close()
-    for ranks in parts:
-        with pool.part(ranks) as part:
-            taken = part.run(time_collectives, sizes, COLLECTIVE_REPEATS * repeats, on_progress=on_progress)[0]
-        so_far = samples.setdefault(len(ranks), taken)
-        if so_far is not taken:
-            for name, by_size in taken.items():
-                for size, times in by_size.items():
-                    so_far[name][size] += times  # so the spread is also that of the links
-    rows: dict[str, list[Timing]] = {"all_reduce": [], "broadcast": []}
-    for world_size, taken in samples.items():
-        for name, timings in rows.items():
-            timings += _timings(world_size, taken[name])
-    return fabric.model_copy(update={name: (*timings, *getattr(fabric, name)) for name, timings in rows.items()})
-
-
-def parts_of_nodes(nodes: Sequence[str]) -> list[list[int]]:
-    """Return the ranks of one node and of up to `MOST_PAIRS` pairs of nodes, from the node of each rank.
-
-    All have at least two ranks and fewer than all. Pairs have as many ranks as the first, and no node in common.
-    """
-    of_node = [[rank for rank, its in enumerate(nodes) if its == node] for node in dict.fromkeys(nodes)]
-    pairs = [sorted(one + other) for one, other in zip(of_node[::2], of_node[1::2], strict=False)]
-    alike = [pair for pair in pairs if len(pair) == len(pairs[0])]
-    return [part for part in (of_node[0], *alike[:MOST_PAIRS]) if 2 <= len(part) < len(nodes)]
+    return measure_hooks(pool, fabric, hooks, model, repeats=repeats, on_progress=on_progress)
 
 
 def measure_collectives(
@@ -202,12 +163,7 @@ def _sharing(samples: Samples) -> tuple[Sharing, ...]:
 
 def _timings(world_size: int, samples: Mapping[int, Sequence[int]]) -> tuple[Timing, ...]:
     return tuple(
-        Timing(
-            world_size=world_size,
-            size_bytes=size,
-            ns=median_ns(times),
-            spread=relative_spread(times),
-        )
+        Timing(world_size=world_size, size_bytes=size, ns=median_ns(times), spread=relative_spread(times))
         for size, times in samples.items()
     )
 

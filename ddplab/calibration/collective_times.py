@@ -2,7 +2,7 @@
 
 import threading
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import NamedTuple, Self
 
 import torch
@@ -140,16 +140,21 @@ def last_to_last_ns(action: Callable[..., object], *arguments: object) -> int:
     return last_end - last_start
 
 
-def affordable_repeats(
-    once_ns: int, repeats: int, budget_ns: int = BUDGET_NS, *, at_least: int = LEAST_REPEATS
-) -> int:
-    """Return how many repetitions of `once_ns` fit into `budget_ns`, from `at_least` to `repeats`.
+def affordable_repeats(once_ns: int, repeats: int, budget_ns: int = BUDGET_NS) -> int:
+    """Return how many repetitions of `once_ns` fit into `budget_ns`, from `LEAST_REPEATS` to `repeats`.
 
     The result is the minimum over all ranks.
     """
-    affordable = torch.tensor(min(repeats, max(at_least, budget_ns // max(1, once_ns))), device=rank_device())
+    affordable = torch.tensor(min(repeats, max(LEAST_REPEATS, budget_ns // max(1, once_ns))), device=rank_device())
     dist.all_reduce(affordable, op=dist.ReduceOp.MIN)
     return int(affordable)
+
+
+def within_budget(repeats: int, budget_ns: int = BUDGET_NS) -> Iterator[int]:
+    """Yield 0, and then 1, 2, ... up to as many repetitions of what the caller did at first as are affordable."""
+    start_ns = clock_ns()
+    yield 0
+    yield from range(1, 1 + affordable_repeats(clock_ns() - start_ns, repeats, budget_ns))
 
 
 def gradient_bytes(_rank: int, _world_size: int, model: str) -> int:
@@ -188,11 +193,6 @@ class AllReduceQueue:
     def ends_ns(self) -> list[int]:
         """When the all-reduces finished on this rank, in ascending order, by `clock_ns`."""
         return sorted(self._ends_ns)
-
-    @property
-    def running(self) -> bool:
-        """Whether an all-reduce has not finished."""
-        return not self._over.is_set()
 
     def ns_per_all_reduce(self, until_ns: float = float("inf")) -> int:
         """Return the mean nanoseconds between the ends of successive all-reduces.

@@ -18,7 +18,7 @@ from reference.reducer_options import Features
 from reference.view_and_sparse_buckets import make_bucket
 
 from .. import models
-from .collective_times import AllReduceQueue, MessageBuffer, affordable_repeats, last_to_last_ns
+from .collective_times import AllReduceQueue, MessageBuffer, last_to_last_ns, within_budget
 from .repeated_timing import (
     clock_ns,
     fit_linear,
@@ -59,12 +59,7 @@ def time_copies(_rank: int, _world_size: int, repeats: int, gradient_bytes: int)
             parameter.grad = torch.ones_like(parameter)
         bucket = Bucket(range(len(parameters)), parameters)
         packed_ns, copied_ns = list[int](), list[int]()
-        due, begun_ns = repeats, clock_ns()
-        for done in range(repeats + 1):
-            if done == 1:
-                due = affordable_repeats(clock_ns() - begun_ns, repeats)
-            if done > due:
-                break
+        for _ in within_budget(repeats):
             bucket.reset()
             meet()
             packed_ns.append(time_ns(pack_bucket, bucket))

@@ -209,11 +209,6 @@ def relative_spread(samples: Sequence[float]) -> float:
     return _half_band(samples) / statistics.median(samples)
 
 
-def half_band_of_median(samples: Sequence[float]) -> float:
-    """Return the half-width of the band that contains 90 % of the medians of as many samples, in their unit."""
-    return _half_band(samples) / sqrt(len(samples))
-
-
 def interval_of_median(samples: Sequence[float]) -> tuple[float, float] | None:
     """Return the narrowest pair of samples that encloses the median of their distribution with at least 90 %.
 
@@ -260,12 +255,8 @@ def slowdown_factor(by_rank: Sequence[ContentionTimes]) -> tuple[float, float]:
     The band is half its width, as a fraction of the factor. Each round gives one factor, because the machine's speed
     hardly changes within a round; the result is their median.
     """
-    factors = _ratios_by_round(by_rank)
-    middle = statistics.median(factors)
-    return max(1.0, middle), half_band_of_median(factors) / middle
-
-
-def _ratios_by_round(by_rank: Sequence[ContentionTimes]) -> list[float]:
-    """Divide contended times by times alone; ranks are averaged, because each waits for the others."""
+    # Ranks are averaged, because each waits for the others.
     ratios = [[fmean(two) / fmean(one) for one, two in zip(*rank, strict=True)] for rank in by_rank]
-    return [fmean(of_ranks) for of_ranks in zip(*ratios, strict=True)]
+    factors = [fmean(of_ranks) for of_ranks in zip(*ratios, strict=True)]
+    middle = statistics.median(factors)
+    return max(1.0, middle), _half_band(factors) / sqrt(len(factors)) / middle

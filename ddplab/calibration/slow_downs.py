@@ -16,7 +16,7 @@ from reference.launch import rank_device, report_progress
 from reference.parameters import size_bytes, trainable_parameters
 
 from .. import models
-from .collective_times import AllReduceQueue, GpuAllReduceQueue, MessageBuffer, affordable_repeats
+from .collective_times import AllReduceQueue, GpuAllReduceQueue, MessageBuffer, within_budget
 from .reducer_costs import first_buckets, pack_bucket
 from .repeated_timing import (
     ContentionTimes,
@@ -55,15 +55,10 @@ def time_contention(rank: int, world_size: int, model: str, rounds: int) -> dict
     usual = GPU_SIZES_BYTES if rank_device().type == "cuda" else SIZES_BYTES
     sizes = [size for size in usual if size <= contending.gradient_bytes] or [contending.gradient_bytes]
     times = {size: ContinuousTimes(ContentionTimes([], []), ContentionTimes([], [])) for size in sizes}
-    due, start_ns = rounds, clock_ns()
-    for number in range(rounds):
-        if number == 1:
-            due = affordable_repeats(clock_ns() - start_ns, rounds, BUDGET_NS)
-        if number == due:
-            break
+    for number in within_budget(rounds - 1, BUDGET_NS):
         share_clock(rank, world_size)
         if rank == 0:
-            report_progress("calibrating slow-downs", number, due)
+            report_progress("calibrating slow-downs", number, rounds)
         before = contending.time_pass()
         for size, (passes, collectives) in times.items():
             alone_ns, contended_ns, passes_ns = contending.time_with_collectives(size)

@@ -1,51 +1,35 @@
-"""`ddplab emulate`: iteration times of a real reducer in virtual time or by the clock, beside the predicted ones."""
+"""`ddplab emulate`: iteration times of a real reducer in virtual time, beside the predicted ones."""
 
-from collections.abc import Callable, Sequence
 from itertools import starmap
-from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 from typer import Option
 
-from reference.fork_server import start_server
 from reference.trace import Trace
-from simulator.fabric import Fabric
 from simulator.predicted_iteration import Prediction
 from simulator.prediction import predict
 from simulator.schedule.policy import Policy
 from simulator.workload.default_gpu_costs import assume_gpu
-from simulator.workload.variation import RECORDED
 
-from ..emulation.time_dilation import ScaleModel
 from . import shared_options as options
 from .shared_options import cells_of_axes, values_of_axes
-from .terminal_output import progress, show_report, show_table, write_json
+from .terminal_output import progress, show_table, write_json
 
-if TYPE_CHECKING:
-    from ..validation_report import ValidationReport
-
-WALL, TURNS = Path("out/emulate"), 3
-"""With --wall: the folder for trace, fabric, predictions and report; turns of each configuration."""
-HELP = {
-    "world_size": "Number of ranks. With --wall under torchrun, srun or mpirun: by default all of its ranks.",
-    "class": "The reducer: ddplab, torch, replicate (of FSDP2, with --set grouping=module), or MODULE:CLASS with "
-    "the constructor of torch's class.",
-    "wall": f"Use a wall clock: each rank is a process, which sleeps for the recorded times. Results are in {WALL}.",
-}
+CLASS = (
+    "The reducer: ddplab, torch, replicate (of FSDP2, with --set grouping=module), or MODULE:CLASS with the "
+    "constructor of torch's class."
+)
 
 
 def emulate(
     trace: options.TraceFile,
     fabric: options.FabricFiles = None,
-    world_size: Annotated[int | None, Option(min=1, metavar="N", help=HELP["world_size"], show_default="2")] = None,
-    reducer: Annotated[str, Option("--class", metavar="CLASS", help=HELP["class"])] = "ddplab",
-    caps: options.ChosenCaps = None,
-    orders: options.ChosenOrders = None,
+    world_size: options.WorldSize = 2,
+    reducer: Annotated[str, Option("--class", metavar="CLASS", help=CLASS)] = "ddplab",
+    caps: options.Caps = None,
+    orders: options.Orders = None,
     hooks: options.Hooks = "none",
     changes: options.Changes = None,
-    wall: Annotated[bool, Option("--wall", help=HELP["wall"])] = False,  # noqa: FBT002 - an option
-    dilation: options.Dilation = 1.0,
-    byte_scale: options.ByteScale = 1.0,
     json_path: options.Json = None,
 ) -> None:
     """Run a real reducer on an emulated device and a modelled network, in virtual time.
@@ -55,42 +39,19 @@ def emulate(
     what the reducer takes and what `predict` says for each combination of bucket cap, order and comm hook. ddplab's
     and torch's reducers take the predicted time to the nanosecond (exceptions: docs/emulation.md); a difference
     shows that a reducer behaves differently.
-
-    With --wall, each rank is a process. Devices sleep for the recorded times, Gloo moves the data, and each
-    collective ends at the time that the fabric gives. The report is that of `validate --emulate`; no virtual links
-    are needed.
     """
-    files = fabric or [options.FABRIC]
-    if wall:
-        options.refuse({"--class": reducer != "ddplab"}, "not available with --wall")
-        settings = options.read_settings(changes)
-        if settings.policy != Policy() or settings.variation != RECORDED:
-            raise ValueError("--set: expected settings of the fabric alone with --wall")
-        modelled, policies = settings.fabric(files), options.combined(settings.policy, caps, orders, hooks)
-        scale = options.read_scale(dilation, byte_scale)
-        start_server()  # it imports torch while this process does
-        options.check_outputs(json_path, inputs=[trace, *files], folder=WALL)
-        report = _emulate_on_wall_clock(Trace.load(trace), modelled, world_size, policies, scale)
-        show_report(report)
-        write_json(json_path, report.to_json())
-        return
-    scaled = {"--dilation": dilation != 1, "--byte-scale": byte_scale != 1}
-    options.refuse(scaled, "expected with --wall only")
-    world_size = world_size or 2
+    from ..conformance.class_under_test import Subject
     from ..emulation.emulate import emulate as run
     from ..emulation.emulate import emulated_fabric
 
+    files = fabric or [options.FABRIC]
     options.check_outputs(json_path, inputs=[trace, *files, *options.files_of(reducer)])
     settings = options.read_settings(changes)
     policies = options.combined(settings.policy, caps, orders, hooks)
-    recorded, make = Trace.load(trace), read_reducer(reducer)
+    recorded, make = Trace.load(trace), Subject(reducer).make if ":" in reducer else reducer
     completed = assume_gpu(recorded, settings.fabric(files), settings.variation)
     costs = emulated_fabric(completed.fabric, make)
-    arguments: dict[str, Any] = {
-        "world_size": world_size,
-        "variation": completed.variation,
-        "assume": False,
-    }
+    arguments: dict[str, Any] = {"world_size": world_size, "variation": completed.variation, "assume": False}
     runs = []
     with progress() as on_progress:
         for number, one in enumerate(policies):
@@ -106,46 +67,6 @@ def emulate(
     write_json(json_path, {"model": model, "world_size": world_size, "class": reducer, "rows": results})
     largest_ns = max(abs(row["emulated_ns"] - row["predicted_ns"]) for row in results)
     print(f"largest difference between emulated and predicted median iterations: {largest_ns} ns")
-
-
-def _emulate_on_wall_clock(
-    trace: Trace,
-    fabric: Fabric,
-    world_size: int | None,
-    policies: Sequence[Policy],
-    scale: ScaleModel,
-) -> "ValidationReport":
-    from reference.launch import RankPool, world_size_or
-
-    from ..validate import validate
-    from ..validation_report import Configuration
-
-    configurations = []
-    for one in policies:
-        if one.bucket_cap_mb is None:
-            raise ValueError("--caps: expected sizes in MB or `single` with --wall, got 'default'")
-        configurations.append(Configuration(one.bucket_cap_mb, one.order, one.hook.name))
-    with progress() as on_progress, RankPool(world_size or world_size_or(2)) as pool:
-        return validate(
-            pool, trace, configurations, scale=scale, out=WALL, repeat=TURNS, modelled=fabric, on_progress=on_progress
-        )
-
-
-def read_reducer(text: str) -> str | Callable[..., Any]:
-    """Parse the name of a reducer: a built-in one, or MODULE:CLASS."""
-    module_name, colon, attribute = text.partition(":")
-    expected = f"--class: expected ddplab, torch, replicate or MODULE:CLASS, got {text!r}"
-    if not colon:
-        if text not in ("ddplab", "torch", "replicate"):
-            raise ValueError(expected)
-        return text
-    from ..models import import_first_here
-
-    try:
-        found: Callable[..., Any] = getattr(import_first_here(module_name), attribute)
-    except (ImportError, AttributeError) as error:
-        raise ValueError(f"{expected}: {error}") from None
-    return found
 
 
 def _row(policy: Policy, emulated: Prediction, predicted: Prediction) -> dict[str, str]:

@@ -91,8 +91,7 @@ COMMANDS: Mapping[str, Mapping[Command, tuple[str, ...]]] = {
         tune: (
             "Find fast buckets, and a bound that none beats.",
             "ddplab tune trace.json.gz --fabric pod.yaml --world-size 64",
-            "ddplab tune trace.json.gz --fabric aws-p4d --picture out/tune.png",
-            "ddplab tune trace.json.gz --fabric out/fabric.json --verify virtual",
+            "ddplab tune trace.json.gz --fabric aws-p4d --objective p95",
         ),
         emulate: (
             "Run a real reducer in virtual time, and compare.",

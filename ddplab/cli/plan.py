@@ -130,11 +130,6 @@ class _Described(NamedTuple):
     fabric: Fabric
 
 
-class _Workload(NamedTuple):
-    trace: Trace
-    rebatched: Callable[[float], Trace] | None  # a trace from operations with a multiple of the batch
-
-
 def _read_system(name: str, network: str | None, device: str | None) -> _Described:
     """Find the network and the device of a node, a device or a file."""
     listed = read_catalogue()
@@ -158,6 +153,11 @@ def _read_system(name: str, network: str | None, device: str | None) -> _Describ
     own = listed.nodes[node].device if found is None else found
     suffix = f"-{precision}" if found is not None and listed.device_like(name) is None else ""
     return _Described(device or own + suffix, Fabric.from_topology(links))
+
+
+class _Workload(NamedTuple):
+    trace: Trace
+    rebatched: Callable[[float], Trace] | None  # a trace from operations with a multiple of the batch
 
 
 def _workload(model: str, device: str | None, batch: int | None, step_ms: float | None) -> _Workload:
@@ -284,10 +284,8 @@ def _show_system(one: SystemPlan, result: CapacityPlan) -> None:
     show_table(rows, "ranges hold nine in ten true values; fixed total: samples/s with one total batch",
                optional=SPARED)  # fmt: skip
     _say(knee_sentence(one.scaling.knee, one.scaling.world_sizes[-1]))
-    _say(_limit_sentence(one))
-    _say(_needs_sentence(one))
-    _say(_changes_sentence(one))
-    _say(_memory_sentence(one))
+    for sentence in (_limit_sentence, _needs_sentence, _changes_sentence, _memory_sentence):
+        _say(sentence(one))
     _say(one.sensitivity)
     _say(_measure_sentence(one))
 
@@ -369,7 +367,7 @@ def _changes_sentence(one: SystemPlan) -> str:
 
 
 def _memory_sentence(one: SystemPlan) -> str:
-    parts = {"buckets" if name == "buckets" else name: size for name, size in one.memory_bytes.items() if size}
+    parts = {name: size for name, size in one.memory_bytes.items() if size}
     words = ", ".join(f"{name} {size / 1e9:.2f}" for name, size in parts.items())
     total = sum(parts.values()) / 1e9
     return f"memory per GPU: {total:.2f} GB ({words}; optimizer {one.optimizer}) and activations, which no trace has"

@@ -1,33 +1,42 @@
 """`ddplab predict`: iteration times for each combination of bucket cap, order and comm hook, and what limits them.
 
-Several traces, fabrics or world sizes are compared as one table and a heat map; see `predict_many`.
+Several traces, fabrics or world sizes are compared as one table and a heat map.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from functools import partial
+from itertools import product
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import numpy as np
 from typer import Argument, Option
 
 from reference.trace import Trace
 from simulator.cost_terms import Effect, Inputs, explain, leave_out, origins
+from simulator.fabric import Fabric
 from simulator.interval import COMPUTATION
 from simulator.predicted_iteration import Prediction
 from simulator.prediction import predict as predict_one
+from simulator.profiler_import.trace_of_profile import HOST_BOUND, host_bound
 from simulator.results.breakdown import PARTS
-from simulator.results.scaling_verdict import counted, network_need, width_sentence
+from simulator.results.scaling_verdict import TARGET, counted, network_need, width_sentence
 from simulator.schedule.policy import Policy
+from simulator.step_costs import counted_as_free
+from simulator.sweep import AXES, sweep
 from simulator.workload.default_gpu_costs import assume_gpu
 
 from . import shared_options as options
-from .predict_many import assumptions, predict_many
 from .shared_options import cells_of_axes, values_of_axes
-from .terminal_output import show_table, write_json
+from .terminal_output import progress, show_table, write_json
+
+if TYPE_CHECKING:
+    import pandas as pd
 
 SPARED = ("hook", "critical buckets", "computation ms", "buckets")
 """Columns to leave out on a narrow terminal, the first one first."""
+SHOWN_ROWS = 40
+"""Rows of a table of several traces, fabrics or world sizes, and verdicts, that are printed."""
 HELP = {
     "traces": "Traces of `record`, `import` or `synthesize`.",
     "fabric": f"{options.FABRIC_FILE}. Files of several options are merged into one fabric; names with commas "
@@ -43,8 +52,8 @@ def predict(
         list[Path] | None, Option(metavar="PATH,...", help=HELP["fabric"], show_default=str(options.FABRIC))
     ] = None,
     world_size: Annotated[str, Option(metavar="N,...", help=HELP["world_size"])] = "2",
-    caps: options.ChosenCaps = None,
-    orders: options.ChosenOrders = None,
+    caps: options.Caps = None,
+    orders: options.Orders = None,
     hooks: options.Hooks = "none",
     changes: options.Changes = None,
     straggler: options.Stragglers = None,
@@ -81,17 +90,19 @@ def predict(
     if heat_map is not None or max(len(traces), len(chosen), len(world_sizes)) > 1:
         of_one = {"--without": without, "--explain": explains, "--timeline": timeline}
         options.refuse(of_one, "expected one trace, one --fabric and one --world-size, and no --heat-map")
-        predict_many(
+        if max(len(traces), len(chosen)) > 1:
+            options.refuse({"--measured": measured}, "expected one trace and one --fabric, the measured ones")
+        _predict_many(
             {str(path): Trace.load(path) for path in traces},
             {name: asked.fabric(paths) for name, paths in chosen.items()},
             world_sizes,
             options.combined(asked.policy, caps, orders, hooks),
-            base=asked.policy,
+            asked.policy,
+            heat_map,
+            json_path,
             variation=asked.variation,
             stragglers=stragglers,
             measured=anchors,
-            heat_map=heat_map,
-            json_path=json_path,
         )
         return
     (path,), (paths,), (ranks,) = traces, chosen.values(), world_sizes
@@ -193,6 +204,19 @@ def _effect_row(effect: Effect) -> dict[str, str]:
     }
 
 
+def assumptions(
+    name: str, trace: Trace, assumed: Sequence[str], fabrics: Sequence[Fabric], policies: Sequence[Policy]
+) -> list[str]:
+    """Return what predictions from a trace assume, and which costs count as free; one sentence each."""
+    sentences = [*assumed]
+    if (share := host_bound(trace)) > HOST_BOUND:
+        sentences.insert(
+            0, f"{name} is host-bound: its GPU waited for its host {share:.0%} of the time; counted as computation"
+        )
+    free = (sentence for fabric in fabrics for policy in policies for sentence in counted_as_free(policy, fabric))
+    return list(dict.fromkeys([*sentences, *free]))
+
+
 def origins_sentence(origins: Mapping[str, str]) -> str:
     """Name the costs that are measured, described, extrapolated and assumed."""
     parts = [
@@ -265,3 +289,110 @@ def _save_timeline(prediction: Prediction, path: Path) -> None:
     figure = Figure(figsize=(11, 4.5), layout="constrained")
     draw_timeline(prediction, figure.add_subplot())
     options.save_picture(figure, path)
+
+
+# Several traces, fabrics or world sizes
+
+
+def _predict_many(
+    traces: Mapping[str, Trace],
+    fabrics: Mapping[str, Fabric],
+    world_sizes: Sequence[int],
+    policies: Sequence[Policy],
+    base: Policy,
+    heat_map: Path | None,
+    json_path: Path | None,
+    **how: Any,
+) -> None:
+    """Predict all combinations; print the fastest configuration for each trace, fabric and world size, and verdicts.
+
+    `policies` are all combinations of bucket caps, orders and hooks, and `base` is what they have in common. `how`
+    has further arguments of `sweep`.
+    """
+    caps_mb, orders, hooks = (list(dict.fromkeys(getattr(one, axis) for one in policies)) for axis in AXES[3:])
+    axes: dict[str, Any] = {"world_sizes": world_sizes, "bucket_caps_mb": caps_mb, "orders": orders, "hooks": hooks}
+    with progress("predicting") as on_progress:
+        table = sweep(traces, fabrics, **axes, policy=base, on_progress=on_progress, **how)
+    by_hook = [base.model_copy(update={"hook": one}) for one in hooks]
+    sentences = []  # what the predictions assume, with the most ranks
+    for (name, trace), fabric in product(traces.items(), fabrics.values()):
+        one = predict_one(trace, fabric, world_size=max(world_sizes), policy=by_hook[0], variation=how["variation"])
+        sentences += assumptions(_short(name), trace, one.assumed, [assume_gpu(trace, fabric).fabric], by_hook)
+    table = table.assign(**base.overruled)
+    if heat_map is not None:
+        _draw(table, heat_map)
+    shown = [_row(part) for _, part in table.groupby(list(AXES[:3]), sort=False)]
+    show_table(shown[:SHOWN_ROWS], "the fastest configuration at each world size", optional=("hook", "order"))
+    found = verdicts(table)
+    for sentence in (*dict.fromkeys(sentences), *found[:SHOWN_ROWS]):
+        print(sentence)
+    for many, what in ((len(shown), "rows of the table"), (len(found), "verdicts")):
+        if many > SHOWN_ROWS:
+            print(f"{many - SHOWN_ROWS} more {what} not shown; at most {SHOWN_ROWS} are printed")
+    records = table.astype(object).where(table.notna(), None).to_dict("records")
+    rows_json = [row | {"bucket_cap_mb": options.cap_json(row["bucket_cap_mb"])} for row in records]
+    write_json(json_path, {"rows": rows_json})
+
+
+def heat_map_axes(table: "pd.DataFrame") -> tuple[str, str]:
+    """Return the axes for rows and columns: the first two of the table with several values, the longer as columns.
+
+    Without two of them, bucket caps and world sizes are shown.
+    """
+    axes = [axis for axis in AXES if table[axis].nunique(dropna=False) > 1]
+    axes = [*axes, *(axis for axis in ("bucket_cap_mb", "world_size") if axis not in axes)][:2]
+    rows, columns = sorted(axes, key=lambda axis: table[axis].nunique(dropna=False))
+    return ("bucket_cap_mb", "world_size") if {rows, columns} == {"bucket_cap_mb", "world_size"} else (rows, columns)
+
+
+def _draw(table: "pd.DataFrame", path: Path) -> None:
+    from matplotlib.figure import Figure  # loading matplotlib takes longer than most predictions
+
+    from simulator.results.heat_map import draw_heat_maps
+
+    rows, columns = heat_map_axes(table)
+    figure = Figure(layout="constrained")
+    maps = draw_heat_maps(table, figure, rows=rows, columns=columns)
+    figure.set_size_inches(8, 4.5 * len(maps))
+    options.save_picture(figure, path)
+
+
+def verdicts(table: "pd.DataFrame") -> list[str]:
+    """Return on which fabrics each trace reaches the target efficiency at each world size; one sentence each."""
+    sentences = []
+    for (trace, ranks), part in table.groupby(["trace", "world_size"], sort=False):
+        best = part.groupby("fabric", sort=False)["efficiency"].max()
+        reached, missed = best[best >= TARGET], best[best < TARGET]
+        parts = [
+            f"{words} {', '.join(f'{_short(str(fabric))} ({share:.0%})' for fabric, share in some.items())}"
+            for words, some in ((f"at least {TARGET:.0%} on", reached), ("less on", missed))
+            if len(some)
+        ]
+        sentences.append(f"verdict: {_short(str(trace))} on {ranks} ranks has an efficiency of {'; '.join(parts)}")
+    return sentences
+
+
+def _row(part: "pd.DataFrame") -> dict[str, str]:
+    """Return the fastest of the configurations for a trace, a fabric and a world size as a row of a table."""
+    row, *others = part.sort_values("iteration_ns", kind="stable").to_dict("records")
+    # Those that take exactly as long have the same buckets, with few exceptions.
+    tie = next((other for other in others if other["is_tie"] and other["iteration_ns"] > row["iteration_ns"]), None)
+    return {
+        "trace": _short(row["trace"]),
+        "fabric": _short(row["fabric"]),
+        "ranks": str(row["world_size"]),
+        **_axes(row),
+        "iteration ms": f"{row['iteration_ns'] / 1e6:.1f}",
+        "90 % ms": f"{row['low_ns'] / 1e6:.1f} - {row['high_ns'] / 1e6:.1f}",
+        "efficiency": f"{row['efficiency']:.0%}",
+        "a tie with": ", ".join(_axes(tie).values()) if tie else "none",
+    }
+
+
+def _short(name: str) -> str:
+    """Return the name of a file without its folder; of several merged ones, each."""
+    return " + ".join(Path(one).name for one in name.split(options.MERGED))
+
+
+def _axes(row: Mapping[Hashable, Any]) -> dict[str, str]:
+    return {"cap": options.cap_word(row["bucket_cap_mb"]), "order": row["order"], "hook": row["hook"]}

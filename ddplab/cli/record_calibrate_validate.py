@@ -2,6 +2,7 @@
 
 from itertools import product
 from pathlib import Path
+from statistics import median
 from typing import Annotated, Any
 
 from typer import Option
@@ -9,11 +10,15 @@ from typer import Option
 from reference.fork_server import start_server
 from reference.trace import Trace
 
+from ..emulation.time_dilation import ScaleModel
 from . import shared_options as options
+from .show import show_fabric
 from .terminal_output import progress, save_trace, show_report, show_table, write_json
 
 TURNS, EMULATED_TURNS = 10, 3
 """Turns of each configuration by default; iterations of a processor that computes vary more."""
+NOISY_SPREAD = 1.0
+"""Half-width of the band of repeated all-reduces, a fraction of the median, above which the machine is noisy."""
 SHOWN_TURNS = f"{TURNS}, or {EMULATED_TURNS} with --emulate"
 HELP = {
     "alone": options.HELP["processes"].format(1),
@@ -72,29 +77,23 @@ def calibrate(
     start_server()  # it imports torch while this process does
     from reference.launch import RankPool, default_backend, world_size_or
 
-    from ..calibration.calibrate import REPEATS
     from ..calibration.calibrate import calibrate as measure
-    from ..calibration.device_spread import spread_of, time_iterations_alone
-    from .terminal_output import show_calibration
 
     options.check_outputs(out, inputs=options.files_of(model))
     rate, _ = options.read_links(link_rate, None)
     ranks = world_size or world_size_or(2)
     pool = RankPool(ranks, backend=backend or default_backend(ranks), link_rate=rate, pinned=True)
     with progress() as on_progress, pool:
-        spread = spread_of(pool.run(time_iterations_alone, model, REPEATS))
         fabric = measure(pool, model, hooks=hook or (), on_progress=on_progress)
     fabric.save(out)
-    show_calibration(fabric, model, f"{ranks} ranks, saved as {out}")
+    print(f"{ranks} ranks, saved as {out}")
+    show_fabric(fabric, str(out))
+    if median(row.spread for row in fabric.all_reduce) > NOISY_SPREAD:
+        print("all-reduces varied, probably because other programs ran; calibrate again while nothing else runs")
     print(
-        f"devices differ in speed by {spread.between_devices:.1%}, iterations of one device by "
-        f"{spread.between_iterations:.1%} (standard deviations)"
+        f"next: ddplab predict TRACE --fabric {out} --set extrapolate=true --world-size {4 * ranks}\n"
+        f"TRACE is what `ddplab record --model {model} --out TRACE` writes"
     )
-    print(
-        f"next: ddplab predict TRACE --fabric {out} --set extrapolate=true --world-size {4 * ranks} "
-        f"--set device_spread={spread.between_devices:.4f}"
-    )
-    print(f"TRACE is what `ddplab record --model {model} --out TRACE` writes")
 
 
 def validate(
@@ -104,8 +103,8 @@ def validate(
     byte_scale: options.ByteScale = 1.0,
     world_size: options.Processes = None,
     backend: options.Backend = None,
-    caps: options.ChosenCaps = None,
-    orders: options.ChosenOrders = None,
+    caps: options.Caps = None,
+    orders: options.Orders = None,
     hooks: options.Hooks = "none",
     plan: Annotated[Path | None, Option(metavar="PATH", help=HELP["plan"])] = None,
     repeat: Annotated[int | None, Option(min=1, metavar="N", help=HELP["repeat"], show_default=SHOWN_TURNS)] = None,
@@ -150,7 +149,7 @@ def validate(
         options.read_hooks(hooks),
     )
     configurations = [Configuration(cap, order, hook.name) for cap, order, hook in axes]
-    scale = options.read_scale(dilation, byte_scale)
+    scale = ScaleModel(dilation=dilation, byte_scale=byte_scale)
     trained = (model or "resnet50") if emulate is None else Trace.load(emulate)
     rate, between_nodes = options.read_links(link_rate, uplinks, scale)
     ranks = world_size or world_size_or(2)

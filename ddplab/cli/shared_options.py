@@ -2,14 +2,11 @@
 
 import json
 import math
-import os
 import re
 import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from importlib.machinery import PathFinder
-from importlib.util import find_spec
 from io import BytesIO
 from itertools import product
 from pathlib import Path
@@ -58,8 +55,7 @@ HELP = {
     "these, {} on this machine.",
     "backend": "Backend of the process group; NCCL trains on the GPUs. Default: nccl where each rank has one, else "
     "gloo.",
-    "caps": "Bucket caps in MB; `single` is one bucket in total.",
-    "chosen_caps": "Bucket caps in MB; `single` is one bucket in total, `default` is 25, and 1 for the first bucket.",
+    "caps": "Bucket caps in MB; `single` is one bucket in total, `default` is 25, and 1 for the first bucket.",
     "orders": f"Bucket orders: {', '.join(ORDERS)}.",
     "hooks": "Comm hooks: none, fp16, bf16, quantize_per_tensor, power_sgd:RANK, ...",
     "set": "Another setting, such as sync_every=4, extrapolate=true or kind=resampled; may be repeated. "
@@ -92,10 +88,8 @@ ChosenModel = Annotated[str | None, Option(metavar="MODEL", help=HELP["model"], 
 WorldSize = Annotated[int, Option(min=1, metavar="N", help=HELP["world_size"])]
 Processes = Annotated[int | None, Option(min=1, metavar="N", help=HELP["processes"].format(2), show_default=False)]
 Backend = Annotated[str | None, Option(metavar="NAME", help=HELP["backend"], show_default=False)]
-Caps = Annotated[str, Option(metavar="MB,...", help=HELP["caps"])]
-ChosenCaps = Annotated[str | None, Option(metavar="MB,...", help=HELP["chosen_caps"], show_default=PREDICT_CAPS)]
-Orders = Annotated[str, Option(metavar="ORDER,...", help=HELP["orders"])]
-ChosenOrders = Annotated[str | None, Option(metavar="ORDER,...", help=HELP["orders"], show_default="ready")]
+Caps = Annotated[str | None, Option(metavar="MB,...", help=HELP["caps"], show_default=PREDICT_CAPS)]
+Orders = Annotated[str | None, Option(metavar="ORDER,...", help=HELP["orders"], show_default="ready")]
 Hooks = Annotated[str, Option(metavar="HOOK,...", help=HELP["hooks"])]
 Changes = Annotated[list[str] | None, Option("--set", metavar="NAME=VALUE", help=HELP["set"])]
 FabricFiles = Annotated[list[Path] | None, Option(metavar="PATH", help=HELP["fabric"], show_default=str(FABRIC))]
@@ -152,40 +146,16 @@ def read_hooks(text: str) -> list[CommHook]:
         return list(map(named_hook, _words(text)))
 
 
-def read_counts(option: str, text: str, *, least: int = 1) -> list[int]:
-    """Parse whole numbers of at least `least`."""
+def read_counts(option: str, text: str) -> list[int]:
+    """Parse whole numbers of at least 1."""
     words = _words(text)
-    if wrong := [word for word in words if not (word.isdecimal() and int(word) >= least)]:
-        raise ValueError(f"{option}: expected numbers of at least {least}, separated by commas, got {wrong[0]!r}")
+    if wrong := [word for word in words if not (word.isdecimal() and int(word) > 0)]:
+        raise ValueError(f"{option}: expected numbers of at least 1, separated by commas, got {wrong[0]!r}")
     return list(map(int, words))
 
 
 def _words(text: str) -> list[str]:
     return [word.strip() for word in text.split(",")]
-
-
-def choose_caps(text: str | None, policy: Policy, usual: str) -> list[float | None]:
-    """Return the bucket caps to predict, in MB, by default `usual`; None is DDP's default.
-
-    If the policy determines the buckets or caps, the result is its cap alone, and a value of the option is an error.
-    """
-    if _is_overruled("--caps", "bucket_cap_mb", text, policy):
-        return [policy.bucket_cap_mb]
-    words = (usual if text is None else text).split(",")
-    return [None if word.strip() == "default" else read_caps(word)[0] for word in words]
-
-
-def choose_orders(text: str | None, policy: Policy) -> list[Order]:
-    """Return the bucket orders to predict; see `choose_caps`."""
-    is_fixed = _is_overruled("--orders", "order", text, policy)
-    return [policy.order] if is_fixed else read_orders("ready" if text is None else text)
-
-
-def _is_overruled(option: str, axis: str, text: str | None, policy: Policy) -> bool:
-    field = policy.overruled.get(axis)
-    if field is not None and text is not None:
-        raise ValueError(f"{option}: expected no value with --set {field}=..., which determines it, got {text!r}")
-    return field is not None
 
 
 def read_stragglers(words: Sequence[str] | None) -> list[Straggler]:
@@ -274,9 +244,22 @@ def fabric_choices(words: Sequence[Path]) -> dict[str, list[Path]]:
 
 
 def combined(base: Policy, caps: str | None, orders: str | None, hooks: str) -> list[Policy]:
-    """Return the settings of each combination of cap, order and hook; all others are those of `base`."""
-    caps_mb = choose_caps(caps, base, PREDICT_CAPS)
-    axes = product(caps_mb, choose_orders(orders, base), read_hooks(hooks))
+    """Return the settings of each combination of cap, order and hook; all others are those of `base`.
+
+    The cap `default` is None. If another setting determines buckets or caps, a value of the option is an error.
+    """
+    for axis, text in (("bucket_cap_mb", caps), ("order", orders)):
+        field = base.overruled.get(axis)
+        if field is not None and text is not None:
+            expected = f"expected no value with --set {field}=..., which determines it"
+            raise ValueError(f"{OPTIONS[axis]}: {expected}, got {text!r}")
+    caps_mb, of_orders = [base.bucket_cap_mb], [base.order]
+    if "bucket_cap_mb" not in base.overruled:
+        words = _words(PREDICT_CAPS if caps is None else caps)
+        caps_mb = [None if word == "default" else read_caps(word)[0] for word in words]
+    if "order" not in base.overruled:
+        of_orders = read_orders("ready" if orders is None else orders)
+    axes = product(caps_mb, of_orders, read_hooks(hooks))
     return [base.model_copy(update=dict(zip(OPTIONS, values, strict=True))) for values in axes]
 
 
@@ -336,14 +319,6 @@ def read_links(
         return rate, Uplinks(int(ranks), scale.rate(bits_per_s(uplink_rate)))
 
 
-def read_scale(dilation: float, byte_scale: float) -> ScaleModel:
-    """Make a scale model from its factors."""
-    try:
-        return ScaleModel(dilation=dilation, byte_scale=byte_scale)
-    except ValueError as error:  # names the field
-        raise ValueError(f"--{str(error).replace('_', '-')}") from None
-
-
 def refuse(given: Mapping[str, object], reason: str) -> None:
     """Raise an error for the first of these options that is given: its value here is true."""
     for option, value in given.items():
@@ -374,26 +349,11 @@ def check_outputs(*paths: Path | None, inputs: Iterable[Path | None] = (), folde
 
 
 def files_of(name: str) -> list[Path]:
-    """Return the files from which a model or class is loaded; print the file of a MODULE:NAME."""
+    """Return the file of a model or class, if it lies in the working directory; see `check_outputs`."""
     if name.startswith("emulated:"):
         return [Path(name.removeprefix("emulated:"))]
-    module, colon, _ = name.partition(":")
-    first, *rest = module.split(".")
-    here = os.getcwd()
-    sys.path.insert(0, here)  # as `import_first_here` does
-    try:
-        found = find_spec(first) if colon else None
-        for part in rest:  # without importing the packages
-            if found and found.submodule_search_locations:
-                found = PathFinder.find_spec(part, found.submodule_search_locations)
-    except (ImportError, ValueError):  # whoever imports the module raises the error
-        found = None
-    finally:
-        sys.path.remove(here)
-    if not (found and found.origin and Path(found.origin).is_file()):
-        return []
-    print(f"{name} comes from {found.origin}", file=sys.stderr)
-    return [Path(found.origin)]
+    module = name.partition(":")[0].replace(".", "/")
+    return [path for path in (Path(f"{module}.py"), Path(f"{module}/__init__.py")) if path.is_file()]
 
 
 def cap_word(cap_mb: float | str | None) -> str:

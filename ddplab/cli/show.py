@@ -24,12 +24,18 @@ from simulator.workload.roofline import Device
 from simulator.workload.variation import Straggler, Variation
 
 from .shared_options import Json, check_outputs
-from .terminal_output import describe_trace, show_hooks, show_table, write_json
+from .terminal_output import describe_trace, show_table, write_json
 
 NAMES = (
     "A trace, a fabric file, a topology file, a log of nccl-tests, a node, a device, a model, or `settings`. Several "
     "fabrics are merged as by `predict`. Without a name, all nodes, devices and models are listed."
 )
+PARTS = {
+    "compress": "before its collectives",
+    "recompress": "between them",
+    "decompress": "after them, per rank if gathered",
+}
+"""Parts of a comm hook's computation, and when each runs."""
 OPTIONAL = ("iterations inside", "all-reduces inside", "product")
 """Columns to leave out on a narrow terminal, the first one first."""
 WORD = "settings"
@@ -65,7 +71,7 @@ def show(
         result = describe_trace(trace)
         show_table([result], f"{name}: {trace.workload.described}")
     else:
-        result = _show_fabric(Fabric.merged(*map(load_fabric, given)), ", ".join(given))
+        result = show_fabric(Fabric.merged(*map(load_fabric, given)), ", ".join(given))
     write_json(json_path, result)
 
 
@@ -87,7 +93,7 @@ def _trace(name: str) -> Trace | None:
 # Fabrics
 
 
-def _show_fabric(fabric: Fabric, name: str) -> dict[str, Any]:
+def show_fabric(fabric: Fabric, name: str) -> dict[str, Any]:
     """Print all-reduces by message size for the measured world sizes and full groups of the topology."""
     # An unlimited level counts as two members.
     members = [level.members or 2 for level in fabric.topology.levels] if fabric.topology else []
@@ -133,7 +139,14 @@ def _show_processor(processor: Processor) -> None:
         if name != "hooks"
     ]
     show_table(rows, "processor costs")
-    show_hooks(processor, "computation of comm hooks for a bucket")
+    hooks = [
+        {"hook": hook.name, "part": f"{part}, {PARTS[part]}", "ns per bucket": _cost(getattr(hook, part))}
+        for hook in processor.hooks
+        for part in PARTS
+        if getattr(hook, part) != Linear()
+    ]
+    if hooks:
+        show_table(hooks, "computation of comm hooks for a bucket")
 
 
 def _cost(value: Linear | float) -> str:
@@ -170,7 +183,7 @@ def _show_entry(listed: Catalogue, name: str) -> dict[str, Any]:
     result = entry.model_dump(mode="json", exclude_none=True)
     if name in listed.nodes:
         print()
-        result |= _show_fabric(load_fabric(name), name)
+        result |= show_fabric(load_fabric(name), name)
     return result
 
 

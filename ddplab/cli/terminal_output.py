@@ -1,11 +1,10 @@
-"""Output of the subcommands: progress, tables, JSON, and the tables for traces, reports and calibrations."""
+"""Output of the subcommands: progress, tables, JSON, and the tables for traces and reports."""
 
 import json
 import sys
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from statistics import median
 from typing import TYPE_CHECKING, Any, TextIO
 
 from rich.console import Console, JustifyMethod
@@ -14,7 +13,6 @@ from rich.table import Table
 
 from reference.files.writing import printable, write_atomically
 from reference.trace import Trace
-from simulator.fabric import Fabric, Linear, Processor
 
 if TYPE_CHECKING:
     from ..validation_report import Gain, ValidationReport, ValidationRow
@@ -35,11 +33,6 @@ class PrintableStream:
         encoding = self._stream.encoding or "utf-8"
         self._stream.write(printable(text).encode(encoding, "backslashreplace").decode(encoding))
         return len(text)
-
-    def writelines(self, lines: Iterable[str]) -> None:
-        """Write texts."""
-        for line in lines:
-            self.write(line)
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._stream, name)
@@ -215,69 +208,3 @@ def _report_row(row: "ValidationRow") -> dict[str, str]:
         "naive overlap": f"{row.naive_overlap_error:+.1%}",
         "pipelined overlap": f"{row.pipelined_overlap_error:+.1%}",
     }
-
-
-# Calibrations
-
-NOISY_SPREAD = 1.0
-"""Half-width of the band of repeated all-reduces, a fraction of the median, above which the machine is noisy."""
-PARTS = {
-    "compress": "before its collectives",
-    "recompress": "between them",
-    "decompress": "after them, per rank if gathered",
-}
-"""Parts of a comm hook's computation, and when each runs."""
-
-
-def show_calibration(fabric: Fabric, model: str, title: str) -> None:
-    """Print tables of collectives and comm hooks, and the other costs; `±` is half of a 90 % band."""
-    factors = {row.size_bytes: row.factor for row in fabric.sharing}
-    broadcasts = {(row.world_size, row.size_bytes): row for row in fabric.broadcast}
-    several, largest = len(fabric.world_sizes) > 1, max(fabric.world_sizes)
-    rows = [
-        {
-            **({"ranks": str(row.world_size)} if several else {}),
-            "bytes": f"{row.size_bytes:,}",
-            "all-reduce ms": f"{row.ns / 1e6:.3f}",
-            "±": f"{row.spread:.0%}",
-            "two at a time": f"x {factors[row.size_bytes]:.2f}"
-            if row.size_bytes in factors and row.world_size == largest
-            else "",
-            "broadcast ms": f"{broadcasts[row.world_size, row.size_bytes].ns / 1e6:.3f}",
-            "± ": f"{broadcasts[row.world_size, row.size_bytes].spread:.0%}",
-        }
-        for row in fabric.all_reduce
-    ]
-    show_table(rows, title, optional=("± ", "broadcast ms"))
-    if median(row.spread for row in fabric.all_reduce) > NOISY_SPREAD:
-        print(
-            "all-reduces varied, probably because other programs were running; calibrate again while nothing else "
-            "runs"
-        )
-    processor = fabric.processor
-    show_hooks(processor, f"computation of comm hooks for a bucket of {model}'s gradients")
-    slow_down = f"x {processor.slow_down:.2f} ± {processor.slow_down_error:.0%}"
-    print(
-        f"computation of {model} while collectives run: {slow_down}\n"
-        f"issuing a collective: {processor.launch_ns / 1e3:.0f} us\n"
-        f"search for unused parameters: {processor.search_ns_per_parameter / 1e3:.1f} us per parameter\n"
-        f"rebuild of buckets: {processor.rebuild_ns / 1e6:.1f} ms"
-    )
-
-
-def show_hooks(processor: Processor, title: str) -> None:
-    """Print a row for each part of a hook with a cost."""
-    costs = [(hook.name, part, getattr(hook, part)) for hook in processor.hooks for part in PARTS]
-    rows = [
-        {
-            "hook": name,
-            "part": f"{part}, {PARTS[part]}",
-            "us per bucket": f"{cost.fixed_ns / 1e3:.0f}",
-            "us per MiB": f"{cost.ns_per_byte * 2**20 / 1e3:.0f}",
-            "GB/s": f"{1 / cost.ns_per_byte:.2f}" if cost.ns_per_byte else "",
-        }
-        for name, part, cost in costs
-        if cost != Linear()
-    ]
-    if rows:
-        show_table(rows, title)

@@ -6,31 +6,25 @@ from functools import partial
 from pathlib import Path
 from typing import Annotated, Any, get_args
 
-import numpy as np
 from typer import Option
 
 from reference.bucketing import MIB
 from reference.trace import Trace
-from simulator.fabric import Fabric
 from simulator.predicted_iteration import Comparison
 from simulator.prediction import predict
 from simulator.schedule.policy import Policy
 from simulator.schedule.schedule import buckets_of
 from simulator.tuning.bucket_plan import DEFAULT, BucketPlan
-from simulator.tuning.plan_times import Objective, PlanTimes
+from simulator.tuning.plan_times import Objective
 from simulator.tuning.tune import tune as search
 from simulator.workload.compute_times import RecordedModel, recorded_model
 from simulator.workload.default_gpu_costs import assume_gpu
 
 from . import shared_options as options
-from .predict_many import assumptions
+from .predict import assumptions
 from .terminal_output import progress, show_table, write_json
 
 OBJECTIVES: tuple[Objective, ...] = get_args(Objective)
-CURVE_CAPS = 48
-"""Caps on the curve of the picture, evenly spaced in logarithms."""
-CURVE_SPAN = 1000
-"""Ratio of the largest and the smallest cap on the curve."""
 NOTHING_LEFT = 0.01
 """What other buckets might save at most, as a fraction, below which there is nothing left to tune."""
 CHOSEN = ("bucket_cap_mb", "bucket_cap_mb_list", "plan", "order")
@@ -39,8 +33,6 @@ CHOSEN = ("bucket_cap_mb", "bucket_cap_mb_list", "plan", "order")
 HELP = {
     "objective": f"Statistic of the iteration time that should be short: {', '.join(OBJECTIVES)}.",
     "out": "Where to write the plan.",
-    "picture": "Plot iteration time against the bucket cap to this file (.png, .svg, .pdf).",
-    "verify": "`virtual` runs the real reducers with torch's default and with the plan, in virtual time.",
 }
 
 
@@ -51,8 +43,6 @@ def tune(
     objective: Annotated[str, Option(metavar="NAME", help=HELP["objective"])] = "median",
     changes: options.Changes = None,
     out: Annotated[Path, Option(metavar="PATH", help=HELP["out"])] = Path("out/plan.json"),
-    picture: Annotated[Path | None, Option(metavar="PATH", help=HELP["picture"])] = None,
-    verify: Annotated[str | None, Option(metavar="HOW", help=HELP["verify"])] = None,
     json_path: options.Json = None,
 ) -> None:
     """Find the buckets with the shortest iteration, and how much any buckets could gain.
@@ -64,13 +54,10 @@ def tune(
     `validate --plan` trains torch's default and the plan in turns, and compares the measured gain with the predicted
     one.
     """
-    if verify not in (None, "virtual"):
-        raise ValueError(f"--verify: expected virtual, got {verify!r}; to train by the clock: ddplab validate --plan")
     if objective not in OBJECTIVES:
         raise ValueError(f"--objective: expected one of {', '.join(OBJECTIVES)}; got {objective!r}")
-    options.check_picture("--picture", picture)
     files = fabric or [options.FABRIC]
-    options.check_outputs(out, picture, json_path, inputs=[trace, *files])
+    options.check_outputs(out, json_path, inputs=[trace, *files])
     settings = options.read_settings(
         changes, refused=dict.fromkeys(CHOSEN, "none, because tune chooses the buckets,")
     )
@@ -88,8 +75,8 @@ def tune(
             **varied,
         )
     forecast = partial(predict, recorded, costs, world_size=world_size, **varied)
-    default = forecast(policy=with_buckets(base, bucket_cap_mb=None))
-    comparison = default.compare(forecast(policy=with_buckets(base, plan=plan.buckets)))
+    default = forecast(policy=base.model_copy(update={"bucket_cap_mb": None}))
+    comparison = default.compare(forecast(policy=base.model_copy(update={"plan": plan.buckets})))
     print(answer(plan, comparison))
     title = f"{recorded.workload.described}, on {world_size} ranks: predicted iteration ({plan.objective}) by buckets"
     show_table(plan_rows(plan, comparison), title)
@@ -99,25 +86,9 @@ def tune(
         *assumptions("the trace", recorded, (*completed.sentences, *plan.assumed), [costs], [base]),
     ):
         print(line)
-    if picture is not None:
-        times = PlanTimes(recorded, costs, world_size, base, completed.variation, (), plan.objective)
-        _save_cap_curve(plan, times, picture)
-    result: dict[str, Any] = plan.model_dump(mode="json") | {
-        "default_ns": plan.default_ns,
-        "gain": plan.gain,
-        "gain_interval": list(gain_interval(comparison)),
-        "gap": plan.gap,
-    }
-    if verify is not None:
-        how: dict[str, Any] = {"world_size": world_size, "assume": False}
-        result["verification"] = verify_in_virtual_time(recorded, costs, plan, base, **how)
-        show_verification(result["verification"], world_size)
+    answers = {"default_ns": plan.default_ns, "gain": plan.gain, "gap": plan.gap}
+    result = plan.model_dump(mode="json") | answers | {"gain_interval": list(gain_interval(comparison))}
     write_json(json_path, result)
-
-
-def with_buckets(policy: Policy, **buckets: Any) -> Policy:
-    """Return the policy with other fields that determine the buckets."""
-    return policy.model_copy(update=buckets)
 
 
 # What is printed
@@ -141,12 +112,6 @@ def gain_decimals(comparison: Comparison) -> int:
     return decimals(100 * (high - low))
 
 
-def time_decimals(plan: BucketPlan) -> int:
-    """Return how many decimals to print of an iteration time in milliseconds."""
-    low_ns, high_ns = plan.interval_ns
-    return decimals((high_ns - low_ns) / 1e6)
-
-
 def answer(plan: BucketPlan, comparison: Comparison) -> str:
     """Return the recommendation in one sentence."""
     if plan.buckets == comparison.baseline.buckets:
@@ -166,7 +131,8 @@ def answer(plan: BucketPlan, comparison: Comparison) -> str:
 
 def plan_rows(plan: BucketPlan, comparison: Comparison) -> list[dict[str, str]]:
     """Return the rows of the table: torch's default, the plan, all known rules and the bound."""
-    digits, percent = time_decimals(plan), gain_decimals(comparison)
+    low_ns, high_ns = plan.interval_ns
+    digits, percent = decimals((high_ns - low_ns) / 1e6), gain_decimals(comparison)
 
     def row(name: str, buckets: int | None, ns: int) -> dict[str, str]:
         return {
@@ -218,83 +184,3 @@ def short_caps_mb(
         short.append(next((cap for cap in rounded if least < int(cap * MIB) <= size), exact))
     made = buckets_of(Policy(bucket_cap_mb_list=tuple(short)), model)
     return short if list(map(sorted, made)) == list(map(sorted, buckets)) else caps_mb
-
-
-def _save_cap_curve(plan: BucketPlan, times: PlanTimes, path: Path) -> None:
-    from matplotlib.figure import Figure  # loading matplotlib takes longer than a prediction
-
-    from simulator.results.cap_curve import draw_cap_curve
-
-    total_mb = sum(times.trace.sizes_bytes) / MIB
-    caps_mb = {plan.best_cap_mb, *np.geomspace(total_mb / CURVE_SPAN, total_mb, CURVE_CAPS).tolist()}
-
-    def ns(cap_mb: float) -> int:
-        buckets = buckets_of(with_buckets(times.policy, bucket_cap_mb=cap_mb), times.recorded)
-        return times.value_ns(tuple(map(tuple, buckets)))
-
-    figure = Figure(figsize=(8, 3.6), layout="constrained")
-    draw_cap_curve(
-        {cap_mb: ns(cap_mb) for cap_mb in caps_mb},
-        figure.add_subplot(),
-        best_cap_mb=plan.best_cap_mb,
-        default_ns=plan.default_ns,
-        plan_ns=plan.iteration_ns,
-        lower_bound_ns=plan.lower_bound_ns,
-        is_list=plan.bucket_cap_mb_list is not None,
-        decimals=time_decimals(plan),
-    )
-    options.save_picture(figure, path)
-
-
-# Verification
-
-
-def verify_in_virtual_time(
-    trace: Trace, fabric: Fabric, plan: BucketPlan, policy: Policy, **how: Any
-) -> list[dict[str, Any]]:
-    """Run both real reducers in virtual time, where they take the predicted time to the nanosecond.
-
-    Copies and launches of torch's class count as free; it does not run a plan that no list of caps makes.
-
-    Args:
-        trace: The recorded computation.
-        fabric: Costs of collectives, and processor costs.
-        plan: The plan.
-        policy: Settings of the reducer that torch's default and the plan have in common.
-        how: Further arguments of `predict`: world_size, stragglers and assume.
-
-    Returns:
-        A row for each reducer, with torch's default and with the plan; times in nanoseconds.
-    """
-    from ..emulation.emulate import emulate, emulated_fabric
-
-    default = with_buckets(policy, bucket_cap_mb=None)
-    as_plan = {"ddplab": with_buckets(policy, plan=plan.buckets)}
-    if plan.bucket_cap_mb_list is not None:
-        as_plan["torch"] = with_buckets(policy, bucket_cap_mb_list=plan.bucket_cap_mb_list)
-    rows = []
-    for reducer, planned in as_plan.items():
-        costs = emulated_fabric(fabric, reducer)
-        for buckets, one in ((DEFAULT, default), ("plan", planned)):
-            emulated = emulate(trace, costs, reducer=reducer, policy=one, **how)
-            predicted = predict(trace, costs, policy=one, **how)
-            times = {"emulated_ns": emulated.iteration_ns, "predicted_ns": predicted.iteration_ns}
-            rows.append({"class": reducer, "buckets": buckets, **times})
-    return rows
-
-
-def show_verification(rows: Sequence[dict[str, Any]], world_size: int) -> None:
-    """Print predicted and emulated times of default and plan, and the gain of each reducer."""
-    cells = [
-        {
-            "name": f"{row['class']}, {row['buckets']}",
-            "emulated ms": f"{row['emulated_ns'] / 1e6:.3f}",
-            "predicted ms": f"{row['predicted_ns'] / 1e6:.3f}",
-            "difference ns": str(row["emulated_ns"] - row["predicted_ns"]),
-        }
-        for row in rows
-    ]
-    show_table(cells, f"verified in virtual time, on {world_size} ranks")
-    for default, plan in zip(rows[::2], rows[1::2], strict=True):
-        gain = 1 - plan["emulated_ns"] / max(1, default["emulated_ns"])
-        print(f"{plan['class']}: gain {gain:.2%}")

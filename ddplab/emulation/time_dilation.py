@@ -7,15 +7,11 @@ of time. Dilation of time was introduced by Gupta et al., "To Infinity and Beyon
 """
 
 import math
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 from reference.files.value_ranges import MILLION
 from reference.trace import Buffer, Iteration, Parameter, RankTrace, Trace
-from simulator.fabric import Fabric, Sharing, Timing
-from simulator.schedule.policy import Policy
-from simulator.schedule.schedule import build_schedule
-from simulator.workload.compute_times import end_of_computation_ns, recorded_model
+from simulator.workload.compute_times import end_of_computation_ns
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -45,10 +41,6 @@ class ScaleModel:
     def cap_mb(self, original: float) -> float:
         """Return a bucket cap in the model."""
         return original * self.byte_scale
-
-    def original_bytes(self, in_model_bytes: int) -> int:
-        """Return a size in the original."""
-        return round(in_model_bytes / self.byte_scale)
 
     def original_ns(self, in_model_ns: float) -> int:
         """Return a time in the original."""
@@ -117,34 +109,3 @@ ORIGINAL = ScaleModel()
 """A model in the original scale."""
 LARGEST_ELEMENT_BYTES = 16
 """Size of an element of complex128; the sizes of all other elements are divisors of this."""
-
-
-def fabric_in_model(
-    original: Fabric, trace: Trace, policies: Sequence[Policy], scale: ScaleModel, world_size: int
-) -> Fabric:
-    """Return the costs of all messages of the scale model under these policies, as a measured table."""
-    model = recorded_model(trace)
-    messages = {
-        (message.size_bytes, message.transport == "broadcast")
-        for policy in policies
-        for message in build_schedule(policy, model).collectives
-    }
-
-    def costs(*, broadcast: bool) -> tuple[Timing, ...]:
-        cost_ns = original.broadcast_ns if broadcast else original.all_reduce_ns
-        sizes = sorted(size for size, is_broadcast in messages if is_broadcast == broadcast)
-        times = ((size, scale.dilation * cost_ns(scale.original_bytes(size), world_size)) for size in sizes)
-        return tuple(Timing(world_size=world_size, size_bytes=size, ns=round(ns)) for size, ns in times)
-
-    all_reduce = costs(broadcast=False)
-    shares = [
-        (row.size_bytes, original.link_share(scale.original_bytes(row.size_bytes), world_size)) for row in all_reduce
-    ]
-    return Fabric(
-        all_reduce=all_reduce,
-        broadcast=costs(broadcast=True),
-        sharing=tuple(Sharing(size_bytes=size, factor=one.slow_down, weight=one.weight) for size, one in shares),
-        concurrency=original.concurrency,
-        library=original.library,
-        source=original.source,
-    )

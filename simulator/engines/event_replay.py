@@ -5,7 +5,7 @@ last rank has launched it and the process group, a resource, has a free slot, ru
 it. Computation and collectives progress at speeds that change whenever a collective starts or ends.
 """
 
-from collections.abc import Callable, Generator
+from collections.abc import Generator
 from heapq import heappop, heappush
 from math import fsum
 from typing import Any, NamedTuple
@@ -118,16 +118,13 @@ class RunningCollective:
         cost: See `CollectiveCost`.
         start_ns: When it started to run; 0 before.
         done_ns: When it finished; 0 before.
-        on_start: Called when it starts to run.
         done: The event of its end.
     """
 
-    __slots__ = ("cost", "done", "done_ns", "on_start", "start_ns")
+    __slots__ = ("cost", "done", "done_ns", "start_ns")
 
-    def __init__(
-        self, env: simpy.Environment, cost: CollectiveCost, on_start: Callable[[], None] | None = None
-    ) -> None:
-        self.cost, self.on_start = cost, on_start
+    def __init__(self, env: simpy.Environment, cost: CollectiveCost) -> None:
+        self.cost = cost
         self.start_ns = self.done_ns = 0
         self.done = env.event()
 
@@ -164,12 +161,10 @@ class Cluster:
         with self._slots.request() as slot:
             yield slot
             collective.start_ns = self.now_ns
-            if collective.on_start is not None:
-                collective.on_start()
             if collective.cost.cost_ns:
                 yield from self._transfer(collective)
             collective.done_ns = self.now_ns
-            collective.done.succeed()  # before the next collective starts
+            collective.done.succeed()
 
     def _transfer(self, collective: RunningCollective) -> Process:
         clock = self._running[collective] = ProgressClock(self.env)

@@ -7,9 +7,11 @@ from ..strategies import iteration, trace_of
 FABRIC = Fabric.from_alpha_beta(1000, 1e9)
 
 
-def small_trace(ranks: int = 1):
+def small_trace(ranks: int = 1, unit: int = 1):
+    """Each iteration takes 4,200 units."""
+    ready_ns = [((30 + rank) * 100 * unit, 2000 * unit, 1000 * unit) for rank in range(ranks)]
     trace = trace_of(
-        [[iteration(500, (3000 + 100 * rank, 2000, 1000), 3500, 700)] * 3 for rank in range(ranks)], [400, 800, 4000]
+        [[iteration(500 * unit, one, 3500 * unit, 700 * unit)] * 3 for one in ready_ns], [400, 800, 4000]
     )
     parameters = tuple(
         one.model_copy(update={"dtype": "float32", "shape": (one.size_bytes // 4,)})

@@ -6,9 +6,9 @@ from unittest import mock
 import numpy as np
 import pytest
 
-from ddplab.calibration.calibrate import MOST_PAIRS, calibrate, measure_hooks, parts_of_nodes
+from ddplab.calibration.calibrate import calibrate, measure_hooks
 from ddplab.calibration.slow_downs import MOST_DELAYED
-from ddplab.cli.terminal_output import show_calibration
+from ddplab.cli.show import show_fabric
 from reference.launch import RankPool
 from simulator import Fabric
 from simulator.fabric import Linear
@@ -62,7 +62,7 @@ def test_a_single_rank_has_all_costs_but_slow_downs(capsys):
     assert min(processor.launch_ns, processor.rebuild_ns, processor.search_ns_per_parameter) > 0
     assert processor.pack != Linear() != processor.copy_out
     assert processor.slow_down == 1
-    show_calibration(fabric, TINY, "one rank")
+    show_fabric(fabric, TINY)
     assert "compress" in capsys.readouterr().out
 
 
@@ -78,45 +78,13 @@ def test_hooks_are_measured_once_each_and_part_by_part(calibrated):
     assert costs["power_sgd:1"].decompress != nothing
 
 
-def test_a_calibration_with_hooks_is_loaded_as_it_was_saved(calibrated, tmp_path):
-    calibrated[0].save(tmp_path / "fabric.json")
-    assert Fabric.load(tmp_path / "fabric.json") == calibrated[0]
-
-
 def test_a_calibration_is_shown_with_a_row_for_each_part_of_a_hook(calibrated, capsys):
-    show_calibration(calibrated[0], "tiny", "2 ranks")
+    show_fabric(calibrated[0], "tiny")
     shown = capsys.readouterr().out
     assert shown.count("fp16") == 2
     assert shown.count("power_sgd:1") == 3
     assert "none" not in shown
-    assert "65,536" in shown
-
-
-def test_without_hooks_that_cost_anything_no_table_of_them_is_shown(calibrated, capsys):
-    fabric = calibrated[0]
-    free = fabric.processor.model_copy(update={"hooks": (HookCost(name="none"),)})
-    show_calibration(fabric.model_copy(update={"processor": free}), "tiny", "2 ranks")
-    assert "comm hooks" not in capsys.readouterr().out
-
-
-@pytest.mark.parametrize(
-    ("nodes", "parts"),
-    [
-        ("aaaa", []),
-        ("ab", []),
-        ("aabb", [[0, 1]]),
-        ("abc", [[0, 1]]),
-        ("aabbccdd", [[0, 1], [0, 1, 2, 3], [4, 5, 6, 7]]),
-        ("abababcc", [[0, 2, 4], [0, 1, 2, 3, 4, 5]]),
-    ],
-)
-def test_one_node_and_pairs_of_nodes_are_measured(nodes, parts):
-    """Pairs of equal size, without the whole world and without parts of a single rank."""
-    assert parts_of_nodes(nodes) == parts
-
-
-def test_few_of_many_pairs_are_measured():
-    assert len(parts_of_nodes([str(rank // 8) for rank in range(512)])) == 1 + MOST_PAIRS
+    assert "4,096" in shown
 
 
 @pytest.mark.parametrize(

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ddplab.calibration import collective_times
-from ddplab.calibration.collective_times import AllReduceQueue, MessageBuffer
+from ddplab.calibration.collective_times import AllReduceQueue
 
 from ..explore import examples
 
@@ -56,16 +56,6 @@ def failing_queue(_rank, _world_size):
 
 def test_waiting_for_a_queue_raises_the_error_of_its_all_reduce(two_ranks):
     assert two_ranks.run(failing_queue) == ["connection closed by peer"] * 2
-
-
-@given(st.integers(1, 40), st.integers(1, 50), st.integers(1, 30))
-def test_messages_lie_after_each_other_in_the_memory_of_all_gradients(total, size, count):
-    memory = MessageBuffer(4 * max(total, size))
-    messages = memory.messages(4 * size, count)
-    places = max(total, size) // size
-    starts = [message.storage_offset() for message in messages]
-    assert starts == [size * (n % places) for n in range(count)]
-    assert [len(message) for message in messages] == [size] * count
 
 
 # Broadcasts

@@ -1,22 +1,16 @@
 """Costs of comm hooks: a hook's own work, without its collectives."""
 
 from itertools import accumulate
-from types import SimpleNamespace
-from unittest import mock
 
 import pytest
-import torch
-import torch.distributed as dist
 from hypothesis import given
 from hypothesis import strategies as st
-from torch import nn
 
 from ddplab import models
-from ddplab.calibration import comm_hook_costs, repeated_timing
+from ddplab.calibration import comm_hook_costs
 from ddplab.calibration.repeated_timing import (
     TimedCollective,
 )
-from reference.buckets import Bucket
 from reference.trace import Parameter
 from simulator.schedule.comm_hook_messages import HALVES, HOOKS, named_hook
 
@@ -35,49 +29,6 @@ def test_a_hooks_parts_and_its_collectives_make_up_its_time(count, gaps):
     communicating = sum(collective.wait() - collective.issued_ns for collective in collectives)
     assert sum(filter(None, parts)) + communicating == moments[-1] - moments[0]
     assert (parts.compress, parts.decompress) == (moments[1] - moments[0], moments[-1] - moments[-2])
-
-
-def test_a_hook_without_collectives_only_compresses():
-    assert comm_hook_costs.parts_of(TimedCollective(10, 17), []) == (7, None, None)
-
-
-def hook_in_ticks(rank: int, _world_size: int) -> tuple:
-    """Parts of a hook that computes 5, 7 and 11 ticks of a clock that only it moves; collectives take 1000 each.
-
-    They do so on rank 0, which goes on only after it has added its callback. On rank 1 a collective may be done at
-    once, and then its callbacks run in any order.
-    """
-    clock = SimpleNamespace(now=0)
-
-    def average(buffer, then):
-        if rank:
-            dist.recv(torch.zeros(1), 0)  # so that rank 0 has to wait in its collective
-        future = dist.all_reduce(buffer, async_op=True).get_future().then(then)
-        if not rank:
-            clock.now += 1000
-            dist.send(torch.zeros(1), 1)
-        return future
-
-    def hook(_state, bucket):
-        clock.now += 5
-        average(bucket.buffer(), lambda _: None).wait()
-        clock.now += 7
-
-        def decompress(_future):
-            clock.now += 11
-            return bucket.buffer()
-
-        return average(bucket.buffer(), decompress)
-
-    def now() -> int:
-        return clock.now
-
-    with mock.patch.object(repeated_timing, "clock_ns", now):
-        return comm_hook_costs.time_parts(hook, None, Bucket([0], [nn.Parameter(torch.ones(3))]))
-
-
-def test_waiting_for_collectives_is_no_work_of_the_hook(two_ranks):
-    assert two_ranks.run(hook_in_ticks)[0] == (5, 7, 11)
 
 
 def test_every_hook_that_can_be_predicted_can_be_measured():

@@ -33,10 +33,8 @@ PREDICT = ("predict", "t.json", "--fabric", "pod.yaml")
         (*PREDICT, "--json", "a.png", "--heat-map", "./a.png"),
         ("predict", "t.json", "--json", "out/fabric.json"),
         ("tune", "t.json", "--fabric", "pod.yaml", "--out", "t.json"),
-        ("tune", "t.json", "--fabric", "pod.yaml", "--picture", "a.png", "--json", "a.png"),
         ("synthesize", "--rescale", "t.json", "--from", "v100", "--out", "t.json"),
         ("emulate", "t.json", "--fabric", "pod.yaml", "--json", "t.json"),
-        ("emulate", "t.json", "--fabric", "pod.yaml", "--wall", "--json", "t.json"),
         ("plan", "t.json", "pod.yaml", "--report", "pod.yaml"),
         ("plan", "t.json", "pod.yaml", "--report", "a", "--json", "a"),
         ("show", "pod.yaml", "--json", "pod.yaml"),
@@ -63,13 +61,6 @@ def test_a_command_that_would_fill_the_folder_of_its_input_is_refused(here, fold
     done = here("validate", "--emulate", "t.json", "--out", ".")
     assert done.returncode == 1
     assert done.stderr == "ddplab: t.json: expected inputs outside of ., which the command fills; change --out\n"
-
-
-def test_a_command_says_which_file_a_model_comes_from(here, folder, monkeypatch, tmp_path):
-    monkeypatch.chdir(folder)
-    done = here("record", "--model", "mine:tiny", "--iterations", "1", "--out", str(tmp_path / "t.json"))
-    assert done.returncode == 0
-    assert f"mine:tiny comes from {folder / 'mine.py'}\n" in done.stderr
 
 
 def test_a_result_on_the_standard_output_is_all_that_is_there(folder):

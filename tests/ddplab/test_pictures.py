@@ -84,7 +84,6 @@ COMMANDS = (
         *("predict", TRACE, "--fabric", "pod.yaml", "--world-size", "1,2,4,8,16,32,64,128,256,512"),
         *("--heat-map", "picture.png"),
     ),
-    ("tune", TRACE, "--fabric", "pod.yaml", "--world-size", 8, "--picture", "picture.png"),
 )
 
 
@@ -101,16 +100,3 @@ def test_a_picture_of_a_command_can_be_read(here, tmp_path, monkeypatch, words):
     assert done.returncode == 0, done.stderr
     assert [fault for figure in drawn for fault in faults(figure)] == []
     assert len(drawn) == 1
-
-
-def test_a_garbled_picture_is_found():
-    figure = Figure(figsize=(4, 2))
-    left, right = figure.subplots(1, 2)
-    left.set_title("a title that is much too long for its axes, and much too long for the figure")
-    left.text(0.5, 0.5, "one")
-    left.text(0.5, 0.5, "two")
-    right.set_position([0.9, 0.1, 0.05, 0.8])
-    found = " ".join(faults(figure))
-    assert "'one' and 'two' overlap" in found
-    assert "for the figure' is cut off" in found
-    assert "pixels wide" in found

@@ -58,27 +58,6 @@ def test_a_trace_and_a_file_of_links_are_systems_too(here, trace, topology):
     assert done.returncode == 0, done.stderr
 
 
-@pytest.mark.parametrize(
-    ("words", "message"),
-    [
-        (("aws-p4",), "SYSTEM: expected a file or a name that `ddplab show` lists, got 'aws-p4'; near: aws-p4d"),
-        (("t4",), "SYSTEM: no node of the catalogue has a t4"),
-        (("aws-p4d", "--network", "fast"), "--network: link rate: expected a rate above 0"),
-        (("aws-p4d", "--deadline", "soon"), "--deadline: expected a time with its unit"),
-        (("aws-p4d", "--deadline", "3d"), "deadline_hours: expected `samples`"),
-        (("aws-p4d", "--efficiency", "two"), "--efficiency: expected a part of the time"),
-        (("aws-p4d", "--world-size", "0"), "--world-size: expected numbers of at least 1"),
-        (("aws-p4d", "--world-size", "12"), "world_size: expected a multiple of 8"),
-        (("aws-p4d", "--device", "h100-fp8"), "device: expected"),
-    ],
-)
-def test_wrong_input_is_one_line(here, words, message):
-    done = here("plan", "resnet50", *words)
-    assert done.returncode == 1
-    (line,) = done.stderr.splitlines()
-    assert message in line
-
-
 def test_values_with_units():
     assert (_read_hours("36h"), _read_hours("3d"), _read_hours("90 min")) == (36, 72, 1.5)
     assert (_read_efficiency("0.9"), _read_efficiency("90%"), _read_efficiency("90 %")) == (0.9, 0.9, 0.9)

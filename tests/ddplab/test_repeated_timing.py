@@ -35,17 +35,6 @@ def test_spread_is_a_fraction_whatever_the_unit_and_the_order(taken, unit, rando
     assert relative_spread(taken) >= 0
 
 
-@given(positive, st.integers(1, 9))
-def test_what_never_varies_has_no_spread(ns, count):
-    assert relative_spread([ns] * count) == 0
-
-
-@given(st.lists(positive, min_size=7, max_size=7), positive)
-def test_one_wild_sample_of_seven_does_not_move_the_spread(taken, more):
-    *others, slowest = sorted(taken)
-    assert relative_spread([*others, slowest + more]) == relative_spread(taken)
-
-
 @pytest.mark.parametrize("count", [3, 5, 7, 20])
 def test_the_spread_of_normal_samples_is_that_of_their_middle_ninety_percent(count):
     """However few they are: the quantiles of numpy's default would give 0.8 of it for 7."""
@@ -88,12 +77,6 @@ def test_no_cost_is_fitted_below_zero(taken):
     assert (fit_linear(taken) == Linear()) == (not taken)
 
 
-def test_work_that_gets_cheaper_with_its_size_is_fitted_as_a_fixed_cost():
-    found = fit_linear({1000: [300], 10**6: [200]})
-    assert found.ns_per_byte == 0
-    assert 200 < found.fixed_ns < 300
-
-
 @given(positive, st.integers(1, 20), st.integers(1, 5), st.integers(1, 3))
 def test_contended_times_over_times_alone_are_the_slowdown(ns, factor, rounds, ranks):
     measured = ContentionTimes([[ns, ns]] * rounds, [[factor * ns] * 3] * rounds)
@@ -107,10 +90,6 @@ def test_ranks_are_averaged_and_a_disturbed_round_shows_in_the_band_alone():
     factor, band = slowdown_factor([disturbed])
     assert factor == 2
     assert band > 1
-
-
-def test_contention_never_speeds_up():
-    assert slowdown_factor([ContentionTimes([[10]], [[5]])])[0] == 1
 
 
 def test_collectives_are_no_longer_timed_once_the_block_has_failed():

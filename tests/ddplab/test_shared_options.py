@@ -6,7 +6,7 @@ import pytest
 
 from ddplab.cli.shared_options import read_settings
 
-STEPS = ("recording", "predicting")
+STEPS = ("recording", "predicting", "tuning")
 """Words of progress that are printed where there is no terminal."""
 
 
@@ -27,19 +27,8 @@ def test_a_policy_that_says_the_buckets_is_one_row_and_leaves_no_choice(here, tr
 
 def test_values_of_settings_are_json_in_records_within_records_too(here, trace, topology, tmp_path):
     processor = {"hooks": [{"name": "fp16", "compress": {"fixed_ns": 1e8}}]}
-    asked = (
-        "predict",
-        trace,
-        "--fabric",
-        topology,
-        "--hooks",
-        "none,fp16",
-        "--caps",
-        "single",
-        "--json",
-        tmp_path / "j",
-    )
-    done = here(*asked, "--set", f"processor={json.dumps(processor)}")
+    asked = ("predict", trace, "--fabric", topology, "--hooks", "none,fp16", "--caps", "single")
+    done = here(*asked, "--set", f"processor={json.dumps(processor)}", "--json", tmp_path / "j")
     assert done.returncode == 0, done.stderr
     none, fp16 = (row["iteration_ns"] for row in json.loads((tmp_path / "j").read_text())["rows"])
     assert fp16 >= none + 9 * 10**7
@@ -60,102 +49,76 @@ def test_a_version_of_nccl_keeps_its_digits(topology, version):
     assert read_settings([f"nccl_version={version}"]).fabric([topology]).nccl_version == version
 
 
-@pytest.mark.parametrize(
-    ("words", "message"),
-    [
-        (
-            ["record", "--model", "alexnet"],
-            "ddplab: --model: expected emulated:TRACE, module:callable or a name that `ddplab show` lists",
-        ),
-        (["record", "--model", "resnet5"], "got 'resnet5'; near: resnet50, resnet50-224, resnet18"),
-        (["predict", "{trace}", "--fabric", "dgx-h10"], "got 'dgx-h10'; near: dgx-h100"),
-        (["show", "llama"], "got 'llama'; near: llama-3.2-1b, llama-3.1-8b"),
-        (["synthesize", "--device", "h10"], "got 'h10'; near: h100, h100-fp32"),
-        (["record", "--model", "no_such:thing"], "No module named 'no_such'"),
-        (
-            ["record", "--model", "tests.models_for_cli:not_callable"],
-            "not_callable is not callable but a int",
-        ),
-        (["record", "--model", "tests.models_for_cli:not_a_pair"], "expected it to return (module, loss_fn)"),
-        (["record", "--world-size", "0"], "Invalid value for '--world-size'"),
-        (["record", "--frobnicate"], "No such option"),
-        (["predict", "absent.json"], "ddplab: absent.json: cannot be read: No such file"),
-        (["predict", "{trace}", "--fabric", "absent.json"], "ddplab: absent.json: cannot be read"),
-        (
-            ["predict", "{trace}", "--fabric", "{fabric}", "--caps", "1,two"],
-            "ddplab: --caps: expected sizes in MB",
-        ),
-        (
-            ["predict", "{trace}", "--fabric", "{fabric}", "--caps", "-1"],
-            "ddplab: --caps: expected sizes in MB",
-        ),
-        (
-            ["predict", "{trace}", "--fabric", "{fabric}", "--orders", "up"],
-            "ddplab: --orders: expected ready, reverse",
-        ),
-        (["record", "--out", "/dev/null/trace.json"], "cannot be written: /dev/null is not a folder"),
-        (["predict", "{trace}", "--fabric", "{fabric}", "--json", "."], "cannot be written: it is a folder"),
-        (["predict", "{trace}", "--fabric", "{trace}"], "expected a fabric file, got a trace"),
-        (["predict", "{fabric}"], "not a trace: workload: field required"),
-        (["validate", "--caps", ""], "ddplab: --caps: expected sizes in MB"),
-        (["validate", "--plan", "plan.json", "--caps", "1"], "--caps: expected either this or --plan"),
-        (["validate", "--plan", "absent.json"], "absent.json: cannot be read"),
-        (["predict", "{trace}", "--fabric", "{fabric}", "--hooks", "gzip"], "--hooks: hook: expected one of none"),
-        (["predict", "{trace}", "--fabric", "{fabric}", "--set", "sync=2"], "--set: expected NAME=VALUE"),
-        (
-            ["predict", "{trace}", "--fabric", "{fabric}", "--set", "order=size"],
-            "--set: expected --orders for order",
-        ),
-        (["predict", "{trace}", "--fabric", "{fabric}", "--set", "sync_every=0"], "--set: sync_every: input"),
-        (["predict", "{trace}", "--fabric", "{fabric}", "--straggler", "3"], "--straggler: expected RANK:FACTOR"),
-        (
-            ["predict", "{trace}", "--fabric", "{fabric}", "--measured", "4:1020"],
-            "--measured: expected ranks and a time",
-        ),
-        (
-            ["predict", "{trace}", "--fabric", "{fabric}", "--measured", "0:1s"],
-            "--measured: expected ranks and a time",
-        ),
-        (["predict", "{trace}", "--fabric", "{fabric}", "--measured", "2:0.1ns"], "--measured: expected ranks and a"),
-        (
-            ["predict", "{trace}", "--fabric", "{fabric}", "--measured", "2:1s,2:2s"],
-            "--measured: expected one time for",
-        ),
-        (["predict", "{trace}", "--fabric", "{fabric},dgx-h100", "--measured", "2:1s"], "--measured: expected one"),
-        (
-            ["predict", "{trace}", "--fabric", "{fabric}", "--world-size", "2,4", "--explain"],
-            "--explain: expected one",
-        ),
-        (["predict", "{trace}", "--fabric", "{fabric}", "--straggler", "9:2"], "stragglers[0].rank: expected a rank"),
-        (["predict", "{trace}", "--fabric", "{fabric}", "--set", "kind=wild"], "--set: kind: input"),
-        (["predict", "{trace}", "--fabric", "{fabric}", "--world-size", "2,x"], "--world-size: expected numbers"),
-        (["predict", "{trace}", "--fabric", "{fabric}", "--heat-map", "h.gif"], "--heat-map: expected a name that"),
-        (["synthesize", "--from", "v100"], "--from: expected --rescale with it"),
-        (
-            ["predict", "{trace}", "--fabric", "{fabric}", "--fabric", "{fabric}"],
-            "fabrics[1]: topology: expected none, because fabrics[0]",
-        ),
-        (
-            ["predict", "{trace}", "--fabric", "{fabric}", "--set", "algorithm=trees"],
-            "--set: algorithm: input should be 'library', 'ring'",
-        ),
-        (["show", "absent.log"], "absent.log: cannot be read"),
-        (["show", "40:absent.log"], "ddplab: absent.log: cannot be read"),
-        (
-            ["predict", "{trace}", "--fabric", "{fabric}", "--set", "nccl_version=new"],
-            "nccl_version: expected a version",
-        ),
-        (["predict", "{trace}", "--fabric", "{fabric}", "--world-size", "0"], "--world-size: expected numbers of at"),
-        (["synthesize", "--device", "tpu"], "tpu"),
-        (["predikt"], "No such command 'predikt'"),
-        (["predict", "{trace}", "--wurld-size", "2"], "No such option: --wurld-size"),
-        (["tune", "{trace}", "--world-size", "two"], "'--world-size'"),
-        (["predict", "{trace}", "--world-size"], "'--world-size' requires an argument"),
-    ],
-)
-def test_a_mistake_is_reported_in_one_line(words, message, here, trace, fabric):
-    done = here(*(word.format(trace=trace, fabric=fabric) for word in words))
+MISTAKES = {
+    "record --model alexnet": "--model: expected emulated:TRACE, module:callable or a name that `ddplab show` lists",
+    "record --model resnet5": "got 'resnet5'; near: resnet50, resnet50-224, resnet18",
+    "predict {trace} --fabric dgx-h10": "got 'dgx-h10'; near: dgx-h100",
+    "show llama": "got 'llama'; near: llama-3.2-1b, llama-3.1-8b",
+    "synthesize --device h10": "got 'h10'; near: h100, h100-fp32",
+    "record --model no_such:thing": "No module named 'no_such'",
+    "record --model tests.models_for_cli:not_callable": "not_callable is not callable but a int",
+    "record --model tests.models_for_cli:not_a_pair": "expected it to return (module, loss_fn)",
+    "record --world-size 0": "Invalid value for '--world-size'",
+    "record --frobnicate": "No such option",
+    "predict absent.json": "absent.json: cannot be read: No such file",
+    "predict {trace} --fabric absent.json": "absent.json: cannot be read",
+    "predict {trace} --fabric {fabric} --caps 1,two": "--caps: expected sizes in MB",
+    "predict {trace} --fabric {fabric} --caps -1": "--caps: expected sizes in MB",
+    "predict {trace} --fabric {fabric} --orders up": "--orders: expected ready, reverse",
+    "record --out /dev/null/trace.json": "cannot be written: /dev/null is not a folder",
+    "predict {trace} --fabric {fabric} --json .": "cannot be written: it is a folder",
+    "predict {trace} --fabric {trace}": "expected a fabric file, got a trace",
+    "predict {fabric}": "not a trace: workload: field required",
+    "validate --caps ,": "--caps: expected sizes in MB",
+    "validate --plan plan.json --caps 1": "--caps: expected either this or --plan",
+    "validate --plan absent.json": "absent.json: cannot be read",
+    "predict {trace} --fabric {fabric} --hooks gzip": "--hooks: hook: expected one of none",
+    "predict {trace} --fabric {fabric} --set sync=2": "--set: expected NAME=VALUE",
+    "predict {trace} --fabric {fabric} --set order=size": "--set: expected --orders for order",
+    "predict {trace} --fabric {fabric} --set sync_every=0": "--set: sync_every: input",
+    "predict {trace} --fabric {fabric} --straggler 3": "--straggler: expected RANK:FACTOR",
+    "predict {trace} --fabric {fabric} --measured 4:1020": "--measured: expected ranks and a time",
+    "predict {trace} --fabric {fabric} --measured 0:1s": "--measured: expected ranks and a time",
+    "predict {trace} --fabric {fabric} --measured 2:0.1ns": "--measured: expected ranks and a",
+    "predict {trace} --fabric {fabric} --measured 2:1s,2:2s": "--measured: expected one time for",
+    "predict {trace} --fabric {fabric},dgx-h100 --measured 2:1s": "--measured: expected one",
+    "predict {trace} --fabric {fabric} --world-size 2,4 --explain": "--explain: expected one",
+    "predict {trace} --fabric {fabric} --straggler 9:2": "stragglers[0].rank: expected a rank",
+    "predict {trace} --fabric {fabric} --set kind=wild": "--set: kind: input",
+    "predict {trace} --fabric {fabric} --world-size 2,x": "--world-size: expected numbers",
+    "predict {trace} --fabric {fabric} --heat-map h.gif": "--heat-map: expected a name that",
+    "synthesize --from v100": "--from: expected --rescale with it",
+    "predict {trace} --fabric {fabric} --fabric {fabric}": "fabrics[1]: topology: expected none, because fabrics[0]",
+    "predict {trace} --fabric {fabric} --set algorithm=trees": "--set: algorithm: input should be 'library', 'ring'",
+    "show absent.log": "absent.log: cannot be read",
+    "show 40:absent.log": "absent.log: cannot be read",
+    "predict {trace} --fabric {fabric} --set nccl_version=new": "nccl_version: expected a version",
+    "predict {trace} --fabric {fabric} --world-size 0": "--world-size: expected numbers of at",
+    "synthesize --device tpu": "tpu",
+    "plan resnet50 aws-p4": "SYSTEM: expected a file or a name that `ddplab show` lists, got 'aws-p4'; near: aws-p4d",
+    "plan resnet50 t4": "SYSTEM: no node of the catalogue has a t4",
+    "plan resnet50 aws-p4d --network fast": "--network: link rate: expected a rate above 0",
+    "plan resnet50 aws-p4d --deadline soon": "--deadline: expected a time with its unit",
+    "plan resnet50 aws-p4d --deadline 3d": "deadline_hours: expected `samples`",
+    "plan resnet50 aws-p4d --efficiency two": "--efficiency: expected a part of the time",
+    "plan resnet50 aws-p4d --world-size 12": "world_size: expected a multiple of 8",
+    "plan resnet50 aws-p4d --device h100-fp8": "device: expected",
+    "tune {trace} --fabric {fabric} --objective speed": "--objective: expected one of median, mean, p95, p99",
+    "tune {trace} --fabric {fabric} --set hook=zip": "--set: hook: ",
+    "tune {trace} --fabric {fabric} --set bucket_cap_mb=3": "--set: expected none, because tune chooses the buckets",
+    "tune {trace} --fabric {fabric} --set grouping=module": "grouping: expected 'buckets'",
+    "predikt": "No such command 'predikt'",
+    "predict {trace} --wurld-size 2": "No such option: --wurld-size",
+    "tune {trace} --world-size two": "'--world-size'",
+    "predict {trace} --world-size": "'--world-size' requires an argument",
+}
+"""Command lines, each with a part of the line that it prints."""
+
+
+@pytest.mark.parametrize("line", MISTAKES)
+def test_a_mistake_is_reported_in_one_line(line, here, trace, fabric):
+    done = here(*line.format(trace=trace, fabric=fabric).split())
     assert done.returncode != 0
-    assert message in done.stderr
-    lines = [line for line in done.stderr.splitlines() if line not in STEPS and " comes from " not in line]
+    assert MISTAKES[line] in done.stderr
+    lines = [line for line in done.stderr.splitlines() if line not in STEPS]
     assert [line.startswith("ddplab: ") for line in lines] == [True]

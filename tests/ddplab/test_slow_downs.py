@@ -7,7 +7,6 @@ from hypothesis import strategies as st
 from ddplab.calibration.repeated_timing import ContentionTimes
 from ddplab.calibration.slow_downs import MOST_DELAYED, ContinuousTimes, fit_slow_down
 from simulator import Fabric, predict
-from simulator.fabric import Processor
 
 from ..strategies import iteration, trace_of
 
@@ -42,11 +41,3 @@ def test_the_mean_over_the_sizes_counts_and_noise_neither_stops_nor_speeds_compu
     assert fit_slow_down([{1: half, 2: none}])[0] == pytest.approx(1 / 0.75)
     assert fit_slow_down([{1: times((10, 9), (5, 5))}])[0] == 1
     assert fit_slow_down([{1: times((10, 1000), (5, 50))}])[0] == pytest.approx(1 / (1 - MOST_DELAYED))
-
-
-def test_a_disturbed_round_shows_in_the_error_alone():
-    passes = ContentionTimes([[10]] * 4, [[20], [20], [20], [200]])
-    slow_down, error = fit_slow_down([{8: ContinuousTimes(passes, ContentionTimes([[5]] * 4, [[5]] * 4))}])
-    assert slow_down == 2
-    assert error > 1
-    assert Processor(slow_down=slow_down, slow_down_error=error).slowed(-1).slow_down == 1

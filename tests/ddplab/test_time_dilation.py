@@ -6,7 +6,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ddplab.emulation.emulated_device import IterationTimes
 from ddplab.emulation.time_dilation import ScaleModel
 from reference.trace import Buffer, Trace
 from simulator.fabric import Fabric
@@ -24,17 +23,6 @@ def test_a_slower_device_on_a_slower_network_has_the_same_iteration_in_another_u
     original = predict(ScaleModel().trace(trace, iterations=99), fabric, **settings)
     scaled = predict(slow, fabric.scaled(dilation), **settings)
     assert scaled.samples_ns == tuple(dilation * ns for ns in original.samples_ns)
-
-
-@given(traces(), st.integers(1, 5))
-def test_a_scale_of_one_keeps_every_duration_and_size(trace, iterations):
-    same = ScaleModel().trace(trace, iterations)
-    kept = min(iterations, *(len(rank.iterations) for rank in trace.ranks))
-    for rank, original in zip(same.ranks, trace.ranks, strict=True):
-        assert [IterationTimes.recorded(one, with_communication=False) for one in rank.iterations] == [
-            IterationTimes.recorded(one, with_communication=False) for one in original.iterations[:kept]
-        ]
-    assert same.workload == trace.workload
 
 
 @given(traces(), st.sampled_from(["ddplab", "torch"]))
@@ -63,14 +51,6 @@ def test_tensors_are_scaled_to_whole_elements_and_none_vanishes(trace, byte_scal
     assert [buffer.size_bytes % 4 for buffer in small.workload.buffers] == [0, 0]
     assert small.workload.buffers[0].size_bytes % 8 == 0
     assert min(buffer.size_bytes for buffer in small.workload.buffers) > 0
-
-
-@given(st.floats(0.01, 100), st.floats(0.01, 100), st.floats(1e6, 1e12), st.integers(1, 10**9))
-def test_a_message_takes_the_dilated_time_on_the_links_of_the_model(dilation, byte_scale, rate, size_bytes):
-    scale = ScaleModel(dilation=dilation, byte_scale=byte_scale)
-    in_model_s = size_bytes * byte_scale / scale.rate(rate)
-    assert in_model_s == pytest.approx(dilation * size_bytes / rate)
-    assert scale.original_ns(in_model_s * 1e9) == pytest.approx(size_bytes / rate * 1e9, abs=1)
 
 
 @pytest.mark.parametrize("value", [0.0, -1.0, float("inf"), float("nan")])

@@ -86,12 +86,3 @@ def test_without_averaging_a_backward_pass_ends_with_its_last_gradient(trace, co
             assert new.backward_end_ns == max(ns for ns in new.ready_ns if ns is not None)
             assert new.end_ns - new.backward_end_ns == old.end_ns - old.backward_end_ns
             assert new.forward_end_ns - new.forward_start_ns == old.forward_end_ns - old.forward_start_ns
-
-
-@given(traces(), st.integers(1, 3))
-def test_without_a_reducer_the_last_iterations_are_kept_as_they_were(trace, count):
-    count = min(count, *(len(rank.iterations) for rank in trace.ranks))
-    kept = training_runs.last_iterations(trace, count, averaged=False)
-    for before, after in zip(trace.ranks, kept.ranks, strict=True):
-        for old, new in zip(before.iterations[-count:], after.iterations, strict=True):
-            assert new.shifted(old.forward_start_ns - new.forward_start_ns) == old

@@ -1,9 +1,8 @@
-"""The command `tune`: the answer, what to paste, files, verification, and one clear line for each mistake."""
+"""The command `tune`: the answer, what to paste, and files."""
 
 import json
 import re
 
-import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
@@ -16,24 +15,17 @@ from ..explore import examples
 from ..strategies import steady_fabrics, traces
 
 
-def test_tune_answers_first_and_writes_plan_picture_and_json(here, trace, fabric, tmp_path):
-    out, picture = tmp_path / "plan.json", tmp_path / "curve.svg"
+def test_tune_answers_first_and_writes_plan_and_json(here, trace, fabric, tmp_path):
+    out = tmp_path / "plan.json"
     done = here(
         "tune", trace, "--fabric", fabric, "--world-size", 4, "--set", "hook=fp16", "--out", out,
-        "--picture", picture, "--verify", "virtual", "--json", tmp_path / "j",
+        "--json", tmp_path / "j",
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
     assert re.match(r"(keep torch's default: |use these \d+ buckets?: )", done.stdout)
     plan, written = BucketPlan.load(out), json.loads((tmp_path / "j").read_text())
     assert tuple(map(tuple, written["buckets"])) == plan.buckets
     assert (written["gain"], written["gap"]) == (plan.gain, plan.gap)
-    for name in ("torch&#x27;s default", "bound that no buckets beat", "best cap", "plan"):
-        assert name in picture.read_text() or name.replace("&#x27;", "'") in picture.read_text()
-    rows = written["verification"]
-    assert [(row["class"], row["buckets"]) for row in rows[:2]] == [("ddplab", "torch's default"), ("ddplab", "plan")]
-    assert all(row["emulated_ns"] == row["predicted_ns"] for row in rows)
-    assert len(rows) == 4
-    assert done.stdout.count(": gain ") == 2
 
 
 @examples(25)
@@ -75,31 +67,3 @@ def test_printed_digits_are_those_that_the_interval_carries(width, value):
     if digits < 3:
         assert 10.0**-digits <= width / 2 or digits == 0
     assert abs(float(f"{value / 7:.{digits}f}") - value / 7) <= 0.5 * 10.0**-digits + 1e-9
-
-
-@pytest.mark.parametrize(
-    ("words", "line"),
-    [
-        (("--objective", "speed"), "--objective: expected one of median, mean, p95, p99, worst_case; got 'speed'"),
-        (("--picture", "p.gif"), "--picture: expected a name that ends in .png, .svg, .pdf, got p.gif"),
-        (
-            ("--verify", "train"),
-            "--verify: expected virtual, got 'train'; to train by the clock: ddplab validate --plan",
-        ),
-        (("--set", "hook=zip"), "--set: hook: "),
-        (("--set", "bucket_cap_mb=3"), "--set: expected none, because tune chooses the buckets, for bucket_cap_mb"),
-        (("--set", "grouping=module"), "grouping: expected 'buckets'"),
-    ],
-    ids=lambda value: " ".join(map(str, value)) if isinstance(value, tuple) else "",
-)
-def test_each_mistake_is_one_clear_line(here, trace, fabric, tmp_path, words, line):
-    done = here("tune", trace, "--fabric", fabric, "--out", tmp_path / "plan.json", *words)
-    assert done.returncode == 1
-    assert done.stderr.splitlines()[-1].startswith(f"ddplab: {line}")
-
-
-def test_a_broken_trace_is_one_clear_line(here, fabric, tmp_path):
-    (tmp_path / "t.json").write_text('{"workload": 1}')
-    done = here("tune", tmp_path / "t.json", "--fabric", fabric, "--out", tmp_path / "plan.json")
-    assert (done.returncode, done.stdout, done.stderr.count("\n")) == (1, "", 1)
-    assert str(tmp_path / "t.json") in done.stderr

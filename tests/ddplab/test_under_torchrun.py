@@ -69,11 +69,6 @@ def test_validate_on_emulated_devices(trace, tmp_path):
     assert (tmp_path / "trace.json.gz").exists()
 
 
-def test_emulate_by_the_clock(trace, fabric):
-    words = ["--wall", "--fabric", fabric, "--caps", "single", "--dilation", 20]
-    assert printed("ddplab", "emulate", trace, *words).count("noise floor") == 1
-
-
 def test_conform():
     conforms = "torch.nn.parallel:DistributedDataParallel conforms: 1 passed"
     assert printed("ddplab", "conform", "torch", "--only", "one weight").count(conforms) == 1

@@ -6,48 +6,20 @@ from math import inf
 from unittest import mock
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from ddplab import validate
-from ddplab.emulation.time_dilation import ScaleModel, fabric_in_model
-from ddplab.emulation.wall_clock_network import on_network
+from ddplab.emulation.time_dilation import ScaleModel
 from ddplab.training_runs import TargetRun, Turn, record_computation, train_turn
 from ddplab.validation_report import Configuration
 from reference.launch import RankPool
-from reference.trace import Iteration, Parameter, RankTrace, Trace, Workload
-from simulator import BucketPlan, Fabric, tune
-from simulator.schedule.policy import Policy
-from simulator.schedule.schedule import build_schedule
-from simulator.workload.compute_times import recorded_model
+from reference.trace import Trace
+from simulator import BucketPlan, tune
 
-from ..strategies import traces
 from ..validation_rows import FABRIC, TRACE
+from .small_trace import small_trace
 
 MS = 1_000_000
 TINY = "tests.models_for_cli:tiny"
-
-
-def small_trace(iterations: int = 2) -> Trace:
-    """Two tensors of 40 kB; the iterations take 20 ms, 21 ms, ..."""
-    parameters = tuple(
-        Parameter(name=f"{name}.weight", shape=(10_000,), dtype="float32", size_bytes=40_000) for name in "ab"
-    )
-    recorded, start = [], 0
-    for number in range(iterations):
-        end = start + (20 + number) * MS
-        recorded.append(
-            Iteration(
-                forward_start_ns=start, forward_end_ns=start + 5 * MS, backward_start_ns=start + 5 * MS,
-                backward_end_ns=end - MS, end_ns=end, synchronized=False, ready_ns=(end - MS, start + 8 * MS),
-            )
-        )  # fmt: skip
-        start = end
-    workload = Workload(
-        model="small", source="module", parameters=parameters, device="cuda", device_name="a GPU", backend=None,
-        world_size=1, torch_version="2.13.0",
-    )  # fmt: skip
-    return Trace(workload=workload, ranks=(RankTrace(rank=0, iterations=tuple(recorded)),))
 
 
 @pytest.mark.parametrize("measured_ns", [1, 10**9])
@@ -60,8 +32,8 @@ def test_predictions_are_written_before_the_first_target_run_and_do_not_depend_o
     def run(body, *arguments, **_):
         if body is record_computation:
             return [TRACE]
-        (modelled, trained, model, runs, _first, word) = arguments
-        assert (body, modelled, trained, model) == (on_network, None, train_turn, "m")
+        model, runs, _first, word = arguments
+        assert (body, model) == (train_turn, "m")
         if "rehearsal" in word:
             assert not written.exists()
             return [[Turn((1000,))] * len(runs)] * 2
@@ -81,17 +53,6 @@ def test_predictions_are_written_before_the_first_target_run_and_do_not_depend_o
     assert json.loads((tmp_path / "report.json").read_text()) == json.loads(json.dumps(report.to_json()))
 
 
-def test_torchs_class_trains_in_turns_with_ours(two_ranks):
-    runs = [
-        TargetRun({"bucket_cap_mb": cap}, torchs_arguments=torchs)
-        for cap, torchs in [(1e-4, {"bucket_cap_mb": 1e-4}), (inf, None), (inf, {"bucket_cap_mb": 1.0})]
-    ]
-    by_rank = two_ranks.run(train_turn, TINY, runs, 0, "training")
-    assert [len(turn.torchs_ns) for turn in by_rank[0]] == [3, 0, 3]
-    assert min(by_rank[0][0].torchs_ns) > 0
-    assert [turn.times_ns for turn in by_rank[0]] == [turn.times_ns for turn in by_rank[1]]
-
-
 def test_torchs_class_trains_with_torchs_settings_only(tmp_path):
     pool = mock.create_autospec(RankPool, instance=True, world_size=2)
     with pytest.raises(ValueError, match=r"torch: expected the order ready and the hook none, got forward and none"):
@@ -99,14 +60,12 @@ def test_torchs_class_trains_with_torchs_settings_only(tmp_path):
     assert not pool.run.called
 
 
-@pytest.mark.parametrize("modelled", [None, Fabric.from_alpha_beta(10**6, 1e9)], ids=["real network", "modelled"])
-def test_emulated_devices_are_measured_in_the_original_time(tmp_path, modelled):
+def test_emulated_devices_are_measured_in_the_original_time(tmp_path):
     configurations = [Configuration(0.01), Configuration(inf, "forward")]
+    scale = ScaleModel(dilation=2, byte_scale=0.5)
     with RankPool(2, timeout_s=100) as pool:  # ranks of their own, without what earlier tests left behind
-        report = validate.validate(
-            pool, small_trace(), configurations, scale=ScaleModel(dilation=2, byte_scale=0.5), out=tmp_path,
-            repeat=1, modelled=modelled,
-        )  # fmt: skip
+        how = {"scale": scale, "out": tmp_path, "repeat": 1}
+        report = validate.validate(pool, small_trace(unit=5000), configurations, **how)
     assert [row.configuration for row in report.rows] == configurations
     recorded = Trace.load(tmp_path / "trace.json.gz")
     assert len(recorded.ranks) == 2
@@ -116,28 +75,8 @@ def test_emulated_devices_are_measured_in_the_original_time(tmp_path, modelled):
         assert len(row.times_ns) == 3
         assert min(row.times_ns) > 20 * MS
         assert 20 * MS < row.predicted_ns < 200 * MS
-    assert report.scale_model == ScaleModel(dilation=2, byte_scale=0.5)
+    assert report.scale_model == scale
     assert report.overslept_ns >= 0
-    cost_ns = Fabric.load(tmp_path / "fabric.json").all_reduce_ns(20_000, 2)
-    if modelled is not None:
-        assert cost_ns == 2 * modelled.all_reduce_ns(40_000, 2)
-
-
-@given(traces(), st.floats(0.1, 50), st.floats(1e-3, 1), st.integers(2, 64))
-def test_a_modelled_network_costs_in_the_scale_model_what_it_costs_in_the_original(
-    trace, dilation, byte_scale, ranks
-):
-    scale, original = ScaleModel(dilation=dilation, byte_scale=byte_scale), Fabric.from_alpha_beta(10**4, 1e9)
-    policies = [Policy(bucket_cap_mb=cap) for cap in (1e-3, inf)]
-    fabric = fabric_in_model(original, trace, policies, scale, ranks)
-    for policy in policies:
-        for message in build_schedule(policy, recorded_model(trace)).collectives:
-            broadcast = message.transport == "broadcast"
-            cost_ns, original_ns = (
-                getattr(one, "broadcast_ns" if broadcast else "all_reduce_ns") for one in (fabric, original)
-            )
-            size = message.size_bytes
-            assert cost_ns(size, ranks) == round(dilation * original_ns(round(size / byte_scale), ranks))
 
 
 def test_a_plan_trains_beside_torchs_default_and_both_classes_train_its_buckets(tmp_path, two_ranks):
@@ -150,12 +89,6 @@ def test_a_plan_trains_beside_torchs_default_and_both_classes_train_its_buckets(
     assert report.gain is not None
     assert json.loads((tmp_path / "report.json").read_text())["gain"]["interval"] is None, "two turns are too few"
     assert [row.torchs_multiple is not None for row in report.rows] == [True, plan.bucket_cap_mb_list is not None]
-
-
-def test_torchs_class_makes_a_plan_from_a_list_of_caps_or_does_not_train_it():
-    assert validate.torchs_policy(Configuration("plan"), None) is None
-    assert validate.torchs_policy(Configuration("plan"), [1.0, 2.0]) == Policy(bucket_cap_mb_list=(1.0, 2.0))
-    assert validate.torchs_policy(Configuration("default"), None) == Policy(bucket_cap_mb=None)
 
 
 def test_a_plan_of_another_model_is_refused_before_anything_is_calibrated(tmp_path):

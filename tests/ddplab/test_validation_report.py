@@ -3,7 +3,6 @@
 import json
 from dataclasses import replace
 
-import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -83,14 +82,6 @@ def test_a_row_compares_measured_iterations_with_all_predictions():
     assert made.no_overlap_error == target.prediction.no_overlap_ns / 2000 - 1
     assert made.naive_overlap_error == simpler["naive overlap"] / 2000 - 1
     assert made.perfect_scaling_error == simpler["perfect scaling"] / 2000 - 1
-
-
-@given(TIMES)
-def test_coverage_is_of_iterations(times):
-    target = predict_target(TRACE, FABRIC, policy_of(Configuration(25.0)), 2)
-    made = make_row("m", Configuration(25.0), target, [Turn(tuple(times))])
-    low, high = target.prediction.interval_ns
-    assert made.coverage == pytest.approx(np.mean([low <= ns <= high for ns in times]))
 
 
 @given(TIMES, st.floats(0.5, 20))

@@ -1,6 +1,5 @@
 """Uses ranks that a launcher has started; the argument says how."""
 
-import os
 import sys
 import time
 from pathlib import Path
@@ -20,10 +19,6 @@ from tests.reference import launch_bodies as bodies
 
 def rank_and_size(rank: int, world_size: int) -> tuple[int, int]:
     return rank, world_size
-
-
-def place(_rank: int, _world_size: int) -> str:
-    return os.environ.get("SLURM_PROCID", "")
 
 
 def distance_of_clocks(rank: int, world_size: int) -> int:
@@ -48,8 +43,7 @@ def main() -> None:
     case = sys.argv[1]
     launch.LEAVE_S = 2.0
     if case == "some":
-        with RankPool(2, members=[1, 2]) as last_two:
-            print(run_ranks(rank_and_size, 3), run_ranks(rank_and_size, 2), last_two.run(place))
+        print(run_ranks(rank_and_size, 3), run_ranks(rank_and_size, 2))
         traces = [run_ranks(record_computation, 2, "tests.models_for_cli:tiny", 1)[0] for _ in range(2)]
         print([len(trace.ranks) for trace in traces])  # what a pool has made does not outlive it in a process
         with RankPool(3) as pool:

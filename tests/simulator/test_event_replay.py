@@ -229,20 +229,6 @@ def test_cheaper_collectives_never_hurt_where_speeds_are_constant(engine_input, 
     assert (simulate(cheaper, "events").end_ns <= simulate(engine_input, "events").end_ns).all()
 
 
-def test_a_collective_is_done_before_the_next_one_of_its_group_starts():
-    """Otherwise a network between processes starts to move bytes before it hands over what it has moved."""
-    cluster, said = Cluster(concurrency=1), []
-    cost = CollectiveCost(5, LinkShare())
-    first = RunningCollective(cluster.env, cost)
-    second = RunningCollective(cluster.env, cost, lambda: said.append("second starts"))
-    first.done.callbacks.append(lambda _: said.append("first is done"))
-    for one in (first, second):
-        cluster.launched_by_all(one)
-    cluster.env.run()
-    assert said == ["first is done", "second starts"]
-    assert (first.done_ns, second.start_ns, second.done_ns) == (5, 5, 10)
-
-
 @given(st.lists(st.integers(1, 10**6), min_size=1, max_size=5), st.data())
 def test_collectives_that_only_share_a_link_together_take_as_long_as_one_after_the_other(costs_ns, data):
     """Whatever their weights; and with weights in proportion to their durations, they end at the same time."""
