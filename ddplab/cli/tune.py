@@ -10,6 +10,7 @@ from typer import Option
 
 from reference.bucketing import MIB
 from reference.trace import Trace
+from simulator.fabric import Fabric
 from simulator.predicted_iteration import Comparison
 from simulator.prediction import predict
 from simulator.schedule.policy import Policy
@@ -33,6 +34,7 @@ CHOSEN = ("bucket_cap_mb", "bucket_cap_mb_list", "plan", "order")
 HELP = {
     "objective": f"Statistic of the iteration time that should be short: {', '.join(OBJECTIVES)}.",
     "out": "Where to write the plan.",
+    "verify": "`virtual` runs the real reducers with torch's default and with the plan, in virtual time.",
 }
 
 
@@ -43,6 +45,7 @@ def tune(
     objective: Annotated[str, Option(metavar="NAME", help=HELP["objective"])] = "median",
     changes: options.Changes = None,
     out: Annotated[Path, Option(metavar="PATH", help=HELP["out"])] = Path("out/plan.json"),
+    verify: Annotated[str | None, Option(metavar="HOW", help=HELP["verify"])] = None,
     json_path: options.Json = None,
 ) -> None:
     """Find the buckets with the shortest iteration, and how much any buckets could gain.
@@ -54,6 +57,8 @@ def tune(
     `validate --plan` trains torch's default and the plan in turns, and compares the measured gain with the predicted
     one.
     """
+    if verify not in (None, "virtual"):
+        raise ValueError(f"--verify: expected virtual, got {verify!r}; to train by the clock: ddplab validate --plan")
     if objective not in OBJECTIVES:
         raise ValueError(f"--objective: expected one of {', '.join(OBJECTIVES)}; got {objective!r}")
     files = fabric or [options.FABRIC]
@@ -88,6 +93,9 @@ def tune(
         print(line)
     answers = {"default_ns": plan.default_ns, "gain": plan.gain, "gap": plan.gap}
     result = plan.model_dump(mode="json") | answers | {"gain_interval": list(gain_interval(comparison))}
+    if verify is not None:
+        result["verification"] = verify_in_virtual_time(recorded, costs, plan, base, world_size)
+        show_verification(result["verification"], world_size)
     write_json(json_path, result)
 
 
@@ -184,3 +192,49 @@ def short_caps_mb(
         short.append(next((cap for cap in rounded if least < int(cap * MIB) <= size), exact))
     made = buckets_of(Policy(bucket_cap_mb_list=tuple(short)), model)
     return short if list(map(sorted, made)) == list(map(sorted, buckets)) else caps_mb
+
+
+# Verification
+
+
+def verify_in_virtual_time(
+    trace: Trace, fabric: Fabric, plan: BucketPlan, policy: Policy, world_size: int
+) -> list[dict[str, Any]]:
+    """Run both real reducers in virtual time, where they take the predicted time to the nanosecond.
+
+    Copies and launches of torch's class count as free; it does not run a plan that no list of caps makes.
+
+    Returns:
+        A row for each reducer, with torch's default and with the plan; times in nanoseconds.
+    """
+    from ..emulation.emulate import emulate, emulated_fabric
+
+    planned: dict[str, dict[str, Any]] = {"ddplab": {"plan": plan.buckets}}
+    if plan.bucket_cap_mb_list is not None:
+        planned["torch"] = {"bucket_cap_mb_list": plan.bucket_cap_mb_list}
+    rows = []
+    for reducer, changes in planned.items():
+        costs = emulated_fabric(fabric, reducer)
+        for buckets, update in ((DEFAULT, {"bucket_cap_mb": None}), ("plan", changes)):
+            one = policy.model_copy(update=update)
+            emulated = emulate(trace, costs, reducer=reducer, policy=one, world_size=world_size, assume=False)
+            predicted = predict(trace, costs, policy=one, world_size=world_size, assume=False)
+            times = {"emulated_ns": emulated.iteration_ns, "predicted_ns": predicted.iteration_ns}
+            rows.append({"class": reducer, "buckets": buckets, **times})
+    return rows
+
+
+def show_verification(rows: Sequence[dict[str, Any]], world_size: int) -> None:
+    """Print predicted and emulated times of default and plan, and the gain of each reducer."""
+    cells = [
+        {
+            "name": f"{row['class']}, {row['buckets']}",
+            "emulated ms": f"{row['emulated_ns'] / 1e6:.3f}",
+            "predicted ms": f"{row['predicted_ns'] / 1e6:.3f}",
+            "difference ns": str(row["emulated_ns"] - row["predicted_ns"]),
+        }
+        for row in rows
+    ]
+    show_table(cells, f"verified in virtual time, on {world_size} ranks")
+    for default, plan in zip(rows[::2], rows[1::2], strict=True):
+        print(f"{plan['class']}: gain {1 - plan['emulated_ns'] / max(1, default['emulated_ns']):.2%}")

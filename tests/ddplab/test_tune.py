@@ -19,13 +19,18 @@ def test_tune_answers_first_and_writes_plan_and_json(here, trace, fabric, tmp_pa
     out = tmp_path / "plan.json"
     done = here(
         "tune", trace, "--fabric", fabric, "--world-size", 4, "--set", "hook=fp16", "--out", out,
-        "--json", tmp_path / "j",
+        "--verify", "virtual", "--json", tmp_path / "j",
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
     assert re.match(r"(keep torch's default: |use these \d+ buckets?: )", done.stdout)
     plan, written = BucketPlan.load(out), json.loads((tmp_path / "j").read_text())
     assert tuple(map(tuple, written["buckets"])) == plan.buckets
     assert (written["gain"], written["gap"]) == (plan.gain, plan.gap)
+    rows = written["verification"]
+    assert [(row["class"], row["buckets"]) for row in rows[:2]] == [("ddplab", "torch's default"), ("ddplab", "plan")]
+    assert all(row["emulated_ns"] == row["predicted_ns"] for row in rows)
+    assert len(rows) == 4
+    assert done.stdout.count(": gain ") == 2
 
 
 @examples(25)
