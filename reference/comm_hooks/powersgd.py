@@ -13,6 +13,7 @@ callbacks run at once, on streams that wait for the collectives. What depends on
 finite, stays on the device.
 """
 
+import logging
 from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -30,6 +31,8 @@ from torch.utils.weak import WeakTensorKeyDictionary
 from ..collectives import MIN_COMPRESSION_RATE, factors, factors_of_gradient, square_side
 from .allreduce import average
 from .interface import HookState, used_on_this_stream
+
+logger = logging.getLogger(__name__)
 
 
 @dataclass(eq=False, repr=False)
@@ -51,7 +54,9 @@ class PowerSGDState(HookState):
         min_compression_rate: Compress a matrix only if it has more than this many times the elements of P and Q.
         use_error_feedback: Whether to add the error of the last compression to each gradient.
         warm_start: Whether to start from the last Q instead of a random one.
+        orthogonalization_epsilon: See `orthogonalize`.
         random_seed: Seed of the random Qs, the same on all ranks.
+        compression_stats_logging_frequency: Log `compression_stats` once in this many iterations.
         batch_tensors_with_same_shape: Whether to multiply matrices of one shape together: fewer, larger operations.
 
     Attributes:
@@ -66,7 +71,9 @@ class PowerSGDState(HookState):
     min_compression_rate: float = MIN_COMPRESSION_RATE
     use_error_feedback: bool = True
     warm_start: bool = True
+    orthogonalization_epsilon: float = 0
     random_seed: int = 0
+    compression_stats_logging_frequency: int = 10_000
     batch_tensors_with_same_shape: bool = False
 
     def __post_init__(self) -> None:
@@ -75,6 +82,7 @@ class PowerSGDState(HookState):
                 f"start_powerSGD_iter: expected at least 2 with use_error_feedback or warm_start, got "
                 f"{self.start_powerSGD_iter}: buckets are rebuilt after the first iteration"
             )
+        self.compression_stats_logging_frequency = max(1, self.compression_stats_logging_frequency)
         self._before, self._after = 0, 0  # elements of the gradients, and elements sent instead
         self._errors: dict[str, Tensor] = {}
         self._qs: dict[str, Tensor] = {}
@@ -124,10 +132,13 @@ class PowerSGDState(HookState):
     def q(self, name: str, matrix: Tensor) -> Tensor:
         """The last Q of this matrix, or a random one that is the same on all ranks; shape [columns, rank]."""
         _, shape = factors(matrix.shape[0], matrix.shape[1], self.matrix_approximation_rank)
-        last = self._qs.get(name)
-        if last is not None and last.shape == shape:
-            return last.to(matrix)
-        return random_q(*shape, f"{self.random_seed} {self._iteration} {name}", like=matrix)
+        last = self._qs.get(name, matrix.new_empty(0)).to(matrix)
+        known = last.shape == shape
+        if known and not self.orthogonalization_epsilon:
+            return last
+        fresh = random_q(*shape, f"{self.random_seed} {self._iteration} {name}", like=matrix)
+        # Gradients of zeros give columns of zeros, which the Gram-Schmidt process would keep for ever.
+        return torch.where(last.any(0), last, fresh) if known else fresh
 
     def memory(self) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
         """The errors and Qs kept for the next iteration, to be updated; empty ones if nothing is kept.
@@ -136,10 +147,14 @@ class PowerSGDState(HookState):
         """
         return self._errors if self.use_error_feedback else {}, self._qs if self.warm_start else {}
 
-    def count(self, elements: int, elements_sent: int) -> None:
-        """Add a bucket to the statistics."""
-        self._before += elements
+    def count(self, bucket: GradBucket, elements_sent: int) -> None:
+        """Add a bucket to the statistics, and log them every `compression_stats_logging_frequency` iterations."""
+        self._before += bucket.buffer().numel()
         self._after += elements_sent
+        compressed = self.iter - self.start_powerSGD_iter - 1
+        if bucket.is_last() and compressed % self.compression_stats_logging_frequency == 0:
+            rate, before, after = self.compression_stats()
+            logger.info("PowerSGD: iteration %d, %d elements as %d, rate %.1f", self.iter, before, after, rate)
 
 
 def power_sgd(state: PowerSGDState, bucket: GradBucket) -> torch.futures.Future[Tensor]:
@@ -199,6 +214,7 @@ def _compress(
         rest,
         stacks=stacks([tuple(m.shape) for m in inputs], batched=state.batch_tensors_with_same_shape),
         group=state.process_group,
+        epsilon=state.orthogonalization_epsilon,
     )
     kept_errors, kept_qs = state.memory()
 
@@ -226,7 +242,7 @@ def _compress(
     if bucket.is_last():
         averaging.send_qs(state.process_group)
         state.waiting = None
-    state.count(buffer.numel(), averaging.elements_sent)
+    state.count(bucket, averaging.elements_sent)
     return result
 
 
@@ -252,6 +268,7 @@ class LowRankAverage:
         rest: Tensors to replace by their averages, uncompressed.
         stacks: Indices of the matrices to multiply together.
         group: The ranks. None: all.
+        epsilon: See `orthogonalize`.
 
     Attributes:
         done: Future of `matrices` and `rest`, which holds an error if a collective fails.
@@ -269,8 +286,10 @@ class LowRankAverage:
         *,
         stacks: Sequence[Sequence[int]],
         group: dist.ProcessGroup | None,
+        epsilon: float,
     ) -> None:
         self._matrices, self._rest, self._stacks = matrices, rest, stacks
+        self._epsilon = epsilon
         self._ms = [_stacked([matrices[i] for i in stack]) for stack in stacks]
         unit_qs = [torch.nn.functional.normalize(_stacked([qs[i] for i in stack]), dim=1) for stack in stacks]
         p_shapes = [(*m.shape[:2], q.shape[2]) for m, q in zip(self._ms, unit_qs, strict=True)]
@@ -304,7 +323,7 @@ class LowRankAverage:
         try:
             sent.value()
             used_on_this_stream(*self._ms)
-            self._ps = [orthogonalize(p) for p in self._ps]  # P^ <- orthogonalize(P)
+            self._ps = [orthogonalize(p, self._epsilon) for p in self._ps]  # P^ <- orthogonalize(P)
             second, self._q_stacks = _flat(self._q_shapes, like=self._first)
             for m, p, q in zip(self._ms, self._ps, self._q_stacks, strict=True):
                 torch.bmm(m.mH, p, out=q)  # Q <- M^T P^
@@ -345,13 +364,24 @@ def _flat(shapes: Sequence[Sequence[int]], *, like: Tensor) -> tuple[Tensor, lis
     return flat, [flat[a:b].view(tuple(shape)) for (a, b), shape in zip(pairwise(ends), shapes, strict=True)]
 
 
-def orthogonalize(stack: Tensor) -> Tensor:
-    """An orthonormal basis of the columns of each matrix in `stack`, of shape [count, rows, rank]; rank <= rows.
+def orthogonalize(stack: Tensor, epsilon: float = 0.0) -> Tensor:
+    """An orthonormal basis of the columns of each matrix; shape [count, rows, rank].
 
-    Householder reflections turn columns of zeros into unit vectors; the Gram-Schmidt process would divide by zero.
+    Args:
+        stack: Matrices of shape [count, rows, rank], with at least as many rows as columns.
+        epsilon: Added to the length of each column before the Gram-Schmidt process divides by it. Zero: use
+            Householder reflections, which turn columns of zeros into unit vectors and so need no epsilon.
     """
     precise = stack.float() if stack.dtype in (torch.float16, torch.bfloat16) else stack
-    basis: Tensor = torch.linalg.qr(precise).Q
+    if not epsilon:
+        householder: Tensor = torch.linalg.qr(precise).Q
+        return householder.to(stack.dtype)
+    basis = precise.clone()
+    for i in range(basis.shape[2]):
+        column = basis[:, :, i : i + 1]
+        column /= column.norm(dim=1, keepdim=True) + epsilon
+        later = basis[:, :, i + 1 :]
+        later -= column @ (column.mH @ later)
     return basis.to(stack.dtype)
 
 

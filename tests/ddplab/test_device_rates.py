@@ -9,4 +9,3 @@ def test_rates_are_those_of_the_elements_type():
     device = measure_device("here", torch.device("cpu"), torch.float64)
     assert device.flops_per_s > 1e8
     assert device.bytes_per_s > 1e8
-    assert 100 < device.launch_ns < 10**7

@@ -2,6 +2,7 @@
 
 import copy
 import io
+import logging
 from contextlib import suppress
 from typing import Any
 from unittest import mock
@@ -105,3 +106,19 @@ def averages_around_a_failure(rank: int, _world_size: int, shapes: Shapes) -> li
         ddp(given_gradients(rank, shapes, 0, step)).backward()
         seen.append([p.grad.clone() for p in ddp.parameters()])
     return seen
+
+
+def logged_statistics(rank: int, world_size: int, every: int) -> list[str]:
+    """What PowerSGD logs in 8 iterations, 6 of which compress."""
+    logger = logging.getLogger("reference.comm_hooks.powersgd")
+    records: list[str] = []
+    handler = logging.Handler()
+    handler.emit = lambda record: records.append(record.getMessage())  # type: ignore[method-assign]
+    logger.addHandler(handler)
+    logger.setLevel(logging.INFO)
+    try:
+        options = {"compression_stats_logging_frequency": every}
+        averages(rank, world_size, ("ours", "power"), "ours", ((8, 8),), 0, steps=8, state_options=options)
+    finally:
+        logger.removeHandler(handler)
+    return records

@@ -1,9 +1,10 @@
 """Rank bodies of test_reducer.py: what a reducer launches, and in which buckets."""
 
-from functools import partial
+from collections.abc import Callable
 
 import torch
-from torch import Tensor, nn
+from torch import nn
+from torch.utils.checkpoint import checkpoint
 
 from ddplab.conformance.training_programs import Net, Program, loss_of
 from reference.data_parallel import DistributedDataParallel
@@ -65,20 +66,84 @@ def layouts_by_iteration(rank: int, _world_size: int, options: dict) -> tuple[li
     return tuple(both)
 
 
-def _double_gradient(of: nn.Parameter, _ready: Tensor) -> None:
-    of.grad.mul_(2)
+CHANGES = {
+    "double": lambda parameter: setattr(parameter, "grad", parameter.grad.mul_(2)),
+    "drop": lambda parameter: setattr(parameter, "grad", None),
+    "replace": lambda parameter: setattr(parameter, "grad", parameter.grad.clone()),
+}
 
 
-def gradients_changed_by_a_later_hook(rank: int, _world_size: int) -> tuple[list[float], list[float]]:
-    """Averages of the last layer's gradient, which a hook of the first layer doubles later; ours, then torch's."""
-    sent = []
-    for wrap in (DistributedDataParallel, TorchDDP):
-        module = nn.Sequential(nn.Linear(1, 1, bias=False), nn.Linear(1, 1, bias=False))
-        for parameter in module.parameters():
-            nn.init.ones_(parameter)
-        ddp = wrap(module)
-        first, last = module.parameters()
-        first.register_post_accumulate_grad_hook(partial(_double_gradient, last))
+def message_of(step: Callable[[], object]) -> str:
+    """The message of the RuntimeError that a step raises; empty: it raises none."""
+    try:
+        step()
+    except RuntimeError as error:
+        return str(error)
+    return ""
+
+
+def two_layers(width: int = 1) -> nn.Sequential:
+    module = nn.Sequential(nn.Linear(width, width, bias=False), nn.Linear(width, width, bias=False))
+    for parameter in module.parameters():
+        nn.init.ones_(parameter)
+    return module
+
+
+def gradients_changed_by_a_later_hook(rank: int, _world_size: int, change: str, views: bool) -> str:
+    """A hook of the first layer changes the last layer's gradient, which waits for its bucket; returns the error."""
+    module = two_layers()
+    ddp = DistributedDataParallel(module, gradient_as_bucket_view=views)
+    first, last = module.parameters()
+    first.register_post_accumulate_grad_hook(lambda _ready: CHANGES[change](last))
+    return message_of(lambda: ddp(torch.full((1, 1), float(rank + 1))).sum().backward())
+
+
+def view_replaced_later(rank: int, _world_size: int) -> str:
+    """From the fourth iteration on, a hook replaces a view whose bucket was launched; returns the error."""
+    module = two_layers()
+    ddp = DistributedDataParallel(module, gradient_as_bucket_view=True, bucket_cap_mb=1e-6)
+    first, last = module.parameters()
+    for _ in range(3):
         ddp(torch.full((1, 1), float(rank + 1))).sum().backward()
-        sent.append(last.grad.flatten().tolist())
-    return tuple(sent)
+    first.register_post_accumulate_grad_hook(lambda _ready: CHANGES["replace"](last))
+    return message_of(lambda: ddp(torch.full((1, 1), float(rank + 1))).sum().backward())
+
+
+def parameter_in_two_wrappers(rank: int, _world_size: int, views: bool) -> tuple[str | None, list, list]:
+    """Two modules with one weight, each wrapped: the error, the averages, and those of one wrapper of both."""
+    averages = []
+    for together in (False, True):
+        torch.manual_seed(0)
+        a, b = nn.Linear(2, 2, bias=False), nn.Linear(2, 2)
+        b.weight = a.weight
+        if together:
+            run = DistributedDataParallel(nn.Sequential(a, b), gradient_as_bucket_view=views)
+        else:
+            of_a, of_b = (DistributedDataParallel(one, gradient_as_bucket_view=views) for one in (a, b))
+            run = lambda x, of_a=of_a, of_b=of_b: of_b(of_a(x))  # noqa: E731
+        if message := message_of(lambda run=run: run(torch.full((1, 2), float(rank + 1))).sum().backward()):
+            return message, [], []
+        averages.append(a.weight.grad.tolist())
+    return None, *averages
+
+
+def dtype_of_one_gradient_changes(rank: int, _world_size: int) -> str:
+    """From the fourth iteration on, autograd accumulates one gradient in float32; returns the error."""
+    module = two_layers(2).to(torch.bfloat16)
+    ddp = DistributedDataParallel(module)
+    x = torch.full((1, 2), float(rank + 1), dtype=torch.bfloat16)
+    for iteration in range(4):
+        if iteration == 3:
+            module[0].weight.grad_dtype = torch.float32
+        if message := message_of(lambda: ddp(x).sum().backward()):
+            return message
+        module.zero_grad()
+    return ""
+
+
+def wrapper_in_a_checkpoint(rank: int, _world_size: int, beside: bool) -> str:
+    """The error of a wrapper in a re-entrant checkpoint, `beside` another forward pass of it or alone."""
+    ddp = DistributedDataParallel(two_layers())
+    x = torch.full((1, 1), float(rank + 1), requires_grad=True)
+    through = checkpoint(ddp, x, use_reentrant=True)
+    return message_of(lambda: (ddp(through) if beside else through).sum().backward())

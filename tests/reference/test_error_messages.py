@@ -46,7 +46,8 @@ EXPECTED = {
     "static_graph_uses_less": ["b.weight (parameter 4, shape (4, 4))", "training graph has changed"],
     "static_graph_hides_its_output": ["b.weight (parameter 4, shape (4, 4))", "Buckets that were not launched: 0"],
     "different_shapes": [
-        "RuntimeError: parameter 0 differs between ranks (name, shape, strides, dtype): rank 0 has ('weight', (1, 2)"
+        "RuntimeError: parameter 0 differs between ranks (name, shape, strides, dtype, trained): rank 0 has "
+        "('weight', (1, 2)"
     ],
     "different_counts": ["RuntimeError: rank 0 has 2 parameters, rank 1 has 1"],
     "different_buffers": ["RuntimeError: buffer 0 differs between ranks"],

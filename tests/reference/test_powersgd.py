@@ -30,24 +30,26 @@ power_options = st.fixed_dictionaries(
         "matrix_approximation_rank": st.integers(1, 5),
         "min_compression_rate": st.sampled_from([0, 1, 2]),
         "batch_tensors_with_same_shape": st.booleans(),
+        "orthogonalization_epsilon": st.sampled_from([0, 1e-8]),
         "use_error_feedback": st.booleans(),
         "warm_start": st.booleans(),
     }
 )
 
 
-@given(st.integers(1, 3), st.integers(1, 9), st.integers(1, 9), seeds)
-def test_orthogonalize_gives_an_orthonormal_basis_of_the_columns(count, rows, columns, seed):
+@given(st.integers(1, 3), st.integers(1, 9), st.integers(1, 9), st.sampled_from([0, 1e-12]), seeds)
+def test_orthogonalize_gives_an_orthonormal_basis_of_the_columns(count, rows, columns, epsilon, seed):
     rank = min(rows, columns)
     stack = torch.randn(count, rows, rank, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
-    basis = orthogonalize(stack)
+    basis = orthogonalize(stack, epsilon)
     assert torch.allclose(basis.mT @ basis, torch.eye(rank, dtype=torch.float64), atol=1e-6)
     assert torch.allclose(basis @ (basis.mT @ stack), stack, atol=1e-6)
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32])
-def test_columns_of_zeros_stay_finite(dtype):
-    assert orthogonalize(torch.zeros(2, 4, 2, dtype=dtype)).isfinite().all()
+@pytest.mark.parametrize("epsilon", [0, 1e-8])
+def test_columns_of_zeros_stay_finite(dtype, epsilon):
+    assert orthogonalize(torch.zeros(2, 4, 2, dtype=dtype), epsilon).isfinite().all()
 
 
 @given(st.integers(0, 30))
@@ -179,6 +181,14 @@ def test_batched_powersgd_sends_two_columns_of_a_square_per_rank_of_approximatio
     assert statistics == (99 / 40, 99, 40)
 
 
+def test_statistics_are_logged_every_so_many_iterations(two_ranks):
+    (records, _) = two_ranks.run(bodies.logged_statistics, 3)
+    assert records == [
+        "PowerSGD: iteration 3, 64 elements as 32, rate 2.0",
+        "PowerSGD: iteration 6, 256 elements as 128, rate 2.0",
+    ]
+
+
 def test_the_last_bucket_may_be_skipped(two_ranks):
     assert two_ranks.run(bodies.skips_unused_parameters) == [[True] * 6] * 2
 
@@ -191,11 +201,12 @@ def test_a_failed_iteration_leaves_no_trace(two_ranks):
     assert_same(failed, [rank[0] for rank in untouched])
 
 
+@pytest.mark.parametrize("epsilon", [0, 1e-8])
 @pytest.mark.parametrize("feedback", [False, True])
 @pytest.mark.parametrize("scale", [0.0, float("inf")])
-def test_powersgd_recovers_from_gradients_of_zeros_and_of_infinity(two_ranks, feedback, scale):
+def test_powersgd_recovers_from_gradients_of_zeros_and_of_infinity(two_ranks, epsilon, feedback, scale):
     """Also from those of the first iteration that compresses."""
-    options = {"use_error_feedback": feedback}
+    options = {"orthogonalization_epsilon": epsilon, "use_error_feedback": feedback}
     for bad in (2, 4):
         results = train(
             two_ranks, ("ours", "power"), ((9, 9),), 0, steps=8, same=True, scales={bad: scale}, state_options=options

@@ -74,8 +74,38 @@ def test_buckets_are_torchs_in_every_iteration(two_ranks, options):
         assert ours == torchs
 
 
-def test_a_gradient_is_sampled_when_its_bucket_is_full(two_ranks):
+@pytest.mark.parametrize("change", ["double", "drop", "replace"])
+@pytest.mark.parametrize("views", [False, True])
+def test_a_gradient_that_changes_before_its_bucket_is_full_raises(two_ranks, change, views):
     """Torch copies it when it arrives, so that a later hook of the same pass cannot change what is sent."""
-    for ours, torchs in two_ranks.run(bodies.gradients_changed_by_a_later_hook):
-        assert ours == [3.0]  # the average of 2 * 1 and 2 * 2
-        assert torchs == [1.5]
+    for message in two_ranks.run(bodies.gradients_changed_by_a_later_hook, change, views):
+        assert "the gradient of 1.weight (parameter 1, shape (1, 1)) in bucket 0 was changed or replaced" in message
+
+
+def test_a_view_that_the_script_replaces_after_it_was_packed_raises(two_ranks):
+    """As under torch's class; in any iteration."""
+    for message in two_ranks.run(bodies.view_replaced_later):
+        assert "the gradient of 1.weight (parameter 1, shape (1, 1)) is not the expected DDP bucket view" in message
+
+
+@pytest.mark.parametrize("views", [False, True])
+def test_a_parameter_in_two_wrappers_is_averaged_twice_or_refused(two_ranks, views):
+    for message, gradients, once in two_ranks.run(bodies.parameter_in_two_wrappers, views):
+        if views:
+            assert "is not the expected DDP bucket view" in message
+        else:
+            assert message is None
+            assert gradients == once
+
+
+def test_gradients_of_another_dtype_from_some_iteration_on_raise(two_ranks):
+    for message in two_ranks.run(bodies.dtype_of_one_gradient_changes):
+        assert "expected the gradient of 0.weight (parameter 0, shape (2, 2))" in message
+        assert "got a torch.float32 tensor" in message
+
+
+@pytest.mark.parametrize("beside", [True, False])
+def test_a_forward_pass_inside_a_backward_pass_that_averages_raises(two_ranks, beside):
+    """A checkpoint of the wrapper: beside another forward pass of it, torch raises too; alone it trains."""
+    for message in two_ranks.run(bodies.wrapper_in_a_checkpoint, beside):
+        assert ("forward pass runs inside a backward pass" in message) == beside
