@@ -60,10 +60,7 @@ def match_backward(reducer: "Reducer") -> None:
     reducer.tracker.untouched()
     reducer.wait_for_others()
     reducer.tracker.finished()
-    reducer.iterations += 1
-    if reducer.iterations > reducer.tracker.iterations_without_ready_order:
-        # The rebuild is due here when it is due on the other ranks; its order is rank 0's.
-        reducer.ready_order = list(range(len(reducer.buckets.bucket_of)))
+    reducer.matched()
 
 
 class JoinableModule(Joinable):

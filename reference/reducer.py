@@ -43,6 +43,12 @@ _current_task = torch._C._current_graph_task_id
 P = ParamSpec("P")
 
 
+def _in_compiled_autograd() -> bool:
+    from torch._dynamo import compiled_autograd  # loaded by the first forward pass; see `not_compiled`
+
+    return compiled_autograd.in_compiled_autograd_region
+
+
 class AllParametersUsed:
     """The tracker for models in which every parameter gets exactly one gradient in each backward pass.
 
@@ -130,6 +136,7 @@ class Reducer:
         self.tracker = make_tracker(self.features, self._parameters, self._accumulators, group)
         self.iterations = 0
         self.ready_order: list[int] = []
+        self._averaged = 0  # iterations whose gradients were averaged
         self.reduced_buckets = 0
         self.observers: list[Observer] = []
         self.alarm: Callable[[], None] = lambda: None
@@ -192,10 +199,10 @@ class Reducer:
 
     def _check_outside_backward(self) -> None:
         """Raise RuntimeError inside a backward pass that has brought gradients: their buckets would start again."""
-        now = self._state
-        running = isinstance(now, Running) and _current_task() != NO_TASK
-        if running and now.reduction is not None and (now.reduction.begun or self.inbox.indices):
-            self.fail(self._messages.forward_inside_backward())
+        if isinstance(self._state, Running) and _current_task() != NO_TASK:
+            reduction = self._state.reduction
+            if reduction is not None and (reduction.begun or self.inbox.indices):
+                self.fail(self._messages.forward_inside_backward())
 
     def rebuild_if_due(self) -> None:
         """Rebuild the buckets once, as soon as the ready order is known; all ranks call this together.
@@ -263,6 +270,9 @@ class Reducer:
         if not isinstance(state, Idle | Expecting):
             return
         task = _current_task()
+        if _in_compiled_autograd():  # which traces the hooks, and may swallow the error
+            self._state = Failed(self._messages.compiled_autograd(), resumes=False)
+            self.fail(self._state.message)
         # After a forward pass under `no_sync`, an earlier synchronised one keeps waiting for its gradients.
         stays_local = self._forward_under_no_sync and not self._sync_enabled()
         if isinstance(state, Expecting) and not stays_local:
@@ -469,11 +479,30 @@ class Reducer:
 
     def _close(self, reduction: Reduction) -> None:
         """After the last bucket: remember what the next iteration needs, on all ranks alike."""
-        self.ready_order = reduction.ready_order
+        self._note_ready_order(reduction.ready_order)
         self.reduced_buckets = len(reduction.in_flight)
         self.wait_for_others()
         self.tracker.finished()
         self._thorough = False
+
+    def matched(self) -> None:
+        """Under Join: a rank without inputs has matched an iteration of the others.
+
+        A forward pass of its own whose backward pass the script has left out is over, as on the other ranks.
+        """
+        self.iterations += 1
+        self._state = Idle()
+        self._note_ready_order([])
+
+    def _note_ready_order(self, ready_order: list[int]) -> None:
+        """After an averaged iteration; `ready_order` is empty if this rank has not seen all gradients arrive.
+
+        Ranks rebuild together, so they decide by what they share: the number of averaged iterations. If rank 0, whose
+        order is used, has not seen any, its order is that of the index.
+        """
+        self._averaged += 1
+        if self._averaged > self.tracker.iterations_without_ready_order:
+            self.ready_order = ready_order or list(range(len(self._parameters)))
 
     def wait_for_others(self) -> None:
         """Wait for the futures in `after_backward`."""

@@ -32,7 +32,7 @@ def resolve_group(group: dist.ProcessGroup | None, mesh: DeviceMesh | None = Non
     if mesh is None:
         group = group if group is not None else dist.group.WORLD
         assert group is not None
-        if group is dist.GroupMember.NON_GROUP_MEMBER:
+        if not isinstance(group, dist.ProcessGroup):  # torch's NON_GROUP_MEMBER
             raise RuntimeError("process_group: expected a group with this rank, got one that this rank is not in")
         return group
     if group is not None:

@@ -111,6 +111,13 @@ class ErrorMessages:
             f"{bucket} got a second gradient since the last forward pass; the cause is {cause}."
         )
 
+    def compiled_autograd(self) -> str:
+        """Error: the backward pass is compiled."""
+        return (
+            f"rank {self.rank}: compiled autograd cannot run a data-parallel backward pass: it would leave gradients "
+            "without averages. Set torch._dynamo.config.compiled_autograd = False"
+        )
+
     def forward_inside_backward(self) -> str:
         """Error: a synchronised forward pass runs while gradients of an earlier one are averaged."""
         return (

@@ -201,3 +201,29 @@ def items_read_under_join(rank: int, _world_size: int) -> int:
             in_forward = len(read) - before
             output.sum().backward()
     return in_forward
+
+
+def epochs(
+    rank: int, world_size: int, inputs: tuple[tuple[int, ...], ...], *, skips: bool, options: dict[str, Any]
+) -> list[tuple[list, list]]:
+    """Averages of every step of several epochs, and what they should be.
+
+    If a script `skips`, the first step of each epoch has no backward pass.
+    """
+    ddp, alone = DistributedDataParallel(model("plain"), **options), model("plain")
+    alone.load_state_dict(ddp.module.state_dict())
+    seen = []
+    for epoch, by_rank in enumerate(inputs):
+        with Join([ddp]):
+            for step in range(by_rank[rank]):
+                number = 10 * epoch + step
+                loss = ddp(batch(rank, 3, 4, step=number)).square().mean()
+                if skips and not step:
+                    continue
+                loss.backward()
+                alone.zero_grad()
+                for one in (one for one in range(world_size) if by_rank[one] > step):
+                    (alone(batch(one, 3, 4, step=number)).square().mean() / world_size).backward()
+                seen.append((gradients(ddp), gradients(alone)))
+                ddp.zero_grad()
+    return seen

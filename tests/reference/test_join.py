@@ -3,6 +3,7 @@
 import subprocess
 import sys
 import time
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -202,3 +203,22 @@ def test_a_static_graph_may_run_out_of_inputs(two_ranks, first):
 
 def test_forward_under_join_waits_for_no_collective_of_its_own(two_ranks):
     assert two_ranks.run(join_bodies.items_read_under_join) == [0, 0]
+
+
+@examples(30)
+@given(
+    st.lists(st.tuples(*[st.integers(0, 4)] * 2), min_size=1, max_size=3).map(tuple),
+    st.booleans(),
+    st.sampled_from(
+        [{}, {"static_graph": True}, {"find_unused_parameters": True}, {"gradient_as_bucket_view": True}]
+    ),
+    st.sampled_from([25, 1e-4]),
+)
+@example(((0, 1), (3, 3)), False, "static_graph", 25)  # one rank has seen a ready order, the other not
+@example(((1, 4), (1, 4)), True, "static_graph", 25)  # and one still waits for a backward pass
+def test_epochs_in_which_all_ranks_leave_out_a_backward_pass_are_averaged(two_ranks, inputs, skips, option, cap):
+    skips = skips and all(map(all, inputs))  # a rank without inputs cannot leave one out
+    options = {"bucket_cap_mb": cap} | ({option: True} if option else {})
+    for steps in two_ranks.run(partial(join_bodies.epochs, inputs=inputs, skips=skips, options=options)):
+        for averages, expected in steps:
+            torch.testing.assert_close(averages, expected)
