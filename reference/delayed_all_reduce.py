@@ -45,7 +45,7 @@ class DelayedAllReduce:
         A backward pass that is under way is forgotten.
         """
         self._group = group
-        self._wanted = False
+        self._wanted: bool | None = None  # None: gradients stay local; False: those of this forward pass are averaged
         self._in_flight: list[Future] = []
         together = assign_buckets(
             [size_bytes(parameter) for parameter in self._parameters],
@@ -54,8 +54,8 @@ class DelayedAllReduce:
         )
         self._buckets = [ViewBucket(indices, [self._parameters[i] for i in indices]) for indices in together]
 
-    def forward_done(self) -> None:
-        """Average in the coming backward pass.
+    def forward_done(self, *, averaging: bool) -> None:
+        """Average in the coming backward pass or, under `no_sync`, leave gradients local.
 
         Raises:
             RuntimeError: An exception ended the last backward pass after the all-reduce was launched.
@@ -67,17 +67,25 @@ class DelayedAllReduce:
                 "checkpoint, on all ranks"
             )
         self._in_flight.clear()
-        self._wanted = True
+        self._wanted = True if averaging else None
 
     def _launch(self) -> None:
-        if not self._wanted:
+        if self._wanted is None:
             return
+        if not self._wanted:
+            raise RuntimeError(
+                f"rank {dist.get_rank(self._group)}: a second backward pass after one forward pass reached the "
+                "parameter whose gradient launches the delayed all-reduce; its gradients would not be averaged. Run "
+                "all but the last under no_sync()"
+            )
         self._wanted = False
+        self._absent = [parameter for parameter in self._parameters if parameter.grad is None]
         for bucket in self._buckets:
             bucket.reset()
             bucket.put(range(len(bucket.indices)))
             bucket.pack(1.0 / dist.get_world_size(self._group))
             self._in_flight.append(bucket.all_reduce(self._group))
+        self._versions = [bucket.buffer._version for bucket in self._buckets]
         _engine.queue_callback(self._finish)
 
     def _finish(self) -> None:
@@ -85,6 +93,13 @@ class DelayedAllReduce:
         in_flight, self._in_flight = self._in_flight, []
         for future in in_flight:
             future.wait()
+        changed = self._versions != [bucket.buffer._version for bucket in self._buckets]
+        if changed or any(parameter.grad is not None for parameter in self._absent):
+            raise RuntimeError(
+                f"rank {dist.get_rank(self._group)}: param_to_hook_all_reduce: gradients of delayed parameters "
+                "arrived after that of this parameter, so incomplete ones were averaged. Choose a parameter that is used "
+                "before all delayed ones in forward, so that its gradient is the last"
+            )
         for bucket in self._buckets:
             bucket.copy_out()
 

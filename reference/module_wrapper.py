@@ -193,8 +193,8 @@ class DataParallel(JoinableModule, nn.Module):
         averaging = torch.is_grad_enabled() and self.require_backward_grad_sync
         # As in torch: buffers are sent again only after a forward pass whose gradients are averaged.
         self.require_forward_param_sync = averaging
-        if self.delayed is not None and averaging:
-            self.delayed.forward_done()
+        if self.delayed is not None and torch.is_grad_enabled():
+            self.delayed.forward_done(averaging=averaging)
         if averaging:
             outputs = list(tensors_in(output))
             count_ranks = None if self._presence is None else self.rank_counter(self._presence)

@@ -10,6 +10,7 @@ from inspect import signature
 from types import FunctionType
 
 import torch
+import torch._dynamo.compiled_autograd
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.device_mesh import init_device_mesh
@@ -183,6 +184,39 @@ def exception_after_a_delayed_all_reduce(_rank: int) -> None:
     with suppress(ArithmeticError):
         ddp(x()).sum().backward()
     ddp(x())
+
+
+def compiled_autograd(_rank: int) -> None:
+    ddp = Wrapped(line())
+    loss = ddp(x()).sum()
+    with torch._dynamo.compiled_autograd._enable(torch.compile(backend="eager")):
+        loss.backward()
+    raise RuntimeError("no error")
+
+
+def group_without_this_rank(_rank: int) -> None:
+    Wrapped(line(), process_group=dist.GroupMember.NON_GROUP_MEMBER)
+
+
+def second_backward_after_a_delayed_all_reduce(_rank: int) -> None:
+    ddp = delayed(line(), "weight", trigger="weight")
+    loss = ddp(x()).sum()
+    loss.backward(retain_graph=True)
+    loss.backward()
+
+
+def trigger_before_the_delayed(_rank: int) -> None:
+    module = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 1))
+    ddp = delayed(module, "0.weight", trigger="1.bias")
+    ddp(x()).sum().backward()
+
+
+def trigger_before_the_delayed_in_a_later_iteration(_rank: int) -> None:
+    module = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 1))
+    for parameter in module.parameters():
+        parameter.grad = torch.zeros_like(parameter)
+    ddp = delayed(module, "0.weight", trigger="1.bias")
+    ddp(x()).sum().backward()
 
 
 def join_with_delayed_all_reduces(_rank: int) -> None:

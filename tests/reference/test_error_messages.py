@@ -99,6 +99,13 @@ EXPECTED = {
     "exception_after_a_delayed_all_reduce": [
         "RuntimeError: rank {rank}: an exception ended the last backward pass after its delayed all-reduce"
     ],
+    "compiled_autograd": ["RuntimeError: rank {rank}: compiled autograd cannot run a data-parallel backward pass"],
+    "group_without_this_rank": ["RuntimeError: process_group: expected a group with this rank"],
+    "second_backward_after_a_delayed_all_reduce": [
+        "RuntimeError: rank {rank}: a second backward pass after one forward pass reached the parameter whose"
+    ],
+    "trigger_before_the_delayed": ["RuntimeError: rank {rank}: param_to_hook_all_reduce: gradients of delayed"],
+    "trigger_before_the_delayed_in_a_later_iteration": ["param_to_hook_all_reduce: gradients of delayed parameters"],
     "join_with_delayed_all_reduces": [
         "NotImplementedError: delay_all_reduce_named_params is not supported under Join"
     ],
