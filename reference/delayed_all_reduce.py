@@ -97,8 +97,8 @@ class DelayedAllReduce:
         if changed or any(parameter.grad is not None for parameter in self._absent):
             raise RuntimeError(
                 f"rank {dist.get_rank(self._group)}: param_to_hook_all_reduce: gradients of delayed parameters "
-                "arrived after that of this parameter, so incomplete ones were averaged. Choose a parameter that is used "
-                "before all delayed ones in forward, so that its gradient is the last"
+                "arrived after that of this parameter, so incomplete ones were averaged. Choose a parameter that is "
+                "used before all delayed ones in forward, so that its gradient is the last"
             )
         for bucket in self._buckets:
             bucket.copy_out()
