@@ -43,6 +43,13 @@ _current_task = torch._C._current_graph_task_id
 P = ParamSpec("P")
 
 
+def version_of(gradient: Tensor) -> int:
+    """How often a gradient was changed; 0 for a view of a larger buffer, whose views are counted together."""
+    if gradient.is_sparse or gradient.untyped_storage().nbytes() != gradient.nbytes:
+        return 0
+    return gradient._version
+
+
 def _in_compiled_autograd() -> bool:
     from torch._dynamo import compiled_autograd  # loaded by the first forward pass; see `not_compiled`
 
@@ -383,7 +390,7 @@ class Reducer:
             reduction.arrived += len(arrived)
             if self._thorough:
                 gradients = ((index, self._parameters[index].grad) for index in arrived)
-                self._as_arrived |= {index: (one, one._version) for index, one in gradients if one is not None}
+                self._as_arrived |= {index: (one, version_of(one)) for index, one in gradients if one is not None}
         if reduction is not None and not self.tracker.counts_gradients and not self._parameter_observers:
             reduction.ready_order += arrived
             self._mark_ready(reduction, arrived)
@@ -432,8 +439,7 @@ class Reducer:
         """Raise RuntimeError if the script changed a gradient after its arrival, when torch would have copied it."""
         for slot in bucket.waiting:
             arrived, now = self._as_arrived.pop(bucket.indices[slot], None), bucket.parameters[slot].grad
-            is_view = now is bucket.views[slot]  # all views have one version, which each of their gradients raises
-            if arrived is not None and (now is not arrived[0] or (now._version != arrived[1] and not is_view)):
+            if arrived is not None and (now is not arrived[0] or version_of(now) != arrived[1]):
                 self.fail(self._messages.changed(bucket.indices[slot], number))
 
     def _launch_ready_buckets(self, reduction: Reduction) -> None:
