@@ -96,9 +96,10 @@ class ErrorMessages:
         if unused:
             cause = (
                 "that no output found in forward's return value depends on it, so it was counted as unused. "
-                "Either it is used outside the `forward` function: move that use into forward, or train it outside "
-                "of this module. Or forward returned its output in an object of another type: use lists, tuples, "
-                "dicts or dataclasses"
+                "Either it is used in a checkpoint with use_reentrant=True, which hides it from the search: use "
+                "use_reentrant=False, or static_graph=True. Or it is used outside the `forward` function: move that "
+                "use into forward, or train it outside of this module. Or forward returned its output in an object "
+                "of another type: use lists, tuples, dicts or dataclasses"
             )
         else:
             cause = (

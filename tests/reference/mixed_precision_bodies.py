@@ -259,3 +259,22 @@ def mixed_after_pickling(rank: int, _world_size: int) -> tuple[list, list]:
             ddp(batch(rank, 3, 4, step=step)).square().mean().backward()
         seen.append(gradients(ddp))
     return seen[0], seen[1:]
+
+
+class _Interrupted(nn.Module):
+    def forward(self, _x: Tensor) -> Tensor:
+        raise KeyboardInterrupt
+
+
+def interrupted_in_forward(_rank: int, _world_size: int) -> tuple[bool, set[torch.dtype]]:
+    """After Ctrl-C in forward: whether the module has its parameters, and the dtypes of its state dict."""
+    module = nn.Sequential(nn.Linear(2, 2), _Interrupted())
+    before = list(module.parameters())
+    ddp = DistributedDataParallel(module, mixed_precision=_MixedPrecision(torch.bfloat16))
+    try:
+        ddp(torch.ones(1, 2))
+    except KeyboardInterrupt:
+        after = list(module.parameters())
+        same = len(after) == len(before) and all(one is other for one, other in zip(after, before, strict=True))
+        return same, {tensor.dtype for tensor in module.state_dict().values()}
+    raise AssertionError("no Ctrl-C")

@@ -85,3 +85,7 @@ def test_a_pickled_module_keeps_its_mixed_precision(two_ranks):
     for original, copies in two_ranks.run(bodies.mixed_after_pickling):
         for copy in copies:
             assert_same(copy, original)
+
+
+def test_a_script_that_saves_after_ctrl_c_in_forward_saves_full_precision(two_ranks):
+    assert two_ranks.run(bodies.interrupted_in_forward) == [(True, {torch.float32})] * 2
