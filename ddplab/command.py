@@ -3,6 +3,7 @@
 import os
 import signal
 import sys
+import threading
 from types import FrameType
 
 from .name_clashes import check_own_packages, hidden_by_ours
@@ -13,6 +14,27 @@ SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)
 
 def main() -> None:
     """Run the command line. A signal ends it with one line, and with 128 plus its number as the exit status."""
+    try:
+        _run()
+    except SystemExit as ended:
+        if any(thread.name.startswith("rank ") for thread in threading.enumerate()):
+            _exit_beside_threads(ended.code)
+        raise
+
+
+def _exit_beside_threads(code: object) -> None:
+    """Exit while ranks of virtual time still run, as those of a class that never returns.
+
+    Python would stop their threads inside torch, which then aborts the process, whatever its exit status.
+    """
+    if isinstance(code, str):
+        print(code, file=sys.stderr)
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(code if isinstance(code, int) else int(code is not None))
+
+
+def _run() -> None:
     if sys.stderr is None:
         sys.stderr = open(os.devnull, "w")  # noqa: SIM115  # closed at exit
     if sys.stdout is None:

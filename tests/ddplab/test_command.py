@@ -113,3 +113,24 @@ def test_files_of_the_user_replace_neither_torch_nor_this_project(tmp_path):
     (tmp_path / "sibling.py").write_text((ROOT / "tests" / "models_for_cli.py").read_text())
     done = ddplab("record", "--model", "mine:tiny", "--iterations", "2", "--out", "t.json", cwd=tmp_path)
     assert (done.returncode, Trace.load(tmp_path / "t.json").workload.model) == (0, "mine:tiny")
+
+
+def test_a_rank_of_virtual_time_that_never_returns_does_not_change_the_exit_status():
+    """Such as one of a class that loops forever: ending its thread inside torch would abort the process."""
+    program = (
+        "import atexit, sys, threading, types\n"
+        "def spin():\n"
+        "    while True: pass\n"
+        "atexit.register(print, 'Python shuts down')\n"
+        "cli = types.ModuleType('ddplab.cli.main')\n"
+        "def conform():\n"
+        "    threading.Thread(target=spin, name='rank 1', daemon=True).start()\n"
+        "    print('verdict')\n"
+        "    sys.exit(1)\n"
+        "cli.main = conform\n"
+        "sys.modules['ddplab.cli.main'] = cli\n"
+        "import ddplab.command\n"
+        "ddplab.command.main()\n"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=False)
+    assert (done.returncode, done.stdout) == (1, "verdict\n")
