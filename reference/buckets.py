@@ -97,8 +97,7 @@ class Bucket:
     def misfits(self, *, thorough: bool) -> list[int]:
         """Waiting slots whose gradients do not fit their views, or are differentiable.
 
-        Without `thorough`, strides are not compared, and only the first slot is looked at for all else than dtype and
-        layout: modules are converted as a whole.
+        Without `thorough`, all are compared by dtype and layout, the first also by device, and none by strides.
         """
         found = []
         for slot in self.waiting:

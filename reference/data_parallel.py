@@ -270,15 +270,10 @@ class DistributedDataParallel(DataParallel):
             if not sharded:  # a sharded module cannot do without
                 weakref.finalize(self, self.forward_parameters.detach)
 
-    def forward(self, *inputs: Any, **kwargs: Any) -> Any:
-        """See `DataParallel.forward`."""
-        if self.forward_parameters is None:
-            return super().forward(*inputs, **kwargs)
-        try:
-            return super().forward(*inputs, **kwargs)
-        except BaseException:  # hooks of modules run after other exceptions, but not after Ctrl-C
+    def forward_raised(self) -> None:
+        """See `DataParallel.forward_raised`."""
+        if self.forward_parameters is not None:
             self.forward_parameters.restore()
-            raise
 
     def use_comm_hook(self, state: object, hook: Hook) -> None:
         """See `DataParallel.use_comm_hook`; keeps an error, or the hook's name, in the logging data."""

@@ -149,9 +149,16 @@ class DataParallel(JoinableModule, nn.Module):
         """Run the module on this rank's inputs and return its output."""
         with torch.autograd.profiler.record_function("DistributedDataParallel.forward"):
             inputs, kwargs = self._before_forward(inputs, kwargs)
-            with self._inside_ddp_forward():  # torch.compile splits its graph at buckets
-                output = self.module(*inputs, **kwargs)
+            try:
+                with self._inside_ddp_forward():  # torch.compile splits its graph at buckets
+                    output = self.module(*inputs, **kwargs)
+            except BaseException:  # Ctrl-C too, after which the hooks of modules do not run
+                self.forward_raised()
+                raise
             return self._after_forward(output)
+
+    def forward_raised(self) -> None:
+        """Called after an exception in the module's forward pass."""
 
     @not_compiled
     def _before_forward(

@@ -28,6 +28,7 @@ from .autograd_graph import accumulators, reachable
 from .autograd_hooks import NEVER, Inbox, PassEnd, attach_hooks, gradients_until_pack
 from .backward_pass import Expecting, Failed, Idle, InFlight, Reduction, Running, State
 from .buckets import Bucket, Buckets, SecondGradientError
+from .checks.changed_gradients import ChangedGradients
 from .checks.error_messages import ErrorMessages, GradientReport
 from .checks.launch_order import LaunchOrder
 from .comm_hooks.interface import Hook, HookCaller
@@ -41,19 +42,6 @@ NO_TASK = -1
 _engine: Any = torch.autograd.Variable._execution_engine
 _current_task = torch._C._current_graph_task_id
 P = ParamSpec("P")
-
-
-def version_of(gradient: Tensor) -> int:
-    """How often a gradient was changed; 0 for a view of a larger buffer, whose views are counted together."""
-    if gradient.is_sparse or gradient.untyped_storage().nbytes() != gradient.nbytes:
-        return 0
-    return gradient._version
-
-
-def _in_compiled_autograd() -> bool:
-    from torch._dynamo import compiled_autograd  # loaded by the first forward pass; see `not_compiled`
-
-    return compiled_autograd.in_compiled_autograd_region
 
 
 class AllParametersUsed:
@@ -156,7 +144,7 @@ class Reducer:
         self._messages = ErrorMessages(parameters, dist.get_rank(group))
         self._report = GradientReport(self._messages)
         self._thorough = True  # check every gradient: in the first iteration and in the one after the rebuild
-        self._as_arrived: dict[int, tuple[Tensor, int]] = {}  # then: gradient and its version, by parameter index
+        self._changes = ChangedGradients()
         self._sync_enabled = sync_enabled
         self._forward_under_no_sync = False
         self._compared_with_forward = True  # whether `no_sync` is known to be the same in forward and backward
@@ -191,25 +179,16 @@ class Reducer:
     # Forward pass
 
     def prepare_for_forward(self, *, synchronized: bool) -> None:
-        """Start a forward pass; `synchronized`: its gradients will be averaged.
-
-        Raises:
-            RuntimeError: A backward pass runs that has brought gradients of an earlier forward pass.
-        """
+        """Start a forward pass; `synchronized`: its gradients will be averaged."""
         if synchronized:
-            self._check_outside_backward()
+            match self._state:
+                case Running(reduction=Reduction(begun=True)) if _current_task() != NO_TASK:
+                    self.fail(self._messages.forward_inside_backward())
             self.iterations += 1
             if self.iterations >= self.alarm_at:
                 self.alarm_at = math.inf
                 self.alarm()
             self.notify(Observer.forward_started)
-
-    def _check_outside_backward(self) -> None:
-        """Raise RuntimeError inside a backward pass that has brought gradients: their buckets would start again."""
-        if isinstance(self._state, Running) and _current_task() != NO_TASK:
-            reduction = self._state.reduction
-            if reduction is not None and (reduction.begun or self.inbox.indices):
-                self.fail(self._messages.forward_inside_backward())
 
     def rebuild_if_due(self) -> None:
         """Rebuild the buckets once, as soon as the ready order is known; all ranks call this together.
@@ -276,8 +255,10 @@ class Reducer:
         state = self._state
         if not isinstance(state, Idle | Expecting):
             return
+        from torch._dynamo import compiled_autograd  # loaded by the first forward pass; see `not_compiled`
+
         task = _current_task()
-        if _in_compiled_autograd():  # which traces the hooks, and may swallow the error
+        if compiled_autograd.in_compiled_autograd_region:  # it traces the hooks, and may swallow the error
             self._state = Failed(self._messages.compiled_autograd(), resumes=False)
             self.fail(self._state.message)
         # After a forward pass under `no_sync`, an earlier synchronised one keeps waiting for its gradients.
@@ -389,8 +370,8 @@ class Reducer:
         if reduction is not None:
             reduction.arrived += len(arrived)
             if self._thorough:
-                gradients = ((index, self._parameters[index].grad) for index in arrived)
-                self._as_arrived |= {index: (one, version_of(one)) for index, one in gradients if one is not None}
+                for index in arrived:
+                    self._changes.arrived(index, self._parameters[index].grad)
         if reduction is not None and not self.tracker.counts_gradients and not self._parameter_observers:
             reduction.ready_order += arrived
             self._mark_ready(reduction, arrived)
@@ -430,17 +411,10 @@ class Reducer:
         for slot in bucket.misfits(thorough=self._thorough):
             if error := self._report(bucket, number, slot):
                 self.fail(error)
-        if self._thorough:
-            self._check_unchanged(bucket, number)
+        if self._thorough and (changed := self._changes.first_changed(bucket)) is not None:
+            self.fail(self._messages.changed(changed, number))
         self.notify(Observer.bucket_packing, number)
         bucket.pack(scale)
-
-    def _check_unchanged(self, bucket: Bucket, number: int) -> None:
-        """Raise RuntimeError if the script changed a gradient after its arrival, when torch would have copied it."""
-        for slot in bucket.waiting:
-            arrived, now = self._as_arrived.pop(bucket.indices[slot], None), bucket.parameters[slot].grad
-            if arrived is not None and (now is not arrived[0] or version_of(now) != arrived[1]):
-                self.fail(self._messages.changed(bucket.indices[slot], number))
 
     def _launch_ready_buckets(self, reduction: Reduction) -> None:
         while reduction.next_bucket < len(self.buckets) and self.buckets[reduction.next_bucket].ready:
@@ -492,20 +466,13 @@ class Reducer:
         self._thorough = False
 
     def matched(self) -> None:
-        """Under Join: a rank without inputs has matched an iteration of the others.
-
-        A forward pass of its own whose backward pass the script has left out is over, as on the other ranks.
-        """
+        """A rank without inputs has matched an iteration under Join; a forward pass that still waits is over."""
         self.iterations += 1
         self._state = Idle()
         self._note_ready_order([])
 
     def _note_ready_order(self, ready_order: list[int]) -> None:
-        """After an averaged iteration; `ready_order` is empty if this rank has not seen all gradients arrive.
-
-        Ranks rebuild together, so they decide by what they share: the number of averaged iterations. If rank 0, whose
-        order is used, has not seen any, its order is that of the index.
-        """
+        """Ranks rebuild together, so what they share decides: the number of averaged iterations."""
         self._averaged += 1
         if self._averaged > self.tracker.iterations_without_ready_order:
             self.ready_order = ready_order or list(range(len(self._parameters)))
