@@ -147,3 +147,24 @@ def wrapper_in_a_checkpoint(rank: int, _world_size: int, beside: bool) -> str:
     x = torch.full((1, 1), float(rank + 1), requires_grad=True)
     through = checkpoint(ddp, x, use_reentrant=True)
     return message_of(lambda: (ddp(through) if beside else through).sum().backward())
+
+
+class _Tiny(nn.Module):
+    """A scalar and a parameter without elements, whose bucket is as large as the scalar."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.scalar, self.empty = nn.Parameter(torch.ones(())), nn.Parameter(torch.ones(0))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.scalar * x + self.empty.sum()
+
+
+def views_of_a_tiny_bucket(rank: int, _world_size: int) -> list[float]:
+    """Averages of the scalar, accumulated over three iterations into a view."""
+    ddp = DistributedDataParallel(_Tiny(), gradient_as_bucket_view=True)
+    seen = []
+    for _ in range(3):
+        ddp(torch.full((1,), float(rank))).sum().backward()
+        seen.append(ddp.module.scalar.grad.item())
+    return seen

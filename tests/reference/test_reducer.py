@@ -109,3 +109,7 @@ def test_a_forward_pass_inside_a_backward_pass_that_averages_raises(two_ranks, b
     """A checkpoint of the wrapper: beside another forward pass of it, torch raises too; alone it trains."""
     for message in two_ranks.run(bodies.wrapper_in_a_checkpoint, beside):
         assert ("forward pass runs inside a backward pass" in message) == beside
+
+
+def test_views_that_share_their_version_are_not_taken_for_changed_gradients(two_ranks):
+    assert two_ranks.run(bodies.views_of_a_tiny_bucket) == [[0.5, 1.0, 1.5]] * 2
