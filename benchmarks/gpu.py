@@ -106,7 +106,7 @@ def parts(*, dry: bool) -> list[Part]:
         pools = [(2, "nccl")] if SHARED else [(1, "nccl"), (2, "gloo")]
         subjects = [(name, *ranks) for ranks in pools for name in ("ddplab", "torch")]
         hooks, iterations = "--hook fp16 --hook bf16 --hook power_sgd:4", "--iterations 10"
-        recorded = "--models resnet50-224 bert-large --blocks 4"  # paced by the host, and by the GPU
+        recorded = "--models resnet50-224 bert-large --blocks 3"  # paced by the host, and by the GPU
         timed = "--models resnet50-224 bert-large gpt2 small-tensors --modes '' --pairs 10"
         compared = "--ranks 4 --pairs 10"
         images = "--models resnet50-224 vit-b-16 --batches 64 128"
@@ -143,7 +143,7 @@ def parts(*, dry: bool) -> list[Part]:
         Part("overhead-ddp", 150, [f"benchmarks.ddp {alone} {timed} --json VALUES/ddp.json"]),
         Part(
             "overhead-recorder",
-            90,
+            110,
             [f"benchmarks.recorder {alone} {recorded} --json VALUES/recorder.json"],
         ),
         Part(
