@@ -1,8 +1,10 @@
 """The autograd graph: the nodes that accumulate gradients, and which of them a backward pass can reach."""
 
 from collections.abc import Iterable, Sequence
+from typing import Any
 
 import torch
+import torch.distributed.rpc
 from torch import Tensor, nn
 from torch.autograd.graph import Node, get_gradient_edge
 
@@ -23,6 +25,18 @@ def accumulators(parameters: Sequence[nn.Parameter]) -> list[Node]:
                 "leaves of autograd's graph"
             )
     return nodes
+
+
+def distributed_autograd_runs() -> bool:
+    """Whether a context of `torch.distributed.autograd` is open in this thread, or a backward pass of it runs."""
+    rpc: Any = torch.distributed.rpc
+    if not (rpc.is_available() and rpc._is_current_rpc_agent_set()):
+        return False
+    autograd = torch._C._distributed_autograd
+    try:
+        return autograd._current_context() is not None
+    except RuntimeError:  # no context is open, or only in another thread
+        return int(autograd._get_debug_info()["num_current_backward_passes"]) > 0
 
 
 def reachable(outputs: Iterable[Tensor], indices: dict[Node, int]) -> frozenset[int]:

@@ -24,7 +24,7 @@ from torch import Tensor, nn
 from torch._C._distributed_c10d import DebugLevel, get_debug_level
 from torch.autograd.graph import Node
 
-from .autograd_graph import accumulators, reachable
+from .autograd_graph import accumulators, distributed_autograd_runs, reachable
 from .autograd_hooks import NEVER, Inbox, PassEnd, attach_hooks, gradients_until_pack
 from .backward_pass import Expecting, Failed, Idle, InFlight, Reduction, Running, State
 from .buckets import Bucket, Buckets, SecondGradientError
@@ -181,6 +181,8 @@ class Reducer:
     def prepare_for_forward(self, *, synchronized: bool) -> None:
         """Start a forward pass; `synchronized`: its gradients will be averaged."""
         if synchronized:
+            if distributed_autograd_runs():
+                self.fail(self._messages.distributed_autograd())
             match self._state:
                 case Running(reduction=Reduction(begun=True)) if _current_task() != NO_TASK:
                     self.fail(self._messages.forward_inside_backward())
@@ -260,6 +262,11 @@ class Reducer:
         task = _current_task()
         if compiled_autograd.in_compiled_autograd_region:  # it traces the hooks, and may swallow the error
             self._state = Failed(self._messages.compiled_autograd(), resumes=False)
+            self.fail(self._state.message)
+        if (
+            distributed_autograd_runs()
+        ):  # it reports no error of a hook in the hook's words; the next forward pass does
+            self._state = Failed(self._messages.distributed_autograd(), resumes=False)
             self.fail(self._state.message)
         # After a forward pass under `no_sync`, an earlier synchronised one keeps waiting for its gradients.
         stays_local = self._forward_under_no_sync and not self._sync_enabled()

@@ -3,10 +3,11 @@
 import copy
 import warnings
 from collections.abc import Callable
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 from datetime import timedelta
 from functools import partial
 from inspect import signature
+from tempfile import TemporaryDirectory
 from types import FunctionType
 
 import torch
@@ -192,6 +193,31 @@ def compiled_autograd(_rank: int) -> None:
     with torch._dynamo.compiled_autograd._enable(torch.compile(backend="eager")):
         loss.backward()
     raise RuntimeError("no error")
+
+
+def distributed_autograd(rank: int) -> None:
+    _distributed_autograd(rank, forward_inside=True)
+
+
+def distributed_autograd_after_forward(rank: int) -> None:
+    _distributed_autograd(rank, forward_inside=False)
+
+
+def _distributed_autograd(rank: int, *, forward_inside: bool) -> None:
+    """Gradients of `torch.distributed.autograd` stay in its context; it hides the error of a hook."""
+    from torch.distributed import autograd, rpc
+
+    with TemporaryDirectory() as folder:
+        options = rpc.TensorPipeRpcBackendOptions(init_method=f"file://{folder}/store")
+        rpc.init_rpc(f"rank-{rank}", rank=0, world_size=1, rpc_backend_options=options)
+        try:
+            ddp = Wrapped(line())
+            loss = None if forward_inside else ddp(x()).sum()
+            with autograd.context() as context, nullcontext() if forward_inside else suppress(RuntimeError):
+                autograd.backward(context, [ddp(x()).sum() if loss is None else loss])
+        finally:
+            rpc.shutdown()
+    ddp(x())
 
 
 def group_without_this_rank(_rank: int) -> None:

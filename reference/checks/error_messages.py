@@ -119,6 +119,13 @@ class ErrorMessages:
             "without averages. Set torch._dynamo.config.compiled_autograd = False"
         )
 
+    def distributed_autograd(self) -> str:
+        """Error: the gradients go to a context of `torch.distributed.autograd`."""
+        return (
+            f"rank {self.rank}: expected gradients in .grad, got a context of torch.distributed.autograd, which "
+            "keeps them to itself, where they are not averaged. Call loss.backward() outside, or use torch's class"
+        )
+
     def forward_inside_backward(self) -> str:
         """Error: a synchronised forward pass runs while gradients of an earlier one are averaged."""
         return (

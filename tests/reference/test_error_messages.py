@@ -99,6 +99,8 @@ EXPECTED = {
     "exception_after_a_delayed_all_reduce": [
         "RuntimeError: rank {rank}: an exception ended the last backward pass after its delayed all-reduce"
     ],
+    "distributed_autograd": ["RuntimeError: rank {rank}: expected gradients in .grad, got a context of torch.distr"],
+    "distributed_autograd_after_forward": ["expected gradients in .grad, got a context of torch.distr"],
     "compiled_autograd": ["RuntimeError: rank {rank}: compiled autograd cannot run a data-parallel backward pass"],
     "group_without_this_rank": ["RuntimeError: process_group: expected a group with this rank"],
     "second_backward_after_a_delayed_all_reduce": [
