@@ -28,7 +28,7 @@ from .autograd_graph import accumulators, distributed_autograd_runs, reachable
 from .autograd_hooks import NEVER, Inbox, PassEnd, attach_hooks, gradients_until_pack
 from .backward_pass import Expecting, Failed, Idle, InFlight, Reduction, Running, State
 from .buckets import Bucket, Buckets, SecondGradientError
-from .checks.changed_gradients import ChangedGradients
+from .checks.changed_gradients import ChangedGradients, separate
 from .checks.error_messages import ErrorMessages, GradientReport
 from .checks.launch_order import LaunchOrder
 from .comm_hooks.interface import Hook, HookCaller
@@ -145,6 +145,7 @@ class Reducer:
         self._report = GradientReport(self._messages)
         self._thorough = True  # check every gradient: in the first iteration and in the one after the rebuild
         self._changes = ChangedGradients()
+        self._separates = False  # whether gradients have shared memory
         self._sync_enabled = sync_enabled
         self._forward_under_no_sync = False
         self._compared_with_forward = True  # whether `no_sync` is known to be the same in forward and backward
@@ -297,7 +298,7 @@ class Reducer:
             self.inbox.limit = 1
         elif state.reduction is None:
             self.inbox.limit = NEVER
-        elif self._thorough:
+        elif self._thorough or self._separates:
             self.inbox.limit = 1
         else:
             self.inbox.limit = gradients_until_pack(self.buckets, state.reduction.next_bucket)
@@ -376,6 +377,9 @@ class Reducer:
         arrived = self.inbox.take()
         if reduction is not None:
             reduction.arrived += len(arrived)
+            if self._separates or self._thorough or self.tracker.counts_gradients:
+                for index in arrived:
+                    self._separates |= separate(self._parameters[index], index, reduction.owners)
             if self._thorough:
                 for index in arrived:
                     self._changes.arrived(index, self._parameters[index].grad)

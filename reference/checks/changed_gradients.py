@@ -1,6 +1,7 @@
-"""Gradients that a script changes after they have arrived and before they are averaged."""
+"""Gradients that change after they have arrived: by the script, or with another gradient in the same memory."""
 
-from torch import Tensor
+import torch
+from torch import Tensor, nn
 
 from ..buckets import Bucket
 
@@ -26,6 +27,21 @@ class ChangedGradients:
             if arrived is not None and (now is not arrived[0] or version_of(now) != arrived[1]):
                 return bucket.indices[slot]
         return None
+
+
+def separate(parameter: nn.Parameter, index: int, owners: dict[int, int]) -> bool:
+    """Copy a gradient that begins at the same address as another one, as those of `a.view(6) + b.view(6)` do.
+
+    Averages that differ would overwrite each other there. `owners`: indices by the address of their gradients, which
+    grows. Returns whether the gradient was copied. Parts of one buffer begin at different addresses, and stay.
+    """
+    gradient = parameter.grad
+    if gradient is None or gradient.layout is not torch.strided or not (address := gradient.data_ptr()):
+        return False
+    if owners.setdefault(address, index) == index:
+        return False
+    parameter.grad = gradient.clone()
+    return True
 
 
 def version_of(gradient: Tensor) -> int:

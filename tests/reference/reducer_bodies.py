@@ -141,6 +141,33 @@ def dtype_of_one_gradient_changes(rank: int, _world_size: int) -> str:
     return ""
 
 
+class _SharedGradient(nn.Module):
+    """Autograd leaves both parameters one gradient, in one memory, unless `factors` differ."""
+
+    def __init__(self, factors: tuple[int, int]) -> None:
+        super().__init__()
+        self.rows, self.columns = nn.Parameter(torch.zeros(2, 3)), nn.Parameter(torch.zeros(3, 2))
+        self._factors = factors
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        parts = [(self.rows.view(6), self._factors[0]), (self.columns.view(6), self._factors[1])]
+        return sum(part if factor == 1 else part * factor for part, factor in parts if factor) * x
+
+
+def gradients_in_one_memory(rank: int, world_size: int, used: int, options: dict) -> tuple[list, list]:
+    """Gradients of four iterations and what they must be; on other ranks than 0, `columns` counts `used` times."""
+    x = torch.arange(6.0)
+    ddp = DistributedDataParallel(_SharedGradient((1, 1 if rank == 0 else used)), **options)
+    found = []
+    for step in range(1, 5):
+        ddp.zero_grad()
+        ddp(step * (rank + 1) * x).sum().backward()
+        found.append([parameter.grad.flatten().tolist() for parameter in ddp.parameters()])
+    ranks = range(world_size)
+    sums = sum(r + 1 for r in ranks), sum((r + 1) * (1 if r == 0 else used) for r in ranks)
+    return found, [[(step * total / world_size * x).tolist() for total in sums] for step in range(1, 5)]
+
+
 def wrapper_in_a_checkpoint(rank: int, _world_size: int, beside: bool) -> str:
     """The error of a wrapper in a re-entrant checkpoint, `beside` another forward pass of it or alone."""
     ddp = DistributedDataParallel(two_layers())

@@ -104,6 +104,15 @@ def test_gradients_of_another_dtype_from_some_iteration_on_raise(two_ranks):
         assert "got a torch.float32 tensor" in message
 
 
+@pytest.mark.parametrize("views", [False, True])
+@pytest.mark.parametrize(("used", "option"), [(0, "find_unused_parameters"), (0, "static_graph"), (2, "init_sync")])
+def test_gradients_that_share_memory_keep_their_averages(two_ranks, used, option, views):
+    """Torch's class copies one average over the other."""
+    options = {option: True, "gradient_as_bucket_view": views}
+    for found, expected in two_ranks.run(bodies.gradients_in_one_memory, used, options):
+        assert found == expected
+
+
 @pytest.mark.parametrize("beside", [True, False])
 def test_a_forward_pass_inside_a_backward_pass_that_averages_raises(two_ranks, beside):
     """A checkpoint of the wrapper: beside another forward pass of it, torch raises too; alone it trains."""
