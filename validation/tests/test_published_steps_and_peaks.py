@@ -27,7 +27,7 @@ def test_every_counted_step_reaches_a_part_of_the_peak_rate_that_is_below_1():
     assert all(0 < step.utilisation < 1 for step in steps)
 
 
-@pytest.mark.parametrize("model", ["resnet50", "resnet152"])
+@pytest.mark.parametrize("model", ["resnet50", "resnet101", "resnet152", "resnext101_32x4d"])
 def test_counted_operations_are_those_of_our_own_counter(model):
     counted = [row for row in read("operations") if (row["model"], row["dtype"]) == (model, "float32")]
     flops = sum(int(row["forward_flops"]) + int(row["backward_flops"]) for row in counted) / int(counted[0]["batch"])
