@@ -1,0 +1,152 @@
+"""Published training steps as operations of a kind at a data sheet's rates: the input of `measured_utilisation`.
+
+The tables lie in `data/`: published_steps.csv and published_devices.csv with their sources, and
+published_operations.csv. The last one sums the operations of a batch by kind and by FLOPs per byte, in classes of a
+factor of eight, counted with the formulas of `ddplab.operation_counter` (bfloat16: under autocast). The models are
+those of timm 1.0.31 and torchvision 0.28 by their names, and transformers of the published sizes. A step without
+counted operations or without a data sheet is not read.
+"""
+
+import csv
+from collections import defaultdict
+from collections.abc import Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+from simulator.catalogue import read_catalogue
+from simulator.workload.roofline import EAGER_PACE_NS
+
+DATA = Path(__file__).parent / "data"
+STEP_BYTES = {"none": 0, "SGD": 12, "SGD momentum": 20, "RMSprop": 20, "Adam": 28, "AdamW": 28, "LAMB": 28}
+"""Bytes that an optimiser moves for a float32 parameter; the step after accumulated batches is left out."""
+FAMILIES = ("mpt", "bert", "resnext", "resnet", "regnet", "efficientnet", "mobilenet", "vit", "llama", "gpt2")
+
+
+class Part(NamedTuple):
+    """Operations of one kind and ratio: their milliseconds at the data sheet's rates, and what their rates depend on.
+
+    The arithmetic rate depends on the terms of `arithmetic`, the memory's on those of `memory`.
+    """
+
+    kind: str
+    arithmetic_ms: float
+    memory_ms: float
+    arithmetic: tuple[str, ...]
+    memory: tuple[str, ...]
+
+
+class Step(NamedTuple):
+    """A published step.
+
+    Attributes:
+        model: The model; transformers of one size and several lengths of the sequence are one model.
+        family: Models of one design.
+        device: Name in published_devices.csv.
+        generation: That of the device.
+        precision: fp32, tf32, fp16 or bf16.
+        channels_last: Whether convolutions run on channels-last tensors.
+        ms: The published time.
+        host_ms: Time in which the host launches all kernels; 0 with a CUDA graph.
+        parts: The operations.
+    """
+
+    model: str
+    family: str
+    device: str
+    generation: str
+    precision: str
+    channels_last: bool
+    ms: float
+    host_ms: float
+    parts: tuple[Part, ...]
+
+    @property
+    def utilisation(self) -> float:
+        """Part of the peak rate that the step reaches."""
+        return sum(part.arithmetic_ms for part in self.parts) / self.ms
+
+    @property
+    def cell(self) -> tuple[object, ...]:
+        """What several publications of one measurement share."""
+        return self.model, self.device, self.precision, self.channels_last
+
+
+def read(table: str) -> Iterator[dict[str, str]]:
+    """Read the rows of `data/published_TABLE.csv`."""
+    with (DATA / f"published_{table}.csv").open(newline="") as file:
+        yield from csv.DictReader(file)
+
+
+def read_steps() -> list[Step]:
+    """Return the published steps whose operations are counted and whose device has a data sheet."""
+    counts, sheets, steps = defaultdict(list), {row["name"]: _sheet(row) for row in read("devices")}, []
+    for row in read("operations"):
+        counts[row["model"], row["dtype"]].append(row)
+    for row in read("steps"):
+        counted = counts[row["operations"], "bfloat16" if row["precision"] in ("fp16", "bf16") else "float32"]
+        generation, rates, gb_per_s = sheets.get(row["device"], ("", {}, 0))
+        if counted and row["precision"] in rates:
+            steps.append(_step(row, counted, generation, rates[row["precision"]], gb_per_s))
+    return steps
+
+
+def _sheet(row: dict[str, str]) -> tuple[str, dict[str, float], float]:
+    """Return generation, dense TFLOP/s by precision and GB/s."""
+    entry = read_catalogue().devices.get(row["name"])
+    if entry is not None and entry.peaks is not None:
+        return (
+            row["generation"],
+            {str(name): rate for name, rate in entry.peaks.tflops.items()},
+            entry.memory.gb_per_s,
+        )
+    rates = {name: float(row[name]) for name in ("fp32", "tf32", "fp16") if row[name]}
+    return row["generation"], {**rates, "bf16": rates["fp16"]}, float(row["gb_per_s"])
+
+
+def _step(
+    row: dict[str, str], counted: list[dict[str, str]], generation: str, tflops: float, gb_per_s: float
+) -> Step:
+    short = row["precision"] in ("fp16", "bf16")
+    channels_last, forwards = row["channels_last"] == "yes", 2 if row["recomputation"] == "full" else 1
+    contiguous = short and not channels_last and any(one["kind"] == "conv" for one in counted)
+    width = "16 bit" if short else "32 bit"
+    arithmetic = [generation] + ["contiguous"] * contiguous
+    common = ["memory", f"memory, {generation}"]
+    settings = ["memory, contiguous"] * contiguous + [f"memory, fused: {row['fused']}"] * (row["fused"] != "no")
+    batches = int(row["batch_per_gpu"]) / int(counted[0]["batch"])
+    shards = int(row["gpus"]) if "SHARD" in row["parallelism"] else 1
+
+    def total(one: dict[str, str], what: str) -> int:
+        return forwards * int(one[f"forward_{what}"]) + int(one[f"backward_{what}"])
+
+    parts = [
+        Part(
+            kind=one["kind"],
+            arithmetic_ms=batches * total(one, "flops") / tflops / 1e9,
+            memory_ms=batches * total(one, "bytes") / gb_per_s / 1e6,
+            arithmetic=(*arithmetic, one["kind"], f"{one['kind']}, {width if short else row['precision']}")
+            if total(one, "flops")
+            else (),
+            memory=(*common, f"memory, {width}", f"memory of {one['kind']}", *settings),
+        )
+        for one in counted
+    ]
+    step_bytes = STEP_BYTES.get(row["optimizer"], 0) * int(counted[0]["parameters"]) / shards
+    step_terms = *common, "memory, 32 bit", "memory of memory"
+    parts.append(Part("optimiser", 0, step_bytes / gb_per_s / 1e6, (), step_terms))
+    kernels = sum(total(one, "kernels") for one in counted)
+    several_lengths = row["operations"].startswith(("mpt", "llama", "gpt2", "bert"))
+    model = (
+        row["operations"].rsplit("_", 1 + ("bert" in row["operations"]))[0] if several_lengths else row["operations"]
+    )
+    return Step(
+        model=model,
+        family=next((name for name in FAMILIES if name in model), model),
+        device=row["device"],
+        generation=generation,
+        precision=row["precision"],
+        channels_last=channels_last,
+        ms=float(row["step_ms"]),
+        host_ms=0 if row["cuda_graph"] == "yes" else kernels * EAGER_PACE_NS / 1e6,
+        parts=tuple(parts),
+    )
