@@ -75,7 +75,7 @@ test-install: $(READY)  ## install a wheel, a clone and each extra into empty en
 versions: $(READY)  ## the tests that depend on torch, with the oldest torch that is promised, the pinned one and the newest: an hour
 	$(BIN)/python -m tests.versions
 
-mutants: $(READY)  ## one-line faults in the reducer, and which check of `ddplab conform` catches each: 15 minutes, JOBS=2
+mutants: $(READY)  ## faults planted into the reducer, docs/bugs.md, and which check of `ddplab conform` catches each: 15 minutes, JOBS=2
 	$(BIN)/python -m tests.mutants.run --jobs $(or $(JOBS),2)
 
 test-gpu: $(READY)  ## the tests that need a CUDA device; elsewhere they say that they are skipped

@@ -30,7 +30,6 @@ include_patterns = [
     "figures/README.md",
     "validation/*.md",
     "validation/runs/*.md",
-    "tests/mutants/RESULTS.md",
     "tutorials/*.ipynb",
 ]
 

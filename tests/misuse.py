@@ -114,6 +114,12 @@ def different_buffers(rank: int) -> None:
     Wrapped(module)
 
 
+def different_layers_frozen(rank: int) -> None:
+    module = nn.Sequential(line(), line())
+    module[rank].requires_grad_(False)
+    Wrapped(module)
+
+
 def error_that_cannot_be_pickled_on_one_rank(rank: int) -> None:
     class UnpicklableError(Exception):
         pass

@@ -1,1 +1,1 @@
-"""Mutants: one-line faults in the reducer, and which test catches each: `python -m tests.mutants.run`."""
+"""Mutants: faults planted into the reducer, and which test catches each: `python -m tests.mutants.run`."""

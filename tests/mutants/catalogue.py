@@ -13,7 +13,7 @@ TREE = ("ddplab", "reference", "simulator", "tests")
 
 @dataclass(frozen=True, kw_only=True)
 class Mutant:
-    """A one-line fault.
+    """A fault of a few lines.
 
     Attributes:
         name: Its name.
@@ -22,6 +22,8 @@ class Mutant:
         after: Text in its place.
         mistake: What a person might get wrong.
         needs: What catches it if the quick checks cannot: `--baseline`, or a test of this repository. Empty: nothing.
+        source: Where it was published: issues or pull requests on GitHub, or "found here". Empty: nowhere.
+        area: What it spoils; a section of `docs/bugs.md`. Empty without a source.
     """
 
     name: str
@@ -30,6 +32,8 @@ class Mutant:
     after: str
     mistake: str
     needs: str = ""
+    source: str = ""
+    area: str = ""
 
     def apply(self, text: str) -> str:
         """Return the text of the file with the fault.

@@ -2,8 +2,8 @@
 
     python -m tests.mutants.run [--only NAME,...] [--jobs N]
 
-Each mutant gets a copy of the source tree with its one-line fault, and processes of its own. The exit status is 1 if
-a mutant survives. A run of all mutants writes `RESULTS.md`.
+Each mutant gets a copy of the source tree with its fault, and processes of its own. The exit status is 1 if a mutant
+survives. A run records its outcomes in `outcomes.json` and writes `docs/bugs.md`.
 """
 
 import argparse
@@ -13,42 +13,19 @@ import signal
 import subprocess
 import sys
 import tempfile
-from collections import Counter
 from concurrent.futures import ThreadPoolExecutor, as_completed
-from dataclasses import dataclass
 from pathlib import Path
 
 from .catalogue import Mutant, catalogue, copy_tree
+from .page import Outcome, record, recorded, summary
 
 TIMEOUT_S = 200.0
 """Time-out of all parts of a mutant together."""
-RESULTS = Path(__file__).with_name("RESULTS.md")
 MESSAGE_CHARACTERS = 200
 
 
-@dataclass(frozen=True)
-class Outcome:
-    """What caught a mutant.
-
-    Attributes:
-        mutant: Its name.
-        needs: What was run instead of the quick kit; empty: nothing.
-        caught_by: The check or test that caught it; empty: it survived.
-        message: The message of that check.
-        plain: Whether the plain test caught it.
-        seconds: Time until it was caught.
-    """
-
-    mutant: str
-    needs: str
-    caught_by: str
-    message: str
-    plain: bool
-    seconds: float
-
-
-def try_tree(folder: Path, mutant: Mutant | None, needs: str, clean: Path) -> Outcome:
-    """Run what should catch a mutant, and the plain test, in a copy of the tree.
+def try_tree(folder: Path, mutant: Mutant | None, needs: str, clean: Path) -> tuple[Outcome, float]:
+    """Run what should catch a mutant, and the plain test, in a copy of the tree; returns also the first's seconds.
 
     Args:
         folder: Where to make the copy.
@@ -61,9 +38,8 @@ def try_tree(folder: Path, mutant: Mutant | None, needs: str, clean: Path) -> Ou
     rows = [json.loads(line) for line in output.splitlines() if line.startswith('{"part"')]
     failed = {"caught_by": "time-out" if status is None else "trial", "message": last_error(output), "seconds": 0.0}
     found, plain = [*rows, failed, failed][:2]
-    message = " ".join(found["message"].split())[:MESSAGE_CHARACTERS] if found["caught_by"] else ""
-    name = "" if mutant is None else mutant.name
-    return Outcome(name, needs, found["caught_by"], message, bool(plain["caught_by"]), found["seconds"])
+    message = found["message"].strip().partition("\n")[0][:MESSAGE_CHARACTERS] if found["caught_by"] else ""
+    return Outcome(found["caught_by"], message, bool(plain["caught_by"])), found["seconds"]
 
 
 def run_python(folder: Path, arguments: list[str]) -> tuple[int | None, str]:
@@ -85,7 +61,7 @@ def run_python(folder: Path, arguments: list[str]) -> tuple[int | None, str]:
         return None, process.communicate()[0]
 
 
-def try_mutant(mutant: Mutant | None, needs: str, clean: Path) -> Outcome:
+def try_mutant(mutant: Mutant | None, needs: str, clean: Path) -> tuple[Outcome, float]:
     """Try one mutant, see `try_tree`, in a folder that is removed afterwards."""
     with tempfile.TemporaryDirectory(prefix="ddplab-mutant-") as folder:
         return try_tree(Path(folder), mutant, needs, clean)
@@ -103,47 +79,11 @@ def check_clean(needs: set[str], clean: Path) -> None:
     Raises:
         SystemExit: Something is.
     """
-    for one in ["", *sorted(needs - {""})]:
-        outcome = try_mutant(None, one, clean)
+    for one in sorted(needs):
+        outcome, seconds = try_mutant(None, one, clean)
         if outcome.caught_by or outcome.plain:
             sys.exit(f"without a fault, {outcome.caught_by or 'the plain test'} fails: {outcome.message}")
-        print(f"{outcome.seconds:6.1f} s  without a fault: nothing is caught by {one or 'the quick kit'}", flush=True)
-
-
-def summary(outcomes: list[Outcome]) -> str:
-    """Return the numbers in one line."""
-    quick = [one for one in outcomes if not one.needs]
-    caught = sum(bool(one.caught_by) for one in quick)
-    plain = sum(one.plain for one in quick)
-    line = f"kit: {caught} of {len(quick)}; plain test: {plain} of {len(quick)}"
-    others = [one for one in outcomes if one.needs]
-    if others:
-        line += f"; with what else they need: {sum(bool(one.caught_by) for one in others)} of {len(others)}"
-    return line
-
-
-def table(mutants: list[Mutant], outcomes: list[Outcome]) -> str:
-    """Return the committed table."""
-    by_name = {one.mutant: one for one in outcomes}
-    counts = Counter(one.caught_by for one in outcomes if one.caught_by)
-    lines = [
-        "# Mutants",
-        "",
-        "One-line faults in `reference/`, and what catches them; made by `make mutants`. *Plain test*: whether a",
-        "test that compares gradients of a small model on two ranks, on rank 0, catches the fault too (`plain.py`).",
-        "",
-        f"{summary(outcomes)}.",
-        "",
-        f"Caught by: {', '.join(f'{check} ({number})' for check, number in counts.most_common())}.",
-        "",
-        "| mutant | mistake | caught by | plain test |",
-        "|---|---|---|---|",
-    ]
-    for mutant in mutants:
-        outcome = by_name[mutant.name]
-        plain = "yes" if outcome.plain else "no"
-        lines.append(f"| {mutant.name} | {mutant.mistake} | {outcome.caught_by or '**survives**'} | {plain} |")
-    return "\n".join(lines) + "\n"
+        print(f"{seconds:6.1f} s  without a fault: nothing is caught by {one or 'the quick kit'}", flush=True)
 
 
 def main() -> None:
@@ -160,19 +100,18 @@ def main() -> None:
     if unknown := sorted(only - names):
         sys.exit(f"--only: there is no mutant {unknown[0]!r} in mutants.toml")
     chosen = [mutant for mutant in mutants if mutant.name in only]
-    outcomes = []
+    outcomes: dict[str, Outcome] = {}
     with tempfile.TemporaryDirectory(prefix="ddplab-clean-") as clean, ThreadPoolExecutor(arguments.jobs) as workers:
         check_clean({mutant.needs for mutant in chosen}, Path(clean))
-        trials = [workers.submit(try_mutant, mutant, mutant.needs, Path(clean)) for mutant in chosen]
+        trials = {workers.submit(try_mutant, mutant, mutant.needs, Path(clean)): mutant.name for mutant in chosen}
         for trying in as_completed(trials):
-            one = trying.result()
-            outcomes.append(one)
+            one, seconds = trying.result()
+            outcomes[trials[trying]] = one
             caught = f"{one.caught_by}: {one.message}" if one.caught_by else "SURVIVES"
-            print(f"{one.seconds:6.1f} s  {one.mutant:42}{'plain, ' if one.plain else ''}{caught}", flush=True)
-    if len(outcomes) == len(mutants):
-        RESULTS.write_text(table(mutants, outcomes))
-    survivors = [one.mutant for one in outcomes if not one.caught_by]
-    print(summary(outcomes) + (f"; survivors: {', '.join(survivors)}" if survivors else "; no survivors"))
+            print(f"{seconds:6.1f} s  {trials[trying]:42}{'plain, ' if one.plain else ''}{caught}", flush=True)
+    record(mutants, recorded() | outcomes)
+    survivors = [name for name, one in outcomes.items() if not one.caught_by]
+    print(summary(chosen, outcomes) + (f"; survivors: {', '.join(survivors)}" if survivors else "; no survivors"))
     sys.exit(bool(survivors))
 
 

@@ -80,7 +80,8 @@ def repository_test(test: str) -> Caught:
     """Run a test of this repository."""
     command = [sys.executable, "-m", "pytest", "-x", "-m", "", "-p", "no:cacheprovider", *test.split()]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
-    return (test, last_error(done.stdout)) if done.returncode else ("", "")
+    errors = [line[1:].strip() for line in done.stdout.splitlines() if line.startswith("E ")]
+    return (test, [*errors, last_error(done.stdout)][0]) if done.returncode else ("", "")
 
 
 PARTS: dict[str, Callable[[Path], Caught]] = {"kit": kit, "--baseline": baseline, "plain": plain_test}

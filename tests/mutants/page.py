@@ -1,0 +1,117 @@
+"""The page `docs/bugs.md`: bugs of published reducers as mutants, and what caught each in its last run."""
+
+import json
+from collections.abc import Iterable, Mapping
+from dataclasses import asdict, dataclass
+from difflib import unified_diff
+from pathlib import Path
+from textwrap import dedent
+
+from .catalogue import ROOT, Mutant
+
+PAGE = ROOT / "docs" / "bugs.md"
+RECORD = Path(__file__).with_name("outcomes.json")
+FOUND_HERE = "found here"
+AREAS = (
+    "the average",
+    "order and hangs",
+    "accumulation",
+    "unused parameters",
+    "views",
+    "hooks and low precision",
+    "start, buffers and groups",
+    "exceptions and uneven inputs",
+)
+INTRODUCTION = """\
+# Bugs of published reducers
+
+Read this page before you review a change to a data-parallel class. Each row is a bug that somebody published, or that
+this project had ("found here"). We planted each into our own reducer, by a [patch](#the-patches) of a few lines.
+*Caught by* is the first check of [`ddplab conform`](conformance.md) that fails, or a file of this repository's tests.
+*You see* is the first line of its message. A plain test, which compares the gradients of a toy model on two ranks
+([code](../tests/mutants/plain.py)), catches {plain} of these {bugs} bugs.
+
+`make mutants` plants them, and faults that nobody has published, and writes this page.
+"""
+BUGS_HEAD = ["| what goes wrong | reported | caught by | you see |", "| --- | --- | --- | --- |"]
+OTHERS_HEAD = ["| fault | what goes wrong | caught by | plain test |", "| --- | --- | --- | --- |"]
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What caught a mutant in its last run.
+
+    Attributes:
+        caught_by: The check or test that caught it; empty: it survived.
+        message: The first line of its message.
+        plain: Whether the plain test caught it.
+    """
+
+    caught_by: str
+    message: str
+    plain: bool
+
+
+def recorded() -> dict[str, Outcome]:
+    """The outcomes of the last runs by mutant."""
+    return {name: Outcome(**outcome) for name, outcome in json.loads(RECORD.read_text()).items()}
+
+
+def record(mutants: Iterable[Mutant], outcomes: Mapping[str, Outcome]) -> None:
+    """Write the outcomes of all mutants that the catalogue still has, and the page."""
+    known = {mutant.name: outcomes[mutant.name] for mutant in mutants if mutant.name in outcomes}
+    rows = (f"{json.dumps(name)}: {json.dumps(asdict(outcome))}" for name, outcome in known.items())
+    RECORD.write_text("{\n" + ",\n".join(rows) + "\n}\n")
+    PAGE.write_text(page(mutants, known))
+
+
+def summary(mutants: Iterable[Mutant], outcomes: Mapping[str, Outcome]) -> str:
+    """The numbers of the mutants that have an outcome, in one line."""
+    tried = [(mutant.needs, outcomes[mutant.name]) for mutant in mutants if mutant.name in outcomes]
+    quick, others = ([one for needs, one in tried if bool(needs) == other] for other in (False, True))
+    line = f"kit: {sum(bool(one.caught_by) for one in quick)} of {len(quick)}"
+    line += f"; plain test: {sum(one.plain for one in quick)} of {len(quick)}"
+    if others:
+        line += f"; with what else they need: {sum(bool(one.caught_by) for one in others)} of {len(others)}"
+    return line
+
+
+def page(mutants: Iterable[Mutant], outcomes: Mapping[str, Outcome]) -> str:
+    """The text of the page."""
+    bugs = [mutant for mutant in mutants if mutant.source]
+    plain = sum(outcomes[bug.name].plain for bug in bugs)
+    lines = [INTRODUCTION.format(plain=plain, bugs=len(bugs))]
+    for area in AREAS:
+        lines += [f"## {area.capitalize()}\n", *BUGS_HEAD]
+        lines += [_row(bug, outcomes[bug.name]) for bug in bugs if bug.area == area] + [""]
+    lines += ["## Other planted faults\n", f"With the bugs above: {summary(mutants, outcomes)}.\n", *OTHERS_HEAD]
+    for mutant in mutants:
+        if not mutant.source:
+            one = outcomes[mutant.name]
+            lines.append(f"| {mutant.name} | {mutant.mistake} | {_catcher(one)} | {'yes' if one.plain else 'no'} |")
+    return "\n".join([*lines, "", "## The patches\n", *map(_patch, bugs)])
+
+
+def _row(bug: Mutant, outcome: Outcome) -> str:
+    sources = ", ".join(_link(source) for source in bug.source.split(", "))
+    seen = outcome.message.replace("|", "\\|")
+    return f"| {bug.mistake} [patch](#{bug.name}) | {sources} | {_catcher(outcome)} | {seen} |"
+
+
+def _link(source: str) -> str:
+    repository, hash_sign, number = source.partition("#")
+    address = f"https://github.com/{repository}/issues/{number}"
+    return f"[{source.rpartition('/')[2]}]({address})" if hash_sign else source
+
+
+def _catcher(outcome: Outcome) -> str:
+    """The check that caught a mutant; a test of this repository by its file alone."""
+    return outcome.caught_by.partition("::")[0].rpartition("/")[2] or "**survives**"
+
+
+def _patch(bug: Mutant) -> str:
+    before = (ROOT / bug.file).read_text()
+    changes = unified_diff(before.splitlines(), bug.apply(before).splitlines(), n=1, lineterm="")
+    signs, rest = zip(*((line[0], line[1:]) for line in list(changes)[3:] if line[:2] != "@@"), strict=True)
+    code = (f"{sign}{line}".rstrip() for sign, line in zip(signs, dedent("\n".join(rest)).split("\n"), strict=True))
+    return "\n".join([f"### {bug.name}\n", f"[`{bug.file}`](../{bug.file})\n", "```diff", *code, "```\n"])
