@@ -10,6 +10,7 @@ from typing import Any
 from reference.files.writing import write_atomically
 from simulator.workload.built_in_operations import FILE, PARAMETERS_DTYPE
 
+from .memory_counter import measure_memory
 from .models import BUILT_IN
 from .operation_counter import measure_operations
 
@@ -18,8 +19,10 @@ ELEMENT_TYPES = (None, "bfloat16", "float16")
 
 
 def count(model: str, autocast: str | None) -> dict[str, Any]:
-    """Count the operations of a model; returns the fields of `Operations` that the file has."""
-    return measure_operations(model, autocast=autocast).model_dump(mode="json", exclude_defaults=True)
+    """Count the operations and the memory of a model; returns the fields of `Operations` that the file has."""
+    counted = measure_operations(model, autocast=autocast)
+    memory = measure_memory(model, autocast=autocast)
+    return counted.model_copy(update={"memory": memory}).model_dump(mode="json", exclude_defaults=True)
 
 
 def main() -> None:

@@ -87,6 +87,42 @@ class Buffer(Schema):
     size_bytes: Bytes
 
 
+class StepMemory(Schema):
+    """Bytes that forward and backward hold beside parameters, buffers, states of the optimiser and buckets."""
+
+    batch: Batch = Field(description="samples for which the bytes hold")
+    batch_bytes: Bytes = Field(description="bytes of the batch itself")
+    constant_bytes: Bytes = Field(default=0, description="bytes of the others that do not grow with the batch")
+    kept_bytes: Bytes = Field(description="bytes of the activations that autograd keeps when forward ends")
+    peak_bytes: Bytes = Field(description="most bytes at one time, without gradients of parameters")
+    peak_with_gradients_bytes: Bytes = Field(
+        description="most bytes at one time, with the gradients that are there, if the step starts without any"
+    )
+    ready_bytes: tuple[Bytes, ...] = Field(
+        description="bytes without gradients when each gradient is ready, by parameter index"
+    )
+
+    def with_batch(self, batch: int) -> Self:
+        """Return the bytes of another batch; what grows with the batch grows in proportion."""
+
+        def scaled(size_bytes: int, constant_bytes: int) -> int:
+            return constant_bytes + round((size_bytes - constant_bytes) * batch / self.batch)
+
+        constant = self.constant_bytes
+        # What gradients add to the peak does not grow with the batch.
+        added = self.peak_with_gradients_bytes - self.peak_bytes
+        return self.model_copy(
+            update={
+                "batch": batch,
+                "batch_bytes": scaled(self.batch_bytes, 0),
+                "kept_bytes": scaled(self.kept_bytes, constant),
+                "peak_bytes": scaled(self.peak_bytes, constant),
+                "peak_with_gradients_bytes": scaled(self.peak_bytes, constant) + added,
+                "ready_bytes": tuple(scaled(one, min(one, constant)) for one in self.ready_bytes),
+            }
+        )
+
+
 class Workload(Schema):
     """The model and the set-up that were recorded."""
 
@@ -108,6 +144,7 @@ class Workload(Schema):
     memory_bytes_per_s: BytesPerS | None = Field(
         default=None, description="peak bandwidth of the GPU's memory, where known"
     )
+    memory: StepMemory | None = Field(default=None, description="what a step holds, where it was counted")
     compute_bounds: tuple[Bound, Bound] = Field(
         default=(1.0, 1.0),
         description="multiples of the compute times between which nine in ten true ones lie; both 1: recorded",

@@ -25,7 +25,7 @@ from pydantic import Field, model_validator
 from reference.files.reading import Schema, read_schema
 from reference.files.value_ranges import Batch, Bytes, BytesPerS, Count, Nanoseconds
 from reference.files.writing import write_atomically
-from reference.trace import Buffer, Length, Parameter
+from reference.trace import Buffer, Length, Parameter, StepMemory
 
 from ..catalogue import Precision, read_catalogue, unknown
 
@@ -92,6 +92,7 @@ class Operations(Schema):
     gradients: tuple[GradientOperations, ...] = Field(description="of every parameter, in ready order")
     tail: tuple[Operation, ...] = ()
     step: tuple[Operation, ...] = Field(description="operations of the optimiser step")
+    memory: StepMemory | None = Field(default=None, description="what a step holds, where it was counted")
 
     @model_validator(mode="after")
     def _every_parameter_once(self) -> Self:
@@ -130,7 +131,9 @@ class Operations(Schema):
         gradients = tuple(one.model_copy(update={"operations": scaled(one.operations)}) for one in self.gradients)
         passes = {name: scaled(getattr(self, name)) for name in ("forward", "loss", "tail")}
         batch = self.batch and max(1, round(self.batch * multiple))
-        return self.model_copy(update={**passes, "gradients": gradients, "batch": batch, "input_shape": None})
+        memory = self.memory and self.memory.with_batch(batch or 1)
+        update = {**passes, "gradients": gradients, "batch": batch, "memory": memory, "input_shape": None}
+        return self.model_copy(update=update)
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write as JSON."""

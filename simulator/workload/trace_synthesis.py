@@ -18,7 +18,7 @@ from reference.trace import WIDEST_BOUND, Iteration, RankTrace, Trace, Workload
 from .compute_times import Floats
 from .roofline import EAGER_PACE_ERROR, USUAL, Device, Operation, Operations
 
-OF_OPERATIONS = ("model", "parameters", "buffers", "torch_version", "batch", "input_shape")
+OF_OPERATIONS = ("model", "parameters", "buffers", "torch_version", "batch", "input_shape", "memory")
 """Fields of operations that a trace of them has too."""
 
 
@@ -237,7 +237,8 @@ def with_batch(trace: Trace, multiple: float) -> Trace:
         for rank in trace.ranks
     )
     batch = trace.workload.batch and max(1, round(trace.workload.batch * multiple))
-    workload = trace.workload.model_copy(update={"batch": batch, "input_shape": None})
+    memory = trace.workload.memory and trace.workload.memory.with_batch(batch or 1)
+    workload = trace.workload.model_copy(update={"batch": batch, "memory": memory, "input_shape": None})
     return Trace(workload=workload, layouts=trace.layouts, ranks=ranks)
 
 

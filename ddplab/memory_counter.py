@@ -1,0 +1,166 @@
+"""Counts the bytes that a step of a model holds on a GPU, without a GPU and without allocating them.
+
+A dispatch mode follows every storage that an operation makes, from its creation to its end, through one forward and one
+backward pass on fake tensors, whose lives are those of real ones. Two things that CUDA does otherwise than a processor
+are added: see `_OnCuda` and `FLOAT32_ATTENTION_OUTPUTS`.
+"""
+
+import weakref
+from collections.abc import Iterable
+from contextlib import ExitStack
+from functools import partial
+from inspect import signature
+from typing import Any, NamedTuple
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.overrides import TorchFunctionMode
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+
+from reference.errors import ModelError
+from reference.parameters import trainable_parameters
+from reference.trace import StepMemory
+
+from . import models
+
+
+aten = torch.ops.aten
+FLOAT32_ATTENTION_OUTPUTS = 2
+"""Bytes that fused attention in float32 keeps on a GPU, as multiples of its output: measured on one H100 with torch 2.11,
+exactly one output more for each layer of ViT-B/16, BERT-Large and GPT-2 than on a processor; in bfloat16 none."""
+IN_FLOAT32 = {F.softmax, F.log_softmax, F.layer_norm, F.group_norm, torch.softmax, torch.log_softmax}
+"""Functions that autocast runs in float32 on CUDA, and in low precision on a processor."""
+
+
+class _Held(NamedTuple):
+    """Bytes that one step of one batch holds; see `StepMemory`."""
+
+    batch_bytes: int
+    kept_bytes: int
+    peak_bytes: int
+    peak_with_gradients_bytes: int
+    ready_bytes: tuple[int, ...]
+
+
+def measure_memory(model: str, *, autocast: str | None = None) -> StepMemory | None:
+    """Count what one step of a model holds; None: the model has no batch size.
+
+    Args:
+        model: A built-in name or `module:callable`, as for `--model`. A callable that takes `batch` is counted with its
+            own batch and with twice as many samples, which shows what does not grow with the batch.
+        autocast: Element type of torch.autocast, "bfloat16" or "float16". None: no autocast.
+
+    Raises:
+        ModelError: There is no such model, or it does not run on fake tensors.
+    """
+    held, batch = _held(model, autocast, None)
+    if batch is None:
+        return None
+    constant = 0
+    if "batch" in signature(models.resolve(model)).parameters:
+        twice, _ = _held(model, autocast, 2 * batch)
+        constant = max(0, 2 * held.kept_bytes - twice.kept_bytes)
+    return StepMemory(batch=batch, constant_bytes=constant, **held._asdict())
+
+
+def _held(model: str, autocast: str | None, batch: int | None) -> tuple[_Held, int | None]:
+    with ExitStack() as without_data:
+        without_data.enter_context(FakeTensorMode())
+        if autocast is not None:
+            without_data.enter_context(torch.autocast("cpu", dtype=getattr(torch, autocast)))
+        module, loss_fn = models.build(model) if batch is None else models.resolve(model)(batch=batch)  # type: ignore[call-arg]
+        without_data.enter_context(_OnCuda())
+        return held_by_a_step(module, loss_fn), getattr(loss_fn, "batch", None)
+
+
+def held_by_a_step(module: nn.Module, loss_fn: models.Loss) -> _Held:
+    """Run `loss_fn(module)` and its backward pass once, on any device, and follow what they hold."""
+    live = _LiveBytes(_tensors([*module.parameters(), *module.buffers()]))
+    parameters = trainable_parameters(module)
+    ready = [0] * len(parameters)
+
+    def gradient_ready(index: int, parameter: Tensor) -> None:
+        live.gradient(parameter)
+        ready[index] = live.bytes - live.gradient_bytes
+
+    with ExitStack() as hooks:
+        for index, parameter in enumerate(parameters.values()):
+            hooks.enter_context(parameter.register_post_accumulate_grad_hook(partial(gradient_ready, index)))
+        hooks.enter_context(live)
+        loss = loss_fn(module)
+        kept = live.bytes
+        loss.backward()
+    return _Held(live.given_bytes, kept, live.peak, live.peak_with_gradients, tuple(ready))
+
+
+class _OnCuda(TorchFunctionMode):
+    """Casts to float32 what CUDA's autocast casts: of a cross entropy, not the logarithm but what is made of it."""
+
+    def __torch_function__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        if not torch.is_autocast_enabled("cpu"):
+            return func(*args, **kwargs or {})
+        if func is F.cross_entropy and not args[1].is_floating_point():
+            return F.nll_loss(F.log_softmax(args[0], 1).float(), args[1])
+        if func in IN_FLOAT32:
+            args = (args[0].float(), *args[1:])
+        return func(*args, **kwargs or {})
+
+
+class _LiveBytes(TorchDispatchMode):
+    """Follows storages: those that operations make, and, in `given_bytes`, those that they are given beside `known`."""
+
+    def __init__(self, known: Iterable[Tensor]) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]  # torch leaves it untyped
+        self.bytes = self.gradient_bytes = self.given_bytes = self.peak = self.peak_with_gradients = 0
+        self._seen = {tensor.untyped_storage()._cdata for tensor in known}
+        self._gradients: set[int] = set()
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        for tensor in _tensors((args, kwargs)):
+            self.given_bytes += self._follow(tensor, 0)
+        result = func(*args, **kwargs or {})
+        is_attention = func._overloadpacket == aten._scaled_dot_product_flash_attention_for_cpu
+        for tensor in _tensors(result):
+            twice = is_attention and tensor is result[0] and tensor.dtype == torch.float32
+            self.bytes += self._follow(tensor, FLOAT32_ATTENTION_OUTPUTS if twice else 1)
+        self.peak_with_gradients = max(self.peak_with_gradients, self.bytes)
+        self.peak = max(self.peak, self.bytes - self.gradient_bytes)
+        return result
+
+    def gradient(self, parameter: Tensor) -> None:
+        """The gradient of a parameter is complete."""
+        assert parameter.grad is not None
+        for tensor in _tensors(parameter.grad):
+            storage = tensor.untyped_storage()
+            if storage._cdata not in self._gradients:
+                self._gradients.add(storage._cdata)
+                self.gradient_bytes += storage.nbytes()
+
+    def _follow(self, tensor: Tensor, times: int) -> int:
+        """Return the bytes of a storage that is seen for the first time, 0 for others; its end takes off `times` as many."""
+        storage = tensor.untyped_storage()
+        if storage._cdata in self._seen:
+            return 0
+        self._seen.add(storage._cdata)
+        weakref.finalize(storage, self._ended, storage._cdata, times * storage.nbytes())
+        return storage.nbytes() * (times or 1)
+
+    def _ended(self, storage: int, made_bytes: int) -> None:
+        self._seen.discard(storage)
+        self.bytes -= made_bytes
+
+
+def _tensors(tree: Any) -> list[Tensor]:
+    """Return the tensors in a tree; indices and values in place of sparse tensors."""
+    found = []
+    for leaf in tree_leaves(tree):
+        if isinstance(leaf, Tensor):
+            found += [leaf._indices(), leaf._values()] if leaf.layout == torch.sparse_coo else [leaf]
+    return found
