@@ -525,7 +525,9 @@ class _StartedRank:
 def _first_line(failure: RankError) -> str:
     """Return the first line of an error's message, after its traceback; a later line may be a detail."""
     lines = str(failure).strip().splitlines()
-    start = max((number for number, line in enumerate(lines) if line.startswith("Traceback (most recent")), default=-1)
+    start = max(
+        (number for number, line in enumerate(lines) if line.startswith("Traceback (most recent")), default=-1
+    )
     return next((line for line in lines[start + 1 :] if line and not line.startswith(" ")), lines[-1])
 
 

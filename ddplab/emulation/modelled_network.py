@@ -279,9 +279,7 @@ class ModelledNetwork:
                 if tensor is not result and written in (None, rank):
                     tensor.copy_(result)
 
-    def _scatter(
-        self, compute: Callable[[Sequence[Tensor]], Tensor], contributions: Mapping[int, Arguments]
-    ) -> None:
+    def _scatter(self, compute: Callable[[Sequence[Tensor]], Tensor], contributions: Mapping[int, Arguments]) -> None:
         """Overwrite every rank's output with what a function computes from the inputs for this rank."""
         for rank, (outputs, _) in contributions.items():
             for position, output in enumerate(outputs):
