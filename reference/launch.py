@@ -153,8 +153,8 @@ class RankPool(contextlib.AbstractContextManager["RankPool"]):
         pinned: Whether each rank, with its network threads, runs on its own share of the processor's cores (Linux).
         device: Where ranks train, `cpu` or `cuda`; ranks share GPUs if there are fewer, which NCCL refuses. None: on
             their GPUs with NCCL, otherwise on the CPU.
-        new_interpreters: Whether each rank is a new interpreter with a hash seed of its own, as on several machines,
-            so that ranks order their sets differently. Forks share hashes and addresses, but start ten times as fast.
+        new_interpreters: How many of the ranks, from the first, are new interpreters with hash seeds of their own, as
+            under torchrun, so that they order sets differently. Forks share hashes and addresses, and start faster.
 
     Raises:
         ValueError: The launcher has started fewer ranks, or virtual links are wanted under a launcher.
@@ -169,7 +169,7 @@ class RankPool(contextlib.AbstractContextManager["RankPool"]):
     uplinks: Uplinks | None = None
     pinned: bool = False
     device: str | None = None
-    new_interpreters: bool = False
+    new_interpreters: int = 0
 
     def __post_init__(self) -> None:
         if self.world_size < 1:
@@ -259,7 +259,7 @@ class RankPool(contextlib.AbstractContextManager["RankPool"]):
                 self._ranks.append(
                     _LaunchedRank(launched, membership)
                     if launched
-                    else _StartedRank(membership, is_fork=not self.new_interpreters)
+                    else _StartedRank(membership, is_fork=rank >= self.new_interpreters)
                 )
             except OSError:
                 raise Error(f"{self.name(rank)} was lost; start the program again") from None

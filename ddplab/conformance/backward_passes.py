@@ -286,12 +286,13 @@ def uses_torchs_reducer(_rank: int, _world_size: int, subject: Subject) -> bool:
 
 
 class _Checkpointed(nn.Module):
-    """A layer that two checkpoints share; re-entrant ones need an input that requires a gradient."""
+    """Layers that two checkpoints share; re-entrant ones need an input that requires a gradient."""
 
     def __init__(self, *, reentrant: bool) -> None:
         super().__init__()
         self.reentrant = reentrant
-        self.shared, self.head = nn.Linear(6, 6), nn.Linear(6, 3)
+        self.shared = nn.Sequential(nn.Linear(6, 6), nn.Tanh(), nn.Linear(6, 6))
+        self.head = nn.Linear(6, 3)
 
     def forward(self, x: Tensor) -> Tensor:
         x = x.detach().requires_grad_()

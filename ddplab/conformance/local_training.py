@@ -215,15 +215,16 @@ def describe_difference(got: Tensor | None, expected: Tensor | None) -> str:
         return f"got {got.dtype} {tuple(got.shape)}, expected {expected.dtype} {tuple(expected.shape)}"
     wrong = (got != expected) & ~(got.isnan() & expected.isnan())
     ratios = (got[wrong].double() / expected[wrong].double()).unique()
-    if len(ratios) == 1 and bool(ratios.isfinite()):
+    if len(ratios) == 1 and bool(ratios.isfinite()) and abs(float(ratios[0]) - 1) > 1e-6:
         share = "" if bool(wrong.all()) else f" at {int(wrong.sum())} of {wrong.numel()} elements"
         return f"{float(ratios[0]):.6g} times the expected value{share}"
     first = tuple(wrong.nonzero()[0].tolist())
     at = f" at {list(first)}" if first else ""
-    return (
-        f"{int(wrong.sum())} of {wrong.numel()} elements differ; got {got[first].item():.9g}{at}, "
-        f"expected {expected[first].item():.9g}"
-    )
+    numbers = [tensor[first].item() for tensor in (got, expected)]
+    values = [f"{one:.9g}" for one in numbers]
+    if values[0] == values[1]:
+        values = list(map(str, numbers))
+    return f"{int(wrong.sum())} of {wrong.numel()} elements differ; got {values[0]}{at}, expected {values[1]}"
 
 
 def gradients_of_rank(

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from reference.launch import RankPool, launched_ranks
 
 from .check_runner import VIEWS, Bench, HangError, RankError, cause_of, report
-from .class_under_test import Subject
+from .class_under_test import Subject, methods_of
 from .local_training import FindingError
 from .real_models import REAL_MODELS, Training, batch, mlp, trains
 from .training_programs import SPECIAL, program_of
@@ -165,20 +165,23 @@ def in_one_memory(rank: int, _world_size: int, subject: Subject) -> str:
 
 # Ranks that are interpreters of their own
 
-WORLD_SIZE = 5
+WORLD_SIZE, NEW = 5, 3
+"""Number of ranks, and how many of them are new interpreters, each of which takes seconds to start."""
+IMPORT_TIMEOUT_S = 180.0
 
 
 def check_interpreters(bench: Bench) -> None:
-    """Five ranks with hash seeds and addresses of their own, as under torchrun: no order may be that of a set."""
+    """Five ranks, most with hash seeds and addresses of their own, as under torchrun: no order may be a set's."""
     if launched_ranks() is not None:  # they are interpreters of their own
         _train_separately(bench)
         return
     size = WORLD_SIZE if bench.pool.backend == "gloo" else bench.world_size
-    with RankPool(size, backend=bench.pool.backend, device=bench.device, new_interpreters=True) as pool:
+    with RankPool(size, backend=bench.pool.backend, device=bench.device, new_interpreters=NEW) as pool:
         try:
+            pool.run(methods_of, bench.subject, timeout_s=IMPORT_TIMEOUT_S)
             _train_separately(Bench(bench.subject, pool, bench.effort))
         except (FindingError, RankError, HangError) as fault:
-            seeds = f"on {size} ranks that are new interpreters, so that sets have other orders"
+            seeds = f"on {size} ranks, of which {NEW} are new interpreters, so that their sets have other orders"
             raise FindingError(f"{seeds}: {cause_of(str(fault))}") from fault
 
 
