@@ -64,7 +64,7 @@ OTHERS_S = 2.0
 """How long to wait for what the other ranks report after one was lost or has lost another."""
 STACK_TIMEOUT_S, STACK_PAUSE_S = 1.0, 0.1
 """How long to wait for the first and for each further piece of a stack, because a stack has no end mark."""
-STACK_LINES = 8
+STACK_LINES = 24
 TAIL_LINES, TAIL_COLUMNS, TAIL_BYTES = 40, 200, 2**14
 """How much of the end of a rank's standard error a `RankError` shows, and how much of it is kept."""
 FINISH_PAUSE_S, FINISH_TIMEOUT_S = 0.01, 2.0
