@@ -11,6 +11,7 @@ import contextlib
 import ctypes
 import faulthandler
 import gc
+import importlib
 import math
 import multiprocessing
 import os
@@ -39,7 +40,7 @@ import torch.distributed.nn.functional  # before any process group exists, as it
 from torch._C._distributed_c10d import FileStore, TCPStore
 
 from .errors import CollectiveError, Error, RankError, RankLostError, RanksStillRunningError
-from .fork_server import Surroundings, ctrl_c_blocked, process_context
+from .fork_server import IMPORTED, Surroundings, ctrl_c_blocked, process_context
 from .launcher import LaunchedRanks, launched_ranks
 from .network_namespaces import DEVICE, Links, Uplinks, enter
 
@@ -580,6 +581,8 @@ def _serve(pipes: Sequence[Connection], surroundings: Surroundings, membership: 
     """Main function of a rank's process: run bodies, as a member of a pool, until the pipe closes."""
     connection, writes_stack, writes_errors = pipes
     surroundings.enter()
+    for name in IMPORTED:  # a new interpreter must not take the time for this in the middle of a body
+        importlib.import_module(name)
     os.dup2(writes_errors.fileno(), 2)
     writes_errors.close()
     faulthandler.enable(2)

@@ -4,7 +4,7 @@ import copy
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from types import SimpleNamespace
 from typing import Any
 
@@ -14,7 +14,8 @@ from torch import Tensor, nn
 from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_hook
 from torch.utils._pytree import tree_map_only
 
-from ddplab.learn.solutions import Buffered, Reversed, Static
+from ddplab.learn.solutions import Buffered, Reversed
+from reference.data_parallel import DistributedDataParallel
 from reference.minimal import BucketedDataParallel, NaiveDataParallel, OverlappedDataParallel
 
 LaunchesAsReady = Reversed
@@ -272,17 +273,17 @@ class InTheOrderOfASet(OverlappedDataParallel):
         self.buckets = [[named[name]] for name in set(named)]
 
 
-class LocalAfterNoSync(Static):
+class LocalAfterNoSync(DistributedDataParallel):
     """A static graph whose first pass is under `no_sync` is never averaged."""
 
-    def forward(self, *inputs: Any, **kwargs: Any) -> Any:
-        if self.static_graph and not self.passes and not self.synchronised:
-            self.is_local = True
-        return super().forward(*inputs, **kwargs)
+    is_first, is_local = True, False
 
-    def gradient_ready(self, parameter: Tensor) -> None:
-        if not getattr(self, "is_local", False):
-            super().gradient_ready(parameter)
+    def forward(self, *inputs: Any, **kwargs: Any) -> Any:
+        if self.is_first and self.static_graph:
+            self.is_local = not self.require_backward_grad_sync
+        self.is_first = False
+        with self.no_sync() if self.is_local else nullcontext():
+            return super().forward(*inputs, **kwargs)
 
 
 # Correct classes with other collectives than all-reduces
@@ -295,11 +296,12 @@ class ScattersAndGathers(Buffered):
         ranks = dist.get_world_size(self.process_group)
         whole = torch.cat([flat / ranks, flat.new_zeros(-len(flat) % ranks)])
         shard = whole.new_empty(len(whole) // ranks)
-        work = dist.reduce_scatter_tensor(shard, whole, group=self.process_group, async_op=True)
+        parts = list(whole.view(ranks, len(shard)))
+        work = dist.reduce_scatter(shard, parts, group=self.process_group, async_op=True)
 
         def wait() -> None:
             work.wait()
-            dist.all_gather_into_tensor(whole, shard, group=self.process_group)
+            dist.all_gather(parts, shard, group=self.process_group)
             flat.copy_(whole[: len(flat)])
 
         return SimpleNamespace(wait=wait)

@@ -181,7 +181,7 @@ def methods_of(_rank: int, _world_size: int, subject: Subject) -> list[str]:
     found = [name for name in METHODS if callable(getattr(wrapped, name, None))]
     if "register_comm_hook" in found:
         try:
-            wrapped.register_comm_hook(None, allreduce_hook)
+            wrapped.register_comm_hook(None, allreduce_hook)  # type: ignore[operator]
         except RuntimeError:  # it has a hook of its own
             found.remove("register_comm_hook")
     return found

@@ -46,9 +46,13 @@ def compare_large_values(rank: int, world_size: int, subject: Subject) -> str:
     """Average half-precision gradients whose sum over the ranks overflows, while the average does not."""
     for cap_mb, elements in ((1e-6, 4), (25.0, 4), (25.0, 2**19)):
         factors = [torch.full((elements,), 40_000.0 - 64 * one, dtype=torch.float16) for one in range(world_size)]
+
+        def run(module: nn.Module, _step: int, rank: int, factors: Sequence[Tensor] = factors) -> Tensor:
+            return module([factors[rank]] * 3)  # type: ignore[no-any-return]
+
         training = Training(subject, partial(_ScaledWeights, torch.float16, elements), bucket_cap_mb=cap_mb)
         for step in range(2):
-            training.backward(lambda module, _, rank, every=factors: module([every[rank]] * 3), step)
+            training.backward(run, step)
             for index, parameter in enumerate(training.module.parameters()):
                 if problem := outside(parameter.grad, torch.stack(factors).double(), torch.float16):
                     return (

@@ -168,7 +168,7 @@ BUFFERS: dict[str, Layout] = {
 def buffer_values(samples: int) -> dict[str, Tensor]:
     """Return what a model's buffers hold after so many samples, by name."""
     table = torch.arange(6).reshape(2, 3)
-    first = 0, table, table + 2**62, table.double() + 2**-40
+    first: tuple[Tensor | int, ...] = 0, table, table + 2**62, table.double() + 2**-40
     return {name: torch.tensor(samples) + one for name, one in zip(BUFFERS, first, strict=True)}
 
 

@@ -13,9 +13,11 @@ import psutil
 import torch
 from torch import Tensor, nn
 
-from reference.launch import RankPool, launched_ranks
+from reference.errors import RankError
+from reference.launch import RankPool
+from reference.launcher import launched_ranks
 
-from .check_runner import VIEWS, Bench, HangError, RankError, cause_of, report
+from .check_runner import VIEWS, Bench, HangError, cause_of, report
 from .class_under_test import Subject, methods_of
 from .local_training import FindingError
 from .real_models import REAL_MODELS, Training, batch, mlp, trains

@@ -348,7 +348,8 @@ class CollectiveGroup(dist.ProcessGroup):
         """Give every rank the parts of all ranks, in one tensor."""
         return self.allgather([list(whole.view(self.size(), *part.shape))], [part], opts)
 
-    _reduce_scatter_base, _allgather_base = reduce_scatter_single, all_gather_single  # their names in torch 2.11
+    _reduce_scatter_base: Any = reduce_scatter_single  # its name in torch 2.11
+    _allgather_base: Any = all_gather_single
 
     def barrier(self, opts: Any = None) -> ModelledWork:
         """Wait for all ranks."""
@@ -391,11 +392,11 @@ class ModelledGroup(CollectiveGroup):
         self.after_launch(number, future)
         return ModelledWork(future)
 
-    def send(self, tensors: Any, peer: int, tag: int = 0) -> ModelledWork:  # type: ignore[override]
+    def send(self, tensors: Any, peer: int, tag: int = 0) -> ModelledWork:
         """Send a tensor to a rank."""
         return self._transfer(tensors, (self.rank(), peer, tag))
 
-    def recv(self, tensors: Any, peer: int, tag: int = 0) -> ModelledWork:  # type: ignore[override]
+    def recv(self, tensors: Any, peer: int, tag: int = 0) -> ModelledWork:
         """Receive a tensor from a rank."""
         return self._transfer(tensors, (peer, self.rank(), tag))
 

@@ -10,14 +10,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..conformance.all_checks import CHECKS, SMALL_CAP, SPECIAL
+from ..conformance.all_checks import CHECKS, SMALL_CAP
 from ..conformance.bucket_layouts import RULES
 from ..conformance.check_runner import VIEWS, Bench, Check
 from ..conformance.class_under_test import Subject
 from ..conformance.local_training import FindingError, compare, gradients_of_rank, run_locally, same
 from ..conformance.overlap import MODELS, MS, EmulatedSchedule, Network, late_launches, schedule_of, trace_of_layers
 from ..conformance.real_models import REAL_MODELS, Training, mean_square, trains
-from ..conformance.training_programs import PLAIN, Net, Program, Seen, Weight, program_of, run_on_rank
+from ..conformance.training_programs import PLAIN, SPECIAL, Net, Program, Seen, Weight, program_of, run_on_rank
 from .learner_file import LearnerClass
 
 FAST = Network("8 ranks at 2400 Gbit/s", 8, 3_000, 300e9)

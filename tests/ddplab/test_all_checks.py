@@ -72,7 +72,7 @@ def test_functions_that_wrap_a_module_pass_as_classes_do(bench_of, name):
         ("EndsAtAnyBackwardPass", "several backward passes", "autograd.grad of the inputs first: iteration 0"),
         ("CopyStaysLocal", "several modules", "a deep copy is trained on its own rank only, although"),
         ("AveragesInTrainingModeOnly", "accumulation", "gradient of"),
-        ("DividesAfterTheSum", "special values", "half-precision gradient 0, 40000 on this rank"),
+        ("DividesAfterTheSum", "special values", "half-precision gradient 0 of 4 elements, 40000 on this rank"),
         ("SkipsSubclasses", "special parameters", "parameters of a subclass of Tensor: iteration 0"),
         ("KeepsBucketsOfAFailedPass", "a backward pass that raises", "an error after the last gradient on ranks"),
         ("AveragesFiftyTimes", "a long run", "iteration 50, rank 0: gradient of 'layers.0.weight'"),
