@@ -6,14 +6,10 @@ a method `optimizer`, which makes the optimiser. A model called `emulated:TRACE`
 computing.
 """
 
-import importlib
-import os
-import sys
 from collections.abc import Callable
 from contextlib import nullcontext
 from dataclasses import dataclass
 from functools import partial
-from types import ModuleType
 from typing import Any
 
 import torch
@@ -27,26 +23,10 @@ from reference.trace import Trace
 from simulator.catalogue import unknown
 
 from .emulation.emulated_device import EmulatedTraining
+from .name_clashes import import_first_here
 
 Loss = Callable[[nn.Module], Tensor]
 Model = tuple[nn.Module, Loss]
-
-
-def import_first_here(name: str) -> ModuleType:
-    """Import a module that a user names; the working directory comes first, as with `python -m`.
-
-    It comes first for this import only: a folder `reference` or a file `torch.py` there must not replace the modules
-    of this project or torch, which are imported as they are needed.
-
-    Raises:
-        ImportError: There is no such module.
-    """
-    here = os.getcwd()
-    sys.path.insert(0, here)
-    try:
-        return importlib.import_module(name)
-    finally:
-        sys.path.remove(here)
 
 
 def resolve(name: str) -> Callable[[], Model]:

@@ -7,13 +7,32 @@ import os
 import sys
 from collections.abc import Iterator
 from contextlib import suppress
+from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
+from types import ModuleType
 
 NAMES = ("reference", "simulator")
 """Packages that ddplab installs beside its own."""
 HOME = Path(__file__).resolve().parent.parent
 """Folder of the three packages."""
+
+
+def import_first_here(name: str) -> ModuleType:
+    """Import a module that a user names; the working directory comes first, as with `python -m`.
+
+    It comes first for this import only: a folder `reference` or a file `torch.py` there must not replace the modules
+    of this project or torch, which are imported as they are needed.
+
+    Raises:
+        ImportError: There is no such module.
+    """
+    here = os.getcwd()
+    sys.path.insert(0, here)
+    try:
+        return import_module(name)
+    finally:
+        sys.path.remove(here)
 
 
 def check_own_packages() -> None:

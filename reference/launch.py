@@ -11,6 +11,7 @@ import contextlib
 import ctypes
 import faulthandler
 import gc
+import importlib
 import math
 import multiprocessing
 import os
@@ -39,7 +40,7 @@ import torch.distributed.nn.functional  # before any process group exists, as it
 from torch._C._distributed_c10d import FileStore, TCPStore
 
 from .errors import CollectiveError, Error, RankError, RankLostError, RanksStillRunningError
-from .fork_server import Surroundings, ctrl_c_blocked, process_context
+from .fork_server import IMPORTED, Surroundings, ctrl_c_blocked, process_context
 from .launcher import LaunchedRanks, launched_ranks
 from .network_namespaces import DEVICE, Links, Uplinks, enter
 
@@ -64,7 +65,7 @@ OTHERS_S = 2.0
 """How long to wait for what the other ranks report after one was lost or has lost another."""
 STACK_TIMEOUT_S, STACK_PAUSE_S = 1.0, 0.1
 """How long to wait for the first and for each further piece of a stack, because a stack has no end mark."""
-STACK_LINES = 8
+STACK_LINES = 24
 TAIL_LINES, TAIL_COLUMNS, TAIL_BYTES = 40, 200, 2**14
 """How much of the end of a rank's standard error a `RankError` shows, and how much of it is kept."""
 FINISH_PAUSE_S, FINISH_TIMEOUT_S = 0.01, 2.0
@@ -153,6 +154,8 @@ class RankPool(contextlib.AbstractContextManager["RankPool"]):
         pinned: Whether each rank, with its network threads, runs on its own share of the processor's cores (Linux).
         device: Where ranks train, `cpu` or `cuda`; ranks share GPUs if there are fewer, which NCCL refuses. None: on
             their GPUs with NCCL, otherwise on the CPU.
+        new_interpreters: How many of the ranks, from the first, are new interpreters with hash seeds of their own, as
+            under torchrun, so that they order sets differently. Forks share hashes and addresses, and start faster.
 
     Raises:
         ValueError: The launcher has started fewer ranks, or virtual links are wanted under a launcher.
@@ -167,6 +170,7 @@ class RankPool(contextlib.AbstractContextManager["RankPool"]):
     uplinks: Uplinks | None = None
     pinned: bool = False
     device: str | None = None
+    new_interpreters: int = 0
 
     def __post_init__(self) -> None:
         if self.world_size < 1:
@@ -253,7 +257,11 @@ class RankPool(contextlib.AbstractContextManager["RankPool"]):
             membership = _Membership(rank, self.world_size, store, self.backend, self.timeout_s, seat)
             launched = self._launched and self._launched.all()[rank].connection
             try:
-                self._ranks.append(_LaunchedRank(launched, membership) if launched else _StartedRank(membership))
+                self._ranks.append(
+                    _LaunchedRank(launched, membership)
+                    if launched
+                    else _StartedRank(membership, is_fork=rank >= self.new_interpreters)
+                )
             except OSError:
                 raise Error(f"{self.name(rank)} was lost; start the program again") from None
 
@@ -342,7 +350,7 @@ class RankPool(contextlib.AbstractContextManager["RankPool"]):
         if kind == _FAILURE:  # the first failure is the cause: other ranks fail because they lost that rank
             if isinstance(value, CollectiveError) and (lost := self._exited_beside(rank)) is not None:
                 return self._receive(lost)
-            cause = str(value).strip().splitlines()[-1]
+            cause = _first_line(value)
             raise type(value)(
                 rank, f"{self.name(rank)} failed: {cause}; the other ranks were ended. Traceback:\n\n{value}"
             )
@@ -359,7 +367,7 @@ class RankPool(contextlib.AbstractContextManager["RankPool"]):
         """What another rank reports after one was lost; with `debug=True` it names launches that do not match."""
         for rank, report in self._reports_beside(lost):
             if report is not None and report[0] == _FAILURE and isinstance(report[1], RankError):
-                return f". {self.name(rank).capitalize()} then failed: {str(report[1]).strip().splitlines()[-1]}"
+                return f". {self.name(rank).capitalize()} then failed: {_first_line(report[1])}"
         return ""
 
     def _reports_beside(self, one: int) -> Iterator[tuple[int, tuple[int, Any] | None]]:
@@ -462,14 +470,14 @@ class _LaunchedRank:
 class _StartedRank:
     """A rank's process on this machine; bodies, results and progress pass through `connection`."""
 
-    def __init__(self, membership: "_Membership") -> None:
-        context = process_context()
+    def __init__(self, membership: "_Membership", *, is_fork: bool) -> None:
+        context = process_context() if is_fork else multiprocessing.get_context("spawn")
         pipes = [context.Pipe(duplex=True), context.Pipe(duplex=False), context.Pipe(duplex=False)]
         (self.connection, self._stack, errors), theirs = zip(*pipes, strict=True)
         surroundings = Surroundings()
         arguments = (theirs, surroundings, membership)
         self._process: BaseProcess = context.Process(target=_serve, args=arguments, name=f"rank {membership.rank}")
-        with ctrl_c_blocked():
+        with ctrl_c_blocked(), _hash_seed(membership.rank + 1):
             self._process.start()
         surroundings.close()
         for pipe in theirs:
@@ -515,6 +523,27 @@ class _StartedRank:
         return self._standard_error.tail()
 
 
+def _first_line(failure: RankError) -> str:
+    """Return the first line of an error's message, after its traceback; a later line may be a detail."""
+    lines = str(failure).strip().splitlines()
+    start = max(
+        (number for number, line in enumerate(lines) if line.startswith("Traceback (most recent")), default=-1
+    )
+    return next((line for line in lines[start + 1 :] if line and not line.startswith(" ")), lines[-1])
+
+
+@contextlib.contextmanager
+def _hash_seed(seed: int) -> Iterator[None]:
+    """Give interpreters that are started in this context a hash seed; a fork keeps that of its server."""
+    before = os.environ.get("PYTHONHASHSEED")
+    os.environ["PYTHONHASHSEED"] = str(seed)
+    try:
+        yield
+    finally:
+        del os.environ["PYTHONHASHSEED"]
+        os.environ.update({} if before is None else {"PYTHONHASHSEED": before})
+
+
 @dataclass(frozen=True)
 class Seat:
     """What a rank has of its machine.
@@ -552,6 +581,8 @@ def _serve(pipes: Sequence[Connection], surroundings: Surroundings, membership: 
     """Main function of a rank's process: run bodies, as a member of a pool, until the pipe closes."""
     connection, writes_stack, writes_errors = pipes
     surroundings.enter()
+    for name in IMPORTED:  # a new interpreter must not take the time for this in the middle of a body
+        importlib.import_module(name)
     os.dup2(writes_errors.fileno(), 2)
     writes_errors.close()
     faulthandler.enable(2)

@@ -4,16 +4,18 @@ import copy
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from types import SimpleNamespace
 from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
+from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_hook
 from torch.utils._pytree import tree_map_only
 
 from ddplab.learn.solutions import Buffered, Reversed
+from reference.data_parallel import DistributedDataParallel
 from reference.minimal import BucketedDataParallel, NaiveDataParallel, OverlappedDataParallel
 
 LaunchesAsReady = Reversed
@@ -188,6 +190,160 @@ class KeepsBucketsOfAFailedPass(Buffered):
         super().average_gradients()
         for in_flight in self.failed:
             self.finish(*in_flight)
+
+
+class AveragesFiftyTimes(OverlappedDataParallel):
+    """Later gradients stay local."""
+
+    launched = 0
+
+    def launch(self, parameters: list[nn.Parameter]) -> Any:
+        self.launched += parameters is self.buckets[0]
+        if self.launched <= 50:
+            return super().launch(parameters)
+        flat = torch.cat([self.gradient(parameter).flatten() for parameter in parameters])
+        return parameters, flat, SimpleNamespace(wait=lambda: None)
+
+
+class KeepsEveryBucket(OverlappedDataParallel):
+    def launch(self, parameters: list[nn.Parameter]) -> Any:
+        self.__dict__.setdefault("kept", []).append(super().launch(parameters))
+        return self.kept[-1]
+
+
+class SendsOneMebibyte(Buffered):
+    """The rest of a bucket is not sent."""
+
+    def send(self, flat: Tensor, parameters: list[nn.Parameter]) -> Any:
+        flat /= dist.get_world_size(self.process_group)
+        return dist.all_reduce(flat[: 2**20 // flat.element_size()], group=self.process_group, async_op=True)
+
+
+class RoundsBuffers(Buffered):
+    """Buffers of all dtypes are sent in double precision."""
+
+    def send_from(self, source: int, tensors: Iterator[Tensor]) -> None:
+        for tensor in tensors:
+            sent = tensor.detach().double()
+            dist.broadcast(sent, group_src=source, group=self.process_group)
+            tensor.detach().copy_(sent)
+
+
+class SeparatesParameters(OverlappedDataParallel):
+    """Parameters that shared memory get memory of their own."""
+
+    def __init__(self, module: nn.Module, **options: Any) -> None:
+        for parameter in module.parameters():
+            parameter.data = parameter.data.clone()
+        super().__init__(module, **options)
+
+
+class RemovesHooks(OverlappedDataParallel):
+    """Hooks of the script are lost."""
+
+    def __init__(self, module: nn.Module, **options: Any) -> None:
+        for parameter in module.parameters():
+            (parameter._backward_hooks or {}).clear()
+        super().__init__(module, **options)
+
+
+class StartsAgainInForward(Buffered):
+    """A checkpoint that runs a layer again in the backward pass makes the class forget its buckets."""
+
+    def __init__(self, module: nn.Module, **options: Any) -> None:
+        super().__init__(module, **options)
+        for layer in module.modules():
+            layer.register_forward_pre_hook(self.start_again)
+
+    def start_again(self, *_: Any) -> None:
+        self.waiting = []
+
+
+class WrongOnSevenRanks(Sums):
+    def factor(self) -> float:
+        return 0.5 if dist.get_world_size() == 7 else 1
+
+
+class InTheOrderOfASet(OverlappedDataParallel):
+    """Forks have equal hashes, new interpreters have not."""
+
+    def __init__(self, module: nn.Module, **options: Any) -> None:
+        super().__init__(module, **options)
+        named = {name: one for name, one in module.named_parameters() if one.requires_grad}
+        self.buckets = [[named[name]] for name in set(named)]
+
+
+class LocalAfterNoSync(DistributedDataParallel):
+    """A static graph whose first pass is under `no_sync` is never averaged."""
+
+    is_first, is_local = True, False
+
+    def forward(self, *inputs: Any, **kwargs: Any) -> Any:
+        if self.is_first and self.static_graph:
+            self.is_local = not self.require_backward_grad_sync
+        self.is_first = False
+        with self.no_sync() if self.is_local else nullcontext():
+            return super().forward(*inputs, **kwargs)
+
+
+# Correct classes with other collectives than all-reduces
+
+
+class ScattersAndGathers(Buffered):
+    """As in ZeRO."""
+
+    def send(self, flat: Tensor, parameters: list[nn.Parameter]) -> Any:
+        ranks = dist.get_world_size(self.process_group)
+        whole = torch.cat([flat / ranks, flat.new_zeros(-len(flat) % ranks)])
+        shard = whole.new_empty(len(whole) // ranks)
+        parts = list(whole.view(ranks, len(shard)))
+        work = dist.reduce_scatter(shard, parts, group=self.process_group, async_op=True)
+
+        def wait() -> None:
+            work.wait()
+            dist.all_gather(parts, shard, group=self.process_group)
+            flat.copy_(whole[: len(flat)])
+
+        return SimpleNamespace(wait=wait)
+
+
+class ReducesAndBroadcasts(Buffered):
+    """As with a parameter server."""
+
+    def send(self, flat: Tensor, parameters: list[nn.Parameter]) -> Any:
+        flat /= dist.get_world_size(self.process_group)
+        work = dist.reduce(flat, group_dst=0, group=self.process_group, async_op=True)
+        return SimpleNamespace(
+            wait=lambda: (work.wait(), dist.broadcast(flat, group_src=0, group=self.process_group))
+        )
+
+
+class SendsAround(Buffered):
+    """Each rank adds up what goes around the ring."""
+
+    def send(self, flat: Tensor, parameters: list[nn.Parameter]) -> Any:
+        ranks, rank = dist.get_world_size(self.process_group), dist.get_rank(self.process_group)
+        total = passing = flat / ranks
+
+        def wait() -> None:
+            nonlocal total, passing
+            for _ in range(ranks - 1):
+                received = torch.empty_like(passing)
+                sent = dist.isend(passing, group_dst=(rank + 1) % ranks, group=self.process_group)
+                dist.recv(received, group_src=(rank - 1) % ranks, group=self.process_group)
+                sent.wait()
+                total, passing = total + received, received
+            flat.copy_(total)
+
+        return SimpleNamespace(wait=wait)
+
+
+class HasAHook(nn.parallel.DistributedDataParallel):
+    """torch's class with a comm hook of its own."""
+
+    def __init__(self, module: nn.Module, **options: Any) -> None:
+        super().__init__(module, **options)
+        self.register_comm_hook(None, allreduce_hook)
 
 
 def wrong_on_rank_0(rank: int, _world_size: int, _subject: Any) -> str:

@@ -22,16 +22,18 @@ from . import (
     several_modules,
     uneven_inputs,
     unused_parameters,
+    usual_scripts,
 )
 from . import groups_and_ignored_parameters as groups
 from .check_runner import VIEWS, Bench, Check, cause_of
 from .class_under_test import NotSupportedError
 from .local_training import HABITS, FindingError, differences
-from .overlap import EmulatedSchedule, compare, late_launches, schedules_of
-from .random_timing import check_timing
+from .overlap import EmulatedSchedule, averages_by_a_call, compare, late_launches, schedules_of
+from .random_timing import check_timing, not_modelled
 from .training_programs import (
     BUFFER_OPTIONS,
     PLAIN,
+    SPECIAL,
     Kind,
     Weight,
     Zero,
@@ -41,18 +43,6 @@ from .training_programs import (
 
 # Fixed scenarios
 
-SPECIAL = (
-    Weight((3,)),
-    Weight((2,), dtype="float64", depth=1),
-    Weight((), frozen=True),
-    Weight((3,), tied_to=0),
-    Weight((0,)),
-    Weight(()),
-    Weight((2, 2), dtype="float64"),
-    Weight((3, 4), layout="transposed"),
-    Weight((2, 3, 2, 2), layout="channels last"),
-)
-"""Parameters of which each has something unusual."""
 SMALL_CAP = {"bucket_cap_mb": 5e-5}
 """A cap that gives `PLAIN` several buckets."""
 
@@ -71,6 +61,8 @@ def overlap(bench: Bench) -> None:
     """All-reduces of several buckets are launched in one order, the first ones before the backward pass ends."""
     for schedule in schedules(bench):
         if problem := late_launches(schedule):
+            if averages_by_a_call(bench.subject):
+                raise NotSupportedError("it averages after the backward pass, by a call of the script: no overlap")
             raise FindingError(f"{schedule.model} on {schedule.network}: {problem}")
 
 
@@ -89,9 +81,7 @@ def schedules(bench: Bench) -> Sequence[EmulatedSchedule]:
     except NoTurnError as error:
         raise NotSupportedError(cause_of(str(error))) from None
     except RankError as error:
-        if isinstance(error.__cause__, NotImplementedError):
-            raise NotSupportedError(f"virtual time: {error}") from None
-        raise
+        raise not_modelled(error) or error from None
     return bench.schedules
 
 
@@ -111,12 +101,15 @@ def construction(bench: Bench) -> None:
 def special_parameters(bench: Bench) -> None:
     """Frozen, tied, empty and scalar parameters, of two dtypes, in any order of memory, and of subclasses of Tensor.
 
+    Parameters that share one piece of memory go on to do so.
+
     A class may refuse a subclass with an error.
     """
     for cap_mb in (1e-6, 25.0):
         run_program(bench, SPECIAL, options={"bucket_cap_mb": cap_mb})
     make, what = real_models.with_subclasses, "parameters of a subclass of Tensor"
     bench.averages_or_raises(real_models.trains, make=make, what=what)
+    bench.try_body(usual_scripts.in_one_memory)
 
 
 FIXED: Mapping[str, Sequence[dict[str, Any]]] = {
@@ -156,6 +149,7 @@ def large_gradients(bench: Bench) -> None:
 
     for options in bench.variants({"bucket_cap_mb": 25.0}, VIEWS):
         run_program(bench, weights, used=shuffled, options=options)
+        bench.try_body(real_models.trains, **usual_scripts.LARGE, **options)
     if "find_unused_parameters" in bench.subject.options:
         for options in bench.variants({"bucket_cap_mb": 25.0, "find_unused_parameters": True}, VIEWS):
             run_program(bench, weights, used=some, options=options)
@@ -306,7 +300,8 @@ CHECKS: dict[str, Check] = {
     "nested outputs": unused_parameters.check_outputs,
     "untouched gradients": check_of(unused_parameters.untouched_gradients, "find_unused_parameters"),
     "mixed precision": number_formats.check_mixed_precision,
-    "checkpoints": check_of(real_models.trains, "static_graph", **backward_passes.CHECKPOINTS),
+    "checkpoints": backward_passes.check_checkpoints,
+    "hooks of the script": usual_scripts.check_hooks,
     "skipped all-reduces": unused_parameters.check_skipped,
     "list of bucket caps": bucket_layouts.check_list,
     "several backward passes": backward_passes.check_several,
@@ -323,6 +318,8 @@ CHECKS: dict[str, Check] = {
     "unused parameters": unused,
     "static graph": static_graph,
     "gradient views": gradient_views,
+    "a long run": usual_scripts.check_long,
+    "new interpreters": usual_scripts.check_interpreters,
     "same as another": compare_two_classes.check,
     "random programs": Bench.try_random,
     "state machine": long_programs,

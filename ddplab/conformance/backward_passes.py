@@ -6,6 +6,7 @@ Whatever a script does, the class must average its gradients or raise an error; 
 import time
 from collections.abc import Sequence
 from contextlib import suppress
+from functools import partial
 from typing import Any
 
 import torch
@@ -234,10 +235,8 @@ def raises_before_the_first_gradient(
         loss = usual(wrapped, step, rank)
         if fails:
             loss = _raises(loss, [1]) if where == "outside" else loss
-            try:
+            with suppress(ArithmeticError):  # without `finish`, which the other ranks call once
                 loss.backward(retain_graph=True)
-            except ArithmeticError:
-                training.finish()
             if older is not None:
                 loss = older
             elif then == "new iteration":
@@ -259,15 +258,21 @@ FIRST = {"frozen in part": frozen_in_part, "parameters frozen for a pass": froze
     name: run for name, run in PASSES.items() if name not in ("a gradient penalty", FORCES)
 }
 """First passes of a static graph that differ from the later ones."""
+LOCAL = "under no_sync"
 
 
 def static_graph_first(_rank: int, _world_size: int, subject: Subject, first: str) -> str:
-    """Train a static graph whose first pass is one of `FIRST`; returns what is wrong."""
+    """Train a static graph whose first pass is one of `FIRST`, or `LOCAL`; returns what is wrong."""
     training = Training(subject, _Branches, static_graph=True)
     for step in range(STEPS):
-        run = usual if step else FIRST[first]
-        training.backward(run, step)
-        if run is not frozen_in_part and (problem := training.wrong(run, step)):
+        run = usual if step else FIRST.get(first, usual)
+        is_local = first == LOCAL and not step
+        if is_local:
+            with subject.no_sync(training.wrapped):
+                usual(training.wrapped, step, training.rank).backward()
+        else:
+            training.backward(run, step)
+        if run is not frozen_in_part and not is_local and (problem := training.wrong(run, step)):
             return f"the first pass of a static graph: {first}: {problem}"
     return ""
 
@@ -281,21 +286,24 @@ def uses_torchs_reducer(_rank: int, _world_size: int, subject: Subject) -> bool:
 
 
 class _Checkpointed(nn.Module):
-    """A layer that two re-entrant checkpoints share; they need an input that requires a gradient."""
+    """Layers that two checkpoints share; re-entrant ones need an input that requires a gradient."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, reentrant: bool) -> None:
         super().__init__()
-        self.shared, self.head = nn.Linear(6, 6), nn.Linear(6, 3)
+        self.reentrant = reentrant
+        self.shared = nn.Sequential(nn.Linear(6, 6), nn.Tanh(), nn.Linear(6, 6))
+        self.head = nn.Linear(6, 3)
 
     def forward(self, x: Tensor) -> Tensor:
         x = x.detach().requires_grad_()
         for _ in range(2):
-            x = checkpoint(self.shared, x, use_reentrant=True).tanh()
+            x = checkpoint(self.shared, x, use_reentrant=self.reentrant).tanh()
         return self.head(x)  # type: ignore[no-any-return]
 
 
-CHECKPOINTS = {"make": _Checkpointed, "static_graph": True}
-"""Arguments of `trains`."""
+def _around(module: nn.Module, step: int, rank: int) -> Tensor:
+    output: Tensor = checkpoint(module, _inputs(step, rank), use_reentrant=False)
+    return output.square().mean()
 
 
 class _Scaled(nn.Module):
@@ -352,6 +360,20 @@ def nested_no_sync(rank: int, _world_size: int, subject: Subject) -> str:
 # Checks
 
 
+def check_checkpoints(bench: Bench) -> None:
+    """Activation checkpoints in the module: the default ones, and re-entrant ones under a static graph.
+
+    A checkpoint around the wrapped module may end with an error instead.
+    """
+    for reentrant in (False, True):
+        what = f"activation checkpoints with use_reentrant={reentrant}"
+        how: dict[str, Any] = {"make": partial(_Checkpointed, reentrant=reentrant), "what": what}
+        for options in bench.variants({}, "static_graph", VIEWS):
+            if "static_graph" in options or not reentrant:
+                bench.try_body(trains, **how, **options)
+    bench.averages_or_raises(trains, run=_around, what="a checkpoint around the wrapped module")
+
+
 def check_several(bench: Bench) -> None:
     """Several backward passes, an evaluation in between or a gradient in the loss: gradients are averaged."""
     for name, run in PASSES.items():
@@ -381,7 +403,7 @@ def check_raising(bench: Bench) -> None:
 def check_static_first(bench: Bench) -> None:
     """A static graph whose first pass differs: later gradients are averaged, or the class raises an error."""
     bench.needs("static_graph")
-    for first in FIRST:
+    for first in (*FIRST, *([LOCAL] if "no_sync" in bench.methods else [])):
         try:
             bench.averages_or_raises(static_graph_first, first)
         except FindingError as finding:

@@ -30,6 +30,10 @@ START_TIMEOUT_S = 60.0
 """Time-out of the first program, which starts the ranks."""
 
 
+KIT = ("/ddplab/conformance/", "/ddplab/learn/checks.py", "/ddplab/emulation/", "/reference/launch.py")
+"""Parts of the paths of files whose calls are not those of a class."""
+
+
 class HangError(BaseException):
     """A program hung. Not an `Exception`, so that Hypothesis does not repeat it to find a smaller one."""
 
@@ -248,6 +252,13 @@ def report(problems: Sequence[str]) -> None:
 def cause_of(message: str) -> str:
     """Return the cause of a rank's failure, without its traceback and without the advice on uneven inputs.
 
-    The advice never applies, because a check with uneven inputs trains inside `join()`.
+    The advice never applies, because a check with uneven inputs trains inside `join()`. Of the stacks of ranks that
+    hang, the calls in the class and its callees are left, down to those of the kit.
     """
-    return message.partition(" Traceback:\n")[0].replace(f": {UNEVEN}", "")
+    shown, is_kit = [], False
+    for line in message.partition(" Traceback:\n")[0].replace(f": {UNEVEN}", "").splitlines():
+        is_frame = line.startswith("  File ")
+        is_kit = is_frame and (is_kit or any(path in line for path in KIT))
+        if not is_kit and not (is_frame and "<frozen " in line):
+            shown.append(line)
+    return "\n".join(shown)

@@ -20,11 +20,12 @@ from types import ModuleType
 from typing import Any
 
 from torch import nn
+from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_hook
 from torch.optim import Optimizer
 
 from reference.launch import rank_device
 
-from ..models import import_first_here
+from ..name_clashes import import_first_here
 
 CAP_NAMES = ("bucket_cap_mb", "bucket_size_mb")
 """Names of the argument with the bucket cap in MB."""
@@ -169,7 +170,7 @@ def buckets_of(wrapped: Any) -> tuple[tuple[int, ...], ...] | None:
 
 
 def methods_of(_rank: int, _world_size: int, subject: Subject) -> list[str]:
-    """Return which of `METHODS` a wrapped module has.
+    """Return which of `METHODS` a wrapped module has; a comm hook does not count if it raises a RuntimeError.
 
     Raises:
         TypeError: The subject does not return a module.
@@ -177,4 +178,10 @@ def methods_of(_rank: int, _world_size: int, subject: Subject) -> list[str]:
     wrapped = subject.wrap(nn.Linear(2, 1).to(rank_device()))
     if not isinstance(wrapped, nn.Module):
         raise TypeError(f"it returned {type(wrapped).__name__} instead of a module")
-    return [name for name in METHODS if callable(getattr(wrapped, name, None))]
+    found = [name for name in METHODS if callable(getattr(wrapped, name, None))]
+    if "register_comm_hook" in found:
+        try:
+            wrapped.register_comm_hook(None, allreduce_hook)  # type: ignore[operator]
+        except RuntimeError:  # it has a hook of its own
+            found.remove("register_comm_hook")
+    return found

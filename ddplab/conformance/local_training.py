@@ -158,32 +158,35 @@ def check_program(
     return [habit for habit in habits if first[habit] is None]
 
 
-def findings(seen: Sequence[Sequence[Seen]], expected: Sequence[Sequence[Seen]]) -> Iterator[tuple[int, str]]:
+def findings(
+    seen: Sequence[Sequence[Seen]], expected: Sequence[Sequence[Seen]], rtol: float = 0.0
+) -> Iterator[tuple[int, str]]:
     """Yield iteration and description of each difference.
 
     Args:
         seen: What the ranks saw, by rank and step.
         expected: What they must see, by step and rank.
+        rtol: Largest relative error.
     """
     for number, of_step in enumerate(expected):
         for rank, want in enumerate(of_step):
-            if problem := compare(seen[rank][number], want, iteration=number, rank=rank):
+            if problem := compare(seen[rank][number], want, iteration=number, rank=rank, rtol=rtol):
                 yield number, problem
 
 
-def compare(got: Seen, expected: Seen, *, iteration: int, rank: int) -> str:
-    """Compare what a rank saw with what it must see, exactly.
+def compare(got: Seen, expected: Seen, *, iteration: int, rank: int, rtol: float = 0.0) -> str:
+    """Compare what a rank saw with what it must see, exactly or up to a relative error.
 
     Returns:
         Iteration, rank, parameter, bucket and ratio of the first difference; empty if there is none.
     """
-    for kind, name, how in differences(got, expected):
+    for kind, name, how in differences(got, expected, rtol):
         bucket = _bucket_of(list(expected.parameters).index(name), got.buckets) if kind == "gradient" else ""
         return f"iteration {iteration}, rank {rank}: {kind} of {name!r}{bucket}: {how}"
     return ""
 
 
-def differences(got: Seen, expected: Seen) -> Iterator[tuple[str, str, str]]:
+def differences(got: Seen, expected: Seen, rtol: float = 0.0) -> Iterator[tuple[str, str, str]]:
     """Yield kind, name and description of each tensor that differs."""
     for kind, mine, theirs in (
         ("gradient", got.gradients, expected.gradients),
@@ -191,7 +194,7 @@ def differences(got: Seen, expected: Seen) -> Iterator[tuple[str, str, str]]:
         ("buffer", got.buffers, expected.buffers),
     ):
         for name, want in theirs.items():
-            if not same(mine.get(name), want):
+            if not same(mine.get(name), want, rtol):
                 yield kind, name, describe_difference(mine.get(name), want)
 
 
@@ -212,15 +215,16 @@ def describe_difference(got: Tensor | None, expected: Tensor | None) -> str:
         return f"got {got.dtype} {tuple(got.shape)}, expected {expected.dtype} {tuple(expected.shape)}"
     wrong = (got != expected) & ~(got.isnan() & expected.isnan())
     ratios = (got[wrong].double() / expected[wrong].double()).unique()
-    if len(ratios) == 1 and bool(ratios.isfinite()):
+    if len(ratios) == 1 and bool(ratios.isfinite()) and abs(float(ratios[0]) - 1) > 1e-6:
         share = "" if bool(wrong.all()) else f" at {int(wrong.sum())} of {wrong.numel()} elements"
         return f"{float(ratios[0]):.6g} times the expected value{share}"
     first = tuple(wrong.nonzero()[0].tolist())
     at = f" at {list(first)}" if first else ""
-    return (
-        f"{int(wrong.sum())} of {wrong.numel()} elements differ; got {got[first].item():.9g}{at}, "
-        f"expected {expected[first].item():.9g}"
-    )
+    numbers = [tensor[first].item() for tensor in (got, expected)]
+    values = [f"{one:.9g}" for one in numbers]
+    if values[0] == values[1]:
+        values = list(map(str, numbers))
+    return f"{int(wrong.sum())} of {wrong.numel()} elements differ; got {values[0]}{at}, expected {values[1]}"
 
 
 def gradients_of_rank(

@@ -19,9 +19,9 @@ PRECISIONS = ((torch.bfloat16, torch.bfloat16), (torch.float16, torch.float32), 
 class _ScaledWeights(nn.Module):
     """Three weights; the gradient of each is a factor that the caller gives."""
 
-    def __init__(self, dtype: torch.dtype) -> None:
+    def __init__(self, dtype: torch.dtype, elements: int = 4) -> None:
         super().__init__()
-        self.weights = nn.ParameterList(nn.Parameter(torch.ones(4, dtype=dtype)) for _ in range(3))
+        self.weights = nn.ParameterList(nn.Parameter(torch.ones(elements, dtype=dtype)) for _ in range(3))
 
     def forward(self, factors: Sequence[Tensor]) -> Tensor:
         scaled = [one * factor for one, factor in zip(self.weights, factors, strict=True)]
@@ -44,15 +44,19 @@ def compare_special_values(rank: int, world_size: int, subject: Subject) -> str:
 
 def compare_large_values(rank: int, world_size: int, subject: Subject) -> str:
     """Average half-precision gradients whose sum over the ranks overflows, while the average does not."""
-    factors = [torch.full((4,), 40_000.0 - 64 * one, dtype=torch.float16) for one in range(world_size)]
-    for cap_mb in (1e-6, 25.0):
-        training = Training(subject, partial(_ScaledWeights, torch.float16), bucket_cap_mb=cap_mb)
+    for cap_mb, elements in ((1e-6, 4), (25.0, 4), (25.0, 2**19)):
+        factors = [torch.full((elements,), 40_000.0 - 64 * one, dtype=torch.float16) for one in range(world_size)]
+
+        def run(module: nn.Module, _step: int, rank: int, factors: Sequence[Tensor] = factors) -> Tensor:
+            return module([factors[rank]] * 3)  # type: ignore[no-any-return]
+
+        training = Training(subject, partial(_ScaledWeights, torch.float16, elements), bucket_cap_mb=cap_mb)
         for step in range(2):
-            training.backward(lambda module, _, rank: module([factors[rank]] * 3), step)
+            training.backward(run, step)
             for index, parameter in enumerate(training.module.parameters()):
                 if problem := outside(parameter.grad, torch.stack(factors).double(), torch.float16):
                     return (
-                        f"iteration {step}, rank {rank}: half-precision gradient {index}, "
+                        f"iteration {step}, rank {rank}: half-precision gradient {index} of {elements} elements, "
                         f"{factors[rank][0]:g} on this rank: {problem}"
                     )
     return ""

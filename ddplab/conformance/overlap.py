@@ -146,13 +146,15 @@ def schedules_of(subject: Subject) -> Iterator[EmulatedSchedule]:
             yield schedule_of(subject, trace, network)
 
 
-def emulated(subject: Subject, trace: Trace, network: Network, **settings: Any) -> Prediction:
+def emulated(
+    subject: Subject, trace: Trace, network: Network, *, finishes: bool = True, **settings: Any
+) -> Prediction:
     """Emulate one model on one network; arguments and errors are those of `schedule_of`."""
     fabric = Fabric.from_alpha_beta(alpha_ns=network.latency_ns, bytes_per_s=network.bytes_per_s)
     return emulate(
         *(trace, fabric),
         world_size=network.world_size,
-        reducer=reducer_of(subject),
+        reducer=reducer_of(subject, finishes=finishes),
         assume=False,
         **{"bucket_cap_mb": CAP_MB} | settings,
     )
@@ -165,7 +167,8 @@ def schedule_of(subject: Subject, trace: Trace, network: Network, **settings: An
         subject: The class.
         trace: The model.
         network: The network.
-        settings: Further settings for `emulate`; the bucket cap is `CAP_MB` without one.
+        settings: Further settings for `emulate`; the bucket cap is `CAP_MB` without one. `finishes=False`: the script
+            does not call what must follow a backward pass.
 
     Raises:
         RankError: As for `schedules_of`.
@@ -194,7 +197,12 @@ def schedule_of(subject: Subject, trace: Trace, network: Network, **settings: An
     )
 
 
-def reducer_of(subject: Subject) -> Callable[..., nn.Module]:
+def averages_by_a_call(subject: Subject) -> bool:
+    """Whether the class launches nothing until the script calls what must follow a backward pass."""
+    return not schedule_of(subject, MODELS[0], NETWORKS[0], finishes=False).launches
+
+
+def reducer_of(subject: Subject, *, finishes: bool = True) -> Callable[..., nn.Module]:
     """Return a function that wraps an emulated model; before its step, it calls what must follow a backward pass."""
 
     def make(module: Any, **options: Any) -> nn.Module:
@@ -202,7 +210,8 @@ def reducer_of(subject: Subject) -> Callable[..., nn.Module]:
         step = module.step
 
         def finish_and_step() -> None:
-            subject.finish(wrapped, None)  # type: ignore[arg-type]  # an emulated device has no optimiser
+            if finishes:
+                subject.finish(wrapped, None)  # type: ignore[arg-type]  # an emulated device has no optimiser
             step()
 
         module.step = finish_and_step

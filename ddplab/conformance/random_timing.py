@@ -28,11 +28,13 @@ from ..emulation.virtual_time import NoTurnError, VirtualRank, VirtualTime
 from .check_runner import Bench, HangError, cause_of
 from .class_under_test import NotSupportedError, Subject
 from .local_training import FindingError, findings, run_locally
-from .training_programs import Net, Program, Script, Seen
+from .training_programs import PLAIN, Net, Program, Script, Seen, program_of
 
 DURATIONS_NS = (0, 1, 10, 1000)
 """Times of collectives, and of gradients; so that any of them may be the longest."""
 MOST_AT_A_TIME = 3
+WORLD_SIZES = (5, 6, 7, 8)
+"""Further numbers of ranks; 1/7 rounds so much that averages are not exact."""
 
 
 def run_in_virtual_time(subject: Subject, program: Program, world_size: int, seed: int) -> list[list[Seen]]:
@@ -107,23 +109,33 @@ class _WaitsAfterBackward(nn.Module):
             self._awaited.pop(0).wait()
 
 
-def check_timing(bench: Bench) -> None:
-    """Results never depend on when collectives end and gradients become ready."""
+def not_modelled(error: RankError) -> NotSupportedError | None:
+    """Return the same as "not supported" if a rank used what the modelled network does not have."""
+    is_missing = isinstance(error.__cause__, NotImplementedError)
+    return NotSupportedError(f"virtual time: {cause_of(str(error))}") if is_missing else None
 
-    def attempt(program: Program) -> None:
-        expected = run_locally(program, bench.world_size)
-        at_fault = f"with seed {program.seed} in virtual time"
+
+def check_timing(bench: Bench) -> None:
+    """Results never depend on when collectives end and gradients become ready, on any number of ranks."""
+
+    def attempt(program: Program, world_size: int = bench.world_size, rtol: float = 0.0) -> None:
+        expected = run_locally(program, world_size)
+        at_fault = f"with seed {program.seed} in virtual time, on {world_size} ranks"
         try:
-            seen = run_in_virtual_time(bench.subject, program, bench.world_size, program.seed)
-            _, problem = next(findings(seen, expected), (0, ""))
+            seen = run_in_virtual_time(bench.subject, program, world_size, program.seed)
+            _, problem = next(findings(seen, expected, rtol), (0, ""))
         except NoTurnError as error:
             raise HangError(str(error)) from None  # another program would take as long
         except RankError as error:
+            if reason := not_modelled(error):
+                raise reason from None
             raise FindingError(f"{at_fault}: {error}", program) from error
         if problem:
             raise FindingError(f"{at_fault}: {problem}", program)
 
     try:
         bench.try_random(attempt)
+        for size in WORLD_SIZES:
+            attempt(program_of(PLAIN, ["train"] * 2, size, options={"bucket_cap_mb": 5e-5}), size, 1e-6)
     except HangError as error:
         raise NotSupportedError(cause_of(str(error))) from None

@@ -16,11 +16,11 @@ from .local_training import describe_difference
 
 
 class _Precisions(nn.Module):
-    """Layers of three dtypes."""
+    """Layers of four dtypes."""
 
     def __init__(self) -> None:
         super().__init__()
-        dtypes = (torch.float64, torch.float32, torch.bfloat16, torch.float64)
+        dtypes = (torch.float64, torch.float32, torch.bfloat16, torch.float16, torch.float64)
         self.layers = nn.ModuleList(nn.Linear(6, 6, dtype=dtype) for dtype in dtypes)
 
     def forward(self, x: Tensor) -> Tensor:
@@ -81,7 +81,7 @@ def _convolutions() -> nn.Module:
 
 REAL_MODELS: dict[str, Callable[[], nn.Module]] = {
     "multi-layer perceptron": mlp,
-    "layers of three dtypes": _Precisions,
+    "layers of four dtypes": _Precisions,
     "convolutions": _convolutions,
     "recurrent network": _Recurrent,
     "language model with tied weights": _Words,

@@ -97,6 +97,18 @@ class Program:
 
 PLAIN = (Weight((2, 3)), Weight((4,), depth=2), Weight((5,)), Weight((3, 2)))
 """Weights of a model."""
+SPECIAL = (
+    Weight((3,)),
+    Weight((2,), dtype="float64", depth=1),
+    Weight((), frozen=True),
+    Weight((3,), tied_to=0),
+    Weight((0,)),
+    Weight(()),
+    Weight((2, 2), dtype="float64"),
+    Weight((3, 4), layout="transposed"),
+    Weight((2, 3, 2, 2), layout="channels last"),
+)
+"""Parameters of which each has something unusual."""
 
 
 def program_of(
@@ -144,14 +156,20 @@ def arranged(values: Tensor, layout: Layout) -> Tensor:
     return values.contiguous()
 
 
-BUFFERS: dict[str, Layout] = {"samples": "contiguous", "transposed": "transposed"}
-"""A model's buffers, which hold different numbers at each place."""
+BUFFERS: dict[str, Layout] = {
+    "samples": "contiguous",
+    "transposed": "transposed",
+    "large": "contiguous",
+    "fine": "contiguous",
+}
+"""A model's buffers, which hold different numbers at each place, some of which float32 or float64 would round."""
 
 
 def buffer_values(samples: int) -> dict[str, Tensor]:
     """Return what a model's buffers hold after so many samples, by name."""
     table = torch.arange(6).reshape(2, 3)
-    return {name: torch.tensor(samples) + (0 if name == "samples" else table) for name in BUFFERS}
+    first: tuple[Tensor | int, ...] = 0, table, table + 2**62, table.double() + 2**-40
+    return {name: torch.tensor(samples) + one for name, one in zip(BUFFERS, first, strict=True)}
 
 
 class Net(nn.Module):

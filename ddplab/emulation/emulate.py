@@ -79,8 +79,8 @@ def emulate(
             act by their number therefore needs a trace with one recorded rank for each of them.
         reducer: The class that averages gradients: "ddplab", "torch", or a class with the constructor of torch's
             `DistributedDataParallel`; or, with grouping="module", "replicate" (`replicate_modules`) or a function
-            like it. Copies and launches count as free unless the reducer is ddplab's. A class may use all-reduces
-            (SUM, AVG, MAX, MIN), broadcasts, all-gathers and barriers of the default process group.
+            like it. Copies and launches count as free unless the reducer is ddplab's. A class may use NCCL's
+            collectives (reductions SUM, AVG, MAX, MIN) and barriers of the default process group.
         policy: As for `predict`.
         variation: As for `predict`.
         stragglers: As for `predict`.
@@ -262,7 +262,7 @@ class _Emulation:
     def _cost_of(self, message: CollectiveMessage) -> CollectiveCost:
         size = message.size_bytes
         return CollectiveCost(
-            cost_ns=int(price([message], self._fabric, self._world_size)[0]),
+            cost_ns=int(price([message[:2]], self._fabric, self._world_size)[0]),
             sharing=LinkShare() if self._fabric.concurrency == 1 else self._fabric.link_share(size, self._world_size),
         )
 
@@ -280,7 +280,7 @@ class _Emulation:
     def _collective(self, number: int, launched: ModelledCollective) -> Collective:
         kinds = [training.kinds[number] for training in self._ranks.values() if number in training.kinds]
         kinds.sort(key=lambda one: one[0] == "join")  # a rank without inputs does not learn the kind
-        return Collective(*kinds[0], *launched.message)
+        return Collective(*kinds[0], launched.message.transport, launched.message.size_bytes)
 
     def _timeline(
         self,

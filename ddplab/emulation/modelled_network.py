@@ -6,6 +6,7 @@ stands for all ranks that behave the same, so a sum counts its tensor once for e
 """
 
 import threading
+from collections import defaultdict, deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field
@@ -31,16 +32,24 @@ from .virtual_streams import current_stream
 from .virtual_time import Result, VirtualRank, VirtualTime
 
 Arguments = tuple[Any, ...]
-"""Tensors of a collective as lists: those to overwrite and, of an all-gather, the inputs."""
+"""Tensors of a collective as lists: those to overwrite and, of an all-gather or a reduce-scatter, the inputs."""
 Reduction = Callable[[Mapping[int, Arguments]], None]
 """Computes the result of a collective from the arguments by rank, and writes it into them."""
 
 
 class CollectiveMessage(NamedTuple):
-    """What a rank launches."""
+    """What a rank launches.
+
+    Attributes:
+        transport: The collective that takes as long. On a ring, each rank sends as much in a reduce-scatter as in an
+            all-gather of the results, and in a reduce as in a broadcast (nccl-tests, `doc/PERFORMANCE.md`).
+        size_bytes: Bytes of that collective's message.
+        name: The collective if it is another one.
+    """
 
     transport: Transport
     size_bytes: int
+    name: str = ""
 
 
 class VirtualFuture(torch.futures.Future):  # type: ignore[type-arg]
@@ -146,6 +155,7 @@ class ModelledNetwork:
         self.launched: list[ModelledCollective] = []
         self.entered: Callable[[int], AbstractContextManager[None]] = lambda _rank: nullcontext()
         self._next = dict.fromkeys(ranks_alike, 0)
+        self._unmatched: dict[Any, deque[tuple[Tensor, VirtualFuture]]] = defaultdict(deque)  # sends and receives
 
     def restart(self) -> list[ModelledCollective]:
         """Start an iteration without collectives; returns those of the last one.
@@ -183,7 +193,7 @@ class ModelledNetwork:
             running = RunningCollective(self._time.cluster.env, self._price(message))
             self.launched.append(ModelledCollective(message, running, reduction))
         collective = self.launched[number]
-        if message.transport == collective.message.transport == "all_gather":  # of sparse gradients, for example
+        if message[::2] == collective.message[::2] == ("all_gather", ""):  # of sparse gradients, for example
             if message.size_bytes > collective.message.size_bytes:
                 collective.message, collective.running.cost = message, self._price(message)
         elif message != collective.message:
@@ -200,6 +210,28 @@ class ModelledNetwork:
             collective.running.done.callbacks.append(lambda _event: self._finish(collective))
             self._time.cluster.launched_by_all(collective.running)
         return number, future
+
+    def transfer(self, rank: VirtualRank, tensor: Tensor, path: tuple[int, int, int]) -> VirtualFuture:
+        """Send or receive a tensor; both ends wait for each other, as with NCCL. `path`: sender, receiver and tag."""
+        sends = rank.rank == path[0]
+        described = f"a send to rank {path[1]}" if sends else f"a receive from rank {path[0]}"
+        mine = tensor, VirtualFuture(rank, None, described)
+        if not (others := self._unmatched[path, not sends]):
+            self._unmatched[path, sends].append(mine)
+            return mine[1]
+        theirs = others.popleft()
+        (sent, _), (received, _) = (mine, theirs) if sends else (theirs, mine)
+        message = CollectiveMessage("broadcast", tensor_bytes(sent), "send")
+        running = RunningCollective(self._time.cluster.env, self._price(message))
+
+        def finish(_event: Any) -> None:
+            received.detach().copy_(sent.detach())
+            for one, future in (mine, theirs):
+                future.set_result([one])
+
+        running.done.callbacks.append(finish)
+        self._time.cluster.launched_by_all(running)
+        return mine[1]
 
     def _finish(self, collective: ModelledCollective) -> None:
         with torch.no_grad():
@@ -224,19 +256,34 @@ class ModelledNetwork:
             (dist.ReduceOp.MAX, partial(reduce, torch.maximum)),
             (dist.ReduceOp.MIN, partial(reduce, torch.minimum)),
         ):
+            if opts.reduceOp == operation and method == "reduce_scatter":
+                return partial(self._scatter, compute)
             if opts.reduceOp == operation:
-                return partial(self._overwrite, compute)
+                written = self._simulated[opts.rootRank] if method == "reduce" else None
+                return partial(self._overwrite, compute, written=written)
         raise NotImplementedError(f"modelled network: expected SUM, AVG, MAX or MIN, got {opts.reduceOp}")
 
     def _overwrite(
-        self, compute: Callable[[Sequence[Tensor]], Tensor], contributions: Mapping[int, Arguments]
+        self,
+        compute: Callable[[Sequence[Tensor]], Tensor],
+        contributions: Mapping[int, Arguments],
+        written: int | None = None,
     ) -> None:
-        """Overwrite the n-th tensor of every rank with what a function computes from those of all simulated ranks."""
+        """Overwrite the n-th tensor of every rank with what a function computes from those of all simulated ranks.
+
+        `written`: the only rank whose tensors are overwritten.
+        """
         for tensors in zip(*(contributions[rank][0] for rank in self._counts), strict=True):
             result = compute(tensors)
-            for tensor in tensors:
-                if tensor is not result:
+            for rank, tensor in zip(self._counts, tensors, strict=True):
+                if tensor is not result and written in (None, rank):
                     tensor.copy_(result)
+
+    def _scatter(self, compute: Callable[[Sequence[Tensor]], Tensor], contributions: Mapping[int, Arguments]) -> None:
+        """Overwrite every rank's output with what a function computes from the inputs for this rank."""
+        for rank, (outputs, _) in contributions.items():
+            for position, output in enumerate(outputs):
+                output.copy_(compute([contributions[one][1][position][rank].clone() for one in self._counts]))
 
     def _sum(self, tensors: Sequence[Tensor]) -> Tensor:
         weighted = zip(tensors, self._counts.values(), strict=True)
@@ -255,7 +302,8 @@ class ModelledNetwork:
 
 
 def _described(message: CollectiveMessage) -> str:
-    return f"an {message.transport} of {message.size_bytes} bytes".replace("an broadcast", "a broadcast")
+    name = message.name or message.transport
+    return f"{'an' if name.startswith('a') else 'a'} {name} of {message.size_bytes} bytes"
 
 
 class CollectiveGroup(dist.ProcessGroup):
@@ -282,6 +330,27 @@ class CollectiveGroup(dist.ProcessGroup):
         message = CollectiveMessage("all_gather", sum(map(tensor_bytes, inputs)))
         return self._launch(message, "allgather", (outputs, inputs), opts or AllgatherOptions())
 
+    def reduce(self, tensors: Any, opts: Any) -> ModelledWork:  # type: ignore[override]
+        """Reduce tensors over all ranks, for one rank."""
+        message = CollectiveMessage("broadcast", sum(map(tensor_bytes, tensors)), "reduce")
+        return self._launch(message, "reduce", (tensors,), opts)
+
+    def reduce_scatter(self, outputs: Any, inputs: Any, opts: Any = None) -> ModelledWork:  # type: ignore[override]
+        """Reduce a list of tensors over all ranks, one for each rank."""
+        message = CollectiveMessage("all_gather", sum(map(tensor_bytes, outputs)), "reduce_scatter")
+        return self._launch(message, "reduce_scatter", (outputs, inputs), opts or dist.ReduceScatterOptions())
+
+    def reduce_scatter_single(self, output: Tensor, whole: Tensor, opts: Any = None) -> ModelledWork:
+        """Reduce a tensor of one part for each rank."""
+        return self.reduce_scatter([output], [list(whole.view(self.size(), *output.shape))], opts)
+
+    def all_gather_single(self, whole: Tensor, part: Tensor, opts: Any = None) -> ModelledWork:
+        """Give every rank the parts of all ranks, in one tensor."""
+        return self.allgather([list(whole.view(self.size(), *part.shape))], [part], opts)
+
+    _reduce_scatter_base: Any = reduce_scatter_single  # its name in torch 2.11
+    _allgather_base: Any = all_gather_single
+
     def barrier(self, opts: Any = None) -> ModelledWork:
         """Wait for all ranks."""
         return self.allreduce([torch.zeros(0)])
@@ -289,6 +358,11 @@ class CollectiveGroup(dist.ProcessGroup):
     def _launch(self, message: CollectiveMessage, method: str, arguments: Arguments, opts: Any) -> ModelledWork:
         """Launch a collective that a method of `ProcessGroup` with these arguments describes."""
         raise NotImplementedError
+
+    def _not_modelled(self, *_arguments: Any, **_options: Any) -> ModelledWork:
+        raise NotImplementedError("modelled network: expected NCCL's collectives, or a send and a receive")
+
+    alltoall = alltoall_base = gather = scatter = recv_anysource = send = recv = _not_modelled
 
 
 class ModelledGroup(CollectiveGroup):
@@ -311,12 +385,24 @@ class ModelledGroup(CollectiveGroup):
         return f"modelled {self._virtual_rank.rank}"
 
     def _launch(self, message: CollectiveMessage, method: str, arguments: Arguments, opts: Any) -> ModelledWork:
-        self.before_launch(message, arguments[-1])
+        self.before_launch(message, [one if isinstance(one, Tensor) else one[0] for one in arguments[-1]])
         reduction = self._network.reduction(method, opts)
         number, future = self._network.launch(self._virtual_rank, message, arguments, reduction)
         self._virtual_rank.launched(number)
         self.after_launch(number, future)
         return ModelledWork(future)
+
+    def send(self, tensors: Any, peer: int, tag: int = 0) -> ModelledWork:
+        """Send a tensor to a rank."""
+        return self._transfer(tensors, (self.rank(), peer, tag))
+
+    def recv(self, tensors: Any, peer: int, tag: int = 0) -> ModelledWork:
+        """Receive a tensor from a rank."""
+        return self._transfer(tensors, (peer, self.rank(), tag))
+
+    def _transfer(self, tensors: Sequence[Tensor], path: tuple[int, int, int]) -> ModelledWork:
+        self.before_launch(CollectiveMessage("broadcast", tensor_bytes(tensors[0]), "send"), tensors)
+        return ModelledWork(self._network.transfer(self._virtual_rank, tensors[0], path))
 
 
 def all_reduce_message(tensors: Sequence[Tensor]) -> CollectiveMessage:

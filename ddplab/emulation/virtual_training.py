@@ -248,7 +248,9 @@ class RankTraining:
             bucket, size = self._second_due.pop(0)
             self.charge("recompress", bucket, self._training.hook.recompress(size))
             return "second_all_reduce", bucket
-        if message.transport == "broadcast":
+        if message.name == "send":
+            raise NotImplementedError("emulation: ranks that act alike share a thread, so none can send to another")
+        if message[::2] == ("broadcast", ""):
             launched = {kind for kind, _ in self.kinds.values()}
             is_order = self._rebuilds and "order" not in launched
             return ("order" if is_order and tensors[0].dtype == INTEGERS[READY_ORDER_BYTES] else "broadcast"), None

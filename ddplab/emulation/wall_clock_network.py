@@ -96,7 +96,7 @@ class WallGroup(CollectiveGroup):
                 one.agreed.wait()
                 launched_ns, size_bytes = one.latest.tolist()
                 message = one.message._replace(size_bytes=size_bytes)
-                due_ns = max(due_ns, launched_ns) + int(price([message], self._fabric, self._ranks)[0])
+                due_ns = max(due_ns, launched_ns) + int(price([message[:2]], self._fabric, self._ranks)[0])
                 one.move().wait()
                 time.sleep(max(0, due_ns - time.monotonic_ns()) / 1e9)
             except Exception as error:  # noqa: BLE001 - whoever waits for the collective gets it

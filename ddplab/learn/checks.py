@@ -10,14 +10,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..conformance.all_checks import CHECKS, SMALL_CAP, SPECIAL
+from ..conformance.all_checks import CHECKS, SMALL_CAP
 from ..conformance.bucket_layouts import RULES
 from ..conformance.check_runner import VIEWS, Bench, Check
 from ..conformance.class_under_test import Subject
 from ..conformance.local_training import FindingError, compare, gradients_of_rank, run_locally, same
 from ..conformance.overlap import MODELS, MS, EmulatedSchedule, Network, late_launches, schedule_of, trace_of_layers
-from ..conformance.real_models import Training, mean_square
-from ..conformance.training_programs import PLAIN, Net, Program, Seen, Weight, program_of, run_on_rank
+from ..conformance.real_models import REAL_MODELS, Training, mean_square, trains
+from ..conformance.training_programs import PLAIN, SPECIAL, Net, Program, Seen, Weight, program_of, run_on_rank
 from .learner_file import LearnerClass
 
 FAST = Network("8 ranks at 2400 Gbit/s", 8, 3_000, 300e9)
@@ -137,8 +137,9 @@ def averages(bench: Bench) -> None:
 
 
 def special_alike(bench: Bench) -> None:
-    """Frozen, tied, empty and transposed parameters of two dtypes, in one order on all ranks."""
+    """Frozen, tied, empty and transposed parameters of two dtypes, and layers of four, in one order on all ranks."""
     try_alike(bench, SPECIAL)
+    bench.try_body(trains, make=REAL_MODELS[FOUR], what=FOUR)  # ranks may order a set of dtypes differently
 
 
 def averages_alone(bench: Bench) -> None:
@@ -158,6 +159,7 @@ def averages_alone(bench: Bench) -> None:
 
 # When all-reduces are launched
 
+FOUR = "layers of four dtypes"
 _LAYERS = [(64, 64)] * 12
 
 

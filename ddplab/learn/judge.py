@@ -68,11 +68,12 @@ class Judge(AbstractContextManager["Judge"]):
     """Ranks that stay alive between verdicts; a verdict on a new save therefore takes seconds.
 
     Args:
-        ranks: The ranks. None: new ones, which the context ends.
+        ranks: The ranks. None: new ones, which the context ends; all but one are new interpreters, so that sets are
+            ordered differently.
     """
 
     def __init__(self, ranks: RankPool | None = None) -> None:
-        self.ranks = ranks or RankPool(WORLD_SIZE, timeout_s=60.0)
+        self.ranks = ranks or RankPool(WORLD_SIZE, timeout_s=60.0, new_interpreters=WORLD_SIZE - 1)
 
     def __exit__(self, *_error: object) -> None:
         self.ranks.close()

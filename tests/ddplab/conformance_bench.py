@@ -8,7 +8,7 @@ OURS = "reference.data_parallel:DistributedDataParallel"
 TORCHS = "torch.nn.parallel:DistributedDataParallel"
 NAIVE = "reference.minimal:NaiveDataParallel"
 LITTLE = 4
-SLOW = {"a failing rank", "a lost rank", "state machine", "overlap"}
+SLOW = {"a failing rank", "a lost rank", "state machine", "overlap", "a long run", "new interpreters"}
 """Checks that start processes or take seconds; `ddplab conform` runs them in CI."""
 
 

@@ -72,9 +72,19 @@ def test_functions_that_wrap_a_module_pass_as_classes_do(bench_of, name):
         ("EndsAtAnyBackwardPass", "several backward passes", "autograd.grad of the inputs first: iteration 0"),
         ("CopyStaysLocal", "several modules", "a deep copy is trained on its own rank only, although"),
         ("AveragesInTrainingModeOnly", "accumulation", "gradient of"),
-        ("DividesAfterTheSum", "special values", "half-precision gradient 0, 40000 on this rank"),
+        ("DividesAfterTheSum", "special values", "half-precision gradient 0 of 4 elements, 40000 on this rank"),
         ("SkipsSubclasses", "special parameters", "parameters of a subclass of Tensor: iteration 0"),
         ("KeepsBucketsOfAFailedPass", "a backward pass that raises", "an error after the last gradient on ranks"),
+        ("AveragesFiftyTimes", "a long run", "iteration 50, rank 0: gradient of 'layers.0.weight'"),
+        ("KeepsEveryBucket", "a long run", "is every bucket kept?"),
+        ("SendsOneMebibyte", "large gradients", "a bucket of 5 MiB: iteration 0, rank 0"),
+        ("RoundsBuffers", "buffers", "buffer of 'large': 5 of 6 elements differ; got 46116860184273879"),
+        ("SeparatesParameters", "special parameters", "parameters that shared one piece of memory now have 6"),
+        ("RemovesHooks", "hooks of the script", "iteration 0, rank 0: gradient of '0.weight'"),
+        ("StartsAgainInForward", "checkpoints", "activation checkpoints with use_reentrant=False: iteration 0"),
+        ("WrongOnSevenRanks", "any timing", "on 7 ranks: iteration 0, rank 0: gradient of 'w0': 0.5 times"),
+        ("InTheOrderOfASet", "new interpreters", "so that their sets have other orders"),
+        ("LocalAfterNoSync", "first pass of a static graph", "the first pass of a static graph: under no_sync: it"),
         ("RetriesLocally", "a backward pass that raises", "an error before the first gradient"),
     ],
 )
@@ -82,6 +92,23 @@ def test_a_faulty_class_fails_where_its_fault_is(bench_of, name, check, says):
     result = outcomes(bench_of(faulty(name)), [check])[check]
     assert result.outcome == "failed"
     assert says in result.message
+
+
+@pytest.mark.parametrize(
+    ("name", "checks", "lacking"),
+    [
+        (faulty("ScattersAndGathers"), ["any timing", "overlap"], set()),
+        (faulty("ReducesAndBroadcasts"), ["any timing", "overlap"], set()),
+        (faulty("SendsAround"), ["any timing", "overlap"], {"overlap"}),
+        (faulty("HasAHook"), ["comm hooks", "compressing hooks"], {"comm hooks", "compressing hooks"}),
+        ("reference.minimal:FlatDataParallel", ["overlap", "a backward pass that raises"], {"overlap"}),
+        (LADDER, ["a long run", "new interpreters"], set()),
+    ],
+)
+def test_an_unusual_class_does_not_fail(bench_of, name, checks, lacking):
+    found = outcomes(bench_of(name), checks)
+    assert {one.check: one.message for one in found.values() if one.outcome == "failed"} == {}
+    assert {one.check for one in found.values() if one.outcome == "not supported"} == lacking
 
 
 # Buffers

@@ -113,3 +113,11 @@ def surroundings(rank: int, _world_size: int, variable: str) -> tuple[str | None
     os.write(1, f"rank {rank} prints\n".encode())
     os.write(2, f"rank {rank} warns\n".encode())
     return os.environ.get(variable), str(Path.cwd()), float(np.random.random())
+
+
+def hash_of_a_name(_rank: int, _world_size: int) -> int:
+    return hash("weight")
+
+
+def raise_two_lines(_rank: int, _world_size: int) -> None:
+    raise ValueError("expected a weight\nsee the list of names")

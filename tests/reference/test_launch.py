@@ -253,3 +253,10 @@ def test_a_pinned_rank_keeps_to_its_cores():
     available = sorted(os.sched_getaffinity(0))
     with RankPool(2, pinned=True) as pool:
         assert pool.run(bodies.cores) == [cores_of(rank, 2, available) for rank in range(2)]
+
+
+def test_new_interpreters_have_hashes_of_their_own_and_errors_show_their_first_line():
+    with RankPool(2, new_interpreters=2) as pool:
+        assert len(set(pool.run(bodies.hash_of_a_name))) == 2
+        with pytest.raises(RankError, match=r"failed: ValueError: expected a weight; the other ranks"):
+            pool.run(bodies.raise_two_lines)
