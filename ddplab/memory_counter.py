@@ -1,8 +1,8 @@
 """Counts the bytes that a step of a model holds on a GPU, without a GPU and without allocating them.
 
-A dispatch mode follows every storage that an operation makes, from its creation to its end, through one forward and one
-backward pass on fake tensors, whose lives are those of real ones. Two things that CUDA does otherwise than a processor
-are added: see `_OnCuda` and `FLOAT32_ATTENTION_OUTPUTS`.
+A dispatch mode follows every storage that an operation makes, from its creation to its end, through one forward and
+one backward pass on fake tensors, whose lives are those of real ones. Two things that CUDA does otherwise than a
+processor are added: see `_OnCuda` and `FLOAT32_ATTENTION_OUTPUTS`.
 """
 
 import weakref
@@ -13,7 +13,7 @@ from inspect import signature
 from typing import Any, NamedTuple
 
 import torch
-import torch.nn.functional as F
+import torch.nn.functional as F  # noqa: N812 - as torch names it
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.overrides import TorchFunctionMode
@@ -26,11 +26,10 @@ from reference.trace import StepMemory
 
 from . import models
 
-
 aten = torch.ops.aten
 FLOAT32_ATTENTION_OUTPUTS = 2
-"""Bytes that fused attention in float32 keeps on a GPU, as multiples of its output: measured on one H100 with torch 2.11,
-exactly one output more for each layer of ViT-B/16, BERT-Large and GPT-2 than on a processor; in bfloat16 none."""
+"""Bytes that fused attention in float32 keeps on a GPU, as multiples of its output: measured on one H100 with torch
+2.11, one output more for each layer of ViT-B/16, BERT-Large and GPT-2 than on a processor; in bfloat16 none."""
 IN_FLOAT32 = {F.softmax, F.log_softmax, F.layer_norm, F.group_norm, torch.softmax, torch.log_softmax}
 """Functions that autocast runs in float32 on CUDA, and in low precision on a processor."""
 
@@ -46,17 +45,22 @@ class _Held(NamedTuple):
 
 
 def measure_memory(model: str, *, autocast: str | None = None) -> StepMemory | None:
-    """Count what one step of a model holds; None: the model has no batch size.
+    """Count what one step of a model holds; None: it has no batch size, or does not run on fake tensors.
 
     Args:
-        model: A built-in name or `module:callable`, as for `--model`. A callable that takes `batch` is counted with its
-            own batch and with twice as many samples, which shows what does not grow with the batch.
+        model: A built-in name or `module:callable`, as for `--model`. A callable that takes `batch` is counted with
+            its own batch and with twice as many samples, which shows what does not grow with the batch.
         autocast: Element type of torch.autocast, "bfloat16" or "float16". None: no autocast.
 
     Raises:
-        ModelError: There is no such model, or it does not run on fake tensors.
+        ModelError: There is no such model.
     """
-    held, batch = _held(model, autocast, None)
+    try:
+        held, batch = _held(model, autocast, None)
+    except (AssertionError, RuntimeError, TypeError, ValueError) as error:
+        if isinstance(error, ModelError):
+            raise
+        return None
     if batch is None:
         return None
     constant = 0
@@ -112,7 +116,7 @@ class _OnCuda(TorchFunctionMode):
 
 
 class _LiveBytes(TorchDispatchMode):
-    """Follows storages: those that operations make, and, in `given_bytes`, those that they are given beside `known`."""
+    """Follows storages: those that operations make, and those that they are given beside `known`."""
 
     def __init__(self, known: Iterable[Tensor]) -> None:
         super().__init__()  # type: ignore[no-untyped-call]  # torch leaves it untyped
@@ -144,7 +148,7 @@ class _LiveBytes(TorchDispatchMode):
                 self.gradient_bytes += storage.nbytes()
 
     def _follow(self, tensor: Tensor, times: int) -> int:
-        """Return the bytes of a storage that is seen for the first time, 0 for others; its end takes off `times` as many."""
+        """Return the bytes of a storage that is seen for the first time, `times` as many; 0 for others."""
         storage = tensor.untyped_storage()
         if storage._cdata in self._seen:
             return 0

@@ -1,0 +1,54 @@
+"""The counted memory of a step, against torch's own record of what the processor's allocator gave and took."""
+
+import random
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.profiler import ProfilerActivity, profile
+from torch.utils.checkpoint import checkpoint
+
+from ddplab.memory_counter import held_by_a_step
+
+
+class _Random(nn.Module):
+    """Layers drawn at random, some of them in an activation checkpoint, one used twice."""
+
+    def __init__(self, draw: random.Random) -> None:
+        super().__init__()
+        width = draw.choice([8, 16])
+        layers = [
+            lambda: nn.Linear(width, width),
+            lambda: nn.Sequential(nn.LayerNorm(width), nn.GELU()),
+            lambda: nn.Sequential(nn.Dropout(0.1), nn.Linear(width, width, bias=False), nn.ReLU(inplace=True)),
+            lambda: nn.TransformerEncoderLayer(width, 2, 2 * width, batch_first=True),
+        ]
+        self.first = nn.Linear(4, width)
+        self.layers = nn.ModuleList(draw.choice(layers)() for _ in range(draw.randint(1, 5)))
+        self.checkpointed = [draw.random() < 0.3 for _ in self.layers]
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.first(x)
+        for layer, is_checkpointed in [*zip(self.layers, self.checkpointed, strict=True), (self.layers[0], False)]:
+            x = checkpoint(layer, x, use_reentrant=False, preserve_rng_state=False) if is_checkpointed else layer(x)
+        return x
+
+
+def torchs_count(module: nn.Module, batch: Tensor) -> int:
+    """Bytes that forward allocates and does not free, by the allocator's record."""
+    with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as recorded:
+        loss = module(batch).square().mean()
+    kept = sum(event.nbytes() for event in recorded.profiler.kineto_results.events() if event.name() == "[memory]")
+    assert loss.requires_grad
+    return kept
+
+
+@pytest.mark.parametrize("seed", range(30))
+def test_what_autograd_keeps_is_what_the_allocator_gave(seed):
+    module = _Random(random.Random(seed))
+    batch = torch.randn(3, 5, 4)
+    held = held_by_a_step(module, lambda model: model(batch).square().mean())
+    module.zero_grad()
+    assert held.kept_bytes == torchs_count(module, batch)
+    assert held.batch_bytes == batch.nbytes
+    assert held.peak_bytes >= held.kept_bytes
