@@ -4,10 +4,11 @@ from collections.abc import Sequence
 
 import torch
 import torch.distributed as dist
-from torch import Tensor
+from torch import Tensor, nn
 from torch._utils import _flatten_dense_tensors, _unflatten_dense_tensors
 
 from .collectives import PIECE_BYTES, send_in_pieces
+from .parameters import synchronized_tensors
 
 
 def broadcast_coalesced(
@@ -26,6 +27,12 @@ def broadcast_coalesced(
         _Piece.finish,
         piece_bytes,
     )
+
+
+def send_state(module: nn.Module, group: dist.ProcessGroup, *, source: int = 0, with_buffers: bool) -> None:
+    """Overwrite every rank's parameters and buffers of `module`, but the ignored ones, with those of `source`."""
+    tensors = synchronized_tensors(module, with_buffers=with_buffers)
+    broadcast_coalesced(list(tensors.values()), group, source=source)
 
 
 class _Piece:

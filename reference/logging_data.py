@@ -14,6 +14,7 @@ from torch import nn
 
 from .collectives import GLOO_THREADS
 from .device_clock import Clock, Reading, clock_of, nanoseconds
+from .parameters import trainable_parameters
 from .reducer import Reducer
 from .reducer_observer import Observer
 
@@ -193,7 +194,7 @@ class LoggingData(Observer):
 
 
 def _construction(ddp: Any) -> Data:
-    parameters = ddp.bucketed_parameters().values()
+    parameters = ddp._own.bucketed(trainable_parameters(ddp.module)).values()
     backend = dist.get_backend(ddp.process_group)
     environment = (*_ENVIRONMENT, *_BACKEND_ENVIRONMENT.get(backend, ()))
     return {
