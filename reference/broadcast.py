@@ -40,7 +40,7 @@ class _Piece:
 
     def __init__(self, tensors: list[Tensor], group: dist.ProcessGroup, source: int) -> None:
         self._tensors = tensors
-        self._is_source = dist.get_rank(group) == source
+        self._is_source = group.rank() == source
         if self._is_source:
             flat: Tensor = _flatten_dense_tensors([tensor.detach() for tensor in tensors])
             self._flat = flat.resolve_conj().resolve_neg()  # collectives send memory as it is

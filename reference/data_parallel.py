@@ -3,6 +3,7 @@
 Most of torch's names begin with an underscore, or torch keeps them for old scripts.
 """
 
+import time
 import warnings
 import weakref
 from collections import OrderedDict
@@ -25,7 +26,7 @@ from torch.nn.parallel.distributed import DistributedDataParallel as TorchDDP
 from torch.nn.parallel.distributed import _BufferCommHook, _BufferCommHookLocation, _MixedPrecision
 
 from .backward_exceptions import ExceptionSafeReducer
-from .backward_pass import Idle
+from .backward_pass import Expecting, Idle
 from .broadcast import broadcast_coalesced
 from .bucketing import MIB, bucket_caps
 from .buffers import are_due, send_buffers
@@ -36,7 +37,7 @@ from .comm_hooks.allreduce import allreduce
 from .comm_hooks.compress import fp16_compress
 from .comm_hooks.interface import Hook
 from .delayed_all_reduce import DelayedAllReduce, resolve_delayed
-from .join import UnevenInputsHook
+from .join import UnevenInputsHook, counter
 from .logging_data import LoggingData
 from .mixed_precision import (
     ReductionState,
@@ -56,7 +57,7 @@ from .parameters import (
     synchronized_buffers,
     trainable_parameters,
 )
-from .reducer_observer import RecordingHook
+from .reducer_observer import Future, Observer, RecordingHook
 from .reducer_options import Features, WrapperState
 from .tensor_parallel import is_slice, localize, put_back, stand_ins
 
@@ -85,7 +86,7 @@ class TorchNamedReducer(ExceptionSafeReducer):
         self._group = group
         if self._hook is not None:
             self._hook.group = group
-        self._messages.rank = dist.get_rank(group)
+        self._messages.rank = group.rank()
         self._state = Idle()
         self.iterations = 0
         self.ready_order = []
@@ -94,6 +95,46 @@ class TorchNamedReducer(ExceptionSafeReducer):
         self.buckets.reset()
         self.tracker = self.make_tracker(self.features, self._parameters, self._accumulators, group)
         self._thorough = True
+
+    count_ranks: Callable[[], int] | None = None  # of the next backward pass
+    _clock: "_ReadyTimes | None" = None
+
+    def prepare_for_backward(self, outputs: Sequence[Tensor], count_ranks: Callable[[], int] | None = None) -> None:
+        """See `Reducer.prepare_for_backward`; after `_set_forward_pass_work_handle`, its divisor is the default."""
+        counted, self.count_ranks = self.count_ranks, None
+        super().prepare_for_backward(outputs, count_ranks or counted)
+
+    def _set_forward_pass_work_handle(self, work: dist.Work, use_static_world_size: bool) -> None:  # noqa: FBT001
+        self.count_ranks = None if use_static_world_size else counter(work)
+
+    def _rebuild_buckets(self) -> bool:
+        before = self.buckets.rebuilt
+        self.rebuild_if_due()
+        return self.buckets.rebuilt and not before
+
+    def _push_all_rebuilt_params(self) -> None:
+        self.ready_order = self.ready_order or list(range(len(self._parameters)))
+
+    def _delay_all_reduce(self) -> None:
+        """Average now what has arrived of a pass that waits for more; what has not counts as unused."""
+        if isinstance(self._state, Expecting) and self._state.reduction.begun:
+            reduction = self._state.reduction
+            self._mark_ready(reduction, self._missing())
+            self._finish(reduction)
+            self._state = Idle()
+
+    def _install_post_backward_futures(self, futures: Sequence[Future]) -> None:
+        self.after_backward += futures
+
+    def get_backward_stats(self) -> list[int]:
+        """When each gradient arrived in the last backward pass, in ns from its start; after the first call."""
+        if self._clock is None:
+            self._clock = _ReadyTimes(len(self._parameters))
+            self.observers.append(self._clock)
+        return list(self._clock.ready_ns)
+
+    def _set_static_graph(self) -> None:
+        self.set_features(replace(self.features, static_graph=True))
 
     def _get_local_used_map(self) -> Tensor:
         used: Tensor = self.tracker.used.tensor  # type: ignore[attr-defined]  # of the trackers that have a map
@@ -109,6 +150,32 @@ class TorchNamedReducer(ExceptionSafeReducer):
 
     def _set_optimizer_in_backward(self) -> None:
         self.optimizers_in_backward = True
+
+    _update_process_group = set_group
+
+    def _check_reducer_finalized(self) -> None:
+        self.check_finished()
+
+    def _remove_autograd_hooks(self) -> None:
+        self.detach()
+
+
+class _ReadyTimes(Observer):
+    """Takes the time of each gradient since the backward pass began, for torch's `get_backward_stats`."""
+
+    watches_parameters = True
+
+    def __init__(self, count: int) -> None:
+        self.ready_ns = [0] * count
+        self._start_ns = time.perf_counter_ns()
+
+    def backward_started(self) -> None:
+        """See `Observer`."""
+        self._start_ns = time.perf_counter_ns()
+
+    def parameter_ready(self, index: int) -> None:
+        """See `Observer`."""
+        self.ready_ns[index] = time.perf_counter_ns() - self._start_ns
 
 
 def _feature(name: str) -> Any:
@@ -326,6 +393,11 @@ class DistributedDataParallel(DataParallel):
         return max(bucket_caps(self._own.bucket_cap_mb, self._own.bucket_cap_mb_list))
 
     @property
+    def bucket_bytes_cap_default(self) -> bool:
+        """Whether the user has given no cap, so that the first bucket is smaller."""
+        return self._own.bucket_cap_mb is None and not self._own.bucket_cap_mb_list
+
+    @property
     def bucket_bytes_cap_list(self) -> list[int]:
         """The caps in `bucket_cap_mb_list`, in bytes."""
         return [int(cap * MIB) for cap in self._own.bucket_cap_mb_list or []]
@@ -384,7 +456,7 @@ class DistributedDataParallel(DataParallel):
         self.reducer.detach()
 
     def _check_reducer_finalized(self) -> None:
-        self.reducer.check_finished()
+        self.reducer._check_reducer_finalized()
 
     # Logging
 

@@ -134,8 +134,11 @@ def rank_counter(ddp: JoinableModule, presence: dist.Work) -> Callable[[], int] 
 
     None: averages are over all ranks.
     """
-    if ddp._divide_by_initial_world_size:
-        return None
+    return None if ddp._divide_by_initial_world_size else counter(presence)
+
+
+def counter(presence: dist.Work) -> Callable[[], int]:
+    """A function that waits for Join's count of the ranks that have inputs, and returns it."""
 
     def count() -> int:
         presence.wait()

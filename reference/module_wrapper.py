@@ -4,6 +4,7 @@ The sections follow an iteration: construction, forward pass, backward pass. The
 `minimal` has simpler classes of the same kind; `data_parallel` adds the arguments and the names of torch's class.
 """
 
+import warnings
 import weakref
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -21,6 +22,7 @@ from .autograd_hooks import call_at_backward, tensors_in
 from .backward_exceptions import ExceptionSafeReducer
 from .backward_sink import through_sink
 from .broadcast import send_state
+from .bucket_copies import allocator
 from .bucketing import two_stage_caps
 from .buckets import Buckets
 from .checks import construction
@@ -28,7 +30,7 @@ from .checks.launch_order import CheckedLaunchOrder, new_series
 from .comm_hooks.interface import Hook, check_hook
 from .join import JoinableModule, rank_counter
 from .not_compiled import not_compiled
-from .parameter_stand_ins import replaced_parameters
+from .parameter_stand_ins import replaced_parameters, thawed
 from .parameters import ModuleTensors, module_tensors
 from .reducer_options import WrapperState
 from .unused_parameters import make_tracker
@@ -93,13 +95,14 @@ class DataParallel(JoinableModule, nn.Module):
         tensors, setup = construction.verify_setup(make, self.process_group, self.module, exchange=exchange)
         own, this = self._own, weakref.ref(self)
         bucketed = own.bucketed(tensors.trainable)
+        allocate = allocator(lambda: this().process_group)  # type: ignore[union-attr]  # alive as long as the buckets
         buckets = Buckets(
             list(bucketed.values()),
             setup.buckets,
             rebuild_caps_bytes=setup.rebuild_caps_bytes,
             sparse=setup.sparse,
             features=own.features,
-            make_bucket=partial(make_bucket, sparse=setup.sparse),
+            make_bucket=partial(make_bucket, sparse=setup.sparse, allocate=allocate),
         )
         self.reducer = self._reducer_class(
             bucketed,
@@ -110,7 +113,7 @@ class DataParallel(JoinableModule, nn.Module):
         )
         if own.debug:
             self.reducer.launch_order = CheckedLaunchOrder(self.process_group, own.launch_series)
-        own.slots = tensors.slots
+        own.slots, own.frozen = tensors.slots, tensors.frozen
         own.has_buffers = bool(tensors.buffers)
         own.input_steps = []
         self.device = own.slots[0].parameter.device
@@ -164,15 +167,20 @@ class DataParallel(JoinableModule, nn.Module):
         """Raise RuntimeError if a parameter has been replaced by another since the module was wrapped.
 
         If all are replaced, looking at any of them finds out. If only some are, the others' gradients arrive, so an
-        unfinished backward pass is reported, unless parameters may be unused: then all are looked at.
+        unfinished backward pass is reported, unless parameters may be unused: then all are looked at. Warn once if a
+        frozen one has become trainable.
         """
-        slots = self._own.slots
+        own = self._own
+        slots = own.slots
         turn = self.reducer.iterations % len(slots)
         looked_at = slots if self.reducer.tracker.counts_gradients else slots[turn : turn + 1]
-        if not all(slot.module._parameters.get(slot.name) is slot.parameter for slot in looked_at) and (
-            message := replaced_parameters(self.module, slots)
+        if not all(slot.now is slot.parameter for slot in looked_at) and (
+            message := replaced_parameters(self.module, slots, own.frozen)
         ):
-            self.reducer.fail(f"rank {dist.get_rank(self.process_group)}: {message}")
+            self.reducer.fail(f"rank {self.process_group.rank()}: {message}")
+        if any(slot.parameter.requires_grad for slot in own.frozen):
+            warnings.warn(f"rank {self.process_group.rank()}: {thawed(self.module, own.frozen)}", stacklevel=4)
+            own.frozen = []
 
     @not_compiled
     def _post_forward(self, output: Any) -> Any:

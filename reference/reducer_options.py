@@ -50,6 +50,7 @@ class WrapperState:
         forward_parameters: Puts other tensors in place of parameters during forward passes. None: forward uses them.
         launch_series: Names the launches in the store of the process group, with `debug`.
         slots: The places of the trainable parameters.
+        frozen: Those of the others, until one of them has become trainable.
         input_steps: Functions that change forward's inputs in turn: `step(inputs, kwargs)`.
         presence: Join's count of the ranks that have inputs, in the last forward pass.
         counted: Keeps the count of ranks that average alive until it has been sent.
@@ -71,6 +72,7 @@ class WrapperState:
     has_buffers: bool = False
 
     slots: "list[Slot]" = field(default_factory=list)
+    frozen: "list[Slot]" = field(default_factory=list)
     input_steps: list[Callable[[Any, Any], tuple[Any, Any]]] = field(default_factory=list)
     delayed: "DelayedAllReduce | None" = None
     log: "LoggingData" = None  # type: ignore[assignment]  # made with the reducer
@@ -87,5 +89,5 @@ class WrapperState:
         return {name: parameter for name, parameter in trainable.items() if name not in self.delayed_parameters}
 
 
-PROCESS_LOCAL = ("slots", "input_steps", "delayed", "log", "presence", "counted", "torch_logger")
+PROCESS_LOCAL = ("slots", "frozen", "input_steps", "delayed", "log", "presence", "counted", "torch_logger")
 """Fields that are neither pickled nor copied."""
