@@ -133,9 +133,6 @@ class TorchNamedReducer(ExceptionSafeReducer):
             self.observers.append(self._clock)
         return list(self._clock.ready_ns)
 
-    def _set_static_graph(self) -> None:
-        self.set_features(replace(self.features, static_graph=True))
-
     def _get_local_used_map(self) -> Tensor:
         used: Tensor = self.tracker.used.tensor  # type: ignore[attr-defined]  # of the trackers that have a map
         return used
@@ -150,14 +147,6 @@ class TorchNamedReducer(ExceptionSafeReducer):
 
     def _set_optimizer_in_backward(self) -> None:
         self.optimizers_in_backward = True
-
-    _update_process_group = set_group
-
-    def _check_reducer_finalized(self) -> None:
-        self.check_finished()
-
-    def _remove_autograd_hooks(self) -> None:
-        self.detach()
 
 
 class _ReadyTimes(Observer):
@@ -456,7 +445,7 @@ class DistributedDataParallel(DataParallel):
         self.reducer.detach()
 
     def _check_reducer_finalized(self) -> None:
-        self.reducer._check_reducer_finalized()
+        self.reducer.check_finished()
 
     # Logging
 
