@@ -4,16 +4,19 @@ The results must be equal to the bit, or the same type of error. Names of scenar
 """
 
 import os
+import re
 import socket
 import subprocess
 import sys
 import tempfile
 import time
 import traceback
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 MODES = ("torch", "ours")
+CLIENTS = ("lightning", "accelerate", "transformers", "peft", "timm", "torchft", "mmengine", "ignite")
 TIMEOUT_S = 480
 
 
@@ -106,6 +109,22 @@ def difference(torchs: Any, ours: Any) -> str:
     return "" if all(same) else f"{same.count(False)} of {len(same)} tensors differ"
 
 
+def names_missing() -> list[str]:
+    """Methods of torch's reducer that the source of a client calls, and that our reducer lacks."""
+    from torch._C._distributed_c10d import Reducer
+
+    from reference.data_parallel import TorchNamedReducer
+
+    called = {
+        name
+        for client in CLIENTS
+        for path in Path(str(find_spec(client).origin)).parent.rglob("*.py")
+        for name in re.findall(r"\breducer\.(\w+)\(", path.read_text(errors="ignore"))
+    }
+    assert "prepare_for_backward" in called
+    return sorted(name for name in called if hasattr(Reducer, name) and not hasattr(TorchNamedReducer, name))
+
+
 def main() -> int:
     """Run all modes, print a line for each scenario, and return how many differ."""
     import torch
@@ -131,6 +150,8 @@ def main() -> int:
             print(f"{'DIFFERS' if reasons else 'equal':8}{how:9}{name}{note} {'; '.join(reasons)}")
         lost = set(results["torch", 0]) - set(results["ours", 0])
         wrong += len(lost)
+        wrong += len(missing := names_missing())
+        print("".join(f"reducer.{name} is called and missing\n" for name in missing), end="")
         print("".join(f"MISSING {name}\n" for name, _ in sorted(lost)), end="")
     count = len(results["torch", 0])
     print(f"{count} scenarios, {wrong} differences, {time.monotonic() - began:.0f} s")
