@@ -4,7 +4,7 @@ BIN    := .venv/bin
 READY  := .venv/.ready
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo tutorials slides figures site test test-reducer explore test-lab test-tutorials test-readme test-torch test-torchrun test-install versions mutants test-gpu gpu check format bench bench-simulator bench-timeline score house wheel clean
+.PHONY: help setup demo tutorials slides figures site test test-reducer explore test-lab test-tutorials test-readme test-torch test-clients test-torchrun test-install versions mutants test-gpu gpu check format bench bench-simulator bench-timeline score house wheel clean
 
 help:  ## list the verbs
 	@echo "make VERB, where VERB is one of:"
@@ -65,6 +65,10 @@ test-reducer: $(READY)  ## conformance of our DDP, for the edit-and-test loop of
 
 test-torch: $(READY)  ## torch's own DDP tests with our class in torch's place, all of them: about 2 minutes
 	$(BIN)/python -m tests.reference.torch_suite.run
+
+test-clients:  ## real clients (Lightning, accelerate, transformers, peft, timm, torchft, mmengine, ignite) on our class, against torch's to the bit, in an environment of their own: 8 minutes
+	test -d .venv-clients || ($(PYTHON) -m venv .venv-clients && .venv-clients/bin/pip install --quiet -r tests/clients/requirements.txt -e .)
+	.venv-clients/bin/python -m tests.clients.run $(SCENARIOS)
 
 test-torchrun: $(READY)  ## every command that trains, under torchrun: about 2 minutes
 	$(BIN)/pytest -m 'slow or not slow' tests/ddplab/test_under_torchrun.py

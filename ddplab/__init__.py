@@ -3,6 +3,7 @@
 Train and record (package `reference`, needs torch):
 
 - `DistributedDataParallel`: averages gradients over ranks during the backward pass; replaces torch's class.
+- `replace_ddp`: a context in which scripts and trainers get our class for torch's; see `ddplab.replace_ddp`.
 - `run_ranks`: starts processes on this machine that form a process group.
 - `record`: records when each gradient became ready, as a `Trace`.
 - `assign_buckets`: the rule that puts parameters into buckets.
@@ -42,6 +43,7 @@ if TYPE_CHECKING:
     from simulator.sweep import sweep as sweep
 
     from .emulation.emulate import emulate as emulate
+    from .replace_ddp import replace_ddp as replace_ddp
 
 _MODULES = {
     "DistributedDataParallel": "reference.data_parallel",
@@ -55,6 +57,7 @@ _MODULES = {
     "plan": "simulator",
     "predict": "simulator",
     "record": "reference.recorder",
+    "replace_ddp": "ddplab.replace_ddp",
     "run_ranks": "reference.launch",
     "sweep": "simulator",
     "tune": "simulator",
@@ -68,4 +71,5 @@ def __getattr__(name: str) -> Any:
     if name not in _MODULES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     check_own_packages()
-    return getattr(import_module(_MODULES[name]), name)
+    value = getattr(import_module(_MODULES[name]), name)
+    return globals().get(name, value)  # `replace_ddp` is a module too, which can be called

@@ -4,10 +4,11 @@ from collections.abc import Sequence
 
 import torch
 import torch.distributed as dist
-from torch import Tensor
+from torch import Tensor, nn
 from torch._utils import _flatten_dense_tensors, _unflatten_dense_tensors
 
 from .collectives import PIECE_BYTES, send_in_pieces
+from .parameters import synchronized_tensors
 
 
 def broadcast_coalesced(
@@ -28,12 +29,18 @@ def broadcast_coalesced(
     )
 
 
+def send_state(module: nn.Module, group: dist.ProcessGroup, *, source: int = 0, with_buffers: bool) -> None:
+    """Overwrite every rank's parameters and buffers of `module`, but the ignored ones, with those of `source`."""
+    tensors = synchronized_tensors(module, with_buffers=with_buffers)
+    broadcast_coalesced(list(tensors.values()), group, source=source)
+
+
 class _Piece:
     """Tensors of one dtype and device that are sent as one flat tensor."""
 
     def __init__(self, tensors: list[Tensor], group: dist.ProcessGroup, source: int) -> None:
         self._tensors = tensors
-        self._is_source = dist.get_rank(group) == source
+        self._is_source = group.rank() == source
         if self._is_source:
             flat: Tensor = _flatten_dense_tensors([tensor.detach() for tensor in tensors])
             self._flat = flat.resolve_conj().resolve_neg()  # collectives send memory as it is

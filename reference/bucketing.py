@@ -125,6 +125,24 @@ def initial_buckets(
     return assign_buckets(sizes_bytes, caps_bytes, keys=keys, sparse=sparse)[::-1]
 
 
+def rebuilt_buckets(
+    sizes_bytes: Sequence[int],
+    caps_bytes: Sequence[int],
+    *,
+    order: Sequence[int],
+    keys: Sequence[Hashable] | None = None,
+    sparse: Sequence[bool] | None = None,
+    small_last: bool = False,
+) -> BucketAssignment:
+    """Buckets of the rebuild, in launch order; see `assign_buckets` for the arguments.
+
+    With `small_last` the caps count from the last bucket, which then has the first cap (in torch, with
+    `DDP_SET_LAST_BUCKET_CAP=1`): it is walked in the opposite of ready order.
+    """
+    step = -1 if small_last else 1
+    return assign_buckets(sizes_bytes, caps_bytes, keys=keys, sparse=sparse, order=order[::step])[::step]
+
+
 def rebuild_order(ready_order: Sequence[int], count: int) -> list[int]:
     """Order in which the rebuild walks the parameters: in ready order, then those of a static graph never ready."""
     return [*ready_order, *sorted(set(range(count)) - set(ready_order))]

@@ -1,6 +1,7 @@
 """Buckets: flat buffers that collect gradients for one all-reduce, and the list of all buckets with its rebuild."""
 
 import copy
+import os
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import repeat
 from operator import is_
@@ -10,11 +11,14 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from .bucket_copies import ScaledCopies, aligned_buffer, views_of
-from .bucketing import assign_buckets, rebuild_order
+from .bucket_copies import Allocate, ScaledCopies, aligned_buffer, views_of
+from .bucketing import rebuild_order, rebuilt_buckets
 from .collectives import READY_ORDER_BYTES
 from .parameters import INTEGERS, dense_strides
 from .reducer_options import PLAIN, Features
+
+SUM = dist.AllreduceOptions()
+"""torch's options of an all-reduce, as they are by default: a process group written in Python must be given some."""
 
 
 class SecondGradientError(Exception):
@@ -36,6 +40,7 @@ class Bucket:
         indices: Parameter index of each slot.
         parameters: The parameter of each slot; all of one dtype on one device.
         features: See `Features`.
+        allocate: See `bucket_copies.allocator`.
 
     Attributes:
         buffer: Flat tensor with all elements of the bucket; the all-reduce works on it in place.
@@ -47,9 +52,14 @@ class Bucket:
     buffer: Tensor
 
     def __init__(
-        self, indices: Sequence[int], parameters: Sequence[nn.Parameter], features: Features = PLAIN
+        self,
+        indices: Sequence[int],
+        parameters: Sequence[nn.Parameter],
+        features: Features = PLAIN,
+        allocate: Allocate = torch.empty,
     ) -> None:
         self.indices = tuple(indices)
+        self._allocate = allocate
         self.parameters = list(parameters)
         self.size_bytes = sum(parameter.nbytes for parameter in self.parameters)
         self._make_buffer()
@@ -60,7 +70,7 @@ class Bucket:
         return f"Bucket(parameters {list(self.indices)}, {self.size_bytes} bytes, {self._pending} pending)"
 
     def _make_buffer(self) -> None:
-        self.buffer, self.views = aligned_buffer(self.parameters)
+        self.buffer, self.views = aligned_buffer(self.parameters, self._allocate)
 
     @property
     def ready(self) -> bool:
@@ -139,7 +149,7 @@ class Bucket:
 
     def all_reduce(self, group: dist.ProcessGroup) -> "torch.futures.Future[Any]":
         """Start to sum the buffer over the ranks of `group`, in place; returns at once."""
-        return group.allreduce([self.buffer]).get_future()  # fewer Python calls than dist.all_reduce
+        return group.allreduce([self.buffer], SUM).get_future()  # fewer Python calls than dist.all_reduce
 
     def copy_out(self, averages: Tensor | None = None, *, unused: frozenset[int] = frozenset()) -> None:
         """Overwrite the parameters' gradients with the averages, a flat tensor (None: `buffer`).
@@ -266,12 +276,13 @@ class Buckets(Sequence[Bucket]):
         own = rebuild_order(ready_order, len(self._parameters))
         order = torch.tensor(own, dtype=INTEGERS[READY_ORDER_BYTES], device=self._parameters[0].device)
         dist.broadcast(order, group_src=0, group=group)
-        assignment = assign_buckets(
+        assignment = rebuilt_buckets(
             [parameter.nbytes for parameter in self._parameters],
             self._rebuild_caps,
             keys=self.kinds,
             sparse=[index in self._sparse for index in range(len(self._parameters))],
             order=order.tolist(),
+            small_last=os.environ.get("DDP_SET_LAST_BUCKET_CAP") == "1",
         )
         self._buckets = []  # frees the old buffers before the new ones are allocated
         self._allocate(assignment)

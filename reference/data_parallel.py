@@ -3,12 +3,13 @@
 Most of torch's names begin with an underscore, or torch keeps them for old scripts.
 """
 
+import time
 import warnings
 import weakref
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
-from functools import cached_property, partial
+from functools import partial
 from operator import attrgetter
 from typing import Any
 
@@ -25,7 +26,7 @@ from torch.nn.parallel.distributed import DistributedDataParallel as TorchDDP
 from torch.nn.parallel.distributed import _BufferCommHook, _BufferCommHookLocation, _MixedPrecision
 
 from .backward_exceptions import ExceptionSafeReducer
-from .backward_pass import Idle
+from .backward_pass import Expecting, Idle
 from .broadcast import broadcast_coalesced
 from .bucketing import MIB, bucket_caps
 from .buffers import are_due, send_buffers
@@ -36,7 +37,7 @@ from .comm_hooks.allreduce import allreduce
 from .comm_hooks.compress import fp16_compress
 from .comm_hooks.interface import Hook
 from .delayed_all_reduce import DelayedAllReduce, resolve_delayed
-from .join import UnevenInputsHook
+from .join import UnevenInputsHook, counter
 from .logging_data import LoggingData
 from .mixed_precision import (
     ReductionState,
@@ -49,15 +50,16 @@ from .mixed_precision import (
 )
 from .module_wrapper import DataParallel
 from .parameter_stand_ins import ForwardParameters, compose
-from .parameters import ModuleTensors, ignored_names, sparse_parameters, synchronized_buffers
-from .reducer_observer import RecordingHook
-from .reducer_options import Features
-from .tensor_parallel import is_slice, localize, put_back, stand_ins
-
-PROCESS_LOCAL = frozenset(
-    ("process_group", "reducer", "log", "delayed", "_presence", "slots", "input_steps", "logger", "torch_reducer")
+from .parameters import (
+    ModuleTensors,
+    ignored_names,
+    sparse_parameters,
+    synchronized_buffers,
+    trainable_parameters,
 )
-"""Attributes that are not pickled."""
+from .reducer_observer import Future, Observer, RecordingHook
+from .reducer_options import Features, WrapperState
+from .tensor_parallel import is_slice, localize, put_back, stand_ins
 
 
 class TorchNamedReducer(ExceptionSafeReducer):
@@ -84,7 +86,7 @@ class TorchNamedReducer(ExceptionSafeReducer):
         self._group = group
         if self._hook is not None:
             self._hook.group = group
-        self._messages.rank = dist.get_rank(group)
+        self._messages.rank = group.rank()
         self._state = Idle()
         self.iterations = 0
         self.ready_order = []
@@ -93,6 +95,43 @@ class TorchNamedReducer(ExceptionSafeReducer):
         self.buckets.reset()
         self.tracker = self.make_tracker(self.features, self._parameters, self._accumulators, group)
         self._thorough = True
+
+    count_ranks: Callable[[], int] | None = None  # of the next backward pass
+    _clock: "_ReadyTimes | None" = None
+
+    def prepare_for_backward(self, outputs: Sequence[Tensor], count_ranks: Callable[[], int] | None = None) -> None:
+        """See `Reducer.prepare_for_backward`; after `_set_forward_pass_work_handle`, its divisor is the default."""
+        counted, self.count_ranks = self.count_ranks, None
+        super().prepare_for_backward(outputs, count_ranks or counted)
+
+    def _set_forward_pass_work_handle(self, work: dist.Work, use_static_world_size: bool) -> None:  # noqa: FBT001
+        self.count_ranks = None if use_static_world_size else counter(work)
+
+    def _rebuild_buckets(self) -> bool:
+        before = self.buckets.rebuilt
+        self.rebuild_if_due()
+        return self.buckets.rebuilt and not before
+
+    def _push_all_rebuilt_params(self) -> None:
+        self.ready_order = self.ready_order or list(range(len(self._parameters)))
+
+    def _delay_all_reduce(self) -> None:
+        """Average now what has arrived of a pass that waits for more; what has not counts as unused."""
+        if isinstance(self._state, Expecting) and self._state.reduction.begun:
+            reduction = self._state.reduction
+            self._mark_ready(reduction, self._missing())
+            self._finish(reduction)
+            self._state = Idle()
+
+    def _install_post_backward_futures(self, futures: Sequence[Future]) -> None:
+        self.after_backward += futures
+
+    def get_backward_stats(self) -> list[int]:
+        """When each gradient arrived in the last backward pass, in ns from its start; after the first call."""
+        if self._clock is None:
+            self._clock = _ReadyTimes(len(self._parameters))
+            self.observers.append(self._clock)
+        return list(self._clock.ready_ns)
 
     def _get_local_used_map(self) -> Tensor:
         used: Tensor = self.tracker.used.tensor  # type: ignore[attr-defined]  # of the trackers that have a map
@@ -110,6 +149,24 @@ class TorchNamedReducer(ExceptionSafeReducer):
         self.optimizers_in_backward = True
 
 
+class _ReadyTimes(Observer):
+    """Takes the time of each gradient since the backward pass began, for torch's `get_backward_stats`."""
+
+    watches_parameters = True
+
+    def __init__(self, count: int) -> None:
+        self.ready_ns = [0] * count
+        self._start_ns = time.perf_counter_ns()
+
+    def backward_started(self) -> None:
+        """See `Observer`."""
+        self._start_ns = time.perf_counter_ns()
+
+    def parameter_ready(self, index: int) -> None:
+        """See `Observer`."""
+        self.ready_ns[index] = time.perf_counter_ns() - self._start_ns
+
+
 def _feature(name: str) -> Any:
     """A read-only attribute of the wrapper; only construction and `_set_static_graph` set it."""
 
@@ -118,14 +175,21 @@ def _feature(name: str) -> Any:
             f"{name} cannot be changed after construction: the buckets depend on it. Wrap the module again"
         )
 
-    return property(lambda ddp: getattr(ddp.features, name), refuse)
+    return property(lambda ddp: getattr(ddp._own.features, name), refuse)
+
+
+class _ActiveModule:
+    """The wrapper that is in its forward pass, which the wrapper's class has as an attribute, like torch's."""
+
+    def __get__(self, _ddp: Any, _class: type) -> "TorchDDP | None":
+        return TorchDDP._active_ddp_module
 
 
 class DistributedDataParallel(DataParallel):
     """Wraps a module so that its gradients are averaged over all ranks while the backward pass runs.
 
     A drop-in for torch 2.13's class of this name; see `DataParallel` for what it does. The state dict is that of
-    torch's class.
+    torch's class, and so are all public names. It inherits nothing from that class, but counts as a subclass of it.
 
     Args:
         module: The module to train; do not add, remove or freeze parameters afterwards.
@@ -164,7 +228,7 @@ class DistributedDataParallel(DataParallel):
         TypeError: `mixed_precision` is not a configuration of mixed precision.
     """
 
-    reducer_class = TorchNamedReducer
+    _reducer_class = TorchNamedReducer
     reducer: TorchNamedReducer
 
     def __init__(
@@ -200,63 +264,65 @@ class DistributedDataParallel(DataParallel):
         )
         group = construction.resolve_group(process_group, device_mesh)
         self.mixed_precision, self.dim = mixed_precision, dim
-        self._delay = delay_all_reduce_named_params, param_to_hook_all_reduce
-        self._given_devices = device_ids, output_device
+        own = WrapperState(
+            features=Features(
+                find_unused_parameters=find_unused_parameters,
+                skip_all_reduce_unused_params=skip_all_reduce_unused_params,
+                static_graph=static_graph,
+                gradient_as_bucket_view=gradient_as_bucket_view,
+                batched_grad_copy=batched_grad_copy,
+            ),
+            bucket_cap_mb=bucket_cap_mb,
+            bucket_cap_mb_list=bucket_cap_mb_list,
+            plan=plan,
+            debug=debug,
+            given_devices=(device_ids, output_device),
+            delay=(delay_all_reduce_named_params, param_to_hook_all_reduce),
+        )
         shards = localize(module) if is_slice(device_mesh) else {}
         try:
             super().__init__(
                 module,
+                own=own,
                 process_group=group,
-                bucket_cap_mb=bucket_cap_mb,
-                bucket_cap_mb_list=bucket_cap_mb_list,
-                plan=plan,
-                features=Features(
-                    find_unused_parameters=find_unused_parameters,
-                    skip_all_reduce_unused_params=skip_all_reduce_unused_params,
-                    static_graph=static_graph,
-                    gradient_as_bucket_view=gradient_as_bucket_view,
-                    batched_grad_copy=batched_grad_copy,
-                ),
                 forward_sync_buffers=forward_sync,
                 init_sync=init_sync,
                 init_sync_buffers=initial_sync,
-                debug=debug,
             )
         except BaseException:
             put_back(module, shards)  # a refused module stays as it was
             raise
         if device_mesh is not None:
             self.device_mesh = device_mesh
-        self.forward_parameters: ForwardParameters | None = None
         if shards or mixed_precision is not None:
             self._replace_in_forward(stand_ins(shards))
 
     # Construction
 
-    def set_up(self, *, with_buffers: bool) -> tuple[ModuleTensors, construction.Setup]:
-        """See `DataParallel.set_up`; also checks the other arguments."""
+    def _set_up(self, *, with_buffers: bool) -> tuple[ModuleTensors, construction.Setup]:
+        """See `DataParallel._set_up`; also checks the other arguments."""
         check_config(self.mixed_precision)
-        self.delayed_parameters = resolve_delayed(self.module, *self._delay)
-        tensors, setup = super().set_up(with_buffers=with_buffers)
+        self._own.delayed_parameters = resolve_delayed(self.module, *self._own.delay)
+        tensors, setup = super()._set_up(with_buffers=with_buffers)
         trainable = tensors.trainable.values()
-        self.device_ids, self.output_device = construction.resolve_devices(trainable, *self._given_devices)
+        self.device_ids, self.output_device = construction.resolve_devices(trainable, *self._own.given_devices)
         return tensors, setup
 
-    def make_reducer(self, *, exchange: bool, with_buffers: bool) -> None:
-        """See `DataParallel.make_reducer`."""
-        super().make_reducer(exchange=exchange, with_buffers=with_buffers)
-        self.log = LoggingData(self.device)
-        self.log.attach(self.reducer)
-        self.input_steps.append(partial(_first_forward, weakref.ref(self)))
+    def _make_reducer(self, *, exchange: bool, with_buffers: bool) -> None:
+        """See `DataParallel._make_reducer`."""
+        super()._make_reducer(exchange=exchange, with_buffers=with_buffers)
+        own = self._own
+        own.log = LoggingData(self.device)
+        own.log.attach(self.reducer)
+        own.input_steps.append(partial(_first_forward, weakref.ref(self)))
         if self.device_ids:
-            self.input_steps.append(partial(_move, torch.device(self.device.type, self.device_ids[0])))
+            own.input_steps.append(partial(_move, torch.device(self.device.type, self.device_ids[0])))
         if self.mixed_precision is not None:
-            self.input_steps.append(partial(cast_inputs, self.mixed_precision))
+            own.input_steps.append(partial(cast_inputs, self.mixed_precision))
             if (dtype := reduction_dtype(self.mixed_precision)) is not None:
-                self.use_comm_hook(ReductionState(dtype, weakref.ref(self)), sum_in_low_precision)
-        self.delayed = None
-        if (trigger := self._delay[1]) is not None:
-            self.delayed = DelayedAllReduce(self._delay_all_reduce_params, trigger, self.process_group)
+                self._use_comm_hook(ReductionState(dtype, weakref.ref(self)), sum_in_low_precision)
+        if (trigger := own.delay[1]) is not None:
+            own.delayed = DelayedAllReduce(self._delay_all_reduce_params, trigger, self.process_group)
 
     def _replace_in_forward(self, sharded: dict[nn.Parameter, Callable[[Tensor], Tensor]]) -> None:
         """Have forward compute with low-precision copies, sharded tensors or both instead of the parameters."""
@@ -265,28 +331,24 @@ class DistributedDataParallel(DataParallel):
             cast_buffers(self.module, self.mixed_precision)
             replaced = compose(casts(self.module, self.mixed_precision), sharded)
         if replaced:
-            self.forward_parameters = ForwardParameters(self.module, replaced)
-            self.input_steps.append(partial(_restore, self.forward_parameters))
+            self._own.forward_parameters = parameters = ForwardParameters(self.module, replaced)
+            self._own.input_steps.append(partial(_restore, parameters))
             if not sharded:  # a sharded module cannot do without
-                weakref.finalize(self, self.forward_parameters.detach)
+                weakref.finalize(self, parameters.detach)
 
-    def forward_raised(self) -> None:
-        """See `DataParallel.forward_raised`."""
-        if self.forward_parameters is not None:
-            self.forward_parameters.restore()
-
-    def use_comm_hook(self, state: object, hook: Hook) -> None:
-        """See `DataParallel.use_comm_hook`; keeps an error, or the hook's name, in the logging data."""
+    def _use_comm_hook(self, state: object, hook: Hook) -> None:
+        """See `DataParallel._use_comm_hook`; keeps an error, or the hook's name, in the logging data."""
+        log = self._own.log
         try:
-            super().use_comm_hook(state, hook)
+            super()._use_comm_hook(state, hook)
         except Exception as error:
-            self.log.error = f"{type(error).__name__}: {error}"
+            log.error = f"{type(error).__name__}: {error}"
             raise
-        self.log.comm_hook = getattr(hook, "__qualname__", repr(hook))
+        log.comm_hook = getattr(hook, "__qualname__", repr(hook))
 
     def join_hook(self, **kwargs: Any) -> UnevenInputsHook:
         """See `JoinableModule.join_hook`."""
-        self.log.uneven_inputs = True
+        self._own.log.uneven_inputs = True
         return super().join_hook(**kwargs)
 
     # Names of torch's class
@@ -303,12 +365,11 @@ class DistributedDataParallel(DataParallel):
     @property
     def find_unused_parameters(self) -> bool:
         """Whether the graph is searched for unused parameters; may change between iterations, on all ranks alike."""
-        return self.features.find_unused_parameters
+        return self._own.features.find_unused_parameters
 
     @find_unused_parameters.setter
     def find_unused_parameters(self, value: bool) -> None:
-        self.reducer.set_features(replace(self.features, find_unused_parameters=value))
-        self.features = self.reducer.features
+        self._set_features(find_unused_parameters=value)
 
     gradient_as_bucket_view = _feature("gradient_as_bucket_view")
     batched_grad_copy = _feature("batched_grad_copy")
@@ -318,12 +379,17 @@ class DistributedDataParallel(DataParallel):
     @property
     def bucket_bytes_cap(self) -> int:
         """Size in bytes at which a bucket closes; with a list of caps, the largest."""
-        return max(bucket_caps(self.bucket_cap_mb, self.bucket_cap_mb_list))
+        return max(bucket_caps(self._own.bucket_cap_mb, self._own.bucket_cap_mb_list))
+
+    @property
+    def bucket_bytes_cap_default(self) -> bool:
+        """Whether the user has given no cap, so that the first bucket is smaller."""
+        return self._own.bucket_cap_mb is None and not self._own.bucket_cap_mb_list
 
     @property
     def bucket_bytes_cap_list(self) -> list[int]:
         """The caps in `bucket_cap_mb_list`, in bytes."""
-        return [int(cap * MIB) for cap in self.bucket_cap_mb_list or []]
+        return [int(cap * MIB) for cap in self._own.bucket_cap_mb_list or []]
 
     device_type = property(attrgetter("device.type"), doc="Type of the module's device.")
     broadcast_bucket_size = PIECE_BYTES
@@ -338,6 +404,7 @@ class DistributedDataParallel(DataParallel):
     to_kwargs = TorchDDP.to_kwargs
     _default_broadcast_coalesced = TorchDDP._default_broadcast_coalesced
     _distributed_rank = TorchDDP._distributed_rank
+    _active_ddp_module = _ActiveModule()
     _get_active_ddp_module = TorchDDP._get_active_ddp_module
     _register_fused_optim = TorchDDP._register_fused_optim
     _set_ddp_sink_clone = TorchDDP._set_ddp_sink_clone
@@ -361,21 +428,17 @@ class DistributedDataParallel(DataParallel):
     @property
     def _module_parameters(self) -> list[nn.Parameter]:
         """All parameters but those that are ignored or whose all-reduce is delayed."""
-        skipped = self.parameters_to_ignore | set(self.delayed_parameters)
+        skipped = self.parameters_to_ignore | set(self._own.delayed_parameters)
         return [parameter for name, parameter in self.module.named_parameters() if name not in skipped]
 
     @property
     def _delay_all_reduce_params(self) -> list[nn.Parameter]:
-        return list(dict.fromkeys(self.delayed_parameters.values()))
+        return list(dict.fromkeys(self._own.delayed_parameters.values()))
 
     @property
     def _delay_all_reduce_all_params(self) -> bool:
-        return not self.bucketed_parameters()
+        return not self._own.bucketed(trainable_parameters(self.module))
 
-    def _pre_forward(self, *inputs: Any, **kwargs: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
-        return self._before_forward(inputs, kwargs)
-
-    _post_forward = DataParallel._after_forward
     _sync_buffers = send_buffers
 
     def _remove_autograd_hooks(self) -> None:
@@ -386,16 +449,18 @@ class DistributedDataParallel(DataParallel):
 
     # Logging
 
-    @cached_property
+    @property
     def logger(self) -> Any:
         """A logger of torch's own type, for torch functions that report errors to a logger."""
-        dummy = nn.Parameter(torch.empty(1))  # torch's logger needs torch's reducer, which needs a parameter
-        self.torch_reducer = TorchReducer([dummy], [[0]], [1], self.process_group)
-        return Logger(self.torch_reducer)
+        if not self._own.torch_logger:
+            dummy = nn.Parameter(torch.empty(1))  # torch's logger needs torch's reducer, which needs a parameter
+            reducer = TorchReducer([dummy], [[0]], [1], self.process_group)
+            self._own.torch_logger = Logger(reducer), reducer
+        return self._own.torch_logger[0]
 
     def _get_ddp_logging_data(self) -> dict[str, str | int]:
-        data: dict[str, str | int] = self.log.data(self)
-        if "logger" in self.__dict__:
+        data: dict[str, str | int] = self._own.log.data(self)
+        if self._own.torch_logger:
             torchs = self.logger._get_ddp_logging_data()
             if torchs.ints_map.get("has_error"):
                 data |= {"has_error": 1, "error": torchs.strs_map["error"]}
@@ -404,16 +469,19 @@ class DistributedDataParallel(DataParallel):
     def _set_ddp_runtime_logging_sample_rate(self, sample_rate: int) -> None:
         if sample_rate < 1:
             raise ValueError("DDP runtime logging sample rate should be equal or greater than 1")
-        self.log.set_sample_rate(sample_rate)
+        self._own.log.set_sample_rate(sample_rate)
 
     # Features that torch switches on after construction
+
+    def _set_features(self, **changed: bool) -> None:
+        self.reducer.set_features(replace(self._own.features, **changed))
+        self._own.features = self.reducer.features
 
     def _set_static_graph(self) -> None:
         if self.static_graph:
             warnings.warn("You've set static_graph to be True, no need to set it again.", stacklevel=2)
             return
-        self.reducer.set_features(replace(self.features, static_graph=True))
-        self.features = self.reducer.features
+        self._set_features(static_graph=True)
         if self.find_unused_parameters:
             warnings.warn(
                 "You passed find_unused_parameters=true to DistributedDataParallel; a static graph needs no search, "
@@ -431,13 +499,13 @@ class DistributedDataParallel(DataParallel):
         if not left_out:
             self.process_group = construction.resolve_group(new_process_group)
         self.reducer.set_group(self.process_group)
-        if self.delayed is not None:
-            self.delayed.set_group(self.process_group)
-        if self.debug and not left_out:
-            self.launch_series = new_series(self.process_group)
-            self.reducer.launch_order = CheckedLaunchOrder(self.process_group, self.launch_series)
-        for of_the_old_group in ("logger", "torch_reducer"):
-            self.__dict__.pop(of_the_old_group, None)
+        own = self._own
+        if own.delayed is not None:
+            own.delayed.set_group(self.process_group)
+        if own.debug and not left_out:
+            own.launch_series = new_series(self.process_group)
+            self.reducer.launch_order = CheckedLaunchOrder(self.process_group, own.launch_series)
+        own.torch_logger = ()
 
     def _register_builtin_comm_hook(self, comm_hook_type: BuiltinCommHookType) -> None:
         hooks: dict[BuiltinCommHookType, Callable[..., Any]] = {
@@ -445,7 +513,7 @@ class DistributedDataParallel(DataParallel):
             BuiltinCommHookType.FP16_COMPRESS: fp16_compress,
         }
         self.register_comm_hook(self.process_group, hooks[comm_hook_type])
-        self.log.comm_hook = str(comm_hook_type)
+        self._own.log.comm_hook = str(comm_hook_type)
 
     def _register_buffer_comm_hook(
         self,
@@ -455,7 +523,7 @@ class DistributedDataParallel(DataParallel):
     ) -> None:
         if not callable(hook):
             raise TypeError(f"buffer hook: expected hook(state, buffers_by_name), got {hook!r}")
-        self.buffer_hook = _BufferCommHook(hook, state, comm_hook_location)
+        self._own.buffer_hook = _BufferCommHook(hook, state, comm_hook_location)
 
     def _distributed_broadcast_coalesced(
         self, tensors: list[Tensor], buffer_size: int, authoritative_rank: int = 0
@@ -464,7 +532,11 @@ class DistributedDataParallel(DataParallel):
 
     def _setup_in_backward_optimizers(self) -> None:
         """Make optimisers that run in the backward pass step after averaging instead of after accumulation."""
-        parameters = [p for p in self.bucketed_parameters().values() if hasattr(p, "_in_backward_optimizers")]
+        parameters = [
+            p
+            for p in self._own.bucketed(trainable_parameters(self.module)).values()
+            if hasattr(p, "_in_backward_optimizers")
+        ]
         if not parameters:
             return
         # Imported here, because the import takes a second and warns; the user's script has done it already.
@@ -476,7 +548,7 @@ class DistributedDataParallel(DataParallel):
         hook = optimizer_overlap_hooks._apply_optim_in_backward_hook(
             gradient_is_bucket_view=self.gradient_as_bucket_view
         )
-        self.use_comm_hook(weakref.ref(self), hook)
+        self._use_comm_hook(weakref.ref(self), hook)
         self.reducer._set_optimizer_in_backward()
 
     # Parameters
@@ -493,12 +565,12 @@ class DistributedDataParallel(DataParallel):
                 yield (name, parameter) if named_params else parameter
 
     def _build_params_for_reducer(self) -> tuple[list[nn.Parameter], list[bool]]:
-        trainable = self.bucketed_parameters()
+        trainable = self._own.bucketed(trainable_parameters(self.module))
         sparse = sparse_parameters(self.module)
         return list(trainable.values()), [name in sparse for name in trainable]
 
     def _build_debug_param_to_name_mapping(self, parameters: list[nn.Parameter]) -> dict[int, str]:
-        names = {parameter: name for name, parameter in self.bucketed_parameters().items()}
+        names = {parameter: name for name, parameter in self._own.bucketed(trainable_parameters(self.module)).items()}
         for parameter, name in names.items():
             if not any(parameter is given for given in parameters):
                 raise ValueError(f"Param with name {name} found in module parameters, but not DDP parameters.")
@@ -517,9 +589,9 @@ class DistributedDataParallel(DataParallel):
                 "DDP Pickling/Unpickling are only supported when using DDP with the default process group: this "
                 "module has another, which cannot be pickled"
             )
-        state = {name: value for name, value in self.__dict__.items() if name not in PROCESS_LOCAL}
-        if self._comm_hook and self._comm_hook[1] is self.process_group:
-            state["_comm_hook"] = self._comm_hook[:1]
+        state = {name: value for name, value in self.__dict__.items() if name not in ("process_group", "reducer")}
+        if self._own.comm_hook[1:] == (self.process_group,):
+            state["_own"] = replace(self._own, comm_hook=self._own.comm_hook[:1])
         for hooks in ("_forward_pre_hooks", "_forward_hooks"):
             kept = ((key, hook) for key, hook in state[hooks].items() if not isinstance(hook, RecordingHook))
             state[hooks] = OrderedDict(kept)
@@ -528,18 +600,21 @@ class DistributedDataParallel(DataParallel):
     def __setstate__(self, state: dict[str, Any]) -> None:
         super().__setstate__(state)  # type: ignore[no-untyped-call]
         self.process_group = construction.resolve_group(None)
-        self.make_reducer(exchange=False, with_buffers=False)
-        if self.forward_parameters is not None:
-            self.input_steps.append(partial(_restore, self.forward_parameters))
-        if self._comm_hook:
-            hook, hook_state = (*self._comm_hook, self.process_group)[:2]
+        self._make_reducer(exchange=False, with_buffers=False)
+        if self._own.forward_parameters is not None:
+            self._own.input_steps.append(partial(_restore, self._own.forward_parameters))
+        if self._own.comm_hook:
+            hook, hook_state = (*self._own.comm_hook, self.process_group)[:2]
             self.register_comm_hook(hook_state, hook)
+
+
+TorchDDP.register(DistributedDataParallel)  # for all that asks isinstance: trainers, checkpoints, torch.compile
 
 
 def _first_forward(this: "weakref.ref[DistributedDataParallel]", inputs: Any, kwargs: Any) -> tuple[Any, Any]:
     """Set up optimisers that run in the backward pass: the script has made them by the first forward pass."""
     if (ddp := this()) is not None:
-        del ddp.input_steps[0]
+        del ddp._own.input_steps[0]
         ddp._setup_in_backward_optimizers()
     return inputs, kwargs
 

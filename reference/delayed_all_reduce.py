@@ -60,9 +60,9 @@ class DelayedAllReduce:
         Raises:
             RuntimeError: An exception ended the last backward pass after the all-reduce was launched.
         """
-        if self._in_flight and dist.get_world_size(self._group) > 1:
+        if self._in_flight and self._group.size() > 1:
             raise RuntimeError(
-                f"rank {dist.get_rank(self._group)}: an exception ended the last backward pass after its delayed "
+                f"rank {self._group.rank()}: an exception ended the last backward pass after its delayed "
                 "all-reduce was launched, so the ranks may have issued different collectives. Start again from a "
                 "checkpoint, on all ranks"
             )
@@ -74,7 +74,7 @@ class DelayedAllReduce:
             return
         if not self._wanted:
             raise RuntimeError(
-                f"rank {dist.get_rank(self._group)}: a second backward pass after one forward pass reached the "
+                f"rank {self._group.rank()}: a second backward pass after one forward pass reached the "
                 "parameter whose gradient launches the delayed all-reduce; its gradients would not be averaged. Run "
                 "all but the last under no_sync()"
             )
@@ -83,7 +83,7 @@ class DelayedAllReduce:
         for bucket in self._buckets:
             bucket.reset()
             bucket.put(range(len(bucket.indices)))
-            bucket.pack(1.0 / dist.get_world_size(self._group))
+            bucket.pack(1.0 / self._group.size())
             self._in_flight.append(bucket.all_reduce(self._group))
         self._versions = [bucket.buffer._version for bucket in self._buckets]
         _engine.queue_callback(self._finish)
@@ -96,7 +96,7 @@ class DelayedAllReduce:
         changed = self._versions != [bucket.buffer._version for bucket in self._buckets]
         if changed or any(parameter.grad is not None for parameter in self._absent):
             raise RuntimeError(
-                f"rank {dist.get_rank(self._group)}: param_to_hook_all_reduce: gradients of delayed parameters "
+                f"rank {self._group.rank()}: param_to_hook_all_reduce: gradients of delayed parameters "
                 "arrived after that of this parameter, so incomplete ones were averaged. Choose a parameter that is "
                 "used before all delayed ones in forward, so that its gradient is the last"
             )

@@ -13,6 +13,7 @@ from torch.distributed.algorithms.join import Join, Joinable, JoinHook
 from torch.nn.parallel import DistributedDataParallel as TorchDDP
 
 from . import buffers
+from .broadcast import send_state
 from .collectives import JOIN_RANK_BYTES
 from .parameters import INTEGERS
 
@@ -21,7 +22,7 @@ __all__ = ["Join", "JoinHook", "Joinable", "JoinableModule", "UnevenInputsHook"]
 if TYPE_CHECKING:
     from .module_wrapper import DataParallel
     from .reducer import Reducer
-    from .reducer_options import Features
+    from .reducer_options import WrapperState
 
 
 class UnevenInputsHook(JoinHook):
@@ -36,7 +37,7 @@ class UnevenInputsHook(JoinHook):
         ddp = self._ddp
         ddp.reducer.rebuild_if_due()
         buffers.send_if_due(ddp, after_forward=False, candidate=False)
-        averaging = ddp.any_rank_averages()
+        averaging = ddp._check_global_requires_backward_grad_sync(is_joined_rank=True)
         buffers.send_if_due(ddp, after_forward=True, candidate=False)
         ddp.require_forward_param_sync = averaging
         if averaging:
@@ -44,7 +45,7 @@ class UnevenInputsHook(JoinHook):
 
     def post_hook(self, is_last_joiner: bool) -> None:  # noqa: FBT001 - torch's signature
         """Give all ranks the model of a rank that had inputs to the end."""
-        self._ddp.sync_final_model(is_last_joiner=is_last_joiner)
+        self._ddp._sync_final_model(is_last_joiner)
 
 
 def match_backward(reducer: "Reducer") -> None:
@@ -70,11 +71,10 @@ class JoinableModule(Joinable):
     reducer: "Reducer"
     process_group: dist.ProcessGroup
     device: torch.device
-    features: "Features"
     forward_sync_buffers: bool
+    require_backward_grad_sync: bool
     require_forward_param_sync: bool
-    send_state: Callable[..., None]
-    delayed: Any
+    _own: "WrapperState"
 
     join = TorchDDP.join
     """Context in which ranks may run out of inputs at different times: torch's method, with torch's arguments.
@@ -91,12 +91,12 @@ class JoinableModule(Joinable):
         Raises:
             NotImplementedError: With `skip_all_reduce_unused_params` or delayed all-reduces.
         """
-        if self.delayed is not None:
+        if self._own.delayed is not None:
             raise NotImplementedError(
                 "delay_all_reduce_named_params is not supported under Join: a rank without inputs cannot know "
                 "between which buckets the others launch the delayed all-reduce. Construct the module without it"
             )
-        if self.features.skip_all_reduce_unused_params:
+        if self._own.features.skip_all_reduce_unused_params:
             raise NotImplementedError(
                 "skip_all_reduce_unused_params is not supported under Join: a rank without inputs cannot know which "
                 "buckets the others skip. Construct the module without it"
@@ -104,41 +104,44 @@ class JoinableModule(Joinable):
         self._divide_by_initial_world_size = kwargs.get("divide_by_initial_world_size", True)
         return UnevenInputsHook(cast("DataParallel", self))
 
-    def rank_counter(self, presence: dist.Work) -> Callable[[], int] | None:
-        """A function that returns the number of ranks that have inputs, which Join counts in `presence`.
-
-        None: averages are over all ranks.
-        """
-        if self._divide_by_initial_world_size:
-            return None
-
-        def count() -> int:
-            presence.wait()
-            return int(presence.get_future().value()[0].item())
-
-        return count
-
-    def announce_averaging(self, *, wanted: bool) -> None:
-        """On a rank with inputs: contribute to `any_rank_averages` of the others; does not wait for the result."""
-        self._ranks_that_average = torch.full(
-            (1,), float(wanted), device=self.device
-        )  # on CUDA the host does not wait
-        dist.all_reduce(self._ranks_that_average, group=self.process_group, async_op=True)
-
-    def any_rank_averages(self) -> bool:
-        """On a rank without inputs: whether any rank averages the gradients of the coming backward pass."""
-        ranks = torch.zeros(1, device=self.device)
-        dist.all_reduce(ranks, group=self.process_group)
+    def _check_global_requires_backward_grad_sync(self, is_joined_rank: bool) -> bool:  # noqa: FBT001 - torch's
+        """Whether any rank averages in the coming backward pass; ranks with inputs do not wait for the answer."""
+        wanted = not is_joined_rank and torch.is_grad_enabled() and self.require_backward_grad_sync
+        ranks = torch.full((1,), float(wanted), device=self.device)  # on CUDA the host does not wait
+        work = dist.all_reduce(ranks, group=self.process_group, async_op=True)
+        if not is_joined_rank:
+            self._own.counted = ranks
+            return wanted
+        work.wait()
         return bool(ranks.item())
 
-    def agree_on_rank(self, *, candidate: bool) -> int:
-        """The highest rank among the candidates."""
-        mine = dist.get_rank(self.process_group) if candidate else -1
+    def _find_common_rank(self, input_rank: int, rank_cond: bool) -> int:  # noqa: FBT001
+        """The highest `input_rank` of the ranks whose `rank_cond` is true."""
+        mine = input_rank if rank_cond else -1
         rank = torch.tensor([mine], dtype=INTEGERS[JOIN_RANK_BYTES], device=self.device)
         dist.all_reduce(rank, op=dist.ReduceOp.MAX, group=self.process_group)
         return int(rank.item())
 
-    def sync_final_model(self, *, is_last_joiner: bool) -> None:
+    def _sync_final_model(self, is_last_joiner: bool) -> None:  # noqa: FBT001
         """Give all ranks the model of one that had inputs to the end."""
-        self._authoritative_rank = self.agree_on_rank(candidate=is_last_joiner)
-        self.send_state(source=self._authoritative_rank, with_buffers=self.forward_sync_buffers)
+        self._authoritative_rank = self._find_common_rank(self.process_group.rank(), is_last_joiner)
+        source = self._authoritative_rank
+        send_state(self.module, self.process_group, source=source, with_buffers=self.forward_sync_buffers)
+
+
+def rank_counter(ddp: JoinableModule, presence: dist.Work) -> Callable[[], int] | None:
+    """A function that returns the number of ranks that have inputs, which Join counts in `presence`.
+
+    None: averages are over all ranks.
+    """
+    return None if ddp._divide_by_initial_world_size else counter(presence)
+
+
+def counter(presence: dist.Work) -> Callable[[], int]:
+    """A function that waits for Join's count of the ranks that have inputs, and returns it."""
+
+    def count() -> int:
+        presence.wait()
+        return int(presence.get_future().value()[0].item())
+
+    return count

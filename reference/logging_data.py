@@ -9,11 +9,11 @@ from functools import partial
 from typing import Any
 
 import torch
-import torch.distributed as dist
 from torch import nn
 
 from .collectives import GLOO_THREADS
 from .device_clock import Clock, Reading, clock_of, nanoseconds
+from .parameters import trainable_parameters
 from .reducer import Reducer
 from .reducer_observer import Observer
 
@@ -193,20 +193,20 @@ class LoggingData(Observer):
 
 
 def _construction(ddp: Any) -> Data:
-    parameters = ddp.bucketed_parameters().values()
-    backend = dist.get_backend(ddp.process_group)
+    parameters = ddp._own.bucketed(trainable_parameters(ddp.module)).values()
+    backend = ddp.process_group.name()
     environment = (*_ENVIRONMENT, *_BACKEND_ENVIRONMENT.get(backend, ()))
     return {
         "module_name": type(ddp.module).__name__,
         "backend_name": backend,
-        "world_size": dist.get_world_size(ddp.process_group),
-        "rank": dist.get_rank(ddp.process_group),
+        "world_size": ddp.process_group.size(),
+        "rank": ddp.process_group.rank(),
         "device_ids": ", ".join(map(str, ddp.device_ids or [])),
         "output_device": -1 if ddp.output_device is None else ddp.output_device,
         "broadcast_buffers": int(ddp.forward_sync_buffers),
         "find_unused_parameters": int(ddp.find_unused_parameters),
         "gradient_as_bucket_view": int(ddp.gradient_as_bucket_view),
-        "static_graph": int(ddp.static_graph),
+        **({"static_graph": 1} if ddp.static_graph else {}),
         "has_sync_bn": int(any(isinstance(layer, nn.SyncBatchNorm) for layer in ddp.module.modules())),
         "is_multi_device_module": int(len({parameter.device for parameter in parameters}) > 1),
         "dtypes": ", ".join(sorted({_DTYPES.get(p.dtype, str(p.dtype)) for p in parameters})),

@@ -120,6 +120,6 @@ def sum_in_low_precision(state: ReductionState, bucket: GradBucket) -> torch.fut
     assert ddp is not None
     group = ddp.process_group
     low: Tensor = bucket.buffer().to(state.dtype)
-    world_size = dist.get_world_size(group)  # the callback must not hold the group; see `comm_hooks.interface`
+    world_size = group.size()  # the callback must not hold the group; see `comm_hooks.interface`
     future: torch.futures.Future[Any] = dist.all_reduce(low, group=group, async_op=True).get_future()
     return future.then(lambda done: only_tensor(done).div_(world_size))

@@ -4,8 +4,9 @@ The sections follow an iteration: construction, forward pass, backward pass. The
 `minimal` has simpler classes of the same kind; `data_parallel` adds the arguments and the names of torch's class.
 """
 
+import warnings
 import weakref
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import partial
 from typing import Any
@@ -15,24 +16,23 @@ import torch.distributed as dist
 from torch import nn
 from torch.distributed.algorithms.join import Join
 from torch.nn.parallel.distributed import DistributedDataParallel as TorchDDP
-from torch.nn.parallel.distributed import _BufferCommHook
 
 from . import buffers
 from .autograd_hooks import call_at_backward, tensors_in
 from .backward_exceptions import ExceptionSafeReducer
 from .backward_sink import through_sink
-from .broadcast import broadcast_coalesced
+from .broadcast import send_state
+from .bucket_copies import allocator
 from .bucketing import two_stage_caps
 from .buckets import Buckets
 from .checks import construction
 from .checks.launch_order import CheckedLaunchOrder, new_series
 from .comm_hooks.interface import Hook, check_hook
-from .delayed_all_reduce import DelayedAllReduce
-from .join import JoinableModule
+from .join import JoinableModule, rank_counter
 from .not_compiled import not_compiled
-from .parameter_stand_ins import replaced_parameters
-from .parameters import ModuleTensors, module_tensors, synchronized_tensors, trainable_parameters
-from .reducer_options import PLAIN, Features
+from .parameter_stand_ins import replaced_parameters, thawed
+from .parameters import ModuleTensors, module_tensors
+from .reducer_options import WrapperState
 from .unused_parameters import make_tracker
 from .view_and_sparse_buckets import make_bucket
 
@@ -45,138 +45,121 @@ class DataParallel(JoinableModule, nn.Module):
     gradients. The state dict is the module's, behind the prefix `module.`. Parameters and buffers named in the
     module's `_ddp_params_and_buffers_to_ignore` are not synchronised.
 
-    The arguments are those of `data_parallel.DistributedDataParallel`, but `features` holds the optional behaviour of
-    the reducer. `init_sync_buffers` is whether `init_sync` includes the buffers.
+    The arguments are those of `data_parallel.DistributedDataParallel`, but `own` holds all that torch's class has no
+    attribute for. `init_sync_buffers` is whether `init_sync` includes the buffers. Without a module, only the base
+    classes are initialised, as a subclass does that wraps the parts of its module one by one.
 
     Attributes:
         require_backward_grad_sync: False inside `no_sync()`.
         require_forward_param_sync: Whether the next forward pass sends buffers: the last one was synchronised.
-        input_steps: Functions that change forward's inputs in turn: `step(inputs, kwargs)`.
 
     Raises:
         RuntimeError: No process group, nothing to train, or parameters that differ between ranks.
         ValueError: A plan that is not a partition of the parameters.
     """
 
-    reducer_class: type[ExceptionSafeReducer] = ExceptionSafeReducer
+    reducer: ExceptionSafeReducer
+    _reducer_class: type[ExceptionSafeReducer] = ExceptionSafeReducer
     _inside_ddp_forward: Any = TorchDDP._inside_ddp_forward
 
     def __init__(
         self,
-        module: nn.Module,
+        module: nn.Module | None = None,
         *,
+        own: WrapperState | None = None,
         process_group: dist.ProcessGroup | None = None,
-        bucket_cap_mb: float | None = None,
-        bucket_cap_mb_list: Sequence[float] | None = None,
-        plan: Sequence[Sequence[int | str]] | None = None,
-        features: Features = PLAIN,
         forward_sync_buffers: bool = True,
         init_sync: bool = True,
         init_sync_buffers: bool = True,
-        debug: bool = False,
     ) -> None:
         nn.Module.__init__(self)
         JoinableModule.__init__(self)
+        if module is None:
+            return
+        self._own = own or WrapperState()
         self.process_group = construction.resolve_group(process_group)
         self.module = module
-        self.bucket_cap_mb, self.bucket_cap_mb_list, self.plan = bucket_cap_mb, bucket_cap_mb_list, plan
-        self.features = features
         self.forward_sync_buffers = forward_sync_buffers
-        self.debug = debug
-        self.launch_series = new_series(self.process_group) if debug else ""
+        self._own.launch_series = new_series(self.process_group) if self._own.debug else ""
         self.require_backward_grad_sync = self.require_forward_param_sync = True
-        self.buffer_hook: _BufferCommHook | None = None
-        self.delayed: DelayedAllReduce | None = None
-        self.delayed_parameters: dict[str, nn.Parameter] = {}
-        self._comm_hook: tuple[Any, ...] = ()  # hook and state; in pickles without the state if that is the group
         self._ddp_sink_clone = True
-        self.make_reducer(exchange=init_sync, with_buffers=init_sync_buffers)
+        self._make_reducer(exchange=init_sync, with_buffers=init_sync_buffers)
         if init_sync:
-            self.send_state(source=0, with_buffers=init_sync_buffers)
+            send_state(self.module, self.process_group, with_buffers=init_sync_buffers)
 
     # Construction
 
-    def make_reducer(self, *, exchange: bool, with_buffers: bool) -> None:
+    def _make_reducer(self, *, exchange: bool, with_buffers: bool) -> None:
         """Assign the buckets and make the reducer; with `exchange`, ranks check that they have the same module."""
-        make = partial(self.set_up, with_buffers=with_buffers)
+        make = partial(self._set_up, with_buffers=with_buffers)
         tensors, setup = construction.verify_setup(make, self.process_group, self.module, exchange=exchange)
-        bucketed, this = self._bucketed(tensors.trainable), weakref.ref(self)
+        own, this = self._own, weakref.ref(self)
+        bucketed = own.bucketed(tensors.trainable)
+        allocate = allocator(lambda: this().process_group)  # type: ignore[union-attr]  # alive as long as the buckets
         buckets = Buckets(
             list(bucketed.values()),
             setup.buckets,
             rebuild_caps_bytes=setup.rebuild_caps_bytes,
             sparse=setup.sparse,
-            features=self.features,
-            make_bucket=partial(make_bucket, sparse=setup.sparse),
+            features=own.features,
+            make_bucket=partial(make_bucket, sparse=setup.sparse, allocate=allocate),
         )
-        self.reducer = self.reducer_class(
+        self.reducer = self._reducer_class(
             bucketed,
             buckets,
             group=self.process_group,
             make_tracker=make_tracker,
             sync_enabled=lambda: (alive := this()) is not None and alive.require_backward_grad_sync,
         )
-        if self.debug:
-            self.reducer.launch_order = CheckedLaunchOrder(self.process_group, self.launch_series)
-        self.slots = tensors.slots
-        self.device = self.slots[0].parameter.device
-        self.has_buffers = bool(tensors.buffers)
-        self.input_steps: list[Callable[[Any, Any], tuple[Any, Any]]] = []
+        if own.debug:
+            self.reducer.launch_order = CheckedLaunchOrder(self.process_group, own.launch_series)
+        own.slots, own.frozen = tensors.slots, tensors.frozen
+        own.has_buffers = bool(tensors.buffers)
+        own.input_steps = []
+        self.device = own.slots[0].parameter.device
 
-    def set_up(self, *, with_buffers: bool) -> tuple[ModuleTensors, construction.Setup]:
+    def _set_up(self, *, with_buffers: bool) -> tuple[ModuleTensors, construction.Setup]:
         """The module's tensors, and everything that must be the same on all ranks."""
-        tensors = module_tensors(self.module)
-        caps = two_stage_caps(self.bucket_cap_mb, self.bucket_cap_mb_list, self.features.graph_may_change)
-        bucketed = self._bucketed(tensors.trainable)
-        setup = construction.set_up(self.module, tensors, bucketed, self.plan, *caps, with_buffers=with_buffers)
+        own, tensors = self._own, module_tensors(self.module)
+        caps = two_stage_caps(own.bucket_cap_mb, own.bucket_cap_mb_list, own.features.graph_may_change)
+        bucketed = own.bucketed(tensors.trainable)
+        setup = construction.set_up(self.module, tensors, bucketed, own.plan, *caps, with_buffers=with_buffers)
         return tensors, setup
-
-    def _bucketed(self, trainable: dict[str, nn.Parameter]) -> dict[str, nn.Parameter]:
-        return {name: parameter for name, parameter in trainable.items() if name not in self.delayed_parameters}
-
-    def bucketed_parameters(self) -> dict[str, nn.Parameter]:
-        """The parameters in the buckets by name, in the order of the parameter index: all but the delayed ones."""
-        return self._bucketed(trainable_parameters(self.module))
-
-    def send_state(self, *, source: int, with_buffers: bool) -> None:
-        """Overwrite every rank's parameters and buffers with those of `source`."""
-        tensors = synchronized_tensors(self.module, with_buffers=with_buffers)
-        broadcast_coalesced(list(tensors.values()), self.process_group, source=source)
 
     # Forward pass
 
     def forward(self, *inputs: Any, **kwargs: Any) -> Any:
         """Run the module on this rank's inputs and return its output."""
         with torch.autograd.profiler.record_function("DistributedDataParallel.forward"):
-            inputs, kwargs = self._before_forward(inputs, kwargs)
+            inputs, kwargs = self._pre_forward(*inputs, **kwargs)
             try:
-                with self._inside_ddp_forward():  # torch.compile splits its graph at buckets
-                    output = self.module(*inputs, **kwargs)
+                output = self._run_ddp_forward(*inputs, **kwargs)
             except BaseException:  # Ctrl-C too, after which the hooks of modules do not run
-                self.forward_raised()
+                if self._own.forward_parameters is not None:
+                    self._own.forward_parameters.restore()
                 raise
-            return self._after_forward(output)
+            return self._post_forward(output)
 
-    def forward_raised(self) -> None:
-        """Called after an exception in the module's forward pass."""
+    def _run_ddp_forward(self, *inputs: Any, **kwargs: Any) -> Any:
+        with self._inside_ddp_forward():  # torch.compile splits its graph at buckets
+            return self.module(*inputs, **kwargs)
 
     @not_compiled
-    def _before_forward(
-        self, inputs: tuple[Any, ...], kwargs: dict[str, Any]
-    ) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    def _pre_forward(self, *inputs: Any, **kwargs: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        own = self._own
         with_gradients, joining = torch.is_grad_enabled(), self._join_config.enable
         if with_gradients:
             self._check_parameters()
             self.reducer.prepare_for_forward(synchronized=self.require_backward_grad_sync)
-        self._presence = Join.notify_join_context(self)
+        own.presence = Join.notify_join_context(self)
         # Under Join, a rank without inputs cannot know whether the other ranks have gradients enabled.
         if with_gradients or joining:
             self.reducer.rebuild_if_due()
-        if self.has_buffers:
+        if own.has_buffers:
             buffers.send_if_due(self, after_forward=False)
         if joining:
-            self.announce_averaging(wanted=with_gradients and self.require_backward_grad_sync)
-        for step in tuple(self.input_steps):  # the first one removes itself
+            self._check_global_requires_backward_grad_sync(is_joined_rank=False)
+        for step in tuple(own.input_steps):  # the first one removes itself
             inputs, kwargs = step(inputs, kwargs)
         return inputs, kwargs
 
@@ -184,27 +167,34 @@ class DataParallel(JoinableModule, nn.Module):
         """Raise RuntimeError if a parameter has been replaced by another since the module was wrapped.
 
         If all are replaced, looking at any of them finds out. If only some are, the others' gradients arrive, so an
-        unfinished backward pass is reported, unless parameters may be unused: then all are looked at.
+        unfinished backward pass is reported, unless parameters may be unused: then all are looked at. Warn once if a
+        frozen one has become trainable.
         """
-        turn = self.reducer.iterations % len(self.slots)
-        looked_at = self.slots if self.reducer.tracker.counts_gradients else self.slots[turn : turn + 1]
-        if not all(slot.module._parameters.get(slot.name) is slot.parameter for slot in looked_at) and (
-            message := replaced_parameters(self.module, self.slots)
+        own = self._own
+        slots = own.slots
+        turn = self.reducer.iterations % len(slots)
+        looked_at = slots if self.reducer.tracker.counts_gradients else slots[turn : turn + 1]
+        if not all(slot.now is slot.parameter for slot in looked_at) and (
+            message := replaced_parameters(self.module, slots, own.frozen)
         ):
-            self.reducer.fail(f"rank {dist.get_rank(self.process_group)}: {message}")
+            self.reducer.fail(f"rank {self.process_group.rank()}: {message}")
+        if any(slot.parameter.requires_grad for slot in own.frozen):
+            warnings.warn(f"rank {self.process_group.rank()}: {thawed(self.module, own.frozen)}", stacklevel=4)
+            own.frozen = []
 
     @not_compiled
-    def _after_forward(self, output: Any) -> Any:
-        if self.has_buffers:
+    def _post_forward(self, output: Any) -> Any:
+        own = self._own
+        if own.has_buffers:
             buffers.send_if_due(self, after_forward=True)
         averaging = torch.is_grad_enabled() and self.require_backward_grad_sync
         # As in torch: buffers are sent again only after a forward pass whose gradients are averaged.
         self.require_forward_param_sync = averaging
-        if self.delayed is not None and torch.is_grad_enabled():
-            self.delayed.forward_done(averaging=averaging)
+        if own.delayed is not None and torch.is_grad_enabled():
+            own.delayed.forward_done(averaging=averaging)
         if averaging:
             outputs = list(tensors_in(output))
-            count_ranks = None if self._presence is None else self.rank_counter(self._presence)
+            count_ranks = None if own.presence is None else rank_counter(self, own.presence)
             self.reducer.prepare_for_backward(outputs, count_ranks)
             if self.reducer.tracker.needs_sink:
                 return through_sink(output, self.reducer.backward_starts, clone=self._ddp_sink_clone)
@@ -239,10 +229,10 @@ class DataParallel(JoinableModule, nn.Module):
             ValueError: The hook has no parameter `bucket`, or its annotations are not those of a comm hook.
             RuntimeError: A comm hook is registered already, or a backward pass has begun and not ended.
         """
-        self.use_comm_hook(state, hook)
-        self._comm_hook = hook, state
+        self._use_comm_hook(state, hook)
+        self._own.comm_hook = hook, state
 
-    def use_comm_hook(self, state: object, hook: Hook) -> None:
+    def _use_comm_hook(self, state: object, hook: Hook) -> None:
         """Register a comm hook that copies and pickles of the module do not keep."""
         check_hook(hook)
         self.reducer.register_comm_hook(state, hook)

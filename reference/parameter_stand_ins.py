@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
 from .not_compiled import not_compiled
-from .parameters import Slot, slots
+from .parameters import Slot, ignored_names, slots
 
 StandIn = Callable[[Tensor], Tensor]
 """Computes the tensor that stands in place of a parameter."""
@@ -32,20 +32,31 @@ def _both(first: StandIn, then: StandIn, parameter: Tensor) -> Tensor:
     return then(first(parameter))
 
 
-def replaced_parameters(module: nn.Module, wrapped: Iterable[Slot]) -> str | None:
-    """An error if another trainable parameter has taken a place. None: none has; other tensors are stand-ins."""
-    names = {parameter: name for name, parameter in module.named_parameters()}
-    replaced = {}
-    for slot in wrapped:
-        now = slot.module._parameters.get(slot.name)
-        if isinstance(now, nn.Parameter) and now is not slot.parameter and now.requires_grad:
-            replaced[names[now]] = now
-    if not replaced:
-        return None
+def replaced_parameters(module: nn.Module, wrapped: Iterable[Slot], frozen: Iterable[Slot] = ()) -> str | None:
+    """An error that names all trainable parameters that were not there when the module was wrapped. None: no such."""
+    known = {id(slot.parameter) for slot in (*wrapped, *frozen)}
+    ignored = ignored_names(module)
+    new = [
+        name
+        for name, now in module.named_parameters()
+        if isinstance(now, nn.Parameter) and now.requires_grad and id(now) not in known and name not in ignored
+    ]
+    if not new:
+        return None  # other tensors are stand-ins, and a parametrization may have moved the parameter
     return (
-        f"{', '.join(replaced)}: other parameters than those that were wrapped. load_state_dict(assign=True) or an "
-        "assignment has replaced them, and their gradients would not be averaged. Load without assign=True, or wrap "
-        "the module after loading"
+        f"{', '.join(new)}: other parameters than those that were wrapped. load_state_dict(assign=True) or an "
+        "assignment has replaced them, or a parametrization has, and their gradients would not be averaged. "
+        "Load without assign=True, or wrap the module afterwards"
+    )
+
+
+def thawed(module: nn.Module, frozen: Iterable[Slot]) -> str:
+    """A warning that names parameters that were frozen when the module was wrapped, and are trained now."""
+    names = {id(parameter): name for name, parameter in module.named_parameters()}
+    now = dict.fromkeys(names.get(id(slot.parameter), slot.name) for slot in frozen if slot.parameter.requires_grad)
+    return (
+        f"{', '.join(now)}: frozen when the module was wrapped, trainable now. Their gradients are not averaged, so "
+        "the ranks diverge. Unfreeze parameters before wrapping, or wrap the module again"
     )
 
 

@@ -18,6 +18,12 @@ class Slot(NamedTuple):
     name: str
     parameter: nn.Parameter
 
+    @property
+    def now(self) -> Tensor | None:
+        """What is in this place now."""
+        there = self.module._parameters  # of a module of TorchScript: no dict
+        return there[self.name] if self.name in there else None  # noqa: SIM401
+
 
 def slots(module: nn.Module, parameters: Iterable[nn.Parameter]) -> list[Slot]:
     """All slots of `module` that hold one of `parameters`."""
@@ -35,7 +41,7 @@ class ModuleTensors:
     """The tensors of a module that ranks synchronise, by name, as of the moment when the module is wrapped.
 
     `parameters` are trainable or not, `sparse` names those whose gradients are sparse tensors, and `slots` are the
-    places of the trainable ones.
+    places of the trainable ones, `frozen` of the others.
     """
 
     trainable: dict[str, nn.Parameter]
@@ -43,6 +49,7 @@ class ModuleTensors:
     parameters: dict[str, Tensor]
     buffers: dict[str, Tensor]
     slots: list[Slot]
+    frozen: list[Slot]
 
 
 def module_tensors(module: nn.Module) -> ModuleTensors:
@@ -50,7 +57,10 @@ def module_tensors(module: nn.Module) -> ModuleTensors:
     trainable = trainable_parameters(module)
     parameters = synchronized_tensors(module, with_buffers=False)
     places = slots(module, trainable.values())
-    return ModuleTensors(trainable, sparse_parameters(module), parameters, synchronized_buffers(module), places)
+    frozen = slots(module, (p for p in parameters.values() if isinstance(p, nn.Parameter) and not p.requires_grad))
+    return ModuleTensors(
+        trainable, sparse_parameters(module), parameters, synchronized_buffers(module), places, frozen
+    )
 
 
 def ignored_names(module: nn.Module) -> frozenset[str]:

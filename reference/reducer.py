@@ -33,7 +33,7 @@ from .checks.error_messages import ErrorMessages, GradientReport
 from .checks.launch_order import LaunchOrder
 from .comm_hooks.interface import Hook, HookCaller
 from .errors import LaunchOrderError
-from .reducer_observer import Future, Observer
+from .reducer_observer import Future, Observer, profiled
 from .reducer_options import Features
 
 NO_TASK = -1
@@ -141,13 +141,14 @@ class Reducer:
         self.after_backward: list[Future] = []
         self.optimizers_in_backward = False
         self._hook: HookCaller | None = None
-        self._messages = ErrorMessages(parameters, dist.get_rank(group))
+        self._messages = ErrorMessages(parameters, group.rank())
         self._report = GradientReport(self._messages)
         self._thorough = True  # check every gradient: in the first iteration and in the one after the rebuild
         self._changes = ChangedGradients()
         self._separates = False  # whether gradients have shared memory
         self._sync_enabled = sync_enabled
         self._forward_under_no_sync = False
+        self._warned_of_local = False
         self._compared_with_forward = True  # whether `no_sync` is known to be the same in forward and backward
         self.inbox = Inbox()
         self._state: State = Idle()
@@ -179,7 +180,7 @@ class Reducer:
 
     # Forward pass
 
-    def prepare_for_forward(self, *, synchronized: bool) -> None:
+    def prepare_for_forward(self, *, synchronized: bool = True) -> None:
         """Start a forward pass; `synchronized`: its gradients will be averaged."""
         if synchronized:
             if distributed_autograd_runs():
@@ -217,14 +218,15 @@ class Reducer:
 
         `count_ranks` returns how many ranks to divide by; called when gradients arrive. None: the group's size.
         """
-        for bucket in self.buckets:
-            bucket.reset()
-        self.tracker.forward_done(outputs)
+        with profiled("torch.distributed.ddp.reducer::search_unused_parameters"):
+            for bucket in self.buckets:
+                bucket.reset()
+            self.tracker.forward_done(outputs)
         self._check_not_converted(sorted(self.tracker.unused))  # a converted one would count as unused
         behind = None  # parameters behind the outputs, for error messages
         if self.iterations <= 1 or get_debug_level() != DebugLevel.OFF:  # the first search finds what is never used
             behind = reachable(outputs, {node: index for index, node in enumerate(self._accumulators)})
-        count_ranks = count_ranks or partial(dist.get_world_size, self._group)
+        count_ranks = count_ranks or self._group.size
         self._state = Expecting(Reduction(count_ranks=count_ranks, reachable=behind))
         self._watch_gradients(synchronized=True)
 
@@ -343,11 +345,16 @@ class Reducer:
             case Expecting(Reduction(begun=True) as reduction):
                 self.fail(self._unfinished(reduction))
 
+    def _missing(self) -> list[int]:
+        """Parameter indices whose gradients are not ready."""
+        buckets = self.buckets
+        return sorted(
+            index for bucket in buckets for slot, index in enumerate(bucket.indices) if not bucket.is_put[slot]
+        )
+
     def _unfinished(self, reduction: Reduction) -> str:
         """Error: the last backward pass left gradients out."""
-        missing = sorted(
-            index for bucket in self.buckets for slot, index in enumerate(bucket.indices) if not bucket.is_put[slot]
-        )
+        missing = self._missing()
         self._check_not_converted(missing)
         unlaunched = range(reduction.next_bucket, len(self.buckets))
         return self._messages.unfinished(missing, reduction.reachable, unlaunched, self.features)
@@ -366,11 +373,14 @@ class Reducer:
         self._mark_ready(reduction, sorted(self.tracker.unused))
 
     def _compare_with_forward(self, *, averaged: bool) -> None:
-        """Warn if one of forward and backward ran inside `no_sync` and the other outside."""
+        """Warn if one of forward and backward ran inside `no_sync`, or if nothing waits for the gradients."""
         inside = not self._sync_enabled()
         differs = inside if averaged else self._forward_under_no_sync and not inside
         if differs and not self._compared_with_forward:
             warnings.warn(self._messages.changed_mind(averaged=averaged), stacklevel=2)
+        elif not averaged and not inside and not self._warned_of_local:
+            self._warned_of_local = True
+            warnings.warn(self._messages.not_expected(), stacklevel=2)
         self._compared_with_forward = True
 
     def _take_from_inbox(self, reduction: Reduction | None, gradient: Tensor | None = None) -> None:
@@ -425,7 +435,8 @@ class Reducer:
         if self._thorough and (changed := self._changes.first_changed(bucket)) is not None:
             self.fail(self._messages.changed(changed, number))
         self.notify(Observer.bucket_packing, number)
-        bucket.pack(scale)
+        with profiled("torch::distributed::reducer::mul_out"):
+            bucket.pack(scale)
 
     def _launch_ready_buckets(self, reduction: Reduction) -> None:
         while reduction.next_bucket < len(self.buckets) and self.buckets[reduction.next_bucket].ready:
@@ -462,7 +473,8 @@ class Reducer:
             if number in reduction.in_flight:
                 averages = self.wait(reduction.in_flight, number)
                 self.notify(Observer.bucket_done, number)
-                bucket.copy_out(averages, unused=untouched)
+                with profiled("torch.distributed.ddp.reducer::copy_bucket_to_grad"):
+                    bucket.copy_out(averages, unused=untouched)
                 if (replaced := bucket.replaced(untouched)) is not None:
                     self.fail(self._messages.replaced(replaced, number))
                 self.notify(Observer.bucket_copied_out, number)
@@ -519,6 +531,6 @@ class Reducer:
             return None
         except (TypeError, RuntimeError) as error:
             if isinstance(error, RuntimeError) and self.launch_order and (why := self.launch_order.explain(launch)):
-                self.fail(f"{why}. {error}", partial(LaunchOrderError, dist.get_rank(self._group)))
+                self.fail(f"{why}. {error}", partial(LaunchOrderError, self._group.rank()))
             self.on_error(str(error))
             raise

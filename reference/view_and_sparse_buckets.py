@@ -6,6 +6,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor, nn
 
+from .bucket_copies import Allocate
 from .buckets import Bucket
 from .reducer_options import Features
 
@@ -15,13 +16,18 @@ until then each of them takes memory beside its view."""
 
 
 def make_bucket(
-    indices: Sequence[int], parameters: Sequence[nn.Parameter], features: Features, *, sparse: frozenset[int]
+    indices: Sequence[int],
+    parameters: Sequence[nn.Parameter],
+    features: Features,
+    *,
+    sparse: frozenset[int],
+    allocate: Allocate = torch.empty,
 ) -> Bucket:
     """A bucket of the kind that the features need; `sparse`: parameter indices whose gradients are sparse tensors."""
     kind: type[Bucket] = ViewBucket if features.gradient_as_bucket_view else Bucket
     if sparse.intersection(indices):
         kind = SparseBucket
-    return kind(indices, parameters, features)
+    return kind(indices, parameters, features, allocate)
 
 
 class ViewBucket(Bucket):

@@ -24,7 +24,7 @@ def resolve_group(group: dist.ProcessGroup | None, mesh: DeviceMesh | None = Non
     Raises:
         RuntimeError: There is no process group, both arguments were given, or the mesh has more than one dimension.
     """
-    if not dist.is_initialized():
+    if group is None and mesh is None and not dist.is_initialized():
         raise RuntimeError(
             "expected an initialised process group, there is none: call torch.distributed.init_process_group "
             "first, or start the script with reference.launch.run_ranks"
@@ -211,7 +211,7 @@ def exchange_device(module: nn.Module, group: dist.ProcessGroup) -> torch.device
 def _all_gather(data: bytes, group: dist.ProcessGroup, device: torch.device) -> list[bytes]:
     """The bytes of every rank, by rank; all ranks must pass the same number of bytes."""
     mine = torch.frombuffer(bytearray(data), dtype=torch.uint8).to(device)
-    gathered = [torch.empty_like(mine) for _ in range(dist.get_world_size(group))]
+    gathered = [torch.empty_like(mine) for _ in range(group.size())]
     dist.all_gather(gathered, mine, group=group)
     return [bytes(theirs.tolist()) for theirs in gathered]
 

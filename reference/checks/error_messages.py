@@ -220,6 +220,15 @@ class ErrorMessages:
             f"these gradients are {'averaged' if averaged else 'not averaged'}. Run both inside, or both outside."
         )
 
+    def not_expected(self) -> str:
+        """Warning, given once: gradients that no forward pass of the wrapper waits for."""
+        return (
+            f"rank {self.rank}: outside of no_sync(), gradients arrived that no forward pass of the wrapper waits "
+            "for. They stay local, so the ranks may diverge. Causes: a second backward pass after one forward pass, "
+            "or several forward passes and then a backward pass for each (run all but the last under no_sync()); a "
+            "backward pass inside forward; a call of ddp.module(...) instead of ddp(...)."
+        )
+
 
 def _kind(tensor: Tensor) -> str:
     layout = "sparse " if tensor.is_sparse else ""

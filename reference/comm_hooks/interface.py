@@ -215,7 +215,7 @@ class HookCaller:
         """How long to wait for a future, in seconds. None: without limit, because the backend has no time-out."""
         try:
             options = self.group._get_backend(bucket.buffer.device).options
-        except RuntimeError:  # MPI and UCC have no options, a process group written in Python has no backend
+        except (AttributeError, RuntimeError):  # many backends have no options, and a group in Python has no backend
             return None
         timeout: timedelta | None = getattr(options, "_timeout", None)
         return None if timeout is None else timeout.total_seconds() + min(timeout.total_seconds(), GRACE_S)
@@ -239,7 +239,7 @@ class HookCaller:
         return None if same else result.reshape(-1).clone()  # copying out may overwrite the bucket's memory
 
     def _where(self, number: int) -> str:
-        return f"rank {dist.get_rank(self.group)}, bucket {number}: comm hook {describe(self.hook)}"
+        return f"rank {self.group.rank()}, bucket {number}: comm hook {describe(self.hook)}"
 
 
 def describe(hook: Hook) -> str:

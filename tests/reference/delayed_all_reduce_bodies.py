@@ -11,6 +11,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from reference.data_parallel import DistributedDataParallel
+from reference.parameters import trainable_parameters
 
 from ..scenarios import batch, gradients
 from .drop_in_bodies import Tower
@@ -96,7 +97,7 @@ def delayed_details(rank: int, _world_size: int) -> dict[str, object]:
     other.zero_grad()
     other(batch(rank, 3, 4)).sum().backward()
     return {
-        "bucketed": list(ddp.bucketed_parameters()),
+        "bucketed": list(ddp._own.bucketed(trainable_parameters(ddp.module))),
         "unused": unused.grad.tolist(),
         "copy": torch.equal(other.module.scale.grad, module.scale.grad),
     }

@@ -1,7 +1,10 @@
 """Rank bodies of test_drop_in.py: names and features that scripts and libraries know from torch's class."""
 
+import copy
+import io
+import pickle
 import warnings
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 from typing import Any
 from unittest import mock
 
@@ -9,7 +12,9 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed._composable import replicate
+from torch.distributed.checkpoint.state_dict import get_model_state_dict
 
+import ddplab
 from reference.data_parallel import DistributedDataParallel
 
 from .. import scenarios
@@ -122,6 +127,104 @@ def static_graph_later(rank: int, _world_size: int, options: dict) -> tuple[list
             seen.append(gradients(ddp))
         both.append(seen)
     return tuple(both)
+
+
+# Being torch's class
+
+
+class PassesThrough(DistributedDataParallel):
+    """A subclass as many projects have one: attributes that it lacks are the module's; others are its own."""
+
+    log = "a subclass's own"
+
+    def __getattr__(self, name: str) -> Any:
+        try:
+            return super().__getattr__(name)
+        except AttributeError:
+            return getattr(self.module, name)
+
+    @property
+    def plan(self) -> str:
+        return self.log
+
+
+class Parts(DistributedDataParallel):
+    """Wraps its module part by part, as mmengine's class does for generators and discriminators."""
+
+    def __init__(self, module: nn.Sequential) -> None:
+        super(DistributedDataParallel, self).__init__()
+        self.module = module
+        module[0] = DistributedDataParallel(module[0])
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.module(x)
+
+
+class Named(nn.Module):
+    """Attributes of the module that our class has needed too, under these names."""
+
+    def __init__(self, shift: int) -> None:
+        super().__init__()
+        torch.manual_seed(shift)
+        self.features, self.slots, self.debug = nn.Linear(4, 4), 3, 4
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.features(x)
+
+
+def copied(ddp: nn.Module, how: str) -> nn.Module:
+    """A copy of a wrapper, made in one of the ways in which scripts save and load it whole."""
+    if how == "deepcopy":
+        return copy.deepcopy(ddp)
+    if how == "pickle":
+        return pickle.loads(pickle.dumps(ddp))
+    file = io.BytesIO()
+    torch.save(ddp, file)
+    return torch.load(io.BytesIO(file.getvalue()), weights_only=False)
+
+
+def as_torchs(rank: int, _world_size: int) -> dict[str, Any]:
+    """What clients ask of an instance."""
+    ddp = DistributedDataParallel(Named(rank))
+    torchs = TorchDDP(Named(rank))
+    passing, parts = PassesThrough(Named(rank)), Parts(nn.Sequential(nn.Linear(4, 4)))
+    active = []
+    ddp.module.register_forward_hook(lambda *_: active.append(DistributedDataParallel._active_ddp_module is ddp))
+    trained = []
+    for wrapper in (ddp, passing, parts, *(copied(PassesThrough(Named(rank)), how) for how in COPIES)):
+        wrapper(batch(rank, 4, 4)).square().sum().backward()
+        trained.append(gradients(wrapper))
+    return {
+        "instances": [isinstance(wrapper, TorchDDP) for wrapper in (ddp, passing, parts)],
+        "subclass": issubclass(PassesThrough, TorchDDP),
+        "active": [*active, DistributedDataParallel._active_ddp_module],
+        "passed": [passing.slots, passing.debug, passing.plan, passing.features is passing.module.features],
+        "names": sorted(set(dir(ddp)) - set(dir(torchs)) - {"_active_ddp_module"}),
+        "keys": list(get_model_state_dict(ddp)),
+        "trained": trained,
+    }
+
+
+COPIES = ("deepcopy", "pickle", "torch.save")
+
+
+def replaced(rank: int, _world_size: int) -> list:
+    """What importers get while our class replaces torch's, and after that; and the graphs of torch.compile."""
+    seen: list = []
+    for context in (ddplab.replace_ddp(), nullcontext()):
+        with context:
+            from torch.nn.parallel import DistributedDataParallel as FromParallel
+            from torch.nn.parallel.distributed import DistributedDataParallel as FromHome
+
+            seen.append([found.__module__ for found in (FromParallel, FromHome, TorchDDP)])
+            from torch._dynamo.testing import CompileCounterWithBackend
+
+            torch._dynamo.reset()
+            counter = CompileCounterWithBackend("eager")
+            ddp = FromHome(torch.compile(Layers(4, 600), backend=counter), bucket_cap_mb=1)
+            ddp(batch(rank, 2, 600)).sum().backward()
+            seen[-1].append(counter.frame_count)
+    return seen
 
 
 # torch.compile
@@ -269,5 +372,4 @@ def attributes_that_torch_lets_scripts_set(_rank: int, _world_size: int) -> dict
         "synchronized": synchronized,
         "refused": refused,
         "moved": (inputs[0].tolist(), kwargs),
-        "is torch's": isinstance(ddp, TorchDDP),
     }

@@ -1,5 +1,7 @@
 """Names and features that scripts and libraries know from torch's class: groups, torch.compile, attributes."""
 
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -108,7 +110,43 @@ def test_attributes_that_torch_lets_scripts_set(two_ranks):
         assert seen["moved"] == ([1.0, 1.0], {"scale": 2})
 
 
-def test_the_wrapper_is_no_instance_of_torchs_class(two_ranks):
-    assert not any(
-        seen["is torch's"] for seen in two_ranks.run(drop_in_bodies.attributes_that_torch_lets_scripts_set)
-    )
+# Being torch's class
+
+
+def test_clients_take_the_wrapper_for_torchs_class(two_ranks):
+    """Trainers, checkpoints and torch.compile ask isinstance; subclasses may use any name that torch's lacks."""
+    for seen in two_ranks.run(drop_in_bodies.as_torchs):
+        assert all(seen["instances"])
+        assert seen["subclass"]
+        assert seen["active"] == [True, None]
+        assert seen["passed"] == [3, 4, "a subclass's own", True]
+        assert seen["names"] == [
+            *("_check_parameters", "_make_reducer", "_own", "_reducer_class"),
+            *("_replace_in_forward", "_set_features", "_set_up", "_use_comm_hook"),
+        ]
+        assert seen["keys"] == ["features.weight", "features.bias"]
+        first, passing, _, *copies = seen["trained"]
+        assert_same([first] * len(copies), copies)
+        assert_same(first, passing)
+
+
+def test_our_class_in_torchs_place(two_ranks):
+    """Under every name that a client imports; torch.compile splits graphs at buckets all the same."""
+    for inside, after in two_ranks.run(drop_in_bodies.replaced):
+        *names, graphs = inside
+        assert set(names) == {"reference.data_parallel"}
+        assert after == [*["torch.nn.parallel.distributed"] * 3, graphs]
+        assert graphs > 1
+
+
+def test_a_script_run_with_our_class(tmp_path):
+    script = tmp_path / "train.py"
+    script.write_text("import sys\nfrom torch.nn.parallel.distributed import DistributedDataParallel as DDP\n")
+    with script.open("a") as file:
+        file.write("print(sys.argv[1:], DDP.__module__, __name__)\n")
+    command = [sys.executable, "-m", "ddplab.replace_ddp"]
+    ran = subprocess.run([*command, script, "--lr", "1"], capture_output=True, text=True, check=True)
+    assert ran.stdout == "['--lr', '1'] reference.data_parallel __main__\n"
+    refused = subprocess.run([*command, "nowhere.py"], capture_output=True, text=True, check=False)
+    assert refused.returncode == 1
+    assert refused.stderr.startswith("expected the path of a Python script, got nowhere.py")

@@ -1,0 +1,164 @@
+"""Runs the scenarios under torch's class, ours passed by hand, and ours in its place: `make test-clients`.
+
+The results must be equal to the bit, or the same type of error. Names of scenarios as arguments run those alone.
+"""
+
+import os
+import re
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+import traceback
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+MODES = ("torch", "ours")
+CLIENTS = ("lightning", "accelerate", "transformers", "peft", "timm", "torchft", "mmengine", "ignite")
+TIMEOUT_S = 480
+
+
+def run_rank(mode: str, rank: int, out: Path, names: list[str]) -> None:
+    """Run the scenarios as one rank, and save their results by name."""
+    import warnings
+    from contextlib import nullcontext
+    from datetime import timedelta
+
+    import torch
+    import torch.distributed as dist
+
+    import ddplab
+
+    warnings.simplefilter("ignore")
+    torch.set_num_threads(1)
+    results: dict[str, Any] = {}
+    try:
+        import torchvision  # noqa: F401
+    except RuntimeError:  # built for another torch: its models need none of its operators
+        operators = torch.library.Library("torchvision", "DEF")
+        for name in ("nms", "qnms"):
+            operators.define(f"{name}(Tensor boxes, Tensor scores, float threshold) -> Tensor")
+    from .scenarios import BY_HAND, SCENARIOS
+
+    dist.init_process_group("gloo", timeout=timedelta(seconds=60))
+    chosen = names or list(SCENARIOS)
+    wrap = torch.nn.parallel.DistributedDataParallel if mode == "torch" else ddplab.DistributedDataParallel
+    by_hand = [] if mode == "torch" else [name for name in chosen if name in BY_HAND]
+    for name in by_hand:
+        results[name, "passed"] = result(SCENARIOS[name], wrap)
+        torch.save(results, out / f"{mode}-{rank}.pt")
+    with nullcontext() if mode == "torch" else ddplab.replace_ddp():
+        for name in chosen:
+            results[name, "replaced"] = result(SCENARIOS[name], wrap)
+            torch.save(results, out / f"{mode}-{rank}.pt")
+    os._exit(0)  # some clients leave threads
+
+
+def result(scenario: Any, wrap: type) -> Any:
+    """The tensors of a scenario, or its error; ends when both ranks have one."""
+    import torch.distributed as dist
+
+    began = time.monotonic()
+    try:
+        found = scenario(wrap)
+    except Exception as error:  # noqa: BLE001 - the other class must raise one of this type
+        traceback.print_exc()
+        found = f"{type(error).__name__}: {error}"
+    dist.barrier()
+    print(f"{time.monotonic() - began:.1f} s", flush=True)
+    return found
+
+
+def run_mode(mode: str, out: Path, names: list[str]) -> None:
+    """Run both ranks of a mode, and wait."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    ranks = []
+    for rank in range(2):
+        places = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "WORLD_SIZE": "2"}
+        places |= {"RANK": str(rank), "LOCAL_RANK": str(rank), "LOCAL_WORLD_SIZE": "2", "GROUP_RANK": "0"}
+        quiet = {"OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1", "ACCELERATE_USE_CPU": "true"}
+        command = [sys.executable, "-m", __spec__.name, "--rank", mode, str(rank), str(out), *names]
+        output = None if names and rank == 0 else (out / f"{mode}-{rank}.log").open("w")
+        ranks.append(
+            subprocess.Popen(command, env=os.environ | places | quiet, stdout=output, stderr=subprocess.STDOUT)
+        )
+    deadline = time.monotonic() + TIMEOUT_S
+    for process in ranks:
+        try:
+            process.wait(max(1, deadline - time.monotonic()))
+        except subprocess.TimeoutExpired:
+            process.kill()
+
+
+def difference(torchs: Any, ours: Any) -> str:
+    """Why two results differ; empty if they are equal to the bit, or both errors of one type."""
+    import torch
+
+    if isinstance(torchs, str) or isinstance(ours, str) or ours is None or torchs is None:
+        kinds = [str(result).partition(":")[0] if isinstance(result, str) else "tensors" for result in (torchs, ours)]
+        return "" if kinds[0] == kinds[1] != "None" else f"torch's: {str(torchs)[:200]}; ours: {str(ours)[:300]}"
+    if len(torchs) != len(ours):
+        return f"{len(torchs)} tensors under torch's class, {len(ours)} under ours"
+    same = [
+        a.shape == b.shape and torch.equal(a.nan_to_num(), b.nan_to_num()) for a, b in zip(torchs, ours, strict=True)
+    ]
+    return "" if all(same) else f"{same.count(False)} of {len(same)} tensors differ"
+
+
+def names_missing() -> list[str]:
+    """Methods of torch's reducer that the source of a client calls, and that our reducer lacks."""
+    from torch._C._distributed_c10d import Reducer
+
+    from reference.data_parallel import TorchNamedReducer
+
+    called = {
+        name
+        for client in CLIENTS
+        for path in Path(str(find_spec(client).origin)).parent.rglob("*.py")
+        for name in re.findall(r"\breducer\.(\w+)\(", path.read_text(errors="ignore"))
+    }
+    assert "prepare_for_backward" in called
+    return sorted(name for name in called if hasattr(Reducer, name) and not hasattr(TorchNamedReducer, name))
+
+
+def main() -> int:
+    """Run all modes, print a line for each scenario, and return how many differ."""
+    import torch
+
+    names = sys.argv[1:]
+    began = time.monotonic()
+    with tempfile.TemporaryDirectory() as folder:
+        out = Path(folder)
+        for mode in MODES:
+            run_mode(mode, out, names)
+        results = {
+            (mode, rank): torch.load(path) if (path := out / f"{mode}-{rank}.pt").exists() else {}
+            for mode in MODES
+            for rank in range(2)
+        }
+        wrong = 0
+        for name, how in sorted(results["ours", 0]):
+            torchs = [results["torch", rank].get((name, "replaced")) for rank in range(2)]
+            found = {difference(torchs[rank], results["ours", rank].get((name, how))) for rank in range(2)}
+            reasons = sorted(found - {""})
+            wrong += bool(reasons)
+            note = f" ({torchs[0].partition(':')[0]} under both)" if isinstance(torchs[0], str) else ""
+            print(f"{'DIFFERS' if reasons else 'equal':8}{how:9}{name}{note} {'; '.join(reasons)}")
+        lost = set(results["torch", 0]) - set(results["ours", 0])
+        wrong += len(lost)
+        wrong += len(missing := names_missing())
+        print("".join(f"reducer.{name} is called and missing\n" for name in missing), end="")
+        print("".join(f"MISSING {name}\n" for name, _ in sorted(lost)), end="")
+    count = len(results["torch", 0])
+    print(f"{count} scenarios, {wrong} differences, {time.monotonic() - began:.0f} s")
+    return int(bool(wrong) or not count)
+
+
+if __name__ == "__main__":
+    if sys.argv[1:2] == ["--rank"]:
+        run_rank(sys.argv[2], int(sys.argv[3]), Path(sys.argv[4]), sys.argv[5:])
+    sys.exit(main())

@@ -1,0 +1,542 @@
+"""Small training runs of real clients. Each returns the tensors that it ends with, on each of two Gloo ranks.
+
+A scenario gets `wrap`, the class under test; trainers that wrap models themselves read it under torch's name.
+"""
+
+import inspect
+import io
+import tempfile
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import accelerate
+import ignite.distributed
+import ignite.engine
+import lightning
+import lightning.fabric
+import lightning.pytorch.callbacks as callbacks
+import peft
+import torch
+import torch.distributed as dist
+import transformers
+from lightning.pytorch.strategies import DDPStrategy
+from torch import Tensor, nn
+from torch.distributed.algorithms.ddp_comm_hooks import default_hooks, powerSGD_hook
+from torch.distributed.checkpoint.state_dict import get_state_dict
+from torch.distributed.optim import ZeroRedundancyOptimizer
+from torch.utils.data import DataLoader, Dataset
+
+Tensors = list[Tensor]
+SCENARIOS: dict[str, Callable[..., Tensors]] = {}
+"""Scenarios by name: `scenario(wrap)` returns the final tensors."""
+BY_HAND: list[str] = []
+"""Names of those that wrap their model themselves."""
+
+
+def scenario(**cases: dict[str, Any]) -> Callable[[Callable[..., Tensors]], Callable[..., Tensors]]:
+    """Register a function as a scenario under its name, or once for each case with the case's arguments."""
+
+    def register(function: Callable[..., Tensors]) -> Callable[..., Tensors]:
+        by_hand = next(iter(inspect.signature(function).parameters)) == "wrap"
+        for case, options in (cases or {"": {}}).items():
+            name = f"{function.__name__}: {case}" if case else function.__name__
+            SCENARIOS[name] = lambda wrap, options=options: function(wrap, **options)
+            if by_hand:
+                BY_HAND.append(name)
+        return function
+
+    return register
+
+
+class Net(nn.Module):
+    """Layers with buffers, a shared layer, and one that is used only with `every`."""
+
+    def __init__(self, *, every: bool = True) -> None:
+        super().__init__()
+        self.body = nn.Sequential(nn.Linear(8, 32), nn.BatchNorm1d(32), nn.Tanh(), nn.Linear(32, 32), nn.Tanh())
+        self.head, self.rest, self.every = nn.Linear(32, 4), nn.Linear(32, 4), every
+
+    def forward(self, x: Tensor) -> Tensor:
+        hidden = self.body(x)
+        return self.head(hidden) + (self.rest(hidden) if self.every else 0)
+
+
+class Pairs(Dataset):
+    """Inputs and classes, the same on all ranks; samplers give each rank its own."""
+
+    def __init__(self, count: int = 32) -> None:
+        generator = torch.Generator().manual_seed(1)
+        self.x = torch.randn(count, 8, generator=generator)
+        self.y = torch.randint(0, 4, (count,), generator=generator)
+
+    def __len__(self) -> int:
+        return len(self.x)
+
+    def __getitem__(self, index: int) -> tuple[Tensor, Tensor]:
+        return self.x[index], self.y[index]
+
+
+def batches(steps: int = 4, shape: tuple[int, ...] = (4, 8)) -> Iterator[Tensor]:
+    for step in range(steps):
+        yield torch.randn(shape, generator=torch.Generator().manual_seed(100 * step + dist.get_rank()))
+
+
+def state(module: nn.Module) -> Tensors:
+    """Parameters, buffers and gradients."""
+    grads = [parameter.grad for parameter in module.parameters() if parameter.grad is not None]
+    return [tensor.detach().clone() for tensor in (*module.state_dict().values(), *grads)]
+
+
+def train(ddp: nn.Module, inputs: Iterator[Tensor] | None = None, *, set_to_none: bool = True) -> Tensors:
+    optimizer = torch.optim.SGD((p for p in ddp.parameters() if p.requires_grad), lr=0.1, momentum=0.9)
+    for x in inputs or batches():
+        optimizer.zero_grad(set_to_none=set_to_none)
+        out = ddp(x)
+        (out if isinstance(out, Tensor) else out[0]).square().mean().backward()
+        optimizer.step()
+    return state(ddp)
+
+
+# Lightning
+
+
+class Lit(lightning.LightningModule):
+    """A module of Lightning; `how` says how it optimises."""
+
+    def __init__(self, how: str = "automatic", *, every: bool = True) -> None:
+        super().__init__()
+        self.net, self.how = Net(every=every), how
+        self.automatic_optimization = how == "automatic"
+
+    def loss(self, batch: Any) -> Tensor:
+        return nn.functional.cross_entropy(self.net(batch[0]), batch[1])
+
+    def training_step(self, batch: Any, index: int) -> Tensor | None:
+        if self.automatic_optimization:
+            return self.loss(batch)
+        optimizers = self.optimizers()
+        for optimizer in optimizers if isinstance(optimizers, list) else [optimizers]:
+            self.toggle_optimizer(optimizer) if self.how == "gan" else None
+            loss = self.loss(batch)
+            self.manual_backward(loss)
+            if self.how != "accumulate" or index % 2:
+                self.clip_gradients(optimizer, gradient_clip_val=1.0)
+                optimizer.step()
+                optimizer.zero_grad()
+            self.untoggle_optimizer(optimizer) if self.how == "gan" else None
+        return None
+
+    def validation_step(self, batch: Any, _index: int) -> None:
+        self.log("loss", self.loss(batch), sync_dist=True)
+
+    def configure_optimizers(self) -> Any:
+        if self.how == "gan":
+            return [torch.optim.SGD(part.parameters(), lr=0.1) for part in (self.net.body, self.net.head)], []
+        optimizer = torch.optim.AdamW(self.net.parameters(), lr=0.01)
+        return [optimizer], [torch.optim.lr_scheduler.StepLR(optimizer, 1)]
+
+
+class Finetune(callbacks.BaseFinetuning):
+    """Unfreezes the body after the first epoch, so after wrapping."""
+
+    def freeze_before_training(self, module: Any) -> None:
+        self.freeze(module.net.body, train_bn=False)
+
+    def finetune_function(self, module: Any, epoch: int, optimizer: Any) -> None:
+        if epoch == 1:
+            self.unfreeze_and_add_param_group(module.net.body, optimizer, lr=0.01)
+
+
+def trainer(strategy: dict[str, Any], **options: Any) -> lightning.Trainer:
+    quiet = {"logger": False, "enable_progress_bar": False, "enable_model_summary": False}
+    defaults = {"max_epochs": 2, "enable_checkpointing": False, "default_root_dir": tempfile.mkdtemp()}
+    return lightning.Trainer(
+        accelerator="cpu", devices=2, strategy=DDPStrategy(**strategy), **(quiet | defaults | options)
+    )
+
+
+@scenario(
+    plain={},
+    accumulation={"options": {"accumulate_grad_batches": 3}},
+    clipping={"options": {"gradient_clip_val": 0.5}},
+    clipping_by_value={"options": {"gradient_clip_val": 0.1, "gradient_clip_algorithm": "value"}},
+    views={"strategy": {"gradient_as_bucket_view": True}},
+    static_graph={"strategy": {"static_graph": True}},
+    unused={"strategy": {"find_unused_parameters": True}, "every": False},
+    unused_without_search={"every": False},
+    bf16={"options": {"precision": "bf16-mixed"}},
+    fp16_hook={"strategy": {"ddp_comm_hook": default_hooks.fp16_compress_hook}},
+    anomaly={"options": {"detect_anomaly": True}},
+    finetuning={"callback": Finetune},
+    manual={"how": "manual"},
+    manual_accumulation={"how": "accumulate"},
+    manual_views={"how": "manual", "strategy": {"gradient_as_bucket_view": True}},
+    manual_unused={"how": "manual", "strategy": {"find_unused_parameters": True}, "every": False},
+    gan={"how": "gan", "strategy": {"find_unused_parameters": True}},
+)
+def lightning_trainer(
+    _wrap: Any,
+    *,
+    strategy: dict | None = None,
+    options: dict | None = None,
+    how: str = "automatic",
+    every: bool = True,
+    callback: Any = None,
+) -> Tensors:
+    lightning.seed_everything(dist.get_rank(), verbose=False)
+    module = Lit(how, every=every)
+    run = trainer(strategy or {}, callbacks=[callback()] if callback else [], **(options or {}))
+    run.fit(module, DataLoader(Pairs(), 4), DataLoader(Pairs(8), 4))
+    return state(module)
+
+
+@scenario()
+def lightning_weight_averaging(_wrap: Any) -> Tensors:
+    lightning.seed_everything(0, verbose=False)
+    module = Lit()
+    trainer({}, callbacks=[callbacks.StochasticWeightAveraging(1e-2)], max_epochs=3).fit(
+        module, DataLoader(Pairs(), 4)
+    )
+    return state(module)
+
+
+@scenario()
+def lightning_resume(_wrap: Any) -> Tensors:
+    """Checkpoint keys are those of the module; another trainer goes on from them."""
+    lightning.seed_everything(0, verbose=False)
+    path = [tempfile.mkdtemp() + "/last.ckpt"]
+    dist.broadcast_object_list(path)
+    first = trainer({}, enable_checkpointing=True, max_epochs=1)
+    first.fit(Lit(), DataLoader(Pairs(), 4))
+    first.save_checkpoint(path[0])
+    module = Lit()
+    trainer({}, max_epochs=2).fit(module, DataLoader(Pairs(), 4), ckpt_path=path[0])
+    keys = sorted(torch.load(path[0], weights_only=False)["state_dict"])
+    return [*state(module), torch.tensor([ord(letter) for letter in "".join(keys)])]
+
+
+@scenario(plain={}, no_backward_sync={"accumulate": True}, clipping={"clip": True})
+def fabric(_wrap: Any, *, accumulate: bool = False, clip: bool = False) -> Tensors:
+    torch.manual_seed(dist.get_rank())
+    fabric = lightning.fabric.Fabric(accelerator="cpu", devices=2, strategy="ddp")
+    fabric.launch()
+    net = Net()
+    model, optimizer = fabric.setup(net, torch.optim.SGD(net.parameters(), lr=0.1))
+    for number, x in enumerate(batches(6)):
+        with fabric.no_backward_sync(model, enabled=accumulate and number % 2 == 0):
+            fabric.backward(model(x).square().mean())
+        if not accumulate or number % 2:
+            if clip:
+                fabric.clip_gradients(model, optimizer, max_norm=0.5)
+            optimizer.step()
+            optimizer.zero_grad()
+    return [*state(net), torch.tensor(len(model.state_dict()))]
+
+
+# accelerate and transformers
+
+
+@scenario(
+    plain={},
+    accumulation={"accumulate": 3},
+    clipping={"clip": True},
+    fp16_hook={"comm_hook": accelerate.utils.DDPCommunicationHookType.FP16},
+    views={"ddp": {"gradient_as_bucket_view": True}},
+    unused={"ddp": {"find_unused_parameters": True}, "every": False},
+    passed={"passed": True},
+)
+def accelerate_loop(
+    wrap: Any,
+    *,
+    accumulate: int = 1,
+    clip: bool = False,
+    comm_hook: Any = None,
+    ddp: dict | None = None,
+    every: bool = True,
+    passed: bool = False,
+) -> Tensors:
+    torch.manual_seed(dist.get_rank())
+    arguments = dict(ddp or {}) | ({"comm_hook": comm_hook} if comm_hook else {})
+    accelerator = accelerate.Accelerator(
+        cpu=True,
+        gradient_accumulation_steps=accumulate,
+        kwargs_handlers=[accelerate.DistributedDataParallelKwargs(**arguments)],
+    )
+    net = Net(every=every)
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.1, momentum=0.9)
+    model, optimizer, loader = accelerator.prepare(wrap(net) if passed else net, optimizer, DataLoader(Pairs(), 4))
+    for x, y in loader:
+        with accelerator.accumulate(model):
+            accelerator.backward(nn.functional.cross_entropy(model(x), y))
+            if clip and accelerator.sync_gradients:
+                accelerator.clip_grad_norm_(model.parameters(), 0.5)
+            optimizer.step()
+            optimizer.zero_grad()
+    assert accelerator.unwrap_model(model) is net
+    assert not any(isinstance(part, torch.nn.parallel.DistributedDataParallel) for part in net.modules())
+    return [*state(net), torch.tensor(len(accelerator.get_state_dict(model)))]
+
+
+@scenario()
+def accelerate_trigger_sync(_wrap: Any) -> Tensors:
+    torch.manual_seed(dist.get_rank())
+    accelerator = accelerate.Accelerator(cpu=True)
+    net = Net()
+    model, optimizer = accelerator.prepare(net, torch.optim.SGD(net.parameters(), lr=0.1))
+    for x in batches():
+        with accelerator.no_sync(model):
+            losses = [model(part).square().mean() for part in x.chunk(2)]
+            accelerator.backward(losses[0])
+        with accelerator.trigger_sync_in_backward(model):
+            accelerator.backward(losses[1])
+        optimizer.step()
+        optimizer.zero_grad()
+    return state(net)
+
+
+class Tokens(Dataset):
+    """Sequences for a language model."""
+
+    def __len__(self) -> int:
+        return 16
+
+    def __getitem__(self, index: int) -> dict[str, Tensor]:
+        ids = torch.randint(0, 64, (12,), generator=torch.Generator().manual_seed(index))
+        return {"input_ids": ids, "labels": ids}
+
+
+def language_model(kind: str = "gpt2") -> nn.Module:
+    torch.manual_seed(0)
+    if kind == "gpt2":
+        return transformers.GPT2LMHeadModel(
+            transformers.GPT2Config(vocab_size=64, n_positions=16, n_embd=16, n_layer=2, n_head=2)
+        )
+    config = transformers.LlamaConfig(
+        vocab_size=64, hidden_size=16, intermediate_size=32, num_hidden_layers=2, num_attention_heads=2
+    )
+    return transformers.LlamaForCausalLM(config)
+
+
+@scenario(
+    plain={},
+    llama={"kind": "llama"},
+    accumulation={"options": {"gradient_accumulation_steps": 2}},
+    checkpointing={"options": {"gradient_checkpointing": True}},
+    static_graph={"options": {"ddp_static_graph": True}},
+    unused={"options": {"ddp_find_unused_parameters": True}},
+    lora={"lora": True},
+    lora_checkpointing={"lora": True, "options": {"gradient_checkpointing": True}},
+    bf16={"options": {"bf16": True}},
+)
+def trainer_of_transformers(
+    _wrap: Any, *, kind: str = "gpt2", options: dict | None = None, lora: bool = False
+) -> Tensors:
+    model = language_model(kind)
+    if lora:
+        model = peft.get_peft_model(model, peft.LoraConfig(r=2, target_modules=["c_attn"], fan_in_fan_out=True))
+    arguments = transformers.TrainingArguments(
+        output_dir=tempfile.mkdtemp(),
+        use_cpu=True,
+        max_steps=4,
+        per_device_train_batch_size=2,
+        report_to=[],
+        save_strategy="no",
+        disable_tqdm=True,
+        **(options or {}),
+    )
+    transformers.Trainer(model=model, args=arguments, train_dataset=Tokens()).train()
+    return state(model)
+
+
+# Models, wrapped by hand
+
+
+@scenario(
+    resnet={"name": "resnet18"},
+    mobilenet={"name": "mobilenet_v3_small"},
+    convnext_of_timm={"name": "timm/convnext_atto"},
+    resnet_of_timm={"name": "timm/resnet10t"},
+)
+def vision(wrap: Any, *, name: str) -> Tensors:
+    import timm
+    import torchvision
+
+    torch.manual_seed(dist.get_rank())
+    if name.startswith("timm/"):
+        model = timm.create_model(name.removeprefix("timm/"), num_classes=4)
+    else:
+        model = torchvision.models.get_model(name, num_classes=4)
+    return train(wrap(model), batches(3, (2, 3, 32, 32)))
+
+
+@scenario()
+def pass_through(wrap: Any) -> Tensors:
+    """A wrapper of which scripts read attributes of VGG, such as `features`."""
+
+    class Passes(wrap):
+        def __getattr__(self, name: str) -> Any:
+            try:
+                return super().__getattr__(name)
+            except AttributeError:
+                return getattr(self.module, name)
+
+    from torchvision.models import squeezenet1_1
+
+    torch.manual_seed(0)
+    ddp = Passes(squeezenet1_1(num_classes=4, dropout=0.0))
+    assert ddp.features is ddp.module.features
+    return train(ddp, batches(2, (2, 3, 64, 64)))
+
+
+@scenario(module={"compiled": "module"}, wrapper={"compiled": "wrapper"})
+def compiled(wrap: Any, *, compiled: str) -> Tensors:
+    torch._dynamo.reset()
+    torch.manual_seed(0)
+    net: Any = Net()
+    ddp = wrap(torch.compile(net, backend="aot_eager") if compiled == "module" else net)
+    train(torch.compile(ddp, backend="aot_eager") if compiled == "wrapper" else ddp)
+    return state(net)
+
+
+@scenario()
+def zero_redundancy_optimizer(wrap: Any) -> Tensors:
+    torch.manual_seed(0)
+    ddp = wrap(Net())
+    optimizer = ZeroRedundancyOptimizer(ddp.parameters(), torch.optim.Adam, lr=0.01)
+    for x in batches():
+        optimizer.zero_grad()
+        ddp(x).square().mean().backward()
+        optimizer.step()
+    return state(ddp)
+
+
+@scenario()
+def uneven_inputs(wrap: Any) -> Tensors:
+    torch.manual_seed(0)
+    ddp = wrap(Net())
+    with ddp.join():
+        return train(ddp, batches(3 + dist.get_rank()))[: len(ddp.state_dict())]
+
+
+@scenario()
+def powersgd(wrap: Any) -> Tensors:
+    torch.manual_seed(0)
+    ddp = wrap(Net())
+    ddp.register_comm_hook(powerSGD_hook.PowerSGDState(None, start_powerSGD_iter=2), powerSGD_hook.powerSGD_hook)
+    return train(ddp)
+
+
+@scenario()
+def distributed_checkpoint(wrap: Any) -> Tensors:
+    torch.manual_seed(0)
+    ddp = wrap(Net())
+    optimizer = torch.optim.Adam(ddp.parameters())
+    ddp(next(batches())).sum().backward()
+    optimizer.step()
+    model, states = get_state_dict(ddp, optimizer)
+    names = "".join([*model, *states["state"]])
+    return [*model.values(), torch.tensor([ord(letter) for letter in names])]
+
+
+@scenario()
+def whole_wrapper_saved(wrap: Any) -> Tensors:
+    torch.manual_seed(0)
+    file = io.BytesIO()
+    torch.save(wrap(Net()), file)
+    return train(torch.load(io.BytesIO(file.getvalue()), weights_only=False))
+
+
+# torchft, mmengine, ignite
+
+
+@scenario()
+def torchft_group(wrap: Any) -> Tensors:
+    """A group of torchft's, of this rank alone, which torch has no record of: with two ranks torch's class raises."""
+    import torchft.process_group
+
+    store = torch.distributed.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+    group = torchft.process_group.ProcessGroupGloo()
+    group.configure(f"127.0.0.1:{store.port}/prefix", "0", 0, 1)
+    torch.manual_seed(0)
+    return train(wrap(Net(), process_group=group))
+
+
+@scenario()
+def torchft_wrapper(_wrap: Any) -> Tensors:
+    """The subclass of torchft, whose comm hook is a method `_comm_hook`; its manager averages over this rank."""
+    from unittest.mock import create_autospec
+
+    from torchft.ddp import DistributedDataParallel
+    from torchft.manager import Manager, _ManagedWork
+
+    manager = create_autospec(Manager)
+
+    def allreduce(tensor: Tensor) -> Any:
+        from torchft.work import _DummyWork
+
+        work = _ManagedWork(manager, _DummyWork(tensor), tensor)
+        manager.wrap_future.side_effect = lambda future, *_args, **_options: future
+        return work
+
+    manager.allreduce = allreduce
+    torch.manual_seed(0)
+    return train(DistributedDataParallel(manager, Net()))
+
+
+@scenario()
+def mmengine_wrapper(_wrap: Any) -> Tensors:
+    """A subclass that mmengine defines when it is imported, of the class that is in place then."""
+    from mmengine.model import BaseModel, MMDistributedDataParallel
+    from mmengine.optim import OptimWrapper
+
+    class Model(BaseModel):
+        def __init__(self) -> None:
+            super().__init__()
+            self.net = Net()
+
+        def forward(self, inputs: Tensor, mode: str = "loss") -> Any:
+            return {"loss": self.net(inputs).square().mean()}
+
+    torch.manual_seed(dist.get_rank())
+    ddp = MMDistributedDataParallel(Model())
+    wrapper = OptimWrapper(torch.optim.SGD(ddp.parameters(), lr=0.1), accumulative_counts=2)
+    for number, x in enumerate(batches()):
+        wrapper.initialize_count_status(ddp, number, 4)
+        ddp.train_step({"inputs": x}, wrapper)
+    return state(ddp)
+
+
+class TwoParts(nn.Module):
+    """A generator and a discriminator."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second = Net(), Net()
+
+    def train_step(self, data: Tensor, optimizers: list[Any]) -> None:
+        for part, optimizer in zip((self.first, self.second), optimizers, strict=True):
+            optimizer.zero_grad()
+            part(data).square().mean().backward()
+            optimizer.step()
+
+
+@scenario()
+def mmengine_separate_wrapper(_wrap: Any) -> Tensors:
+    from mmengine.model import MMSeparateDistributedDataParallel
+
+    torch.manual_seed(dist.get_rank())
+    ddp = MMSeparateDistributedDataParallel(TwoParts())
+    optimizers = [torch.optim.SGD(part.parameters(), lr=0.1) for part in (ddp.module.first, ddp.module.second)]
+    for x in batches():
+        ddp.train_step(x, optimizers)
+    return state(ddp)
+
+
+@scenario()
+def ignite_trainer(_wrap: Any) -> Tensors:
+    torch.manual_seed(dist.get_rank())
+    model = ignite.distributed.auto_model(Net())
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    step = ignite.engine.create_supervised_trainer(model, optimizer, nn.functional.cross_entropy)
+    step.run(DataLoader(Pairs(), 4), max_epochs=1)
+    return state(model)

@@ -1,0 +1,274 @@
+"""Rank bodies of test_clients.py: what trainers and libraries do to a wrapper, under our class and torch's."""
+
+import os
+import warnings
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext
+from datetime import timedelta
+from typing import Any
+from unittest import mock
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
+from torch.distributed.distributed_c10d import _get_default_store
+from torch.nn.utils import parametrizations
+
+from reference.data_parallel import DistributedDataParallel
+
+from ..scenarios import batch, gradients
+from .drop_in_bodies import CLASSES, TorchDDP, Tower
+
+# Process groups made by hand
+
+
+class Delegates(dist.ProcessGroup):
+    """A group written in Python that must be given options, whose backend allocates buckets and has no options."""
+
+    def __init__(self, inner: dist.ProcessGroup) -> None:
+        super().__init__(inner.rank(), inner.size())
+        self.inner, self.allocated = inner, []
+
+    def getBackendName(self) -> str:  # noqa: N802 - torch's
+        return "delegates"
+
+    def allreduce(self, tensors: list[Tensor], options: dist.AllreduceOptions) -> dist.Work:
+        return self.inner.allreduce(tensors, options)
+
+    def broadcast(self, tensors: list[Tensor], options: dist.BroadcastOptions) -> dist.Work:
+        return self.inner.broadcast(tensors, options)
+
+    def allgather(self, outputs: list, inputs: list[Tensor], options: Any) -> dist.Work:
+        return self.inner.allgather(outputs, inputs, options)
+
+    def _get_backend(self, _device: torch.device) -> "Delegates":
+        return self
+
+    def supports_tensor_alloc(self, _device: torch.device) -> bool:
+        return True
+
+    def allocate_tensor(self, size: int, *, dtype: torch.dtype, device: torch.device) -> Tensor:
+        self.allocated.append(size)
+        return torch.empty(size, dtype=dtype, device=device)
+
+
+made = 0
+
+
+def by_hand(rank: int, world_size: int) -> dist.ProcessGroup:
+    """A group of all ranks on Gloo that torch has no record of."""
+    global made
+    made += 1
+    store = dist.PrefixStore(f"by hand {made}", _get_default_store())
+    gloo = dist.ProcessGroupGloo(store, rank, world_size, timedelta(seconds=30))
+    group = dist.ProcessGroup(store, rank, world_size)
+    group._register_backend(torch.device("cpu"), dist.ProcessGroup.BackendType.GLOO, gloo)
+    group._set_default_backend(dist.ProcessGroup.BackendType.GLOO)
+    return group
+
+
+def trained(ddp: nn.Module, rank: int, steps: int = 3) -> list[list[Tensor]]:
+    seen = []
+    for step in range(steps):
+        ddp.zero_grad()
+        ddp(batch(rank, 3, 4, step=step)).square().mean().backward()
+        seen.append(gradients(ddp))
+    return seen
+
+
+def groups_by_hand(rank: int, world_size: int) -> dict[str, Any]:
+    """Gradients in a group made by hand, without and with a comm hook, and without a default group."""
+    seen: dict[str, Any] = {}
+    for name, wrap in CLASSES.items():
+        group = by_hand(rank, world_size)
+        seen[name] = trained(wrap(Tower(3), process_group=group, bucket_cap_mb=1e-4), rank)
+        hooked = wrap(Tower(3), process_group=group)
+        hooked.register_comm_hook(group, default_hooks.allreduce_hook)
+        seen[f"{name}, hook"] = trained(hooked, rank)
+        seen[f"{name}, logged"] = hooked._get_ddp_logging_data()["backend_name"]
+    for disabled in ("0", "1"):
+        python_group = Delegates(by_hand(rank, world_size))
+        with mock.patch.dict(os.environ, DDP_DISABLE_COMM_MEM=disabled):
+            ddp = DistributedDataParallel(Tower(3), process_group=python_group, bucket_cap_mb=1e-4)
+            seen[f"python {disabled}"] = trained(ddp, rank)
+            seen[f"allocated {disabled}"] = python_group.allocated
+    with mock.patch.object(dist, "is_initialized", return_value=False):
+        seen["alone"] = trained(DistributedDataParallel(Tower(3), process_group=python_group), rank)
+    hooked = DistributedDataParallel(Tower(3), process_group=python_group)
+    hooked.register_comm_hook(python_group, default_hooks.allreduce_hook)
+    seen["python, hook"] = trained(hooked, rank)
+    return seen
+
+
+def last_bucket_small(rank: int, _world_size: int, options: dict) -> list[dict[str, Any]]:
+    """Sizes and parameters of the rebuilt buckets with DDP_SET_LAST_BUCKET_CAP=1, under both classes."""
+    both = []
+    with mock.patch.dict(os.environ, DDP_SET_LAST_BUCKET_CAP="1"):
+        for wrap in CLASSES.values():
+            ddp = wrap(Tower(7), **options)
+            trained(ddp, rank, steps=4)
+            both.append({key: value for key, value in ddp._get_ddp_logging_data().items() if "rebuilt" in key})
+    return both
+
+
+# Names that clients call
+
+
+@contextmanager
+def without_sync(ddp: Any) -> Iterator[None]:
+    """As Lightning's forward redirection under manual optimisation."""
+    ddp.require_backward_grad_sync = False
+    yield
+    ddp.require_backward_grad_sync = True
+
+
+def manual_optimisation(ddp: Any, x: Tensor) -> None:
+    """Lightning's: the wrapper's forward pass is local, each backward pass is announced to the reducer."""
+    if ddp.static_graph:  # Lightning's backward passes run inside the wrapper's forward pass
+        ddp.reducer.prepare_for_forward()
+        out = ddp.module(x)
+    else:
+        with without_sync(ddp):
+            out = ddp(x)
+    for loss in (out.square().mean(), out.sum())[: 1 if ddp.static_graph else 2]:
+        ddp.reducer._rebuild_buckets()
+        ddp.reducer.prepare_for_backward([loss] if ddp.find_unused_parameters and not ddp.static_graph else [])
+        loss.backward(retain_graph=True)
+        if ddp.static_graph and not hasattr(ddp, "flushed"):
+            ddp.reducer._delay_all_reduce()
+            ddp.flushed = True
+
+
+def trigger_sync_in_backward(ddp: Any, x: Tensor) -> None:
+    """accelerate's: forward passes are local, and the last backward pass averages all the same."""
+    with ddp.no_sync():
+        losses = [ddp(part).square().mean() for part in x.chunk(3)]
+        losses[0].backward()
+        losses[1].backward()
+    ddp.reducer.prepare_for_backward(losses[2:])
+    losses[2].backward()
+
+
+def micro_batches(ddp: Any, x: Tensor) -> None:
+    """Pipeline schedules of torch (GPipe): all forward passes, then all backward passes; the last averages."""
+    with ddp.no_sync():
+        outs = [ddp(part) for part in x.chunk(3)]
+    for number, out in enumerate(outs):
+        with nullcontext() if number == 2 else ddp.no_sync():
+            if number == 2:
+                ddp.reducer.prepare_for_backward([out])
+            out.square().mean().backward()
+
+
+def clients_step(rank: int, _world_size: int, step: str, options: dict) -> list[list]:
+    """Gradients after each of three steps of a client, under both classes."""
+    both = []
+    for wrap in CLASSES.values():
+        ddp = wrap(Tower(3), bucket_cap_mb=1e-4, **options)
+        seen = []
+        for number in range(3):
+            ddp.zero_grad()
+            globals()[step](ddp, batch(rank, 3, 4, step=number))
+            seen.append(gradients(ddp))
+        both.append(seen)
+    return both
+
+
+def reducers_names(rank: int, world_size: int) -> dict[str, Any]:
+    """What the reducer's further names do, under both classes."""
+    seen: dict[str, Any] = {}
+    for name, wrap in CLASSES.items():
+        ddp = wrap(Tower(3), bucket_cap_mb=1e-4)
+        ddp.reducer.get_backward_stats()
+        trained(ddp, rank, steps=1)
+        done: list[int] = []
+        future: torch.futures.Future[int] = torch.futures.Future()
+        future.then(lambda _future, done=done: done.append(1))
+        ddp.reducer._install_post_backward_futures([future])
+        rebuilt = [ddp.reducer._rebuild_buckets(), ddp.reducer._rebuild_buckets()]
+        future.set_result(0)
+        trained(ddp, rank, steps=1)
+        presence = dist.all_reduce(torch.ones(1), async_op=True)
+        ddp.zero_grad()
+        with without_sync(ddp):
+            out = ddp(batch(rank, 3, 4))
+        ddp.reducer._set_forward_pass_work_handle(presence, False)
+        ddp.reducer.prepare_for_backward([])
+        out.sum().backward()
+        stats = ddp.reducer.get_backward_stats()
+        ddp.reducer._push_all_rebuilt_params()
+        seen[name] = [rebuilt, done, len(stats), all(ns > 0 for ns in stats), gradients(ddp)]
+        seen[name] += [ddp.bucket_bytes_cap_default, wrap(Tower(1)).bucket_bytes_cap_default]
+    return seen
+
+
+# Profiles, modules of TorchScript, parameters and gradients that are left out
+
+
+def profiled_names(rank: int, _world_size: int) -> list[set[str]]:
+    """Names of the reducer's ranges in a profile of one iteration, under both classes."""
+    both = []
+    for wrap in CLASSES.values():
+        ddp = wrap(Tower(3), find_unused_parameters=True)
+        with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as profile:
+            trained(ddp, rank, steps=1)
+        both.append({event.key for event in profile.key_averages() if "reducer::" in event.key})
+    return both
+
+
+class Small(nn.Module):
+    """Two layers that torch.jit can script."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.first, self.second = nn.Linear(4, 4), nn.Linear(4, 4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.second(self.first(x).tanh())
+
+
+def compiled_for_script(rank: int, _world_size: int, how: str) -> list[list]:
+    """Gradients of a scripted or traced module, under both classes."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # torch.jit is deprecated
+        made = [
+            torch.jit.script(Small()) if how == "script" else torch.jit.trace(Small(), torch.ones(3, 4)) for _ in "ab"
+        ]
+        return [trained(wrap(module), rank) for wrap, module in zip(CLASSES.values(), made, strict=True)]
+
+
+def parametrized_later(rank: int, _world_size: int) -> str:
+    ddp = DistributedDataParallel(Small())
+    for layer in (ddp.module.first, ddp.module.second):
+        parametrizations.weight_norm(layer)
+    try:
+        trained(ddp, rank)
+    except RuntimeError as error:
+        return str(error)
+    return "no error"
+
+
+def left_out(rank: int, _world_size: int, how: str) -> tuple[list[str], bool]:
+    """Warnings about gradients that stay local, in two iterations, and whether the gradients are those of torch's."""
+    grads, messages = [], []
+    for wrap in (DistributedDataParallel, TorchDDP):
+        module = Small()
+        module.first.requires_grad_(how != "thawed")
+        if how == "backward in forward":
+            module.register_forward_hook(lambda _module, _inputs, out: out.sum().backward(retain_graph=True))
+        ddp = wrap(module)
+        steps: dict[str, Callable[[Tensor], Any]] = {
+            "module": lambda x, ddp=ddp: ddp.module(x).sum().backward(),
+            "two forward passes": lambda x, ddp=ddp: [out.sum().backward() for out in (ddp(x), ddp(2 * x))],
+            "thawed": lambda x, ddp=ddp: (ddp.module.requires_grad_(True), ddp(x).sum().backward()),
+            "backward in forward": lambda x, ddp=ddp: ddp(x).sum().backward(),
+        }
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            for step in range(2):
+                steps[how](batch(rank, 3, 4, step=step))
+        messages.append([str(warning.message) for warning in caught])
+        grads.append(gradients(ddp))
+    return messages[0], all(map(torch.equal, *grads))
