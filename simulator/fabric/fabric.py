@@ -212,7 +212,7 @@ class Fabric(Schema, strict=False):
 
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> Self:
-        """Read a topology (`.yaml`, `.yml`), results of nccl-tests (`.log`, `.txt`, `.csv`, `.json`) or a fabric file.
+        """Read a topology (`.yaml`, `.yml`), results of nccl-tests (`.log`, `.txt`, `.csv`, JSON) or a fabric file.
 
         A log may be given as `40:file.log`, see `from_nccl_tests`.
 

@@ -90,7 +90,7 @@ class Run:
 
 
 class LogContents(NamedTuple):
-    """Times `(world_size, size_bytes, ns)` of all-reduces, and the other collectives of the log, which are left out."""
+    """Times `(world_size, size_bytes, ns)` of all-reduces, and the names of the collectives that are left out."""
 
     rows: list[tuple[int, int, int]]
     others: tuple[str, ...]
@@ -115,8 +115,8 @@ def read_log(path: str | os.PathLike[str]) -> LogContents:
         path: The log, or `40:file.log` for a log of runs on 40 ranks.
 
     Raises:
-        ValueError: The file cannot be read, has no all-reduces of several ranks, does not show the number of ranks, or
-            has a damaged line. The message is one line that names the file and the number of the line.
+        ValueError: The file cannot be read, has no all-reduces of several ranks, does not show the number of ranks,
+            or has a damaged line. The message is one line that names the file and the number of the line.
     """
     given, log = ranks_and_log(path)
     timings, others, number = list[tuple[int, int, int]](), dict[str, None](), 0
@@ -131,7 +131,8 @@ def read_log(path: str | os.PathLike[str]) -> LogContents:
                 others[run.other] = None
                 continue
             world_size = _world_size(run, given)
-            for number, row in sorted(run.rows.items()):
+            for number in sorted(run.rows):
+                row = run.rows[number]
                 if row.other:
                     raise ValueError(f"expected rows of one collective in a run, got one of {row.other}; {ADVICE}")
                 _check_bandwidths(row, world_size)
@@ -213,7 +214,9 @@ def _lines_of(record: Mapping[str, Any]) -> Iterator[str]:
             f"{'N/A' if wrong is None else wrong}"
         )
     except (AttributeError, KeyError, TypeError, StopIteration) as error:
-        raise ValueError(f"expected a record of nccl-tests or rccl-tests, got one without {error}; {ADVICE}") from None
+        raise ValueError(
+            f"expected a record of nccl-tests or rccl-tests, got one without {error}; {ADVICE}"
+        ) from None
 
 
 def _world_size(run: Run, given: int | None) -> int:
@@ -300,7 +303,7 @@ def _looks_like_a_row(line: str) -> bool:
 
 
 def _times_us(size_bytes: int, us: str, algbw: str) -> tuple[float, float]:
-    """Return the least and the largest time that rounds to `us`, and to the bandwidth; the least is larger: neither."""
+    """Return the least and the largest time that rounds to both numbers; if none does, the least is larger."""
     half_us, slack = _half_of_last_digit(us), 1e-6 + _half_of_last_digit(algbw)
     low, high = float(algbw) - slack, float(algbw) + slack
     of_bandwidth = size_bytes / high / 1e3, size_bytes / low / 1e3 if low > 0 else inf

@@ -179,7 +179,6 @@ class LevelEntry(Schema):
         "second by the number of members in use; from the machine's plan of links",
     )
 
-
     @model_validator(mode="after")
     def _one_rate(self) -> Self:
         if (self.gb_per_s is None) == (self.gbit_per_s is None):
