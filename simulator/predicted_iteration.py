@@ -83,8 +83,8 @@ class Prediction:
 
     @property
     def efficiency(self) -> float:
-        """`compute_ns` divided by `iteration_ns`; 1 is perfect scaling, and a straggler never raises it."""
-        return self.compute_ns / max(1, self.iteration_ns)
+        """`compute_ns` divided by `iteration_ns`, at most 1: perfect scaling. A straggler never raises it."""
+        return min(1.0, self.compute_ns / max(1, self.iteration_ns))
 
     @property
     def shares_of_width(self) -> dict[str, float]:
@@ -134,7 +134,7 @@ class Prediction:
         if not self.causes_ns:
             low, high = self.interval_ns
             causes = {"training": (self.iteration_ns - low, high - self.iteration_ns)}
-        return Expected(world_size, self.iteration_ns, causes)
+        return Expected(world_size, self.iteration_ns, causes, self.compute_ns)
 
     @property
     def exposed_comm_ns(self) -> int:

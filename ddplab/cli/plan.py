@@ -25,8 +25,9 @@ from simulator.capacity.verdict import knee_sentence
 from simulator.catalogue import Rate, load_fabric, read_catalogue, unknown
 from simulator.fabric import Fabric
 from simulator.workload.built_in_operations import counted_models
+from simulator.workload.default_gpu_costs import entry_of
 from simulator.workload.roofline import Device, Operations, find_device, with_precision
-from simulator.workload.trace_synthesis import synthesize, with_batch
+from simulator.workload.trace_synthesis import check_measured, synthesize, with_batch
 
 from . import shared_options as options
 from .synthesize import element_type, operations_of
@@ -46,6 +47,8 @@ SPARED = ("fixed total", "iteration ms")
 """Columns to leave out on a narrow terminal, the first one first."""
 ANSWERS = {"deadline": "in time", "budget": "in budget", "efficiency": "efficient"}
 """Columns of the answers."""
+FILE = re.compile(r"[/:]|\.(ya?ml|log|txt|csv|json)$")
+"""In the name of a file, rather than of a node or a device."""
 HELP = {
     "model": "A model that `ddplab show` lists, MODULE:CALLABLE, or a trace (.json, .json.gz).",
     "systems": "Nodes or devices that `ddplab show` lists, such as aws-p4d or a100, which get the links of a "
@@ -133,11 +136,13 @@ class _Described(NamedTuple):
 def _read_system(name: str, network: str | None, device: str | None) -> _Described:
     """Find the network and the device of a node, a device or a file."""
     listed = read_catalogue()
-    bare, _, precision = name.rpartition("-")
     is_file = Path(name).exists()
-    found = None if is_file or name in listed.nodes else listed.device_like(name) or listed.device_like(bare)
-    node = name if name in listed.nodes and not is_file else found and listed.node_with(found)
-    if is_file or (node is None and found is None and re.search(r"[./:]", name)):
+    node = None if is_file else listed.node_like(name)
+    found = None if is_file or node is not None else listed.device_like(name)
+    if found is not None:
+        bare = next(one for one in (found, found.rpartition("-")[0]) if one in listed.devices)
+        node = listed.node_with(bare)
+    if is_file or (node is None and found is None and FILE.search(name)):
         options.refuse({"--network": network}, "expected nodes or devices of the catalogue")
         return _Described(device, load_fabric(name))
     if node is None:
@@ -148,11 +153,11 @@ def _read_system(name: str, network: str | None, device: str | None) -> _Describ
     rate = None
     if network is not None:
         with options.naming("--network"):
-            rate = Rate(gbit_per_s=bits_per_s(network) / 1e9, source="")
+            adapters = re.fullmatch(r"(?:([1-9]\d{0,3}) ?[x*] ?)?(.*)", network.strip())
+            assert adapters is not None
+            rate = Rate(gbit_per_s=int(adapters[1] or 1) * bits_per_s(adapters[2]) / 1e9, source="")
     links = listed.topology(node, network=rate)
-    own = listed.nodes[node].device if found is None else found
-    suffix = f"-{precision}" if found is not None and listed.device_like(name) is None else ""
-    return _Described(device or own + suffix, Fabric.from_topology(links))
+    return _Described(device or found or listed.nodes[node].device, Fabric.from_topology(links))
 
 
 class _Workload(NamedTuple):
@@ -164,7 +169,7 @@ def _workload(model: str, device: str | None, batch: int | None, step_ms: float 
     """Load a trace, or make one of a model on a device."""
     if Path(model).is_file() or model.endswith((".json", ".json.gz")):
         options.refuse({"--step-ms": step_ms}, "expected a model, not a trace, with it")
-        trace = Trace.load(model)
+        trace = _on_device(Trace.load(model), device)
         known = trace.workload.batch
         if batch is not None and known is not None and batch != known:
             trace = with_batch(trace, batch / known)
@@ -178,8 +183,31 @@ def _workload(model: str, device: str | None, batch: int | None, step_ms: float 
         if operations.batch is None:
             raise ValueError(f"--batch: expected a model with a known batch, {model} has none (`loss_fn.batch`)")
         operations = operations.with_batch(batch / operations.batch)
+    if step_ms is not None:
+        with options.naming("--step-ms"):
+            check_measured(operations, sheet, {"step_ns": round(step_ms * 1e6)})
     made = _Made(operations, sheet, step_ms)
     return _Workload(made.trace(), made.trace)
+
+
+def _on_device(trace: Trace, device: str | None) -> Trace:
+    """Name the GPU of a trace whose own name is not in the catalogue; refuse another one than that of its name."""
+    workload, listed = trace.workload, read_catalogue()
+    if device is None:
+        return trace
+    key = listed.device_like(device)
+    bare = next((one for one in (key, (key or "").rpartition("-")[0]) if one in listed.devices), None)
+    if bare is None:
+        raise ValueError(unknown("--device", device, listed.devices))
+    entry, known = listed.devices[bare], entry_of(workload.device_name)
+    if known is not None and known.pattern.partition("\\")[0] != entry.pattern.partition("\\")[0]:
+        raise ValueError(
+            f"trace: expected a trace of {entry.product}, as the system has, got one of {workload.device_name}; "
+            "convert it with `ddplab synthesize --rescale`, or name the system that has its GPUs"
+        )
+    if known is not None or workload.device != "cuda":
+        return trace
+    return trace.model_copy(update={"workload": workload.model_copy(update={"device_name": entry.product})})
 
 
 class _Made(NamedTuple):
@@ -237,10 +265,14 @@ def _read_steps(words: Sequence[str] | None, systems: Sequence[str]) -> dict[str
     for word in words or ():
         system, _, number = word.rpartition(":")
         name = system or names[0]
-        step_ms = float(number) if re.fullmatch(r"\d*\.?\d+", number) else 0.0
+        found = re.fullmatch(r"(\d*\.?\d+)(ms|s)?", number)
+        step_ms = float(found[1]) * options.UNITS_NS[found[2] or "ms"] / 1e6 if found else 0.0
         if not 0 < step_ms <= YEAR_NS / 1e6 or name not in names or (not system and len(names) > 1):
             expected = "expected milliseconds above 0, such as 130, or for one of several systems"
-            raise ValueError(f"--step-ms: {expected} {names[0]}:130, got {word!r}")
+            meant = f"; did you mean {' --step-ms '.join(f'{one}:{number}' for one in names)}?" if step_ms else ""
+            raise ValueError(f"--step-ms: {expected} {names[0]}:130, got {word!r}{meant}")
+        if name in steps:
+            raise ValueError(f"--step-ms: expected one time of {name}, got {steps[name]:g} and {step_ms:g} ms")
         steps[name] = step_ms
     return steps
 

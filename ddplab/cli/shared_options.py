@@ -180,8 +180,9 @@ def read_measured(text: str | None) -> dict[int, int] | None:
     for word in _words(text):
         found = re.fullmatch(r"0*([1-9]\d*):(\d+(?:\.\d+)?)(ns|us|ms|s)", word)
         if found is None or not (time_ns := round(float(found[2]) * UNITS_NS[found[3]])):
+            meant = f"; did you mean {word}ms?" if re.fullmatch(r"[1-9]\d*:\d+(\.\d+)?", word) else ""
             raise ValueError(
-                f"--measured: expected ranks and a time above 0, such as 4:1020.5ms,8:1.04s; got {word!r}"
+                f"--measured: expected ranks and a time above 0, such as 4:1020.5ms,8:1.04s; got {word!r}{meant}"
             )
         if int(found[1]) in measured:
             raise ValueError(f"--measured: expected one time for each number of ranks, got two for {found[1]}")
@@ -220,6 +221,8 @@ def read_settings(words: Sequence[str] | None, *, refused: Mapping[str, str] = O
         if record is None or not equals:
             names = ", ".join(name for one in RECORDS for name in one.model_fields if name not in refused)
             raise ValueError(f"--set: expected NAME=VALUE, NAME being one of {names}, got {word!r}")
+        if earlier := next((one for one in by_record[record] if one.startswith(f"{name}=")), None):
+            raise ValueError(f"--set: expected one value of {name}, got {earlier!r} and {word!r}")
         if name in refused:
             raise ValueError(f"--set: expected {refused[name]} for {name}, got {word!r}")
         by_record[record].append(word)

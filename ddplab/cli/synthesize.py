@@ -14,10 +14,10 @@ from reference.trace import Parameter, Trace
 from simulator.catalogue import read_catalogue
 from simulator.workload.built_in_operations import built_in_operations
 from simulator.workload.roofline import USUAL, Operations, data_sheets, find_device, with_precision
-from simulator.workload.trace_synthesis import rescale
+from simulator.workload.trace_synthesis import check_measured, rescale
 from simulator.workload.trace_synthesis import synthesize as synthesize_trace
 
-from .shared_options import Model, TraceOut, check_outputs, files_of, refuse
+from .shared_options import Model, TraceOut, check_outputs, files_of, naming, refuse
 from .terminal_output import save_trace
 
 SHEETS = (
@@ -59,11 +59,14 @@ def synthesize(
         _rescale(recorded, model, old or "this", device, out)
         return
     refuse({"--from": old}, "expected --rescale with it, the trace that was recorded on this device")
-    if device in read_catalogue().devices:
-        device = choose_precision(device, operations_of(model).parameters)
+    if not device.endswith(".json"):
+        device = choose_precision(read_catalogue().device_like(device) or device, operations_of(model).parameters)
     sheet = find_device(device)
     operations = operations_of(model, sheet.autocast)
-    trace = synthesize_trace(operations, sheet, **read_step(step_ms))
+    measured_ns = read_step(step_ms)
+    with naming("--step-ms"):
+        check_measured(operations, sheet, measured_ns)
+    trace = synthesize_trace(operations, sheet, **measured_ns)
     save_trace(trace, out, f"{model} on {device}, saved as {out}")
     at_peak, paced = (synthesize_trace(operations, one) for one in (sheet.model_copy(update={"pace_ns": 0}), sheet))
     peak_ns, paced_ns, ns = (one.ranks[0].iterations[0].duration_ns for one in (at_peak, paced, trace))

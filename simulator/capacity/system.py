@@ -93,7 +93,7 @@ class System:
 
         If measured iterations correct the predictions, the correction for one GPU applies to its computation.
         """
-        return self._alone_ns(prediction) / max(1, prediction.iteration_ns)
+        return min(1.0, self._alone_ns(prediction) / max(1, prediction.iteration_ns))
 
     def efficiency_band(self, world_size: int) -> Band:
         """Return both ends of the 90 % interval of the efficiency.
@@ -115,7 +115,7 @@ class System:
                 changes.append(alone_ns * (1 + (factor - 1) * part) / iteration_ns - usual)
             down += min(changes) ** 2
             up += max(changes) ** 2
-        return max(0.0, usual - down**0.5), max(usual, min(1.0, usual + up**0.5))
+        return max(0.0, usual - down**0.5), min(1.0, usual + up**0.5)
 
     def _computation(self, cause: str) -> Band:
         """Return the factors on computation at both ends of the error band of a cause."""
