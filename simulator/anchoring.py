@@ -24,6 +24,8 @@ CONTRADICTION = 1.96
 """Standard deviations beyond which a measurement contradicts the model: one in twenty does so by chance."""
 
 
+FAR = 3.0
+"""Standard deviations beyond which no limit and no need follow from the model."""
 LONGEST = 100.0
 """Multiple of a predicted time above which a measured one has another unit."""
 
@@ -44,7 +46,8 @@ class Expected(NamedTuple):
         below = {cause: reach / max(1, self.compute_ns) for cause, (reach, _) in self.causes_ns.items()}
         noise = 2 * MEASUREMENT_DEVIATION**2
         noise += sum((below.get(cause, 0.0) / NORMAL_HALF_BAND) ** 2 for cause in ("device speeds", "slowest rank"))
-        return self.compute_ns * (1 - min(1.0, below.get("compute times", 0.0))) * (1 - CONTRADICTION * noise**0.5)
+        shortest = self.compute_ns * (1 - min(1.0, below.get("compute times", 0.0)))
+        return float(shortest * (1 - CONTRADICTION * noise**0.5))
 
     def deviations(self) -> dict[str, float]:
         """Return the standard deviation of the logarithm of the iteration time by cause."""
@@ -73,6 +76,11 @@ class Anchor(NamedTuple):
     def contradicts(self) -> bool:
         """Whether the model does not explain the measurement."""
         return abs(self.surprise) > CONTRADICTION
+
+    @property
+    def is_far(self) -> bool:
+        """Whether the model explains so little that neither limits nor needs follow from it."""
+        return abs(self.surprise) > FAR
 
     def sentence(self) -> str:
         """Return the effect as a sentence."""
