@@ -120,7 +120,7 @@ class Limits:
         def with_rate(multiple: float) -> Prediction:
             return self.system.changed(self.world_size, used._replace(fabric=used.fabric.with_rates(multiple)))
 
-        return network_need([with_rate], target=target, tolerance=TOLERANCE)
+        return network_need([with_rate], target=target)
 
     def needs(self, target: float) -> Needs:
         """Return how far one thing alone must change for this efficiency, from 0 to 1."""
