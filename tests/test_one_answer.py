@@ -98,7 +98,7 @@ def test_what_is_fastest_and_what_ties_with_it_is_one_rule(here, tmp_path, task)
     (change,) = [
         one
         for one in simulator.plan(recorded, fabric, world_sizes=[ranks]).systems[0].changes
-        if one.name == "the best buckets"
+        if one.name == "best buckets"
     ]
     with_25_mb = simulator.predict(recorded, fabric, world_size=ranks)
     assert change.iteration_ns == min(with_25_mb.iteration_ns, with_plan.iteration_ns)

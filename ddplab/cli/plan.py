@@ -21,6 +21,7 @@ from simulator.capacity.judgement import (
     COVERAGE,
     assumed_sentence,
     contradiction_sentence,
+    inside_one_node,
     limit_sentence,
     measure_sentence,
     needs_sentence,
@@ -108,12 +109,15 @@ def plan(
     described = {name: _read_system(name, network, device) for name in dict.fromkeys(systems)}
     settings = options.read_settings(changes)
     fabrics = {name: settings.changed(one.fabric) for name, one in described.items()}
+    sizes = _sizes(asked, fabrics)
+    if network is not None and asked is None:  # the question is about GPUs that use this network
+        asked = [size for size in sizes if not any(inside_one_node(one, size) for one in fabrics.values())]
     steps_ms = _read_steps(step_ms, systems)
     workloads = {name: _workload(model, one.device, batch, steps_ms.get(name)) for name, one in described.items()}
     result = make_plan(
         {name: one.trace for name, one in workloads.items()},
         fabrics,
-        world_sizes=_sizes(asked, fabrics),
+        world_sizes=sizes,
         asked=asked,
         batch=batch,
         samples=samples,

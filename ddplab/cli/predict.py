@@ -13,6 +13,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 from typer import Argument, Option
 
 from reference.trace import Trace
+from simulator.capacity.cost import at_most
+from simulator.capacity.digits import percent
 from simulator.capacity.judgement import (
     contradiction_sentence,
     efficiency_sentence,
@@ -334,13 +336,13 @@ def verdicts(table: "pd.DataFrame") -> list[str]:
     """Return on which fabrics each trace reaches the target efficiency at each world size; one sentence each."""
     sentences = []
     for (trace, ranks), part in table.groupby(["trace", "world_size"], sort=False):
-        best = part.groupby("fabric", sort=False)["efficiency"].max()
-        reached, missed = best[best >= TARGET], best[best < TARGET]
-        parts = [
-            f"{words} {', '.join(f'{_short(str(fabric))} ({share:.0%})' for fabric, share in some.items())}"
-            for words, some in ((f"at least {TARGET:.0%} on", reached), ("less on", missed))
-            if len(some)
-        ]
+        best = part.loc[part.groupby("fabric", sort=False)["efficiency"].idxmax()]
+        answers: dict[str, list[str]] = {"yes": [], "open": [], "no": []}
+        for row in best.to_dict("records"):
+            low, high = (min(1.0, row["compute_ns"] / max(1, row[end])) for end in ("high_ns", "low_ns"))
+            answers[at_most((-high, -low), -TARGET)].append(f"{_short(str(row['fabric']))} ({percent(low, high)})")
+        words = {"yes": f"at least {TARGET:.0%} on", "open": f"around {TARGET:.0%} on", "no": "less on"}
+        parts = [f"{words[answer]} {', '.join(names)}" for answer, names in answers.items() if names]
         sentences.append(f"verdict: {_short(str(trace))} on {ranks} ranks has an efficiency of {'; '.join(parts)}")
     return sentences
 

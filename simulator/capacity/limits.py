@@ -28,7 +28,7 @@ TOLERANCE = 0.02
 """Relative tolerance of a needed improvement; predictions are less certain."""
 MOST_BATCH = MOST_ACCUMULATED = 64
 """Largest multiple of the batch, and most accumulated iterations, that are tried."""
-BEST_BUCKETS = "the best buckets"
+BEST_BUCKETS = "best buckets"
 HOOKS = ("bf16", "power_sgd:4")
 ACCUMULATED = 4
 
