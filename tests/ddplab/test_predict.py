@@ -189,7 +189,7 @@ def test_a_verdict_names_the_fabrics_that_suffice():
     rows = [("a", fabric, 64, 1, 100, share, 100 / high, 100 / low) for fabric, (share, low, high) in fabrics.items()]
     columns = ["trace", "fabric", "world_size", "iteration_ns", "compute_ns", "efficiency", "low_ns", "high_ns"]
     assert verdicts(pd.DataFrame(rows, columns=columns)) == [
-        "verdict: a on 64 ranks has an efficiency of at least 90% on y (93-96 %); around 90% on w (85-92 %); "
+        "verdict: a on 64 ranks has an efficiency of at least 90% on y (93.0-96.0 %); around 90% on w (85.0-92.0 %); "
         "less on x (40-60 %), z (30-50 %)"
     ]
 
