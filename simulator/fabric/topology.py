@@ -165,13 +165,9 @@ class LevelEntry(Schema):
         description="time of an empty message, microseconds; half a measured ping-pong, with NCCL that of a hop with "
         "Simple (3.4 over NVLink, 14 between nodes)",
     )
-    gb_per_s: GbPerS | None = Field(
-        default=None,
+    gb_per_s: GbPerS = Field(
         description="rate at which one member sends while it receives as much, 10^9 bytes per second, an eighth of "
         "its Gbit/s; from a large message, or the data sheet (a two-way rate halved), whose peak is 6-25 % too high",
-    )
-    gbit_per_s: GbPerS | None = Field(
-        default=None, description="the same in 10^9 bits per second, instead of gb_per_s; from the data sheet"
     )
     gb_per_s_by_members: dict[int, GbPerS] = Field(
         default={},
@@ -179,11 +175,17 @@ class LevelEntry(Schema):
         "second by the number of members in use; from the machine's plan of links",
     )
 
-    @model_validator(mode="after")
-    def _one_rate(self) -> Self:
-        if (self.gb_per_s is None) == (self.gbit_per_s is None):
-            raise ValueError("expected gb_per_s (bytes) or gbit_per_s (bits), got both or neither")
-        return self
+    @model_validator(mode="before")
+    @classmethod
+    def _in_bytes(cls, given: object) -> object:
+        """Take `gbit_per_s` in place of `gb_per_s`."""
+        if not isinstance(given, dict) or not isinstance(given.get("gbit_per_s"), int | float):
+            return given
+        if "gb_per_s" in given:
+            raise ValueError("expected gb_per_s (bytes) or gbit_per_s (bits), got both")
+        return {name: value for name, value in given.items() if name != "gbit_per_s"} | {
+            "gb_per_s": given["gbit_per_s"] / 8
+        }
 
 
 class TopologyFile(Schema):
@@ -248,7 +250,7 @@ def topology_of(written: TopologyFile) -> Topology:
             name=name,
             members=entry.members,
             latency_ns=round(entry.latency_us * 1000),
-            bytes_per_s=float(round(1e9 * (entry.gb_per_s or 0) + 1e9 / 8 * (entry.gbit_per_s or 0))),
+            bytes_per_s=float(round(entry.gb_per_s * 1e9)),
             bytes_per_s_by_members={n: float(round(rate * 1e9)) for n, rate in entry.gb_per_s_by_members.items()},
             reduces=name in written.in_network,
         )
