@@ -24,6 +24,12 @@ CONTRADICTION = 1.96
 """Standard deviations beyond which a measurement contradicts the model: one in twenty does so by chance."""
 
 
+FAR = 3.0
+"""Standard deviations beyond which no limit and no need follow from the model."""
+LONGEST = 100.0
+"""Multiple of a predicted time above which a measured one has another unit."""
+
+
 class Expected(NamedTuple):
     """The prediction for one number of ranks."""
 
@@ -31,6 +37,17 @@ class Expected(NamedTuple):
     iteration_ns: int
     causes_ns: Mapping[str, tuple[int, int]]
     """See `Prediction.causes_ns`; without the variation of the iterations, which does not move their median."""
+    compute_ns: int = 0
+    """See `Prediction.compute_ns`."""
+
+    @property
+    def least_ns(self) -> float:
+        """Shortest iteration that noise and the errors of computation explain: one that waits for nothing."""
+        below = {cause: reach / max(1, self.compute_ns) for cause, (reach, _) in self.causes_ns.items()}
+        noise = 2 * MEASUREMENT_DEVIATION**2
+        noise += sum((below.get(cause, 0.0) / NORMAL_HALF_BAND) ** 2 for cause in ("device speeds", "slowest rank"))
+        shortest = self.compute_ns * (1 - min(1.0, below.get("compute times", 0.0)))
+        return float(shortest * (1 - CONTRADICTION * noise**0.5))
 
     def deviations(self) -> dict[str, float]:
         """Return the standard deviation of the logarithm of the iteration time by cause."""
@@ -59,6 +76,11 @@ class Anchor(NamedTuple):
     def contradicts(self) -> bool:
         """Whether the model does not explain the measurement."""
         return abs(self.surprise) > CONTRADICTION
+
+    @property
+    def is_far(self) -> bool:
+        """Whether the model explains so little that neither limits nor needs follow from it."""
+        return abs(self.surprise) > FAR
 
     def sentence(self) -> str:
         """Return the effect as a sentence."""
@@ -91,7 +113,12 @@ def correct(target: Expected, measured_ns: Sequence[int], expected: Sequence[Exp
         target: The prediction to correct.
         measured_ns: Measured median iteration times.
         expected: The predictions for the measured numbers of ranks.
+
+    Raises:
+        ValueError: A measurement cannot be one of this computation.
     """
+    for ns, one in zip(measured_ns, expected, strict=True):
+        _check_possible(ns, one, dict(zip([each.ranks for each in expected], measured_ns, strict=True)).get(1))
     covariance = covariance_of([target, *expected])
     of_target, shared, among = covariance[0, 0], covariance[0, 1:], covariance[1:, 1:]
     seen = among + MEASUREMENT_DEVIATION**2 * np.eye(len(expected))
@@ -106,6 +133,24 @@ def correct(target: Expected, measured_ns: Sequence[int], expected: Sequence[Exp
     )
     narrowing = float(np.sqrt(left / of_target)) * wider if of_target else 1.0
     return Correction(float(np.exp(weights @ surprise)), narrowing, tuple(anchors))
+
+
+def _check_possible(ns: int, one: Expected, alone_ns: int | None) -> None:
+    """Refuse a measurement that is shorter than computation alone, or of another order than its prediction."""
+    compute_ns = one.compute_ns if alone_ns is None or one.ranks == 1 else alone_ns
+    least_ns = one.least_ns * compute_ns / max(1, one.compute_ns)
+    if ns < least_ns:
+        limit = (
+            f"at least {least_ns / 1e6:,.4g} ms, the {compute_ns / 1e6:,.4g} ms that one rank takes alone less noise"
+        )
+    elif ns > LONGEST * one.iteration_ns:
+        limit = f"at most {LONGEST:g} times the predicted {one.iteration_ns / 1e6:,.4g} ms"
+    else:
+        return
+    raise ValueError(
+        f"measured: expected {limit}, got {ns / 1e6:,.4g} ms on {one.ranks} ranks; check the unit, and that batch, "
+        "precision and device are those of the trace"
+    )
 
 
 def covariance_of(expected: Sequence[Expected]) -> NDArray[np.float64]:

@@ -11,7 +11,7 @@ from collections.abc import Collection, Iterator, Mapping
 from difflib import get_close_matches
 from functools import cache
 from pathlib import Path
-from typing import Annotated, Any, Literal, Self
+from typing import Annotated, Any, Literal, Self, get_args
 
 from pydantic import Field, StringConstraints, model_validator
 
@@ -266,10 +266,27 @@ class Catalogue(Schema):
         """Return the first node with this device, or None."""
         return next((name for name, node in self.nodes.items() if node.device == device), None)
 
+    def node_like(self, name: str) -> str | None:
+        """Return the only node whose name and product have all words of this name, such as p4d.24xlarge, or None."""
+        words = _words(name)
+        alike = [one for one, entry in self.nodes.items() if words and words <= _words(f"{one} {entry.product}")]
+        return name if name in self.nodes else alike[0] if len(alike) == 1 else None
+
     def device_like(self, name: str) -> str | None:
-        """Return the first device that a driver may call by this name, such as a100-40gb for A100, or None."""
-        matches = (one for one, entry in self.devices.items() if re.fullmatch(entry.pattern, name.lower()))
-        return name if name in self.devices else next(matches, None)
+        """Return the device that is meant, with a precision if it is named: a100-40gb-bf16 for A100-bf16; or None.
+
+        The first that a driver may call by this name, or that of a node.
+        """
+        if name in self.devices:
+            return name
+        bare, _, precision = name.lower().removeprefix("nvidia ").rpartition("-")
+        if bare and precision in get_args(Precision):
+            found = self.device_like(bare)
+            return found and f"{found}-{precision}"
+        short = name.lower().removeprefix("nvidia ")
+        matches = (one for one, entry in self.devices.items() if re.fullmatch(entry.pattern, short))
+        node = self.node_like(name)
+        return next(matches, None) or (node and self.nodes[node].device)
 
     def _source_of(self, name: str, links: Mapping[Kind, Link]) -> str:
         words = ", ".join(
@@ -282,6 +299,10 @@ class Catalogue(Schema):
             if is_listed
         )
         return f"{self.nodes[name].product}: {words}{inside} (sources: `ddplab show {name}`)"
+
+
+def _words(name: str) -> set[str]:
+    return set(re.findall(r"[a-z0-9]+", name.lower()))
 
 
 def _figures(value: object, path: str = "") -> Iterator[tuple[str, _Figure]]:
@@ -311,9 +332,14 @@ def unknown(what: str, name: str, names: Collection[str], others: str = "") -> s
         names: The names of the catalogue.
         others: What else would have been accepted, such as "a file or".
     """
-    near = [one for one in names if name and (one.startswith(name) or name.startswith(one))]
-    near += [one for one in get_close_matches(name.lower(), names, n=5, cutoff=0.6) if one not in near]
-    hint = f"; near: {', '.join(near)}" if near else ""
+    short = name.lower()
+    first = short.partition(".")[0]
+    near = [
+        one for one in names if short and (one.startswith(short) or short.startswith(one) or short in _words(one))
+    ]
+    near += get_close_matches(short, names, n=5, cutoff=0.6)
+    near += [one for one in names if first and get_close_matches(first, _words(one), n=1, cutoff=0.75)]
+    hint = f"; did you mean {' or '.join(list(dict.fromkeys(near))[:5])}?" if near else ""
     return f"{what}: expected {others} a name that `ddplab show` lists, got {name!r}{hint}".replace("  ", " ", 1)
 
 
@@ -326,12 +352,13 @@ def load_fabric(path: str | os.PathLike[str]) -> Fabric:
         ValueError: The file cannot be used, or there is neither such a file nor such a node.
     """
     name = os.fspath(path)
-    if os.path.lexists(name) or not _is_a_name(name):
-        return Fabric.load(path)
     listed = read_catalogue()
-    if name not in listed.nodes:
+    if os.path.lexists(name) or not (_is_a_name(name) or listed.node_like(name)):
+        return Fabric.load(path)
+    node = listed.node_like(name)
+    if node is None:
         raise ValueError(unknown("fabric", name, listed.nodes, others="a file or"))
-    return Fabric.from_topology(listed.topology(name))
+    return Fabric.from_topology(listed.topology(node))
 
 
 def _is_a_name(text: str) -> bool:

@@ -4,6 +4,7 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass, replace
 from functools import cache
 from statistics import NormalDist
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -172,14 +173,14 @@ def explained_by_errors(difference_ns: Nanoseconds | int, causes_ns: Reaches, ot
     """
     difference = np.asarray(difference_ns)
 
-    def flat(causes: Reaches) -> dict[str, Nanoseconds]:
+    def flat(causes: Reaches) -> dict[str, Any]:
         shape = (2, *difference.shape)
         return {cause: np.broadcast_to(np.asarray(ends), shape).reshape(2, -1) for cause, ends in causes.items()}
 
     one, other = flat(causes_ns), flat(other_ns)
     none = np.zeros((2, 1))
     moves = (np.abs(one.get(cause, none) - other.get(cause, none)).max(axis=0) for cause in {**one, **other})
-    most_ns = _positions(1).max() * sum(moves, np.zeros(difference.size))
+    most_ns = np.hypot(_positions(1).max() * sum(moves, np.zeros(difference.size)), _unexplained(one, other))
     flat_ns = difference.ravel()
     explained: NDArray[np.bool_] = flat_ns == 0
     open_cells = np.flatnonzero(~explained & (np.abs(flat_ns) <= most_ns))
@@ -200,7 +201,7 @@ def reach_of_difference(
     normally distributed, with `INTERVAL` as the ends of their bands, and a cause moves the difference in proportion,
     with one slope on each side. A cause that does not reverse the difference at an end of its band does not reverse
     it beyond either: on a fast enough network two bucket caps may take equally long, and no cap gains from a still
-    faster one.
+    faster one. The error that no cost explains is not shared.
 
     Args:
         difference_ns: The other median minus the first; any axes, which are also those of the result.
@@ -212,7 +213,15 @@ def reach_of_difference(
     moved = _moves(np.abs(difference), causes_ns, other_ns, sign)
     quantiles = np.quantile(moved, INTERVAL, axis=-1, method="nearest")
     low, high = np.where(sign < 0, -quantiles[::-1], quantiles)
-    return np.maximum(0.0, -low), np.maximum(0.0, high)
+    alone_ns = _unexplained(causes_ns, other_ns)
+    return np.hypot(np.maximum(0.0, -low), alone_ns), np.hypot(np.maximum(0.0, high), alone_ns)
+
+
+def _unexplained(causes_ns: Reaches, other_ns: Reaches) -> Floats:
+    """Return the error that no cost explains: what causes it may hold for one of two configurations alone."""
+    ends = (np.asarray(some.get("unexplained", (0, 0)), np.float64).max(axis=0) for some in (causes_ns, other_ns))
+    both: Floats = np.maximum(*ends)
+    return both
 
 
 def _moves(distance: Floats, causes_ns: Reaches, other_ns: Reaches, sign: NDArray[np.int_]) -> Floats:

@@ -51,8 +51,8 @@ class Prediction:
         counted_as_free: Costs that are in neither the trace nor the fabric and count as zero; one sentence each.
         assumed: Costs that were not measured and have usual values, and how messages are priced that are smaller or
             larger than the measured ones; one sentence each.
-        anchors: What each measured iteration time has changed. The correction applies to the times of iterations and
-            their interval. Times of computation and without overlap, timeline and breakdown remain the model's.
+        anchors: What each measured iteration time has changed. The correction applies to the times of iterations,
+            their interval and computation alone. Times without overlap and the timeline remain the model's.
     """
 
     iteration_ns: int
@@ -78,13 +78,19 @@ class Prediction:
 
     @cached_property
     def breakdown(self) -> dict[str, int]:
-        """Parts that add up to the slowest rank's time in the median iteration; see `results.breakdown`."""
-        return break_down(self.timeline)
+        """Parts that add up to the slowest rank's time in the median iteration; see `results.breakdown`.
+
+        `unexplained` is what measured iterations add to the model's time, or take from it.
+        """
+        parts = break_down(self.timeline)
+        if self.anchors:
+            parts["unexplained"] = self.iteration_ns * self.iterations - sum(parts.values())
+        return parts
 
     @property
     def efficiency(self) -> float:
-        """`compute_ns` divided by `iteration_ns`; 1 is perfect scaling, and a straggler never raises it."""
-        return self.compute_ns / max(1, self.iteration_ns)
+        """`compute_ns` divided by `iteration_ns`, at most 1: perfect scaling. A straggler never raises it."""
+        return min(1.0, self.compute_ns / max(1, self.iteration_ns))
 
     @property
     def shares_of_width(self) -> dict[str, float]:
@@ -101,7 +107,8 @@ class Prediction:
         Args:
             world_size: Number of ranks of this prediction.
             measured_ns: Measured median iteration time by number of ranks.
-            predicted: Predictions for these numbers of ranks, with the settings of the measured runs.
+            predicted: Predictions for these numbers of ranks, with the settings of the measured runs; if there is one
+                for 1 rank, its correction applies to `compute_ns` too.
         """
         expected = [predicted[ranks].expected(ranks) for ranks in measured_ns]
         target = self.expected(world_size)
@@ -115,6 +122,9 @@ class Prediction:
         below, above = np.sqrt((np.array(list(causes.values()), float) ** 2).sum(axis=0))
         names = ("iteration_ns", "mean_ns", "p95_ns", "p99_ns")
         corrected: dict[str, Any] = {name: (ns := getattr(self, name)) and round(ns * factor) for name in names}
+        if (alone := predicted.get(1)) is not None:
+            of_one = correct(alone.expected(1), list(measured_ns.values()), expected).factor
+            corrected["compute_ns"] = round(self.compute_ns * of_one)
         median_ns = corrected["iteration_ns"]
         return replace(
             self,
@@ -134,7 +144,7 @@ class Prediction:
         if not self.causes_ns:
             low, high = self.interval_ns
             causes = {"training": (self.iteration_ns - low, high - self.iteration_ns)}
-        return Expected(world_size, self.iteration_ns, causes)
+        return Expected(world_size, self.iteration_ns, causes, self.compute_ns)
 
     @property
     def exposed_comm_ns(self) -> int:
@@ -230,9 +240,12 @@ class Prediction:
     @property
     def _parts_ns(self) -> dict[str, int]:
         """`breakdown` per iteration: the breakdown of a cycle is divided by its number of iterations."""
-        steps = self.timeline.engine_input.schedule.steps
-        iterations = 1 + sum(step.kind == "unsynchronized" for step in steps)
-        return {part: round(ns / iterations) for part, ns in self.breakdown.items()}
+        return {part: round(ns / self.iterations) for part, ns in self.breakdown.items()}
+
+    @property
+    def iterations(self) -> int:
+        """Iterations of the cycle that the timeline covers."""
+        return 1 + sum(step.kind == "unsynchronized" for step in self.timeline.engine_input.schedule.steps)
 
 
 @dataclass(frozen=True)

@@ -97,7 +97,7 @@ def predict(
     if not measured:
         return prediction
     on_few = partial(predict, trace, fabric, policy=policy, variation=variation, assume=False, engine=engine)
-    return prediction.anchored(world_size, measured, {ranks: on_few(world_size=ranks) for ranks in measured})
+    return prediction.anchored(world_size, measured, {ranks: on_few(world_size=ranks) for ranks in {1, *measured}})
 
 
 def prediction_of(

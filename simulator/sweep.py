@@ -260,7 +260,7 @@ def _predict_cells(
         undisturbed = how | {"stragglers": ()}
         on_few = {
             ranks: predict(trace, fabric, world_size=ranks, policy=run.policy, **undisturbed)
-            for ranks in run.iteration_ns
+            for ranks in {1, *run.iteration_ns}
         }
         predictions = [
             one.anchored(size, run.iteration_ns, on_few) for one, (size, _) in zip(predictions, asked, strict=True)

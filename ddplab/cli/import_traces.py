@@ -50,7 +50,8 @@ def kineto(
         on_progress(f"reading {', '.join(path.name for path in files[:3])}", 0, 1)
         profile = import_profile(files, parameters=parameters, model=model)
     profile.trace.save(out)
-    title = f"{profile.gpu or 'no GPU'}: steps of rank {profile.trace.ranks[0].rank}, in ms"
+    gpu = profile.gpu or ("a GPU without a name" if profile.steps[0].on_gpu else "no GPU")
+    title = f"{gpu}: steps of rank {profile.trace.ranks[0].rank}, in ms"
     show_table(_step_rows(profile), title, optional=("buckets", "forward", "optimiser", "all-reduces", "GPU busy"))
     show_table([describe_trace(profile.trace)], f"saved as {out}")
     for note in profile.notes:

@@ -17,7 +17,16 @@ from reference.network_namespaces import bits_per_s
 from reference.trace import Trace
 from simulator.capacity.cost import Offer, read_prices
 from simulator.capacity.digits import band, carried, percent
-from simulator.capacity.limits import BUCKETS, Limits
+from simulator.capacity.judgement import (
+    COVERAGE,
+    assumed_sentence,
+    contradiction_sentence,
+    inside_one_node,
+    limit_sentence,
+    measure_sentence,
+    needs_sentence,
+)
+from simulator.capacity.limits import BEST_BUCKETS
 from simulator.capacity.plan import CapacityPlan, SystemPlan
 from simulator.capacity.plan import plan as make_plan
 from simulator.capacity.report import report_page
@@ -25,11 +34,12 @@ from simulator.capacity.verdict import knee_sentence
 from simulator.catalogue import Rate, load_fabric, read_catalogue, unknown
 from simulator.fabric import Fabric
 from simulator.workload.built_in_operations import counted_models
+from simulator.workload.default_gpu_costs import entry_of
 from simulator.workload.roofline import Device, Operations, find_device, with_precision
-from simulator.workload.trace_synthesis import synthesize, with_batch
+from simulator.workload.trace_synthesis import check_measured, synthesize, with_batch
 
 from . import shared_options as options
-from .synthesize import element_type, operations_of
+from .synthesize import element_type, operations_of, with_samples
 from .terminal_output import show_table, write_json
 
 DOUBLINGS = 6
@@ -46,6 +56,8 @@ SPARED = ("fixed total", "iteration ms")
 """Columns to leave out on a narrow terminal, the first one first."""
 ANSWERS = {"deadline": "in time", "budget": "in budget", "efficiency": "efficient"}
 """Columns of the answers."""
+FILE = re.compile(r"[/:]|\.(ya?ml|log|txt|csv|json)$")
+"""In the name of a file, rather than of a node or a device."""
 HELP = {
     "model": "A model that `ddplab show` lists, MODULE:CALLABLE, or a trace (.json, .json.gz).",
     "systems": "Nodes or devices that `ddplab show` lists, such as aws-p4d or a100, which get the links of a "
@@ -61,6 +73,7 @@ HELP = {
     "deadline": "Longest duration of the training, such as 24h, 3d or 90min.",
     "prices": "CSV file of prices: system, per_gpu_hour, currency, source, date.",
     "efficiency": "Least part of the GPUs' time that has to be training, such as 0.9 or 90 %.",
+    "details": "Also print the knee, other settings, sources, what makes ranges wide and everything assumed.",
     "report": "Write the plan as one HTML page with pictures.",
 }
 
@@ -80,14 +93,15 @@ def plan(
     changes: options.Changes = None,
     measured: options.Measured = None,
     report: Annotated[Path | None, Option(metavar="PATH", help=HELP["report"])] = None,
+    details: Annotated[bool, Option("--details", help=HELP["details"])] = False,  # noqa: FBT002 - an option
     json_path: options.Json = None,
 ) -> None:
     """Answer how many of which GPU on which network a training run needs.
 
-    The first line is the verdict. Then, for each system: throughput and efficiency by number of GPUs, the knee, the
-    limit and how far one thing alone would have to improve, what other settings would win, memory, what makes the
-    interval wide, and what to measure next. All ranges contain nine in ten true values. If the range is wider than
-    the decision, the command ends with one line and exit status 1.
+    The first line is the verdict. Then one table: throughput, efficiency and iteration by system and number of GPUs.
+    Then, for each system: the limit, how far one thing alone would have to improve, the best buckets, memory, what is
+    assumed, and what to measure next. --details and --report have more. If the range is wider than the decision, the
+    command ends with one line and exit status 1.
     """
     files = [Path(one) for one in (model, *systems) if Path(one).is_file()]
     options.check_outputs(report, json_path, inputs=[*files, *options.files_of(model), prices])
@@ -95,12 +109,15 @@ def plan(
     described = {name: _read_system(name, network, device) for name in dict.fromkeys(systems)}
     settings = options.read_settings(changes)
     fabrics = {name: settings.changed(one.fabric) for name, one in described.items()}
+    sizes = _sizes(asked, fabrics)
+    if network is not None and asked is None:  # the question is about GPUs that use this network
+        asked = [size for size in sizes if not any(inside_one_node(one, size) for one in fabrics.values())]
     steps_ms = _read_steps(step_ms, systems)
     workloads = {name: _workload(model, one.device, batch, steps_ms.get(name)) for name, one in described.items()}
     result = make_plan(
         {name: one.trace for name, one in workloads.items()},
         fabrics,
-        world_sizes=_sizes(asked, fabrics),
+        world_sizes=sizes,
         asked=asked,
         batch=batch,
         samples=samples,
@@ -120,7 +137,7 @@ def plan(
     if result.verdict.answer == "open":
         about = next(one for one in result.systems if one.name == result.verdict.offer.system)
         raise ValueError(f"the range is wider than the decision: {result.verdict.sentence}; {about.sensitivity}")
-    _show(result)
+    _show(result, details=details)
 
 
 class _Described(NamedTuple):
@@ -133,11 +150,13 @@ class _Described(NamedTuple):
 def _read_system(name: str, network: str | None, device: str | None) -> _Described:
     """Find the network and the device of a node, a device or a file."""
     listed = read_catalogue()
-    bare, _, precision = name.rpartition("-")
     is_file = Path(name).exists()
-    found = None if is_file or name in listed.nodes else listed.device_like(name) or listed.device_like(bare)
-    node = name if name in listed.nodes and not is_file else found and listed.node_with(found)
-    if is_file or (node is None and found is None and re.search(r"[./:]", name)):
+    node = None if is_file else listed.node_like(name)
+    found = None if is_file or node is not None else listed.device_like(name)
+    if found is not None:
+        bare = next(one for one in (found, found.rpartition("-")[0]) if one in listed.devices)
+        node = listed.node_with(bare)
+    if is_file or (node is None and found is None and FILE.search(name)):
         options.refuse({"--network": network}, "expected nodes or devices of the catalogue")
         return _Described(device, load_fabric(name))
     if node is None:
@@ -148,11 +167,11 @@ def _read_system(name: str, network: str | None, device: str | None) -> _Describ
     rate = None
     if network is not None:
         with options.naming("--network"):
-            rate = Rate(gbit_per_s=bits_per_s(network) / 1e9, source="")
+            adapters = re.fullmatch(r"(?:([1-9]\d{0,3}) ?[x*] ?)?(.*)", network.strip())
+            assert adapters is not None
+            rate = Rate(gbit_per_s=int(adapters[1] or 1) * bits_per_s(adapters[2]) / 1e9, source="")
     links = listed.topology(node, network=rate)
-    own = listed.nodes[node].device if found is None else found
-    suffix = f"-{precision}" if found is not None and listed.device_like(name) is None else ""
-    return _Described(device or own + suffix, Fabric.from_topology(links))
+    return _Described(device or found or listed.nodes[node].device, Fabric.from_topology(links))
 
 
 class _Workload(NamedTuple):
@@ -164,22 +183,43 @@ def _workload(model: str, device: str | None, batch: int | None, step_ms: float 
     """Load a trace, or make one of a model on a device."""
     if Path(model).is_file() or model.endswith((".json", ".json.gz")):
         options.refuse({"--step-ms": step_ms}, "expected a model, not a trace, with it")
-        trace = Trace.load(model)
+        trace = _on_device(Trace.load(model), device)
         known = trace.workload.batch
         if batch is not None and known is not None and batch != known:
             trace = with_batch(trace, batch / known)
+            words = f"{trace.workload.device_name}; passes of batch {known} scaled to {batch}"
+            trace = trace.model_copy(update={"workload": trace.workload.model_copy(update={"device_name": words})})
         return _Workload(trace, None)
     if device is None:
         raise ValueError("--device: expected the device on which the model computes, because a file has none")
     name = f"{model}{LARGER}" if f"{model}{LARGER}" in counted_models() else model
     sheet = find_device(with_precision(device, element_type(operations_of(name).parameters)))
-    operations = operations_of(name, sheet.autocast)
-    if batch is not None:
-        if operations.batch is None:
-            raise ValueError(f"--batch: expected a model with a known batch, {model} has none (`loss_fn.batch`)")
-        operations = operations.with_batch(batch / operations.batch)
+    operations = with_samples(operations_of(name, sheet.autocast), batch)
+    if step_ms is not None:
+        with options.naming("--step-ms"):
+            check_measured(operations, sheet, {"step_ns": round(step_ms * 1e6)})
     made = _Made(operations, sheet, step_ms)
     return _Workload(made.trace(), made.trace)
+
+
+def _on_device(trace: Trace, device: str | None) -> Trace:
+    """Name the GPU of a trace whose own name is not in the catalogue; refuse another one than that of its name."""
+    workload, listed = trace.workload, read_catalogue()
+    if device is None:
+        return trace
+    key = listed.device_like(device)
+    bare = next((one for one in (key, (key or "").rpartition("-")[0]) if one in listed.devices), None)
+    if bare is None:
+        raise ValueError(unknown("--device", device, listed.devices))
+    entry, known = listed.devices[bare], entry_of(workload.device_name)
+    if known is not None and known.pattern.partition("\\")[0] != entry.pattern.partition("\\")[0]:
+        raise ValueError(
+            f"trace: expected a trace of {entry.product}, as the system has, got one of {workload.device_name}; "
+            "convert it with `ddplab synthesize --rescale`, or name the system that has its GPUs"
+        )
+    if known is not None or workload.device != "cuda":
+        return trace
+    return trace.model_copy(update={"workload": workload.model_copy(update={"device_name": entry.product})})
 
 
 class _Made(NamedTuple):
@@ -237,10 +277,14 @@ def _read_steps(words: Sequence[str] | None, systems: Sequence[str]) -> dict[str
     for word in words or ():
         system, _, number = word.rpartition(":")
         name = system or names[0]
-        step_ms = float(number) if re.fullmatch(r"\d*\.?\d+", number) else 0.0
+        found = re.fullmatch(r"(\d*\.?\d+)(ms|s)?", number)
+        step_ms = float(found[1]) * options.UNITS_NS[found[2] or "ms"] / 1e6 if found else 0.0
         if not 0 < step_ms <= YEAR_NS / 1e6 or name not in names or (not system and len(names) > 1):
             expected = "expected milliseconds above 0, such as 130, or for one of several systems"
-            raise ValueError(f"--step-ms: {expected} {names[0]}:130, got {word!r}")
+            meant = f"; did you mean {' --step-ms '.join(f'{one}:{number}' for one in names)}?" if step_ms else ""
+            raise ValueError(f"--step-ms: {expected} {names[0]}:130, got {word!r}{meant}")
+        if name in steps:
+            raise ValueError(f"--step-ms: expected one time of {name}, got {steps[name]:g} and {step_ms:g} ms")
         steps[name] = step_ms
     return steps
 
@@ -266,28 +310,49 @@ def _read_efficiency(text: str) -> float:
 # The screen
 
 
-def _show(result: CapacityPlan) -> None:
-    """Print the verdict, then each system."""
-    _say(result.verdict.sentence)
+def _show(result: CapacityPlan, *, details: bool) -> None:
+    """Print the verdict, one table, and what follows for each system."""
     for one in result.systems:
-        _show_system(one, result)
+        if found := contradiction_sentence(one.scaling.system.at(one.at)):
+            _say(f"{one.name}: {found}")
+    _say(result.verdict.sentence)
+    several = len(result.systems) > 1
+    rows = [
+        {"system": offer.system} | _row(offer, result.currency) if several else _row(offer, result.currency)
+        for one in result.systems
+        for offer in (one.offers if details else result.asked)
+        if offer.system == one.name
+    ]
+    show_table(rows, COVERAGE, optional=SPARED)
+    for one in result.systems:
+        for sentence in _sentences(one, details=details):
+            _say(f"{one.name}: {sentence}" if several and sentence else sentence)
     if len(result.front) > 1:
         _say("fastest and cheapest, from fast to cheap: " + "; ".join(map(_front_words, result.front)))
 
 
-def _show_system(one: SystemPlan, result: CapacityPlan) -> None:
-    system, workload = one.scaling.system, one.scaling.system.trace.workload
-    print()
-    _say(f"{one.name}: {workload.model}, {one.scaling.batch} samples per GPU, on {workload.device_name}")
-    rows = [_row(offer, result.currency) for offer in one.offers]
-    _say(re.split(r"; all-red| \(sources", system.used.fabric.source)[0])
-    show_table(rows, "ranges hold nine in ten true values; fixed total: samples/s with one total batch",
-               optional=SPARED)  # fmt: skip
-    _say(knee_sentence(one.scaling.knee, one.scaling.world_sizes[-1]))
-    for sentence in (_limit_sentence, _needs_sentence, _changes_sentence, _memory_sentence):
-        _say(sentence(one))
-    _say(one.sensitivity)
-    _say(_measure_sentence(one))
+def _sentences(one: SystemPlan, *, details: bool) -> list[str]:
+    workload = one.scaling.system.trace.workload
+    batch = one.scaling.batch
+    more = [
+        re.split(r"; all-red| \(sources", one.scaling.system.used.fabric.source)[0],
+        knee_sentence(one.scaling.knee, one.scaling.world_sizes[-1]),
+        one.sensitivity,
+        *one.assumed,
+    ]
+    unknown_batch = (
+        "; samples/s are iterations/s, because the batch is unknown (--batch)" if not workload.batch else ""
+    )
+    return [
+        f"{workload.model}, {batch} sample{'s' * (batch > 1)} per GPU, on {workload.device_name}{unknown_batch}",
+        limit_sentence(one.limits),
+        needs_sentence(one.limits, one.needs, one.target, batch),
+        _changes_sentence(one, details=details),
+        _memory_sentence(one),
+        assumed_sentence(one.scaling.system, one.at),
+        *(more if details else ()),
+        measure_sentence(one.at, one.next_measurement, one.needs),
+    ]
 
 
 def _say(sentence: str) -> None:
@@ -322,48 +387,14 @@ def _strong(offer: Offer) -> str:
     return carried(size.strong_samples_per_s, *(part * end for end in size.samples_per_s_band))
 
 
-def _limit_sentence(one: SystemPlan) -> str:
-    limits: Limits = one.limits
-    whole = max(1, one.scaling.system.at(one.at).iteration_ns)
-    shares = sorted(((ns / whole, name) for name, ns in limits.saved_ns.items()), reverse=True)
-    words = ", ".join(f"{name} {share:.0%}" for share, name in shares if share >= 0.005 and name not in BUCKETS)
-    buckets = ", ".join(f"{name} {share:.0%}" for share, name in shares if share >= 0.005 and name in BUCKETS)
-    parts = [f"limit on {one.at:,} GPUs: {limits.limit}"]
-    parts += [f"the iteration would be shorter without: {words}"] if words else []
-    parts += [f"parts of the network's time: {buckets}"] if buckets else []
-    return "; ".join(parts)
-
-
-def _needs_sentence(one: SystemPlan) -> str:
-    needs, target = one.needs, f"{one.target:.0%}"
-    has = one.scaling.system.efficiency(one.scaling.system.at(one.at)) >= one.target
-    parts = []
-    if needs.rate is not None and needs.rate.multiple is not None:
-        parts.append(
-            f"links {needs.rate.multiple:.2g} times as fast ({needs.rate.needed_gb_per_s:.3g} GB/s of bus bandwidth "
-            f"instead of {needs.rate.bus_gb_per_s:.3g})"
-        )
-    if needs.latency is not None:
-        parts.append(f"latencies {needs.latency:.2g} times as long")
-    if needs.batch is not None and not has:
-        parts.append(f"a batch of {max(1, round(needs.batch * one.scaling.batch)):,} per GPU")
-    if needs.accumulated is not None and not has:
-        parts.append(f"accumulation over {needs.accumulated} iterations")
-    verb = "would remain with either of" if has else "needs one of"
-    if not parts and has:
-        return f"an efficiency of {target} on {one.at:,} GPUs is reached"
-    if not parts:
-        return f"an efficiency of {target} on {one.at:,} GPUs: no rate, latency, batch or accumulation alone suffices"
-    return f"an efficiency of {target} on {one.at:,} GPUs {verb}: {'; '.join(parts)}"
-
-
-def _changes_sentence(one: SystemPlan) -> str:
+def _changes_sentence(one: SystemPlan, *, details: bool) -> str:
     whole = max(1, one.scaling.system.at(one.at).iteration_ns)
     changes = (
         f"{change.name} {round(100 * (change.iteration_ns - whole) / whole):+d}%{' (a tie)' * change.is_tie}"
         for change in one.changes
+        if details or change.name == BEST_BUCKETS
     )
-    return f"iteration with other settings: {', '.join(changes)}"
+    return f"iteration with {'other settings: ' * details}{', '.join(changes)}"
 
 
 def _memory_sentence(one: SystemPlan) -> str:
@@ -371,19 +402,6 @@ def _memory_sentence(one: SystemPlan) -> str:
     words = ", ".join(f"{name} {size / 1e9:.2f}" for name, size in parts.items())
     total = sum(parts.values()) / 1e9
     return f"memory per GPU: {total:.2f} GB ({words}; optimizer {one.optimizer}) and activations, which no trace has"
-
-
-def _measure_sentence(one: SystemPlan) -> str:
-    measure = one.next_measurement
-    if not measure.world_sizes:
-        return ""
-    few, many = measure.world_sizes
-    message = one.needs.rate.message_bytes / 2**20 if one.needs.rate else 0
-    return (
-        f"measure next: iterations on {few:,} and {many:,} GPUs (--measured), which narrow the range on {one.at:,} "
-        f"from ±{measure.width:.0%} to ±{measure.width_with_sizes:.0%}; all-reduces of {message:.0f} MB there "
-        f"would leave ±{measure.width_with_messages:.0%}"
-    )
 
 
 def _front_words(offer: Offer) -> str:

@@ -4,23 +4,32 @@ Several traces, fabrics or world sizes are compared as one table and a heat map.
 """
 
 from collections.abc import Hashable, Mapping, Sequence
-from functools import partial
+from contextlib import nullcontext
+from dataclasses import replace
 from itertools import product
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
-import numpy as np
 from typer import Argument, Option
 
 from reference.trace import Trace
+from simulator.capacity.cost import at_most
+from simulator.capacity.digits import percent
+from simulator.capacity.judgement import (
+    contradiction_sentence,
+    efficiency_sentence,
+    limit_sentence,
+    network_sentence,
+    ranking,
+)
+from simulator.capacity.limits import Limits
+from simulator.capacity.system import System
 from simulator.cost_terms import Effect, Inputs, explain, leave_out, origins
 from simulator.fabric import Fabric
-from simulator.interval import COMPUTATION
 from simulator.predicted_iteration import Prediction
 from simulator.prediction import predict as predict_one
 from simulator.profiler_import.trace_of_profile import HOST_BOUND, host_bound
-from simulator.results.breakdown import PARTS
-from simulator.results.scaling_verdict import TARGET, counted, network_need, width_sentence
+from simulator.results.scaling_verdict import TARGET, counted, width_sentence
 from simulator.schedule.policy import Policy
 from simulator.step_costs import counted_as_free
 from simulator.sweep import AXES, sweep
@@ -114,25 +123,18 @@ def predict(
     with options.naming("--without"):
         costs, varied, _ = leave_out(left_out, Inputs(costs, varied, base))
         policies = [leave_out(left_out, Inputs(costs, varied, one)).policy for one in policies]
-    settings: dict[str, Any] = {"world_size": ranks, "stragglers": stragglers}
-    predict_policy = partial(predict_one, recorded, fabric=costs, variation=varied, assume=False, **settings)
-
-    def anchored(prediction: Prediction) -> Prediction:
-        return prediction.anchored(ranks, anchors, on_few) if anchors else prediction
-
-    on_few: dict[int, Prediction] = {}
-    if anchors:
-        run = policies[0] if len(policies) == 1 else base
-        with options.naming("--measured"):
-            on_few = {
-                few: predict_one(recorded, costs, world_size=few, policy=run, variation=varied, assume=False)
-                for few in anchors
-            }
-    predictions = [anchored(predict_policy(policy=one)) for one in policies]
+    run = policies[0] if len(policies) == 1 else base
+    first = System(str(path), recorded, Inputs(costs, varied, policies[0]), stragglers, anchors, run, assume=False)
+    systems = [replace(first, given=Inputs(costs, varied, one)) for one in policies]
+    with options.naming("--measured") if anchors else nullcontext():
+        predictions = [one.at(ranks) for one in systems]
     model = recorded.workload.model
     title = f"{recorded.workload.described}, on {ranks} ranks, predicted"
     show_table(list(map(_prediction_row, policies, predictions)), title, optional=SPARED)
-    fastest = min(predictions, key=lambda prediction: prediction.iteration_ns)
+    best = ranking(predictions).fastest
+    fastest, system = predictions[best], systems[best]
+    if found := contradiction_sentence(fastest):
+        print(found)
     moves = [anchor.sentence() for anchor in fastest.anchors]
     assumed = *assumed, *(sentence for one in predictions for sentence in one.assumed)
     from_where = origins(recorded, given, Inputs(costs, varied, policies[0]), ranks)
@@ -143,9 +145,9 @@ def predict(
     span = "iteration" if base.sync_every == 1 else f"cycle of {base.sync_every} iterations"
     show_table([parts], f"fastest configuration: parts of the median {span} on the slowest rank, ms")
     if explains:
-        best = policies[predictions.index(fastest)]
+        settings: dict[str, Any] = {"world_size": ranks, "stragglers": stragglers}
         effects = explain(
-            recorded, given_fabric, policy=best, variation=asked.variation, without=left_out, **settings
+            recorded, given_fabric, policy=policies[best], variation=asked.variation, without=left_out, **settings
         )
         title = "the terms of the fastest configuration, each with what it adds; --without TERM leaves it out"
         show_table(list(map(_effect_row, effects)), title, optional=("source",))
@@ -158,23 +160,16 @@ def predict(
     result: dict[str, Any] = {"model": model, "world_size": ranks, "rows": rows, "assumed": list(assumed)}
     result["origins"] = from_where
     if ranks > 1:
-        by_efficiency = sorted(policies, key=lambda one: -predictions[policies.index(one)].efficiency)
-
-        def predict_at(policy: Policy, multiple: float) -> Prediction:
-            return anchored(predict_policy(policy=policy, fabric=costs.with_rates(multiple)))
-
-        need = network_need([partial(predict_at, one) for one in by_efficiency])
-        needed = by_efficiency[need.configuration]
-        print(
-            f"verdict: {ranks} ranks do the work of {fastest.efficiency * ranks:.4g} that train alone and "
-            f"undisturbed ({fastest.efficiency:.0%}); {need.sentence()}"
-            + (f", with {_in_words(needed)}" if needed != policies[predictions.index(fastest)] else "")
-        )
+        limits = Limits(system, ranks)
+        need = limits.needed_rate()
+        print(limit_sentence(limits))
+        print(f"verdict: {efficiency_sentence(system, ranks)}; {network_sentence(limits, need)}")
         result["verdict"] = {
             "efficiency": fastest.efficiency,
+            "limit": limits.limit,
+            "saved_ns": limits.saved_ns,
             "target": need.target,
             "needed_multiple_of_rates": need.multiple,
-            "needed_configuration": values_of_axes(needed),
             "message_bytes": need.message_bytes,
             "bus_gb_per_s": need.bus_gb_per_s,
             "needed_bus_gb_per_s": need.needed_gb_per_s,
@@ -228,53 +223,33 @@ def origins_sentence(origins: Mapping[str, str]) -> str:
 
 
 def conclusion(policies: Sequence[Policy], predictions: Sequence[Prediction]) -> str:
-    """Describe the fastest configuration, its largest parts, and which others tie with it."""
-    ranked = sorted(zip(policies, predictions, strict=True), key=lambda pair: pair[1].iteration_ns)
-    policy, fastest = ranked[0]
-    sentences = [f"fastest: {_in_words(policy)}, {fastest.iteration_ns / 1e6:.1f} ms, limited by {_limits(fastest)}"]
-    compared = [
-        (_in_words(other), fastest.compare(prediction))
-        for other, prediction in ranked[1:]
-        if prediction.buckets != fastest.buckets or other.hook != policy.hook
+    """Describe the fastest configuration, and which others tie with it."""
+    best, ties = ranking(predictions)
+    policy, fastest = policies[best], predictions[best]
+    sentences = [f"fastest: {_in_words(policy)}, {fastest.iteration_ns / 1e6:.1f} ms"]
+    differing = [
+        place
+        for place, one in enumerate(predictions)
+        if place != best and (one.buckets != fastest.buckets or policies[place].hook != policy.hook)
     ]
-    ties = [f"{name} (+{one.difference_ns / 1e6:.1f} ms)" for name, one in compared if one.is_tie]
-    if len(compared) < len(ranked) - 1:
-        sentences.append(f"{len(ranked) - 1 - len(compared)} others have the same buckets")
-    if ties:
-        sentences.append(f"a tie within the errors of the costs with {'; '.join(ties)}")
-    elif compared:
-        name, second = compared[0]
-        sentences.append(
-            f"its lead of {second.difference_ns / 1e6:.1f} ms over {name} exceeds the errors of the costs"
+
+    def compared(place: int) -> str:
+        return (
+            f"{_in_words(policies[place])} (+{(predictions[place].iteration_ns - fastest.iteration_ns) / 1e6:.1f} ms)"
         )
+
+    if len(differing) < len(predictions) - 1:
+        sentences.append(f"{len(predictions) - 1 - len(differing)} others have the same buckets")
+    if tied := [compared(place) for place in ties if place in differing]:
+        sentences.append(f"a tie within the errors of the costs with {'; '.join(tied)}")
+    elif differing:
+        second = min(differing, key=lambda place: predictions[place].iteration_ns)
+        sentences.append(f"its lead over {compared(second)} exceeds the errors of the costs")
     return "; ".join(sentences)
 
 
 def _in_words(policy: Policy) -> str:
     return ", ".join(f"{axis} {value}" for axis, value in cells_of_axes(policy).items())
-
-
-def _limits(prediction: Prediction) -> str:
-    """Describe the two largest parts of the slowest rank's iteration.
-
-    "computation" is that of the median rank; any further computation of the slowest rank counts as "stragglers".
-    """
-    engine_input = prediction.timeline.engine_input
-    is_computation = [step.kind in COMPUTATION for step in engine_input.schedule.steps]
-    simulated_ns = engine_input.duration_ns[:, is_computation].sum(axis=1)
-    by_rank_ns = np.sort(np.repeat(simulated_ns, [len(ranks) for ranks in engine_input.alike().values()]))
-
-    shares = dict(prediction.breakdown)
-    slowest_ns = sum(shares.pop(part) for part, kinds in PARTS.items() if set(kinds) <= set(COMPUTATION))
-    shares["computation"] = min(slowest_ns, int(by_rank_ns[(len(by_rank_ns) - 1) // 2]))
-    shares["stragglers"] += slowest_ns - shares["computation"]
-    largest = sorted(((ns, part) for part, ns in shares.items() if ns), reverse=True)[:2]
-
-    of_buckets = f" of {counted(prediction.critical_buckets, len(prediction.buckets), 'buckets')}"
-    words = {"exposed_comm": f"exposed communication{of_buckets}", "slowdown": "slow-downs beside collectives"}
-    whole_ns = max(1, prediction.timeline.iteration_ns)
-    sentence = ", then by ".join(f"{words.get(part, part)} ({100 * ns / whole_ns:.0f} %)" for ns, part in largest)
-    return sentence or "nothing"
 
 
 def _save_timeline(prediction: Prediction, path: Path) -> None:
@@ -361,13 +336,13 @@ def verdicts(table: "pd.DataFrame") -> list[str]:
     """Return on which fabrics each trace reaches the target efficiency at each world size; one sentence each."""
     sentences = []
     for (trace, ranks), part in table.groupby(["trace", "world_size"], sort=False):
-        best = part.groupby("fabric", sort=False)["efficiency"].max()
-        reached, missed = best[best >= TARGET], best[best < TARGET]
-        parts = [
-            f"{words} {', '.join(f'{_short(str(fabric))} ({share:.0%})' for fabric, share in some.items())}"
-            for words, some in ((f"at least {TARGET:.0%} on", reached), ("less on", missed))
-            if len(some)
-        ]
+        best = part.loc[part.groupby("fabric", sort=False)["efficiency"].idxmax()]
+        answers: dict[str, list[str]] = {"yes": [], "open": [], "no": []}
+        for row in best.to_dict("records"):
+            low, high = (min(1.0, row["compute_ns"] / max(1, row[end])) for end in ("high_ns", "low_ns"))
+            answers[at_most((-high, -low), -TARGET)].append(f"{_short(str(row['fabric']))} ({percent(low, high)})")
+        words = {"yes": f"at least {TARGET:.0%} on", "open": f"around {TARGET:.0%} on", "no": "less on"}
+        parts = [f"{words[answer]} {', '.join(names)}" for answer, names in answers.items() if names]
         sentences.append(f"verdict: {_short(str(trace))} on {ranks} ranks has an efficiency of {'; '.join(parts)}")
     return sentences
 

@@ -80,9 +80,9 @@ def calibrate(
     from ..calibration.calibrate import calibrate as measure
 
     options.check_outputs(out, inputs=options.files_of(model))
-    rate, _ = options.read_links(link_rate, None)
+    rate, uplinks = options.read_links(link_rate)
     ranks = world_size or world_size_or(2)
-    pool = RankPool(ranks, backend=backend or default_backend(ranks), link_rate=rate, pinned=True)
+    pool = RankPool(ranks, backend=backend or default_backend(ranks), link_rate=rate, uplinks=uplinks, pinned=True)
     with progress() as on_progress, pool:
         fabric = measure(pool, model, hooks=hook or (), on_progress=on_progress)
     fabric.save(out)
@@ -110,7 +110,6 @@ def validate(
     repeat: Annotated[int | None, Option(min=1, metavar="N", help=HELP["repeat"], show_default=SHOWN_TURNS)] = None,
     torch: Annotated[bool, Option("--torch", help=HELP["torch"])] = False,  # noqa: FBT002 - an option
     link_rate: options.LinkRate = None,
-    uplinks: options.UplinksText = None,
     out: Annotated[Path, Option(metavar="FOLDER", help=HELP["out"])] = Path("out/validate"),
     json_path: options.Json = None,
 ) -> None:
@@ -151,7 +150,7 @@ def validate(
     configurations = [Configuration(cap, order, hook.name) for cap, order, hook in axes]
     scale = ScaleModel(dilation=dilation, byte_scale=byte_scale)
     trained = (model or "resnet50") if emulate is None else Trace.load(emulate)
-    rate, between_nodes = options.read_links(link_rate, uplinks, scale)
+    rate, between_nodes = options.read_links(link_rate, scale)
     ranks = world_size or world_size_or(2)
     pool = RankPool(
         ranks,
@@ -177,8 +176,7 @@ def validate(
 
 
 def demo(
-    out: Annotated[Path, Option(metavar="FOLDER", help="Folder for the timeline.")] = Path("out/demo"),
-    json_path: options.Json = None,
+    out: Annotated[Path, Option(metavar="FOLDER", help="Folder for timeline and results.")] = Path("out/demo"),
 ) -> None:
     """Check predictions against the real reducer in virtual time: seconds, and exact to the nanosecond.
 
@@ -188,15 +186,15 @@ def demo(
     from ..demo import RANKS
     from ..demo import demo as run
 
-    options.check_outputs(out / "perfetto.json", json_path)
+    options.check_outputs(out / "perfetto.json", out / "demo.json")
     with progress("emulating") as _:
         rows = run(out)
     title = f"ResNet-50 on {RANKS} emulated V100s, 10 Gbit/s: iteration of the real reducer and its prediction"
     show_table(list(map(_demo_row, rows)), title, optional=("order", "perfect scaling"))
     largest_ns = max(abs(row["reducer_ns"] - row["predicted_ns"]) for row in rows)
     print(f"largest difference between the reducer and the prediction: {largest_ns} ns")
-    print(f"written to {out}: perfetto.json, the timeline with the default cap, for ui.perfetto.dev")
-    write_json(json_path, {"rows": rows})
+    write_json(out / "demo.json", {"rows": rows})
+    print(f"written to {out}: demo.json, and perfetto.json, the timeline with the default cap, for ui.perfetto.dev")
 
 
 def _demo_row(row: dict[str, Any]) -> dict[str, str]:

@@ -72,8 +72,7 @@ HELP = {
     "timeline": "Write the timeline of the fastest configuration: a picture (.png, .svg, .pdf), or a Chrome trace "
     "for ui.perfetto.dev (.json).",
     "link_rate": "Connect the ranks by virtual links of this rate, such as 1gbit, instead of the loopback interface; "
-    "requires Linux and root.",
-    "uplinks": "With --link-rate: nodes of K ranks, each connected to the others by an uplink of this rate.",
+    "requires Linux and root. 1gbit,4:200mbit: nodes of 4 ranks, each with an uplink of 200 Mbit/s.",
     "dilation": "Emulated devices on a wall clock: run K times slower, links included. Reported times are divided "
     "by K.",
     "byte_scale": "Emulated devices on a wall clock: multiply tensors, bucket caps and link rates by S.",
@@ -98,8 +97,7 @@ Measured = Annotated[str | None, Option(metavar="N:TIME,...", help=HELP["measure
 Without = Annotated[str | None, Option(metavar="TERM,...", help=HELP["without"])]
 Explain = Annotated[bool, Option("--explain", help=HELP["explain"])]
 Timeline = Annotated[Path | None, Option(metavar="PATH", help=HELP["timeline"])]
-LinkRate = Annotated[str | None, Option(metavar="RATE", help=HELP["link_rate"])]
-UplinksText = Annotated[str | None, Option(metavar="K:RATE", help=HELP["uplinks"])]
+LinkRate = Annotated[str | None, Option(metavar="RATE[,K:RATE]", help=HELP["link_rate"])]
 Dilation = Annotated[float, Option(metavar="K", help=HELP["dilation"])]
 ByteScale = Annotated[float, Option(metavar="S", help=HELP["byte_scale"])]
 
@@ -180,8 +178,9 @@ def read_measured(text: str | None) -> dict[int, int] | None:
     for word in _words(text):
         found = re.fullmatch(r"0*([1-9]\d*):(\d+(?:\.\d+)?)(ns|us|ms|s)", word)
         if found is None or not (time_ns := round(float(found[2]) * UNITS_NS[found[3]])):
+            meant = f"; did you mean {word}ms?" if re.fullmatch(r"[1-9]\d*:\d+(\.\d+)?", word) else ""
             raise ValueError(
-                f"--measured: expected ranks and a time above 0, such as 4:1020.5ms,8:1.04s; got {word!r}"
+                f"--measured: expected ranks and a time above 0, such as 4:1020.5ms,8:1.04s; got {word!r}{meant}"
             )
         if int(found[1]) in measured:
             raise ValueError(f"--measured: expected one time for each number of ranks, got two for {found[1]}")
@@ -220,6 +219,8 @@ def read_settings(words: Sequence[str] | None, *, refused: Mapping[str, str] = O
         if record is None or not equals:
             names = ", ".join(name for one in RECORDS for name in one.model_fields if name not in refused)
             raise ValueError(f"--set: expected NAME=VALUE, NAME being one of {names}, got {word!r}")
+        if earlier := next((one for one in by_record[record] if one.startswith(f"{name}=")), None):
+            raise ValueError(f"--set: expected one value of {name}, got {earlier!r} and {word!r}")
         if name in refused:
             raise ValueError(f"--set: expected {refused[name]} for {name}, got {word!r}")
         by_record[record].append(word)
@@ -298,22 +299,18 @@ def _changed(record: R, words: Sequence[str]) -> R:
         return type(record).model_validate_json(json.dumps(settings))
 
 
-def read_links(
-    link_rate: str | None, uplinks: str | None, scale: ScaleModel = ORIGINAL
-) -> "tuple[float | None, Uplinks | None]":
+def read_links(link_rate: str | None, scale: ScaleModel = ORIGINAL) -> "tuple[float | None, Uplinks | None]":
     """Parse the rates of links and uplinks in a scale model, in bits per second; None stays None."""
     from reference.network_namespaces import Uplinks, bits_per_s
 
     if link_rate is None:
-        if uplinks is not None:
-            raise ValueError(f"--uplinks: expected --link-rate with it, the rate inside a node, got only {uplinks!r}")
         return None, None
-    with naming("--link-rate"):
-        rate = scale.rate(bits_per_s(link_rate))
-    if uplinks is None:
-        return rate, None
+    inside, _, uplinks = link_rate.partition(",")
     ranks, _, uplink_rate = uplinks.partition(":")
-    with naming("--uplinks"):
+    with naming("--link-rate"):
+        rate = scale.rate(bits_per_s(inside))
+        if not uplinks:
+            return rate, None
         if not (ranks.isdecimal() and int(ranks) > 0):
             raise ValueError(f"expected K:RATE, such as 4:1gbit, got {uplinks!r}")
         return rate, Uplinks(int(ranks), scale.rate(bits_per_s(uplink_rate)))

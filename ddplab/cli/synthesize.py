@@ -14,10 +14,10 @@ from reference.trace import Parameter, Trace
 from simulator.catalogue import read_catalogue
 from simulator.workload.built_in_operations import built_in_operations
 from simulator.workload.roofline import USUAL, Operations, data_sheets, find_device, with_precision
-from simulator.workload.trace_synthesis import rescale
+from simulator.workload.trace_synthesis import check_measured, rescale
 from simulator.workload.trace_synthesis import synthesize as synthesize_trace
 
-from .shared_options import Model, TraceOut, check_outputs, files_of, refuse
+from .shared_options import Model, TraceOut, check_outputs, files_of, naming, refuse
 from .terminal_output import save_trace
 
 SHEETS = (
@@ -28,6 +28,7 @@ HELP = {
     "device": f"The device's data sheet: {SHEETS}.",
     "step_ms": "Measured time of an iteration on one device, without communication, or of its forward pass, backward "
     "pass and optimiser; the trace is scaled to it.",
+    "batch": "Samples per iteration. Default: those of the model.",
     "rescale": "Convert this trace, recorded without communication, in place of counting operations alone.",
     "from": "With --rescale: the device of the recording, as --device; `this` is this machine, which is measured.",
 }
@@ -39,6 +40,7 @@ def synthesize(
     model: Model = "resnet50",
     device: Annotated[str, Option(metavar="DEVICE", help=HELP["device"])] = "a100-40gb-tf32",
     step_ms: Annotated[str | None, Option(metavar="MS[,MS,MS]", help=HELP["step_ms"])] = None,
+    batch: Annotated[int | None, Option(min=1, max=10**6, metavar="N", help=HELP["batch"])] = None,
     recorded: Annotated[Path | None, Option("--rescale", metavar="TRACE", help=HELP["rescale"])] = None,
     old: Annotated[str | None, Option("--from", metavar="DEVICE", help=HELP["from"], show_default="this")] = None,
     out: TraceOut = Path("out/synthetic.json.gz"),
@@ -55,15 +57,19 @@ def synthesize(
     """
     check_outputs(out, inputs=[recorded, *files_of(model)])
     if recorded is not None:
-        refuse({"--step-ms": step_ms}, "expected none with --rescale, which scales the recorded times")
+        given = {"--step-ms": step_ms, "--batch": batch}
+        refuse(given, "expected none with --rescale, which scales the recorded times of one batch")
         _rescale(recorded, model, old or "this", device, out)
         return
     refuse({"--from": old}, "expected --rescale with it, the trace that was recorded on this device")
-    if device in read_catalogue().devices:
-        device = choose_precision(device, operations_of(model).parameters)
+    if not device.endswith(".json"):
+        device = choose_precision(read_catalogue().device_like(device) or device, operations_of(model).parameters)
     sheet = find_device(device)
-    operations = operations_of(model, sheet.autocast)
-    trace = synthesize_trace(operations, sheet, **read_step(step_ms))
+    operations = with_samples(operations_of(model, sheet.autocast), batch)
+    measured_ns = read_step(step_ms)
+    with naming("--step-ms"):
+        check_measured(operations, sheet, measured_ns)
+    trace = synthesize_trace(operations, sheet, **measured_ns)
     save_trace(trace, out, f"{model} on {device}, saved as {out}")
     at_peak, paced = (synthesize_trace(operations, one) for one in (sheet.model_copy(update={"pace_ns": 0}), sheet))
     peak_ns, paced_ns, ns = (one.ranks[0].iterations[0].duration_ns for one in (at_peak, paced, trace))
@@ -136,6 +142,17 @@ def operations_of(model: str, autocast: str | None = None) -> Operations:
     from ..operation_counter import measure_operations
 
     return measure_operations(model, autocast=autocast)
+
+
+def with_samples(operations: Operations, batch: int | None) -> Operations:
+    """Return the operations with this batch; None: as they are."""
+    if batch is None:
+        return operations
+    if operations.batch is None:
+        raise ValueError(
+            f"--batch: expected a model with a known batch, {operations.model} has none (`loss_fn.batch`)"
+        )
+    return operations.with_batch(batch / operations.batch)
 
 
 def judgement(roofline_ns: int, paced_ns: int, step_ms: float | None) -> str:

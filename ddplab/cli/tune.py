@@ -131,8 +131,7 @@ def answer(plan: BucketPlan, comparison: Comparison) -> str:
         gain += f" ({low:.{digits}%} to {high:.{digits}%})"
     buckets = f"{len(plan.buckets)} bucket{'s' * (len(plan.buckets) != 1)}"
     if plan.keep_default:
-        why = "lies within the errors of the costs" if comparison.is_tie else "is below the unexplained error"
-        return f"keep torch's default: the gain of {gain} by {buckets} {why}"
+        return f"keep torch's default: the gain of {gain} by {buckets} lies within the errors of the costs"
     left = "nothing is left to tune" if plan.gap < NOTHING_LEFT else f"no buckets save over {plan.gap:.1%} more"
     return f"use these {buckets}: a gain of {gain} over torch's default; {left}"
 

@@ -11,7 +11,7 @@ from reference.bucketing import DEFAULT_BUCKET_CAP_MB
 from ..cost_terms import TERMS, Inputs, leave_out
 from ..engines.closed_form import latencies_ns
 from ..predicted_iteration import Prediction
-from ..results.scaling_verdict import FASTEST_LINKS, NetworkNeed, least_multiple, network_need
+from ..results.scaling_verdict import FASTEST_LINKS, TARGET, NetworkNeed, least_multiple, network_need
 from ..schedule.comm_hook_messages import named_hook
 from ..schedule.policy import Policy
 from ..tuning.plan_times import with_plan
@@ -28,6 +28,7 @@ TOLERANCE = 0.02
 """Relative tolerance of a needed improvement; predictions are less certain."""
 MOST_BATCH = MOST_ACCUMULATED = 64
 """Largest multiple of the batch, and most accumulated iterations, that are tried."""
+BEST_BUCKETS = "best buckets"
 HOOKS = ("bf16", "power_sgd:4")
 ACCUMULATED = 4
 
@@ -76,7 +77,7 @@ class Limits:
     """The limits of a system on one number of GPUs."""
 
     def __init__(self, system: System, world_size: int) -> None:
-        self._system, self.world_size = system, world_size
+        self.system, self.world_size = system, world_size
 
     @cached_property
     def saved_ns(self) -> dict[str, int]:
@@ -85,7 +86,7 @@ class Limits:
         Times overlap, so the sum is not the time that data parallelism adds. Without the `last bucket`, its
         all-reduce takes no time; without the `first bucket`, that bucket holds one gradient and is launched at once.
         """
-        system, whole_ns = self._system, self._now.iteration_ns
+        system, whole_ns = self.system, self.now.iteration_ns
         saved = {}
         for name, cure in CURES.items():
             inputs = cure(system.used)
@@ -100,22 +101,30 @@ class Limits:
         """The possible limit without which the iteration would be shortest.
 
         Where this is the network, and one bucket alone causes `MOST_OF_IT`, that bucket. "computation" if nothing
-        takes more than `NEGLIGIBLE` of the iteration.
+        takes more than `NEGLIGIBLE` of the iteration; "unexplained" if measured iterations are far from the model.
         """
         saved = self.saved_ns
+        if any(anchor.is_far for anchor in self.now.anchors):
+            return "unexplained"
         largest = max(CURES, key=lambda name: saved[name])
-        if saved[largest] <= NEGLIGIBLE * self._now.iteration_ns:
+        if saved[largest] <= NEGLIGIBLE * self.now.iteration_ns:
             return "computation"
         if largest in NETWORK:
             return next((name for name in BUCKETS if saved[name] >= MOST_OF_IT * saved[largest]), largest)
         return largest
 
-    def needs(self, target: float) -> Needs:
-        """Return how far one thing alone must change for this efficiency, from 0 to 1."""
-        system, used = self._system, self._system.used
+    def needed_rate(self, target: float = TARGET) -> NetworkNeed:
+        """Return how fast the links must be for this efficiency, from 0 to 1."""
+        used = self.system.used
 
         def with_rate(multiple: float) -> Prediction:
-            return system.changed(self.world_size, used._replace(fabric=used.fabric.with_rates(multiple)))
+            return self.system.changed(self.world_size, used._replace(fabric=used.fabric.with_rates(multiple)))
+
+        return network_need([with_rate], target=target)
+
+    def needs(self, target: float) -> Needs:
+        """Return how far one thing alone must change for this efficiency, from 0 to 1."""
+        used = self.system.used
 
         def with_speed(multiple: float) -> bool:  # of empty messages
             fabric = used.fabric.with_latencies(1 / multiple)
@@ -126,7 +135,7 @@ class Limits:
         if has_network and with_speed(FASTEST_LINKS):
             speed = least_multiple(with_speed, enough=FASTEST_LINKS, least=1 / FASTEST_LINKS, tolerance=TOLERANCE)
         return Needs(
-            rate=network_need([with_rate], target=target, tolerance=TOLERANCE) if has_network else None,
+            rate=self.needed_rate(target) if has_network else None,
             latency=None if speed is None else 1 / speed,
             batch=self._needed_batch(target),
             accumulated=self._needed_accumulation(target),
@@ -134,18 +143,18 @@ class Limits:
 
     def changes(self) -> list[Change]:
         """Return what other bucket caps, comm hooks and accumulation would give, the fastest first."""
-        used = self._system.used
-        changed = {"best buckets": self.best_buckets()}
+        used = self.system.used
+        changed = {BEST_BUCKETS: self.best_buckets()}
         for name, policy in _other_settings(used.policy):
-            changed[name] = self._system.changed(self.world_size, used._replace(policy=policy))
-        found = [Change(name, one.iteration_ns, self._now.compare(one).is_tie) for name, one in changed.items()]
+            changed[name] = self.system.changed(self.world_size, used._replace(policy=policy))
+        found = [Change(name, one.iteration_ns, self.now.compare(one).is_tie) for name, one in changed.items()]
         return sorted(found, key=lambda one: one.iteration_ns)
 
     def best_buckets(self) -> Prediction:
         """Return the prediction with the buckets that `tune` finds; today's where nothing can be tuned."""
-        system, used = self._system, self._system.used
+        system, used = self.system, self.system.used
         if used.policy.grouping == "module" or used.policy.phase != "steady":
-            return self._now
+            return self.now
         found = tune(
             system.trace,
             used.fabric,
@@ -156,29 +165,30 @@ class Limits:
             assume=False,
         )
         other = system.changed(self.world_size, used._replace(policy=with_plan(used.policy, found.buckets)))
-        return min(self._now, other, key=lambda one: one.iteration_ns)
+        return min(self.now, other, key=lambda one: one.iteration_ns)
 
     @property
-    def _now(self) -> Prediction:
-        return self._system.at(self.world_size)
+    def now(self) -> Prediction:
+        """The prediction whose limits these are."""
+        return self.system.at(self.world_size)
 
     def _reaches(self, inputs: Inputs, target: float) -> bool:
-        if inputs is self._system.used:
-            return self._system.efficiency(self._now) >= target
-        return self._system.efficiency(self._system.changed(self.world_size, inputs)) >= target
+        if inputs is self.system.used:
+            return self.now.efficiency >= target
+        return self.system.changed(self.world_size, inputs).efficiency >= target
 
     def _saved_by_first(self) -> int:
-        used, system = self._system.used, self._system
+        used, system = self.system.used, self.system
         if used.policy.overruled or used.policy.bucket_cap_mb_list is not None or self.world_size == 1:
             return 0
         least_mb, cap_mb = min(1, *system.trace.sizes_bytes) / 2**20, used.policy.bucket_cap_mb
         caps_mb = (least_mb, DEFAULT_BUCKET_CAP_MB if cap_mb is None else cap_mb)
         policy = used.policy.model_copy(update={"bucket_cap_mb_list": caps_mb})
         changed = system.changed(self.world_size, used._replace(policy=policy))
-        return max(0, self._now.iteration_ns - changed.iteration_ns)
+        return max(0, self.now.iteration_ns - changed.iteration_ns)
 
     def _saved_by_last(self) -> int:
-        engine_input = self._now.timeline.engine_input
+        engine_input = self.now.timeline.engine_input
         collectives = engine_input.schedule.collectives
         last = max((one.bucket for one in collectives if one.bucket is not None), default=None)
         if last is None or self.world_size == 1:
@@ -186,16 +196,16 @@ class Limits:
         free = [0 if one.bucket == last else 1 for one in collectives]
         without = replace(engine_input, cost_ns=engine_input.cost_ns * free)
         saved_ns = int(latencies_ns(engine_input)) - int(latencies_ns(without))
-        return max(0, saved_ns // self._system.used.policy.sync_every)
+        return max(0, saved_ns // self.system.used.policy.sync_every)
 
     def _needed_batch(self, target: float) -> float | None:
-        system = self._system
+        system = self.system
 
         def reaches(multiple: float) -> bool:
             trace = system.with_batch(multiple)
             if trace is None:
                 return False
-            return system.efficiency(system.changed(self.world_size, system.used, trace=trace)) >= target
+            return system.changed(self.world_size, system.used, trace=trace).efficiency >= target
 
         if self._reaches(system.used, target):
             return 1.0
@@ -203,14 +213,14 @@ class Limits:
 
     def _needed_accumulation(self, target: float) -> int | None:
         """Return the need from cycles of one and of two iterations: each further one adds the same time."""
-        system, used = self._system, self._system.used
-        now = self._now
-        if used.policy.sync_every > 1 or system.efficiency(now) >= target:
-            return used.policy.sync_every if system.efficiency(now) >= target else None
+        system, used = self.system, self.system.used
+        now = self.now
+        if used.policy.sync_every > 1 or now.efficiency >= target:
+            return used.policy.sync_every if now.efficiency >= target else None
         policy = used.policy.model_copy(update={"sync_every": 2})
         two = system.changed(self.world_size, used._replace(policy=policy))
         local_ns = 2 * two.iteration_ns - now.iteration_ns
-        room_ns = system.efficiency(now) * now.iteration_ns / target - local_ns
+        room_ns = now.efficiency * now.iteration_ns / target - local_ns
         if room_ns <= 0:
             return None
         count = ceil((now.iteration_ns - local_ns) / room_ns)

@@ -13,9 +13,9 @@ class NextMeasurement(NamedTuple):
 
     Attributes:
         width: Half of the interval of the iteration over its median, now.
-        world_sizes: The two numbers of GPUs whose measured iterations narrow the interval most. Empty: there are no
-            two smaller ones.
-        width_with_sizes: Expected width after measuring both.
+        world_sizes: The two numbers of GPUs, or the only one, whose measured iterations narrow the interval most.
+            Empty: there is no smaller one.
+        width_with_sizes: Expected width after measuring these.
         width_with_messages: Expected width after measuring all-reduces of the largest bucket's size on as many GPUs.
     """
 
@@ -36,8 +36,9 @@ def next_measurement(system: System, world_size: int, candidates: Sequence[int])
     whole = system.at(world_size)
     smaller = {ranks: system.at(ranks) for ranks in candidates if ranks < world_size}
     narrowed = {
-        pair: _width(whole.anchored(world_size, {ranks: smaller[ranks].iteration_ns for ranks in pair}, smaller))
-        for pair in combinations(sorted(smaller), 2)
+        some: _width(whole.anchored(world_size, {ranks: smaller[ranks].iteration_ns for ranks in some}, smaller))
+        for some in combinations(sorted(smaller), min(2, len(smaller)))
+        if some
     }
     width = _width(whole)
     left, best = min(((left, pair) for pair, left in narrowed.items()), default=(width, ()))

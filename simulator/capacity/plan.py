@@ -70,9 +70,13 @@ class SystemPlan:
     def next_measurement(self) -> NextMeasurement:
         """What to measure next."""
         known = self.scaling.system.measured_ns or {}
-        candidates = [1, *self.scaling.world_sizes]
+        fabric, was_measured = self.scaling.system.used.fabric, self.scaling.system.trace.workload.compute_bounds
+        node = 1 if fabric.topology is None else fabric.topology.levels[0].members or 1
+        most = max([node, *known])  # a buyer has one node, or as many GPUs as were measured
+        alone = [1] if was_measured != (1.0, 1.0) else []
+        candidates = {*alone, node // 4, node // 2, node, *self.scaling.world_sizes} - {0, *known}
         return next_measurement(
-            self.scaling.system, self.at, sorted({ranks for ranks in candidates if ranks not in known})
+            self.scaling.system, self.at, sorted(n for n in candidates if n <= most and (n > 1 or n in alone))
         )
 
     @property
@@ -299,7 +303,7 @@ def plan(
     for name, (one_trace, one_fabric) in pairs.items():
         given = Inputs(one_fabric, variation, policy)
         changed = (rebatched or {}).get(name)
-        system = System(name, one_trace, given, tuple(stragglers), measured, assume, changed)
+        system = System(name, one_trace, given, tuple(stragglers), measured, assume=assume, rebatched=changed)
         each = batch or one_trace.workload.batch or 1
         scaling = Scaling(system, sizes, each, total_batch or each * sizes[0])
         offers = tuple(offer_of(name, size, question, by_system.get(name)) for size in scaling.sizes)

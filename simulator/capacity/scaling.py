@@ -100,7 +100,7 @@ class Scaling:
         return Size(
             world_size=world_size,
             prediction=prediction,
-            efficiency=self.system.efficiency(prediction),
+            efficiency=prediction.efficiency,
             efficiency_band=self.system.efficiency_band(world_size),
             samples_per_s=samples / max(1, prediction.iteration_ns),
             samples_per_s_band=(samples / max(1, high_ns), samples / max(1, low_ns)),

@@ -11,6 +11,7 @@ from ..fabric import Fabric
 from ..fabric.uncertainty import NORMAL_HALF_BAND
 from ..predicted_iteration import Prediction
 from ..prediction import predict
+from ..schedule.policy import Policy
 from ..workload.default_gpu_costs import assume_gpu
 from ..workload.trace_synthesis import with_batch
 from ..workload.variation import Straggler, Variation
@@ -29,6 +30,7 @@ class System:
         given: The user's inputs of predictions.
         stragglers: Slow ranks.
         measured_ns: Measured median iteration times by number of GPUs.
+        measured_policy: Settings of the measured runs. None: those of `given`.
         assume: Whether costs that were not given take their usual values; see `assume_gpu`.
         rebatched: Returns the trace with a multiple of its batch. None: see `trace_synthesis.with_batch`.
     """
@@ -38,6 +40,7 @@ class System:
     given: Inputs
     stragglers: Sequence[Straggler] = ()
     measured_ns: Mapping[int, int] | None = None
+    measured_policy: Policy | None = None
     assume: bool = True
     rebatched: Callable[[float], Trace] | None = None
 
@@ -88,13 +91,6 @@ class System:
         slow = self.stragglers if stragglers is None else stragglers
         return self._anchored(world_size, self._predicted(world_size, inputs, trace or self.trace, slow))
 
-    def efficiency(self, prediction: Prediction) -> float:
-        """Return the part of the GPUs' time that is training; see `Prediction.efficiency`.
-
-        If measured iterations correct the predictions, the correction for one GPU applies to its computation.
-        """
-        return self._alone_ns(prediction) / max(1, prediction.iteration_ns)
-
     def efficiency_band(self, world_size: int) -> Band:
         """Return both ends of the 90 % interval of the efficiency.
 
@@ -102,7 +98,7 @@ class System:
         their effects are added in quadrature, as in `Prediction.interval_ns`.
         """
         prediction, before = self.at(world_size), self.without_measurements(world_size)
-        alone_ns, usual = self._alone_ns(prediction), self.efficiency(prediction)
+        alone_ns, usual = prediction.compute_ns, prediction.efficiency
         low, high = prediction.interval_ns
         reaches = prediction.causes_ns or {"": (prediction.iteration_ns - low, high - prediction.iteration_ns)}
         down = up = 0.0
@@ -115,7 +111,7 @@ class System:
                 changes.append(alone_ns * (1 + (factor - 1) * part) / iteration_ns - usual)
             down += min(changes) ** 2
             up += max(changes) ** 2
-        return max(0.0, usual - down**0.5), max(usual, min(1.0, usual + up**0.5))
+        return max(0.0, usual - down**0.5), min(1.0, usual + up**0.5)
 
     def _computation(self, cause: str) -> Band:
         """Return the factors on computation at both ends of the error band of a cause."""
@@ -123,15 +119,6 @@ class System:
             return self.trace.workload.compute_bounds
         error = NORMAL_HALF_BAND * self.used.variation.device_spread if cause == "device speeds" else 0.0
         return 1 - error, 1 + error
-
-    def _alone_ns(self, prediction: Prediction) -> float:
-        return prediction.compute_ns * self._correction_alone
-
-    @cached_property
-    def _correction_alone(self) -> float:
-        if not self.measured_ns:
-            return 1.0
-        return self.at(1).iteration_ns / max(1, self.without_measurements(1).iteration_ns)
 
     def _predicted(
         self, world_size: int, inputs: Inputs, trace: Trace, stragglers: Sequence[Straggler]
@@ -153,14 +140,15 @@ class System:
     def _anchored(self, world_size: int, prediction: Prediction) -> Prediction:
         if not self.measured_ns:
             return prediction
-        few = {ranks: self._predicted_as_measured(ranks) for ranks in self.measured_ns}
+        few = {ranks: self._predicted_as_measured(ranks) for ranks in {1, *self.measured_ns}}
         return prediction.anchored(world_size, self.measured_ns, few)
 
     def _predicted_as_measured(self, world_size: int) -> Prediction:
         """Predict a measured number of GPUs, on which no rank was slow on purpose."""
-        if not self.stragglers:
+        if not self.stragglers and self.measured_policy in (None, self.used.policy):
             return self.without_measurements(world_size)
-        return self._predicted(world_size, self.used, self.trace, ())
+        inputs = self.used._replace(policy=self.measured_policy or self.used.policy)
+        return self._predicted(world_size, inputs, self.trace, ())
 
 
 def _among(stragglers: Sequence[Straggler], world_size: int) -> Sequence[Straggler]:

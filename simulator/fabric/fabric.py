@@ -26,7 +26,7 @@ from .cost_curves import CostCurves
 from .link_sharing import LinkShare, Sharing, sharing_factor, sharing_weight
 from .measured_tables import CostCurve, Segment, Sizes, Table, Timing, segments, tables_by_world_size
 from .nccl_cost_model import LATEST
-from .nccl_tests import read_log
+from .nccl_tests import is_of_nccl_tests, read_log
 from .processor_costs import Processor
 from .topology import Topology, load_topology
 
@@ -147,7 +147,11 @@ class Fabric(Schema, strict=False):
         Raises:
             ValueError: A log cannot be used; the message names the file and, for a damaged line, its number.
         """
-        return cls.from_table([row for path in paths for row in read_log(path)], source=", ".join(map(str, paths)))
+        logs = [read_log(path) for path in paths]
+        source = ", ".join(map(str, paths))
+        if others := dict.fromkeys(other for log in logs for other in log.others):
+            source += f" (without its rows of {', '.join(others)})"
+        return cls.from_table([row for log in logs for row in log.rows], source=source)
 
     @classmethod
     def from_topology(
@@ -208,7 +212,7 @@ class Fabric(Schema, strict=False):
 
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> Self:
-        """Read a topology (`.yaml`, `.yml`), a log of nccl-tests (`.log`, `.txt`) or a fabric file (other endings).
+        """Read a topology (`.yaml`, `.yml`), results of nccl-tests (`.log`, `.txt`, `.csv`, JSON) or a fabric file.
 
         A log may be given as `40:file.log`, see `from_nccl_tests`.
 
@@ -218,7 +222,7 @@ class Fabric(Schema, strict=False):
         ending = Path(path).suffix.lower()
         if ending in (".yaml", ".yml"):
             return cls.from_topology(path)
-        if ending in (".log", ".txt"):
+        if ending in (".log", ".txt", ".csv") or (ending == ".json" and is_of_nccl_tests(path)):
             return cls.from_nccl_tests(path)
         return read_schema(
             cls, path, what="a fabric file", cure="run `ddplab calibrate`", mistaken=(VERSION_FIELD, NOT_A_TRACE)

@@ -106,21 +106,30 @@ def piecewise_linear(x: NDArray[np.int64], y: NDArray[np.float64], at: Sizes) ->
 
 
 def tables_by_world_size(timings: Sequence[Timing]) -> Mapping[int, Table]:
-    """Make a table for each world size, in ascending order; repeated measurements of a size give their median."""
+    """Make a table for each world size, in ascending order; repeated measurements give their median and spread."""
     tables = {}
     for world_size, group in groupby(
         sorted(timings, key=attrgetter("world_size", "size_bytes")), attrgetter("world_size")
     ):
         rows = list(group)
-        times = {size: median_high(row.ns for row in same) for size, same in groupby(rows, attrgetter("size_bytes"))}
+        same = {size: [row.ns for row in some] for size, some in groupby(rows, attrgetter("size_bytes"))}
+        times = {size: median_high(some) for size, some in same.items()}
         tables[world_size] = Table(
             np.array(list(times), dtype=np.int64),
             np.array(list(times.values()), dtype=np.float64),
-            median(row.spread for row in rows),
+            max(median(row.spread for row in rows), median(map(_spread, same.values()))),
         )
     return tables
 
 
+def _spread(times_ns: Sequence[int]) -> float:
+    """Return the relative error with which the median holds nine in ten repeated measurements; see `uncertainty`."""
+    low, middle, high = np.quantile(np.maximum(times_ns, 1), (0.05, 0.5, 0.95), method="nearest")
+    return float(max(middle / low, high / middle) - 1)
+
+
+LARGE = 2**20
+"""Bytes from which the only measured message is one whose time is for its bytes."""
 NOISE = 0.03
 """Relative error of a good measurement; larger deviations from a line justify a further segment."""
 
@@ -151,7 +160,8 @@ def segments(table: Table, noise: float = NOISE) -> tuple[Segment, ...]:
         ways = []
         for start in range(end):
             error, line = _fit(table.sizes_bytes[start:end], table.ns[start:end])
-            if end - start == 1 and start:  # one point fits any line; a larger message takes longer for its bytes
+            is_large = start or (count == 1 and table.sizes_bytes[0] >= LARGE)
+            if end - start == 1 and is_large:  # one point fits any line; a larger message takes longer for its bytes
                 line = Segment(line.from_bytes, 0.0, float(table.ns[start] / table.sizes_bytes[start]))
             ways.append((best[start][0] + error + penalty, (*best[start][1], line)))
         best.append(min(ways, key=lambda way: way[0]))

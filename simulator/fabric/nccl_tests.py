@@ -1,19 +1,26 @@
-"""Reads all-reduce times by message size from logs of `all_reduce_perf`, a program of nccl-tests and rccl-tests.
+"""Reads all-reduce times by message size from logs of nccl-tests and rccl-tests.
 
 A log has one or more runs. A run lists its ranks, one line each (`#  Rank  3 Group ...`), and then has one row per
 message size: size, count, type, redop and root (not in old versions), then the time in microseconds, the algorithm
-and bus bandwidth in GB/s and the number of wrong elements, first out of place, then in place. Where the ranks are not
-listed, their number follows from the ratio of the bandwidths. Launchers put prefixes before lines, and messages of
-the library may share a line with a row, so a row may begin anywhere in a line. Lines may occur twice. Other lines are
-skipped. A damaged row or rank line is an error, because skipping the line would silently change the measured table;
-so are rows of another collective, whose bus bandwidth is another multiple of the algorithm bandwidth, and rows with
-wrong elements.
+and bus bandwidth in GB/s and the number of wrong elements, first out of place, then in place. The `#` may be lost.
+Where the list of ranks is missing or shortened, their number follows from the ratio of the bandwidths. Launchers put
+prefixes before lines, and messages of the library may share a line with a row, so a row may begin anywhere in a line.
+Lines may occur twice. Runs of other collectives are left out. Other lines are skipped. A damaged row or rank line is
+an error, because skipping the line would silently change the measured table; so are rows whose bandwidths are not
+those of an all-reduce, and rows with wrong elements. JSON of nccl-tests (`-J`), and JSON or CSV of rccl-tests, are
+read as the rows of a log.
 """
 
+import csv
+import json
 import os
 import re
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from io import StringIO
 from math import ceil, floor, inf
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from reference.files.reading import read_text
 
@@ -27,13 +34,16 @@ TYPE_BYTES = {
 }
 """Element size by the type name that nccl-tests prints; the size of rows of other types is not checked."""
 REDOPS = "sum|prod|max|min|avg|mulsum|none"
-DECIMAL = r"\d{1,15}(?:\.\d{1,15})?"
+DECIMAL = r"\d{1,15}(?:\.\d{1,15})?(?:e\+\d{1,2})?"
 
-STARTS = re.compile(r"#\s+nThread\b")
+STARTS = re.compile(r"\bnThread:? \d+ nGpus\b")
 """The first line of a run."""
-NAMES_COLUMNS = re.compile(r"#\s+size\s+count\s+type\b")
-RANK = re.compile(r"#\s+Rank\s+(\d{1,9})\s")
+PROGRAM = re.compile(r"\bCollective test starting: (\w+?)(?:_perf)?\b")
+NAMES_COLUMNS = re.compile(r"(?:#|^)\s+size\s+count\s+type\b")
+RANK = re.compile(r"(?:#\s+|\b)Rank\s+(\d{1,9})\s+(?:Group\s+(\d{1,9})\s+)?Pid\b.*")
 LOOKS_LIKE_A_RANK = re.compile(r"^\W*Rank\b.*\b(Pid|device)\b|\bPid\b.*\bdevice\b")
+SHORTENED = re.compile(r"\W*(?:\.{3}|\u2026)\W*")
+"""Stands for ranks that a document leaves out."""
 BANDWIDTH = r"\d{1,15}\.\d{1,15}"
 TIMES = rf"(?P<us>{DECIMAL})\s+(?P<algbw>{BANDWIDTH})\s+(?P<busbw>{BANDWIDTH})(?:\s+(?P<wrong>\S+))?"
 ROW = re.compile(
@@ -51,19 +61,39 @@ RANKS_AND_LOG = re.compile(r"([1-9]\d{0,5}):(.+)", re.DOTALL)
 
 
 class LogRow(NamedTuple):
-    """A row of all-reduce times; bandwidths in GB/s as they are printed."""
+    """A row of times; bandwidths in GB/s as they are printed."""
 
     size_bytes: int
     ns: int
     algbw: str
     busbw: str
+    other: str  # the collective, by its columns, if it is no all-reduce
 
 
-class Run(NamedTuple):
-    """A run of `all_reduce_perf` on one number of ranks."""
+@dataclass
+class Run:
+    """A run on one number of ranks."""
 
-    ranks: list[int]  # in ascending order; empty if they are not listed
-    rows: dict[int, LogRow]  # by number of the line
+    program: str = ""  # without `_perf`; "" if it is not named
+    groups: dict[int, int] = field(default_factory=dict)  # by listed rank; with NCCL_TESTS_SPLIT there are several
+    zeros: set[str] = field(default_factory=set)  # lines of rank 0 before the first row, also of lists before this
+    shortened: bool = False  # whether the list says that it leaves out ranks
+    rows: dict[int, LogRow] = field(default_factory=dict)  # by number of the line
+
+    @property
+    def other(self) -> str:
+        """The collective, if the run is of another one than all-reduce."""
+        if self.program.replace("_", "").lower() not in ("", "allreduce"):
+            return self.program
+        kinds = [row.other for row in self.rows.values()]
+        return kinds[0] if all(kinds) else ""
+
+
+class LogContents(NamedTuple):
+    """Times `(world_size, size_bytes, ns)` of all-reduces, and the names of the collectives that are left out."""
+
+    rows: list[tuple[int, int, int]]
+    others: tuple[str, ...]
 
 
 def ranks_and_log(path: str | os.PathLike[str]) -> tuple[int | None, str]:
@@ -72,58 +102,151 @@ def ranks_and_log(path: str | os.PathLike[str]) -> tuple[int | None, str]:
     return (int(match[1]), match[2]) if match else (None, os.fspath(path))
 
 
-def read_log(path: str | os.PathLike[str]) -> list[tuple[int, int, int]]:
-    """Read the out-of-place times of all sums in a log, as rows `(world_size, size_bytes, ns)`.
+def is_of_nccl_tests(path: str | os.PathLike[str]) -> bool:
+    """Return whether a JSON file has results of nccl-tests or rccl-tests."""
+    text = read_text(path)
+    return '"out_of_place"' in text or '"busBw"' in text
+
+
+def read_log(path: str | os.PathLike[str]) -> LogContents:
+    """Read the out-of-place times of all sums in a log.
 
     Args:
         path: The log, or `40:file.log` for a log of runs on 40 ranks.
 
     Raises:
-        ValueError: The file cannot be read, has no row of a sum, does not show the number of ranks, or has a damaged
-            line or a row of another collective. The message is one line that names the file and the number of the
-            line.
+        ValueError: The file cannot be read, has no all-reduces of several ranks, does not show the number of ranks,
+            or has a damaged line. The message is one line that names the file and the number of the line.
     """
     given, log = ranks_and_log(path)
-    runs, timings = [Run([], {})], []
-    lines, number = read_text(log).split("\n"), 0
+    timings, others, number = list[tuple[int, int, int]](), dict[str, None](), 0
+    text = read_text(log)
     try:
-        for number, line in enumerate(lines, start=1):
-            rank = _rank(line)
-            if STARTS.search(line) or (runs[-1].rows and (rank == 0 or NAMES_COLUMNS.search(line))):
-                runs.append(Run([], {}))
-            run = runs[-1]
-            if rank is None:
-                if (row := _row(line)) is not None:
-                    run.rows[number] = row
-            elif rank == len(run.ranks):
-                run.ranks.append(rank)
-            elif rank > len(run.ranks):
-                raise ValueError(_damage(f"rank {len(run.ranks)} next", line))
+        runs = [Run()]
+        for number, line in enumerate(_lines(text), start=1):
+            _read_line(line, number, runs)
         for run in filter(lambda run: run.rows, runs):
             number = min(run.rows)
+            if run.other:
+                others[run.other] = None
+                continue
             world_size = _world_size(run, given)
             for number in sorted(run.rows):
                 row = run.rows[number]
+                if row.other:
+                    raise ValueError(f"expected rows of one collective in a run, got one of {row.other}; {ADVICE}")
                 _check_bandwidths(row, world_size)
                 timings.append((world_size, row.size_bytes, row.ns))
     except ValueError as error:
-        raise ValueError(f"{log}:{number}: {error}") from None
+        raise ValueError(f"{log}:{number}: {error}" if number else f"{log}: {error}") from None
     if not timings:
-        raise ValueError(f"{log}: expected rows of all-reduce times (redop sum), found none; {ADVICE}")
-    return timings
+        found = f"those of {', '.join(others)}" if others else "none"
+        raise ValueError(f"{log}: expected rows of all-reduce times (redop sum), found {found}; {ADVICE}")
+    if all(world_size == 1 for world_size, *_ in timings):
+        raise ValueError(f"{log}: expected all-reduces of 2 GPUs or more, got those of 1 GPU, which sends nothing")
+    return LogContents(timings, tuple(others))
+
+
+def _read_line(line: str, number: int, runs: list[Run]) -> None:
+    """Add what a line holds to the last run, or begin another one."""
+    rank = None
+    if match := RANK.search(line):
+        rank = int(match[1])
+    elif LOOKS_LIKE_A_RANK.search(line):
+        raise ValueError(_damage("a line `#  Rank  0 Group  0 Pid ...`", line))
+    program, starts = PROGRAM.search(line), STARTS.search(line)
+    if runs[-1].rows and (program or starts or rank == 0 or NAMES_COLUMNS.search(line)):
+        runs.append(Run(program=runs[-1].program))
+    run = runs[-1]
+    if program:
+        run.program = program[1]
+    elif starts:  # a list before this one is that of a run that failed, or of another job
+        run.groups.clear()
+        run.shortened = False
+    elif match:
+        run.groups.setdefault(int(match[1]), int(match[2] or 0))
+        if rank == 0:
+            run.zeros.add(" ".join(match[0].strip("# ").split()))
+    elif run.groups and not run.rows and SHORTENED.fullmatch(line):
+        run.shortened = True
+    elif (row := _row(line)) is not None:
+        run.rows[number] = row
+
+
+def _lines(text: str) -> Iterator[str]:
+    """Yield the lines of a log; JSON and CSV become such lines."""
+    if re.match(r"\s*(\{|\[\s*\{)", text):
+        try:
+            document = json.loads(text)
+        except ValueError as error:
+            raise ValueError(f"expected the JSON of nccl-tests or rccl-tests, got {error}") from None
+        records = document.get("results", []) if isinstance(document, dict) else document
+        config = document.get("config") if isinstance(document, dict) else None
+        for one in config.get("devices", []) if isinstance(config, dict) else []:
+            yield f"#  Rank {one.get('rank')} Group {one.get('group', 0)} Pid 0 device {one.get('device', 0)}"
+    elif re.match(r"\s*numCycle\b", text):
+        records = list(csv.DictReader(StringIO(text.strip()), skipinitialspace=True))
+    else:
+        yield from text.split("\n")
+        return
+    for one in records:
+        yield from _lines_of(one)
+
+
+def _lines_of(record: Mapping[str, Any]) -> Iterator[str]:
+    """Yield a record of nccl-tests' JSON, or of rccl-tests' JSON or CSV, as lines of a log."""
+    try:
+        timed = record.get("out_of_place", record)
+        if str(record.get("inPlace", 0)) != "0":
+            return
+        if "name" in record:
+            yield f"# Collective test starting: {record['name']}"
+            yield from (f"# Rank {rank} Pid 0" for rank in range(min(10**5, int(record["ranks"]))))
+        size, kind = int(record["size"]), record["type"]
+        count = record.get("count", size // TYPE_BYTES.get(kind, 1))
+        time, algbw, busbw = (
+            next(float(timed[name]) for name in names if name in timed)
+            for names in (("time", "cpu_time"), ("alg_bw", "algBw"), ("bus_bw", "busBw"))
+        )
+        wrong = timed.get("nwrong", timed.get("wrong"))
+        yield (
+            f"{size} {count} {kind} {record['redop']} {record.get('root', -1)} {time:.6f} {algbw:.6f} {busbw:.6f} "
+            f"{'N/A' if wrong is None else wrong}"
+        )
+    except (AttributeError, KeyError, TypeError, StopIteration) as error:
+        raise ValueError(
+            f"expected a record of nccl-tests or rccl-tests, got one without {error}; {ADVICE}"
+        ) from None
 
 
 def _world_size(run: Run, given: int | None) -> int:
-    """Return the number of ranks: given by the user, listed, or the n for which busbw is 2 (n - 1) / n times algbw.
+    """Return the number of ranks: listed, given by the user, or the n for which busbw is 2 (n - 1) / n times algbw.
 
     The ratio is known within the rounding of the bandwidths, so the largest ones show it best.
     """
-    if given and run.ranks and given != len(run.ranks):
+    times_measured = Counter(row.size_bytes for row in run.rows.values())
+    if len(run.zeros) > 1 and min(times_measured.values()) > 1:
         raise ValueError(
-            f"expected a list of {given} ranks, as given, got one of {len(run.ranks)}; remove `{given}:`"
+            f"expected one list of ranks, got rank 0 {len(run.zeros)} times before the first row: {len(run.zeros)} "
+            "separate jobs ran at once, as without MPI; build nccl-tests with MPI=1 and measure again"
         )
-    if given or run.ranks:
-        return given or len(run.ranks)
+    members = set(Counter(run.groups.values()).values())
+    if not run.shortened and len(members) == 1 and sorted(run.groups) == list(range(len(run.groups))):
+        listed = members.pop()
+        if given and given != listed:
+            raise ValueError(
+                f"expected a list of {given} ranks, as given, got one of {listed}; remove `{given}:`, or if {given} "
+                "took part, build nccl-tests with MPI=1 and measure again"
+            )
+        return listed
+    least_ranks = 1 + max(run.groups, default=0) if len(members) <= 1 else 1
+    ranks = given or _ranks_by_bandwidths(run)
+    if ranks < least_ranks:
+        raise ValueError(f"expected at least {least_ranks} ranks, as the list shows, got {ranks}; {ADVICE}")
+    return ranks
+
+
+def _ranks_by_bandwidths(run: Run) -> int:
     least, most = 0.0, 2.0
     for row in sorted(run.rows.values(), key=lambda row: float(row.busbw), reverse=True):
         algbw, half, slack = float(row.algbw), _half_of_last_digit(row.algbw), _half_of_last_digit(row.busbw) + 1e-6
@@ -137,17 +260,8 @@ def _world_size(run: Run, given: int | None) -> int:
     )
 
 
-def _rank(line: str) -> int | None:
-    """Return the rank that a line lists; None if it lists none."""
-    if match := RANK.search(line):
-        return int(match[1])
-    if LOOKS_LIKE_A_RANK.search(line):
-        raise ValueError(_damage("a line `#  Rank  0 Group  0 Pid ...`", line))
-    return None
-
-
 def _row(line: str) -> LogRow | None:
-    """Return the row in a line; None if the line has no row, or not of a sum."""
+    """Return the row in a line; None if the line has no row, or one of another operation than sum."""
     match = ROW.search(line.partition("#")[0])
     if match is None:
         if _looks_like_a_row(line):
@@ -155,19 +269,27 @@ def _row(line: str) -> LogRow | None:
         return None
     if HAS_A_ROW.search(line, match.end()):
         raise ValueError(_damage("one row on a line", line))
-    size_bytes, width = int(match["size"]), TYPE_BYTES.get(match["type"])
-    if width is not None and size_bytes != width * int(match["count"]):
-        raise ValueError(_damage(f"a size of {width} bytes times count, for elements of {match['type']}", line))
-    if not _is_consistent(size_bytes, match["us"], match["algbw"]):
-        raise ValueError(_damage("an algbw in GB/s that is the size divided by the time in microseconds", line))
+    size_bytes, counted = int(match["size"]), int(match["count"]) * TYPE_BYTES.get(match["type"], 0)
+    other = ""
     if match["root"] not in (None, "-1"):
-        raise ValueError(_damage("the root -1 of an all-reduce", line))
+        other = "broadcast or reduce"
+    elif match["redop"] == "none":
+        other = "all_gather or alltoall"
+    elif counted and size_bytes > counted and size_bytes % counted == 0:
+        other = "reduce_scatter"
+    elif counted and size_bytes != counted:
+        width = TYPE_BYTES[match["type"]]
+        raise ValueError(_damage(f"a size of {width} bytes times count, for elements of {match['type']}", line))
+    least_us, most_us = _times_us(size_bytes, match["us"], match["algbw"])
+    if least_us > most_us:
+        raise ValueError(_damage("an algbw in GB/s that is the size divided by the time in microseconds", line))
     for wrong in (match["wrong"], match["wrong_in_place"]):
         if wrong is not None and COUNT.fullmatch(wrong) and float(wrong):
             raise ValueError(_damage("no wrong elements", line))
-    if match["redop"] != "sum":
+    if match["redop"] not in ("sum", "none"):
         return None
-    return LogRow(size_bytes, round(float(match["us"]) * 1000), match["algbw"], match["busbw"])
+    us = (least_us + most_us) / 2 if "e" in match["us"] else float(match["us"])
+    return LogRow(size_bytes, round(us * 1000), match["algbw"], match["busbw"], other)
 
 
 def _looks_like_a_row(line: str) -> bool:
@@ -180,13 +302,12 @@ def _looks_like_a_row(line: str) -> bool:
     return mostly_numbers or bool(BEGINS_LIKE_A_ROW.match(line) or HAS_A_ROW.search(line))
 
 
-def _is_consistent(size_bytes: int, us: str, algbw: str) -> bool:
-    """Whether size / time is the algorithm bandwidth, within the rounding of the printed numbers."""
-    time, half_us = float(us), _half_of_last_digit(us)
-    least = size_bytes / (time + half_us) / 1e3
-    most = size_bytes / (time - half_us) / 1e3 if time > half_us else inf
-    slack = 1e-6 + _half_of_last_digit(algbw)
-    return least - slack <= float(algbw) <= most + slack
+def _times_us(size_bytes: int, us: str, algbw: str) -> tuple[float, float]:
+    """Return the least and the largest time that rounds to both numbers; if none does, the least is larger."""
+    half_us, slack = _half_of_last_digit(us), 1e-6 + _half_of_last_digit(algbw)
+    low, high = float(algbw) - slack, float(algbw) + slack
+    of_bandwidth = size_bytes / high / 1e3, size_bytes / low / 1e3 if low > 0 else inf
+    return max(float(us) - half_us, of_bandwidth[0]), min(float(us) + half_us, of_bandwidth[1])
 
 
 def _check_bandwidths(row: LogRow, world_size: int) -> None:
@@ -201,7 +322,8 @@ def _check_bandwidths(row: LogRow, world_size: int) -> None:
 
 
 def _half_of_last_digit(number: str) -> float:
-    return 0.5 / 10.0 ** len(number.partition(".")[2])
+    digits, _, power = number.partition("e")
+    return 0.5 * 10.0 ** (int(power or 0) - len(digits.partition(".")[2]))
 
 
 def _damage(expected: str, line: str) -> str:

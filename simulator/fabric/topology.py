@@ -175,6 +175,18 @@ class LevelEntry(Schema):
         "second by the number of members in use; from the machine's plan of links",
     )
 
+    @model_validator(mode="before")
+    @classmethod
+    def _in_bytes(cls, given: object) -> object:
+        """Take `gbit_per_s` in place of `gb_per_s`."""
+        if not isinstance(given, dict) or not isinstance(given.get("gbit_per_s"), int | float):
+            return given
+        if "gb_per_s" in given:
+            raise ValueError("expected gb_per_s (bytes) or gbit_per_s (bits), got both")
+        return {name: value for name, value in given.items() if name != "gbit_per_s"} | {
+            "gb_per_s": given["gbit_per_s"] / 8
+        }
+
 
 class TopologyFile(Schema):
     """The fields of a topology file."""

@@ -5,7 +5,8 @@ Everything else is derived, and each derivation is a sentence in the result.
 """
 
 from collections.abc import Sequence
-from itertools import accumulate, combinations
+from dataclasses import replace
+from itertools import accumulate, combinations, compress
 from math import prod
 from typing import NamedTuple
 
@@ -102,10 +103,32 @@ def _fits(last: ProfiledStep, sizes: Sequence[int]) -> bool:
     return all(sum(sizes[:count]) == total for (count, _), total in zip(launched, sent, strict=True))
 
 
+def shapeless_outside_buckets(last: ProfiledStep) -> int:
+    """Return how many gradients of a step have no shape, if the others have the bytes of its buckets; else 0."""
+    sizes, _ = _sizes(last, last.gradients, [])
+    unknown = sum(size is None for size in sizes)
+    return unknown if last.buckets and unknown < len(sizes) and _fits(last, [size or 0 for size in sizes]) else 0
+
+
+def with_shapes(step: ProfiledStep) -> ProfiledStep:
+    """Return a step without its gradients that have no shape."""
+    known = [gradient.shape is not None for gradient in step.gradients]
+    return replace(
+        step,
+        gradients=tuple(compress(step.gradients, known)),
+        all_reduces=tuple(one._replace(gradients=sum(known[: one.gradients])) for one in step.all_reduces),
+    )
+
+
 def _unnamed(
     gradients: Sequence[AccumulatedGradient], sizes: Sequence[int | None], dtypes: Sequence[str], derived: list[str]
 ) -> tuple[Parameter, ...]:
     if None in sizes:
+        if unknown := sum(size is None for size in sizes) % len(sizes):
+            raise ValueError(
+                f"{unknown} of {len(sizes)} gradients have no shape in the file, as sparse ones; give the model with "
+                "--model"
+            )
         raise ValueError(
             "the sizes of the gradients are neither in the file nor follow from it; profile with record_shapes=True, "
             "or give the model with --model"

@@ -22,6 +22,10 @@ from reference.trace import VERSION_FIELD
 Item = TypeVar("Item")
 Key = TypeVar("Key", bound=Hashable)
 
+ON_A_GPU = re.compile(r"cudnn|miopen|cublas|nccl:|rccl:|^cuda[A-Z]|^hip[A-Z]|_flash_attention|_efficient_attention")
+"""In the name of an operation that only a GPU runs."""
+RANK = re.compile(r"rank[-_.]?(\d{1,6})", re.IGNORECASE)
+"""In the name of a file that does not hold its rank."""
 LONGEST_US = 1e12
 """Longest time between two events of a file, in microseconds; more is damage."""
 RUNTIME = re.compile("runtime|driver")
@@ -125,6 +129,7 @@ class ProfilerFile:
     operations: Sequence[HostOperation]  # by start; of two that start together, the longer first
     activities: Sequence[Activity]  # by launch
     lost: int  # activities left out, because their launch was not recorded
+    lost_until_ns: int  # end of those that ran before all others: the GPU was behind its host when the file began
 
     @cached_property
     def by_name(self) -> dict[str, list[HostOperation]]:
@@ -183,14 +188,18 @@ def read_profiler_file(path: Path) -> ProfilerFile:
                 calls[correlation] = operation
     operations.sort(key=lambda one: (one.start_ns, -one.end_ns))
     activities = sorted(_launched(ran, calls), key=lambda one: (one.launch_start_ns, one.start_ns))
+    if not ran:
+        launches = launches or sum(ON_A_GPU.search(one.name) is not None for one in operations)
     if (launches or ran) and 2 * len(activities) <= len(ran):
         raise TraceError(
             f"{path}: expected what the GPU ran, each with the correlation id of its launch, got {launches} "
             f"launches, {len(ran)} activities of the GPU and {len(activities)} with such an id; profile with "
             "ProfilerActivity.CUDA and ProfilerActivity.CPU, and export the file again"
         )
+    first_ns = min((one.start_ns for one in activities), default=0)
     info = raw.distributedInfo or {}
-    rank, backend = info.get("rank"), info.get("backend")
+    in_name = RANK.search(path.name)
+    rank, backend = info.get("rank", int(in_name[1]) if in_name else None), info.get("backend")
     used = {event.args.device for event, *_ in ran if event.args and isinstance(event.args.device, int)}
     named = HANDLER_NAME.match(path.name)
     groups = [one.arguments.group_size for one in operations if isinstance(one.arguments.group_size, int)]
@@ -205,6 +214,7 @@ def read_profiler_file(path: Path) -> ProfilerFile:
         operations=operations,
         activities=activities,
         lost=len(ran) - len(activities),
+        lost_until_ns=max((end for _, _, (start, end) in ran if start < first_ns), default=0),
     )
 
 

@@ -13,7 +13,7 @@ from reference.errors import TraceError
 from reference.files.reading import first_problem
 from reference.trace import BucketTimes, Iteration, Parameter, RankTrace, Trace, Workload
 
-from .gradient_sizes import ModelGradients, model_gradients
+from .gradient_sizes import ModelGradients, model_gradients, shapeless_outside_buckets, with_shapes
 from .profiler_events import ProfilerFile, grouped, read_profiler_file
 from .training_steps import FORWARD, AccumulatedGradient, ProfiledStep, read_steps, slow_down_beside_collectives
 
@@ -96,6 +96,11 @@ def import_profile(
     first = files[0]
     notes: list[str] = []
     steps_by_rank = _of_all_ranks(files, [_alike(file, read_steps(file, notes), notes) for file in files], notes)
+    if parameters is None and (outside := shapeless_outside_buckets(steps_by_rank[0][-1])):
+        notes.append(
+            f"{_plural(outside, 'gradient')} without a shape, as sparse ones: in no bucket, by its bytes; left out"
+        )
+        steps_by_rank = [[with_shapes(step) for step in steps] for steps in steps_by_rank]
     steps, last = steps_by_rank[0], steps_by_rank[0][-1]
     try:
         found = model_gradients(steps, parameters)
@@ -118,7 +123,7 @@ def import_profile(
             device="cuda" if first.activities else "cpu",
             device_name=first.gpu or "unknown",
             backend=first.backend,
-            world_size=first.world_size or 1,
+            world_size=first.world_size or 1 + max(file.rank or 0 for file in files),
             torch_version="unknown",
         )
         trace = Trace(workload=workload, layouts=(found.buckets,) if found.buckets else (), ranks=ranks)
@@ -178,8 +183,8 @@ def _in_order(files: Sequence[ProfilerFile]) -> list[ProfilerFile]:
                 f"{file.path}: expected one file per rank, got another one of rank {rank}: {by_rank[rank].path}; "
                 "files of processes that do not use torch.distributed have no rank"
             )
-        if rank >= (file.world_size or 1):
-            raise TraceError(f"{file.path}: expected a rank below the world size {file.world_size or 1}, got {rank}")
+        if file.world_size and rank >= file.world_size:
+            raise TraceError(f"{file.path}: expected a rank below the world size {file.world_size}, got {rank}")
         by_rank[rank] = file
     return [by_rank[rank] for rank in sorted(by_rank)]
 
@@ -325,7 +330,7 @@ def _observations(
     if not files[0].activities:
         notes.append("the file has no activities of a GPU; times are those of the host")
     if files[0].world_size is None and last.all_reduces:
-        notes.append("the file does not contain the number of ranks; it counts as 1")
+        notes.append(f"the file does not contain the number of ranks; it counts as {world_size}")
     if len(files) < world_size:
         notes.append(
             f"only {len(files)} of {world_size} ranks {'has' if len(files) == 1 else 'have'} a file; the others are "

@@ -23,6 +23,7 @@ from .profiler_events import Activity, HostOperation, Item, ProfilerFile, Stream
 
 STEP = "ProfilerStep#"
 FORWARD = "DistributedDataParallel.forward"
+SHARDED = re.compile(r"FSDP::all_gather|FSDP::post_backward_reduce|FullyShardedDataParallel\b")
 NODE = "autograd::engine::evaluate_function: "
 ACCUMULATE = "torch::autograd::AccumulateGrad"
 PACK = "torch::distributed::reducer::mul_out"
@@ -42,6 +43,8 @@ ELEMENT_BYTES = {
 """Bytes of one element, by the names of element types in the file, in lower case."""
 INTEGERS = frozenset(name for name in ELEMENT_BYTES if "int" in name or "long" in name)
 """Element types that gradients never have."""
+LONG_START = 1.5
+"""Multiple of the longest other step above which what precedes the first mark is more than a step."""
 MOST_ELEMENTS = 2**50
 """Most elements of a tensor; more are damage."""
 MOST_NESTED = 8
@@ -117,6 +120,11 @@ class ProfiledStep:
 
 def read_steps(file: ProfilerFile, notes: list[str]) -> list[ProfiledStep]:
     """Return the training steps of a file; steps without a gradient are left out, with a note."""
+    if sharded := next((name for name in file.by_name if SHARDED.match(name)), None):
+        raise TraceError(
+            f"{file.path}: expected training under DistributedDataParallel or of a plain module, got FSDP (events "
+            f"named {sharded}), whose all-gathers and reduce-scatters are not simulated; profile the plain module"
+        )
     windows = _windows(file)
     steps = [step for step in _Reader(file).steps(windows) if step is not None]
     if not steps:
@@ -149,11 +157,14 @@ def _windows(file: ProfilerFile) -> list[Window]:
             Window(start, after, min(mark.end_ns, after), mark.name.removeprefix(STEP))
             for (start, after), mark in spans
         ]
-    if forwards := file.by_name.get(FORWARD, []):
+    if forwards := _outermost(file.by_name.get(FORWARD, [])):
         edges = [*(one.start_ns for one in forwards), max(one.end_ns for one in file.operations)]
     else:
         steps = [one.end_ns for one in file.operations if one.name.startswith(OPTIMIZER)]
         edges = [min((one.start_ns for one in file.operations), default=0), *steps]
+        others_ns = [after - start for start, after in pairwise(steps)]
+        if others_ns and edges[1] - edges[0] > LONG_START * max(others_ns):
+            edges = steps
     if len(edges) < 2:
         raise TraceError(
             f"{file.path}: expected training steps, got no event named {STEP}N, {FORWARD} or {OPTIMIZER}...; call "
@@ -161,6 +172,15 @@ def _windows(file: ProfilerFile) -> list[Window]:
             "(repeat=1)"
         )
     return [Window(start, after, after, str(number)) for number, (start, after) in enumerate(pairwise(edges))]
+
+
+def _outermost(operations: Iterable[HostOperation]) -> list[HostOperation]:
+    """Return the operations that are in no other one: a module in DDP may hold another in DDP."""
+    found: list[HostOperation] = []
+    for one in operations:
+        if not found or one.start_ns >= found[-1].end_ns or one.thread != found[-1].thread:
+            found.append(one)
+    return found
 
 
 def _within(items: Sequence[Item], first_ns: int, last_ns: int, moment: Moment) -> Sequence[Item]:
@@ -198,7 +218,8 @@ class _Reader:
 
         A step begins when the host begins it and the GPU is done with the one before, and ends likewise.
         """
-        done_ns = 0
+        earlier = _within(self._on_stream, 0, windows[0].start_ns - 1, LAUNCH)
+        done_ns = max([self._file.lost_until_ns, *(one.end_ns for one in earlier)])
         for window in windows:
             start_ns = max(window.start_ns, done_ns)
             launched = _within(self._on_stream, window.start_ns, window.next_ns - 1, LAUNCH)
@@ -215,7 +236,7 @@ class _Reader:
                 "call `step()` of the profiler after each backward pass"
             )
         forwards = self._named(window, FORWARD)
-        divide_ns = forwards[-1].end_ns if forwards else self._first_node_ns(window.start_ns)
+        divide_ns = max(one.end_ns for one in forwards) if forwards else self._first_node_ns(window.start_ns)
         backward = _within(self._on_stream, divide_ns, window.next_ns - 1, LAUNCH)
         if self._on_gpu:
             computing = [(one.start_ns, one.end_ns) for one in backward if one not in self._packing]

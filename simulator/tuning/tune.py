@@ -19,7 +19,6 @@ from reference.trace import BucketLayout, Trace
 from ..argument_checks import Ranks, Stragglers, checked
 from ..fabric import Fabric
 from ..fabric.measured_tables import segment_at
-from ..predicted_iteration import Comparison
 from ..prediction import predict
 from ..schedule.policy import Policy
 from ..schedule.schedule import buckets_of
@@ -119,7 +118,7 @@ def tune(
         iteration_ns=iteration_ns,
         interval_ns=chosen.interval_ns,
         lower_bound_ns=min(iteration_ns, lower_bound_ns(search.costs)),
-        keep_default=best == today or _may_be_an_error(default.compare(chosen)),
+        keep_default=best == today or default.compare(chosen).is_tie,
         cap_rule=cap_rule,
         best_cap_mb=search.best_cap_mb,
         best_cap_ns=times.value_ns(search.by_cap(search.best_cap_mb)),
@@ -140,12 +139,6 @@ def _has_buckets(policy: Policy) -> bool:
     """Whether caps or a plan are given."""
     fields = ("bucket_cap_mb", "bucket_cap_mb_list", "plan")
     return any(getattr(policy, name) != Policy.model_fields[name].default for name in fields)
-
-
-def _may_be_an_error(gain: Comparison) -> bool:
-    """Whether errors may be larger than a gain: those of the costs, or those that no cost of the model explains."""
-    _, unexplained_ns = gain.baseline.causes_ns.get("unexplained", (0, 0))
-    return gain.is_tie or -gain.difference_ns <= unexplained_ns
 
 
 def caps_of(plan: BucketLayout, times: PlanTimes) -> tuple[float, ...] | None:

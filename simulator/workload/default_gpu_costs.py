@@ -36,6 +36,9 @@ COPY_ERROR, LAUNCH_ERROR = 4.0, 1.0
 (ResNet-50) and 28 us (ResNet-101) beyond the rate of the memory, instead of 4.2 us."""
 UNEXPLAINED = 0.01
 """Relative error of iterations on 2 GPUs that is left, from part (i) of the score, each system by the others'."""
+UNKNOWN_MEMORY_BYTES_PER_S, UNKNOWN_ERRORS = 1e12, 2.0
+"""Memory bandwidth of a GPU that the catalogue does not have, about the middle of those that it has, and the multiple
+of all errors above for such a GPU."""
 DEVICE_SPREAD = 0.0148
 """Standard deviation of the speeds of GPUs of one model: 8 % from whisker to whisker of a box plot, which are 5.4
 standard deviations (arXiv 2208.11035, abstract). Clusters whose GPUs differ by 0.7 %, and by 3 %, are usual."""
@@ -90,7 +93,7 @@ class Assumed(NamedTuple):
 
 
 def assume_gpu(trace: Trace, fabric: Fabric, variation: Variation = RECORDED) -> Assumed:
-    """Complete what a prediction for GPUs needs; nothing changes if the trace is not of a known GPU.
+    """Complete what a prediction for GPUs needs; nothing changes if the trace is not of a GPU.
 
     Predictions, sweeps and emulations call this function unless `assume` is False.
 
@@ -102,8 +105,11 @@ def assume_gpu(trace: Trace, fabric: Fabric, variation: Variation = RECORDED) ->
     """
     workload, entry = trace.workload, entry_of(trace.workload.device_name)
     memory = workload.memory_bytes_per_s or memory_of(workload.device_name)
+    is_known = memory is not None
     if memory is None:
-        return Assumed(fabric, variation, ())
+        if workload.device != "cuda":
+            return Assumed(fabric, variation, ())
+        memory = UNKNOWN_MEMORY_BYTES_PER_S
     sentences = []
     hooks = fabric.processor.hooks
     if fabric.processor == Processor(hooks=hooks) and (hooks or "processor" not in fabric.model_fields_set):
@@ -111,6 +117,15 @@ def assume_gpu(trace: Trace, fabric: Fabric, variation: Variation = RECORDED) ->
         if entry is not None and entry.costs is not None:
             measured, where = entry.costs.processor, f" as measured on one {entry.product}"
         processor = default_processor(memory, measured)
+        if not is_known:
+            errors = ("copy_error", "launch_error", "slow_down_error", "unexplained")
+            processor = processor.model_copy(
+                update={name: UNKNOWN_ERRORS * getattr(processor, name) for name in errors}
+            )
+            sentences.append(
+                f"the GPU of the trace ({workload.device_name}) is none that `ddplab show` lists, so errors count "
+                f"{UNKNOWN_ERRORS:g} times; name one with `ddplab plan --device`"
+            )
         fabric = fabric.with_processor(**dict(processor) | {"hooks": hooks or processor.hooks})
         pack = processor.pack
         sentences.append(

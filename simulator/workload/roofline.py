@@ -251,6 +251,7 @@ def with_precision(name: str, dtype: str) -> str:
     Raises:
         ValueError: The device computes in no precision of this type.
     """
+    name = read_catalogue().device_like(name) or name
     entry = read_catalogue().devices.get(name)
     if entry is None or entry.peaks is None:
         return name
@@ -267,10 +268,11 @@ def find_device(name: str) -> Device:
     Raises:
         ValueError: Neither a name in the catalogue nor a path that ends in .json; or an invalid file.
     """
-    if name in data_sheets():
-        return data_sheets()[name]
     if name.endswith(".json"):
         return Device.load(name)
+    name = read_catalogue().device_like(name) or name
+    if name in data_sheets():
+        return data_sheets()[name]
     if name in read_catalogue().devices:
         given = ", ".join(one for one in data_sheets() if one.startswith(f"{name}-")) or "none"
         raise ValueError(f"device: expected one with a precision, got {name!r}, of which the catalogue has {given}")

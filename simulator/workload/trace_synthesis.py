@@ -18,6 +18,11 @@ from reference.trace import WIDEST_BOUND, Iteration, RankTrace, Trace, Workload
 from .compute_times import Floats
 from .roofline import EAGER_PACE_ERROR, USUAL, Device, Operation, Operations
 
+WINOGRAD = 2.25
+"""Times as many multiplications as a convolution of 3 x 3 needs at least, by Winograd's algorithm, which libraries
+use without tensor cores (Lavin and Gray, arXiv 1509.09308)."""
+LONGEST = 1_000
+"""Multiple of the roofline time, or of the host's, above which a measured time has another unit."""
 OF_OPERATIONS = ("model", "parameters", "buffers", "torch_version", "batch", "input_shape", "memory")
 """Fields of operations that a trace of them has too."""
 
@@ -101,6 +106,36 @@ def synthesize(
         compute_bounds=_bounds(elapsed[-1], *(ends[-1] for ends in extremes)),
     )
     return Trace(workload=workload, ranks=(RankTrace(rank=0, iterations=(iteration,)),))
+
+
+def check_measured(operations: Operations, device: Device, measured_ns: Mapping[str, int]) -> None:
+    """Refuse measured times that the arithmetic alone exceeds at the device's peak rate, or of another order.
+
+    Args:
+        operations: Operations of the model.
+        device: Data sheet of the device.
+        measured_ns: Arguments of `synthesize`, such as `step_ns`.
+
+    Raises:
+        ValueError: A time is too short or too long.
+    """
+    passes = {"forward_ns": operations.forward, "backward_ns": (*operations.loss, *operations.backward)}
+    passes["step_ns"] = (*passes["forward_ns"], *passes["backward_ns"], *operations.step)
+    for name, ns in measured_ns.items():
+        done = passes.get(name, ())
+        least_ns = 1e9 * sum(one.flops for one in done) / device.flops_per_s
+        if device.name.endswith("fp32"):
+            least_ns /= WINOGRAD
+        usual_ns = max(device.time_ns(done), device.pace_ns * sum(one.kernels for one in done))
+        if not done or least_ns <= ns <= usual_ns * LONGEST:
+            continue
+        limit = f"at least {least_ns / 1e6:.3g} ms, which the arithmetic takes at the peak rate of {device.name}"
+        if ns > least_ns:
+            limit = f"at most {usual_ns * LONGEST / 1e6:.3g} ms, {LONGEST:,} times the time on {device.name}"
+        raise ValueError(
+            f"{name.removesuffix('_ns')}: expected {limit}, got {ns / 1e6:.4g} ms; check the unit, the batch, the "
+            "device and its precision, such as h100-bf16"
+        )
 
 
 def _with_measured(

@@ -51,10 +51,10 @@ def test_a_version_of_nccl_keeps_its_digits(topology, version):
 
 MISTAKES = {
     "record --model alexnet": "--model: expected emulated:TRACE, module:callable or a name that `ddplab show` lists",
-    "record --model resnet5": "got 'resnet5'; near: resnet50, resnet50-224, resnet18",
-    "predict {trace} --fabric dgx-h10": "got 'dgx-h10'; near: dgx-h100",
-    "show llama": "got 'llama'; near: llama-3.2-1b, llama-3.1-8b",
-    "synthesize --device h10": "got 'h10'; near: h100, h100-fp32",
+    "record --model resnet5": "got 'resnet5'; did you mean resnet50 or resnet50-224 or resnet18",
+    "predict {trace} --fabric dgx-h10": "got 'dgx-h10'; did you mean dgx-h100",
+    "show llama": "got 'llama'; did you mean llama-3.2-1b or llama-3.1-8b",
+    "synthesize --device h10": "got 'h10'; did you mean h100 or h100-fp32",
     "record --model no_such:thing": "No module named 'no_such'",
     "record --model tests.models_for_cli:not_callable": "not_callable is not callable but a int",
     "record --model tests.models_for_cli:not_a_pair": "expected it to return (module, loss_fn)",
@@ -95,7 +95,7 @@ MISTAKES = {
     "predict {trace} --fabric {fabric} --set nccl_version=new": "nccl_version: expected a version",
     "predict {trace} --fabric {fabric} --world-size 0": "--world-size: expected numbers of at",
     "synthesize --device tpu": "tpu",
-    "plan resnet50 aws-p4": "SYSTEM: expected a file or a name that `ddplab show` lists, got 'aws-p4'; near: aws-p4d",
+    "plan resnet50 aws-p4": "SYSTEM: expected a file or a name that `ddplab show` lists, got 'aws-p4'; did you mean",
     "plan resnet50 t4": "SYSTEM: no node of the catalogue has a t4",
     "plan resnet50 aws-p4d --network fast": "--network: link rate: expected a rate above 0",
     "plan resnet50 aws-p4d --deadline soon": "--deadline: expected a time with its unit",

@@ -116,6 +116,10 @@ def test_predict_takes_measured_times(asked, ratio):
     if not plain.iteration_ns:
         return
     measured_ns = max(1, round(plain.iteration_ns * ratio))
+    if measured_ns < plain.expected(ranks).least_ns:
+        with pytest.raises(ValueError, match=r"measured: expected at least .* that one rank takes alone"):
+            plain.anchored(ranks, {ranks: measured_ns}, {ranks: plain})
+        return
     prediction = plain.anchored(ranks, {ranks: measured_ns}, {ranks: plain})
     low, high = prediction.interval_ns
     assert low <= prediction.iteration_ns <= high

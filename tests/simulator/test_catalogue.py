@@ -60,9 +60,9 @@ def test_a_node_is_found_by_name_and_other_fabrics_in_their_files(tmp_path, monk
 @pytest.mark.parametrize(
     ("name", "says"),
     [
-        ("dgx", "near: dgx-1-v100, dgx-a100, dgx-h100"),
-        ("aws-p4", "near: aws-p4d"),
-        ("Isambard-AI", "near: isambard-ai"),
+        ("dgx", "did you mean dgx-1-v100 or dgx-a100 or dgx-h100"),
+        ("aws-p4", "did you mean aws-p4d"),
+        ("Isambard-X", "did you mean isambard-ai"),
         ("zzz", "expected a file or a name that `ddplab show` lists, got 'zzz'"),
     ],
 )
@@ -107,7 +107,7 @@ def test_a_device_takes_the_precision_of_the_model():
 @pytest.mark.parametrize(
     ("name", "says"),
     [
-        ("h10", "near: h100, h100-fp32"),
+        ("h10", "did you mean h100 or h100-fp32"),
         ("h100", "has h100-fp32, h100-tf32"),
         ("l4", "got 'l4', of which the catalogue has none"),
         ("h300", "expected a data sheet's .json file or a name that `ddplab show` lists"),

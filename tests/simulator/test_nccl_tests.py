@@ -1,8 +1,10 @@
 """Logs of nccl-tests: rows that are read, lines that are skipped, and damage that is named."""
 
+import json
 import re
 from pathlib import Path
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -40,9 +42,12 @@ def test_a_log_of_nccl_tests_is_a_table_of_its_world_size(tmp_path):
         ("    9.25    0.11", "    9.25   11.07", "log:11: expected an algbw in GB/s that is the size divided by the"),
         ("Rank  1", "Rank  x", "log:5: expected a line `#  Rank  0 Group  0 Pid ...`, got '# Rank x Group 0 Pid"),
         ("9.25", 400 * "9", "log:11: expected a row `size"),
-        ("Rank  1", "Rank  2", "log:5: expected rank 1 next, got '# Rank 2"),
-        ("Rank  0", "Rank  1", "log:4: expected rank 0 next, got '# Rank 1"),
-        ("sum      -1", "sum       0", "log:10: expected the root -1 of an all-reduce"),
+        ("Rank  1", "Rank  2", "log:10: expected at least 3 ranks, as the list shows, got 2"),
+        (
+            "sum      -1",
+            "sum       0",
+            "log:10: expected rows of one collective in a run, got one of broadcast or reduce",
+        ),
         ("0.11    0.11      0", "0.11    0.11  1.04858e+06", "log:11: expected no wrong elements"),
         ("0.11    0.11      0", "0.11    0.22      0", "log:11: expected a busbw of 1 times algbw"),
         ("      0\n", "      0 8 2 float sum\n", "expected one row on a line"),
@@ -62,7 +67,7 @@ def test_other_lines_of_a_log_are_skipped(tmp_path):
     noise += ["host:1:2 [0] NCCL INFO Channel 00/02 : 0 1 2 3 4 5 6 7"]
     lines = [line for pair in zip(NCCL_LOG.splitlines(), noise * 9, strict=False) for line in pair]
     (tmp_path / "log").write_text("\n".join(lines))
-    assert read_log(tmp_path / "log") == [(2, 8, 8650), (2, 1024, 9250)]
+    assert read_log(tmp_path / "log").rows == [(2, 8, 8650), (2, 1024, 9250)]
 
 
 PREFIXES = (
@@ -84,7 +89,7 @@ PREFIXES = (
 def test_a_row_may_follow_a_prefix_or_messages(tmp_path_factory, prefix, data):
     path = tmp_path_factory.getbasetemp() / "prefixed.log"
     path.write_text("\n".join(prefix * data.draw(st.booleans()) + line for line in NCCL_LOG.splitlines()))
-    assert read_log(path) == [(2, 8, 8650), (2, 1024, 9250)]
+    assert read_log(path).rows == [(2, 8, 8650), (2, 1024, 9250)]
     assert "    9.25    0.11" in NCCL_LOG
     path.write_text("\n".join(prefix + line for line in NCCL_LOG.replace("    9.25    0.11", " 9.2.5 ").splitlines()))
     with pytest.raises(ValueError, match=r":11: expected a row `size"):
@@ -101,13 +106,17 @@ def test_a_log_may_have_several_runs_with_or_without_their_first_lines(tmp_path_
     log = "".join(nccl_log(ranks, {size: 123.4}) for ranks, size in runs.items())
     lines = (log if listed else without_ranks(log)).splitlines()
     path.write_bytes(end.join(line for line in lines if first or "nThread" not in line).encode())
-    assert read_log(path) == [(ranks, size, 123_400) for ranks, size in runs.items()]
+    if set(runs) == {1}:
+        with pytest.raises(ValueError, match="expected all-reduces of 2 GPUs or more, got those of 1 GPU"):
+            read_log(path)
+        return
+    assert read_log(path).rows == [(ranks, size, 123_400) for ranks, size in runs.items()]
 
 
 def test_a_run_that_failed_after_its_list_of_ranks_changes_nothing(tmp_path):
     failed = "\n".join(line for line in nccl_log(8, {8: 9.0}).splitlines() if line.startswith("#"))
     (tmp_path / "log").write_text(failed + "\nError: unhandled cuda error\n" + NCCL_LOG)
-    assert read_log(tmp_path / "log") == [(2, 8, 8650), (2, 1024, 9250)]
+    assert read_log(tmp_path / "log").rows == [(2, 8, 8650), (2, 1024, 9250)]
 
 
 def test_lines_that_the_launcher_printed_twice_are_repeated_measurements(tmp_path):
@@ -134,7 +143,7 @@ RCCL version : 2.27.7-develop:29e1567
 
 def test_logs_of_old_versions_and_of_rccl_have_no_column_for_the_root(tmp_path):
     (tmp_path / "log").write_text(OLD_RCCL)
-    assert read_log(tmp_path / "log") == [(2, 8, 41_990), (2, 8_589_934_592, 180_755_000)]
+    assert read_log(tmp_path / "log").rows == [(2, 8, 41_990), (2, 8_589_934_592, 180_755_000)]
 
 
 @pytest.mark.parametrize("ranks", ISAMBARD)
@@ -144,7 +153,7 @@ def test_the_ratio_of_the_bandwidths_shows_the_ranks_of_published_logs(ranks):
 
 
 @given(
-    st.integers(1, 600),
+    st.integers(2, 600),
     st.dictionaries(st.integers(10, 32).map(lambda power: 2**power), st.floats(1, 50_000), min_size=1, max_size=4),
 )
 def test_the_ratio_of_the_bandwidths_shows_the_number_of_ranks_or_the_number_is_asked_for(
@@ -153,11 +162,11 @@ def test_the_ratio_of_the_bandwidths_shows_the_number_of_ranks_or_the_number_is_
     path = tmp_path_factory.getbasetemp() / "listless.log"
     path.write_text(without_ranks(nccl_log(ranks, us)))
     try:
-        assert {row[0] for row in read_log(path)} == {ranks}
+        assert {row[0] for row in read_log(path).rows} == {ranks}
     except ValueError as error:
         least, most = map(float, re.search(r"got (\S+) to (\S+) times; give n before", str(error)).groups())
         assert least - 1e-3 <= 2 * (ranks - 1) / ranks <= most + 1e-3
-    assert {row[0] for row in read_log(f"{ranks}:{path}")} == {ranks}
+    assert {row[0] for row in read_log(f"{ranks}:{path}").rows} == {ranks}
 
 
 @pytest.mark.parametrize(
@@ -188,7 +197,7 @@ def test_a_number_of_ranks_that_is_wrong_or_cannot_be_told_is_one_line(tmp_path,
 
 
 @given(
-    st.integers(1, 12),
+    st.integers(2, 12),
     st.dictionaries(st.integers(12, 28).map(lambda power: 2**power), st.floats(1, 50_000), min_size=1, max_size=4),
     st.data(),
 )
@@ -200,7 +209,7 @@ def test_a_damaged_log_has_the_same_rows_or_is_named(tmp_path_factory, ranks, us
     path = tmp_path_factory.getbasetemp() / "damaged.log"
     log = nccl_log(ranks, us)
     path.write_text(log)
-    rows = read_log(path)
+    rows = read_log(path).rows
     assert [row[:2] for row in rows] == [(ranks, size) for size in us]
     lines = log.split("\n")
     number = data.draw(st.integers(0, len(lines) - 1))
@@ -210,8 +219,135 @@ def test_a_damaged_log_has_the_same_rows_or_is_named(tmp_path_factory, ranks, us
     lines[number] = lines[number][:at] + damage + lines[number][at + replaced :]
     path.write_text("\n".join(lines))
     try:
-        assert read_log(path) == rows
+        assert read_log(path).rows == rows
     except ValueError as error:
         message = str(error)
         assert message.startswith((f"{path}:{number + 1}: expected ", f"{path}:{number + 2}: expected rank "))
         assert "\n" not in message
+
+
+# Logs as people have them
+
+US = {2**20: 28.0, 2**24: 148.0, 2**27: 1041.0}
+EIGHT = nccl_log(8, US)
+ROWS = [(8, size, round(1000 * us)) for size, us in US.items()]
+DEVICES = [line for line in EIGHT.splitlines() if "Rank" in line]
+OTHER = EIGHT.replace("     sum ", "    none ")
+
+
+def split(ranks: int, groups: int) -> str:
+    """A log of NCCL_TESTS_SPLIT: the bandwidths are those of one group."""
+    lines = nccl_log(ranks // groups, US).splitlines()
+    listed = [f"#  Rank {n:>2} Group {n % groups:>2} Pid 1 on host device {n % 8} [0x07] A100" for n in range(ranks)]
+    at = next(number for number, line in enumerate(lines) if "Rank" in line)
+    return "\n".join([*lines[:at], *listed, *(line for line in lines[at:] if "Rank" not in line)])
+
+
+def as_json(us: dict[int, float], ranks: int) -> str:
+    def timed(size: int, taken: float) -> dict[str, float]:
+        return {"time": taken, "alg_bw": size / taken / 1e3, "bus_bw": size / taken / 1e3 * 2 * (1 - 1 / ranks)}
+
+    return json.dumps({
+        "config": {"devices": [{"rank": rank, "device": rank} for rank in range(ranks)]},
+        "results": [
+            {"size": size, "count": size // 4, "type": "float", "redop": "sum", "root": -1,
+             "out_of_place": {**timed(size, taken), "nwrong": 0.0}, "in_place": {**timed(size, 9.0), "nwrong": None}}
+            for size, taken in us.items()
+        ],
+    })  # fmt: skip
+
+
+def rccl_records(us: dict[int, float], ranks: int, name: str = "AllReduce") -> list[dict[str, object]]:
+    return [
+        {"numCycle": 0, "name": name, "nodes": 1, "ranks": ranks, "ranksPerNode": ranks, "gpusPerRank": 1,
+         "size": size, "type": "float", "redop": "sum", "inPlace": place, "time": taken, "algBw": size / taken / 1e3,
+         "busBw": size / taken / 1e3 * 2 * (1 - 1 / ranks), "wrong": "0"}
+        for size, taken in us.items() for place in (0, 1)
+    ]  # fmt: skip
+
+
+def as_csv(records: list[dict[str, object]]) -> str:
+    return "\n".join(", ".join(map(str, line)) for line in (records[0], *(one.values() for one in records)))
+
+
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [
+        ("hash signs lost.log", EIGHT.replace("#", " ")),
+        ("a list cut by dots.log", "\n".join(line for line in EIGHT.splitlines() if line not in DEVICES[2:]).replace(
+            DEVICES[1], DEVICES[1] + "\n...")),
+        ("a list of first and last.log", "\n".join(line for line in EIGHT.splitlines() if line not in DEVICES[1:7])),
+        ("groups.log", split(16, 2)),
+        ("then another collective.log", EIGHT + OTHER),
+        ("then a named one.log", EIGHT + "# Collective test starting: sendrecv_perf\n" + EIGHT),
+        ("a first try that failed.log", "\n".join(DEVICES).replace("1234", "99") + "\nabort\n" + EIGHT),
+        ("nccl-tests.json", as_json(US, 8)),
+        ("rccl-tests.json", json.dumps(rccl_records(US, 8) + rccl_records(US, 8, "AllGather"))),
+        ("rccl-tests.csv", as_csv(rccl_records(US, 8))),
+    ],
+)  # fmt: skip
+def test_logs_as_people_have_them_give_the_same_table(tmp_path, name, text):
+    (tmp_path / name).write_text(text)
+    assert [(row.world_size, row.size_bytes, row.ns) for row in Fabric.load(tmp_path / name).all_reduce] == ROWS
+
+
+def test_other_collectives_of_a_log_are_named(tmp_path):
+    (tmp_path / "log").write_text(EIGHT + OTHER)
+    assert "without its rows of all_gather or alltoall" in Fabric.from_nccl_tests(tmp_path / "log").source
+
+
+TWICE = "\n".join(
+    2 * f"{line}\n" if not line.startswith("#") else f"{line}\n{line.replace('1234', '99')}"
+    for line in EIGHT.splitlines()
+)
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        (TWICE, "got rank 0 2 times before the first row: 2 separate jobs ran at once, as without MPI"),
+        (nccl_log(1, US), "expected all-reduces of 2 GPUs or more, got those of 1 GPU"),
+        (OTHER, "expected rows of all-reduce times (redop sum), found those of all_gather or alltoall"),
+        ("# Collective test starting: alltoall_perf\n" + EIGHT, "found those of alltoall;"),
+        (
+            re.sub(r" (\d+)  ( +)(\d+) ( +float)", lambda m: f" {m[1]} {int(m[3]) // 8} {m[4]}", EIGHT),
+            "reduce_scatter",
+        ),
+        (EIGHT.replace(DEVICES[7], DEVICES[7].replace("Rank  7", "Rank 20")), "at least 21 ranks, as the list shows"),
+        ('{"results": [{"size": 8}]}', "expected a record of nccl-tests or rccl-tests, got one without 'type'"),
+        ('{"results": [', "expected the JSON of nccl-tests or rccl-tests"),
+    ],
+)
+def test_logs_of_something_else_are_refused_by_name(tmp_path, text, message):
+    (tmp_path / "log").write_text(text)
+    with pytest.raises(ValueError, match=re.escape(message)) as caught:
+        Fabric.from_nccl_tests(tmp_path / "log")
+    assert "\n" not in str(caught.value)
+
+
+def test_a_time_with_an_exponent_is_as_precise_as_its_bandwidth_allows(tmp_path):
+    lines = nccl_log(2, {2**30: 9_587_131, 2**31: 19_174_262, 2**32: 38_348_524}).splitlines()
+    (tmp_path / "log").write_text(
+        "\n".join(lines).replace("19174262", "1.9e+07").replace("38348524", "3.8e+07").replace("18599034", "1.9e+07")
+    )
+    times = {size: ns for _, size, ns in read_log(tmp_path / "log").rows}
+    assert times[2**30] == 9_587_131_000
+    assert times[2**31] == pytest.approx(19_174_262_000, rel=0.02)
+    assert times[2**32] == pytest.approx(38_348_524_000, rel=0.02)
+
+
+def test_repeats_that_disagree_widen_the_table(tmp_path):
+    log = nccl_log(16, US)
+    for factor in (2.5, 40):
+        log += nccl_log(16, {size: factor * us for size, us in US.items()})
+    (tmp_path / "log").write_text(log)
+    fabric = Fabric.from_nccl_tests(tmp_path / "log")
+    assert fabric.all_reduce_ns(2**24, 16) == 370_000
+    assert fabric.relative_errors(np.array([2**24]), 16)[0] == pytest.approx(15.0)
+
+
+def test_the_only_message_size_is_for_its_bytes_if_it_is_large(tmp_path):
+    for size, latency in ((2**25, False), (64, True)):
+        (tmp_path / "log").write_text(nccl_log(16, {size: 225.0}))
+        (piece,) = Fabric.from_nccl_tests(tmp_path / "log").segments(16)
+        assert bool(piece.alpha_ns) == latency

@@ -260,3 +260,78 @@ def test_files_that_were_mixed_up_are_told_with_what_to_do(tmp_path):
             Fabric.load(tmp_path / name)
     with pytest.raises(TraceError, match=r"got a trace of ddplab, which `ddplab predict` takes"):
         import_profile([tmp_path / "trace.json"])
+
+
+# Profiles as people have them
+
+
+def event(name: str, ts: float, dur: float, cat: str = "user_annotation", **args: object) -> dict[str, object]:
+    return {"ph": "X", "cat": cat, "name": name, "pid": 100, "tid": 1, "ts": ts, "dur": dur, "args": args}
+
+
+def durations(document: dict[str, object], tmp_path) -> list[int]:
+    return import_profile([write(document, tmp_path / "rank0.json")]).to_json()["iteration_ns"]
+
+
+def test_kernels_of_the_step_before_are_no_part_of_the_first(tmp_path):
+    document, truths = profiler_files.profile(SMALL)
+    first = min(one["ts"] for one in document["traceEvents"] if one["cat"] == "kernel")
+    last = {"device": 0, "stream": 7, "correlation": 10**6}
+    for one in document["traceEvents"]:  # the GPU is 30 ms behind its host
+        one["ts"] += 30_000 * (one["cat"] in ("kernel", "gpu_memcpy"))
+    document["traceEvents"].append(event("of the step before", first - 1_000, 31_000, "kernel", **last))
+    assert durations(document, tmp_path)[0] < 1.1 * truths[0].iteration_ns
+
+
+def test_a_module_in_another_one_begins_no_step_and_set_up_is_none(tmp_path):
+    document, truths = profiler_files.profile(SMALL)
+    expected = pytest.approx([truth.iteration_ns for truth in truths[:-1]], rel=0.1)
+    nested = profiler_files.without(document, "ProfilerStep")
+    outer = [one for one in nested["traceEvents"] if one["name"] == "DistributedDataParallel.forward"]
+    nested["traceEvents"] += [one | {"ts": one["ts"] + 10, "dur": one["dur"] / 2} for one in outer]
+    assert durations(nested, tmp_path)[:-1] == expected
+    marked = profiler_files.without(document, "ProfilerStep", "DistributedDataParallel")
+    marked["traceEvents"].append(event("aten::normal_", -500_000, 400_000, "cpu_op"))
+    assert max(durations(marked, tmp_path)) < 1.5 * truths[0].iteration_ns
+
+
+def test_the_rank_is_that_of_the_name_if_the_file_has_none(tmp_path):
+    document, _ = profiler_files.profile(SMALL)
+    del document["distributedInfo"]
+    trace = import_profile([write(document, tmp_path / f"trace_rank{rank}.json") for rank in (1, 0)]).trace
+    assert ([rank.rank for rank in trace.ranks], trace.workload.world_size) == ([0, 1], 2)
+
+
+def test_a_gradient_without_a_shape_is_in_no_bucket_if_its_bytes_say_so(tmp_path):
+    script = replace(SMALL, buckets=(2, 2))
+    document, _ = profiler_files.profile(script)
+    known = import_profile([write(document, tmp_path / "rank0.json")]).trace
+    grown = [
+        one | {"ts": one["ts"] - 0.5, "args": {"Input Dims": [[]], "Input type": [""]}}
+        for one in document["traceEvents"]
+        if one["name"] == "torch::autograd::AccumulateGrad" and one["args"]["Input Dims"] == [[3, 2]]
+    ]
+    document["traceEvents"] += grown
+    imported = import_profile([write(document, tmp_path / "rank0.json")])
+    assert imported.trace.workload.parameters == known.workload.parameters
+    assert imported.trace.layouts == known.layouts
+    assert any("without a shape" in note for note in imported.notes)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda events: [event("FSDP::all_gather (0)", 1, 2), *events], r"got FSDP \(events named FSDP::all_gather"),
+        (lambda events: [event("FullyShardedDataParallel.forward", 1, 2), *events], "got FSDP"),
+        (
+            lambda events: [one for one in events if one["cat"] in ("cpu_op", "user_annotation")],
+            "expected what the GPU ran, .* profile with ProfilerActivity.CUDA",
+        ),
+    ],
+)
+def test_profiles_of_something_else_are_refused_by_name(tmp_path, change, message):
+    document, _ = profiler_files.profile(SMALL)
+    document["traceEvents"] = change(document["traceEvents"])
+    with pytest.raises(TraceError, match=message) as caught:
+        import_profile([write(document, tmp_path / "rank0.json")])
+    assert "\n" not in str(caught.value)

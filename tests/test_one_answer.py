@@ -1,0 +1,120 @@
+"""One question, one answer: eight tasks, five questions each; every door that answers one gives the same answer."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+import simulator
+from reference.trace import Trace
+from simulator import Fabric, Policy
+from simulator.capacity.judgement import COVERAGE, ranking
+
+from .strategies import iteration, trace_of
+
+ROOT = Path(__file__).parents[1]
+MS, MB = 10**6, 10**6
+POD = (
+    "levels:\n  nvlink: {{members: 4, latency_us: {latency}, gb_per_s: 100}}\n"
+    "  nic: {{of: nvlink, latency_us: {latency}, gbit_per_s: {gbit}}}\n"
+)
+TASKS = {
+    "one node": (4, 100, 3, None),
+    "a fast network": (8, 400, 5, None),
+    "a slow network": (16, 40, 5, None),
+    "a very slow network": (64, 1, 5, None),
+    "long latencies": (32, 200, 2000, None),
+    "two GPUs": (2, 100, 3, None),
+    "measured as predicted": (16, 100, 5, {4: 104 * MS}),
+    "measured far from the model": (8, 40, 5, {8: 300 * MS}),
+}
+"""GPUs, Gbit/s of a node, latency in microseconds, and measured iterations."""
+
+
+def trace() -> Trace:
+    ready = tuple(range(90 * MS, 30 * MS, -10 * MS))
+    made = trace_of([[iteration(30 * MS, ready, 92 * MS, 8 * MS)] * 3], [16 * MB] * len(ready))
+    workload = made.workload.model_copy(update={"device": "cuda", "device_name": "NVIDIA A100-SXM4-40GB", "batch": 8})
+    return made.model_copy(update={"workload": workload})
+
+
+@pytest.mark.parametrize("task", TASKS)
+def test_every_pair_of_answers_agrees(here, tmp_path, task):
+    ranks, gbit, latency, measured = TASKS[task]
+    pod, path, out = tmp_path / "pod.yaml", tmp_path / "t.json", tmp_path / "answers.json"
+    pod.write_text(POD.format(gbit=gbit, latency=latency))
+    trace().save(path)
+    recorded, fabric = Trace.load(path), Fabric.load(pod)
+    words = [f"--measured={','.join(f'{n}:{ns}ns' for n, ns in measured.items())}"] if measured else []
+
+    def asked(*command: object) -> dict[str, object]:
+        done = here(*command, "--world-size", ranks, *words, "--json", out)
+        assert done.returncode == 0, done.stderr
+        first = done.stdout.splitlines()
+        assert any("contradict the model" in line for line in first) == (task == "measured far from the model")
+        return json.loads(out.read_text())
+
+    predicted = asked("predict", path, "--fabric", pod, "--caps", 25)
+    planned = asked("plan", path, pod)
+    (size,) = [row for row in planned["sizes"] if row["world_size"] == ranks]
+    (about,) = planned["systems"]
+    assert about["at"] == ranks
+    one = simulator.predict(recorded, fabric, world_size=ranks, measured=measured)
+    (row,) = simulator.sweep(recorded, fabric, world_sizes=[ranks], measured=measured).to_dict("records")
+    plan = simulator.plan(recorded, fabric, world_sizes=[ranks], measured=measured).systems[0]
+    verdict = predicted["verdict"]
+    answers = {
+        "iteration": [one.iteration_ns, row["iteration_ns"], size["iteration_ns"],
+                      predicted["rows"][0]["iteration_ns"], plan.offers[0].size.prediction.iteration_ns],
+        "interval": [list(one.interval_ns), [row["low_ns"], row["high_ns"]], predicted["rows"][0]["interval_ns"],
+                     [size["iteration_ns_low"], size["iteration_ns_high"]]],
+        "efficiency": [size["efficiency"], verdict["efficiency"], plan.offers[0].size.efficiency],
+        "limit": [about["limit"], verdict["limit"], plan.limits.limit],
+        "needed rate": [about["needed_rate_multiple"], verdict["needed_multiple_of_rates"],
+                        plan.limits.needed_rate().multiple],
+    }  # fmt: skip
+    assert {question: len(set(map(str, given))) for question, given in answers.items()} == dict.fromkeys(answers, 1)
+    if not measured or ranks not in measured:
+        assert one.efficiency == pytest.approx(size["efficiency"])
+    if task != "measured far from the model":
+        assert answers["limit"][0] != "unexplained"
+
+
+@pytest.mark.parametrize("task", list(TASKS)[:4])
+def test_what_is_fastest_and_what_ties_with_it_is_one_rule(here, tmp_path, task):
+    ranks, gbit, latency, _ = TASKS[task]
+    (tmp_path / "pod.yaml").write_text(POD.format(gbit=gbit, latency=latency))
+    recorded, fabric = trace(), Fabric.load(tmp_path / "pod.yaml")
+    caps = [1, 25, 100]
+    predictions = [simulator.predict(recorded, fabric, world_size=ranks, bucket_cap_mb=cap) for cap in caps]
+    best, ties = ranking(predictions)
+    table = simulator.sweep(recorded, fabric, world_sizes=[ranks], bucket_caps_mb=caps)
+    assert table["iteration_ns"].argmin() == best
+    assert set(table.index[table["is_tie"]]) == {best, *ties}
+    tuned = simulator.tune(recorded, fabric, world_size=ranks)
+    default = simulator.predict(recorded, fabric, world_size=ranks, bucket_cap_mb=None)
+    with_plan = simulator.predict(recorded, fabric, world_size=ranks, policy=Policy(plan=tuned.buckets))
+    assert tuned.keep_default == default.compare(with_plan).is_tie
+    (change,) = [
+        one
+        for one in simulator.plan(recorded, fabric, world_sizes=[ranks]).systems[0].changes
+        if one.name == "best buckets"
+    ]
+    with_25_mb = simulator.predict(recorded, fabric, world_size=ranks)
+    assert change.iteration_ns == min(with_25_mb.iteration_ns, with_plan.iteration_ns)
+
+
+def test_the_coverage_that_answers_name_is_the_measured_one():
+    text = (ROOT / "docs/accuracy.md").read_text()
+    rows = [line.split("|") for line in text.splitlines() if line.startswith(("| inside one", "| beyond one"))]
+    held = {cells[1].strip(): cells[5].strip() for cells in rows}
+    assert held["inside one node"] in COVERAGE
+    assert held["beyond one node, systems added later"] in COVERAGE
+
+
+def test_one_screen(here):
+    words = ("plan", "vit-b-16", "aws-p4d", "--step-ms", 212, "--batch", 128)
+    done = here(*words)
+    lines = done.stdout.splitlines()
+    assert (done.returncode, len(lines) <= 25, max(map(len, lines)) <= 80) == (0, True, True)
+    assert len(here(*words, "--details").stdout) > len(done.stdout)
