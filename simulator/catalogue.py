@@ -53,14 +53,15 @@ class _Figure(Schema):
 
 
 class Memory(_Figure):
-    """Bandwidth of a device's memory, 10^9 bytes per second."""
+    """Bandwidth of a device's memory, 10^9 bytes per second, and its size as its name has it, in GiB."""
 
     gb_per_s: GbPerS
+    gib: Positive | None = None
 
     @property
     def text(self) -> str:
-        """The figure with its unit."""
-        return f"{self.gb_per_s:g} GB/s"
+        """The figures with their units."""
+        return f"{self.gb_per_s:g} GB/s" + (f", {self.gib:g} GiB" if self.gib else "")
 
 
 class Peaks(_Figure):

@@ -27,6 +27,7 @@ from simulator.capacity.judgement import (
     needs_sentence,
 )
 from simulator.capacity.limits import BEST_BUCKETS
+from simulator.capacity.memory import MemoryUse, Optimizer
 from simulator.capacity.plan import CapacityPlan, SystemPlan
 from simulator.capacity.plan import plan as make_plan
 from simulator.capacity.report import report_page
@@ -348,7 +349,7 @@ def _sentences(one: SystemPlan, *, details: bool) -> list[str]:
         limit_sentence(one.limits),
         needs_sentence(one.limits, one.needs, one.target, batch),
         _changes_sentence(one, details=details),
-        _memory_sentence(one),
+        _memory_sentence(one, details=details),
         assumed_sentence(one.scaling.system, one.at),
         *(more if details else ()),
         measure_sentence(one.at, one.next_measurement, one.needs),
@@ -397,11 +398,20 @@ def _changes_sentence(one: SystemPlan, *, details: bool) -> str:
     return f"iteration with {'other settings: ' * details}{', '.join(changes)}"
 
 
-def _memory_sentence(one: SystemPlan) -> str:
-    parts = {name: size for name, size in one.memory_bytes.items() if size}
-    words = ", ".join(f"{name} {size / 1e9:.2f}" for name, size in parts.items())
-    total = sum(parts.values()) / 1e9
-    return f"memory per GPU: {total:.2f} GB ({words}; optimizer {one.optimizer}) and activations, which no trace has"
+def _memory_sentence(one: SystemPlan, *, details: bool) -> str:
+    parts = ", ".join(f"{name} {size / 1e9:.2f}" for name, size in one.memory.parts.items() if size)
+    capacity = one.memory.capacity_bytes
+    of = "" if capacity is None else f" of {capacity / 1e9:.1f} GB"
+    answers = [_fits(name, use) for name, use in one.memory_by_optimizer.items()]
+    lacks = "" if one.memory.peak_bytes is not None else " (without activations, which the trace lacks)"
+    return f"memory{of}: {', '.join(answers)}{lacks}{f'; of that {parts}' * details}"
+
+
+def _fits(optimizer: Optimizer, use: MemoryUse) -> str:
+    low, high = use.band_bytes
+    band_gb = f"{low / 1e9:.1f} or more" if high is None else f"{low / 1e9:.1f} to {high / 1e9:.1f}"
+    largest = f"; {use.largest_batch:,} samples certainly do" if use.largest_batch else ""
+    return f"{optimizer} {use.answer} ({band_gb} GB{largest})"
 
 
 def _front_words(offer: Offer) -> str:

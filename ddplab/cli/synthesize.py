@@ -139,9 +139,11 @@ def operations_of(model: str, autocast: str | None = None) -> Operations:
     known = built_in_operations(model, autocast)
     if known is not None:
         return known
+    from ..memory_counter import measure_memory
     from ..operation_counter import measure_operations
 
-    return measure_operations(model, autocast=autocast)
+    operations = measure_operations(model, autocast=autocast)
+    return operations.model_copy(update={"memory": measure_memory(model, autocast=autocast)})
 
 
 def with_samples(operations: Operations, batch: int | None) -> Operations:

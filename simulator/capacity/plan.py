@@ -17,7 +17,7 @@ from ..schedule.policy import Policy
 from ..workload.variation import RECORDED, Variation
 from .cost import Offer, Price, Question, cheapest, fastest, front, offer_of
 from .limits import Change, Limits, Needs
-from .memory import OPTIMIZERS, Optimizer, memory_bytes
+from .memory import OPTIMIZERS, MemoryUse, Optimizer, memory_use
 from .next_measurement import NextMeasurement, next_measurement
 from .scaling import Scaling
 from .system import System
@@ -37,7 +37,7 @@ class SystemPlan:
         offers: The same with duration, cost and answers.
         at: Number of GPUs on which limits, changes and next measurements are computed.
         target: The efficiency of `needs`.
-        optimizer: The optimiser whose states `memory_bytes` counts.
+        optimizer: The optimiser whose states `memory` counts.
     """
 
     scaling: Scaling
@@ -79,11 +79,18 @@ class SystemPlan:
             self.scaling.system, self.at, sorted(n for n in candidates if n <= most and (n > 1 or n in alone))
         )
 
-    @property
-    def memory_bytes(self) -> dict[str, int | None]:
-        """Bytes on each GPU; see `memory.memory_bytes`."""
+    @cached_property
+    def memory(self) -> MemoryUse:
+        """What training holds on each GPU, and whether it fits."""
+        return self.memory_by_optimizer[self.optimizer]
+
+    @cached_property
+    def memory_by_optimizer(self) -> dict[Optimizer, MemoryUse]:
+        """The same for each optimiser; with states in float32 only if parameters have less."""
         system = self.scaling.system
-        return memory_bytes(system.trace, system.used.policy, self.optimizer)
+        is_low = any(one.dtype != "float32" for one in system.trace.workload.parameters)
+        names = [one for one in OPTIMIZERS if is_low or one in ("sgd", "adam", self.optimizer)]
+        return {name: memory_use(system.trace, system.used.policy, name) for name in names}
 
     @property
     def sensitivity(self) -> str:
@@ -126,7 +133,12 @@ class SystemPlan:
             "changes": [
                 {**one._asdict(), "ratio": one.iteration_ns / max(1, prediction.iteration_ns)} for one in self.changes
             ],
-            "memory_bytes": self.memory_bytes,
+            "fits": self.memory.answer,
+            "memory_bytes": self.memory.parts,
+            "memory_peak_bytes": self.memory.peak_bytes,
+            "memory_used_bytes": list(self.memory.band_bytes),
+            "memory_capacity_bytes": self.memory.capacity_bytes,
+            "largest_batch": self.memory.largest_batch,
             "optimizer": self.optimizer,
             "shares_of_width": prediction.shares_of_width,
             "sensitivity": self.sensitivity,
@@ -277,7 +289,8 @@ def plan(
         budget: Largest cost, in the currency of the prices.
         efficiency: Least efficiency that is asked for; 0.9 where improvements are computed, if None.
         prices: Prices of the systems by name; see `cost.read_prices`.
-        optimizer: Whose states the memory contains: "sgd", "momentum" or "adam".
+        optimizer: Whose states the memory contains: "sgd", "momentum", "adam" or, with states and a copy of the
+            parameters in float32, "adam-fp32".
         policy: As for `predict`.
         variation: As for `predict`.
         stragglers: Slow ranks; those that a number of GPUs does not have are left out there.

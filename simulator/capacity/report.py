@@ -51,9 +51,14 @@ SECTIONS = {
         "the larger one": "measure_world_sizes/1",
         "the same after all-reduces of the largest message, %": "width_with_messages",
     },
-    "Memory per GPU; activations, which no trace has, come on top": {
+    "Memory per GPU": {
+        "does it fit": "fits",
+        **{f"in use at the {name}, GB": f"memory_used_bytes/{end}" for end, name in enumerate(("least", "most"))},
+        "of, GB": "memory_capacity_bytes",
+        "largest batch that certainly fits": "largest_batch",
         **{f"{name}, GB": f"memory_bytes/{name}" for name in ("parameters", "buffers", "gradients", "buckets")},
         "states of the optimiser, GB": "memory_bytes/optimizer",
+        "activations, GB": "memory_bytes/activations",
         "optimiser": "optimizer",
     },
 }

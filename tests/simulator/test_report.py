@@ -61,7 +61,7 @@ def unit(pointer):
     last = pointer.split("/")[-1]
     if "_ns" in pointer:
         return 1e6
-    if "/memory_bytes/" in pointer:
+    if "/memory_" in pointer:
         return 1e9
     percent = ("efficiency", "efficiency_low", "efficiency_high", "target_efficiency", "ratio")
     return 0.01 if last in percent or "width" in pointer else 1
