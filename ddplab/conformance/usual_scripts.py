@@ -51,7 +51,7 @@ def _order(step: int, rank: int) -> list[int]:
 
 def long_run(rank: int, _world_size: int, subject: Subject, *, accumulates: bool) -> str:
     """Train for long, and compare every average and the growth of memory; some passes may accumulate."""
-    training = Training(subject, _Branches, bucket_cap_mb=0.1)
+    training = Training(subject, _Branches, bucket_cap_mb=0.01)  # three buckets
 
     def run(module: nn.Module, step: int, rank: int) -> None:
         passes = 1 + (accumulates and random.Random(step).random() < 0.5)
