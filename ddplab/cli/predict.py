@@ -33,6 +33,7 @@ from simulator.results.scaling_verdict import TARGET, counted, width_sentence
 from simulator.schedule.policy import Policy
 from simulator.step_costs import counted_as_free
 from simulator.sweep import AXES, sweep
+from simulator.workload.compute_times import check_stragglers
 from simulator.workload.default_gpu_costs import assume_gpu
 
 from . import shared_options as options
@@ -115,6 +116,7 @@ def predict(
         )
         return
     (path,), (paths,), (ranks,) = traces, chosen.values(), world_sizes
+    check_stragglers(ranks, stragglers)
     base, policies = asked.policy, options.combined(asked.policy, caps, orders, hooks)
     left_out = without.split(",") if without else []
     recorded, given_fabric = Trace.load(path), asked.fabric(paths)

@@ -280,7 +280,8 @@ class IterationSampler:
         sync_every: int = 1,
         compute_bounds: tuple[float, float] = (1.0, 1.0),
     ) -> None:
-        _check_ranks(world_size, stragglers, inputs, sync_every)
+        check_stragglers(world_size, stragglers)
+        _check_inputs(world_size, inputs, sync_every)
         self._variation, self._stragglers = variation, stragglers
         self._inputs = None if inputs is None else np.array(inputs)
         self._world_size, self.sync_every = world_size, sync_every
@@ -457,12 +458,14 @@ class IterationSampler:
         return typical[self._source], spread[self._source]
 
 
-def _check_ranks(
-    world_size: int, stragglers: Sequence[Straggler], inputs: Sequence[int] | None, sync_every: int
-) -> None:
+def check_stragglers(world_size: int, stragglers: Sequence[Straggler]) -> None:
+    """Raise ValueError if the rank of a straggler does not exist."""
     for number, straggler in enumerate(stragglers):
         if straggler.rank is not None and straggler.rank >= world_size:
             raise ValueError(f"stragglers[{number}].rank: expected a rank below {world_size}, got {straggler.rank}")
+
+
+def _check_inputs(world_size: int, inputs: Sequence[int] | None, sync_every: int) -> None:
     if inputs is None:
         return
     if len(inputs) != world_size or min(inputs) < 0 or max(inputs) < 1:

@@ -9,7 +9,7 @@ import pytest
 from ddplab.conformance import overlap
 from ddplab.conformance.class_under_test import Subject
 
-NAIVE = "reference.minimal:NaiveDataParallel"
+NAIVE, STALE = "reference.minimal:NaiveDataParallel", "tests.faulty_reducers:NeverSendsBuffers"
 CONFTEST = """
 def pytest_addoption(parser):
     parser.addoption("--ddp")
@@ -69,23 +69,23 @@ def test_a_class_that_cannot_be_checked_is_one_error(conform, options, message):
 
 def test_expectations_and_a_baseline_decide_as_in_the_command(conform, tmp_path):
     (tmp_path / "expect.yaml").write_text(
-        "must-pass: [one weight, nested no_sync]\nexpected-fail: [overlap, construction]\nskip: [buffers]\n"
+        "must-pass: [one weight, plans]\nexpected-fail: [buffers, accumulation]\nskip: [overlap, construction]\n"
     )
-    schedule = overlap.schedule_of(Subject(NAIVE), overlap.MODELS[0], overlap.NETWORKS[0])
+    schedule = overlap.schedule_of(Subject(STALE), overlap.MODELS[0], overlap.NETWORKS[0])
     faster = schedule.model_copy(update={"iteration_ns": schedule.iteration_ns // 2})
-    overlap.save(tmp_path / "s.json", NAIVE, [faster])
+    overlap.save(tmp_path / "s.json", STALE, [faster])
     output = conform(
-        "-k", "weight or sync or overlap or construction or buffers or accumulation or baseline",
-        "--ddplab-class", NAIVE, "--ddplab-world-size", 2,
+        "-k", "weight or plans or overlap or construction or buffers or accumulation or baseline",
+        "--ddplab-class", STALE, "--ddplab-world-size", 2,
         "--ddplab-expect", "expect.yaml", "--ddplab-baseline", "s.json",
     )  # fmt: skip
     outcomes = {line.partition("::")[2].partition(" - ")[0]: line.split()[0] for line in output if "::" in line}
     assert outcomes == {
         "test_conformance[one weight]": "PASSED",
-        "test_conformance[nested no_sync]": "FAILED",
-        "test_conformance[overlap]": "XFAIL",
-        "test_conformance[construction]": "FAILED",
+        "test_conformance[plans]": "FAILED",
+        "test_conformance[buffers]": "XFAIL",
+        "test_conformance[accumulation]": "FAILED",
         "test_conformance[baseline]": "FAILED",
     }
     assert "% on 8 ranks at 2400 Gbit/s" in "\n".join(output)
-    assert " 2 skipped" in output[-1]  # the check to skip, and one that the class does not support
+    assert " 2 skipped" in output[-1]  # the checks to skip
