@@ -40,7 +40,7 @@ def test_forward_and_backward_hold_what_was_measured(name):
 
 @pytest.mark.parametrize("name", [name for name in MEASURED if not name.endswith(", module")])
 def test_data_parallel_steps_hold_what_was_measured(name):
-    """The peak of tensors within 3 %, and what the GPU had in use inside the band; of both classes, also with views."""
+    """The peak of tensors within 3 %, what the GPU had in use inside the band; both classes, also with views."""
     model, batch, precision, optimizer, wrapper = name.split(", ", 4)
     row = MEASURED[name]
     sheet = find_device("h100-bf16" if precision == "bf16" else "h100-fp32")
