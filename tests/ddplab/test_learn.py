@@ -29,6 +29,12 @@ FILES = {"solutions": Path(solutions.__file__), "minimal": Path(minimal.__file__
 NUMBERS = range(1, len(RUNGS) + 1)
 TITLES = [rung.title for rung in RUNGS]
 WRONG = yaml.safe_load(Path(__file__).with_name("wrong_answers.yaml").read_text())
+IMPORTS = """
+from contextlib import contextmanager
+import torch, torch.distributed as dist
+from torch import nn
+from ddplab.learn.solutions import *
+"""
 AVERAGES = """
 import torch.distributed as dist
 
@@ -104,10 +110,18 @@ def test_a_solution_passes_all_rungs_before(judging, number):
 
 
 @pytest.mark.parametrize("wrong", WRONG, ids=[one["mistake"] for one in WRONG])
-def test_a_wrong_answer_is_named(judging, wrong):
-    verdict = judging.verdict(edited(wrong["file"], wrong["class"], wrong.get("edits", ())), wrong["rung"])
+def test_a_wrong_answer_is_named(judging, wrong, capfd):
+    if "code" in wrong:
+        subject = LearnerClass("my_ddp:MyDDP", "my_ddp.py", IMPORTS + wrong["code"])
+    else:
+        subject = edited(wrong["file"], wrong["class"], wrong.get("edits", ()))
+    verdict = judging.verdict(subject, wrong["rung"])
     assert not verdict.passed
     assert wrong["says"] in str(verdict)
+    found, said = capfd.readouterr(), str(verdict).replace(TITLES[wrong["rung"] - 1], "")
+    assert not [one for one in wrong.get("never", ()) if one in said]
+    assert "Warning" not in found.err
+    assert len(str(verdict).splitlines()) <= 3  # a verdict is not buried
 
 
 def test_ranks_that_do_not_match_are_named_whatever_the_message_says(judging, monkeypatch):
