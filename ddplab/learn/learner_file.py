@@ -58,8 +58,9 @@ class LearnerClass(Subject):
         for words in (
             "c10d::",
             "Full backward hook",
-        ):  # torch's own warnings, once for each rank, would bury the verdict
-            warnings.filterwarnings("ignore", words, UserWarning)
+            ".torch.distributed",
+        ):  # torch's, on each rank: a verdict's grave
+            warnings.filterwarnings("ignore", words)
         try:
             exec(compile(self.source, self.path, "exec"), module.__dict__)
         except Exception as error:
