@@ -59,6 +59,7 @@ def possible_mistakes(
         "it is this rank's own divided by the world size: the sum is missing, or was not copied back into "
         "parameter.grad, or was copied back before wait()": None if own is None else own / world_size,
         "it is divided by the world size twice": total / world_size**2,
+        "it is the largest one: ReduceOp.SUM adds up": torch.stack(parts).amax(dim=0),
     }
     known |= {
         f"it is divided by {number}, not by the world size {world_size}": total / number
@@ -103,7 +104,7 @@ def try_alike(bench: Bench, weights: Sequence[Weight], *, subject: Subject | Non
             )
         likely = _likely(program, {rank: seen[rank][0] for rank in wrong}, of_step)
         if 0 not in wrong:
-            likely = f"rank 0 is right, so only rank 0 has the average: reduce, or `if rank == 0`? {likely}"
+            likely = f"rank 0 is right, so only rank 0 has the average: reduce, or `if rank == 0`? {likely}".strip()
         elif likely == OWN_GRADIENT and not further.get("used"):
             likely = _why_own(bench.subject)
         raise FindingError(f"{problems[wrong[0]]}; {likely}" if likely else problems[wrong[0]])
@@ -152,7 +153,7 @@ def _likely(program: Program, got: Mapping[int, Seen], expected: Sequence[Seen])
         telling := [name for name, mistakes in right if words not in mistakes]
     ):  # others fit both
         return f"{words}, but {min(telling)!r} is right: is the last bucket, or the last parameter, left out?"
-    return words or next(iter(possible[0]), "")
+    return words or next((one for one in possible[0] if "another parameter" in one), "")
 
 
 def averages(bench: Bench) -> None:
@@ -204,6 +205,8 @@ def _two_dtypes(bench: Bench, network: Network) -> EmulatedSchedule:
     if (number := len(schedule.launches)) != 2:
         if number < 2:
             why = "torch.cat converts to the wider dtype, so make a flat tensor for each"
+        elif number % 2 == 0 and number != len(dtypes):
+            why = f"each is launched {number // 2} times in one pass: is a hook registered in every forward pass?"
         else:
             why = "each message pays the latency; copy the gradients of a dtype into one flat tensor, launched once"
         raise FindingError(f"{number} all-reduces for {len(dtypes)} small layers of two dtypes, expected 2: {why}")
@@ -273,6 +276,8 @@ def buckets_by_size(bench: Bench) -> None:
 
     if not fits(MIB):
         why = next((words for words, unit in WRONG_CAPS.items() if fits(unit)), "")
+        if len(got) > 7 and sum(one not in [4 * size for size in _SIZES] for one in got) == 1:
+            why = "after one bucket, each gradient has its own: does a new bucket begin with a size of 0?"
         if sum(got) != 4 * sum(_SIZES):
             why = (
                 f"all-reduces of {sum(got)} bytes for gradients of {4 * sum(_SIZES)}: is one in no bucket, or in two?"
