@@ -58,7 +58,7 @@ COMMANDS: Mapping[str, Mapping[Command, tuple[str, ...]]] = {
             "ddplab learn",
             "ddplab learn my_ddp.py --watch",
             "ddplab learn --hint",
-            "ddplab learn --tutor > AGENTS.md",
+            "ddplab learn --tutor",
             "ddplab learn my_ddp.py --grade --junit grade.xml --json grade.json",
         ),
         demo: ("Check predictions against the real reducer, exactly.", "ddplab demo --out out/demo"),

@@ -25,9 +25,9 @@ from .rungs import RUNGS, SYMPTOM_UNMATCHED
 WORLD_SIZE = 3
 """Two ranks add in one order only, and powers of two hide wrong divisors."""
 ANY_RUNG = {
-    "no attribute '(backward|sum|mean|square)'": "forward() must return what the module returns",
+    "no attribute '(backward|sum|mean|square)'": "forward() must return the module's output",
     r"forward\(\) (missing|got|takes)": "forward() must pass on all arguments: self.module(*inputs, **kwargs)",
-    ": 0 times the expected": "a bucket is launched before its last gradient has arrived, or its gradients become zero",
+    ": 0 times the expected": "a bucket is launched before its last gradient has arrived, or gradients are set to 0",
     "'NoneType' object has no": "parameter.grad is None where you use it: a frozen or unused parameter has no "
     "gradient, and a hook of register_hook runs before the gradient is accumulated; use "
     "register_post_accumulate_grad_hook",
