@@ -471,8 +471,7 @@ class Scattered(Sharded):
         flat /= len(flat)
         part = self.parts[parameters[0]]
         part.grad = torch.empty_like(part)
-        work = reduce_scatter(part.grad, flat.view(-1), group=self.process_group, async_op=True)
-        return parameters, flat, work
+        return parameters, flat, reduce_scatter(part.grad, flat.view(-1), group=self.process_group, async_op=True)
 
     def finish(self, parameters: Parameters, flat: Tensor, work: Any) -> None:
         """Wait for a reduce-scatter, or an all-reduce."""
