@@ -82,7 +82,7 @@ def _held(model: str, autocast: str | None, batch: int | None) -> tuple[_Held, i
 
 def held_by_a_step(module: nn.Module, loss_fn: models.Loss) -> _Held:
     """Run `loss_fn(module)` and its backward pass once, on any device, and follow what they hold."""
-    live = _LiveBytes(_tensors([*module.parameters(), *module.buffers()]))
+    live = LiveBytes(_tensors([*module.parameters(), *module.buffers()]))
     parameters = trainable_parameters(module)
     ready = [0] * len(parameters)
 
@@ -115,7 +115,7 @@ class _OnCuda(TorchFunctionMode):
         return func(*args, **kwargs or {})
 
 
-class _LiveBytes(TorchDispatchMode):
+class LiveBytes(TorchDispatchMode):
     """Follows storages: those that operations make, and those that they are given beside `known`."""
 
     def __init__(self, known: Iterable[Tensor]) -> None:

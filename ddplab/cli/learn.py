@@ -1,4 +1,4 @@
-"""`ddplab learn`: a ladder of sixteen rungs, on which a learner writes a reducer."""
+"""`ddplab learn`: a ladder of rungs, on which a learner writes a reducer."""
 
 from importlib.util import find_spec
 from pathlib import Path
@@ -17,14 +17,19 @@ if TYPE_CHECKING:
 
 def learn(
     file: Annotated[
-        Path, typer.Argument(metavar="FILE", help="Your file; an empty class is written if there is none.")
+        Path,
+        typer.Argument(
+            metavar="FILE", help="Your file, or FILE:CLASS; an empty class MyDDP is written if there is none."
+        ),
     ] = Path("my_ddp.py"),
-    name: Annotated[str, typer.Option("--class", metavar="NAME", help="Name of your class.")] = "MyDDP",
     watch: Annotated[  # noqa: FBT002 - a flag of the command line
         bool, typer.Option("--watch", help="Judge again after each save, until Ctrl-C.")
     ] = False,
     hint: Annotated[  # noqa: FBT002 - as above
         bool, typer.Option("--hint", help="Show the next of three hints for the present rung; judge nothing.")
+    ] = False,
+    tutor: Annotated[  # noqa: FBT002 - as above
+        bool, typer.Option("--tutor", help="Print rules for an AI assistant that helps you; judge nothing.")
     ] = False,
     grade: Annotated[  # noqa: FBT002 - as above
         bool,
@@ -36,11 +41,12 @@ def learn(
     ] = None,
     json_path: Json = None,
 ) -> None:
-    """Write a reducer yourself, in sixteen rungs, each one idea of a real one.
+    """Write a reducer yourself, in seventeen rungs, each one idea of a real one.
 
-    Names the next rung, what to read, and the first check that fails, with rank, parameter and ratio and the likely
-    mistake. Once a rung is passed, prints what it has won on emulated GPUs. FILE is written only if there is none;
-    the progress is in FILE with the ending .progress.json. The exit status is 1 if the next rung is not passed.
+    Names the next rung, why it is there, and the first check that fails, with rank, parameter and ratio and the
+    likely mistake. Once a rung is passed, prints what it has won on emulated GPUs, and where our code does it. FILE
+    is written only if there is none; the progress is in FILE with the ending .progress.json. The exit status is 1 if
+    the next rung is not passed.
     """
     if junit is not None and not grade:
         raise ValueError("--junit: expected --grade too, which judges all rungs")
@@ -50,10 +56,15 @@ def learn(
         raise ValueError("--json: expected neither --watch nor --hint, which give no single result")
     if find_spec("hypothesis") is None:
         raise ValueError("learn: expected the package hypothesis; install it with `pip install 'ddplab[conform]'`")
-    check_outputs(junit, json_path, inputs=[file])
     from ..learn.progress import next_hint
-    from ..learn.source_text import write_skeleton
+    from ..learn.source_text import CLASS, TUTOR, write_skeleton
 
+    path, _, name = str(file).partition(":")
+    file, name = Path(path), name or CLASS
+    check_outputs(junit, json_path, inputs=[file])
+    if tutor:
+        print(TUTOR.read_text(), end="")
+        return
     if hint:
         print(next_hint(file))
         return
@@ -77,7 +88,6 @@ def _climb(judge: "Judge", file: Path, name: str, json_path: Path | None) -> Non
     from ..learn.climb import climb, strip
     from ..learn.learner_file import learner_class
     from ..learn.progress import load_progress
-    from ..learn.rungs import RUNGS
 
     verdict = climb(judge, learner_class(file, name), print)
     print(strip(file))
@@ -85,10 +95,7 @@ def _climb(judge: "Judge", file: Path, name: str, json_path: Path | None) -> Non
     progress = load_progress(file)
     write_json(json_path, document | {"likely": verdict.likely, "rungs_passed": progress.passed})
     if not verdict.passed:
-        raise ValueError(
-            f"{file}: rung {verdict.rung} of {len(RUNGS)} is not passed yet; save a change and run this again, or "
-            "run `ddplab learn --watch`; `ddplab learn --hint` helps"
-        )
+        raise typer.Exit(1)
 
 
 def _watch(judge: "Judge", file: Path, name: str) -> None:

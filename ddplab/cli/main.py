@@ -54,10 +54,11 @@ Command = Callable[..., None] | typer.Typer
 COMMANDS: Mapping[str, Mapping[Command, tuple[str, ...]]] = {
     "Learn": {
         learn: (
-            "Write a reducer yourself, in sixteen judged rungs.",
+            "Write a reducer yourself, in seventeen judged rungs.",
             "ddplab learn",
             "ddplab learn my_ddp.py --watch",
             "ddplab learn --hint",
+            "ddplab learn --tutor",
             "ddplab learn my_ddp.py --grade --junit grade.xml --json grade.json",
         ),
         demo: ("Check predictions against the real reducer, exactly.", "ddplab demo --out out/demo"),

@@ -1,4 +1,4 @@
-"""The ladder: a learner writes a reducer in sixteen rungs, each judged by checks of the conformance kit."""
+"""The ladder: a learner writes a reducer rung by rung, each judged by checks of the conformance kit."""
 
 from typing import Any
 

@@ -16,6 +16,10 @@ from .rungs import RUNGS
 
 WIDTH = 100
 """Of paragraphs, in characters, unless the terminal is narrower."""
+HOW_TO_GO_ON = (
+    "Save a change and run this again, or let `ddplab learn --watch` judge each save. `ddplab learn --hint` helps, "
+    "and `ddplab learn --tutor` prints rules for an AI assistant."
+)
 POLL_S = 0.1
 """How often `saves` looks at the file."""
 Report = Callable[[str], None]
@@ -23,9 +27,9 @@ Report = Callable[[str], None]
 
 
 def introduction(number: int) -> str:
-    """Return task and reading of a rung, in lines that fit into the terminal."""
+    """Return task and reading of a rung, in lines that fit into the terminal; of the first also how to go on."""
     rung = RUNGS[number - 1]
-    paragraphs = (rung.task, rung.reading, f"Read {rung.lines}; {rung.further}")
+    paragraphs = [rung.task, rung.reading, f"More: {rung.further}"] + [HOW_TO_GO_ON] * (number == 1)
     wrapped = [_filled(one, "  ", "  ") for one in paragraphs]
     return "\n\n".join([f"Rung {number} of {len(RUNGS)}: {rung.title}", *wrapped]) + "\n"
 
@@ -83,7 +87,8 @@ def climb(judge: Judge, subject: LearnerClass, report: Report, *, introduces: bo
         if (broken := _judged_again(judge, subject, number, report)) is not None:
             return broken
         won = gain(subject, RUNGS[number - 1], progress.iteration_ms.get(number - 1))
-        report("\n".join([_fitted(f"  {won.sentence}"), won.picture]).rstrip() + "\n")
+        ours = f"  ours: {RUNGS[number - 1].lines}"
+        report("\n".join(filter(None, [_fitted(f"  {won.sentence}"), won.picture, ours])).rstrip() + "\n")
         times = progress.iteration_ms | ({} if won.plain_ms is None else {number: won.plain_ms})
         progress = update_progress(path, passed=number, iteration_ms=times)
         if number == len(RUNGS):

@@ -12,6 +12,7 @@ from simulator.engines.timeline import Timeline
 from ..conformance.class_under_test import NotSupportedError, Subject
 from ..conformance.overlap import MS, Network, emulated
 from ..demo import TRACE
+from .checks import Stepping
 from .rungs import Rung
 
 NETWORK = Network("8 V100s over 10 Gbit/s", 8, 20_000, 1.25e9)
@@ -32,14 +33,17 @@ def model(*, registered_backwards: bool = False) -> Trace:
     return Trace(workload=workload, ranks=(rank.model_copy(update={"iterations": iterations}),))
 
 
-def iteration(subject: Subject, *, registered_backwards: bool = False, **settings: Any) -> Prediction | None:
+def iteration(
+    subject: Subject, *, registered_backwards: bool = False, sharded: bool = False, **settings: Any
+) -> Prediction | None:
     """Emulate an iteration of ResNet-50; None if the class does not run in virtual time with these settings.
 
-    Copies and launches count as free.
+    Copies and launches count as free. `sharded`: a sharded Adam steps.
     """
+    stepping: Any = Stepping(subject) if sharded else subject
     trace = model(registered_backwards=registered_backwards)
     try:
-        return emulated(subject, trace, NETWORK, **{"bucket_cap_mb": 25.0} | settings)
+        return emulated(stepping, trace, NETWORK, **{"bucket_cap_mb": 25.0} | settings)
     except (RankError, NotSupportedError, ValueError):
         return None
 
@@ -89,6 +93,8 @@ def gain(subject: Subject, rung: Rung, before_ms: float | None) -> Gain:
     now = iteration(subject)
     plain_ms = None if now is None else now.iteration_ns / MS
     backwards = rung.gain.registered_backwards
+    if rung.gain.sharded:
+        before_ms, now = plain_ms, iteration(subject, sharded=True)
     if rung.gain.before is not None:
         before = iteration(subject, registered_backwards=backwards, **rung.gain.before)
         before_ms = None if before is None else before.iteration_ns / MS

@@ -17,18 +17,31 @@ from ..conformance.check_outcomes import is_unmatched
 from ..conformance.check_runner import HangError, bench_on, cause_of
 from ..conformance.class_under_test import NotSupportedError, Subject
 from ..conformance.local_training import FindingError
+from ..conformance.overlap import averages_by_a_call
 from .checks import ALL
-from .learner_file import LearnerError, error_line
+from .learner_file import LearnerClass, LearnerError, error_line
 from .rungs import RUNGS, SYMPTOM_UNMATCHED
 
 WORLD_SIZE = 3
 """Two ranks add in one order only, and powers of two hide wrong divisors."""
 ANY_RUNG = {
-    "'NoneType'": "parameter.grad is None where you use it: a frozen or unused parameter has no gradient, and a hook "
-    "of register_hook runs before the gradient is accumulated; use register_post_accumulate_grad_hook",
-    SYMPTOM_UNMATCHED: "the ranks launch different collectives, or one waits for what the others never send",
+    "no attribute '(backward|sum|mean|square)'": "forward() must return the module's output",
+    r"forward\(\) (missing|got|takes)": "forward() must pass on all arguments: self.module(*inputs, **kwargs)",
+    ": 0 times the expected": "a bucket is launched before its last gradient has arrived, or gradients are set to 0",
+    "'NoneType' object has no": "parameter.grad is None where you use it: a frozen or unused parameter has no "
+    "gradient, and a hook of register_hook runs before the gradient is accumulated; use "
+    "register_post_accumulate_grad_hook",
+    "got no answer within": "the constructor waits for ever: do all ranks call the same broadcasts, from rank 0?",
+    "rank 0 waits for coll.*rank 1 waits for the other ranks, to start": "only rank 0 calls it, as with "
+    "`if rank == 0`: every rank must call every collective",
 }
-"""Likely mistakes in any rung, by symptom, if the rung has no better answer."""
+"""Likely mistakes in any rung, by symptom."""
+OTHERWISE = SYMPTOM_UNMATCHED, "the ranks launch different collectives, or one waits for what the others never send"
+"""The likely mistake if ranks do not match, and the rung has no better answer."""
+HOOKS = 4
+"""The rung from which on the script calls nothing after a backward pass."""
+GLOO = r" Rank \d+ then failed: RuntimeError: \[.*"
+"""Gloo's own message of a connection that another rank closed."""
 EFFORT = 8
 """Number of random programs of each kind, so that a check takes seconds."""
 
@@ -92,6 +105,8 @@ class Judge(AbstractContextManager["Judge"]):
         start, check = time.monotonic(), "construction"
         try:
             subject.check()
+            if isinstance(subject, LearnerClass) and (rung >= HOOKS or _launches_alone(subject)):
+                subject = subject.alone()
             with _hypothesis_elsewhere(), bench_on(self.ranks, subject, EFFORT) as bench:
                 bench.shrinks = False
                 for check in RUNGS[rung - 1].checks:
@@ -101,6 +116,14 @@ class Judge(AbstractContextManager["Judge"]):
             likely = likely_mistake(f"{check}: {message}", RUNGS[rung - 1].mistakes, unmatched=is_unmatched(fault))
             return Judgement(rung, check, message, likely, time.monotonic() - start)
         return Judgement(rung, seconds=time.monotonic() - start)
+
+
+def _launches_alone(subject: Subject) -> bool:
+    """Whether a class launches without a call; a method `average_gradients` of it is then its own affair."""
+    try:
+        return not averages_by_a_call(subject)
+    except (RankError, NotSupportedError, ValueError):
+        return False
 
 
 @contextmanager
@@ -119,12 +142,13 @@ def described(fault: BaseException, subject: Subject) -> str:
     if isinstance(fault, LearnerError | NotSupportedError):
         return str(fault) if isinstance(fault, LearnerError) else f"not supported: {fault}"
     line = error_line(fault, getattr(subject, "path", ""))
-    return f"{cause_of(str(fault))}{f' ({line})' if line else ''}"
+    told = cause_of(str(fault)).partition("\n\n")[0]  # without stacks, which would bury it
+    return f"{re.sub(GLOO, '', told)}{f' ({line})' if line else ''}"
 
 
 def likely_mistake(message: str, mistakes: Mapping[str, str], *, unmatched: bool) -> str:
-    """Return the mistake whose symptom is in `check: message`, those of the rung first; empty if there is none."""
-    for symptom, likely in chain(mistakes.items(), ANY_RUNG.items()):
+    """Return the mistake whose symptom is in `check: message`, those of any rung first; empty if there is none."""
+    for symptom, likely in chain(ANY_RUNG.items(), mistakes.items(), [OTHERWISE]):
         if unmatched if symptom == SYMPTOM_UNMATCHED else re.search(symptom, message, re.DOTALL):
             return likely
     return ""

@@ -4,6 +4,7 @@ import linecache
 import re
 import sys
 import traceback
+import warnings
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
@@ -54,6 +55,12 @@ class LearnerClass(Subject):
         module.__dict__.update(__file__=self.path, __learner_source__=self.source)
         linecache.cache[self.path] = len(self.source), None, self.source.splitlines(keepends=True), self.path
         sys.modules[name] = module
+        for words in (
+            "c10d::",
+            "Full backward hook",
+            ".torch.distributed",
+        ):  # torch's, on each rank: a verdict's grave
+            warnings.filterwarnings("ignore", words)
         try:
             exec(compile(self.source, self.path, "exec"), module.__dict__)
         except Exception as error:
@@ -84,7 +91,7 @@ def error_line(error: BaseException, path: str) -> str:
         places = traceback.extract_tb(cause.__traceback__)
         lines += [place.lineno or 0 for place in places if place.filename == path]
         cause = cause.__cause__
-    return f"{path}, line {lines[-1]}" if lines else ""
+    return f"{path}, line {lines[0 if 'innermost call first' in str(error) else -1]}" if lines else ""
 
 
 def learner_class(path: Path, name: str = CLASS) -> LearnerClass:

@@ -24,12 +24,14 @@ class GainSettings(Schema):
         before: Settings of the first one. None: the time of the class as it passed the rung before.
         after: Settings of the second one.
         registered_backwards: Whether the model registers its layers in the order in which gradients become ready.
+        sharded: Whether a sharded Adam steps; before, without it.
         note: What the times do not show.
     """
 
     before: dict[str, Any] | None = None
     after: dict[str, Any] = Field(default_factory=dict)
     registered_backwards: bool = False
+    sharded: bool = False
     note: str = ""
 
 
@@ -40,7 +42,7 @@ class Rung(Schema):
         title: Its name.
         task: What the class must do that it did not before.
         reading: Why, in one paragraph.
-        code: `module:name`, whose lines show the idea in this project.
+        code: `module:name`, whose lines show the idea in this project; named once the rung is passed.
         further: A tutorial, page or paper.
         checks: Names of checks, simple ones first.
         hints: From a nudge to nearly the code.

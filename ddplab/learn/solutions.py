@@ -1,4 +1,4 @@
-"""Solutions of the ladder: sixteen classes, each of which adds one idea of a real reducer to the class before.
+"""Solutions of the ladder: seventeen classes, each of which adds one idea of a real reducer to the class before.
 
 The first two are those of `reference/minimal.py`. A solution passes its rung and all before, and fails the next.
 """
@@ -19,6 +19,8 @@ from reference.comm_hooks.interface import GradBucket
 from reference.minimal import FlatDataParallel, InFlight, NaiveDataParallel
 
 Parameters = list[nn.Parameter]
+reduce_scatter = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor  # the older name
+all_gather = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
 
 
 class Averaging(NaiveDataParallel):
@@ -433,3 +435,56 @@ class Sharded(Joined):
         optimizer = optimizer_class([{"params": mine}], **settings)
         optimizer.register_step_post_hook(share_parameters)
         return optimizer
+
+
+class Scattered(Sharded):
+    """17. Each rank gets, steps and sends its part of each bucket: a reduce-scatter, a step, an all-gather."""
+
+    def __init__(self, module: nn.Module, **options: Any) -> None:
+        super().__init__(module, **options)
+        self.parts: dict[
+            Tensor, nn.Parameter
+        ] = {}  # this rank's part of each bucket, by the bucket's first parameter
+
+    def shard_optimizer(self, optimizer_class: type[torch.optim.Optimizer], **settings: Any) -> torch.optim.Optimizer:
+        """Return the optimiser of this rank's parts; its state belongs to them, so buckets are not rebuilt."""
+        self.is_rebuilt, rank = True, dist.get_rank(self.process_group)
+        for bucket in self.buckets:
+            part = self.in_equal_parts([parameter.detach() for parameter in bucket])[rank]
+            self.parts[bucket[0]] = nn.Parameter(part.clone())
+        optimizer = optimizer_class(self.parts.values(), **settings)
+        optimizer.register_step_post_hook(self.gather)
+        return optimizer
+
+    def in_equal_parts(self, tensors: list[Tensor]) -> Tensor:
+        """Copy tensors into one, padded with zeros; shape [ranks, elements of a part]."""
+        flat, ranks = torch.cat([tensor.flatten() for tensor in tensors]), dist.get_world_size(self.process_group)
+        return nn.functional.pad(flat, (0, -len(flat) % ranks)).view(ranks, -1)
+
+    def launch(self, parameters: Parameters) -> InFlight:
+        """Start the reduce-scatter of a bucket, which has taken the gradients."""
+        if not self.parts:
+            return super().launch(parameters)
+        flat = self.in_equal_parts([self.gradient(parameter) for parameter in parameters])
+        for parameter in parameters:
+            parameter.grad = None
+        flat /= len(flat)
+        part = self.parts[parameters[0]]
+        part.grad = torch.empty_like(part)
+        return parameters, flat, reduce_scatter(part.grad, flat.view(-1), group=self.process_group, async_op=True)
+
+    def finish(self, parameters: Parameters, flat: Tensor, work: Any) -> None:
+        """Wait for a reduce-scatter, or an all-reduce."""
+        if self.parts:
+            work.wait()
+        else:
+            super().finish(parameters, flat, work)
+
+    def gather(self, *_: Any) -> None:
+        """Give every rank the parts of all ranks."""
+        for bucket in self.buckets:
+            part = self.parts[bucket[0]].detach()
+            whole = part.new_empty(dist.get_world_size(self.process_group) * len(part))
+            all_gather(whole, part, group=self.process_group)
+            for parameter, new in zip(bucket, split(whole[: sum(map(Tensor.numel, bucket))], bucket), strict=True):
+                parameter.detach().copy_(new)

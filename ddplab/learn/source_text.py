@@ -4,6 +4,8 @@ from pathlib import Path
 
 from reference.files.writing import write_atomically
 
+TUTOR = Path(__file__).with_name("tutor.md")
+"""Rules for an AI assistant that helps a learner."""
 CLASS = "MyDDP"
 """Name of the learner's class."""
 SKELETON = f'''"""My reducer. `ddplab learn` names the next rung; `ddplab learn --hint` helps."""

@@ -29,6 +29,12 @@ FILES = {"solutions": Path(solutions.__file__), "minimal": Path(minimal.__file__
 NUMBERS = range(1, len(RUNGS) + 1)
 TITLES = [rung.title for rung in RUNGS]
 WRONG = yaml.safe_load(Path(__file__).with_name("wrong_answers.yaml").read_text())
+IMPORTS = """
+from contextlib import contextmanager
+import torch, torch.distributed as dist
+from torch import nn
+from ddplab.learn.solutions import *
+"""
 AVERAGES = """
 import torch.distributed as dist
 
@@ -96,7 +102,7 @@ def test_a_solution_passes_its_rung_and_fails_the_next(judging, number):
         assert not judging.verdict(solution(number), number + 1).passed
 
 
-@pytest.mark.parametrize("number", [8, 16])
+@pytest.mark.parametrize("number", [8, 17])
 def test_a_solution_passes_all_rungs_before(judging, number):
     for earlier in range(1, number):
         verdict = judging.verdict(solution(number), earlier)
@@ -104,10 +110,18 @@ def test_a_solution_passes_all_rungs_before(judging, number):
 
 
 @pytest.mark.parametrize("wrong", WRONG, ids=[one["mistake"] for one in WRONG])
-def test_a_wrong_answer_is_named(judging, wrong):
-    verdict = judging.verdict(edited(wrong["file"], wrong["class"], wrong.get("edits", ())), wrong["rung"])
+def test_a_wrong_answer_is_named(judging, wrong, capfd):
+    if "code" in wrong:
+        subject = LearnerClass("my_ddp:MyDDP", "my_ddp.py", IMPORTS + wrong["code"])
+    else:
+        subject = edited(wrong["file"], wrong["class"], wrong.get("edits", ()))
+    verdict = judging.verdict(subject, wrong["rung"])
     assert not verdict.passed
     assert wrong["says"] in str(verdict)
+    found, said = capfd.readouterr(), str(verdict).replace(TITLES[wrong["rung"] - 1], "")
+    assert not [one for one in wrong.get("never", ()) if one in said]
+    assert "Warning" not in found.err
+    assert len(str(verdict).splitlines()) <= 3  # a verdict is not buried
 
 
 def test_ranks_that_do_not_match_are_named_whatever_the_message_says(judging, monkeypatch):
@@ -178,15 +192,15 @@ def test_climbing_keeps_progress_and_times_and_stops_at_the_next_rung(judging, h
     monkeypatch.setattr(climb, "gain", gain_while_a_hint_is_shown)
     path.write_text(answer("dist.get_world_size()"))
     verdict = climb.climb(judging, learner_class(path), said.append)
-    assert (verdict.rung, verdict.passed, verdict.check) == (2, False, "one all-reduce")
+    assert (verdict.rung, verdict.passed, verdict.check) == (2, False, "one all-reduce for each dtype")
     assert load_progress(path) == Progress(passed=1, introduced=2, hints={1: 1}, iteration_ms={1: 300.0})
-    assert climb.strip(path) == "■□□□□□□□□□□□□□□□ 1 of 16 rungs"
-    assert "Rung 1 of 16: average gradients" in said[0]
+    assert climb.strip(path) == "■□□□□□□□□□□□□□□□□ 1 of 17 rungs"
+    assert "Rung 1 of 17: average gradients" in said[0]
     assert "300.0 ms" in said[2]
     for introduces in (False, True):  # the task comes again only if it is asked for
         said.clear()
         climb.climb(judging, learner_class(path), said.append, introduces=introduces)
-        assert any("Rung 2 of 16" in one for one in said) == introduces
+        assert any("Rung 2 of 17" in one for one in said) == introduces
 
 
 @pytest.mark.parametrize("columns", [60, 80, 200])
@@ -264,11 +278,16 @@ def test_the_command_names_the_next_rung_and_the_mistake(here, home, shared):
     path = home / "my_ddp.py"
     done = here("learn", path, "--json", home / "out.json")
     assert done.returncode == 1
-    assert "rung 1 of 16 is not passed yet" in done.stderr
+    assert not done.stderr
+    assert "run this again" in done.stdout
+    assert "minimal.py" not in done.stdout  # it has the solution
+    again = here("learn", path)
+    assert (again.returncode, "run this again" in again.stdout) == (1, False)
     assert "the ranks do not start equal" in done.stdout
     assert path.read_text() == SKELETON
     assert json.loads((home / "out.json").read_text())["check"] == "construction"
     assert "hint 1 of 3" in here("learn", path, "--hint").stdout
+    assert "Never write" in here("learn", "--tutor").stdout
 
 
 @pytest.mark.parametrize(
@@ -290,9 +309,9 @@ def test_a_grade_has_a_point_for_each_rung_and_junit(here, home, shared, monkeyp
     done = here("learn", "--grade", "--junit", "grade.xml", "--json", "grade.json")
     assert done.returncode == 0
     document = json.loads((home / "grade.json").read_text())
-    assert (document["points"], document["possible"], len(document["rungs"])) == (15, 16, 16)
+    assert (document["points"], document["possible"], len(document["rungs"])) == (16, 17, 17)
     (suite,) = ElementTree.parse(home / "grade.xml").getroot()
-    assert (suite.attrib["tests"], suite.attrib["failures"]) == ("16", "1")
+    assert (suite.attrib["tests"], suite.attrib["failures"]) == ("17", "1")
     (failure,) = suite.iter("failure")
     assert failure.attrib["message"] == "one all-reduce: 12 of them"
     assert not progress_file(home / "my_ddp.py").exists()
@@ -311,7 +330,7 @@ def test_a_cell_of_a_notebook_is_judged_and_nothing_but_the_progress_is_written(
     )
     load_ipython_extension(ipython)
     magics["rung"]("", answer(3))
-    assert "■□□□□□□□□□□□□□□□ 1 of 16 rungs" in capsys.readouterr().out
+    assert "■□□□□□□□□□□□□□□□□ 1 of 17 rungs" in capsys.readouterr().out
     magics["rung_hint"]("")
     assert "rung 2, flat, hint 1 of 3" in capsys.readouterr().out
     assert [one.name for one in home.iterdir()] == ["my_ddp.progress.json"]
