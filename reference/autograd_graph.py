@@ -44,13 +44,12 @@ def reachable(outputs: Iterable[Tensor], indices: dict[Node, int]) -> frozenset[
     found = set()
     seen: set[Node] = set()
     pending = [get_gradient_edge(output).node for output in outputs if output.requires_grad]
-    with torch.autograd.profiler.record_function("search_unused_parameters"):  # torch's name
-        while pending:
-            node = pending.pop()
-            if node in seen:
-                continue
-            seen.add(node)
-            if node in indices:
-                found.add(indices[node])
-            pending.extend(following for following, _ in node.next_functions if following is not None)
+    while pending:
+        node = pending.pop()
+        if node in seen:
+            continue
+        seen.add(node)
+        if node in indices:
+            found.add(indices[node])
+        pending.extend(following for following, _ in node.next_functions if following is not None)
     return frozenset(found)
