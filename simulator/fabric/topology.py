@@ -169,7 +169,7 @@ class LevelEntry(Schema):
         description="rate at which one member sends while it receives as much, 10^9 bytes per second, an eighth of "
         "its Gbit/s; from a large message, or the data sheet (a two-way rate halved), whose peak is 6-25 % too high",
     )
-    gb_per_s_by_members: dict[int, GbPerS] = Field(
+    gb_per_s_by_members: dict[Annotated[int, Field(strict=False)], GbPerS] = Field(
         default={},
         description="other rates where fewer members take part, as on direct links without a switch, 10^9 bytes per "
         "second by the number of members in use; from the machine's plan of links",
