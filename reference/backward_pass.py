@@ -11,6 +11,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
+from torch import nn
+
 from .buckets import Bucket
 from .reducer_observer import Future
 
@@ -33,7 +35,7 @@ class Reduction:
         ready_order: Parameter indices in the order in which their gradients became ready.
         begun: Whether a gradient has arrived.
         arrived: Number of gradients that have arrived.
-        owners: Parameter indices by the address of their gradients' memory, as far as it was looked at.
+        owners: Parameters by the address of their gradients' memory, as far as it was looked at.
         scale: Factor by which gradients are multiplied when they are packed.
         to_send: Indices of the buckets to send, in launch order; the others are skipped.
         next_bucket: Index of the first bucket that has been neither launched nor skipped.
@@ -47,7 +49,7 @@ class Reduction:
     ready_order: list[int] = field(default_factory=list)
     begun: bool = False
     arrived: int = 0
-    owners: dict[int, int] = field(default_factory=dict)
+    owners: dict[int, nn.Parameter] = field(default_factory=dict)
     scale: float = 1.0
     to_send: Sequence[int] = ()
     next_bucket: int = 0

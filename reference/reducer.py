@@ -389,7 +389,7 @@ class Reducer:
             reduction.arrived += len(arrived)
             if self._separates or self._thorough or self.tracker.counts_gradients:
                 for index in arrived:
-                    self._separates |= separate(self._parameters[index], index, reduction.owners)
+                    self._separates |= separate(self._parameters[index], reduction.owners)
             if self._thorough:
                 for index in arrived:
                     self._changes.arrived(index, self._parameters[index].grad)

@@ -29,19 +29,28 @@ class ChangedGradients:
         return None
 
 
-def separate(parameter: nn.Parameter, index: int, owners: dict[int, int]) -> bool:
+def separate(parameter: nn.Parameter, owners: dict[int, nn.Parameter]) -> bool:
     """Copy a gradient that begins at the same address as another one, as those of `a.view(6) + b.view(6)` do.
 
-    Averages that differ would overwrite each other there. `owners`: indices by the address of their gradients, which
-    grows. Returns whether the gradient was copied. Parts of one buffer begin at different addresses, and stay.
+    Averages that differ would overwrite each other there. `owners`: parameters by the address of their gradients,
+    which grows; an owner whose gradient has become a view of a bucket has left its address to later gradients.
+    Returns whether the gradient was copied. Parts of one buffer begin at different addresses, and stay.
     """
-    gradient = parameter.grad
-    if gradient is None or gradient.layout is not torch.strided or not (address := gradient.data_ptr()):
+    address = _address(parameter)
+    if address is None:
         return False
-    if owners.setdefault(address, index) == index:
+    owner = owners.get(address, parameter)
+    if owner is parameter or _address(owner) != address:
+        owners[address] = parameter
         return False
-    parameter.grad = gradient.clone()
+    parameter.grad = parameter.grad.clone()  # type: ignore[union-attr]  # it has an address
     return True
+
+
+def _address(parameter: nn.Parameter) -> int | None:
+    """Where the parameter's gradient begins; None: it has no gradient, an empty one or a sparse one."""
+    gradient = parameter.grad
+    return gradient.data_ptr() or None if gradient is not None and gradient.layout is torch.strided else None
 
 
 def version_of(gradient: Tensor) -> int:

@@ -168,6 +168,19 @@ def gradients_in_one_memory(rank: int, world_size: int, used: int, options: dict
     return found, [[(step * total / world_size * x).tolist() for total in sums] for step in range(1, 5)]
 
 
+def clones(_rank: int, _world_size: int, wrapper: type[nn.Module], views: bool) -> list[int]:
+    """Tensors that each of four iterations clones; a gradient is as large as the one before, and takes its memory."""
+    layers = [nn.Linear(512, 512, bias=False) for _ in range(4)]
+    ddp = wrapper(nn.Sequential(*layers), gradient_as_bucket_view=views)
+    cloned = []
+    for _ in range(4):
+        ddp.zero_grad()
+        with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as profile:
+            ddp(torch.ones(2, 512)).sum().backward()
+        cloned.append(sum(event.name == "aten::clone" for event in profile.events()))
+    return cloned
+
+
 def wrapper_in_a_checkpoint(rank: int, _world_size: int, beside: bool) -> str:
     """The error of a wrapper in a re-entrant checkpoint, `beside` another forward pass of it or alone."""
     ddp = DistributedDataParallel(two_layers())
