@@ -40,7 +40,7 @@ class ViewBucket(Bucket):
     def puts_until_pack(self) -> int:
         """See `Bucket.puts_until_pack`."""
         room = max(0, MOST_WAITING_BYTES - self._waiting_bytes)
-        return min(super().puts_until_pack, 1 + room // max(1, *self._sizes_bytes))
+        return min(super().puts_until_pack, 1 + room // self._largest_bytes)
 
     def reset(self) -> None:
         """See `Bucket.reset`."""
@@ -61,6 +61,7 @@ class ViewBucket(Bucket):
     def _make_buffer(self) -> None:
         super()._make_buffer()
         self._sizes_bytes = [view.nbytes for view in self.views]
+        self._largest_bytes = max(1, *self._sizes_bytes)
         for slot, parameter in enumerate(self.parameters):
             if parameter.grad is not None:
                 self.views[slot].copy_(parameter.grad)
