@@ -19,7 +19,7 @@ from reference.comm_hooks.interface import GradBucket, Hook
 from reference.comm_hooks.powersgd import PowerSGDState, batched_power_sgd, power_sgd
 from reference.comm_hooks.quantization import quantize_per_channel, quantize_per_tensor
 from reference.launch import report_progress
-from reference.parameters import bucket_key, size_bytes, sparse_parameters, trainable_parameters
+from reference.parameters import bucket_key, sparse_parameters, trainable_parameters
 
 from .. import models
 from .reducer_costs import pack_bucket
@@ -113,7 +113,7 @@ def _buckets(module: nn.Module) -> list[Bucket]:
     for parameter in parameters:
         parameter.grad = torch.randn_like(parameter)
     assigned = assign_buckets(
-        [size_bytes(parameter) for parameter in parameters],
+        [parameter.nbytes for parameter in parameters],
         CAPS_BYTES,
         keys=[bucket_key(parameter) for parameter in parameters],
         order=range(len(parameters))[::-1],
