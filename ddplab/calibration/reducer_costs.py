@@ -36,23 +36,20 @@ BUCKET_BYTES = 64 * MIB
 """Size of the bucket that large gradients fill; exceeds the caches, as the gradients of a model do."""
 
 
-def time_copies(_rank: int, _world_size: int, repeats: int, gradient_bytes: int) -> dict[str, Any]:
+def time_copies(_rank: int, _world_size: int, repeats: int) -> dict[str, Any]:
     """Measure the costs of packing a gradient into its bucket, of launching a bucket and of copying a gradient out.
 
-    The times of the slowest rank count, because the others wait for it. A bucket, of at most `gradient_bytes`, is
-    also all-reduced, which takes long on a slow network. Returns fields of `Processor`.
+    The times of the slowest rank count, because the others wait for it. A bucket is also all-reduced, which takes
+    long on a slow network. Returns fields of `Processor`.
     """
     group = dist.group.WORLD
     assert group is not None
-    bucket_bytes = min(BUCKET_BYTES, gradient_bytes)
     packing: dict[int, list[float]] = {}
     copying_out: dict[int, list[float]] = {}
     launching: list[float] = []
-    for size in [size for size in GRADIENT_BYTES if size <= bucket_bytes] or GRADIENT_BYTES[:1]:
-        parameters = [
-            nn.Parameter(torch.ones(size // 4, device=rank_device()))
-            for _ in range(max(1, min(bucket_bytes // size, 200)))
-        ]
+    for size in GRADIENT_BYTES:
+        count = min(BUCKET_BYTES // size, 200)
+        parameters = [nn.Parameter(torch.ones(size // 4, device=rank_device())) for _ in range(count)]
         for parameter in parameters:
             parameter.grad = torch.ones_like(parameter)
         bucket = Bucket(range(len(parameters)), parameters)
