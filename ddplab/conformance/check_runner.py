@@ -81,7 +81,7 @@ class Bench:
             ValueError: The subject does not wrap a module.
         """
         expected = f"{self.subject.name}: expected a class or a function that wraps a module, given nn.Linear(2, 1)"
-        self.run(_idle)
+        self.run(idle)
         try:
             found = self.run(methods_of, self.subject)
         except HangError:
@@ -195,8 +195,8 @@ class Bench:
         )
 
 
-def _idle(_rank: int, _world_size: int) -> None:
-    """Do nothing: the first body includes the start of the ranks."""
+def idle(_rank: int, _world_size: int) -> None:
+    """Do nothing; as the first body, start the ranks."""
 
 
 Check = Callable[[Bench], str | None]
