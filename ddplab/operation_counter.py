@@ -72,10 +72,7 @@ def measure_operations(model: str, *, autocast: str | None = None) -> Operations
 def count_operations(module: nn.Module, loss_fn: models.Loss, model: str) -> Operations:
     """Run `loss_fn(module)` and its backward pass once, on any device, and count their operations.
 
-    Args:
-        module: The model; the backward pass accumulates gradients in its parameters.
-        loss_fn: Runs one batch and returns the scalar loss.
-        model: The model's name in the result.
+    The pass accumulates gradients in the parameters. `model` is the name in the result.
 
     Raises:
         ModelError: A parameter gets no gradient, or there is no trainable parameter.

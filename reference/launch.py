@@ -205,11 +205,7 @@ class RankPool(contextlib.AbstractContextManager["RankPool"]):
     ) -> list[Any]:
         """Run `body(rank, world_size, *args)` on every rank; returns the results by rank.
 
-        Args:
-            body: The function to run.
-            args: Its further arguments.
-            timeout_s: Overrides the pool's time-out.
-            on_progress: Called with the arguments of every `report_progress` of a rank.
+        `timeout_s` overrides the pool's time-out, and `on_progress` gets what ranks `report_progress`.
 
         Raises:
             RankError: As for `run_ranks`.

@@ -291,11 +291,7 @@ def _store(place: Place) -> "TCPStore":
     opens = place.rank == 0 and not place.has_store
     try:
         return TCPStore(
-            place.address,
-            place.port,
-            is_master=opens,
-            timeout=timedelta(seconds=MEETING_S),
-            wait_for_workers=False,
+            place.address, place.port, is_master=opens, timeout=timedelta(seconds=MEETING_S), wait_for_workers=False
         )
     except DistNetworkError as error:
         expected = f"rank {place.rank} on {socket.gethostname()}: expected {'to open' if opens else 'to reach'}"

@@ -19,12 +19,7 @@ def measure_device(
     """Measure FLOPs per second and bytes per second, in about a second.
 
     The result serves as the old device in `rescale` for traces recorded on this machine. It is valid for the number
-    of threads that torch uses now.
-
-    Args:
-        name: Name of the result. None: that of the GPU, or the architecture of the processor.
-        device: The processor or a GPU. None: the processor.
-        dtype: Type of the elements.
+    of threads that torch uses now. Its default name is that of the GPU, or the architecture of the processor.
     """
     where = device or torch.device("cpu")
     on_gpu = where.type == "cuda"

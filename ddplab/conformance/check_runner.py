@@ -47,16 +47,10 @@ QUICK, FULL = 60, 1000
 
 
 class Bench:
-    """The subject, the ranks on which it is tried, and the effort.
+    """The subject, the ranks on which it is tried, and the effort: `QUICK`, `FULL` or another number of programs.
 
-    Methods that run something raise `FindingError` if the class is wrong, `RankError` if a rank failed, and
-    `HangError` if the ranks did not end in time.
-
-    Args:
-        subject: The class under test.
-        pool: Ranks.
-        effort: `QUICK`, `FULL` or another number of random programs.
-        against: A class whose results must be equal. None: none.
+    `against` is a class whose results must be equal. Methods that run something raise `FindingError` if the class is
+    wrong, `RankError` if a rank failed, and `HangError` if the ranks did not end in time.
 
     Attributes:
         results: Outcomes of the checks so far.

@@ -175,11 +175,8 @@ def buffer_values(samples: int) -> dict[str, Tensor]:
 class Net(nn.Module):
     """The model of a program: `h = abs(h + x[:, i] * sum(weight_i * constant_i))`, weight after weight.
 
-    Signs depend on the weights, so a gradient of stale weights is wrong, and no gradient dies out.
-
-    Args:
-        program: The program.
-        rank: Ranks start from different weights, which construction must make equal.
+    Signs depend on the weights, so a gradient of stale weights is wrong, and no gradient dies out. Ranks start from
+    different weights, which construction must make equal.
     """
 
     def __init__(self, program: Program, rank: int = 0) -> None:
@@ -267,14 +264,7 @@ class Seen(NamedTuple):
 
 
 class Script:
-    """A program that runs on a rank under the data-parallel class.
-
-    Args:
-        subject: The class under test.
-        program: The program; steps may be added to it while it runs.
-        rank: The rank.
-        world_size: Number of ranks.
-        net: The model. None: a new one.
+    """A program that runs on a rank under the data-parallel class; steps may be added to it while it runs.
 
     Attributes:
         called: The wrapped model, or a module that calls it.

@@ -41,11 +41,7 @@ def possible_mistakes(
 ) -> list[str]:
     """Say what a wrong gradient may be in place of the average, likely ones first; integers may fit several.
 
-    Args:
-        got: The gradient after the backward pass.
-        name: Its parameter.
-        rank: The rank.
-        alone: By rank, the gradients that the rank has alone.
+    `alone` has, by rank, the gradients that each rank has alone.
     """
     world_size = len(alone)
     if got is None:
@@ -82,10 +78,7 @@ def _flat(value: Tensor | None) -> Tensor | None:
 def try_alike(bench: Bench, weights: Sequence[Weight], **further: Any) -> None:
     """Train three iterations, in which all ranks use the weights in one order; name the mistake.
 
-    Args:
-        bench: The ranks.
-        weights: The model.
-        further: Further arguments for `program_of`.
+    Further arguments are those of `program_of`.
     """
     size = bench.world_size
     program = program_of(weights, ["train"] * 3, size, **{"used": lambda *_: range(len(weights))} | further)
@@ -124,13 +117,7 @@ def _why_own(subject: Subject) -> str:
 
 
 def _likely(program: Program, got: Mapping[int, Seen], expected: Sequence[Seen]) -> str:
-    """Say what the gradients of the first iteration are on all wrong ranks, and whether only some are wrong.
-
-    Args:
-        program: The program.
-        got: What the wrong ranks saw.
-        expected: What each rank must see.
-    """
+    """Say what the gradients of the first iteration are on all wrong ranks, and whether only some are wrong."""
     net, size = Net(program), len(expected)
     alone = [gradients_of_rank(net, program, 0, rank, size) for rank in range(size)]
     possible: list[list[str]] = []

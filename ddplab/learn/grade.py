@@ -12,10 +12,7 @@ from .rungs import RUNGS
 def grades(judge: Judge, subject: LearnerClass, junit: Path | None = None) -> dict[str, Any]:
     """Judge every rung, also those after one that is not passed; return the points, one for each rung.
 
-    Args:
-        judge: The judge.
-        subject: The learner's class.
-        junit: Where to write JUnit XML, one test case for each rung. None: nowhere.
+    The file `junit` gets JUnit XML with a test case for each rung.
     """
     rows, cases = [], []
     for number, rung in enumerate(RUNGS, start=1):

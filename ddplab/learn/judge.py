@@ -96,12 +96,7 @@ class Judge(AbstractContextManager["Judge"]):
         self.ranks.run(idle)
 
     def verdict(self, subject: Subject, rung: int) -> Judgement:
-        """Run the checks of a rung, up to the first that fails.
-
-        Args:
-            subject: The class.
-            rung: Number of the rung, from 1.
-        """
+        """Run the checks of a rung, whose number counts from 1, up to the first that fails."""
         start, check = time.monotonic(), "construction"
         try:
             subject.check()
