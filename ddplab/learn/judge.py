@@ -55,7 +55,6 @@ class Judgement:
         check: The check that failed. Empty: the class has passed.
         message: What was found: iteration, rank, parameter and ratio.
         likely: The likely mistake; empty if the message is all that is known.
-        seconds: How long the checks took.
     """
 
     rung: int
