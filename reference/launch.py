@@ -18,7 +18,6 @@ import os
 import pickle
 import re
 import signal
-import socket
 import sys
 import tempfile
 import threading
@@ -75,6 +74,7 @@ LOST_PEER = re.compile("gloo/transport|remote process")
 TAIL_TIMEOUT_S = 1.0
 """How long to wait for the end of a rank's standard error, which its own child processes may hold open."""
 
+LOOPBACK = "127.0.0.1"
 LEAVE_S = 10.0
 """How long to wait until a launcher's rank has left a pool. After a failure, what it waits for must fail first."""
 
@@ -722,15 +722,9 @@ def choose_network(namespace: str | None, address: str | None = None) -> None:
         enter(namespace)
         os.environ["GLOO_SOCKET_IFNAME"] = DEVICE
         return
-    if address is not None:
-        for name, ends in psutil.net_if_addrs().items():
-            if any(end.address == address for end in ends):
-                os.environ.setdefault("GLOO_SOCKET_IFNAME", name)
-        return
-    names = {name for _, name in socket.if_nameindex()}
-    for loopback in ("lo", "lo0"):
-        if loopback in names:
-            os.environ.setdefault("GLOO_SOCKET_IFNAME", loopback)
+    for name, ends in psutil.net_if_addrs().items():
+        if any(end.address == (address or LOOPBACK) for end in ends):
+            os.environ.setdefault("GLOO_SOCKET_IFNAME", name)
 
 
 def keep_freed_memory() -> None:

@@ -71,12 +71,9 @@ def progress(first: str = "starting ranks") -> Iterator[Callable[[str, int, int]
 
 
 def show_table(rows: Sequence[dict[str, str]], title: str, *, optional: Sequence[str] = ()) -> None:
-    """Print rows as a table, with their keys as the header.
+    """Print rows, of which each maps the same columns to cells, as a table; there is at least one.
 
-    Args:
-        rows: At least one; each maps the same columns to cells.
-        title: Printed above the table.
-        optional: Columns to leave out, in this order, until the table fits the terminal.
+    Columns in `optional` are left out, in this order, until the table fits the terminal.
     """
     width = None if sys.stdout.isatty() else PIPED_WIDTH
     console = Console(width=width, color_system=None, markup=False, emoji=False, highlight=False)
