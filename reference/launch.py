@@ -529,13 +529,9 @@ def _hash_seed(seed: int) -> Iterator[None]:
 class Seat:
     """What a rank has of its machine.
 
-    Attributes:
-        local_rank: Number of the rank among those of this machine.
-        local_size: Number of ranks of this machine.
-        pinned: Whether the rank runs on its own share of the cores.
-        device: As for `RankPool`.
-        namespace: Path of its network namespace. None: that of the machine.
-        address: Address of the machine on the network that connects the ranks. None: all of them are on one machine.
+    `local_rank` counts among the `local_size` ranks of this machine; `pinned` and `device` are those of `RankPool`.
+    `namespace` is the path of its network namespace; None: that of the machine. `address` is that of the machine on
+    the network that connects the ranks; None: all of them are on one machine.
     """
 
     local_rank: int
