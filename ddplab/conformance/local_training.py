@@ -164,8 +164,7 @@ def findings(
 def compare(got: Seen, expected: Seen, *, iteration: int, rank: int, rtol: float = 0.0) -> str:
     """Compare what a rank saw with what it must see, exactly or up to a relative error.
 
-    Returns:
-        Iteration, rank, parameter, bucket and ratio of the first difference; empty if there is none.
+    Returns iteration, rank, parameter, bucket and ratio of the first difference; empty if there is none.
     """
     for kind, name, how in differences(got, expected, rtol):
         bucket = _bucket_of(list(expected.parameters).index(name), got.buckets) if kind == "gradient" else ""

@@ -68,11 +68,7 @@ def possible_mistakes(
             known[f"it is the average of {other!r}: it was copied back into another parameter"] = (
                 torch.stack(every).sum(dim=0) / world_size  # type: ignore[arg-type]
             )
-    return [words for words, value in known.items() if same(got.reshape(-1), _flat(value))]
-
-
-def _flat(value: Tensor | None) -> Tensor | None:
-    return None if value is None else value.reshape(-1)
+    return [words for words, one in known.items() if one is not None and same(got.reshape(-1), one.reshape(-1))]
 
 
 def try_alike(bench: Bench, weights: Sequence[Weight], **further: Any) -> None:
