@@ -45,23 +45,17 @@ if TYPE_CHECKING:
     from .emulation.emulate import emulate as emulate
     from .replace_ddp import replace_ddp as replace_ddp
 
-_MODULES = {
-    "DistributedDataParallel": "reference.data_parallel",
-    "Fabric": "simulator",
-    "Policy": "simulator",
-    "Prediction": "simulator",
-    "Trace": "reference.trace",
-    "assign_buckets": "reference.bucketing",
-    "emulate": "ddplab.emulation.emulate",
-    "import_profile": "simulator",
-    "plan": "simulator",
-    "predict": "simulator",
-    "record": "reference.recorder",
-    "replace_ddp": "ddplab.replace_ddp",
-    "run_ranks": "reference.launch",
-    "sweep": "simulator",
-    "tune": "simulator",
+_NAMES = {
+    "reference.bucketing": "assign_buckets",
+    "reference.data_parallel": "DistributedDataParallel",
+    "reference.launch": "run_ranks",
+    "reference.recorder": "record",
+    "reference.trace": "Trace",
+    "simulator": "Fabric Policy Prediction import_profile plan predict sweep tune",
+    "ddplab.emulation.emulate": "emulate",
+    "ddplab.replace_ddp": "replace_ddp",
 }
+_MODULES = {name: module for module, names in _NAMES.items() for name in names.split()}
 
 __all__ = sorted(_MODULES)
 

@@ -16,11 +16,7 @@ from reference.bucketing import wrapped_modules
 
 
 class Replicated(nn.Module):
-    """A module that `replicate()` has changed in place, with the methods of `DistributedDataParallel`.
-
-    Args:
-        module: The module, which `replicate()` was applied to, or to its submodules too.
-    """
+    """A module that `replicate()` has changed in place, with the methods of `DistributedDataParallel`."""
 
     def __init__(self, module: nn.Module) -> None:
         super().__init__()
@@ -50,9 +46,7 @@ def replicate_modules(module: nn.Module, *, reduce_dtype: str | None = None) -> 
     module alone. It leaves it to the script that all ranks start from equal parameters and buffers; so rank 0's are
     sent to all ranks before.
 
-    Args:
-        module: The module.
-        reduce_dtype: Name of the dtype of the all-reduces. None: that of the gradients.
+    `reduce_dtype` names the dtype of the all-reduces; None: that of the gradients.
 
     Raises:
         ValueError: This version of torch has no such function.

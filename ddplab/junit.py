@@ -9,15 +9,7 @@ from reference.files.writing import printable, write_atomically
 
 
 class TestCase(NamedTuple):
-    """A test case.
-
-    Attributes:
-        name: Its name.
-        seconds: How long it took.
-        failure: Why it failed; empty: it did not.
-        skipped: Why it says nothing; empty: it passed or failed.
-        details: More on the failure, in several lines.
-    """
+    """A test case: why it failed or was skipped, if it was, and more on the failure in several lines."""
 
     name: str
     seconds: float

@@ -18,13 +18,13 @@ from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_leaves
 
 from reference.errors import ModelError
 from reference.parameters import trainable_parameters
 from reference.trace import StepMemory
 
 from . import models
+from .operation_counter import tensors_of
 
 aten = torch.ops.aten
 FLOAT32_ATTENTION_OUTPUTS = 2
@@ -82,7 +82,7 @@ def _held(model: str, autocast: str | None, batch: int | None) -> tuple[_Held, i
 
 def held_by_a_step(module: nn.Module, loss_fn: models.Loss) -> _Held:
     """Run `loss_fn(module)` and its backward pass once, on any device, and follow what they hold."""
-    live = LiveBytes(_tensors([*module.parameters(), *module.buffers()]))
+    live = LiveBytes(tensors_of([*module.parameters(), *module.buffers()]))
     parameters = trainable_parameters(module)
     ready = [0] * len(parameters)
 
@@ -127,11 +127,11 @@ class LiveBytes(TorchDispatchMode):
     def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
-        for tensor in _tensors((args, kwargs)):
+        for tensor in tensors_of((args, kwargs)):
             self.given_bytes += self._follow(tensor, 0)
         result = func(*args, **kwargs or {})
         is_attention = func._overloadpacket == aten._scaled_dot_product_flash_attention_for_cpu
-        for tensor in _tensors(result):
+        for tensor in tensors_of(result):
             twice = is_attention and tensor is result[0] and tensor.dtype == torch.float32
             self.bytes += self._follow(tensor, FLOAT32_ATTENTION_OUTPUTS if twice else 1)
         self.peak_with_gradients = max(self.peak_with_gradients, self.bytes)
@@ -141,7 +141,7 @@ class LiveBytes(TorchDispatchMode):
     def gradient(self, parameter: Tensor) -> None:
         """The gradient of a parameter is complete."""
         assert parameter.grad is not None
-        for tensor in _tensors(parameter.grad):
+        for tensor in tensors_of(parameter.grad):
             storage = tensor.untyped_storage()
             if storage._cdata not in self._gradients:
                 self._gradients.add(storage._cdata)
@@ -159,12 +159,3 @@ class LiveBytes(TorchDispatchMode):
     def _ended(self, storage: int, made_bytes: int) -> None:
         self._seen.discard(storage)
         self.bytes -= made_bytes
-
-
-def _tensors(tree: Any) -> list[Tensor]:
-    """Return the tensors in a tree; indices and values in place of sparse tensors."""
-    found = []
-    for leaf in tree_leaves(tree):
-        if isinstance(leaf, Tensor):
-            found += [leaf._indices(), leaf._values()] if leaf.layout == torch.sparse_coo else [leaf]
-    return found

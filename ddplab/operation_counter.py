@@ -72,10 +72,7 @@ def measure_operations(model: str, *, autocast: str | None = None) -> Operations
 def count_operations(module: nn.Module, loss_fn: models.Loss, model: str) -> Operations:
     """Run `loss_fn(module)` and its backward pass once, on any device, and count their operations.
 
-    Args:
-        module: The model; the backward pass accumulates gradients in its parameters.
-        loss_fn: Runs one batch and returns the scalar loss.
-        model: The model's name in the result.
+    The pass accumulates gradients in the parameters. `model` is the name in the result.
 
     Raises:
         ModelError: A parameter gets no gradient, or there is no trainable parameter.
@@ -182,8 +179,8 @@ def _is_kernel(func: Any, args: Any, kwargs: Any, result: Any) -> bool:
     """Whether the operation writes anything; views and allocations do not."""
     if func._overloadpacket in _ALLOCATES_ONLY:
         return False
-    given = {tensor.untyped_storage()._cdata for tensor in _tensors((args, kwargs))}
-    returned = {tensor.untyped_storage()._cdata for tensor in _tensors(result)}
+    given = {tensor.untyped_storage()._cdata for tensor in tensors_of((args, kwargs))}
+    returned = {tensor.untyped_storage()._cdata for tensor in tensors_of(result)}
     return bool(func._schema.is_mutable or returned - given)
 
 
@@ -219,11 +216,11 @@ def _attention_shapes(query: Tensor, key: Tensor, value: Tensor) -> list[list[in
 
 
 def _bytes_moved(func: Any, args: Any, kwargs: Any, result: Any) -> int:
-    written = _unique([*_tensors(result), *_tensors(_mutated(func, args, kwargs))])
+    written = _unique([*tensors_of(result), *tensors_of(_mutated(func, args, kwargs))])
     packet = func._overloadpacket
     if packet in _FIRST_IS_NOT_READ or packet in _FIRST_IS_READ_IN_PART:
         args = args[1:]
-    read = _unique(_tensors((args, kwargs)))
+    read = _unique(tensors_of((args, kwargs)))
     if packet in _FIRST_IS_READ_IN_PART:
         read += written
     return sum(map(_distinct_bytes, [*read, *written]))
@@ -237,7 +234,7 @@ def _mutated(func: Any, args: Any, kwargs: Any) -> list[Any]:
     return [given.get(name) for name in writes]
 
 
-def _tensors(tree: Any) -> list[Tensor]:
+def tensors_of(tree: Any) -> list[Tensor]:
     """Return the tensors in a tree of arguments or results; indices and values in place of sparse tensors."""
     found = []
     for leaf in tree_leaves(tree):

@@ -61,7 +61,7 @@ class Trainer:
 
 @cache
 def groups_of_one(world: dist.ProcessGroup) -> list[dist.ProcessGroup]:
-    """Return a group for each rank of the world, which lasts as long; see `emulation.wall_clock_network`."""
+    """Return a group for each rank of the world, which lasts as long; see `comm_hooks.interface`."""
     return [dist.new_group([member], backend="gloo") for member in range(world.size())]
 
 

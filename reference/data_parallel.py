@@ -50,13 +50,7 @@ from .mixed_precision import (
 )
 from .module_wrapper import DataParallel
 from .parameter_stand_ins import ForwardParameters, compose
-from .parameters import (
-    ModuleTensors,
-    ignored_names,
-    sparse_parameters,
-    synchronized_buffers,
-    trainable_parameters,
-)
+from .parameters import ModuleTensors, ignored_names, sparse_parameters, synchronized_buffers, trainable_parameters
 from .reducer_observer import Future, Observer, RecordingHook
 from .reducer_options import Features, WrapperState
 from .tensor_parallel import is_slice, localize, put_back, stand_ins

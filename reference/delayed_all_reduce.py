@@ -14,7 +14,7 @@ from torch import nn
 
 from .autograd_graph import accumulators
 from .bucketing import ONE_BUCKET, assign_buckets
-from .parameters import bucket_key, size_bytes, sparse_parameters
+from .parameters import bucket_key, sparse_parameters
 from .reducer_observer import Future
 from .view_and_sparse_buckets import ViewBucket
 
@@ -48,7 +48,7 @@ class DelayedAllReduce:
         self._wanted: bool | None = None  # None: gradients stay local; False: those of this forward pass are averaged
         self._in_flight: list[Future] = []
         together = assign_buckets(
-            [size_bytes(parameter) for parameter in self._parameters],
+            [parameter.nbytes for parameter in self._parameters],
             [ONE_BUCKET],
             keys=[bucket_key(parameter) for parameter in self._parameters],
         )

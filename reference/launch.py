@@ -18,7 +18,6 @@ import os
 import pickle
 import re
 import signal
-import socket
 import sys
 import tempfile
 import threading
@@ -41,7 +40,7 @@ from torch._C._distributed_c10d import FileStore, TCPStore
 
 from .errors import CollectiveError, Error, RankError, RankLostError, RanksStillRunningError
 from .fork_server import IMPORTED, Surroundings, ctrl_c_blocked, process_context
-from .launcher import LaunchedRanks, launched_ranks
+from .launcher import launched_ranks
 from .network_namespaces import DEVICE, Links, Uplinks, enter
 
 Body = Callable[..., Any]
@@ -75,6 +74,7 @@ LOST_PEER = re.compile("gloo/transport|remote process")
 TAIL_TIMEOUT_S = 1.0
 """How long to wait for the end of a rank's standard error, which its own child processes may hold open."""
 
+LOOPBACK = "127.0.0.1"
 LEAVE_S = 10.0
 """How long to wait until a launcher's rank has left a pool. After a failure, what it waits for must fail first."""
 
@@ -176,18 +176,13 @@ class RankPool(contextlib.AbstractContextManager["RankPool"]):
         if self.world_size < 1:
             raise ValueError(f"world_size: expected at least 1, got {self.world_size}")
         self._launched = launched_ranks()
-        if self._launched is not None:
-            self._check_launched(self._launched)
+        if self._launched is not None and self.world_size > (most := self._launched.place.world_size):
+            raise ValueError(f"ranks: expected at most the {most} that the launcher started, got {self.world_size}")
+        if self._launched is not None and self.link_rate is not None:
+            raise ValueError("link rate: expected none under a launcher, whose ranks have a network of their own")
         self._links: Links | None = None
         self._ranks: list[_StartedRank | _LaunchedRank] = []
         self._resources = contextlib.ExitStack()
-
-    def _check_launched(self, launched: LaunchedRanks) -> None:
-        if self.world_size > launched.place.world_size:
-            started = f"the launcher has started {launched.place.world_size}"
-            raise ValueError(f"ranks: expected no more than the launcher started, got {self.world_size}; {started}")
-        if self.link_rate is not None:
-            raise ValueError("link rate: expected none under a launcher, whose ranks have a network of their own")
 
     @property
     def nodes(self) -> list[str]:
@@ -210,11 +205,7 @@ class RankPool(contextlib.AbstractContextManager["RankPool"]):
     ) -> list[Any]:
         """Run `body(rank, world_size, *args)` on every rank; returns the results by rank.
 
-        Args:
-            body: The function to run.
-            args: Its further arguments.
-            timeout_s: Overrides the pool's time-out.
-            on_progress: Called with the arguments of every `report_progress` of a rank.
+        `timeout_s` overrides the pool's time-out, and `on_progress` gets what ranks `report_progress`.
 
         Raises:
             RankError: As for `run_ranks`.
@@ -267,26 +258,21 @@ class RankPool(contextlib.AbstractContextManager["RankPool"]):
 
     def _seats(self) -> "list[Seat]":
         """Return what each rank has of its machine."""
-        if self._launched is None:
-            ranks = range(self.world_size)
-            namespaces = [None if self._links is None else self._links.namespace(rank) for rank in ranks]
-            return [
-                Seat(rank, self.world_size, namespace=namespace, pinned=self.pinned, device=self.device)
-                for rank, namespace in zip(ranks, namespaces, strict=True)
-            ]
-        known = self._launched.all()
-        nodes = [one.place.node for one in known]
-        several = len(set(self.nodes)) > 1
-        addresses = self._launched.addresses(range(self.world_size)) if several else [None] * self.world_size
+        known = [one.place for one in self._launched.all()] if self._launched else []
+        nodes = [place.node for place in known] or self.nodes
+        addresses: Sequence[str | None] = [None] * self.world_size
+        if self._launched is not None and len(set(self.nodes)) > 1:
+            addresses = self._launched.addresses(range(self.world_size))
         return [
             Seat(
-                one.place.local_rank,
-                nodes.count(one.place.node),
-                address=address,
+                known[rank].local_rank if known else rank,
+                nodes.count(nodes[rank]),
                 pinned=self.pinned,
                 device=self.device,
+                namespace=None if self._links is None else self._links.namespace(rank),
+                address=address,
             )
-            for one, address in zip(known[: self.world_size], addresses, strict=True)
+            for rank, address in enumerate(addresses)
         ]
 
     def _collect(self, timeout_s: float, on_progress: Progress) -> list[Any]:
@@ -348,20 +334,15 @@ class RankPool(contextlib.AbstractContextManager["RankPool"]):
         if kind == _FAILURE and not isinstance(value, RankError):
             raise value if self._launched is None else type(value)(f"{self.name(rank)}: {value}")
         if kind == _FAILURE:  # the first failure is the cause: other ranks fail because they lost that rank
-            if isinstance(value, CollectiveError) and (lost := self._exited_beside(rank)) is not None:
-                return self._receive(lost)
+            if isinstance(value, CollectiveError):  # the end of a process elsewhere may be noticed after this
+                for other, report in self._reports_beside(rank):
+                    if report is None:
+                        return self._receive(other)
             cause = _first_line(value)
             raise type(value)(
                 rank, f"{self.name(rank)} failed: {cause}; the other ranks were ended. Traceback:\n\n{value}"
             )
         return kind, value
-
-    def _exited_beside(self, failed: int) -> int | None:
-        """A rank that exited at the time when another lost its connection to some rank; None if there is none.
-
-        The end of a process on another machine may be noticed after the failure that it caused.
-        """
-        return next((rank for rank, report in self._reports_beside(failed) if report is None), None)
 
     def _others(self, lost: int) -> str:
         """What another rank reports after one was lost; with `debug=True` it names launches that do not match."""
@@ -548,13 +529,9 @@ def _hash_seed(seed: int) -> Iterator[None]:
 class Seat:
     """What a rank has of its machine.
 
-    Attributes:
-        local_rank: Number of the rank among those of this machine.
-        local_size: Number of ranks of this machine.
-        pinned: Whether the rank runs on its own share of the cores.
-        device: As for `RankPool`.
-        namespace: Path of its network namespace. None: that of the machine.
-        address: Address of the machine on the network that connects the ranks. None: all of them are on one machine.
+    `local_rank` counts among the `local_size` ranks of this machine; `pinned` and `device` are those of `RankPool`.
+    `namespace` is the path of its network namespace; None: that of the machine. `address` is that of the machine on
+    the network that connects the ranks; None: all of them are on one machine.
     """
 
     local_rank: int
@@ -741,15 +718,9 @@ def choose_network(namespace: str | None, address: str | None = None) -> None:
         enter(namespace)
         os.environ["GLOO_SOCKET_IFNAME"] = DEVICE
         return
-    if address is not None:
-        for name, ends in psutil.net_if_addrs().items():
-            if any(end.address == address for end in ends):
-                os.environ.setdefault("GLOO_SOCKET_IFNAME", name)
-        return
-    names = {name for _, name in socket.if_nameindex()}
-    for loopback in ("lo", "lo0"):
-        if loopback in names:
-            os.environ.setdefault("GLOO_SOCKET_IFNAME", loopback)
+    for name, ends in psutil.net_if_addrs().items():
+        if any(end.address == (address or LOOPBACK) for end in ends):
+            os.environ.setdefault("GLOO_SOCKET_IFNAME", name)
 
 
 def keep_freed_memory() -> None:

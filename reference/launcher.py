@@ -38,14 +38,9 @@ LATE_S = 10.0
 class Place(NamedTuple):
     """Place of this process among those that a launcher has started.
 
-    Attributes:
-        rank: Rank of the process.
-        world_size: Number of processes.
-        local_rank: Number of the process on its node.
-        node: Name of the node, different for each; not always that of the machine.
-        address: Where rank 0 is, or the launcher's store.
-        port: Port of the store there.
-        has_store: Whether the launcher has a store at that port. False: rank 0 opens it.
+    `local_rank` is its number on its node, and `node` a name that each node has for itself, not always that of the
+    machine. Rank 0, or the launcher's store, is at `address`; the store has this port there, and without
+    `has_store` rank 0 opens it.
     """
 
     rank: int
@@ -139,13 +134,9 @@ _launched_ranks: "LaunchedRanks | None" = None
 
 
 class LaunchedRank(NamedTuple):
-    """What the program knows of a process that the launcher has started, its own included.
+    """What the program knows of a process that the launcher has started: `devices` are CUDA devices that it sees.
 
-    Attributes:
-        place: Its place.
-        host: Name of its machine.
-        devices: Number of CUDA devices that it sees.
-        connection: For messages. None: it is the program's own process.
+    Without a connection for messages, it is the program's own process.
     """
 
     place: Place
@@ -291,11 +282,7 @@ def _store(place: Place) -> "TCPStore":
     opens = place.rank == 0 and not place.has_store
     try:
         return TCPStore(
-            place.address,
-            place.port,
-            is_master=opens,
-            timeout=timedelta(seconds=MEETING_S),
-            wait_for_workers=False,
+            place.address, place.port, is_master=opens, timeout=timedelta(seconds=MEETING_S), wait_for_workers=False
         )
     except DistNetworkError as error:
         expected = f"rank {place.rank} on {socket.gethostname()}: expected {'to open' if opens else 'to reach'}"

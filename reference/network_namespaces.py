@@ -73,10 +73,7 @@ class Uplinks(NamedTuple):
 class Links(contextlib.AbstractContextManager["Links"]):
     """A network namespace for each rank, and one for the bridges; use as a context manager, or call `close`.
 
-    Args:
-        world_size: Number of ranks.
-        rate: Rate of each rank's link in each direction, in bits per second.
-        uplinks: Links between nodes. None: all ranks are in one node.
+    Each rank's link has this rate in each direction, in bits per second. Without `uplinks` all ranks are in one node.
 
     Raises:
         LinkError: Virtual links are not possible on this machine or for this user; the message names the cause.

@@ -106,11 +106,6 @@ def dtype_name(tensor: Tensor) -> str:
     return str(tensor.dtype).removeprefix("torch.")
 
 
-def size_bytes(tensor: Tensor) -> int:
-    """Size of the tensor's elements, which does not depend on its strides."""
-    return tensor.numel() * tensor.element_size()
-
-
 def dense_strides(tensor: Tensor) -> list[int]:
     """Strides of the dimensions that have more than one element; the other strides have no meaning."""
     return [stride for stride, size in zip(tensor.stride(), tensor.shape, strict=True) if size > 1]

@@ -15,7 +15,6 @@ from reference.comm_hooks.compress import bf16_compress, fp16_compress
 from reference.comm_hooks.interface import Hook
 from reference.comm_hooks.powersgd import PowerSGDState, power_sgd
 from reference.data_parallel import DistributedDataParallel
-from reference.parameters import size_bytes
 from simulator import plot_colours
 
 from .averaging import gradient
@@ -102,7 +101,7 @@ def try_hook(rank: int, _world_size: int, name: str) -> tuple[Tensor, Tensor, Te
             ddp(given).backward()
         averaged.append(gradient(model.weight))
         sent_bytes.append(sum(sent))
-    return given, averaged[0], averaged[1], sent_bytes[0], size_bytes(model.weight) // 2
+    return given, averaged[0], averaged[1], sent_bytes[0], model.weight.nbytes // 2
 
 
 def elements_sent(_rank: int, _world_size: int, rows: int, columns: int, approximation_rank: int) -> tuple[int, int]:
@@ -142,7 +141,7 @@ def train(rank: int, world_size: int, hook: str, steps: int) -> tuple[list[float
             losses.append(loss.detach())
     mean = torch.stack(losses)
     dist.all_reduce(mean)
-    return (mean / world_size).tolist(), sum(sent) / (steps * sum(map(size_bytes, model.parameters())))
+    return (mean / world_size).tolist(), sum(sent) / (steps * sum(one.nbytes for one in model.parameters()))
 
 
 def _wrapped(model: nn.Module, registered: Registered) -> DistributedDataParallel:

@@ -11,12 +11,12 @@ import torch.distributed as dist
 from ddplab.calibration.repeated_timing import meet, of_slowest_rank
 from ddplab.conformance.class_under_test import FINISHING, Subject
 from ddplab.emulation.emulated_device import EmulatedTraining
-from ddplab.emulation.wall_clock_network import WallGroup, modelled_network
 from reference.launch import let_network_threads_yield
 from reference.trace import Trace
 from simulator import Fabric
 
 from .own_code import forget
+from .wall_clock_network import WallGroup, modelled_network
 
 
 class Candidate(NamedTuple):

@@ -10,11 +10,10 @@ from matplotlib.figure import Figure
 from torch import nn
 
 from ddplab.calibration.calibrate import measure_collectives
-from ddplab.calibration.collective_times import MessageSizes
 from ddplab.models import Model
 from ddplab.validation_report import ValidationRow
 from reference.bucketing import MIB
-from reference.launch import RankPool, no_progress
+from reference.launch import RankPool
 from reference.trace import Trace
 from simulator import Fabric, plot_colours
 from simulator.predicted_iteration import Prediction
@@ -53,7 +52,7 @@ def passes_ms(trace: Trace) -> tuple[float, float]:
 
 def collectives(pool: RankPool) -> Fabric:
     """Measure collectives, copies and launches, with few repetitions and without the model's slow-downs."""
-    return measure_collectives(pool, MessageSizes.of_each(SIZES_BYTES, pool.backend), 2, no_progress)
+    return measure_collectives(pool, SIZES_BYTES, 2)
 
 
 def all_reduce_ms(fabric: Fabric, mib: float) -> float:

@@ -19,9 +19,9 @@ from simulator.fabric.link_sharing import relative_weights
 from simulator.fabric.processor_costs import HookCost
 from simulator.schedule.comm_hook_messages import NO_HOOK, named_hook
 
-from .collective_times import MessageSizes, Samples, gradient_bytes, time_collectives
+from .collective_times import Samples, gradient_bytes, time_collectives
 from .comm_hook_costs import HookParts, time_hook
-from .reducer_costs import BUCKET_BYTES, time_copies, time_search_and_rebuild
+from .reducer_costs import time_copies, time_search_and_rebuild
 from .repeated_timing import fit_linear, median_ns, relative_spread
 from .slow_downs import fit_slow_down, time_contention
 
@@ -65,27 +65,26 @@ def calibrate(
         named_hook(name)  # raises an error before anything is measured
     if sizes_bytes is None:
         sizes_bytes = sizes_up_to(pool.run(gradient_bytes, model)[0], pool.backend)
-    sizes = MessageSizes.of_each(sizes_bytes, pool.backend)
-    collectives = measure_collectives(pool, sizes, repeats, on_progress)
-    fabric = with_slowdowns(pool, model, collectives, repeats=repeats, on_progress=on_progress)
+    fabric = measure_collectives(pool, sizes_bytes, repeats, on_progress)
+    measured: dict[str, Any] = {}
+    if pool.world_size > 1:  # a single rank sends nothing, so there is no slow-down
+        times_by_rank = pool.run(time_contention, model, repeats + 1, on_progress=on_progress)
+        measured["slow_down"], measured["slow_down_error"] = fit_slow_down(times_by_rank)
+    searching, rebuilding = zip(*pool.run(time_search_and_rebuild, model, repeats), strict=True)
+    measured["search_ns_per_parameter"] = median(chain(*searching))
+    measured["rebuild_ns"] = median_ns(chain(*rebuilding))
+    source = f"{fabric.source}; slow-down, search and rebuild of {model}"
+    fabric = fabric.with_processor(**measured).model_copy(update={"source": source})
     return measure_hooks(pool, fabric, hooks, model, repeats=repeats, on_progress=on_progress)
 
 
 def measure_collectives(
-    pool: RankPool,
-    sizes: MessageSizes,
-    repeats: int,
-    on_progress: Progress,
-    *,
-    gradient_bytes: int = BUCKET_BYTES,
-    pause_s: float = 0.0,
+    pool: RankPool, sizes_bytes: Iterable[int], repeats: int, on_progress: Progress = no_progress
 ) -> Fabric:
-    """Measure the costs that do not depend on the model: collectives, copies and launches.
-
-    No bucket whose copies are measured is larger than `gradient_bytes`; for `pause_s` see `time_collectives`.
-    """
-    samples = pool.run(time_collectives, sizes, COLLECTIVE_REPEATS * repeats, pause_s, on_progress=on_progress)[0]
-    copies = pool.run(time_copies, repeats, gradient_bytes)[0]
+    """Measure the costs that do not depend on the model: collectives, copies and launches."""
+    sizes = sorted(sizes_bytes)
+    samples = pool.run(time_collectives, sizes, COLLECTIVE_REPEATS * repeats, on_progress=on_progress)[0]
+    copies = pool.run(time_copies, repeats)[0]
     world_size = pool.world_size
     network = "" if pool.link_rate is None else f", links of {pool.link_rate / 1e9:g} Gbit/s"
     if pool.uplinks is not None:
@@ -99,27 +98,6 @@ def measure_collectives(
         processor=Processor(**copies),
         source=f"measured: {pool.backend}, {world_size} ranks on one {platform.machine()} machine{network}, "
         f"torch {torch.__version__}",
-    )
-
-
-def with_slowdowns(
-    pool: RankPool, model: str, fabric: Fabric, *, repeats: int = REPEATS, on_progress: Progress = no_progress
-) -> Fabric:
-    """Measure the costs that depend on the model: its slow-down, the search for unused parameters, and the rebuild.
-
-    A single rank sends nothing, so there is no slow-down.
-    """
-    measured: dict[str, Any] = {}
-    if pool.world_size > 1:
-        times_by_rank = pool.run(time_contention, model, repeats + 1, on_progress=on_progress)
-        measured["slow_down"], measured["slow_down_error"] = fit_slow_down(times_by_rank)
-    searching, rebuilding = zip(*pool.run(time_search_and_rebuild, model, repeats), strict=True)
-    measured |= {
-        "search_ns_per_parameter": median(chain(*searching)),
-        "rebuild_ns": median_ns(chain(*rebuilding)),
-    }
-    return fabric.with_processor(**measured).model_copy(
-        update={"source": f"{fabric.source}; slow-down, search and rebuild of {model}"}
     )
 
 

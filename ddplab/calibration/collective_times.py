@@ -1,9 +1,8 @@
 """Measures collectives by message size: all-reduces alone, all-reduces two at a time, and broadcasts."""
 
 import threading
-import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import NamedTuple, Self
+from collections.abc import Callable, Iterator, Sequence
+from itertools import pairwise
 
 import torch
 import torch.distributed as dist
@@ -28,64 +27,37 @@ because an idle link lets a burst pass.
 """
 
 Samples = dict[str, dict[int, list[int]]]
-"""Nanoseconds by measurement, which is named as in `MessageSizes`, and message size."""
+"""Nanoseconds by measurement and message size: `all_reduce` and `broadcast` alone; `two`, an all-reduce beside one of
+its size, and `beside_larger`, beside one of the next larger size, where the backend runs two at a time."""
 
 
-class MessageSizes(NamedTuple):
-    """Sizes of single all-reduces, all-reduces that run two at a time, and broadcasts; ascending, in bytes.
-
-    A size of `two` is also one of `all_reduce`.
-    """
-
-    all_reduce: tuple[int, ...]
-    two: tuple[int, ...]
-    broadcast: tuple[int, ...]
-
-    @property
-    def beside_larger(self) -> tuple[int, ...]:
-        """Sizes of all-reduces that run beside one of the next larger size in `two`."""
-        return self.two[:-1]
-
-    def larger(self, size_bytes: int) -> int:
-        """Return the next larger size in `two`."""
-        return self.two[self.two.index(size_bytes) + 1]
-
-    @classmethod
-    def of_each(cls, sizes_bytes: Iterable[int], backend: str) -> Self:
-        """Make the same sizes for each measurement; NCCL runs no two all-reduces of a group at a time."""
-        sizes = tuple(sorted(sizes_bytes))
-        return cls(sizes, sizes if CONCURRENCY[backend] > 1 else (), sizes)
-
-
-def time_collectives(rank: int, world_size: int, sizes: MessageSizes, repeats: int, pause_s: float = 0.0) -> Samples:
-    """Time the collectives of `sizes` repeatedly; drop the first time of each.
+def time_collectives(rank: int, world_size: int, sizes_bytes: Sequence[int], repeats: int) -> Samples:
+    """Time collectives of these ascending sizes repeatedly; drop the first time of each.
 
     Repetitions of all sizes are interleaved, so that a drift of the machine's speed affects every size alike. A size
     that takes long, as on a slow link, is repeated as `BUDGET_NS` allows, but at least `LEAST_REPEATS` times.
-    Ranks sleep for `pause_s` seconds before each measurement, except those of queues: a processor that was idle takes
-    longer to react to messages.
     """
-    every_size = sorted({*sizes.all_reduce, *sizes.two, *sizes.broadcast})
-    buffer = MessageBuffer(2 * every_size[-1])
-    queued = {size: min(max(SHORTEST_QUEUE, every_size[-1] // size), LONGEST_QUEUE) for size in every_size}
+    buffer = MessageBuffer(2 * sizes_bytes[-1])
+    queued = {size: min(max(SHORTEST_QUEUE, sizes_bytes[-1] // size), LONGEST_QUEUE) for size in sizes_bytes}
+    larger = dict(pairwise(sizes_bytes))
     measurements: dict[str, Callable[[int], int]] = {
         "all_reduce": lambda size: last_to_last_ns(dist.all_reduce, *buffer.messages(size, 1)),
         "two": lambda size: two_at_a_time_ns(buffer.messages(size, queued[size])),
-        "beside_larger": lambda size: beside_larger_ns(size, *buffer.messages(sizes.larger(size), 2)),
+        "beside_larger": lambda size: beside_larger_ns(size, *buffer.messages(larger[size], 2)),
         "broadcast": lambda size: last_to_last_ns(dist.broadcast, *buffer.messages(size, 1), 0),
     }
-    times: Samples = {name: {size: [] for size in getattr(sizes, name)} for name in measurements}
-    repeats_of = dict.fromkeys(every_size, repeats)
+    beside = sizes_bytes if CONCURRENCY[dist.get_backend()] > 1 else ()
+    sizes_of = {"two": beside, "beside_larger": beside[:-1]}
+    times: Samples = {name: {size: [] for size in sizes_of.get(name, sizes_bytes)} for name in measurements}
+    repeats_of = dict.fromkeys(sizes_bytes, repeats)
     for done in range(repeats + 1):
         share_clock(rank, world_size)
         if rank == 0:
             report_progress("calibrating collectives", done, repeats + 1)
-        for size in (size for size in every_size if done <= repeats_of[size]):
+        for size in (size for size in sizes_bytes if done <= repeats_of[size]):
             taken_ns = 0
             for name in (name for name in measurements if size in times[name]):
                 meet()
-                if name != "two":
-                    time.sleep(pause_s)
                 times[name][size].append(measurements[name](size))
                 taken_ns += times[name][size][-1] * (queued[size] if name == "two" else 1)
             if done == 0:
@@ -163,13 +135,10 @@ def gradient_bytes(_rank: int, _world_size: int, model: str) -> int:
 
 
 class AllReduceQueue:
-    """All-reduces that are all issued at once; all ranks create equal queues.
+    """All-reduces of messages that are all issued at once, in this order; all ranks create equal queues.
 
     So issues a reducer whose network is slower than its computation, and the backend runs as many at a time as it
     can.
-
-    Args:
-        messages: The tensors to all-reduce, in this order.
     """
 
     def __init__(self, messages: Sequence[Tensor]) -> None:

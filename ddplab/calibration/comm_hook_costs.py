@@ -19,7 +19,7 @@ from reference.comm_hooks.interface import GradBucket, Hook
 from reference.comm_hooks.powersgd import PowerSGDState, batched_power_sgd, power_sgd
 from reference.comm_hooks.quantization import quantize_per_channel, quantize_per_tensor
 from reference.launch import report_progress
-from reference.parameters import bucket_key, size_bytes, sparse_parameters, trainable_parameters
+from reference.parameters import bucket_key, sparse_parameters, trainable_parameters
 
 from .. import models
 from .reducer_costs import pack_bucket
@@ -28,29 +28,16 @@ from .repeated_timing import TimedCollective, let_host_lead, meet, read_clock, t
 # Real hooks by name
 
 
-def _no_state(_rank: int) -> None:
-    """Return the state of hooks without state, None, with which they average over all ranks."""
-
-
-def _power_sgd_state(rank: int) -> PowerSGDState:
-    return PowerSGDState(None, matrix_approximation_rank=rank, start_powerSGD_iter=2)
-
-
-REAL_HOOKS: dict[str, tuple[Hook, Callable[[int], Any]]] = {
-    "noop": (noop, _no_state),
-    "fp16": (fp16_compress, _no_state),
-    "bf16": (bf16_compress, _no_state),
-    "quantize_per_tensor": (quantize_per_tensor, _no_state),
-    "quantize_per_channel": (quantize_per_channel, _no_state),
-    "power_sgd": (power_sgd, _power_sgd_state),
-    "batched_power_sgd": (batched_power_sgd, _power_sgd_state),
+REAL_HOOKS: dict[str, Hook] = {
+    "noop": noop,
+    "fp16": fp16_compress,
+    "bf16": bf16_compress,
+    "quantize_per_tensor": quantize_per_tensor,
+    "quantize_per_channel": quantize_per_channel,
+    "power_sgd": power_sgd,
+    "batched_power_sgd": batched_power_sgd,
 }
-"""Hook functions by name, each with a function that makes the hook's state from an approximation rank.
-
-The names are those of `schedule.comm_hooks.HOOKS` without `none`.
-"""
-
-
+"""Hook functions by name; the names are those of `schedule.comm_hooks.HOOKS` without `none`."""
 HALVES = {"fp16": torch.float16, "bf16": torch.bfloat16}
 """Half-precision types by the prefix that `named_hook` takes."""
 
@@ -61,9 +48,11 @@ def real_hook(name: str) -> tuple[Hook, Callable[[], Any]]:
     if plus:
         hook, make_state = real_hook(inner)
         return compress(HALVES[dtype])(hook), make_state
-    kind, _, approximation_rank = name.partition(":")
-    hook, make_state_of_rank = REAL_HOOKS[kind]
-    return hook, partial(make_state_of_rank, int(approximation_rank or 1))
+    kind, _, rank = name.partition(":")
+    if kind not in ("power_sgd", "batched_power_sgd"):
+        return REAL_HOOKS[kind], lambda: None  # averages over all ranks
+    state_of_rank = partial(PowerSGDState, None, start_powerSGD_iter=2)
+    return REAL_HOOKS[kind], partial(state_of_rank, matrix_approximation_rank=int(rank or 1))
 
 
 # The measurement
@@ -113,7 +102,7 @@ def _buckets(module: nn.Module) -> list[Bucket]:
     for parameter in parameters:
         parameter.grad = torch.randn_like(parameter)
     assigned = assign_buckets(
-        [size_bytes(parameter) for parameter in parameters],
+        [parameter.nbytes for parameter in parameters],
         CAPS_BYTES,
         keys=[bucket_key(parameter) for parameter in parameters],
         order=range(len(parameters))[::-1],

@@ -1,7 +1,6 @@
 """Measures the reducer's own costs: packing, launching, copying out, the graph search, and the rebuild."""
 
 import time
-from functools import partial
 from typing import Any
 
 import torch
@@ -10,12 +9,11 @@ from torch import Tensor, nn
 
 from reference.autograd_graph import accumulators, reachable
 from reference.autograd_hooks import tensors_in
-from reference.bucketing import MIB, bucket_caps, initial_buckets
-from reference.buckets import Bucket, Buckets
+from reference.bucketing import MIB
+from reference.buckets import Bucket
+from reference.data_parallel import DistributedDataParallel
 from reference.launch import rank_device
-from reference.parameters import bucket_key, size_bytes, sparse_parameters, trainable_parameters
-from reference.reducer_options import Features
-from reference.view_and_sparse_buckets import make_bucket
+from reference.parameters import trainable_parameters
 
 from .. import models
 from .collective_times import AllReduceQueue, MessageBuffer, last_to_last_ns, within_budget
@@ -38,23 +36,20 @@ BUCKET_BYTES = 64 * MIB
 """Size of the bucket that large gradients fill; exceeds the caches, as the gradients of a model do."""
 
 
-def time_copies(_rank: int, _world_size: int, repeats: int, gradient_bytes: int) -> dict[str, Any]:
+def time_copies(_rank: int, _world_size: int, repeats: int) -> dict[str, Any]:
     """Measure the costs of packing a gradient into its bucket, of launching a bucket and of copying a gradient out.
 
-    The times of the slowest rank count, because the others wait for it. A bucket, of at most `gradient_bytes`, is
-    also all-reduced, which takes long on a slow network. Returns fields of `Processor`.
+    The times of the slowest rank count, because the others wait for it. A bucket is also all-reduced, which takes
+    long on a slow network. Returns fields of `Processor`.
     """
     group = dist.group.WORLD
     assert group is not None
-    bucket_bytes = min(BUCKET_BYTES, gradient_bytes)
     packing: dict[int, list[float]] = {}
     copying_out: dict[int, list[float]] = {}
     launching: list[float] = []
-    for size in [size for size in GRADIENT_BYTES if size <= bucket_bytes] or GRADIENT_BYTES[:1]:
-        parameters = [
-            nn.Parameter(torch.ones(size // 4, device=rank_device()))
-            for _ in range(max(1, min(bucket_bytes // size, 200)))
-        ]
+    for size in GRADIENT_BYTES:
+        count = min(BUCKET_BYTES // size, 200)
+        parameters = [nn.Parameter(torch.ones(size // 4, device=rank_device())) for _ in range(count)]
         for parameter in parameters:
             parameter.grad = torch.ones_like(parameter)
         bucket = Bucket(range(len(parameters)), parameters)
@@ -123,10 +118,6 @@ def pack_bucket(bucket: Bucket, scale: float = 0.5) -> None:
     bucket.pack(scale)
 
 
-REBUILT_CAP_MB = 25.0
-"""DDP's default cap. The number of buckets hardly matters: the cost of a rebuild depends on the parameters."""
-
-
 def time_search_and_rebuild(_rank: int, _world_size: int, model: str, repeats: int) -> tuple[list[float], list[int]]:
     """Return nanoseconds per parameter of each search of the graph for unused ones, and of each rebuild of buckets.
 
@@ -135,7 +126,7 @@ def time_search_and_rebuild(_rank: int, _world_size: int, model: str, repeats: i
     module, loss_fn = models.build(model)
     parameters = trainable_parameters(module)
     searching = [_search_ns(module, loss_fn, list(parameters.values())) for _ in range(repeats + 1)]
-    rebuilding = [_rebuild_ns(module, parameters) for _ in range(repeats + 1)]
+    rebuilding = [_rebuild_ns(module) for _ in range(repeats + 1)]
     return [ns / len(parameters) for ns in searching[1:]], rebuilding[1:]
 
 
@@ -153,34 +144,20 @@ def _search_ns(module: nn.Module, loss_fn: models.Loss, parameters: list[nn.Para
     return clock_ns() - start
 
 
-def _rebuild_ns(module: nn.Module, parameters: dict[str, nn.Parameter]) -> int:
+def _rebuild_ns(module: nn.Module) -> int:
     """Return the nanoseconds to rebuild one bucket into default buckets, without the broadcast of the ready order."""
-    group = dist.group.WORLD
-    assert group is not None
-    buckets = first_buckets(module, parameters)
+    ddp = wrapped(module)
+    buckets = ddp.reducer.buckets
     with torch.no_grad(), timed_collectives("broadcast") as broadcasts:
         start = clock_ns()
-        buckets.rebuild_if_due(range(len(parameters))[::-1], group)
+        buckets.rebuild_if_due(range(len(buckets.bucket_of))[::-1], ddp.process_group)
         total_ns = clock_ns() - start
     (broadcast,) = broadcasts
     return total_ns - (broadcast.wait() - broadcast.issued_ns)
 
 
-def first_buckets(module: nn.Module, parameters: dict[str, nn.Parameter]) -> Buckets:
-    """Make one bucket for each kind of gradient, as torch does at first; the rebuild uses the default cap."""
-    tensors, sparse = list(parameters.values()), sparse_parameters(module)
-    buckets = initial_buckets(
-        [size_bytes(tensor) for tensor in tensors],
-        bucket_caps(float("inf")),
-        keys=[bucket_key(tensor) for tensor in tensors],
-        sparse=[name in sparse for name in parameters],
-    )
-    indices = frozenset(index for index, name in enumerate(parameters) if name in sparse)
-    return Buckets(
-        tensors,
-        buckets,
-        rebuild_caps_bytes=bucket_caps(REBUILT_CAP_MB),
-        sparse=indices,
-        features=Features(),
-        make_bucket=partial(make_bucket, sparse=indices),
-    )
+def wrapped(module: nn.Module) -> DistributedDataParallel:
+    """Wrap a module, with one bucket for each kind of gradient at first; its backward passes average nothing."""
+    ddp = DistributedDataParallel(module, init_sync=False)
+    ddp.reducer.detach()
+    return ddp

@@ -13,11 +13,10 @@ import torch.distributed as dist
 
 from reference.bucketing import MIB
 from reference.launch import rank_device, report_progress
-from reference.parameters import size_bytes, trainable_parameters
 
 from .. import models
 from .collective_times import AllReduceQueue, GpuAllReduceQueue, MessageBuffer, within_budget
-from .reducer_costs import first_buckets, pack_bucket
+from .reducer_costs import pack_bucket, wrapped
 from .repeated_timing import (
     ContentionTimes,
     clock_ns,
@@ -114,9 +113,8 @@ class ContendingModel:
     def __init__(self, model: str, meeting_group: dist.ProcessGroup) -> None:
         self.meeting_group = meeting_group
         self._module, self._loss_fn = models.build(model)
-        parameters = trainable_parameters(self._module)
-        self._buckets = first_buckets(self._module, parameters)
-        self.gradient_bytes = sum(map(size_bytes, parameters.values())) // 4 * 4
+        self._buckets = wrapped(self._module).reducer.buckets
+        self.gradient_bytes = sum(bucket.size_bytes for bucket in self._buckets) // 4 * 4
         self._buffer = MessageBuffer(self.gradient_bytes)
         self.time_pass()  # the first one also allocates all gradients and does not count
         self._pass_ns = time_ns(self.time_pass)

@@ -5,12 +5,13 @@ from collections import Counter
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
-import typer
+from typer import Argument, Option
 
 from reference.fork_server import start_server
 
 from ..junit import TestCase, write_junit
-from .shared_options import HELP, Json, check_outputs, files_of
+from . import shared_options as options
+from .shared_options import check_outputs, files_of
 from .terminal_output import show_table, write_json
 
 if TYPE_CHECKING:
@@ -29,56 +30,38 @@ QUIET = {"TORCH_CPP_LOG_LEVEL": "ERROR", "PYTHONWARNINGS": "ignore::UserWarning:
 its warnings would only stand between the outcomes."""
 
 
+HELP = {
+    "class": "The class under test: ddplab, torch, or MODULE:CLASS with the constructor of torch's class or a part "
+    "of it, or MODULE:FUNCTION that wraps a module.",
+    "full": "Try more programs: minutes instead of about one.",
+    "device": "Where programs train: cpu, or cuda, where ranks may share a GPU, but not with nccl, and a single rank "
+    "is allowed. Only checks that train programs run on a GPU.",
+    "against": "Also compare with this class: equal gradients, errors and buckets.",
+    "stop": "Stop after the first check that fails unexpectedly.",
+    "only": "Run only these checks.",
+    "expect": "YAML file with the lists must-pass, expected-fail and skip of checks.",
+    "baseline": "Fail if a schedule is slower than in this file of --save-schedule.",
+    "save_schedule": "Write the schedules as JSON, for --baseline.",
+    "junit": "Write the outcomes as JUnit XML, for CI.",
+}
+PROCESSES = options.HELP["processes"].format(3)
+NVIDIA = "cuda with nccl"
+
+
 def conform(
-    ddp: Annotated[
-        str,
-        typer.Argument(
-            metavar="CLASS",
-            help="The class under test: ddplab, torch, or MODULE:CLASS with the constructor of torch's class or a "
-            "part of it, or MODULE:FUNCTION that wraps a module.",
-        ),
-    ],
-    full: Annotated[  # noqa: FBT002 - a flag of the command line
-        bool, typer.Option("--full/--quick", help="Try more programs: minutes instead of about one.")
-    ] = False,
-    world_size: Annotated[
-        int | None, typer.Option(min=1, metavar="N", help=HELP["processes"].format(3), show_default=False)
-    ] = None,
-    backend: Annotated[str, typer.Option(metavar="NAME", help="Backend of the process group.")] = "gloo",
-    device: Annotated[
-        str | None,
-        typer.Option(
-            metavar="NAME",
-            help="Where programs train: cpu, or cuda, where ranks may share a GPU, but not with nccl, and a single "
-            "rank is allowed. Only checks that train programs run on a GPU.",
-            show_default="cuda with nccl",
-        ),
-    ] = None,
-    against: Annotated[
-        str | None,
-        typer.Option(metavar="CLASS", help="Also compare with this class: equal gradients, errors and buckets."),
-    ] = None,
-    stop: Annotated[  # noqa: FBT002 - a flag of the command line
-        bool, typer.Option("--exitfirst", "-x", help="Stop after the first check that fails unexpectedly.")
-    ] = False,
-    only: Annotated[
-        str | None, typer.Option(metavar="CHECK,...", help="Run only these checks.", show_default="all")
-    ] = None,
-    expect: Annotated[
-        Path | None,
-        typer.Option(metavar="PATH", help="YAML file with the lists must-pass, expected-fail and skip of checks."),
-    ] = None,
-    baseline: Annotated[
-        Path | None,
-        typer.Option(metavar="PATH", help="Fail if a schedule is slower than in this file of --save-schedule."),
-    ] = None,
-    save_schedule: Annotated[
-        Path | None, typer.Option(metavar="PATH", help="Write the schedules as JSON, for --baseline.")
-    ] = None,
-    junit: Annotated[
-        Path | None, typer.Option(metavar="PATH", help="Write the outcomes as JUnit XML, for CI.")
-    ] = None,
-    json_path: Json = None,
+    ddp: Annotated[str, Argument(metavar="CLASS", help=HELP["class"])],
+    full: Annotated[bool, Option("--full/--quick", help=HELP["full"])] = False,  # noqa: FBT002 - a flag
+    world_size: Annotated[int | None, Option(min=1, metavar="N", help=PROCESSES, show_default=False)] = None,
+    backend: Annotated[str, Option(metavar="NAME", help="Backend of the process group.")] = "gloo",
+    device: Annotated[str | None, Option(metavar="NAME", help=HELP["device"], show_default=NVIDIA)] = None,
+    against: Annotated[str | None, Option(metavar="CLASS", help=HELP["against"])] = None,
+    stop: Annotated[bool, Option("--exitfirst", "-x", help=HELP["stop"])] = False,  # noqa: FBT002 - a flag
+    only: Annotated[str | None, Option(metavar="CHECK,...", help=HELP["only"], show_default="all")] = None,
+    expect: Annotated[Path | None, Option(metavar="PATH", help=HELP["expect"])] = None,
+    baseline: Annotated[Path | None, Option(metavar="PATH", help=HELP["baseline"])] = None,
+    save_schedule: Annotated[Path | None, Option(metavar="PATH", help=HELP["save_schedule"])] = None,
+    junit: Annotated[Path | None, Option(metavar="PATH", help=HELP["junit"])] = None,
+    json_path: options.Json = None,
 ) -> None:
     """Check whether a data-parallel class is mathematically local training, is safe, and overlaps.
 

@@ -2,43 +2,32 @@
 
 from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated, Any
 
-import typer
+from typer import Argument, Exit, Option
 
 from reference.fork_server import start_server
 
 from .shared_options import Json, check_outputs
 from .terminal_output import show_table, write_json
 
-if TYPE_CHECKING:
-    from ..learn.judge import Judge
+HELP = {
+    "file": "Your file, or FILE:CLASS; an empty class MyDDP is written if there is none.",
+    "watch": "Judge again after each save, until Ctrl-C.",
+    "hint": "Show the next of three hints for the present rung; judge nothing.",
+    "tutor": "Print rules for an AI assistant that helps you; judge nothing.",
+    "grade": "Judge all rungs and print points; progress is neither read nor written.",
+    "junit": "With --grade: write the rungs as JUnit XML, for an autograder.",
+}
 
 
 def learn(
-    file: Annotated[
-        Path,
-        typer.Argument(
-            metavar="FILE", help="Your file, or FILE:CLASS; an empty class MyDDP is written if there is none."
-        ),
-    ] = Path("my_ddp.py"),
-    watch: Annotated[  # noqa: FBT002 - a flag of the command line
-        bool, typer.Option("--watch", help="Judge again after each save, until Ctrl-C.")
-    ] = False,
-    hint: Annotated[  # noqa: FBT002 - as above
-        bool, typer.Option("--hint", help="Show the next of three hints for the present rung; judge nothing.")
-    ] = False,
-    tutor: Annotated[  # noqa: FBT002 - as above
-        bool, typer.Option("--tutor", help="Print rules for an AI assistant that helps you; judge nothing.")
-    ] = False,
-    grade: Annotated[  # noqa: FBT002 - as above
-        bool,
-        typer.Option("--grade", help="Judge all rungs and print points; progress is neither read nor written."),
-    ] = False,
-    junit: Annotated[
-        Path | None,
-        typer.Option(metavar="PATH", help="With --grade: write the rungs as JUnit XML, for an autograder."),
-    ] = None,
+    file: Annotated[Path, Argument(metavar="FILE", help=HELP["file"])] = Path("my_ddp.py"),
+    watch: Annotated[bool, Option("--watch", help=HELP["watch"])] = False,  # noqa: FBT002 - flags
+    hint: Annotated[bool, Option("--hint", help=HELP["hint"])] = False,  # noqa: FBT002
+    tutor: Annotated[bool, Option("--tutor", help=HELP["tutor"])] = False,  # noqa: FBT002
+    grade: Annotated[bool, Option("--grade", help=HELP["grade"])] = False,  # noqa: FBT002
+    junit: Annotated[Path | None, Option(metavar="PATH", help=HELP["junit"])] = None,
     json_path: Json = None,
 ) -> None:
     """Write a reducer yourself, in seventeen rungs, each one idea of a real one.
@@ -56,7 +45,7 @@ def learn(
         raise ValueError("--json: expected neither --watch nor --hint, which give no single result")
     if find_spec("hypothesis") is None:
         raise ValueError("learn: expected the package hypothesis; install it with `pip install 'ddplab[conform]'`")
-    from ..learn.progress import next_hint
+    from ..learn.progress import load_progress, next_hint
     from ..learn.source_text import CLASS, TUTOR, write_skeleton
 
     path, _, name = str(file).partition(":")
@@ -73,66 +62,42 @@ def learn(
             print(f"{file}: an empty class to begin with")
         _flushed("starting ranks")
     start_server()  # it imports torch while this process does
+    from ..learn.climb import climb, saves, strip
+    from ..learn.grade import grades
     from ..learn.judge import Judge
+    from ..learn.learner_file import learner_class
 
     with Judge() as judge:
         if grade:
-            _grade(judge, file, name, junit, json_path)
-        elif watch:
-            _watch(judge, file, name)
-        else:
-            _climb(judge, file, name, json_path)
-
-
-def _climb(judge: "Judge", file: Path, name: str, json_path: Path | None) -> None:
-    from ..learn.climb import climb, strip
-    from ..learn.learner_file import learner_class
-    from ..learn.progress import load_progress
-
-    verdict = climb(judge, learner_class(file, name), print)
+            result = grades(judge, learner_class(file, name), junit)
+            title = f"{result['subject']}: {result['points']} of {result['possible']} points"
+            show_table(list(map(_row, result["rungs"])), title)
+            write_json(json_path, result)
+            return
+        for number in saves(file) if watch else ():  # until Ctrl-C
+            try:
+                climb(judge, learner_class(file, name), _flushed, introduces=not number)
+                _flushed(strip(file))
+            except ValueError as error:  # a damaged file is saved again sooner or later
+                _flushed(str(error))
+            judge.prepare()
+            _flushed(f"watching {file}; Ctrl-C ends\n")
+        verdict = climb(judge, learner_class(file, name), print)
     print(strip(file))
     document = {"rung": verdict.rung, "passed": verdict.passed, "check": verdict.check, "message": verdict.message}
-    progress = load_progress(file)
-    write_json(json_path, document | {"likely": verdict.likely, "rungs_passed": progress.passed})
+    write_json(json_path, document | {"likely": verdict.likely, "rungs_passed": load_progress(file).passed})
     if not verdict.passed:
-        raise typer.Exit(1)
-
-
-def _watch(judge: "Judge", file: Path, name: str) -> None:
-    from ..learn.climb import climb, saves, strip
-    from ..learn.learner_file import learner_class
-
-    for number in saves(file):
-        try:
-            climb(judge, learner_class(file, name), _flushed, introduces=not number)
-            _flushed(strip(file))
-        except ValueError as error:  # a damaged file is saved again sooner or later
-            _flushed(str(error))
-        judge.prepare()
-        _flushed(f"watching {file}; Ctrl-C ends\n")
+        raise Exit(1)
 
 
 def _flushed(text: str) -> None:
     print(text, flush=True)
 
 
-def _grade(judge: "Judge", file: Path, name: str, junit: Path | None, json_path: Path | None) -> None:
-    from ..learn.grade import grade, to_json, write_grade
-    from ..learn.learner_file import learner_class
-    from ..learn.rungs import RUNGS
-
-    subject = learner_class(file, name)
-    verdicts = grade(judge, subject)
-    rows = [
-        {
-            "rung": f"{one.rung}",
-            "name": RUNGS[one.rung - 1].title,
-            "points": f"{int(one.passed)}",
-            "main cause": one.likely or one.message[:120],
-        }
-        for one in verdicts
-    ]
-    show_table(rows, f"{subject.name}: {sum(one.passed for one in verdicts)} of {len(verdicts)} points")
-    write_json(json_path, to_json(subject, verdicts))
-    if junit is not None:
-        write_grade(junit, subject, verdicts)
+def _row(rung: dict[str, Any]) -> dict[str, str]:
+    return {
+        "rung": f"{rung['rung']}",
+        "name": rung["title"],
+        "points": f"{rung['points']}",
+        "main cause": rung["likely"] or rung["message"][:120],
+    }

@@ -70,7 +70,7 @@ COMMANDS: Mapping[str, Mapping[Command, tuple[str, ...]]] = {
             "ddplab conform my_package.ddp:MyDDP --only 'one weight,any timing'",
             "ddplab conform my_package.ddp:MyDDP --against torch --junit conform.xml",
             "ddplab conform ddplab --baseline main",
-        ),
+        )
     },
     "Predict": {
         plan: (
@@ -136,7 +136,7 @@ COMMANDS: Mapping[str, Mapping[Command, tuple[str, ...]]] = {
             "ddplab validate --model mlp --caps 1,25 --out out/mlp",
             "ddplab validate --model my_models:small --hooks none,bf16 --link-rate 1gbit",
             "ddplab validate --model resnet18 --plan out/plan.json --torch",
-        ),
+        )
     },
 }
 """Subcommands by group, each with its line in the list of the help, and the examples at the end of its own help."""

@@ -206,12 +206,7 @@ class Asked:
 
 
 def read_settings(words: Sequence[str] | None, *, refused: Mapping[str, str] = OPTIONS) -> Asked:
-    """Parse the words of `--set`.
-
-    Args:
-        words: Each NAME=VALUE.
-        refused: Names that are errors, each with what to use in its place.
-    """
+    """Parse the words of `--set`, each NAME=VALUE; `refused` names are errors, each with what to use in its place."""
     by_record: dict[type, list[str]] = {record: [] for record in RECORDS}
     for word in words or ():
         name, equals, _ = word.partition("=")

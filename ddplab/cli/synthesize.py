@@ -107,11 +107,9 @@ def _rescale(path: Path, model: str, old: str, new: str, out: Path) -> None:
 
 
 def choose_precision(device: str, parameters: Sequence[Parameter]) -> str:
-    """Return the data sheet of a device in the precision of a model, and print the choice if there was one.
+    """Return the data sheet of a device, named with or without precision, and print the choice if there was one.
 
-    Args:
-        device: A device with or without its precision, or a file.
-        parameters: The model's parameters; the element type of most bytes counts.
+    The precision is that of a model: the element type of most bytes of its parameters.
     """
     dtype = element_type(parameters)
     sheet = with_precision(device, dtype)

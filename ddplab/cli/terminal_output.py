@@ -21,8 +21,7 @@ if TYPE_CHECKING:
 class PrintableStream:
     """A text stream in which names from files cannot control the terminal.
 
-    Args:
-        stream: Receives the text. Characters that its encoding lacks are written as Python escapes.
+    Characters that the encoding of the stream behind it lacks are written as Python escapes.
     """
 
     def __init__(self, stream: TextIO) -> None:
@@ -50,10 +49,7 @@ TEXT = (
 
 @contextmanager
 def progress(first: str = "starting ranks") -> Iterator[Callable[[str, int, int], None]]:
-    """Show progress: as a bar on a terminal, else as one line per step.
-
-    Args:
-        first: Label to show until the first step is reported.
+    """Show progress: as a bar on a terminal, at first with the label `first`, else as one line per step.
 
     Yields:
         A function that reports progress; takes the label of the step, the parts done and the number of parts.
@@ -75,12 +71,9 @@ def progress(first: str = "starting ranks") -> Iterator[Callable[[str, int, int]
 
 
 def show_table(rows: Sequence[dict[str, str]], title: str, *, optional: Sequence[str] = ()) -> None:
-    """Print rows as a table, with their keys as the header.
+    """Print rows, of which each maps the same columns to cells, as a table; there is at least one.
 
-    Args:
-        rows: At least one; each maps the same columns to cells.
-        title: Printed above the table.
-        optional: Columns to leave out, in this order, until the table fits the terminal.
+    Columns in `optional` are left out, in this order, until the table fits the terminal.
     """
     width = None if sys.stdout.isatty() else PIPED_WIDTH
     console = Console(width=width, color_system=None, markup=False, emoji=False, highlight=False)

@@ -36,13 +36,10 @@ class CheckResult:
     """Outcome of a check.
 
     Attributes:
-        check: Name of the check.
-        outcome: Whether the class passed.
         message: What was found, why the check does not apply or was left out, or how the class passed.
         program: The program that shows the fault. None: there is none.
         expected: What was expected; `must-pass` refuses "not supported" too. None: anything but a failure.
         unmatched: Whether the check failed because the ranks launched different collectives, hung, or one was lost.
-        seconds: How long it took.
     """
 
     check: str

@@ -47,16 +47,10 @@ QUICK, FULL = 60, 1000
 
 
 class Bench:
-    """The subject, the ranks on which it is tried, and the effort.
+    """The subject, the ranks on which it is tried, and the effort: `QUICK`, `FULL` or another number of programs.
 
-    Methods that run something raise `FindingError` if the class is wrong, `RankError` if a rank failed, and
-    `HangError` if the ranks did not end in time.
-
-    Args:
-        subject: The class under test.
-        pool: Ranks.
-        effort: `QUICK`, `FULL` or another number of random programs.
-        against: A class whose results must be equal. None: none.
+    `against` is a class whose results must be equal. Methods that run something raise `FindingError` if the class is
+    wrong, `RankError` if a rank failed, and `HangError` if the ranks did not end in time.
 
     Attributes:
         results: Outcomes of the checks so far.
@@ -81,7 +75,7 @@ class Bench:
             ValueError: The subject does not wrap a module.
         """
         expected = f"{self.subject.name}: expected a class or a function that wraps a module, given nn.Linear(2, 1)"
-        self.run(_idle)
+        self.run(idle)
         try:
             found = self.run(methods_of, self.subject)
         except HangError:
@@ -195,8 +189,8 @@ class Bench:
         )
 
 
-def _idle(_rank: int, _world_size: int) -> None:
-    """Do nothing: the first body includes the start of the ranks."""
+def idle(_rank: int, _world_size: int) -> None:
+    """Do nothing; as the first body, start the ranks."""
 
 
 Check = Callable[[Bench], str | None]

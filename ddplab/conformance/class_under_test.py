@@ -81,11 +81,7 @@ class Subject:
         return frozenset([*self._arguments, *(["bucket_cap_mb"] if self._cap_name else [])])
 
     def wrap(self, module: nn.Module, **options: Any) -> nn.Module:
-        """Wrap a module.
-
-        Args:
-            module: The module to train.
-            options: Arguments of torch's constructor. A bucket cap is left out if the subject has no buckets.
+        """Wrap a module, with arguments of torch's constructor; a cap is left out if the subject has no buckets.
 
         Raises:
             NotSupportedError: The subject does not take one of the options.

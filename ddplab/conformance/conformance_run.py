@@ -17,17 +17,9 @@ from .overlap import load
 
 @dataclass(frozen=True, kw_only=True)
 class ConformanceRun:
-    """The class under test, and how it is tried.
+    """The class under test, and how it is tried: values of the options of `ddplab conform`.
 
-    Attributes:
-        subject: Name of the class, `module:name`.
-        against: Name of a class whose results must be equal. None: none.
-        full: Whether more random programs are tried.
-        world_size: Number of ranks.
-        backend: Backend of the process group.
-        device: Where ranks train. None: on their GPUs with nccl, else on the CPU.
-        expect: YAML file with what is expected of checks. None: every check may only pass or not be supported.
-        baseline: File of schedules, of which none may be faster. None: none.
+    Names of classes are `module:name`. Without `expect`, every check may only pass or not be supported.
     """
 
     subject: str

@@ -67,11 +67,7 @@ def run_locally(
 ) -> list[list[Seen]]:
     """Run a program on this process alone; returns what each rank must see after each step, by step and rank.
 
-    Args:
-        program: The program.
-        world_size: Number of ranks.
-        habit: When the class broadcasts buffers.
-        device: Where to train; Adam rounds otherwise on a GPU than on a CPU. None: on the CPU.
+    `habit` is when the class broadcasts buffers, and `device` where to train: Adam rounds otherwise on a GPU.
 
     Raises:
         WeakProgramError: All gradients are zero.
@@ -135,14 +131,8 @@ def check_program(
 ) -> list[str]:
     """Run a program on ranks and compare every rank with local training, exactly.
 
-    Args:
-        subject: The class under test.
-        program: The program.
-        ranks: The ranks; a bench has time-outs.
-        habits: The class may broadcast buffers in one of these ways.
-
     Returns:
-        Those of `habits` with which everything is equal.
+        Those of `habits`, ways in which the class may broadcast buffers, with which everything is equal.
 
     Raises:
         FindingError: They differ.
@@ -161,12 +151,9 @@ def check_program(
 def findings(
     seen: Sequence[Sequence[Seen]], expected: Sequence[Sequence[Seen]], rtol: float = 0.0
 ) -> Iterator[tuple[int, str]]:
-    """Yield iteration and description of each difference.
+    """Yield iteration and description of each difference above a relative error.
 
-    Args:
-        seen: What the ranks saw, by rank and step.
-        expected: What they must see, by step and rank.
-        rtol: Largest relative error.
+    `seen` is what the ranks saw, by rank and step, and `expected` what they must see, by step and rank.
     """
     for number, of_step in enumerate(expected):
         for rank, want in enumerate(of_step):
@@ -177,8 +164,7 @@ def findings(
 def compare(got: Seen, expected: Seen, *, iteration: int, rank: int, rtol: float = 0.0) -> str:
     """Compare what a rank saw with what it must see, exactly or up to a relative error.
 
-    Returns:
-        Iteration, rank, parameter, bucket and ratio of the first difference; empty if there is none.
+    Returns iteration, rank, parameter, bucket and ratio of the first difference; empty if there is none.
     """
     for kind, name, how in differences(got, expected, rtol):
         bucket = _bucket_of(list(expected.parameters).index(name), got.buckets) if kind == "gradient" else ""

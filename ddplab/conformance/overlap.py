@@ -161,14 +161,9 @@ def emulated(
 
 
 def schedule_of(subject: Subject, trace: Trace, network: Network, **settings: Any) -> EmulatedSchedule:
-    """Return what a class does with one model on one network.
+    """Return what a class does with one model on one network; further settings are those of `emulate`.
 
-    Args:
-        subject: The class.
-        trace: The model.
-        network: The network.
-        settings: Further settings for `emulate`; the bucket cap is `CAP_MB` without one. `finishes=False`: the script
-            does not call what must follow a backward pass.
+    The cap is `CAP_MB` without one. With `finishes=False` the script does not call what must follow a backward pass.
 
     Raises:
         RankError: As for `schedules_of`.

@@ -29,18 +29,9 @@ def programs(
 ) -> Program:
     """Draw a program; its last step trains, and at most `MOST_PASSES` steps do.
 
-    Args:
-        draw: Given by Hypothesis.
-        world_size: Number of ranks.
-        kinds: Kinds of steps.
-        options: Arguments for the class, other than bucket caps.
-        any_use: Whether forward may leave weights out.
-        static: Whether each step uses the weights of the first step, in its order.
-        buffer: Whether the model has a buffer.
-        keep: Whether gradients are cleared only after they were averaged. (torch's class fails if a script drops
-            gradients that it accumulated under `no_sync`.)
-        most_steps: Largest number of steps.
-        shapes: Shapes of weights.
+    `options` are arguments for the class, other than bucket caps. With `any_use`, forward may leave weights out; with
+    `static`, each step uses the weights of the first step, in its order; with `keep`, gradients are cleared only
+    after they were averaged. (torch's class fails if a script drops gradients accumulated under `no_sync`.)
     """
     weights = draw(_weights(shapes))
     count = len(weights)

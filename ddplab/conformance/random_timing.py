@@ -38,13 +38,9 @@ WORLD_SIZES = (5, 6, 7, 8)
 
 
 def run_in_virtual_time(subject: Subject, program: Program, world_size: int, seed: int) -> list[list[Seen]]:
-    """Run a program on ranks in virtual time; returns what each rank saw, by rank and step.
+    """Run a program on ranks in virtual time, each a thread; returns what each rank saw, by rank and step.
 
-    Args:
-        subject: The class under test.
-        program: The program.
-        world_size: Number of ranks, each a thread.
-        seed: Determines all durations.
+    The seed determines all durations.
 
     Raises:
         RankError: A rank raised an error, the ranks wait for each other, or they launch different collectives.

@@ -178,12 +178,7 @@ class Training:
     """A model that trains on this rank, beside a twin that computes what each rank would have alone.
 
     Only the average rounds: each of its additions and divisions by at most one unit of the sum of absolute values.
-
-    Args:
-        subject: The class under test.
-        make: Makes the model.
-        ranks: The ranks that train together; they start from the first one's parameters. None: all.
-        options: Arguments for the class.
+    `ranks` train together, and start from the first one's parameters; None: all.
     """
 
     def __init__(

@@ -103,10 +103,8 @@ def determines_copies(make: Any) -> bool:
 def check(bench: Bench) -> str:
     """Two modules train side by side, and an original beside its copy; copies may stay local or be refused.
 
-    A copy that stays local is a fault if the class determines how it is copied.
-
-    Returns:
-        How copies behave that are not averaged; empty if all are.
+    A copy that stays local is a fault if the class determines how it is copied. Returns how copies behave that are
+    not averaged; empty if all are.
     """
     bench.try_body(two_modules)
     notes = []

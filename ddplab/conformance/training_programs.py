@@ -34,15 +34,9 @@ ROWS = 3
 
 @dataclass(frozen=True)
 class Weight:
-    """A parameter of a program's model.
+    """A parameter of a program's model, with `depth` modules around it.
 
-    Attributes:
-        shape: Its shape.
-        dtype: Name of its dtype.
-        depth: Number of modules around it.
-        frozen: Whether it needs no gradient.
-        tied_to: Index of an earlier weight that is the same parameter. None: it is a parameter of its own.
-        layout: Its order in memory.
+    `tied_to` is the index of an earlier weight that is the same parameter; None: it is a parameter of its own.
     """
 
     shape: tuple[int, ...]
@@ -76,15 +70,9 @@ class ProgramStep:
 
 @dataclass(frozen=True)
 class Program:
-    """A training script.
+    """A training script: a model, arguments for the data-parallel class, and what is done, one step after the other.
 
-    Attributes:
-        weights: The model's parameters.
-        steps: What is done, one after the other.
-        options: Arguments for the data-parallel class.
-        optimizer: SGD with momentum, or Adam.
-        buffer: Whether the model counts samples in buffers, which the class broadcasts from rank 0.
-        seed: Seed of weights and samples.
+    SGD has momentum. With `buffer`, the model counts samples in buffers, which the class broadcasts from rank 0.
     """
 
     weights: tuple[Weight, ...]
@@ -175,11 +163,8 @@ def buffer_values(samples: int) -> dict[str, Tensor]:
 class Net(nn.Module):
     """The model of a program: `h = abs(h + x[:, i] * sum(weight_i * constant_i))`, weight after weight.
 
-    Signs depend on the weights, so a gradient of stale weights is wrong, and no gradient dies out.
-
-    Args:
-        program: The program.
-        rank: Ranks start from different weights, which construction must make equal.
+    Signs depend on the weights, so a gradient of stale weights is wrong, and no gradient dies out. Ranks start from
+    different weights, which construction must make equal.
     """
 
     def __init__(self, program: Program, rank: int = 0) -> None:
@@ -251,14 +236,7 @@ def zero_gradients(module: nn.Module, zero: Zero) -> None:
 
 
 class Seen(NamedTuple):
-    """What a rank saw after a step.
-
-    Attributes:
-        gradients: By name.
-        parameters: By name.
-        buffers: By name.
-        buckets: Parameter indices by bucket; None: not reported.
-    """
+    """What a rank saw after a step: tensors by name, and parameter indices by bucket, None if not reported."""
 
     gradients: dict[str, Tensor | None]
     parameters: dict[str, Tensor]
@@ -267,14 +245,7 @@ class Seen(NamedTuple):
 
 
 class Script:
-    """A program that runs on a rank under the data-parallel class.
-
-    Args:
-        subject: The class under test.
-        program: The program; steps may be added to it while it runs.
-        rank: The rank.
-        world_size: Number of ranks.
-        net: The model. None: a new one.
+    """A program that runs on a rank under the data-parallel class; steps may be added to it while it runs.
 
     Attributes:
         called: The wrapped model, or a module that calls it.

@@ -49,16 +49,9 @@ def compare(
 ) -> str:
     """Train while ranks run out of inputs; returns what is wrong on this rank.
 
-    Args:
-        rank: The rank.
-        world_size: Number of ranks.
-        subject: The class under test.
-        batches: Number of batches by rank.
-        buffer: Whether the module counts its samples in a buffer.
-        accumulate: Whether every other batch is accumulated under `no_sync`; then `batches` are even.
-        divide_by_all: Whether averages are over all ranks. False: over those with inputs.
-        sparse: Whether the module is an embedding with sparse gradients.
-        options: Arguments for the class.
+    `batches` has the number of batches by rank. With `buffer`, the module counts its samples in a buffer; with
+    `accumulate`, every other batch is accumulated under `no_sync`, and `batches` are even; with `sparse`, the module
+    is an embedding with sparse gradients. Without `divide_by_all`, averages are over the ranks with inputs.
     """
     unused = "find_unused_parameters" in options
     training = Training(subject, partial(_Counting, counts=buffer, unused=unused, sparse=sparse), **options)

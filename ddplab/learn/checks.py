@@ -14,7 +14,7 @@ from torch import Tensor
 
 from reference.trace import RankTrace
 
-from ..conformance.all_checks import CHECKS, SMALL_CAP
+from ..conformance.all_checks import CHECKS, SMALL_CAP, check_of
 from ..conformance.bucket_layouts import RULES
 from ..conformance.check_runner import VIEWS, Bench, Check
 from ..conformance.class_under_test import Subject
@@ -41,11 +41,7 @@ def possible_mistakes(
 ) -> list[str]:
     """Say what a wrong gradient may be in place of the average, likely ones first; integers may fit several.
 
-    Args:
-        got: The gradient after the backward pass.
-        name: Its parameter.
-        rank: The rank.
-        alone: By rank, the gradients that the rank has alone.
+    `alone` has, by rank, the gradients that each rank has alone.
     """
     world_size = len(alone)
     if got is None:
@@ -72,26 +68,18 @@ def possible_mistakes(
             known[f"it is the average of {other!r}: it was copied back into another parameter"] = (
                 torch.stack(every).sum(dim=0) / world_size  # type: ignore[arg-type]
             )
-    return [words for words, value in known.items() if same(got.reshape(-1), _flat(value))]
+    return [words for words, one in known.items() if one is not None and same(got.reshape(-1), one.reshape(-1))]
 
 
-def _flat(value: Tensor | None) -> Tensor | None:
-    return None if value is None else value.reshape(-1)
-
-
-def try_alike(bench: Bench, weights: Sequence[Weight], *, subject: Subject | None = None, **further: Any) -> None:
+def try_alike(bench: Bench, weights: Sequence[Weight], **further: Any) -> None:
     """Train three iterations, in which all ranks use the weights in one order; name the mistake.
 
-    Args:
-        bench: The ranks.
-        weights: The model.
-        subject: The class. None: that of the bench.
-        further: Further arguments for `program_of`.
+    Further arguments are those of `program_of`.
     """
     size = bench.world_size
     program = program_of(weights, ["train"] * 3, size, **{"used": lambda *_: range(len(weights))} | further)
     expected = run_locally(program, size)
-    seen = bench.run(run_on_rank, subject or bench.subject, program)
+    seen = bench.run(run_on_rank, bench.subject, program)
     for number, of_step in enumerate(expected):
         problems = [compare(seen[rank][number], of_step[rank], iteration=number, rank=rank) for rank in range(size)]
         if not any(problems):
@@ -125,13 +113,7 @@ def _why_own(subject: Subject) -> str:
 
 
 def _likely(program: Program, got: Mapping[int, Seen], expected: Sequence[Seen]) -> str:
-    """Say what the gradients of the first iteration are on all wrong ranks, and whether only some are wrong.
-
-    Args:
-        program: The program.
-        got: What the wrong ranks saw.
-        expected: What each rank must see.
-    """
+    """Say what the gradients of the first iteration are on all wrong ranks, and whether only some are wrong."""
     net, size = Net(program), len(expected)
     alone = [gradients_of_rank(net, program, 0, rank, size) for rank in range(size)]
     possible: list[list[str]] = []
@@ -329,7 +311,7 @@ def ready_order(bench: Bench) -> None:
 
 
 def _memory(_rank: int, _world_size: int, subject: Subject) -> str:
-    """Compare the memory of the gradients of a bucket after two iterations."""
+    """Compare the memory of the gradients of a bucket after two iterations: that of the bucket."""
     training = Training(subject, bucket_cap_mb=25.0, gradient_as_bucket_view=True)
     for step in range(2):
         training.backward(mean_square, step)
@@ -380,12 +362,6 @@ def sent_buffers(bench: Bench) -> None:
     raise FindingError(problem)
 
 
-def one_memory(bench: Bench) -> None:
-    """The gradients of a bucket are in the bucket's memory."""
-    bench.needs(VIEWS)
-    bench.try_body(_memory)
-
-
 def nothing_beside(bench: Bench) -> None:
     """With a static graph, only buckets are sent after the first iteration."""
     bench.needs("static_graph")
@@ -398,7 +374,10 @@ def nothing_beside(bench: Bench) -> None:
 
 
 def _sharded(rank: int, world_size: int, subject: Subject) -> str:
-    """Train with a sharded SGD with momentum, beside a whole one; Adam would hide a wrong factor."""
+    """Train with a sharded SGD with momentum, beside a whole one; Adam would hide a wrong factor.
+
+    Each rank steps its share of the parameters only, and all ranks have the same parameters afterwards.
+    """
     training = Training(subject)
     sharded = training.wrapped.shard_optimizer(torch.optim.SGD, lr=0.1, momentum=0.9)
     twin = [parameter.detach().clone().requires_grad_() for parameter in training.module.parameters()]
@@ -431,12 +410,6 @@ def _sharded(rank: int, world_size: int, subject: Subject) -> str:
             "each parameter's state belongs on one rank"
         )
     return problem
-
-
-def sharded_step(bench: Bench) -> None:
-    """Each rank steps its share of the parameters only, and all ranks have the same parameters afterwards."""
-    bench.needs("shard_optimizer")
-    bench.try_body(_sharded)
 
 
 class Stepping:
@@ -506,11 +479,11 @@ OWN: Mapping[str, Check] = {
     "buckets by size": buckets_by_size,
     "last layers first": last_layers_first,
     "buckets in ready order": ready_order,
-    "memory of gradients": one_memory,
+    "memory of gradients": check_of(_memory, VIEWS),
     "buffers of rank 0": sent_buffers,
     "averages of used parameters": partly_used,
     "nothing beside the buckets": nothing_beside,
-    "sharded step": sharded_step,
+    "sharded step": check_of(_sharded, "shard_optimizer"),
     "reduce-scattered buckets": scattered,
 }
 """The checks of this module by name."""

@@ -59,13 +59,8 @@ def strip(path: Path) -> str:
 def climb(judge: Judge, subject: LearnerClass, report: Report, *, introduces: bool = False) -> Judgement:
     """Judge a class from the present rung on, up to the first rung that is not passed; returns the last verdict.
 
-    After a rung is passed, the rungs before are judged again, because a new idea may break an old one.
-
-    Args:
-        judge: The judge.
-        subject: The class; the progress is kept beside its file.
-        report: Receives the lines.
-        introduces: Whether to print the present rung's task, even if it was printed before.
+    After a rung is passed, the rungs before are judged again, because a new idea may break an old one. The progress
+    is kept beside the class's file. With `introduces`, the present rung's task is reported even if it was before.
 
     Raises:
         ValueError: The progress file is damaged.

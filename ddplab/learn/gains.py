@@ -83,12 +83,9 @@ class Gain(NamedTuple):
 
 
 def gain(subject: Subject, rung: Rung, before_ms: float | None) -> Gain:
-    """Emulate an iteration before and after a rung.
+    """Emulate an iteration of a class that has passed a rung, before and after it.
 
-    Args:
-        subject: A class that has passed the rung.
-        rung: The rung.
-        before_ms: Milliseconds of the class as it passed the rung before. None: unknown.
+    `before_ms` is that of the class as it passed the rung before; None: unknown.
     """
     now = iteration(subject)
     plain_ms = None if now is None else now.iteration_ns / MS

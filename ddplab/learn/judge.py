@@ -14,7 +14,7 @@ from reference.errors import RankError
 from reference.launch import RankPool
 
 from ..conformance.check_outcomes import is_unmatched
-from ..conformance.check_runner import HangError, bench_on, cause_of
+from ..conformance.check_runner import HangError, bench_on, cause_of, idle
 from ..conformance.class_under_test import NotSupportedError, Subject
 from ..conformance.local_training import FindingError
 from ..conformance.overlap import averages_by_a_call
@@ -55,7 +55,6 @@ class Judgement:
         check: The check that failed. Empty: the class has passed.
         message: What was found: iteration, rank, parameter and ratio.
         likely: The likely mistake; empty if the message is all that is known.
-        seconds: How long the checks took.
     """
 
     rung: int
@@ -93,15 +92,10 @@ class Judge(AbstractContextManager["Judge"]):
 
     def prepare(self) -> None:
         """Start the ranks, unless they run: an error of the class has ended them, and a start takes seconds."""
-        self.ranks.run(_nothing)
+        self.ranks.run(idle)
 
     def verdict(self, subject: Subject, rung: int) -> Judgement:
-        """Run the checks of a rung, up to the first that fails.
-
-        Args:
-            subject: The class.
-            rung: Number of the rung, from 1.
-        """
+        """Run the checks of a rung, whose number counts from 1, up to the first that fails."""
         start, check = time.monotonic(), "construction"
         try:
             subject.check()
@@ -131,10 +125,6 @@ def _hypothesis_elsewhere() -> Iterator[None]:
     """Let Hypothesis write into a temporary folder, not into the learner's."""
     with tempfile.TemporaryDirectory() as folder, mock.patch.dict(os.environ, HYPOTHESIS_STORAGE_DIRECTORY=folder):
         yield
-
-
-def _nothing(_rank: int, _world_size: int) -> None:
-    """The start of the ranks is all that is wanted."""
 
 
 def described(fault: BaseException, subject: Subject) -> str:

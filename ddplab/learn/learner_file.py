@@ -55,11 +55,7 @@ class LearnerClass(Subject):
         module.__dict__.update(__file__=self.path, __learner_source__=self.source)
         linecache.cache[self.path] = len(self.source), None, self.source.splitlines(keepends=True), self.path
         sys.modules[name] = module
-        for words in (
-            "c10d::",
-            "Full backward hook",
-            ".torch.distributed",
-        ):  # torch's, on each rank: a verdict's grave
+        for words in ("c10d::", "Full backward hook", ".torch.distributed"):  # warnings of torch bury a verdict
             warnings.filterwarnings("ignore", words)
         try:
             exec(compile(self.source, self.path, "exec"), module.__dict__)

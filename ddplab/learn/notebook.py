@@ -16,10 +16,7 @@ def register(ipython: Any) -> None:
     """Add the magics `%%rung [NAME]` and `%rung_hint [NAME]`; NAME is that of the progress file, by default `my_ddp`.
 
     `%%rung` runs its cell here, so that the class can be tried out, and judges the class `MyDDP` of the cell, which
-    must contain its own imports. Its ranks live as long as the notebook's kernel.
-
-    Args:
-        ipython: The shell of the notebook, as IPython passes it to extensions.
+    must contain its own imports. Its ranks live as long as the notebook's kernel. `ipython` is the notebook's shell.
     """
     judge = Judge()
 

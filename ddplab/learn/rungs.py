@@ -3,8 +3,9 @@
 A rung asks for one idea. Its checks are those of the conformance kit and of `checks.py`, by name.
 """
 
-import ast
-from importlib.util import find_spec
+from importlib import import_module
+from inspect import getsourcelines
+from operator import attrgetter
 from pathlib import Path
 from typing import Any
 
@@ -67,13 +68,8 @@ class Rung(Schema):
     def lines(self) -> str:
         """The file and the lines of `code`."""
         module, _, name = self.code.partition(":")
-        spec = find_spec(module)
-        assert spec is not None
-        assert spec.origin is not None
-        node: Any = ast.parse(read_text(spec.origin))
-        for part in name.split("."):
-            node = next(one for one in node.body if getattr(one, "name", None) == part)
-        return f"{module.replace('.', '/')}.py, lines {node.lineno}-{node.end_lineno}"
+        shown, first = getsourcelines(attrgetter(name)(import_module(module)))
+        return f"{module.replace('.', '/')}.py, lines {first}-{first + len(shown) - 1}"
 
 
 RUNGS: tuple[Rung, ...] = tuple(TypeAdapter(list[Rung]).validate_python(parse_yaml(read_text(FILE))))

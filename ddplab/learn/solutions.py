@@ -442,9 +442,8 @@ class Scattered(Sharded):
 
     def __init__(self, module: nn.Module, **options: Any) -> None:
         super().__init__(module, **options)
-        self.parts: dict[
-            Tensor, nn.Parameter
-        ] = {}  # this rank's part of each bucket, by the bucket's first parameter
+        # This rank's part of each bucket, by the bucket's first parameter.
+        self.parts: dict[Tensor, nn.Parameter] = {}
 
     def shard_optimizer(self, optimizer_class: type[torch.optim.Optimizer], **settings: Any) -> torch.optim.Optimizer:
         """Return the optimiser of this rank's parts; its state belongs to them, so buckets are not rebuilt."""

@@ -31,11 +31,7 @@ class ErrorMessages:
         return f"{self._names[index]} (parameter {index}, shape {self._shapes[index]})"
 
     def unfinished(
-        self,
-        missing: Sequence[int],
-        reachable: Collection[int] | None,
-        buckets: Sequence[int],
-        features: Features,
+        self, missing: Sequence[int], reachable: Collection[int] | None, buckets: Sequence[int], features: Features
     ) -> str:
         """Error: the last backward pass left out the gradients `missing`, so `buckets` were never launched.
 

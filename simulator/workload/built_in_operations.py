@@ -1,7 +1,7 @@
 """Operations of the built-in models from a file, so that a prediction from names needs neither torch nor a count.
 
-The file is gzipped JSON: by model, then by element type of autocast, the fields of `Operations`. After a change of a
-model or of the counter, `python -m ddplab.count_built_in_models` writes it again; a test compares it with a count.
+The file is gzipped JSON: by model, then by element type of autocast, the fields of `Operations`. A test compares it
+with a count, and `python -m validation.count_built_in_models` writes it again.
 """
 
 import json

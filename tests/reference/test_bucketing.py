@@ -21,7 +21,7 @@ from reference.bucketing import (
     two_stage_caps,
     wrapped_modules,
 )
-from reference.parameters import size_bytes, trainable_parameters
+from reference.parameters import trainable_parameters
 
 DTYPES = (torch.float16, torch.float32, torch.float64)
 GOLDEN = {  # bytes by bucket in launch order, caps 1 MiB and 25 MiB: torch 2.13's own
@@ -40,7 +40,7 @@ cap_lists = st.lists(st.integers(0, 300), min_size=1, max_size=4)
 def test_registration_order_gives_exactly_torchs_buckets(tensors, caps, data):
     sparse = data.draw(st.lists(st.booleans(), min_size=len(tensors), max_size=len(tensors)))
     expected, _ = dist._compute_bucket_assignment_by_size(tensors, caps, sparse)
-    sizes = [size_bytes(tensor) for tensor in tensors]
+    sizes = [tensor.nbytes for tensor in tensors]
     assert assign_buckets(sizes, caps, keys=[t.dtype for t in tensors], sparse=sparse) == expected
 
 
@@ -49,7 +49,7 @@ def test_ready_order_gives_torchs_buckets(tensors, caps, data):
     order = data.draw(st.permutations(range(len(tensors))))
     walked = [tensors[index] for index in order]
     expected, _ = dist._compute_bucket_assignment_by_size(walked, caps, [], order)
-    got = assign_buckets([size_bytes(t) for t in tensors], caps, keys=[t.dtype for t in tensors], order=order)
+    got = assign_buckets([t.nbytes for t in tensors], caps, keys=[t.dtype for t in tensors], order=order)
     # torch leaves the order of buckets that are still open at the end to a hash table: one a dtype at most.
     still_open = len({tensor.dtype for tensor in tensors})
     assert sorted(got) == sorted(expected)
@@ -60,7 +60,7 @@ def test_ready_order_gives_torchs_buckets(tensors, caps, data):
 @given(tensor_lists, cap_lists, st.data())
 def test_buckets_partition_the_parameters(tensors, caps, data):
     order = data.draw(st.none() | st.permutations(range(len(tensors))))
-    buckets = assign_buckets([size_bytes(t) for t in tensors], caps, keys=[t.dtype for t in tensors], order=order)
+    buckets = assign_buckets([t.nbytes for t in tensors], caps, keys=[t.dtype for t in tensors], order=order)
     check_partition(buckets, len(tensors))
     assert all(len({tensors[index].dtype for index in bucket}) == 1 for bucket in buckets)
 
@@ -77,7 +77,7 @@ def test_a_cap_is_reached_and_only_by_the_last_parameter(sizes, cap):
 @pytest.mark.parametrize(("model", "moment"), GOLDEN)
 def test_golden_sizes(model, moment):
     module, _ = models.build(model)
-    sizes = [size_bytes(parameter) for parameter in trainable_parameters(module).values()]
+    sizes = [parameter.nbytes for parameter in trainable_parameters(module).values()]
     caps = bucket_caps()
     assert caps == [1 * MIB, 25 * MIB]
     if moment == "construction":

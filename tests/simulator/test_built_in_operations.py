@@ -6,10 +6,10 @@ import sys
 import pytest
 import torch
 
-from ddplab.count_built_in_models import count
 from ddplab.models import BUILT_IN
 from simulator.workload.built_in_operations import built_in_operations, counted_models
 from simulator.workload.roofline import Operations
+from validation.count_built_in_models import count
 
 LOW_PRECISION = ("resnet50-224", "llama-3.2-1b", "bert-large")
 """Models that are counted under autocast as well; a count of all takes half a minute."""

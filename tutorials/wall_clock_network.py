@@ -19,11 +19,10 @@ from torch import Tensor
 from torch.distributed import distributed_c10d
 from torch.distributed.distributed_c10d import GroupName
 
+from ddplab.emulation.emulated_device import least_timer_slack
+from ddplab.emulation.modelled_network import Arguments, CollectiveGroup, CollectiveMessage, ModelledWork
 from simulator.fabric import Fabric
 from simulator.step_costs import price
-
-from .emulated_device import least_timer_slack
-from .modelled_network import Arguments, CollectiveGroup, CollectiveMessage, ModelledWork
 
 END_TIMEOUT_S = 1.0
 """How long to wait for the thread at the end; if another rank has failed, it waits for a launch that never comes."""

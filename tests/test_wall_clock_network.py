@@ -10,10 +10,10 @@ import torch.distributed as dist
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ddplab.emulation.wall_clock_network import WallGroup, modelled_network
 from reference.data_parallel import DistributedDataParallel
 from reference.errors import RankError
 from simulator import Fabric
+from tutorials.wall_clock_network import WallGroup, modelled_network
 
 MS = 1_000_000
 operations = st.sampled_from(["sum", "max", "broadcast", "gather"])

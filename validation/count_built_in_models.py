@@ -1,18 +1,17 @@
 """Count the operations of all built-in models and write the file from which `ddplab plan` reads them.
 
-Run `python -m ddplab.count_built_in_models` after a change of a built-in model or of the counter; 30 seconds.
+Run `python -m validation.count_built_in_models` after a change of a built-in model or of the counter; 30 seconds.
 """
 
 import gzip
 import json
 from typing import Any
 
+from ddplab.memory_counter import measure_memory
+from ddplab.models import BUILT_IN
+from ddplab.operation_counter import measure_operations
 from reference.files.writing import write_atomically
 from simulator.workload.built_in_operations import FILE, PARAMETERS_DTYPE
-
-from .memory_counter import measure_memory
-from .models import BUILT_IN
-from .operation_counter import measure_operations
 
 ELEMENT_TYPES = (None, "bfloat16", "float16")
 """Element types of autocast that data sheets of the catalogue have."""
