@@ -59,8 +59,7 @@ def predict(
         settings: Fields of `Policy`, as an alternative to `policy`: bucket_cap_mb=25, bucket_cap_mb_list,
             plan, grouping="buckets", reduce_dtype, order="ready",
             broadcast_buffers=True, find_unused_parameters, static_graph, skip_all_reduce_unused_params,
-            gradient_as_bucket_view, copies_single_gradients=True, hook="none", sparse_density=1.0, sync_every=1
-            and phase="steady".
+            gradient_as_bucket_view, hook="none", sparse_density=1.0, zero, sync_every=1 and phase="steady".
 
     Raises:
         ValueError: An argument is invalid, or does not fit the trace, the fabric or another argument; the message
@@ -72,7 +71,7 @@ def predict(
         raise ValueError("measured: expected none with inputs, because an epoch of Join has no steady iteration")
     policy = Policy.given(policy, settings, joins=joins)
     fabric, variation, assumed = assume_gpu(trace, fabric, variation) if assume else (fabric, variation, ())
-    model = recorded_model(trace, unused_allowed=policy.unused_allowed)
+    model = recorded_model(trace, unused_allowed=policy.unused_allowed, shards=policy.shards_on(world_size))
     charged = fabric
     if model.has_communication:
         model, charged = rebucketed(trace, model, fabric, buckets_of(policy, model))
@@ -81,7 +80,7 @@ def predict(
         sync_every=policy.sync_every,
         compute_bounds=model.compute_bounds,
     )
-    schedule = build_schedule(policy, model, joins=joins)
+    schedule = build_schedule(policy, model, joins=joins, world_size=world_size)
     end_of_epoch = build_join_end(policy, model) if joins else None
     costs = price_schedule(schedule, charged, policy, world_size)
     end = None if end_of_epoch is None else price_collectives(end_of_epoch, charged, world_size)

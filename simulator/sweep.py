@@ -222,7 +222,7 @@ def _predicted(
             known, variation = [one.fabric for one in completed], completed[0].variation
         if not model.layout:
             known = [charged_fabric(fabric, model) for fabric in known]
-        steady = [place for place, fabric in enumerate(known) if not run and is_steady(fabric)]
+        steady = [place for place, fabric in enumerate(known) if not run and is_steady(fabric, policies[0])]
         for place in sorted(set(range(len(fabrics))) - set(steady)):
             for first in range(0, len(pairs), TASK_SIZE):
                 some = pairs[first : first + TASK_SIZE]
@@ -294,9 +294,9 @@ def _run(tasks: Sequence[Task], n_jobs: int | None) -> Iterator[Predicted]:
     yield from parallel(joblib.delayed(_predict_cells)(*task) for task in tasks)
 
 
-def is_steady(fabric: Fabric) -> bool:
-    """Whether speeds are constant and collectives run one at a time, as `solve_steady` requires."""
-    return fabric.processor.slowed(1).slow_down == 1 and fabric.concurrency == 1
+def is_steady(fabric: Fabric, policy: Policy) -> bool:
+    """Whether `solve_steady` applies: constant speeds, one collective at a time, one schedule for all world sizes."""
+    return fabric.processor.slowed(1).slow_down == 1 and fabric.concurrency == 1 and policy.zero is None
 
 
 def solve_steady(
