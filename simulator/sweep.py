@@ -28,7 +28,7 @@ from .schedule.policy import Policy
 from .schedule.schedule import build_schedule
 from .step_costs import ScheduleCosts, charged_fabric, messages_of, price, price_schedule, relative_errors
 from .workload.compute_times import IterationSampler, Nanoseconds, RecordedModel, recorded_model
-from .workload.default_gpu_costs import assume_gpu
+from .workload.default_gpu_costs import assume_gpu, replayed
 from .workload.variation import RECORDED, Variation
 
 if TYPE_CHECKING:
@@ -215,11 +215,13 @@ def _predicted(
     pairs = list(np.ndindex(len(world_sizes), len(policies)))
     tasks: list[Task] = []
     for number, trace in enumerate(traces):
-        model = recorded_model(trace, unused_allowed=policies[0].unused_allowed)
+        model = recorded_model(trace, **policies[0].recorded_as(1))  # with `zero`, nothing is steady
         known, variation = list(fabrics), how["variation"]
         if how["assume"]:
             completed = [assume_gpu(trace, fabric, variation) for fabric in fabrics]
             known, variation = [one.fabric for one in completed], completed[0].variation
+        if policies[0].cuda_graph:
+            known, variation = [replayed(one, variation)[0] for one in known], replayed(known[0], variation)[1]
         if not model.layout:
             known = [charged_fabric(fabric, model) for fabric in known]
         steady = [place for place, fabric in enumerate(known) if not run and is_steady(fabric, policies[0])]

@@ -186,7 +186,7 @@ def policies(draw, keys: tuple[str, ...]) -> Policy:
     plan = draw(st.none() | partitions(len(keys), keys))
     searches, is_static = draw(st.booleans()), draw(st.booleans())
     given_costs = draw(st.sampled_from([HOOK_COSTS, ()]))
-    phases = ["steady", "first", "rebuild", *["second"] * is_static]
+    phase = draw(st.sampled_from(["steady", "first", "rebuild", *["second"] * is_static]))
     return Policy(
         bucket_cap_mb=draw(caps_mb()),
         plan=None if plan is None else tuple(map(tuple, plan)),
@@ -198,6 +198,7 @@ def policies(draw, keys: tuple[str, ...]) -> Policy:
         gradient_as_bucket_view=draw(st.booleans()),
         grouping=draw(st.sampled_from(["buckets", "fusion"])),
         zero=draw(ZERO) if len({*keys}) == 1 else None,
+        cuda_graph=(is_static or not searches) and phase == "steady" and draw(st.booleans()),
         hook=named_hook(draw(st.sampled_from([*HOOKS, "power_sgd:3", "bf16+power_sgd:2"]))).model_copy(
             update={
                 part: Linear(fixed_ns=draw(st.integers(0, 30)), ns_per_byte=draw(st.integers(0, 2)))
@@ -205,7 +206,7 @@ def policies(draw, keys: tuple[str, ...]) -> Policy:
             }
         ),
         sync_every=draw(st.integers(1, 3)),
-        phase=draw(st.sampled_from(phases)),
+        phase=phase,
     )
 
 
@@ -253,7 +254,7 @@ def engine_inputs(draw, fabrics=steady_fabrics) -> EngineInput:
     trace, world_size = draw(traces()), draw(st.integers(1, 4))
     policy, costs = draw(policies(tuple(trace.keys))), draw(fabrics(world_size))
     model = recorded_model(trace, unused_allowed=policy.unused_allowed)
-    joins = policy.zero is None and draw(st.booleans())
+    joins = policy.zero is None and not policy.cuda_graph and draw(st.booleans())
     schedule = build_schedule(policy, model, joins=joins, world_size=world_size)
     costs = price_schedule(schedule, costs, policy, world_size)
     sampler = IterationSampler(model.compute_times, world_size, Variation(), sync_every=policy.sync_every)
@@ -357,7 +358,7 @@ def any_predictions(
     policy = draw(policies(tuple(trace.keys)))
     batches = st.lists(st.integers(0, 2 * policy.sync_every), min_size=world_size, max_size=world_size)
     inputs = batches.filter(lambda counts: max(counts) >= policy.sync_every).map(tuple)
-    may_join = not policy.skip_all_reduce_unused_params and policy.zero is None
+    may_join = not policy.skip_all_reduce_unused_params and policy.zero is None and not policy.cuda_graph
     return Asked(
         trace=trace,
         fabric=draw(fabrics(world_size)),

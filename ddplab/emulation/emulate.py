@@ -38,7 +38,7 @@ from simulator.schedule.schedule import (
 )
 from simulator.step_costs import counted_as_free, price, price_collectives, rebucketed
 from simulator.workload.compute_times import ComputeTimes, IterationSampler, RecordedModel, recorded_model
-from simulator.workload.default_gpu_costs import assume_gpu
+from simulator.workload.default_gpu_costs import assume_gpu, replayed
 from simulator.workload.variation import RECORDED, Variation
 
 from ..composable import replicate_modules
@@ -111,8 +111,10 @@ def emulate(
         raise ValueError(f"phase: expected 'steady' with inputs, got {policy.phase!r}")
     follows_caps = policy.plan is None and policy.order == "ready"
     _check_hook(policy.hook)
-    model = recorded_model(trace, unused_allowed=policy.unused_allowed, shards=policy.shards_on(world_size))
+    model = recorded_model(trace, **policy.recorded_as(world_size))
     fabric, variation, assumed = assume_gpu(trace, fabric, variation) if assume else (fabric, variation, ())
+    if policy.cuda_graph:
+        fabric, variation = replayed(fabric, variation)
     fabric = emulated_fabric(fabric, make)
     model, charged = rebucketed(trace, model, fabric, buckets_of(policy, model))
     sampler = IterationSampler(

@@ -102,6 +102,11 @@ class Policy(Settings, strict=False):
         "or `buckets`, those of a rank together, as with parameters_as_bucket_view (None: no such optimizer); from the "
         "training script",
     )
+    cuda_graph: bool = Field(
+        default=False,
+        description="whether all steps of an iteration are replayed from a CUDA graph, so that no kernel waits for the "
+        "host, yes or no; from the training script",
+    )
     sync_every: CycleLength = Field(
         default=1,
         description="iterations per cycle, of which all but the last run under `no_sync`, a count; "
@@ -137,6 +142,8 @@ class Policy(Settings, strict=False):
             raise ValueError(
                 "phase: expected static_graph=True for `second`; otherwise the second iteration is `rebuild`"
             )
+        if self.cuda_graph and (self.phase != "steady" or self.graph_may_change):
+            raise ValueError("cuda_graph: expected a steady iteration that searches for no unused parameters to replay")
         if self.skip_all_reduce_unused_params and not self.find_unused_parameters:
             raise ValueError("skip_all_reduce_unused_params: expected find_unused_parameters=True, which it requires")
         return self
@@ -181,6 +188,8 @@ class Policy(Settings, strict=False):
             raise ValueError("inputs: expected None with grouping='module', because FSDP2's modules cannot join")
         if joins and policy.zero is not None:
             raise ValueError("inputs: expected None with zero, because steps of ranks without inputs are not modelled")
+        if joins and policy.cuda_graph:
+            raise ValueError("inputs: expected None with cuda_graph, because a replayed iteration cannot join")
         if joins and policy.skip_all_reduce_unused_params:
             raise ValueError(
                 "inputs: expected None with skip_all_reduce_unused_params, which the reducer refuses under Join"
@@ -222,6 +231,11 @@ class Policy(Settings, strict=False):
     def launches_at_the_end(self) -> bool:
         """Whether all buckets are launched after the backward pass, as in a static graph's first iteration."""
         return self.static_graph and self.phase == "first"
+
+    def recorded_as(self, world_size: int) -> dict[str, Any]:
+        """Return the arguments with which `recorded_model` reads a trace."""
+        shards = self.shards_on(world_size)
+        return {"unused_allowed": self.unused_allowed, "shards": shards, "cuda_graph": self.cuda_graph}
 
     def shards_on(self, world_size: int) -> int:
         """Return over how many ranks the optimiser and its states are divided."""

@@ -52,9 +52,7 @@ class PlanTimes:
     ) -> None:
         self.trace, self.world_size, self.policy, self.objective = trace, world_size, policy, objective
         self.fabric = _at_upper_ends(fabric) if objective == "worst_case" else fabric
-        self.recorded = recorded_model(
-            trace, unused_allowed=policy.unused_allowed, shards=policy.shards_on(world_size)
-        )
+        self.recorded = recorded_model(trace, **policy.recorded_as(world_size))
         self._how = world_size, variation, stragglers
         self.sampler = self._sampler(self.recorded)
         self._known: dict[BucketLayout, Nanoseconds] = {}

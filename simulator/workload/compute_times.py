@@ -128,7 +128,9 @@ class RecordedModel:
     compute_times: tuple[ComputeTimes, ...]
 
 
-def recorded_model(trace: Trace, *, unused_allowed: bool = False, shards: int = 1) -> RecordedModel:
+def recorded_model(
+    trace: Trace, *, unused_allowed: bool = False, shards: int = 1, cuda_graph: bool = False
+) -> RecordedModel:
     """Extract the model and its compute times from a trace.
 
     In a trace recorded with communication, the backward pass counts as ended when everything is computed, because the
@@ -138,6 +140,7 @@ def recorded_model(trace: Trace, *, unused_allowed: bool = False, shards: int = 
         trace: Any recording.
         unused_allowed: Whether parameters may have got no gradient.
         shards: Number of ranks among which the optimiser is divided; its step then takes that of the largest shard.
+        cuda_graph: Whether no kernel waits for the host: the iteration is shorter by this wait, all parts alike.
 
     Raises:
         ValueError: A parameter got no gradient, and `unused_allowed` is False.
@@ -160,7 +163,9 @@ def recorded_model(trace: Trace, *, unused_allowed: bool = False, shards: int = 
                     "parameter takes part"
                 )
             never_used &= unused
-            iterations.append(_times_of(iteration, has_communication=has_communication, own=own))
+            times = _times_of(iteration, has_communication=has_communication, own=own)
+            waited = (iteration.host_bound_ns or 0) / max(1, iteration.end_ns - iteration.forward_start_ns)
+            iterations.append(times.scaled(np.array(max(0.0, 1 - waited * cuda_graph))))
         compute_times.append(ComputeTimes.stacked(iterations))
     last = trace.ranks[0].iterations[-1]
     moments = {index: moment for index, moment in enumerate(last.ready_ns) if moment is not None}
