@@ -11,6 +11,7 @@ import math
 import re
 from collections import Counter
 from collections.abc import Callable, Hashable, Sequence
+from heapq import heapreplace
 from typing import Literal, get_args
 
 MIB = 1024 * 1024
@@ -224,6 +225,20 @@ def module_buckets(names: Sequence[str], ready_order: Sequence[int]) -> BucketAs
         buckets.values(),
         key=lambda bucket: (not modules[bucket[0]], max(place.get(index, -1) for index in bucket)),
     )
+
+
+def optimizer_shards(elements: Sequence[int], ranks: int) -> list[list[int]]:
+    """Return the indices of the parameters that each rank updates under torch's ZeroRedundancyOptimizer, by rank.
+
+    The parameter with the most elements first, each goes to the rank with the fewest so far; of equals, the first.
+    """
+    shards: list[list[int]] = [[] for _ in range(ranks)]
+    fewest = [(0, rank) for rank in range(ranks)]  # a heap
+    for index in sorted(range(len(elements)), key=elements.__getitem__, reverse=True):
+        own, rank = fewest[0]
+        shards[rank].append(index)
+        heapreplace(fewest, (own + elements[index], rank))
+    return shards
 
 
 def check_partition(buckets: Sequence[Sequence[int]], count: int, *, name: str = "buckets") -> None:

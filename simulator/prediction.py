@@ -18,7 +18,7 @@ from .schedule.policy import Policy
 from .schedule.schedule import buckets_of, build_join_end, build_schedule
 from .step_costs import counted_as_free, price_collectives, price_schedule, rebucketed
 from .workload.compute_times import IterationSampler, recorded_model
-from .workload.default_gpu_costs import assume_gpu
+from .workload.default_gpu_costs import assume_gpu, replayed
 from .workload.variation import RECORDED, Variation
 
 
@@ -59,8 +59,8 @@ def predict(
         settings: Fields of `Policy`, as an alternative to `policy`: bucket_cap_mb=25, bucket_cap_mb_list,
             plan, grouping="buckets", reduce_dtype, order="ready",
             broadcast_buffers=True, find_unused_parameters, static_graph, skip_all_reduce_unused_params,
-            gradient_as_bucket_view, copies_single_gradients=True, hook="none", sparse_density=1.0, sync_every=1
-            and phase="steady".
+            gradient_as_bucket_view, hook="none", sparse_density=1.0, zero, cuda_graph, sync_every=1 and
+            phase="steady".
 
     Raises:
         ValueError: An argument is invalid, or does not fit the trace, the fabric or another argument; the message
@@ -72,7 +72,9 @@ def predict(
         raise ValueError("measured: expected none with inputs, because an epoch of Join has no steady iteration")
     policy = Policy.given(policy, settings, joins=joins)
     fabric, variation, assumed = assume_gpu(trace, fabric, variation) if assume else (fabric, variation, ())
-    model = recorded_model(trace, unused_allowed=policy.unused_allowed)
+    if policy.cuda_graph:
+        fabric, variation = replayed(fabric, variation)
+    model = recorded_model(trace, **policy.recorded_as(world_size))
     charged = fabric
     if model.has_communication:
         model, charged = rebucketed(trace, model, fabric, buckets_of(policy, model))
@@ -81,7 +83,7 @@ def predict(
         sync_every=policy.sync_every,
         compute_bounds=model.compute_bounds,
     )
-    schedule = build_schedule(policy, model, joins=joins)
+    schedule = build_schedule(policy, model, joins=joins, world_size=world_size)
     end_of_epoch = build_join_end(policy, model) if joins else None
     costs = price_schedule(schedule, charged, policy, world_size)
     end = None if end_of_epoch is None else price_collectives(end_of_epoch, charged, world_size)

@@ -158,11 +158,12 @@ def price_schedule(schedule: IterationSchedule, fabric: Fabric, policy: Policy, 
     same_ns = {
         Compute("rebuild"): processor.rebuild_ns,
         Compute("search"): round(processor.search_ns_per_parameter * parameters),
+        Compute("launch"): processor.launch_ns,  # of a broadcast after the step, which holds up no computation
     }
     for iteration in range(policy.sync_every):
         unsharded = sum(processor.copy_out(size) for sizes in schedule.gradient_bytes for size in sizes)
         same_ns[Compute("unshard", iteration=iteration)] = unsharded
-    copied = [sizes if policy.copies_single_gradients or len(sizes) > 1 else () for sizes in schedule.gradient_bytes]
+    copied = [sizes if policy.grouping != "fusion" or len(sizes) > 1 else () for sizes in schedule.gradient_bytes]
     for bucket, sizes in enumerate(schedule.gradient_bytes):
         copy_out_ns = 0 if policy.gradient_as_bucket_view else sum(map(processor.copy_out, copied[bucket]))
         same_ns |= {

@@ -28,7 +28,7 @@ from .schedule.policy import Policy
 from .schedule.schedule import build_schedule
 from .step_costs import ScheduleCosts, charged_fabric, messages_of, price, price_schedule, relative_errors
 from .workload.compute_times import IterationSampler, Nanoseconds, RecordedModel, recorded_model
-from .workload.default_gpu_costs import assume_gpu
+from .workload.default_gpu_costs import assume_gpu, replayed
 from .workload.variation import RECORDED, Variation
 
 if TYPE_CHECKING:
@@ -215,14 +215,16 @@ def _predicted(
     pairs = list(np.ndindex(len(world_sizes), len(policies)))
     tasks: list[Task] = []
     for number, trace in enumerate(traces):
-        model = recorded_model(trace, unused_allowed=policies[0].unused_allowed)
+        model = recorded_model(trace, **policies[0].recorded_as(1))  # with `zero`, nothing is steady
         known, variation = list(fabrics), how["variation"]
         if how["assume"]:
             completed = [assume_gpu(trace, fabric, variation) for fabric in fabrics]
             known, variation = [one.fabric for one in completed], completed[0].variation
+        if policies[0].cuda_graph:
+            known, variation = [replayed(one, variation)[0] for one in known], replayed(known[0], variation)[1]
         if not model.layout:
             known = [charged_fabric(fabric, model) for fabric in known]
-        steady = [place for place, fabric in enumerate(known) if not run and is_steady(fabric)]
+        steady = [place for place, fabric in enumerate(known) if not run and is_steady(fabric, policies[0])]
         for place in sorted(set(range(len(fabrics))) - set(steady)):
             for first in range(0, len(pairs), TASK_SIZE):
                 some = pairs[first : first + TASK_SIZE]
@@ -294,9 +296,9 @@ def _run(tasks: Sequence[Task], n_jobs: int | None) -> Iterator[Predicted]:
     yield from parallel(joblib.delayed(_predict_cells)(*task) for task in tasks)
 
 
-def is_steady(fabric: Fabric) -> bool:
-    """Whether speeds are constant and collectives run one at a time, as `solve_steady` requires."""
-    return fabric.processor.slowed(1).slow_down == 1 and fabric.concurrency == 1
+def is_steady(fabric: Fabric, policy: Policy) -> bool:
+    """Whether `solve_steady` applies: constant speeds, one collective at a time, one schedule for all world sizes."""
+    return fabric.processor.slowed(1).slow_down == 1 and fabric.concurrency == 1 and policy.zero is None
 
 
 def solve_steady(

@@ -186,7 +186,7 @@ def policies(draw, keys: tuple[str, ...]) -> Policy:
     plan = draw(st.none() | partitions(len(keys), keys))
     searches, is_static = draw(st.booleans()), draw(st.booleans())
     given_costs = draw(st.sampled_from([HOOK_COSTS, ()]))
-    phases = ["steady", "first", "rebuild", *["second"] * is_static]
+    phase = draw(st.sampled_from(["steady", "first", "rebuild", *["second"] * is_static]))
     return Policy(
         bucket_cap_mb=draw(caps_mb()),
         plan=None if plan is None else tuple(map(tuple, plan)),
@@ -196,7 +196,9 @@ def policies(draw, keys: tuple[str, ...]) -> Policy:
         static_graph=is_static,
         skip_all_reduce_unused_params=searches and draw(st.booleans()),
         gradient_as_bucket_view=draw(st.booleans()),
-        copies_single_gradients=draw(st.booleans()),
+        grouping=draw(st.sampled_from(["buckets", "fusion"])),
+        zero=draw(ZERO) if len({*keys}) == 1 else None,
+        cuda_graph=(is_static or not searches) and phase == "steady" and draw(st.booleans()),
         hook=named_hook(draw(st.sampled_from([*HOOKS, "power_sgd:3", "bf16+power_sgd:2"]))).model_copy(
             update={
                 part: Linear(fixed_ns=draw(st.integers(0, 30)), ns_per_byte=draw(st.integers(0, 2)))
@@ -204,10 +206,11 @@ def policies(draw, keys: tuple[str, ...]) -> Policy:
             }
         ),
         sync_every=draw(st.integers(1, 3)),
-        phase=draw(st.sampled_from(phases)),
+        phase=phase,
     )
 
 
+ZERO = st.sampled_from([None, "parameters", "buckets"])
 HOOK_COSTS = ("compress", "recompress", "decompress")
 
 
@@ -251,7 +254,8 @@ def engine_inputs(draw, fabrics=steady_fabrics) -> EngineInput:
     trace, world_size = draw(traces()), draw(st.integers(1, 4))
     policy, costs = draw(policies(tuple(trace.keys))), draw(fabrics(world_size))
     model = recorded_model(trace, unused_allowed=policy.unused_allowed)
-    schedule = build_schedule(policy, model, joins=draw(st.booleans()))
+    joins = policy.zero is None and not policy.cuda_graph and draw(st.booleans())
+    schedule = build_schedule(policy, model, joins=joins, world_size=world_size)
     costs = price_schedule(schedule, costs, policy, world_size)
     sampler = IterationSampler(model.compute_times, world_size, Variation(), sync_every=policy.sync_every)
     return costs.engine_input(sampler, sampler.draw([0]), 0)
@@ -354,6 +358,7 @@ def any_predictions(
     policy = draw(policies(tuple(trace.keys)))
     batches = st.lists(st.integers(0, 2 * policy.sync_every), min_size=world_size, max_size=world_size)
     inputs = batches.filter(lambda counts: max(counts) >= policy.sync_every).map(tuple)
+    may_join = not policy.skip_all_reduce_unused_params and policy.zero is None and not policy.cuda_graph
     return Asked(
         trace=trace,
         fabric=draw(fabrics(world_size)),
@@ -361,7 +366,7 @@ def any_predictions(
         policy=policy,
         variation=draw(variations() if variation is None else variation),
         stragglers=tuple(draw(st.lists(straggler, max_size=1))) if stragglers else (),
-        inputs=draw(st.none() | inputs) if stragglers and not policy.skip_all_reduce_unused_params else None,
+        inputs=draw(st.none() | inputs) if stragglers and may_join else None,
     )
 
 
@@ -372,7 +377,7 @@ def emulations(draw) -> Asked:
     Asked(trace, fabric, 2, Policy(find_unused_parameters=True, sync_every=2), ...)
     """
     asked = draw(any_predictions())
-    policy, trace = asked.policy.model_copy(update={"copies_single_gradients": True}), asked.trace
+    policy, trace = asked.policy.model_copy(update={"grouping": "buckets"}), asked.trace
     if asked.inputs is not None:
         policy = policy.model_copy(update={"phase": "steady"})
     if policy.plan is None and draw(st.booleans()):
@@ -420,7 +425,9 @@ def torch_emulations(draw) -> Asked:
     """
     asked = draw(emulations())
     update: dict[str, Any] = {"plan": None, "order": "ready", "phase": "steady"}
-    if asked.inputs is not None:
+    if asked.inputs is None:
+        update["zero"] = draw(ZERO)
+    else:
         update |= {"find_unused_parameters": False, "static_graph": False, "skip_all_reduce_unused_params": False}
     policy = asked.policy.model_copy(update=update)
     if "power_sgd" in policy.hook.name:  # if torch skips the last bucket, the hook does not learn which is the last

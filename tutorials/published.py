@@ -134,7 +134,8 @@ class Sweep:
         if copies == "none":
             fabric = fabric.with_processor(pack=Linear(), copy_out=Linear())
         reducer = self.reducer.model_copy(update={"rule": rule or self.reducer.rule})
-        how: dict[str, Any] = {"variation": steady, "copies_single_gradients": single or copies == "all"}
+        grouping = "buckets" if single or copies == "all" else "fusion"
+        how: dict[str, Any] = {"variation": steady, "grouping": grouping}
         times = {}
         for row in self.rows:
             plan = plan_of(trace, reducer, row.cap_mb)

@@ -41,7 +41,8 @@ def predict_ns(inputs: BucketCapsInputs, reducer: BucketRule, cap_mb: float) -> 
     fabric, variation, _ = assume_on_node(trace, node, inputs, reducer.gpus)
     fabric, copies = costs_of(reducer, fabric)
     steady = variation.model_copy(update={"jitter": 0.0})  # all caps then have one iteration, and fast predictions
-    how: dict[str, Any] = {"world_size": reducer.gpus, "plan": plan, "copies_single_gradients": copies}
+    grouping = "buckets" if copies else "fusion"
+    how: dict[str, Any] = {"world_size": reducer.gpus, "plan": plan, "grouping": grouping}
     predicted = predict(trace, fabric, variation=steady, **how)
     baselines = baselines_ns(trace, fabric, **how)
     return {**times_of(predicted), **baselines, FEWER_BUCKETS: len(plan)}

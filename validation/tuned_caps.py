@@ -59,7 +59,7 @@ def tuned_plan(inputs: BucketCapsInputs, reducer: BucketRule) -> BucketPlan:
         cap_rule=reducer.rule,
         variation=steady,
         assume=False,
-        copies_single_gradients=copies,
+        grouping="buckets" if copies else "fusion",
     )
 
 

@@ -206,7 +206,7 @@ def assumptions(
 ) -> list[str]:
     """Return what predictions from a trace assume, and which costs count as free; one sentence each."""
     sentences = [*assumed]
-    if (share := host_bound(trace)) > HOST_BOUND:
+    if (share := host_bound(trace)) > HOST_BOUND and not all(policy.cuda_graph for policy in policies):
         sentences.insert(
             0, f"{name} is host-bound: its GPU waited for its host {share:.0%} of the time; counted as computation"
         )

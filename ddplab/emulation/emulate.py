@@ -38,7 +38,7 @@ from simulator.schedule.schedule import (
 )
 from simulator.step_costs import counted_as_free, price, price_collectives, rebucketed
 from simulator.workload.compute_times import ComputeTimes, IterationSampler, RecordedModel, recorded_model
-from simulator.workload.default_gpu_costs import assume_gpu
+from simulator.workload.default_gpu_costs import assume_gpu, replayed
 from simulator.workload.variation import RECORDED, Variation
 
 from ..composable import replicate_modules
@@ -101,21 +101,22 @@ def emulate(
     make = _class_of(reducer)
     if policy.grouping == "module" and (_is_ours(make) or make is TorchDistributedDataParallel):
         raise ValueError("reducer: expected 'replicate' with grouping='module', because DDP averages buckets")
-    if policy.grouping == "buckets" and make is replicate_modules:
+    if policy.grouping != "module" and make is replicate_modules:
         raise ValueError("grouping: expected 'module' with the reducer 'replicate', which has no buckets")
     if not _is_ours(make) and (policy.plan is not None or policy.order != "ready"):
         raise ValueError("order: expected 'ready' and no plan, because only ddplab's reducer takes a plan")
-    if _is_ours(make) and not policy.copies_single_gradients:
-        raise ValueError("copies_single_gradients: expected true, because ddplab's reducer copies every gradient")
+    if _is_ours(make) and policy.grouping == "fusion":
+        raise ValueError("grouping: expected 'buckets', because ddplab's reducer copies every gradient, got 'fusion'")
     if inputs is not None and policy.phase != "steady":
         raise ValueError(f"phase: expected 'steady' with inputs, got {policy.phase!r}")
     follows_caps = policy.plan is None and policy.order == "ready"
     _check_hook(policy.hook)
-    model = recorded_model(trace, unused_allowed=policy.unused_allowed)
+    model = recorded_model(trace, **policy.recorded_as(world_size))
     fabric, variation, assumed = assume_gpu(trace, fabric, variation) if assume else (fabric, variation, ())
+    if policy.cuda_graph:
+        fabric, variation = replayed(fabric, variation)
     fabric = emulated_fabric(fabric, make)
     model, charged = rebucketed(trace, model, fabric, buckets_of(policy, model))
-    charged = charged.with_processor(launch_ns=charged.processor.launch_on(world_size), stall_ns=0)
     sampler = IterationSampler(
         model.compute_times, world_size, variation, stragglers, inputs, sync_every=policy.sync_every
     )

@@ -162,15 +162,18 @@ class EmulatedTraining:
 
     def optimizer(self) -> torch.optim.Optimizer:
         """An optimiser whose step takes the recorded time and changes nothing."""
-        return _EmulatedOptimizer(self.model)
+        return EmulatedOptimizer(self.model.parameters(), self.model)
 
 
-class _EmulatedOptimizer(torch.optim.SGD):
-    def __init__(self, model: "EmulatedModel") -> None:
-        super().__init__(model.parameters())
+class EmulatedOptimizer(torch.optim.SGD):
+    """An optimiser whose step takes the time of everything after the model's backward pass, and changes nothing."""
+
+    def __init__(self, parameters: Any, model: "EmulatedModel") -> None:
+        super().__init__(parameters)
         self._model = model
 
     def step(self, closure: Any = None) -> None:  # type: ignore[override]
+        """See the class."""
         self._model.step()
 
 

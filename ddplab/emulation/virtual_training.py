@@ -5,9 +5,11 @@ collective belongs to, and charges the processor costs of the fabric where the r
 """
 
 import inspect
+import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Literal, cast
 
 import torch
@@ -29,7 +31,7 @@ from simulator.schedule.policy import Policy
 from simulator.schedule.schedule import CollectiveKind, Compute, ComputeKind
 
 from ..calibration.comm_hook_costs import real_hook
-from .emulated_device import Activity, EmulatedModel, IterationTimes
+from .emulated_device import Activity, EmulatedModel, EmulatedOptimizer, IterationTimes
 from .modelled_network import CollectiveMessage, ModelledGroup, VirtualFuture
 from .virtual_time import VirtualRank
 
@@ -80,11 +82,13 @@ class RankTraining:
         self.kinds: dict[int, tuple[CollectiveKind, int | None]] = {}
         self.buckets: Sequence[Sequence[int]] = ()
         self._rank, self._training = rank, training
+        self._launch_ns = training.processor.launch_on(group.size())
         self._hooked = False
         self._rebuilds = training.policy.rebuilds and training.policy.phase == "rebuild"
         self._torch_ddp: Any = None  # a module whose reducer is written in C++
         self._in_iteration = False
         self._in_backward = False
+        self._in_step = False
         self._unsynchronized: int | None = None  # index of the iteration under `no_sync`
         self._launching: int | None = None  # the bucket whose collectives are being launched
         self._launched_first = False
@@ -147,6 +151,11 @@ class RankTraining:
         self._device = EmulatedModel(training.workload, self, sparse_density=policy.sparse_density)
         ddp = training.reducer(self._device, **ddp_arguments(training.reducer, policy, training.plan))
         self._listen_to(ddp)
+        self._step: Callable[[], object] = self._device.step
+        if policy.zero is not None:
+            local = partial(EmulatedOptimizer, model=self._device)
+            views = {"parameters_as_bucket_view": policy.zero == "buckets"}
+            self._step = _zero_redundancy_optimizer()(ddp.parameters(), local, **views).step
         # On a rank without inputs, only a comm hook identifies the all-reduces of torch's buckets.
         self._hooked = training.hook != NO_HOOK or (self._torch_ddp is not None and training.inputs is not None)
         if self._hooked:
@@ -181,8 +190,9 @@ class RankTraining:
             self._in_backward = True
             loss.backward()
             self._in_backward = False
-        self._device.step()
-        self._in_iteration = False
+        self._in_step = synchronized
+        (self._step if synchronized else self._device.step)()
+        self._in_iteration = self._in_step = False
         if synchronized:
             for parameter in self._device.parameters():
                 parameter.grad = None
@@ -219,7 +229,7 @@ class RankTraining:
             message = costs.message(recorded, density)
             self.bucket_launches(number)
             self.charge("compress", number, costs.compress(size))
-            self.charge("launch", number, self._training.processor.launch_ns)
+            self.charge("launch", number, self._launch_ns)
             self._second_due = [due for due in self._second_due if due[0] < number]  # not of an iteration before
             if message is not None and message.second_bytes is not None:
                 self._second_due.append((number, size))
@@ -238,7 +248,9 @@ class RankTraining:
     def _before_launch(self, message: CollectiveMessage, tensors: Sequence[Tensor]) -> None:
         self._kind = kind, bucket = self._classified(message, tensors)
         if kind == "all_reduce" and not self._hooked:
-            self.charge("launch", bucket, self._training.processor.launch_ns)
+            self.charge("launch", bucket, self._launch_ns)
+        elif self._in_step:
+            self.charge("launch", None, self._training.processor.launch_ns)
 
     def _classified(self, message: CollectiveMessage, tensors: Sequence[Tensor]) -> tuple[CollectiveKind, int | None]:
         if self._launching is not None and not self._launched_first:
@@ -294,6 +306,14 @@ class RankTraining:
             self._buckets_left -= 1
             if not self._buckets_left:
                 self._wait_for_everything()
+
+
+def _zero_redundancy_optimizer() -> Any:
+    """Return torch's class, whose module warns of deprecated functions when it is imported."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)
+        from torch.distributed.optim import ZeroRedundancyOptimizer
+    return ZeroRedundancyOptimizer
 
 
 def _real_hook(hook: CommHook, policy: Policy) -> tuple[Callable[[Any, Any], Any], Any]:

@@ -3,12 +3,14 @@
 import re
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from math import prod
 from typing import Literal, get_args
 
 from reference.trace import Trace, Workload
 
 from ..schedule.policy import Policy
+from ..workload.compute_times import largest_shard
 from ..workload.default_gpu_costs import entry_of
 
 Optimizer = Literal["sgd", "momentum", "adam", "adam-fp32"]
@@ -62,26 +64,28 @@ class MemoryUse:
         return "fits" if high is not None and high <= self.capacity_bytes else "unknown"
 
 
-def memory_use(trace: Trace, policy: Policy, optimizer: Optimizer) -> MemoryUse:
-    """Return what data-parallel training of the trace's model holds on each GPU.
+def memory_use(trace: Trace, policy: Policy, optimizer: Optimizer, world_size: int = 1) -> MemoryUse:
+    """Return what data-parallel training of the trace's model holds on each of `world_size` GPUs.
 
-    Gradients are set to None between steps. They take no memory beside the buckets if they are views of them
-    (`gradient_as_bucket_view`).
+    With the policy's `zero`, it is what the GPU with the largest shard of the optimiser holds. Gradients are set to
+    None between steps. They take no memory beside the buckets if they are views of them (`gradient_as_bucket_view`).
     """
     workload = trace.workload
     memory, capacity = workload.memory, capacity_bytes(workload.device_name)
-    peak = None if memory is None else _peak_bytes(workload, policy, optimizer, memory.batch)
+    own = largest_shard([prod(one.shape) for one in workload.parameters], policy.shards_on(world_size))
+    peak_of = partial(_peak_bytes, workload, policy, optimizer, own)
+    peak = None if memory is None else peak_of(memory.batch)
     largest = None
     if memory is not None and capacity is not None:
-        largest = _largest(lambda batch: _band(_peak_bytes(workload, policy, optimizer, batch))[1] <= capacity)
-    low, high = _band(_kept_bytes(workload, optimizer) if peak is None else peak)
+        largest = _largest(lambda batch: _band(peak_of(batch))[1] <= capacity)
+    low, high = _band(_kept_bytes(workload, optimizer, own) if peak is None else peak)
     return MemoryUse(
         parts={
             "parameters": _parameter_bytes(workload),
             "buffers": sum(one.size_bytes for one in workload.buffers),
             "gradients": 0 if policy.gradient_as_bucket_view else _parameter_bytes(workload),
             "buckets": _parameter_bytes(workload),
-            "optimizer": _state_bytes(workload, optimizer),
+            "optimizer": _state_bytes(workload, optimizer, own),
             "activations": None if memory is None else memory.kept_bytes,
         },
         peak_bytes=peak,
@@ -99,29 +103,31 @@ def capacity_bytes(device_name: str) -> int | None:
     return None if gib is None else int(USABLE * gib * GIB)
 
 
-def _peak_bytes(workload: Workload, policy: Policy, optimizer: Optimizer, batch: int) -> int:
-    """Most bytes of tensors at one time: in forward and backward, or in the step of the optimiser."""
+def _peak_bytes(workload: Workload, policy: Policy, optimizer: Optimizer, own: float, batch: int) -> int:
+    """Most bytes of tensors at one time: in forward and backward, or in the step of the optimiser's `own` part."""
     assert workload.memory is not None
     memory, size = workload.memory.with_batch(batch), _parameter_bytes(workload)
-    kept = _kept_bytes(workload, optimizer) + size + memory.batch_bytes  # the buckets exist all the time
+    kept = _kept_bytes(workload, optimizer, own) + size + memory.batch_bytes  # the buckets exist all the time
+    step = round(own * TEMPORARIES[optimizer] * size)
     if policy.gradient_as_bucket_view:
-        return kept + max(memory.peak_bytes, TEMPORARIES[optimizer] * size)
-    return kept + max(memory.peak_with_gradients_bytes, (1 + TEMPORARIES[optimizer]) * size)
+        return kept + max(memory.peak_bytes, step)
+    return kept + max(memory.peak_with_gradients_bytes, size + step)
 
 
-def _kept_bytes(workload: Workload, optimizer: Optimizer) -> int:
+def _kept_bytes(workload: Workload, optimizer: Optimizer, own: float) -> int:
     """Bytes that stay from step to step, without buckets."""
     buffers = sum(one.size_bytes for one in workload.buffers)
-    return _parameter_bytes(workload) + buffers + _state_bytes(workload, optimizer) + WORKSPACE_BYTES
+    return _parameter_bytes(workload) + buffers + _state_bytes(workload, optimizer, own) + WORKSPACE_BYTES
 
 
 def _parameter_bytes(workload: Workload) -> int:
     return sum(one.size_bytes for one in workload.parameters)
 
 
-def _state_bytes(workload: Workload, optimizer: Optimizer) -> int:
+def _state_bytes(workload: Workload, optimizer: Optimizer, own: float) -> int:
     in_float32 = 4 * sum(prod(one.shape) for one in workload.parameters)
-    return STATES[optimizer] * (in_float32 if optimizer == "adam-fp32" else _parameter_bytes(workload))
+    whole = STATES[optimizer] * (in_float32 if optimizer == "adam-fp32" else _parameter_bytes(workload))
+    return round(own * whole)
 
 
 def _band(peak_bytes: int) -> tuple[int, int]:

@@ -90,7 +90,7 @@ class SystemPlan:
         system = self.scaling.system
         is_low = any(one.dtype != "float32" for one in system.trace.workload.parameters)
         names = [one for one in OPTIMIZERS if is_low or one in ("sgd", "adam", self.optimizer)]
-        return {name: memory_use(system.trace, system.used.policy, name) for name in names}
+        return {name: memory_use(system.trace, system.used.policy, name, self.at) for name in names}
 
     @property
     def sensitivity(self) -> str:

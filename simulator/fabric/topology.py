@@ -10,21 +10,22 @@ A topology file::
 
 Each level joins `members` groups of the level named by `of`; the level without `of` joins ranks. The outermost level
 may omit `members` and then joins as many groups as needed. 1 GB is 10^9 bytes. Where direct links join the members
-instead of a switch, the rate depends on how many take part: `gb_per_s: 150, gb_per_s_by_members: {2: 25, 4: 100}`.
+instead of a switch, the rate depends on how many take part: `gb_per_s: {2: 25, 4: 100, other: 150}`.
 """
 
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from math import inf, prod
-from typing import Annotated, Self
+from typing import Annotated, Any, Self
 
 import yaml
-from pydantic import Field, model_validator
+from pydantic import Field, WrapValidator, model_validator
 
 from reference.files.reading import Schema, one_line_errors, parse_yaml, read_text
 from reference.files.value_ranges import YEAR_NS, BytesPerS, Count, Nanoseconds
 from reference.files.writing import write_atomically
 
+OTHER = "other"
 GbPerS = Annotated[float, Field(ge=1e-9, le=1e9, allow_inf_nan=False)]
 Source = Annotated[
     str,
@@ -144,6 +145,15 @@ class Topology(Schema, strict=False):
         return " of ".join(f"{level.name} x {level.members or 'any number'}" for level in reversed(self.levels))
 
 
+def _by_members(given: object, rate: Callable[[object], float]) -> float | dict[int | str, float]:
+    """Accept rates by the number of members in use in place of one rate."""
+    if not isinstance(given, dict):
+        return rate(given)
+    if OTHER not in given or not all(key == OTHER or str(key).isdecimal() for key in given):
+        raise ValueError(f"expected rates by the number of members, and for {OTHER!r}")
+    return {key if key == OTHER else int(key): rate(value) for key, value in given.items()}
+
+
 ADVICE = "write levels as in pod.yaml of the README, such as `nvlink: {members: 8, latency_us: 3, gb_per_s: 200}`"
 
 
@@ -165,14 +175,10 @@ class LevelEntry(Schema):
         description="time of an empty message, microseconds; half a measured ping-pong, with NCCL that of a hop with "
         "Simple (3.4 over NVLink, 14 between nodes)",
     )
-    gb_per_s: GbPerS = Field(
+    gb_per_s: Annotated[GbPerS, WrapValidator(_by_members)] = Field(
         description="rate at which one member sends while it receives as much, 10^9 bytes per second, an eighth of "
-        "its Gbit/s; from a large message, or the data sheet (a two-way rate halved), whose peak is 6-25 % too high",
-    )
-    gb_per_s_by_members: dict[Annotated[int, Field(strict=False)], GbPerS] = Field(
-        default={},
-        description="other rates where fewer members take part, as on direct links without a switch, 10^9 bytes per "
-        "second by the number of members in use; from the machine's plan of links",
+        "its Gbit/s; from a large message, or the data sheet (a two-way rate halved), whose peak is 6-25 % too high; "
+        "on direct links without a switch, rates by the number of members in use, and `other`",
     )
 
     @model_validator(mode="before")
@@ -223,14 +229,14 @@ def save_topology(topology: Topology, path: str | os.PathLike[str]) -> None:
     """Write a topology file; rates are rounded to whole bytes per second."""
     levels = {}
     for level, below in zip(topology.levels, (None, *topology.levels[:-1]), strict=True):
+        rates = {n: rate / 1e9 for n, rate in [*level.bytes_per_s_by_members.items(), (OTHER, level.bytes_per_s)]}
         entry = LevelEntry(
             of=None if below is None else below.name,
             members=level.members,
             latency_us=level.latency_ns / 1000,
-            gb_per_s=level.bytes_per_s / 1e9,
-            gb_per_s_by_members={members: rate / 1e9 for members, rate in level.bytes_per_s_by_members.items()},
+            gb_per_s=rates if len(rates) > 1 else rates[OTHER],  # type: ignore[arg-type]
         )
-        levels[level.name] = entry.model_dump(exclude_defaults=True)
+        levels[level.name] = entry.model_dump(exclude_defaults=True, warnings=False)
     in_network = [level.name for level in topology.levels if level.reduces]
     written = {"source": topology.source, "levels": levels, "in_network": in_network}
     write_atomically(path, yaml.safe_dump(written, sort_keys=False).encode())
@@ -245,17 +251,20 @@ def topology_of(written: TopologyFile) -> Topology:
     for name in written.in_network:
         if name not in written.levels:
             raise ValueError(f"in_network: expected names of levels ({', '.join(written.levels)}), got {name}")
-    levels = [
-        Level(
+    levels = []
+    for name, entry in _inside_out(written.levels).items():
+        given: Any = entry.gb_per_s
+        given = given if isinstance(given, dict) else {OTHER: given}
+        rates = {members: float(round(rate * 1e9)) for members, rate in given.items()}
+        level = Level(
             name=name,
             members=entry.members,
             latency_ns=round(entry.latency_us * 1000),
-            bytes_per_s=float(round(entry.gb_per_s * 1e9)),
-            bytes_per_s_by_members={n: float(round(rate * 1e9)) for n, rate in entry.gb_per_s_by_members.items()},
+            bytes_per_s=rates.pop(OTHER),
+            bytes_per_s_by_members=rates,
             reduces=name in written.in_network,
         )
-        for name, entry in _inside_out(written.levels).items()
-    ]
+        levels.append(level)
     return Topology(levels=tuple(levels), source=written.source)
 
 

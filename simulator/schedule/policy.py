@@ -14,13 +14,13 @@ from reference.reducer_options import Features
 from .comm_hook_messages import NO_HOOK, CommHook, named_hook
 
 Phase = Literal["steady", "first", "second", "rebuild"]
-Grouping = Literal["buckets", "module"]
+Grouping = Literal["buckets", "fusion", "module"]
+ZeroBroadcasts = Literal["parameters", "buckets"]
 ReduceDtype = Literal["float32", "bfloat16", "float16"]
 ITEM_BYTES: Mapping[ReduceDtype, int] = {"float32": 4, "bfloat16": 2, "float16": 2}
 DDP_ONLY = (
     *("bucket_cap_mb_list", "plan", "find_unused_parameters", "static_graph"),
-    *("skip_all_reduce_unused_params", "gradient_as_bucket_view", "copies_single_gradients"),
-    "hook",
+    *("skip_all_reduce_unused_params", "gradient_as_bucket_view", "hook", "zero"),
 )
 """Fields of `Policy` that have no counterpart in FSDP2's `replicate()`."""
 
@@ -46,8 +46,10 @@ class Policy(Settings, strict=False):
     )
     grouping: Grouping = Field(
         default="buckets",
-        description="what is all-reduced together, a name: `buckets`, as by DDP, or `module`, as by FSDP2's "
-        "`replicate()`, each module that it wraps (`reference.bucketing.wrapped_modules`); chosen by the user",
+        description="what is all-reduced together, a name: `buckets`, as by DDP; `fusion`, the same, but a gradient "
+        "that is alone in its bucket is not copied, as by Horovod and `torch._utils._flatten_dense_tensors`; or "
+        "`module`, as by FSDP2's `replicate()`, each module that it wraps (`reference.bucketing.wrapped_modules`); "
+        "chosen by the user",
     )
     reduce_dtype: ReduceDtype | None = Field(
         default=None,
@@ -82,11 +84,6 @@ class Policy(Settings, strict=False):
         description="whether gradients are views of buckets, so that averages are not copied out, yes or no; "
         "DDP's argument",
     )
-    copies_single_gradients: bool = Field(
-        default=True,
-        description="whether a gradient that is alone in its bucket is copied too, yes or no; DDP copies it, Horovod "
-        "and reducers with `torch._utils._flatten_dense_tensors` do not",
-    )
     hook: CommHook = Field(
         default=NO_HOOK,
         description="comm hook, which determines the bytes sent and the time computed for each bucket, a name; "
@@ -98,6 +95,17 @@ class Policy(Settings, strict=False):
         le=1,
         description="rows of a sparse gradient that one batch touches, a fraction of the parameter's rows; "
         "distinct tokens of a batch divided by the size of the vocabulary",
+    )
+    zero: ZeroBroadcasts | None = Field(
+        default=None,
+        description="what torch's ZeroRedundancyOptimizer broadcasts after its step, a name: `parameters`, each "
+        "alone, or `buckets`, those of a rank together, as with parameters_as_bucket_view (None: no such optimizer); "
+        "from the training script",
+    )
+    cuda_graph: bool = Field(
+        default=False,
+        description="whether an iteration is replayed from a CUDA graph, so that no kernel waits for the host, yes "
+        "or no; from the training script",
     )
     sync_every: CycleLength = Field(
         default=1,
@@ -133,6 +141,10 @@ class Policy(Settings, strict=False):
         if self.phase == "second" and not self.static_graph:
             raise ValueError(
                 "phase: expected static_graph=True for `second`; otherwise the second iteration is `rebuild`"
+            )
+        if self.cuda_graph and (self.phase != "steady" or self.graph_may_change):
+            raise ValueError(
+                "cuda_graph: expected a steady iteration that searches for no unused parameters to replay"
             )
         if self.skip_all_reduce_unused_params and not self.find_unused_parameters:
             raise ValueError("skip_all_reduce_unused_params: expected find_unused_parameters=True, which it requires")
@@ -176,6 +188,12 @@ class Policy(Settings, strict=False):
         policy = cls(**settings) if policy is None else policy
         if joins and policy.grouping == "module":
             raise ValueError("inputs: expected None with grouping='module', because FSDP2's modules cannot join")
+        if joins and policy.zero is not None:
+            raise ValueError(
+                "inputs: expected None with zero, because steps of ranks without inputs are not modelled"
+            )
+        if joins and policy.cuda_graph:
+            raise ValueError("inputs: expected None with cuda_graph, because a replayed iteration cannot join")
         if joins and policy.skip_all_reduce_unused_params:
             raise ValueError(
                 "inputs: expected None with skip_all_reduce_unused_params, which the reducer refuses under Join"
@@ -205,7 +223,7 @@ class Policy(Settings, strict=False):
     @property
     def rebuilds(self) -> bool:
         """Whether the reducer rebuilds its buckets after the first iteration."""
-        assigned = self.plan is None and self.order == "ready" and self.grouping == "buckets"
+        assigned = self.plan is None and self.order == "ready" and self.grouping != "module"
         return assigned and not self.graph_may_change
 
     @property
@@ -217,6 +235,15 @@ class Policy(Settings, strict=False):
     def launches_at_the_end(self) -> bool:
         """Whether all buckets are launched after the backward pass, as in a static graph's first iteration."""
         return self.static_graph and self.phase == "first"
+
+    def recorded_as(self, world_size: int) -> dict[str, Any]:
+        """Return the arguments with which `recorded_model` reads a trace."""
+        shards = self.shards_on(world_size)
+        return {"unused_allowed": self.unused_allowed, "shards": shards, "cuda_graph": self.cuda_graph}
+
+    def shards_on(self, world_size: int) -> int:
+        """Return over how many ranks the optimiser and its states are divided."""
+        return 1 if self.zero is None else world_size
 
     def two_stage_caps(self) -> tuple[list[int], list[int]]:
         """Bucket caps in bytes until the rebuild and after it."""

@@ -20,6 +20,7 @@ from reference.bucketing import (
     check_partition,
     initial_buckets,
     module_buckets,
+    optimizer_shards,
     plan_buckets,
     rebuild_order,
 )
@@ -171,17 +172,20 @@ UNSENT_BUCKET_STEPS = BUCKET_STEPS[:2]
 """`BUCKET_STEPS` of a bucket that is never sent."""
 
 
-def build_schedule(policy: Policy, model: RecordedModel, *, joins: bool = False) -> IterationSchedule:
+def build_schedule(
+    policy: Policy, model: RecordedModel, *, joins: bool = False, world_size: int = 1
+) -> IterationSchedule:
     """List the steps of one synchronised iteration, after the iterations under `no_sync` of its cycle.
 
     Args:
         policy: Settings of the reducer.
         model: The recorded model; its compute times are not used.
         joins: Whether the ranks train under Join.
+        world_size: Number of ranks; has an effect with the policy's `zero`.
 
     Raises:
-        ValueError: The plan is invalid (see `buckets_of`), or a gradient is sparse and the policy's comm hook does
-            not support sparse gradients.
+        ValueError: The plan is invalid (see `buckets_of`), a gradient is sparse and the policy's comm hook does not
+            support sparse gradients, or the parameters have several dtypes with `zero`.
     """
     writer = _Writer()
     by_module = policy.grouping == "module"
@@ -216,6 +220,9 @@ def build_schedule(policy: Policy, model: RecordedModel, *, joins: bool = False)
     if sends_bitmap:
         writer.wait(bitmap, only=Condition("all_used"))
     writer.compute("step")
+    updated = [writer.broadcast_updated(size) for size in _updated_bytes(policy, model, world_size)]
+    for broadcast in updated:
+        writer.wait(broadcast)
     return IterationSchedule(
         tuple(writer.instructions),
         tuple(writer.collectives),
@@ -224,6 +231,27 @@ def build_schedule(policy: Policy, model: RecordedModel, *, joins: bool = False)
         launches_at_the_end=policy.launches_at_the_end,
         launches_last_at_the_end=by_module,
     )
+
+
+def _updated_bytes(policy: Policy, model: RecordedModel, world_size: int) -> list[int]:
+    """Return the bytes of each broadcast of updated parameters: those of rank 0 first, then those of rank 1, ...
+
+    Raises:
+        ValueError: The parameters have several dtypes, which ZeroRedundancyOptimizer refuses.
+    """
+    if policy.zero is None:
+        return []
+    if len(kinds := sorted({one.dtype for one in model.parameters})) > 1:
+        raise ValueError(f"zero: expected one dtype, as ZeroRedundancyOptimizer does, got {' and '.join(kinds)}")
+    shards = optimizer_shards([prod(one.shape) for one in model.parameters], world_size)
+    sizes = [[model.parameters[index].size_bytes for index in shard] for shard in shards]
+    if policy.zero == "parameters":
+        return [size for own in sizes for size in own]
+    return [sum(own) or EMPTY_SHARD_BYTES for own in sizes]
+
+
+EMPTY_SHARD_BYTES = 4
+"""Broadcast by a rank without parameters if those of a rank are broadcast together."""
 
 
 def module_message(parameters: Sequence[Parameter], policy: Policy) -> Message:
@@ -253,7 +281,7 @@ def build_join_end(policy: Policy, model: RecordedModel) -> IterationSchedule:
 
 def _precede_forward(writer: "_Writer", policy: Policy, model: RecordedModel, *, joins: bool) -> None:
     """Write the iterations under `no_sync`, and what precedes the forward pass of the last iteration."""
-    sends = policy.broadcast_buffers and policy.grouping == "buckets"
+    sends = policy.broadcast_buffers and policy.grouping != "module"
     buffers = model.buffers if sends and not model.has_communication else ()
     for iteration in range(policy.sync_every):
         without_inputs = Condition("without_inputs", iteration)
@@ -319,6 +347,11 @@ class _Writer:
         self.collectives.append(collective)
         self.instructions.append(LaunchCollective(len(self.collectives) - 1))
         return len(self.collectives) - 1
+
+    def broadcast_updated(self, size_bytes: int) -> int:
+        """Launch a broadcast of updated parameters; return the number of the collective."""
+        self.compute("launch")
+        return self.launch(Collective("broadcast", None, "broadcast", size_bytes))
 
     def wait(self, collective: int, only: Condition | None = None) -> None:
         self.instructions.append(Wait(collective, only))

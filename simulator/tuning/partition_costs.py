@@ -186,7 +186,7 @@ def partition_costs(times: PlanTimes) -> PartitionCosts:
     packs = [processor.pack(size) for size in sizes.tolist()]
     copies = [0 if policy.gradient_as_bucket_view else processor.copy_out(size) for size in sizes.tolist()]
     both_ns = np.array([packs, copies], float)
-    shared_ns = np.zeros_like(both_ns) if policy.copies_single_gradients else both_ns
+    shared_ns = np.zeros_like(both_ns) if policy.grouping != "fusion" else both_ns
     packed_ns, copied_ns = both_ns - shared_ns
     compress_ns, copy_ns = hook.compress.ns_per_byte * sizes, copied_ns + hook.decompress.ns_per_byte * sizes
     if policy.skip_all_reduce_unused_params:  # a bucket of such parameters alone is packed and not sent

@@ -52,7 +52,7 @@ class PlanTimes:
     ) -> None:
         self.trace, self.world_size, self.policy, self.objective = trace, world_size, policy, objective
         self.fabric = _at_upper_ends(fabric) if objective == "worst_case" else fabric
-        self.recorded = recorded_model(trace, unused_allowed=policy.unused_allowed)
+        self.recorded = recorded_model(trace, **policy.recorded_as(world_size))
         self._how = world_size, variation, stragglers
         self.sampler = self._sampler(self.recorded)
         self._known: dict[BucketLayout, Nanoseconds] = {}
@@ -82,7 +82,8 @@ class PlanTimes:
         charged = self.fabric
         if self.recorded.has_communication:
             charged = charged_fabric(self.fabric, self.recorded, plan)
-        costs = price_schedule(build_schedule(policy, self.recorded), charged, policy, self.world_size)
+        schedule = build_schedule(policy, self.recorded, world_size=self.world_size)
+        costs = price_schedule(schedule, charged, policy, self.world_size)
         if self.objective == "worst_case":
             dearer = as_int64(costs.untimed.cost_ns * (1 + costs.relative_errors))
             costs = replace(costs, untimed=replace(costs.untimed, cost_ns=dearer))

@@ -22,7 +22,7 @@ from ..fabric.measured_tables import segment_at
 from ..prediction import predict
 from ..schedule.policy import Policy
 from ..schedule.schedule import buckets_of
-from ..workload.default_gpu_costs import assume_gpu
+from ..workload.default_gpu_costs import assume_gpu, replayed
 from ..workload.variation import RECORDED, Variation
 from .bucket_plan import DEFAULT, GIVEN, Baseline, BucketPlan
 from .known_rules import (
@@ -95,6 +95,8 @@ def tune(
     assumed, spread = fabric, variation
     if assume:
         assumed, spread, _ = assume_gpu(trace, fabric, variation)
+    if policy.cuda_graph:
+        assumed, spread = replayed(assumed, spread)
     times = PlanTimes(trace, assumed, world_size, policy, spread, stragglers, objective)
     present = as_layout(buckets_of(given, times.recorded)) if _has_buckets(given) else None
     search = _Search(times, partition_costs(times), cap_rule, present)

@@ -6,12 +6,14 @@ These are times of computation alone. The engines add slow-downs and waiting.
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, fields, replace
 from functools import cached_property
+from math import prod
 from statistics import NormalDist
 from typing import Any, Self
 
 import numpy as np
 from numpy.typing import NDArray
 
+from reference.bucketing import optimizer_shards
 from reference.files.value_ranges import MILLION, as_int64
 from reference.trace import BucketLayout, Buffer, Iteration, Parameter, Trace
 
@@ -126,7 +128,9 @@ class RecordedModel:
     compute_times: tuple[ComputeTimes, ...]
 
 
-def recorded_model(trace: Trace, *, unused_allowed: bool = False) -> RecordedModel:
+def recorded_model(
+    trace: Trace, *, unused_allowed: bool = False, shards: int = 1, cuda_graph: bool = False
+) -> RecordedModel:
     """Extract the model and its compute times from a trace.
 
     In a trace recorded with communication, the backward pass counts as ended when everything is computed, because the
@@ -135,6 +139,8 @@ def recorded_model(trace: Trace, *, unused_allowed: bool = False) -> RecordedMod
     Args:
         trace: Any recording.
         unused_allowed: Whether parameters may have got no gradient.
+        shards: Number of ranks among which the optimiser is divided; its step then takes that of the largest shard.
+        cuda_graph: Whether no kernel waits for the host: the iteration is shorter by this wait, all parts alike.
 
     Raises:
         ValueError: A parameter got no gradient, and `unused_allowed` is False.
@@ -142,6 +148,7 @@ def recorded_model(trace: Trace, *, unused_allowed: bool = False) -> RecordedMod
     workload = trace.workload
     has_communication = workload.source != "module"
     never_used = frozenset(range(len(workload.parameters)))
+    own = largest_shard([prod(one.shape) for one in workload.parameters], shards)
     compute_times = []
     for rank in trace.ranks:
         iterations = []
@@ -156,7 +163,9 @@ def recorded_model(trace: Trace, *, unused_allowed: bool = False) -> RecordedMod
                     "parameter takes part"
                 )
             never_used &= unused
-            iterations.append(_times_of(iteration, has_communication=has_communication))
+            times = _times_of(iteration, has_communication=has_communication, own=own)
+            waited = (iteration.host_bound_ns or 0) / max(1, iteration.end_ns - iteration.forward_start_ns)
+            iterations.append(times.scaled(np.array(max(0.0, 1 - waited * cuda_graph))))
         compute_times.append(ComputeTimes.stacked(iterations))
     last = trace.ranks[0].iterations[-1]
     moments = {index: moment for index, moment in enumerate(last.ready_ns) if moment is not None}
@@ -205,18 +214,25 @@ def _copies_after_backward(recorded: Iteration) -> bool:
     return any((bucket.copied_out_ns or 0) > recorded.backward_end_ns for bucket in recorded.buckets)
 
 
-def _times_of(recorded: Iteration, *, has_communication: bool) -> ComputeTimes:
+def largest_shard(elements: Sequence[int], shards: int) -> float:
+    """Return the part of all elements that the largest of `optimizer_shards` has."""
+    sums = [sum(elements[index] for index in shard) for shard in optimizer_shards(elements, shards)]
+    return max(sums) / sum(sums) if any(sums) else 1.0
+
+
+def _times_of(recorded: Iteration, *, has_communication: bool, own: float) -> ComputeTimes:
     start = recorded.forward_start_ns
     first = min((moment for moment in recorded.ready_ns if moment is not None), default=recorded.backward_start_ns)
     ready = np.array([first if moment is None else moment for moment in recorded.ready_ns], dtype=np.int64)
     backward_end = end_of_computation_ns(recorded, with_communication=has_communication)
-    optimizer = (recorded.optimizer_end_ns or 0) - (recorded.optimizer_start_ns or 0)
+    whole = (recorded.optimizer_end_ns or 0) - (recorded.optimizer_start_ns or 0)
+    optimizer = round(own * whole)
     return ComputeTimes(
         forward_ns=np.int64(recorded.forward_end_ns - start),  # type: ignore[arg-type]  # an array without axes
         ready_ns=ready - start,
         unused=np.array([moment is None for moment in recorded.ready_ns]),
         backward_end_ns=np.int64(backward_end - start),  # type: ignore[arg-type]
-        step_ns=np.int64(recorded.end_ns - recorded.backward_end_ns),  # type: ignore[arg-type]
+        step_ns=np.int64(recorded.end_ns - recorded.backward_end_ns - whole + optimizer),  # type: ignore[arg-type]
         optimizer_ns=np.int64(optimizer),  # type: ignore[arg-type]
     )
 

@@ -84,6 +84,16 @@ def default_processor(bytes_per_s: float, measured: Processor | None = None) -> 
     return default.model_copy(update={name: getattr(measured, name) for name in fields})
 
 
+GRAPH_LAUNCH_NS = 1_252
+"""What a launch costs if it does not wait for the host: one H200 behind its host (validation/gpu)."""
+
+
+def replayed(fabric: Fabric, variation: Variation) -> tuple[Fabric, Variation]:
+    """Return the costs and the variation of iterations that are replayed from a CUDA graph: no host, so no jitter."""
+    launch_ns = min(fabric.processor.launch_ns, GRAPH_LAUNCH_NS)
+    return fabric.with_processor(launch_ns=launch_ns), variation.model_copy(update={"jitter": 0.0})
+
+
 class Assumed(NamedTuple):
     """What a prediction assumes about the GPU of a trace."""
 

@@ -90,6 +90,7 @@ def synthesize(
         optimizer_start_ns=moments[-2] + count,
         optimizer_end_ns=moments[-1] + count,
         end_ns=end_ns,
+        host_bound_ns=round(elapsed[-1] - ends_ns(pace=0)[-1]),
         synchronized=False,
         ready_ns=tuple(by_index[index] for index in range(count)),
     )

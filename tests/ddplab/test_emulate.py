@@ -2,18 +2,21 @@
 
 import json
 import warnings
+from dataclasses import replace
 
 import pytest
 import torch
 from hypothesis import given
+from hypothesis import strategies as st
 
 import simulator
 from ddplab.emulation.emulate import emulate
 from reference.data_parallel import DistributedDataParallel
 from reference.errors import RankError
+from simulator.fabric import Linear
 
 from ..explore import examples
-from ..strategies import Asked, emulations, iteration, module_emulations, torch_emulations, trace_of
+from ..strategies import Asked, emulations, iteration, module_emulations, rate_fabrics, torch_emulations, trace_of
 from .small_trace import FABRIC, small_trace
 
 pytestmark = pytest.mark.usefixtures("soon")
@@ -67,6 +70,37 @@ def test_torchs_reducer_takes_the_predicted_time(asked):
     assert real.buckets in ((), predicted.buckets)  # torch does not tell the buckets that are never rebuilt
 
 
+@examples(15)
+@given(torch_emulations(), rate_fabrics(), st.sampled_from(["parameters", "buckets"]), st.integers(1, 40))
+def test_torchs_sharded_optimizer_broadcasts_as_predicted_under_both_classes(asked, fabrics, zero, world_size):
+    policy = asked.policy.model_copy(update={"zero": zero})
+    update = {"stragglers": (), "inputs": None, "world_size": world_size, "policy": policy}
+    asked = replace(asked, **update, trace=_with_optimizer(asked.trace))
+    for reducer in ("ddplab", "torch"):
+        fabric = fabrics[0] if reducer == "ddplab" else fabrics[0].with_processor(launch_ns=0, pack=Linear())
+        asked = replace(asked, fabric=fabric)
+        real, predicted = emulated(asked, reducer), asked.predict()
+        assert real.samples_ns == predicted.samples_ns
+        sent, expected = (one.timeline.engine_input.schedule.collectives for one in (real, predicted))
+        assert [one.size_bytes for one in sent] == [one.size_bytes for one in expected]
+
+
+def _with_optimizer(trace):
+    """The trace with all after the backward pass as optimiser."""
+    ranks = tuple(
+        rank.model_copy(
+            update={
+                "iterations": tuple(
+                    one.model_copy(update={"optimizer_start_ns": one.backward_end_ns, "optimizer_end_ns": one.end_ns})
+                    for one in rank.iterations
+                )
+            }
+        )
+        for rank in trace.ranks
+    )
+    return trace.model_copy(update={"ranks": ranks})
+
+
 def test_a_reducer_that_behaves_differently_takes_another_time():
     class InForwardOrder(DistributedDataParallel):
         def __init__(self, module, **_):
@@ -112,6 +146,11 @@ def test_a_module_whose_gradients_become_ready_between_others_is_named():
         ({"reducer": "replicate", "grouping": "module"}, "grouping: expected names of parameters that show the"),
         ({"reducer": torch.nn.Linear}, "reducer: expected a class with the constructor of torch's"),
         ({"reducer": "torch", "order": "forward"}, "order: expected 'ready' and no plan"),
+        ({"grouping": "fusion"}, "grouping: expected 'buckets', because ddplab's reducer copies every gradient"),
+        ({"inputs": [1, 2], "zero": "buckets"}, "inputs: expected None with zero"),
+        ({"inputs": [1, 2], "cuda_graph": True}, "inputs: expected None with cuda_graph"),
+        ({"phase": "first", "cuda_graph": True}, "cuda_graph: expected a steady iteration"),
+        ({"reducer": "replicate", "grouping": "module", "zero": "buckets"}, "zero: expected the default with group"),
         ({"inputs": [1, 2], "phase": "first"}, "phase: expected 'steady' with inputs, got 'first'"),
     ],
 )

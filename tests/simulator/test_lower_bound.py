@@ -34,7 +34,7 @@ def test_no_buckets_are_faster(trace, fabric, data):
 @given(emulations(), st.sampled_from(["median", "mean", "p95", "worst_case"]), st.data())
 def test_no_buckets_are_faster_under_any_settings(asked, objective, data):
     """Comm hooks, unused and sparse gradients, two collectives at a time, stragglers, traces with communication."""
-    varied = {"copies_single_gradients": data.draw(st.booleans())}
+    varied = {"grouping": data.draw(st.sampled_from(["buckets", "fusion"]))}
     policy = asked.policy.model_copy(update={"plan": None, "phase": "steady", "order": "ready"} | varied)
     kinds = [(one.dtype, one.name if one.sparse else "") for one in asked.trace.workload.parameters]
     plan = as_layout(data.draw(partitions(len(kinds), tuple(map(str, kinds)))))

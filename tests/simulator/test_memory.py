@@ -61,6 +61,17 @@ def test_views_never_take_more(kept, optimizer):
     assert views.peak_bytes <= copies.peak_bytes
 
 
+@given(kept=st.integers(MB, 10**12), optimizer=st.sampled_from(OPTIMIZERS), ranks=st.integers(1, 9))
+def test_a_rank_keeps_the_states_of_its_shard(kept, optimizer, ranks):
+    """Of three equal parameters, one of several ranks holds at least one."""
+    trace = trace_with(held(8, kept))
+    parameter = trace.workload.parameters[0]
+    trace = trace.model_copy(update={"workload": trace.workload.model_copy(update={"parameters": (parameter,) * 3})})
+    alone, shard = (memory_use(trace, Policy(zero=one), optimizer, ranks) for one in (None, "parameters"))
+    assert shard.parts == alone.parts | {"optimizer": alone.parts["optimizer"] * {1: 3, 2: 2}.get(ranks, 1) // 3}
+    assert shard.peak_bytes <= alone.peak_bytes
+
+
 @pytest.mark.parametrize(
     ("name", "gb"), [("NVIDIA A100-SXM4-40GB", 42.3), ("Tesla V100-SXM2-32GB", 33.8), ("T4", 16.9)]
 )

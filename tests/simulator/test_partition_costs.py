@@ -26,9 +26,9 @@ def test_the_recurrence_is_the_iteration_of_contiguous_buckets(trace, fabric, da
 @examples(25)
 @given(
     small_models(ranks=2, one_order=False), st.sampled_from([1.0, 1.3, 2.5]).flatmap(lambda s: fabrics(slow_down=s)),
-    st.booleans(), st.data(),
+    st.sampled_from(["buckets", "fusion"]), st.data(),
 )  # fmt: skip
-def test_the_recurrence_is_at_most_the_iteration_of_any_buckets(trace, fabric, copies, data):
-    costs = partition_costs(plan_times(trace, fabric, policy=Policy(copies_single_gradients=copies)))
+def test_the_recurrence_is_at_most_the_iteration_of_any_buckets(trace, fabric, grouping, data):
+    costs = partition_costs(plan_times(trace, fabric, policy=Policy(grouping=grouping)))
     plan = tuple(map(tuple, data.draw(partitions(len(costs.order)))))
     assert costs.recurrence_ns(plan)[0] <= costs.times.cycles_ns(plan)[0] + len(plan)

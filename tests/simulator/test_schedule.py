@@ -174,12 +174,17 @@ def test_the_rebuild_comes_before_the_second_forward_pass():
     assert not any("rebuild" in line for line in lines_of([ALIKE], None, costs, find_unused_parameters=True))
 
 
-def test_a_bucket_of_two_dtypes_is_refused_as_the_reducer_does():
+def test_two_dtypes_are_refused_where_torch_does():
     trace = trace_of([[ALIKE]], [4, 4])
     floats = trace.workload.parameters[0].model_copy(update={"dtype": "float32", "shape": (1,)})
     mixed = trace.workload.model_copy(update={"parameters": (floats, trace.workload.parameters[1])})
+    trace = trace.model_copy(update={"workload": mixed})
     with pytest.raises(ValueError, match="plan: expected one dtype per bucket, bucket 0 has float32 and int8"):
-        predict(trace.model_copy(update={"workload": mixed}), fabric(8), world_size=2, plan=[[0, 1]])
+        predict(trace, fabric(8), world_size=2, plan=[[0, 1]])
+    with pytest.raises(
+        ValueError, match="zero: expected one dtype, as ZeroRedundancyOptimizer does, got float32 and"
+    ):
+        predict(trace, fabric(8), world_size=2, zero="buckets")
 
 
 def test_iterations_under_no_sync_only_compute():

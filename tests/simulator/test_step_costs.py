@@ -59,7 +59,7 @@ def test_averages_in_views_are_not_copied_out():
 
 def test_a_gradient_alone_in_its_bucket_is_not_copied_where_the_reducer_sends_it_in_place():
     costs = fabric(8, processor=Processor(pack=Linear(fixed_ns=1), copy_out=Linear(fixed_ns=3)))
-    in_place = {"copies_single_gradients": False}
+    in_place = {"grouping": "fusion"}
     free = fabric(8, processor=Processor())
     assert lines_of([ALIKE], [[1], [0]], costs, **in_place) == lines_of([ALIKE], [[1], [0]], free)
     assert lines_of([ALIKE], [[1, 0]], costs, **in_place) == lines_of([ALIKE], [[1, 0]], costs)

@@ -64,19 +64,26 @@ def test_every_row_is_the_prediction_of_its_configuration(asked):
 
 
 @examples(6)
-@given(rate_fabrics(), st.sampled_from(["resampled", "fitted"]), st.booleans(), st.booleans())
-def test_rows_of_a_fabric_with_described_links_are_its_predictions(fabrics, kind, differ, straggles):
+@given(
+    rate_fabrics(), st.sampled_from(["resampled", "fitted"]), st.booleans(), st.booleans(),
+    st.sampled_from([None, "buckets"]),
+)  # fmt: skip
+def test_rows_of_a_fabric_with_described_links_are_its_predictions(fabrics, kind, differ, straggles, zero):
     """Whose costs, and whose uncertainty, differ between world sizes."""
     arguments = {
         "variation": Variation(kind=kind, iterations=7, device_spread=differ / 100),
         "stragglers": [Straggler(factor=1.5)] * straggles,
     }
+    policy = Policy(zero=zero)
     names = {f"fabric {number}": fabric for number, fabric in enumerate(fabrics)}
     axes = ([1, 2, 8], [1e-4, float("inf")], ["ready"], ["none", "power_sgd:2"])
     table = sweep(
-        TRACE, names, world_sizes=axes[0], bucket_caps_mb=axes[1], orders=axes[2], hooks=axes[3], **arguments
+        *(TRACE, names),
+        **dict(zip(("world_sizes", "bucket_caps_mb", "orders", "hooks"), axes, strict=True)),
+        **arguments,
+        policy=policy,
     )
-    assert_rows_are_predictions(table, {"by hand": TRACE}, names, *axes, Policy(), **arguments)
+    assert_rows_are_predictions(table, {"by hand": TRACE}, names, *axes, policy, **arguments)
 
 
 def test_an_infinite_cap_is_a_single_bucket_and_none_is_torchs_default():

@@ -21,9 +21,9 @@ RESNET50 = Path(simulator.__file__).parents[1] / "benchmarks" / "resnet50.json.g
 
 
 @examples(20)
-@given(emulations(), st.booleans(), st.sampled_from(["median", "mean", "p95", "worst_case"]))
-def test_the_plan_is_predicted_and_never_slower_than_a_known_rule(asked, copies, objective):
-    policy = asked.policy.model_copy(update={"plan": None, "phase": "steady", "copies_single_gradients": copies})
+@given(emulations(), st.sampled_from(["buckets", "fusion"]), st.sampled_from(["median", "mean", "p95", "worst_case"]))
+def test_the_plan_is_predicted_and_never_slower_than_a_known_rule(asked, grouping, objective):
+    policy = asked.policy.model_copy(update={"plan": None, "phase": "steady", "grouping": grouping})
     settings = {"world_size": asked.world_size, "variation": asked.variation, "stragglers": asked.stragglers}
     plan = tune(asked.trace, asked.fabric, policy=policy, objective=objective, **settings)
     assert all(plan.iteration_ns <= one.iteration_ns + 1 for one in plan.baselines)
