@@ -122,8 +122,10 @@ class Prediction:
         below, above = np.sqrt((np.array(list(causes.values()), float) ** 2).sum(axis=0))
         names = ("iteration_ns", "mean_ns", "p95_ns", "p99_ns")
         corrected: dict[str, Any] = {name: (ns := getattr(self, name)) and round(ns * factor) for name in names}
-        if (alone := predicted.get(1)) is not None:
-            of_one = correct(alone.expected(1), list(measured_ns.values()), expected).factor
+        if (alone := predicted.get(1)) is not None:  # what contradicts the model says nothing of computation
+            explained = [place for place, one in enumerate(anchors) if one.world_size == 1 or not one.is_far]
+            times_ns, those = [anchors[one].measured_ns for one in explained], [expected[one] for one in explained]
+            of_one = correct(alone.expected(1), times_ns, those).factor
             corrected["compute_ns"] = round(self.compute_ns * of_one)
         median_ns = corrected["iteration_ns"]
         return replace(
