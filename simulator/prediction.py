@@ -56,8 +56,8 @@ def predict(
             `assume_gpu`. False: they count as zero.
         engine: "events", the event replay, which defines the result; "closed_form", which gives the same result
             faster but requires constant speeds; or "auto", the closed form where it applies, else the event replay.
-        settings: Fields of `Policy`, as an alternative to `policy`: bucket_cap_mb=25, bucket_cap_mb_list,
-            plan, grouping="buckets", reduce_dtype, order="ready",
+        settings: Fields of `Policy`, as an alternative to `policy`: bucket_cap_mb (None, as in torch: 25, and 1 for
+            the first bucket), bucket_cap_mb_list, plan, grouping="buckets", reduce_dtype, order="ready",
             broadcast_buffers=True, find_unused_parameters, static_graph, skip_all_reduce_unused_params,
             gradient_as_bucket_view, copies_single_gradients=True, hook="none", sparse_density=1.0, sync_every=1
             and phase="steady".
