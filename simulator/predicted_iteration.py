@@ -99,6 +99,11 @@ class Prediction:
         whole = max(1, sum(squares.values()))
         return {cause: squares[cause] / whole for cause in sorted(squares, key=lambda cause: -squares[cause])}
 
+    @property
+    def contradictions(self) -> list[Anchor]:
+        """The measured iterations that are far from the model."""
+        return [anchor for anchor in self.anchors if anchor.is_far]
+
     def anchored(
         self, world_size: int, measured_ns: Mapping[int, int], predicted: Mapping[int, "Prediction"]
     ) -> "Prediction":

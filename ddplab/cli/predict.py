@@ -21,15 +21,15 @@ from simulator.capacity.judgement import (
     limit_sentence,
     network_sentence,
     ranking,
+    width_sentence,
 )
-from simulator.capacity.limits import Limits
+from simulator.capacity.limits import TARGET, Limits
 from simulator.capacity.system import System
 from simulator.cost_terms import Effect, Inputs, explain, leave_out, origins
 from simulator.fabric import Fabric
 from simulator.predicted_iteration import Prediction
 from simulator.prediction import predict as predict_one
 from simulator.profiler_import.trace_of_profile import HOST_BOUND, host_bound
-from simulator.results.scaling_verdict import TARGET, counted, width_sentence
 from simulator.schedule.policy import Policy
 from simulator.step_costs import counted_as_free
 from simulator.sweep import AXES, sweep
@@ -189,6 +189,15 @@ def _prediction_row(policy: Policy, prediction: Prediction) -> dict[str, str]:
         "added ms": f"{(prediction.iteration_ns - prediction.compute_ns) / 1e6:.1f}",
         "critical buckets": counted(prediction.critical_buckets, len(prediction.buckets)),
     }
+
+
+def counted(buckets: Sequence[int], total: int) -> str:
+    """Return bucket indices as a count with their range, such as `3 of 35 (2-4)`."""
+    count = f"{len(buckets)} of {total}"
+    if not buckets:
+        return count
+    first, last = min(buckets), max(buckets)
+    return f"{count} ({first if first == last else f'{first}-{last}'})"
 
 
 def _effect_row(effect: Effect) -> dict[str, str]:

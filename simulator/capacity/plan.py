@@ -12,16 +12,15 @@ from reference.trace import Trace
 from ..argument_checks import Listed, Measured, Ranks, Stragglers, checked
 from ..cost_terms import Inputs, origins
 from ..fabric import Fabric
-from ..results.scaling_verdict import TARGET, width_sentence
 from ..schedule.policy import Policy
 from ..workload.variation import RECORDED, Variation
 from .cost import Offer, Price, Question, cheapest, fastest, front, offer_of
-from .limits import Change, Limits, Needs
+from .judgement import Verdict, verdict, width_sentence
+from .limits import TARGET, Change, Limits, Needs
 from .memory import OPTIMIZERS, MemoryUse, Optimizer, memory_use
 from .next_measurement import NextMeasurement, next_measurement
 from .scaling import Scaling
 from .system import System
-from .verdict import Verdict, verdict
 
 Several = Mapping[str, Any]
 Fraction = Annotated[float, Field(gt=0, le=1)]
@@ -119,6 +118,7 @@ class SystemPlan:
             "knee_earliest": self.scaling.knee.earliest,
             "knee_latest": self.scaling.knee.latest,
             "at": self.at,
+            "contradiction": contradiction_sentence(prediction),
             "limit": self.limits.limit,
             "saved_ns": self.limits.saved_ns,
             "breakdown_ns": prediction.breakdown,

@@ -6,7 +6,7 @@ import re
 import pandas as pd
 import pytest
 
-from ddplab.cli.predict import conclusion, heat_map_axes, verdicts
+from ddplab.cli.predict import conclusion, counted, heat_map_axes, verdicts
 from reference.trace import Trace
 from simulator import Fabric, Policy, predict
 from simulator.sweep import AXES
@@ -208,3 +208,9 @@ def test_the_output_says_what_counts_as_free_what_ties_and_what_it_leaves_out(he
     rows = json.loads((tmp_path / "j").read_text())["rows"]
     assert {row["p99_ns"] for row in rows} == {None}
     assert {type(row["is_tie"]) for row in rows} == {bool}
+
+
+def test_buckets_are_counted_with_their_range():
+    assert counted([], 4) == "0 of 4"
+    assert counted([3], 4) == "1 of 4 (3)"
+    assert counted([1, 3, 2], 35) == "3 of 35 (1-3)"

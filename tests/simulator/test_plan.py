@@ -9,11 +9,10 @@ from hypothesis import strategies as st
 
 from simulator import Fabric, predict, sweep, tune
 from simulator.capacity.cost import Price
-from simulator.capacity.limits import CURES, MOST_OF_IT, NEGLIGIBLE
+from simulator.capacity.limits import CURES, FASTEST_LINKS, MOST_OF_IT, NEGLIGIBLE
 from simulator.capacity.plan import plan
 from simulator.capacity.scaling import LEAST_GAIN
 from simulator.catalogue import load_fabric
-from simulator.results.scaling_verdict import FASTEST_LINKS
 from simulator.schedule.policy import Policy
 from simulator.workload.built_in_operations import built_in_operations
 from simulator.workload.roofline import find_device
