@@ -91,8 +91,8 @@ class NetworkNeed(NamedTuple):
     def links(self) -> str:
         """The links that are needed, in words."""
         return (
-            f"links {self.multiple:.3g} times as fast: {self.needed_gb_per_s:.3g} GB/s of bus bandwidth for the largest "
-            f"message ({self.message_bytes / 2**20:.1f} MB) instead of {self.bus_gb_per_s:.3g}"
+            f"links {self.multiple:.3g} times as fast: {self.needed_gb_per_s:.3g} GB/s of bus bandwidth for the "
+            f"largest message ({self.message_bytes / 2**20:.1f} MB) instead of {self.bus_gb_per_s:.3g}"
         )
 
     def sentence(self) -> str:
@@ -103,7 +103,8 @@ class NetworkNeed(NamedTuple):
                 "slow ranks alone take more than the rest"
             )
         if self.multiple <= SLOWEST_LINKS:
-            return f"the network hardly matters: {self.target:.0%} would remain on links {1 / SLOWEST_LINKS:.0f} times slower"
+            slower = f"links {1 / SLOWEST_LINKS:.0f} times slower"
+            return f"the network hardly matters: {self.target:.0%} would remain on {slower}"
         return f"{self.target:.0%} {'would remain with' if self.multiple <= 1 else 'needs'} {self.links}"
 
 

@@ -15,7 +15,7 @@ from ..fabric import Fabric
 from ..schedule.policy import Policy
 from ..workload.variation import RECORDED, Variation
 from .cost import Offer, Price, Question, cheapest, fastest, front, offer_of
-from .judgement import Verdict, verdict, width_sentence
+from .judgement import Verdict, contradiction_sentence, verdict, width_sentence
 from .limits import TARGET, Change, Limits, Needs
 from .memory import OPTIMIZERS, MemoryUse, Optimizer, memory_use
 from .next_measurement import NextMeasurement, next_measurement
