@@ -14,7 +14,7 @@ from reference.files.writing import write_atomically
 
 from .anchoring import Anchor, Expected, correct
 from .engines.timeline import Span, Timeline
-from .interval import reach_of_difference
+from .interval import efficiency_interval, reach_of_difference
 from .results import perfetto_export
 from .results.breakdown import break_down, critical_path
 
@@ -51,6 +51,7 @@ class Prediction:
         counted_as_free: Costs that are in neither the trace nor the fabric and count as zero; one sentence each.
         assumed: Costs that were not measured and have usual values, and how messages are priced that are smaller or
             larger than the measured ones; one sentence each.
+        compute_errors: Relative error of `compute_ns`, below and above, of each cause that changes it.
         anchors: What each measured iteration time has changed. The correction applies to the times of iterations,
             their interval and computation alone. Times without overlap and the timeline remain the model's.
     """
@@ -69,6 +70,7 @@ class Prediction:
     counted_as_free: tuple[str, ...] = ()
     assumed: tuple[str, ...] = field(default=(), compare=False)
     causes_ns: Mapping[str, tuple[int, int]] = field(default_factory=dict, repr=False)
+    compute_errors: Mapping[str, tuple[float, float]] = field(default_factory=dict, repr=False)
     anchors: tuple[Anchor, ...] = ()
 
     @cached_property
@@ -91,6 +93,15 @@ class Prediction:
     def efficiency(self) -> float:
         """`compute_ns` divided by `iteration_ns`, at most 1: perfect scaling. A straggler never raises it."""
         return min(1.0, self.compute_ns / max(1, self.iteration_ns))
+
+    @property
+    def efficiency_interval(self) -> tuple[float, float]:
+        """Both ends of the 90 % interval of the efficiency; see `interval.efficiency_interval`."""
+        reaches, (low, high) = self.causes_ns, self.interval_ns
+        if not reaches:
+            reaches = {"": (self.iteration_ns - low, high - self.iteration_ns)}
+        ends = efficiency_interval(self.iteration_ns, self.compute_ns, reaches, self.compute_errors)
+        return float(ends[0]), float(ends[1])
 
     @property
     def shares_of_width(self) -> dict[str, float]:
@@ -139,6 +150,10 @@ class Prediction:
             interval_ns=(max(0, round(median_ns - below)), round(median_ns + above)),
             samples_ns=tuple(round(ns * factor) for ns in self.samples_ns),
             causes_ns=causes if self.causes_ns else {},
+            compute_errors={
+                cause: (below * scaled.get(cause, 1.0), above * scaled.get(cause, 1.0))
+                for cause, (below, above) in self.compute_errors.items()
+            },
             anchors=anchors,
         )
 
@@ -193,6 +208,7 @@ class Prediction:
             "p99_ns": self.p99_ns,
             "compute_ns": self.compute_ns,
             "efficiency": self.efficiency,
+            "efficiency_interval": list(self.efficiency_interval),
             "no_overlap_ns": self.no_overlap_ns,
             "exposed_comm_ns": self.exposed_comm_ns,
             "breakdown_ns": self.breakdown,

@@ -1,6 +1,6 @@
 """Prediction: the iteration time of a recorded model for other buckets, bucket orders, networks and world sizes."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -93,6 +93,7 @@ def predict(
         epoch_end_ns=0 if end is None else simulate(end).iteration_ns,
         counted_as_free=counted_as_free(policy, fabric),
         assumed=(*assumed, *costs.assumed),
+        compute_errors=sampler.compute_errors,
     )
     if not measured:
         return prediction
@@ -108,6 +109,7 @@ def prediction_of(
     epoch_end_ns: int,
     counted_as_free: tuple[str, ...],
     assumed: tuple[str, ...] = (),
+    compute_errors: Mapping[str, tuple[float, float]] | None = None,
 ) -> Prediction:
     """Make a prediction from the statistics of its iterations and the timeline of the median one."""
     names = ("iteration_ns", "mean_ns", "compute_ns", "no_overlap_ns")
@@ -125,4 +127,5 @@ def prediction_of(
         epoch_end_ns=epoch_end_ns,
         counted_as_free=counted_as_free,
         assumed=assumed,
+        compute_errors=compute_errors or {},
     )

@@ -350,7 +350,7 @@ def verdicts(table: "pd.DataFrame") -> list[str]:
         best = part.loc[part.groupby("fabric", sort=False)["efficiency"].idxmax()]
         answers: dict[str, list[str]] = {"yes": [], "open": [], "no": []}
         for row in best.to_dict("records"):
-            low, high = (min(1.0, row["compute_ns"] / max(1, row[end])) for end in ("high_ns", "low_ns"))
+            low, high = row["efficiency_low"], row["efficiency_high"]
             answers[at_most((-high, -low), -TARGET)].append(f"{_short(str(row['fabric']))} ({percent(low, high)})")
         words = {"yes": f"at least {TARGET:.0%} on", "open": f"around {TARGET:.0%} on", "no": "less on"}
         parts = [f"{words[answer]} {', '.join(names)}" for answer, names in answers.items() if names]

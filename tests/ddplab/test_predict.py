@@ -186,8 +186,8 @@ def test_the_heat_map_shows_the_first_two_axes_with_several_values(several, axes
 
 def test_a_verdict_names_the_fabrics_that_suffice():
     fabrics = {"x": (0.5, 0.4, 0.6), "y": (0.95, 0.93, 0.96), "z": (0.4, 0.3, 0.5), "w": (0.89, 0.85, 0.92)}
-    rows = [("a", fabric, 64, 1, 100, share, 100 / high, 100 / low) for fabric, (share, low, high) in fabrics.items()]
-    columns = ["trace", "fabric", "world_size", "iteration_ns", "compute_ns", "efficiency", "low_ns", "high_ns"]
+    rows = [("a", fabric, 64, *shares) for fabric, shares in fabrics.items()]
+    columns = ["trace", "fabric", "world_size", "efficiency", "efficiency_low", "efficiency_high"]
     assert verdicts(pd.DataFrame(rows, columns=columns)) == [
         "verdict: a on 64 ranks has an efficiency of at least 90% on y (93.0-96.0 %); around 90% on w (85.0-92.0 %); "
         "less on x (40-60 %), z (30-50 %)"
