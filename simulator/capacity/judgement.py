@@ -26,7 +26,7 @@ SHOWN_SHARE = 0.1
 """Least part of the interval's squared width that is worth a word."""
 CALIBRATE = "run `ddplab calibrate` on the GPUs"
 NARROWER = {
-    "collectives": "measure `all_reduce_perf -b 1M -e 64M` on as many GPUs and give its log as the fabric",
+    "collectives": "give a log of `all_reduce_perf -b 1M -e 64M` on this network as the fabric, best of as many GPUs",
     "device speeds": "record on several GPUs",
     "slowest rank": f"record {LEAST_RECORDED} iterations or more, on several GPUs",
     "compute times": "measure a step on one GPU, or its parts: --step-ms of `ddplab synthesize` and `ddplab plan`",
@@ -130,15 +130,17 @@ def assumed_sentence(system: System, world_size: int) -> str:
 
 
 def measure_sentence(world_size: int, measure: NextMeasurement, needs: Needs) -> str:
-    """Return what to measure next; "" if there is nothing smaller to measure."""
-    if not measure.world_sizes:
-        return ""
+    """Return what to measure next on GPUs that the buyer has; "" if nothing would narrow the range."""
     message = needs.rate.message_bytes / 2**20 if needs.rate else 0
-    return (
-        f"measure next: iterations on {' and '.join(f'{one:,}' for one in measure.world_sizes)} GPUs (--measured), "
-        f"which narrow the range on {world_size:,} from ±{measure.width:.0%} to ±{measure.width_with_sizes:.0%}; "
-        f"all-reduces of {message:.0f} MB on {world_size:,} would leave ±{measure.width_with_messages:.0%}"
-    )
+    sizes = " and ".join(f"{one:,}" for one in measure.world_sizes)
+    widths = {
+        f"iterations on {sizes} GPUs (--measured)": measure.width_with_sizes if sizes else None,
+        f"all-reduces of {message:.0f} MB on {world_size:,}": measure.width_with_messages,
+    }
+    now = f"±{measure.width:.0%}"
+    after = {what: f"±{width:.0%}" for what, width in widths.items() if width is not None}
+    parts = [f"{what} would leave {width}" for what, width in after.items() if width != now]
+    return f"measure next, because the range on {world_size:,} GPUs is {now}: {'; '.join(parts)}" if parts else ""
 
 
 def width_sentence(shares: Mapping[str, float]) -> str:

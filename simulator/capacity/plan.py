@@ -71,12 +71,11 @@ class SystemPlan:
         known = self.scaling.system.measured_ns or {}
         fabric, was_measured = self.scaling.system.used.fabric, self.scaling.system.trace.workload.compute_bounds
         node = 1 if fabric.topology is None else fabric.topology.levels[0].members or 1
-        most = max([node, *known])  # a buyer has one node, or as many GPUs as were measured
+        owned = max([node, *known])  # one node, or as many GPUs as were measured
         alone = [1] if was_measured != (1.0, 1.0) else []
         candidates = {*alone, node // 4, node // 2, node, *self.scaling.world_sizes} - {0, *known}
-        return next_measurement(
-            self.scaling.system, self.at, sorted(n for n in candidates if n <= most and (n > 1 or n in alone))
-        )
+        several = [ranks for ranks in sorted(candidates) if ranks > 1 or alone]
+        return next_measurement(self.scaling.system, self.at, several, owned)
 
     @cached_property
     def memory(self) -> MemoryUse:
