@@ -165,6 +165,8 @@ def test_two_sizes_to_measure_narrow_the_band_as_announced():
     width = (again.interval_ns[1] - again.interval_ns[0]) / 2 / again.iteration_ns
     assert width == pytest.approx(advice.width_with_sizes, rel=1e-6)
     assert width < advice.width
+    assert max(advice.world_sizes) <= 8, "one node"
+    assert advice.width_with_messages is None, "64 GPUs are more than the buyer has"
 
 
 def test_every_field_of_the_json_is_flat_or_named_and_survives_a_round_trip():
