@@ -9,7 +9,7 @@ from typing import NamedTuple
 from matplotlib.axes import Axes
 
 from simulator.plot_colours import INK, SMALL
-from simulator.results.residual_plot import MARKS, OURS
+from validation.residual_plot import MARKS, OURS
 
 from .drawing import FOLDER, render, save
 

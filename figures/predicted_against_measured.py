@@ -7,8 +7,8 @@ import numpy as np
 from matplotlib.axes import Axes
 
 from ddplab.validation_report import BASELINES, ValidationRow
-from simulator.results.residual_plot import SMALL_ERROR, Residual, draw_residuals
 from validation.part_fg_runs import CommittedRun, committed_runs
+from validation.residual_plot import SMALL_ERROR, Residual, draw_residuals
 
 from .drawing import render, save
 

@@ -5,8 +5,6 @@
 - *naive overlap*: `end = max(ready, previous end) + cost` for each bucket; copies are free and nothing slows down
 - *pipelined overlap*: the simulator with copies, launches and as many collectives at a time as the library runs, but
   without the slow-downs of computation and of collectives
-
-Rankings have one more: *fewer buckets*, the configuration with fewer buckets is the faster one.
 """
 
 from typing import Any
@@ -17,9 +15,6 @@ from .fabric import Fabric, Processor
 from .prediction import predict
 
 BASELINES = ("perfect scaling", "no overlap", "naive overlap", "pipelined overlap")
-FEWER_BUCKETS = "fewer buckets"
-RANKING_BASELINES = ("no overlap", "naive overlap", "pipelined overlap", FEWER_BUCKETS)
-"""Baselines that differ between configurations, and so predict which one is the fastest."""
 
 
 def baselines_ns(trace: Trace, fabric: Fabric, *, world_size: int, **settings: Any) -> dict[str, int]:

@@ -63,6 +63,13 @@ class Distribution:
     median: EngineInput
     causes_ns: Mapping[str, tuple[Nanoseconds, Nanoseconds]]
 
+    def efficiency_interval(self, compute_errors: Mapping[str, tuple[float, float]]) -> tuple[Floats, Floats]:
+        """Return both ends of the interval of the efficiency; see the function of this name."""
+        known = sum((ends.astype(bool) for both in self.causes_ns.values() for ends in both), np.zeros((), bool))
+        whole = (np.where(known, 0, ns) for ns in (self.iteration_ns - self.low_ns, self.high_ns - self.iteration_ns))
+        reaches: Reaches = {**self.causes_ns, "": (next(whole), next(whole))}
+        return efficiency_interval(self.iteration_ns, self.compute_ns, reaches, compute_errors)
+
 
 def simulate_many(costs: ScheduleCosts, sampler: IterationSampler, engine: Engine = "auto") -> Distribution:
     """Simulate all iterations of a sampler and summarise them.
@@ -164,6 +171,36 @@ def _tail_quantile(latency_ns: Floats, level: float) -> Floats:
 
 Reaches = Mapping[str, tuple[Nanoseconds | int, Nanoseconds | int]]
 """Reach of each cause below and above a median, as in `Distribution.causes_ns`."""
+
+
+def efficiency_interval(
+    iteration_ns: Nanoseconds | int,
+    compute_ns: Nanoseconds | int,
+    causes_ns: Reaches,
+    compute_errors: Mapping[str, tuple[float, float]],
+) -> tuple[Floats, Floats]:
+    """Return both ends of the 90 % interval of the efficiency, computation over iteration.
+
+    Longer computation lengthens the iteration too, so both change together. The causes are independent, so their
+    effects are added in quadrature.
+
+    Args:
+        iteration_ns: Median iteration; any axes, which are also those of the result.
+        compute_ns: Computation alone.
+        causes_ns: Reach of each cause below and above the iteration.
+        compute_errors: Relative error of computation, below and above, of the causes that change it.
+    """
+    alone, whole = np.asarray(compute_ns, float), np.asarray(iteration_ns, float)
+    usual = np.minimum(1.0, alone / np.maximum(1, whole))
+    down = up = np.zeros(usual.shape)
+    for cause, reach in causes_ns.items():
+        errors = compute_errors.get(cause, (0.0, 0.0))
+        ends = [
+            alone * (1 + side * error) / np.maximum(1, whole + side * np.asarray(ns)) - usual
+            for side, ns, error in zip((-1, 1), reach, errors, strict=True)
+        ]
+        down, up = down + np.minimum(0, np.minimum(*ends)) ** 2, up + np.maximum(0, np.maximum(*ends)) ** 2
+    return np.maximum(0.0, usual - np.sqrt(down)), np.minimum(1.0, usual + np.sqrt(up))
 
 
 def explained_by_errors(difference_ns: Nanoseconds | int, causes_ns: Reaches, other_ns: Reaches) -> NDArray[np.bool_]:

@@ -14,7 +14,7 @@ from reference.files.writing import write_atomically
 
 from .anchoring import Anchor, Expected, correct
 from .engines.timeline import Span, Timeline
-from .interval import reach_of_difference
+from .interval import efficiency_interval, reach_of_difference
 from .results import perfetto_export
 from .results.breakdown import break_down, critical_path
 
@@ -51,6 +51,7 @@ class Prediction:
         counted_as_free: Costs that are in neither the trace nor the fabric and count as zero; one sentence each.
         assumed: Costs that were not measured and have usual values, and how messages are priced that are smaller or
             larger than the measured ones; one sentence each.
+        compute_errors: Relative error of `compute_ns`, below and above, of each cause that changes it.
         anchors: What each measured iteration time has changed. The correction applies to the times of iterations,
             their interval and computation alone. Times without overlap and the timeline remain the model's.
     """
@@ -69,6 +70,7 @@ class Prediction:
     counted_as_free: tuple[str, ...] = ()
     assumed: tuple[str, ...] = field(default=(), compare=False)
     causes_ns: Mapping[str, tuple[int, int]] = field(default_factory=dict, repr=False)
+    compute_errors: Mapping[str, tuple[float, float]] = field(default_factory=dict, repr=False)
     anchors: tuple[Anchor, ...] = ()
 
     @cached_property
@@ -93,11 +95,25 @@ class Prediction:
         return min(1.0, self.compute_ns / max(1, self.iteration_ns))
 
     @property
+    def efficiency_interval(self) -> tuple[float, float]:
+        """Both ends of the 90 % interval of the efficiency; see `interval.efficiency_interval`."""
+        reaches, (low, high) = self.causes_ns, self.interval_ns
+        if not reaches:
+            reaches = {"": (self.iteration_ns - low, high - self.iteration_ns)}
+        ends = efficiency_interval(self.iteration_ns, self.compute_ns, reaches, self.compute_errors)
+        return float(ends[0]), float(ends[1])
+
+    @property
     def shares_of_width(self) -> dict[str, float]:
         """Part of the interval's squared width that each cause has, the largest first."""
         squares = {cause: below**2 + above**2 for cause, (below, above) in self.causes_ns.items()}
         whole = max(1, sum(squares.values()))
         return {cause: squares[cause] / whole for cause in sorted(squares, key=lambda cause: -squares[cause])}
+
+    @property
+    def contradictions(self) -> list[Anchor]:
+        """The measured iterations that are far from the model."""
+        return [anchor for anchor in self.anchors if anchor.is_far]
 
     def anchored(
         self, world_size: int, measured_ns: Mapping[int, int], predicted: Mapping[int, "Prediction"]
@@ -122,8 +138,10 @@ class Prediction:
         below, above = np.sqrt((np.array(list(causes.values()), float) ** 2).sum(axis=0))
         names = ("iteration_ns", "mean_ns", "p95_ns", "p99_ns")
         corrected: dict[str, Any] = {name: (ns := getattr(self, name)) and round(ns * factor) for name in names}
-        if (alone := predicted.get(1)) is not None:
-            of_one = correct(alone.expected(1), list(measured_ns.values()), expected).factor
+        if (alone := predicted.get(1)) is not None:  # what contradicts the model says nothing of computation
+            explained = [place for place, one in enumerate(anchors) if one.world_size == 1 or not one.is_far]
+            times_ns, those = [anchors[one].measured_ns for one in explained], [expected[one] for one in explained]
+            of_one = correct(alone.expected(1), times_ns, those).factor
             corrected["compute_ns"] = round(self.compute_ns * of_one)
         median_ns = corrected["iteration_ns"]
         return replace(
@@ -132,6 +150,10 @@ class Prediction:
             interval_ns=(max(0, round(median_ns - below)), round(median_ns + above)),
             samples_ns=tuple(round(ns * factor) for ns in self.samples_ns),
             causes_ns=causes if self.causes_ns else {},
+            compute_errors={
+                cause: (below * scaled.get(cause, 1.0), above * scaled.get(cause, 1.0))
+                for cause, (below, above) in self.compute_errors.items()
+            },
             anchors=anchors,
         )
 
@@ -186,6 +208,7 @@ class Prediction:
             "p99_ns": self.p99_ns,
             "compute_ns": self.compute_ns,
             "efficiency": self.efficiency,
+            "efficiency_interval": list(self.efficiency_interval),
             "no_overlap_ns": self.no_overlap_ns,
             "exposed_comm_ns": self.exposed_comm_ns,
             "breakdown_ns": self.breakdown,

@@ -1,6 +1,6 @@
 """Prediction: the iteration time of a recorded model for other buckets, bucket orders, networks and world sizes."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -56,8 +56,8 @@ def predict(
             `assume_gpu`. False: they count as zero.
         engine: "events", the event replay, which defines the result; "closed_form", which gives the same result
             faster but requires constant speeds; or "auto", the closed form where it applies, else the event replay.
-        settings: Fields of `Policy`, as an alternative to `policy`: bucket_cap_mb=25, bucket_cap_mb_list,
-            plan, grouping="buckets", reduce_dtype, order="ready",
+        settings: Fields of `Policy`, as an alternative to `policy`: bucket_cap_mb (None, as in torch: 25, and 1 for
+            the first bucket), bucket_cap_mb_list, plan, grouping="buckets", reduce_dtype, order="ready",
             broadcast_buffers=True, find_unused_parameters, static_graph, skip_all_reduce_unused_params,
             gradient_as_bucket_view, hook="none", sparse_density=1.0, zero, cuda_graph, sync_every=1 and
             phase="steady".
@@ -95,6 +95,7 @@ def predict(
         epoch_end_ns=0 if end is None else simulate(end).iteration_ns,
         counted_as_free=counted_as_free(policy, fabric),
         assumed=(*assumed, *costs.assumed),
+        compute_errors=sampler.compute_errors,
     )
     if not measured:
         return prediction
@@ -110,6 +111,7 @@ def prediction_of(
     epoch_end_ns: int,
     counted_as_free: tuple[str, ...],
     assumed: tuple[str, ...] = (),
+    compute_errors: Mapping[str, tuple[float, float]] | None = None,
 ) -> Prediction:
     """Make a prediction from the statistics of its iterations and the timeline of the median one."""
     names = ("iteration_ns", "mean_ns", "compute_ns", "no_overlap_ns")
@@ -127,4 +129,5 @@ def prediction_of(
         epoch_end_ns=epoch_end_ns,
         counted_as_free=counted_as_free,
         assumed=assumed,
+        compute_errors=compute_errors or {},
     )

@@ -27,7 +27,7 @@ from .prediction import predict
 from .schedule.policy import Policy
 from .schedule.schedule import build_schedule
 from .step_costs import ScheduleCosts, charged_fabric, messages_of, price, price_schedule, relative_errors
-from .workload.compute_times import IterationSampler, Nanoseconds, RecordedModel, recorded_model
+from .workload.compute_times import Floats, IterationSampler, Nanoseconds, RecordedModel, recorded_model
 from .workload.default_gpu_costs import assume_gpu, replayed
 from .workload.variation import RECORDED, Variation
 
@@ -40,17 +40,18 @@ FIGURES = (
     *("compute_ns", "no_overlap_ns", "exposed_comm_ns"),
 )
 """Predicted times of a configuration; `low_ns` and `high_ns` are the ends of the 90 % interval."""
-COLUMNS = (*AXES, "buckets", *FIGURES, "efficiency", "is_tie")
-"""Columns of the table. `efficiency` is that of `Prediction`. `is_tie` is that of `Comparison` with the fastest
-configuration of the same trace, fabric and world size."""
+COLUMNS = (*AXES, "buckets", *FIGURES, "efficiency", "efficiency_low", "efficiency_high", "is_tie")
+"""Columns of the table. `efficiency` and the ends of its interval are those of `Prediction`; `is_tie` is that of
+`Comparison` with the fastest configuration of the same trace, fabric and world size."""
 
 Progress = Callable[[str, int, int], None]
 Cells = tuple[Any, ...]
 """Index of configurations in arrays of shape [traces, fabrics, world sizes, policies]."""
 Causes = Mapping[str, Nanoseconds]
 """`Prediction.causes_ns` of several configurations, with both ends along the last axis."""
-Predicted = tuple[Cells, int | Nanoseconds, Nanoseconds, Causes]
-"""Configurations, their numbers of buckets, their `FIGURES` along the last axis, and their causes."""
+Predicted = tuple[Cells, int | Nanoseconds, Nanoseconds, Causes, Floats]
+"""Configurations, their numbers of buckets, their `FIGURES` along the last axis, their causes, and the ends of the
+intervals of their efficiencies along the last axis."""
 Task = tuple[Cells, Trace, Fabric, Sequence[tuple[int, Policy]], dict[str, Any], "Measurement | None"]
 """Arguments of `_predict_cells`: configurations of one trace and one fabric for a joblib process."""
 
@@ -142,6 +143,7 @@ def sweep(
     shape = len(traces), len(fabrics), len(world_sizes), len(policies)
     buckets, figures = np.zeros(shape, np.int64), np.zeros((*shape, len(FIGURES)), np.int64)
     causes: dict[str, Nanoseconds] = {}
+    efficiencies: Floats = np.zeros((*shape, 2))
     done = 0
     how: dict[str, Any] = {"variation": variation, "stragglers": stragglers, "assume": assume}
     if measured and (several := [name for name, axis in (("trace", traces), ("fabric", fabrics)) if len(axis) > 1]):
@@ -149,10 +151,10 @@ def sweep(
             f"measured: expected one trace and one fabric, those of the measured runs, got several {several[0]}s"
         )
     run = Measurement(measured, policies[0] if len(policies) == 1 else policy) if measured else None
-    for cells, some_buckets, some_figures, some_causes in _predicted(
+    for cells, some_buckets, some_figures, some_causes, some_efficiencies in _predicted(
         list(traces.values()), list(fabrics.values()), world_sizes, policies, how, run, n_jobs
     ):
-        buckets[cells], figures[cells] = some_buckets, some_figures
+        buckets[cells], figures[cells], efficiencies[cells] = some_buckets, some_figures, some_efficiencies
         for cause, ends in some_causes.items():
             causes.setdefault(cause, np.zeros((*shape, 2), np.int64))[cells] = ends
         done += buckets[cells].size
@@ -167,6 +169,7 @@ def sweep(
     for name in TAIL:
         frame[name] = frame[name].astype("Int64").mask(frame[name] == UNKNOWN)
     frame["efficiency"] = frame["compute_ns"] / frame["iteration_ns"].clip(lower=1)
+    frame[["efficiency_low", "efficiency_high"]] = efficiencies.reshape(-1, 2)
     frame["is_tie"] = _ties(figures, causes).ravel()
     return frame
 
@@ -241,9 +244,9 @@ def _predicted(
             }
             along = [list(samplers).index(size) for size in world_sizes]  # a world size may be listed twice
             solved = solve_steady(model, [known[place] for place in steady], samplers, policies)
-            for at, (buckets, figures, causes) in enumerate(solved):
-                places = number, steady, slice(None), at
-                yield places, buckets, figures[:, along], {cause: ns[:, along] for cause, ns in causes.items()}
+            for at, (buckets, figures, causes, ends) in enumerate(solved):
+                of_all = {cause: ns[:, along] for cause, ns in causes.items()}
+                yield (number, steady, slice(None), at), buckets, figures[:, along], of_all, ends[:, along]
     if tasks:
         yield from _run(tasks, n_jobs)
 
@@ -273,6 +276,7 @@ def _predict_cells(
         np.array([len(one.buckets) for one in predictions]),
         np.array([figures_of(one) for one in predictions], np.int64),
         {cause: np.array([one.causes_ns.get(cause, (0, 0)) for one in predictions]) for cause in causes},
+        np.array([one.efficiency_interval for one in predictions]),
     )
 
 
@@ -306,7 +310,7 @@ def solve_steady(
     fabrics: Sequence[Fabric],
     samplers: Mapping[int, IterationSampler],
     policies: Sequence[Policy],
-) -> Iterator[tuple[int, Nanoseconds, Causes]]:
+) -> Iterator[tuple[int, Nanoseconds, Causes, Floats]]:
     """Predict several fabrics and world sizes at once, with the closed form on arrays.
 
     The cost of each message is computed once for all policies.
@@ -318,7 +322,8 @@ def solve_steady(
         policies: The policies to predict.
 
     Yields:
-        For each policy its number of buckets, `FIGURES` of shape [fabrics, world sizes, figures], and the causes.
+        For each policy its number of buckets, `FIGURES` of shape [fabrics, world sizes, figures], the causes, and the
+        ends of the intervals of the efficiency.
     """
     sizes = list(samplers)
 
@@ -342,6 +347,7 @@ def solve_steady(
         places = [place_of[message] for message in own]
         figures = np.empty((len(fabrics), len(sizes), len(FIGURES)), np.int64)
         causes: dict[str, Nanoseconds] = {}
+        efficiencies: Floats = np.empty((len(fabrics), len(sizes), 2))
         # World sizes with equal keys have equal compute times and equal hook costs.
         sizes_alike = _alike([(tuple(samplers[size].ranks.tolist()), policy.hook.gathered(size)) for size in sizes])
         if any(fabric.processor.stall_ns or fabric.processor.unexplained for fabric in fabrics):
@@ -355,14 +361,16 @@ def solve_steady(
                 relative_errors=errors[*cells][..., places],
                 spread=spread[cells],
             )
-            distribution = simulate_many(costs, samplers[sizes[some_sizes[0]]], "closed_form")
+            sampler = samplers[sizes[some_sizes[0]]]
+            distribution = simulate_many(costs, sampler, "closed_form")
             exposed_ns = as_int64(exposed_many(distribution.median) / policy.sync_every)
             others = [getattr(distribution, name) for name in FIGURES[:-1]]
             figures[cells] = np.stack([*others, exposed_ns], axis=-1)
             for cause, ends in distribution.causes_ns.items():
                 of_all = causes.setdefault(cause, np.zeros((len(fabrics), len(sizes), 2), np.int64))
                 of_all[cells] = np.stack(ends, axis=-1)
-        yield len(costs.untimed.schedule.buckets), figures, causes
+            efficiencies[cells] = np.stack(distribution.efficiency_interval(sampler.compute_errors), axis=-1)
+        yield len(costs.untimed.schedule.buckets), figures, causes, efficiencies
 
 
 def _alike(values: Sequence[object]) -> list[list[int]]:

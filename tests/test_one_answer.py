@@ -54,7 +54,7 @@ def test_every_pair_of_answers_agrees(here, tmp_path, task):
         assert any("contradict the model" in line for line in first) == (task == "measured far from the model")
         return json.loads(out.read_text())
 
-    predicted = asked("predict", path, "--fabric", pod, "--caps", 25)
+    predicted = asked("predict", path, "--fabric", pod, "--caps", "default")
     planned = asked("plan", path, pod)
     (size,) = [row for row in planned["sizes"] if row["world_size"] == ranks]
     (about,) = planned["systems"]
@@ -69,6 +69,9 @@ def test_every_pair_of_answers_agrees(here, tmp_path, task):
         "interval": [list(one.interval_ns), [row["low_ns"], row["high_ns"]], predicted["rows"][0]["interval_ns"],
                      [size["iteration_ns_low"], size["iteration_ns_high"]]],
         "efficiency": [size["efficiency"], verdict["efficiency"], plan.offers[0].size.efficiency],
+        "its interval": [list(one.efficiency_interval), [row["efficiency_low"], row["efficiency_high"]],
+                         predicted["rows"][0]["efficiency_interval"],
+                         [size["efficiency_low"], size["efficiency_high"]]],
         "limit": [about["limit"], verdict["limit"], plan.limits.limit],
         "needed rate": [about["needed_rate_multiple"], verdict["needed_multiple_of_rates"],
                         plan.limits.needed_rate().multiple],
@@ -78,6 +81,8 @@ def test_every_pair_of_answers_agrees(here, tmp_path, task):
         assert one.efficiency == pytest.approx(size["efficiency"])
     if task != "measured far from the model":
         assert answers["limit"][0] != "unexplained"
+    else:
+        assert one.compute_ns == simulator.predict(recorded, fabric, world_size=ranks).compute_ns == 100 * MS
 
 
 @pytest.mark.parametrize("task", list(TASKS)[:4])
@@ -100,8 +105,8 @@ def test_what_is_fastest_and_what_ties_with_it_is_one_rule(here, tmp_path, task)
         for one in simulator.plan(recorded, fabric, world_sizes=[ranks]).systems[0].changes
         if one.name == "best buckets"
     ]
-    with_25_mb = simulator.predict(recorded, fabric, world_size=ranks)
-    assert change.iteration_ns == min(with_25_mb.iteration_ns, with_plan.iteration_ns)
+    usual = simulator.predict(recorded, fabric, world_size=ranks)
+    assert change.iteration_ns == min(usual.iteration_ns, with_plan.iteration_ns)
 
 
 def test_the_coverage_that_answers_name_is_the_measured_one():

@@ -4,6 +4,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from functools import cache
 from math import prod, sqrt
+from typing import Any
 
 import matplotlib.pyplot as plt
 import numpy as np
@@ -26,6 +27,8 @@ RANK = 4
 """Rank of PowerSGD's approximation."""
 POWER_SGD = f"power_sgd:{RANK}"
 WORLD_SIZE = 16
+USUAL: dict[str, Any] = {"world_size": WORLD_SIZE, "bucket_cap_mb": 25, "assume": False}
+"""Settings of the predictions."""
 LATENCY_NS = 10_000
 BUCKET_BYTES = 25 * 2**20
 COSTS = ("compress", "recompress", "decompress")
@@ -147,7 +150,7 @@ def hooks_of_v100() -> tuple[dict[str, CommHook], dict[str, float]]:
 
     Every byte that a step reads or writes moves at the memory's rate, and every kernel costs its start.
     """
-    buckets = len(simulator.predict(v100(), network(10), world_size=WORLD_SIZE, assume=False).buckets)
+    buckets = len(simulator.predict(v100(), network(10), **USUAL).buckets)
     per_bucket = len(matrices()) / buckets
     bytes_per_s = memory_of("NVIDIA V100")
     assert bytes_per_s is not None
@@ -178,7 +181,7 @@ def network(gbit_per_s: float) -> Fabric:
 
 def iteration_ms(trace: Trace, hook: CommHook, gbit_per_s: float) -> float:
     """Milliseconds of an iteration of 16 ranks."""
-    one = simulator.predict(trace, network(gbit_per_s), world_size=WORLD_SIZE, hook=hook, assume=False)
+    one = simulator.predict(trace, network(gbit_per_s), hook=hook, **USUAL)
     return one.iteration_ns / 1e6
 
 

@@ -12,7 +12,6 @@ from typing import Any, Literal, NamedTuple
 import numpy as np
 
 from simulator import Prediction
-from simulator.baseline_predictions import RANKING_BASELINES
 
 Part = Literal["a", "b", "c", "d", "e", "f", "g", "h", "i"]
 Regime = Literal["published tables", "emulated accelerators", "real computation", "GPU traces"]
@@ -33,6 +32,10 @@ REGIMES: dict[Regime, tuple[Part, ...]] = {
     "real computation": ("g",),
     "GPU traces": ("h",),
 }
+FEWER_BUCKETS = "fewer buckets"
+"""A baseline of rankings: the configuration with fewer buckets is the faster one."""
+RANKING_BASELINES = ("no overlap", "naive overlap", "pipelined overlap", FEWER_BUCKETS)
+"""Baselines that differ between configurations, and so predict which one is the fastest."""
 
 
 class Limit(NamedTuple):

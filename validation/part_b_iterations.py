@@ -11,13 +11,22 @@ from typing import Any, NamedTuple
 from reference.bucketing import DEFAULT_FIRST_BUCKET_MB, MIB, BucketAssignment, initial_buckets
 from reference.trace import Trace
 from simulator import Fabric, predict
-from simulator.baseline_predictions import BASELINES, FEWER_BUCKETS, RANKING_BASELINES, baselines_ns
+from simulator.baseline_predictions import BASELINES, baselines_ns
 from simulator.fabric import Level, Processor, Topology
 from simulator.workload.default_gpu_costs import JITTER, SLOW_DOWN_ERROR, UNEXPLAINED
 from simulator.workload.variation import Variation
 
 from .cases import IterationInputs, IterationsCase, Link, MeasuredIteration, Model
-from .comparison import CaseScore, Comparison, FastestChoice, TimesByMethod, fastest, times_of
+from .comparison import (
+    FEWER_BUCKETS,
+    RANKING_BASELINES,
+    CaseScore,
+    Comparison,
+    FastestChoice,
+    TimesByMethod,
+    fastest,
+    times_of,
+)
 from .part_a_all_reduces import fabric_of
 from .ready_times import read_gradients, repeat_block, trace_of
 

@@ -11,13 +11,13 @@ from typing import NamedTuple
 
 from reference.trace import Trace
 from simulator import Fabric, predict
-from simulator.baseline_predictions import BASELINES, FEWER_BUCKETS, RANKING_BASELINES, baselines_ns
+from simulator.baseline_predictions import BASELINES, baselines_ns
 from simulator.fabric import Linear, Processor
 from simulator.fabric.algorithms import sent_share
 from simulator.workload.default_gpu_costs import COPY_ERROR, SLOW_DOWN_ERROR, UNEXPLAINED
 
 from .cases import MeasuredSchedule, MergingCosts, ScheduleInputs, SchedulesCase, Throughput
-from .comparison import CaseScore, Comparison, FastestChoice, fastest, times_of
+from .comparison import FEWER_BUCKETS, RANKING_BASELINES, CaseScore, Comparison, FastestChoice, fastest, times_of
 from .ready_times import read_gradients, trace_of
 
 FLOAT32_BYTES = 4

@@ -11,10 +11,19 @@ from typing import Any
 from reference.bucketing import MIB, BucketAssignment, assign_buckets, bucket_caps
 from reference.trace import Trace
 from simulator import Fabric, predict
-from simulator.baseline_predictions import BASELINES, FEWER_BUCKETS, RANKING_BASELINES, baselines_ns
+from simulator.baseline_predictions import BASELINES, baselines_ns
 
 from .cases import BucketCapsCase, BucketCapsInputs, BucketRule, MeasuredCap
-from .comparison import CaseScore, Comparison, FastestChoice, TimesByMethod, fastest, times_of
+from .comparison import (
+    FEWER_BUCKETS,
+    RANKING_BASELINES,
+    CaseScore,
+    Comparison,
+    FastestChoice,
+    TimesByMethod,
+    fastest,
+    times_of,
+)
 from .published_nodes import assume_on_node, device_of, trace_of_model
 
 UNPUBLISHED_SPREAD = 0.01

@@ -29,10 +29,10 @@ from ddplab.validation_report import (
 )
 from reference.trace import Trace
 from simulator import Fabric
-from simulator.baseline_predictions import BASELINES, FEWER_BUCKETS, RANKING_BASELINES
+from simulator.baseline_predictions import BASELINES
 from simulator.fabric.uncertainty import BAND
 
-from .comparison import CaseScore, Comparison, Part
+from .comparison import FEWER_BUCKETS, RANKING_BASELINES, CaseScore, Comparison, Part
 
 RUNS = Path(__file__).parent / "runs"
 

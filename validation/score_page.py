@@ -12,7 +12,6 @@ from simulator.baseline_predictions import BASELINES
 from simulator.fabric.uncertainty import BAND
 from simulator.plot_colours import INK
 from simulator.plot_colours import SMALL as SMALL_COLOUR
-from simulator.results.residual_plot import MARKS, OURS, SMALL_ERROR
 from simulator.workload.default_gpu_costs import STALL_NS
 
 from .comparison import (
@@ -30,6 +29,7 @@ from .comparison import (
 from .part_fg_runs import CommittedRun, Ranking, interval_score, mean_interval_score, ranking
 from .part_i_weak_scaling import LeftOut
 from .part_j_plan import LEAST_INSIDE, Inside, count_inside
+from .residual_plot import MARKS, OURS, SMALL_ERROR
 
 Table = list[dict[str, str]]
 """Rows of cells by column title."""

@@ -10,10 +10,11 @@ from contextlib import redirect_stdout
 from typing import Any, NoReturn
 
 import typer
+from pydantic import ValidationError
 from typer.core import TyperGroup
 
 from reference.errors import Error
-from reference.files.reading import one_line_errors
+from reference.files.reading import first_problem, one_line_errors
 from reference.files.writing import printable
 from reference.launcher import on_rank_0
 
@@ -47,7 +48,7 @@ MODEL is a name that `show` lists, emulated:TRACE (which sleeps for the times of
 MODULE:CALLABLE. The callable returns (model, loss_fn), and loss_fn(model) runs one batch and returns the loss. 1 MB
 is 2**20 bytes.
 
-The exit status is 0 on success, 1 after an error and 2 for an invalid command line; every error is one line.
+The exit status is 0 on success, 1 after an error and 2 for an unknown command or option; every error is one line.
 """
 
 Command = Callable[..., None] | typer.Typer
@@ -174,10 +175,13 @@ def main() -> None:
         # The standard output is restored at the end; see `check_outputs`.
         with one_line_errors(), redirect_stdout(PrintableStream(sys.stdout)):
             status = on_rank_0(lambda: app(sys.argv[1:] or ["--help"], standalone_mode=False))
-    except typer.TyperException as error:  # an invalid command, option or value
+    except typer.TyperException as error:  # an unknown command or option, or an impossible value
         context = getattr(error, "ctx", None)
         command_path = context.command_path if context else "ddplab"
         message = error.format_message()
+        if isinstance(error, typer.BadParameter) and isinstance(problem := error.__cause__, ValidationError):
+            option = error.param.opts[0] if error.param is not None else "value"
+            _end(f"{option}: {first_problem(problem).replace('input should be', 'expected to be', 1)}", 1)
         _end(f"{message}{'' if message[-1:] in '.?' else '.'} See `{command_path} --help`.", error.exit_code)
     except (Error, ValueError, OSError) as error:
         _end(str(error), 1)

@@ -22,6 +22,7 @@ from simulator.capacity.judgement import (
     assumed_sentence,
     contradiction_sentence,
     inside_one_node,
+    knee_sentence,
     limit_sentence,
     measure_sentence,
     needs_sentence,
@@ -31,7 +32,6 @@ from simulator.capacity.memory import MemoryUse, Optimizer
 from simulator.capacity.plan import CapacityPlan, SystemPlan
 from simulator.capacity.plan import plan as make_plan
 from simulator.capacity.report import report_page
-from simulator.capacity.verdict import knee_sentence
 from simulator.catalogue import Rate, load_fabric, read_catalogue, unknown
 from simulator.fabric import Fabric
 from simulator.workload.built_in_operations import counted_models

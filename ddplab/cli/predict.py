@@ -21,15 +21,15 @@ from simulator.capacity.judgement import (
     limit_sentence,
     network_sentence,
     ranking,
+    width_sentence,
 )
-from simulator.capacity.limits import Limits
+from simulator.capacity.limits import TARGET, Limits
 from simulator.capacity.system import System
 from simulator.cost_terms import Effect, Inputs, explain, leave_out, origins
 from simulator.fabric import Fabric
 from simulator.predicted_iteration import Prediction
 from simulator.prediction import predict as predict_one
 from simulator.profiler_import.trace_of_profile import HOST_BOUND, host_bound
-from simulator.results.scaling_verdict import TARGET, counted, width_sentence
 from simulator.schedule.policy import Policy
 from simulator.step_costs import counted_as_free
 from simulator.sweep import AXES, sweep
@@ -191,6 +191,15 @@ def _prediction_row(policy: Policy, prediction: Prediction) -> dict[str, str]:
     }
 
 
+def counted(buckets: Sequence[int], total: int) -> str:
+    """Return bucket indices as a count with their range, such as `3 of 35 (2-4)`."""
+    count = f"{len(buckets)} of {total}"
+    if not buckets:
+        return count
+    first, last = min(buckets), max(buckets)
+    return f"{count} ({first if first == last else f'{first}-{last}'})"
+
+
 def _effect_row(effect: Effect) -> dict[str, str]:
     return {
         "term": effect.term,
@@ -341,7 +350,7 @@ def verdicts(table: "pd.DataFrame") -> list[str]:
         best = part.loc[part.groupby("fabric", sort=False)["efficiency"].idxmax()]
         answers: dict[str, list[str]] = {"yes": [], "open": [], "no": []}
         for row in best.to_dict("records"):
-            low, high = (min(1.0, row["compute_ns"] / max(1, row[end])) for end in ("high_ns", "low_ns"))
+            low, high = row["efficiency_low"], row["efficiency_high"]
             answers[at_most((-high, -low), -TARGET)].append(f"{_short(str(row['fabric']))} ({percent(low, high)})")
         words = {"yes": f"at least {TARGET:.0%} on", "open": f"around {TARGET:.0%} on", "no": "less on"}
         parts = [f"{words[answer]} {', '.join(names)}" for answer, names in answers.items() if names]

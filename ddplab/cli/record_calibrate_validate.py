@@ -141,9 +141,12 @@ def validate(
     if plan is not None:
         options.refuse({"--caps": caps, "--orders": orders}, "expected either this or --plan")
     planned = None if plan is None else BucketPlan.load(plan)
-    both: list[Cap] = ["default", "plan"]
+    of_caps: list[Cap] = ["default", "plan"]
+    if plan is None:
+        caps_mb = options.read_caps(options.PREDICT_CAPS if caps is None else caps)
+        of_caps = ["default" if cap is None else cap for cap in caps_mb]
     axes = product(
-        options.read_caps(options.PREDICT_CAPS if caps is None else caps) if plan is None else both,
+        of_caps,
         options.read_orders("ready" if orders is None else orders),
         options.read_hooks(hooks),
     )

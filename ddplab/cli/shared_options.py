@@ -40,7 +40,7 @@ FABRIC_FILE = (
     "A fabric file of `calibrate`, a topology file (.yaml, .yml), a log of nccl-tests (.log, .txt; 40:FILE if "
     "the log does not show that it is of 40 ranks), or a node that `ddplab show` lists, such as dgx-h100"
 )
-PREDICT_CAPS = "0.5,1,5,25,single"
+PREDICT_CAPS = "0.5,1,5,default,single"
 RECORDS = (Policy, Fabric, Variation)
 """Records whose fields `--set` changes; no two have a field of the same name."""
 
@@ -114,17 +114,20 @@ def naming(option: str) -> Iterator[None]:
         raise ValueError(f"{option}: {error}") from None
 
 
-def read_caps(text: str) -> list[float]:
-    """Parse bucket caps in MB, with or without the unit; `single` becomes infinite."""
-    caps = []
+def read_caps(text: str) -> list[float | None]:
+    """Parse bucket caps in MB, with or without the unit; `single` becomes infinite, and `default` None."""
+    caps: list[float | None] = []
     for word in text.split(","):
+        if word.strip() == "default":
+            caps.append(None)
+            continue
         number = word.strip().lower().removesuffix("mb").removesuffix("mib")
         try:
             cap = math.inf if number == "single" else float(number)
         except ValueError:
             cap = math.nan
         if not cap > 0:
-            expected = "expected sizes in MB above 0 or `single`, separated by commas, such as 1,25,single"
+            expected = "expected sizes in MB above 0, `single` or `default`, separated by commas, such as 1,25,single"
             raise ValueError(f"--caps: {expected}; got {word!r}")
         caps.append(cap)
     return caps
@@ -251,8 +254,7 @@ def combined(base: Policy, caps: str | None, orders: str | None, hooks: str) -> 
             raise ValueError(f"{OPTIONS[axis]}: {expected}, got {text!r}")
     caps_mb, of_orders = [base.bucket_cap_mb], [base.order]
     if "bucket_cap_mb" not in base.overruled:
-        words = _words(PREDICT_CAPS if caps is None else caps)
-        caps_mb = [None if word == "default" else read_caps(word)[0] for word in words]
+        caps_mb = read_caps(PREDICT_CAPS if caps is None else caps)
     if "order" not in base.overruled:
         of_orders = read_orders("ready" if orders is None else orders)
     axes = product(caps_mb, of_orders, read_hooks(hooks))

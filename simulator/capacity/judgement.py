@@ -1,24 +1,42 @@
 """Judgement: what predictions mean for a buyer, by one rule and in the same sentences for every command.
 
-Which configuration is fastest and which tie with it, what limits an iteration, what an efficiency needs, whether
-measured iterations contradict the model, and how often intervals of other systems held.
+Whether a question is answered, which configuration is fastest and which tie with it, what limits an iteration, what
+an efficiency needs, whether measured iterations contradict the model, what makes an interval wide, and how often
+intervals of other systems held.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
-from ..anchoring import Anchor
 from ..cost_terms import origins
 from ..fabric import Fabric
 from ..predicted_iteration import Prediction
-from ..results.scaling_verdict import NetworkNeed
+from ..workload.compute_times import LEAST_RECORDED
 from ..workload.roofline import EAGER_PACE_NS
-from .limits import BUCKETS, Limits, Needs
+from .cost import Offer, Question, cheapest
+from .digits import band, percent
+from .limits import BUCKETS, Limits, Needs, NetworkNeed
 from .next_measurement import NextMeasurement
+from .scaling import LEAST_GAIN, Knee
 from .system import System
 
 COVERAGE = "90 % ranges (they held 36 of 37 times on one node, 17 of 22 on new clusters)"
 """See docs/accuracy.md."""
+SHOWN_SHARE = 0.1
+"""Least part of the interval's squared width that is worth a word."""
+CALIBRATE = "run `ddplab calibrate` on the GPUs"
+NARROWER = {
+    "collectives": "give a log of `all_reduce_perf -b 1M -e 64M` on this network as the fabric, best of as many GPUs",
+    "device speeds": "record on several GPUs",
+    "slowest rank": f"record {LEAST_RECORDED} iterations or more, on several GPUs",
+    "compute times": "measure a step on one GPU, or its parts: --step-ms of `ddplab synthesize` and `ddplab plan`",
+    "iterations": "record more iterations on a quiet machine",
+    "copies": CALIBRATE,
+    "launches": CALIBRATE,
+    "slow-downs": CALIBRATE,
+    "unexplained": "measure an iteration on a few GPUs",
+}
+"""How the interval becomes narrower, by what makes it wide."""
 
 
 class Ranking(NamedTuple):
@@ -35,17 +53,12 @@ def ranking(predictions: Sequence[Prediction]) -> Ranking:
     return Ranking(order[0], tuple(place for place in order[1:] if best.compare(predictions[place]).is_tie))
 
 
-def contradicting(prediction: Prediction) -> list[Anchor]:
-    """Return the measured iterations that are far from the model."""
-    return [anchor for anchor in prediction.anchors if anchor.is_far]
-
-
 def contradiction_sentence(prediction: Prediction) -> str:
     """Say that measured iterations contradict the model; "" if they do not."""
     parts = [
         f"{one.measured_ns / 1e6:,.1f} ms on {one.world_size:,} GPUs, predicted {one.predicted_ns / 1e6:,.1f} ms "
         f"({one.surprise:+.0f} standard deviations)"
-        for one in contradicting(prediction)
+        for one in prediction.contradictions
     ]
     return f"the measured iterations contradict the model: {'; '.join(parts)}" if parts else ""
 
@@ -59,7 +72,7 @@ def efficiency_sentence(system: System, world_size: int) -> str:
 def limit_sentence(limits: Limits) -> str:
     """Return what limits an iteration, and by which part of its time without each cause it would be shorter."""
     whole = max(1, limits.now.iteration_ns)
-    if contradicting(limits.now):
+    if limits.now.contradictions:
         part = limits.now.breakdown["unexplained"] / whole / limits.now.iterations
         return f"limit on {limits.world_size:,} GPUs: {limits.limit}, {part:.0%} of the iteration"
     shares = sorted(((ns / whole, name) for name, ns in limits.saved_ns.items()), reverse=True)
@@ -73,7 +86,7 @@ def limit_sentence(limits: Limits) -> str:
 
 def network_sentence(limits: Limits, need: NetworkNeed) -> str:
     """Return how fast the links must be, if the model explains the measured iterations."""
-    if contradicting(limits.now):
+    if limits.now.contradictions:
         return "which links would suffice does not follow, because the model does not explain the measured iterations"
     return need.sentence() + inside_one_node(limits.system.used.fabric, limits.world_size)
 
@@ -90,14 +103,11 @@ def needs_sentence(limits: Limits, needs: Needs, target: float, batch: int) -> s
     """Return how far one thing alone must change for an efficiency."""
     has = limits.now.efficiency >= target
     asked = f"an efficiency of {target:.0%} on {limits.world_size:,} GPUs"
-    if contradicting(limits.now):
+    if limits.now.contradictions:
         return f"{asked}: what it needs does not follow, because the model does not explain the measured iterations"
     parts = []
     if needs.rate is not None and needs.rate.multiple is not None:
-        parts.append(
-            f"links {needs.rate.multiple:.3g} times as fast ({needs.rate.needed_gb_per_s:.3g} GB/s of bus bandwidth "
-            f"instead of {needs.rate.bus_gb_per_s:.3g})"
-        )
+        parts.append(needs.rate.links)
     if needs.latency is not None:
         parts.append(f"latencies {needs.latency:.2g} times as long")
     if needs.batch is not None and not has:
@@ -120,12 +130,115 @@ def assumed_sentence(system: System, world_size: int) -> str:
 
 
 def measure_sentence(world_size: int, measure: NextMeasurement, needs: Needs) -> str:
-    """Return what to measure next; "" if there is nothing smaller to measure."""
-    if not measure.world_sizes:
-        return ""
+    """Return what to measure next on GPUs that the buyer has; "" if nothing would narrow the range."""
     message = needs.rate.message_bytes / 2**20 if needs.rate else 0
-    return (
-        f"measure next: iterations on {' and '.join(f'{one:,}' for one in measure.world_sizes)} GPUs (--measured), "
-        f"which narrow the range on {world_size:,} from ±{measure.width:.0%} to ±{measure.width_with_sizes:.0%}; "
-        f"all-reduces of {message:.0f} MB on {world_size:,} would leave ±{measure.width_with_messages:.0%}"
+    sizes = " and ".join(f"{one:,}" for one in measure.world_sizes)
+    widths = {
+        f"iterations on {sizes} GPUs (--measured)": measure.width_with_sizes if sizes else None,
+        f"all-reduces of {message:.0f} MB on {world_size:,}": measure.width_with_messages,
+    }
+    now = f"±{measure.width:.0%}"
+    after = {what: f"±{width:.0%}" for what, width in widths.items() if width is not None}
+    parts = [f"{what} would leave {width}" for what, width in after.items() if width != now]
+    return f"measure next, because the range on {world_size:,} GPUs is {now}: {'; '.join(parts)}" if parts else ""
+
+
+def width_sentence(shares: Mapping[str, float]) -> str:
+    """Say what makes an interval wide, and what to do about it; "" if nothing does.
+
+    Args:
+        shares: See `Prediction.shares_of_width`.
+    """
+    causes = [f"{cause} ({share:.0%})" for cause, share in shares.items() if share >= SHOWN_SHARE]
+    if not causes:
+        return ""
+    cure = NARROWER[next(iter(shares))]
+    return f"the width of the interval comes from {', '.join(causes)}; to narrow it, {cure}"
+
+
+# The answer to the question of a plan
+
+
+class Verdict(NamedTuple):
+    """The answer.
+
+    Attributes:
+        answer: "yes", "no", "open" if an interval is wider than the decision, or "" if nothing was asked.
+        sentence: The answer in words.
+        offer: The offer that the sentence is about.
+    """
+
+    answer: str
+    sentence: str
+    offer: Offer
+
+
+def verdict(question: Question, offers: Sequence[Offer]) -> Verdict:
+    """Answer a question.
+
+    Args:
+        question: What was asked.
+        offers: The systems and numbers of GPUs among which to choose; at least one.
+    """
+    if not offers[0].answers:
+        best = max(offers, key=lambda one: one.size.samples_per_s)
+        return Verdict("", _described(best), best)
+    chosen = cheapest(offers)
+    if chosen is not None:
+        choice = ", enough" if len(offers) == 1 else _how_chosen(offers)
+        return Verdict("yes", f"yes: {gpus(chosen)}{choice}: {_because(question, chosen)}", chosen)
+    still_open = [one for one in offers if one.answer == "open"]
+    nearest = max(still_open or offers, key=lambda one: one.size.samples_per_s)
+    if not still_open:
+        many = "not enough" if len(offers) == 1 else f"the fastest of {len(offers)} choices, not enough"
+        return Verdict("no", f"no: {gpus(nearest)}, {many}: {_because(question, nearest)}", nearest)
+    return Verdict("open", f"{gpus(nearest)}: {_because(question, nearest)}", nearest)
+
+
+def gpus(offer: Offer) -> str:
+    """Return system and number of GPUs in words."""
+    count = offer.size.world_size
+    return f"{count:,} GPU{'s' * (count > 1)} of {offer.system}"
+
+
+def knee_sentence(knee: Knee, largest: int) -> str:
+    """Return the knee and its band in words.
+
+    Args:
+        knee: The knee.
+        largest: Largest number of GPUs that was predicted.
+    """
+    adds_less = f"the next step adds less than {LEAST_GAIN:.0%} of its share"
+    if knee.world_size is None:
+        doubt = f"; given the errors of the costs, {knee.earliest:,} GPUs may be the knee" if knee.earliest else ""
+        return f"no knee up to {largest:,} GPUs: each step adds at least {LEAST_GAIN:.0%} of its share{doubt}"
+    last = f"beyond {largest:,}" if knee.latest is None else f"{knee.latest:,}"
+    is_sure = knee.earliest == knee.world_size == knee.latest
+    return f"knee at {knee.world_size:,} GPUs{'' if is_sure else f' ({knee.earliest:,} to {last})'}: {adds_less}"
+
+
+def _how_chosen(offers: Sequence[Offer]) -> str:
+    priced = all(one.cost is not None for one in offers)
+    return f", the {'cheapest' if priced else 'fewest'} of {len(offers)} choices that surely suffice"
+
+
+def _described(offer: Offer) -> str:
+    size = offer.size
+    sentence = (
+        f"{gpus(offer)} process {band(*size.samples_per_s_band)} samples/s at an efficiency of "
+        f"{percent(*size.efficiency_band)}"
     )
+    return sentence + (f", in {band(*offer.hours_band, unit=' h')}" if offer.hours_band else "")
+
+
+def _because(question: Question, offer: Offer) -> str:
+    """Compare the interval of what was asked with its limit."""
+    parts = []
+    if "deadline" in offer.answers and offer.hours_band is not None:
+        parts.append(f"{band(*offer.hours_band, unit=' h')} for a deadline of {question.deadline_hours:,.4g} h")
+    if "budget" in offer.answers and offer.cost_band is not None:
+        parts.append(f"a cost of {band(*offer.cost_band)} for a budget of {question.budget:,.8g}")
+    if "efficiency" in offer.answers:
+        target = 100 * (question.efficiency or 0)
+        parts.append(f"an efficiency of {percent(*offer.size.efficiency_band)} for a target of {target:.3g} %")
+    return "; ".join(parts)

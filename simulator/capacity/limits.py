@@ -1,23 +1,34 @@
-"""Limits: what lengthens an iteration most, and how far one thing must improve for a given efficiency."""
+"""Limits: what lengthens an iteration most, and how far one thing must improve for a given efficiency.
+
+Where measured iterations are far from the model, neither limits nor needs follow from it.
+"""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property
-from math import ceil
+from math import ceil, log, sqrt
 from typing import NamedTuple
 
 from reference.bucketing import DEFAULT_BUCKET_CAP_MB
 
 from ..cost_terms import TERMS, Inputs, leave_out
 from ..engines.closed_form import latencies_ns
+from ..fabric.algorithms import sent_share
 from ..predicted_iteration import Prediction
-from ..results.scaling_verdict import FASTEST_LINKS, TARGET, NetworkNeed, least_multiple, network_need
 from ..schedule.comm_hook_messages import named_hook
 from ..schedule.policy import Policy
 from ..tuning.plan_times import with_plan
 from ..tuning.tune import tune
 from .system import System
 
+TARGET = 0.9
+"""The efficiency for which the network is asked."""
+SLOWEST_LINKS, FASTEST_LINKS = 1e-3, 1e3
+"""Range of the multiples of the links' rates that is searched."""
+FIRST_STEP = 2.0
+"""Factor of the search's first step away from today's rates; each further step is the square of the one before."""
+RATE_TOLERANCE = 0.005
+"""Relative tolerance of a multiple of the rates that is found."""
 NETWORK = ("rate", "latency")
 BUCKETS = ("last bucket", "first bucket")
 MOST_OF_IT = 0.8
@@ -57,6 +68,46 @@ class Change(NamedTuple):
     is_tie: bool
 
 
+class NetworkNeed(NamedTuple):
+    """How fast the links must be for an efficiency.
+
+    Attributes:
+        target: The efficiency, from 0 to 1.
+        multiple: Least multiple of the links' rates with which the target is reached; latencies stay. None: not even
+            links of infinite rate suffice, or it does not follow from the model.
+        message_bytes: The largest message of a bucket, after the comm hook.
+        bus_gb_per_s: Bus bandwidth of this message today, in 10**9 bytes per second; defined as in nccl-tests: bytes
+            that a rank sends over time.
+        needed_gb_per_s: The same with the rates that are needed, or None.
+    """
+
+    target: float
+    multiple: float | None
+    message_bytes: int
+    bus_gb_per_s: float
+    needed_gb_per_s: float | None
+
+    @property
+    def links(self) -> str:
+        """The links that are needed, in words."""
+        return (
+            f"links {self.multiple:.3g} times as fast: {self.needed_gb_per_s:.3g} GB/s of bus bandwidth for the "
+            f"largest message ({self.message_bytes / 2**20:.1f} MB) instead of {self.bus_gb_per_s:.3g}"
+        )
+
+    def sentence(self) -> str:
+        """Return the need as a sentence."""
+        if self.multiple is None:
+            return (
+                f"no rate of the links suffices for {self.target:.0%}: latencies, copies, launches, slow-downs or "
+                "slow ranks alone take more than the rest"
+            )
+        if self.multiple <= SLOWEST_LINKS:
+            slower = f"links {1 / SLOWEST_LINKS:.0f} times slower"
+            return f"the network hardly matters: {self.target:.0%} would remain on {slower}"
+        return f"{self.target:.0%} {'would remain with' if self.multiple <= 1 else 'needs'} {self.links}"
+
+
 class Needs(NamedTuple):
     """How far one thing alone must change for the target efficiency; None: no change of it suffices.
 
@@ -85,9 +136,12 @@ class Limits:
 
         Times overlap, so the sum is not the time that data parallelism adds. Without the `last bucket`, its
         all-reduce takes no time; without the `first bucket`, that bucket holds one gradient and is launched at once.
+        Empty: what limits the iteration does not follow from the model.
         """
         system, whole_ns = self.system, self.now.iteration_ns
-        saved = {}
+        saved: dict[str, int] = {}
+        if self.now.contradictions:
+            return saved
         for name, cure in CURES.items():
             inputs = cure(system.used)
             slow = () if name == "stragglers" else system.stragglers
@@ -103,9 +157,9 @@ class Limits:
         Where this is the network, and one bucket alone causes `MOST_OF_IT`, that bucket. "computation" if nothing
         takes more than `NEGLIGIBLE` of the iteration; "unexplained" if measured iterations are far from the model.
         """
-        saved = self.saved_ns
-        if any(anchor.is_far for anchor in self.now.anchors):
+        if self.now.contradictions:
             return "unexplained"
+        saved = self.saved_ns
         largest = max(CURES, key=lambda name: saved[name])
         if saved[largest] <= NEGLIGIBLE * self.now.iteration_ns:
             return "computation"
@@ -120,10 +174,14 @@ class Limits:
         def with_rate(multiple: float) -> Prediction:
             return self.system.changed(self.world_size, used._replace(fabric=used.fabric.with_rates(multiple)))
 
-        return network_need([with_rate], target=target)
+        if self.now.contradictions:
+            return NetworkNeed(target, None, *_largest_message(self.now), None)
+        return network_need(with_rate, target=target)
 
     def needs(self, target: float) -> Needs:
         """Return how far one thing alone must change for this efficiency, from 0 to 1."""
+        if self.now.contradictions:
+            return Needs(self.needed_rate(target) if self.world_size > 1 else None, None, None, None)
         used = self.system.used
 
         def with_speed(multiple: float) -> bool:  # of empty messages
@@ -233,3 +291,71 @@ def _other_settings(policy: Policy) -> Iterator[tuple[str, Policy]]:
         yield f"hook {hook}", policy.model_copy(update={"hook": named_hook(hook)})
     if policy.sync_every == 1:
         yield f"accumulate {ACCUMULATED}", policy.model_copy(update={"sync_every": ACCUMULATED})
+
+
+def network_need(predict_at: Callable[[float], Prediction], *, target: float = TARGET) -> NetworkNeed:
+    """Find the least rates of the links with which an efficiency is reached.
+
+    Args:
+        predict_at: Returns the prediction if the links' rates are this multiple of today's; its efficiency grows with
+            the multiple.
+        target: Efficiency to reach, from 0 to 1.
+    """
+
+    def reaches(multiple: float) -> bool:
+        return predict_at(multiple).efficiency >= target
+
+    best = least_multiple(reaches, enough=FASTEST_LINKS) if reaches(FASTEST_LINKS) else None
+    needed = None if best is None else _largest_message(predict_at(best))[1]
+    return NetworkNeed(target, best, *_largest_message(predict_at(1.0)), needed)
+
+
+def least_multiple(
+    reaches: Callable[[float], bool],
+    *,
+    enough: float,
+    least: float = SLOWEST_LINKS,
+    tolerance: float = RATE_TOLERANCE,
+) -> float:
+    """Return the least multiple that reaches a target, within `tolerance`, given one that does.
+
+    Args:
+        reaches: Whether a multiple reaches the target; if one does, so do all larger ones.
+        enough: A multiple that does.
+        least: Where the search ends.
+        tolerance: Relative error of the result.
+    """
+    missed, reached, step = least, enough, FIRST_STEP
+    middle = min(1.0, enough)
+    if middle == enough or reaches(middle):
+        reached = middle
+        while reached > least and reaches(max(least, reached / step)):
+            reached, step = max(least, reached / step), step**2
+        if reached == least:
+            return least
+        missed = max(least, reached / step)
+    else:
+        missed = middle
+        while missed * step < enough and not reaches(missed * step):
+            missed, step = missed * step, step**2
+        reached = min(enough, missed * step)
+    while log(reached / missed) > tolerance:
+        middle = sqrt(missed * reached)
+        if reaches(middle):
+            reached = middle
+        else:
+            missed = middle
+    return reached
+
+
+def _largest_message(prediction: Prediction) -> tuple[int, float]:
+    """Return bytes and bus bandwidth, in 10**9 bytes per second, of the message of a bucket that sends most."""
+    engine_input = prediction.timeline.engine_input
+    world_size = len(engine_input.ranks if engine_input.represented_by is None else engine_input.represented_by)
+    sent = [(0.0, 0, 1)]
+    for one, ns in zip(engine_input.schedule.collectives, engine_input.cost_ns.tolist(), strict=True):
+        if one.bucket is not None:
+            share = world_size - 1 if one.transport == "all_gather" else sent_share(world_size)
+            sent.append((share * one.size_bytes, one.size_bytes, max(1, ns)))
+    sent_bytes, size_bytes, ns = max(sent)
+    return size_bytes, sent_bytes / ns

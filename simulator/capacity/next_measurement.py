@@ -17,24 +17,26 @@ class NextMeasurement(NamedTuple):
             Empty: there is no smaller one.
         width_with_sizes: Expected width after measuring these.
         width_with_messages: Expected width after measuring all-reduces of the largest bucket's size on as many GPUs.
+            None: the buyer has fewer.
     """
 
     width: float
     world_sizes: tuple[int, ...]
     width_with_sizes: float
-    width_with_messages: float
+    width_with_messages: float | None
 
 
-def next_measurement(system: System, world_size: int, candidates: Sequence[int]) -> NextMeasurement:
+def next_measurement(system: System, world_size: int, candidates: Sequence[int], owned: int) -> NextMeasurement:
     """Choose two numbers of GPUs to measure, from the narrowing that iterations as predicted would give.
 
     Args:
         system: The system.
         world_size: The number of GPUs of which the iteration is asked for.
         candidates: Numbers of GPUs that may be measured; only smaller ones than `world_size` are considered.
+        owned: GPUs that the buyer has.
     """
     whole = system.at(world_size)
-    smaller = {ranks: system.at(ranks) for ranks in candidates if ranks < world_size}
+    smaller = {ranks: system.at(ranks) for ranks in candidates if ranks < world_size and ranks <= owned}
     narrowed = {
         some: _width(whole.anchored(world_size, {ranks: smaller[ranks].iteration_ns for ranks in some}, smaller))
         for some in combinations(sorted(smaller), min(2, len(smaller)))
@@ -43,7 +45,7 @@ def next_measurement(system: System, world_size: int, candidates: Sequence[int])
     width = _width(whole)
     left, best = min(((left, pair) for pair, left in narrowed.items()), default=(width, ()))
     without = 1 - whole.shares_of_width.get("collectives", 0.0)
-    return NextMeasurement(width, best, left, width * without**0.5)
+    return NextMeasurement(width, best, left, width * without**0.5 if world_size <= owned else None)
 
 
 def _width(prediction: Prediction) -> float:

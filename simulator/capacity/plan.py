@@ -12,16 +12,15 @@ from reference.trace import Trace
 from ..argument_checks import Listed, Measured, Ranks, Stragglers, checked
 from ..cost_terms import Inputs, origins
 from ..fabric import Fabric
-from ..results.scaling_verdict import TARGET, width_sentence
 from ..schedule.policy import Policy
 from ..workload.variation import RECORDED, Variation
 from .cost import Offer, Price, Question, cheapest, fastest, front, offer_of
-from .limits import Change, Limits, Needs
+from .judgement import Verdict, contradiction_sentence, verdict, width_sentence
+from .limits import TARGET, Change, Limits, Needs
 from .memory import OPTIMIZERS, MemoryUse, Optimizer, memory_use
 from .next_measurement import NextMeasurement, next_measurement
 from .scaling import Scaling
 from .system import System
-from .verdict import Verdict, verdict
 
 Several = Mapping[str, Any]
 Fraction = Annotated[float, Field(gt=0, le=1)]
@@ -72,12 +71,11 @@ class SystemPlan:
         known = self.scaling.system.measured_ns or {}
         fabric, was_measured = self.scaling.system.used.fabric, self.scaling.system.trace.workload.compute_bounds
         node = 1 if fabric.topology is None else fabric.topology.levels[0].members or 1
-        most = max([node, *known])  # a buyer has one node, or as many GPUs as were measured
+        owned = max([node, *known])  # one node, or as many GPUs as were measured
         alone = [1] if was_measured != (1.0, 1.0) else []
         candidates = {*alone, node // 4, node // 2, node, *self.scaling.world_sizes} - {0, *known}
-        return next_measurement(
-            self.scaling.system, self.at, sorted(n for n in candidates if n <= most and (n > 1 or n in alone))
-        )
+        several = [ranks for ranks in sorted(candidates) if ranks > 1 or alone]
+        return next_measurement(self.scaling.system, self.at, several, owned)
 
     @cached_property
     def memory(self) -> MemoryUse:
@@ -119,6 +117,7 @@ class SystemPlan:
             "knee_earliest": self.scaling.knee.earliest,
             "knee_latest": self.scaling.knee.latest,
             "at": self.at,
+            "contradiction": contradiction_sentence(prediction),
             "limit": self.limits.limit,
             "saved_ns": self.limits.saved_ns,
             "breakdown_ns": prediction.breakdown,

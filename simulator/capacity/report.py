@@ -16,8 +16,8 @@ from urllib.parse import quote
 from .. import plot_colours
 from . import report_pictures as pictures
 from .digits import band, carried
+from .judgement import COVERAGE, knee_sentence
 from .scaling import Knee
-from .verdict import knee_sentence
 
 UNITS = {"_ns": 1e6, "_bytes": 1e9, "efficiency": 0.01, "width": 0.01, "/ratio": 0.01}
 """Units of tables (ms, GB, %) by a part of the name of a field."""
@@ -83,7 +83,9 @@ def report_page(document: Mapping[str, Any]) -> str:
     return Template((Path(__file__).parent / "report.html").read_text()).substitute(
         title=escape(f"How many GPUs for {models}?"),
         colours="; ".join(f"--{name}: {getattr(plot_colours, name.upper())}" for name in pictures.COLOURS),
-        verdict=escape(document["verdict"]),
+        verdict=escape(
+            "; ".join([*filter(None, (one["contradiction"] for one in document["systems"])), document["verdict"]])
+        ),
         question=page.question(),
         figures="\n".join([page.throughput(), page.efficiency(), page.iteration(), last]),
         sections="\n".join(page.sections()),
@@ -158,7 +160,7 @@ class _Page:
             "Throughput",
             pictures.legend(self.systems)
             + pictures.svg(pictures.draw_throughput, self.document, "Throughput by number of GPUs"),
-            f"Dashed: an efficiency of 100 %. Shaded: where the knee may lie. {' '.join(knees)}",
+            f"{COVERAGE}. Dashed: an efficiency of 100 %. Shaded: where the knee may lie. {' '.join(knees)}",
             self.sizes_table(
                 {
                     "samples/s": "samples_per_s",

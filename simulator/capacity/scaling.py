@@ -101,7 +101,7 @@ class Scaling:
             world_size=world_size,
             prediction=prediction,
             efficiency=prediction.efficiency,
-            efficiency_band=self.system.efficiency_band(world_size),
+            efficiency_band=prediction.efficiency_interval,
             samples_per_s=samples / max(1, prediction.iteration_ns),
             samples_per_s_band=(samples / max(1, high_ns), samples / max(1, low_ns)),
             strong_samples_per_s=self._strong(world_size, prediction),

@@ -8,7 +8,6 @@ from reference.trace import Trace
 
 from ..cost_terms import Inputs
 from ..fabric import Fabric
-from ..fabric.uncertainty import NORMAL_HALF_BAND
 from ..predicted_iteration import Prediction
 from ..prediction import predict
 from ..schedule.policy import Policy
@@ -90,35 +89,6 @@ class System:
         """Predict an iteration with other inputs; measured iterations are those of the unchanged system."""
         slow = self.stragglers if stragglers is None else stragglers
         return self._anchored(world_size, self._predicted(world_size, inputs, trace or self.trace, slow))
-
-    def efficiency_band(self, world_size: int) -> Band:
-        """Return both ends of the 90 % interval of the efficiency.
-
-        Longer computation lengthens the iteration too, so both change together. The causes are independent, so
-        their effects are added in quadrature, as in `Prediction.interval_ns`.
-        """
-        prediction, before = self.at(world_size), self.without_measurements(world_size)
-        alone_ns, usual = prediction.compute_ns, prediction.efficiency
-        low, high = prediction.interval_ns
-        reaches = prediction.causes_ns or {"": (prediction.iteration_ns - low, high - prediction.iteration_ns)}
-        down = up = 0.0
-        for cause, (below, above) in reaches.items():
-            changes = [0.0]
-            for side, ns, factor in zip((-1, 1), (below, above), self._computation(cause), strict=True):
-                known = before.causes_ns.get(cause, (0, 0))[side > 0]
-                part = ns / known if known else 1.0  # of the reach, that measured iterations left
-                iteration_ns = max(1, prediction.iteration_ns + side * ns)
-                changes.append(alone_ns * (1 + (factor - 1) * part) / iteration_ns - usual)
-            down += min(changes) ** 2
-            up += max(changes) ** 2
-        return max(0.0, usual - down**0.5), min(1.0, usual + up**0.5)
-
-    def _computation(self, cause: str) -> Band:
-        """Return the factors on computation at both ends of the error band of a cause."""
-        if cause == "compute times":
-            return self.trace.workload.compute_bounds
-        error = NORMAL_HALF_BAND * self.used.variation.device_spread if cause == "device speeds" else 0.0
-        return 1 - error, 1 + error
 
     def _predicted(
         self, world_size: int, inputs: Inputs, trace: Trace, stragglers: Sequence[Straggler]

@@ -104,10 +104,13 @@ def _fits(last: ProfiledStep, sizes: Sequence[int]) -> bool:
 
 
 def shapeless_outside_buckets(last: ProfiledStep) -> int:
-    """Return how many gradients of a step have no shape, if the others have the bytes of its buckets; else 0."""
+    """Return how many gradients of a step have no shape, if the others have the bytes of its buckets; else 0.
+
+    In a plain module, which has no buckets, sparse gradients have no shape.
+    """
     sizes, _ = _sizes(last, last.gradients, [])
     unknown = sum(size is None for size in sizes)
-    return unknown if last.buckets and unknown < len(sizes) and _fits(last, [size or 0 for size in sizes]) else 0
+    return unknown if unknown < len(sizes) and _fits(last, [size or 0 for size in sizes]) else 0
 
 
 def with_shapes(step: ProfiledStep) -> ProfiledStep:

@@ -97,9 +97,8 @@ def import_profile(
     notes: list[str] = []
     steps_by_rank = _of_all_ranks(files, [_alike(file, read_steps(file, notes), notes) for file in files], notes)
     if parameters is None and (outside := shapeless_outside_buckets(steps_by_rank[0][-1])):
-        notes.append(
-            f"{_plural(outside, 'gradient')} without a shape, as sparse ones: in no bucket, by its bytes; left out"
-        )
+        why = "in no bucket, by its bytes" if steps_by_rank[0][-1].buckets else "averaging them is not predicted"
+        notes.append(f"{_plural(outside, 'gradient')} without a shape, as sparse ones: {why}; left out")
         steps_by_rank = [[with_shapes(step) for step in steps] for steps in steps_by_rank]
     steps, last = steps_by_rank[0], steps_by_rank[0][-1]
     try:

@@ -32,7 +32,7 @@ class Policy(Settings, strict=False):
     """
 
     bucket_cap_mb: float | None = Field(
-        default=25, description="bucket cap, MiB (None: 25, and 1 for the first bucket); DDP's argument"
+        default=None, description="bucket cap, MiB (None: 25, and 1 for the first bucket); DDP's argument"
     )
     bucket_cap_mb_list: tuple[float, ...] | None = Field(
         default=None,

@@ -278,6 +278,7 @@ class IterationSampler:
         sync_every: As given.
         error_bands: What is not known of the cluster, by name: factors on the compute times of `ranks`, from the
             median iteration to both ends of the band that holds 90 % of clusters; shape of each [ranks].
+        compute_errors: Of these, the relative errors below and above that all ranks have alike, by name.
         parameters: Number of parameters.
 
     Raises:
@@ -317,6 +318,11 @@ class IterationSampler:
             unlike = sorted(rank for rank in slow | {self._slowest} if rank is not None)
             self.ranks, self.represented_by = _distinct_ranks(world_size, len(recorded), unlike, inputs)
         self.error_bands = self._error_bands()
+        self.compute_errors = {
+            name: (1 - float(low[0]), float(high[0]) - 1)
+            for name, (low, high) in self.error_bands.items()
+            if name != "slowest rank"
+        }
 
         self._source = self.ranks % len(self._recorded)
         self._pool = ComputeTimes.concatenated(self._recorded)

@@ -30,7 +30,7 @@ def test_emulate_prints_no_difference_for_torchs_class_and_writes_json(here, top
     assert done.returncode == 0, done.stderr
     assert "largest difference between emulated and predicted median iterations: 0 ns" in done.stdout
     rows = json.loads(out.read_text())["rows"]
-    assert [row["cap_mb"] for row in rows] == [0.5, 1.0, 5.0, 25.0, None]
+    assert [row["cap_mb"] for row in rows] == [0.5, 1.0, 5.0, "default", None]
     assert all(row["emulated_ns"] == row["predicted_ns"] for row in rows)
 
 

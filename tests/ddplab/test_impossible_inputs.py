@@ -58,6 +58,9 @@ IMPOSSIBLE = [
     *(((*PREDICT[:-2], "--caps", word), "--caps: expected sizes in MB above 0") for word in ("0", "-25", "nan")),
     *(((*PREDICT, "--measured", word), "--measured: expected ranks and a time")
       for word in ("0:220ms", "8:0ms", "8:-1ms", "8:220")),
+    *(((*VIT, "--batch", word), f"--batch: expected to be {limit}, got '{word}'") for word, limit in
+      ((0, "greater than or equal to 1"), (2_000_000, "less than or equal to 1000000"))),
+    (("tune", "{trace}", "--fabric", "{pod}", "--world-size", 0), "--world-size: expected to be greater than"),
     (("plan", "vit-b-16", "a1000", "--world-size", 8), "did you mean"),
     (("plan", "vit-b-16", "p4de.24xlarge", "--world-size", 8), "did you mean aws-p4d?"),
     (("plan", "vit-b-61", "aws-p4d", "--world-size", 8), "vit-b-16"),

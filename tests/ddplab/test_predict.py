@@ -6,7 +6,7 @@ import re
 import pandas as pd
 import pytest
 
-from ddplab.cli.predict import conclusion, heat_map_axes, verdicts
+from ddplab.cli.predict import conclusion, counted, heat_map_axes, verdicts
 from reference.trace import Trace
 from simulator import Fabric, Policy, predict
 from simulator.sweep import AXES
@@ -186,8 +186,8 @@ def test_the_heat_map_shows_the_first_two_axes_with_several_values(several, axes
 
 def test_a_verdict_names_the_fabrics_that_suffice():
     fabrics = {"x": (0.5, 0.4, 0.6), "y": (0.95, 0.93, 0.96), "z": (0.4, 0.3, 0.5), "w": (0.89, 0.85, 0.92)}
-    rows = [("a", fabric, 64, 1, 100, share, 100 / high, 100 / low) for fabric, (share, low, high) in fabrics.items()]
-    columns = ["trace", "fabric", "world_size", "iteration_ns", "compute_ns", "efficiency", "low_ns", "high_ns"]
+    rows = [("a", fabric, 64, *shares) for fabric, shares in fabrics.items()]
+    columns = ["trace", "fabric", "world_size", "efficiency", "efficiency_low", "efficiency_high"]
     assert verdicts(pd.DataFrame(rows, columns=columns)) == [
         "verdict: a on 64 ranks has an efficiency of at least 90% on y (93.0-96.0 %); around 90% on w (85.0-92.0 %); "
         "less on x (40-60 %), z (30-50 %)"
@@ -208,3 +208,9 @@ def test_the_output_says_what_counts_as_free_what_ties_and_what_it_leaves_out(he
     rows = json.loads((tmp_path / "j").read_text())["rows"]
     assert {row["p99_ns"] for row in rows} == {None}
     assert {type(row["is_tie"]) for row in rows} == {bool}
+
+
+def test_buckets_are_counted_with_their_range():
+    assert counted([], 4) == "0 of 4"
+    assert counted([3], 4) == "1 of 4 (3)"
+    assert counted([1, 3, 2], 35) == "3 of 35 (1-3)"

@@ -58,7 +58,7 @@ MISTAKES = {
     "record --model no_such:thing": "No module named 'no_such'",
     "record --model tests.models_for_cli:not_callable": "not_callable is not callable but a int",
     "record --model tests.models_for_cli:not_a_pair": "expected it to return (module, loss_fn)",
-    "record --world-size 0": "Invalid value for '--world-size'",
+    "record --world-size 0": "--world-size: expected to be greater than or equal to 1, got '0'",
     "record --frobnicate": "No such option",
     "predict absent.json": "absent.json: cannot be read: No such file",
     "predict {trace} --fabric absent.json": "absent.json: cannot be read",
@@ -109,7 +109,7 @@ MISTAKES = {
     "tune {trace} --fabric {fabric} --set grouping=module": "grouping: expected 'buckets'",
     "predikt": "No such command 'predikt'",
     "predict {trace} --wurld-size 2": "No such option: --wurld-size",
-    "tune {trace} --world-size two": "'--world-size'",
+    "tune {trace} --world-size two": "--world-size: expected to be a valid integer",
     "predict {trace} --world-size": "'--world-size' requires an argument",
 }
 """Command lines, each with a part of the line that it prints."""

@@ -8,8 +8,8 @@ from hypothesis import strategies as st
 
 from simulator import Fabric
 from simulator.capacity.cost import Offer, Question, at_most, cheapest, fastest, front, offer_of, read_prices
+from simulator.capacity.judgement import verdict
 from simulator.capacity.plan import plan
-from simulator.capacity.verdict import verdict
 
 from ..explore import examples
 from ..strategies import iteration, trace_of

@@ -5,10 +5,10 @@ import pytest
 from ddplab import emulate
 from reference.trace import Trace
 from simulator import Fabric, Variation, predict, sweep
+from simulator.capacity.judgement import width_sentence
 from simulator.catalogue import read_catalogue
 from simulator.fabric import Processor
 from simulator.fabric.processor_costs import HookCost
-from simulator.results.scaling_verdict import width_sentence
 from simulator.workload.default_gpu_costs import (
     DEVICE_SPREAD,
     GRAPH_LAUNCH_NS,

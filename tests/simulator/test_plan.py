@@ -9,11 +9,10 @@ from hypothesis import strategies as st
 
 from simulator import Fabric, predict, sweep, tune
 from simulator.capacity.cost import Price
-from simulator.capacity.limits import CURES, MOST_OF_IT, NEGLIGIBLE
+from simulator.capacity.limits import CURES, FASTEST_LINKS, MOST_OF_IT, NEGLIGIBLE
 from simulator.capacity.plan import plan
 from simulator.capacity.scaling import LEAST_GAIN
 from simulator.catalogue import load_fabric
-from simulator.results.scaling_verdict import FASTEST_LINKS
 from simulator.schedule.policy import Policy
 from simulator.workload.built_in_operations import built_in_operations
 from simulator.workload.roofline import find_device
@@ -166,6 +165,8 @@ def test_two_sizes_to_measure_narrow_the_band_as_announced():
     width = (again.interval_ns[1] - again.interval_ns[0]) / 2 / again.iteration_ns
     assert width == pytest.approx(advice.width_with_sizes, rel=1e-6)
     assert width < advice.width
+    assert max(advice.world_sizes) <= 8, "one node"
+    assert advice.width_with_messages is None, "64 GPUs are more than the buyer has"
 
 
 def test_every_field_of_the_json_is_flat_or_named_and_survives_a_round_trip():

@@ -302,9 +302,10 @@ def test_the_rank_is_that_of_the_name_if_the_file_has_none(tmp_path):
     assert ([rank.rank for rank in trace.ranks], trace.workload.world_size) == ([0, 1], 2)
 
 
-def test_a_gradient_without_a_shape_is_in_no_bucket_if_its_bytes_say_so(tmp_path):
+@pytest.mark.parametrize("of_ddp", [(), ("DistributedDataParallel", "c10d::", "nccl:", "ncclKernel")])
+def test_a_gradient_without_a_shape_is_in_no_bucket_if_its_bytes_say_so(tmp_path, of_ddp):
     script = replace(SMALL, buckets=(2, 2))
-    document, _ = profiler_files.profile(script)
+    document = profiler_files.without(profiler_files.profile(script)[0], *of_ddp)
     known = import_profile([write(document, tmp_path / "rank0.json")]).trace
     grown = [
         one | {"ts": one["ts"] - 0.5, "args": {"Input Dims": [[]], "Input type": [""]}}

@@ -62,13 +62,13 @@ def naive_replay(trace: Trace, links: Fabric) -> Exercise:
 def straggler(trace: Trace, links: Fabric, equal_ns: int) -> Exercise:
     """Find the factor by which a straggler of 1.3 lengthens the iteration; `equal_ns` is the one without it."""
     slow = [simulator.Straggler(rank=1, factor=1.3)]
+    eight: dict[str, Any] = {"world_size": RANKS, "bucket_cap_mb": 25, "assume": False}
 
     def emulated_ns() -> int:
-        emulated: Prediction = emulate(trace, links, world_size=RANKS, stragglers=slow, assume=False)
+        emulated: Prediction = emulate(trace, links, **eight, stragglers=slow)
         return emulated.iteration_ns
 
     def solution() -> float:
-        eight: dict[str, Any] = {"world_size": RANKS, "bucket_cap_mb": 25, "assume": False}
         slowed = simulator.predict(trace, links, **eight, stragglers=slow)
         return slowed.iteration_ns / simulator.predict(trace, links, **eight).iteration_ns
 

@@ -16,7 +16,6 @@ from figures import all_methods
 from simulator import Fabric, predict
 from simulator.fabric import Processor, topology_of
 from simulator.fabric.processor_costs import EMULATED_MODEL_ERROR, MODEL_ERROR
-from simulator.results.residual_plot import MARKS, OURS
 from tests.validation_rows import FABRIC, TRACE
 from tests.validation_rows import row as row_of_a_report
 from validation import (
@@ -46,6 +45,7 @@ from validation.part_c_schedules import Cell as ScheduleCell
 from validation.part_c_schedules import merged_plan
 from validation.part_fg_runs import committed_runs, load_runs
 from validation.ready_times import read_gradients, repeat_block, trace_of
+from validation.residual_plot import MARKS, OURS
 from validation.score import FOLDER, compute, main, score_case
 from validation.score_page import as_markdown, draw_errors
 

@@ -4,9 +4,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from matplotlib.figure import Figure
 
-from simulator.results.residual_plot import MARKS, OURS, Residual, draw_residuals
-
-from ..explore import examples
+from tests.explore import examples
+from validation.residual_plot import MARKS, OURS, Residual, draw_residuals
 
 errors = st.floats(-1, 10)
 residuals = st.builds(
