@@ -111,6 +111,11 @@ def test_an_unusual_class_does_not_fail(bench_of, name, checks, lacking):
     assert {one.check for one in found.values() if one.outcome == "not supported"} == lacking
 
 
+def test_a_class_with_a_comm_hook_of_its_own_is_named_so(bench_of):
+    result = outcomes(bench_of(faulty("HasAHook")), ["comm hooks"])["comm hooks"]
+    assert result.message == "it has a comm hook of its own, so register_comm_hook raises an error"
+
+
 # Buffers
 
 
