@@ -109,10 +109,9 @@ class Bench:
         """Raise `NotSupportedError` if the class lacks one of these methods and options."""
         for name in names:
             if name not in self.methods and name not in self.subject.options:
-                own = name == "register_comm_hook" and OWN_HOOK in self.methods
-                raise NotSupportedError(
-                    f"it has {OWN_HOOK}, so {name} raises an error" if own else f"it has no {name}"
-                )
+                if name == "register_comm_hook" and OWN_HOOK in self.methods:
+                    raise NotSupportedError(f"it has {OWN_HOOK}, so {name} raises an error")
+                raise NotSupportedError(f"it has no {name}")
 
     def variants(self, options: dict[str, Any], *further: str) -> list[dict[str, Any]]:
         """Return these options alone, and with each of the further ones that the class has."""
