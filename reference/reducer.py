@@ -214,9 +214,8 @@ class Reducer:
         """
         for index in indices:
             now, kind = self._parameters[index], self.buckets.kinds[index]
-            if (now.dtype, now.device) != kind or (
-                now.requires_grad and accumulators([now]) != [self._accumulators[index]]
-            ):
+            node = accumulators([now])[0] if now.requires_grad else self._accumulators[index]
+            if (now.dtype, now.device) != kind or node is not self._accumulators[index]:
                 self.fail(self._messages.converted(index, self.buckets.bucket_of[index], now, *kind))
 
     def prepare_for_backward(self, outputs: Sequence[Tensor], count_ranks: Callable[[], int] | None = None) -> None:
