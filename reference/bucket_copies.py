@@ -20,11 +20,13 @@ CACHE_LINE_BYTES = 64
 class ScaledCopies:
     """Copies gradients into `views`, consecutive pieces of `buffer`, and scales them, in few operations.
 
+    The bucket may replace elements of the list `views`.
+
     `batched`: large gradients are copied by the fused operation too.
     """
 
     def __init__(self, buffer: Tensor, views: Sequence[Tensor], *, batched: bool) -> None:
-        self._buffer, self._views = buffer, list(views)
+        self._buffer, self._views = buffer, views
         self._ends = list(accumulate((view.numel() for view in views), initial=0))
         all_fused = batched or buffer.device.type != "cpu"
         self._is_large = [not all_fused and view.numel() >= LARGE_ELEMENTS for view in views]

@@ -20,7 +20,7 @@ DEFAULT_FIRST_BUCKET_MB = 1
 ONE_BUCKET = 2**62
 """A cap in bytes that no bucket reaches."""
 
-Order = Literal["ready", "reverse", "forward", "size"]
+Order = Literal["ready", "reverse", "forward", "size", "ready_from_last"]
 ORDERS: tuple[Order, ...] = get_args(Order)
 
 BucketAssignment = list[list[int]]
@@ -161,7 +161,8 @@ def plan_buckets(
     """Assign parameters to buckets by walking them in a named order; returns the buckets in launch order.
 
     "ready" is `ready_order`, as at the rebuild; "reverse" and "forward" are registration order, reversed or not;
-    "size" is the smallest parameter first, and among equals the one registered last. The other arguments are those of
+    "size" is the smallest parameter first, and among equals the one registered last; "ready_from_last" is
+    `ready_order` from its end, see `small_last` of `rebuilt_buckets`. The other arguments are those of
     `assign_buckets`.
 
     Raises:
@@ -174,6 +175,8 @@ def plan_buckets(
         "forward": lambda: registration,
         "size": lambda: sorted(registration, key=lambda index: (sizes_bytes[index], -index)),
     }
+    if order == "ready_from_last":
+        return rebuilt_buckets(sizes_bytes, caps_bytes, order=ready_order, keys=keys, sparse=sparse, small_last=True)
     if order not in walks:
         raise ValueError(f"order: expected one of {', '.join(ORDERS)}, got {order!r}")
     return assign_buckets(sizes_bytes, caps_bytes, keys=keys, sparse=sparse, order=walks[order]())

@@ -2,7 +2,7 @@
 
 import copy
 import os
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from itertools import repeat
 from operator import is_
 from typing import Any
@@ -182,8 +182,8 @@ class Bucket:
         return shadow
 
     def views_of(self, flat: Tensor) -> list[Tensor]:
-        """Consecutive pieces of `flat` in the parameters' shapes and memory formats."""
-        return views_of(flat, self.parameters)
+        """Consecutive pieces of `flat` in the shapes and memory formats of `views`."""
+        return views_of(flat, self.views)
 
 
 BucketMaker = Callable[[Sequence[int], Sequence[nn.Parameter], Features], Bucket]
@@ -241,14 +241,6 @@ class Buckets(Sequence[Bucket]):
     def assignment(self) -> tuple[tuple[int, ...], ...]:
         """Parameter indices by bucket, in launch order."""
         return tuple(bucket.indices for bucket in self)
-
-    def converted(self, indices: Iterable[int]) -> int | None:
-        """The first of these parameters whose dtype or device is not that of `kinds` any more; None: all are."""
-        for index in indices:
-            parameter = self._parameters[index]
-            if (parameter.dtype, parameter.device) != self.kinds[index]:
-                return index
-        return None
 
     def reset(self) -> None:
         """Return to the buckets of construction, which will be rebuilt once."""

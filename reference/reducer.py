@@ -208,10 +208,15 @@ class Reducer:
             self._thorough = True
 
     def _check_not_converted(self, indices: Iterable[int]) -> None:
-        """Raise RuntimeError if one of these parameters was converted: autograd does not call its hook any more."""
-        if (converted := self.buckets.converted(indices)) is not None:
-            number, now = self.buckets.bucket_of[converted], self._parameters[converted]
-            self.fail(self._messages.converted(converted, number, now, *self.buckets.kinds[converted]))
+        """Raise RuntimeError if one of these parameters was converted: autograd does not call its hook any more.
+
+        One that was converted back has another accumulating node.
+        """
+        for index in indices:
+            now, kind = self._parameters[index], self.buckets.kinds[index]
+            node = accumulators([now])[0] if now.requires_grad else self._accumulators[index]
+            if (now.dtype, now.device) != kind or node is not self._accumulators[index]:
+                self.fail(self._messages.converted(index, self.buckets.bucket_of[index], now, *kind))
 
     def prepare_for_backward(self, outputs: Sequence[Tensor], count_ranks: Callable[[], int] | None = None) -> None:
         """Average the gradients of the coming backward pass, which starts at `outputs`.

@@ -398,8 +398,10 @@ def _iteration(
         layout = None
     optimizer_start, optimizer_end = timestamps.optimizer_start, timestamps.optimizer_end
     last = max(optimizer_end or end, end) if timestamps.end is None else timestamps.end
-    if optimizer_start is not None and optimizer_end is not None and optimizer_end > end:
-        optimizer_start = max(optimizer_start, end)
+    if optimizer_end is not None and optimizer_end > end:
+        begun = optimizer_start is not None and optimizer_start < optimizer_end
+        # A step whose closure runs forward and backward began before this iteration; it updates after the closure.
+        optimizer_start = max(optimizer_start, end) if begun and optimizer_start is not None else end
     else:  # steps within the backward pass, or between two, are part of it
         optimizer_start = optimizer_end = None
     buckets: list[BucketTimes] = []

@@ -43,9 +43,15 @@ class ViewBucket(Bucket):
         return min(super().puts_until_pack, 1 + room // self._largest_bytes)
 
     def reset(self) -> None:
-        """See `Bucket.reset`."""
+        """See `Bucket.reset`.
+
+        `module.to(memory_format=...)` moves the gradients, hence the views, to memory of their own; they are made
+        again, and the gradients copied as those that autograd allocates.
+        """
         super().reset()
         self._waiting_bytes = 0
+        if list(map(Tensor.data_ptr, self.views)) != self._addresses:
+            self.views[:] = [view.detach() for view in self._unseen_views]
 
     def put(self, slots: Sequence[int]) -> bool:
         """See `Bucket.put`; also True as soon as many bytes wait."""
@@ -62,6 +68,8 @@ class ViewBucket(Bucket):
         super()._make_buffer()
         self._sizes_bytes = [view.nbytes for view in self.views]
         self._largest_bytes = max(1, *self._sizes_bytes)
+        self._addresses = [view.data_ptr() for view in self.views]
+        self._unseen_views = [view.detach() for view in self.views]  # which the script cannot move
         for slot, parameter in enumerate(self.parameters):
             if parameter.grad is not None:
                 self.views[slot].copy_(parameter.grad)

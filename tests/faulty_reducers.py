@@ -369,5 +369,12 @@ class WaitsForAThread(NaiveDataParallel):
         thread.join()
 
 
+class HangsInAHook(OverlappedDataParallel):
+    """The hook of a gradient never returns."""
+
+    def launch(self, parameters: list[nn.Parameter]) -> Any:
+        threading.Event().wait()
+
+
 def wraps_nothing(_module: nn.Module) -> None:
     """Returns nothing."""

@@ -151,6 +151,22 @@ def converted_while_training(_rank: int) -> None:
     ddp(x().double()).sum().backward()
 
 
+def converted_and_back(_rank: int) -> None:
+    ddp = Wrapped(line())
+    for _ in range(3):
+        ddp(x()).sum().backward()
+    ddp.double().float().zero_grad()
+    ddp(x()).sum().backward()
+
+
+def swapped(_rank: int) -> None:
+    module = line()
+    ddp = Wrapped(module)
+    module.zero_grad()
+    torch.utils.swap_tensors(module.weight, nn.Parameter(module.weight.detach().clone()))
+    ddp(x()).sum().backward()
+
+
 def dense_where_sparse(_rank: int) -> None:
     module = nn.Embedding(4, 2, sparse=True)
     ddp = Wrapped(module)

@@ -305,6 +305,7 @@ CHECKS: dict[str, Check] = {
     "skipped all-reduces": unused_parameters.check_skipped,
     "list of bucket caps": bucket_layouts.check_list,
     "several backward passes": backward_passes.check_several,
+    "gradients that nothing waits for": backward_passes.check_not_waited_for,
     "a backward pass that raises": backward_passes.check_raising,
     "first pass of a static graph": backward_passes.check_static_first,
     "several modules": several_modules.check,

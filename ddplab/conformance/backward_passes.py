@@ -4,6 +4,7 @@ Whatever a script does, the class must average its gradients or raise an error; 
 """
 
 import time
+import warnings
 from collections.abc import Sequence
 from contextlib import suppress
 from functools import partial
@@ -14,6 +15,8 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch._C._distributed_c10d import Reducer as TorchReducer
 from torch.utils.checkpoint import checkpoint
+
+from reference.errors import RankError, RankLostError
 
 from .check_runner import VIEWS, Bench
 from .class_under_test import NotSupportedError, Subject
@@ -282,6 +285,65 @@ def uses_torchs_reducer(_rank: int, _world_size: int, subject: Subject) -> bool:
     return isinstance(getattr(subject.wrap(nn.Linear(2, 1)), "reducer", None), TorchReducer)
 
 
+# Gradients that no forward pass of the class waits for
+
+
+class _BackwardInside(_Branches):
+    """Runs its backward pass inside of forward, and returns nothing to differentiate."""
+
+    def forward(self, x: Tensor) -> list[Tensor]:
+        outputs = super().forward(x)
+        torch.stack([output.square().mean() for output in outputs]).sum().backward()
+        return [output.detach() for output in outputs]
+
+
+class _SecondLayerFrozen(_Branches):
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers[1].requires_grad_(requires_grad=False)
+
+
+def _inside(module: nn.Module, step: int, rank: int) -> None:
+    module(_inputs(step, rank))
+
+
+def _backward_for_each(module: nn.Module, step: int, rank: int) -> None:
+    """Run two forward passes and then a backward pass for each, as pipelines do."""
+    for loss in [usual(module, step + 10 * number, rank) for number in range(2)]:
+        loss.backward()
+
+
+def _past_the_class(module: nn.Module, step: int, rank: int) -> Tensor:
+    return usual(getattr(module, "module", module), step, rank)
+
+
+NOT_WAITED_FOR: dict[str, tuple[type[_Branches], Pass]] = {
+    "a backward pass inside of forward": (_BackwardInside, _inside),
+    "two forward passes, then a backward pass for each": (_Branches, _backward_for_each),
+    "a call of the wrapped module itself": (_Branches, _past_the_class),
+    "a layer unfrozen after construction": (_SecondLayerFrozen, usual),
+}
+"""Models and passes by description."""
+
+
+def stays_local(_rank: int, _world_size: int, subject: Subject, name: str) -> tuple[str, bool]:
+    """Train one of `NOT_WAITED_FOR`.
+
+    Returns:
+        Which gradient is not the average, empty if all are, and whether the class warned.
+    """
+    make, run = NOT_WAITED_FOR[name]
+    training, problem = Training(subject, make), ""
+    for module in (training.module, training.twin):
+        module.requires_grad_()
+    with warnings.catch_warnings(record=True) as given:
+        warnings.simplefilter("always")
+        for step in range(STEPS):
+            training.backward(run, step)
+            problem = problem or training.wrong(run, step)
+    return problem, any(issubclass(one.category, UserWarning) for one in given)
+
+
 # Several forward passes for one backward pass
 
 
@@ -410,3 +472,27 @@ def check_static_first(bench: Bench) -> None:
             if not bench.run(uses_torchs_reducer, bench.subject)[0]:
                 raise
             raise NotSupportedError(f"torch's reducer is silently wrong: {finding}") from None
+
+
+def check_not_waited_for(bench: Bench) -> str:
+    """Passes of which a class may not know: it averages their gradients, warns or raises an error.
+
+    A class that leaves them local in silence, as torch's does, does not support them.
+
+    Returns:
+        Passes that the class warns of or refuses; empty if it averages all.
+    """
+    noticed, silent = [], []
+    for name in NOT_WAITED_FOR:
+        try:
+            outcomes = bench.run(stays_local, bench.subject, name)
+        except RankLostError:
+            raise
+        except RankError:
+            noticed.append(name)
+            continue
+        if any(problem for problem, _ in outcomes):
+            (noticed if all(warned for _, warned in outcomes) else silent).append(name)
+    if silent:
+        raise NotSupportedError(f"it leaves gradients local in silence: {', '.join(silent)}")
+    return f"warns or raises an error: {', '.join(noticed)}" if noticed else ""

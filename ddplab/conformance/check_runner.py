@@ -12,7 +12,7 @@ from reference.errors import RankError, RankLostError, RanksStillRunningError
 from reference.launch import UNEVEN, RankPool
 
 from .check_outcomes import CheckResult, Expectation, Outcome, is_unmatched, why_left_out
-from .class_under_test import NotSupportedError, Subject, methods_of
+from .class_under_test import OWN_HOOK, NotSupportedError, Subject, methods_of
 from .local_training import AS_TORCH, FindingError, WeakProgramError, check_program
 from .training_programs import Program
 
@@ -103,6 +103,8 @@ class Bench:
         """Raise `NotSupportedError` if the class lacks one of these methods and options."""
         for name in names:
             if name not in self.methods and name not in self.subject.options:
+                if name == "register_comm_hook" and OWN_HOOK in self.methods:
+                    raise NotSupportedError(f"it has {OWN_HOOK}, so {name} raises an error")
                 raise NotSupportedError(f"it has no {name}")
 
     def variants(self, options: dict[str, Any], *further: str) -> list[dict[str, Any]]:

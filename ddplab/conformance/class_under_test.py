@@ -31,6 +31,8 @@ CAP_NAMES = ("bucket_cap_mb", "bucket_size_mb")
 """Names of the argument with the bucket cap in MB."""
 METHODS = ("no_sync", "register_comm_hook", "join", "shard_optimizer")
 """Methods that a class may have."""
+OWN_HOOK = "a comm hook of its own"
+"""Stands for `register_comm_hook` in a class that has registered a hook and permits no other."""
 FINISHING = ("finish_gradient_synchronization", "average_gradients")
 """Methods that a script calls after each backward pass."""
 AFTER_BACKWARD = {
@@ -166,7 +168,7 @@ def buckets_of(wrapped: Any) -> tuple[tuple[int, ...], ...] | None:
 
 
 def methods_of(_rank: int, _world_size: int, subject: Subject) -> list[str]:
-    """Return which of `METHODS` a wrapped module has; a comm hook does not count if it raises a RuntimeError.
+    """Return which of `METHODS` a wrapped module has; `OWN_HOOK` if registering a comm hook raises a RuntimeError.
 
     Raises:
         TypeError: The subject does not return a module.
@@ -178,6 +180,6 @@ def methods_of(_rank: int, _world_size: int, subject: Subject) -> list[str]:
     if "register_comm_hook" in found:
         try:
             wrapped.register_comm_hook(None, allreduce_hook)  # type: ignore[operator]
-        except RuntimeError:  # it has a hook of its own
-            found.remove("register_comm_hook")
+        except RuntimeError:
+            found[found.index("register_comm_hook")] = OWN_HOOK
     return found

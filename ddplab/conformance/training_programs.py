@@ -151,6 +151,8 @@ BUFFERS: dict[str, Layout] = {
     "fine": "contiguous",
 }
 """A model's buffers, which hold different numbers at each place, some of which float32 or float64 would round."""
+REPLACED = "samples"
+"""The buffer that each forward pass replaces by a new tensor; it writes into the others."""
 
 
 def buffer_values(samples: int) -> dict[str, Tensor]:
@@ -197,8 +199,11 @@ class Net(nn.Module):
     def forward(self, x: Tensor, used: Sequence[int]) -> Tensor:
         """Return one value for each row of `x`; shape [rows]."""
         if self.training:
-            for buffer in self.buffers():
-                buffer.add_(len(x))
+            for name, buffer in self.named_buffers():
+                if name == REPLACED:
+                    setattr(self, name, buffer + len(x))
+                else:
+                    buffer.add_(len(x))
         h: Tensor = torch.zeros(len(x), dtype=torch.float64, device=x.device)
         for index in used:
             constant: Tensor = getattr(self, f"constant{index}").to(x.device)

@@ -181,9 +181,12 @@ class ErrorMessages:
 
     def converted(self, index: int, bucket: int, parameter: Tensor, dtype: torch.dtype, device: torch.device) -> str:
         """Error: a parameter was converted after wrapping, so autograd does not call its hook any more."""
+        what = f"was wrapped as a {dtype} tensor on {device}, now it is {_kind(parameter)}"
+        if (parameter.dtype, parameter.device) == (dtype, device):
+            what = "was converted and converted back, or swapped with another tensor, since the module was wrapped"
         return (
-            f"rank {self.rank}: {self.describe(index)} in bucket {bucket} was wrapped as a {dtype} tensor on "
-            f"{device}, now it is {_kind(parameter)}. Convert the module before it is wrapped, not after."
+            f"rank {self.rank}: {self.describe(index)} in bucket {bucket} {what}. Convert the module before it is "
+            "wrapped, not after."
         )
 
     def strides(self, index: int, gradient: Tensor, view: Tensor) -> str:

@@ -59,7 +59,7 @@ class Policy(Settings, strict=False):
     order: Order = Field(
         default="ready",
         description="order in which parameters fill buckets, a name (in training, all but `ready` "
-        "need a plan); chosen by the user",
+        "need a plan, and `ready_from_last` the variable DDP_SET_LAST_BUCKET_CAP=1); chosen by the user",
     )
     broadcast_buffers: bool = Field(
         default=True,

@@ -92,6 +92,7 @@ def run_mode(mode: str, out: Path, names: list[str]) -> None:
             process.wait(max(1, deadline - time.monotonic()))
         except subprocess.TimeoutExpired:
             process.kill()
+            print(f"{mode}: ended at the time-out of {TIMEOUT_S} s; scenarios below may be missing", flush=True)
 
 
 def difference(torchs: Any, ours: Any) -> str:

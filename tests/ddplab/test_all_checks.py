@@ -35,7 +35,8 @@ def test_ours_passes_everything_and_does_the_same_as_torchs(bench_of):
 @pytest.mark.skipif(has_version_of_table(), reason="the README's command checks the pinned torch")
 @pytest.mark.parametrize("bench_of", ["two_ranks"], indirect=True)
 def test_torchs_passes_everything_that_it_supports(bench_of):
-    assert_conforms(bench_of(TORCHS, against=TORCHS), {"plans", "mixed precision", "first pass of a static graph"})
+    lacking = {"plans", "mixed precision", "first pass of a static graph", "gradients that nothing waits for"}
+    assert_conforms(bench_of(TORCHS, against=TORCHS), lacking)
 
 
 @pytest.mark.parametrize("bench_of", ["two_ranks"], indirect=True)
@@ -109,6 +110,28 @@ def test_an_unusual_class_does_not_fail(bench_of, name, checks, lacking):
     found = outcomes(bench_of(name), checks)
     assert {one.check: one.message for one in found.values() if one.outcome == "failed"} == {}
     assert {one.check for one in found.values() if one.outcome == "not supported"} == lacking
+
+
+@pytest.mark.parametrize("bench_of", ["two_ranks"], indirect=True)
+@pytest.mark.parametrize(
+    ("name", "outcome", "says"),
+    [
+        (OURS, "passed", "warns or raises an error: a backward pass inside of forward, two forward passes"),
+        (TORCHS, "not supported", "it leaves gradients local in silence: two forward passes, then a backward pass"),
+        (LADDER, "not supported", "it leaves gradients local in silence: a layer unfrozen after construction"),
+    ],
+)
+def test_gradients_that_nothing_waits_for_are_averaged_or_noticed_or_the_report_says_so(
+    bench_of, name, outcome, says
+):
+    check = "gradients that nothing waits for"
+    result = outcomes(bench_of(name), [check])[check]
+    assert (result.outcome, result.message[: len(says)]) == (outcome, says)
+
+
+def test_a_class_with_a_comm_hook_of_its_own_is_named_so(bench_of):
+    result = outcomes(bench_of(faulty("HasAHook")), ["comm hooks"])["comm hooks"]
+    assert result.message == "it has a comm hook of its own, so register_comm_hook raises an error"
 
 
 # Buffers

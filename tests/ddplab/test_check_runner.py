@@ -55,6 +55,17 @@ def test_the_cause_of_a_hang_has_no_advice_on_uneven_inputs(bench_of):
     assert "join" not in cause_of(str(error.value))
 
 
+def test_the_stack_of_a_hang_has_the_frames_of_the_class_and_not_those_of_the_kit(bench_of, monkeypatch):
+    monkeypatch.setattr(bench_module, "TIMEOUT_S", 3.0)
+    message = outcomes(bench_of(faulty("HangsInAHook")), ["one weight"])["one weight"].message
+    for rank in range(4):
+        stack = message.partition(f"Stack of rank {rank}, innermost call first:\n")[2].partition("\n\n")[0]
+        calls = [line.rpartition(" in ")[2] for line in stack.splitlines()]
+        assert calls[:4] == ["wait", "wait", "launch", "gradient_ready"]
+        assert "faulty_reducers.py" in stack.splitlines()[2]
+        assert not any(path in stack for path in bench_module.KIT)
+
+
 # Failures are recognised by class
 
 

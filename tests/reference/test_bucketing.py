@@ -101,7 +101,14 @@ def test_orders_walk_as_they_are_called():
         "reverse": [[2], [1], [0]],
         "forward": [[0], [1], [2]],
         "size": [[2], [1], [0]],
+        "ready_from_last": [[1], [2], [0]],
     }
+
+
+def test_ready_from_last_gives_the_first_cap_to_the_last_bucket():
+    """`test_the_last_bucket_may_be_the_small_one` compares these buckets with those of torch's class."""
+    for order, buckets in {"ready": [[0], [1, 2, 3], [4, 5]], "ready_from_last": [[1, 0], [4, 3, 2], [5]]}.items():
+        assert plan_buckets(order, [1] * 6, [1, 3], ready_order=range(6)) == buckets
 
 
 def test_a_cap_given_by_the_user_holds_for_the_first_bucket_too():

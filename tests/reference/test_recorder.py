@@ -248,6 +248,24 @@ def test_interrupted_and_discarded_iterations_leave_nothing_behind(gpu):
     assert len(complete) == 2
 
 
+def test_a_step_whose_closure_runs_forward_and_backward_updates_after_its_backward_pass():
+    """As Lightning trains, and LBFGS: such a step begins before the forward pass of its iteration."""
+    module = nn.Linear(2, 1)
+    optimizer = torch.optim.SGD(module.parameters(), lr=0.1)
+
+    def closure() -> torch.Tensor:
+        optimizer.zero_grad()
+        loss = module(torch.ones(1, 2)).sum()
+        loss.backward()
+        return loss
+
+    with record(module) as recording:
+        for _ in range(3):
+            optimizer.step(closure)
+    for one in recording.trace.ranks[0].iterations:
+        assert one.backward_end_ns == one.optimizer_start_ns < one.optimizer_end_ns <= one.end_ns
+
+
 @pytest.mark.parametrize("wrapper", ["ours", "torch"])
 def test_buckets_on_a_gpu_end_with_the_last_all_reduce(two_ranks, wrapper):
     """Copies out come after the backward pass, as in an imported profile."""

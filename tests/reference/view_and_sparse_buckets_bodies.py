@@ -2,6 +2,7 @@
 
 import torch
 from torch import Tensor, nn
+from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_hook
 
 from reference.data_parallel import DistributedDataParallel
 
@@ -55,3 +56,29 @@ def sparse_gradients_in_shared_memory(rank: int, _world_size: int, options: dict
             assert set(ddp.module.embedding.weight.grad.to_dense().flatten().tolist()) == {3.0}
             averages[-1].append(found)
     return averages
+
+
+def wrong_after_channels_last(rank: int, world_size: int, views: bool, hook: bool) -> dict[str, list[int]]:
+    """By class, the iterations with a wrong average of a module that is converted before the third one."""
+    wrong: dict[str, list[int]] = {"ours": [], "torch": []}
+    for name, wrap in (("ours", DistributedDataParallel), ("torch", TorchDDP)):
+        torch.manual_seed(0)
+        module, twin = (nn.Sequential(nn.Conv2d(3, 4, 3), nn.Tanh(), nn.Conv2d(4, 2, 3)) for _ in range(2))
+        ddp = wrap(module, gradient_as_bucket_view=views, bucket_cap_mb=1e-4)
+        if hook:
+            ddp.register_comm_hook(None, allreduce_hook)
+        for step in range(6):
+            if step == 2:
+                ddp.to(memory_format=torch.channels_last)
+            ddp.zero_grad(set_to_none=step != 4)
+            twin.zero_grad()
+            twin.load_state_dict(module.state_dict())
+            for one in range(world_size):
+                x = torch.randn(2, 3, 6, 6, generator=torch.Generator().manual_seed(10 * step + one))
+                (twin(x).square().mean() / world_size).backward()
+                if one == rank:
+                    ddp(x).square().mean().backward()
+            pairs = zip(module.parameters(), twin.parameters(), strict=True)
+            if not all(torch.allclose(mine.grad, expected.grad, atol=1e-6) for mine, expected in pairs):
+                wrong[name].append(step)
+    return wrong
