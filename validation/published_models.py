@@ -366,7 +366,7 @@ class _FrozenNormBottleneck(nn.Module):
 
 
 class _RetinaNet(nn.Module):
-    """RetinaNet of MLPerf Training: pyramid of five levels, nine anchors at each place; stem and first stage frozen."""
+    """MLPerf's RetinaNet: a pyramid of five levels, nine anchors at each place; stem and first stage are frozen."""
 
     def __init__(self, classes: int) -> None:
         super().__init__()
