@@ -22,6 +22,7 @@ from torch.utils.flop_counter import conv_flop_count, flop_registry, sdpa_backwa
 from reference.errors import ModelError
 from reference.parameters import trainable_parameters
 from reference.recorder import described_buffers, described_parameters, shape_of_input
+from simulator.workload.measured_ceilings import Kind
 from simulator.workload.roofline import GradientOperations, Operation, Operations, merge, sgd_step
 
 from . import models
@@ -116,7 +117,9 @@ class _Counter(TorchDispatchMode):
         result = func(*args, **kwargs)
         if _is_kernel(func, args, kwargs, result):
             flops, moved = _flops(func, args, kwargs, result), _bytes_moved(func, args, kwargs, result)
-            self.operations.append(Operation(flops=flops, bytes_moved=moved))
+            kind, channels_last = _kind(func, args) if flops else ("memory", False)
+            one = Operation(flops=flops, bytes_moved=moved, kind=kind, channels_last=channels_last)
+            self.operations.append(one)
         return result
 
     def forward_ended(self, _module: nn.Module, _inputs: Any, output: Any) -> None:
@@ -182,6 +185,20 @@ def _is_kernel(func: Any, args: Any, kwargs: Any, result: Any) -> bool:
     given = {tensor.untyped_storage()._cdata for tensor in tensors_of((args, kwargs))}
     returned = {tensor.untyped_storage()._cdata for tensor in tensors_of(result)}
     return bool(func._schema.is_mutable or returned - given)
+
+
+def _kind(func: Any, args: Any) -> tuple[Kind, bool]:
+    """Return the kind of an operation that computes, and whether it is a convolution of channels-last images."""
+    packet = func._overloadpacket
+    if packet not in (aten.convolution, aten.convolution_backward):
+        return ("attention" if "scaled_dot_product" in func.name() else "matmul"), False
+    images, weight = args[:2] if packet == aten.convolution else args[1:3]
+    groups = args[-1] if packet == aten.convolution else args[-2]
+    layout = torch.channels_last if images.dim() == 4 else torch.channels_last_3d
+    channels_last = images.dim() in (4, 5) and not images.is_contiguous()
+    channels_last &= images.is_contiguous(memory_format=layout)
+    kind: Kind = "conv" if groups == 1 else "depthwise" if weight.shape[1] == 1 else "grouped"
+    return kind, channels_last
 
 
 def _flops(func: Any, args: Any, kwargs: Any, result: Any) -> int:

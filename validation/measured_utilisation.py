@@ -6,24 +6,29 @@ an efficiency is a sum of terms, such as the kind's and the generation's. All te
 its prior (ridge regression), so that an unknown combination falls back to its kind.
 
 `python -m validation.measured_utilisation` prints the utilisations, the efficiencies, and how well steps are
-predicted whose model, family or device is left out of the fit.
+predicted whose model, family, device or generation is left out of the fit. With `--write` it also writes the file of
+measured ceilings, from which `ddplab plan` and `synthesize` predict.
 """
 
+import json
+import sys
 from collections import Counter, defaultdict
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple, get_args
 
 import numpy as np
 
+from reference.files.writing import write_atomically
 from simulator.workload.compute_times import Floats
+from simulator.workload.measured_ceilings import FILE, Unmeasured
 
-from .published_steps import Step, read_steps
+from .published_steps import Step, read, read_steps
 
 NOISE = 0.12
 """Relative error of a step against which the priors count."""
 PRIORS = dict.fromkeys(("conv", "grouped", "depthwise", "matmul", "attention"), 0.55) | {"memory": 0.7}
 """Efficiency of each kind's arithmetic, and of the memory, before any measurement; other terms change nothing."""
-LEFT_OUT = "model", "family", "device"
+LEFT_OUT: tuple[Unmeasured, ...] = get_args(Unmeasured)
 SPREAD, WIDE_SPREAD = 0.3, 0.7
 """Standard deviation of the logarithm of a term, and of one with a prior or of a setting's."""
 
@@ -98,9 +103,9 @@ class LeftOut(NamedTuple):
     median_error: float
 
 
-def leave_out(steps: Sequence[Step], by: str) -> LeftOut:
-    """Fit without each group in turn, one of LEFT_OUT, and predict its steps."""
-    whole, names = Efficiencies(steps), np.array([getattr(step, by) for step in steps])
+def leave_out(steps: Sequence[Step], by: Unmeasured) -> LeftOut:
+    """Fit without each group of steps in turn, and predict its steps."""
+    whole, names = Efficiencies(steps), np.array([str(getattr(step, by)) for step in steps])
     errors, groups, cells = np.zeros(len(steps)), sorted(set(names)), Counter(step.cell for step in steps)
     weights = np.array([1 / cells[step.cell] for step in steps])
     for group in groups:
@@ -119,8 +124,22 @@ def _quantile(values: Floats, weights: Floats, part: float) -> float:
     return float(values[order][np.searchsorted(np.cumsum(weights[order]), part * weights.sum())])
 
 
+def ceilings(fitted: Efficiencies, steps: Sequence[Step], errors: dict[Unmeasured, LeftOut]) -> dict[str, Any]:
+    """Return the fields of `MeasuredCeilings`; numbers have three digits."""
+    families = defaultdict[str, set[int]](set)
+    for step in steps:
+        families[step.family].add(step.parameters)
+    return {
+        "steps": len(steps),
+        "logs": {name: round(value, 3) for name, value in sorted(fitted.logs.items())},
+        "generations": {row["name"]: row["generation"] for row in read("devices")},
+        "families": {name: sorted(counts) for name, counts in sorted(families.items())},
+        "errors": {by: round(left.half_width, 3) for by, left in errors.items()},
+    }
+
+
 def main() -> None:
-    """Print the utilisations, the efficiencies and the errors of what is left out."""
+    """Print the utilisations, the efficiencies and the errors of what is left out; write the ceilings if asked to."""
     steps = read_steps()
     fitted, table = Efficiencies(steps), defaultdict[tuple[str, ...], list[float]](list)
     for step in steps:
@@ -136,12 +155,14 @@ def main() -> None:
         low, middle, high = np.quantile(values, (0.1, 0.5, 0.9))
         print(f"{', '.join(row):60} {middle:5.2f}  {low:5.2f} to {high:5.2f} {len(values):5}")
     print(f"\n{len(steps)} steps, {len(fitted.logs)} terms. Left out of the fit:")
-    for by in LEFT_OUT:
-        left = leave_out(steps, by)
+    errors = {by: leave_out(steps, by) for by in LEFT_OUT}
+    for by, left in errors.items():
         print(
             f"{by} ({left.groups}): {left.inside:.0%} inside, half-width {left.half_width:.0%} at 90 %, "
             f"median error {left.median_error:.0%}"
         )
+    if sys.argv[1:] == ["--write"]:
+        write_atomically(FILE, (json.dumps(ceilings(fitted, steps, errors), indent=1) + "\n").encode())
 
 
 if __name__ == "__main__":

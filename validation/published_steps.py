@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from simulator.catalogue import read_catalogue
+from simulator.workload.measured_ceilings import arithmetic_terms, memory_terms
 from simulator.workload.roofline import EAGER_PACE_NS
 
 DATA = Path(__file__).parent / "data"
@@ -41,6 +42,7 @@ class Step(NamedTuple):
     Attributes:
         model: The model; transformers of one size and several lengths of the sequence are one model.
         family: Models of one design.
+        parameters: Number of parameters.
         device: Name in published_devices.csv.
         generation: That of the device.
         precision: fp32, tf32, fp16 or bf16.
@@ -52,6 +54,7 @@ class Step(NamedTuple):
 
     model: str
     family: str
+    parameters: int
     device: str
     generation: str
     precision: str
@@ -106,13 +109,8 @@ def _sheet(row: dict[str, str]) -> tuple[str, dict[str, float], float]:
 def _step(
     row: dict[str, str], counted: list[dict[str, str]], generation: str, tflops: float, gb_per_s: float
 ) -> Step:
-    short = row["precision"] in ("fp16", "bf16")
-    channels_last, forwards = row["channels_last"] == "yes", 2 if row["recomputation"] == "full" else 1
-    contiguous = short and not channels_last and any(one["kind"] == "conv" for one in counted)
-    width = "16 bit" if short else "32 bit"
-    arithmetic = [generation] + ["contiguous"] * contiguous
-    common = ["memory", f"memory, {generation}"]
-    settings = ["memory, contiguous"] * contiguous + [f"memory, fused: {row['fused']}"] * (row["fused"] != "no")
+    precision, channels_last = row["precision"], row["channels_last"] == "yes"
+    forwards = 2 if row["recomputation"] == "full" else 1
     batches = int(row["batch_per_gpu"]) / int(counted[0]["batch"])
     shards = int(row["gpus"]) if "SHARD" in row["parallelism"] else 1
 
@@ -124,16 +122,14 @@ def _step(
             kind=one["kind"],
             arithmetic_ms=batches * total(one, "flops") / tflops / 1e9,
             memory_ms=batches * total(one, "bytes") / gb_per_s / 1e6,
-            arithmetic=(*arithmetic, one["kind"], f"{one['kind']}, {width if short else row['precision']}")
-            if total(one, "flops")
-            else (),
-            memory=(*common, f"memory, {width}", f"memory of {one['kind']}", *settings),
+            arithmetic=arithmetic_terms(one["kind"], generation, precision) if total(one, "flops") else (),
+            memory=memory_terms(one["kind"], generation, precision, channels_last=channels_last, fused=row["fused"]),
         )
         for one in counted
     ]
     step_bytes = STEP_BYTES.get(row["optimizer"], 0) * int(counted[0]["parameters"]) / shards
-    step_terms = *common, "memory, 32 bit", "memory of memory"
-    parts.append(Part("optimiser", 0, step_bytes / gb_per_s / 1e6, (), step_terms))
+    terms = memory_terms("memory", generation, "fp32")
+    parts.append(Part("optimiser", 0, step_bytes / gb_per_s / 1e6, (), terms))
     kernels = sum(total(one, "kernels") for one in counted)
     several_lengths = row["operations"].startswith(("mpt", "llama", "gpt2", "bert"))
     model = (
@@ -142,9 +138,10 @@ def _step(
     return Step(
         model=model,
         family=next((name for name in FAMILIES if name in model), model),
+        parameters=int(counted[0]["parameters"]),
         device=row["device"],
         generation=generation,
-        precision=row["precision"],
+        precision=precision,
         channels_last=channels_last,
         ms=float(row["step_ms"]),
         host_ms=0 if row["cuda_graph"] == "yes" else kernels * EAGER_PACE_NS / 1e6,

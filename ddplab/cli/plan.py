@@ -69,7 +69,7 @@ HELP = {
     "of the node, in the precision of the model's parameters, with tf32 for float32.",
     "batch": "Samples per GPU and iteration. Default: those of the model or of the trace.",
     "step_ms": "Measured time of an iteration on one GPU with this batch, such as 130; of one of several systems "
-    "dgx-h100:80. Without it, the time comes from the data sheet and is uncertain by a factor of six.",
+    "dgx-h100:80. Without it, the time is that of published training on such GPUs, within a third for known models.",
     "samples": "Samples to train on, over all epochs, such as 1.2e9.",
     "deadline": "Longest duration of the training, such as 24h, 3d or 90min.",
     "prices": "CSV file of prices: system, per_gpu_hour, currency, source, date.",

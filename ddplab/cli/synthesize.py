@@ -47,9 +47,10 @@ def synthesize(
 ) -> None:
     """Make a trace from a model and a data sheet, by counting the model's operations.
 
-    Nothing is allocated or computed, so the model may be larger than this machine's memory. Devices seldom reach the
-    peak rates of their data sheets: if you can, give the time of one measured iteration with --step-ms, or of its
-    three parts, such as 30,55,5. On a device in bf16 or fp16, the model computes under autocast.
+    Nothing is allocated or computed, so the model may be larger than this machine's memory. Times are those of the
+    utilisation that published training reached on the device's generation, within a third; if you can, give the time
+    of one measured iteration with --step-ms, or of its three parts, such as 30,55,5. On a device in bf16 or fp16, the
+    model computes under autocast.
 
     With --rescale, a recorded trace of the model is converted from one device to another, with a roofline model of
     the operations between gradients. Differences between iterations and between ranks are kept. Traces recorded with
@@ -73,7 +74,8 @@ def synthesize(
     save_trace(trace, out, f"{model} on {device}, saved as {out}")
     at_peak, paced = (synthesize_trace(operations, one) for one in (sheet.model_copy(update={"pace_ns": 0}), sheet))
     peak_ns, paced_ns, ns = (one.ranks[0].iterations[0].duration_ns for one in (at_peak, paced, trace))
-    print(judgement(peak_ns, paced_ns, None if step_ms is None else ns / 1e6))
+    usual = USUAL if sheet.generation is None else sheet.bounds(operations)
+    print(judgement(peak_ns, paced_ns, None if step_ms is None else ns / 1e6, usual))
 
 
 def read_step(text: str | None) -> dict[str, int]:
@@ -155,14 +157,18 @@ def with_samples(operations: Operations, batch: int | None) -> Operations:
     return operations.with_batch(batch / operations.batch)
 
 
-def judgement(roofline_ns: int, paced_ns: int, step_ms: float | None) -> str:
-    """Compare the time of a step with the roofline, which no device reaches, or with the pace of the host.
+def judgement(roofline_ns: int, paced_ns: int, step_ms: float | None, usual: tuple[float, float] = USUAL) -> str:
+    """Compare the time of a step with the roofline, or with the pace of the host.
 
     Args:
-        roofline_ns: Time of an iteration by the data sheet's peak rates, in nanoseconds.
+        roofline_ns: Time of an iteration by the data sheet's peak rates, or by measured utilisation, in nanoseconds.
         paced_ns: The same if each kernel waits for the host to launch it.
         step_ms: Measured time of an iteration, in milliseconds. None: not given.
+        usual: Multiples of `roofline_ns` that are usual; `USUAL`: it is that by peak rates.
     """
+    rates = (
+        "at the peak rates of its data sheet" if usual == USUAL else "by the measured utilisation of its generation"
+    )
     if paced_ns > HOST_BOUND * roofline_ns:
         if step_ms is None:
             advice = "measure an iteration and give its time with --step-ms"
@@ -172,16 +178,16 @@ def judgement(roofline_ns: int, paced_ns: int, step_ms: float | None) -> str:
             advice = f"the step takes {step_ms:.4g} ms"
         return (
             f"the host needs {paced_ns / 1e6:.3g} ms to launch the kernels of an iteration one by one, and the "
-            f"device {roofline_ns / 1e6:.3g} ms to run them at the peak rates of its data sheet; {advice}"
+            f"device {roofline_ns / 1e6:.3g} ms to run them {rates}; {advice}"
         )
-    roofline_ms, usual = roofline_ns / 1e6, f"{USUAL[0]:.1f} to {USUAL[1]:.0f} times"
+    roofline_ms, often = roofline_ns / 1e6, f"{usual[0]:.2g} to {usual[1]:.2g} times"
     if step_ms is None:
         return (
-            f"no --step-ms: the iteration takes {roofline_ms:.3g} ms at the peak rates of the data sheet; real ones "
-            f"take {usual} as long, so measure one and give its time"
+            f"no --step-ms: the iteration takes {roofline_ms:.3g} ms on this device {rates}; nine in ten real ones "
+            f"take {often} as long, so measure one and give its time"
         )
     ratio = step_ms / roofline_ms
-    sentence = f"the step of {step_ms:.4g} ms is {ratio:.2g} times the time at the peak rates of the data sheet"
-    if USUAL[0] <= ratio <= USUAL[1]:
+    sentence = f"the step of {step_ms:.4g} ms is {ratio:.2g} times the time on this device {rates}"
+    if usual[0] <= ratio <= usual[1]:
         return sentence
-    return f"{sentence}; {usual} are usual, so check the batch, the precision and the device"
+    return f"{sentence}; {often} are usual, so check the batch, the precision and the device"

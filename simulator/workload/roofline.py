@@ -9,15 +9,14 @@ operations of the backward pass from the previous gradient until this one is rea
 
 The time of a kernel is the time of its arithmetic at the device's peak rate or of its bytes at the peak bandwidth,
 whichever is longer (Williams, Waterman and Patterson 2009, "Roofline: an insightful visual performance model for
-multicore architectures", CACM 52(4)). Kernels seldom reach either peak, so a time from a data
-sheet alone is too short, often by a factor of two or more. A measured step time, or the ratio of two devices, is more
-accurate.
+multicore architectures", CACM 52(4)). Kernels seldom reach either peak. For devices of the catalogue, the rates are
+therefore those that published training steps reached (`measured_ceilings`). A measured step time is more accurate.
 """
 
 import os
 from collections.abc import Iterable, Sequence
 from functools import cache
-from math import gcd
+from math import gcd, prod
 from typing import Literal, Self
 
 from pydantic import Field, model_validator
@@ -28,15 +27,16 @@ from reference.files.writing import write_atomically
 from reference.trace import Buffer, Length, Parameter, StepMemory
 
 from ..catalogue import Precision, read_catalogue, unknown
+from .measured_ceilings import Kind, measured_ceilings, parts_reached
 
 USUAL = (1.2, 6.0)
-"""Usual times of iterations, as multiples of the roofline time at the peak rates."""
+"""Usual times of iterations, as multiples of the roofline time at the peak rates, on devices without a generation."""
 MOST_FLOPS = 10**24
 """Floating-point operations of an iteration, or of a second, at most."""
 
 
 class Operation(Schema):
-    """One kernel, or the sum of several kernels with the same FLOPs per byte.
+    """One kernel, or the sum of several kernels of one kind with the same FLOPs per byte.
 
     The roofline time of such a sum equals the sum of the single times on every device, because kernels of one ratio
     lie on the same side of the ridge; see `merge`.
@@ -49,20 +49,24 @@ class Operation(Schema):
     )
     bytes_moved: Bytes = Field(description="bytes that must be read and written, each tensor once; from shapes")
     kernels: Count = Field(default=1, description="number of kernels, a count")
+    kind: Kind = Field(default="matmul", description="kind of the kernels")
+    channels_last: bool = Field(default=False, description="whether a convolution's images are channels-last")
 
 
 def merge(operations: Iterable[Operation]) -> tuple[Operation, ...]:
-    """Add up operations of equal FLOPs-to-bytes ratio; the result takes the same time on every device."""
-    groups: dict[tuple[int, int], list[Operation]] = {}
+    """Add up operations of one kind and FLOPs-to-bytes ratio; the result takes the same time on every device."""
+    groups: dict[tuple[object, ...], list[Operation]] = {}
     for operation in operations:
         divisor = gcd(operation.flops, operation.bytes_moved) or 1
         ratio = operation.flops // divisor, operation.bytes_moved // divisor
-        groups.setdefault(ratio, []).append(operation)
+        groups.setdefault((*ratio, operation.kind, operation.channels_last), []).append(operation)
     return tuple(
         Operation(
             flops=sum(operation.flops for operation in group),
             bytes_moved=sum(operation.bytes_moved for operation in group),
             kernels=sum(operation.kernels for operation in group),
+            kind=group[0].kind,
+            channels_last=group[0].channels_last,
         )
         for group in groups.values()
     )
@@ -156,7 +160,8 @@ TENSORS_PER_KERNEL = 64
 def sgd_step(parameters: Sequence[Parameter]) -> tuple[Operation, ...]:
     """Return the operations of SGD without momentum, which reads parameters and gradients and writes parameters."""
     size = sum(parameter.size_bytes for parameter in parameters)
-    return (Operation(flops=0, bytes_moved=3 * size, kernels=-(-len(parameters) // TENSORS_PER_KERNEL)),)
+    kernels = -(-len(parameters) // TENSORS_PER_KERNEL)
+    return (Operation(flops=0, bytes_moved=3 * size, kernels=kernels, kind="memory"),)
 
 
 NS_PER_S = 1_000_000_000
@@ -187,11 +192,34 @@ class Device(Schema):
         "the user",
     )
 
+    generation: str | None = Field(
+        default=None,
+        description="GPU generation, such as Hopper, whose measured ceilings limit the rates; with another name, the "
+        "mean of all generations does (None: kernels reach the rates); chosen by the user",
+    )
+    precision: Precision = Field(default="fp32", description="precision of the arithmetic; chosen by the user")
+
     def time_ns(self, operations: Iterable[Operation]) -> float:
         """Return the time of the operations if they run one after the other, in nanoseconds."""
-        return sum(
-            max(one.flops / self.flops_per_s, one.bytes_moved / self.bytes_per_s) * NS_PER_S for one in operations
-        )
+        return sum(self._kernel_ns(one) for one in operations)
+
+    def _kernel_ns(self, one: Operation) -> float:
+        arithmetic = memory = 1.0
+        if self.generation is not None:
+            arithmetic, memory = parts_reached(
+                one.kind, self.generation, self.precision, channels_last=one.channels_last
+            )
+        seconds = max(one.flops / self.flops_per_s / arithmetic, one.bytes_moved / self.bytes_per_s / memory)
+        return seconds * NS_PER_S
+
+    def bounds(self, operations: Operations) -> tuple[float, float]:
+        """Return the multiples of `time_ns` between which nine in ten true times of an iteration lie."""
+        if self.generation is None:
+            return 1.0, USUAL[1]
+        parameters = sum(prod(one.shape) for one in operations.parameters)
+        is_listed = self in data_sheets().values()
+        error = measured_ceilings().error(operations.model, parameters, self.generation, is_listed=is_listed)
+        return 1 / (1 + error), 1 + error
 
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> Self:
@@ -232,6 +260,8 @@ def data_sheets() -> dict[str, Device]:
             bytes_per_s=entry.memory.gb_per_s * 1e9,
             pace_ns=EAGER_PACE_NS,
             autocast=AUTOCAST.get(precision),
+            generation=measured_ceilings().generations.get(name, "unknown"),
+            precision=precision,
         )
         for name, entry in read_catalogue().devices.items()
         if entry.peaks is not None

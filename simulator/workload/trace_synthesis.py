@@ -16,7 +16,7 @@ from reference.files.reading import one_line_errors
 from reference.trace import WIDEST_BOUND, Iteration, RankTrace, Trace, Workload
 
 from .compute_times import Floats
-from .roofline import EAGER_PACE_ERROR, USUAL, Device, Operation, Operations
+from .roofline import EAGER_PACE_ERROR, Device, Operation, Operations
 
 WINOGRAD = 2.25
 """Times as many multiplications as a convolution of 3 x 3 needs at least, by Winograd's algorithm, which libraries
@@ -39,9 +39,9 @@ def synthesize(
 ) -> Trace:
     """Make a trace of one iteration of one rank, without communication.
 
-    Measured times include all waiting for the host. All other times are roofline times on `device`, but no kernel
-    starts before the host has launched it: with many small kernels, the host's pace determines the times. The trace's
-    `compute_bounds` state how far these times may be off.
+    Measured times include all waiting for the host. All other times are roofline times on `device`, with the measured
+    ceilings of its generation, but no kernel starts before the host has launched it: with many small kernels, the
+    host's pace determines the times. The trace's `compute_bounds` state how far these times may be off.
 
     Each gradient gets an additional nanosecond, so that gradients of one operation keep their order in the trace.
 
@@ -77,7 +77,8 @@ def synthesize(
         return _paced(np.where(known, times_ns, roofline * times_ns), kernels, pace * device.pace_ns, known)
 
     elapsed, slow_host = ends_ns(), 1 + EAGER_PACE_ERROR
-    extremes = ends_ns(1.0, 1 / slow_host), ends_ns(USUAL[1], slow_host)
+    low, high = device.bounds(operations)
+    extremes = ends_ns(low, 1 / slow_host), ends_ns(high, slow_host)
     end_ns = round(elapsed[-1]) + count if step_ns is None else step_ns
     moments = [min(round(ns), end_ns - count) for ns in elapsed]
     ready = [moment + number for number, moment in enumerate(moments[2:-2], start=1)]
@@ -96,11 +97,12 @@ def synthesize(
     )
     given = {"step": step_ns, **measured}
     scaled = ", ".join(f"{name} of {ns / 1e6:.3f} ms" for name, ns in given.items() if ns is not None)
+    origin = "its roofline" if device.generation is None else "measured utilisation"
     workload = Workload(
         **{name: getattr(operations, name) for name in OF_OPERATIONS},
         source="module",
         device="meta",
-        device_name=f"{device.name} by its roofline{', scaled to a measured ' * bool(scaled)}{scaled}",
+        device_name=f"{device.name} by {origin}{', scaled to a measured ' * bool(scaled)}{scaled}",
         backend=None,
         world_size=1,
         memory_bytes_per_s=device.bytes_per_s,

@@ -54,6 +54,16 @@ def test_a_convolution_by_hand(layer, groups):
     forward = 2 * batch * size**2 * kernel**2 * inputs * outputs // groups
     assert of(counted.forward)[0] == forward
     assert of(counted.backward)[0] == 2 * forward
+    assert {one.kind for one in (*counted.forward, *counted.backward) if one.flops} <= {
+        {1: "conv", 2: "grouped", 4: "depthwise" if layer is nn.Conv2d else "grouped"}[groups]
+    }
+
+
+def test_channels_last_convolutions_are_marked():
+    images = torch.ones(2, 4, 5, 5).to(memory_format=torch.channels_last)
+    layer = nn.Conv2d(4, 8, 3).to(memory_format=torch.channels_last)
+    assert [one.channels_last for one in count(layer, images).forward if one.flops] == [True]
+    assert [one.channels_last for one in count(layer, images.contiguous()).forward if one.flops] == [False]
 
 
 class Everything(nn.Module):

@@ -32,7 +32,7 @@ def test_a_stranger_gets_an_answer_or_hears_what_to_measure(here, tmp_path):
     assert done.stdout == ""
     (line,) = done.stderr.splitlines()
     assert line.startswith("ddplab: the range is wider than the decision: 64 GPUs of A100:")
-    assert "--step-ms" in line
+    assert "to narrow it, measure" in line
 
 
 def test_systems_are_compared_by_price(here, tmp_path):

@@ -25,9 +25,10 @@ DOCUMENT = {
 
 
 def some_operations(least: int = 0):
-    """(Operation(flops=6, bytes_moved=0), Operation(flops=0, bytes_moved=7, kernels=2))"""
+    """(Operation(flops=6, bytes_moved=0), Operation(flops=0, bytes_moved=7, kernels=2, kind='conv'))"""
     count = st.integers(0, 10**9)
-    one = st.builds(Operation, flops=count, bytes_moved=count, kernels=st.integers(1, 3))
+    kind = st.sampled_from(["conv", "memory"])
+    one = st.builds(Operation, flops=count, bytes_moved=count, kernels=st.integers(1, 3), kind=kind)
     return st.lists(one, min_size=least, max_size=4).map(tuple)
 
 

@@ -140,8 +140,8 @@ def test_bands_contain_their_values_and_efficiency_hardly_depends_on_the_speed_o
         assert size.efficiency_band[0] <= size.efficiency <= size.efficiency_band[1] <= 1
         assert size.samples_per_s_band[0] <= size.samples_per_s <= size.samples_per_s_band[1]
     (slow, fast), (least, most) = result.offers[0].size.samples_per_s_band, result.offers[0].size.efficiency_band
-    assert fast / slow > 5
-    assert most / least < 1.3
+    assert 1.3 < fast / slow < 1.6
+    assert most / least < 1.1
     assert result.systems[0].next_measurement.world_sizes
     assert "compute times" in result.systems[0].sensitivity
 
@@ -149,7 +149,7 @@ def test_bands_contain_their_values_and_efficiency_hardly_depends_on_the_speed_o
 def test_measured_iterations_narrow_the_band_and_move_the_computation_too():
     trace, fabric = resnet(), load_fabric("aws-p4d")
     (before,) = plan(trace, fabric, world_sizes=[8, 64]).offers[1:]
-    (after,) = plan(trace, fabric, world_sizes=[8, 64], measured={8: 120_000_000}).offers[1:]
+    (after,) = plan(trace, fabric, world_sizes=[8, 64], measured={8: 98_000_000}).offers[1:]
     low, high = after.size.samples_per_s_band
     assert high / low < before.size.samples_per_s_band[1] / before.size.samples_per_s_band[0]
     assert after.size.efficiency > 0.7, "the GPU is slower, not the network"

@@ -7,6 +7,7 @@ import pytest
 from hypothesis import given
 
 from reference.trace import Parameter
+from simulator.workload.measured_ceilings import measured_ceilings
 from simulator.workload.roofline import Device, Operation, Operations, find_device, merge, sgd_step
 
 from .random_operations import DOCUMENT, SLOW, any_operations, devices, some_operations
@@ -32,6 +33,32 @@ def test_merged_operations_take_as_long_on_every_device(operations, device):
 def test_a_kernel_takes_the_longer_of_arithmetic_and_bytes(operation, ns):
     device = Device(name="d", flops_per_s=2e9, bytes_per_s=1e9)
     assert device.time_ns([operation]) == pytest.approx(ns)
+
+
+def test_a_device_or_model_that_was_not_measured_widens_the_interval():
+    def error(model="my:resnet50", parameters=25_557_032, generation="Hopper", *, is_listed=True):
+        return measured_ceilings().error(model, parameters, generation, is_listed=is_listed)
+
+    assert error() < error(is_listed=False) < error(generation="Rubin", is_listed=False)
+    assert error() < error(parameters=10**6) < error("mlp")
+    listed = find_device("h100-bf16")
+    own = listed.model_copy(update={"name": "mine"})
+    operations = Operations.model_validate(DOCUMENT, strict=False)
+    bounds = [one.bounds(operations)[1] for one in (listed, own, own.model_copy(update={"generation": None}))]
+    assert bounds == sorted(bounds)
+
+
+def test_measured_ceilings_make_kernels_slower_by_kind():
+    kernel = Operation(flops=10**12, bytes_moved=10**6)
+    sheet = find_device("h100-bf16")
+    at_peak = sheet.model_copy(update={"generation": None}).time_ns([kernel])
+    times = [
+        sheet.time_ns([kernel.model_copy(update={"kind": kind})]) for kind in ("matmul", "attention", "depthwise")
+    ]
+    assert at_peak < times[0] < times[1] < times[2] * 1.2
+    moving = kernel.model_copy(update={"flops": 1, "bytes_moved": 10**9, "kind": "conv"})
+    last = moving.model_copy(update={"channels_last": True})
+    assert sheet.time_ns([last]) < sheet.time_ns([moving])
 
 
 def test_a_device_is_found_by_name_or_file(tmp_path):
