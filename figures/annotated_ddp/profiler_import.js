@@ -1,51 +1,28 @@
 // Import of a file of torch's profiler: the steps of simulator/profiler_import for one rank and an unnamed model, with
-// the same gradients, times and buckets (a test compares both). That package explains each rule; the notes are left out.
+// the same gradients and times (a test compares both). That package explains each rule, and has the constants. Which
+// gradients shared a bucket is not needed here.
 
-const STEP = "ProfilerStep#";
-const FORWARD = "DistributedDataParallel.forward";
-const NODE = "autograd::engine::evaluate_function: ";
-const ACCUMULATE = "torch::autograd::AccumulateGrad";
-const PACK = "torch::distributed::reducer::mul_out";
-const COPY_OUT = "torch.distributed.ddp.reducer::copy_bucket_to_grad";
-const OPTIMIZER = "Optimizer.step#";
-const COLLECTIVE_CALL = "record_param_comms";
-const ALL_REDUCE_CALLS = ["c10d::allreduce_", "c10d::allreduce_coalesced_"];
 const ALL_REDUCE_RUNS = /^(?:nccl|rccl|xccl|hccl|gloo|ucc|mpi):all_?reduce(_coalesced)?$/;
 const ACTIVITIES = new Set(["kernel", "gpu_memcpy", "gpu_memset", "memcpy", "memset"]);
 const HOST_OPERATIONS = new Set(["cpu_op", "user_annotation", "operator"]);
-const ELEMENT_BYTES = {
-  float: 4, float32: 4, int: 4, int32: 4, double: 8, float64: 8, long: 8, "long int": 8, int64: 8, half: 2, float16: 2,
-  bfloat16: 2, "c10::half": 2, "c10::bfloat16": 2, byte: 1, char: 1, bool: 1, "signed char": 1, "unsigned char": 1,
-  int8: 1, uint8: 1,
-};
-const DTYPES = {
-  float: "float32", float32: "float32", double: "float64", float64: "float64", half: "float16", "c10::half": "float16",
-  float16: "float16", bfloat16: "bfloat16", "c10::bfloat16": "bfloat16",
-};
-const MOST_ELEMENTS = 2 ** 50;
-const MOST_NESTED = 8;
-const MOST_CANDIDATES = 300;
-const MOST_MISPLACED = 3;
-const LONGEST_US = 1e12;
 
 /** The JSON document of the trace that `ddplab import kineto` makes of a file, as far as models.js reads it. */
 function traceOfProfile(raw, fileName) {
   const file = readEvents(raw);
   const steps = alikeSteps(readSteps(file));
   const last = steps.at(-1);
-  const found = gradientsOf(steps);
+  const parameters = parametersOf(last);
   return {
     schema_version: 1,
     workload: {
       model: fileName.split(".")[0],
       source: last.buckets.length || file.byName.has(FORWARD) ? "torch" : "module",
-      parameters: found.parameters,
+      parameters,
       device_name: file.gpu ?? "unknown",
-      memory_bytes_per_s: null,
-      world_size: file.world_size ?? 1,
+      ran: file.gpu !== null,
     },
-    layouts: found.buckets.length ? [found.buckets] : [],
-    ranks: [{ rank: file.rank ?? 0, iterations: steps.map((step) => iterationOf(step, last, found)) }],
+    layouts: last.buckets.length ? [last.buckets] : [],
+    ranks: [{ rank: 0, iterations: steps.map((step) => iterationOf(step, last, parameters.length)) }],
   };
 }
 
@@ -79,12 +56,8 @@ function readEvents(raw) {
   if ((launches || ran.length) && 2 * activities.length <= ran.length) {
     throw new Error("expected what the GPU ran with the correlation ids of its launches; profile with CUDA and CPU activities");
   }
-  const info = raw.distributedInfo ?? {};
-  const groups = operations.map(({ args }) => args["Group size"]).filter(Number.isInteger);
   return {
     gpu: gpuName(raw.deviceProperties ?? [], new Set(ran.map(([event]) => event.args?.device))),
-    rank: Number.isInteger(info.rank) && info.rank >= 0 ? info.rank : null,
-    world_size: positive(info.world_size) ?? positive(groups.reduce((most, size) => Math.max(most, size), 0)),
     operations,
     activities,
     byName: grouped(operations, ({ name }) => name),
@@ -273,9 +246,8 @@ function allReducesIn(reader, window, gradients) {
   let runs = named(reader, window, ...reader.allReduceRuns);
   const described = named(reader, window, COLLECTIVE_CALL);
   [calls, runs] = [calls.length ? calls : runs, runs.length ? runs : calls].map((some) => some.toSorted(byStart));
-  const paired = pairedWith(calls, runs);
   return calls.map((call, number) => {
-    const run = paired[number];
+    const run = runs.length === calls.length ? runs[number] : call;
     const ran = within(reader.collectives.get(call.thread), call.start_ns, call.end_ns, launchOf);
     const count = upperBound(accumulated, call.start_ns, (moment) => moment);
     const hooks = latest(hooksOf.get(call.thread), call.start_ns, startOf);
@@ -333,23 +305,6 @@ function shapeAndDtype({ args }) {
   return isShape && product(shape) <= MOST_ELEMENTS ? { shape, dtype } : { shape: null, dtype: null };
 }
 
-function pairedWith(calls, runs) {
-  if (runs.length !== calls.length) return calls;
-  const waiting = grouped(runs, elementsOf);
-  const counts = calls.map(elementsOf);
-  const ofCalls = grouped(counts, (count) => count);
-  const alike = [...waiting].every(([count, some]) => ofCalls.get(count)?.length === some.length);
-  return alike ? counts.map((count) => waiting.get(count).shift()) : runs;
-}
-
-function elementsOf({ args }) {
-  const shapes = Array.isArray(args["Input Dims"]) ? args["Input Dims"][0] : null;
-  if (!Array.isArray(shapes)) return null;
-  const several = shapes.every(Array.isArray) ? shapes : [shapes];
-  if (!several.flat().every((size) => Number.isInteger(size) && size >= 0)) return null;
-  return sum(several.map(product));
-}
-
 function messageOf(call, described) {
   const { shape, dtype } = shapeAndDtype(call);
   const each = ELEMENT_BYTES[dtype?.toLowerCase()];
@@ -365,127 +320,71 @@ function messageOf(call, described) {
   return null;
 }
 
-// Gradients: sizes, parameters, buckets
+// Gradients and iterations
 
-function gradientsOf(steps) {
-  const last = steps.at(-1);
-  const count = last.buckets.at(-1)?.gradients ?? last.gradients.length;
-  const gradients = last.gradients.slice(0, count);
+/** The gradients of a step whose bucket was sent; all, if none was. */
+function averaged({ buckets, gradients }) {
+  return gradients.slice(0, buckets.at(-1)?.gradients ?? gradients.length);
+}
+
+/** The parameters in the reverse of ready order, as if they were registered so. */
+function parametersOf(last) {
+  const gradients = averaged(last);
   const noted = new Set((last.buckets.length ? last.buckets : last.allReduces).map(({ dtype }) => dtype).filter(Boolean));
   const usual = (noted.size === 1 && DTYPES[[...noted][0].toLowerCase()]) || "float32";
-  const dtypes = gradients.map(({ dtype }) => DTYPES[(dtype ?? "").toLowerCase()] ?? usual);
   const sizes = sizesOf(last, gradients, usual);
   if (sizes.includes(null)) {
     throw new Error("the sizes of the gradients are neither in the file nor follow from it; profile with record_shapes=True");
   }
-  const parameters = gradients.map((_, place) => ({
-    name: `parameter ${count - 1 - place}`,
-    dtype: sizes[place] % ELEMENT_BYTES[dtypes[place]] ? "int8" : dtypes[place],
-    size_bytes: sizes[place],
-  }));
-  const indexOf = (place) => count - 1 - place;
-  const buckets = bucketsOf(last, sizes, parameters.map(({ dtype }) => dtype));
-  return { parameters: parameters.reverse(), count, buckets: buckets.map((bucket) => bucket.map(indexOf)) };
+  const parameters = gradients.map(({ dtype }, place) => {
+    const named = DTYPES[(dtype ?? "").toLowerCase()] ?? usual;
+    const fits = sizes[place] % ELEMENT_BYTES[named] === 0;
+    return { name: `parameter ${gradients.length - 1 - place}`, dtype: fits ? named : "int8", size_bytes: sizes[place] };
+  });
+  return parameters.reverse();
 }
 
-function sizesOf(last, gradients, usual) {
+/** By the shapes in the file, or else by the copies out of the buckets, if they fit what was sent. */
+function sizesOf({ copies, buckets }, gradients, usual) {
   const sizes = gradients.map(({ shape, dtype }) => {
     return shape ? product(shape) * (ELEMENT_BYTES[(dtype ?? "").toLowerCase()] ?? ELEMENT_BYTES[usual]) : null;
   });
-  if (!sizes.includes(null)) return sizes;
-  const copied = last.copies.map(({ size_bytes }) => size_bytes);
-  if (copied.length === sizes.length && !copied.includes(null) && fits(last, copied)) return copied;
-  return sizes;
-}
-
-function fits({ buckets }, sizes) {
+  const copied = copies.map(({ size_bytes }) => size_bytes);
+  if (!sizes.includes(null) || copied.length !== sizes.length || copied.includes(null)) return sizes;
   let sent = 0;
-  return buckets.every(({ gradients, size_bytes }) => {
-    if (size_bytes === null) return true;
-    sent += size_bytes;
-    return sum(sizes.slice(0, gradients)) === sent;
+  const fits = buckets.every(({ gradients, size_bytes }) => {
+    sent += size_bytes ?? 0;
+    return size_bytes === null || sum(copied.slice(0, gradients)) === sent;
   });
+  return fits ? copied : sizes;
 }
 
-function bucketsOf({ buckets }, sizes, dtypes) {
-  const found = [];
-  let waiting = [];
-  let accumulated = 0;
-  for (const one of buckets) {
-    for (; accumulated < one.gradients; accumulated++) waiting.push(accumulated);
-    const dtype = DTYPES[(one.dtype ?? "").toLowerCase()] ?? one.dtype;
-    const same = waiting.filter((place) => dtypes[place] === dtype);
-    const alike = same.length ? same : waiting;
-    const surplus = sum(alike.map((place) => sizes[place])) - one.size_bytes;
-    const later = one.size_bytes === null ? [] : placesWithSum(alike.slice(0, -1).reverse(), sizes, surplus);
-    if (!later) return [];
-    const members = alike.filter((place) => !later.includes(place));
-    found.push(members);
-    waiting = waiting.filter((place) => !members.includes(place));
-  }
-  return waiting.length ? [] : found;
-}
-
-/** The fewest of these places whose sizes add up to `total`, the first ones if there are several. */
-function placesWithSum(places, sizes, total) {
-  if (total < 0) return null;
-  let candidates = places.filter((place) => sizes[place] <= total);
-  for (let count = 0; count <= MOST_MISPLACED; count++) {
-    if (count > 1) candidates = candidates.slice(0, Math.floor(MOST_CANDIDATES / count));
-    const some = combination(candidates, sizes, total, count, 0);
-    if (some) return some;
-  }
-  return null;
-}
-
-function combination(candidates, sizes, total, count, from) {
-  if (!count) return total === 0 ? [] : null;
-  for (let place = from; place < candidates.length; place++) {
-    const others = combination(candidates, sizes, total - sizes[candidates[place]], count - 1, place + 1);
-    if (others) return [candidates[place], ...others];
-  }
-  return null;
-}
-
-// Iterations
-
-function iterationOf(step, last, { buckets: layout, count }) {
-  const waiting = grouped(step.gradients.slice(0, count).toReversed(), ({ shape }) => JSON.stringify(shape));
-  const inOrder = last.gradients.slice(0, count).map(({ shape }) => waiting.get(JSON.stringify(shape)).pop());
-  const ready_ns = inOrder.map((gradient) => gradient.ready_ns).reverse();
-  const buckets = bucketTimes(step, layout, ready_ns);
-  const averaged = buckets.length ? buckets.map(({ done_ns }) => done_ns) : step.buckets.map(({ end_ns }) => end_ns);
-  const backward_end_ns = Math.max(step.last_ready_ns, ...averaged);
-  const steps = step.optimizer && step.optimizer[1] >= backward_end_ns ? step.optimizer[1] : 0;
+function iterationOf(step, last, count) {
+  const shapeOf = ({ shape }) => JSON.stringify(shape);
+  const waiting = grouped(step.gradients.slice(0, count).toReversed(), shapeOf);
+  const inOrder = averaged(last).map((gradient) => waiting.get(shapeOf(gradient)).pop());
+  const copies = step.copies.length === count ? step.copies : [];
+  const backward_end_ns = Math.max(step.last_ready_ns, ...averagedAt(step, copies));
+  const copied_out_ns = Math.max(...copies.map(({ end_ns }) => end_ns));
+  const stepped_ns = step.optimizer && step.optimizer[1] >= backward_end_ns ? step.optimizer[1] : 0;
   return {
     forward_start_ns: step.start_ns,
     forward_end_ns: step.forward_end_ns,
-    backward_start_ns: step.backward_start_ns,
     computed_ns: step.last_ready_ns,
     backward_end_ns,
-    end_ns: Math.max(step.end_ns, backward_end_ns, steps),
-    layout: buckets.length ? 0 : null,
-    ready_ns,
-    buckets,
+    end_ns: Math.max(step.end_ns, backward_end_ns, stepped_ns),
+    layout: step.buckets.length ? 0 : null,
+    ready_ns: inOrder.map(({ ready_ns }) => ready_ns).reverse(),
+    buckets: copies.length && step.buckets.length ? [{ copied_out_ns }] : [],
   };
 }
 
-function bucketTimes(step, layout, ready_ns) {
-  let launched_ns = 0;
-  let copied = 0;
-  return layout.map((members, number) => {
-    const all_reduce = step.buckets[number];
-    const last_ns = Math.max(...members.map((index) => ready_ns[index]));
-    launched_ns = Math.max(launched_ns, last_ns, all_reduce.issued_ns);
-    const copies = step.copies.length === ready_ns.length ? step.copies.slice(copied, copied + members.length) : [];
-    let done_ns = Math.max(launched_ns, Math.min(all_reduce.end_ns, step.end_ns));
-    if (!step.onGpu) {
-      const wentOn_ns = copies[0]?.start_ns ?? step.optimizer?.[0] ?? done_ns;
-      done_ns = Math.max(launched_ns, Math.min(done_ns, wentOn_ns));
-    }
-    copied += members.length;
-    const copied_out_ns = copies.length ? Math.max(done_ns, ...copies.map(({ end_ns }) => end_ns)) : null;
-    return { ready_ns: last_ns, launched_ns, done_ns, copied_out_ns };
+/** When each bucket was averaged. Without a GPU, the script then goes on with its copies or with the optimiser. */
+function averagedAt({ buckets, optimizer, onGpu, end_ns }, copies) {
+  return buckets.map((one, number) => {
+    const first = copies[buckets[number - 1]?.gradients ?? 0];
+    const wentOn_ns = onGpu ? Infinity : first?.start_ns ?? optimizer?.[0] ?? Infinity;
+    return Math.max(one.issued_ns, Math.min(one.end_ns, end_ns, wentOn_ns));
   });
 }
 
@@ -527,22 +426,18 @@ function latest(items, at, moment) {
 
 /** The number of items before `value`. */
 function lowerBound(items, value, moment) {
-  return partitionPoint(items, (item) => moment(item) < value);
-}
-
-/** The number of items up to `value`. */
-function upperBound(items, value, moment) {
-  return partitionPoint(items, (item) => moment(item) <= value);
-}
-
-function partitionPoint(items, isBefore) {
   let [low, high] = [0, items.length];
   while (low < high) {
     const middle = (low + high) >> 1;
-    if (isBefore(items[middle])) low = middle + 1;
+    if (moment(items[middle]) < value) low = middle + 1;
     else high = middle;
   }
   return low;
+}
+
+/** The number of items up to `value`, a whole number as all moments are. */
+function upperBound(items, value, moment) {
+  return lowerBound(items, value + 1, moment);
 }
 
 function grouped(items, key) {

@@ -2,8 +2,6 @@
 // times are whole nanoseconds, and floating-point operations come in the simulator's order, so every number equals
 // that of `simulator.predict(trace, fabric, assume=False, broadcast_buffers=False)`, for the fabric of page.py.
 
-const HOP_NS = 20000;
-
 /**
  * Predict an iteration; of the recorded iterations the one of median duration is returned, as in predict.
  *
@@ -117,14 +115,15 @@ function packedBefore(plan, full, inOrder, pack_ns) {
 // Costs
 
 /** Nanoseconds of each bucket's packing, launch, all-reduce and copies out. */
-function costsOf(model, plan, { world_size, gbit_per_s, copiesOut }) {
+function costsOf(model, plan, conditions) {
+  const { world_size, copiesOut } = conditions;
   const { processor, sizes_bytes } = model;
   const copies = plan.map((bucket) => {
     const each = (index) => roundToEven(processor.copy_start_ns + processor.copy_ns_per_byte * sizes_bytes[index]);
     return sum(bucket.map(each));
   });
   const none = plan.map(() => 0);
-  const [latency_ns, ns_per_byte] = ringCost(world_size, gbit_per_s);
+  const [latency_ns, ns_per_byte] = ringCost(conditions);
   return {
     pack_ns: model.communicates ? none : copies,
     copy_out_ns: model.includesCopyOut || !copiesOut ? none : copies,
@@ -136,7 +135,7 @@ function costsOf(model, plan, { world_size, gbit_per_s, copiesOut }) {
 }
 
 /** Latency, and nanoseconds per byte, of an all-reduce on a ring of equal links. */
-function ringCost(world_size, gbit_per_s) {
+function ringCost({ world_size, gbit_per_s }) {
   return [2 * ((world_size - 1) * HOP_NS), ((2 * (world_size - 1)) / world_size) * (1e9 / ((gbit_per_s * 1e9) / 8))];
 }
 

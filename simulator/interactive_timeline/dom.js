@@ -1,7 +1,4 @@
-// Elements of the page, changed only where they differ, and at most once a frame.
-
-/** JupyterLab takes the arrow keys for its own commands, except from elements with this attribute. */
-const OWN_KEYS = { "data-lm-suppress-shortcuts": "true" };
+// Elements of a page, changed only where they differ, and at most once a frame.
 
 function h(tag, attributes, ...children) {
   const element = document.createElement(tag);
@@ -10,10 +7,9 @@ function h(tag, attributes, ...children) {
   return element;
 }
 
-function svg(tag, attributes) {
-  const element = document.createElementNS("http://www.w3.org/2000/svg", tag);
-  for (const [name, value] of Object.entries(attributes)) element.setAttribute(name, value);
-  return element;
+/** The elements below a root that have a `data-name`, by that name. */
+function namedElements(root) {
+  return Object.fromEntries([...root.querySelectorAll("[data-name]")].map((one) => [one.dataset.name, one]));
 }
 
 function matchCount(parent, count, create) {
@@ -34,7 +30,7 @@ function setText(element, words) {
 function setValue(input, value, words) {
   if (input.value !== String(value)) input.value = value;
   if (words === undefined) return;
-  setText(input.output, words);
+  setText(input.parentElement.querySelector("b"), words);
   setAttribute(input, "aria-valuetext", words);
 }
 

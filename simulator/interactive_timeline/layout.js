@@ -1,11 +1,12 @@
 // Bucket layouts: `sequence` has the parameter indices in launch order, `cuts` the places of the boundaries in it. A
-// cut of 12 means that the boundary lies after the twelfth gradient. Layouts are never changed, only replaced.
+// cut of 12 means that the boundary lies after the twelfth gradient. `noun` is what one all-reduce averages; only
+// buckets can be moved. Layouts are never changed, only replaced.
 
-function layoutOf(buckets) {
+function layoutOf(buckets, noun = "bucket") {
   const cuts = [];
   let place = 0;
   for (const bucket of buckets.slice(0, -1)) cuts.push((place += bucket.length));
-  return { sequence: buckets.flat(), cuts, edited: false };
+  return { sequence: buckets.flat(), cuts, noun, edited: false };
 }
 
 /** Parameter indices by bucket, as simulator.predict takes them. */

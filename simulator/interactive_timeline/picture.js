@@ -4,13 +4,14 @@
 const LANE = 26;
 const COPIES = 14;
 const GAP = 10;
-const PANEL = 250;
+const PANEL = { wide: 205, narrow: 150 };
 const AXIS = 34;
 const LEAST_EDGED = 8; // a narrower bar would lose too much of its width to its edge
 
 /** Positions in pixels: of the lanes for the answer's ranks, and of times and bytes. */
-function geometryOf(width, answer, axisEnd_ns, totalBytes, panelHeight = PANEL) {
+function geometryOf(width, answer, axisEnd_ns, totalBytes) {
   const narrow = width < 560;
+  const panelHeight = (narrow ? PANEL.narrow : PANEL.wide) - (answer.ranks.length - 1) * (LANE + GAP);
   const left = narrow ? 84 : 150;
   const right = width - 14;
   const lanes = answer.ranks.map((_, row) => GAP + row * (LANE + GAP));
@@ -38,13 +39,13 @@ function axisOf(longest_ns, ticks) {
 const LANE_OF = { forward: "forward", backward: "backward", step: "forward", launch: "copy" };
 
 /** Paths of all lanes, by class. `shown` is the layout on the screen; the answer belongs to `answered`. */
-function pathsOf(geometry, answer, shown, answered, sizes) {
+function pathsOf(geometry, answer, shown, answered) {
   const paths = {};
   const add = (name, path) => (paths[name] = (paths[name] ?? "") + path);
   answer.ranks.forEach((rank, row) => addComputation(add, geometry, answer, rank, row));
   addBands(add, geometry, answer, shown, answered);
   addNetwork(add, geometry, answer);
-  addGradients(add, geometry, answer, shown, sizes);
+  addGradients(add, geometry, answer, shown);
   return paths;
 }
 
@@ -157,8 +158,8 @@ function slotsOf(collectives) {
   return { slots: Math.max(1, free.length), slotOf };
 }
 
-/** Each gradient as an upright stroke at its place in the buckets, and the curve of all bytes that are ready. */
-function addGradients(add, geometry, answer, { layout, bytesBefore }, sizes) {
+/** Each gradient as an upright stroke at its place in the buckets. */
+function addGradients(add, geometry, answer, { layout, bytesBefore }) {
   answer.ranks.forEach(({ ready_ns }, row) => {
     layout.sequence.forEach((index, place) => {
       const height = Math.max(1, geometry.y(bytesBefore[place]) - geometry.y(bytesBefore[place + 1]));
@@ -166,14 +167,6 @@ function addGradients(add, geometry, answer, { layout, bytesBefore }, sizes) {
       add(row ? "late" : "gradient", `M${x} ${r(geometry.y(bytesBefore[place]))}v${r(-height)}`);
     });
   });
-  const { ready_ns } = answer.ranks[0];
-  let ready = 0;
-  let curve = `M${r(geometry.x(0))} ${geometry.panelBottom}`;
-  for (const index of inReadyOrder(ready_ns)) {
-    ready += sizes[index];
-    curve += `H${r(geometry.x(ready_ns[index]))}V${r(geometry.y(ready))}`;
-  }
-  add("curve", `${curve}H${geometry.right}`);
 }
 
 /** Parameter indices in ready order; of simultaneous gradients, lower indices first. */
@@ -209,7 +202,7 @@ function bucketLabels(geometry, shown) {
     const [top, height] = band(geometry, shown, bucket);
     if (height < 14) return;
     const bytes = shown.bytesBefore[end] - shown.bytesBefore[shown.ends[bucket - 1] ?? 0];
-    const words = geometry.narrow ? `${bucket}` : `bucket ${bucket}: ${megabytes(bytes)}`;
+    const words = geometry.narrow ? `${bucket}` : `${shown.layout.noun} ${bucket}: ${megabytes(bytes)}`;
     labels.push(["lane", 0, top + height / 2 + 4.5, words, "start"]);
   });
   return labels;
