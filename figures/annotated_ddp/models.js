@@ -18,6 +18,8 @@ async function textOf(file) {
   return new Response(new Blob([bytes]).stream().pipeThrough(new DecompressionStream("gzip"))).text();
 }
 
+const FREE = { copy_start_ns: 0, copy_ns_per_byte: 0, launch_ns: 0, stall_ns: 0 };
+
 /**
  * @param trace The JSON document of a trace.
  * @param gpus From page.py: what is known of each GPU, and the usual costs of data parallelism.
@@ -34,6 +36,7 @@ function modelOfTrace(trace, gpus) {
   const copiesAfterBackward = ({ buckets, backward_end_ns }) =>
     (buckets ?? []).some(({ copied_out_ns }) => (copied_out_ns ?? 0) > backward_end_ns);
   const gpu = gpus.known.find(([pattern]) => new RegExp(`\\b(?:${pattern})\\b`).test(workload.device_name.toLowerCase()));
+  const bytes_per_s = workload.memory_bytes_per_s ?? gpu?.[1];
   return {
     title: workload.model,
     device: workload.device_name,
@@ -45,7 +48,7 @@ function modelOfTrace(trace, gpus) {
     includesCopyOut: communicates && recorded.some(copiesAfterBackward),
     readyOrder: inReadyOrder(last.ready_ns),
     ranks: trace.ranks.map(({ iterations }) => iterations.map((one) => timesOf(one, communicates))),
-    processor: processorOf(workload.memory_bytes_per_s ?? gpu?.[1], gpus),
+    processor: bytes_per_s ? { ...gpus.costs, copy_ns_per_byte: 2e9 / bytes_per_s } : FREE,
     memory: workload.memory ?? null,
     ran: workload.ran ?? false,
     buffer_bytes: sum((workload.buffers ?? []).map(({ size_bytes }) => size_bytes)),
@@ -64,11 +67,6 @@ function timesOf(iteration, communicates) {
     exposed_ns: iteration.backward_end_ns - computed_ns,
     step_ns: iteration.end_ns - iteration.backward_end_ns,
   };
-}
-
-function processorOf(bytes_per_s, { copy_start_ns, launch_ns, stall_ns }) {
-  if (!bytes_per_s) return { copy_start_ns: 0, copy_ns_per_byte: 0, launch_ns: 0, stall_ns: 0 };
-  return { copy_start_ns, copy_ns_per_byte: 2e9 / bytes_per_s, launch_ns, stall_ns };
 }
 
 /** Throw an error of one line unless the document is a trace that the page can predict. */

@@ -184,10 +184,9 @@ function openPage(body, data) {
     if (location.hash !== addressOf(state.choices, values, state.layout)) readAddress();
     view.forecast.close();
   });
-  if (location.protocol !== "file:" || /\/figures\/[^/]*$/.test(location.pathname)) view.links.hidden = false;
-  if (!/\/figures\/[^/]*$/.test(location.pathname)) {
-    for (const link of view.links.children) link.href = link.dataset.site;
-  }
+  const isInRepository = /\/figures\/[^/]*$/.test(location.pathname);
+  view.links.hidden = !isInRepository && location.protocol === "file:"; // the page alone was downloaded
+  if (!isInRepository) for (const link of view.links.children) link.href = link.dataset.site;
   readAddress();
 }
 

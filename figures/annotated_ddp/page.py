@@ -213,9 +213,7 @@ def document() -> dict[str, object]:
             "known": [
                 [one.pattern, 1e9 * one.memory.gb_per_s, one.memory.gib] for one in read_catalogue().devices.values()
             ],
-            "copy_start_ns": COPY_START_NS,
-            "launch_ns": LAUNCH_NS,
-            "stall_ns": STALL_NS,
+            "costs": {"copy_start_ns": COPY_START_NS, "launch_ns": LAUNCH_NS, "stall_ns": STALL_NS},
             "memory": {
                 "states": STATES["adam"],
                 "temporaries": TEMPORARIES["adam"],

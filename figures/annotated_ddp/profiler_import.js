@@ -32,36 +32,29 @@ function readEvents(raw) {
   const events = raw.traceEvents.filter(({ ph, name, cat }) => ph === "X" && name && cat);
   if (!events.length) throw new Error("expected events of torch's profiler with a category and a duration, got none");
   const spans = spansOf(events);
-  const calls = new Map();
-  const operations = [];
-  const ran = [];
+  const calls = new Map(); // of the runtime, by correlation
+  const [operations, ran] = [[], []];
   let launches = 0;
-  events.forEach((event, number) => {
-    const category = event.cat.toLowerCase();
+  events.forEach(({ name, cat, pid, tid, args = {} }, number) => {
+    const kind = cat.toLowerCase();
     const [start_ns, end_ns] = spans[number];
-    if (ACTIVITIES.has(category)) {
-      ran.push([event, category, start_ns, end_ns]);
-      return;
-    }
-    const operation = { name: event.name, thread: `${event.pid} ${event.tid}`, start_ns, end_ns, args: event.args ?? {} };
-    if (HOST_OPERATIONS.has(category)) operations.push(operation);
-    else if (/runtime|driver/.test(category) && event.args) {
-      launches += event.name.toLowerCase().includes("launch");
-      const correlation = positive(event.args.correlation);
-      if (correlation) calls.set(correlation, operation);
+    const event = { name, kind, thread: `${pid} ${tid}`, start_ns, end_ns, args };
+    if (ACTIVITIES.has(kind)) ran.push(event);
+    else if (HOST_OPERATIONS.has(kind)) operations.push(event);
+    else if (/runtime|driver/.test(kind)) {
+      launches += name.toLowerCase().includes("launch");
+      calls.set(positive(args.correlation), event);
     }
   });
+  calls.delete(null);
   operations.sort((a, b) => a.start_ns - b.start_ns || b.end_ns - a.end_ns);
   const activities = launched(ran, calls);
   if ((launches || ran.length) && 2 * activities.length <= ran.length) {
     throw new Error("expected what the GPU ran with the correlation ids of its launches; profile with CUDA and CPU activities");
   }
-  return {
-    gpu: gpuName(raw.deviceProperties ?? [], new Set(ran.map(([event]) => event.args?.device))),
-    operations,
-    activities,
-    byName: grouped(operations, ({ name }) => name),
-  };
+  const devices = [...(raw.deviceProperties ?? []).entries()].filter(([, { name }]) => typeof name === "string" && name);
+  const used = devices.find(([index]) => ran.some(({ args }) => args.device === index)) ?? devices[0];
+  return { gpu: used?.[1].name ?? null, operations, activities, byName: grouped(operations, ({ name }) => name) };
 }
 
 function spansOf(events) {
@@ -81,30 +74,17 @@ function spansOf(events) {
   ]);
 }
 
+/** What the GPU ran, with the thread and the moment of its launch. */
 function launched(ran, calls) {
-  const activities = [];
-  for (const [event, kind, start_ns, end_ns] of ran) {
-    const args = event.args ?? {};
-    const call = calls.get(positive(args.correlation));
-    if (!call) continue;
-    activities.push({
-      kind,
-      communicates: kind === "kernel" && /ccl/i.test(event.name),
-      stream: `${args.device} ${args.stream}`,
-      start_ns,
-      end_ns,
-      launch_start_ns: call.start_ns,
-      launch_end_ns: call.end_ns,
-      thread: call.thread,
-      size_bytes: Number.isInteger(args.bytes) ? args.bytes : null,
-    });
-  }
+  const known = ran.filter(({ args }) => calls.has(args.correlation));
+  const activities = known.map(({ name, kind, start_ns, end_ns, args }) => {
+    const { thread, start_ns: launch_start_ns } = calls.get(args.correlation);
+    const communicates = kind === "kernel" && /ccl/i.test(name);
+    const size_bytes = Number.isInteger(args.bytes) ? args.bytes : null;
+    const stream = `${args.device} ${args.stream}`;
+    return { kind, communicates, stream, start_ns, end_ns, launch_start_ns, thread, size_bytes };
+  });
   return activities.sort((a, b) => a.launch_start_ns - b.launch_start_ns || a.start_ns - b.start_ns);
-}
-
-function gpuName(devices, used) {
-  const named = [...devices.entries()].filter(([, { name }]) => typeof name === "string" && name);
-  return (named.find(([index]) => used.has(index)) ?? named[0])?.[1].name ?? null;
 }
 
 // Steps
@@ -130,7 +110,7 @@ function windowsOf({ operations, byName }) {
   if (marks.length) {
     return marks.map((mark, number) => {
       const next_ns = marks[number + 1]?.start_ns ?? mark.end_ns;
-      return { start_ns: mark.start_ns, next_ns, end_ns: Math.min(mark.end_ns, next_ns), name: mark.name };
+      return { start_ns: mark.start_ns, next_ns, end_ns: Math.min(mark.end_ns, next_ns) };
     });
   }
   const forwards = byName.get(FORWARD) ?? [];
@@ -139,7 +119,7 @@ function windowsOf({ operations, byName }) {
     ? [...forwards.map(startOf), operations.reduce((last, { end_ns }) => Math.max(last, end_ns), 0)]
     : [operations[0]?.start_ns ?? 0, ...optimizers.map(({ end_ns }) => end_ns)];
   if (edges.length < 2) throw new Error("expected training steps, got none; call `step()` of the profiler after each step");
-  return edges.slice(1).map((next_ns, number) => ({ start_ns: edges[number], next_ns, end_ns: next_ns, name: `${number}` }));
+  return edges.slice(1).map((next_ns, number) => ({ start_ns: edges[number], next_ns, end_ns: next_ns }));
 }
 
 /** Lookups that all steps of a file share. */
@@ -194,7 +174,6 @@ function stepOf(reader, window, start_ns, end_ns) {
     onGpu: reader.onGpu,
     start_ns,
     forward_end_ns,
-    backward_start_ns,
     gradients,
     last_ready_ns: gradients.reduce((last, one) => Math.max(last, one.ready_ns), 0),
     allReduces,
@@ -251,19 +230,11 @@ function allReducesIn(reader, window, gradients) {
     const ran = within(reader.collectives.get(call.thread), call.start_ns, call.end_ns, launchOf);
     const count = upperBound(accumulated, call.start_ns, (moment) => moment);
     const hooks = latest(hooksOf.get(call.thread), call.start_ns, startOf);
-    let [start_ns, end_ns] = extent(ran.length ? ran : [run]);
-    if (reader.onGpu && !ran.length) {
-      start_ns = end_ns = gradients.slice(0, count).reduce((last, one) => Math.max(last, one.ready_ns), call.start_ns);
-    }
-    const message = messageOf(run, described) ?? messageOf(call, []) ?? [copiedBefore(reader, call), null];
+    const end_ns = ran.length ? extent(ran)[1] : reader.onGpu ? call.start_ns : run.end_ns;
+    const message = messageOf(run, described) ?? messageOf(call, []) ?? [null, null];
     const inHook = hooks !== null && hooks.end_ns >= call.start_ns;
-    return { issued_ns: call.start_ns, start_ns, end_ns, size_bytes: message[0], dtype: message[1], gradients: count, inHook };
+    return { issued_ns: call.start_ns, end_ns, size_bytes: message[0], dtype: message[1], gradients: count, inHook };
   });
-}
-
-function copiedBefore({ byThread }, call) {
-  const last = latest(byThread.get(call.thread), call.start_ns - 1, launchOf);
-  return last?.kind.includes("memcpy") ? last.size_bytes : null;
 }
 
 function copiesIn(reader, window) {
@@ -323,9 +294,7 @@ function messageOf(call, described) {
 // Gradients and iterations
 
 /** The gradients of a step whose bucket was sent; all, if none was. */
-function averaged({ buckets, gradients }) {
-  return gradients.slice(0, buckets.at(-1)?.gradients ?? gradients.length);
-}
+const averaged = ({ buckets, gradients }) => gradients.slice(0, buckets.at(-1)?.gradients ?? gradients.length);
 
 /** The parameters in the reverse of ready order, as if they were registered so. */
 function parametersOf(last) {
@@ -390,21 +359,10 @@ function averagedAt({ buckets, optimizer, onGpu, end_ns }, copies) {
 
 // Lookups in sorted lists
 
-function startOf({ start_ns }) {
-  return start_ns;
-}
-
-function launchOf({ launch_start_ns }) {
-  return launch_start_ns;
-}
-
-function threadOf({ thread }) {
-  return thread;
-}
-
-function byStart(one, other) {
-  return one.start_ns - other.start_ns;
-}
+const startOf = ({ start_ns }) => start_ns;
+const launchOf = ({ launch_start_ns }) => launch_start_ns;
+const threadOf = ({ thread }) => thread;
+const byStart = (one, other) => one.start_ns - other.start_ns;
 
 /** The operations of these names that begin in a step, name by name. */
 function named({ byName }, { start_ns, next_ns }, ...names) {
@@ -436,9 +394,7 @@ function lowerBound(items, value, moment) {
 }
 
 /** The number of items up to `value`, a whole number as all moments are. */
-function upperBound(items, value, moment) {
-  return lowerBound(items, value + 1, moment);
-}
+const upperBound = (items, value, moment) => lowerBound(items, value + 1, moment);
 
 function grouped(items, key) {
   const groups = new Map();
@@ -454,10 +410,5 @@ function extent(ran) {
   return ran.reduce(([first, last], { start_ns, end_ns }) => [Math.min(first, start_ns), Math.max(last, end_ns)], [Infinity, 0]);
 }
 
-function product(sizes) {
-  return sizes.reduce((total, size) => total * size, 1);
-}
-
-function positive(number) {
-  return Number.isInteger(number) && number > 0 ? number : null;
-}
+const product = (sizes) => sizes.reduce((total, size) => total * size, 1);
+const positive = (number) => Number.isInteger(number) && number > 0 ? number : null;

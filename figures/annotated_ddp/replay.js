@@ -205,9 +205,7 @@ function afterBackward(rows, costs) {
 }
 
 /** The first of the rows for which a duration is longest. */
-function longestOf(rows, duration) {
-  return rows.reduce((one, other) => (duration(other) > duration(one) ? other : one));
-}
+const longestOf = (rows, duration) => rows.reduce((one, other) => (duration(other) > duration(one) ? other : one));
 
 /** One piece of the backward pass, from `begin` to `end` of computation alone; its gradients become ready. */
 function computeBackward(row, bucket, begin, end) {
@@ -233,19 +231,12 @@ function wait(row, bucket, done) {
 
 /** The times for which a rank waits while a collective runs, as disjoint intervals; both are in order of time. */
 function exposedIntervals(row, collectives) {
+  const running = collectives.map(([, , ...moments]) => moments);
   const intervals = [];
-  let first = 0; // the first collective that has not ended before a wait
-  for (const [begin, end] of row.waits) {
-    while (first < collectives.length && collectives[first][3] <= begin) first++;
-    for (let number = first; number < collectives.length && collectives[number][2] < end; number++) {
-      const [, , start, done] = collectives[number];
-      const low = Math.max(start, begin);
-      const high = Math.min(done, end);
-      if (low >= high) continue;
-      const last = intervals.at(-1);
-      if (last && low <= last[1]) last[1] = Math.max(last[1], high);
-      else intervals.push([low, high]);
-    }
+  for (const [low, high] of row.waits.flatMap(([begin, end]) => clipped(running, begin, end))) {
+    const last = intervals.at(-1);
+    if (last && low <= last[1]) last[1] = Math.max(last[1], high);
+    else intervals.push([low, high]);
   }
   return intervals;
 }
@@ -261,9 +252,7 @@ function runningMaximum(numbers) {
   return numbers.map((number) => (most = Math.max(most, number)));
 }
 
-function sum(numbers) {
-  return numbers.reduce((total, number) => total + number, 0);
-}
+const sum = (numbers) => numbers.reduce((total, number) => total + number, 0);
 
 /** Round halves to even, as numpy does. */
 function roundToEven(number) {

@@ -60,17 +60,16 @@ function startScrubbing(view, state, { frame }, event) {
 /** Call `move` for every movement of a pointer until it is released, and then `done`. */
 function followPointer(element, { pointerId }, move, done) {
   element.setPointerCapture(pointerId);
-  const end = (event) => {
-    if (event.pointerId !== pointerId) return;
-    element.removeEventListener("pointermove", follow);
-    element.removeEventListener("pointerup", end);
-    element.removeEventListener("pointercancel", end);
-    done();
+  const released = new AbortController();
+  const ofPointer = (name, action) => {
+    const act = (event) => event.pointerId === pointerId && action(event);
+    element.addEventListener(name, act, { signal: released.signal });
   };
-  const follow = (event) => event.pointerId === pointerId && move(event);
-  element.addEventListener("pointermove", follow);
-  element.addEventListener("pointerup", end);
-  element.addEventListener("pointercancel", end);
+  ofPointer("pointermove", move);
+  ofPointer("lostpointercapture", () => {
+    released.abort();
+    done();
+  });
 }
 
 const KEYS = { ArrowUp: 1, ArrowRight: 1, ArrowDown: -1, ArrowLeft: -1, PageUp: 10, PageDown: -10 };

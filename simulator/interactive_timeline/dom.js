@@ -2,7 +2,7 @@
 
 function h(tag, attributes, ...children) {
   const element = document.createElement(tag);
-  for (const [name, value] of Object.entries(attributes)) element.setAttribute(name, value);
+  setAttributes(element, attributes);
   element.append(...children);
   return element;
 }
@@ -17,10 +17,11 @@ function matchCount(parent, count, create) {
   while (parent.children.length > count) parent.lastElementChild.remove();
 }
 
-/** Set an attribute only if it changes, so that the browser has less to do. */
-function setAttribute(element, name, value) {
-  const words = String(value);
-  if (element.getAttribute(name) !== words) element.setAttribute(name, words);
+/** Set attributes only if they change, so that the browser has less to do. */
+function setAttributes(element, attributes) {
+  for (const [name, value] of Object.entries(attributes)) {
+    if (element.getAttribute(name) !== String(value)) element.setAttribute(name, value);
+  }
 }
 
 function setText(element, words) {
@@ -31,25 +32,17 @@ function setValue(input, value, words) {
   if (input.value !== String(value)) input.value = value;
   if (words === undefined) return;
   setText(input.parentElement.querySelector("b"), words);
-  setAttribute(input, "aria-valuetext", words);
+  setAttributes(input, { "aria-valuetext": words });
 }
 
 /** Call `redraw` once in the next frame, however often it is requested. */
 function frames(redraw) {
   let requested = 0;
-  let isDrawing = false;
   const run = () => {
+    redraw(); // what it requests itself is drawn already
     requested = 0;
-    isDrawing = true;
-    redraw();
-    isDrawing = false;
   };
-  return {
-    request: () => {
-      if (!requested && !isDrawing) requested = requestAnimationFrame(run);
-    },
-    stop: () => cancelAnimationFrame(requested),
-  };
+  return { request: () => (requested ||= requestAnimationFrame(run)), stop: () => cancelAnimationFrame(requested) };
 }
 
 function debounced(action, wait_ms) {

@@ -3,20 +3,17 @@
 const SVG = "http://www.w3.org/2000/svg";
 
 function drawPicture(view, { geometry, answer, shown, answered, axis }, cursor_ns) {
-  setAttribute(view.svg, "viewBox", `0 0 ${geometry.width} ${geometry.height}`);
-  setAttribute(view.svg, "height", geometry.height);
+  const { width, height } = geometry;
+  setAttributes(view.svg, { viewBox: `0 0 ${width} ${height}`, height });
   const paths = pathsOf(geometry, answer, shown, answered);
   paths.axis = axisPath(geometry, axis);
   paths.cursor = `M${r(geometry.x(cursor_ns))} 4V${geometry.axis + 5}`;
-  for (const path of view.svg.querySelectorAll("path")) setAttribute(path, "d", paths[path.getAttribute("class")] ?? "");
+  for (const path of view.svg.querySelectorAll("path")) setAttributes(path, { d: paths[path.getAttribute("class")] ?? "" });
   const labels = labelsOf(geometry, answer, shown, axis);
   matchCount(view.labels, labels.length, () => document.createElementNS(SVG, "text"));
   labels.forEach(([name, x, y, words, anchor], number) => {
     const text = view.labels.children[number];
-    setAttribute(text, "class", name);
-    setAttribute(text, "x", r(x));
-    setAttribute(text, "y", r(y));
-    setAttribute(text, "text-anchor", anchor);
+    setAttributes(text, { class: name, x: r(x), y: r(y), "text-anchor": anchor });
     setText(text, words);
   });
 }
@@ -30,15 +27,14 @@ function drawBoundaries(view, { geometry, shown, chosen }, isLocked) {
     const element = view.boundaries.children[boundary];
     const y = r(geometry.y(shown.bytesBefore[cut]));
     const width = r(geometry.right - geometry.left + 24);
-    setAttribute(element, "style", `left: ${geometry.left - 24}px; width: ${width}px; transform: translateY(${y}px)`);
     element.classList.toggle("chosen", boundary === chosen);
     const [low, high] = limitsOf(shown.layout, boundary);
-    setAttribute(element, "aria-label", `Boundary between bucket ${boundary} and bucket ${boundary + 1}`);
-    setAttribute(element, "aria-valuemin", low);
-    setAttribute(element, "aria-valuemax", high);
-    setAttribute(element, "aria-valuenow", cut);
-    const words = `after ${cut} of ${sequence.length} gradients; ${bytesAround(shown, boundary)}`;
-    setAttribute(element, "aria-valuetext", words);
+    setAttributes(element, {
+      style: `left: ${geometry.left - 24}px; width: ${width}px; transform: translateY(${y}px)`,
+      "aria-label": `Boundary between bucket ${boundary} and bucket ${boundary + 1}`,
+      ...{ "aria-valuemin": low, "aria-valuemax": high, "aria-valuenow": cut },
+      "aria-valuetext": `after ${cut} of ${sequence.length} gradients; ${bytesAround(shown, boundary)}`,
+    });
   });
 }
 
@@ -54,14 +50,12 @@ function bytesAround({ bytesBefore, ends }, boundary) {
 }
 
 function drawMoment(view, { answer, answered, axis, geometry, isGuessing }, cursor_ns, sizes_bytes) {
-  setAttribute(view.scrubber, "max", axis.end);
-  setValue(view.scrubber, Math.round(cursor_ns / 1e5) * 1e5);
-  const width = r(geometry.right - geometry.left + 16);
-  setAttribute(view.scrubber, "style", `margin-left: ${geometry.left - 8}px; width: ${width}px`);
   const guess = isGuessing && `Your guess: ${milliseconds(cursor_ns)}.`;
   const words = guess || momentInWords(answer, answered, cursor_ns, sizes_bytes);
   setText(view.moment, words);
-  setAttribute(view.scrubber, "aria-valuetext", words);
+  const style = `margin-left: ${geometry.left - 8}px; width: ${r(geometry.right - geometry.left + 16)}px`;
+  setAttributes(view.scrubber, { max: axis.end, style, "aria-valuetext": words });
+  setValue(view.scrubber, Math.round(cursor_ns / 1e5) * 1e5);
 }
 
 /** The state of the iteration at a moment. */

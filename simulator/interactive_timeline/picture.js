@@ -55,7 +55,7 @@ function addComputation(add, geometry, answer, rank, row) {
     const copies = kind === "pack" || kind === "copy_out" || kind === "launch";
     if (kind === "wait") {
       add("idle", box(geometry, start, end, top, LANE));
-      for (const [low, high] of overlaps(start, end, answer.collectives)) {
+      for (const [low, high] of clipped(answer.collectives.map(([, , ...moments]) => moments), start, end)) {
         add("waiting", box(geometry, low, high, top, LANE));
       }
     } else if (!copies) {
@@ -66,14 +66,10 @@ function addComputation(add, geometry, answer, rank, row) {
   }
 }
 
-/** The parts of a wait in which a collective runs. */
-function overlaps(begin, end, collectives) {
-  const parts = [];
-  for (const [, , start, done] of collectives) {
-    if (start >= end) break; // all later ones start later
-    if (done > begin) parts.push([Math.max(start, begin), Math.min(done, end)]);
-  }
-  return parts;
+/** The parts of these intervals, in order of time, that lie between two moments. */
+function clipped(intervals, begin, end) {
+  const parts = intervals.map(([start, done]) => [Math.max(start, begin), Math.min(done, end)]);
+  return parts.filter(([low, high]) => low < high);
 }
 
 /** One band for each bucket: from its first gradient to its last, then its wait, then its all-reduce. */
@@ -117,22 +113,7 @@ function fillingTimes(answer, members) {
 /** An all-reduce, at least a pixel wide: hidden behind computation, and exposed where the slowest rank waits. */
 function addSending(add, geometry, answer, start, done, top, height) {
   add("hidden", box(geometry, start, done, top, height, 1));
-  const { exposed } = answer;
-  for (let number = firstAfter(exposed, start); number < exposed.length && exposed[number][0] < done; number++) {
-    const [low, high] = [Math.max(exposed[number][0], start), Math.min(exposed[number][1], done)];
-    add("exposed", box(geometry, low, high, top, height, 1));
-  }
-}
-
-/** The number of the first of these disjoint intervals, in order of time, that ends after a moment. */
-function firstAfter(intervals, moment) {
-  let [low, high] = [0, intervals.length];
-  while (low < high) {
-    const middle = (low + high) >> 1;
-    if (intervals[middle][1] > moment) high = middle;
-    else low = middle + 1;
-  }
-  return low;
+  for (const [low, high] of clipped(answer.exposed, start, done)) add("exposed", box(geometry, low, high, top, height, 1));
 }
 
 function addNetwork(add, geometry, answer) {
@@ -243,17 +224,9 @@ function box(geometry, start, end, top, height, least = 0) {
   return `M${r(left)} ${r(top)}h${r(width)}v${r(height)}h${r(-width)}z`;
 }
 
-function r(pixels) {
-  return Math.round(pixels * 10) / 10;
-}
-
-function megabytes(bytes) {
-  return `${(bytes / 1e6).toFixed(1)} MB`;
-}
-
-function milliseconds(ns) {
-  return `${(ns / 1e6).toFixed(1)} ms`;
-}
+const r = (pixels) => Math.round(pixels * 10) / 10;
+const megabytes = (bytes) => `${(bytes / 1e6).toFixed(1)} MB`;
+const milliseconds = (ns) => `${(ns / 1e6).toFixed(1)} ms`;
 
 /**
  * The iteration and its parts, each rounded to a tenth of a millisecond, so that the rounded parts add up to the

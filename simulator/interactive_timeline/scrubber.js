@@ -37,9 +37,7 @@ function connectScrubber(view, state, { frame }) {
   return stop;
 }
 
-function wantsNoMotion() {
-  return matchMedia("(prefers-reduced-motion: reduce)").matches;
-}
+const wantsNoMotion = () => matchMedia("(prefers-reduced-motion: reduce)").matches;
 
 /** The moments at which an all-reduce starts or ends, and the end of the iteration. */
 function eventMoments(answer) {

@@ -14,7 +14,7 @@ const PARTS = ["computation_ns", "copies_ns", "launches_ns", "exposed_ns", "slow
 const SETTLED_MS = 300;
 
 function openTimeline(root, owner) {
-  setAttribute(root, "data-lm-suppress-shortcuts", "true"); // JupyterLab would take the arrow keys
+  setAttributes(root, { "data-lm-suppress-shortcuts": "true" }); // JupyterLab would take the arrow keys
   const view = viewOf(root, owner);
   const state = {
     ...{ choices: owner.start, layout: owner.layoutAt(owner.start), answer: null, answered: null, baseline: null },
@@ -121,7 +121,7 @@ function drawControls(owner, view, { choices, layout, shown, chosen }) {
   setValue(cap, choices.cap, layout.edited ? "moved" : isMovable ? owner.cap[choices.cap] : `one ${layout.noun} each`);
   cap.disabled = !isMovable;
   [...view.scenes.children].forEach(({ firstChild }, scene) => {
-    setAttribute(firstChild, "aria-current", scene === choices.scene ? "step" : "false");
+    setAttributes(firstChild, { "aria-current": scene === choices.scene ? "step" : "false" });
   });
   view.split.disabled = withLargestSplit(shown.layout, shown.bytesBefore).boundary < 0;
   view.remove.disabled = chosen < 0;
@@ -144,9 +144,7 @@ function drawParts(owner, view, state) {
   view.root.classList.toggle("slowed", Boolean(now.slowdown_ns || then.slowdown_ns));
 }
 
-function tenths(ns) {
-  return (ns / 1e6).toFixed(1);
-}
+const tenths = (ns) => (ns / 1e6).toFixed(1);
 
 function aboutBoundary(data, { chosen, shown }) {
   const { cuts, sequence } = shown.layout;

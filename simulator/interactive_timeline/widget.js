@@ -5,10 +5,12 @@ const PATIENCE_MS = 1000;
 export function render({ model, el }) {
   const data = model.get("data");
   const layoutAt = ({ scene, cap }) => layoutOf(data.layouts[scene][cap]);
+  const widget = Math.random().toString(36).slice(2); // the same one may be displayed twice
   let startLayout = layoutAt(data.start);
-  let asked = {};
-  const asker = createAsker(model, receive);
-  const owner = {
+  let [asked, waiting, inFlight, count] = [{}, null, null, 0];
+  el.classList.add("ddplab-timeline");
+  el.innerHTML = MARKUP;
+  const timeline = openTimeline(el, {
     ...data,
     layoutAt,
     dataOf: () => data,
@@ -16,12 +18,9 @@ export function render({ model, el }) {
     namesOf: () => ["now", "start layout"],
     noteOn: () => null,
     settled: () => {},
-  };
-  el.classList.add("ddplab-timeline");
-  el.innerHTML = MARKUP;
-  const timeline = openTimeline(el, owner);
+  });
   const { view, state, frame } = timeline;
-  const complain = debounced(() => setText(view.status, asker.isWaiting() ? "Waiting for the kernel…" : ""), PATIENCE_MS);
+  const complain = debounced(() => setText(view.status, inFlight ? "Waiting for the kernel…" : ""), PATIENCE_MS);
   if (data.answer) {
     asked = { choices: state.choices, layout: state.layout, startLayout };
     receive(shownOf(data, state.layout), { answer: data.answer, start: data.answer });
@@ -31,17 +30,36 @@ export function render({ model, el }) {
     startLayout = state.layout;
     frame.request();
   });
+  model.on("msg:custom", onReply);
 
   function ask({ choices, layout }) {
     if (choices === asked.choices && layout === asked.layout && startLayout === asked.startLayout) return;
     asked = { choices, layout, startLayout };
-    const conditions = {
+    const question = {
+      ...{ plan: planOf(layout), start: planOf(startLayout), factor: choices.factor },
       world_size: Number(data.gpus[choices.gpus]),
       gbit_per_s: Number.parseFloat(data.gbit[choices.gbit]),
-      factor: choices.factor,
     };
-    asker.ask({ plan: planOf(layout), start: planOf(startLayout), ...conditions }, shownOf(data, layout));
+    waiting = { question, answered: shownOf(data, layout) };
+    sendNext();
     complain();
+  }
+
+  /** At most one question is in flight. Of those that come up meanwhile, only the newest is asked next. */
+  function sendNext() {
+    if (inFlight || !waiting) return;
+    count += 1;
+    inFlight = { ...waiting, id: `${widget}-${count}` };
+    waiting = null;
+    model.send({ id: inFlight.id, question: inFlight.question });
+  }
+
+  function onReply(reply) {
+    if (reply.id !== inFlight?.id) return;
+    const { answered } = inFlight;
+    inFlight = null;
+    receive(answered, reply);
+    sendNext();
   }
 
   function receive(answered, { answer, start, error }) {
@@ -53,42 +71,8 @@ export function render({ model, el }) {
   return () => {
     timeline.stop();
     complain.stop();
-    asker.stop();
+    model.off("msg:custom", onReply);
   };
 }
 
 export default { render };
-
-/**
- * Questions to the kernel: at most one is in flight. Of the questions that come up meanwhile, the newest is next.
- *
- * @param model anywidget's model; it answers on "msg:custom" with the `id` of the question.
- * @param receive called with the question's context and the reply.
- */
-function createAsker(model, receive) {
-  const asker = Math.random().toString(36).slice(2); // the same widget may be displayed twice
-  let [waiting, inFlight, count] = [null, null, 0];
-  const sendNext = () => {
-    if (inFlight || !waiting) return;
-    count += 1;
-    inFlight = { ...waiting, id: `${asker}-${count}` };
-    waiting = null;
-    model.send({ id: inFlight.id, question: inFlight.question });
-  };
-  const onReply = (reply) => {
-    if (reply.id !== inFlight?.id) return;
-    const { context } = inFlight;
-    inFlight = null;
-    receive(context, reply);
-    sendNext();
-  };
-  model.on("msg:custom", onReply);
-  return {
-    ask: (question, context) => {
-      waiting = { question, context };
-      sendNext();
-    },
-    isWaiting: () => inFlight !== null,
-    stop: () => model.off("msg:custom", onReply),
-  };
-}
