@@ -144,11 +144,8 @@ function readerOf(file) {
 }
 
 function busiestStream(activities) {
-  const busy = new Map();
-  for (const { kind, stream, start_ns, end_ns } of activities) {
-    if (kind === "kernel") busy.set(stream, (busy.get(stream) ?? 0) + end_ns - start_ns);
-  }
-  return [...busy].reduce((most, one) => (!most || one[1] > most[1] ? one : most), null)?.[0];
+  const streams = grouped(activities.filter(({ kind }) => kind === "kernel"), ({ stream }) => stream);
+  return [...streams].length && longestOf([...streams], ([, kernels]) => sum(kernels.map(({ start_ns, end_ns }) => end_ns - start_ns)))[0];
 }
 
 function stepOf(reader, window, start_ns, end_ns) {
@@ -163,9 +160,8 @@ function stepOf(reader, window, start_ns, end_ns) {
   if (reader.onGpu) {
     const forward = within(reader.onStream, window.start_ns, divide_ns - 1, launchOf);
     const backward = within(reader.onStream, divide_ns, window.next_ns - 1, launchOf);
-    forward_end_ns = forward.reduce((last, one) => Math.max(last, one.end_ns), start_ns);
-    const first_ns = backward.reduce((first, one) => Math.min(first, one.start_ns), Infinity);
-    backward_start_ns = Math.max(forward_end_ns, first_ns === Infinity ? 0 : first_ns);
+    forward_end_ns = Math.max(start_ns, extent(forward)[1]);
+    backward_start_ns = Math.max(forward_end_ns, backward.length ? extent(backward)[0] : 0);
   }
   gradients = gradients.map((one) => ({ ...one, ready_ns: Math.max(one.ready_ns, backward_start_ns) }));
   const allReduces = allReducesIn(reader, window, gradients);
@@ -256,14 +252,13 @@ function optimizerIn(reader, window) {
 function alikeSteps(steps) {
   const averaging = steps.some(({ buckets }) => buckets.length) ? steps.filter(({ buckets }) => buckets.length) : steps;
   const groups = grouped(averaging.toReversed(), signature);
-  const usual = [...groups].reduce((most, one) => (one[1].length > most[1].length ? one : most))[0];
+  const [usual] = longestOf([...groups], ([, some]) => some.length);
   return averaging.filter((step) => signature(step) === usual);
 }
 
-function signature({ buckets, gradients }) {
-  const count = buckets.at(-1)?.gradients ?? gradients.length;
-  const shapes = gradients.slice(0, count).map(({ shape }) => JSON.stringify(shape));
-  return JSON.stringify([buckets.map(({ size_bytes }) => size_bytes), shapes.sort()]);
+function signature(step) {
+  const shapes = averaged(step).map(({ shape }) => JSON.stringify(shape));
+  return JSON.stringify([step.buckets.map(({ size_bytes }) => size_bytes), shapes.sort()]);
 }
 
 // Messages

@@ -82,22 +82,14 @@ function startOfRank({ rank, recorded, factor, isStraggler }, number, plan, cost
   return Object.assign(row, { launch, packed, ready_ns: new Array(times.ready_ns.length) });
 }
 
-const scaledBefore = new WeakMap(); // the last factor of each iteration and its times, which a drag does not change
-
+/** Times multiplied by a factor. Each iteration keeps its last ones, which a drag does not change. */
 function scaledTimes(times, factor) {
-  const before = scaledBefore.get(times);
-  if (before?.factor === factor) return before.scaled;
+  if (times.scaled?.factor === factor) return times.scaled;
   const scale = (ns) => roundToEven(ns * factor);
   const ready_ns = times.ready_ns.map(scale);
-  const scaled = {
-    forward_ns: scale(times.forward_ns),
-    ready_ns,
-    inOrder: inReadyOrder(ready_ns),
-    backward_end_ns: scale(times.backward_end_ns),
-    step_ns: scale(times.step_ns),
-  };
-  scaledBefore.set(times, { factor, scaled });
-  return scaled;
+  const [forward_ns, backward_end_ns, step_ns] = [times.forward_ns, times.backward_end_ns, times.step_ns].map(scale);
+  times.scaled = { factor, forward_ns, ready_ns, inOrder: inReadyOrder(ready_ns), backward_end_ns, step_ns };
+  return times.scaled;
 }
 
 /** Nanoseconds of packing before each launch: a bucket is packed when it is full, before the next launch. */
@@ -203,9 +195,6 @@ function afterBackward(rows, costs) {
   for (const row of rows) compute(row, "step", null, row.times.step_ns);
   return { collectives, slowest };
 }
-
-/** The first of the rows for which a duration is longest. */
-const longestOf = (rows, duration) => rows.reduce((one, other) => (duration(other) > duration(one) ? other : one));
 
 /** One piece of the backward pass, from `begin` to `end` of computation alone; its gradients become ready. */
 function computeBackward(row, bucket, begin, end) {
