@@ -27,8 +27,8 @@ UNLIMITED = ("--disable-frame-rate-limit", "--disable-gpu-vsync")
 PROFILE = annotated.ROOT / "validation" / "profiler" / "a100x8_recommendation_rank3.json.gz"
 SCENES = {
     "naive, network slider": ("#scene=naive&gpus=256", 0),
-    "rebuilt, 3 buckets": ("#scene=rebuilt", 0),
-    "rebuilt, 33 buckets": ("#scene=rebuilt", 30),
+    "rebuilt, 5 buckets": ("#scene=rebuilt", 0),
+    "rebuilt, 35 buckets": ("#scene=rebuilt", 30),
     "rebuilt, BERT-Large": ("#scene=rebuilt&model=BERT-Large&cap=10&straggler=1.5", 0),
 }
 DRAG = """({ splits, seconds }) => new Promise(async (done) => {
@@ -104,8 +104,8 @@ def import_s(browser: Browser, megabytes: float) -> str:
         page.goto(annotated.PATH.as_uri())
         page.wait_for_selector(".boundary, .picture svg text")
         begin = time.perf_counter()
-        page.get_by_label("Open a trace").set_input_files(path)
-        page.wait_for_function("document.querySelector('.open p[role=status]').textContent.includes('gradients')")
+        page.get_by_label("Open a profile").set_input_files(path)
+        page.wait_for_function("document.querySelector('dialog').open")
         took_s = time.perf_counter() - begin
         page.close()
         return (
@@ -139,7 +139,7 @@ def kernel_ms(count: int = 200) -> tuple[float, float]:
         place = 20 + number % 120
         question = Question((tuple(sequence[:place]), tuple(sequence[place:])), 16, 25, 1.0 + (number % 2) * 0.3)
         begin = time.perf_counter()
-        widget._handle_custom_msg({"id": "", "purpose": "now", "question": question._asdict()}, [])
+        widget._handle_custom_msg({"id": "", "question": question._asdict()}, [])
         times.append(1000 * (time.perf_counter() - begin))
     return _median_p95(times)
 

@@ -6,7 +6,7 @@ from typing import NamedTuple
 from matplotlib.axes import Axes
 
 from reference.trace import Iteration, Trace
-from simulator.plot_colours import COMPUTATION, COPIES, EXPOSED, FORWARD, INK, QUIET
+from simulator.plot_colours import COMPUTATION, COPIES, EXPOSED, FORWARD, HIDDEN, INK, QUIET
 
 from .drawing import DATA, plain, render, save
 
@@ -64,10 +64,12 @@ def draw(data: Anatomy, ax: Axes) -> Axes:
     ax.vlines(data.ready, -0.35, 0.35, color=INK, linewidth=0.5)
     for lane, (ready, launched, done, copied_out) in enumerate(data.buckets, start=1):
         ax.barh(lane, launched - ready, left=ready, height=0.25, color=QUIET)
-        ax.barh(lane, done - launched, left=launched, height=0.7, color=EXPOSED)
+        ax.barh(lane, done - launched, left=launched, height=0.7, color=HIDDEN)
+        exposed = max(launched, min(done, max(data.ready)))
+        ax.barh(lane, done - exposed, left=exposed, height=0.7, color=EXPOSED)
         ax.barh(lane, copied_out - done, left=done, height=0.7, color=COPIES)
         if lane == 1:
-            ax.text((launched + done) / 2, lane, "all-reduce", ha="center", va="center", fontsize=7, color="white")
+            ax.text((launched + done) / 2, lane, "all-reduce", ha="center", va="center", fontsize=7)
             ax.text((done + copied_out) / 2, lane, "done, then copied out", ha="center", va="center", fontsize=7)
     ax.set_yticks(range(len(data.buckets) + 1), ["compute", *(f"bucket {n}" for n in range(len(data.buckets)))])
     ax.set_ylim(len(data.buckets) + 0.6, -1.1)

@@ -17,8 +17,7 @@ from .drawing import render, save
 
 TITLE = "Five ways to average gradients"
 SIZE = (7.4, 3.5)
-GBIT_PER_S, GPUS = 20, 32
-"""The network and the number of GPUs with which the page opens."""
+GBIT_PER_S, GPUS = page.START_GBIT_PER_S, page.START_GPUS
 LANE = 0.34
 """Height of a lane; each way has one of the GPU above one of the network."""
 KINDS = {

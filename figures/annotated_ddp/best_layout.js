@@ -1,64 +1,39 @@
-// The best known layout for a goal: boundaries in ready order for which the iteration is shortest.
+// The best known layout for a goal: boundaries in the order of a scene for which the iteration is shortest.
 
-const MOST_BUCKETS = 64;
+/** The layout and the time of the fastest one that is known: of these, and of the one whose last all-reduce ends first. */
+function bestLayout(model, layouts, conditions) {
+  const all = [...layouts, fastestEnd(model, layouts[0], conditions)];
+  const times = all.map((layout) => replay(model, planOf(layout), conditions).iteration_ns);
+  const iteration_ns = Math.min(...times);
+  return { iteration_ns, layout: { ...all[times.indexOf(iteration_ns)], edited: true } };
+}
 
 /**
- * The places of the boundaries and the time of the best layout that is known.
- *
- * For each number of buckets, dynamic programming finds the boundaries for which the last all-reduce ends first: the
- * end of bucket k, after place p, is the least of max(launch at p, end of bucket k - 1 after q) + cost of q to p. The
- * copies out then follow, so each of these layouts is replayed, and so are those of all caps; the shortest counts. A
- * bucket has one element type.
+ * The layout whose last all-reduce ends first, by dynamic programming: the end of a bucket from place q to p is the least
+ * of max(launch at p, end of the bucket before q) + cost of q to p. A bucket has one element type.
  */
-function bestLayout(model, conditions) {
-  const sequence = rebuiltBuckets(model, [ONE_BUCKET]).flat();
-  const layouts = CAPS.map((_, place) => layoutOf(rebuiltBuckets(model, capsInBytes(place))));
-  const candidates = [...layouts, ...fastestEnds(model, sequence, conditions)];
-  let best = null;
-  for (const layout of candidates) {
-    const { iteration_ns } = replay(model, planOf(layout), conditions);
-    if (!best || iteration_ns < best.iteration_ns) best = { iteration_ns, layout };
-  }
-  return best;
-}
-
-/** For each number of buckets, the layout whose last all-reduce ends first. */
-function fastestEnds(model, sequence, conditions) {
-  const count = sequence.length;
-  const whole = costsOf(model, [sequence], conditions);
-  const [latency_ns, ns_per_byte] = ringCost(conditions.world_size, conditions.gbit_per_s);
+function fastestEnd(model, layout, conditions) {
+  const { sequence } = layout;
+  const { launch_ns } = costsOf(model, [sequence], conditions);
+  const { pack_ns } = costsOf(model, sequence.map((index) => [index]), conditions);
+  const [latency_ns, ns_per_byte] = ringCost(conditions);
   const bytesBefore = bytesBeforePlaces(sequence, model.sizes_bytes);
-  const packed = costsOf(model, sequence.map((index) => [index]), conditions).pack_ns;
-  const packedBefore = [0];
-  packed.forEach((ns) => packedBefore.push(packedBefore.at(-1) + ns));
   const ready = readyByPlace(model, sequence, conditions);
-  const layouts = [];
-  let ends = new Array(count + 1).fill(Infinity);
-  ends[0] = 0;
-  const from = [];
-  for (let buckets = 1; buckets <= Math.min(count, MOST_BUCKETS); buckets++) {
-    const next = new Array(count + 1).fill(Infinity);
-    const place = new Int32Array(count + 1);
-    for (let end = buckets; end <= count; end++) {
-      const launched = ready[end] + packedBefore[end] + buckets * whole.launch_ns;
-      for (let begin = end - 1; begin >= buckets - 1; begin--) {
-        if (model.keys[sequence[begin]] !== model.keys[sequence[end - 1]]) break;
-        const sends_ns = latency_ns + (bytesBefore[end] - bytesBefore[begin]) * ns_per_byte;
-        const done = Math.max(launched, ends[begin]) + sends_ns;
-        if (done < next[end]) [next[end], place[end]] = [done, begin];
-      }
+  const ends = [{ done: 0, cuts: [] }]; // by place; `cuts` are those of the buckets before it, and the place itself
+  let packed = 0;
+  for (let end = 1; end <= sequence.length; end++) {
+    packed += pack_ns[end - 1];
+    let best = { done: Infinity };
+    for (let begin = end - 1; begin >= 0; begin--) {
+      if (model.keys[sequence[begin]] !== model.keys[sequence[end - 1]]) break;
+      const { done, cuts } = ends[begin];
+      const launched = ready[end] + packed + (cuts.length + 1) * launch_ns;
+      const sent = Math.max(launched, done) + latency_ns + (bytesBefore[end] - bytesBefore[begin]) * ns_per_byte;
+      if (sent < best.done) best = { done: sent, cuts: [...cuts, end] };
     }
-    from.push(place);
-    ends = next;
-    if (ends[count] < Infinity) layouts.push({ sequence, cuts: cutsFrom(from, count), edited: true });
+    ends.push(best);
   }
-  return layouts;
-}
-
-function cutsFrom(from, count) {
-  const cuts = [];
-  for (let bucket = from.length - 1, end = count; bucket > 0; bucket--) cuts.unshift((end = from[bucket][end]));
-  return cuts;
+  return { ...layout, cuts: ends.at(-1).cuts.slice(0, -1) };
 }
 
 /** When all ranks have the first gradients of a sequence, by their number; of the first recorded iteration. */

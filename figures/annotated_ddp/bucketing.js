@@ -1,20 +1,6 @@
 // Buckets: the rule of reference/bucketing.py, which a dropped trace needs in the browser. A test compares both.
 
-const MIB = 1024 * 1024;
 const ONE_BUCKET = 2 ** 62;
-/** Caps in MiB by place of the slider: of the first bucket, and of all others. */
-const CAPS = [[1, 25], [1], [2], [5], [10], [15], [25], [35], [50], [100], [Infinity]];
-const TORCHS_DEFAULT = 0;
-
-function capName(place) {
-  const [cap, ...others] = CAPS[place];
-  if (others.length) return "torch's default";
-  return cap === Infinity ? "one bucket" : `${cap} MiB`;
-}
-
-function capsInBytes(place) {
-  return CAPS[place].map((mib) => Math.min(mib * MIB, ONE_BUCKET));
-}
 
 /** Parameter indices by bucket, in the order in which the buckets closed; `order` is that of the walk. */
 function assignBuckets({ sizes_bytes, keys }, caps_bytes, order) {
@@ -40,9 +26,4 @@ function assignBuckets({ sizes_bytes, keys }, caps_bytes, order) {
 function initialBuckets(model, caps_bytes) {
   const buckets = assignBuckets(model, caps_bytes, model.names.keys());
   return buckets.sort((one, other) => Math.min(...one) - Math.min(...other)).reverse();
-}
-
-/** Buckets after the rebuild, in launch order. */
-function rebuiltBuckets(model, caps_bytes) {
-  return assignBuckets(model, caps_bytes, model.readyOrder);
 }

@@ -1,13 +1,33 @@
-// Models: what a prediction takes from a trace, read as simulator/workload/compute_times.py does. Durations are whole
-// nanoseconds from the start of their iteration.
+// Models: what a prediction takes from a dropped file, a trace of ddplab or a file of torch's profiler, read as
+// simulator/workload/compute_times.py does. Durations are whole nanoseconds from the start of their iteration.
+
+/** The model in a file; see modelOfTrace for `gpus`. Throws an error of one line that names the file. */
+async function modelInFile(file, gpus) {
+  try {
+    const document = JSON.parse(await textOf(file));
+    return modelOfTrace(Array.isArray(document?.traceEvents) ? traceOfProfile(document, file.name) : document, gpus);
+  } catch (error) {
+    const expected = { SyntaxError: "expected JSON, got something else: ", TypeError: "expected an undamaged trace or profile, got one that cannot be read: " };
+    throw new Error(`${file.name}: ${expected[error.name] ?? ""}${error.message}`);
+  }
+}
+
+async function textOf(file) {
+  const bytes = new Uint8Array(await file.arrayBuffer());
+  if (bytes[0] !== 0x1f || bytes[1] !== 0x8b) return new TextDecoder().decode(bytes);
+  return new Response(new Blob([bytes]).stream().pipeThrough(new DecompressionStream("gzip"))).text();
+}
+
+const FREE = { copy_start_ns: 0, copy_ns_per_byte: 0, launch_ns: 0, stall_ns: 0 };
 
 /**
  * @param trace The JSON document of a trace.
- * @param costsOfGpus From page.py: the memory rate of each known GPU, and the usual costs of data parallelism.
+ * @param gpus From page.py: what is known of each GPU, and the usual costs of data parallelism.
  * @returns names, sizes_bytes, keys and readyOrder by parameter index; `ranks`, with the times of each iteration; the
- *   recorded buckets; and `processor`, the costs of copies and launches, which are 0 on an unknown device.
+ *   recorded buckets; `processor`, the costs of copies and launches, which are 0 on an unknown device; what a step
+ *   holds in memory, if it was counted; and whether it `ran` on the device, as only a profile shows.
  */
-function modelOfTrace(trace, costsOfGpus) {
+function modelOfTrace(trace, gpus) {
   requireTrace(trace);
   const { workload } = trace;
   const communicates = workload.source !== "module";
@@ -15,6 +35,8 @@ function modelOfTrace(trace, costsOfGpus) {
   const last = recorded.at(-1);
   const copiesAfterBackward = ({ buckets, backward_end_ns }) =>
     (buckets ?? []).some(({ copied_out_ns }) => (copied_out_ns ?? 0) > backward_end_ns);
+  const gpu = gpus.known.find(([pattern]) => new RegExp(`\\b(?:${pattern})\\b`).test(workload.device_name.toLowerCase()));
+  const bytes_per_s = workload.memory_bytes_per_s ?? gpu?.[1];
   return {
     title: workload.model,
     device: workload.device_name,
@@ -26,29 +48,25 @@ function modelOfTrace(trace, costsOfGpus) {
     includesCopyOut: communicates && recorded.some(copiesAfterBackward),
     readyOrder: inReadyOrder(last.ready_ns),
     ranks: trace.ranks.map(({ iterations }) => iterations.map((one) => timesOf(one, communicates))),
-    processor: processorOf(workload, costsOfGpus),
+    processor: bytes_per_s ? { ...gpus.costs, copy_ns_per_byte: 2e9 / bytes_per_s } : FREE,
+    memory: workload.memory ?? null,
+    ran: workload.ran ?? false,
+    buffer_bytes: sum((workload.buffers ?? []).map(({ size_bytes }) => size_bytes)),
+    gib: Number(/(\d+) ?GB\b/i.exec(workload.device_name)?.[1] ?? gpu?.[2] ?? 0),
   };
 }
 
 /** The compute times of an iteration. With communication, the backward pass ends when everything is computed. */
 function timesOf(iteration, communicates) {
   const start = iteration.forward_start_ns;
-  const computed_ns = communicates
-    ? iteration.computed_ns ?? Math.max(...iteration.ready_ns)
-    : iteration.backward_end_ns;
+  const computed_ns = communicates ? iteration.computed_ns ?? Math.max(...iteration.ready_ns) : iteration.backward_end_ns;
   return {
     forward_ns: iteration.forward_end_ns - start,
     ready_ns: iteration.ready_ns.map((moment) => moment - start),
     backward_end_ns: computed_ns - start,
+    exposed_ns: iteration.backward_end_ns - computed_ns,
     step_ns: iteration.end_ns - iteration.backward_end_ns,
   };
-}
-
-function processorOf({ memory_bytes_per_s, device_name }, { memories, copy_start_ns, launch_ns, stall_ns }) {
-  const isNamed = ([pattern]) => new RegExp(`\\b(?:${pattern})\\b`).test(device_name.toLowerCase());
-  const rate = memory_bytes_per_s ?? memories.find(isNamed)?.[1];
-  if (!rate) return { copy_start_ns: 0, copy_ns_per_byte: 0, launch_ns: 0, stall_ns: 0 };
-  return { copy_start_ns, copy_ns_per_byte: 2e9 / rate, launch_ns, stall_ns };
 }
 
 /** Throw an error of one line unless the document is a trace that the page can predict. */
@@ -64,13 +82,12 @@ function requireTrace(trace) {
   if (sparse) throw new Error(`expected dense gradients, got a sparse one of ${sparse.name}; use \`ddplab predict\``);
   for (const { rank, iterations } of trace.ranks) {
     for (const [number, { ready_ns }] of iterations.entries()) {
+      const where = `rank ${rank}, iteration ${number}`;
       if (ready_ns.length !== parameters.length) {
-        throw new Error(`rank ${rank}, iteration ${number}: expected ${parameters.length} ready times, got ${ready_ns.length}`);
+        throw new Error(`${where}: expected ${parameters.length} ready times, got ${ready_ns.length}`);
       }
-      const unused = ready_ns.indexOf(null);
-      if (unused < 0) continue;
-      const { name } = parameters[unused];
-      throw new Error(`rank ${rank}, iteration ${number}: ${name} got no gradient; use \`ddplab predict\` for unused parameters`);
+      const unused = parameters[ready_ns.indexOf(null)];
+      if (unused) throw new Error(`${where}: ${unused.name} got no gradient; use \`ddplab predict\` for unused parameters`);
     }
   }
 }

@@ -2,19 +2,34 @@
 
 import ast
 import json
+import math
 import re
 from functools import cache
+from html import escape
 from pathlib import Path
 from string import Template
 from typing import Any, NamedTuple
 
+from reference.bucketing import bucket_caps
 from reference.files.writing import write_atomically
 from reference.trace import Trace
 from simulator import Fabric
+from simulator.capacity.memory import (
+    CONTEXT_BYTES,
+    COUNT_ERROR,
+    FRAGMENTS,
+    STATES,
+    TEMPORARIES,
+    USABLE,
+    WORKSPACE_BYTES,
+)
 from simulator.catalogue import read_catalogue
 from simulator.fabric import Processor
-from simulator.interactive_timeline.browser_code import joined, picture_script, style
+from simulator.interactive_timeline.browser_code import joined, markup, style, timeline_script
 from simulator.interactive_timeline.simulate_choices import of_median_iterations
+from simulator.profiler_import import training_steps
+from simulator.profiler_import.gradient_sizes import DTYPES
+from simulator.profiler_import.profiler_events import LONGEST_US
 from simulator.workload.default_gpu_costs import COPY_START_NS, LAUNCH_NS, STALL_NS, default_processor, memory_of
 
 from ..drawing import FOLDER as FIGURES
@@ -24,12 +39,24 @@ FOLDER = Path(__file__).parent
 ROOT = FIGURES.parent
 PATH = FIGURES / "annotated_ddp.html"
 SCRIPTS = (
-    *("bucketing.js", "replay.js", "models.js", "profiler_import.js", "reading.js"),
-    *("scenes.js", "best_layout.js", "address.js", "page.js"),
+    *("bucketing.js", "replay.js", "models.js", "profiler_import.js", "scenes.js"),
+    *("best_layout.js", "forecast.js", "page.js"),
 )
-"""Files of the page's script, after those of the picture. No file imports another."""
+"""Files of the page's script, after those of the timeline. No file imports another."""
+OF_TRAINING_STEPS = (
+    *("STEP", "FORWARD", "NODE", "ACCUMULATE", "PACK", "COPY_OUT", "OPTIMIZER", "COLLECTIVE_CALL"),
+    *("ALL_REDUCE_CALLS", "ELEMENT_BYTES", "MOST_ELEMENTS", "MOST_NESTED"),
+)
+"""Constants of the importer in Python that the one in the browser takes."""
 HOP_NS = 20_000
-"""Latency of a hop of the ring; `replay.js` has the same number."""
+"""Latency of a hop of the ring."""
+GBIT_PER_S = (1, 2, 5, 10, 15, 20, 25, 30, 40, 50, 100, 200, 400)
+WORLD_SIZES = (2, 4, 8, 16, 32, 64, 128, 256, 512, 1024)
+CAPS_MB = (None, 1, 2, 5, 10, 15, 25, 35, 50, 100, math.inf)
+"""In MiB; None: torch's default, 1 MiB for the first bucket and 25 MiB for the others."""
+MOST_STRAGGLING = 2.0
+START_GBIT_PER_S, START_GPUS = 20, 32
+"""The network and the number of GPUs with which the page opens, as in `figures/five_ways.png`; the cap is torch's."""
 WORDS = ("rank", "bucket", "all-reduce", "exposed communication")
 """Words of the glossary that the page defines."""
 NOTES = (
@@ -46,6 +73,9 @@ class Scene(NamedTuple):
         title: Heading.
         sentence: What happens.
         question: What to guess before the timeline is shown.
+        noun: What one all-reduce averages.
+        overlaps: Whether all-reduces run during the backward pass.
+        copies_out: Whether averages are copied back into the gradients.
         path: File of the code, from the root of the repository.
         methods: The methods whose code is shown, as `Class.method`.
     """
@@ -53,6 +83,9 @@ class Scene(NamedTuple):
     title: str
     sentence: str
     question: str
+    noun: str
+    overlaps: bool
+    copies_out: bool
     path: str
     methods: tuple[str, ...]
 
@@ -63,6 +96,7 @@ SCENES = (
         "Naive",
         "One all-reduce for each gradient, after the backward pass. Each pays the latency of the network.",
         "With more GPUs the ring has more hops. Which part grows, and how fast?",
+        *("gradient", False, False),
         MINIMAL,
         ("NaiveDataParallel.average_gradients",),
     ),
@@ -71,6 +105,7 @@ SCENES = (
         "All gradients are copied into one flat tensor, so the latency is paid once. The network still waits for the "
         "backward pass to end.",
         "One all-reduce in place of one for each gradient: when does the iteration end?",
+        *("tensor", False, True),
         MINIMAL,
         ("FlatDataParallel.average_gradients", "FlatDataParallel.launch"),
     ),
@@ -78,7 +113,8 @@ SCENES = (
         "Asynchronous",
         "Each gradient is averaged as soon as it is ready, while the backward pass goes on. The latency is paid for "
         "each gradient again.",
-        "Does overlap beat the flat tensor here? On a faster network?",
+        "Does overlap beat the flat tensor here? When does the iteration end?",
+        *("gradient", True, True),
         MINIMAL,
         ("OverlappedDataParallel.gradient_ready",),
     ),
@@ -87,6 +123,7 @@ SCENES = (
         "Gradients share buckets of at least the cap's size, in the reverse of registration order, and each full "
         "bucket is averaged during the backward pass.",
         "Few latencies and overlap together: when does the iteration end?",
+        *("bucket", True, True),
         MINIMAL,
         ("BucketedDataParallel.__init__", "OverlappedDataParallel.gradient_ready"),
     ),
@@ -95,8 +132,9 @@ SCENES = (
         "Before the second iteration the buckets are filled again, in the order in which gradients became ready on "
         "rank 0. Drag the boundaries and beat torch's default.",
         "How much does the real order of the gradients gain?",
+        *("bucket", True, True),
         "reference/buckets.py",
-        ("Buckets.rebuild_if_due",),
+        ("Buckets.rebuild",),
     ),
 )
 
@@ -131,33 +169,71 @@ def page() -> str:
     """Return the page."""
     return Template((FOLDER / "page.html").read_text()).substitute(
         style=style() + (FOLDER / "page.css").read_text(),
+        timeline=markup(),
+        words="".join(f"<dt>{word}</dt><dd>{escape(meaning(word))}</dd>" for word in WORDS),
+        notes="".join(f"<p>{escape(note)}</p>" for note in NOTES),
         data=json.dumps(document(), separators=(",", ":")).replace("<", "\\u003c"),
-        script=picture_script() + "\n" + joined(*(FOLDER / name for name in SCRIPTS)),
+        script="\n".join([constants(), timeline_script(), joined(*(FOLDER / name for name in SCRIPTS))]),
     )
+
+
+def constants() -> str:
+    """Return the constants that the JavaScript takes from Python."""
+    of_steps = {name: getattr(training_steps, name) for name in OF_TRAINING_STEPS}
+    values = {"HOP_NS": HOP_NS, "LONGEST_US": LONGEST_US, "DTYPES": DTYPES, **of_steps}
+    return "\n".join(f"const {name} = {json.dumps(value)};" for name, value in values.items())
 
 
 def document() -> dict[str, object]:
     """Return the data of the page as a JSON document."""
-    devices = read_catalogue().devices.values()
     return {
         "scenes": [
             {
-                **{name: getattr(scene, name) for name in ("title", "sentence", "question")},
+                **{name: getattr(scene, name) for name in ("title", "sentence", "question", "noun", "overlaps")},
+                "copiesOut": scene.copies_out,
+                "id": scene.title.lower(),
                 "code": "\n\n".join(source_of(ROOT / scene.path, method) for method in scene.methods),
                 "source": f"From {scene.path}: {', '.join(scene.methods)}.",
             }
             for scene in SCENES
         ],
-        "words": [[word, meaning(word)] for word in WORDS],
-        "notes": NOTES,
+        "caps": [{"id": _cap_id(cap), "name": _cap_name(cap), "bytes": bucket_caps(cap)} for cap in CAPS_MB],
+        "gbit_per_s": GBIT_PER_S,
+        "world_sizes": WORLD_SIZES,
+        "most_straggling": MOST_STRAGGLING,
+        "start": {
+            "scene": 0,
+            "model": 0,
+            "gbit": GBIT_PER_S.index(START_GBIT_PER_S),
+            "gpus": WORLD_SIZES.index(START_GPUS),
+            "factor": 1,
+            "cap": CAPS_MB.index(None),
+        },
         "gpus": {
-            "memories": [[device.pattern, 1e9 * device.memory.gb_per_s] for device in devices],
-            "copy_start_ns": COPY_START_NS,
-            "launch_ns": LAUNCH_NS,
-            "stall_ns": STALL_NS,
+            "known": [
+                [one.pattern, 1e9 * one.memory.gb_per_s, one.memory.gib] for one in read_catalogue().devices.values()
+            ],
+            "costs": {"copy_start_ns": COPY_START_NS, "launch_ns": LAUNCH_NS, "stall_ns": STALL_NS},
+            "memory": {
+                "states": STATES["adam"],
+                "temporaries": TEMPORARIES["adam"],
+                "workspace_bytes": WORKSPACE_BYTES,
+                "usable": USABLE,
+                "count_error": COUNT_ERROR,
+                "fragments": FRAGMENTS,
+                "context_bytes": CONTEXT_BYTES,
+            },
         },
         "models": [_short(trace) for trace in models().values()],
     }
+
+
+def _cap_id(cap_mb: float | None) -> str:
+    return "default" if cap_mb is None else "Infinity" if math.isinf(cap_mb) else str(cap_mb)
+
+
+def _cap_name(cap_mb: float | None) -> str:
+    return "25 MiB (torch)" if cap_mb is None else "one bucket" if math.isinf(cap_mb) else f"{cap_mb} MiB"
 
 
 def source_of(path: Path, method: str) -> str:

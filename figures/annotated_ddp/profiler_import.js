@@ -1,51 +1,28 @@
 // Import of a file of torch's profiler: the steps of simulator/profiler_import for one rank and an unnamed model, with
-// the same gradients, times and buckets (a test compares both). That package explains each rule; the notes are left out.
+// the same gradients and times (a test compares both). That package explains each rule, and has the constants. Which
+// gradients shared a bucket is not needed here.
 
-const STEP = "ProfilerStep#";
-const FORWARD = "DistributedDataParallel.forward";
-const NODE = "autograd::engine::evaluate_function: ";
-const ACCUMULATE = "torch::autograd::AccumulateGrad";
-const PACK = "torch::distributed::reducer::mul_out";
-const COPY_OUT = "torch.distributed.ddp.reducer::copy_bucket_to_grad";
-const OPTIMIZER = "Optimizer.step#";
-const COLLECTIVE_CALL = "record_param_comms";
-const ALL_REDUCE_CALLS = ["c10d::allreduce_", "c10d::allreduce_coalesced_"];
 const ALL_REDUCE_RUNS = /^(?:nccl|rccl|xccl|hccl|gloo|ucc|mpi):all_?reduce(_coalesced)?$/;
 const ACTIVITIES = new Set(["kernel", "gpu_memcpy", "gpu_memset", "memcpy", "memset"]);
 const HOST_OPERATIONS = new Set(["cpu_op", "user_annotation", "operator"]);
-const ELEMENT_BYTES = {
-  float: 4, float32: 4, int: 4, int32: 4, double: 8, float64: 8, long: 8, "long int": 8, int64: 8, half: 2, float16: 2,
-  bfloat16: 2, "c10::half": 2, "c10::bfloat16": 2, byte: 1, char: 1, bool: 1, "signed char": 1, "unsigned char": 1,
-  int8: 1, uint8: 1,
-};
-const DTYPES = {
-  float: "float32", float32: "float32", double: "float64", float64: "float64", half: "float16", "c10::half": "float16",
-  float16: "float16", bfloat16: "bfloat16", "c10::bfloat16": "bfloat16",
-};
-const MOST_ELEMENTS = 2 ** 50;
-const MOST_NESTED = 8;
-const MOST_CANDIDATES = 300;
-const MOST_MISPLACED = 3;
-const LONGEST_US = 1e12;
 
 /** The JSON document of the trace that `ddplab import kineto` makes of a file, as far as models.js reads it. */
 function traceOfProfile(raw, fileName) {
   const file = readEvents(raw);
   const steps = alikeSteps(readSteps(file));
   const last = steps.at(-1);
-  const found = gradientsOf(steps);
+  const parameters = parametersOf(last);
   return {
     schema_version: 1,
     workload: {
       model: fileName.split(".")[0],
       source: last.buckets.length || file.byName.has(FORWARD) ? "torch" : "module",
-      parameters: found.parameters,
+      parameters,
       device_name: file.gpu ?? "unknown",
-      memory_bytes_per_s: null,
-      world_size: file.world_size ?? 1,
+      ran: file.gpu !== null,
     },
-    layouts: found.buckets.length ? [found.buckets] : [],
-    ranks: [{ rank: file.rank ?? 0, iterations: steps.map((step) => iterationOf(step, last, found)) }],
+    layouts: last.buckets.length ? [last.buckets] : [],
+    ranks: [{ rank: 0, iterations: steps.map((step) => iterationOf(step, last, parameters.length)) }],
   };
 }
 
@@ -55,40 +32,29 @@ function readEvents(raw) {
   const events = raw.traceEvents.filter(({ ph, name, cat }) => ph === "X" && name && cat);
   if (!events.length) throw new Error("expected events of torch's profiler with a category and a duration, got none");
   const spans = spansOf(events);
-  const calls = new Map();
-  const operations = [];
-  const ran = [];
+  const calls = new Map(); // of the runtime, by correlation
+  const [operations, ran] = [[], []];
   let launches = 0;
-  events.forEach((event, number) => {
-    const category = event.cat.toLowerCase();
+  events.forEach(({ name, cat, pid, tid, args = {} }, number) => {
+    const kind = cat.toLowerCase();
     const [start_ns, end_ns] = spans[number];
-    if (ACTIVITIES.has(category)) {
-      ran.push([event, category, start_ns, end_ns]);
-      return;
-    }
-    const operation = { name: event.name, thread: `${event.pid} ${event.tid}`, start_ns, end_ns, args: event.args ?? {} };
-    if (HOST_OPERATIONS.has(category)) operations.push(operation);
-    else if (/runtime|driver/.test(category) && event.args) {
-      launches += event.name.toLowerCase().includes("launch");
-      const correlation = positive(event.args.correlation);
-      if (correlation) calls.set(correlation, operation);
+    const event = { name, kind, thread: `${pid} ${tid}`, start_ns, end_ns, args };
+    if (ACTIVITIES.has(kind)) ran.push(event);
+    else if (HOST_OPERATIONS.has(kind)) operations.push(event);
+    else if (/runtime|driver/.test(kind)) {
+      launches += name.toLowerCase().includes("launch");
+      calls.set(positive(args.correlation), event);
     }
   });
+  calls.delete(null);
   operations.sort((a, b) => a.start_ns - b.start_ns || b.end_ns - a.end_ns);
   const activities = launched(ran, calls);
   if ((launches || ran.length) && 2 * activities.length <= ran.length) {
     throw new Error("expected what the GPU ran with the correlation ids of its launches; profile with CUDA and CPU activities");
   }
-  const info = raw.distributedInfo ?? {};
-  const groups = operations.map(({ args }) => args["Group size"]).filter(Number.isInteger);
-  return {
-    gpu: gpuName(raw.deviceProperties ?? [], new Set(ran.map(([event]) => event.args?.device))),
-    rank: Number.isInteger(info.rank) && info.rank >= 0 ? info.rank : null,
-    world_size: positive(info.world_size) ?? positive(groups.reduce((most, size) => Math.max(most, size), 0)),
-    operations,
-    activities,
-    byName: grouped(operations, ({ name }) => name),
-  };
+  const devices = [...(raw.deviceProperties ?? []).entries()].filter(([, { name }]) => typeof name === "string" && name);
+  const used = devices.find(([index]) => ran.some(({ args }) => args.device === index)) ?? devices[0];
+  return { gpu: used?.[1].name ?? null, operations, activities, byName: grouped(operations, ({ name }) => name) };
 }
 
 function spansOf(events) {
@@ -108,30 +74,17 @@ function spansOf(events) {
   ]);
 }
 
+/** What the GPU ran, with the thread and the moment of its launch. */
 function launched(ran, calls) {
-  const activities = [];
-  for (const [event, kind, start_ns, end_ns] of ran) {
-    const args = event.args ?? {};
-    const call = calls.get(positive(args.correlation));
-    if (!call) continue;
-    activities.push({
-      kind,
-      communicates: kind === "kernel" && /ccl/i.test(event.name),
-      stream: `${args.device} ${args.stream}`,
-      start_ns,
-      end_ns,
-      launch_start_ns: call.start_ns,
-      launch_end_ns: call.end_ns,
-      thread: call.thread,
-      size_bytes: Number.isInteger(args.bytes) ? args.bytes : null,
-    });
-  }
+  const known = ran.filter(({ args }) => calls.has(args.correlation));
+  const activities = known.map(({ name, kind, start_ns, end_ns, args }) => {
+    const { thread, start_ns: launch_start_ns } = calls.get(args.correlation);
+    const communicates = kind === "kernel" && /ccl/i.test(name);
+    const size_bytes = Number.isInteger(args.bytes) ? args.bytes : null;
+    const stream = `${args.device} ${args.stream}`;
+    return { kind, communicates, stream, start_ns, end_ns, launch_start_ns, thread, size_bytes };
+  });
   return activities.sort((a, b) => a.launch_start_ns - b.launch_start_ns || a.start_ns - b.start_ns);
-}
-
-function gpuName(devices, used) {
-  const named = [...devices.entries()].filter(([, { name }]) => typeof name === "string" && name);
-  return (named.find(([index]) => used.has(index)) ?? named[0])?.[1].name ?? null;
 }
 
 // Steps
@@ -157,7 +110,7 @@ function windowsOf({ operations, byName }) {
   if (marks.length) {
     return marks.map((mark, number) => {
       const next_ns = marks[number + 1]?.start_ns ?? mark.end_ns;
-      return { start_ns: mark.start_ns, next_ns, end_ns: Math.min(mark.end_ns, next_ns), name: mark.name };
+      return { start_ns: mark.start_ns, next_ns, end_ns: Math.min(mark.end_ns, next_ns) };
     });
   }
   const forwards = byName.get(FORWARD) ?? [];
@@ -166,7 +119,7 @@ function windowsOf({ operations, byName }) {
     ? [...forwards.map(startOf), operations.reduce((last, { end_ns }) => Math.max(last, end_ns), 0)]
     : [operations[0]?.start_ns ?? 0, ...optimizers.map(({ end_ns }) => end_ns)];
   if (edges.length < 2) throw new Error("expected training steps, got none; call `step()` of the profiler after each step");
-  return edges.slice(1).map((next_ns, number) => ({ start_ns: edges[number], next_ns, end_ns: next_ns, name: `${number}` }));
+  return edges.slice(1).map((next_ns, number) => ({ start_ns: edges[number], next_ns, end_ns: next_ns }));
 }
 
 /** Lookups that all steps of a file share. */
@@ -191,11 +144,8 @@ function readerOf(file) {
 }
 
 function busiestStream(activities) {
-  const busy = new Map();
-  for (const { kind, stream, start_ns, end_ns } of activities) {
-    if (kind === "kernel") busy.set(stream, (busy.get(stream) ?? 0) + end_ns - start_ns);
-  }
-  return [...busy].reduce((most, one) => (!most || one[1] > most[1] ? one : most), null)?.[0];
+  const streams = grouped(activities.filter(({ kind }) => kind === "kernel"), ({ stream }) => stream);
+  return [...streams].length && longestOf([...streams], ([, kernels]) => sum(kernels.map(({ start_ns, end_ns }) => end_ns - start_ns)))[0];
 }
 
 function stepOf(reader, window, start_ns, end_ns) {
@@ -210,9 +160,8 @@ function stepOf(reader, window, start_ns, end_ns) {
   if (reader.onGpu) {
     const forward = within(reader.onStream, window.start_ns, divide_ns - 1, launchOf);
     const backward = within(reader.onStream, divide_ns, window.next_ns - 1, launchOf);
-    forward_end_ns = forward.reduce((last, one) => Math.max(last, one.end_ns), start_ns);
-    const first_ns = backward.reduce((first, one) => Math.min(first, one.start_ns), Infinity);
-    backward_start_ns = Math.max(forward_end_ns, first_ns === Infinity ? 0 : first_ns);
+    forward_end_ns = Math.max(start_ns, extent(forward)[1]);
+    backward_start_ns = Math.max(forward_end_ns, backward.length ? extent(backward)[0] : 0);
   }
   gradients = gradients.map((one) => ({ ...one, ready_ns: Math.max(one.ready_ns, backward_start_ns) }));
   const allReduces = allReducesIn(reader, window, gradients);
@@ -221,7 +170,6 @@ function stepOf(reader, window, start_ns, end_ns) {
     onGpu: reader.onGpu,
     start_ns,
     forward_end_ns,
-    backward_start_ns,
     gradients,
     last_ready_ns: gradients.reduce((last, one) => Math.max(last, one.ready_ns), 0),
     allReduces,
@@ -273,25 +221,16 @@ function allReducesIn(reader, window, gradients) {
   let runs = named(reader, window, ...reader.allReduceRuns);
   const described = named(reader, window, COLLECTIVE_CALL);
   [calls, runs] = [calls.length ? calls : runs, runs.length ? runs : calls].map((some) => some.toSorted(byStart));
-  const paired = pairedWith(calls, runs);
   return calls.map((call, number) => {
-    const run = paired[number];
+    const run = runs.length === calls.length ? runs[number] : call;
     const ran = within(reader.collectives.get(call.thread), call.start_ns, call.end_ns, launchOf);
     const count = upperBound(accumulated, call.start_ns, (moment) => moment);
     const hooks = latest(hooksOf.get(call.thread), call.start_ns, startOf);
-    let [start_ns, end_ns] = extent(ran.length ? ran : [run]);
-    if (reader.onGpu && !ran.length) {
-      start_ns = end_ns = gradients.slice(0, count).reduce((last, one) => Math.max(last, one.ready_ns), call.start_ns);
-    }
-    const message = messageOf(run, described) ?? messageOf(call, []) ?? [copiedBefore(reader, call), null];
+    const end_ns = ran.length ? extent(ran)[1] : reader.onGpu ? call.start_ns : run.end_ns;
+    const message = messageOf(run, described) ?? messageOf(call, []) ?? [null, null];
     const inHook = hooks !== null && hooks.end_ns >= call.start_ns;
-    return { issued_ns: call.start_ns, start_ns, end_ns, size_bytes: message[0], dtype: message[1], gradients: count, inHook };
+    return { issued_ns: call.start_ns, end_ns, size_bytes: message[0], dtype: message[1], gradients: count, inHook };
   });
-}
-
-function copiedBefore({ byThread }, call) {
-  const last = latest(byThread.get(call.thread), call.start_ns - 1, launchOf);
-  return last?.kind.includes("memcpy") ? last.size_bytes : null;
 }
 
 function copiesIn(reader, window) {
@@ -313,14 +252,13 @@ function optimizerIn(reader, window) {
 function alikeSteps(steps) {
   const averaging = steps.some(({ buckets }) => buckets.length) ? steps.filter(({ buckets }) => buckets.length) : steps;
   const groups = grouped(averaging.toReversed(), signature);
-  const usual = [...groups].reduce((most, one) => (one[1].length > most[1].length ? one : most))[0];
+  const [usual] = longestOf([...groups], ([, some]) => some.length);
   return averaging.filter((step) => signature(step) === usual);
 }
 
-function signature({ buckets, gradients }) {
-  const count = buckets.at(-1)?.gradients ?? gradients.length;
-  const shapes = gradients.slice(0, count).map(({ shape }) => JSON.stringify(shape));
-  return JSON.stringify([buckets.map(({ size_bytes }) => size_bytes), shapes.sort()]);
+function signature(step) {
+  const shapes = averaged(step).map(({ shape }) => JSON.stringify(shape));
+  return JSON.stringify([step.buckets.map(({ size_bytes }) => size_bytes), shapes.sort()]);
 }
 
 // Messages
@@ -331,23 +269,6 @@ function shapeAndDtype({ args }) {
   const shape = Array.isArray(dims) ? dims[0] : null;
   const isShape = dtype && Array.isArray(shape) && shape.every((size) => Number.isInteger(size) && size >= 0);
   return isShape && product(shape) <= MOST_ELEMENTS ? { shape, dtype } : { shape: null, dtype: null };
-}
-
-function pairedWith(calls, runs) {
-  if (runs.length !== calls.length) return calls;
-  const waiting = grouped(runs, elementsOf);
-  const counts = calls.map(elementsOf);
-  const ofCalls = grouped(counts, (count) => count);
-  const alike = [...waiting].every(([count, some]) => ofCalls.get(count)?.length === some.length);
-  return alike ? counts.map((count) => waiting.get(count).shift()) : runs;
-}
-
-function elementsOf({ args }) {
-  const shapes = Array.isArray(args["Input Dims"]) ? args["Input Dims"][0] : null;
-  if (!Array.isArray(shapes)) return null;
-  const several = shapes.every(Array.isArray) ? shapes : [shapes];
-  if (!several.flat().every((size) => Number.isInteger(size) && size >= 0)) return null;
-  return sum(several.map(product));
 }
 
 function messageOf(call, described) {
@@ -365,147 +286,78 @@ function messageOf(call, described) {
   return null;
 }
 
-// Gradients: sizes, parameters, buckets
+// Gradients and iterations
 
-function gradientsOf(steps) {
-  const last = steps.at(-1);
-  const count = last.buckets.at(-1)?.gradients ?? last.gradients.length;
-  const gradients = last.gradients.slice(0, count);
+/** The gradients of a step whose bucket was sent; all, if none was. */
+const averaged = ({ buckets, gradients }) => gradients.slice(0, buckets.at(-1)?.gradients ?? gradients.length);
+
+/** The parameters in the reverse of ready order, as if they were registered so. */
+function parametersOf(last) {
+  const gradients = averaged(last);
   const noted = new Set((last.buckets.length ? last.buckets : last.allReduces).map(({ dtype }) => dtype).filter(Boolean));
   const usual = (noted.size === 1 && DTYPES[[...noted][0].toLowerCase()]) || "float32";
-  const dtypes = gradients.map(({ dtype }) => DTYPES[(dtype ?? "").toLowerCase()] ?? usual);
   const sizes = sizesOf(last, gradients, usual);
   if (sizes.includes(null)) {
     throw new Error("the sizes of the gradients are neither in the file nor follow from it; profile with record_shapes=True");
   }
-  const parameters = gradients.map((_, place) => ({
-    name: `parameter ${count - 1 - place}`,
-    dtype: sizes[place] % ELEMENT_BYTES[dtypes[place]] ? "int8" : dtypes[place],
-    size_bytes: sizes[place],
-  }));
-  const indexOf = (place) => count - 1 - place;
-  const buckets = bucketsOf(last, sizes, parameters.map(({ dtype }) => dtype));
-  return { parameters: parameters.reverse(), count, buckets: buckets.map((bucket) => bucket.map(indexOf)) };
+  const parameters = gradients.map(({ dtype }, place) => {
+    const named = DTYPES[(dtype ?? "").toLowerCase()] ?? usual;
+    const fits = sizes[place] % ELEMENT_BYTES[named] === 0;
+    return { name: `parameter ${gradients.length - 1 - place}`, dtype: fits ? named : "int8", size_bytes: sizes[place] };
+  });
+  return parameters.reverse();
 }
 
-function sizesOf(last, gradients, usual) {
+/** By the shapes in the file, or else by the copies out of the buckets, if they fit what was sent. */
+function sizesOf({ copies, buckets }, gradients, usual) {
   const sizes = gradients.map(({ shape, dtype }) => {
     return shape ? product(shape) * (ELEMENT_BYTES[(dtype ?? "").toLowerCase()] ?? ELEMENT_BYTES[usual]) : null;
   });
-  if (!sizes.includes(null)) return sizes;
-  const copied = last.copies.map(({ size_bytes }) => size_bytes);
-  if (copied.length === sizes.length && !copied.includes(null) && fits(last, copied)) return copied;
-  return sizes;
-}
-
-function fits({ buckets }, sizes) {
+  const copied = copies.map(({ size_bytes }) => size_bytes);
+  if (!sizes.includes(null) || copied.length !== sizes.length || copied.includes(null)) return sizes;
   let sent = 0;
-  return buckets.every(({ gradients, size_bytes }) => {
-    if (size_bytes === null) return true;
-    sent += size_bytes;
-    return sum(sizes.slice(0, gradients)) === sent;
+  const fits = buckets.every(({ gradients, size_bytes }) => {
+    sent += size_bytes ?? 0;
+    return size_bytes === null || sum(copied.slice(0, gradients)) === sent;
   });
+  return fits ? copied : sizes;
 }
 
-function bucketsOf({ buckets }, sizes, dtypes) {
-  const found = [];
-  let waiting = [];
-  let accumulated = 0;
-  for (const one of buckets) {
-    for (; accumulated < one.gradients; accumulated++) waiting.push(accumulated);
-    const dtype = DTYPES[(one.dtype ?? "").toLowerCase()] ?? one.dtype;
-    const same = waiting.filter((place) => dtypes[place] === dtype);
-    const alike = same.length ? same : waiting;
-    const surplus = sum(alike.map((place) => sizes[place])) - one.size_bytes;
-    const later = one.size_bytes === null ? [] : placesWithSum(alike.slice(0, -1).reverse(), sizes, surplus);
-    if (!later) return [];
-    const members = alike.filter((place) => !later.includes(place));
-    found.push(members);
-    waiting = waiting.filter((place) => !members.includes(place));
-  }
-  return waiting.length ? [] : found;
-}
-
-/** The fewest of these places whose sizes add up to `total`, the first ones if there are several. */
-function placesWithSum(places, sizes, total) {
-  if (total < 0) return null;
-  let candidates = places.filter((place) => sizes[place] <= total);
-  for (let count = 0; count <= MOST_MISPLACED; count++) {
-    if (count > 1) candidates = candidates.slice(0, Math.floor(MOST_CANDIDATES / count));
-    const some = combination(candidates, sizes, total, count, 0);
-    if (some) return some;
-  }
-  return null;
-}
-
-function combination(candidates, sizes, total, count, from) {
-  if (!count) return total === 0 ? [] : null;
-  for (let place = from; place < candidates.length; place++) {
-    const others = combination(candidates, sizes, total - sizes[candidates[place]], count - 1, place + 1);
-    if (others) return [candidates[place], ...others];
-  }
-  return null;
-}
-
-// Iterations
-
-function iterationOf(step, last, { buckets: layout, count }) {
-  const waiting = grouped(step.gradients.slice(0, count).toReversed(), ({ shape }) => JSON.stringify(shape));
-  const inOrder = last.gradients.slice(0, count).map(({ shape }) => waiting.get(JSON.stringify(shape)).pop());
-  const ready_ns = inOrder.map((gradient) => gradient.ready_ns).reverse();
-  const buckets = bucketTimes(step, layout, ready_ns);
-  const averaged = buckets.length ? buckets.map(({ done_ns }) => done_ns) : step.buckets.map(({ end_ns }) => end_ns);
-  const backward_end_ns = Math.max(step.last_ready_ns, ...averaged);
-  const steps = step.optimizer && step.optimizer[1] >= backward_end_ns ? step.optimizer[1] : 0;
+function iterationOf(step, last, count) {
+  const shapeOf = ({ shape }) => JSON.stringify(shape);
+  const waiting = grouped(step.gradients.slice(0, count).toReversed(), shapeOf);
+  const inOrder = averaged(last).map((gradient) => waiting.get(shapeOf(gradient)).pop());
+  const copies = step.copies.length === count ? step.copies : [];
+  const backward_end_ns = Math.max(step.last_ready_ns, ...averagedAt(step, copies));
+  const copied_out_ns = Math.max(...copies.map(({ end_ns }) => end_ns));
+  const stepped_ns = step.optimizer && step.optimizer[1] >= backward_end_ns ? step.optimizer[1] : 0;
   return {
     forward_start_ns: step.start_ns,
     forward_end_ns: step.forward_end_ns,
-    backward_start_ns: step.backward_start_ns,
     computed_ns: step.last_ready_ns,
     backward_end_ns,
-    end_ns: Math.max(step.end_ns, backward_end_ns, steps),
-    layout: buckets.length ? 0 : null,
-    ready_ns,
-    buckets,
+    end_ns: Math.max(step.end_ns, backward_end_ns, stepped_ns),
+    layout: step.buckets.length ? 0 : null,
+    ready_ns: inOrder.map(({ ready_ns }) => ready_ns).reverse(),
+    buckets: copies.length && step.buckets.length ? [{ copied_out_ns }] : [],
   };
 }
 
-function bucketTimes(step, layout, ready_ns) {
-  let launched_ns = 0;
-  let copied = 0;
-  return layout.map((members, number) => {
-    const all_reduce = step.buckets[number];
-    const last_ns = Math.max(...members.map((index) => ready_ns[index]));
-    launched_ns = Math.max(launched_ns, last_ns, all_reduce.issued_ns);
-    const copies = step.copies.length === ready_ns.length ? step.copies.slice(copied, copied + members.length) : [];
-    let done_ns = Math.max(launched_ns, Math.min(all_reduce.end_ns, step.end_ns));
-    if (!step.onGpu) {
-      const wentOn_ns = copies[0]?.start_ns ?? step.optimizer?.[0] ?? done_ns;
-      done_ns = Math.max(launched_ns, Math.min(done_ns, wentOn_ns));
-    }
-    copied += members.length;
-    const copied_out_ns = copies.length ? Math.max(done_ns, ...copies.map(({ end_ns }) => end_ns)) : null;
-    return { ready_ns: last_ns, launched_ns, done_ns, copied_out_ns };
+/** When each bucket was averaged. Without a GPU, the script then goes on with its copies or with the optimiser. */
+function averagedAt({ buckets, optimizer, onGpu, end_ns }, copies) {
+  return buckets.map((one, number) => {
+    const first = copies[buckets[number - 1]?.gradients ?? 0];
+    const wentOn_ns = onGpu ? Infinity : first?.start_ns ?? optimizer?.[0] ?? Infinity;
+    return Math.max(one.issued_ns, Math.min(one.end_ns, end_ns, wentOn_ns));
   });
 }
 
 // Lookups in sorted lists
 
-function startOf({ start_ns }) {
-  return start_ns;
-}
-
-function launchOf({ launch_start_ns }) {
-  return launch_start_ns;
-}
-
-function threadOf({ thread }) {
-  return thread;
-}
-
-function byStart(one, other) {
-  return one.start_ns - other.start_ns;
-}
+const startOf = ({ start_ns }) => start_ns;
+const launchOf = ({ launch_start_ns }) => launch_start_ns;
+const threadOf = ({ thread }) => thread;
+const byStart = (one, other) => one.start_ns - other.start_ns;
 
 /** The operations of these names that begin in a step, name by name. */
 function named({ byName }, { start_ns, next_ns }, ...names) {
@@ -527,23 +379,17 @@ function latest(items, at, moment) {
 
 /** The number of items before `value`. */
 function lowerBound(items, value, moment) {
-  return partitionPoint(items, (item) => moment(item) < value);
-}
-
-/** The number of items up to `value`. */
-function upperBound(items, value, moment) {
-  return partitionPoint(items, (item) => moment(item) <= value);
-}
-
-function partitionPoint(items, isBefore) {
   let [low, high] = [0, items.length];
   while (low < high) {
     const middle = (low + high) >> 1;
-    if (isBefore(items[middle])) low = middle + 1;
+    if (moment(items[middle]) < value) low = middle + 1;
     else high = middle;
   }
   return low;
 }
+
+/** The number of items up to `value`, a whole number as all moments are. */
+const upperBound = (items, value, moment) => lowerBound(items, value + 1, moment);
 
 function grouped(items, key) {
   const groups = new Map();
@@ -559,10 +405,5 @@ function extent(ran) {
   return ran.reduce(([first, last], { start_ns, end_ns }) => [Math.min(first, start_ns), Math.max(last, end_ns)], [Infinity, 0]);
 }
 
-function product(sizes) {
-  return sizes.reduce((total, size) => total * size, 1);
-}
-
-function positive(number) {
-  return Number.isInteger(number) && number > 0 ? number : null;
-}
+const product = (sizes) => sizes.reduce((total, size) => total * size, 1);
+const positive = (number) => Number.isInteger(number) && number > 0 ? number : null;

@@ -2,8 +2,6 @@
 // times are whole nanoseconds, and floating-point operations come in the simulator's order, so every number equals
 // that of `simulator.predict(trace, fabric, assume=False, broadcast_buffers=False)`, for the fabric of page.py.
 
-const HOP_NS = 20000;
-
 /**
  * Predict an iteration; of the recorded iterations the one of median duration is returned, as in predict.
  *
@@ -84,22 +82,14 @@ function startOfRank({ rank, recorded, factor, isStraggler }, number, plan, cost
   return Object.assign(row, { launch, packed, ready_ns: new Array(times.ready_ns.length) });
 }
 
-const scaledBefore = new WeakMap(); // the last factor of each iteration and its times, which a drag does not change
-
+/** Times multiplied by a factor. Each iteration keeps its last ones, which a drag does not change. */
 function scaledTimes(times, factor) {
-  const before = scaledBefore.get(times);
-  if (before?.factor === factor) return before.scaled;
+  if (times.scaled?.factor === factor) return times.scaled;
   const scale = (ns) => roundToEven(ns * factor);
   const ready_ns = times.ready_ns.map(scale);
-  const scaled = {
-    forward_ns: scale(times.forward_ns),
-    ready_ns,
-    inOrder: inReadyOrder(ready_ns),
-    backward_end_ns: scale(times.backward_end_ns),
-    step_ns: scale(times.step_ns),
-  };
-  scaledBefore.set(times, { factor, scaled });
-  return scaled;
+  const [forward_ns, backward_end_ns, step_ns] = [times.forward_ns, times.backward_end_ns, times.step_ns].map(scale);
+  times.scaled = { factor, forward_ns, ready_ns, inOrder: inReadyOrder(ready_ns), backward_end_ns, step_ns };
+  return times.scaled;
 }
 
 /** Nanoseconds of packing before each launch: a bucket is packed when it is full, before the next launch. */
@@ -117,14 +107,15 @@ function packedBefore(plan, full, inOrder, pack_ns) {
 // Costs
 
 /** Nanoseconds of each bucket's packing, launch, all-reduce and copies out. */
-function costsOf(model, plan, { world_size, gbit_per_s, copiesOut }) {
+function costsOf(model, plan, conditions) {
+  const { world_size, copiesOut } = conditions;
   const { processor, sizes_bytes } = model;
   const copies = plan.map((bucket) => {
     const each = (index) => roundToEven(processor.copy_start_ns + processor.copy_ns_per_byte * sizes_bytes[index]);
     return sum(bucket.map(each));
   });
   const none = plan.map(() => 0);
-  const [latency_ns, ns_per_byte] = ringCost(world_size, gbit_per_s);
+  const [latency_ns, ns_per_byte] = ringCost(conditions);
   return {
     pack_ns: model.communicates ? none : copies,
     copy_out_ns: model.includesCopyOut || !copiesOut ? none : copies,
@@ -136,7 +127,7 @@ function costsOf(model, plan, { world_size, gbit_per_s, copiesOut }) {
 }
 
 /** Latency, and nanoseconds per byte, of an all-reduce on a ring of equal links. */
-function ringCost(world_size, gbit_per_s) {
+function ringCost({ world_size, gbit_per_s }) {
   return [2 * ((world_size - 1) * HOP_NS), ((2 * (world_size - 1)) / world_size) * (1e9 / ((gbit_per_s * 1e9) / 8))];
 }
 
@@ -205,11 +196,6 @@ function afterBackward(rows, costs) {
   return { collectives, slowest };
 }
 
-/** The first of the rows for which a duration is longest. */
-function longestOf(rows, duration) {
-  return rows.reduce((one, other) => (duration(other) > duration(one) ? other : one));
-}
-
 /** One piece of the backward pass, from `begin` to `end` of computation alone; its gradients become ready. */
 function computeBackward(row, bucket, begin, end) {
   const delay = row.now - begin;
@@ -234,19 +220,12 @@ function wait(row, bucket, done) {
 
 /** The times for which a rank waits while a collective runs, as disjoint intervals; both are in order of time. */
 function exposedIntervals(row, collectives) {
+  const running = collectives.map(([, , ...moments]) => moments);
   const intervals = [];
-  let first = 0; // the first collective that has not ended before a wait
-  for (const [begin, end] of row.waits) {
-    while (first < collectives.length && collectives[first][3] <= begin) first++;
-    for (let number = first; number < collectives.length && collectives[number][2] < end; number++) {
-      const [, , start, done] = collectives[number];
-      const low = Math.max(start, begin);
-      const high = Math.min(done, end);
-      if (low >= high) continue;
-      const last = intervals.at(-1);
-      if (last && low <= last[1]) last[1] = Math.max(last[1], high);
-      else intervals.push([low, high]);
-    }
+  for (const [low, high] of row.waits.flatMap(([begin, end]) => clipped(running, begin, end))) {
+    const last = intervals.at(-1);
+    if (last && low <= last[1]) last[1] = Math.max(last[1], high);
+    else intervals.push([low, high]);
   }
   return intervals;
 }
@@ -262,9 +241,7 @@ function runningMaximum(numbers) {
   return numbers.map((number) => (most = Math.max(most, number)));
 }
 
-function sum(numbers) {
-  return numbers.reduce((total, number) => total + number, 0);
-}
+const sum = (numbers) => numbers.reduce((total, number) => total + number, 0);
 
 /** Round halves to even, as numpy does. */
 function roundToEven(number) {

@@ -1,5 +1,5 @@
 """Interactive timeline: one iteration whose bucket boundaries can be dragged, in Jupyter.
 
 `widget.InteractiveTimeline` shows any trace in a notebook; the kernel computes every answer with `simulator.predict`.
-Its picture is also that of the Annotated DDP, a page in `figures` that needs no kernel.
+The Annotated DDP, a page in `figures` that needs no kernel, shows the same timeline.
 """

@@ -2,7 +2,7 @@
 
 const REACH_PX = { mouse: 10, pen: 14, touch: 24 };
 
-function connectBoundaries(data, view, state, actions) {
+function connectBoundaries(view, state, actions) {
   const { picture, boundaries } = view;
   picture.addEventListener("pointerdown", (event) => {
     if (!state.geometry || event.button !== 0) return;
@@ -21,7 +21,7 @@ function connectBoundaries(data, view, state, actions) {
 /** The boundary nearest to the pointer; -1 if none is within reach. */
 function boundaryNear(view, { geometry, shown }, event) {
   const y = event.clientY - view.picture.getBoundingClientRect().top;
-  const movable = shown.layout.cuts.slice(0, view.boundaries.children.length); // a page may lock all of them
+  const movable = shown.layout.cuts.slice(0, view.boundaries.children.length); // all may be locked
   const distances = movable.map((cut) => Math.abs(geometry.y(shown.bytesBefore[cut]) - y));
   const nearest = distances.indexOf(Math.min(...distances));
   return distances[nearest] <= (REACH_PX[event.pointerType] ?? REACH_PX.mouse) ? nearest : -1;
@@ -60,17 +60,16 @@ function startScrubbing(view, state, { frame }, event) {
 /** Call `move` for every movement of a pointer until it is released, and then `done`. */
 function followPointer(element, { pointerId }, move, done) {
   element.setPointerCapture(pointerId);
-  const end = (event) => {
-    if (event.pointerId !== pointerId) return;
-    element.removeEventListener("pointermove", follow);
-    element.removeEventListener("pointerup", end);
-    element.removeEventListener("pointercancel", end);
-    done();
+  const released = new AbortController();
+  const ofPointer = (name, action) => {
+    const act = (event) => event.pointerId === pointerId && action(event);
+    element.addEventListener(name, act, { signal: released.signal });
   };
-  const follow = (event) => event.pointerId === pointerId && move(event);
-  element.addEventListener("pointermove", follow);
-  element.addEventListener("pointerup", end);
-  element.addEventListener("pointercancel", end);
+  ofPointer("pointermove", move);
+  ofPointer("lostpointercapture", () => {
+    released.abort();
+    done();
+  });
 }
 
 const KEYS = { ArrowUp: 1, ArrowRight: 1, ArrowDown: -1, ArrowLeft: -1, PageUp: 10, PageDown: -10 };

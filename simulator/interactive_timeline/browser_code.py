@@ -1,22 +1,21 @@
-"""The code that runs in the browser: JavaScript and a style sheet, read from the files beside this one."""
+"""The code that runs in the browser: markup, JavaScript and a style sheet, read from the files beside this one."""
 
+import json
 from pathlib import Path
 
 FOLDER = Path(__file__).parent
-PICTURE = ("dom.js", "layout.js", "picture.js", "drawing.js", "boundaries.js", "scrubber.js")
-"""Files of the picture of one iteration, which a page can use without the widget."""
-WIDGET = ("asking.js", "elements.js", "results.js", "timeline.js")
-"""Files of the widget, which asks a kernel. No file imports another, so that all can be joined into one module."""
+TIMELINE = ("dom.js", "layout.js", "picture.js", "drawing.js", "boundaries.js", "scrubber.js", "timeline.js")
+"""Files of the timeline, which the Annotated DDP shows too. No file imports another; all are joined into one."""
 
 
 def script() -> str:
     """Return the widget's JavaScript module; its default export has the function `render` of anywidget."""
-    return joined(*(FOLDER / name for name in PICTURE + WIDGET))
+    return f"const MARKUP = {json.dumps(markup())};\n{timeline_script()}\n{joined(FOLDER / 'widget.js')}"
 
 
-def picture_script() -> str:
-    """Return the JavaScript of the picture alone; it exports nothing."""
-    return joined(*(FOLDER / name for name in PICTURE))
+def timeline_script() -> str:
+    """Return the JavaScript of the timeline alone; it exports nothing."""
+    return joined(*(FOLDER / name for name in TIMELINE))
 
 
 def joined(*files: Path) -> str:
@@ -24,6 +23,11 @@ def joined(*files: Path) -> str:
     return "\n".join(file.read_text() for file in files)
 
 
+def markup() -> str:
+    """Return the HTML inside the element that shows the timeline."""
+    return (FOLDER / "timeline.html").read_text()
+
+
 def style() -> str:
-    """Return the style sheet of picture and widget."""
+    """Return the style sheet of the timeline."""
     return (FOLDER / "timeline.css").read_text()

@@ -1,19 +1,15 @@
-// Elements of the page, changed only where they differ, and at most once a frame.
-
-/** JupyterLab takes the arrow keys for its own commands, except from elements with this attribute. */
-const OWN_KEYS = { "data-lm-suppress-shortcuts": "true" };
+// Elements of a page, changed only where they differ, and at most once a frame.
 
 function h(tag, attributes, ...children) {
   const element = document.createElement(tag);
-  for (const [name, value] of Object.entries(attributes)) element.setAttribute(name, value);
+  setAttributes(element, attributes);
   element.append(...children);
   return element;
 }
 
-function svg(tag, attributes) {
-  const element = document.createElementNS("http://www.w3.org/2000/svg", tag);
-  for (const [name, value] of Object.entries(attributes)) element.setAttribute(name, value);
-  return element;
+/** The elements below a root that have a `data-name`, by that name. */
+function namedElements(root) {
+  return Object.fromEntries([...root.querySelectorAll("[data-name]")].map((one) => [one.dataset.name, one]));
 }
 
 function matchCount(parent, count, create) {
@@ -21,10 +17,11 @@ function matchCount(parent, count, create) {
   while (parent.children.length > count) parent.lastElementChild.remove();
 }
 
-/** Set an attribute only if it changes, so that the browser has less to do. */
-function setAttribute(element, name, value) {
-  const words = String(value);
-  if (element.getAttribute(name) !== words) element.setAttribute(name, words);
+/** Set attributes only if they change, so that the browser has less to do. */
+function setAttributes(element, attributes) {
+  for (const [name, value] of Object.entries(attributes)) {
+    if (element.getAttribute(name) !== String(value)) element.setAttribute(name, value);
+  }
 }
 
 function setText(element, words) {
@@ -34,26 +31,18 @@ function setText(element, words) {
 function setValue(input, value, words) {
   if (input.value !== String(value)) input.value = value;
   if (words === undefined) return;
-  setText(input.output, words);
-  setAttribute(input, "aria-valuetext", words);
+  setText(input.parentElement.querySelector("b"), words);
+  setAttributes(input, { "aria-valuetext": words });
 }
 
 /** Call `redraw` once in the next frame, however often it is requested. */
 function frames(redraw) {
   let requested = 0;
-  let isDrawing = false;
   const run = () => {
+    redraw(); // what it requests itself is drawn already
     requested = 0;
-    isDrawing = true;
-    redraw();
-    isDrawing = false;
   };
-  return {
-    request: () => {
-      if (!requested && !isDrawing) requested = requestAnimationFrame(run);
-    },
-    stop: () => cancelAnimationFrame(requested),
-  };
+  return { request: () => (requested ||= requestAnimationFrame(run)), stop: () => cancelAnimationFrame(requested) };
 }
 
 function debounced(action, wait_ms) {

@@ -1,11 +1,12 @@
 // Bucket layouts: `sequence` has the parameter indices in launch order, `cuts` the places of the boundaries in it. A
-// cut of 12 means that the boundary lies after the twelfth gradient. Layouts are never changed, only replaced.
+// cut of 12 means that the boundary lies after the twelfth gradient. `noun` is what one all-reduce averages; only
+// buckets can be moved. Layouts are never changed, only replaced.
 
-function layoutOf(buckets) {
+function layoutOf(buckets, noun = "bucket") {
   const cuts = [];
   let place = 0;
   for (const bucket of buckets.slice(0, -1)) cuts.push((place += bucket.length));
-  return { sequence: buckets.flat(), cuts, edited: false };
+  return { sequence: buckets.flat(), cuts, noun, edited: false };
 }
 
 /** Parameter indices by bucket, as simulator.predict takes them. */
@@ -32,20 +33,20 @@ function withoutBoundary(layout, boundary) {
   return { ...layout, cuts: layout.cuts.filter((_, number) => number !== boundary), edited: true };
 }
 
+/** The first of these for which a function is largest. */
+const longestOf = (all, size) => all.reduce((one, other) => (size(other) > size(one) ? other : one));
+
 /** Split the bucket with the most bytes near its middle. Returns the layout and the number of the new boundary. */
 function withLargestSplit(layout, bytesBefore) {
-  const ends = [0, ...layout.cuts, layout.sequence.length];
-  const bytes = (bucket) => bytesBefore[ends[bucket + 1]] - bytesBefore[ends[bucket]];
-  let largest = -1;
-  for (let bucket = 0; bucket < ends.length - 1; bucket++) {
-    const divisible = ends[bucket + 1] - ends[bucket] > 1;
-    if (divisible && (largest < 0 || bytes(bucket) > bytes(largest))) largest = bucket;
-  }
-  if (largest < 0) return { layout, boundary: -1 };
-  const middle = (bytesBefore[ends[largest]] + bytesBefore[ends[largest + 1]]) / 2;
-  const place = nearestPlace(bytesBefore, middle, ends[largest] + 1, ends[largest + 1] - 1);
-  const cuts = [...layout.cuts.slice(0, largest), place, ...layout.cuts.slice(largest)];
-  return { layout: { ...layout, cuts, edited: true }, boundary: largest };
+  const ends = [...layout.cuts, layout.sequence.length];
+  const buckets = ends.map((end, bucket) => [ends[bucket - 1] ?? 0, end]).filter(([begin, end]) => end - begin > 1);
+  if (!buckets.length) return { layout, boundary: -1 };
+  const bytes = ([begin, end]) => bytesBefore[end] - bytesBefore[begin];
+  const [begin, end] = longestOf(buckets, bytes);
+  const middle = (bytesBefore[begin] + bytesBefore[end]) / 2;
+  const place = nearestPlace(bytesBefore, middle, begin + 1, end - 1);
+  const cuts = [...layout.cuts, place].sort((one, other) => one - other);
+  return { layout: { ...layout, cuts, edited: true }, boundary: cuts.indexOf(place) };
 }
 
 /** Bytes of all gradients before each place of a sequence, and at last of all gradients. */
@@ -57,11 +58,8 @@ function bytesBeforePlaces(sequence, sizes) {
 
 /** The place from `low` to `high` whose bytes are nearest to `bytes`. */
 function nearestPlace(bytesBefore, bytes, low, high) {
-  let nearest = low;
-  for (let place = low; place <= high; place++) {
-    if (Math.abs(bytesBefore[place] - bytes) < Math.abs(bytesBefore[nearest] - bytes)) nearest = place;
-  }
-  return nearest;
+  const places = Array.from({ length: high - low + 1 }, (_, number) => low + number);
+  return longestOf(places, (place) => -Math.abs(bytesBefore[place] - bytes));
 }
 
 /** A layout with what the picture needs of it. */

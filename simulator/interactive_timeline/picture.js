@@ -4,13 +4,14 @@
 const LANE = 26;
 const COPIES = 14;
 const GAP = 10;
-const PANEL = 250;
+const PANEL = { wide: 205, narrow: 150 };
 const AXIS = 34;
 const LEAST_EDGED = 8; // a narrower bar would lose too much of its width to its edge
 
 /** Positions in pixels: of the lanes for the answer's ranks, and of times and bytes. */
-function geometryOf(width, answer, axisEnd_ns, totalBytes, panelHeight = PANEL) {
+function geometryOf(width, answer, axisEnd_ns, totalBytes) {
   const narrow = width < 560;
+  const panelHeight = (narrow ? PANEL.narrow : PANEL.wide) - (answer.ranks.length - 1) * (LANE + GAP);
   const left = narrow ? 84 : 150;
   const right = width - 14;
   const lanes = answer.ranks.map((_, row) => GAP + row * (LANE + GAP));
@@ -38,13 +39,13 @@ function axisOf(longest_ns, ticks) {
 const LANE_OF = { forward: "forward", backward: "backward", step: "forward", launch: "copy" };
 
 /** Paths of all lanes, by class. `shown` is the layout on the screen; the answer belongs to `answered`. */
-function pathsOf(geometry, answer, shown, answered, sizes) {
+function pathsOf(geometry, answer, shown, answered) {
   const paths = {};
   const add = (name, path) => (paths[name] = (paths[name] ?? "") + path);
   answer.ranks.forEach((rank, row) => addComputation(add, geometry, answer, rank, row));
   addBands(add, geometry, answer, shown, answered);
   addNetwork(add, geometry, answer);
-  addGradients(add, geometry, answer, shown, sizes);
+  addGradients(add, geometry, answer, shown);
   return paths;
 }
 
@@ -54,7 +55,7 @@ function addComputation(add, geometry, answer, rank, row) {
     const copies = kind === "pack" || kind === "copy_out" || kind === "launch";
     if (kind === "wait") {
       add("idle", box(geometry, start, end, top, LANE));
-      for (const [low, high] of overlaps(start, end, answer.collectives)) {
+      for (const [low, high] of clipped(answer.collectives.map(([, , ...moments]) => moments), start, end)) {
         add("waiting", box(geometry, low, high, top, LANE));
       }
     } else if (!copies) {
@@ -65,14 +66,10 @@ function addComputation(add, geometry, answer, rank, row) {
   }
 }
 
-/** The parts of a wait in which a collective runs. */
-function overlaps(begin, end, collectives) {
-  const parts = [];
-  for (const [, , start, done] of collectives) {
-    if (start >= end) break; // all later ones start later
-    if (done > begin) parts.push([Math.max(start, begin), Math.min(done, end)]);
-  }
-  return parts;
+/** The parts of these intervals, in order of time, that lie between two moments. */
+function clipped(intervals, begin, end) {
+  const parts = intervals.map(([start, done]) => [Math.max(start, begin), Math.min(done, end)]);
+  return parts.filter(([low, high]) => low < high);
 }
 
 /** One band for each bucket: from its first gradient to its last, then its wait, then its all-reduce. */
@@ -116,22 +113,7 @@ function fillingTimes(answer, members) {
 /** An all-reduce, at least a pixel wide: hidden behind computation, and exposed where the slowest rank waits. */
 function addSending(add, geometry, answer, start, done, top, height) {
   add("hidden", box(geometry, start, done, top, height, 1));
-  const { exposed } = answer;
-  for (let number = firstAfter(exposed, start); number < exposed.length && exposed[number][0] < done; number++) {
-    const [low, high] = [Math.max(exposed[number][0], start), Math.min(exposed[number][1], done)];
-    add("exposed", box(geometry, low, high, top, height, 1));
-  }
-}
-
-/** The number of the first of these disjoint intervals, in order of time, that ends after a moment. */
-function firstAfter(intervals, moment) {
-  let [low, high] = [0, intervals.length];
-  while (low < high) {
-    const middle = (low + high) >> 1;
-    if (intervals[middle][1] > moment) high = middle;
-    else low = middle + 1;
-  }
-  return low;
+  for (const [low, high] of clipped(answer.exposed, start, done)) add("exposed", box(geometry, low, high, top, height, 1));
 }
 
 function addNetwork(add, geometry, answer) {
@@ -157,8 +139,8 @@ function slotsOf(collectives) {
   return { slots: Math.max(1, free.length), slotOf };
 }
 
-/** Each gradient as an upright stroke at its place in the buckets, and the curve of all bytes that are ready. */
-function addGradients(add, geometry, answer, { layout, bytesBefore }, sizes) {
+/** Each gradient as an upright stroke at its place in the buckets. */
+function addGradients(add, geometry, answer, { layout, bytesBefore }) {
   answer.ranks.forEach(({ ready_ns }, row) => {
     layout.sequence.forEach((index, place) => {
       const height = Math.max(1, geometry.y(bytesBefore[place]) - geometry.y(bytesBefore[place + 1]));
@@ -166,14 +148,6 @@ function addGradients(add, geometry, answer, { layout, bytesBefore }, sizes) {
       add(row ? "late" : "gradient", `M${x} ${r(geometry.y(bytesBefore[place]))}v${r(-height)}`);
     });
   });
-  const { ready_ns } = answer.ranks[0];
-  let ready = 0;
-  let curve = `M${r(geometry.x(0))} ${geometry.panelBottom}`;
-  for (const index of inReadyOrder(ready_ns)) {
-    ready += sizes[index];
-    curve += `H${r(geometry.x(ready_ns[index]))}V${r(geometry.y(ready))}`;
-  }
-  add("curve", `${curve}H${geometry.right}`);
 }
 
 /** Parameter indices in ready order; of simultaneous gradients, lower indices first. */
@@ -209,7 +183,7 @@ function bucketLabels(geometry, shown) {
     const [top, height] = band(geometry, shown, bucket);
     if (height < 14) return;
     const bytes = shown.bytesBefore[end] - shown.bytesBefore[shown.ends[bucket - 1] ?? 0];
-    const words = geometry.narrow ? `${bucket}` : `bucket ${bucket}: ${megabytes(bytes)}`;
+    const words = geometry.narrow ? `${bucket}` : `${shown.layout.noun} ${bucket}: ${megabytes(bytes)}`;
     labels.push(["lane", 0, top + height / 2 + 4.5, words, "start"]);
   });
   return labels;
@@ -250,17 +224,9 @@ function box(geometry, start, end, top, height, least = 0) {
   return `M${r(left)} ${r(top)}h${r(width)}v${r(height)}h${r(-width)}z`;
 }
 
-function r(pixels) {
-  return Math.round(pixels * 10) / 10;
-}
-
-function megabytes(bytes) {
-  return `${(bytes / 1e6).toFixed(1)} MB`;
-}
-
-function milliseconds(ns) {
-  return `${(ns / 1e6).toFixed(1)} ms`;
-}
+const r = (pixels) => Math.round(pixels * 10) / 10;
+const megabytes = (bytes) => `${(bytes / 1e6).toFixed(1)} MB`;
+const milliseconds = (ns) => `${(ns / 1e6).toFixed(1)} ms`;
 
 /**
  * The iteration and its parts, each rounded to a tenth of a millisecond, so that the rounded parts add up to the

@@ -7,6 +7,10 @@ function connectScrubber(view, state, { frame }) {
   let playing = 0;
   const atRest = wantsNoMotion() ? "Next" : "Play";
   view.play.textContent = atRest;
+  const moveTo = (cursor_ns) => {
+    state.cursor_ns = cursor_ns;
+    frame.request();
+  };
   const stop = () => {
     cancelAnimationFrame(playing);
     playing = 0;
@@ -17,30 +21,23 @@ function connectScrubber(view, state, { frame }) {
     const step = (now) => {
       const elapsed_s = Math.max(0, now - begin) / 1000; // a frame may have begun before the click
       const end = state.answer.iteration_ns;
-      state.cursor_ns = Math.min(end, (end * elapsed_s) / PLAY_S);
-      frame.request();
+      moveTo(Math.min(end, (end * elapsed_s) / PLAY_S));
       if (state.cursor_ns < end) playing = requestAnimationFrame(step);
       else stop();
     };
     view.play.textContent = "Stop";
     playing = requestAnimationFrame(step);
   };
-  const next = () => {
-    state.cursor_ns = eventMoments(state.answer).find((moment) => moment > state.cursor_ns) ?? 0;
-    frame.request();
-  };
+  const next = () => moveTo(eventMoments(state.answer).find((moment) => moment > (state.cursor_ns ?? 0)) ?? 0);
   view.play.addEventListener("click", () => (playing ? stop() : wantsNoMotion() ? next() : play()));
   view.scrubber.addEventListener("input", () => {
     stop();
-    state.cursor_ns = Number(view.scrubber.value);
-    frame.request();
+    moveTo(Number(view.scrubber.value));
   });
   return stop;
 }
 
-function wantsNoMotion() {
-  return matchMedia("(prefers-reduced-motion: reduce)").matches;
-}
+const wantsNoMotion = () => matchMedia("(prefers-reduced-motion: reduce)").matches;
 
 /** The moments at which an all-reduce starts or ends, and the end of the iteration. */
 function eventMoments(answer) {

@@ -1,127 +1,164 @@
-// The widget: what happens when the reader drags a boundary, presses a key, or moves a slider. In notebooks anywidget
-// calls `render`; the page without a kernel calls it with a model that answers questions itself.
+// The timeline of one iteration: controls, table, picture and scrubber, on the page as in the notebook's widget.
+//
+// Whoever opens it is its owner, an object with
+//   scenes, gbit, gpus, cap   the words of each choice; most_straggling, the largest factor of the straggler
+//   start                     the choices at the start: `scene`, `gbit`, `gpus`, `cap` as places, and `factor`
+//   dataOf(choices)           `names` and `sizes_bytes` of the model
+//   layoutAt(choices)         the layout of a scene and cap
+//   update(state)             sets `answer`, `answered` and `baseline` of the state, at once or later
+//   namesOf(state)            the names of the answer and of the baseline
+//   noteOn(state)             a sentence beside the scrubber, or null
+//   settled(state)            called when the reader has stopped
 
-const SETTLED_MS = 400;
-const PATIENCE_MS = 1000;
-const WAITING = "Waiting for the kernel…";
+const PARTS = ["computation_ns", "copies_ns", "launches_ns", "exposed_ns", "slowdown_ns", "stragglers_ns"];
+const SETTLED_MS = 300;
 
-export function render({ model, el }) {
-  const data = model.get("data");
-  const view = createView(data);
-  el.append(view.root);
-  const state = stateAtStart(data);
-  const asker = createAsker(model, receive);
+function openTimeline(root, owner) {
+  setAttributes(root, { "data-lm-suppress-shortcuts": "true" }); // JupyterLab would take the arrow keys
+  const view = viewOf(root, owner);
+  const state = {
+    ...{ choices: owner.start, layout: owner.layoutAt(owner.start), answer: null, answered: null, baseline: null },
+    ...{ cursor_ns: null, chosen: -1, dragging: false, isGuessing: false, longest_ns: 0 },
+  };
   const frame = frames(redraw);
-  const settle = debounced(() => announce(view, state), SETTLED_MS);
-  const complain = debounced(() => setText(view.status, asker.isWaiting() ? WAITING : ""), PATIENCE_MS);
-
-  function receive(purpose, asked, reply) {
-    view.error.textContent = reply.error ?? "";
-    view.status.textContent = "";
-    if (reply.answer && purpose === "now") Object.assign(state, { answer: reply.answer, answered: asked });
-    if (reply.answer && purpose === "start") state.startAnswer = reply.answer;
-    settle();
+  const settle = debounced(() => {
+    redraw(); // a busy browser may not have drawn a frame yet
+    owner.settled(state);
+    if (state.answer && state.baseline) setText(view.result, inWords(owner, state));
     frame.request();
-  }
-
-  /** Change the layout or the settings; the next frame asks the question. */
-  function change(changed, { alsoStart = false } = {}) {
-    Object.assign(state, changed, { asksNow: true, asksStart: state.asksStart || alsoStart });
-    frame.request();
-  }
+  }, SETTLED_MS);
 
   function redraw() {
     const begin = performance.now();
-    askWhatChanged();
-    if (state.answer && state.startAnswer && view.root.clientWidth) draw(data, view, state);
-    el.dispatchEvent(new CustomEvent("redraw", { detail: { ms: performance.now() - begin } }));
+    owner.update(state);
+    if (state.answer && state.baseline && view.picture.clientWidth) draw(owner, view, state);
+    root.dispatchEvent(new CustomEvent("redraw", { detail: { ms: performance.now() - begin } }));
   }
 
-  function askWhatChanged() {
-    if (state.asksNow) asker.ask("now", questionOf(data, state, state.layout), shownOf(data, state.layout));
-    if (state.asksStart) asker.ask("start", questionOf(data, state, state.startLayout), null);
-    if (state.asksNow || state.asksStart) complain();
-    Object.assign(state, { asksNow: false, asksStart: false });
+  function change(changed) {
+    Object.assign(state, changed);
+    frame.request();
+    settle();
   }
 
-  const actions = { change, frame, settle };
-  connectControls(data, view, state, actions);
-  connectBoundaries(data, view, state, actions);
+  /** Change some choices; all but network, number of GPUs and straggler discard moved boundaries. */
+  function choose(changed) {
+    const choices = { ...state.choices, ...changed };
+    const isKept = Object.keys(changed).every((name) => ["gbit", "gpus", "factor"].includes(name));
+    change(isKept ? { choices } : { choices, layout: owner.layoutAt(choices), chosen: -1 });
+  }
+
+  const actions = { change, choose, frame, settle };
+  connectControls(view, state, actions);
+  connectBoundaries(view, state, actions);
   const stopPlaying = connectScrubber(view, state, actions);
   const resized = new ResizeObserver(() => frame.request());
-  resized.observe(view.root);
-  if (data.answer) showFirstAnswer(data, state);
-  else change({}, { alsoStart: true });
-  return () => {
-    stopPlaying();
-    resized.disconnect();
-    frame.stop();
-    settle.stop();
-    complain.stop();
-    asker.stop();
-  };
+  resized.observe(root);
+  const stop = () => [stopPlaying, () => resized.disconnect(), frame.stop, settle.stop].forEach((one) => one());
+  return { view, state, stop, redraw, ...actions };
 }
 
-export default { render };
-
-// State
-
-function stateAtStart(data) {
-  const { order, cap, gbit_per_s, world_size } = data.start;
-  const layout = layoutOf(data.layouts[order][cap]);
-  return {
-    order, cap, gbit_per_s, world_size, factor: 1,
-    layout, startLayout: layout,
-    answer: null, answered: null, startAnswer: null,
-    asksNow: false, asksStart: false,
-    cursor_ns: null, chosen: -1, dragging: false, longest_ns: 0,
-  };
+function viewOf(root, owner) {
+  const view = { root, ...namedElements(root), controls: {}, rows: {} };
+  for (const input of root.querySelectorAll(".controls input")) {
+    view.controls[input.name] = input;
+    input.max = owner[input.name] ? owner[input.name].length - 1 : owner.most_straggling;
+  }
+  for (const row of root.querySelectorAll("tbody tr")) view.rows[row.className] = row;
+  const button = (words) => h("li", {}, h("button", { type: "button", class: "scene" }, words));
+  view.scenes.append(...owner.scenes.map(button));
+  return view;
 }
 
-/** Show the answer that came with the data, for notebooks that are opened without a kernel. */
-function showFirstAnswer(data, state) {
-  const answered = shownOf(data, state.layout);
-  Object.assign(state, { answer: data.answer, answered, startAnswer: data.answer });
+function connectControls(view, state, { choose, change }) {
+  [...view.scenes.children].forEach((one, scene) => one.addEventListener("click", () => choose({ scene })));
+  for (const [name, input] of Object.entries(view.controls)) {
+    input.addEventListener("input", () => choose({ [name]: Number(input.value) }));
+  }
+  view.split.addEventListener("click", () => {
+    const { layout, boundary } = withLargestSplit(state.layout, state.shown.bytesBefore);
+    if (boundary >= 0) change({ layout, chosen: boundary });
+  });
+  view.remove.addEventListener("click", () => removeBoundary(state, change));
+  view.reset.addEventListener("click", () => choose({ scene: state.choices.scene }));
 }
 
-function questionOf(data, state, layout) {
-  return {
-    plan: planOf(layout),
-    world_size: data.world_sizes[state.world_size],
-    gbit_per_s: data.gbit_per_s[state.gbit_per_s],
-    factor: state.factor,
-  };
+// Drawing
+
+function draw(owner, view, state) {
+  const data = owner.dataOf(state.choices);
+  const { answer, layout, isGuessing } = state;
+  const shown = shownOf(data, layout);
+  const width = view.picture.clientWidth;
+  const axis = currentAxis(state, width);
+  const geometry = geometryOf(width, answer, axis.end, shown.bytesBefore.at(-1));
+  Object.assign(state, { geometry, shown, axis });
+  const cursor_ns = state.cursor_ns ?? (isGuessing ? axis.end / 2 : backwardEnd(answer));
+  const isLocked = layout.noun !== "bucket" || isGuessing;
+  drawPicture(view, state, cursor_ns);
+  drawBoundaries(view, state, isLocked);
+  drawMoment(view, state, cursor_ns, data.sizes_bytes);
+  drawControls(owner, view, state);
+  drawParts(owner, view, state);
+  setText(view.note, owner.noteOn(state) ?? (isLocked ? "" : aboutBoundary(data, state)));
+  view.root.classList.toggle("locked", isLocked);
+  view.root.classList.toggle("guessing", isGuessing);
 }
 
 /** The axis ends after both iterations; while the reader drags, it does not become shorter. */
 function currentAxis(state, width) {
-  const longest = Math.max(state.answer.iteration_ns, state.startAnswer.iteration_ns);
+  const longest = Math.max(state.answer.iteration_ns, state.baseline.iteration_ns);
   state.longest_ns = state.dragging ? Math.max(state.longest_ns, longest) : longest;
-  return axisOf(state.longest_ns, Math.max(3, Math.min(12, width / 80)));
+  return axisOf(state.longest_ns, Math.max(3, Math.min(12, width / 100)));
 }
 
-// Controls
+function drawControls(owner, view, { choices, layout, shown, chosen }) {
+  const { gbit, gpus, factor, cap } = view.controls;
+  const isMovable = layout.noun === "bucket";
+  setValue(gbit, choices.gbit, owner.gbit[choices.gbit]);
+  setValue(gpus, choices.gpus, owner.gpus[choices.gpus]);
+  setValue(factor, choices.factor, choices.factor > 1 ? `× ${choices.factor}` : "none");
+  setValue(cap, choices.cap, layout.edited ? "moved" : isMovable ? owner.cap[choices.cap] : `one ${layout.noun} each`);
+  cap.disabled = !isMovable;
+  [...view.scenes.children].forEach(({ firstChild }, scene) => {
+    setAttributes(firstChild, { "aria-current": scene === choices.scene ? "step" : "false" });
+  });
+  view.split.disabled = withLargestSplit(shown.layout, shown.bytesBefore).boundary < 0;
+  view.remove.disabled = chosen < 0;
+  view.reset.disabled = !layout.edited;
+}
 
-function connectControls(data, view, state, { change }) {
-  const { order, cap, gbit_per_s, world_size, factor } = view.controls;
-  const fill = () => {
-    const chosen = { order: order.value, cap: Number(cap.value) };
-    change({ ...chosen, layout: layoutOf(data.layouts[chosen.order][chosen.cap]), chosen: -1 });
-  };
-  cap.addEventListener("input", fill);
-  order.addEventListener("change", fill);
-  for (const [name, input] of Object.entries({ gbit_per_s, world_size, factor })) {
-    input.addEventListener("input", () => change({ [name]: Number(input.value) }, { alsoStart: true }));
-  }
-  const { split, remove, compare, restart } = view.buttons;
-  split.addEventListener("click", () => {
-    const { layout, boundary } = withLargestSplit(state.layout, state.shown.bytesBefore);
-    if (boundary >= 0) change({ layout, chosen: boundary });
+function drawParts(owner, view, state) {
+  const { isGuessing } = state;
+  const [now, then] = [state.answer, state.baseline].map(roundedParts);
+  owner.namesOf(state).forEach((name, row) => setText(Object.values(view.rows)[row].cells[0], name));
+  ["iteration_ns", ...PARTS].forEach((part, column) => {
+    const cells = ["now", "baseline", "difference"].map((row) => view.rows[row].cells[column + 1]);
+    const changed = (now[part] ?? 0) - (then[part] ?? 0);
+    const sign = changed < 0 ? "−" : "+";
+    setText(cells[0], isGuessing ? "?" : tenths(now[part] ?? 0));
+    setText(cells[1], tenths(then[part] ?? 0));
+    setText(cells[2], isGuessing ? "" : changed ? `${sign}${tenths(Math.abs(changed))}` : "0");
+    cells[2].classList.toggle("worse", changed > 0 && !isGuessing);
   });
-  remove.addEventListener("click", () => removeBoundary(state, change));
-  compare.addEventListener("click", () => change({ startLayout: state.layout }, { alsoStart: true }));
-  restart.addEventListener("click", () => {
-    const { answer, answered, startAnswer, ...start } = stateAtStart(data);
-    change(start, { alsoStart: true });
-  });
+  view.root.classList.toggle("slowed", Boolean(now.slowdown_ns || then.slowdown_ns));
+}
+
+const tenths = (ns) => (ns / 1e6).toFixed(1);
+
+function aboutBoundary(data, { chosen, shown }) {
+  const { cuts, sequence } = shown.layout;
+  if (!cuts[chosen]) return "Drag a boundary between buckets, or choose one with Tab and move it with the arrow keys.";
+  const [before, after] = [cuts[chosen] - 1, cuts[chosen]].map((place) => data.names[sequence[place]]);
+  return `Chosen boundary: between ${before} and ${after}; ${bytesAround(shown, chosen)}.`;
+}
+
+/** The result for readers who hear the page. */
+function inWords(owner, state) {
+  const { answer, baseline, isGuessing } = state;
+  if (isGuessing) return "";
+  const changed_ns = answer.iteration_ns - baseline.iteration_ns;
+  const much = `${milliseconds(Math.abs(changed_ns))} ${changed_ns < 0 ? "less" : "more"} than`;
+  const exposed = milliseconds(answer.exposed_ns);
+  return `Iteration ${milliseconds(answer.iteration_ns)}, ${much} ${owner.namesOf(state)[1]}; exposed communication ${exposed}.`;
 }

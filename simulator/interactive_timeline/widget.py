@@ -1,12 +1,14 @@
 """The widget for notebooks: the kernel answers every question of the reader with `simulator.predict`."""
 
 from collections.abc import Callable
+from functools import lru_cache
 from typing import Any
 
 from reference.bucketing import Order
 from reference.trace import Trace
 
 from ..fabric import Fabric
+from ..predicted_iteration import Prediction
 from .browser_code import script, style
 from .simulate_choices import EVERY_CHOICE, Choices, InteractiveIteration, Question, Start
 
@@ -64,9 +66,10 @@ class InteractiveTimeline(anywidget.AnyWidget):
         self._iteration = InteractiveIteration(
             trace, fabric, title=title or trace.workload.model, choices=_with_start(choices, start), start=start
         )
+        self._answered = lru_cache(maxsize=2)(self._answer)  # the start layout is in every question
         first = self._iteration.first_question
-        self.plan, self.prediction = first.plan, self._iteration.predict(first)
-        answer = self._iteration.answer(first, self.prediction)
+        self.plan = first.plan
+        self.prediction, answer = self._answered(first)
         super().__init__(data=self._iteration.document() | {"answer": answer})
         self.on_msg(self._reply)
 
@@ -79,18 +82,22 @@ class InteractiveTimeline(anywidget.AnyWidget):
         )
 
     def _reply(self, _widget: object, message: dict[str, Any], _buffers: object) -> None:
-        """Answer a question; an error is answered with its first line."""
-        about = {"id": message.get("id"), "purpose": message.get("purpose")}
+        """Answer a question about a layout and the start layout; an error is answered with its first line."""
+        about = {"id": message.get("id")}
         try:
-            question = Question.of(message.get("question", {}))
-            prediction = self._iteration.predict(question)
-            reply = {**about, "answer": self._iteration.answer(question, prediction)}
+            document = message.get("question", {})
+            question = Question.of(document)
+            prediction, answer = self._answered(question)
+            _, start = self._answered(Question.of(document | {"plan": document.get("start", question.plan)}))
         except Exception as error:  # noqa: BLE001  # the fabric is a function of the user, who reads the error in the widget
             self.send({**about, "error": f"{type(error).__name__}: {error}".splitlines()[0]})
             return
-        if about["purpose"] == "now":
-            self.plan, self.prediction = question.plan, prediction
-        self.send(reply)
+        self.plan, self.prediction = question.plan, prediction
+        self.send({**about, "answer": answer, "start": start})
+
+    def _answer(self, question: Question) -> tuple[Prediction, dict[str, object]]:
+        prediction = self._iteration.predict(question)
+        return prediction, self._iteration.answer(question, prediction)
 
 
 def _with_start(choices: Choices, start: Start) -> Choices:

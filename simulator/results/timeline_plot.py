@@ -31,9 +31,9 @@ KINDS: dict[str, tuple[Kind, ...]] = {
     INK: ("launch",),
     SMALL: ("wait",),
     QUIET: ("unsynchronized", "search", "queued"),
-    HIDDEN: ("join", "order", "broadcast", "bitmap"),
-    EXPOSED: ("all_reduce", "second_all_reduce"),
+    HIDDEN: ("join", "order", "broadcast", "bitmap", "all_reduce", "second_all_reduce"),
 }
+"""Kinds of spans by colour. Communication is `EXPOSED` where its rank waits for it."""
 COLOURS = {kind: colour for colour, kinds in KINDS.items() for kind in kinds}
 NOT_RUNNING: tuple[Kind, ...] = ("straggler", "queued")
 """Kinds of spans before a collective runs."""
@@ -65,15 +65,22 @@ def draw_timeline(prediction: Any, ax: Axes, *, ranks: Sequence[int] | None = No
     lane_of = {rank: 2 * place for place, rank in enumerate(shown)}
     spans = [span for span in prediction.spans if span.rank in lane_of]
     spans.sort(key=lambda span: span.kind not in NOT_RUNNING)  # running collectives are drawn on top
+    waits = [span for span in spans if span.kind == "wait"]
     ns_per_digit = DIGIT_WIDTH * prediction.timeline.iteration_ns
     for span in spans:
         lane = lane_of[span.rank] + (span.stream == "comm")
         ax.broken_barh(*_bar(span, lane), facecolors=COLOURS[span.kind], edgecolors="white", linewidth=0.3)
         number = str(span.bucket)
-        runs = span.bucket is not None and span.stream == "comm" and span.kind not in NOT_RUNNING
+        runs = span.bucket is not None and COLOURS[span.kind] == HIDDEN
+        if COLOURS[span.kind] == HIDDEN:
+            for wait in waits:
+                low, high = max(span.start_ns, wait.start_ns), min(span.end_ns, wait.end_ns)
+                if wait.rank == span.rank and low < high:
+                    exposed = [(low / 1e6, (high - low) / 1e6)], (lane - HEIGHT / 2, HEIGHT)
+                    ax.broken_barh(*exposed, facecolors=EXPOSED, linewidth=0)
         if runs and span.duration_ns >= ns_per_digit * len(number):
             middle = (span.start_ns + span.end_ns) / 2e6
-            ax.text(middle, lane, number, ha="center", va="center", fontsize=7, color="white", clip_on=True)
+            ax.text(middle, lane, number, ha="center", va="center", fontsize=7, color=INK, clip_on=True)
     for span in prediction.critical_path:
         if span.rank in lane_of:
             lane = lane_of[span.rank] + (span.stream == "comm")
@@ -93,6 +100,7 @@ def draw_timeline(prediction: Any, ax: Axes, *, ranks: Sequence[int] | None = No
     ax.spines[["top", "right"]].set_visible(False)
     kinds = dict.fromkeys(span.kind for span in spans)
     handles = [Patch(facecolor=COLOURS[kind], edgecolor=QUIET, label=kind.replace("_", " ")) for kind in kinds]
+    handles.append(Patch(facecolor=EXPOSED, edgecolor=QUIET, label="exposed"))
     ax.legend(handles=handles, fontsize=7, ncols=8, frameon=False, loc="upper center", bbox_to_anchor=(0.5, -0.15))
     return ax
 

@@ -4,10 +4,12 @@ from typing import get_args
 
 import pytest
 from matplotlib import pyplot
+from matplotlib.colors import to_rgba
 from matplotlib.figure import Figure
 
 from simulator import Fabric, Straggler, predict
 from simulator.engines.timeline import Kind
+from simulator.plot_colours import EXPOSED
 from simulator.results.timeline_plot import COLOURS, draw_timeline
 
 from ..strategies import iteration, trace_of
@@ -28,6 +30,18 @@ def test_a_plot_is_drawn_on_the_given_axes_or_on_new_ones():
 
 def test_every_kind_of_span_has_a_colour():
     assert set(COLOURS) == {name for literal in get_args(Kind) for name in get_args(literal)}
+
+
+def test_communication_is_red_only_while_its_rank_waits():
+    """Fails if hidden communication is drawn in the colour of exposed communication."""
+    prediction = predict(TRACE, SLOW, world_size=2)
+    ax = draw_timeline(prediction, Figure().add_subplot(), ranks=[0])
+    colour = to_rgba(EXPOSED)
+    red = [bars for bars in ax.collections if bars.get_facecolor().tolist() == [list(colour)]]
+    widths = [path.get_extents().width for bars in red for path in bars.get_paths()]
+    running_ns = prediction.timeline.done_ns - prediction.timeline.start_ns
+    assert 0 < prediction.exposed_comm_ns < running_ns.sum()
+    assert sum(widths) == pytest.approx(prediction.exposed_comm_ns / 1e6)
 
 
 def test_each_rank_has_a_lane_for_computing_and_one_for_the_network():

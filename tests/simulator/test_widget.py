@@ -35,8 +35,8 @@ class Kernel:
         self.widget = InteractiveTimeline(trace, fabric, world_size=2, gbit_per_s=10.0, **start)
         self.widget.send = lambda content, buffers=None: self.replies.append(content)
 
-    def reply(self, question, purpose="now") -> dict:
-        self.widget._handle_custom_msg({"id": "1", "purpose": purpose, "question": question}, [])
+    def reply(self, question) -> dict:
+        self.widget._handle_custom_msg({"id": "1", "question": question}, [])
         return json.loads(json.dumps(self.replies.pop()))
 
 
@@ -55,8 +55,9 @@ def test_the_notebook_reads_the_plan_and_the_prediction_that_are_shown():
     assert kernel.widget.plan == ((1, 0),)
     kernel.reply(asked())
     assert kernel.widget.plan == ((1,), (0,)) == kernel.widget.prediction.buckets
-    kernel.reply(asked(plan=((0, 1),)), purpose="start")
+    reply = kernel.reply(asked() | {"start": ((0, 1),)})
     assert kernel.widget.plan == ((1,), (0,)), "the layout to compare with replaced the one that is shown"
+    assert reply["start"] == kernel.reply(asked(plan=((0, 1),)))["answer"]
 
 
 @pytest.mark.parametrize(
@@ -86,12 +87,11 @@ def test_a_trace_without_a_prediction_is_refused_at_once():
 
 def test_start_values_are_added_to_the_choices():
     data = InteractiveTimeline(TRACE, world_size=3, gbit_per_s=7, bucket_cap_mb=0.5).data
-    assert 3 in data["world_sizes"]
-    assert data["gbit_per_s"][data["start"]["gbit_per_s"]] == 7
-    assert data["caps"][data["start"]["cap"]] == "0.5 MiB"
+    assert "3" in data["gpus"]
+    assert data["gbit"][data["start"]["gbit"]] == "7 Gbit/s"
+    assert data["cap"][data["start"]["cap"]] == "0.5 MiB"
     assert json.loads(json.dumps(data)) == json.loads(json.dumps(InteractiveTimeline(TRACE).data)) | {
-        name: json.loads(json.dumps(data[name]))
-        for name in ("caps", "gbit_per_s", "world_sizes", "layouts", "start", "answer")
+        name: json.loads(json.dumps(data[name])) for name in ("cap", "gbit", "gpus", "layouts", "start", "answer")
     }
 
 
@@ -180,8 +180,8 @@ def test_the_kernel_answers_while_one_drags(displayed):
     drag(page, 2, -24)
     expected = predicted(cuts(page))
     page.wait_for_function(
-        "words => document.querySelector('tr.iteration_ns td.now').textContent === words",
-        arg=f"{expected.iteration_ns / 1e6:.1f} ms",
+        "words => document.querySelector('tr.now td.iteration_ns').textContent === words",
+        arg=f"{expected.iteration_ns / 1e6:.1f}",
     )
     assert widget.prediction == expected
     assert [list(bucket) for bucket in widget.plan] == [list(bucket) for bucket in expected.buckets]
@@ -194,10 +194,10 @@ def test_the_shown_parts_add_up_to_the_iteration_with_slow_downs_and_a_straggler
     for straggler in ("1.5", "1.2"):
         page.get_by_role("slider", name="Straggler").fill(straggler)
         page.wait_for_function(
-            "before => ![before, ''].includes(document.querySelector('tr.iteration_ns td.now').textContent)",
+            "before => ![before, ''].includes(document.querySelector('tr.now td.iteration_ns').textContent)",
             arg=before,
         )
-        before = page.locator("tr.iteration_ns td.now").inner_text()
+        before = page.locator("tr.now td.iteration_ns").inner_text()
         assert_parts_add_up(page)
         assert number(page, "slowdown_ns") > 0
 
@@ -229,14 +229,13 @@ def test_one_question_is_in_flight_and_the_newest_is_next(displayed):
     answer(sent()[0])
     page.wait_for_function("window.sent.length === 2")
     assert len(sent()[1]["question"]["plan"][1]) == before[1] - before[0] + 5, "an older question was asked"
+    start = sent()[1]["question"]["start"]
     answer(sent()[1])
     frames(page)
     assert len(sent()) == 2
-    page.get_by_role("slider", name="Network").fill("2")
+    page.get_by_role("button", name="Compare").click()
     page.wait_for_function("window.sent.length === 3")
-    answer(sent()[2])
-    page.wait_for_function("window.sent.length === 4")
-    assert [message["purpose"] for message in sent()] == ["now", "now", "now", "start"]
+    assert sent()[2]["question"]["start"] == sent()[1]["question"]["plan"] != start
 
 
 def test_buffers_slow_downs_and_simultaneous_collectives_are_drawn(displayed):
@@ -252,8 +251,8 @@ def test_buffers_slow_downs_and_simultaneous_collectives_are_drawn(displayed):
     page.wait_for_selector(".boundary")
     drag(page, 1, 12)
     page.wait_for_function(
-        "words => document.querySelector('tr.exposed_ns td.now').textContent === words",
-        arg=f"{widget.prediction.exposed_comm_ns / 1e6:.1f} ms",
+        "words => document.querySelector('tr.now td.exposed_ns').textContent === words",
+        arg=f"{widget.prediction.exposed_comm_ns / 1e6:.1f}",
     )
     assert len(widget.plan) == 6
 
@@ -274,7 +273,7 @@ def test_an_error_of_the_kernel_is_one_line_and_the_next_answer_removes_it(displ
 
 def test_a_kernel_that_does_not_answer_is_named(displayed):
     page = displayed(small_widget(), answered=False)
-    page.get_by_role("slider", name="Bucket cap").fill("1")
+    page.get_by_role("slider", name="Cap").fill("1")
     page.wait_for_function("document.querySelector('.status').textContent === 'Waiting for the kernel…'")
 
 

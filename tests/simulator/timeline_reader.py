@@ -16,10 +16,10 @@ SHOWN = InteractiveIteration(page.models()["ResNet-50"], v100_ring, title="ResNe
 COUNT = len(SHOWN.trace.sizes_bytes)
 
 
-def number(page, name, column="now") -> float:
+def number(page, part, row="now") -> float:
     """A number of the table, in milliseconds."""
-    words = page.locator(f"tr.{name} td.{column}").inner_text()
-    return float(words.replace("\N{MINUS SIGN}", "-").removesuffix(" ms"))
+    words = page.locator(f"tr.{row} td.{part}").inner_text()
+    return float(words.replace("\N{MINUS SIGN}", "-"))
 
 
 def frames(page, count=3) -> None:
@@ -60,7 +60,7 @@ def assert_shows(page, prediction) -> None:
 
 
 def assert_parts_add_up(page) -> None:
-    """The shown rows below the iteration add up to the iteration, now and in the start layout."""
-    for column in ("now", "start"):
-        shown = [number(page, part, column) for part in PARTS if page.locator(f"tr.{part}").is_visible()]
-        assert round(10 * sum(shown)) == round(10 * number(page, "iteration_ns", column)), column
+    """The shown parts add up to the iteration, now and in the start layout."""
+    for row in ("now", "baseline"):
+        shown = [number(page, part, row) for part in PARTS if page.locator(f"tr.now td.{part}").is_visible()]
+        assert round(10 * sum(shown)) == round(10 * number(page, "iteration_ns", row)), row
