@@ -48,6 +48,7 @@ def plan(order: Literal["ready", "reverse", "forward"] = "ready") -> Plan:
     return tuple(tuple(bucket) for bucket in predict(10, order=order).buckets)
 
 
+@cache
 def communication_ms(gbit_per_s: float) -> float:
     """Time of all all-reduces, one after the other."""
     sizes_bytes = [sum(v100().sizes_bytes[index] for index in bucket) for bucket in plan()]
