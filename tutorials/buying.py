@@ -41,8 +41,8 @@ class Offer:
 
     def predict(self, gpus: int, **settings: Any) -> Prediction:
         """The iteration on this many GPUs; settings as of `simulator.predict`."""
-        settings = {"world_size": gpus, "variation": self.assumed.variation} | settings
-        return simulator.predict(self.trace, self.assumed.fabric, **settings)
+        settings = {"variation": self.assumed.variation} | settings
+        return simulator.predict(self.trace, self.assumed.fabric, world_size=gpus, **settings)
 
 
 def offer(trace: Trace, pod: str, gbit_per_s: float) -> Offer:

@@ -89,7 +89,7 @@ def draw_diary(diary: Sequence[Event]) -> Axes:
 def draw_buckets(iteration: Iteration) -> Axes:
     """Draw when the all-reduce of each bucket ran, and how long its result waited to be copied out."""
     ax = new_axes(7, 2.8)
-    last = _ms(iteration, max(iteration.ready_ns))
+    last = _ms(iteration, iteration.buckets[-1].ready_ns)
     for number, bucket in enumerate(iteration.buckets):
         moments = (bucket.launched_ns, bucket.done_ns, bucket.copied_out_ns)
         launched, done, copied_out = (_ms(iteration, moment) for moment in moments)
