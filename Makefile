@@ -42,8 +42,8 @@ figures: $(READY)  ## draw all figures again from committed data, and their capt
 site: .venv/.site  ## run the tutorials and make a site of them, the pages and the docstrings, in out/site
 	$(BIN)/python -m docs
 
-test-tutorials: .venv/.tutorials  ## run every tutorial from its first cell to its last, verify its exercises, look for answers in its outputs: 6 minutes
-	$(BIN)/pytest -m slow --durations=13 tests/test_tutorials.py
+test-tutorials: .venv/.tutorials  ## run every tutorial from its first cell to its last, verify its exercises, look for answers in its outputs: 5 minutes
+	$(BIN)/pytest -m slow --durations=10 tests/test_tutorials.py
 
 test-readme: $(READY)  ## run the README's commands and programs as they are written: about 9 minutes
 	$(BIN)/pytest -m slow tests/test_readme.py

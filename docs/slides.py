@@ -2,7 +2,7 @@
 
 The structure of a notebook and the tags of its cells decide what becomes a slide. Question, guesses and each heading
 start a slide; text, pictures and short code follow below it; exercises become slides without their solutions.
-Asserts, checks, sliders and solutions are left out. The notes for the instructor come from `tutorials/notes/NN.md`.
+Controls and sliders are left out. The notes for the instructor come from `tutorials/notes/NN.md`.
 """
 
 import argparse
@@ -22,7 +22,7 @@ ROOT = Path(__file__).parent.parent
 TUTORIALS = ROOT / "tutorials"
 EXECUTED = ROOT / "out" / "site" / "tree" / "tutorials"
 """Where `make site` leaves the executed tutorials."""
-LEFT_OUT = {"guess", "solution", "check", "verify", "asserts", "remove-cell", "exercise"}
+LEFT_OUT = {"guess", "remove-cell", "exercise"}
 """Tags of cells that no slide shows. An exercise is its text; its cell only has a place for the answer."""
 LONGEST_CODE = 22
 """Lines of the longest code that a slide shows; of longer cells it shows the output only."""

@@ -22,7 +22,7 @@ def block(page: str, name: str) -> str:
 
 @pytest.mark.parametrize("rule", RULES, ids=[rule[0][:40] for rule in RULES])
 def test_each_command_prints_the_times_of_its_rule(rule, here, monkeypatch, tmp_path):
-    (tmp_path / "pod.yaml").write_text(block("README.md", "pod.yaml"))
+    (tmp_path / "pod.yaml").write_text(block("docs/predict.md", "pod.yaml"))
     (tmp_path / "lan.yaml").write_text(block("docs/cheat_sheet.md", "lan.yaml"))
     monkeypatch.setenv("COLUMNS", "200")
     monkeypatch.chdir(tmp_path)

@@ -78,7 +78,9 @@ def test_the_score_has_each_guess_beside_the_measured_value():
     answer(guess, "outcome", "hang")
     answer(guess, "arrive", ("b", "a"))
     answer(guess, "busy", 1)
-    assert repr(guess.score(hidden=71.25, longer=1234.5, outcome="wrong", arrive={"a"}, busy=None)).splitlines() == [
+    measured = {"hidden": 71.25, "longer": 1234.5, "outcome": "wrong", "arrive": {"a"}, "busy": None}
+    assert repr(guess.score("predicted", **measured)).startswith("| question | you | predicted | right? |\n")
+    assert repr(guess.score(**measured)).splitlines() == [
         "| question | you | measured | right? |",
         "| --- | --- | --- | --- |",
         "| hidden | 60 % | 71.2 % | yes |",

@@ -8,7 +8,6 @@ from hypothesis import strategies as st
 
 from tutorials import inside, repeats, ring
 from tutorials.buying import interval
-from tutorials.plots import draw_table, new_axes
 
 
 @given(st.integers(2, 6), st.integers(0, 20), st.randoms(use_true_random=False))
@@ -82,12 +81,4 @@ def test_a_bucket_keeps_its_state_until_the_next_event_of_its_own():
     assert colours[0::2] == [white, white, inside.STATES["ready"], inside.STATES["launched"]]
     assert colours[1::2] == [white] * 4
     assert [text.get_text() for text in ax.texts] == ["1"] * 6
-    plt.close(ax.figure)
-
-
-def test_a_table_shows_every_word_once():
-    ax = draw_table(new_axes(), [["a", "b"], ["b", "c"]], ["x", "y"], ["u", "v"])
-    assert [text.get_text() for text in ax.texts] == ["a", "b", "b", "c"]
-    faces = [patch.get_facecolor() for patch in ax.patches]
-    assert faces[1] == faces[2] != faces[0]
     plt.close(ax.figure)

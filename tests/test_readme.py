@@ -162,7 +162,7 @@ def test_fragments_are_python_and_files_are_yaml():
     for text in blocks("py") + blocks("python"):
         compile(text, "README.md", "exec")
     assert [sorted(yaml.safe_load(text)) for text in blocks("yaml")] == [
-        ["levels", "source"], ["steps"], ["levels", "source"],
+        ["steps"], ["levels", "source"],
     ]  # fmt: skip
 
 

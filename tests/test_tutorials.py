@@ -7,6 +7,7 @@ from itertools import pairwise
 from pathlib import Path
 
 import pytest
+import yaml
 
 from docs.executed_tutorials import EXECUTED, shown
 from tutorials import own_code
@@ -14,8 +15,12 @@ from tutorials.exercises import NOT_ATTEMPTED, TO_WRITE
 
 ROOT = Path(__file__).parent.parent
 NOTEBOOKS = sorted((ROOT / "tutorials").glob("*.ipynb"))
-FOLDED = {"source_hidden": True}
-"""Metadata of a cell that JupyterLab folds."""
+SHOWN = yaml.safe_load(Path(__file__).with_name("tutorials.yaml").read_text())
+"""By tutorial, what is true of its variables at the end."""
+RUNG = "%%rung "
+"""First characters of a cell in which the learner writes a rung of the ladder."""
+SCREEN = 40
+"""Lines that a cell may print."""
 DRAWS = re.compile(r"\b(ax|axes|plt|figure)\.|\bdraw_|\bshow_")
 """A line that draws; modules contain the code of pictures."""
 MOST_DRAWING_LINES = 8
@@ -36,9 +41,8 @@ def tags(cell):
 
 
 def tree(cell):
-    """The statements of a code cell; a cell that writes a module has those of the module."""
-    magic, _, module = text(cell).partition("\n")
-    return ast.parse(module if magic.startswith("%%writefile") else text(cell))
+    """The statements of a code cell, of the module if it writes one, without magics."""
+    return ast.parse("\n".join(line for line in text(cell).splitlines() if not line.startswith("%")))
 
 
 def names(node, context):
@@ -68,6 +72,9 @@ def test_the_published_tutorial_is_this_one_with_outputs(path):
     assert any("image/png" in output.get("data", {}) for output in outputs)
     assert all(output["output_type"] != "error" for output in outputs)
     assert not re.search(r"/(tmp|home|root|work)/", json.dumps(outputs))
+    for cell in code(published):
+        printed = [output.get("text", output.get("data", {}).get("text/markdown", "")) for output in cell["outputs"]]
+        assert sum(len("".join(one).splitlines()) for one in printed) <= SCREEN, text(cell)
 
 
 def test_each_opens_with_its_question_and_a_prediction_and_ends_with_what_to_read(cells):
@@ -117,28 +124,36 @@ def exercises(cells):
 
 
 def checked(cell):
-    """The last statement of an exercise: the call of `check`."""
+    """The last statement of an exercise: the call of `check`; None for a rung."""
+    if text(cell).startswith(RUNG):
+        return None
     called = tree(cell).body[-1].value
     assert called.func.attr == "check"
     return called
 
 
-def test_each_has_open_exercises_with_a_check_and_a_hidden_verification(cells):
+def test_each_has_open_exercises_with_a_check(cells):
     """Run All must not answer for the learner: no cell but the exercise assigns the variables that are checked."""
     assert len(exercises(cells)) >= 2
     for place in exercises(cells):
-        before, exercise, verification = cells[place - 1 : place + 2]
-        called = checked(exercise)
+        before, exercise = cells[place - 1 : place + 1]
+        if (called := checked(exercise)) is None:
+            assert TO_WRITE in text(exercise)
+            continue
         (answer,) = called.args
         assert not called.keywords  # one hint at first
-        assert verification["metadata"] == {"jupyter": FOLDED, "tags": ["verify", "remove-cell"]}
-        assert f"{called.func.value.id}.verify()" in text(verification)
         names_of_answers = names(answer, ast.Load) - {"own_code"}
         gaps = ellipses(tree(exercise)) + text(before).count(TO_WRITE)
         assert gaps == max(1, len(names_of_answers))
         for other in code(cells):
             stored = names(tree(other), ast.Store)
             assert other is exercise or not names_of_answers & stored
+
+
+def test_tutorial_2_has_the_first_eight_rungs_in_order():
+    (path,) = (path for path in NOTEBOOKS if path.name.startswith("02_"))
+    written = [text(cell) for cell in code(json.loads(path.read_text())["cells"]) if text(cell).startswith(RUNG)]
+    assert [cell.partition("\n")[0] for cell in written] == [f"{RUNG}{number}" for number in range(1, 9)]
 
 
 def constants(module):
@@ -154,8 +169,7 @@ def constants(module):
 def test_no_cell_contains_a_solution_or_a_judge(path):
     """JupyterLab shows the first line of a folded cell, and GitHub shows all of them."""
     module = ROOT / "tutorials" / "answers" / f"{path.stem[3:]}.py"
-    assert module.exists()
-    written = [ast.unparse(value) for value in constants(module)]
+    written = [ast.unparse(value) for value in constants(module)] if RUNG not in path.read_text() else []
     for cell in json.loads(path.read_text())["cells"]:
         assert set(tags(cell)).isdisjoint({"solution", "check"})
         if cell["cell_type"] == "code":
@@ -186,51 +200,59 @@ def test_an_output_with_the_answer_is_seen():
     assert not shows("it has 134848.5 bytes", 34848)
 
 
-OUTSIDE = """
+AT_THE_END = """
 import json
 def is_outside(question, value):
     if question.control == "slider":
         return not question.options[0] <= value <= question.options[-1]
     return question.by_chance(value) == 0
 measured = dict({measured})
+wrong = [fact for fact in {facts!r} if not eval(fact)]
 outside = [name for name, value in measured.items() if value is not None and is_outside(guess.questions[name], value)]
-print(json.dumps(outside))
+print(json.dumps([outside, wrong]))
 """
-"""Prints the names of measured values that are outside the range of their slider, or not an option."""
+"""Prints names of measured values outside the range of their slider or not among the options, and wrong facts."""
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
-def test_run_all_verifies_every_exercise_answers_none_and_every_measured_value_can_be_guessed(path):
+def test_run_all_answers_no_exercise_and_every_fact_is_true_and_every_measured_value_can_be_guessed(path):
     """Execute the notebook, ask its exercises for their answers, and look for them in its outputs."""
     nbclient, nbformat = pytest.importorskip("nbclient"), pytest.importorskip("nbformat")
     notebook = nbformat.read(path, as_version=4)
     places = exercises(notebook.cells)
-    calls = [checked(notebook.cells[place]).func.value.id for place in places]
-    answers = ", ".join(f"[{name}.solution(), {name}.code is None]" for name in calls)
+    calls = [called.func.value.id for place in places if (called := checked(notebook.cells[place]))]
+    answers = ", ".join(f"[{name}.verify(), {name}.solution(), {name}.code is None]" for name in calls)
     ask = f"import json\nprint(json.dumps([{answers}], default=str))"
-    position = max(places) + 2  # after the verification of the last exercise, before the ranks end
+    position = max(places) + 1  # after the last exercise, before the ranks end
     measured = ", ".join(map(ast.unparse, scored(notebook.cells).keywords))
-    notebook.cells.insert(-1, nbformat.v4.new_code_cell(OUTSIDE.format(measured=measured)))
+    end = AT_THE_END.format(measured=measured, facts=SHOWN[path.stem[3:]])
+    notebook.cells.insert(-1, nbformat.v4.new_code_cell(end))
     notebook.cells.insert(position, nbformat.v4.new_code_cell(ask))
     nbclient.NotebookClient(notebook, timeout=300, resources={"metadata": {"path": str(path.parent)}}).execute()
     (told,) = notebook.cells.pop(position).outputs
-    (outside,) = notebook.cells[-2].outputs
-    assert json.loads(outside.text) == []
+    (found,) = notebook.cells[-2].outputs
+    assert json.loads(found.text) == [[], []]
     for place in places:
         (output,) = notebook.cells[place].outputs
         assert output.text.strip() == NOT_ATTEMPTED
     outputs = [str(one.get("text", one.get("data", ""))) for cell in code(notebook.cells) for one in cell.outputs]
-    for answer, is_value in json.loads(told.text):
+    for _, answer, is_value in json.loads(told.text):
         assert not is_value or not [one for one in outputs if shows(one, answer)]
 
 
-def test_asserts_stand_in_folded_cells_that_the_site_leaves_out(cells):
+def test_no_cell_asserts_or_verifies(cells):
+    """What must be true of a tutorial is in `tutorials.yaml`, where no learner has to read it."""
     for cell in code(cells):
-        if any(isinstance(node, ast.Assert) for node in ast.walk(tree(cell))):
-            assert "remove-cell" in tags(cell), text(cell)
-            assert cell["metadata"]["jupyter"] == FOLDED
+        assert not any(isinstance(node, ast.Assert) for node in ast.walk(tree(cell))), text(cell)
+        assert ".verify(" not in text(cell)
+
+
+def test_before_you_buy_fits_on_two_screens():
+    (path,) = (path for path in NOTEBOOKS if path.stem.endswith("before_you_buy"))
+    visible = [cell for cell in code(json.loads(path.read_text())["cells"]) if "remove-cell" not in tags(cell)]
+    assert sum(len(text(cell).splitlines()) for cell in visible) <= 60
 
 
 def test_an_interactive_cell_is_left_out_of_the_site_and_follows_a_still_picture(cells):
@@ -241,8 +263,9 @@ def test_an_interactive_cell_is_left_out_of_the_site_and_follows_a_still_picture
             assert re.search(r"^(\w+\.)?show(_\w+)?\(.*\)$", text(before), flags=re.MULTILINE)
 
 
-def test_there_are_thirteen_in_order():
-    assert [path.stem[:2] for path in NOTEBOOKS] == [f"{number:02}" for number in range(13)]
+def test_there_are_ten_in_order():
+    assert [path.stem[:2] for path in NOTEBOOKS] == [f"{number:02}" for number in range(10)]
+    assert list(SHOWN) == [path.stem[3:] for path in NOTEBOOKS]
 
 
 def test_no_tutorial_writes_into_the_repository():

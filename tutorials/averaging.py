@@ -4,7 +4,6 @@ Rank functions are in modules because another process cannot import a function t
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import suppress
 
 import torch
 import torch.distributed as dist
@@ -13,7 +12,6 @@ from torch import Tensor, nn
 
 from simulator import plot_colours
 
-from .own_code import read
 from .plots import mark_guess, new_axes
 
 BATCH, INPUTS, WIDTH = 16, 8, 16
@@ -156,20 +154,6 @@ def gradient(parameter: Tensor) -> Tensor:
     """The gradient of a parameter that has one."""
     assert parameter.grad is not None
     return parameter.grad
-
-
-def averages_after_failure(rank: int, world_size: int, name: str) -> bool:
-    """Whether the learner's class `module:name` averages again after a pass under `no_sync` that raises an error."""
-    model, inputs, targets = share_of_batch(rank, world_size, "integers")
-    ddp = read(name)(model)
-    with suppress(ZeroDivisionError), ddp.no_sync():
-        raise ZeroDivisionError
-    loss_of(ddp, inputs, targets).backward()
-    mine = [gradient(parameter) for parameter in model.parameters()]
-    of_rank_0 = [one.clone() for one in mine]
-    for one in of_rank_0:
-        dist.broadcast(one, src=0)
-    return all(torch.equal(a, b) for a, b in zip(mine, of_rank_0, strict=True))
 
 
 def draw_apart(

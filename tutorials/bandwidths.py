@@ -1,16 +1,12 @@
-"""Tutorial 10: what comm hooks cost, the bandwidths at which they shorten an iteration, and pictures of both."""
+"""Tutorial 6: what comm hooks cost on a V100, the bandwidths at which they shorten an iteration, and a picture."""
 
-import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from functools import cache
 from math import prod, sqrt
-from typing import Any
 
 import matplotlib.pyplot as plt
 import numpy as np
-import torch
 from matplotlib.figure import Figure
-from numpy.typing import NDArray
 
 import simulator
 from ddplab import models
@@ -27,10 +23,7 @@ RANK = 4
 """Rank of PowerSGD's approximation."""
 POWER_SGD = f"power_sgd:{RANK}"
 WORLD_SIZE = 16
-USUAL: dict[str, Any] = {"world_size": WORLD_SIZE, "bucket_cap_mb": 25, "assume": False}
-"""Settings of the predictions."""
 LATENCY_NS = 10_000
-BUCKET_BYTES = 25 * 2**20
 COSTS = ("compress", "recompress", "decompress")
 """Computation of a hook: before the first all-reduce, between both, and after the last."""
 COLOURS = {
@@ -57,75 +50,6 @@ def gradient_bytes() -> int:
     return 4 * sum(map(prod, shapes()))
 
 
-def _processor_seconds(*steps: Callable[[], object]) -> NDArray[np.float64]:
-    """Processor time of each step, the least of three rounds; waiting for a core does not count."""
-    rounds = []
-    for _ in range(3):
-        moments = [time.thread_time()]
-        for step in steps:
-            step()
-            moments.append(time.thread_time())
-        rounds.append(np.diff(moments))
-    return np.asarray(np.min(rounds, axis=0))
-
-
-def _cast_seconds(dtype: torch.dtype) -> tuple[float, float, float]:
-    bucket = torch.randn(BUCKET_BYTES // 4)
-    half = bucket.to(dtype)
-    before, after = _processor_seconds(lambda: bucket.to(dtype).div_(WORLD_SIZE), lambda: bucket.copy_(half))
-    return before / BUCKET_BYTES, 0.0, after / BUCKET_BYTES
-
-
-def _power_sgd_seconds() -> tuple[float, float, float]:
-    total = np.zeros(3)
-    for rows, columns in matrices():
-        matrix, error, approximation = torch.randn(3, rows, columns)
-        q, p = torch.randn(columns, RANK), torch.randn(rows, RANK)
-
-        def compress() -> None:
-            matrix.add_(error)  # noqa: B023  # called within the loop
-            torch.mm(matrix, q, out=p)  # noqa: B023
-
-        def recompress() -> None:
-            p.copy_(torch.linalg.qr(p).Q)  # noqa: B023
-            torch.mm(matrix.T, p, out=q)  # noqa: B023
-
-        def decompress() -> None:
-            torch.mm(p, q.T, out=approximation)  # noqa: B023
-            torch.sub(matrix, approximation, out=error)  # noqa: B023
-            matrix.copy_(approximation)  # noqa: B023
-
-        total += _processor_seconds(compress, recompress, decompress)
-    before, between, after = total / gradient_bytes()
-    return before, between, after
-
-
-def hook_seconds() -> dict[str, tuple[float, float, float]]:
-    """By hook, seconds of its computation for a byte of the gradients, on one core of this machine; see `COSTS`.
-
-    The steps are those of `reference/comm_hooks/compress.py` and `powersgd.py`, on a bucket of 25 MiB and on all
-    matrices of ResNet-50.
-    """
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)  # as on the ranks, and so that the thread's time is all time
-    try:
-        return {
-            "fp16": _cast_seconds(torch.float16),
-            "bf16": _cast_seconds(torch.bfloat16),
-            POWER_SGD: _power_sgd_seconds(),
-        }
-    finally:
-        torch.set_num_threads(threads)
-
-
-def hooks_from(seconds: Mapping[str, Sequence[float]]) -> dict[str, CommHook]:
-    """Hooks of the simulator by name with such costs, and "none"."""
-    hooks = {"none": named_hook("none")}
-    for name, of_hook in seconds.items():
-        hooks[name] = _with_costs(name, [(0.0, 1e9 * one) for one in of_hook])
-    return hooks
-
-
 def _with_costs(name: str, costs: Sequence[tuple[float, float]]) -> CommHook:
     linear = {
         part: Linear(fixed_ns=fixed, ns_per_byte=per_byte)
@@ -150,7 +74,7 @@ def hooks_of_v100() -> tuple[dict[str, CommHook], dict[str, float]]:
 
     Every byte that a step reads or writes moves at the memory's rate, and every kernel costs its start.
     """
-    buckets = len(simulator.predict(v100(), network(10), **USUAL).buckets)
+    buckets = len(simulator.predict(v100(), network(10), world_size=WORLD_SIZE, assume=False).buckets)
     per_bucket = len(matrices()) / buckets
     bytes_per_s = memory_of("NVIDIA V100")
     assert bytes_per_s is not None
@@ -179,23 +103,17 @@ def network(gbit_per_s: float) -> Fabric:
     return Fabric.from_alpha_beta(alpha_ns=LATENCY_NS, bytes_per_s=gbit_per_s * 1e9 / 8)
 
 
-def iteration_ms(trace: Trace, hook: CommHook, gbit_per_s: float) -> float:
-    """Milliseconds of an iteration of 16 ranks."""
-    one = simulator.predict(trace, network(gbit_per_s), hook=hook, **USUAL)
+def iteration_ms(hook: CommHook, gbit_per_s: float) -> float:
+    """Milliseconds of an iteration of 16 V100s."""
+    one = simulator.predict(v100(), network(gbit_per_s), world_size=WORLD_SIZE, hook=hook, bucket_cap_mb=25, assume=False)
     return one.iteration_ns / 1e6
 
 
-def backward_ms(trace: Trace) -> float:
-    """Milliseconds of the backward pass of the last recorded iteration of rank 0."""
-    one = trace.ranks[0].iterations[-1]
-    return (one.backward_end_ns - one.backward_start_ns) / 1e6
-
-
-def crossover(trace: Trace, hook: CommHook, other: CommHook, low: float = 0.5, high: float = 400.0) -> float | None:
+def crossover(hook: CommHook, other: CommHook, low: float = 0.5, high: float = 400.0) -> float | None:
     """The Gbit/s up to which `hook` is faster than `other`, within 1 %; None if one is faster everywhere."""
 
     def lead(gbit_per_s: float) -> float:
-        return iteration_ms(trace, other, gbit_per_s) - iteration_ms(trace, hook, gbit_per_s)
+        return iteration_ms(other, gbit_per_s) - iteration_ms(hook, gbit_per_s)
 
     if lead(low) <= 0 or lead(high) >= 0:
         return None
@@ -205,46 +123,39 @@ def crossover(trace: Trace, hook: CommHook, other: CommHook, low: float = 0.5, h
     return sqrt(low * high)
 
 
-Machines = Mapping[str, tuple[Trace, Mapping[str, CommHook]]]
-"""By machine, its trace and its hooks by name, "none" first."""
-
-
 def draw_bandwidths(
-    machines: Machines, crossovers: Mapping[tuple[str, str], float | None], guess_gbit_per_s: float | None = None
+    hooks: Mapping[str, CommHook], crossovers: Mapping[str, float | None], guess_gbit_per_s: float | None
 ) -> Figure:
     """Draw iterations over the bandwidth: above in ms, below as a multiple of the iteration without a hook.
 
     Args:
-        machines: What to draw.
-        crossovers: By machine and hook, the bandwidth up to which the hook is faster than none.
-        guess_gbit_per_s: The learner's guess of PowerSGD's crossover on the first machine.
+        hooks: By name, with "none".
+        crossovers: By hook, the bandwidth up to which the hook is faster than none.
+        guess_gbit_per_s: The learner's guess of PowerSGD's crossover.
     """
     bandwidths = np.geomspace(0.5, 400, 15)
-    figure, axes = plt.subplots(2, len(machines), figsize=(7, 5), layout="constrained", sharex=True, squeeze=False)
-    for (above, below), (machine, (trace, hooks)) in zip(axes.T, machines.items(), strict=True):
-        plain = np.array([iteration_ms(trace, hooks["none"], gbit) for gbit in bandwidths])
-        for name, hook in hooks.items():
-            dashes = "--" if name == "bf16" else "-"
-            times = np.array([iteration_ms(trace, hook, gbit) for gbit in bandwidths])
-            above.plot(bandwidths, times, label=name, color=COLOURS[name], linestyle=dashes)
-            below.plot(bandwidths, times / plain, color=COLOURS[name], linestyle=dashes)
-            if name != "none":
-                free = np.array([iteration_ms(trace, named_hook(name), gbit) for gbit in bandwidths])
-                below.plot(bandwidths, free / plain, ":", color=COLOURS[name], linewidth=1)
-            if (gbit := crossovers.get((machine, name))) is not None:
-                below.plot(gbit, 1, "o", color=COLOURS[name], zorder=5)
-                place = (0, {"fp16": 6, "bf16": -14}.get(name, -26))
-                word = f"{gbit:.0f}" if gbit > 100 else f"{gbit:.2g}"
-                below.annotate(word, (gbit, 1), place, textcoords="offset points", ha="center", fontsize=9)
-        above.set_xscale("log")
-        above.set_title(machine, loc="left", fontsize=10)
-        below.set_xticks([1, 10, 100], ["1", "10", "100"])
-        below.set_xlabel("link, Gbit/s")
-        for ax in (above, below):
-            opened(ax).set_ylim(bottom=0)
-        below.set_ylim(top=1.25)  # room for the guess
-    mark_guess(axes[1, 0], guess_gbit_per_s, "Gbit/s", y=1.15, colour=COLOURS[POWER_SGD])
-    axes[0, 0].set_ylabel("iteration, ms")
-    axes[1, 0].set_ylabel("iteration / iteration without hook")
-    axes[0, 0].legend(frameon=False)
+    figure, (above, below) = plt.subplots(2, 1, figsize=(7, 5), layout="constrained", sharex=True)
+    plain = np.array([iteration_ms(hooks["none"], gbit) for gbit in bandwidths])
+    for name, hook in hooks.items():
+        dashes = "--" if name == "bf16" else "-"
+        times = np.array([iteration_ms(hook, gbit) for gbit in bandwidths])
+        above.plot(bandwidths, times, label=name, color=COLOURS[name], linestyle=dashes)
+        below.plot(bandwidths, times / plain, color=COLOURS[name], linestyle=dashes)
+        if name != "none":
+            free = np.array([iteration_ms(named_hook(name), gbit) for gbit in bandwidths])
+            below.plot(bandwidths, free / plain, ":", color=COLOURS[name], linewidth=1)
+        if (gbit := crossovers.get(name)) is not None:
+            below.plot(gbit, 1, "o", color=COLOURS[name], zorder=5)
+            place = (0, {"fp16": 6, "bf16": -14}.get(name, -26))
+            below.annotate(f"{gbit:.0f}", (gbit, 1), place, textcoords="offset points", ha="center", fontsize=9)
+    above.set_xscale("log")
+    below.set_xticks([1, 10, 100], ["1", "10", "100"])
+    below.set_xlabel("link, Gbit/s")
+    for ax in (above, below):
+        opened(ax).set_ylim(bottom=0)
+    below.set_ylim(top=1.25)  # room for the guess
+    mark_guess(below, guess_gbit_per_s, "Gbit/s", y=1.15, colour=COLOURS[POWER_SGD])
+    above.set_ylabel("iteration, ms")
+    below.set_ylabel("iteration / iteration without hook")
+    above.legend(frameon=False)
     return figure

@@ -1,22 +1,20 @@
-"""Tutorial 11: the code that is broken there, what a loss curve and a simple test show, and a picture."""
+"""Tutorial 5: the code that is broken there, and what a loss curve and a simple test show."""
 
 import inspect
-from collections.abc import Mapping, Sequence
 
 import torch
 import torch.distributed as dist
-from matplotlib.axes import Axes
 from torch import nn
 
 from reference import minimal
 from simulator import plot_colours
 
 from .averaging import gradient
-from .compression import smooth
 from .own_code import folder, read
-from .plots import new_axes
 
 INPUTS, WIDTH, CLASSES, BATCH = 16, 64, 10, 32
+COLOURS = (plot_colours.QUIET, *plot_colours.LINES)
+"""Of the loss curves, that without a fault first."""
 CAP_MB = 0.002
 """Bucket cap that gives the classifier four buckets."""
 
@@ -90,15 +88,3 @@ def passes_simple_test(rank: int, world_size: int, name: str) -> bool:
         torch.allclose(gradient(parameter), one / world_size, rtol=1e-4, atol=1e-6)
         for parameter, one in zip(ddp.parameters(), expected, strict=True)
     )
-
-
-def draw_losses(losses: Mapping[str, Sequence[float]]) -> Axes:
-    """Draw the losses of the class without a fault, then of each fault; equal curves have different dashes."""
-    ax = new_axes(7, 3.4)
-    dashes = {"halves": "--", "any order": ":"}  # these two lie on the curve without a fault
-    for (name, values), colour in zip(losses.items(), (plot_colours.QUIET, *plot_colours.LINES), strict=True):
-        ax.plot(smooth(values), dashes.get(name, "-"), color=colour, label=name)
-    ax.legend(frameon=False, ncols=2)
-    ax.set_xlabel("step")
-    ax.set_ylabel("loss, mean of 20 steps")
-    return ax

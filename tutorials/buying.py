@@ -1,18 +1,85 @@
-"""Tutorial 9: pictures of predicted efficiencies."""
+"""Tutorial 9: a profile of this machine, answers to a buyer's questions, and pictures of predicted efficiencies."""
 
+import os
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
 
 import matplotlib.pyplot as plt
 import numpy as np
 from matplotlib.axes import Axes
 
+os.environ.setdefault("KINETO_LOG_LEVEL", "6")  # errors only; the profiler reads it when torch is imported
+
+import torch
+from torch import nn
+from torch.profiler import profile, schedule
+
+import simulator
+from reference.trace import Trace
 from simulator import plot_colours
 from simulator.predicted_iteration import Prediction
+from simulator.workload.default_gpu_costs import Assumed, assume_gpu
 
+from . import own_code
 from .plots import mark_guess, new_axes
+
+SHARE = 0.9
+"""Of an adapter's rate by its data sheet, as a large message reaches it."""
 
 Scaled = Mapping[tuple[str, int], Prediction]
 """Predictions by network and number of GPUs."""
+
+
+@dataclass(frozen=True)
+class Offer:
+    """A network, with the assumed costs and spread of the profiled GPU."""
+
+    trace: Trace
+    assumed: Assumed
+
+    def predict(self, gpus: int, **settings: Any) -> Prediction:
+        """The iteration on this many GPUs; settings as of `simulator.predict`."""
+        settings = {"variation": self.assumed.variation} | settings
+        return simulator.predict(self.trace, self.assumed.fabric, world_size=gpus, **settings)
+
+
+def offer(trace: Trace, pod: str, gbit_per_s: float) -> Offer:
+    """Fill the rate of a node's adapters by their data sheet, in Gbit/s, into a description with `RATE`."""
+    path = own_code.folder() / "pod.yaml"
+    path.write_text(pod.replace("RATE", str(SHARE * gbit_per_s / 8)))
+    return Offer(trace, assume_gpu(trace, simulator.Fabric.load(path), simulator.Variation()))
+
+
+def profile_here() -> Path:
+    """Profile three steps of a small network on this machine's processor; return the path of the file."""
+    path = own_code.folder() / "rank0.json.gz"
+    torch.manual_seed(0)
+    convolution = nn.Sequential(nn.Conv2d(3, 32, 3), nn.ReLU(), nn.Flatten())
+    model = nn.Sequential(convolution, nn.Linear(32 * 30 * 30, 256), nn.ReLU(), nn.Linear(256, 10))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    images, labels = torch.randn(64, 3, 32, 32), torch.randint(10, (64,))
+    with profile(schedule=schedule(wait=0, warmup=2, active=3, repeat=1), record_shapes=True) as profiler:
+        for _ in range(5):
+            nn.functional.cross_entropy(model(images), labels).backward()
+            optimizer.step()
+            optimizer.zero_grad()
+            profiler.step()
+    profiler.export_chrome_trace(str(path))
+    return path
+
+
+def imported(path: Path) -> Trace:
+    """Import a profile, and print what is in it."""
+    found = simulator.import_profile([path])
+    sizes = found.trace.sizes_bytes
+    steps_ms = ", ".join(f"{(step.end_ns - step.start_ns) / 1e6:.1f}" for step in found.steps)
+    print(f"{path.name}: {found.gpu or 'no GPU'}, {len(sizes)} gradients, {sum(sizes) / 1e6:.1f} MB,", end=" ")
+    print(f"{len(found.steps)} steps of {steps_ms} ms")
+    for note in found.notes:
+        print("  -", note)
+    return found.trace
 
 
 def efficiencies(prediction: Prediction) -> tuple[float, float, float]:
@@ -48,6 +115,48 @@ def draw_scaling(scaled: Scaled, identical: Scaled, guesses: Mapping[str, float 
     for name, guess in guesses.items():
         mark_guess(ax, guess, "%", x=sizes[-1], colour=plot_colours.LINES[names.index(name)])
     return ax
+
+
+def print_scaling(scaled: Scaled) -> None:
+    """Print the iteration and the efficiency of each network and number of GPUs."""
+    print(f"{'':22}{'GPUs':>5}{'iteration':>13}{'90 % within':>20}{'efficiency':>12}")
+    for (name, gpus), prediction in scaled.items():
+        low, high = (ns / 1e6 for ns in prediction.interval_ns)
+        print(
+            f"{name:22}{gpus:5}{prediction.iteration_ns / 1e6:10.1f} ms{low:10.1f} to {high:.1f} ms"
+            f"{efficiencies(prediction)[0]:10.0f} %"
+        )
+
+
+def hours(prediction: Prediction, iterations: float) -> tuple[float, float, float]:
+    """Hours of this many iterations: the median, and both ends of the interval."""
+    middle, low, high = (iterations * ns / 3600e9 for ns in (prediction.iteration_ns, *prediction.interval_ns))
+    return middle, low, high
+
+
+def print_epochs(epochs: Mapping[tuple[str, int], Sequence[float]], sizes: Sequence[int]) -> None:
+    """Print minutes and GPU hours of an epoch, from its hours by network and number of GPUs."""
+    for (name, gpus), ends in epochs.items():
+        if gpus in sizes:
+            cost = interval([gpus * one for one in ends], "GPU hours")
+            print(f"{name:22}{gpus:4} GPUs: {interval([60 * one for one in ends], 'minutes')}, {cost}")
+
+
+def suffices(prediction: Prediction, target: float) -> str:
+    """Whether a network reaches an efficiency in percent, with the efficiency and its interval."""
+    middle, low, high = efficiencies(prediction)
+    verdict = "yes" if low >= target else "no" if high < target else "perhaps: measure before you sign"
+    return f"{verdict} ({middle:.0f} %; {low:.0f} to {min(high, 100):.0f} %)"
+
+
+def parts_ms(prediction: Prediction, of_identical: Prediction) -> str:
+    """What takes the time of an iteration, in words; the second prediction is that of identical GPUs."""
+    parts = {
+        "computation": prediction.compute_ns,
+        "communication": of_identical.iteration_ns - prediction.compute_ns,
+        "the slowest GPU": prediction.iteration_ns - of_identical.iteration_ns,
+    }
+    return ", ".join(f"{part} {ns / 1e6:.1f} ms" for part, ns in parts.items())
 
 
 def show_iteration(prediction: Prediction, title: str) -> None:

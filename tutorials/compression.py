@@ -3,7 +3,6 @@
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-import matplotlib.pyplot as plt
 import numpy as np
 import torch
 import torch.distributed as dist
@@ -104,18 +103,6 @@ def try_hook(rank: int, _world_size: int, name: str) -> tuple[Tensor, Tensor, Te
     return given, averaged[0], averaged[1], sent_bytes[0], model.weight.nbytes // 2
 
 
-def elements_sent(_rank: int, _world_size: int, rows: int, columns: int, approximation_rank: int) -> tuple[int, int]:
-    """Number of elements sent for a matrix in an uncompressed and in a compressed iteration of PowerSGD."""
-    model = GivenGradient(rows, columns)
-    ddp = _wrapped(model, _power_sgd(approximation_rank, feedback=True))
-    by_iteration = []
-    for _ in range(FULL_PRECISION + 1):
-        with all_reduces() as sent:
-            ddp(torch.ones(rows, columns)).backward()
-        by_iteration.append(sum(sent) // model.weight.element_size())
-    return by_iteration[0], by_iteration[-1]
-
-
 def train(rank: int, world_size: int, hook: str, steps: int) -> tuple[list[float], float]:
     """Train a classifier of random inputs: which of ten random directions is closest.
 
@@ -180,26 +167,12 @@ def smooth(losses: Sequence[float]) -> NDArray[np.float64]:
     return np.convolve(losses, np.ones(20) / 20, mode="valid")
 
 
-def draw_losses(curves: Mapping[str, tuple[Sequence[float], float]]) -> Axes:
-    """Draw the losses of each hook, labelled with the part of the bytes that it sends."""
+def draw_losses(losses: Mapping[str, Sequence[float]], colours: Sequence[str] = plot_colours.LINES) -> Axes:
+    """Draw losses by label; the second and third curve are dashed, because they may lie on the first."""
     ax = new_axes(7, 3.4)
-    for (hook, (losses, part)), colour in zip(curves.items(), plot_colours.LINES, strict=True):
-        ax.plot(smooth(losses), label=f"{hook}: {part:.0%} of the bytes", color=colour)
+    for (name, values), colour, dashes in zip(losses.items(), colours, ("-", "--", ":", *"---"), strict=False):
+        ax.plot(smooth(values), dashes, color=colour, label=name)
     ax.set_xlabel("step")
     ax.set_ylabel("loss, mean of 20 steps")
     ax.legend(frameon=False)
     return ax
-
-
-def show_part(approximation_rank: int = 4) -> None:
-    """Draw and show which part of the bytes of square matrices PowerSGD sends, as a slider requires."""
-    sides = np.array([16, 32, 64, 128, 256, 512, 1024, 2048, 4096])
-    part = approximation_rank * 2 * sides / sides**2
-    ax = new_axes(7, 2.6)
-    ax.loglog(sides, np.where(part < 0.5, part, 1), "o-", color=plot_colours.COMPUTATION)
-    ax.axhline(0.5, color=plot_colours.QUIET, linestyle=":", label="float16")
-    ax.set_xlabel("rows and columns of a square matrix")
-    ax.set_ylabel("part of the bytes")
-    ax.set_ylim(1e-3, 1.5)
-    ax.legend(frameon=False)
-    plt.show()

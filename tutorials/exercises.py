@@ -14,11 +14,11 @@ from numbers import Real
 from textwrap import dedent
 from typing import Any
 
+from ddplab.learn.notebook import TO_WRITE
+
 NOT_ATTEMPTED = "not attempted"
 RIGHT = "right"
 NOT_YET = "not yet"
-TO_WRITE = "...  # your code"
-"""Stands in the source of a function or class for the part that the learner writes."""
 
 
 def is_open(answer: object) -> bool:

@@ -139,10 +139,11 @@ class Guesses(Mapping[str, Any]):
     def _repr_mimebundle_(self, **_selected: object) -> dict[str, Any]:
         return {**self.box._repr_mimebundle_(), "text/plain": repr(self), "text/markdown": repr(self)}
 
-    def score(self, **measured: Any) -> "Score":
+    def score(self, source: str = "measured", /, **measured: Any) -> "Score":
         """Compare all guesses with the values that the notebook computed.
 
         Args:
+            source: Where the values come from, the heading of their column, such as "predicted".
             measured: By name of the question; None: not measured, because the machine is too busy.
 
         Raises:
@@ -150,7 +151,7 @@ class Guesses(Mapping[str, Any]):
         """
         if measured.keys() != self.questions.keys():
             raise ValueError(f"expected a value for each of {', '.join(self.questions)}, got {', '.join(measured)}")
-        table = ["| question | you | measured | right? |", "| --- | --- | --- | --- |"]
+        table = [f"| question | you | {source} | right? |", "| --- | --- | --- | --- |"]
         given, right, by_chance = 0, 0, 0.0
         for name, question in self.questions.items():
             guess, value, verdict = self[name], measured[name], ""

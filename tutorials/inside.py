@@ -89,19 +89,19 @@ def draw_diary(diary: Sequence[Event]) -> Axes:
 def draw_buckets(iteration: Iteration) -> Axes:
     """Draw when the all-reduce of each bucket ran, and how long its result waited to be copied out."""
     ax = new_axes(7, 2.8)
+    last = _ms(iteration, iteration.buckets[-1].ready_ns)
     for number, bucket in enumerate(iteration.buckets):
         moments = (bucket.launched_ns, bucket.done_ns, bucket.copied_out_ns)
         launched, done, copied_out = (_ms(iteration, moment) for moment in moments)
-        running = "all-reduce runs" if number == 0 else None
-        waiting = "result waits to be copied out" if number == 0 else None
-        ax.barh(number, done - launched, left=launched, color=plot_colours.EXPOSED, height=0.5, label=running)
+        hidden = min(done, max(launched, last))
+        waiting = "result waits" if number == 0 else None
+        ax.barh(number, hidden - launched, left=launched, color=plot_colours.HIDDEN, height=0.5)
+        ax.barh(number, done - hidden, left=hidden, color=plot_colours.EXPOSED, height=0.5)
         ax.barh(number, copied_out - done, left=done, color=plot_colours.COPIES, height=0.5, label=waiting)
-    ax.axvline(
-        _ms(iteration, iteration.buckets[-1].ready_ns),
-        color=plot_colours.COMPUTATION,
-        label="last gradient ready",
-    )
-    ax.legend(frameon=False, ncols=3, fontsize=9, loc="lower left", bbox_to_anchor=(0, 1))
+    ax.barh(0, 0, color=plot_colours.HIDDEN, label="all-reduce, hidden")
+    ax.barh(0, 0, color=plot_colours.EXPOSED, label="exposed")
+    ax.axvline(last, color=plot_colours.COMPUTATION, label="last gradient ready")
+    ax.legend(frameon=False, ncols=4, fontsize=9, loc="lower left", bbox_to_anchor=(0, 1))
     ax.set_yticks(range(len(iteration.buckets)))
     ax.set_xlim(left=0)
     ax.set_ylim(len(iteration.buckets) - 0.5, -0.5)

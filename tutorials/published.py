@@ -1,4 +1,4 @@
-"""Tutorial 12: published sweeps over bucket caps, and what the simulator predicts for them with one thing changed."""
+"""Tutorial 8: published sweeps over bucket caps, and what the simulator predicts for them with one thing changed."""
 
 from collections import Counter
 from collections.abc import Mapping, Sequence

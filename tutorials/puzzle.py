@@ -1,4 +1,4 @@
-"""Tutorial 12: pictures of published sweeps over bucket caps, and of their predictions."""
+"""Tutorial 8: pictures of published sweeps over bucket caps, and of their predictions."""
 
 from collections.abc import Mapping, Sequence
 
@@ -44,27 +44,6 @@ def draw_sweeps(sweeps: Mapping[str, Sweep], guesses_mb: Mapping[str, Sequence[f
     for row, (name, caps) in enumerate(given.items()):
         for cap in caps:
             mark_guess(ax, cap, y=-4 - 1.5 * row, colour=colours[name])
-    return ax
-
-
-def draw_loads(sweeps: Mapping[str, Sweep]) -> Axes:
-    """Draw, for each sweep, the backward pass beside an all-reduce of all gradients at once."""
-    ax = new_axes(8, 2.6)
-    for height, (what, colour) in enumerate(
-        (("backward_ms", plot_colours.COMPUTATION), ("all_reduce_ms", plot_colours.EXPOSED))
-    ):
-        times = [getattr(sweep, what) for sweep in sweeps.values()]
-        places = [place + 0.36 * height for place in range(len(times))]
-        label = "backward pass" if what == "backward_ms" else "all-reduce of all gradients"
-        bars = ax.barh(places, times, 0.34, color=colour, label=label)
-        ax.bar_label(bars, [f" {ms:.0f} ms" for ms in times], fontsize=9)
-    ax.set_yticks(
-        [place + 0.18 for place in range(len(sweeps))],
-        [f"{name}, {sweep.reducer.node}" for name, sweep in sweeps.items()],
-    )
-    ax.invert_yaxis()
-    ax.set_xlabel("ms")
-    ax.legend(frameon=False, loc="lower right", bbox_to_anchor=(1, 1), ncols=2, fontsize=9)
     return ax
 
 

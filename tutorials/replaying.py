@@ -1,4 +1,4 @@
-"""Tutorial 8: its model, for `--model tutorials.replaying:convnet`, its measurements on ranks, and its pictures."""
+"""Tutorial 7: its model, for `--model tutorials.replaying:convnet`, its measurements on ranks, and its pictures."""
 
 import statistics
 from collections.abc import Mapping, Sequence

@@ -75,20 +75,34 @@ def climb(judge: Judge, subject: LearnerClass, report: Report, *, introduces: bo
         if introduces or number > progress.introduced:
             report(introduction(number))
             introduces, progress = False, update_progress(path, introduced=number)
-        verdict = judge.verdict(subject, number)
-        report(_fitted(verdict))
+        verdict = judge_rung(judge, subject, number, report)
         if not verdict.passed:
             return verdict
-        if (broken := _judged_again(judge, subject, number, report)) is not None:
-            return broken
-        won = gain(subject, RUNGS[number - 1], progress.iteration_ms.get(number - 1))
-        ours = f"  ours: {RUNGS[number - 1].lines}"
-        report("\n".join(filter(None, [_fitted(f"  {won.sentence}"), won.picture, ours])).rstrip() + "\n")
-        times = progress.iteration_ms | ({} if won.plain_ms is None else {number: won.plain_ms})
-        progress = update_progress(path, passed=number, iteration_ms=times)
         if number == len(RUNGS):
             report(f"You have written a reducer: `ddplab conform {subject.name}` runs all checks on it.")
             return verdict
+        progress = load_progress(path)
+
+
+def judge_rung(judge: Judge, subject: LearnerClass, number: int, report: Report) -> Judgement:
+    """Judge a class on one rung and on those before; keeps the progress, reports the gain, returns the last verdict.
+
+    Raises:
+        ValueError: The progress file is damaged.
+    """
+    verdict = judge.verdict(subject, number)
+    report(_fitted(verdict))
+    if not verdict.passed:
+        return verdict
+    if (broken := _judged_again(judge, subject, number, report)) is not None:
+        return broken
+    progress = load_progress(path := Path(subject.path))
+    won = gain(subject, RUNGS[number - 1], progress.iteration_ms.get(number - 1))
+    ours = f"  ours: {RUNGS[number - 1].lines}"
+    report("\n".join(filter(None, [_fitted(f"  {won.sentence}"), won.picture, ours])).rstrip() + "\n")
+    times = progress.iteration_ms | ({} if won.plain_ms is None else {number: won.plain_ms})
+    update_progress(path, passed=max(number, progress.passed), iteration_ms=times)
+    return verdict
 
 
 def _judged_again(judge: Judge, subject: LearnerClass, below: int, report: Report) -> Judgement | None:

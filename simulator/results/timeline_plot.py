@@ -1,6 +1,6 @@
 """Plot of a timeline: the computation and the collectives of each rank, with the critical path framed."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 from matplotlib.axes import Axes
@@ -33,19 +33,21 @@ KINDS: dict[str, tuple[Kind, ...]] = {
     QUIET: ("unsynchronized", "search", "queued"),
     HIDDEN: ("join", "order", "broadcast", "bitmap", "all_reduce", "second_all_reduce"),
 }
-"""Kinds of spans by colour. Communication is `EXPOSED` where its rank waits for it."""
 COLOURS = {kind: colour for colour, kinds in KINDS.items() for kind in kinds}
 NOT_RUNNING: tuple[Kind, ...] = ("straggler", "queued")
 """Kinds of spans before a collective runs."""
 
 HEIGHT, HEIGHT_NOT_RUNNING = 0.8, 0.25
 """Heights of spans in a lane of height 1."""
+COLLECTIVES = KINDS[HIDDEN]
 DIGIT_WIDTH = 0.008
 """Width of a digit of a bucket's number, as a share of the axes; narrower spans have no number."""
 
 
 def draw_timeline(prediction: Any, ax: Axes, *, ranks: Sequence[int] | None = None) -> Axes:
     """Draw the median iteration with two lanes per rank, computation and collectives, and frame the critical path.
+
+    A collective is pink while its rank computes, and red while the rank waits: there it is exposed.
 
     Args:
         prediction: The `simulator.Prediction` to draw.
@@ -65,19 +67,16 @@ def draw_timeline(prediction: Any, ax: Axes, *, ranks: Sequence[int] | None = No
     lane_of = {rank: 2 * place for place, rank in enumerate(shown)}
     spans = [span for span in prediction.spans if span.rank in lane_of]
     spans.sort(key=lambda span: span.kind not in NOT_RUNNING)  # running collectives are drawn on top
-    waits = [span for span in spans if span.kind == "wait"]
     ns_per_digit = DIGIT_WIDTH * prediction.timeline.iteration_ns
+    waits = [span for span in spans if span.kind == "wait"]
     for span in spans:
         lane = lane_of[span.rank] + (span.stream == "comm")
         ax.broken_barh(*_bar(span, lane), facecolors=COLOURS[span.kind], edgecolors="white", linewidth=0.3)
+        if span.kind in COLLECTIVES:
+            for part in _overlaps(span, waits):
+                ax.broken_barh(*_bar(part, lane), facecolors=EXPOSED)
         number = str(span.bucket)
-        runs = span.bucket is not None and COLOURS[span.kind] == HIDDEN
-        if COLOURS[span.kind] == HIDDEN:
-            for wait in waits:
-                low, high = max(span.start_ns, wait.start_ns), min(span.end_ns, wait.end_ns)
-                if wait.rank == span.rank and low < high:
-                    exposed = [(low / 1e6, (high - low) / 1e6)], (lane - HEIGHT / 2, HEIGHT)
-                    ax.broken_barh(*exposed, facecolors=EXPOSED, linewidth=0)
+        runs = span.bucket is not None and span.stream == "comm" and span.kind not in NOT_RUNNING
         if runs and span.duration_ns >= ns_per_digit * len(number):
             middle = (span.start_ns + span.end_ns) / 2e6
             ax.text(middle, lane, number, ha="center", va="center", fontsize=7, color=INK, clip_on=True)
@@ -98,11 +97,20 @@ def draw_timeline(prediction: Any, ax: Axes, *, ranks: Sequence[int] | None = No
         fontsize=10,
     )
     ax.spines[["top", "right"]].set_visible(False)
-    kinds = dict.fromkeys(span.kind for span in spans)
-    handles = [Patch(facecolor=COLOURS[kind], edgecolor=QUIET, label=kind.replace("_", " ")) for kind in kinds]
-    handles.append(Patch(facecolor=EXPOSED, edgecolor=QUIET, label="exposed"))
+    kinds = dict.fromkeys(span.kind for span in spans if span.kind not in COLLECTIVES)
+    names = {kind.replace("_", " "): COLOURS[kind] for kind in kinds}
+    names |= {"hidden communication": HIDDEN, "exposed": EXPOSED}
+    handles = [Patch(facecolor=colour, edgecolor=QUIET, label=name) for name, colour in names.items()]
     ax.legend(handles=handles, fontsize=7, ncols=8, frameon=False, loc="upper center", bbox_to_anchor=(0.5, -0.15))
     return ax
+
+
+def _overlaps(span: Span, others: Sequence[Span]) -> Iterator[Span]:
+    """Yield the parts of a span beside other spans of its rank."""
+    for other in others:
+        start_ns, end_ns = max(span.start_ns, other.start_ns), min(span.end_ns, other.end_ns)
+        if span.rank == other.rank and start_ns < end_ns:
+            yield span._replace(start_ns=start_ns, end_ns=end_ns)
 
 
 def _bar(span: Span, lane: int) -> tuple[list[tuple[float, float]], tuple[float, float]]:

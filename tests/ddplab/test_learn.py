@@ -1,7 +1,9 @@
 """The ladder: each solution passes its rung and fails the next, and wrong answers are named."""
 
+import inspect
 import json
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -321,16 +323,51 @@ def _verdict(rung: int) -> Judgement:
     return Judgement(rung, "one all-reduce", "12 of them", "likely") if rung == 2 else Judgement(rung)
 
 
-def test_a_cell_of_a_notebook_is_judged_and_nothing_but_the_progress_is_written(home, shared, monkeypatch, capsys):
+@pytest.fixture
+def magics(home, shared, monkeypatch):
+    """The magics of a notebook, by name."""
     monkeypatch.setattr(climb, "gain", lambda *_: Gain("300.0 ms", plain_ms=300.0))
-    magics = {}
+    found = {}
     ipython = SimpleNamespace(
         run_cell=lambda _cell: SimpleNamespace(success=True),
-        register_magic_function=lambda function, magic_kind: magics.update({function.__name__: function}),
+        register_magic_function=lambda function, magic_kind: found.update({function.__name__: function}),
     )
     load_ipython_extension(ipython)
+    return found
+
+
+def test_a_cell_of_a_notebook_is_judged_and_nothing_but_the_progress_is_written(home, magics, capsys):
     magics["rung"]("", answer(3))
     assert "■□□□□□□□□□□□□□□□□ 1 of 17 rungs" in capsys.readouterr().out
     magics["rung_hint"]("")
     assert "rung 2, flat, hint 1 of 3" in capsys.readouterr().out
     assert [one.name for one in home.iterdir()] == ["my_ddp.progress.json"]
+    for line in ("18", "one"):
+        magics["rung"](line, answer(3))
+        assert f"%%rung {line}: expected the number of a rung, from 1 to 17" in capsys.readouterr().out
+
+
+def test_a_cell_goes_on_from_those_of_lower_rungs_and_an_error_names_its_line(magics, capsys):
+    magics["rung"]("2", "class MyDDP(MyDDP):\n    ...  # your code\n")
+    assert capsys.readouterr().out == "not attempted\n"
+    magics["rung"]("1", answer(3))
+    magics["rung"]("2", "\n\nclass MyDDP(MyDDP):\n    def forward(self, *inputs):\n        return 1 / 0\n")
+    assert "1 of 17 rungs" in (told := capsys.readouterr().out)
+    assert "ZeroDivisionError" in told
+    assert "(line 6 of the cell)" in told
+    magics["rung"]("2", "class MyDDP(MyDDP):\n    def average_gradients(self):\n        raise KeyError\n")
+    magics["rung"]("3", "MyDDP = MyDDP\n")
+    assert "(a line of an earlier cell)" in capsys.readouterr().out
+
+
+@pytest.mark.slow
+def test_our_solutions_pass_in_the_cells_of_tutorial_2_each_going_on_from_the_one_before(home, magics, capsys):
+    bases = {1: minimal.NaiveDataParallel, 2: minimal.FlatDataParallel}
+    for number in range(1, 9):
+        text = inspect.getsource(bases.get(number) or getattr(solutions, RUNGS[number - 1].solution))
+        base = "nn.Module" if number == 1 else "MyDDP"
+        needs = "from ddplab.learn.solutions import *\nfrom reference.minimal import *\n" * (number == 1)
+        magics["rung"](
+            str(number), needs + re.sub(r"class \w+\(\w+(\.\w+)?\)", f"class MyDDP({base})", text, count=1)
+        )
+        assert f"{number} of 17 rungs" in (told := capsys.readouterr().out), told

@@ -1,4 +1,4 @@
-"""Exercises of tutorial 12."""
+"""Exercises of tutorial 8."""
 
 from collections.abc import Callable, Mapping
 

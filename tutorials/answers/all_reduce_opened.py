@@ -1,7 +1,6 @@
 """Exercises of tutorial 0."""
 
-import statistics
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -39,42 +38,6 @@ def second_half() -> Exercise:
         solution=lambda: ring.all_gather,
         code=ring.all_gather,
         wrong=lambda: [lambda _chunks: None, ring.reduce_scatter, 3],
-    )
-
-
-def line(measured_ms: Mapping[int, float]) -> Exercise:
-    """Find the latency in ms and the rate in MB/s that predict the measured times by size in bytes."""
-
-    def mean_error(latency_ms: float, mb_per_s: float) -> float:
-        return statistics.mean(abs((latency_ms + size / mb_per_s / 1e3) / ms - 1) for size, ms in measured_ms.items())
-
-    def best_error() -> float:
-        latencies = np.geomspace(min(measured_ms.values()) / 10, max(measured_ms.values()), 60)
-        return min(mean_error(latency, rate) for latency in latencies for rate in np.geomspace(1, 1e5, 120))
-
-    def predicts_well(answer: Any) -> bool | str:
-        error, best = mean_error(*answer), best_error()
-        return error < 1.5 * best + 0.1 or f"your line is off by {error:.0%} on average; {best:.0%} is possible"
-
-    def solution() -> tuple[float, float]:
-        sizes, milliseconds = np.array(list(measured_ms)), np.array(list(measured_ms.values()))
-        per_byte, constant = np.polyfit(sizes, milliseconds, 1, w=1 / milliseconds)  # equal relative weights
-        return max(constant, min(milliseconds) / 2), 1 / per_byte / 1e3
-
-    def wrong() -> list[object]:
-        latency_ms, mb_per_s = solution()
-        return [(latency_ms, mb_per_s / 100), (100 * latency_ms, mb_per_s), (0, 0), "fast"]
-
-    return Exercise(
-        judge=predicts_well,
-        hints=(
-            "a small message shows the latency, and the difference of two large ones the rate",
-            "in the largest message the latency hardly counts: divide its bytes by its time",
-            "np.polyfit(sizes, times, 1, w=1 / times) returns the time of a byte and the latency",
-        ),
-        explanation=lambda answer: f"your line is off by {mean_error(*answer):.0%} on average",
-        solution=solution,
-        wrong=wrong,
     )
 
 

@@ -1,13 +1,8 @@
 """Exercises of tutorial 9."""
 
 from collections.abc import Callable, Sequence
-from typing import Any
 
-import simulator
-from reference.trace import Trace
-from simulator.fabric import Fabric
-from simulator.workload.default_gpu_costs import assume_gpu
-
+from ..buying import Offer
 from ..exercises import Exercise, matches
 
 LIMIT_MINUTES = 1.1
@@ -31,13 +26,11 @@ def smallest(hours: Callable[[int], tuple[float, float, float]], sizes: Sequence
     )
 
 
-def upgrade(trace: Trace, same: Fabric, faster: Fabric) -> Exercise:
+def upgrade(same: Offer, faster: Offer) -> Exercise:
     """Choose between adapters twice as fast and half the bytes, at 128 GPUs."""
 
-    def iteration_ms(network: Fabric, hook: str) -> float:
-        offer = assume_gpu(trace, network, simulator.Variation())
-        settings: dict[str, Any] = {"world_size": 128, "variation": offer.variation, "hook": hook}
-        return simulator.predict(trace, offer.fabric, **settings).iteration_ns / 1e6
+    def iteration_ms(offer: Offer, hook: str) -> float:
+        return offer.predict(128, hook=hook).iteration_ns / 1e6
 
     def solution() -> str:
         adapters, half = iteration_ms(faster, "none"), iteration_ms(same, "fp16")
@@ -47,7 +40,7 @@ def upgrade(trace: Trace, same: Fabric, faster: Fabric) -> Exercise:
         judge=lambda answer: matches(answer, solution()),
         hints=(
             "predict both iterations and compare their times in percent",
-            "both need `assume_gpu(trace, NETWORK, simulator.Variation())`, then `predict` with `world_size=128`",
+            "`offers[SLOW].predict(128)` is the iteration without a change; `predict` takes `hook` too",
         ),
         explanation=lambda _: (
             f"{iteration_ms(faster, 'none'):.1f} ms with faster adapters, "

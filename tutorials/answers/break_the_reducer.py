@@ -1,4 +1,4 @@
-"""Exercises of tutorial 11."""
+"""Exercises of tutorial 5."""
 
 from collections.abc import Callable, Sequence
 

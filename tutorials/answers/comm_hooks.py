@@ -1,15 +1,21 @@
 """Exercises of tutorial 6."""
 
+from collections.abc import Mapping
+from math import sqrt
+
 import torch
 import torch.distributed as dist
 from torch import Tensor
 from torch._C._distributed_c10d import GradBucket
 
 from reference.launch import RankPool
+from simulator.schedule.comm_hook_messages import CommHook
 
 from .. import compression
+from ..bandwidths import POWER_SGD, dearer, iteration_ms
 from ..exercises import Exercise, matches
 
+GBIT_PER_S = 25
 HOOKS = ("none", "fp16", "bf16")
 
 
@@ -62,29 +68,6 @@ def write_hook(pool: RankPool) -> Exercise:
     )
 
 
-def numbers_sent(pool: RankPool) -> Exercise:
-    """Count the numbers that PowerSGD of rank 2 sends for a gradient of 512 x 256."""
-
-    def sent() -> int:
-        whole, compressed = pool.run(compression.elements_sent, 512, 256, 2)[0]
-        assert whole == 512 * 256  # the first two iterations send the gradient uncompressed
-        return int(compressed)
-
-    def solution() -> int:
-        return 2 * (512 + 256)
-
-    return Exercise(
-        judge=lambda answer: matches(answer, sent()),
-        hints=(
-            "the hook sends another number. How many numbers do P and Q contain?",
-            "P has a row for each row of the gradient, Q one for each column, and both have two columns",
-        ),
-        explanation=lambda answer: f"{512 * 256 / answer:.0f} times fewer than the gradient contains",
-        solution=solution,
-        wrong=lambda: [512 * 256, 512 + 256, 2 * 512 * 256, "few"],
-    )
-
-
 def finite_averages(pool: RankPool) -> Exercise:
     """Name the hooks that give a finite average of two gradients of 40 000."""
 
@@ -103,4 +86,29 @@ def finite_averages(pool: RankPool) -> Exercise:
         explanation="the hooks divide by the number of ranks before they add: the sum stays below float16's largest",
         solution=solution,
         wrong=lambda: [["none"], ["none", "bf16"], [], "fp16", 3],
+    )
+
+
+def break_even(hooks: Mapping[str, CommHook]) -> Exercise:
+    """Find how many times as long PowerSGD may compute before it is slower than no hook, over `GBIT_PER_S`."""
+
+    def saves(factor: float) -> bool:
+        return iteration_ms(dearer(hooks[POWER_SGD], factor), GBIT_PER_S) < iteration_ms(hooks["none"], GBIT_PER_S)
+
+    def solution() -> float:
+        low, high = 1.0, 100.0
+        while high / low > 1.01:
+            middle = sqrt(low * high)
+            low, high = (middle, high) if saves(middle) else (low, middle)
+        return sqrt(low * high)
+
+    return Exercise(
+        judge=lambda answer: matches(answer, solution(), tolerance=0.05),
+        hints=(
+            "predict the iteration with the dearer hook and without a hook. Which factor makes them equal?",
+            "try factors from 1 to 10, and halve the range in which the longer iteration changes",
+        ),
+        explanation="what fewer bytes save falls as the bandwidth grows, in proportion: the crossover divided by 25",
+        solution=solution,
+        wrong=lambda: [1, 100, 1.2 * solution(), "twice"],
     )

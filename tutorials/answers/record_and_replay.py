@@ -1,4 +1,4 @@
-"""Exercises of tutorial 8."""
+"""Exercises of tutorial 7."""
 
 from collections.abc import Callable, Sequence
 from typing import Any
