@@ -91,7 +91,7 @@ def test_at_full_rank_powersgd_is_the_average(ranks, hook, shapes, options, seed
 
 
 @BOTH_POOLS
-@examples(15)
+@examples(10)
 @given(hook_shapes(), modes, seeds, power_options)
 def test_gradients_of_low_rank_are_averaged_exactly(ranks, shapes, options, seed, state):
     """Where the columns of all ranks' gradients lie in one space of as many dimensions as P has columns.
@@ -161,7 +161,7 @@ def test_error_feedback_loses_nothing(ranks, hook, shapes, seed, options):
     assert max(ranks.run(bodies.kept_errors, hook, shapes, seed, state)) < 1e-4
 
 
-@examples(15)
+@examples(10)
 @given(hook_shapes(), power_options)
 def test_powersgd_sends_the_elements_of_p_and_q_of_what_it_compresses(two_ranks, shapes, options):
     """And all elements of other gradients; `compression_stats` counts both."""
