@@ -11,10 +11,7 @@ from ddplab import models
 from ddplab.operation_counter import count_operations, measure_operations
 from reference.errors import ModelError
 from reference.recorder import record
-from simulator.workload.roofline import (
-    Operations,
-    data_sheets,
-)
+from simulator.workload.roofline import Operations, data_sheets
 from simulator.workload.trace_synthesis import rescale, synthesize
 
 from ..simulator.random_operations import SLOW, ready_order, validated

@@ -16,13 +16,7 @@ Gradients = list[list[Tensor]]
 
 
 def train_mlp(
-    rank: int,
-    world_size: int,
-    wrapper: str,
-    widths: tuple[int, ...],
-    dtype: torch.dtype,
-    seed: int,
-    cap_mb: float,
+    rank: int, world_size: int, wrapper: str, widths: tuple[int, ...], dtype: torch.dtype, seed: int, cap_mb: float
 ) -> Gradients:
     """Gradients of three iterations under "ours", "torch" or "naive"; no optimiser step in between."""
     module = mlp(widths, dtype, seed + rank)  # another seed on every rank: construction must make the ranks equal

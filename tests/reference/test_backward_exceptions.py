@@ -8,11 +8,7 @@ from ..explore import examples
 from . import backward_exceptions_bodies as bodies
 
 OPTIONS = st.fixed_dictionaries(
-    {
-        "find_unused_parameters": st.booleans(),
-        "static_graph": st.booleans(),
-        "gradient_as_bucket_view": st.booleans(),
-    }
+    {"find_unused_parameters": st.booleans(), "static_graph": st.booleans(), "gradient_as_bucket_view": st.booleans()}
 )
 
 

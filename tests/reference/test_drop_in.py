@@ -25,9 +25,7 @@ modes = st.fixed_dictionaries({"bucket_cap_mb": caps_mb(), "gradient_as_bucket_v
 @examples(5)
 @given(
     st.lists(st.sampled_from([(0, 1), (2, 3), (1, 2, 3), (0, 1, 2, 3), (3,)]), min_size=1, max_size=3),
-    st.fixed_dictionaries(
-        {"gradient_as_bucket_view": st.booleans(), "find_unused_parameters": st.booleans()},
-    ),
+    st.fixed_dictionaries({"gradient_as_bucket_view": st.booleans(), "find_unused_parameters": st.booleans()}),
     st.booleans(),
 )
 def test_a_module_trains_on_in_a_new_process_group(four_ranks, groups, options, fails):

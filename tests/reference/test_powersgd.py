@@ -8,12 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from reference.collectives import factors_of_gradient, rows_and_columns
-from reference.comm_hooks.powersgd import (
-    PowerSGDState,
-    keep_where,
-    orthogonalize,
-    square,
-)
+from reference.comm_hooks.powersgd import PowerSGDState, keep_where, orthogonalize, square
 
 from .. import hook_bodies
 from ..explore import examples
@@ -100,15 +95,7 @@ def test_gradients_of_low_rank_are_averaged_exactly(ranks, shapes, options, seed
     would be off by 20 % or more.
     """
     rank = state["matrix_approximation_rank"]
-    results = train(
-        ranks,
-        ("ours", "power"),
-        shapes,
-        seed,
-        options=options,
-        state_options=state,
-        low_rank=rank,
-    )
+    results = train(ranks, ("ours", "power"), shapes, seed, options=options, state_options=state, low_rank=rank)
     for step, averages in enumerate(results[0][0]):
         exact = hook_bodies.mean_gradients(ranks.world_size, shapes, seed, step, low_rank=rank)
         for got, expected in zip(averages, exact, strict=True):

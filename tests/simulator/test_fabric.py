@@ -111,10 +111,7 @@ LINKS = Fabric.from_alpha_beta(1, 1e9)
             [TWO, FOUR, Fabric.from_table([(2, 9, 6)])],
             "expected world sizes that no other fabric measured, got 2, which fabrics[0] (log of 2) measured too",
         ),
-        (
-            [TWO, FOUR.scaled(2)],
-            "fabrics[1] (log of 4): scale: expected 1.0 as in fabrics[0] (log of 2), got 2.0",
-        ),
+        ([TWO, FOUR.scaled(2)], "fabrics[1] (log of 4): scale: expected 1.0 as in fabrics[0] (log of 2), got 2.0"),
         ([TWO, FOUR.model_copy(update={"slow_link": 2.0})], "slow_link: expected 1.0 as in"),
         ([TWO, FOUR.model_copy(update={"library": "gloo"})], "concurrency: expected 1 as in"),
         ([LINKS, TWO, LINKS], "fabrics[2]: topology: expected none, because fabrics[0] describes links already"),

@@ -82,10 +82,7 @@ def test_whole_numbers_of_numpy_are_whole_numbers(trace, world_size, kind):
         (lambda: Policy(sync_evry=2), "sync_evry: extra inputs are not permitted"),
         (lambda: Fabric.from_table([(2, 8, -5)]), r"all_reduce\[0\].ns: input should be .* got -5"),
         (lambda: Fabric.from_alpha_beta(1, float("nan")), r"bytes_per_s: input should be a finite number, got nan"),
-        (
-            lambda: Fabric.from_table([(2, 8, 5)]).all_reduce_ns(8, 4),
-            "world_size: expected one of .2., .* got 4",
-        ),
+        (lambda: Fabric.from_table([(2, 8, 5)]).all_reduce_ns(8, 4), "world_size: expected one of .2., .* got 4"),
     ],
 )
 def test_what_is_described_wrongly_is_named_in_one_line(mistake, says):
