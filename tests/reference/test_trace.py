@@ -149,20 +149,6 @@ def test_a_broken_file_is_told_in_one_line(tmp_path, data, says):
     assert "\n" not in str(caught.value)
 
 
-def test_a_failed_save_leaves_the_old_file(tmp_path, monkeypatch):
-    file = tmp_path / "trace.json"
-    trace = Trace.model_validate_json(json.dumps(DOCUMENT))
-    trace.save(file)
-
-    def fail(*_):
-        raise OSError("disk full")
-
-    monkeypatch.setattr("os.replace", fail)
-    with pytest.raises(OSError, match="disk full"):
-        trace.model_copy(update={"layouts": ()}).save(file)
-    assert Trace.load(file) == trace
-
-
 @given(st.integers(1, 100_000), st.data())
 def test_a_fraction_of_the_rows_touches_as_many_rows_as_it_was_made_from(rows, data):
     touched = data.draw(st.integers(1, rows))
