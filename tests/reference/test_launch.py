@@ -4,8 +4,9 @@ import os
 import sys
 import time
 from collections.abc import Iterator
+from multiprocessing import Pipe
 from pathlib import Path
-from subprocess import PIPE, Popen, run
+from subprocess import run
 
 import pytest
 import torch
@@ -21,6 +22,7 @@ from reference.errors import (
     RankLostError,
     RanksStillRunningError,
 )
+from reference.fork_server import OUTPUTS, Surroundings, process_context
 from reference.launch import RankPool, cores_of, run_ranks
 
 from . import launch_bodies as bodies
@@ -209,12 +211,15 @@ def test_under_torchrun_no_thread_of_gloo_outlives_the_ranks():
 
 
 def test_ranks_end_silently_when_their_launcher_is_gone():
-    with Popen([sys.executable, SCRIPTS / "vanish.py"], stdout=PIPE, stderr=PIPE, text=True) as launcher:
-        try:
-            told = launcher.communicate(timeout=60)  # as long as a rank lives, it holds these pipes
-        finally:
-            launcher.kill()
-    assert told == ("", "")
+    read, written = Pipe(duplex=False)
+    surroundings = Surroundings(outputs=dict.fromkeys(OUTPUTS, written))
+    launcher = process_context().Process(target=bodies.vanish, args=(surroundings,))
+    launcher.start()
+    surroundings.close()
+    with open(os.dup(read.fileno())) as told:
+        assert told.read() == ""  # as long as a rank lives, it holds the pipe
+    launcher.join()
+    assert launcher.exitcode == 0
 
 
 def test_ranks_share_the_cores(four_ranks):
