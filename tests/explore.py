@@ -17,7 +17,7 @@ SCALE_VARIABLE = "DDPLAB_EXAMPLES_SCALE"
 SCALE = int(os.environ.get(SCALE_VARIABLE, "1"))
 """Factor on each property's number of examples; 1 in `make test`."""
 TEST_TIMEOUT_S = 1800
-EXAMPLES = 25
+EXAMPLES = 15
 """Number of examples of a property in `make test`, unless `examples` gives another one."""
 
 

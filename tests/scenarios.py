@@ -486,8 +486,5 @@ CASES: dict[str, Callable[..., list]] = {
         {"divide": True, "find_unused_parameters": True},
     ),
     **_cases(checkpoints, *CHECKPOINTS),
-    **_cases(
-        output_unused_in_loss,
-        *({"structure": name} for name in ("tuple", "list", "dict", "namedtuple")),
-    ),
+    **_cases(output_unused_in_loss, *({"structure": name} for name in ("tuple", "list", "dict", "namedtuple"))),
 }

@@ -135,10 +135,7 @@ def trace_of(
 
 
 tables = st.lists(
-    st.tuples(st.integers(0, 10**9), st.integers(0, 10**9)),
-    min_size=1,
-    max_size=8,
-    unique_by=lambda row: row[0],
+    st.tuples(st.integers(0, 10**9), st.integers(0, 10**9)), min_size=1, max_size=8, unique_by=lambda row: row[0]
 )
 """[(1024, 9000), (8, 5000)]: sizes in bytes and times in nanoseconds of measured collectives."""
 

@@ -25,14 +25,14 @@ def answer(guess, name, value):
     guess.controls[name].value = value
 
 
-@examples(30)
+@examples(15)
 @given(st.lists(QUESTIONS, min_size=1, max_size=3))
 def test_nothing_is_guessed_before_a_control_moves(questions):
     guess = Guesses({f"q{number}": question for number, question in enumerate(questions)})
     assert list(guess.values()) == [None] * len(questions)
 
 
-@examples(30)
+@examples(15)
 @given(QUESTIONS, st.data())
 def test_a_control_offers_every_option_and_nothing_else_and_returns_the_one_chosen(question, data):
     guess = Guesses({"q": question})
@@ -96,7 +96,7 @@ def test_the_score_has_each_guess_beside_the_measured_value():
         guess.score(hidden=1)
 
 
-@examples(30)
+@examples(15)
 @given(QUESTIONS, st.data())
 def test_every_answer_that_is_the_measured_one_is_right_and_chance_is_a_part(question, data):
     measured = data.draw(st.sampled_from(question.options))

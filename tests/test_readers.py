@@ -144,7 +144,7 @@ def test_the_text_that_is_damaged_below_is_valid(tmp_path, kind):
 
 
 @pytest.mark.parametrize("kind", READERS)
-@examples(30)
+@examples(15)
 @given(data=st.data())
 def test_a_damaged_file_is_read_or_told_in_one_line(tmp_path_factory, kind, data):
     ending, read, text = READERS[kind]
@@ -172,7 +172,7 @@ USES: dict[str, Callable[[Any], Prediction]] = {
 
 
 @pytest.mark.parametrize("kind", USES)
-@examples(60)
+@examples(30)
 @given(data=st.data())
 def test_another_value_is_told_in_one_line_or_predicted_in_order(tmp_path_factory, kind, data):
     ending, read, text = READERS[kind]

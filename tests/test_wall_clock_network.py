@@ -58,9 +58,7 @@ def run_program(rank: int, world_size: int, fabric: Fabric, program: list[tuple[
     return launched, [ends[number] for number in range(len(works))], [check() for check in checks]
 
 
-@given(
-    st.lists(st.tuples(operations, st.integers(1, 5000), st.sampled_from([0, 0, 1, 8])), min_size=1, max_size=5),
-)
+@given(st.lists(st.tuples(operations, st.integers(1, 5000), st.sampled_from([0, 0, 1, 8])), min_size=1, max_size=5))
 def test_data_arrives_and_no_collective_ends_before_the_fabric_lets_it(two_ranks, program):
     """These lower bounds hold however busy the machine is: collectives wait for the last rank and for each other."""
     by_rank = two_ranks.run(run_program, Fabric.from_alpha_beta(4 * MS, 1e7), program)

@@ -86,10 +86,7 @@ def test_bad_input_of_the_command_is_told_in_one_line(command, capfd, words, mes
     ("name", "message"),
     [
         ("NeverConstructed", r"got no answer within 2 s$"),
-        (
-            "wraps_nothing",
-            r"rank \d failed: TypeError: it returned NoneType instead of a module;",
-        ),
+        ("wraps_nothing", r"rank \d failed: TypeError: it returned NoneType instead of a module;"),
         ("Sums.finish", r"expected MODULE:CLASS"),
     ],
 )

@@ -78,11 +78,7 @@ def test_gradients_accumulate_and_are_not_copied():
 
 @pytest.mark.parametrize(
     "names",
-    [
-        ["conv.weight", "conv.bias", "layer1.0.weight", "layer1.1.weight"],
-        ["weight"],
-        ["a name with spaces", "b"],
-    ],
+    [["conv.weight", "conv.bias", "layer1.0.weight", "layer1.1.weight"], ["weight"], ["a name with spaces", "b"]],
 )
 def test_the_module_has_the_recorded_names(names):
     parameters = [Parameter(name=name, shape=(2,), dtype="float64", size_bytes=16) for name in names]

@@ -6,6 +6,7 @@ import os
 import re
 import subprocess
 import sys
+from collections import Counter
 from pathlib import Path
 from types import SimpleNamespace
 from xml.etree import ElementTree
@@ -31,6 +32,8 @@ FILES = {"solutions": Path(solutions.__file__), "minimal": Path(minimal.__file__
 NUMBERS = range(1, len(RUNGS) + 1)
 TITLES = [rung.title for rung in RUNGS]
 WRONG = yaml.safe_load(Path(__file__).with_name("wrong_answers.yaml").read_text())
+QUICK = 3
+"""Wrong answers of each rung that `make test` judges; `.ci/run` judges all."""
 IMPORTS = """
 from contextlib import contextmanager
 import torch, torch.distributed as dist
@@ -96,6 +99,14 @@ def answer(divisor: object) -> str:
 # Solutions and wrong answers
 
 
+def wrong_answers():
+    """Each one by the name of its mistake; those after the first ones of a rung are slow."""
+    of_rung = Counter()
+    for one in WRONG:
+        of_rung[one["rung"]] += 1
+        yield pytest.param(one, id=one["mistake"], marks=[pytest.mark.slow] * (of_rung[one["rung"]] > QUICK))
+
+
 @pytest.mark.parametrize("number", NUMBERS, ids=TITLES)
 def test_a_solution_passes_its_rung_and_fails_the_next(judging, number):
     own = judging.verdict(solution(number), number)
@@ -111,7 +122,7 @@ def test_a_solution_passes_all_rungs_before(judging, number):
         assert verdict.passed, str(verdict)
 
 
-@pytest.mark.parametrize("wrong", WRONG, ids=[one["mistake"] for one in WRONG])
+@pytest.mark.parametrize("wrong", list(wrong_answers()))
 def test_a_wrong_answer_is_named(judging, wrong, capfd):
     if "code" in wrong:
         subject = LearnerClass("my_ddp:MyDDP", "my_ddp.py", IMPORTS + wrong["code"])

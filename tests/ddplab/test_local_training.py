@@ -14,7 +14,7 @@ from ..explore import examples
 # Local training
 
 
-@examples(30)
+@examples(15)
 @given(programs(3))
 def test_local_training_of_a_program_is_what_one_process_computes(program):
     """Without `no_sync` and with cleared gradients, the average is the gradient of the ranks' mean loss."""

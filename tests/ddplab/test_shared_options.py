@@ -63,7 +63,6 @@ MISTAKES = {
     "predict absent.json": "absent.json: cannot be read: No such file",
     "predict {trace} --fabric absent.json": "absent.json: cannot be read",
     "predict {trace} --fabric {fabric} --caps 1,two": "--caps: expected sizes in MB",
-    "predict {trace} --fabric {fabric} --caps -1": "--caps: expected sizes in MB",
     "predict {trace} --fabric {fabric} --orders up": "--orders: expected ready, reverse",
     "record --out /dev/null/trace.json": "cannot be written: /dev/null is not a folder",
     "predict {trace} --fabric {fabric} --json .": "cannot be written: it is a folder",
@@ -77,10 +76,7 @@ MISTAKES = {
     "predict {trace} --fabric {fabric} --set order=size": "--set: expected --orders for order",
     "predict {trace} --fabric {fabric} --set sync_every=0": "--set: sync_every: input",
     "predict {trace} --fabric {fabric} --straggler 3": "--straggler: expected RANK:FACTOR",
-    "predict {trace} --fabric {fabric} --measured 4:1020": "--measured: expected ranks and a time",
-    "predict {trace} --fabric {fabric} --measured 0:1s": "--measured: expected ranks and a time",
     "predict {trace} --fabric {fabric} --measured 2:0.1ns": "--measured: expected ranks and a",
-    "predict {trace} --fabric {fabric} --measured 2:1s,2:2s": "--measured: expected one time for",
     "predict {trace} --fabric {fabric},dgx-h100 --measured 2:1s": "--measured: expected one",
     "predict {trace} --fabric {fabric} --world-size 2,4 --explain": "--explain: expected one",
     "predict {trace} --fabric {fabric} --straggler 9:2": "stragglers[0].rank: expected a rank",
@@ -93,15 +89,9 @@ MISTAKES = {
     "show absent.log": "absent.log: cannot be read",
     "show 40:absent.log": "absent.log: cannot be read",
     "predict {trace} --fabric {fabric} --set nccl_version=new": "nccl_version: expected a version",
-    "predict {trace} --fabric {fabric} --world-size 0": "--world-size: expected numbers of at",
     "synthesize --device tpu": "tpu",
-    "plan resnet50 aws-p4": "SYSTEM: expected a file or a name that `ddplab show` lists, got 'aws-p4'; did you mean",
     "plan resnet50 t4": "SYSTEM: no node of the catalogue has a t4",
-    "plan resnet50 aws-p4d --network fast": "--network: link rate: expected a rate above 0",
-    "plan resnet50 aws-p4d --deadline soon": "--deadline: expected a time with its unit",
-    "plan resnet50 aws-p4d --deadline 3d": "deadline_hours: expected `samples`",
     "plan resnet50 aws-p4d --efficiency two": "--efficiency: expected a part of the time",
-    "plan resnet50 aws-p4d --world-size 12": "world_size: expected a multiple of 8",
     "plan resnet50 aws-p4d --device h100-fp8": "device: expected",
     "tune {trace} --fabric {fabric} --objective speed": "--objective: expected one of median, mean, p95, p99",
     "tune {trace} --fabric {fabric} --set hook=zip": "--set: hook: ",
@@ -112,7 +102,7 @@ MISTAKES = {
     "tune {trace} --world-size two": "--world-size: expected to be a valid integer",
     "predict {trace} --world-size": "'--world-size' requires an argument",
 }
-"""Command lines, each with a part of the line that it prints."""
+"""Command lines, each with a part of the line that it prints; `test_impossible_inputs` has values out of range."""
 
 
 @pytest.mark.parametrize("line", MISTAKES)

@@ -63,10 +63,7 @@ def record_with_an_unused_parameter(rank: int, world_size: int) -> list[str]:
         module.unused = nn.Parameter(torch.zeros(2))
         return module, lambda called: called(torch.ones(1, 3)).sum()
 
-    with (
-        mock.patch.object(models, "build", build),
-        mock.patch.object(training_runs.Trainer, "step", step),
-    ):
+    with mock.patch.object(models, "build", build), mock.patch.object(training_runs.Trainer, "step", step):
         trace = training_runs.record_computation(rank, world_size, "m", iterations=2)
     assert all(iteration.ready_ns[2] is None for of_rank in trace.ranks for iteration in of_rank.iterations)
     return trained

@@ -4,7 +4,6 @@ import torch
 from torch import Tensor, nn
 
 from reference.data_parallel import DistributedDataParallel
-from reference.minimal import NaiveDataParallel
 
 from .. import scenarios
 from ..scenarios import mlp, mlp_batch
@@ -16,27 +15,16 @@ Gradients = list[list[Tensor]]
 
 
 def train_mlp(
-    rank: int,
-    world_size: int,
-    wrapper: str,
-    widths: tuple[int, ...],
-    dtype: torch.dtype,
-    seed: int,
-    cap_mb: float,
+    rank: int, world_size: int, wrapper: str, widths: tuple[int, ...], dtype: torch.dtype, seed: int, cap_mb: float
 ) -> Gradients:
-    """Gradients of three iterations under "ours", "torch" or "naive"; no optimiser step in between."""
+    """Gradients of three iterations under "ours" or "torch"; no optimiser step in between."""
     module = mlp(widths, dtype, seed + rank)  # another seed on every rank: construction must make the ranks equal
-    if wrapper == "naive":
-        model: nn.Module = NaiveDataParallel(module)
-    else:
-        model = {"ours": DistributedDataParallel, "torch": TorchDDP}[wrapper](module, bucket_cap_mb=cap_mb)
+    model = {"ours": DistributedDataParallel, "torch": TorchDDP}[wrapper](module, bucket_cap_mb=cap_mb)
     batch = mlp_batch(widths, dtype, seed, world_size * BATCH).split(BATCH)[rank]
     gradients = []
     for _ in range(3):
         model.zero_grad()
         model(batch).square().mean().backward()
-        if wrapper == "naive":
-            model.average_gradients()
         gradients.append([parameter.grad.clone() for parameter in model.parameters()])
     return gradients
 

@@ -298,10 +298,7 @@ def replicated(rank: int, _world_size: int) -> tuple[list, list]:
     both = []
     for wrap in (DistributedDataParallel, TorchDDP):
         module = Tower(2)
-        with (
-            mock.patch.dict(replicate.__globals__, {"DistributedDataParallel": wrap}),
-            warnings.catch_warnings(),
-        ):
+        with mock.patch.dict(replicate.__globals__, {"DistributedDataParallel": wrap}), warnings.catch_warnings():
             warnings.simplefilter("ignore")
             replicate(module)
             seen = []

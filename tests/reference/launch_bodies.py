@@ -6,6 +6,7 @@ import signal
 import subprocess
 import sys
 import threading
+from multiprocessing import parent_process
 from pathlib import Path
 
 import numpy as np
@@ -14,6 +15,8 @@ import torch.distributed as dist
 from torch import Tensor
 
 from reference.errors import CollectiveError, LaunchOrderError
+from reference.fork_server import Surroundings
+from reference.launch import RankPool, report_progress
 
 
 def identify(rank: int, world_size: int, *args: object) -> tuple[object, ...]:
@@ -107,6 +110,23 @@ def die_after_returning(rank: int, _world_size: int, dying: int) -> None:
     """Return, and then end the process of one rank by a signal."""
     if rank == dying:
         threading.Timer(0.2, os.abort).start()
+
+
+def vanish(surroundings: Surroundings) -> None:
+    """A launcher that ends while one rank computes, and another one waits for a message that never comes."""
+    surroundings.enter()
+    RankPool(2, timeout_s=600).run(outlive, on_progress=lambda *_: os._exit(0))
+
+
+def outlive(rank: int, _world_size: int) -> int:
+    """Return a result after the launcher has ended."""
+    if rank == 1:
+        dist.recv(torch.ones(1), 0)
+    launcher = parent_process()
+    assert launcher is not None
+    report_progress("computing", 0, 1)
+    launcher.join()
+    return rank
 
 
 def surroundings(rank: int, _world_size: int, variable: str) -> tuple[str | None, str, float]:

@@ -61,10 +61,7 @@ def record_oddly(rank: int, _world_size: int, oddity: str) -> Trace:
                 ddp(torch.ones(1, 4)).sum().backward()
     elif oddity == "a bucket that is skipped":
         ddp = DistributedDataParallel(
-            scenarios.Branches(),
-            bucket_cap_mb=0,
-            find_unused_parameters=True,
-            skip_all_reduce_unused_params=True,
+            scenarios.Branches(), bucket_cap_mb=0, find_unused_parameters=True, skip_all_reduce_unused_params=True
         )
         with record(ddp) as recording:
             for which in ("ab", "a", "b"):  # the buckets of b come first

@@ -8,15 +8,11 @@ from ..explore import examples
 from . import backward_exceptions_bodies as bodies
 
 OPTIONS = st.fixed_dictionaries(
-    {
-        "find_unused_parameters": st.booleans(),
-        "static_graph": st.booleans(),
-        "gradient_as_bucket_view": st.booleans(),
-    }
+    {"find_unused_parameters": st.booleans(), "static_graph": st.booleans(), "gradient_as_bucket_view": st.booleans()}
 )
 
 
-@examples(30)
+@examples(15)
 @given(st.integers(0, bodies.LAYERS - 1), st.booleans(), OPTIONS)
 def test_after_an_exception_in_backward_training_goes_on_or_an_error_names_it(two_ranks, at, single_bucket, options):
     """Never with gradients that are not averages, and never with an error about parameters that were not used."""

@@ -50,7 +50,7 @@ nested = st.recursive(
 )
 
 
-@examples(60)
+@examples(30)
 @given(nested)
 def test_mapping_the_tensors_of_an_output_changes_nothing_else(output):
     """Every tensor is changed once, in order; types and all other values stay."""

@@ -142,10 +142,7 @@ def test_the_rebuild_walks_parameters_that_were_never_ready_last():
         (lambda: assign_buckets([1, 2], [1], keys=["a"]), "keys: expected 2 entries"),
         (lambda: assign_buckets([1, 2], [1], sparse=[True]), "sparse: expected 2 entries"),
         (lambda: assign_buckets([1, 2], [1], order=[0, 0]), "order: expected each parameter index once"),
-        (
-            lambda: assign_buckets([1, 2], [1], order=[0, 2]),
-            r"order: expected parameter indices 0 to 1, got \[2\]",
-        ),
+        (lambda: assign_buckets([1, 2], [1], order=[0, 2]), r"order: expected parameter indices 0 to 1, got \[2\]"),
         (
             lambda: wrapped_modules(["conv.weight", "fc.weight"]),
             "by numbers, such as .*, got conv.weight, fc.weight;",
@@ -153,10 +150,7 @@ def test_the_rebuild_walks_parameters_that_were_never_ready_last():
         (lambda: bucket_caps(-1), "bucket caps: expected sizes in MiB, none negative"),
         (lambda: bucket_caps(None, [1, -1]), "bucket caps: expected sizes in MiB, none negative"),
         (lambda: bucket_caps(float("nan")), "bucket caps: expected sizes in MiB, none negative"),
-        (
-            lambda: plan_buckets("backward", [1], [1], ready_order=[0]),
-            "order: expected one of ready, reverse",
-        ),
+        (lambda: plan_buckets("backward", [1], [1], ready_order=[0]), "order: expected one of ready, reverse"),
         (lambda: check_partition([[0], []], 1), "bucket 1 is empty"),
         (lambda: check_partition([[0], [3]], 2), r"expected parameter indices 0 to 1, got \[3\]"),
         (lambda: check_partition([[0, 1], [1]], 2), r"parameters \[1\] are in more than one bucket"),

@@ -64,7 +64,7 @@ EXPECTED = {
     "sparse_in_a_shared_bucket": ["ValueError: plan: bucket 0 holds 0.weight, whose gradients are sparse"],
     "converted_after_wrapping": [
         "RuntimeError: rank {rank}: weight (parameter 0, shape (1, 2)) in bucket 0 was wrapped as a torch.float32 "
-        "tensor on cpu, now it is a torch.float64 tensor on cpu. Convert the module before it is wrapped",
+        "tensor on cpu, now it is a torch.float64 tensor on cpu. Convert the module before it is wrapped"
     ],
     "converted_and_back": ["bias (parameter 1, shape (1,)) in bucket 0 was converted and converted back, or swapped"],
     "swapped": ["weight (parameter 0, shape (1, 2)) in bucket 0 was converted and converted back, or swapped"],

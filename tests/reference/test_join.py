@@ -75,7 +75,7 @@ def without_none(steps):
 
 
 @BOTH_POOLS
-@examples(30)
+@examples(15)
 @given(inputs_by_rank, arguments, kinds)
 @example((5, 6, 5, 6), {}, {})
 @example((0, 5, 1, 5), {}, {"options": {"bucket_cap_mb": 1e-4}})  # the rebuild, while two ranks have joined
@@ -112,7 +112,7 @@ def test_what_nobody_used_keeps_its_gradient_when_a_rank_has_joined(two_ranks):
 
 
 @BOTH_POOLS
-@examples(15)
+@examples(10)
 @given(inputs_by_rank, arguments, kinds)
 def test_all_ranks_end_with_one_model(ranks, inputs, arguments, kind):
     """That of a rank that had inputs to the end."""
@@ -205,7 +205,7 @@ def test_forward_under_join_waits_for_no_collective_of_its_own(two_ranks):
     assert two_ranks.run(join_bodies.items_read_under_join) == [0, 0]
 
 
-@examples(30)
+@examples(15)
 @given(
     st.lists(st.tuples(*[st.integers(0, 4)] * 2), min_size=1, max_size=3).map(tuple),
     st.booleans(),

@@ -2,21 +2,22 @@
 
 import contextlib
 import os
-import signal
 import socket
-import subprocess
-import sys
 from collections.abc import Iterator
-from pathlib import Path
+from multiprocessing import Pipe
+from multiprocessing.process import BaseProcess
+from typing import TextIO
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from reference.errors import Error
+from reference.fork_server import OUTPUTS, Surroundings, process_context
 from reference.launcher import Place, address_for_others, first_host, launched
 
-SCRIPT = Path(__file__).parents[1] / "scripts" / "ranks_under_a_launcher.py"
+from .launcher_bodies import serve_or_run
+
 TORCHRUN = {
     "TORCHELASTIC_RUN_ID": "none", "TORCHELASTIC_USE_AGENT_STORE": "True", "RANK": "9", "WORLD_SIZE": "16",
     "LOCAL_RANK": "1", "GROUP_RANK": "1", "MASTER_ADDR": "node1", "MASTER_PORT": "1234",
@@ -80,28 +81,26 @@ def free_port() -> int:
 
 
 @contextlib.contextmanager
-def as_launched(case: str, world_size: int, launcher: str) -> Iterator[list[subprocess.Popen[str]]]:
-    """The script, once a rank, with the variables of a launcher."""
-    port, processes = str(free_port()), []
-    for rank in range(world_size):
-        numbers = {"srun": ("PROCID", "NTASKS", "LOCALID"), "mpirun": ("RANK", "SIZE", "LOCAL_RANK")}[launcher]
-        prefix = {"srun": "SLURM_", "mpirun": "OMPI_COMM_WORLD_"}[launcher]
-        values = dict(zip((f"{prefix}{name}" for name in numbers), map(str, (rank, world_size, rank)), strict=True))
-        meeting = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port, "SLURM_STEP_ID": "0"}
-        if launcher == "srun":
-            meeting["SLURM_NODEID"] = str(rank)
-        pipe = subprocess.PIPE
-        processes.append(
-            subprocess.Popen(
-                [sys.executable, SCRIPT, case], env=os.environ | values | meeting, stdout=pipe, stderr=pipe, text=True
-            )
-        )
-    try:
-        yield processes
-    finally:
-        for process in processes:
-            process.kill()
-            process.communicate()
+def as_launched(case: str, world_size: int, launcher: str) -> Iterator[tuple[list[BaseProcess], list[list[TextIO]]]]:
+    """A process for each rank, with the variables of a launcher; and their standard outputs and errors, by rank."""
+    port, processes, outputs = str(free_port()), [], []
+    numbers, prefix = {
+        "srun": (("PROCID", "NTASKS", "LOCALID", "NODEID"), "SLURM_"),
+        "mpirun": (("RANK", "SIZE", "LOCAL_RANK"), "OMPI_COMM_WORLD_"),
+    }[launcher]
+    with contextlib.ExitStack() as stack:
+        for rank in range(world_size):
+            values = {f"{prefix}{name}": str(world_size if name in ("NTASKS", "SIZE") else rank) for name in numbers}
+            meeting = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port, "SLURM_STEP_ID": "0"}
+            read, written = zip(*(Pipe(duplex=False) for _ in OUTPUTS), strict=True)
+            surroundings = Surroundings(os.environ | values | meeting, dict(zip(OUTPUTS, written, strict=True)))
+            processes.append(process_context().Process(target=serve_or_run, args=(surroundings, case)))
+            processes[-1].start()
+            surroundings.close()
+            stack.callback(processes[-1].join)
+            stack.callback(processes[-1].kill)
+            outputs.append([stack.enter_context(open(os.dup(end.fileno()))) for end in read])
+        yield processes, outputs
 
 
 HOST = socket.gethostname()
@@ -129,18 +128,20 @@ LOST = f"rank 1 on {HOST} was lost; start the program again"
 )
 def test_rank_0_has_the_ranks_of_a_launcher(case, launcher, says, statuses):
     """A pool may have some of them. After a failure they join again, unless they are lost. Nodes share a clock."""
-    with as_launched(case, 3, launcher) as processes:
-        outputs = [process.communicate(timeout=115) for process in processes]
+    with as_launched(case, 3, launcher) as (processes, files):
+        outputs = [[file.read() for file in one] for one in files]
+        for process in processes:
+            process.join()
     assert [part for part in says if part not in "".join(outputs[0])] == [], outputs
-    assert [process.returncode for process in processes] == statuses
+    assert [process.exitcode for process in processes] == statuses
     if not any(statuses):
         assert [output for output, _ in outputs[1:]] == ["", ""]
 
 
 def test_the_others_end_with_rank_0():
-    with as_launched("wait", 2, "srun") as (first, second):
-        assert first.stdout is not None
-        assert first.stdout.readline() == "ready\n"
-        first.send_signal(signal.SIGKILL)
-        assert second.communicate(timeout=60) == ("", "")
-        assert second.returncode == 1
+    with as_launched("wait", 2, "srun") as ((first, second), files):
+        assert files[0][0].readline() == "ready\n"
+        first.kill()
+        assert [file.read() for file in files[1]] == ["", ""]
+        second.join()
+        assert second.exitcode == 1

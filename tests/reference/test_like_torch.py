@@ -45,14 +45,14 @@ def random_programs(**how: Any) -> st.SearchStrategy[Program]:
     return programs(2, options=modes, keep=True, shapes=[(), (3,), (2, 2), (200, 100), (70_000,)], **how)
 
 
-@examples(30)
+@examples(15)
 @given(random_programs(kinds=("train", "accumulate"), any_use=True))
 def test_any_parameters_may_be_used_in_any_step_with_find_unused_parameters(two_ranks, program):
     """Used by one rank or none, under no_sync or not, gradients kept, zeroed or None before."""
     assert_like_torchs(two_ranks, replace(program, options=program.options | {"find_unused_parameters": True}))
 
 
-@examples(30)
+@examples(15)
 @given(random_programs(kinds=("train", "accumulate")) | random_programs(kinds=("train",), static=True))
 def test_any_order_of_steps_is_as_under_torchs_class(two_ranks, program):
     static = len({step.used for step in program.steps}) == 1 and all(step.kind == "train" for step in program.steps)

@@ -8,12 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from reference.collectives import factors_of_gradient, rows_and_columns
-from reference.comm_hooks.powersgd import (
-    PowerSGDState,
-    keep_where,
-    orthogonalize,
-    square,
-)
+from reference.comm_hooks.powersgd import PowerSGDState, keep_where, orthogonalize, square
 
 from .. import hook_bodies
 from ..explore import examples
@@ -91,7 +86,7 @@ def test_at_full_rank_powersgd_is_the_average(ranks, hook, shapes, options, seed
 
 
 @BOTH_POOLS
-@examples(15)
+@examples(10)
 @given(hook_shapes(), modes, seeds, power_options)
 def test_gradients_of_low_rank_are_averaged_exactly(ranks, shapes, options, seed, state):
     """Where the columns of all ranks' gradients lie in one space of as many dimensions as P has columns.
@@ -100,15 +95,7 @@ def test_gradients_of_low_rank_are_averaged_exactly(ranks, shapes, options, seed
     would be off by 20 % or more.
     """
     rank = state["matrix_approximation_rank"]
-    results = train(
-        ranks,
-        ("ours", "power"),
-        shapes,
-        seed,
-        options=options,
-        state_options=state,
-        low_rank=rank,
-    )
+    results = train(ranks, ("ours", "power"), shapes, seed, options=options, state_options=state, low_rank=rank)
     for step, averages in enumerate(results[0][0]):
         exact = hook_bodies.mean_gradients(ranks.world_size, shapes, seed, step, low_rank=rank)
         for got, expected in zip(averages, exact, strict=True):
@@ -130,7 +117,7 @@ def test_what_arrives_is_the_average_projected_onto_few_directions(ranks, shapes
                 assert float((matrix.T @ missing).norm()) <= 1e-3 * (1 + float(mean.norm()) ** 2)
 
 
-@examples(5)
+@examples(3)
 @given(seeds, st.integers(1, 3))
 def test_a_warm_start_finds_the_best_approximation(two_ranks, seed, rank):
     """Subspace iteration on gradients that stay the same ends at the truncated singular value decomposition."""
@@ -161,7 +148,7 @@ def test_error_feedback_loses_nothing(ranks, hook, shapes, seed, options):
     assert max(ranks.run(bodies.kept_errors, hook, shapes, seed, state)) < 1e-4
 
 
-@examples(15)
+@examples(10)
 @given(hook_shapes(), power_options)
 def test_powersgd_sends_the_elements_of_p_and_q_of_what_it_compresses(two_ranks, shapes, options):
     """And all elements of other gradients; `compression_stats` counts both."""

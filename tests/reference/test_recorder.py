@@ -90,12 +90,7 @@ def test_iterations_under_no_sync_say_so(two_ranks, wrapper):
         assert [iteration.synchronized for iteration in rank.iterations] == [False, True, False, True]
         assert all(None not in iteration.ready_ns for iteration in rank.iterations)
         assert [len(iteration.buckets) > 0 for iteration in rank.iterations] == [False, True, False, True]
-        assert [iteration.optimizer_start_ns is None for iteration in rank.iterations] == [
-            True,
-            False,
-            True,
-            False,
-        ]
+        assert [iteration.optimizer_start_ns is None for iteration in rank.iterations] == [True, False, True, False]
 
 
 @pytest.mark.parametrize("wrapper", WRAPPERS)

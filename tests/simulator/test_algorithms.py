@@ -21,13 +21,7 @@ def level(members: int, latency_ns: int = 1000, bytes_per_s: float = 1e9, *, red
 
 
 levels = st.lists(
-    st.builds(
-        level,
-        st.integers(1, 9),
-        st.integers(0, 100_000),
-        st.floats(1e6, 1e12),
-        reduces=st.booleans(),
-    ),
+    st.builds(level, st.integers(1, 9), st.integers(0, 100_000), st.floats(1e6, 1e12), reduces=st.booleans()),
     min_size=1,
     max_size=3,
 )

@@ -33,7 +33,7 @@ def cases(draw) -> tuple[Expected, list[Expected]]:
     return draw(expectations(draw(st.integers(1, 4096)))), [draw(expectations(ranks)) for ranks in measured]
 
 
-@examples(25)
+@examples(12)
 @given(cases())
 def test_measuring_what_was_predicted_changes_nothing_and_widens_nothing(case):
     target, expected = case
@@ -43,7 +43,7 @@ def test_measuring_what_was_predicted_changes_nothing_and_widens_nothing(case):
     assert not any(anchor.contradicts for anchor in anchors)
 
 
-@examples(25)
+@examples(12)
 @given(cases(), st.floats(0.5, 2))
 def test_the_moves_of_the_measurements_multiply_to_the_correction(case, ratio):
     target, expected = case
@@ -51,7 +51,7 @@ def test_the_moves_of_the_measurements_multiply_to_the_correction(case, ratio):
     assert prod(anchor.moved for anchor in correction.anchors) == pytest.approx(correction.factor)
 
 
-@examples(25)
+@examples(12)
 @given(cases())
 def test_a_further_measurement_that_agrees_never_widens_the_interval(case):
     target, expected = case
@@ -61,7 +61,7 @@ def test_a_further_measurement_that_agrees_never_widens_the_interval(case):
     assert narrowing[1] <= narrowing[0] + 1e-9
 
 
-@examples(40)
+@examples(20)
 @given(st.data(), st.integers(2, 64), st.floats(0.8, 1.25))
 def test_the_answer_lies_between_prediction_and_measurement_if_the_same_ranks_were_measured(data, ranks, ratio):
     expected = data.draw(expectations(ranks))
@@ -69,7 +69,7 @@ def test_the_answer_lies_between_prediction_and_measurement_if_the_same_ranks_we
     assert min(1, ratio) - 1e-6 <= factor <= max(1, ratio) + 1e-6
 
 
-@examples(40)
+@examples(20)
 @given(cases(), st.floats(1.5, 3))
 def test_a_measurement_far_outside_of_the_interval_contradicts_and_widens(case, factor):
     target, [first, *_] = case
@@ -108,7 +108,7 @@ def test_nine_in_ten_corrected_intervals_contain_the_truth_if_errors_are_as_assu
     assert hits / len(errors) == pytest.approx(0.9, abs=0.02)
 
 
-@examples(20)
+@examples(12)
 @given(any_predictions(), st.floats(0.9, 1.1))
 def test_predict_takes_measured_times(asked, ratio):
     plain = asked.predict()

@@ -206,7 +206,7 @@ def test_the_page_predicts_as_predict_does_to_the_nanosecond(
         assert rank["spans"] == [[span.kind, span.bucket, span.start_ns, span.end_ns] for span in spans]
 
 
-@examples(40)
+@examples(20)
 @given(
     sizes=st.lists(st.integers(0, 3 * MIB), min_size=1, max_size=12),
     caps=st.lists(st.integers(0, 6 * MIB), min_size=1, max_size=3),
@@ -232,7 +232,7 @@ def test_a_profile_is_imported_as_the_importer_does(functions, path):
     assert len(mine["ranks"][0]) == len(trace.ranks[0].iterations)
 
 
-@examples(20)
+@examples(12)
 @given(
     ready=st.lists(st.integers(0, 10**8), min_size=1, max_size=6),
     gbit_per_s=st.sampled_from(GBIT_PER_S),
@@ -263,7 +263,7 @@ def test_no_layout_beats_the_best_known_one_where_copies_are_free(functions, rea
     assert fastest_ns <= best_ns <= fastest_ns + count, "the search does not round the time of each all-reduce"
 
 
-@examples(40)
+@examples(20)
 @given(now=st.integers(0, 10**9), default=st.integers(1, 10**9), best=st.integers(1, 10**9))
 def test_the_score_is_0_at_the_default_and_100_at_the_best(functions, now, default, best):
     best, default = sorted((best, default))
@@ -314,7 +314,7 @@ def assert_shows(page, prediction: Prediction) -> None:
     assert shown == pytest.approx(exact, abs=0.11)
 
 
-@examples(20)
+@examples(12)
 @given(
     scene=st.sampled_from(SCENES),
     model=st.sampled_from(sorted(annotated.models())),

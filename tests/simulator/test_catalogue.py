@@ -8,7 +8,7 @@ from reference.files.reading import one_line_errors
 from simulator import Fabric, assume_gpu, predict
 from simulator.catalogue import Catalogue, load_fabric, read_catalogue
 from simulator.fabric import save_topology
-from simulator.workload.roofline import data_sheets, find_device, with_precision
+from simulator.workload.roofline import find_device, with_precision
 
 from ..strategies import iteration, trace_of
 
@@ -117,19 +117,3 @@ def test_a_wrong_device_is_one_line(name, says):
     with pytest.raises(ValueError, match=r"^device: expected") as caught:
         find_device(name)
     assert says in str(caught.value)
-
-
-BEFORE = {
-    "v100": (900e9, {"fp32": 15.7e12, "fp16": 125e12}),
-    "a100-40gb": (1555e9, {"fp32": 19.5e12, "tf32": 156e12, "bf16": 312e12}),
-    "a100-80gb": (2039e9, {"fp32": 19.5e12, "tf32": 156e12, "bf16": 312e12}),
-    "h100": (3.35e12, {"fp32": 66.9e12, "tf32": 494.7e12, "bf16": 989.4e12}),
-}
-"""Data sheets from before the catalogue; committed traces were made with them."""
-
-
-def test_data_sheets_are_those_from_before_the_catalogue():
-    for name, (bytes_per_s, rates) in BEFORE.items():
-        for precision, flops_per_s in rates.items():
-            sheet = data_sheets()[f"{name}-{precision}"]
-            assert (sheet.bytes_per_s, sheet.flops_per_s) == (bytes_per_s, flops_per_s)

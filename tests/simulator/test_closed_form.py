@@ -19,7 +19,7 @@ from .span_lines import ALIKE, fabric
 FREE = Fabric.from_alpha_beta(alpha_ns=0, bytes_per_s=1e18)
 
 
-@examples(60)
+@examples(30)
 @given(engine_inputs(), st.integers(1, 3), st.sampled_from([1, 100]))
 def test_events_and_recurrence_agree_to_the_nanosecond(engine_input, concurrency, times):
     """Also where many collectives wait for one of several slots."""
@@ -56,7 +56,7 @@ def test_the_closed_form_refuses_exposed_communication_of_collectives_side_by_si
         exposed_many(steady)
 
 
-@examples(15)
+@examples(10)
 @given(engine_inputs())
 def test_collectives_that_slow_each_other_down_need_the_events_if_they_can_run_at_the_same_time(engine_input):
     """Fails if the closed form, which needs constant speeds, were taken for collectives that share a link."""

@@ -161,7 +161,7 @@ def fluid_inputs(draw) -> EngineInput:
     )
 
 
-@examples(150)
+@examples(50)
 @given(fluid_inputs())
 @example(two_buckets([only("backward", 176), only("step", 0)], [242, 58], 2.00001))
 @example(two_buckets([only("launch", 176), only("step", 0)], [175, 334], 2.00001))
@@ -220,7 +220,7 @@ def test_permuting_ranks_changes_nothing(engine_input, random):
     np.testing.assert_array_equal(permuted.end_ns, simulate(engine_input, "events").end_ns[order])
 
 
-@examples(20)
+@examples(12)
 @given(engine_inputs(), st.data())
 def test_cheaper_collectives_never_hurt_where_speeds_are_constant(engine_input, data):
     """Each collective may be cheaper by a different amount; the closed form uses only max and +."""

@@ -18,11 +18,7 @@ def test_weights_between_the_measured_sizes_follow_a_power_of_the_size():
     assert weights == pytest.approx([1.0, 1.0, 2.0, 10.0, 10.0])
 
 
-@given(
-    st.lists(st.integers(4, 10**8), max_size=6, unique=True).map(sorted),
-    st.floats(0, 1),
-    st.floats(1.25, 3),
-)
+@given(st.lists(st.integers(4, 10**8), max_size=6, unique=True).map(sorted), st.floats(0, 1), st.floats(1.25, 3))
 def test_weights_are_found_from_the_slow_down_beside_a_larger_message(sizes, power, slow_down):
     """Every message takes a share of the link in proportion to its size to some power."""
     alone_ns = {size: 10.0 * size for size in sizes}

@@ -14,7 +14,7 @@ from tests.strategies import emulations, iteration, partitions, trace_of
 from .tuning_cases import contiguous_partitions, fabrics, plan_times, small_models
 
 
-@examples(40)
+@examples(20)
 @given(
     small_models(parameters=5, ranks=2, one_order=False),
     st.sampled_from([1.0, 1.2, 2.5]).flatmap(lambda slow_down: fabrics(slow_down=slow_down)),
@@ -30,7 +30,7 @@ def test_no_buckets_are_faster(trace, fabric, data):
         assert bound_ns <= times.value_ns(plan)
 
 
-@examples(40)
+@examples(20)
 @given(emulations(), st.sampled_from(["median", "mean", "p95", "worst_case"]), st.data())
 def test_no_buckets_are_faster_under_any_settings(asked, objective, data):
     """Comm hooks, unused and sparse gradients, two collectives at a time, stragglers, traces with communication."""

@@ -31,14 +31,7 @@ def test_between_two_measured_sizes_the_cost_is_between_theirs(table, size):
 
 def test_lines_join_the_points_and_the_last_one_goes_on():
     fabric = Fabric.from_table([(2, 200, 30), (2, 100, 10), (2, 400, 40)])
-    assert [fabric.all_reduce_ns(size, 2) for size in (0, 100, 150, 300, 400, 800)] == [
-        0,
-        10,
-        20,
-        35,
-        40,
-        60,
-    ]
+    assert [fabric.all_reduce_ns(size, 2) for size in (0, 100, 150, 300, 400, 800)] == [0, 10, 20, 35, 40, 60]
 
 
 @pytest.mark.parametrize(("second_ns", "ns"), [(800, 800), (700, 800), (1200, 404), (1600, 8), (2400, 8), (None, 8)])

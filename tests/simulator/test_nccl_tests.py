@@ -113,12 +113,6 @@ def test_a_log_may_have_several_runs_with_or_without_their_first_lines(tmp_path_
     assert read_log(path).rows == [(ranks, size, 123_400) for ranks, size in runs.items()]
 
 
-def test_a_run_that_failed_after_its_list_of_ranks_changes_nothing(tmp_path):
-    failed = "\n".join(line for line in nccl_log(8, {8: 9.0}).splitlines() if line.startswith("#"))
-    (tmp_path / "log").write_text(failed + "\nError: unhandled cuda error\n" + NCCL_LOG)
-    assert read_log(tmp_path / "log").rows == [(2, 8, 8650), (2, 1024, 9250)]
-
-
 def test_lines_that_the_launcher_printed_twice_are_repeated_measurements(tmp_path):
     (tmp_path / "log").write_text("".join(2 * line for line in NCCL_LOG.splitlines(keepends=True)))
     assert Fabric.from_nccl_tests(tmp_path / "log").all_reduce_ns(8, 2) == 8650

@@ -41,7 +41,7 @@ def knee_of_table(table):
     return None
 
 
-@examples(25)
+@examples(12)
 @given(traces(), rate_fabrics(), SIZES, st.booleans())
 def test_the_knee_is_that_of_an_exhaustive_sweep(trace, fabrics, world_sizes, spread):
     variation = Variation(device_spread=0.02) if spread else RECORDED
@@ -55,7 +55,7 @@ def test_the_knee_is_that_of_an_exhaustive_sweep(trace, fabrics, world_sizes, sp
         assert found == of_fabric.sort_values("world_size")["iteration_ns"].tolist()
 
 
-@examples(25)
+@examples(12)
 @given(traces(), rate_fabrics(), st.sampled_from([2, 3, 8, 1024]), st.sampled_from([25.0, 1e-4, inf]))
 def test_the_limit_is_that_of_an_exhaustive_sweep(trace, fabrics, world_size, cap_mb):
     """One fabric of the sweep for each thing that may limit, with that thing removed."""
@@ -106,7 +106,7 @@ def test_a_slow_rank_and_slow_launches_are_limits():
     assert host.limits.limit == "host"
 
 
-@examples(20)
+@examples(12)
 @given(st.integers(0, 20), st.integers(20, 400), st.floats(0.3, 0.95))
 def test_needs_are_the_least_that_reach_the_target(latency_us, mb_per_s, target):
     us = 1000

@@ -51,11 +51,7 @@ def test_a_policy_takes_a_comm_hook_by_name():
             ValueError,
             r"^static_graph: expected the default with grouping='module', because FSDP2's replicate\(\) has no such",
         ),
-        (
-            {"grouping": "module", "hook": "fp16"},
-            ValueError,
-            r"^hook: expected the default with grouping='module'",
-        ),
+        ({"grouping": "module", "hook": "fp16"}, ValueError, r"^hook: expected the default with grouping='module'"),
         ({"reduce_dtype": "bfloat16"}, ValueError, r"^reduce_dtype: expected grouping='module', got 'buckets'"),
         ({"grouping": "module"}, ValueError, r"^grouping: expected names of parameters that show the blocks"),
         ({"bucket_cap": 25}, TypeError, r"^unexpected keyword argument 'bucket_cap'; settings are bucket_cap_mb, "),

@@ -82,10 +82,7 @@ def test_whole_numbers_of_numpy_are_whole_numbers(trace, world_size, kind):
         (lambda: Policy(sync_evry=2), "sync_evry: extra inputs are not permitted"),
         (lambda: Fabric.from_table([(2, 8, -5)]), r"all_reduce\[0\].ns: input should be .* got -5"),
         (lambda: Fabric.from_alpha_beta(1, float("nan")), r"bytes_per_s: input should be a finite number, got nan"),
-        (
-            lambda: Fabric.from_table([(2, 8, 5)]).all_reduce_ns(8, 4),
-            "world_size: expected one of .2., .* got 4",
-        ),
+        (lambda: Fabric.from_table([(2, 8, 5)]).all_reduce_ns(8, 4), "world_size: expected one of .2., .* got 4"),
     ],
 )
 def test_what_is_described_wrongly_is_named_in_one_line(mistake, says):
@@ -95,18 +92,6 @@ def test_what_is_described_wrongly_is_named_in_one_line(mistake, says):
 
 
 # Bounds
-
-
-@examples(20)
-@given(any_predictions())
-def test_an_iteration_takes_as_long_as_its_computation_and_as_its_busiest_link(asked):
-    prediction = asked.predict()
-    timeline = prediction.timeline
-    engine_input = timeline.engine_input
-    assert timeline.iteration_ns >= engine_input.duration_ns.sum(axis=1).max()
-    in_time = timeline.done_ns <= timeline.iteration_ns  # nobody may wait for the counts of Join
-    assert timeline.iteration_ns * engine_input.concurrency >= engine_input.cost_ns[in_time].sum()
-    assert prediction.iteration_ns >= prediction.compute_ns >= 0
 
 
 @examples(20)
@@ -198,8 +183,10 @@ def test_the_table_shows_iteration_parts_and_buckets():
 
 @examples(20)
 @given(any_predictions())
-def test_every_prediction_has_a_table(asked):
-    assert len(rows_of(asked.predict()._repr_html_())) >= 5
+def test_every_prediction_has_a_table_and_is_at_least_its_computation(asked):
+    prediction = asked.predict()
+    assert len(rows_of(prediction._repr_html_())) >= 5
+    assert prediction.iteration_ns >= prediction.compute_ns >= 0
 
 
 @examples(20)

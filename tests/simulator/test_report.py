@@ -206,8 +206,7 @@ def document(request):
     return two_systems("n" * 200) if request.param == "widths" else with_costs(HOSTILE, model=HOSTILE)
 
 
-@pytest.mark.parametrize("scheme", ["light", "dark"])
-@pytest.mark.parametrize("width", [390, 1280])
+@pytest.mark.parametrize(("width", "scheme"), [(390, "dark"), (1280, "light")])
 def test_the_page_in_a_browser(browser, tmp_path, document, width, scheme):
     path = tmp_path / "report.html"
     path.write_bytes(report_page(document).encode(errors="xmlcharrefreplace"))

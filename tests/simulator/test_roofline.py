@@ -70,10 +70,7 @@ def test_a_device_is_found_by_name_or_file(tmp_path):
 @pytest.mark.parametrize(
     ("content", "says"),
     [
-        (
-            '{"name": "d", "flops_per_s": -1, "bytes_per_s": 1}',
-            "flops_per_s: input should be greater than",
-        ),
+        ('{"name": "d", "flops_per_s": -1, "bytes_per_s": 1}', "flops_per_s: input should be greater than"),
         ('{"name": "d", "flops_per_s": 1, "bytes_per_s": NaN}', "bytes_per_s: "),
         ('{"name": "d", "flops_per_s": 1}', "bytes_per_s: field required"),
         ("no JSON", "not a data sheet: invalid JSON"),

@@ -233,7 +233,7 @@ def damaged_files(draw) -> bytes:
             return json.dumps(document).encode()
 
 
-@examples(60)
+@examples(30)
 @given(damaged_files())
 def test_a_damaged_file_is_read_or_told_in_one_line(tmp_path, data):
     path = tmp_path / "rank0.json"

@@ -1,20 +1,19 @@
-"""Uses ranks that a launcher has started; the argument says how."""
+"""Uses ranks that a launcher has started; the case says how."""
 
-import sys
 import time
-from pathlib import Path
+from functools import partial
 from unittest import mock
-
-sys.path.insert(0, str(Path(__file__).parents[2]))
 
 from ddplab.calibration import repeated_timing
 from ddplab.calibration.calibrate import calibrate
 from ddplab.training_runs import record_computation
 from reference import launch, launcher
 from reference.errors import RankError
+from reference.fork_server import Surroundings
 from reference.launch import RankPool, run_ranks
 from reference.launcher import on_rank_0
-from tests.reference import launch_bodies as bodies
+
+from . import launch_bodies as bodies
 
 
 def rank_and_size(rank: int, world_size: int) -> tuple[int, int]:
@@ -39,9 +38,16 @@ def wait(rank: int, _world_size: int) -> None:
     time.sleep(600)
 
 
-def main() -> None:
-    case = sys.argv[1]
-    launch.LEAVE_S = 2.0
+def serve_or_run(surroundings: Surroundings, case: str) -> None:
+    """Be the process of one rank; that of rank 0 runs the program."""
+    surroundings.enter()
+    launcher.LATE_S = 2.0
+    on_rank_0(partial(main, case))
+
+
+def main(case: str) -> None:
+    if case == "hang":
+        launch.LEAVE_S = 3.0  # the rank that hangs never leaves
     if case == "some":
         print(run_ranks(rank_and_size, 3), run_ranks(rank_and_size, 2))
         traces = [run_ranks(record_computation, 2, "tests.models_for_cli:tiny", 1)[0] for _ in range(2)]
@@ -62,8 +68,3 @@ def main() -> None:
         except RankError as error:
             print(error, flush=True)
         print(pool.run(rank_and_size))
-
-
-if __name__ == "__main__":
-    launcher.LATE_S = 2.0
-    on_rank_0(main)
