@@ -105,7 +105,9 @@ def network(gbit_per_s: float) -> Fabric:
 
 def iteration_ms(hook: CommHook, gbit_per_s: float) -> float:
     """Milliseconds of an iteration of 16 V100s."""
-    one = simulator.predict(v100(), network(gbit_per_s), world_size=WORLD_SIZE, hook=hook, bucket_cap_mb=25, assume=False)
+    one = simulator.predict(
+        v100(), network(gbit_per_s), world_size=WORLD_SIZE, hook=hook, bucket_cap_mb=25, assume=False
+    )
     return one.iteration_ns / 1e6
 
 
