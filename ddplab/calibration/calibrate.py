@@ -65,16 +65,8 @@ def calibrate(
         named_hook(name)  # raises an error before anything is measured
     if sizes_bytes is None:
         sizes_bytes = sizes_up_to(pool.run(gradient_bytes, model)[0], pool.backend)
-    fabric = measure_collectives(pool, sizes_bytes, repeats, on_progress)
-    measured: dict[str, Any] = {}
-    if pool.world_size > 1:  # a single rank sends nothing, so there is no slow-down
-        times_by_rank = pool.run(time_contention, model, repeats + 1, on_progress=on_progress)
-        measured["slow_down"], measured["slow_down_error"] = fit_slow_down(times_by_rank)
-    searching, rebuilding = zip(*pool.run(time_search_and_rebuild, model, repeats), strict=True)
-    measured["search_ns_per_parameter"] = median(chain(*searching))
-    measured["rebuild_ns"] = median_ns(chain(*rebuilding))
-    source = f"{fabric.source}; slow-down, search and rebuild of {model}"
-    fabric = fabric.with_processor(**measured).model_copy(update={"source": source})
+    collectives = measure_collectives(pool, sizes_bytes, repeats, on_progress)
+    fabric = with_slowdowns(pool, model, collectives, repeats=repeats, on_progress=on_progress)
     return measure_hooks(pool, fabric, hooks, model, repeats=repeats, on_progress=on_progress)
 
 
@@ -99,6 +91,21 @@ def measure_collectives(
         source=f"measured: {pool.backend}, {world_size} ranks on one {platform.machine()} machine{network}, "
         f"torch {torch.__version__}",
     )
+
+
+def with_slowdowns(
+    pool: RankPool, model: str, fabric: Fabric, *, repeats: int = REPEATS, on_progress: Progress = no_progress
+) -> Fabric:
+    """Measure the costs that depend on the model: slow-down, search for unused parameters, rebuild of buckets."""
+    measured: dict[str, Any] = {}
+    if pool.world_size > 1:  # a single rank sends nothing, so there is no slow-down
+        times_by_rank = pool.run(time_contention, model, repeats + 1, on_progress=on_progress)
+        measured["slow_down"], measured["slow_down_error"] = fit_slow_down(times_by_rank)
+    searching, rebuilding = zip(*pool.run(time_search_and_rebuild, model, repeats), strict=True)
+    measured["search_ns_per_parameter"] = median(chain(*searching))
+    measured["rebuild_ns"] = median_ns(chain(*rebuilding))
+    source = f"{fabric.source}; slow-down, search and rebuild of {model}"
+    return fabric.with_processor(**measured).model_copy(update={"source": source})
 
 
 def measure_hooks(
