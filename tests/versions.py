@@ -23,7 +23,6 @@ TESTS = (
     "tests/reference",  # bucketing, features, hooks, Join, recorder, likeness to torch's class, torch's own tests
     *(f"tests/ddplab/test_{name}.py" for name in ("emulate", "virtual_training", "modelled_network")),
     *(f"tests/ddplab/test_{name}.py" for name in ("models", "operation_counter")),
-    "tests/test_wall_clock_network.py",
     *(f"tests/ddplab/test_{name}.py" for name in ("all_checks", "class_under_test", "conform", "pytest_plugin")),
 )
 """Whatever touches torch's distributed package or its DDP class."""
