@@ -16,6 +16,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn import functional
+from torch.utils.checkpoint import checkpoint
 
 from reference.errors import ModelError, TraceError
 from reference.launch import rank_device
@@ -114,6 +115,14 @@ def bert_large(batch: int = 32) -> Model:
     return module, _Classification(tokens, tokens)
 
 
+def checkpointed(make: Callable[[], Model]) -> Model:
+    """A model of blocks, each an activation checkpoint: it keeps its input, and runs forward again in backward."""
+    module, loss_fn = make()
+    for block in module.get_submodule("blocks").children():
+        block.forward = partial(checkpoint, block.forward, use_reentrant=False, preserve_rng_state=False)
+    return module, loss_fn
+
+
 def small_tensors() -> Model:
     """400 tensors of at most 256 elements in 200 layers: the cost of hooks and launches dominates."""
     width, depth, batch = 16, 200, 16
@@ -170,8 +179,16 @@ BUILT_IN: dict[str, Callable[[], Model]] = {
         llama, 128256, 2, 4096, tied=False, width=4096, heads=32, pairs=8, layers=32, inner=14336
     ),
 }
-LARGE = ("resnet50-224", "bert-large", "gpt2", "resnet152-224", "vit-b-16", "llama-3.2-1b", "llama-3.1-8b")
+CHECKPOINTED = {
+    f"{name}-checkpointed": partial(checkpointed, BUILT_IN[name])
+    for name in ("bert-large", "llama-3.2-1b", "llama-3.1-8b")
+}
+LARGE = (
+    *("resnet50-224", "bert-large", "gpt2", "resnet152-224", "vit-b-16", "llama-3.2-1b", "llama-3.1-8b"),
+    *CHECKPOINTED,
+)
 """Built-in models of the size that GPUs train; a processor takes seconds to minutes for an iteration."""
+BUILT_IN |= CHECKPOINTED
 
 
 @dataclass(frozen=True)

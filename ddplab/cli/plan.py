@@ -350,6 +350,7 @@ def _sentences(one: SystemPlan, *, details: bool) -> list[str]:
         needs_sentence(one.limits, one.needs, one.target, batch),
         _changes_sentence(one, details=details),
         _memory_sentence(one, details=details),
+        *([_fsdp_sentence(one)] * details),
         assumed_sentence(one.scaling.system, one.at),
         *(more if details else ()),
         measure_sentence(one.at, one.next_measurement, one.needs),
@@ -405,6 +406,16 @@ def _memory_sentence(one: SystemPlan, *, details: bool) -> str:
     answers = [_fits(name, use) for name, use in one.memory_by_optimizer.items()]
     lacks = "" if one.memory.peak_bytes is not None else " (without activations, which the trace lacks)"
     return f"memory{of}: {', '.join(answers)}{lacks}{f'; of that {parts}' * details}"
+
+
+def _fsdp_sentence(one: SystemPlan) -> str:
+    """Return lower bounds of FSDP, which gathers parameters and scatters gradients, all but a rank's own part."""
+    size = one.memory.parts["parameters"] or 0
+    return (
+        f"FSDP (ZeRO-3), not simulated, would send at least {2 * size * (one.at - 1) / one.at / 1e9:.2f} GB a step "
+        f"from each of {one.at} GPUs, 1.5 times as much if it frees parameters after forward, and hold at least "
+        f"{size / one.at / 1e9:.2f} GB of parameters; docs/comparison.md names a simulator of it"
+    )
 
 
 def _fits(optimizer: Optimizer, use: MemoryUse) -> str:

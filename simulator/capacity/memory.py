@@ -67,8 +67,8 @@ class MemoryUse:
 def memory_use(trace: Trace, policy: Policy, optimizer: Optimizer, world_size: int = 1) -> MemoryUse:
     """Return what data-parallel training of the trace's model holds on each of `world_size` GPUs.
 
-    With the policy's `zero`, it is what the GPU with the largest shard of the optimiser holds. Gradients are set to None between steps. They take no memory beside the buckets if they are views of them
-    (`gradient_as_bucket_view`).
+    With the policy's `zero`, it is what the GPU with the largest shard of the optimiser holds. Gradients are set to
+    None between steps. They take no memory beside the buckets if they are views of them (`gradient_as_bucket_view`).
     """
     workload = trace.workload
     memory, capacity = workload.memory, capacity_bytes(workload.device_name)

@@ -98,14 +98,14 @@ class Policy(Settings, strict=False):
     )
     zero: ZeroBroadcasts | None = Field(
         default=None,
-        description="what torch's ZeroRedundancyOptimizer broadcasts after its step, a name: `parameters`, each alone, "
-        "or `buckets`, those of a rank together, as with parameters_as_bucket_view (None: no such optimizer); from the "
-        "training script",
+        description="what torch's ZeroRedundancyOptimizer broadcasts after its step, a name: `parameters`, each "
+        "alone, or `buckets`, those of a rank together, as with parameters_as_bucket_view (None: no such optimizer); "
+        "from the training script",
     )
     cuda_graph: bool = Field(
         default=False,
-        description="whether all steps of an iteration are replayed from a CUDA graph, so that no kernel waits for the "
-        "host, yes or no; from the training script",
+        description="whether an iteration is replayed from a CUDA graph, so that no kernel waits for the host, yes "
+        "or no; from the training script",
     )
     sync_every: CycleLength = Field(
         default=1,
@@ -143,7 +143,9 @@ class Policy(Settings, strict=False):
                 "phase: expected static_graph=True for `second`; otherwise the second iteration is `rebuild`"
             )
         if self.cuda_graph and (self.phase != "steady" or self.graph_may_change):
-            raise ValueError("cuda_graph: expected a steady iteration that searches for no unused parameters to replay")
+            raise ValueError(
+                "cuda_graph: expected a steady iteration that searches for no unused parameters to replay"
+            )
         if self.skip_all_reduce_unused_params and not self.find_unused_parameters:
             raise ValueError("skip_all_reduce_unused_params: expected find_unused_parameters=True, which it requires")
         return self
@@ -187,7 +189,9 @@ class Policy(Settings, strict=False):
         if joins and policy.grouping == "module":
             raise ValueError("inputs: expected None with grouping='module', because FSDP2's modules cannot join")
         if joins and policy.zero is not None:
-            raise ValueError("inputs: expected None with zero, because steps of ranks without inputs are not modelled")
+            raise ValueError(
+                "inputs: expected None with zero, because steps of ranks without inputs are not modelled"
+            )
         if joins and policy.cuda_graph:
             raise ValueError("inputs: expected None with cuda_graph, because a replayed iteration cannot join")
         if joins and policy.skip_all_reduce_unused_params:

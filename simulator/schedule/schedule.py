@@ -184,8 +184,8 @@ def build_schedule(
         world_size: Number of ranks; has an effect with the policy's `zero`.
 
     Raises:
-        ValueError: The plan is invalid (see `buckets_of`), the parameters have several dtypes with `zero`, or a gradient is sparse and the policy's comm hook does
-            not support sparse gradients.
+        ValueError: The plan is invalid (see `buckets_of`), a gradient is sparse and the policy's comm hook does not
+            support sparse gradients, or the parameters have several dtypes with `zero`.
     """
     writer = _Writer()
     by_module = policy.grouping == "module"

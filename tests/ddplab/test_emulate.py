@@ -148,6 +148,8 @@ def test_a_module_whose_gradients_become_ready_between_others_is_named():
         ({"reducer": "torch", "order": "forward"}, "order: expected 'ready' and no plan"),
         ({"grouping": "fusion"}, "grouping: expected 'buckets', because ddplab's reducer copies every gradient"),
         ({"inputs": [1, 2], "zero": "buckets"}, "inputs: expected None with zero"),
+        ({"inputs": [1, 2], "cuda_graph": True}, "inputs: expected None with cuda_graph"),
+        ({"phase": "first", "cuda_graph": True}, "cuda_graph: expected a steady iteration"),
         ({"reducer": "replicate", "grouping": "module", "zero": "buckets"}, "zero: expected the default with group"),
         ({"inputs": [1, 2], "phase": "first"}, "phase: expected 'steady' with inputs, got 'first'"),
     ],

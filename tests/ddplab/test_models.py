@@ -1,11 +1,14 @@
 """The built-in models begin where training does: their numbers are of a size that processors like."""
 
 import math
+from functools import partial
 
 import pytest
 import torch
 
 from ddplab import models
+from ddplab.memory_counter import held_by_a_step
+from ddplab.operation_counter import count_operations
 from simulator.workload.built_in_operations import built_in_operations
 
 CLASSES = {"transformer": 8192, "small-tensors": 16}
@@ -63,6 +66,24 @@ def test_a_llama_reads_earlier_tokens_only_and_their_distances():
     swapped = tokens[:, [1, 0, *range(2, 9)]]
     if not torch.equal(swapped, tokens):
         assert not torch.allclose(logits[:, -1], module(swapped)[:, -1])
+
+
+def test_activation_checkpoints_keep_less_and_run_forward_again():
+    """The gradients are the same; blocks run again, the head does not."""
+    kept, flops, gradients = [], [], []
+    for wrap in (lambda make: make(), models.checkpointed):
+        torch.manual_seed(0)
+        module, loss_fn = wrap(partial(models.llama, 50, 1, 64, tied=False, dtype=torch.float32, **SMALL))
+        kept.append(held_by_a_step(module, loss_fn).kept_bytes)
+        gradients.append([one.grad.clone() for one in module.parameters()])
+        module.zero_grad()
+        counted = count_operations(module, loss_fn, "llama")
+        flops.append([sum(one.flops for one in part) for part in (counted.forward, counted.backward)])
+    assert kept[1] < kept[0] / 3
+    torch.testing.assert_close(*gradients)
+    (forward, backward), (same, more) = flops
+    assert forward == same
+    assert 0.6 * forward < more - backward < forward
 
 
 def test_rotation_depends_on_the_distance_alone():

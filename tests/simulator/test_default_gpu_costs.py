@@ -11,6 +11,7 @@ from simulator.fabric.processor_costs import HookCost
 from simulator.results.scaling_verdict import width_sentence
 from simulator.workload.default_gpu_costs import (
     DEVICE_SPREAD,
+    GRAPH_LAUNCH_NS,
     LAUNCH_NS,
     STALL_NS,
     assume_gpu,
@@ -100,20 +101,29 @@ def test_compute_times_that_were_not_measured_are_named_and_widen_the_interval()
     assert "compute times (100%); to narrow it, measure a step" in width_sentence(predicted.shares_of_width)
 
 
-def test_every_door_completes_a_trace_of_a_gpu_in_the_same_way():
+@pytest.mark.parametrize("settings", [{}, {"zero": "parameters"}, {"cuda_graph": True}], ids=str)
+def test_every_door_completes_a_trace_of_a_gpu_in_the_same_way(settings):
     trace, network = gpu_trace("NVIDIA A100-PG509-200"), Fabric.from_alpha_beta(alpha_ns=5_000, bytes_per_s=1e10)
     fabric, variation, sentences = assume_gpu(trace, network)
-    explicit = predict(trace, fabric, world_size=8, bucket_cap_mb=4, variation=variation, assume=False)
-    predicted = predict(trace, network, world_size=8, bucket_cap_mb=4)
+    how = {"world_size": 8, "bucket_cap_mb": 4, **settings}
+    explicit = predict(trace, fabric, variation=variation, assume=False, **how)
+    predicted = predict(trace, network, **how)
     assert predicted == explicit
     assert predicted.assumed == sentences
-    row = sweep(trace, network, world_sizes=[8], bucket_caps_mb=[4]).iloc[0]
+    row = sweep(trace, network, world_sizes=[8], bucket_caps_mb=[4], n_jobs=1, **settings).iloc[0]
     assert (row["low_ns"], row["high_ns"]) == predicted.interval_ns
-    emulated = emulate(trace, network, world_size=8, bucket_cap_mb=4)
+    emulated = emulate(trace, network, **how)
     assert (emulated.iteration_ns, emulated.assumed) == (predicted.iteration_ns, sentences)
-    given = predict(trace, network, world_size=8, bucket_cap_mb=4, assume=False)
+    given = predict(trace, network, assume=False, **how)
     assert not given.assumed
     assert given.iteration_ns < predicted.iteration_ns
+
+
+def test_a_graph_launches_in_the_gpus_time_and_does_not_vary():
+    network = Fabric.from_alpha_beta(alpha_ns=5_000, bytes_per_s=1e10)
+    eager, graph = (predict(gpu_trace("A100"), network, world_size=8, cuda_graph=one) for one in (False, True))
+    assert eager.breakdown["launch"] - graph.breakdown["launch"] == len(graph.buckets) * (LAUNCH_NS - GRAPH_LAUNCH_NS)
+    assert len(set(graph.samples_ns)) == 1 < len(set(eager.samples_ns))
 
 
 def test_what_the_user_gave_is_not_replaced_by_assumptions(tmp_path):

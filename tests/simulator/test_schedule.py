@@ -181,7 +181,9 @@ def test_two_dtypes_are_refused_where_torch_does():
     trace = trace.model_copy(update={"workload": mixed})
     with pytest.raises(ValueError, match="plan: expected one dtype per bucket, bucket 0 has float32 and int8"):
         predict(trace, fabric(8), world_size=2, plan=[[0, 1]])
-    with pytest.raises(ValueError, match="zero: expected one dtype, as ZeroRedundancyOptimizer does, got float32 and"):
+    with pytest.raises(
+        ValueError, match="zero: expected one dtype, as ZeroRedundancyOptimizer does, got float32 and"
+    ):
         predict(trace, fabric(8), world_size=2, zero="buckets")
 
 

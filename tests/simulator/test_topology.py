@@ -169,7 +169,10 @@ LINK = "{latency_us: 1, gb_per_s: 1}"
             f"levels: {{a: {LINK}, b: {{of: a, latency_us: 1, gb_per_s: 1}}}}",
             "levels.a.members: expected a count, got none",
         ),
-        ("levels: {a: {latency_us: 1, gb_per_s: {2: 1}}}", "levels.a.gb_per_s: expected rates by the number of members"),
+        (
+            "levels: {a: {latency_us: 1, gb_per_s: {2: 1}}}",
+            "levels.a.gb_per_s: expected rates by the number of members",
+        ),
         (f"levels: {{a: {LINK}}}\nin_network: [b]", "in_network: expected names of levels (a), got b"),
     ],
 )

@@ -196,6 +196,8 @@ def test_many_small_kernels_take_the_hosts_time():
     predicted = predict(paced_trace, FABRIC, world_size=1, assume=False)
     assert predicted.interval_ns == pytest.approx((3.784e6, 15e6), rel=0.002)
     assert set(predicted.causes_ns) == {"iterations", "compute times"}
+    graph = predict(paced_trace, FABRIC, world_size=1, assume=False, cuda_graph=True)
+    assert graph.iteration_ns == pytest.approx(at_once.duration_ns, abs=2)
 
 
 @given(any_operations(), devices(), st.fixed_dictionaries({}, optional=dict.fromkeys(PARTS, st.integers(6, 10**9))))
