@@ -286,7 +286,7 @@ class Limits:
 
 
 def _other_settings(policy: Policy) -> Iterator[tuple[str, Policy]]:
-    hooks: Sequence[str] = HOOKS if policy.hook.name == "none" and policy.grouping == "buckets" else ()
+    hooks: Sequence[str] = HOOKS if policy.hook.name == "none" and policy.grouping != "module" else ()
     for hook in hooks:
         yield f"hook {hook}", policy.model_copy(update={"hook": named_hook(hook)})
     if policy.sync_every == 1:

@@ -36,7 +36,7 @@ class Span(NamedTuple):
 
     Kinds on the stream "comm" while a collective runs:
 
-    - *broadcast*: broadcast of buffers
+    - *broadcast*: broadcast of buffers, or of updated parameters after the step
     - *order*: broadcast of rank 0's ready order, at the rebuild
     - *join*: all-reduce that Join adds, such as that of the number of ranks with inputs
     - *all_reduce*, *second_all_reduce*: first and second collective of a bucket
