@@ -404,15 +404,18 @@ class _RetinaNet(nn.Module):
         return sum(head(one).float().sum() for head in self.heads for one in levels)  # type: ignore[return-value]
 
 
-def retinanet(batch: int = 32) -> Model:
-    """MLPerf's RetinaNet on images of 800 x 800: 36.8 million trainable parameters in 16 bits, as from its v4.0 on.
+def retinanet(batch: int = 32, dtype: torch.dtype = torch.float16) -> Model:
+    """MLPerf's RetinaNet on images of 800 x 800: 36.8 million trainable parameters, in 16 bits from its v4.0 on.
 
     The loss is a sum in place of focal loss and box regression, which have no parameters.
     """
-    module = _RetinaNet(264).half()
-    images = torch.randn(batch, 3, 800, 800, dtype=torch.float16)
+    module = _RetinaNet(264).to(dtype)
+    images = torch.randn(batch, 3, 800, 800, dtype=dtype)
 
     def loss(model: nn.Module) -> Tensor:
         return model(images)  # type: ignore[no-any-return]
 
     return module, loss
+
+
+retinanet_float32 = partial(retinanet, dtype=torch.float32)
