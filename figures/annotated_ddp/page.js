@@ -19,11 +19,7 @@ function openPage(body, data) {
   };
   const timeline = openTimeline(view.live, {
     scenes: scenes.map(({ title }) => title),
-    gbit: data.gbit_per_s.map((gbit) => `${gbit} Gbit/s`),
-    gpus: data.world_sizes.map(String),
-    cap: caps.map(({ name }) => name),
-    most_straggling: data.most_straggling,
-    start: data.start,
+    ...{ ...data.words, most_straggling: data.most_straggling, start: data.start },
     dataOf: ({ model }) => models[model],
     layoutAt,
     update,
@@ -72,9 +68,8 @@ function openPage(body, data) {
     timeline.redraw();
     const { iteration_ns } = state.answer;
     const off = Math.round((100 * (guess_ns - iteration_ns)) / iteration_ns);
-    const takes = `the iteration takes ${milliseconds(iteration_ns)}`;
-    const guessed = `You guessed ${milliseconds(guess_ns)}; ${takes} (${off < 0 ? "−" : "+"}${Math.abs(off)} %).`;
-    verdict = guess_ns === null ? `No guess: ${takes}.` : guessed;
+    const guessed = guess_ns === null ? "No guess" : `You guessed ${milliseconds(guess_ns)} (${off < 0 ? "−" : "+"}${Math.abs(off)} %)`;
+    verdict = `${guessed}; the iteration takes ${milliseconds(iteration_ns)}.`;
     timeline.change({});
   }
 
@@ -100,10 +95,7 @@ function openPage(body, data) {
     drawGoal();
   }
 
-  function goalKey() {
-    const { cap, ...others } = state.choices;
-    return JSON.stringify(others);
-  }
+  const goalKey = () => JSON.stringify({ ...state.choices, cap: null });
 
   function drawGoal() {
     const goal = goals.get(goalKey());
@@ -169,8 +161,8 @@ function openPage(body, data) {
   view.models.addEventListener("change", () => choose({ model: view.models.selectedIndex }));
   view.showForecast.addEventListener("click", showForecast);
   view.file.addEventListener("change", () => {
-    const { left, bottom } = view.file.getBoundingClientRect();
-    if (view.file.files.length) open(view.file.files[0], { clientX: left, clientY: bottom });
+    const { left: clientX, bottom: clientY } = view.file.getBoundingClientRect();
+    if (view.file.files.length) open(view.file.files[0], { clientX, clientY });
   });
   for (const [name, drops] of [["dragenter", true], ["dragover", true], ["dragleave", false], ["drop", false]]) {
     body.addEventListener(name, (event) => {

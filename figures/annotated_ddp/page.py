@@ -200,6 +200,11 @@ def document() -> dict[str, object]:
         "caps": [{"id": _cap_id(cap), "name": _cap_name(cap), "bytes": bucket_caps(cap)} for cap in CAPS_MB],
         "gbit_per_s": GBIT_PER_S,
         "world_sizes": WORLD_SIZES,
+        "words": {
+            "gbit": [f"{gbit} Gbit/s" for gbit in GBIT_PER_S],
+            "gpus": [str(world_size) for world_size in WORLD_SIZES],
+            "cap": [_cap_name(cap) for cap in CAPS_MB],
+        },
         "most_straggling": MOST_STRAGGLING,
         "start": {
             "scene": 0,

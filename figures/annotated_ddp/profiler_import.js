@@ -54,7 +54,7 @@ function readEvents(raw) {
   }
   const devices = [...(raw.deviceProperties ?? []).entries()].filter(([, { name }]) => typeof name === "string" && name);
   const used = devices.find(([index]) => ran.some(({ args }) => args.device === index)) ?? devices[0];
-  return { gpu: used?.[1].name ?? null, operations, activities, byName: grouped(operations, ({ name }) => name) };
+  return { gpu: used?.[1].name ?? null, operations, activities, byName: Map.groupBy(operations, ({ name }) => name) };
 }
 
 function spansOf(events) {
@@ -95,9 +95,7 @@ function readSteps(file) {
   let done_ns = 0;
   for (const window of windowsOf(file)) {
     const start_ns = Math.max(window.start_ns, done_ns);
-    for (const one of within(reader.onStream, window.start_ns, window.next_ns - 1, launchOf)) {
-      done_ns = Math.max(done_ns, one.end_ns);
-    }
+    done_ns = Math.max(done_ns, extent(within(reader.onStream, window.start_ns, window.next_ns - 1, launchOf))[1]);
     const step = stepOf(reader, window, start_ns, Math.max(start_ns, window.end_ns, done_ns));
     if (step) steps.push(step);
   }
@@ -125,7 +123,7 @@ function windowsOf({ operations, byName }) {
 /** Lookups that all steps of a file share. */
 function readerOf(file) {
   const computing = file.activities.filter(({ communicates }) => !communicates);
-  const byThread = grouped(computing, threadOf);
+  const byThread = Map.groupBy(computing, threadOf);
   const stream = busiestStream(computing);
   const reader = {
     ...file,
@@ -133,18 +131,18 @@ function readerOf(file) {
     stream,
     onGpu: computing.length > 0,
     onStream: computing.filter((one) => one.stream === stream),
-    collectives: grouped(file.activities.filter(({ communicates }) => communicates), threadOf),
+    collectives: Map.groupBy(file.activities.filter(({ communicates }) => communicates), threadOf),
     nodes: file.operations.filter(({ name }) => name.startsWith(NODE) || name.startsWith(ACCUMULATE)).map(startOf),
     optimizers: [...file.byName.keys()].filter((name) => name.startsWith(OPTIMIZER)),
     allReduceRuns: [...file.byName.keys()].filter((name) => ALL_REDUCE_RUNS.test(name)),
   };
   reader.packing = new Set(launchedInside(reader, file.byName.get(PACK) ?? []));
-  reader.producing = grouped(computing.filter((one) => !reader.packing.has(one)), threadOf);
+  reader.producing = Map.groupBy(computing.filter((one) => !reader.packing.has(one)), threadOf);
   return reader;
 }
 
 function busiestStream(activities) {
-  const streams = grouped(activities.filter(({ kind }) => kind === "kernel"), ({ stream }) => stream);
+  const streams = Map.groupBy(activities.filter(({ kind }) => kind === "kernel"), ({ stream }) => stream);
   return [...streams].length && longestOf([...streams], ([, kernels]) => sum(kernels.map(({ start_ns, end_ns }) => end_ns - start_ns)))[0];
 }
 
@@ -167,21 +165,16 @@ function stepOf(reader, window, start_ns, end_ns) {
   const allReduces = allReducesIn(reader, window, gradients);
   const isInteger = ({ dtype }) => /int|long/.test((dtype ?? "").toLowerCase()) && dtype.toLowerCase() in ELEMENT_BYTES;
   return {
-    onGpu: reader.onGpu,
-    start_ns,
-    forward_end_ns,
-    gradients,
-    last_ready_ns: gradients.reduce((last, one) => Math.max(last, one.ready_ns), 0),
-    allReduces,
+    ...{ onGpu: reader.onGpu, forward_start_ns: start_ns, forward_end_ns, gradients, allReduces, end_ns },
+    computed_ns: gradients.reduce((last, one) => Math.max(last, one.ready_ns), 0),
     buckets: allReduces.filter((one) => one.inHook && !isInteger(one)),
     copies: copiesIn(reader, window),
     optimizer: optimizerIn(reader, window),
-    end_ns,
   };
 }
 
 function accumulatedIn(reader, window, start_ns) {
-  const hooksOf = grouped(named(reader, window, NODE + ACCUMULATE), threadOf);
+  const hooksOf = Map.groupBy(named(reader, window, NODE + ACCUMULATE), threadOf);
   return named(reader, window, ACCUMULATE).map((one) => {
     let hooks = latest(hooksOf.get(one.thread), one.start_ns, startOf);
     if (!hooks || hooks.end_ns < one.end_ns) hooks = one;
@@ -205,7 +198,7 @@ function backwardPasses(reader, window, gradients) {
     done_ns = one.end_ns;
     if (one.name.startsWith("aten::")) edges.push(one.start_ns);
   }
-  const blocks = grouped(gradients, ({ hooks }) => upperBound(edges, hooks.start_ns, (edge) => edge));
+  const blocks = Map.groupBy(gradients, ({ hooks }) => upperBound(edges, hooks.start_ns, (edge) => edge));
   const shapes = new Set([...blocks.values()].map((block) => JSON.stringify(block.map(({ shape }) => shape))));
   return shapes.size === 1 ? blocks.size : 1;
 }
@@ -216,7 +209,7 @@ function firstNode({ nodes }, start_ns) {
 
 function allReducesIn(reader, window, gradients) {
   const accumulated = gradients.map(({ hooks }) => hooks.start_ns);
-  const hooksOf = grouped(gradients.map(({ hooks }) => hooks), threadOf);
+  const hooksOf = Map.groupBy(gradients.map(({ hooks }) => hooks), threadOf);
   let calls = named(reader, window, ...ALL_REDUCE_CALLS);
   let runs = named(reader, window, ...reader.allReduceRuns);
   const described = named(reader, window, COLLECTIVE_CALL);
@@ -251,7 +244,7 @@ function optimizerIn(reader, window) {
 /** The steps with all-reduces, if there are any, that have the gradients and buckets of most of them. */
 function alikeSteps(steps) {
   const averaging = steps.some(({ buckets }) => buckets.length) ? steps.filter(({ buckets }) => buckets.length) : steps;
-  const groups = grouped(averaging.toReversed(), signature);
+  const groups = Map.groupBy(averaging.toReversed(), signature);
   const [usual] = longestOf([...groups], ([, some]) => some.length);
   return averaging.filter((step) => signature(step) === usual);
 }
@@ -325,16 +318,14 @@ function sizesOf({ copies, buckets }, gradients, usual) {
 
 function iterationOf(step, last, count) {
   const shapeOf = ({ shape }) => JSON.stringify(shape);
-  const waiting = grouped(step.gradients.slice(0, count).toReversed(), shapeOf);
+  const waiting = Map.groupBy(step.gradients.slice(0, count).toReversed(), shapeOf);
   const inOrder = averaged(last).map((gradient) => waiting.get(shapeOf(gradient)).pop());
   const copies = step.copies.length === count ? step.copies : [];
-  const backward_end_ns = Math.max(step.last_ready_ns, ...averagedAt(step, copies));
+  const backward_end_ns = Math.max(step.computed_ns, ...averagedAt(step, copies));
   const copied_out_ns = Math.max(...copies.map(({ end_ns }) => end_ns));
   const stepped_ns = step.optimizer && step.optimizer[1] >= backward_end_ns ? step.optimizer[1] : 0;
   return {
-    forward_start_ns: step.start_ns,
-    forward_end_ns: step.forward_end_ns,
-    computed_ns: step.last_ready_ns,
+    ...step,
     backward_end_ns,
     end_ns: Math.max(step.end_ns, backward_end_ns, stepped_ns),
     layout: step.buckets.length ? 0 : null,
@@ -372,10 +363,7 @@ function within(items, first, last, moment) {
   return items ? items.slice(lowerBound(items, first, moment), upperBound(items, last, moment)) : [];
 }
 
-function latest(items, at, moment) {
-  const place = items ? upperBound(items, at, moment) : 0;
-  return place ? items[place - 1] : null;
-}
+const latest = (items, at, moment) => items?.[upperBound(items, at, moment) - 1] ?? null;
 
 /** The number of items before `value`. */
 function lowerBound(items, value, moment) {
@@ -390,16 +378,6 @@ function lowerBound(items, value, moment) {
 
 /** The number of items up to `value`, a whole number as all moments are. */
 const upperBound = (items, value, moment) => lowerBound(items, value + 1, moment);
-
-function grouped(items, key) {
-  const groups = new Map();
-  for (const item of items) {
-    const name = key(item);
-    if (groups.has(name)) groups.get(name).push(item);
-    else groups.set(name, [item]);
-  }
-  return groups;
-}
 
 function extent(ran) {
   return ran.reduce(([first, last], { start_ns, end_ns }) => [Math.min(first, start_ns), Math.max(last, end_ns)], [Infinity, 0]);

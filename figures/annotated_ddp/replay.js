@@ -232,9 +232,7 @@ function exposedIntervals(row, collectives) {
 
 // Numbers
 
-function upperMedian(items, key) {
-  return items.map((item) => item).sort((one, other) => key(one) - key(other))[items.length >> 1];
-}
+const upperMedian = (items, key) => items.toSorted((one, other) => key(one) - key(other))[items.length >> 1];
 
 function runningMaximum(numbers) {
   let most = -Infinity;
@@ -245,8 +243,6 @@ const sum = (numbers) => numbers.reduce((total, number) => total + number, 0);
 
 /** Round halves to even, as numpy does. */
 function roundToEven(number) {
-  const floor = Math.floor(number);
-  const rest = number - floor;
-  if (rest === 0.5) return floor % 2 === 0 ? floor : floor + 1;
-  return rest < 0.5 ? floor : floor + 1;
+  const up = Math.round(number);
+  return up - number === 0.5 && up % 2 ? up - 1 : up;
 }

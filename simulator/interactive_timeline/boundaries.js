@@ -3,8 +3,8 @@
 const REACH_PX = { mouse: 10, pen: 14, touch: 24 };
 
 function connectBoundaries(view, state, actions) {
-  const { picture, boundaries } = view;
-  picture.addEventListener("pointerdown", (event) => {
+  const { boundaries } = view;
+  view.picture.addEventListener("pointerdown", (event) => {
     if (!state.geometry || event.button !== 0) return;
     const boundary = boundaryNear(view, state, event);
     event.preventDefault(); // neither select text nor scroll

@@ -5,11 +5,9 @@ const SVG = "http://www.w3.org/2000/svg";
 function drawPicture(view, { geometry, answer, shown, answered, axis }, cursor_ns) {
   const { width, height } = geometry;
   setAttributes(view.svg, { viewBox: `0 0 ${width} ${height}`, height });
-  const paths = pathsOf(geometry, answer, shown, answered);
-  paths.axis = axisPath(geometry, axis);
+  const { paths, labels } = shapesOf(geometry, answer, shown, answered, axis);
   paths.cursor = `M${r(geometry.x(cursor_ns))} 4V${geometry.axis + 5}`;
   for (const path of view.svg.querySelectorAll("path")) setAttributes(path, { d: paths[path.getAttribute("class")] ?? "" });
-  const labels = labelsOf(geometry, answer, shown, axis);
   matchCount(view.labels, labels.length, () => document.createElementNS(SVG, "text"));
   labels.forEach(([name, x, y, words, anchor], number) => {
     const text = view.labels.children[number];

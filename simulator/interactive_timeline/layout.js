@@ -3,9 +3,8 @@
 // buckets can be moved. Layouts are never changed, only replaced.
 
 function layoutOf(buckets, noun = "bucket") {
-  const cuts = [];
   let place = 0;
-  for (const bucket of buckets.slice(0, -1)) cuts.push((place += bucket.length));
+  const cuts = buckets.slice(0, -1).map((bucket) => (place += bucket.length));
   return { sequence: buckets.flat(), cuts, noun, edited: false };
 }
 
@@ -17,20 +16,16 @@ function planOf({ sequence, cuts }) {
 
 /** Lowest and highest place of a boundary between its neighbours; every bucket keeps at least one gradient. */
 function limitsOf({ sequence, cuts }, boundary) {
-  const below = boundary ? cuts[boundary - 1] : 0;
-  const above = boundary < cuts.length - 1 ? cuts[boundary + 1] : sequence.length;
-  return [below + 1, above - 1];
+  return [(cuts[boundary - 1] ?? 0) + 1, (cuts[boundary + 1] ?? sequence.length) - 1];
 }
 
 function withBoundaryAt(layout, boundary, place) {
   const [low, high] = limitsOf(layout, boundary);
-  const cuts = [...layout.cuts];
-  cuts[boundary] = Math.min(high, Math.max(low, place));
-  return { ...layout, cuts, edited: true };
+  return { ...layout, cuts: layout.cuts.with(boundary, Math.min(high, Math.max(low, place))), edited: true };
 }
 
 function withoutBoundary(layout, boundary) {
-  return { ...layout, cuts: layout.cuts.filter((_, number) => number !== boundary), edited: true };
+  return { ...layout, cuts: layout.cuts.toSpliced(boundary, 1), edited: true };
 }
 
 /** The first of these for which a function is largest. */

@@ -6,6 +6,8 @@ const COPIES = 14;
 const GAP = 10;
 const PANEL = { wide: 205, narrow: 150 };
 const AXIS = 34;
+const LEAST_NAMED = 14;
+const LEAST_NUMBERED = 20;
 const LEAST_EDGED = 8; // a narrower bar would lose too much of its width to its edge
 
 /** Positions in pixels: of the lanes for the answer's ranks, and of times and bytes. */
@@ -38,15 +40,21 @@ function axisOf(longest_ns, ticks) {
 
 const LANE_OF = { forward: "forward", backward: "backward", step: "forward", launch: "copy" };
 
-/** Paths of all lanes, by class. `shown` is the layout on the screen; the answer belongs to `answered`. */
-function pathsOf(geometry, answer, shown, answered) {
-  const paths = {};
+/**
+ * Paths of all lanes, by class, and labels as `[class, x, y, words, anchor]`. `shown` is the layout on the screen; the
+ * answer belongs to `answered`.
+ */
+function shapesOf(geometry, answer, shown, answered, axis) {
+  const [paths, labels] = [{}, []];
   const add = (name, path) => (paths[name] = (paths[name] ?? "") + path);
+  const label = (...words) => labels.push(words);
   answer.ranks.forEach((rank, row) => addComputation(add, geometry, answer, rank, row));
-  addBands(add, geometry, answer, shown, answered);
-  addNetwork(add, geometry, answer);
+  addBands(add, label, geometry, answer, shown, answered);
+  addNetwork(add, label, geometry, answer);
   addGradients(add, geometry, answer, shown);
-  return paths;
+  addAxis(add, label, geometry, axis);
+  nameLanes(label, geometry, answer);
+  return { paths, labels };
 }
 
 function addComputation(add, geometry, answer, rank, row) {
@@ -73,12 +81,15 @@ function clipped(intervals, begin, end) {
 }
 
 /** One band for each bucket: from its first gradient to its last, then its wait, then its all-reduce. */
-function addBands(add, geometry, answer, shown, answered) {
+function addBands(add, label, geometry, answer, shown, answered) {
   shown.ends.forEach((end, bucket) => {
     const [top, height] = band(geometry, shown, bucket);
     const members = shown.layout.sequence.slice(shown.ends[bucket - 1] ?? 0, end);
     const [first, full] = fillingTimes(answer, members);
     add("filling", box(geometry, first, full, top, height));
+    const bytes = shown.bytesBefore[end] - shown.bytesBefore[shown.ends[bucket - 1] ?? 0];
+    const words = geometry.narrow ? `${bucket}` : `${shown.layout.noun} ${bucket}: ${megabytes(bytes)}`;
+    if (height >= LEAST_NAMED) label("lane", 0, top + height / 2 + 4.5, words, "start");
     if (bucket % 2) add("stripe", `M${geometry.left} ${r(top)}H${geometry.right}v${r(height)}H${geometry.left}z`);
   });
   for (const [bucket, , start, done] of answer.collectives) {
@@ -116,14 +127,16 @@ function addSending(add, geometry, answer, start, done, top, height) {
   for (const [low, high] of clipped(answer.exposed, start, done)) add("exposed", box(geometry, low, high, top, height, 1));
 }
 
-function addNetwork(add, geometry, answer) {
+function addNetwork(add, label, geometry, answer) {
   const { slots, slotOf } = slotsOf(answer.collectives);
   const height = LANE / slots;
-  answer.collectives.forEach(([, , start, done], number) => {
+  answer.collectives.forEach(([bucket, , start, done], number) => {
     const top = geometry.network + slotOf[number] * height;
+    const [left, right] = [start, done].map(geometry.x);
     addSending(add, geometry, answer, start, done, top, height);
-    if (geometry.x(done) - geometry.x(start) < LEAST_EDGED) return;
-    add("edge", `M${r(geometry.x(start))} ${r(top)}v${r(height)}`);
+    if (right - left >= LEAST_EDGED) add("edge", `M${r(left)} ${r(top)}v${r(height)}`);
+    if (bucket === null || right - left < LEAST_NUMBERED) return;
+    label("number", (left + right) / 2, top + height / 2 + 4.5, `${bucket}`, "middle");
   });
 }
 
@@ -155,66 +168,24 @@ function inReadyOrder(ready_ns) {
   return ready_ns.map((_, index) => index).sort((a, b) => ready_ns[a] - ready_ns[b] || a - b);
 }
 
-/** Labels as `[class, x, y, words, anchor]`. */
-function labelsOf(geometry, answer, shown, axis) {
-  return [
-    ...laneLabels(geometry, answer),
-    ...bucketLabels(geometry, shown),
-    ...networkLabels(geometry, answer),
-    ...axisLabels(geometry, axis),
-  ];
-}
-
-function laneLabels(geometry, answer) {
+function nameLanes(label, geometry, answer) {
   const { narrow } = geometry;
-  const names = answer.ranks.map(({ rank }, row) => {
-    if (answer.ranks.length === 1) return narrow ? "compute" : "computation";
-    return `rank ${rank}${row && !narrow ? ", slow" : ""}`;
+  answer.ranks.forEach(({ rank }, row) => {
+    const one = narrow ? "compute" : "computation";
+    const name = answer.ranks.length === 1 ? one : `rank ${rank}${row && !narrow ? ", slow" : ""}`;
+    label("lane", 0, geometry.lanes[row] + 18, name, "start");
   });
-  const lanes = names.map((name, row) => ["lane", 0, geometry.lanes[row] + 18, name, "start"]);
-  lanes.push(["lane", 0, geometry.copies + 12, "copies", "start"]);
-  lanes.push(["lane", 0, geometry.network + 18, "network", "start"]);
-  return lanes;
+  label("lane", 0, geometry.copies + 12, "copies", "start");
+  label("lane", 0, geometry.network + 18, "network", "start");
 }
 
-function bucketLabels(geometry, shown) {
-  const labels = [];
-  shown.ends.forEach((end, bucket) => {
-    const [top, height] = band(geometry, shown, bucket);
-    if (height < 14) return;
-    const bytes = shown.bytesBefore[end] - shown.bytesBefore[shown.ends[bucket - 1] ?? 0];
-    const words = geometry.narrow ? `${bucket}` : `${shown.layout.noun} ${bucket}: ${megabytes(bytes)}`;
-    labels.push(["lane", 0, top + height / 2 + 4.5, words, "start"]);
-  });
-  return labels;
-}
-
-function networkLabels(geometry, answer) {
-  const labels = [];
-  const { slots, slotOf } = slotsOf(answer.collectives);
-  answer.collectives.forEach(([bucket, , start, done], number) => {
-    if (bucket === null || geometry.x(done) - geometry.x(start) < 20) return;
-    const middle = (geometry.x(start) + geometry.x(done)) / 2;
-    const y = geometry.network + ((slotOf[number] + 0.5) * LANE) / slots + 4.5;
-    labels.push(["number", middle, y, `${bucket}`, "middle"]);
-  });
-  return labels;
-}
-
-function axisLabels(geometry, { step, end }) {
-  const labels = [];
+function addAxis(add, label, geometry, { step, end }) {
+  add("axis", `M${geometry.left} ${geometry.axis}H${geometry.right}`);
   for (let ns = 0; ns <= end; ns += step) {
-    const last = ns + step > end;
-    const words = `${ns / 1e6}${last ? " ms" : ""}`;
-    labels.push(["tick", geometry.x(ns), geometry.axis + 20, words, last ? "end" : "middle"]);
+    const [x, last] = [geometry.x(ns), ns + step > end];
+    add("axis", `M${r(x)} ${geometry.axis}v5`);
+    label("tick", x, geometry.axis + 20, `${ns / 1e6}${last ? " ms" : ""}`, last ? "end" : "middle");
   }
-  return labels;
-}
-
-function axisPath(geometry, { step, end }) {
-  let path = `M${geometry.left} ${geometry.axis}H${geometry.right}`;
-  for (let ns = 0; ns <= end; ns += step) path += `M${r(geometry.x(ns))} ${geometry.axis}v5`;
-  return path;
 }
 
 /** A rectangle from one time to another as a path, at least `least` pixels wide. */

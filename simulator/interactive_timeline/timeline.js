@@ -1,14 +1,11 @@
 // The timeline of one iteration: controls, table, picture and scrubber, on the page as in the notebook's widget.
 //
-// Whoever opens it is its owner, an object with
-//   scenes, gbit, gpus, cap   the words of each choice; most_straggling, the largest factor of the straggler
-//   start                     the choices at the start: `scene`, `gbit`, `gpus`, `cap` as places, and `factor`
-//   dataOf(choices)           `names` and `sizes_bytes` of the model
-//   layoutAt(choices)         the layout of a scene and cap
-//   update(state)             sets `answer`, `answered` and `baseline` of the state, at once or later
-//   namesOf(state)            the names of the answer and of the baseline
-//   noteOn(state)             a sentence beside the scrubber, or null
-//   settled(state)            called when the reader has stopped
+// Its owner has `scenes`, `gbit`, `gpus` and `cap`, the words of each choice; `most_straggling`, the largest factor of the
+// straggler; `start`, the choices at the start; and, of choices or of the state,
+//   dataOf(choices), layoutAt(choices)   `names` and `sizes_bytes` of the model; the layout of a scene and cap
+//   update(state)                        sets `answer`, `answered` and `baseline` of the state, at once or later
+//   namesOf(state), noteOn(state)        the names of answer and baseline; a sentence beside the scrubber, or null
+//   settled(state)                       called when the reader has stopped
 
 const PARTS = ["computation_ns", "copies_ns", "launches_ns", "exposed_ns", "slowdown_ns", "stragglers_ns"];
 const SETTLED_MS = 300;
