@@ -186,18 +186,21 @@ class Device(Schema):
         description="time in which the host launches one kernel, nanoseconds; hidden while the device is behind its "
         "host, and known to a factor of 1.8; from a step of a small batch, divided by its kernels",
     )
-    autocast: Literal["bfloat16", "float16"] | None = Field(
-        default=None,
-        description="element type in which torch.autocast computes, a name (None: that of the parameters); chosen by "
-        "the user",
-    )
-
     generation: str | None = Field(
         default=None,
         description="GPU generation, such as Hopper, whose measured ceilings limit the rates; with another name, the "
         "mean of all generations does (None: kernels reach the rates); chosen by the user",
     )
-    precision: Precision = Field(default="fp32", description="precision of the arithmetic; chosen by the user")
+    precision: Precision = Field(
+        default="fp32",
+        description="precision of the arithmetic; with bf16 and fp16, models of float32 parameters compute under "
+        "autocast; chosen by the user",
+    )
+
+    @property
+    def autocast(self) -> Literal["bfloat16", "float16"] | None:
+        """Element type in which torch.autocast computes. None: that of the parameters."""
+        return AUTOCAST.get(self.precision)
 
     def time_ns(self, operations: Iterable[Operation]) -> float:
         """Return the time of the operations if they run one after the other, in nanoseconds."""
@@ -259,7 +262,6 @@ def data_sheets() -> dict[str, Device]:
             flops_per_s=float(round(rate * 1e12)),
             bytes_per_s=entry.memory.gb_per_s * 1e9,
             pace_ns=EAGER_PACE_NS,
-            autocast=AUTOCAST.get(precision),
             generation=measured_ceilings().generations.get(name, "unknown"),
             precision=precision,
         )
