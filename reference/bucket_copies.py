@@ -25,7 +25,7 @@ class ScaledCopies:
     `batched`: large gradients are copied by the fused operation too.
     """
 
-    def __init__(self, buffer: Tensor, views: Sequence[Tensor], *, batched: bool) -> None:
+    def __init__(self, buffer: Tensor, views: list[Tensor], *, batched: bool) -> None:
         self._buffer, self._views = buffer, views
         self._ends = list(accumulate((view.numel() for view in views), initial=0))
         all_fused = batched or buffer.device.type != "cpu"

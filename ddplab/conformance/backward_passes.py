@@ -482,7 +482,8 @@ def check_not_waited_for(bench: Bench) -> str:
     Returns:
         Passes that the class warns of or refuses; empty if it averages all.
     """
-    noticed, silent = [], []
+    noticed: list[str] = []
+    silent: list[str] = []
     for name in NOT_WAITED_FOR:
         try:
             outcomes = bench.run(stays_local, bench.subject, name)
