@@ -15,7 +15,7 @@ import sys
 from collections.abc import Sequence
 from functools import cache
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from reference.trace import Trace
 from simulator import Fabric, predict
@@ -33,7 +33,7 @@ LINKS = {"B200": "dgx-b200", "H200": "dgx-h200"}
 """Node of the catalogue by a part of the name of the GPU."""
 NVLINK_DOMAIN = 64
 """GPUs of one NVLink domain of GB200, of 72, that 64 nodes of four GPUs fill evenly."""
-SETTINGS = {"bucket_cap_mb": 25, "broadcast_buffers": False, "gradient_as_bucket_view": True}
+SETTINGS: dict[str, Any] = {"bucket_cap_mb": 25, "broadcast_buffers": False, "gradient_as_bucket_view": True}
 """Of the published results, by their configurations."""
 
 
