@@ -401,7 +401,7 @@ class _RetinaNet(nn.Module):
         levels = [smooth(one) for smooth, one in zip(self.smooth, levels, strict=True)]
         for convolution in self.coarser:
             levels.append(convolution(functional.relu(levels[-1])))
-        return sum(head(one).float().sum() for head in self.heads for one in levels)  # type: ignore[return-value]
+        return torch.stack([head(one).float().sum() for head in self.heads for one in levels]).sum()
 
 
 def retinanet(batch: int = 32, dtype: torch.dtype = torch.float16) -> Model:
