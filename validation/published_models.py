@@ -6,7 +6,6 @@ of the published training. Sizes follow the sources that the case files name.
 
 from collections.abc import Callable
 from functools import partial
-from typing import cast
 
 import torch
 from torch import Tensor, nn
@@ -402,7 +401,7 @@ class _RetinaNet(nn.Module):
         levels = [smooth(one) for smooth, one in zip(self.smooth, levels, strict=True)]
         for convolution in self.coarser:
             levels.append(convolution(functional.relu(levels[-1])))
-        return cast(Tensor, sum(head(one).float().sum() for head in self.heads for one in levels))
+        return torch.stack([head(one).float().sum() for head in self.heads for one in levels]).sum()
 
 
 def retinanet(batch: int = 32, dtype: torch.dtype = torch.float16) -> Model:
