@@ -26,7 +26,7 @@ def test_two_names_are_enough(here, tmp_path):
 def test_a_stranger_gets_an_answer_or_hears_what_to_measure(here, tmp_path):
     asked = ("resnet50-224", "A100", "--network", "100gbit", "--world-size", 64)
     report = tmp_path / "open.html"
-    done = here("plan", *asked, "--samples", 2e10, "--deadline", "3d", "--report", report)
+    done = here("plan", *asked, "--samples", 1.2e10, "--deadline", "3d", "--report", report)
     assert "for a deadline of 72 h" in report.read_text()
     assert done.returncode == 1
     assert done.stdout == ""

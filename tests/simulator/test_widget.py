@@ -190,14 +190,12 @@ def test_the_kernel_answers_while_one_drags(displayed):
 def test_the_shown_parts_add_up_to_the_iteration_with_slow_downs_and_a_straggler(displayed):
     page = displayed(small_widget(lambda _: traces_and_fabrics.gloo()))
     page.wait_for_selector(".boundary")
-    before = None
+    answered = "before => ![before, ''].includes(document.querySelector('tr.now td.iteration_ns').textContent)"
+    page.wait_for_function(answered, arg="")
     for straggler in ("1.5", "1.2"):
-        page.get_by_role("slider", name="Straggler").fill(straggler)
-        page.wait_for_function(
-            "before => ![before, ''].includes(document.querySelector('tr.now td.iteration_ns').textContent)",
-            arg=before,
-        )
         before = page.locator("tr.now td.iteration_ns").inner_text()
+        page.get_by_role("slider", name="Straggler").fill(straggler)
+        page.wait_for_function(answered, arg=before)
         assert_parts_add_up(page)
         assert number(page, "slowdown_ns") > 0
 
