@@ -194,6 +194,10 @@ BAND_OF_QUARTILES = NORMAL_HALF_BAND / (2 * 0.6745)
 """Half-width of the middle 90 % of a normal distribution, as a multiple of its interquartile range."""
 
 
+MOST_SPREAD = 100
+"""Limit of `RelativeError`, the type of a spread in files."""
+
+
 def median_ns(samples: Iterable[float]) -> int:
     """Return the median, in whole nanoseconds."""
     return round(statistics.median(samples))
@@ -204,8 +208,17 @@ def relative_spread(samples: Sequence[float]) -> float:
 
     A single extreme sample of seven does not affect the quartiles, from which it is computed. For normally
     distributed samples, all above 0, the result is unbiased from three samples on; for one sample it is 0.
+
+    Raises:
+        ValueError: The samples differ more than a fabric may say, as on a machine that does something else.
     """
-    return _half_band(samples) / statistics.median(samples)
+    spread = _half_band(samples) / statistics.median(samples)
+    if spread > MOST_SPREAD:
+        raise ValueError(
+            f"repeated times: expected a spread of at most {MOST_SPREAD} times the median, got {spread:.0f} times; the "
+            "machine is too busy to measure anything; try again when nothing else runs"
+        )
+    return spread
 
 
 def interval_of_median(samples: Sequence[float]) -> tuple[float, float] | None:
