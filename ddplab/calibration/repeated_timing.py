@@ -215,8 +215,8 @@ def relative_spread(samples: Sequence[float]) -> float:
     spread = _half_band(samples) / statistics.median(samples)
     if spread > MOST_SPREAD:
         raise ValueError(
-            f"repeated times: expected a spread of at most {MOST_SPREAD} times the median, got {spread:.0f} times; the "
-            "machine is too busy to measure anything; try again when nothing else runs"
+            f"repeated times: expected a spread of at most {MOST_SPREAD} times the median, got {spread:.0f} times; "
+            "the machine is too busy to measure anything; try again when nothing else runs"
         )
     return spread
 
