@@ -19,7 +19,7 @@ from math import inf, prod
 from typing import Annotated, Any, Self
 
 import yaml
-from pydantic import Field, WrapValidator, model_validator
+from pydantic import Field, PlainSerializer, WrapValidator, model_validator
 
 from reference.files.reading import Schema, one_line_errors, parse_yaml, read_text
 from reference.files.value_ranges import YEAR_NS, BytesPerS, Count, Nanoseconds
@@ -175,7 +175,7 @@ class LevelEntry(Schema):
         description="time of an empty message, microseconds; half a measured ping-pong, with NCCL that of a hop with "
         "Simple (3.4 over NVLink, 14 between nodes)",
     )
-    gb_per_s: Annotated[GbPerS, WrapValidator(_by_members)] = Field(
+    gb_per_s: Annotated[GbPerS, WrapValidator(_by_members), PlainSerializer(lambda rates: rates)] = Field(
         description="rate at which one member sends while it receives as much, 10^9 bytes per second, an eighth of "
         "its Gbit/s; from a large message, or the data sheet (a two-way rate halved), whose peak is 6-25 % too high; "
         "on direct links without a switch, rates by the number of members in use, and `other`",
@@ -236,7 +236,7 @@ def save_topology(topology: Topology, path: str | os.PathLike[str]) -> None:
             latency_us=level.latency_ns / 1000,
             gb_per_s=rates if len(rates) > 1 else rates[OTHER],  # type: ignore[arg-type]
         )
-        levels[level.name] = entry.model_dump(exclude_defaults=True, warnings=False)
+        levels[level.name] = entry.model_dump(exclude_defaults=True)
     in_network = [level.name for level in topology.levels if level.reduces]
     written = {"source": topology.source, "levels": levels, "in_network": in_network}
     write_atomically(path, yaml.safe_dump(written, sort_keys=False).encode())
