@@ -54,6 +54,8 @@ CONFORM = (
     *("plans", "accumulation", "unused parameters", "static graph", "gradient views", "random programs"),
 )
 """Checks of `ddplab conform` that train programs, and so run on a GPU too."""
+PUBLISHED = "resnext101_32x4d", "transformer_xl_base", "bert_base_batch_32", "cs336_xl"
+"""Models of published measurements whose steps are timed beside the built-in ones."""
 
 
 SHARED = os.environ.get("NCCL_MULTI_RANK_GPU_ENABLE") == "1"
@@ -100,6 +102,7 @@ def parts(*, dry: bool) -> list[Part]:
         recorded = f"--models {model} --blocks 1"
         timed, compared = f"--models {model} --modes '' --pairs 2", "--ranks 1 --pairs 2"
         memory = {"small": f"--models {model}"}
+        steps = {"small": f"--models {model} --precisions bf16 --wrappers module"}
     else:
         batches = {"resnet50-224": "64 128", "bert-large": "16 32", "gpt2": "4 8"}
         traced = {name: f"--batches {both} --steps 6" for name, both in batches.items()}
@@ -111,12 +114,22 @@ def parts(*, dry: bool) -> list[Part]:
         compared = "--ranks 4 --pairs 10"
         images = "--models resnet50-224 vit-b-16 --batches 64 128"
         words = "--models bert-large gpt2 --batches 8 16 --optimizers adamw"
-        half = "--autocast --wrappers module 'ours, views'"
+        half = "--precisions bf16 --wrappers module 'ours, views'"
         memory = {
             "images": images,
             "words": words,
             "images_bf16": f"{images} {half}",
             "words_bf16": f"{words} {half}",
+        }
+        published = " ".join(f"validation.published_models:{name}" for name in PUBLISHED)
+        alone_in = "--wrappers module --precisions"
+        steps = {
+            "built_in": f"--models resnet50-224 resnet152-224 vit-b-16 bert-large gpt2 {alone_in} fp32 tf32 bf16",
+            "weights": f"--models llama-3.2-1b llama-3.2-1b-checkpointed {alone_in} weights",
+            "published": f"--models {published} {alone_in} tf32 bf16",
+            "batches": f"--models resnet50-224 vit-b-16 --batches 8 256 {alone_in} tf32 bf16",
+            "gpt2_large": f"--models validation.published_models:gpt2_large_512 --batches 4 {alone_in} tf32 bf16",
+            "retinanet": f"--models validation.published_models:retinanet --batches 8 32 {alone_in} weights",
         }
     return [
         Part("device", 90, [f"benchmarks.device {together} --json VALUES/device.json"]),
@@ -157,9 +170,14 @@ def parts(*, dry: bool) -> list[Part]:
             else []
         ),
         Part(
+            "steps",
+            170,
+            [f"benchmarks.training_steps {alone} {what} --json VALUES/{name}.json" for name, what in steps.items()],
+        ),
+        Part(
             "memory",
             150,
-            [f"benchmarks.peak_memory {alone} {what} --json VALUES/{name}.json" for name, what in memory.items()],
+            [f"benchmarks.training_steps {alone} {what} --json VALUES/{name}.json" for name, what in memory.items()],
         ),
         Part("record", 60, [f"ddplab record --model {model} {alone} {iterations} --out RUN/record_command.json.gz"]),
     ]

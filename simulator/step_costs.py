@@ -158,6 +158,7 @@ def price_schedule(schedule: IterationSchedule, fabric: Fabric, policy: Policy, 
     same_ns = {
         Compute("rebuild"): processor.rebuild_ns,
         Compute("search"): round(processor.search_ns_per_parameter * parameters),
+        Compute("copy_out"): sum(map(processor.copy_out, schedule.buffer_bytes)),
         Compute("launch"): processor.launch_ns,  # of a broadcast after the step, which holds up no computation
     }
     for iteration in range(policy.sync_every):

@@ -109,7 +109,7 @@ class _LanguageModel(nn.Module):
     def forward(self, tokens: Tensor) -> Tensor:
         x = self.token(tokens)
         if self.position is not None:
-            x = x + self.position(torch.arange(tokens.shape[1]))
+            x = x + self.position(torch.arange(tokens.shape[1], device=tokens.device))
         return self.head(self.norm(self.blocks(x)))  # type: ignore[no-any-return]
 
 
@@ -134,9 +134,9 @@ gpt2_512_batch_4 = partial(gpt2_512, 4)
 gpt2_512_batch_64 = partial(gpt2_512, 64)
 
 
-def gpt2_large_512() -> Model:
-    """GPT-2 Large with 774 million parameters in 436 tensors, on 16 sequences of 512 tokens."""
-    return _gpt2(1280, 20, 36, batch=16, length=512)
+def gpt2_large_512(batch: int = 16) -> Model:
+    """GPT-2 Large with 774 million parameters in 436 tensors, on sequences of 512 tokens."""
+    return _gpt2(1280, 20, 36, batch=batch, length=512)
 
 
 def gpt2_1024() -> Model:
@@ -214,8 +214,8 @@ class _TransformerXL(nn.Module):
 
     def forward(self, tokens: Tensor) -> Tensor:
         x = self.token(tokens)
-        memory = torch.zeros(x.shape[0], self._memory, x.shape[-1])
-        positions = torch.zeros(self._memory + x.shape[1], x.shape[-1])
+        memory = x.new_zeros(x.shape[0], self._memory, x.shape[-1])
+        positions = x.new_zeros(self._memory + x.shape[1], x.shape[-1])
         for attention, feed_forward, norm in zip(self.attention, self.feed_forward, self.norms, strict=True):
             x = attention(x, memory, positions)
             x = norm(x + feed_forward(x))

@@ -89,6 +89,7 @@ class RankTraining:
         self._in_iteration = False
         self._in_backward = False
         self._in_step = False
+        self._copies_buffers = False  # before the next forward pass
         self._unsynchronized: int | None = None  # index of the iteration under `no_sync`
         self._launching: int | None = None  # the bucket whose collectives are being launched
         self._launched_first = False
@@ -182,6 +183,7 @@ class RankTraining:
         self._device.times = times
         training, policy = self._training, self._training.policy
         self._in_iteration = True
+        self._copies_buffers = policy.broadcast_buffers and not place and bool(training.workload.buffers)
         with nullcontext() if synchronized else cast("Any", ddp).no_sync():
             loss = ddp()
             if synchronized and policy.find_unused_parameters and not policy.static_graph:
@@ -200,6 +202,10 @@ class RankTraining:
     @contextmanager
     def computing(self, duration_ns: int, activity: Activity) -> Iterator[None]:
         """Compute for the device; see `EmulatedClock`."""
+        if self._copies_buffers:  # which arrived before this forward pass
+            sizes = [buffer.size_bytes for buffer in self._training.workload.buffers]
+            self.charge("copy_out", None, sum(map(self._training.processor.copy_out, sizes)))
+            self._copies_buffers = False
         yield
         if self._unsynchronized is None:
             self.charge(activity, None, duration_ns)

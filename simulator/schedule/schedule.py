@@ -2,7 +2,8 @@
 
 A rank computes, launches collectives and waits for them. Collectives are numbered in launch order. The order of the
 steps is that of `reference.reducer`: gradients become ready, full buckets are packed, buckets are launched strictly
-in bucket order, and after the backward pass each bucket is waited for and copied out.
+in bucket order, and after the backward pass each bucket is waited for and copied out. Before the forward pass, rank
+0 broadcasts its buffers in few flat tensors, which are copied out too.
 
 With the grouping "module", steps and order are those of FSDP2's `replicate()` in torch 2.13, and the buckets are the
 modules that it wraps. Their parameters are copied for the forward pass ("unshard"). When the backward pass of a
@@ -43,6 +44,7 @@ class Compute(NamedTuple):
 
     kind: ComputeKind
     bucket: int | None = None
+    """None for "copy_out": the buffers."""
     iteration: int = 0
     """For the kinds "unsynchronized" and "unshard": index of the iteration in its cycle."""
 
@@ -95,6 +97,7 @@ class IterationSchedule:
         collectives: The collectives that the ranks launch and wait for, in launch order.
         buckets: Parameter indices by bucket, in launch order.
         gradient_bytes: Bytes of each gradient's values, likewise.
+        buffer_bytes: Bytes of each buffer that rank 0 broadcasts.
         launches_at_the_end: Whether all buckets are launched after the backward pass.
         launches_last_at_the_end: Whether the last bucket is, and each bucket is packed right before its launch.
         steps: The computing steps, in order: the columns of `EngineInput.duration_ns`.
@@ -104,6 +107,7 @@ class IterationSchedule:
     collectives: tuple[Collective, ...]
     buckets: tuple[tuple[int, ...], ...] = field(default=(), compare=False)
     gradient_bytes: tuple[tuple[int, ...], ...] = field(default=(), compare=False)
+    buffer_bytes: tuple[int, ...] = field(default=(), compare=False)
     launches_at_the_end: bool = field(default=False, compare=False)
     launches_last_at_the_end: bool = field(default=False, compare=False)
     steps: tuple[Compute, ...] = field(init=False, repr=False, compare=False)
@@ -189,7 +193,9 @@ def build_schedule(
     """
     writer = _Writer()
     by_module = policy.grouping == "module"
-    _precede_forward(writer, policy, model, joins=joins)
+    sends_buffers = policy.broadcast_buffers and not by_module and not model.has_communication
+    buffers = model.buffers if sends_buffers else ()
+    _precede_forward(writer, policy, model, buffers, joins=joins)
     if by_module:
         writer.compute("unshard", iteration=policy.sync_every - 1)
     writer.compute("forward")
@@ -228,6 +234,7 @@ def build_schedule(
         tuple(writer.collectives),
         buckets=tuple(map(tuple, buckets)),
         gradient_bytes=tuple(tuple(gradient_bytes(parameters, policy.sparse_density)) for parameters in members),
+        buffer_bytes=tuple(buffer.size_bytes for buffer in buffers),
         launches_at_the_end=policy.launches_at_the_end,
         launches_last_at_the_end=by_module,
     )
@@ -279,10 +286,10 @@ def build_join_end(policy: Policy, model: RecordedModel) -> IterationSchedule:
     return IterationSchedule(tuple(writer.instructions), tuple(writer.collectives))
 
 
-def _precede_forward(writer: "_Writer", policy: Policy, model: RecordedModel, *, joins: bool) -> None:
+def _precede_forward(
+    writer: "_Writer", policy: Policy, model: RecordedModel, buffers: Sequence[Buffer], *, joins: bool
+) -> None:
     """Write the iterations under `no_sync`, and what precedes the forward pass of the last iteration."""
-    sends = policy.broadcast_buffers and policy.grouping != "module"
-    buffers = model.buffers if sends and not model.has_communication else ()
     for iteration in range(policy.sync_every):
         without_inputs = Condition("without_inputs", iteration)
         if joins:
@@ -295,6 +302,8 @@ def _precede_forward(writer: "_Writer", policy: Policy, model: RecordedModel, *,
             if joins and buffers:
                 writer.complete(Collective("join", None, "all_reduce", JOIN_RANK_BYTES))
             writer.broadcast(buffers)
+            if buffers:
+                writer.compute("copy_out")
         if joins:
             writer.complete(Collective("join", None, "all_reduce", JOIN_COUNT_BYTES), only=without_inputs)
         if iteration < policy.sync_every - 1:
