@@ -100,7 +100,7 @@ def parts(*, dry: bool) -> list[Part]:
         subjects = [("ddplab", 2, "gloo")]
         hooks, iterations = "--hook fp16", "--iterations 2"
         recorded = f"--models {model} --blocks 1"
-        timed, compared = f"--models {model} --modes '' --pairs 2", "--ranks 1 --pairs 2"
+        timed, compared, repeats = f"--models {model} --modes '' --pairs 2", "--ranks 1 --pairs 2", 1
         memory = {"small": f"--models {model}"}
         steps = {"small": f"--models {model} --precisions bf16 --wrappers module"}
     else:
@@ -111,7 +111,7 @@ def parts(*, dry: bool) -> list[Part]:
         hooks, iterations = "--hook fp16 --hook bf16 --hook power_sgd:4", "--iterations 10"
         recorded = "--models resnet50-224 bert-large --blocks 3"  # paced by the host, and by the GPU
         timed = "--models resnet50-224 bert-large gpt2 small-tensors --modes '' --pairs 10"
-        compared = "--ranks 4 --pairs 10"
+        compared, repeats = "--ranks 4 --pairs 10", 4
         images = "--models resnet50-224 vit-b-16 --batches 64 128"
         words = "--models bert-large gpt2 --batches 8 16 --optimizers adamw"
         half = "--precisions bf16 --wrappers module 'ours, views'"
@@ -144,6 +144,22 @@ def parts(*, dry: bool) -> list[Part]:
             ],
             at_once=True,
         ),
+        Part(
+            "validate",
+            90,
+            [
+                f"{how} validate --model {model} --caps 25,single {turns} --out VALUES/{name} --json VALUES/{name}.json"
+                for name, how, turns in [
+                    ("validate", "ddplab", f"{alone} --repeat {repeats} --torch"),
+                    ("torchrun", "torch.distributed.run --nproc-per-node 1 -m ddplab", "--repeat 1"),
+                ]
+            ],
+        ),
+        Part(
+            "steps",
+            170,
+            [f"benchmarks.training_steps {alone} {what} --json VALUES/{name}.json" for name, what in steps.items()],
+        ),
         *(
             Part(
                 f"traces-{name}",
@@ -168,11 +184,6 @@ def parts(*, dry: bool) -> list[Part]:
             [Part("slow-down", 100, [f"benchmarks.slow_down {alone} --rounds 3 --json VALUES/slow_down.json"])]
             if SHARED
             else []
-        ),
-        Part(
-            "steps",
-            170,
-            [f"benchmarks.training_steps {alone} {what} --json VALUES/{name}.json" for name, what in steps.items()],
         ),
         Part(
             "memory",
