@@ -148,7 +148,8 @@ def parts(*, dry: bool) -> list[Part]:
             "validate",
             90,
             [
-                f"{how} validate --model {model} --caps 25,single {turns} --out VALUES/{name} --json VALUES/{name}.json"
+                f"{how} validate --model {model} --caps 25,single {turns} --out VALUES/{name} "
+                f"--json VALUES/{name}.json"
                 for name, how, turns in [
                     ("validate", "ddplab", f"{alone} --repeat {repeats} --torch"),
                     ("torchrun", "torch.distributed.run --nproc-per-node 1 -m ddplab", "--repeat 1"),
