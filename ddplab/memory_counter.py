@@ -15,7 +15,6 @@ from typing import Any, NamedTuple
 import torch
 import torch.nn.functional as F  # noqa: N812 - as torch names it
 from torch import Tensor, nn
-from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
@@ -24,13 +23,16 @@ from reference.parameters import trainable_parameters
 from reference.trace import StepMemory
 
 from . import models
-from .operation_counter import tensors_of
+from .operation_counter import tensors_of, without_data
 
 aten = torch.ops.aten
 FLOAT32_ATTENTION_OUTPUTS = 2
 """Bytes that fused attention in float32 keeps on a GPU, as multiples of its output: measured on one H100 with torch
 2.11, one output more for each layer of ViT-B/16, BERT-Large and GPT-2 than on a processor; in bfloat16 none."""
-IN_FLOAT32 = {F.softmax, F.log_softmax, F.layer_norm, F.group_norm, torch.softmax, torch.log_softmax}
+IN_FLOAT32 = {
+    *(F.softmax, F.log_softmax, F.layer_norm, F.group_norm),
+    *(torch.softmax, torch.log_softmax, Tensor.softmax, Tensor.log_softmax),
+}
 """Functions that autocast runs in float32 on CUDA, and in low precision on a processor."""
 
 
@@ -71,13 +73,10 @@ def measure_memory(model: str, *, autocast: str | None = None) -> StepMemory | N
 
 
 def _held(model: str, autocast: str | None, batch: int | None) -> tuple[_Held, int | None]:
-    with ExitStack() as without_data:
-        without_data.enter_context(FakeTensorMode())
-        if autocast is not None:
-            without_data.enter_context(torch.autocast("cpu", dtype=getattr(torch, autocast)))
+    with without_data(autocast):
         module, loss_fn = models.build(model) if batch is None else models.resolve(model)(batch=batch)  # type: ignore[call-arg]
-        without_data.enter_context(_OnCuda())
-        return held_by_a_step(module, loss_fn), getattr(loss_fn, "batch", None)
+        with _OnCuda():
+            return held_by_a_step(module, loss_fn), getattr(loss_fn, "batch", None)
 
 
 def held_by_a_step(module: nn.Module, loss_fn: models.Loss) -> _Held:
@@ -96,6 +95,7 @@ def held_by_a_step(module: nn.Module, loss_fn: models.Loss) -> _Held:
         hooks.enter_context(live)
         loss = loss_fn(module)
         kept = live.bytes
+        torch.clear_autocast_cache()  # scripts leave autocast before the backward pass
         loss.backward()
     return _Held(live.given_bytes, kept, live.peak, live.peak_with_gradients, tuple(ready))
 

@@ -1,18 +1,19 @@
 """Counts the FLOPs of a model and the bytes that it moves, without allocating its tensors.
 
 A dispatch mode intercepts every operation of one forward and one backward pass. FLOPs follow the formulas of torch's
-own FLOP counter; bytes are those of every tensor that the operation reads or writes, each counted once. On the `meta`
-device tensors have shapes but no data, so even the largest model takes about a second and no memory.
+own FLOP counter; bytes are those of every tensor that the operation reads or writes, each counted once. Fake tensors
+have shapes but no data, so even the largest model takes about a second and no memory.
 """
 
 import math
 import sys
-from collections.abc import Iterable
-from contextlib import ExitStack
+from collections.abc import Iterable, Iterator
+from contextlib import ExitStack, contextmanager, nullcontext
 from functools import partial
 from typing import Any
 
 import torch
+import torch.nn.functional as F  # noqa: N812 - as torch names it
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -33,8 +34,7 @@ aten = torch.ops.aten
 def measure_operations(model: str, *, autocast: str | None = None) -> Operations:
     """Count FLOPs and bytes of one iteration of a model, by gradient, without allocating or computing anything.
 
-    Without autocast, attention is counted as separate operations that write and read the scores; with autocast, as
-    the fused kernel that torch chooses, which moves fewer bytes.
+    Attention is counted as the fused kernel that torch chooses, on a GPU as on a processor.
 
     Args:
         model: A built-in name or `module:callable`, as for `--model`.
@@ -43,16 +43,10 @@ def measure_operations(model: str, *, autocast: str | None = None) -> Operations
             least that a GPU moves. None: no autocast.
 
     Raises:
-        ModelError: There is no such model, a parameter gets no gradient, or the model does not run on the `meta`
-            device.
+        ModelError: There is no such model, a parameter gets no gradient, or the model does not run without data.
     """
     try:
-        with ExitStack() as without_data:
-            if autocast is None:
-                without_data.enter_context(torch.device("meta"))
-            else:  # the meta device has no autocast
-                without_data.enter_context(FakeTensorMode())
-                without_data.enter_context(torch.autocast("cpu", dtype=getattr(torch, autocast)))
+        with without_data(autocast):
             if model.startswith(models.EMULATED):
                 raise ModelError(
                     f"--model {model}: expected a model that computes; an emulated device has no operations"
@@ -64,10 +58,35 @@ def measure_operations(model: str, *, autocast: str | None = None) -> Operations
             raise
         reason = str(error).partition("\n")[0]
         raise ModelError(
-            f"--model {model}: does not run on the meta device, where tensors have no data: {reason}; make model "
+            f"--model {model}: does not run on fake tensors, which have no data: {reason}; make model "
             "and batch inside the callable, name no device, and use no values (.item(), .numpy(), `if tensor`); "
             "or record a trace of it (ddplab record)"
         ) from None
+
+
+@contextmanager
+def without_data(autocast: str | None) -> Iterator[None]:
+    """Let models be made and run on fake tensors of a processor, under autocast to this element type if it is given.
+
+    Modules can be converted (`module.half()`), for which torch would swap tensors that have references. An RMS norm
+    runs as a layer norm without bias: one kernel, as on a GPU, where a processor has ten.
+    """
+    low = nullcontext() if autocast is None else torch.autocast("cpu", dtype=getattr(torch, autocast))
+    replaced = torch.utils.swap_tensors, F.rms_norm
+    torch.utils.swap_tensors, F.rms_norm = _take_data, _layer_norm
+    try:
+        with FakeTensorMode(), low:
+            yield
+    finally:
+        torch.utils.swap_tensors, F.rms_norm = replaced
+
+
+def _take_data(parameter: Tensor, converted: Tensor) -> None:
+    parameter.data = converted
+
+
+def _layer_norm(x: Tensor, shape: list[int], weight: Tensor | None = None, eps: float | None = None) -> Tensor:
+    return F.layer_norm(x, shape, weight, eps=eps or 0.0)
 
 
 def count_operations(module: nn.Module, loss_fn: models.Loss, model: str) -> Operations:

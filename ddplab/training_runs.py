@@ -12,7 +12,7 @@ import torch.distributed as dist
 from torch import nn
 
 from reference.data_parallel import DistributedDataParallel
-from reference.launch import let_network_threads_yield, report_progress
+from reference.launch import let_network_threads_yield, rank_device, report_progress
 from reference.parameters import trainable_parameters
 from reference.recorder import record
 from reference.trace import Iteration, Trace
@@ -24,6 +24,8 @@ from .calibration.repeated_timing import in_ns, meet, of_slowest_rank, read_cloc
 from .emulation.emulated_device import EmulatedTraining
 
 WARM_UP = 2
+SAMPLED_ITERATIONS = 10
+"""First iterations of torch's class, after each of which the host waits for a GPU to time it."""
 RECORDED_ITERATIONS = 8
 MEASURED_ITERATIONS = 3
 """Measured iterations in each turn of a target run, after the warm-up iterations."""
@@ -69,13 +71,14 @@ def record_computation(rank: int, _world_size: int, model: str, iterations: int 
     """Record iterations without communication on all ranks at the same time, which start each one together.
 
     Each rank trains under the reducer in a group of its own: its hooks and its buckets in the caches make a backward
-    pass on a processor some percent slower. A model with unused parameters, and an emulated device, whose trace has
-    the work of its host, are trained without it.
+    pass on a processor some percent slower. A model with unused parameters, an emulated device, whose trace has the
+    work of its host, and a GPU, whose host would wait for Gloo, are trained without it.
     """
     trainer = Trainer(model, rank)
     assert dist.group.WORLD is not None  # this is a rank
     alone = groups_of_one(dist.group.WORLD)[rank]
-    under_reducer = trainer.device is None and trainer.uses_all_parameters()
+    on_processor = trainer.device is None and rank_device().type != "cuda"
+    under_reducer = on_processor and trainer.uses_all_parameters()
     if trainer.device is not None:
         meet()  # connects this rank to the others
         let_network_threads_yield()  # to the device, now and in training
@@ -195,7 +198,7 @@ def time_iterations(trainer: Trainer, ddp: nn.Module) -> tuple[int, ...]:
 def time_torchs_class(trainer: Trainer, ddp_arguments: dict[str, Any]) -> tuple[int, ...]:
     """Train with torch's class as `time_iterations` does with ours, after a warm-up."""
     ddp = nn.parallel.DistributedDataParallel(trainer.module, **ddp_arguments)
-    for _ in range(WARM_UP):
+    for _ in range(SAMPLED_ITERATIONS if rank_device().type == "cuda" else WARM_UP):
         trainer.step(ddp)
     times_ns = time_iterations(trainer, ddp)
     del ddp

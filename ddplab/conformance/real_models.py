@@ -11,6 +11,8 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
+from reference.launch import rank_device
+
 from .class_under_test import Subject
 from .local_training import describe_difference
 
@@ -100,13 +102,13 @@ Pass = Callable[[nn.Module, int, int], Tensor | None]
 
 def batch(step: int, rank: int) -> Tensor:
     """Return what a rank trains on in a step; shape [4, 6]."""
-    return torch.randn(4, 6, generator=torch.Generator().manual_seed(100 * step + rank))
+    return torch.randn(4, 6, generator=torch.Generator().manual_seed(100 * step + rank)).to(rank_device())
 
 
 def build(make: Callable[[], nn.Module], seed: int) -> nn.Module:
     """Build a model with random weights."""
     torch.manual_seed(seed)
-    return make()
+    return make().to(rank_device())
 
 
 def mean_square(module: nn.Module, step: int, rank: int) -> Tensor:
