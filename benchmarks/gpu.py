@@ -54,7 +54,7 @@ CONFORM = (
     *("plans", "accumulation", "unused parameters", "static graph", "gradient views", "random programs"),
 )
 """Checks of `ddplab conform` that train programs, and so run on a GPU too."""
-PUBLISHED = "resnext101_32x4d", "transformer_xl_base", "bert_base_batch_32", "cs336_xl"
+PUBLISHED = "resnext101_32x4d", "transformer_xl_base", "bert_base_batch_32", "cs336_xl", "gpt2_large_512@4"
 """Models of published measurements whose steps are timed beside the built-in ones."""
 
 
@@ -112,8 +112,8 @@ def parts(*, dry: bool) -> list[Part]:
         recorded = "--models resnet50-224 bert-large --blocks 3"  # paced by the host, and by the GPU
         timed = "--models resnet50-224 bert-large gpt2 small-tensors --modes '' --pairs 10"
         compared, repeats = "--ranks 4 --pairs 10", 4
-        images = "--models resnet50-224 vit-b-16 --batches 64 128"
-        words = "--models bert-large gpt2 --batches 8 16 --optimizers adamw"
+        images = "--models resnet50-224@64 resnet50-224@128 vit-b-16@64 vit-b-16@128"
+        words = "--models bert-large@8 bert-large@16 gpt2@8 gpt2@16 --optimizers adamw"
         half = "--precisions bf16 --wrappers module 'ours, views'"
         memory = {
             "images": images,
@@ -122,15 +122,15 @@ def parts(*, dry: bool) -> list[Part]:
             "words_bf16": f"{words} {half}",
         }
         published = " ".join(f"validation.published_models:{name}" for name in PUBLISHED)
-        alone_in = "--wrappers module --precisions"
+        built_in = "resnet50-224 resnet152-224 vit-b-16 bert-large gpt2"
+        sizes = "resnet50-224@8 resnet50-224@256 vit-b-16@8 vit-b-16@256"
+        in_16_bits = " ".join(f"validation.published_models:retinanet@{batch}" for batch in (8, 32))
         steps = {
-            "built_in": f"--models resnet50-224 resnet152-224 vit-b-16 bert-large gpt2 {alone_in} fp32 tf32 bf16",
-            "weights": f"--models llama-3.2-1b llama-3.2-1b-checkpointed {alone_in} weights",
-            "published": f"--models {published} {alone_in} tf32 bf16",
-            "batches": f"--models resnet50-224 vit-b-16 --batches 8 256 {alone_in} tf32 bf16",
-            "gpt2_large": f"--models validation.published_models:gpt2_large_512 --batches 4 {alone_in} tf32 bf16",
-            "retinanet": f"--models validation.published_models:retinanet --batches 8 32 {alone_in} weights",
+            "weights": f"--models llama-3.2-1b llama-3.2-1b-checkpointed {in_16_bits} --precisions weights",
+            "tensor_cores": f"--models {built_in} {published} {sizes} --precisions tf32 bf16",
+            "float32": f"--models {built_in} --precisions fp32",
         }
+        steps = {name: f"{what} --wrappers module" for name, what in steps.items()}
     return [
         Part("device", 90, [f"benchmarks.device {together} --json VALUES/device.json"]),
         Part("tests", 110, [f"pytest {tests}"]),

@@ -110,8 +110,13 @@ def _used(device: torch.device) -> int:
 
 def parser() -> ArgumentParser:
     """Return the parser of the command line."""
-    parser = arguments(__doc__, "resnet50-224", "bert-large", "gpt2", "vit-b-16")
-    parser.add_argument("--batches", nargs="+", type=int, help="batch sizes (default: that of the model)")
+    parser = arguments(
+        f"{__doc__}\nMODEL@64 has a batch of 64, other models their own.",
+        "resnet50-224",
+        "bert-large",
+        "gpt2",
+        "vit-b-16",
+    )
     parser.add_argument("--wrappers", nargs="+", default=list(WRAPPERS), choices=WRAPPERS)
     parser.add_argument("--optimizers", nargs="+", default=["sgd"], choices=OPTIMIZERS)
     parser.add_argument("--precisions", nargs="+", default=["fp32"], choices=PRECISIONS)
@@ -119,9 +124,10 @@ def parser() -> ArgumentParser:
 
 
 def cases(options: Namespace) -> Iterator[tuple[Any, ...]]:
-    """Return model, batch size (None: its own), precision, optimiser and wrapper of each training."""
-    sizes = options.batches or [None]
-    return product(options.models, sizes, options.precisions, options.optimizers, options.wrappers)
+    """Yield model, batch size (None: its own), precision, optimiser and wrapper of each training."""
+    for named, *settings in product(options.models, options.precisions, options.optimizers, options.wrappers):
+        model, _, batch = named.partition("@")
+        yield model, int(batch) if batch else None, *settings
 
 
 def main() -> None:

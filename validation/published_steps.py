@@ -4,20 +4,25 @@ The tables lie in `data/`: published_steps.csv and published_devices.csv with th
 published_operations.csv. The last one sums the operations of a batch by kind and by FLOPs per byte, in classes of a
 factor of eight, counted with the formulas of `ddplab.operation_counter` (bfloat16: under autocast). The models are
 those of timm 1.0.31 and torchvision 0.28 by their names, and transformers of the published sizes. A step without
-counted operations or without a data sheet is not read.
+counted operations or without a data sheet is not read. Steps of built-in models that `make gpu` measured come last.
 """
 
 import csv
+import gzip
+import json
 from collections import defaultdict
 from collections.abc import Iterator
+from math import prod
 from pathlib import Path
+from statistics import median
 from typing import NamedTuple
 
 from simulator.catalogue import read_catalogue
+from simulator.workload.built_in_operations import built_in_operations
 from simulator.workload.measured_ceilings import arithmetic_terms, memory_terms
-from simulator.workload.roofline import EAGER_PACE_NS
+from simulator.workload.roofline import EAGER_PACE_NS, find_device, merge
 
-DATA = Path(__file__).parent / "data"
+DATA, RUNS = Path(__file__).parent / "data", Path(__file__).parent / "gpu"
 STEP_BYTES = {"none": 0, "SGD": 12, "SGD momentum": 20, "RMSprop": 20, "Adam": 28, "AdamW": 28, "LAMB": 28}
 """Bytes that an optimiser moves for a float32 parameter; the step after accumulated batches is left out."""
 FAMILIES = ("mpt", "bert", "resnext", "resnet", "regnet", "efficientnet", "mobilenet", "vit", "llama", "gpt2")
@@ -90,7 +95,49 @@ def read_steps() -> list[Step]:
         generation, rates, gb_per_s = sheets.get(row["device"], ("", {}, 0))
         if counted and row["precision"] in rates:
             steps.append(_step(row, counted, generation, rates[row["precision"]], gb_per_s))
-    return steps
+    return [*steps, *_measured_steps()]
+
+
+AS_PUBLISHED = {"resnet50-224": "resnet50", "resnet152-224": "resnet152", "vit-b-16": "vit_base_patch16_224"}
+"""Built-in models that published steps name otherwise."""
+
+
+def _measured_steps() -> Iterator[Step]:
+    """Yield the part `steps` of each run of `make gpu`, without the models that are not built in."""
+    for path in sorted(RUNS.glob("nvidia-*/steps.json.gz")):
+        device = path.parent.name.split("-")[1]
+        for of_command in json.loads(gzip.decompress(path.read_bytes()))["values"].values():
+            for name, row in of_command.items():
+                model, batch, precision, *_ = name.split(", ")
+                counted = built_in_operations(model, "bfloat16" if precision == "bf16" else None)
+                if counted is None or counted.batch is None or "milliseconds" not in row:
+                    continue
+                sheet = find_device(f"{device}-{'bf16' if precision == 'weights' else precision}")
+                generation = sheet.generation or ""
+                operations = counted.with_batch(int(batch.removeprefix("batch ")) / counted.batch)
+                done = merge([*operations.forward, *operations.loss, *operations.backward, *operations.step])
+                named = AS_PUBLISHED.get(model, model.removesuffix("-checkpointed"))
+                yield Step(
+                    model=named,
+                    family=next(name for name in FAMILIES if name in named),
+                    parameters=sum(prod(one.shape) for one in operations.parameters),
+                    device=device,
+                    generation=generation,
+                    precision=sheet.precision,
+                    channels_last=False,
+                    ms=median(row["milliseconds"]),
+                    host_ms=sum(one.kernels for one in done) * EAGER_PACE_NS / 1e6,
+                    parts=tuple(
+                        Part(
+                            kind=one.kind,
+                            arithmetic_ms=one.flops / sheet.flops_per_s * 1e3,
+                            memory_ms=one.bytes_moved / sheet.bytes_per_s * 1e3,
+                            arithmetic=arithmetic_terms(one.kind, generation, sheet.precision) if one.flops else (),
+                            memory=memory_terms(one.kind, generation, sheet.precision),
+                        )
+                        for one in done
+                    ),
+                )
 
 
 def _sheet(row: dict[str, str]) -> tuple[str, dict[str, float], float]:
