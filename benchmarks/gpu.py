@@ -51,8 +51,14 @@ DEVICE = (
 """A program that prints device and versions."""
 CONFORM = (
     *("one weight", "construction", "bucket caps", "optimizers", "kept gradients", "buffers", "real models"),
-    *("large gradients", "nested no_sync", "ignored parameters", "nested outputs", "untouched gradients", "checkpoints"),
-    *("hooks of the script", "skipped all-reduces", "list of bucket caps", "gradients that nothing waits for"),
+    *("large gradients", "nested no_sync", "ignored parameters", "nested outputs", "untouched gradients"),
+    *(
+        "checkpoints",
+        "hooks of the script",
+        "skipped all-reduces",
+        "list of bucket caps",
+        "gradients that nothing waits for",
+    ),
     *("first pass of a static graph", "plans", "comm hooks", "bucket layout", "accumulation", "unused parameters"),
     *("static graph", "gradient views", "a long run", "random programs", "state machine"),
 )
