@@ -166,8 +166,8 @@ _LAYERS = [(64, 64)] * 12
 FORWARD_NS = 6 * MS
 NO_LAUNCH = (
     "no all-reduce is launched in an emulated backward pass: register a hook on each parameter (one on a module "
-    "runs before the gradients of its parameters are there), which must see its own parameter (a lambda in a loop sees "
-    "the last one)"
+    "runs before the gradients of its parameters are there), which must see its own parameter (a lambda in a loop "
+    "sees the last one)"
 )
 
 
