@@ -26,6 +26,8 @@ ENTRANCE = '<!doctype html><meta http-equiv="refresh" content="0; url=docs/index
 """The page at the root of the site."""
 CELL_TIMEOUT_S, TUTORIAL_TIMEOUT_S = 120, 300
 """Longer than the time-outs in the tutorials, so that an error for a hung rank, with its stack, comes first."""
+MEASURES = "tutorials.repeats"
+"""Imported by the tutorials that measure times, beside which no other one runs."""
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -46,7 +48,11 @@ def main(arguments: Sequence[str] | None = None) -> None:
     copy(tree)
     if not chosen.without_running:
         limits = f"--nbmake-timeout={CELL_TIMEOUT_S}", f"--timeout={TUTORIAL_TIMEOUT_S}"
-        _run("pytest", "--nbmake", *limits, "--overwrite", "--durations=9", "tutorials", folder=tree)
+        run = "pytest", "--nbmake", *limits, "--overwrite", "--durations=9"
+        tutorials = sorted((tree / "tutorials").glob("*.ipynb"))
+        alone = [path for path in tutorials if MEASURES in path.read_text()]
+        _run(*run, *alone, folder=tree)
+        _run(*run, "-n", "2", *(path for path in tutorials if path not in alone), folder=tree)
     if chosen.publish:
         publish(tree / "tutorials", ROOT / EXECUTED)
     (tree / "docs" / "code_map.md").write_text(code_map.site_page())

@@ -129,6 +129,7 @@ class Sweep:
             fabric = _link(0, rate, fabric)
         if slow_down is not None:
             fabric = fabric.with_processor(slow_down=slow_down)
+        fabric = fabric.with_processor(launch_error=0, copy_error=0, slow_down_error=0)  # intervals are not shown
         fabric, single = costs_of(self.reducer, fabric)
         steady = variation.model_copy(update={"jitter": 0.0})  # all caps then have one iteration
         if copies == "none":

@@ -13,7 +13,7 @@ from reference.launch import RankPool
 
 TOLERANCE = 0.25
 """Largest difference of two rounds, as a fraction of the shorter one, at which a time counts as repeatable."""
-ATTEMPTS = 4
+ATTEMPTS = 3
 """Rounds after which the machine counts as too busy."""
 
 

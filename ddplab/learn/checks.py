@@ -45,7 +45,7 @@ def possible_mistakes(
     """
     world_size = len(alone)
     if got is None:
-        return ["it is missing: who set it to None?"]
+        return ["it is missing: was it set to None, or to what dist.all_reduce returns, which is None?"]
     parts = [part for one in alone if (part := one[name]) is not None]
     total, own = torch.stack(parts).sum(dim=0), alone[rank][name]
     known = {
@@ -149,6 +149,8 @@ def averages(bench: Bench) -> None:
     )
     _schedule(bench, each, SLOW._replace(world_size=3))
     try_alike(bench, PLAIN, options=SMALL_CAP)
+    perceptron = REAL_MODELS["multi-layer perceptron"]
+    bench.try_body(trains, make=perceptron, what="with a loss that is a square (does forward() change the output?)")
 
 
 def special_alike(bench: Bench) -> None:
@@ -164,7 +166,8 @@ _LAYERS = [(64, 64)] * 12
 FORWARD_NS = 6 * MS
 NO_LAUNCH = (
     "no all-reduce is launched in an emulated backward pass: register a hook on each parameter (one on a module "
-    "runs before the gradients of its parameters are there)"
+    "runs before the gradients of its parameters are there), which must see its own parameter (a lambda in a loop "
+    "sees the last one)"
 )
 
 
@@ -186,7 +189,9 @@ def _two_dtypes(bench: Bench, network: Network) -> EmulatedSchedule:
     schedule = _schedule(bench, trace_of_layers("two dtypes", _LAYERS, FORWARD_NS, MS, dtypes=dtypes), network)
     if (number := len(schedule.launches)) != 2:
         if number < 2:
-            why = "torch.cat converts to the wider dtype, so make a flat tensor for each"
+            why = (
+                "make a flat tensor for each dtype: one tensor has one dtype (torch.cat converts to the wider dtype)"
+            )
         elif number % 2 == 0 and number != len(dtypes):
             why = f"each is launched {number // 2} times in one pass: is a hook registered in every forward pass?"
         else:
@@ -268,7 +273,7 @@ def buckets_by_size(bench: Bench) -> None:
             why
             or f"buckets of {got} bytes with a cap of {CAP_MB * MIB:.0f} bytes; expected each to close when it "
             f"reaches the cap, or before it exceeds the cap, such as {_filled(FORWARDS)[0]}, for layers of "
-            f"{[4 * one for one in _SIZES]} bytes"
+            f"{[4 * one for one in _SIZES]} bytes in the order of registration"
         )
     if problem := late_launches(schedule_of(bench.subject, MODELS[0], FAST)):
         raise FindingError(problem)
@@ -350,7 +355,9 @@ def sent_buffers(bench: Bench) -> None:
             "after one pass, a rank's buffers are not its own: send rank 0's before the module runs, not after it"
         )
     elif sent == own:
-        problem = "each rank has buffers of its own: broadcast rank 0's before each averaged forward pass"
+        problem = (
+            "each rank has buffers of its own: broadcast rank 0's before each averaged forward pass, integers too"
+        )
     elif sent != [first[0] + rows for rows in second]:
         problem = (
             "before the second pass, ranks get other buffers than rank 0's: a broadcast copies, an all-reduce adds up"

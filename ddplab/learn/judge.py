@@ -31,6 +31,7 @@ ANY_RUNG = {
     "'NoneType' object has no": "parameter.grad is None where you use it: a frozen or unused parameter has no "
     "gradient, and a hook of register_hook runs before the gradient is accumulated; use "
     "register_post_accumulate_grad_hook",
+    "Final callbacks can only": "queue_callback() works in a backward pass only: call it in the first hook of a pass",
     "got no answer within": "the constructor waits for ever: do all ranks call the same broadcasts, from rank 0?",
     "rank 0 waits for coll.*rank 1 waits for the other ranks, to start": "only rank 0 calls it, as with "
     "`if rank == 0`: every rank must call every collective",

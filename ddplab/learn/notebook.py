@@ -9,12 +9,10 @@ from .judge import Judge
 from .learner_file import LearnerClass
 from .progress import next_hint
 from .rungs import RUNGS
-from .source_text import CLASS
+from .source_text import CLASS, TO_WRITE
 
 NAME = "my_ddp"
 """Of the module that the cells make; its progress is the only file that is written."""
-TO_WRITE = "...  # your code"
-"""Stands in a cell for the part that the learner writes."""
 
 
 def register(ipython: Any) -> None:

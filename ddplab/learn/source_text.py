@@ -1,4 +1,4 @@
-"""The text of the learner's file to begin with: an empty class."""
+"""Text that a learner begins with: a file with an empty class, and gaps in the cells of notebooks."""
 
 from pathlib import Path
 
@@ -8,6 +8,8 @@ TUTOR = Path(__file__).with_name("tutor.md")
 """Rules for an AI assistant that helps a learner."""
 CLASS = "MyDDP"
 """Name of the learner's class."""
+TO_WRITE = "...  # your code"
+"""Stands in a cell for the part that the learner writes."""
 SKELETON = f'''"""My reducer. `ddplab learn` names the next rung; `ddplab learn --hint` helps."""
 
 import torch

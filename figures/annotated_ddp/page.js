@@ -188,21 +188,16 @@ function openPage(body, data) {
  */
 function computationOf(model, conditions) {
   const { world_size, factor } = conditions;
-  const ranks = distinctRanks(model, world_size, factor);
   const each = [...model.names.keys()].map((index) => [index]);
-  const { copies_ns, launches_ns, exposed_ns } = replay(model, each, { ...conditions, overlaps: false, copiesOut: true }).parts;
-  const every = ranks.flatMap(({ recorded, factor }) => recorded.map((times) => scaledTimes(times, factor)));
+  const { parts, ranks } = replay(model, each, { ...conditions, overlaps: false, copiesOut: true });
+  const distinct = distinctRanks(model, world_size, factor);
+  const every = distinct.flatMap(({ recorded, factor }) => recorded.map((times) => scaledTimes(times, factor)));
   const most = (part) => every.reduce((longest, times) => Math.max(longest, times[part]), 0);
-  const shown = ranks.filter((rank, place) => !place || rank.isStraggler);
+  const computes = ([kind]) => kind === "forward" || kind === "backward";
   return {
-    iteration_ns: most("backward_end_ns") + most("step_ns") + copies_ns + launches_ns + exposed_ns,
-    parts: {},
-    collectives: [],
-    exposed: [],
-    ranks: shown.map(({ rank, recorded, factor }) => {
-      const { forward_ns, backward_end_ns, ready_ns } = scaledTimes(recorded[0], factor);
-      return { rank, ready_ns, spans: [["forward", null, 0, forward_ns], ["backward", null, forward_ns, backward_end_ns]] };
-    }),
+    iteration_ns: most("backward_end_ns") + most("step_ns") + parts.copies_ns + parts.launches_ns + parts.exposed_ns,
+    ...{ parts: {}, collectives: [], exposed: [] },
+    ranks: ranks.map((rank) => ({ ...rank, spans: rank.spans.filter(computes) })),
   };
 }
 

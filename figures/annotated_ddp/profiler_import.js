@@ -43,10 +43,9 @@ function readEvents(raw) {
     else if (HOST_OPERATIONS.has(kind)) operations.push(event);
     else if (/runtime|driver/.test(kind)) {
       launches += name.toLowerCase().includes("launch");
-      calls.set(positive(args.correlation), event);
+      if (args.correlation > 0) calls.set(args.correlation, event);
     }
   });
-  calls.delete(null);
   operations.sort((a, b) => a.start_ns - b.start_ns || b.end_ns - a.end_ns);
   const activities = launched(ran, calls);
   if ((launches || ran.length) && 2 * activities.length <= ran.length) {
@@ -384,4 +383,3 @@ function extent(ran) {
 }
 
 const product = (sizes) => sizes.reduce((total, size) => total * size, 1);
-const positive = (number) => Number.isInteger(number) && number > 0 ? number : null;

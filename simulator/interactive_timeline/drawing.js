@@ -42,8 +42,8 @@ function createBoundary() {
 }
 
 /** The bytes of the two buckets beside a boundary, in words. */
-function bytesAround({ bytesBefore, ends }, boundary) {
-  const bytes = (bucket) => megabytes(bytesBefore[ends[bucket]] - bytesBefore[ends[bucket - 1] ?? 0]);
+function bytesAround({ edges_bytes }, boundary) {
+  const bytes = (bucket) => megabytes(edges_bytes[bucket + 1] - edges_bytes[bucket]);
   return `bucket ${boundary} has ${bytes(boundary)}, bucket ${boundary + 1} has ${bytes(boundary + 1)}`;
 }
 
@@ -62,11 +62,8 @@ function momentInWords(answer, answered, now, sizes) {
   const readyBytes = sizes.reduce((bytes, size, index) => bytes + (ready_ns[index] <= now ? size : 0), 0);
   const ofBuckets = answer.collectives.filter(([bucket]) => bucket !== null); // the others broadcast buffers
   const sending = ofBuckets.filter(([, , start, done]) => start <= now && now < done);
-  const waiting = ofBuckets.filter(([bucket, , start]) => {
-    if (start <= now) return false;
-    const members = answered.layout.sequence.slice(answered.ends[bucket - 1] ?? 0, answered.ends[bucket]);
-    return fillingTimes(answer, members)[1] <= now;
-  });
+  const isFull = (bucket) => fillingTimes(answer, answered.buckets[bucket])[1] <= now;
+  const waiting = ofBuckets.filter(([bucket, , start]) => now < start && isFull(bucket));
   const exposed = answer.exposed.reduce((ns, [start, end]) => ns + Math.max(0, Math.min(now, end) - start), 0);
   const names = (collectives) => namesOf(collectives, answered.layout.noun);
   const total = sizes.reduce((bytes, size) => bytes + size, 0);

@@ -10,8 +10,7 @@ function layoutOf(buckets, noun = "bucket") {
 
 /** Parameter indices by bucket, as simulator.predict takes them. */
 function planOf({ sequence, cuts }) {
-  const ends = [...cuts, sequence.length];
-  return ends.map((end, bucket) => sequence.slice(bucket ? ends[bucket - 1] : 0, end));
+  return [...cuts, sequence.length].map((end, bucket) => sequence.slice(cuts[bucket - 1] ?? 0, end));
 }
 
 /** Lowest and highest place of a boundary between its neighbours; every bucket keeps at least one gradient. */
@@ -57,11 +56,9 @@ function nearestPlace(bytesBefore, bytes, low, high) {
   return longestOf(places, (place) => -Math.abs(bytesBefore[place] - bytes));
 }
 
-/** A layout with what the picture needs of it. */
+/** A layout with what the picture needs of it; bucket 3 begins after `edges_bytes[3]` and ends at `edges_bytes[4]`. */
 function shownOf(data, layout) {
-  return {
-    layout,
-    ends: [...layout.cuts, layout.sequence.length],
-    bytesBefore: bytesBeforePlaces(layout.sequence, data.sizes_bytes),
-  };
+  const bytesBefore = bytesBeforePlaces(layout.sequence, data.sizes_bytes);
+  const edges_bytes = [0, ...layout.cuts, layout.sequence.length].map((place) => bytesBefore[place]);
+  return { layout, buckets: planOf(layout), bytesBefore, edges_bytes };
 }

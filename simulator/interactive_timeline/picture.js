@@ -82,30 +82,28 @@ function clipped(intervals, begin, end) {
 
 /** One band for each bucket: from its first gradient to its last, then its wait, then its all-reduce. */
 function addBands(add, label, geometry, answer, shown, answered) {
-  shown.ends.forEach((end, bucket) => {
+  shown.buckets.forEach((members, bucket) => {
     const [top, height] = band(geometry, shown, bucket);
-    const members = shown.layout.sequence.slice(shown.ends[bucket - 1] ?? 0, end);
     const [first, full] = fillingTimes(answer, members);
     add("filling", box(geometry, first, full, top, height));
-    const bytes = shown.bytesBefore[end] - shown.bytesBefore[shown.ends[bucket - 1] ?? 0];
+    const bytes = shown.edges_bytes[bucket + 1] - shown.edges_bytes[bucket];
     const words = geometry.narrow ? `${bucket}` : `${shown.layout.noun} ${bucket}: ${megabytes(bytes)}`;
     if (height >= LEAST_NAMED) label("lane", 0, top + height / 2 + 4.5, words, "start");
     if (bucket % 2) add("stripe", `M${geometry.left} ${r(top)}H${geometry.right}v${r(height)}H${geometry.left}z`);
   });
   for (const [bucket, , start, done] of answer.collectives) {
-    if (bucket === null || bucket >= answered.ends.length) continue;
+    if (bucket === null) continue; // it broadcasts a buffer
     const [top, height] = band(geometry, answered, bucket);
-    const members = answered.layout.sequence.slice(answered.ends[bucket - 1] ?? 0, answered.ends[bucket]);
     const middle = top + height / 2;
-    const full = fillingTimes(answer, members)[1];
+    const full = fillingTimes(answer, answered.buckets[bucket])[1];
     if (start > full) add("queued", `M${r(geometry.x(full))} ${r(middle)}H${r(geometry.x(start))}`);
     addSending(add, geometry, answer, start, done, top, height);
   }
 }
 
-function band(geometry, { bytesBefore, ends }, bucket) {
-  const top = geometry.y(bytesBefore[ends[bucket]]);
-  return [top, geometry.y(bytesBefore[ends[bucket - 1] ?? 0]) - top];
+function band(geometry, { edges_bytes }, bucket) {
+  const top = geometry.y(edges_bytes[bucket + 1]);
+  return [top, geometry.y(edges_bytes[bucket]) - top];
 }
 
 /** When the first gradient of a bucket is ready, and when the last one is ready on all ranks shown. */

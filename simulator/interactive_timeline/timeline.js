@@ -48,10 +48,10 @@ function openTimeline(root, owner) {
   const actions = { change, choose, frame, settle };
   connectControls(view, state, actions);
   connectBoundaries(view, state, actions);
-  const stopPlaying = connectScrubber(view, state, actions);
+  connectScrubber(view, state, actions);
   const resized = new ResizeObserver(() => frame.request());
   resized.observe(root);
-  const stop = () => [stopPlaying, () => resized.disconnect(), frame.stop, settle.stop].forEach((one) => one());
+  const stop = () => [() => resized.disconnect(), frame.stop, settle.stop].forEach((one) => one());
   return { view, state, stop, redraw, ...actions };
 }
 

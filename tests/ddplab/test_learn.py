@@ -133,7 +133,7 @@ def test_a_wrong_answer_is_named(judging, wrong, capfd):
     assert wrong["says"] in str(verdict)
     found, said = capfd.readouterr(), str(verdict).replace(TITLES[wrong["rung"] - 1], "")
     assert not [one for one in wrong.get("never", ()) if one in said]
-    assert "Warning" not in found.err
+    assert not re.search("Warning|Fatal", found.err)  # Gloo's end of a rank has many lines
     assert len(str(verdict).splitlines()) <= 3  # a verdict is not buried
 
 

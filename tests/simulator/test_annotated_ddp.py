@@ -642,7 +642,7 @@ def test_every_control_is_reached_with_tab(opened):
         reached.append(page.evaluate("document.activeElement.className || document.activeElement.type"))
     assert reached.count("scene") == 5
     assert reached.count("range") == 5
-    assert {"boundary", "play", "select-one", "file", "button"} <= {name.partition(" ")[0] for name in reached}
+    assert {"boundary", "next", "select-one", "file", "button"} <= {name.partition(" ")[0] for name in reached}
 
 
 def test_a_key_moves_the_focused_boundary(opened):
@@ -688,26 +688,15 @@ def test_a_finger_drags_a_boundary(browser):
     watched.context.close()
 
 
-def test_play_moves_the_moment_and_stops(opened):
-    page = opened()
-    page.get_by_role("button", name="Play").click()
-    page.wait_for_function("document.querySelector('.scrubber input').value > 1e6")
-    page.get_by_role("button", name="Stop").click()
-    assert page.get_by_role("button", name="Play").count() == 1
-
-
-def test_nothing_moves_by_itself_for_readers_who_want_no_motion(opened):
-    page = opened("#scene=rebuilt", reduced_motion="reduce")
+def test_next_moves_the_moment_to_each_event_and_at_the_end_to_the_start(opened):
+    page = opened("#scene=rebuilt")
     moment = page.get_by_role("slider", name="Moment in the iteration")
-    moment.fill("0")
-    page.get_by_role("button", name="Next").click()
-    frames(page)
-    first = moment.input_value()
-    frames(page, 20)
-    assert moment.input_value() == first
-    plan = plan_of("rebuilt", RESNET, None)
-    start = predicted(RESNET, "rebuilt", plan, *START).timeline.start_ns[0]
-    assert float(first) == pytest.approx(float(start), abs=1e5)
+    prediction = predicted(RESNET, "rebuilt", plan_of("rebuilt", RESNET, None), *START)
+    times = {*prediction.timeline.start_ns.tolist(), *prediction.timeline.done_ns.tolist(), prediction.iteration_ns}
+    for expected in [*sorted(times), 0]:
+        page.get_by_role("button", name="Next").click()
+        frames(page)
+        assert float(moment.input_value()) == pytest.approx(expected, abs=1e5)
 
 
 def test_links_lead_to_files_of_the_repository(opened):
