@@ -9,7 +9,9 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parent.parent
-PURE = tuple(f"reference.{name}" for name in "bucketing collectives errors reducer_options files trace".split())
+PURE = tuple(
+    f"reference.{name}" for name in ("bucketing", "collectives", "errors", "files", "reducer_options", "trace")
+)
 """The parts of `reference` that `simulator` uses: none of them needs torch."""
 
 
