@@ -30,7 +30,7 @@ FILES = {"solutions": Path(solutions.__file__), "minimal": Path(minimal.__file__
 NUMBERS = range(1, len(RUNGS) + 1)
 TITLES = [rung.title for rung in RUNGS]
 WRONG = yaml.safe_load(Path(__file__).with_name("wrong_answers.yaml").read_text())
-QUICK = 3
+QUICK = 2
 """Wrong answers of each rung that `make test` judges; `.ci/run` judges all."""
 IMPORTS = """
 from contextlib import contextmanager
