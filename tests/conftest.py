@@ -21,9 +21,9 @@ load_profile()
 def server(request) -> None:
     """The server that ranks are forked from imports while tests without ranks run."""
     used = {name for item in request.session.items for name in item.fixturenames}
-    if used & set(WORLD_SIZES):
+    if used & {*WORLD_SIZES, "bench_of", "judging"}:
         bodies = [name for name in sys.modules if name.startswith("tests.") and name.endswith("_bodies")]
-        start_server(*bodies, "tests.reference.torch_suite.suite")
+        start_server(*bodies, "ddplab.conformance.all_checks", "ddplab.validate", "tests.reference.torch_suite.suite")
 
 
 @pytest.fixture(scope="module")

@@ -21,8 +21,12 @@ def test_a_figure_is_drawn_the_same_again(figure):
         assert drawn[format_] == committed.read_bytes(), f"{committed.name}: data or code changed; run `make figures`"
 
 
-def test_captions_match_the_data():
+def test_captions_match_the_data_and_begin_with_a_number():
     assert figures.page() == (FOLDER / "README.md").read_text(), "run `make figures`"
+    for figure in figures.FIGURES:
+        first = re.split(r"(?<!\d)\. ", figure.caption())[0]
+        assert re.search(r"\d", first)
+        assert len(first) < 330
 
 
 def test_every_picture_has_its_module():
@@ -31,18 +35,16 @@ def test_every_picture_has_its_module():
     assert found == drawn | {backward_pass.PATH.name}
 
 
-def test_the_animation_is_drawn_the_same_again():
-    assert backward_pass.svg(backward_pass.iteration()) == backward_pass.PATH.read_text(), "run `make figures`"
-
-
-def test_the_animation_shows_every_gradient_and_ends_with_exposed_communication():
+def test_the_animation_is_drawn_the_same_again_and_shows_every_gradient_and_ends_with_exposed_communication():
     shown = backward_pass.iteration()
     assert sum(len(bucket.filled) for bucket in shown.buckets) == 161
     for bucket in shown.buckets:
         assert bucket.filled[-1][1] == 1
         assert bucket.filled[-1][0] <= bucket.sent_ms[0] < bucket.sent_ms[1]
     assert 0 < shown.exposed_ms < shown.end_ms - shown.backward_ms + 1e-6
-    assert ElementTree.fromstring(backward_pass.svg(shown)).tag.endswith("svg")
+    drawn = backward_pass.svg(shown)
+    assert drawn == backward_pass.PATH.read_text(), "run `make figures`"
+    assert ElementTree.fromstring(drawn).tag.endswith("svg")
 
 
 def test_the_rank_of_each_way_computes_or_waits_at_any_moment_of_its_iteration():
@@ -71,11 +73,8 @@ def test_overlap_saves_at_most_the_backward_pass_and_at_most_the_communication()
             assert 0 < pair.without_ms - pair.with_ms <= min(backward, comm)
 
 
-def test_the_table_of_emulated_runs_has_the_runs_that_the_figures_show():
+def test_the_real_reducer_takes_the_predicted_time_in_every_emulated_run_that_a_figure_shows():
     assert set(committed_ns()) == {run for figure in EMULATED for run in figure.runs()}
-
-
-def test_the_real_reducer_takes_the_predicted_time_in_every_emulated_run():
     for run, ns in committed_ns().items():
         assert run.predict().iteration_ns == ns, run
 
@@ -85,10 +84,3 @@ def test_the_real_reducer_takes_the_predicted_time_in_every_emulated_run():
 )
 def test_an_emulated_run_takes_the_same_time_again(run):
     assert run.emulate().iteration_ns == committed_ns()[run]
-
-
-@pytest.mark.parametrize("figure", figures.FIGURES, ids=figures.name_of)
-def test_the_first_sentence_of_a_caption_has_a_number(figure):
-    first = re.split(r"(?<!\d)\. ", figure.caption())[0]
-    assert re.search(r"\d", first)
-    assert len(first) < 330

@@ -62,10 +62,7 @@ def wheel(tmp_path_factory) -> Path:
 def test_the_guide_shows_the_workflow_the_hook_and_the_expectations_of_the_tiny_project():
     for file in (WORKFLOW, HOOKS, TINY / "conform.yaml"):
         assert f"```\n{file.read_text()}```" in GUIDE, file
-
-
-def test_nothing_in_the_recipe_has_to_be_filled_in():
-    assert "OWNER" not in GUIDE + WORKFLOW.read_text() + HOOKS.read_text()
+    assert "OWNER" not in GUIDE, "nothing has to be filled in"
 
 
 @pytest.mark.slow

@@ -46,34 +46,35 @@ def root(tmp_path) -> Path:
     return tmp_path
 
 
-def test_torch_counts_in_functions_but_not_for_type_checkers(root):
+def test_imports_names_and_tests_are_counted_in_functions_too_but_not_for_type_checkers(root):
     assert house.torch_imports(root) == ["simulator.engine.events"]
-
-
-def test_parts_import_each_other_also_through_functions(root):
     assert house.mutual_imports(root) == []  # a file directly in a package is no part
-    (root / "simulator/engine/events.py").write_text("def run():\n    from simulator.answers.text import Record")
-    assert house.mutual_imports(root) == ["simulator.answers<->simulator.engine"]
-
-
-def test_packages_import_each_other_through_different_sub_packages(root):
-    (root / "reference/records.py").write_text("import simulator.answers.text")
-    (root / "simulator/clock.py").write_text("from reference.parts import wheel")
-    assert house.mutual_imports(root) == ["reference<->simulator"]
-
-
-def test_class_names_are_repeated_across_packages_and_in_functions(root):
     assert house.repeated_class_names(root) == ["Record", "Wheel"]
-
-
-def test_a_module_is_tested_by_a_file_of_its_name_in_any_folder(root):
+    assert house.hidden_loads(root) == ["ddplab.checks: clock"]
     tested = set(house.plain_modules(root)) - set(house.untested_modules(root))
     assert tested == {"simulator.clock", "simulator.answers.text"}
-    assert not [name for name in house.plain_modules(root) if name.endswith(("__main__", "engine"))]
 
 
-def test_commands_and_plugins_of_pytest_are_not_hidden(root):
-    assert house.hidden_loads(root) == ["ddplab.checks: clock"]
+@pytest.mark.parametrize(
+    ("files", "found"),
+    [
+        (
+            {"simulator/engine/events.py": "def run():\n    from simulator.answers.text import Record"},
+            "simulator.answers<->simulator.engine",
+        ),
+        (
+            {
+                "reference/records.py": "import simulator.answers.text",
+                "simulator/clock.py": "from reference.parts import wheel",
+            },
+            "reference<->simulator",
+        ),
+    ],
+)
+def test_parts_and_packages_import_each_other_through_functions_and_different_files(root, files, found):
+    for name, text in files.items():
+        (root / name).write_text(text)
+    assert house.mutual_imports(root) == [found]
 
 
 def test_a_return_is_a_stay_in_a_module_that_was_left_before():
@@ -88,14 +89,6 @@ def test_routes_and_lines_are_of_our_functions_only():
     assert house.route_of(lambda: Path().resolve(), trace) == []
     assert house.route_of(lambda: recorded_model(trace), object()) == []
     assert house.lines_of(lambda: Path().resolve()) == {}
-
-
-def test_a_row_is_marked_if_its_target_is_missed():
-    row = house.Row("files", 5, 5)
-    assert str(row).endswith("<= 5")
-    assert str(row._replace(value=6)).endswith("<= 5 *")
-    assert str(row._replace(value=4, sign=">=")).endswith(">= 5 *")
-    assert str(row._replace(target=None)).endswith("5")
 
 
 def test_commands_of_groups_count_and_groups_do_not():

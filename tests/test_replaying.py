@@ -9,12 +9,14 @@ from hypothesis import strategies as st
 
 from tutorials.replaying import METHODS, draw_residuals, mean_error
 
+from .explore import examples
 from .validation_rows import row
 
 ERRORS = st.fixed_dictionaries({field: st.floats(-1, 3) for field, _, _ in METHODS.values()})
 ROWS = st.lists(ERRORS.map(lambda errors: replace(row(5, 100, 100), **errors)), min_size=1, max_size=4)
 
 
+@examples(4)
 @given(ROWS)
 def test_each_error_of_each_method_is_a_marker_of_its_own(rows):
     figure, ax = plt.subplots()
@@ -28,16 +30,5 @@ def test_each_error_of_each_method_is_a_marker_of_its_own(rows):
     assert len(places) == len(METHODS) * len(rows)
     assert [label.get_text() for label in ax.get_xticklabels()] == ["5 MB"] * len(rows)
     plt.close(figure)
-
-
-@given(ROWS)
-def test_the_mean_error_is_of_absolute_values(rows):
     for name, (field, _, _) in METHODS.items():
         assert mean_error(rows, name) == pytest.approx(sum(abs(getattr(one, field)) for one in rows) / len(rows))
-
-
-def test_a_rung_without_rows_says_so():
-    figure, ax = plt.subplots()
-    draw_residuals([], ax)
-    assert [text.get_text() for text in ax.texts] == ["not reported"]
-    plt.close(figure)

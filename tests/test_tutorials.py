@@ -57,12 +57,6 @@ def code(cells):
     return [cell for cell in cells if cell["cell_type"] == "code"]
 
 
-def test_outputs_are_stripped(cells):
-    for cell in code(cells):
-        assert cell["outputs"] == []
-        assert cell["execution_count"] is None
-
-
 @pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
 def test_the_published_tutorial_is_this_one_with_outputs(path):
     """After a change of a tutorial, `python -m docs --publish` runs all and publishes them again."""
@@ -75,6 +69,14 @@ def test_the_published_tutorial_is_this_one_with_outputs(path):
     for cell in code(published):
         printed = [output.get("text", output.get("data", {}).get("text/markdown", "")) for output in cell["outputs"]]
         assert sum(len("".join(one).splitlines()) for one in printed) <= SCREEN, text(cell)
+
+
+def test_outputs_are_stripped_and_no_cell_asserts(cells):
+    """What must be true of a tutorial is in `tutorials.yaml`, where no learner has to read it."""
+    for cell in code(cells):
+        assert (cell["outputs"], cell["execution_count"]) == ([], None)
+        assert not any(isinstance(node, ast.Assert) for node in ast.walk(tree(cell))), text(cell)
+        assert ".verify(" not in text(cell)
 
 
 def test_each_opens_with_its_question_and_a_prediction_and_ends_with_what_to_read(cells):
@@ -105,17 +107,13 @@ def test_the_first_cell_asks_for_guesses_and_the_last_code_cell_scores_them(cell
     score = scored(cells)
     assert ast.unparse(score.func) == "guess.score"
     assert {one.arg for one in score.keywords} - {None} <= set(questions)
+    read = {name for cell in code(cells) for name in re.findall(r'guess\["(\w+)"\]', text(cell))}
+    assert read <= set(questions), "a picture shows only guesses that the first cell asks for"
 
 
 def scored(cells):
     """The call of `guess.score`, whose keywords are the measured values."""
     return tree(cells[-2]).body[-1].value
-
-
-def test_a_picture_shows_only_guesses_that_the_first_cell_asks_for(cells):
-    guess = tree(cells[1]).body[-1].value
-    read = {name for cell in code(cells) for name in re.findall(r'guess\["(\w+)"\]', text(cell))}
-    assert read <= {one.arg for one in guess.keywords}
 
 
 def exercises(cells):
@@ -148,12 +146,6 @@ def test_each_has_open_exercises_with_a_check(cells):
         for other in code(cells):
             stored = names(tree(other), ast.Store)
             assert other is exercise or not names_of_answers & stored
-
-
-def test_tutorial_2_has_the_first_eight_rungs_in_order():
-    (path,) = (path for path in NOTEBOOKS if path.name.startswith("02_"))
-    written = [text(cell) for cell in code(json.loads(path.read_text())["cells"]) if text(cell).startswith(RUNG)]
-    assert [cell.partition("\n")[0] for cell in written] == [f"{RUNG}{number}" for number in range(1, 9)]
 
 
 def constants(module):
@@ -242,19 +234,6 @@ def test_run_all_answers_no_exercise_and_every_fact_is_true_and_every_measured_v
         assert not is_value or not [one for one in outputs if shows(one, answer)]
 
 
-def test_no_cell_asserts_or_verifies(cells):
-    """What must be true of a tutorial is in `tutorials.yaml`, where no learner has to read it."""
-    for cell in code(cells):
-        assert not any(isinstance(node, ast.Assert) for node in ast.walk(tree(cell))), text(cell)
-        assert ".verify(" not in text(cell)
-
-
-def test_before_you_buy_fits_on_two_screens():
-    (path,) = (path for path in NOTEBOOKS if path.stem.endswith("before_you_buy"))
-    visible = [cell for cell in code(json.loads(path.read_text())["cells"]) if "remove-cell" not in tags(cell)]
-    assert sum(len(text(cell).splitlines()) for cell in visible) <= 60
-
-
 def test_an_interactive_cell_is_left_out_of_the_site_and_follows_a_still_picture(cells):
     """A page has no kernel for a slider, so the cell before shows one of its pictures."""
     for before, cell in pairwise(cells):
@@ -263,9 +242,18 @@ def test_an_interactive_cell_is_left_out_of_the_site_and_follows_a_still_picture
             assert re.search(r"^(\w+\.)?show(_\w+)?\(.*\)$", text(before), flags=re.MULTILINE)
 
 
-def test_there_are_ten_in_order():
+def test_there_are_ten_in_order_and_the_third_has_the_first_eight_rungs():
     assert [path.stem[:2] for path in NOTEBOOKS] == [f"{number:02}" for number in range(10)]
     assert list(SHOWN) == [path.stem[3:] for path in NOTEBOOKS]
+    written = [text(cell) for cell in code(json.loads(NOTEBOOKS[2].read_text())["cells"])]
+    rungs = [cell.partition("\n")[0] for cell in written if cell.startswith(RUNG)]
+    assert rungs == [f"{RUNG}{number}" for number in range(1, 9)]
+
+
+def test_before_you_buy_fits_on_two_screens():
+    (path,) = (path for path in NOTEBOOKS if path.stem.endswith("before_you_buy"))
+    visible = [cell for cell in code(json.loads(path.read_text())["cells"]) if "remove-cell" not in tags(cell)]
+    assert sum(len(text(cell).splitlines()) for cell in visible) <= 60
 
 
 def test_no_tutorial_writes_into_the_repository():

@@ -369,25 +369,6 @@ def vision(wrap: Any, *, name: str) -> Tensors:
     return train(wrap(model), batches(3, (2, 3, 32, 32)))
 
 
-@scenario()
-def pass_through(wrap: Any) -> Tensors:
-    """A wrapper of which scripts read attributes of VGG, such as `features`."""
-
-    class Passes(wrap):
-        def __getattr__(self, name: str) -> Any:
-            try:
-                return super().__getattr__(name)
-            except AttributeError:
-                return getattr(self.module, name)
-
-    from torchvision.models import squeezenet1_1
-
-    torch.manual_seed(0)
-    ddp = Passes(squeezenet1_1(num_classes=4, dropout=0.0))
-    assert ddp.features is ddp.module.features
-    return train(ddp, batches(2, (2, 3, 64, 64)))
-
-
 @scenario(module={"compiled": "module"}, wrapper={"compiled": "wrapper"})
 def compiled(wrap: Any, *, compiled: str) -> Tensors:
     torch._dynamo.reset()
@@ -503,32 +484,6 @@ def mmengine_wrapper(_wrap: Any) -> Tensors:
     for number, x in enumerate(batches()):
         wrapper.initialize_count_status(ddp, number, 4)
         ddp.train_step({"inputs": x}, wrapper)
-    return state(ddp)
-
-
-class TwoParts(nn.Module):
-    """A generator and a discriminator."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.first, self.second = Net(), Net()
-
-    def train_step(self, data: Tensor, optimizers: list[Any]) -> None:
-        for part, optimizer in zip((self.first, self.second), optimizers, strict=True):
-            optimizer.zero_grad()
-            part(data).square().mean().backward()
-            optimizer.step()
-
-
-@scenario()
-def mmengine_separate_wrapper(_wrap: Any) -> Tensors:
-    from mmengine.model import MMSeparateDistributedDataParallel
-
-    torch.manual_seed(dist.get_rank())
-    ddp = MMSeparateDistributedDataParallel(TwoParts())
-    optimizers = [torch.optim.SGD(part.parameters(), lr=0.1) for part in (ddp.module.first, ddp.module.second)]
-    for x in batches():
-        ddp.train_step(x, optimizers)
     return state(ddp)
 
 

@@ -51,8 +51,8 @@ def logs(tmp_path) -> list[Path]:
 
 @pytest.fixture
 def bench_of(request):
-    """Makes a bench on four ranks, or on the pool that a test names, which makes no program smaller."""
-    ranks = request.getfixturevalue(getattr(request, "param", "four_ranks"))
+    """Makes a bench on two ranks, or on the pool that a test names, which makes no program smaller."""
+    ranks = request.getfixturevalue(getattr(request, "param", "two_ranks"))
 
     def make(name: str, *, against: str | None = None) -> Bench:
         bench = Bench(Subject(name), ranks, LITTLE, against=None if against is None else Subject(against))

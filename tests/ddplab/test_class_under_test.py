@@ -10,7 +10,7 @@ from ddplab.conformance.class_under_test import Subject
     [
         ("nowhere.at_all:DDP", "expected the name of an importable module"),
         ("torch.nn:nothing_of_this_name", "expected a class or a function named nothing_of_this_name"),
-        ("torch.nn:a b", "expected MODULE:CLASS"),
+        ("torch.nn:Module.forward", "expected MODULE:CLASS"),
         (":C", "expected MODULE:CLASS"),
     ],
 )

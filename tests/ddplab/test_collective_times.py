@@ -26,7 +26,7 @@ def run_queue(_rank, _world_size, sizes):
     return queue.ns_per_all_reduce(), [set(message.tolist()) for message in messages]
 
 
-@examples(20)
+@examples(8)
 @given(st.lists(st.integers(1, 3000), min_size=1, max_size=20))
 def test_a_queue_adds_up_every_message_once(two_ranks, sizes):
     for took_ns, sums in two_ranks.run(run_queue, sizes):

@@ -87,7 +87,6 @@ def test_bad_input_of_the_command_is_told_in_one_line(command, capfd, words, mes
     [
         ("NeverConstructed", r"got no answer within 2 s$"),
         ("wraps_nothing", r"rank \d failed: TypeError: it returned NoneType instead of a module;"),
-        ("Sums.finish", r"expected MODULE:CLASS"),
     ],
 )
 def test_a_subject_that_does_not_wrap_a_module_is_told_in_one_line(monkeypatch, tmp_path, name, message):

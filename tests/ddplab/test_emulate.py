@@ -49,7 +49,7 @@ def emulated(asked: Asked, reducer: str):
         )
 
 
-@examples(20)
+@examples(12)
 @given(emulations())
 def test_our_reducer_takes_the_predicted_time(asked):
     real, predicted = emulated(asked, "ddplab"), asked.predict()
@@ -62,7 +62,7 @@ def test_our_reducer_takes_the_predicted_time(asked):
         assert real.epoch_end_ns == predicted.epoch_end_ns
 
 
-@examples(12)
+@examples(10)
 @given(torch_emulations())
 def test_torchs_reducer_takes_the_predicted_time(asked):
     real, predicted = emulated(asked, "torch"), asked.predict()
@@ -70,7 +70,7 @@ def test_torchs_reducer_takes_the_predicted_time(asked):
     assert real.buckets in ((), predicted.buckets)  # torch does not tell the buckets that are never rebuilt
 
 
-@examples(15)
+@examples(8)
 @given(torch_emulations(), rate_fabrics(), st.sampled_from(["parameters", "buckets"]), st.integers(1, 40))
 def test_torchs_sharded_optimizer_broadcasts_as_predicted_under_both_classes(asked, fabrics, zero, world_size):
     policy = asked.policy.model_copy(update={"zero": zero})
@@ -112,7 +112,7 @@ def test_a_reducer_that_behaves_differently_takes_another_time():
     assert other.buckets == ((0,), (1,), (2,))
 
 
-@examples(12)
+@examples(8)
 @given(module_emulations())
 def test_replicate_built_on_fsdp_takes_the_predicted_time(asked):
     real, predicted = emulated(asked, "replicate"), asked.predict()

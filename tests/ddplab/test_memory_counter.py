@@ -43,7 +43,7 @@ def torchs_count(module: nn.Module, batch: Tensor) -> int:
     return kept
 
 
-@pytest.mark.parametrize("seed", range(30))
+@pytest.mark.parametrize("seed", range(12))
 def test_what_autograd_keeps_is_what_the_allocator_gave(seed):
     module = _Random(random.Random(seed))
     batch = torch.randn(3, 5, 4)

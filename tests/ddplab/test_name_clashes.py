@@ -8,22 +8,6 @@ import pytest
 
 from ddplab.name_clashes import HOME, check_own_packages, hidden_by_ours
 
-KINDS = {
-    "package": ("reference/__init__.py", "reference/model.py"),
-    "folder without __init__": ("reference/model.py",),
-    "module": ("reference.py",),
-    "simulator": ("simulator/__init__.py", "simulator/model.py"),
-}
-
-
-@pytest.fixture(params=KINDS)
-def theirs(request, tmp_path):
-    """A folder with a package or module of the user's, and its name."""
-    for name in KINDS[request.param]:
-        (tmp_path / name).parent.mkdir(exist_ok=True)
-        (tmp_path / name).write_text("")
-    return tmp_path, KINDS[request.param][0].partition("/")[0].removesuffix(".py")
-
 
 def python(folder, *arguments):
     """Run Python in a folder, with ours installed behind it, as in a user's environment."""
@@ -34,18 +18,20 @@ def python(folder, *arguments):
     )
 
 
+@pytest.mark.parametrize("file", ["reference/__init__.py", "reference/model.py", "reference.py", "simulator/a.py"])
 @pytest.mark.parametrize("where", ["sys.path", "the working directory"])
-def test_a_package_that_ours_hides_is_named(theirs, monkeypatch, where):
-    folder, name = theirs
+def test_a_package_that_ours_hides_is_named(file, tmp_path, monkeypatch, where):
+    """Also a folder without `__init__.py`, and a module."""
+    (tmp_path / file).parent.mkdir(exist_ok=True)
+    (tmp_path / file).write_text("")
     if where == "sys.path":
-        monkeypatch.setattr(sys, "path", [str(HOME), str(folder)])
+        monkeypatch.setattr(sys, "path", [str(HOME), str(tmp_path)])
     else:
-        monkeypatch.chdir(folder)
+        monkeypatch.chdir(tmp_path)
     (line,) = hidden_by_ours()
-    found = folder / (f"{name}.py" if (folder / f"{name}.py").exists() else name)
-    assert line.startswith(
-        f"expected no other package or module named {name}, got {found}, which ddplab's package hides"
-    )
+    found = tmp_path / file.partition("/")[0]
+    expected = f"expected no other package or module named {found.stem}, got {found}, which ddplab's package hides"
+    assert line.startswith(expected)
 
 
 def test_other_folders_and_copies_of_ours_hide_nothing(tmp_path, monkeypatch):

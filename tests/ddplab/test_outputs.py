@@ -1,6 +1,7 @@
 """Outputs of commands: no command overwrites what it reads."""
 
 import json
+import re
 from pathlib import Path
 
 import pytest
@@ -63,8 +64,11 @@ def test_a_command_that_would_fill_the_folder_of_its_input_is_refused(here, fold
     assert done.stderr == "ddplab: t.json: expected inputs outside of ., which the command fills; change --out\n"
 
 
-def test_a_result_on_the_standard_output_is_all_that_is_there(folder):
+def test_a_result_on_the_standard_output_is_all_that_is_there_and_a_mistake_one_line_without_it(folder):
     done = ddplab(*PREDICT, "--json", "-", cwd=folder)
     assert done.returncode == 0
     assert json.loads(done.stdout)["rows"]
     assert "predicted" in done.stderr
+    done = ddplab("predict", "absent.json", "--json", "-", cwd=folder)
+    assert (done.returncode, done.stdout) == (1, "")
+    assert re.fullmatch(r"ddplab: absent.json: cannot be read: No such file or directory; .*\n", done.stderr)

@@ -20,9 +20,9 @@ def test_a_policy_that_says_the_buckets_is_one_row_and_leaves_no_choice(here, tr
         (row,) = json.loads((tmp_path / "j").read_text())["rows"]
         assert row.get("cap_mb", row.get("bucket_cap_mb")) == field
         assert row["order"] == ("plan" if field == "plan" else "ready")
-        done = here(*asked, *extra, "--caps", "1,25")
-        assert done.stderr.startswith(f"ddplab: --caps: expected no value with --set {field}=...")
     assert field in (tmp_path / "h.svg").read_text()
+    done = here(*asked, "--caps", "1,25")
+    assert done.stderr.startswith(f"ddplab: --caps: expected no value with --set {field}=...")
 
 
 def test_values_of_settings_are_json_in_records_within_records_too(here, trace, topology, tmp_path):
@@ -44,14 +44,12 @@ def test_a_log_with_a_number_of_ranks_is_no_output(here, trace, logs, monkeypatc
     assert log.read_text() == before
 
 
-@pytest.mark.parametrize("version", ["2.20", "2.20.3"])
-def test_a_version_of_nccl_keeps_its_digits(topology, version):
-    assert read_settings([f"nccl_version={version}"]).fabric([topology]).nccl_version == version
+def test_a_version_of_nccl_keeps_its_digits(topology):
+    assert read_settings(["nccl_version=2.20"]).fabric([topology]).nccl_version == "2.20"
 
 
 MISTAKES = {
     "record --model alexnet": "--model: expected emulated:TRACE, module:callable or a name that `ddplab show` lists",
-    "record --model resnet5": "got 'resnet5'; did you mean resnet50 or resnet50-224 or resnet18",
     "predict {trace} --fabric dgx-h10": "got 'dgx-h10'; did you mean dgx-h100",
     "show llama": "got 'llama'; did you mean llama-3.2-1b or llama-3.1-8b",
     "synthesize --device h10": "got 'h10'; did you mean h100 or h100-fp32",
@@ -71,6 +69,7 @@ MISTAKES = {
     "validate --caps ,": "--caps: expected sizes in MB",
     "validate --plan plan.json --caps 1": "--caps: expected either this or --plan",
     "validate --plan absent.json": "absent.json: cannot be read",
+    "predict {trace} --fabric {fabric} --without latency": "--without: expected some of collectives, buffers",
     "predict {trace} --fabric {fabric} --hooks gzip": "--hooks: hook: expected one of none",
     "predict {trace} --fabric {fabric} --set sync=2": "--set: expected NAME=VALUE",
     "predict {trace} --fabric {fabric} --set order=size": "--set: expected --orders for order",
@@ -97,6 +96,9 @@ MISTAKES = {
     "tune {trace} --fabric {fabric} --set hook=zip": "--set: hook: ",
     "tune {trace} --fabric {fabric} --set bucket_cap_mb=3": "--set: expected none, because tune chooses the buckets",
     "tune {trace} --fabric {fabric} --set grouping=module": "grouping: expected 'buckets'",
+    "learn --junit a.xml": "--junit: expected --grade too",
+    "learn --grade --watch": "--grade: expected neither",
+    "learn --watch --json -": "--json: expected neither",
     "predikt": "No such command 'predikt'",
     "predict {trace} --wurld-size 2": "No such option: --wurld-size",
     "tune {trace} --world-size two": "--world-size: expected to be a valid integer",

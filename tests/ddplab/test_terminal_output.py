@@ -41,16 +41,13 @@ def test_a_table_names_the_columns_that_it_leaves_out(capsys):
     assert capsys.readouterr().out.splitlines()[-1] == "left out, because the terminal has 120 columns: hook"
 
 
-def test_a_report_has_error_interval_and_noise_floor(capsys):
+def test_a_report_has_error_interval_and_noise_floor_and_warns_of_wide_intervals_and_late_sleeps(capsys):
     show_report(summarize([row(1, 100, 104), row("plan", 90, 93), row("default", 120, 120)], "abc"))
     shown = capsys.readouterr().out
     for part in ("interval", "+4.0%", "noise floor: nine in ten", "gain of the plan over torch's default: 25.0%"):
         assert part in shown
     assert "busy" not in shown
     assert "intervals are wide" not in shown
-
-
-def test_a_report_warns_of_wide_intervals_and_of_late_sleeps(capsys):
     wide = replace(row(1, 100, 100), interval_ns=(80, 120))
     show_report(summarize([wide], "abc", overslept_ns=2))
     shown = capsys.readouterr().out

@@ -3,6 +3,7 @@
 from contextlib import contextmanager
 from unittest import mock
 
+import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
@@ -16,8 +17,8 @@ from ..strategies import traces
 TINY = "tests.models_for_cli:tiny"
 
 
-def recording_events(rank: int, world_size: int) -> list[str]:
-    """What `record_computation` does, in order."""
+def recording_events(rank: int, world_size: int) -> tuple[list[str], set[int]]:
+    """What `record_computation` does, in order, and parameters without a gradient."""
     events = []
     real_record, real_meet, real_step = training_runs.record, training_runs.meet, training_runs.Trainer.step
 
@@ -40,37 +41,31 @@ def recording_events(rank: int, world_size: int) -> list[str]:
         mock.patch.object(training_runs, "meet", meet),
         mock.patch.object(training_runs.Trainer, "step", step),
     ):
-        training_runs.record_computation(rank, world_size, TINY, iterations=2)
-    return events
+        trace = training_runs.record_computation(rank, world_size, TINY, iterations=2)
+    moments = [one.ready_ns for of_rank in trace.ranks for one in of_rank.iterations]
+    return events, {index for of_iteration in moments for index, ns in enumerate(of_iteration) if ns is None}
 
 
-def test_ranks_meet_before_each_recorded_iteration_which_runs_under_the_reducer(two_ranks):
-    for events in two_ranks.run(recording_events):
-        assert events[events.index("open") + 1 :] == ["meet", "DistributedDataParallel"] * (training_runs.WARM_UP + 2)
-
-
-def record_with_an_unused_parameter(rank: int, world_size: int) -> list[str]:
-    """The classes of the modules that `record_computation` trains."""
-    trained = []
-    real_step = training_runs.Trainer.step
-
-    def step(trainer, module):
-        trained.append(type(module).__name__)
-        real_step(trainer, module)
-
+def record_with_an_unused_parameter(rank: int, world_size: int) -> tuple[list[str], set[int]]:
     def build(_name):
         module = nn.Linear(3, 3)
         module.unused = nn.Parameter(torch.zeros(2))
         return module, lambda called: called(torch.ones(1, 3)).sum()
 
-    with mock.patch.object(models, "build", build), mock.patch.object(training_runs.Trainer, "step", step):
-        trace = training_runs.record_computation(rank, world_size, "m", iterations=2)
-    assert all(iteration.ready_ns[2] is None for of_rank in trace.ranks for iteration in of_rank.iterations)
-    return trained
+    with mock.patch.object(models, "build", build):
+        return recording_events(rank, world_size)
 
 
-def test_a_model_with_an_unused_parameter_is_recorded_without_the_reducer(two_ranks):
-    assert two_ranks.run(record_with_an_unused_parameter) == [["Linear"] * (training_runs.WARM_UP + 2)] * 2
+@pytest.mark.parametrize(
+    ("body", "trained", "unused"),
+    [(recording_events, "DistributedDataParallel", set()), (record_with_an_unused_parameter, "Linear", {2})],
+)
+def test_ranks_meet_before_each_iteration_which_runs_under_the_reducer_if_all_parameters_are_used(
+    two_ranks, body, trained, unused
+):
+    for events, without_gradient in two_ranks.run(body):
+        assert without_gradient == unused
+        assert events[events.index("open") + 1 :] == ["meet", trained] * (training_runs.WARM_UP + 2)
 
 
 @given(traces(), st.integers(1, 3))

@@ -33,7 +33,7 @@ def test_tune_answers_first_and_writes_plan_and_json(here, trace, fabric, tmp_pa
     assert done.stdout.count(": gain ") == 2
 
 
-@examples(25)
+@examples(12)
 @given(traces(), st.data())
 def test_every_plan_has_an_answer_a_table_and_arguments_that_make_its_buckets(trace, data):
     fabric = data.draw(steady_fabrics(2))

@@ -53,13 +53,6 @@ def test_predictions_are_written_before_the_first_target_run_and_do_not_depend_o
     assert json.loads((tmp_path / "report.json").read_text()) == json.loads(json.dumps(report.to_json()))
 
 
-def test_torchs_class_trains_with_torchs_settings_only(tmp_path):
-    pool = mock.create_autospec(RankPool, instance=True, world_size=2)
-    with pytest.raises(ValueError, match=r"torch: expected the order ready and the hook none, got forward and none"):
-        validate.validate(pool, "m", [Configuration(1.0, "forward")], out=tmp_path, with_torch=True)
-    assert not pool.run.called
-
-
 def test_emulated_devices_are_measured_in_the_original_time(tmp_path):
     configurations = [Configuration(0.01), Configuration(inf, "forward")]
     scale = ScaleModel(dilation=2, byte_scale=0.5)
@@ -92,8 +85,11 @@ def test_a_plan_trains_beside_torchs_default_and_both_classes_train_its_buckets(
     assert [row.torchs_multiple is not None for row in report.rows] == [True, plan.bucket_cap_mb_list is not None]
 
 
-def test_a_plan_of_another_model_is_refused_before_anything_is_calibrated(tmp_path):
+def test_settings_that_torch_lacks_and_a_plan_of_another_model_are_refused_before_anything_is_calibrated(tmp_path):
     pool = mock.create_autospec(RankPool, instance=True, world_size=2)
+    with pytest.raises(ValueError, match=r"torch: expected the order ready and the hook none, got forward and none"):
+        validate.validate(pool, "m", [Configuration(1.0, "forward")], out=tmp_path, with_torch=True)
+    assert not pool.run.called
     pool.run.side_effect = lambda *_, **__: [TRACE]
     plan: BucketPlan = tune(small_trace(), FABRIC, world_size=2, assume=False)
     with pytest.raises(ValueError, match="plan: expected"):

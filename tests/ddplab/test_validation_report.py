@@ -35,7 +35,8 @@ def turns(*medians: int) -> tuple[Turn, ...]:
     return tuple(Turn((ns,)) for ns in medians)
 
 
-def test_turns_that_differ_are_noise():
+def test_turns_that_differ_are_noise_and_what_all_rows_of_a_turn_have_in_common_is_not():
+    """Each turn of emulated devices trains other recorded iterations."""
     changes = ((-4, 0, 4), (0, 4, -4), (4, -4, 0))
     rows = [
         replace(row(cap_mb, measured, measured), turns=turns(*(measured + change for change in of_row)))
@@ -44,10 +45,6 @@ def test_turns_that_differ_are_noise():
     report = summarize(rows, "abc")
     assert report.noise == pytest.approx(1.645 * 4 / 208, rel=0.01)
     assert summarize([replace(one, turns=turns(one.measured_ns)) for one in rows], "abc").noise is None
-
-
-def test_what_all_rows_of_a_turn_have_in_common_is_no_noise():
-    """Each turn of emulated devices trains other recorded iterations."""
     rows = [replace(row(cap, 100 * cap, 1), turns=turns(90 * cap, 110 * cap)) for cap in (1, 2, 3)]
     assert summarize(rows, "abc").noise == pytest.approx(0)
     assert summarize(rows[:1], "abc").noise == pytest.approx(1.645 * (2 * 0.02 / 2) ** 0.5)
