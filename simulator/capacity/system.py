@@ -1,4 +1,7 @@
-"""System: a model on GPUs of one kind and one network, whose iterations are predicted for any number of GPUs."""
+"""System: a model on GPUs of one kind and one network, whose iterations are predicted for any number of GPUs.
+
+Each prediction is made once, because limits, needs and changes share several.
+"""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -65,14 +68,12 @@ class System:
         return assume_gpu(self.trace, *given) if self.assume else (*given, ())
 
     @cached_property
-    def _known(self) -> dict[int, Prediction]:
-        return {}
+    def _known(self) -> list[tuple[tuple[object, ...], Prediction]]:
+        return []
 
     def without_measurements(self, world_size: int) -> Prediction:
-        """Predict an iteration from costs alone; each number of GPUs is predicted once."""
-        if world_size not in self._known:
-            self._known[world_size] = self._predicted(world_size, self.used, self.trace, self.stragglers)
-        return self._known[world_size]
+        """Predict an iteration from costs alone."""
+        return self._predicted(world_size, self.used, self.trace, self.stragglers)
 
     def at(self, world_size: int) -> Prediction:
         """Predict an iteration, corrected by the measured ones."""
@@ -93,15 +94,20 @@ class System:
     def _predicted(
         self, world_size: int, inputs: Inputs, trace: Trace, stragglers: Sequence[Straggler]
     ) -> Prediction:
-        return predict(
+        asked = world_size, _among(stragglers, world_size), trace, inputs  # fabrics have no hash
+        if (known := next((one for about, one in self._known if about == asked), None)) is not None:
+            return known
+        made = predict(
             trace,
             inputs.fabric,
             world_size=world_size,
             policy=inputs.policy,
             variation=inputs.variation,
-            stragglers=_among(stragglers, world_size),
+            stragglers=asked[1],
             assume=False,
         )
+        self._known.append((asked, made))
+        return made
 
     def stragglers_among(self, world_size: int) -> Sequence[Straggler]:
         """Return the slow ranks that exist on this number of GPUs."""
