@@ -305,7 +305,7 @@ def least_multiple(
     """Return the least multiple that reaches a target, within `tolerance`; None if `enough` does not.
 
     Times grow almost in proportion to the inverse of the multiple, between kinks, and so does the inverse of an
-    efficiency. False position in these terms (with the rule of Anderson and Bjorck for kinks) takes a few predictions.
+    efficiency. In these terms false position, with the rule of Anderson and Bjorck for kinks, takes few predictions.
 
     Args:
         efficiency_at: The efficiency with a multiple, with which it grows.
