@@ -204,15 +204,11 @@ def efficiency_interval(
 
 
 def ties(iteration_ns: Nanoseconds, interval_ns: Sequence[Nanoseconds], causes_ns: Reaches) -> NDArray[np.bool_]:
-    """Return which of several configurations are the fastest or tie with it: the rule of all commands.
+    """Return which configurations, along the last axis, are the fastest or tie with it: the rule of all commands.
 
     A configuration ties if the errors that both predictions share may have caused the difference. Where the causes
     are not known, because the spread of training was measured, or nothing varies, it ties if both intervals overlap.
-
-    Args:
-        iteration_ns: Medians, with the configurations along the last axis; the same axes as the result.
-        interval_ns: Lower and upper ends of the intervals.
-        causes_ns: As in `Distribution.causes_ns`.
+    Times are medians, lower and upper ends of the intervals, and `Distribution.causes_ns`.
     """
     fastest, (low_ns, high_ns) = iteration_ns.argmin(axis=-1)[..., None], interval_ns
 

@@ -168,24 +168,20 @@ class Limits:
 
     def needed_rate(self, target: float = TARGET) -> NetworkNeed:
         """Return how fast the links must be for this efficiency, from 0 to 1."""
-
-        def with_rate(multiple: float) -> Prediction:
-            return self._on(self.system.used.fabric.with_rates(multiple))
-
         if self.now.contradictions:
             return NetworkNeed(target, None, *_largest_message(self.now), None)
-        return network_need(with_rate, target=target)
+        fabric = self.system.used.fabric
+        return network_need(lambda multiple: self._on(fabric.with_rates(multiple)), target=target)
 
     def needs(self, target: float) -> Needs:
         """Return how far one thing alone must change for this efficiency, from 0 to 1."""
         if self.now.contradictions:
             return Needs(self.needed_rate(target) if self.world_size > 1 else None, None, None, None)
-        has_network = self.world_size > 1
-
-        def with_speed(multiple: float) -> float:  # of empty messages
-            return self._on(self.system.used.fabric.with_latencies(1 / multiple)).efficiency
-
-        speed = least_multiple(with_speed, target, tolerance=TOLERANCE) if has_network else None
+        speed, used = None, self.system.used.fabric
+        if has_network := self.world_size > 1:  # the speed of empty messages
+            speed = least_multiple(
+                lambda multiple: self._on(used.with_latencies(1 / multiple)).efficiency, target, tolerance=TOLERANCE
+            )
         return Needs(
             rate=self.needed_rate(target) if has_network else None,
             latency=None if speed is None else 1 / speed,

@@ -71,13 +71,9 @@ class System:
     def _known(self) -> list[tuple[tuple[object, ...], Prediction]]:
         return []
 
-    def without_measurements(self, world_size: int) -> Prediction:
-        """Predict an iteration from costs alone."""
-        return self._predicted(world_size, self.used, self.trace, self.stragglers)
-
     def at(self, world_size: int) -> Prediction:
         """Predict an iteration, corrected by the measured ones."""
-        return self._anchored(world_size, self.without_measurements(world_size))
+        return self.changed(world_size, self.used)
 
     def changed(
         self,
@@ -95,8 +91,9 @@ class System:
         self, world_size: int, inputs: Inputs, trace: Trace, stragglers: Sequence[Straggler]
     ) -> Prediction:
         asked = world_size, _among(stragglers, world_size), trace, inputs  # fabrics have no hash
-        if (known := next((one for about, one in self._known if about == asked), None)) is not None:
-            return known
+        for about, known in self._known:
+            if about == asked:
+                return known
         made = predict(
             trace,
             inputs.fabric,
@@ -116,15 +113,9 @@ class System:
     def _anchored(self, world_size: int, prediction: Prediction) -> Prediction:
         if not self.measured_ns:
             return prediction
-        few = {ranks: self._predicted_as_measured(ranks) for ranks in {1, *self.measured_ns}}
-        return prediction.anchored(world_size, self.measured_ns, few)
-
-    def _predicted_as_measured(self, world_size: int) -> Prediction:
-        """Predict a measured number of GPUs, on which no rank was slow on purpose."""
-        if not self.stragglers and self.measured_policy in (None, self.used.policy):
-            return self.without_measurements(world_size)
         inputs = self.used._replace(policy=self.measured_policy or self.used.policy)
-        return self._predicted(world_size, inputs, self.trace, ())
+        few = {ranks: self._predicted(ranks, inputs, self.trace, ()) for ranks in {1, *self.measured_ns}}
+        return prediction.anchored(world_size, self.measured_ns, few)  # no rank of these was slow on purpose
 
 
 def _among(stragglers: Sequence[Straggler], world_size: int) -> Sequence[Straggler]:
