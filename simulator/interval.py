@@ -1,6 +1,6 @@
 """Distribution of the iteration time: median, quantiles and 90 % interval of many simulated iterations."""
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
 from statistics import NormalDist
@@ -201,6 +201,26 @@ def efficiency_interval(
         ]
         down, up = down + np.minimum(0, np.minimum(*ends)) ** 2, up + np.maximum(0, np.maximum(*ends)) ** 2
     return np.maximum(0.0, usual - np.sqrt(down)), np.minimum(1.0, usual + np.sqrt(up))
+
+
+def ties(iteration_ns: Nanoseconds, interval_ns: Sequence[Nanoseconds], causes_ns: Reaches) -> NDArray[np.bool_]:
+    """Return which configurations, along the last axis, are the fastest or tie with it: the rule of all commands.
+
+    A configuration ties if the errors that both predictions share may have caused the difference. Where the causes
+    are not known, because the spread of training was measured, or nothing varies, it ties if both intervals overlap.
+    Times are medians, lower and upper ends of the intervals, and `Distribution.causes_ns`.
+    """
+    fastest, (low_ns, high_ns) = iteration_ns.argmin(axis=-1)[..., None], interval_ns
+
+    def of_fastest(ns: NDArray[Any]) -> NDArray[Any]:
+        return np.take_along_axis(ns, fastest, axis=-1)
+
+    reach = {cause: (np.asarray(below), np.asarray(above)) for cause, (below, above) in causes_ns.items()}
+    best = {cause: (of_fastest(below), of_fastest(above)) for cause, (below, above) in reach.items()}
+    known = sum((ends.astype(bool) for both in reach.values() for ends in both), np.zeros(iteration_ns.shape, bool))
+    overlap = (of_fastest(low_ns) <= high_ns) & (low_ns <= of_fastest(high_ns))
+    explained = explained_by_errors(iteration_ns - of_fastest(iteration_ns), best, reach)
+    return np.where(known & of_fastest(known), explained, overlap)
 
 
 def explained_by_errors(difference_ns: Nanoseconds | int, causes_ns: Reaches, other_ns: Reaches) -> NDArray[np.bool_]:

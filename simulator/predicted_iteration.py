@@ -9,12 +9,13 @@ from html import escape
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from reference.files.writing import write_atomically
 
 from .anchoring import Anchor, Expected, correct
 from .engines.timeline import Span, Timeline
-from .interval import efficiency_interval, reach_of_difference
+from .interval import efficiency_interval, reach_of_difference, ties
 from .results import perfetto_export
 from .results.breakdown import break_down, critical_path
 
@@ -271,6 +272,15 @@ class Prediction:
         return 1 + sum(step.kind == "unsynchronized" for step in self.timeline.engine_input.schedule.steps)
 
 
+def ties_of(predictions: Sequence[Prediction]) -> NDArray[np.bool_]:
+    """Return which predictions are the fastest or tie with it; see `interval.ties`."""
+    iteration_ns, *interval_ns = np.array([(one.iteration_ns, *one.interval_ns) for one in predictions]).T
+    names = dict.fromkeys(cause for one in predictions for cause in one.causes_ns)
+    both = (zip(*(one.causes_ns.get(name, (0, 0)) for one in predictions), strict=True) for name in names)
+    reach = {name: (np.array(below), np.array(above)) for name, (below, above) in zip(names, both, strict=True)}
+    return ties(iteration_ns, interval_ns, reach)
+
+
 @dataclass(frozen=True)
 class Comparison:
     """Difference between two predictions, in nanoseconds; negative differences mean that `other` is faster.
@@ -314,8 +324,7 @@ class Comparison:
     @property
     def is_tie(self) -> bool:
         """Whether the difference may be due to the errors of the costs, which both predictions share."""
-        low, high = self.difference_interval_ns
-        return low <= 0 <= high
+        return bool(ties_of([self.baseline, self.other]).all())
 
     def __repr__(self) -> str:
         parts = ", ".join(f"{_in_words(part)} {ns / 1e6:+.2f}" for part, ns in self.parts_ns.items() if ns)

@@ -11,7 +11,6 @@ from itertools import product
 from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 from pydantic import InstanceOf, PlainValidator
 
 from reference.files.reading import SHORT
@@ -21,7 +20,7 @@ from reference.trace import Trace
 from .argument_checks import Listed, Measured, Ranks, Stragglers, checked
 from .engines.closed_form import exposed_many
 from .fabric import Fabric
-from .interval import TAIL, UNKNOWN, explained_by_errors, simulate_many
+from .interval import TAIL, UNKNOWN, simulate_many, ties
 from .predicted_iteration import Prediction
 from .prediction import predict
 from .schedule.policy import Policy
@@ -41,8 +40,8 @@ FIGURES = (
 )
 """Predicted times of a configuration; `low_ns` and `high_ns` are the ends of the 90 % interval."""
 COLUMNS = (*AXES, "buckets", *FIGURES, "efficiency", "efficiency_low", "efficiency_high", "is_tie")
-"""Columns of the table. `efficiency` and the ends of its interval are those of `Prediction`; `is_tie` is that of
-`Comparison` with the fastest configuration of the same trace, fabric and world size."""
+"""Columns of the table. `efficiency` and the ends of its interval are those of `Prediction`; `is_tie`: whether
+it is, or ties with, the fastest configuration of the same trace, fabric and world size; see `interval.ties`."""
 
 Progress = Callable[[str, int, int], None]
 Cells = tuple[Any, ...]
@@ -170,28 +169,10 @@ def sweep(
         frame[name] = frame[name].astype("Int64").mask(frame[name] == UNKNOWN)
     frame["efficiency"] = frame["compute_ns"] / frame["iteration_ns"].clip(lower=1)
     frame[["efficiency_low", "efficiency_high"]] = efficiencies.reshape(-1, 2)
-    frame["is_tie"] = _ties(figures, causes).ravel()
-    return frame
-
-
-def _ties(figures: Nanoseconds, causes: Causes) -> NDArray[np.bool_]:
-    """Return the column `is_tie`; shape [traces, fabrics, world sizes, policies]."""
-    iteration_ns, low_ns, high_ns = (
-        figures[..., FIGURES.index(name)] for name in ("iteration_ns", "low_ns", "high_ns")
-    )
-    fastest = iteration_ns.argmin(axis=-1)[..., None]
-
-    def of_fastest(ns: Nanoseconds) -> Nanoseconds:
-        return np.take_along_axis(ns, fastest, axis=-1)
-
+    iteration_ns, *interval_ns = np.moveaxis(figures[..., :3], -1, 0)
     reach = {cause: (ends[..., 0], ends[..., 1]) for cause, ends in causes.items()}
-    reach_of_fastest = {cause: (of_fastest(below), of_fastest(above)) for cause, (below, above) in reach.items()}
-    known = np.zeros(iteration_ns.shape, bool)  # elsewhere the spread of training was measured, or nothing varies
-    for ends in causes.values():
-        known |= ends.any(axis=-1)
-    overlap = (of_fastest(low_ns) <= high_ns) & (low_ns <= of_fastest(high_ns))
-    explained = explained_by_errors(iteration_ns - of_fastest(iteration_ns), reach_of_fastest, reach)
-    return np.where(known & of_fastest(known), explained, overlap)
+    frame["is_tie"] = ties(iteration_ns, interval_ns, reach).ravel()
+    return frame
 
 
 def _check_axes(swept: Sequence[Sequence[Any]], policy: Policy) -> None:

@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 from ..cost_terms import origins
 from ..fabric import Fabric
-from ..predicted_iteration import Prediction
+from ..predicted_iteration import Prediction, ties_of
 from ..workload.compute_times import LEAST_RECORDED
 from ..workload.roofline import EAGER_PACE_NS
 from .cost import Offer, Question, cheapest
@@ -47,10 +47,10 @@ class Ranking(NamedTuple):
 
 
 def ranking(predictions: Sequence[Prediction]) -> Ranking:
-    """Return the fastest prediction, and which tie with it: see `Comparison.is_tie`."""
+    """Return the fastest prediction, and which tie with it: see `interval.ties`."""
     order = sorted(range(len(predictions)), key=lambda place: predictions[place].iteration_ns)
-    best = predictions[order[0]]
-    return Ranking(order[0], tuple(place for place in order[1:] if best.compare(predictions[place]).is_tie))
+    tied = ties_of(predictions)
+    return Ranking(order[0], tuple(place for place in order[1:] if tied[place]))
 
 
 def contradiction_sentence(prediction: Prediction) -> str:

@@ -6,13 +6,14 @@ Where measured iterations are far from the model, neither limits nor needs follo
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property
-from math import ceil, log, sqrt
+from math import ceil, exp, log
 from typing import NamedTuple
 
 from reference.bucketing import DEFAULT_BUCKET_CAP_MB
 
 from ..cost_terms import TERMS, Inputs, leave_out
 from ..engines.closed_form import latencies_ns
+from ..fabric import Fabric
 from ..fabric.algorithms import sent_share
 from ..predicted_iteration import Prediction
 from ..schedule.comm_hook_messages import named_hook
@@ -25,8 +26,6 @@ TARGET = 0.9
 """The efficiency for which the network is asked."""
 SLOWEST_LINKS, FASTEST_LINKS = 1e-3, 1e3
 """Range of the multiples of the links' rates that is searched."""
-FIRST_STEP = 2.0
-"""Factor of the search's first step away from today's rates; each further step is the square of the one before."""
 RATE_TOLERANCE = 0.005
 """Relative tolerance of a multiple of the rates that is found."""
 NETWORK = ("rate", "latency")
@@ -169,29 +168,20 @@ class Limits:
 
     def needed_rate(self, target: float = TARGET) -> NetworkNeed:
         """Return how fast the links must be for this efficiency, from 0 to 1."""
-        used = self.system.used
-
-        def with_rate(multiple: float) -> Prediction:
-            return self.system.changed(self.world_size, used._replace(fabric=used.fabric.with_rates(multiple)))
-
         if self.now.contradictions:
             return NetworkNeed(target, None, *_largest_message(self.now), None)
-        return network_need(with_rate, target=target)
+        fabric = self.system.used.fabric
+        return network_need(lambda multiple: self._on(fabric.with_rates(multiple)), target=target)
 
     def needs(self, target: float) -> Needs:
         """Return how far one thing alone must change for this efficiency, from 0 to 1."""
         if self.now.contradictions:
             return Needs(self.needed_rate(target) if self.world_size > 1 else None, None, None, None)
-        used = self.system.used
-
-        def with_speed(multiple: float) -> bool:  # of empty messages
-            fabric = used.fabric.with_latencies(1 / multiple)
-            return self._reaches(used._replace(fabric=fabric), target)
-
-        has_network = self.world_size > 1
-        speed = None
-        if has_network and with_speed(FASTEST_LINKS):
-            speed = least_multiple(with_speed, enough=FASTEST_LINKS, least=1 / FASTEST_LINKS, tolerance=TOLERANCE)
+        speed, used = None, self.system.used.fabric
+        if has_network := self.world_size > 1:  # the speed of empty messages
+            speed = least_multiple(
+                lambda multiple: self._on(used.with_latencies(1 / multiple)).efficiency, target, tolerance=TOLERANCE
+            )
         return Needs(
             rate=self.needed_rate(target) if has_network else None,
             latency=None if speed is None else 1 / speed,
@@ -230,10 +220,8 @@ class Limits:
         """The prediction whose limits these are."""
         return self.system.at(self.world_size)
 
-    def _reaches(self, inputs: Inputs, target: float) -> bool:
-        if inputs is self.system.used:
-            return self.now.efficiency >= target
-        return self.system.changed(self.world_size, inputs).efficiency >= target
+    def _on(self, fabric: Fabric) -> Prediction:
+        return self.system.changed(self.world_size, self.system.used._replace(fabric=fabric))
 
     def _saved_by_first(self) -> int:
         used, system = self.system.used, self.system
@@ -259,15 +247,11 @@ class Limits:
     def _needed_batch(self, target: float) -> float | None:
         system = self.system
 
-        def reaches(multiple: float) -> bool:
-            trace = system.with_batch(multiple)
-            if trace is None:
-                return False
-            return system.changed(self.world_size, system.used, trace=trace).efficiency >= target
+        def with_batch(multiple: float) -> float:
+            trace = system.trace if multiple == 1 else system.with_batch(multiple)
+            return 0.0 if trace is None else system.changed(self.world_size, system.used, trace=trace).efficiency
 
-        if self._reaches(system.used, target):
-            return 1.0
-        return least_multiple(reaches, enough=MOST_BATCH, tolerance=TOLERANCE) if reaches(MOST_BATCH) else None
+        return least_multiple(with_batch, target, enough=MOST_BATCH, least=1.0, tolerance=TOLERANCE)
 
     def _needed_accumulation(self, target: float) -> int | None:
         """Return the need from cycles of one and of two iterations: each further one adds the same time."""
@@ -301,51 +285,60 @@ def network_need(predict_at: Callable[[float], Prediction], *, target: float = T
             the multiple.
         target: Efficiency to reach, from 0 to 1.
     """
-
-    def reaches(multiple: float) -> bool:
-        return predict_at(multiple).efficiency >= target
-
-    best = least_multiple(reaches, enough=FASTEST_LINKS) if reaches(FASTEST_LINKS) else None
+    best = least_multiple(lambda multiple: predict_at(multiple).efficiency, target)
     needed = None if best is None else _largest_message(predict_at(best))[1]
     return NetworkNeed(target, best, *_largest_message(predict_at(1.0)), needed)
 
 
 def least_multiple(
-    reaches: Callable[[float], bool],
+    efficiency_at: Callable[[float], float],
+    target: float,
     *,
-    enough: float,
+    enough: float = FASTEST_LINKS,
     least: float = SLOWEST_LINKS,
     tolerance: float = RATE_TOLERANCE,
-) -> float:
-    """Return the least multiple that reaches a target, within `tolerance`, given one that does.
+) -> float | None:
+    """Return the least multiple that reaches a target, within `tolerance`; None if `enough` does not.
+
+    Times grow almost in proportion to the inverse of the multiple, between kinks, and so does the inverse of an
+    efficiency. In these terms false position, with the rule of Anderson and Bjorck for kinks, takes few predictions.
 
     Args:
-        reaches: Whether a multiple reaches the target; if one does, so do all larger ones.
-        enough: A multiple that does.
-        least: Where the search ends.
+        efficiency_at: The efficiency with a multiple, with which it grows.
+        target: Efficiency to reach, from 0 to 1.
+        enough: The largest multiple.
+        least: The smallest one, at most 1; returned if it reaches the target.
         tolerance: Relative error of the result.
     """
-    missed, reached, step = least, enough, FIRST_STEP
-    middle = min(1.0, enough)
-    if middle == enough or reaches(middle):
-        reached = middle
-        while reached > least and reaches(max(least, reached / step)):
-            reached, step = max(least, reached / step), step**2
-        if reached == least:
-            return least
-        missed = max(least, reached / step)
-    else:
-        missed = middle
-        while missed * step < enough and not reaches(missed * step):
-            missed, step = missed * step, step**2
-        reached = min(enough, missed * step)
-    while log(reached / missed) > tolerance:
-        middle = sqrt(missed * reached)
-        if reaches(middle):
-            reached = middle
+
+    def excess(multiple: float) -> float:  # of the time; 0 or less: the target is reached
+        return target / max(1e-9, efficiency_at(multiple)) - 1
+
+    reached, missed = (1.0, least) if excess(1.0) <= 0 else (enough, 1.0)
+    lack, spare = excess(missed), excess(reached)
+    if lack <= 0:
+        return least
+    if spare > 0:
+        return None
+    last = 0.0
+    while (width := log(reached / missed)) > tolerance:
+        multiple = (lack - spare) / (lack / reached - spare / missed)
+        margin = exp(min(0.9 * tolerance, width / 2))  # a hit must leave a narrow bracket, not a narrow side of it
+        multiple = min(max(multiple, missed * margin), reached / margin)
+        over = excess(multiple)
+        if over > 0:
+            spare *= _weight(over, lack) if last > 0 else 1
+            missed, lack = multiple, over
         else:
-            missed = middle
+            lack *= _weight(over, spare) if last < 0 else 1
+            reached, spare = multiple, over
+        last = over or -1.0
     return reached
+
+
+def _weight(now: float, before: float) -> float:
+    """Return what an end that stays a second time counts (Anderson and Bjorck, 1973)."""
+    return 1 - now / before if abs(now) < abs(before) else 0.5
 
 
 def _largest_message(prediction: Prediction) -> tuple[int, float]:

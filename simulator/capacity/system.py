@@ -1,4 +1,7 @@
-"""System: a model on GPUs of one kind and one network, whose iterations are predicted for any number of GPUs."""
+"""System: a model on GPUs of one kind and one network, whose iterations are predicted for any number of GPUs.
+
+Each prediction is made once, because limits, needs and changes share several.
+"""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -65,18 +68,12 @@ class System:
         return assume_gpu(self.trace, *given) if self.assume else (*given, ())
 
     @cached_property
-    def _known(self) -> dict[int, Prediction]:
-        return {}
-
-    def without_measurements(self, world_size: int) -> Prediction:
-        """Predict an iteration from costs alone; each number of GPUs is predicted once."""
-        if world_size not in self._known:
-            self._known[world_size] = self._predicted(world_size, self.used, self.trace, self.stragglers)
-        return self._known[world_size]
+    def _known(self) -> list[tuple[tuple[object, ...], Prediction]]:
+        return []
 
     def at(self, world_size: int) -> Prediction:
         """Predict an iteration, corrected by the measured ones."""
-        return self._anchored(world_size, self.without_measurements(world_size))
+        return self.changed(world_size, self.used)
 
     def changed(
         self,
@@ -93,15 +90,21 @@ class System:
     def _predicted(
         self, world_size: int, inputs: Inputs, trace: Trace, stragglers: Sequence[Straggler]
     ) -> Prediction:
-        return predict(
+        asked = world_size, _among(stragglers, world_size), trace, inputs  # fabrics have no hash
+        for about, known in self._known:
+            if about == asked:
+                return known
+        made = predict(
             trace,
             inputs.fabric,
             world_size=world_size,
             policy=inputs.policy,
             variation=inputs.variation,
-            stragglers=_among(stragglers, world_size),
+            stragglers=asked[1],
             assume=False,
         )
+        self._known.append((asked, made))
+        return made
 
     def stragglers_among(self, world_size: int) -> Sequence[Straggler]:
         """Return the slow ranks that exist on this number of GPUs."""
@@ -110,15 +113,9 @@ class System:
     def _anchored(self, world_size: int, prediction: Prediction) -> Prediction:
         if not self.measured_ns:
             return prediction
-        few = {ranks: self._predicted_as_measured(ranks) for ranks in {1, *self.measured_ns}}
-        return prediction.anchored(world_size, self.measured_ns, few)
-
-    def _predicted_as_measured(self, world_size: int) -> Prediction:
-        """Predict a measured number of GPUs, on which no rank was slow on purpose."""
-        if not self.stragglers and self.measured_policy in (None, self.used.policy):
-            return self.without_measurements(world_size)
         inputs = self.used._replace(policy=self.measured_policy or self.used.policy)
-        return self._predicted(world_size, inputs, self.trace, ())
+        few = {ranks: self._predicted(ranks, inputs, self.trace, ()) for ranks in {1, *self.measured_ns}}
+        return prediction.anchored(world_size, self.measured_ns, few)  # no rank of these was slow on purpose
 
 
 def _among(stragglers: Sequence[Straggler], world_size: int) -> Sequence[Straggler]:
