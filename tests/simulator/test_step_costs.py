@@ -57,6 +57,14 @@ def test_averages_in_views_are_not_copied_out():
     assert " 38- 44 rank 0 copy_out 0" in lines_of([ALIKE], [[0, 1]], costs)
 
 
+def test_buffers_are_copied_out_when_they_have_arrived():
+    costs = fabric(8, processor=Processor(copy_out=Linear(fixed_ns=1, ns_per_byte=1)))
+    lines = lines_of([ALIKE], [[0, 1]], costs, buffer_bytes=(4, 2))
+    assert {" 16- 24 rank 0 copy_out", " 24- 34 rank 0 forward"} <= set(lines)  # 1 + 4 and 1 + 2
+    without = lines_of([ALIKE], [[0, 1]], costs, buffer_bytes=(4, 2), broadcast_buffers=False)
+    assert "  0- 10 rank 0 forward" in without
+
+
 def test_a_gradient_alone_in_its_bucket_is_not_copied_where_the_reducer_sends_it_in_place():
     costs = fabric(8, processor=Processor(pack=Linear(fixed_ns=1), copy_out=Linear(fixed_ns=3)))
     in_place = {"grouping": "fusion"}
