@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ddplab.conformance.check_outcomes import EXPECTATIONS, CheckResult, read_expectations, why_left_out, write_script
+from ddplab.conformance.check_outcomes import CheckResult, read_expectations, why_left_out, write_script
 from ddplab.conformance.random_programs import programs
 from reference.files.writing import printable
 
@@ -47,13 +47,13 @@ def test_a_problem_is_an_outcome_that_is_not_as_expected(outcome, expected, prob
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("- a", "expected the lists must-pass, expected-fail, skip, got list"),
+        ("- a", "expected the lists must-pass, expected-fail, skip: input should be a valid dictionary"),
         ("a: 3", "expected the lists"),
-        ("must: [a]", "got one named 'must'"),
+        ("must: [a]", "got 'must'"),
         ("skip: [z]", "skip: expected one of a, b; got 'z'"),
         ("skip: [a]\nmust-pass: [a]", "a is in two lists"),
-        ("skip: [", "expected YAML"),
-        ("\x00", "expected YAML"),
+        ("skip: [", "skip: line 1: "),
+        ("\x00", "skip: unacceptable character"),
     ],
 )
 def test_expectations_that_make_no_sense_are_told_in_one_line(tmp_path, text, message):
@@ -68,7 +68,6 @@ def test_expectations_are_read(tmp_path):
     path = tmp_path / "expect.yaml"
     path.write_text("must-pass: [a]\nexpected-fail: [b]\nskip: []\n")
     assert read_expectations(path, ["a", "b"]) == {"a": "must-pass", "b": "expected-fail"}
-    assert set(EXPECTATIONS) == {"must-pass", "expected-fail", "skip"}
 
 
 CHARACTERS = st.characters() | st.sampled_from("\x00\x1b\r\n\ud800\udcff\ufffe\"'\\{}<&]")
