@@ -15,8 +15,7 @@ from torch import Tensor, nn
 
 from reference.launch import rank_device
 
-from ..emulation.virtual_training import buckets_of
-from .class_under_test import Subject
+from .class_under_test import Subject, buckets_of
 
 Kind = Literal["train", "accumulate", "evaluate", "forward", "change_lr"]
 """A pass with averaging, one under `no_sync`, one in evaluation mode, a forward pass without a backward pass, or a
@@ -335,7 +334,7 @@ def look(net: nn.Module, wrapped: nn.Module) -> Seen:
         {name: None if one.grad is None else on_cpu(one.grad.detach().to_dense()) for name, one in named.items()},
         {name: on_cpu(one.detach()) for name, one in named.items()},
         {name: on_cpu(buffer) for name, buffer in net.named_buffers()},
-        buckets_of(wrapped) or None,
+        buckets_of(wrapped),
     )
 
 

@@ -413,11 +413,11 @@ def ddp_arguments(
 
 def buckets_of(ddp: Any) -> tuple[tuple[int, ...], ...]:
     """Return the buckets in force as parameter indices in launch order; empty if the class does not report them."""
-    reducer = getattr(ddp, "reducer", None)
-    if (assignment := getattr(getattr(reducer, "buckets", None), "assignment", None)) is not None:
-        return tuple(map(tuple, assignment))
-    data = ddp._get_ddp_logging_data() if hasattr(ddp, "_get_ddp_logging_data") else {}
-    listed = data.get("rebuilt_per_bucket_param_indices") or data.get("initial_per_bucket_param_indices") or ""
+    if isinstance(ddp, DistributedDataParallel):
+        return ddp.reducer.buckets.assignment
+    if not hasattr(ddp, "_get_ddp_logging_data"):
+        return ()
+    listed = ddp._get_ddp_logging_data().get("rebuilt_per_bucket_param_indices", "")
     return tuple(tuple(map(int, bucket.split())) for bucket in listed.split(",") if bucket.strip())
 
 
