@@ -7,7 +7,7 @@ import time
 import warnings
 import weakref
 from collections import OrderedDict
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
 from operator import attrgetter
@@ -27,7 +27,6 @@ from torch.nn.parallel.distributed import _BufferCommHook, _BufferCommHookLocati
 
 from .backward_exceptions import ExceptionSafeReducer
 from .backward_pass import Expecting, Idle
-from .broadcast import broadcast_coalesced
 from .bucketing import MIB, bucket_caps
 from .buffers import are_due, send_buffers
 from .checks import construction
@@ -396,10 +395,14 @@ class DistributedDataParallel(DataParallel):
     scatter = TorchDDP.scatter
     gather = TorchDDP.gather
     to_kwargs = TorchDDP.to_kwargs
+    _build_debug_param_to_name_mapping = TorchDDP._build_debug_param_to_name_mapping
     _default_broadcast_coalesced = TorchDDP._default_broadcast_coalesced
+    _distributed_broadcast_coalesced = TorchDDP._distributed_broadcast_coalesced
     _distributed_rank = TorchDDP._distributed_rank
     _active_ddp_module = _ActiveModule()
     _get_active_ddp_module = TorchDDP._get_active_ddp_module
+    _get_data_parallel_params = staticmethod(TorchDDP._get_data_parallel_params)
+    _log_and_throw = TorchDDP._log_and_throw
     _register_fused_optim = TorchDDP._register_fused_optim
     _set_ddp_sink_clone = TorchDDP._set_ddp_sink_clone
     _set_params_and_buffers_to_ignore_for_model = staticmethod(TorchDDP._set_params_and_buffers_to_ignore_for_model)
@@ -519,11 +522,6 @@ class DistributedDataParallel(DataParallel):
             raise TypeError(f"buffer hook: expected hook(state, buffers_by_name), got {hook!r}")
         self._own.buffer_hook = _BufferCommHook(hook, state, comm_hook_location)
 
-    def _distributed_broadcast_coalesced(
-        self, tensors: list[Tensor], buffer_size: int, authoritative_rank: int = 0
-    ) -> None:
-        broadcast_coalesced(tensors, self.process_group, source=authoritative_rank, piece_bytes=buffer_size)
-
     def _setup_in_backward_optimizers(self) -> None:
         """Make optimisers that run in the backward pass step after averaging instead of after accumulation."""
         parameters = [
@@ -552,28 +550,10 @@ class DistributedDataParallel(DataParallel):
         """Names of the parameters and buffers that are not synchronised."""
         return set(ignored_names(self.module))
 
-    @staticmethod
-    def _get_data_parallel_params(module: nn.Module, named_params: bool = False) -> Iterator[Any]:  # noqa: FBT001, FBT002
-        for name, parameter in module.named_parameters():
-            if not hasattr(parameter, "_ddp_ignored"):
-                yield (name, parameter) if named_params else parameter
-
     def _build_params_for_reducer(self) -> tuple[list[nn.Parameter], list[bool]]:
         trainable = self._own.bucketed(trainable_parameters(self.module))
         sparse = sparse_parameters(self.module)
         return list(trainable.values()), [name in sparse for name in trainable]
-
-    def _build_debug_param_to_name_mapping(self, parameters: list[nn.Parameter]) -> dict[int, str]:
-        names = {parameter: name for name, parameter in self._own.bucketed(trainable_parameters(self.module)).items()}
-        for parameter, name in names.items():
-            if not any(parameter is given for given in parameters):
-                raise ValueError(f"Param with name {name} found in module parameters, but not DDP parameters.")
-        if len(parameters) != len(names):
-            raise ValueError(
-                "Expected param to name mapping to cover all parameters, but got conflicting lengths: "
-                f"{len(parameters)} vs {len(names)}"
-            )
-        return {index: names[parameter] for index, parameter in enumerate(parameters)}
 
     # Pickling
 

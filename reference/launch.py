@@ -31,6 +31,7 @@ from multiprocessing.connection import Connection, wait
 from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Any, NamedTuple
+from unittest import mock
 
 import psutil
 import torch
@@ -458,7 +459,8 @@ class _StartedRank:
         surroundings = Surroundings()
         arguments = (theirs, surroundings, membership)
         self._process: BaseProcess = context.Process(target=_serve, args=arguments, name=f"rank {membership.rank}")
-        with ctrl_c_blocked(), _hash_seed(membership.rank + 1):
+        seed = mock.patch.dict(os.environ, PYTHONHASHSEED=str(membership.rank + 1))  # a fork keeps its server's
+        with ctrl_c_blocked(), seed:
             self._process.start()
         surroundings.close()
         for pipe in theirs:
@@ -511,18 +513,6 @@ def _first_line(failure: RankError) -> str:
         (number for number, line in enumerate(lines) if line.startswith("Traceback (most recent")), default=-1
     )
     return next((line for line in lines[start + 1 :] if line and not line.startswith(" ")), lines[-1])
-
-
-@contextlib.contextmanager
-def _hash_seed(seed: int) -> Iterator[None]:
-    """Give interpreters that are started in this context a hash seed; a fork keeps that of its server."""
-    before = os.environ.get("PYTHONHASHSEED")
-    os.environ["PYTHONHASHSEED"] = str(seed)
-    try:
-        yield
-    finally:
-        del os.environ["PYTHONHASHSEED"]
-        os.environ.update({} if before is None else {"PYTHONHASHSEED": before})
 
 
 @dataclass(frozen=True)

@@ -80,7 +80,6 @@ class DataParallel(JoinableModule, nn.Module):
         self.process_group = construction.resolve_group(process_group)
         self.module = module
         self.forward_sync_buffers = forward_sync_buffers
-        self._own.launch_series = new_series(self.process_group) if self._own.debug else ""
         self.require_backward_grad_sync = self.require_forward_param_sync = True
         self._ddp_sink_clone = True
         self._make_reducer(exchange=init_sync, with_buffers=init_sync_buffers)
@@ -112,6 +111,7 @@ class DataParallel(JoinableModule, nn.Module):
             sync_enabled=lambda: (alive := this()) is not None and alive.require_backward_grad_sync,
         )
         if own.debug:
+            own.launch_series = own.launch_series or new_series(self.process_group)
             self.reducer.launch_order = CheckedLaunchOrder(self.process_group, own.launch_series)
         own.slots, own.frozen = tensors.slots, tensors.frozen
         own.has_buffers = bool(tensors.buffers)

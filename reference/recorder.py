@@ -51,14 +51,8 @@ SPARE_EVENTS = 4096
 iteration, a recording made iterations whose host set the pace up to 11 % longer (ResNet-50, batch 64, on an H200)."""
 
 
-def record(
-    module: nn.Module,
-    *,
-    model: str | None = None,
-    batch: int | None = None,
-    process_group: dist.ProcessGroup | None = None,
-) -> "Recording":
-    """Record the training of `module` for as long as the returned context is open.
+class Recording:
+    """Records the training of `module` for as long as the context is open; `record` is its name in scripts.
 
     Args:
         module: Our `DistributedDataParallel`, torch's, or any other module (then no communication is recorded).
@@ -68,8 +62,8 @@ def record(
         process_group: For a plain module: the ranks whose recordings become one trace. They must enter and exit the
             context together. None: this rank alone. A data-parallel module is recorded over its own group.
 
-    Returns:
-        A context manager. On exit each rank's `trace` holds the recording of all ranks.
+    Attributes:
+        trace: On each rank the recording of all ranks, available after the context has exited.
 
     Raises:
         ValueError: The module has no trainable parameters, delays all-reduces, or its parameters are not all on the
@@ -79,17 +73,16 @@ def record(
     Warns:
         UserWarning: The module runs inside a data-parallel module, so its times contain communication.
     """
-    return Recording(module, model=model, batch=batch, process_group=process_group)
-
-
-class Recording:
-    """An open or finished recording; see `record`."""
 
     trace: Trace
-    """The recording of all ranks, available after the context has exited."""
 
     def __init__(
-        self, module: nn.Module, *, model: str | None, batch: int | None, process_group: dist.ProcessGroup | None
+        self,
+        module: nn.Module,
+        *,
+        model: str | None = None,
+        batch: int | None = None,
+        process_group: dist.ProcessGroup | None = None,
     ) -> None:
         self._module = module
         self._source: Literal["ddplab", "torch", "module"] = "module"
@@ -185,6 +178,9 @@ class Recording:
             if is_cpu
             else _memory_bytes_per_s(torch.cuda.get_device_properties(self._device)),
         )
+
+
+record = Recording
 
 
 def _memory_bytes_per_s(device: Any) -> float | None:

@@ -30,7 +30,7 @@ from .backward_pass import Expecting, Failed, Idle, InFlight, Reduction, Running
 from .buckets import Bucket, Buckets, SecondGradientError
 from .checks.changed_gradients import ChangedGradients, separate
 from .checks.error_messages import ErrorMessages, GradientReport
-from .checks.launch_order import LaunchOrder
+from .checks.launch_order import CheckedLaunchOrder
 from .comm_hooks.interface import Hook, HookCaller
 from .errors import LaunchOrderError
 from .reducer_observer import Future, Observer, profiled
@@ -137,7 +137,7 @@ class Reducer:
         self.alarm: Callable[[], None] = lambda: None
         self.alarm_at = math.inf
         self.on_error: Callable[[str], None] = lambda _message: None
-        self.launch_order: LaunchOrder | None = None
+        self.launch_order: CheckedLaunchOrder | None = None
         self.after_backward: list[Future] = []
         self.optimizers_in_backward = False
         self._hook: HookCaller | None = None
@@ -514,6 +514,7 @@ class Reducer:
 
     def send(self, bucket: Bucket, number: int, *, is_last: bool) -> InFlight:
         """Launch the collective of a bucket; returns at once. Raises RuntimeError if the comm hook failed."""
+        self.notify(Observer.bucket_sending, number)
         launch = self.launch_order.launching(number, bucket.size_bytes) if self.launch_order is not None else 0
         if self._hook is None:
             return InFlight(bucket.all_reduce(self._group), bucket, launch)

@@ -43,6 +43,9 @@ class Observer:
     def bucket_launching(self, bucket: int) -> None:
         """The collective of the bucket is about to be issued."""
 
+    def bucket_sending(self, bucket: int) -> None:
+        """The same, also on a rank that has run out of inputs and sends zeros."""
+
     def bucket_launched(self, bucket: int, future: Future) -> None:
         """The collective of the bucket has been issued, and may already be done."""
 

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_hook
 from torch.utils._pytree import tree_map_only
 
-from ddplab.learn.solutions import Buffered, Reversed
+from docs.ladder import Buffered, Reversed
 from reference.data_parallel import DistributedDataParallel
 from reference.minimal import BucketedDataParallel, NaiveDataParallel, OverlappedDataParallel
 

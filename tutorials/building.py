@@ -9,6 +9,7 @@ from ddplab.conformance.class_under_test import Subject
 from ddplab.learn import gains, notebook
 from ddplab.learn.progress import load_progress
 from ddplab.learn.rungs import RUNGS
+from docs.ladder import SOLUTIONS
 from simulator import plot_colours
 from simulator.fabric import Fabric
 
@@ -40,8 +41,8 @@ def iteration_ms(name: str) -> float:
 
 def ours_ms() -> dict[str, float]:
     """Milliseconds of an iteration under our class, by rung of `SHOWN`, and under torch's."""
-    rungs = {f"{number}. {RUNGS[number - 1].title}": RUNGS[number - 1].solution for number in SHOWN}
-    classes = {title: f"ddplab.learn.solutions:{name}" for title, name in rungs.items()}
+    rungs = {f"{number}. {RUNGS[number - 1].title}": SOLUTIONS[number - 1].__name__ for number in SHOWN}
+    classes = {title: f"docs.ladder:{name}" for title, name in rungs.items()}
     return {title: iteration_ms(name) for title, name in {**classes, "torch's": TORCHS}.items()}
 
 

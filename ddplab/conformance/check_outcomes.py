@@ -5,15 +5,16 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, get_args
 
+from pydantic import TypeAdapter
+
 from reference.errors import RanksUnmatchedError
-from reference.files.reading import parse_yaml, read_text
+from reference.files.reading import one_line_errors, parse_yaml, read_text
 from reference.files.writing import write_atomically
 
 from .training_programs import Program
 
 Outcome = Literal["passed", "failed", "not supported", "left out"]
 Expectation = Literal["must-pass", "expected-fail", "skip"]
-EXPECTATIONS = get_args(Expectation)
 PLAIN = (
     "any timing",
     "one weight",
@@ -94,17 +95,13 @@ def read_expectations(path: Path, checks: Sequence[str]) -> dict[str, Expectatio
     Raises:
         ValueError: The file is missing or malformed, or names an unknown check.
     """
-    text, expected = read_text(path), f"{path}: expected the lists {', '.join(EXPECTATIONS)}"
+    text, found = read_text(path), dict[str, Expectation]()
     try:
-        document = parse_yaml(text)
+        with one_line_errors():
+            lists = TypeAdapter(dict[Expectation, list[str]]).validate_python(parse_yaml(text))
     except ValueError as error:
-        raise ValueError(f"{path}: expected YAML: {error}") from None
-    if not isinstance(document, dict) or not all(isinstance(one, list) for one in document.values()):
-        raise ValueError(f"{expected}, got {type(document).__name__}")
-    found: dict[str, Expectation] = {}
-    for kind, names in document.items():
-        if kind not in EXPECTATIONS:
-            raise ValueError(f"{expected}, got one named {kind!r}")
+        raise ValueError(f"{path}: expected the lists {', '.join(get_args(Expectation))}: {error}") from None
+    for kind, names in lists.items():
         for name in names:
             if name not in checks:
                 raise ValueError(f"{path}: {kind}: expected one of {', '.join(checks)}; got {name!r}")

@@ -171,8 +171,7 @@ class RankTraining:
 
     def _listen_to(self, ddp: nn.Module) -> None:
         if isinstance(ddp, DistributedDataParallel):
-            ddp.reducer.launch_order = reports = _Reports(self, ddp, self._training)
-            ddp.reducer.observers.append(reports)
+            ddp.reducer.observers.append(_Reports(self, ddp, self._training))
         elif isinstance(getattr(ddp, "reducer", None), TorchReducer):
             self._torch_ddp = ddp
             self._device.at_backward_end = self._wait_for_everything
@@ -334,22 +333,14 @@ def _real_hook(hook: CommHook, policy: Policy) -> tuple[Callable[[Any, Any], Any
 
 
 class _Reports(Observer):
-    """Reports the launches of our reducer, also on a rank without inputs, and charges its copies.
-
-    Stands in for the reducer's `LaunchOrder` too; no collective fails, so there is nothing to explain.
-    """
+    """Reports the launches of our reducer, also on a rank without inputs, and charges its copies."""
 
     def __init__(self, training: RankTraining, ddp: DistributedDataParallel, costs: TrainingPlan) -> None:
         self._training, self._ddp, self._costs = training, ddp, costs
 
-    def launching(self, bucket: int, size_bytes: int) -> int:
-        """See `LaunchOrder.launching`."""
+    def bucket_sending(self, bucket: int) -> None:
+        """Report a launch."""
         self._training.bucket_launches(bucket)
-        return 0
-
-    def explain(self, launch: int) -> str:
-        """See `LaunchOrder.explain`."""
-        return ""
 
     def bucket_ready(self, bucket: int) -> None:
         """Charge the copies into the bucket."""

@@ -50,7 +50,6 @@ class Rung(Schema):
         mistakes: Likely mistakes by symptom: a regular expression that is found in `check: message` of a failed
             check, or `SYMPTOM_UNMATCHED`.
         gain: What to compare once the rung is passed.
-        solution: Name of a class in `solutions.py`.
     """
 
     title: str
@@ -62,7 +61,6 @@ class Rung(Schema):
     hints: list[str] = Field(min_length=3, max_length=3)
     mistakes: dict[str, str] = Field(default_factory=dict)
     gain: GainSettings = Field(default_factory=GainSettings)
-    solution: str
 
     @property
     def lines(self) -> str:

@@ -5,23 +5,13 @@ hang or an asynchronous error its watchdog ends the process; torch's flight reco
 """
 
 from collections import Counter
-from typing import ClassVar, Protocol
+from typing import ClassVar
 
 import torch.distributed as dist
 from torch._C._distributed_c10d import PrefixStore
 
 KEPT = 256
 """Number of launches of each rank that the store keeps."""
-
-
-class LaunchOrder(Protocol):
-    """Receives every launch of a reducer, also on a rank that runs out of inputs."""
-
-    def launching(self, bucket: int, size_bytes: int) -> int:
-        """Called before the collective of a bucket is issued; returns the launch's number."""
-
-    def explain(self, launch: int) -> str:
-        """Describe what each rank launched as launch number `launch`, whose collective failed. Empty: unknown."""
 
 
 def new_series(group: dist.ProcessGroup) -> str:

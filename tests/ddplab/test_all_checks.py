@@ -11,7 +11,7 @@ from ..reference.torch_suite.run import has_version_of_table
 from ..torch_options import takes
 from .conformance_bench import OURS, TORCHS, faulty, outcomes
 
-LADDER = "ddplab.learn.solutions:Buffered"
+LADDER = "docs.ladder:Buffered"
 LOCAL = "gradients that nothing waits for"
 
 

@@ -47,13 +47,13 @@ def test_a_problem_is_an_outcome_that_is_not_as_expected(outcome, expected, prob
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("- a", "expected the lists must-pass, expected-fail, skip, got list"),
+        ("- a", "expected the lists must-pass, expected-fail, skip: input should be a valid dictionary"),
         ("a: 3", "expected the lists"),
-        ("must: [a]", "got one named 'must'"),
+        ("must: [a]", "got 'must'"),
         ("skip: [z]", "skip: expected one of a, b; got 'z'"),
         ("skip: [a]\nmust-pass: [a]", "a is in two lists"),
-        ("skip: [", "expected YAML"),
-        ("\x00", "expected YAML"),
+        ("skip: [", "skip: line 1: "),
+        ("\x00", "skip: unacceptable character"),
     ],
 )
 def test_expectations_that_make_no_sense_are_told_in_one_line(tmp_path, text, message):

@@ -13,7 +13,7 @@ import pytest
 import yaml
 
 from ddplab.conformance.local_training import FindingError
-from ddplab.learn import climb, judge, load_ipython_extension, solutions
+from ddplab.learn import climb, judge, load_ipython_extension
 from ddplab.learn.checks import ALL
 from ddplab.learn.gains import Gain, gain, picture_of
 from ddplab.learn.judge import Judge, Judgement
@@ -21,12 +21,13 @@ from ddplab.learn.learner_file import LearnerClass, learner_class
 from ddplab.learn.progress import Progress, load_progress, next_hint, progress_file, update_progress
 from ddplab.learn.rungs import RUNGS
 from ddplab.learn.source_text import SKELETON
+from docs import ladder
 from reference import minimal
 from reference.errors import RankLostError
 from reference.launch import RankPool
 from simulator.engines.timeline import Span
 
-FILES = {"solutions": Path(solutions.__file__), "minimal": Path(minimal.__file__)}
+FILES = {"solutions": Path(ladder.__file__), "minimal": Path(minimal.__file__)}
 NUMBERS = range(1, len(RUNGS) + 1)
 TITLES = [rung.title for rung in RUNGS]
 WRONG = yaml.safe_load(Path(__file__).with_name("wrong_answers.yaml").read_text())
@@ -36,7 +37,7 @@ IMPORTS = """
 from contextlib import contextmanager
 import torch, torch.distributed as dist
 from torch import nn
-from ddplab.learn.solutions import *
+from docs.ladder import *
 """
 AVERAGES = """
 import torch.distributed as dist
@@ -85,7 +86,7 @@ def edited(file: str, name: str, edits=()) -> LearnerClass:
 
 
 def solution(number: int) -> LearnerClass:
-    return edited("solutions", RUNGS[number - 1].solution)
+    return edited("solutions", ladder.SOLUTIONS[number - 1].__name__)
 
 
 def answer(divisor: object) -> str:
@@ -335,9 +336,9 @@ def test_a_cell_goes_on_from_those_of_lower_rungs_and_an_error_names_its_line(ma
 def test_our_solutions_pass_in_the_cells_of_tutorial_2_each_going_on_from_the_one_before(home, magics, capsys):
     bases = {1: minimal.NaiveDataParallel, 2: minimal.FlatDataParallel}
     for number in range(1, 9):
-        text = inspect.getsource(bases.get(number) or getattr(solutions, RUNGS[number - 1].solution))
+        text = inspect.getsource(bases.get(number) or ladder.SOLUTIONS[number - 1])
         base = "nn.Module" if number == 1 else "MyDDP"
-        needs = "from ddplab.learn.solutions import *\nfrom reference.minimal import *\n" * (number == 1)
+        needs = "from docs.ladder import *\nfrom reference.minimal import *\n" * (number == 1)
         magics["rung"](
             str(number), needs + re.sub(r"class \w+\(\w+(\.\w+)?\)", f"class MyDDP({base})", text, count=1)
         )

@@ -1,4 +1,4 @@
-"""Solutions of the ladder: seventeen classes, each of which adds one idea of a real reducer to the class before.
+"""Solutions of `ddplab learn`: seventeen classes, each of which adds one idea of a real reducer to the class before.
 
 The first two are those of `reference/minimal.py`. A solution passes its rung and all before, and fails the next.
 """
@@ -487,3 +487,10 @@ class Scattered(Sharded):
             all_gather(whole, part, group=self.process_group)
             for parameter, new in zip(bucket, split(whole[: sum(map(Tensor.numel, bucket))], bucket), strict=True):
                 parameter.detach().copy_(new)
+
+
+SOLUTIONS = (
+    *(Averaging, Flat, Asynchronous, Hooked, Bucketed, Reversed, Ordered, Rebuilt, Viewing, Accumulating, Buffered),
+    *(Searching, Static, Hookable, Joined, Sharded, Scattered),
+)
+"""By rung, from the first."""
