@@ -267,6 +267,13 @@ def mixed(wrap: Wrap, rank: int, *, set_to_none: bool = True, **options: Any) ->
     return train(wrap(Mixed(), bucket_cap_mb=1e-4, **options), rank, set_to_none=set_to_none)
 
 
+def channels_last(wrap: Wrap, rank: int, **options: Any) -> list:
+    """Convolutions whose weights, and so their gradients, are not contiguous."""
+    torch.manual_seed(0)
+    module = nn.Sequential(nn.Conv2d(3, 4, 3), nn.Conv2d(4, 5, 2)).to(memory_format=torch.channels_last)
+    return train(wrap(module, bucket_cap_mb=1e-3, **options), rank, shape=(2, 3, 8, 8))
+
+
 def sparse(wrap: Wrap, rank: int, *, kind: str, empty_on: int | None = None, **options: Any) -> list:
     """Gradients of an embedding, on one rank perhaps without a single index."""
     torch.manual_seed(0)
@@ -457,6 +464,7 @@ def _cases(scenario: Callable[..., list], *argument_sets: dict[str, Any], modes:
 
 CASES: dict[str, Callable[..., list]] = {
     **_cases(mixed, *BOTH_ZEROS, modes=True),
+    **_cases(channels_last, modes=True),
     **_cases(sparse, *({"kind": kind, "empty_on": rank} for kind in ("embedding", "bag") for rank in (None, 0, 1))),
     **_cases(sparse, {"kind": "embedding"}, modes=True),
     **_cases(several_backwards, modes=True),

@@ -2,9 +2,7 @@
 
 from typing import Any
 
-import pytest
 import torch
-import torch.distributed as dist
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
@@ -96,32 +94,6 @@ def interrupted_under_no_sync(rank: int, world_size: int) -> tuple[list[list[flo
     ddp(inputs(rank, 1)).sum().backward()
     ddp.reducer.detach()
     return gradients(module), local_gradients(world_size, 1)
-
-
-def failing_comm_hook(_rank: int, _world_size: int, at: int) -> str:
-    """A comm hook that raises for one bucket; returns the message of the next forward pass, or nothing."""
-
-    def hook(_state: object, bucket: dist.GradBucket) -> torch.futures.Future[Tensor]:
-        if bucket.index() == at and fails[0]:
-            raise ValueError("the hook's own mistake")
-        work = dist.all_reduce(bucket.buffer(), async_op=True)
-        return work.get_future().then(lambda future: future.value()[0])
-
-    fails = [False]
-    ddp = DistributedDataParallel(Chain(), bucket_cap_mb_list=[1e-6])
-    ddp.register_comm_hook(None, hook)
-    ddp(torch.ones(2)).sum().backward()
-    fails[0] = True
-    with pytest.raises(RuntimeError, match="the hook's own mistake"):
-        ddp(torch.ones(2)).sum().backward()
-    fails[0] = False
-    try:
-        ddp(torch.ones(2)).sum().backward()
-    except RuntimeError as error:
-        return str(error)
-    finally:
-        ddp.reducer.detach()
-    return ""
 
 
 class CheckpointedTwice(nn.Module):

@@ -29,41 +29,6 @@ def train_mlp(
     return gradients
 
 
-def train_mlp_locally(widths: tuple[int, ...], dtype: torch.dtype, seed: int, world_size: int) -> list[Tensor]:
-    """Gradients on the concatenated batch, from rank 0's start."""
-    model = mlp(widths, dtype, seed)
-    model(mlp_batch(widths, dtype, seed, world_size * BATCH)).square().mean().backward()
-    return [parameter.grad for parameter in model.parameters()]
-
-
-def mlp_gradient_terms(widths: tuple[int, ...], dtype: torch.dtype, seed: int, world_size: int) -> list[Tensor]:
-    """Upper bounds of the sums of the absolute terms that make up each gradient of `train_mlp_locally`, in float64.
-
-    All weights, biases and inputs are replaced by their absolute values, and tanh, whose slope is at most 1, by the
-    identity, so nothing cancels. Rounding errors are proportional to these sums, not to the gradients themselves.
-    """
-    model = nn.Sequential(*(layer for layer in mlp(widths, dtype, seed).double() if isinstance(layer, nn.Linear)))
-    with torch.no_grad():
-        for parameter in model.parameters():
-            parameter.abs_()
-    outputs = model(mlp_batch(widths, dtype, seed, world_size * BATCH).double().abs())
-    (2 * outputs.mean()).backward()  # the loss's slope is 2 y / n, and |y| is at most 1
-    return [parameter.grad for parameter in model.parameters()]
-
-
-def train_channels_last(rank: int, world_size: int, wrapper: str) -> Gradients:
-    """Gradients of a convolution whose weights are not contiguous, and their strides."""
-    torch.manual_seed(0)
-    module = nn.Sequential(nn.Conv2d(3, 4, 3), nn.Conv2d(4, 5, 2)).to(memory_format=torch.channels_last)
-    ddp = {"ours": DistributedDataParallel, "torch": TorchDDP}[wrapper](module, bucket_cap_mb=1e-3)
-    gradients = []
-    for _ in range(3):
-        ddp.zero_grad()
-        ddp(torch.full((2, 3, 8, 8), 1.0 + rank)).square().mean().backward()
-        gradients.append([parameter.grad.clone() for parameter in ddp.parameters()])
-    return gradients
-
-
 def compare_on_three_ranks(rank: int, _world_size: int) -> list[float]:
     """Largest relative difference to torch's gradients: plain, and as views zeroed in place."""
     differences = []

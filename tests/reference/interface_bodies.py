@@ -9,7 +9,6 @@ import warnings
 import weakref
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext, suppress
-from datetime import timedelta
 from pathlib import Path
 from types import FrameType, FunctionType, ModuleType
 from typing import Any
@@ -26,7 +25,7 @@ from reference.comm_hooks.post_local_sgd import PostLocalSGDState
 from reference.comm_hooks.powersgd import PowerSGDState
 from reference.data_parallel import DistributedDataParallel
 
-from ..hook_bodies import OURS, WRAPPERS, Given, Shapes, given_gradients
+from ..hook_bodies import OURS, WRAPPERS, Given, given_gradients
 from ..scenarios import batch
 
 
@@ -164,38 +163,6 @@ def sliced_results(rank: int, _world_size: int) -> list[list[Tensor]]:
             ddp.register_comm_hook(how, hook)
             ddp(given_gradients(rank, ((3, 2), (4,)), 0, 0)).backward()
             seen.append([p.grad.clone() for p in ddp.parameters()])
-    return seen
-
-
-class WrittenInPython(dist.ProcessGroup):
-    """A process group without a backend, so without options or a time-out; forwards its collectives to Gloo."""
-
-    def __init__(self, store: dist.Store, rank: int, world_size: int, timeout: timedelta) -> None:
-        super().__init__(rank, world_size)
-        self._gloo = dist.ProcessGroupGloo(store, rank, world_size, timeout)
-
-    def allreduce(self, tensors: list[Tensor], *options: Any) -> dist.Work:
-        return self._gloo.allreduce(tensors, *options)
-
-    def broadcast(self, tensors: list[Tensor], *options: Any) -> dist.Work:
-        return self._gloo.broadcast(tensors, *options)
-
-    def allgather(self, outputs: list[list[Tensor]], inputs: list[Tensor], *options: Any) -> dist.Work:
-        return self._gloo.allgather(outputs, inputs, *options)
-
-
-def averages_over_a_group_written_in_python(rank: int, world_size: int, shapes: Shapes) -> list[list[Tensor]]:
-    """Averages over such a group, without a hook and with one."""
-    if not hasattr(dist.Backend, "WRITTEN_IN_PYTHON"):
-        dist.Backend.register_backend("written_in_python", WrittenInPython, devices=["cpu"])
-    group = dist.new_group(list(range(world_size)), backend="written_in_python")
-    seen = []
-    for hook in (None, allreduce):
-        ddp = DistributedDataParallel(Given(shapes), process_group=group)
-        if hook is not None:
-            ddp.register_comm_hook(group, hook)
-        ddp(given_gradients(rank, shapes, 0, 0)).backward()
-        seen.append([p.grad.clone() for p in ddp.parameters()])
     return seen
 
 

@@ -181,15 +181,6 @@ def train_unevenly(rank: int, _world_size: int, options: dict, first: int) -> li
     return [*seen, [p.detach().clone() for p in ddp.parameters()]]
 
 
-def static_graph_over_two_epochs(rank: int, _world_size: int) -> bool:
-    """Train two epochs under Join, the first without inputs on rank 0; whether the final model is finite."""
-    ddp = DistributedDataParallel(mlp((4, 4, 4), torch.float32, 0), bucket_cap_mb=1e-4, static_graph=True)
-    for first, last in ((0, 4), (3, 4)):
-        with ddp.join():
-            scenarios.train(ddp, rank, steps=last if rank else first)
-    return bool(torch.isfinite(next(ddp.parameters())).all())
-
-
 def items_read_under_join(rank: int, _world_size: int) -> int:
     """How often a rank with inputs calls `Tensor.item` in a forward pass under Join."""
     ddp = DistributedDataParallel(nn.Linear(1, 1))

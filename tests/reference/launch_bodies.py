@@ -135,9 +135,5 @@ def surroundings(rank: int, _world_size: int, variable: str) -> tuple[str | None
     return os.environ.get(variable), str(Path.cwd()), float(np.random.random())
 
 
-def hash_of_a_name(_rank: int, _world_size: int) -> int:
-    return hash("weight")
-
-
 def raise_two_lines(_rank: int, _world_size: int) -> None:
     raise ValueError("expected a weight\nsee the list of names")

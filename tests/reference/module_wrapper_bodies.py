@@ -10,13 +10,6 @@ from reference.data_parallel import DistributedDataParallel
 TorchDDP = nn.parallel.DistributedDataParallel
 
 
-def state_after_construction(rank: int, world_size: int, wrapper: str) -> dict[str, Tensor]:
-    """State dict, after construction, of a module initialised differently on every rank."""
-    torch.manual_seed(rank)
-    module = nn.Sequential(nn.Conv2d(1, 3, 3), nn.BatchNorm2d(3), nn.Linear(2, 2).double())
-    return {"ours": DistributedDataParallel, "torch": TorchDDP}[wrapper](module).state_dict()
-
-
 class HasExtraState(nn.Module):
     """Extra state and a non-persistent buffer, both of which a broadcast of the state dict would handle wrongly."""
 

@@ -47,12 +47,6 @@ def record_oddly(rank: int, _world_size: int, oddity: str) -> Trace:
         with record(ddp) as recording:
             for _ in range(4):
                 ddp(torch.ones(1, 4)).sum().backward()
-    elif oddity == "two at once":
-        first, second = TorchDDP(module), TorchDDP(mlp((3, 3), torch.float32, 0))
-        with record(first) as recording, record(second):
-            for _ in range(2):
-                first(torch.ones(1, 4)).sum().backward()
-                second(torch.ones(1, 3)).sum().backward()
     elif oddity == "a forward pass without backward, then no_sync":
         ddp = DistributedDataParallel(module)
         with record(ddp) as recording:

@@ -17,7 +17,7 @@ modes = st.fixed_dictionaries({"gradient_as_bucket_view": st.booleans(), "bucket
 
 
 @pytest.mark.parametrize("hook", hook_bodies.OURS)
-@examples(12)
+@examples(6)
 @given(hook_shapes(), modes, seeds)
 def test_our_hooks_do_the_same_on_torchs_class_and_on_ours(two_ranks, hook, shapes, options, seed):
     for ours, torchs in train(two_ranks, ("ours", hook), shapes, seed, wrappers=BOTH, options=options):
@@ -25,14 +25,14 @@ def test_our_hooks_do_the_same_on_torchs_class_and_on_ours(two_ranks, hook, shap
 
 
 @pytest.mark.parametrize("hook", ["allreduce", "fp16", "local"])
-@examples(8)
+@examples(5)
 @given(hook_shapes(), modes, seeds)
 def test_torchs_hooks_do_the_same_on_torchs_class_and_on_ours(two_ranks, hook, shapes, options, seed):
     for ours, torchs in train(two_ranks, ("torch", hook), shapes, seed, wrappers=BOTH, options=options):
         assert_same(ours, torchs)
 
 
-@examples(8)
+@examples(5)
 @given(hook_shapes(scalars=False), seeds)
 def test_torchs_powersgd_does_the_same_on_torchs_class_and_on_ours(two_ranks, shapes, seed):
     """One bucket: with several, on Gloo, it issues collectives in an order that differs between ranks."""
@@ -53,7 +53,7 @@ def test_torchs_powersgd_does_the_same_on_torchs_class_and_on_ours(two_ranks, sh
     ],
     ids=str,
 )
-@examples(8)
+@examples(5)
 @given(hook_shapes(), modes, seeds)
 def test_two_ways_to_say_the_same_give_the_same_bits(two_ranks, a, b, shapes, options, seed):
     for one, other in zip(

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 import torch
-from hypothesis import example, given
+from hypothesis import given
 from hypothesis import strategies as st
 
 from ddplab.conformance.class_under_test import Subject
@@ -70,33 +70,8 @@ def assert_is_local_training(ranks: RankPool, program: Program, options: dict[st
         check_program(OURS, replace(program, options=options), ranks)
 
 
-@examples(12)
-@given(st.data(), caps_mb(), st.integers(1, 4), features)
-def test_k_passes_under_no_sync_equal_one_large_batch(two_ranks, data, cap, k, features):
-    program = data.draw(integer_programs(2, [*["accumulate"] * (k - 1), "train"] * 2))
-    assert_is_local_training(two_ranks, program, {"bucket_cap_mb": cap} | features)
-
-
 @BOTH_POOLS
-@examples(10)
-@example((8, 1, 1, 8, 8), torch.float32, 540, 1.4e-4)  # terms cancel
-@given(widths, st.sampled_from([torch.float32, torch.float64]), seeds, st.floats(1e-6, 1e-3))
-def test_gradients_of_a_real_model_are_those_of_local_training(ranks, widths, dtype, seed, cap):
-    """Real-valued, so equal up to the order of summation: some units in the last place of the sums of absolute terms.
-
-    Where terms cancel, the error may be large compared with the gradient itself.
-    """
-    expected = bodies.train_mlp_locally(widths, dtype, seed, ranks.world_size)
-    terms = bodies.mlp_gradient_terms(widths, dtype, seed, ranks.world_size)
-    bounds = [64 * torch.finfo(dtype).eps * one for one in terms]
-    for gradients in ranks.run(bodies.train_mlp, "ours", widths, dtype, seed, cap):
-        for iteration in gradients:
-            for got, want, bound in zip(iteration, expected, bounds, strict=True):
-                assert ((got - want).abs() <= bound).all()
-
-
-@BOTH_POOLS
-@examples(12)
+@examples(8)
 @given(widths, st.sampled_from([torch.float32, torch.float64]), seeds, st.floats(1e-6, 1e-3))
 def test_gradients_are_exactly_torchs(ranks, widths, dtype, seed, cap):
     """On four ranks the place in the bucket decides which summand comes first, so the layouts must be equal too."""
@@ -104,16 +79,6 @@ def test_gradients_are_exactly_torchs(ranks, widths, dtype, seed, cap):
     torchs = ranks.run(bodies.train_mlp, "torch", widths, dtype, seed, cap)
     for got, expected in zip(ours, torchs, strict=True):
         assert_equal(got, expected)
-
-
-def test_gradients_of_channels_last_weights_keep_their_strides(two_ranks):
-    ours = two_ranks.run(bodies.train_channels_last, "ours")
-    torchs = two_ranks.run(bodies.train_channels_last, "torch")
-    for got, expected in zip(ours, torchs, strict=True):
-        assert_equal(got, expected)
-        assert [[g.stride() for g in iteration] for iteration in got] == [
-            [g.stride() for g in iteration] for iteration in expected
-        ]
 
 
 def test_without_a_process_group_the_error_says_how_to_get_one():

@@ -39,16 +39,6 @@ def test_a_hook_may_return_any_view(two_ranks):
                 torch.testing.assert_close(got, wanted, rtol=2**-10, atol=0)
 
 
-def test_a_hook_runs_on_a_process_group_that_has_no_options(two_ranks):
-    """As those of MPI and UCC and those written in Python: no time-out is known, so waiting has no limit."""
-    shapes = ((3, 2), (4,))
-    expected = hook_bodies.mean_gradients(2, shapes, 0, 0)
-    for ways in two_ranks.run(bodies.averages_over_a_group_written_in_python, shapes):
-        for averages in ways:
-            for got, wanted in zip(averages, expected, strict=True):
-                torch.testing.assert_close(got, wanted)
-
-
 def test_a_hook_sees_sparse_gradients(two_ranks):
     assert two_ranks.run(bodies.sparse_gradients_seen) == [[True]] * 2
 

@@ -75,7 +75,7 @@ def without_none(steps):
 
 
 @BOTH_POOLS
-@examples(15)
+@examples(12)
 @given(inputs_by_rank, arguments, kinds)
 @example((5, 6, 5, 6), {}, {})
 @example((0, 5, 1, 5), {}, {"options": {"bucket_cap_mb": 1e-4}})  # the rebuild, while two ranks have joined
@@ -92,6 +92,8 @@ def test_uneven_inputs_are_as_under_torchs_class(ranks, inputs, arguments, kind)
             assert_same(ours, before)
     for ours, torchs in results:
         assert_same(without_none(ours), without_none(torchs))
+    for ours, _ in results:
+        assert_same(ours[-3], results[0][0][-3])  # the model of a rank that had inputs to the end
 
 
 def same(got, expected) -> bool:
@@ -109,23 +111,6 @@ def test_what_nobody_used_keeps_its_gradient_when_a_rank_has_joined(two_ranks):
     first, a, b = ours[1][:2], ours[1][2:4], ours[1][4:6]  # the second step uses b alone
     assert a == [None, None]
     assert all(gradient.any() for gradient in [*first, *b])
-
-
-@BOTH_POOLS
-@examples(10)
-@given(inputs_by_rank, arguments, kinds)
-def test_all_ranks_end_with_one_model(ranks, inputs, arguments, kind):
-    """That of a rank that had inputs to the end."""
-    first, *others = [ours[-3] for ours, _ in ranks.run(join_bodies.on_both_classes, inputs, arguments | kind)]
-    for other in others:
-        assert_same(other, first)
-
-
-@pytest.mark.parametrize("order", ["before", "after"])
-def test_another_joinable_sees_all_inputs_whichever_comes_first(four_ranks, order):
-    inputs = (1, 4, 2, 3)
-    counts = [ours[-1] for ours, _ in four_ranks.run(join_bodies.on_both_classes, inputs, {"order": order})]
-    assert counts == [torch.tensor([float(sum(min(n, own) for n in inputs))]) for own in inputs]
 
 
 @BOTH_POOLS
@@ -185,10 +170,6 @@ def test_sparse_gradients_are_averaged_with_ranks_that_have_none(two_ranks, inpu
         for rank in range(2):
             if step < inputs[rank]:
                 assert_same(results[rank][step], expected if expected.any() else None)
-
-
-def test_a_rank_without_inputs_may_train_a_static_graph_in_the_next_epoch(two_ranks):
-    assert all(two_ranks.run(join_bodies.static_graph_over_two_epochs))
 
 
 @pytest.mark.parametrize("first", [0, 1, 3])

@@ -5,7 +5,6 @@ import sys
 import time
 from collections.abc import Iterator
 from multiprocessing import Pipe
-from pathlib import Path
 from subprocess import run
 
 import pytest
@@ -26,12 +25,6 @@ from reference.fork_server import OUTPUTS, Surroundings, process_context
 from reference.launch import RankPool, cores_of, run_ranks
 
 from . import launch_bodies as bodies
-
-SCRIPTS = Path(__file__).parents[1] / "scripts"
-
-
-def test_results_come_by_rank(two_ranks):
-    assert two_ranks.run(bodies.identify, "a", 2) == [(0, 2, 0, 2, "a", 2), (1, 2, 1, 2, "a", 2)]
 
 
 def test_tensors_outlive_the_ranks_that_made_them():
@@ -167,6 +160,11 @@ def test_a_result_that_cannot_be_sent_is_a_failure_of_its_rank(mortal_ranks):
         mortal_ranks.run(bodies.return_unpicklable)
 
 
+def test_an_error_of_several_lines_shows_its_first_one(mortal_ranks):
+    with pytest.raises(RankError, match=r"failed: ValueError: expected a weight; the other ranks"):
+        mortal_ranks.run(bodies.raise_two_lines)
+
+
 def test_a_world_without_ranks_is_refused():
     with pytest.raises(ValueError, match="world_size: expected at least 1, got 0"):
         RankPool(0)
@@ -180,14 +178,6 @@ def test_ranks_without_the_device_that_they_are_given_end_with_one_line():
         pytest.raises(Error, match=r"^ranks: expected a CUDA device, got none; use Gloo and the CPU$"),
     ):
         pool.run(bodies.identify)
-
-
-def test_a_script_runs_under_torchrun_unchanged():
-    """Each rank prints the results of both; the tests of Join run the script under Python."""
-    torchrun = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node=2", "--local-addr=127.0.0.1"]
-    done = run([*torchrun, SCRIPTS / "count_inputs.py"], capture_output=True, text=True, timeout=100)
-    assert done.returncode == 0, done.stderr
-    assert done.stdout.count("11 inputs processed across all ranks!") == 2 * 2
 
 
 AS_UNDER_TORCHRUN = """
@@ -245,10 +235,3 @@ def test_a_pinned_rank_keeps_to_its_cores():
     available = sorted(os.sched_getaffinity(0))
     with RankPool(2, pinned=True) as pool:
         assert pool.run(bodies.cores) == [cores_of(rank, 2, available) for rank in range(2)]
-
-
-def test_new_interpreters_have_hashes_of_their_own_and_errors_show_their_first_line():
-    with RankPool(2, new_interpreters=2) as pool:
-        assert len(set(pool.run(bodies.hash_of_a_name))) == 2
-        with pytest.raises(RankError, match=r"failed: ValueError: expected a weight; the other ranks"):
-            pool.run(bodies.raise_two_lines)

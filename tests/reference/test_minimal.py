@@ -79,7 +79,7 @@ part_orders = full_orders.flatmap(
 caps = st.sampled_from([1, 20, 60, 100, 200, 10_000])
 
 
-@examples(10)
+@examples(5)
 @example([[*range(TERMS)], [*range(TERMS)][::-1], [*range(TERMS)], [2, 4, 0, 5, 1, 3]], 1)
 @given(full_orders, caps)
 def test_all_classes_train_as_one_process_whatever_the_ready_orders(four_ranks, orders, cap_bytes):
@@ -90,7 +90,7 @@ def test_all_classes_train_as_one_process_whatever_the_ready_orders(four_ranks, 
             assert all(map(torch.equal, weights, expected)), name
 
 
-@examples(10)
+@examples(5)
 @example([[0], [TERMS - 1], [1, 2], [3]], 60)
 @given(part_orders, caps)
 def test_a_parameter_without_a_gradient_on_some_ranks_counts_as_zero_there(four_ranks, orders, cap_bytes):
@@ -100,7 +100,7 @@ def test_a_parameter_without_a_gradient_on_some_ranks_counts_as_zero_there(four_
             assert all(map(torch.equal, weights, expected)), name
 
 
-@examples(12)
+@examples(8)
 @example([[0], [TERMS - 1], [1, 2], [3]], 1)
 @given(part_orders, caps)
 def test_launch_order_is_bucket_order_on_every_rank_whatever_the_ready_orders(four_ranks, orders, cap_bytes):

@@ -73,7 +73,7 @@ def test_without_strides_the_first_dimension_is_the_outermost(shapes):
 
 @BOTH_POOLS
 @pytest.mark.parametrize("hook", ["power", "batched power"])
-@examples(12)
+@examples(6)
 @given(hook_shapes(), modes, seeds, st.booleans())
 def test_at_full_rank_powersgd_is_the_average(ranks, hook, shapes, options, seed, batched):
     state = {"matrix_approximation_rank": 64, "min_compression_rate": 0, "batch_tensors_with_same_shape": batched}
@@ -86,7 +86,7 @@ def test_at_full_rank_powersgd_is_the_average(ranks, hook, shapes, options, seed
 
 
 @BOTH_POOLS
-@examples(10)
+@examples(6)
 @given(hook_shapes(), modes, seeds, power_options)
 def test_gradients_of_low_rank_are_averaged_exactly(ranks, shapes, options, seed, state):
     """Where the columns of all ranks' gradients lie in one space of as many dimensions as P has columns.
@@ -103,7 +103,7 @@ def test_gradients_of_low_rank_are_averaged_exactly(ranks, shapes, options, seed
 
 
 @BOTH_POOLS
-@examples(10)
+@examples(6)
 @given(hook_shapes(), seeds, power_options)
 def test_what_arrives_is_the_average_projected_onto_few_directions(ranks, shapes, seed, options):
     """Algorithm 1: M' = P (P^T M) for orthonormal P, so M' has low rank and is orthogonal to what is missing."""
@@ -117,7 +117,7 @@ def test_what_arrives_is_the_average_projected_onto_few_directions(ranks, shapes
                 assert float((matrix.T @ missing).norm()) <= 1e-3 * (1 + float(mean.norm()) ** 2)
 
 
-@examples(3)
+@examples(2)
 @given(seeds, st.integers(1, 3))
 def test_a_warm_start_finds_the_best_approximation(two_ranks, seed, rank):
     """Subspace iteration on gradients that stay the same ends at the truncated singular value decomposition."""
@@ -140,7 +140,7 @@ def test_a_warm_start_finds_the_best_approximation(two_ranks, seed, rank):
 
 @BOTH_POOLS
 @pytest.mark.parametrize("hook", ["power", "batched power"])
-@examples(10)
+@examples(5)
 @given(hook_shapes(), seeds, power_options)
 def test_error_feedback_loses_nothing(ranks, hook, shapes, seed, options):
     """The averages that were sent plus the errors that are kept add up to the given gradients."""

@@ -4,8 +4,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ddplab.conformance.training_programs import Weight
-
 from ..explore import examples
 from ..strategies import caps_mb, integer_program, integer_programs, partitions
 from ..torch_options import takes
@@ -40,13 +38,6 @@ def test_launch_order_is_bucket_order_on_every_rank(ranks, data):
         assert sorted(ready) == launched
 
 
-def test_a_bucket_that_is_ready_early_waits_for_its_turn(two_ranks):
-    """The last parameter used is ready first; the plan launches it last, on the rank where it comes first."""
-    program = integer_program([Weight((2,))] * 2, [((0, 1), (1, 0))])
-    logs = two_ranks.run(bodies.watch_launches, program, [[0], [1]])
-    assert logs == [([1, 0], [0, 1]), ([0, 1], [0, 1])]
-
-
 @examples(20)
 @given(integer_programs(2, ["train"] * 4), caps_mb())
 def test_buckets_are_rebuilt_once_and_alike_on_every_rank(two_ranks, program, cap):
@@ -57,12 +48,6 @@ def test_buckets_are_rebuilt_once_and_alike_on_every_rank(two_ranks, program, ca
     first, second = two_ranks.run(bodies.watch_rebuild, program, cap)
     assert first == second
     assert first[1] == first[2] == first[3]
-
-
-def test_the_rebuild_follows_rank_0s_ready_order(two_ranks):
-    program = integer_program([Weight((4,))] * 3, [((1, 0, 2), (0, 1, 2)), ((0, 2, 1), (1, 2, 0))])
-    layouts = two_ranks.run(bodies.watch_rebuild, program, 1e-6)
-    assert layouts[0] == layouts[1] == [((0, 1, 2),), ((2,), (0,), (1,))]
 
 
 @pytest.mark.parametrize("options", list(filter(takes, CAPS)), ids=str)

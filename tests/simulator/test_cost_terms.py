@@ -30,7 +30,7 @@ def trace_on(device: str, iterations: int = 1, buffers: bool = True):
     return trace.model_copy(update={"workload": trace.workload.model_copy(update={"device_name": device})})
 
 
-@examples(8)
+@examples(4)
 @given(st.sampled_from([LINKS, TABLE]), st.sampled_from([8, 16]), st.lists(st.sampled_from(list(TERMS)), unique=True))
 def test_a_term_adds_the_difference_to_the_prediction_without_it(fabric, world_size, left_out):
     trace, policy = trace_on(GPU), Policy(bucket_cap_mb=4)

@@ -44,14 +44,9 @@ def test_what_is_saved_is_loaded(tmp_path):
     [
         ("{", "invalid JSON"),
         ("{}", "all_reduce: expected measured times or a topology"),
-        ('{"all_reduce": [{"world_size": 2, "size_bytes": -1, "ns": 5}]}', "all_reduce[0].size_bytes"),
         (
             '{"topology": {"levels": [{"name": "x", "latency_ns": 1, "bytes_per_s": 0}]}}',
             "topology.levels[0].bytes_per_s",
-        ),
-        (
-            '{"all_reduce": [{"world_size": 2, "size_bytes": 1, "ns": 5}], "processor": {"slow_down": 0.5}}',
-            "processor.slow_down: input should be greater than or equal to 1",
         ),
     ],
 )

@@ -43,10 +43,8 @@ def test_the_frame_holds_every_span(trace):
         ({"world_size": 2, "order": "backward"}, "order: input should be .* got 'backward'"),
         ({"world_size": 2, "plan": [[0, 7]]}, r"plan: expected parameter indices 0 to 0, got \[7\]"),
         ({"world_size": 2, "plan": [[0, 0]]}, r"plan: parameters \[0\] are in more than one bucket"),
-        ({"world_size": 2.0}, "world_size: input should be a valid integer, got 2.0"),
         ({"world_size": True}, "world_size: input should be a valid integer, got True"),
         ({"trace": "t.json"}, "trace: input should be an instance of Trace, got 't.json'"),
-        ({"fabric": "f.json"}, "fabric: input should be an instance of Fabric, got 'f.json'"),
         ({"fabric": [FABRIC]}, r"fabric: input should be an instance of Fabric, got \[Fabric"),
         ({"variation": "fitted"}, "variation: input should be an instance of Variation, got 'fitted'"),
         ({"stragglers": Straggler(factor=2)}, r"stragglers: expected a list of values, got Straggler.*write \["),
@@ -54,7 +52,6 @@ def test_the_frame_holds_every_span(trace):
         ({"inputs": 3}, r"inputs: expected a list of values, got 3; write \["),
         ({"inputs": [3, 2.0]}, r"inputs\[1\]: input should be a valid integer, got 2.0"),
         ({"engine": "fast"}, "engine: input should be 'auto', 'events' or 'closed_form', got 'fast'"),
-        ({"policy": {"sync_every": 2}}, r"policy: input should be an instance of Policy, got \{'sync_every': 2\}"),
         ({"hook": 3}, "hook: expected a CommHook or the name of one, such as 'fp16', got 3"),
     ],
 )

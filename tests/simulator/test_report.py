@@ -118,7 +118,7 @@ def priced(names):
     ]
 
 
-@examples(10)
+@examples(6)
 @given(traces(), rate_fabrics(), SIZES, st.integers(0, 3), st.floats(0.01, 1), st.floats(1, 1e15))
 def test_every_number_in_the_tables_is_in_the_json(trace, fabrics, world_sizes, count, efficiency, samples):
     named = {f"fabric {at}": fabric for at, fabric in enumerate(fabrics)}

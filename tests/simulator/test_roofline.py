@@ -71,8 +71,6 @@ def test_a_device_is_found_by_name_or_file(tmp_path):
     ("content", "says"),
     [
         ('{"name": "d", "flops_per_s": -1, "bytes_per_s": 1}', "flops_per_s: input should be greater than"),
-        ('{"name": "d", "flops_per_s": 1, "bytes_per_s": NaN}', "bytes_per_s: "),
-        ('{"name": "d", "flops_per_s": 1}', "bytes_per_s: field required"),
         ("no JSON", "not a data sheet: invalid JSON"),
     ],
 )
@@ -98,14 +96,9 @@ def test_what_is_written_is_what_is_read(tmp_path_factory, operations):
 @pytest.mark.parametrize(
     ("path", "value", "says"),
     [
-        (("batch",), 0, "batch: input should be greater than or equal to 1"),
         (("gradients",), [], "gradients: expected each of the parameters 0 to 0 once, got []"),
         (("gradients", 0, "parameter"), 1, "gradients: expected each of the parameters 0 to 0 once, got [1]"),
         (("gradients", 0, "operations", 0, "flops"), -1, "gradients[0].operations[0].flops"),
-        (("forward", 0, "bytes_moved"), float("nan"), "forward[0].bytes_moved"),
-        (("step", 0, "kernels"), 1.5, "step[0].kernels"),
-        (("colour",), "red", "colour: extra inputs are not permitted"),
-        (("parameters",), [], "parameters: tuple should have at least 1 item"),
     ],
 )
 def test_an_inconsistent_file_names_file_field_and_reason(tmp_path, path, value, says):

@@ -30,6 +30,16 @@ CAPS = st.fixed_dictionaries({"bucket_cap_mb": caps_mb()}) | st.fixed_dictionari
     {"bucket_cap_mb_list": st.lists(st.floats(1e-6, 3e-4), min_size=1, max_size=3)}
 )
 
+MODES = st.sampled_from(
+    [
+        {},
+        {"gradient_as_bucket_view": True},
+        {"find_unused_parameters": True},
+        {"static_graph": True},
+        {"static_graph": True, "find_unused_parameters": True},
+    ]
+)
+
 
 def predicted_messages(
     trace: Trace, phase: Phase, world_size: int = 2, *, joins: bool = False, **settings: Any
@@ -55,39 +65,24 @@ def assert_predicted(results: list, settings: dict[str, Any], phases: tuple[Phas
             assert phase is None or sent == predicted_messages(trace, phase, len(results), **settings)
 
 
-@examples(25)
-@given(PROGRAMS, CAPS, st.booleans(), st.booleans())
-def test_plain_iterations_issue_the_schedules_collectives(two_ranks, program, caps, buffers, view):
-    """First with one bucket, then with the rebuild's broadcast, then in rebuilt buckets; buffers by dtype."""
-    options = caps | {"gradient_as_bucket_view": view}
-    results = two_ranks.run(hook_cost_bodies.of_integers, program, options | {"forward_sync_buffers": buffers})
-    assert_predicted(results, options | {"broadcast_buffers": buffers})
+@examples(40)
+@given(PROGRAMS, CAPS, MODES, st.booleans(), st.integers(1, 3), st.data())
+def test_iterations_issue_the_schedules_collectives(two_ranks, program, caps, mode, buffers, sync_every, data):
+    """First with one bucket, then with the rebuild's broadcast, then in rebuilt buckets; buffers by dtype.
 
-
-@examples(10)
-@given(PROGRAMS, st.data())
-def test_a_plan_is_never_rebuilt(two_ranks, program, data):
-    plan = data.draw(partitions(len(program.weights), [weight.dtype for weight in program.weights]))
-    results = two_ranks.run(hook_cost_bodies.of_integers, program, {"plan": plan})
-    assert_predicted(results, {"plan": plan})
-
-
-@examples(15)
-@given(PROGRAMS, CAPS)
-def test_with_find_unused_parameters_each_iteration_ends_with_the_bitmap(two_ranks, program, caps):
-    options = caps | {"find_unused_parameters": True}
-    results = two_ranks.run(hook_cost_bodies.of_integers, program, options)
-    assert_predicted(results, options)
-    assert all(sent[-1] == ("all_reduce", 4 * len(program.weights)) for (sent,) in results[0][1])
-
-
-@examples(15)
-@given(PROGRAMS, CAPS, st.booleans())
-def test_a_static_graph_sends_the_bitmap_once_and_rebuilds_one_iteration_later(two_ranks, program, caps, searching):
-    """Its first iteration does not tell the order; the second runs in the buckets of the first."""
-    options = caps | {"static_graph": True, "find_unused_parameters": searching}
-    results = two_ranks.run(hook_cost_bodies.of_integers, program, options)
-    assert_predicted(results, options, STATIC_PHASES)
+    A plan is never rebuilt. With `find_unused_parameters` each iteration ends with the bitmap. A static graph sends
+    it once; its first iteration does not tell the order, so the second runs in the buckets of the first. A cycle
+    under `no_sync` sends what one iteration does.
+    """
+    is_static = mode.get("static_graph", False)
+    if not is_static and data.draw(st.booleans()):
+        caps = {"plan": data.draw(partitions(len(program.weights), [weight.dtype for weight in program.weights]))}
+    body = partial(hook_cost_bodies.of_integers, sync_every=1 if is_static else sync_every)
+    results = two_ranks.run(body, program, caps | mode | {"forward_sync_buffers": buffers})
+    settings = caps | mode | {"broadcast_buffers": buffers, **body.keywords}
+    assert_predicted(results, settings, STATIC_PHASES if is_static else PHASES)
+    if mode == {"find_unused_parameters": True}:
+        assert all(cycle[-1][-1] == ("all_reduce", 4 * len(program.weights)) for cycle in results[0][1])
 
 
 @pytest.mark.parametrize("which", ["a", "b", "ab"])
@@ -103,15 +98,6 @@ def test_a_static_graph_sends_the_bitmap_once_and_rebuilds_one_iteration_later(t
 def test_unused_parameters_travel_too_unless_their_buckets_are_skipped(two_ranks, which, settings, phases):
     options = settings | {"bucket_cap_mb": 1e-6}
     assert_predicted(two_ranks.run(hook_cost_bodies.of_branches, which, options), options, phases)
-
-
-@examples(10)
-@given(PROGRAMS, CAPS, st.integers(2, 3), st.booleans())
-def test_a_cycle_under_no_sync_sends_what_one_iteration_does(two_ranks, program, caps, sync_every, searching):
-    """The buffers once too: with the first forward pass, which follows a synchronised one."""
-    options = caps | {"find_unused_parameters": searching}
-    results = two_ranks.run(partial(hook_cost_bodies.of_integers, sync_every=sync_every), program, options)
-    assert_predicted(results, options | {"sync_every": sync_every})
 
 
 @pytest.mark.parametrize("buffers", [True, False])
@@ -136,42 +122,71 @@ def test_buckets_are_those_of_the_reducers_own_rule(trace, cap, order):
     assert buckets_of(Policy(bucket_cap_mb=cap, order=order), recorded_model(trace)) == expected
 
 
-def test_buffers_are_broadcast_before_forward():
-    lines = lines_of([ALIKE], [[0, 1]], fabric(8), buffer_bytes=[4, 4, 4])
-    assert {"  0-  8 rank 0 broadcast", "  0-  8 rank 0 queued", "  8- 16 rank 0 broadcast"} <= set(lines)
-    assert {" 16- 24 rank 0 broadcast", " 24- 34 rank 0 forward"} <= set(lines)
+def costs(**processor) -> dict[str, Processor]:
+    return {"processor": Processor(**processor)}
 
 
-def test_two_pieces_of_buffers_are_broadcast_at_a_time():
-    """A piece holds the buffers of one dtype; the third is launched when the first has arrived."""
-    lines = lines_of([ALIKE], [[0, 1]], fabric(8, concurrency=3), buffer_bytes=[4, 4, 4])
-    assert lines.count("  0-  8 rank 0 broadcast") == 2
-    assert "  8- 16 rank 0 broadcast" in lines
+PACKING = costs(pack=Linear(fixed_ns=1), launch_ns=2)
+TURNED = iteration(forward_ns=10, ready_ns=(20, 30), backward_end_ns=32, step_ns=5)
+UNUSED = iteration(forward_ns=10, ready_ns=(30, None), backward_end_ns=32, step_ns=5)
+LATE = iteration(forward_ns=20, ready_ns=(40, 30), backward_end_ns=42, step_ns=5)
 
 
-def test_unused_parameters_are_searched_for_and_the_map_is_added_up():
-    unused = iteration(forward_ns=10, ready_ns=(30, None), backward_end_ns=32, step_ns=5)
-    costs = fabric(8, processor=Processor(search_ns_per_parameter=2))
-    lines = lines_of([unused], [[1], [0]], costs, find_unused_parameters=True)
-    assert " 10- 14 rank 0 search" in lines
-    assert " 34- 42 rank 0 all_reduce 0" in lines  # the unused one counts as ready with the first gradient
-    assert " 42- 50 rank 0 all_reduce 1" in lines
-    assert " 50- 58 rank 0 bitmap" in lines
-    assert " 36- 58 rank 0 wait" in lines  # a gradient that no rank used must not be copied out
-    assert lines[-1] == " 58- 63 rank 0 step"
-
-
-def test_where_all_parameters_are_used_the_map_is_waited_for_last():
-    costs = fabric(8, processor=Processor(copy_out=Linear(fixed_ns=1)))
-    lines = lines_of([ALIKE], [[0, 1]], costs, find_unused_parameters=True)
-    assert {" 38- 40 rank 0 copy_out 0", " 40- 46 rank 0 wait", " 46- 51 rank 0 step"} <= set(lines)
-
-
-def test_the_rebuild_comes_before_the_second_forward_pass():
-    costs = fabric(8, processor=Processor(rebuild_ns=3))
-    lines = lines_of([ALIKE], None, costs, phase="rebuild")
-    assert {"  0-  8 rank 0 order", "  8- 11 rank 0 rebuild", " 11- 21 rank 0 forward"} <= set(lines)
-    assert not any("rebuild" in line for line in lines_of([ALIKE], None, costs, find_unused_parameters=True))
+@pytest.mark.parametrize(
+    ("ranks", "buckets", "costs", "settings", "expected"),
+    [
+        # Buffers, a piece for each dtype, at most two pieces at a time.
+        (
+            [ALIKE], [[0, 1]], {"concurrency": 3}, {"buffer_bytes": [4, 4, 4]},
+            ["  0-  8 broadcast", "  0-  8 broadcast", "  8- 16 broadcast", " 16- 26 forward"],
+        ),
+        # Unused parameters are searched for, and count as ready with the first gradient. The map of them is added up,
+        # and waited for before averages are copied out, because gradients that no rank used are not.
+        (
+            [UNUSED], [[1], [0]], costs(search_ns_per_parameter=2), {"find_unused_parameters": True},
+            [" 10- 14 search", " 34- 42 all_reduce 0", " 36- 58 wait", " 42- 50 all_reduce 1", " 50- 58 bitmap",
+             " 58- 63 step", "no rebuild"],
+        ),
+        # Where all parameters are used, the map is waited for last.
+        (
+            [ALIKE], [[0, 1]], costs(copy_out=Linear(fixed_ns=1)), {"find_unused_parameters": True},
+            [" 38- 40 copy_out 0", " 40- 46 wait", " 46- 51 step"],
+        ),
+        # The rebuild comes before the second forward pass.
+        (
+            [ALIKE], None, costs(rebuild_ns=3), {"phase": "rebuild"},
+            ["  0-  8 order", "  8- 11 rebuild", " 11- 21 forward"],
+        ),
+        # Iterations under `no_sync` only compute, after the buffers, which are sent once a cycle.
+        (
+            [ALIKE], [[0, 1]], {}, {"sync_every": 2, "buffer_bytes": [4]},
+            ["  0-  8 broadcast", "  8- 45 unsynchronized", " 75- 83 all_reduce 0"],
+        ),
+        # Under Join, ranks with inputs do not wait for the counts of ranks; those without wait for both.
+        (
+            [ALIKE, LATE], [[0, 1]], {}, {"sync_every": 3, "inputs": [3, 3]},
+            ["  0- 37 unsynchronized", " 37- 74 unsynchronized", "no wait"],
+        ),
+        # A static graph packs all buckets before its first launch.
+        (
+            [ALIKE], [[1], [0]], PACKING, {"static_graph": True, "phase": "first"},
+            [" 32- 34 pack 0", " 34- 36 launch 0", " 36- 38 launch 1"],
+        ),
+        # A bucket is packed when it is full. On rank 0, bucket 1 waits for rank 1, whose gradients come in another
+        # order and which packs both buckets before its first launch.
+        (
+            [ALIKE, TURNED], [[1], [0]], PACKING, {},
+            [" 20- 21 pack 0", " 21- 23 launch 0", " 23- 34 straggler 0"],
+        ),
+    ],
+)  # fmt: skip
+def test_spans_of_rank_0(ranks, buckets, costs, settings, expected):
+    """All spans of the kinds that are expected; `no KIND`: there are none of this kind."""
+    kinds = {line.removeprefix("no ") if line.startswith("no ") else line[8:] for line in expected}
+    every = lines_of(ranks, buckets, fabric(8, **costs), **settings)
+    lines = [line.replace(" rank 0", "") for line in every if "rank 0" in line]
+    shown = [line for line in lines if line[8:] in kinds]
+    assert shown == [line for line in expected if not line.startswith("no ")], lines
 
 
 def test_two_dtypes_are_refused_where_torch_does():
@@ -185,28 +200,6 @@ def test_two_dtypes_are_refused_where_torch_does():
         ValueError, match="zero: expected one dtype, as ZeroRedundancyOptimizer does, got float32 and"
     ):
         predict(trace, fabric(8), world_size=2, zero="buckets")
-
-
-def test_iterations_under_no_sync_only_compute():
-    lines = lines_of([ALIKE], [[0, 1]], fabric(8), sync_every=3)
-    assert lines[:2] == ["  0- 37 rank 0 unsynchronized", " 37- 74 rank 0 unsynchronized"]
-    assert "104-112 rank 0 all_reduce 0" in lines
-
-
-def test_buffers_are_sent_before_the_first_iteration_of_a_cycle():
-    assert lines_of([ALIKE], [[0, 1]], fabric(8), sync_every=2, buffer_bytes=(4,))[1:3] == [
-        "  0-  8 rank 0 wait",
-        "  8- 45 rank 0 unsynchronized",
-    ]
-
-
-def test_under_join_ranks_with_inputs_do_not_wait_for_the_counts():
-    """Ranks count those with inputs, and whether any averages, but only ranks without inputs need the results."""
-    late = iteration(forward_ns=20, ready_ns=(40, 30), backward_end_ns=42, step_ns=5)
-    lines = lines_of([ALIKE, late], [[0, 1]], fabric(8), sync_every=3, inputs=[3, 3])
-    assert [line for line in lines if line.endswith(("rank 0 unsynchronized", "rank 0 wait"))] == [
-        "  0- 37 rank 0 unsynchronized", " 37- 74 rank 0 unsynchronized",
-    ]  # fmt: skip
 
 
 def test_a_second_collective_follows_the_launch_of_the_next_bucket():
@@ -247,13 +240,6 @@ def decoder(names=("embedding.weight", "layers.0.weight", "layers.1.weight", "he
     return trace.model_copy(update={"workload": trace.workload.model_copy(update={"parameters": parameters})})
 
 
-def test_modules_are_launched_when_they_are_done_and_the_root_at_the_end_of_the_backward_pass():
-    prediction = predict(decoder(), fabric(2), world_size=2, grouping="module")
-    timeline = prediction.timeline
-    assert prediction.buckets == ((3,), (2,), (1,), (0,))
-    assert timeline.launched_ns[0].tolist() == [10, 20, 30, 45]
-
-
 def test_fsdp_copies_parameters_before_forward_passes_and_gradients_twice_and_nothing_out():
     processor = Processor(pack=Linear(fixed_ns=1), copy_out=Linear(fixed_ns=2))
     costs = fabric(0).model_copy(update={"processor": processor})
@@ -262,12 +248,6 @@ def test_fsdp_copies_parameters_before_forward_passes_and_gradients_twice_and_no
     assert [step.kind for step in once.timeline.engine_input.schedule.steps].count("copy_out") == 0
     thrice = predict(decoder(), costs, world_size=2, grouping="module", sync_every=3)
     assert thrice.breakdown["copies"] == 3 * 4 * 2 + 4 * 2 * 1
-
-
-@pytest.mark.parametrize(("dtype", "size_bytes"), [(None, 4), ("float32", 4), ("bfloat16", 2), ("float16", 2)])
-def test_modules_are_reduced_in_the_reduce_dtype(dtype, size_bytes):
-    schedule = build_schedule(Policy(grouping="module", reduce_dtype=dtype), recorded_model(decoder()))
-    assert messages_of(schedule) == [("all_reduce", size_bytes)] * 4
 
 
 @pytest.mark.parametrize(

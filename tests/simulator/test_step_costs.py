@@ -30,27 +30,6 @@ FREE = Fabric.from_alpha_beta(alpha_ns=0, bytes_per_s=1e18)
 FABRIC = Fabric.from_alpha_beta(alpha_ns=100, bytes_per_s=1e9, concurrency=2)
 
 
-def test_packing_and_launching_delay_the_backward_pass():
-    costs = fabric(8, processor=Processor(pack=Linear(fixed_ns=1), launch_ns=2, copy_out=Linear(ns_per_byte=1)))
-    lines = lines_of([ALIKE], [[1], [0]], costs)
-    assert " 20- 21 rank 0 pack 0" in lines
-    assert " 21- 23 rank 0 launch 0" in lines
-    assert " 34- 36 rank 0 launch 1" in lines  # 30 + two packed + one launch
-    assert " 38- 42 rank 0 copy_out 0" in lines  # 4 bytes; before that the backward pass ended, at 32 + 6
-    assert " 44- 48 rank 0 copy_out 1" in lines
-
-
-def test_ranks_whose_gradients_come_in_another_order_launch_in_the_same():
-    """Rank 1 has bucket 1 full at 20 but launches it after bucket 0, at 30."""
-    turned = iteration(forward_ns=10, ready_ns=(20, 30), backward_end_ns=32, step_ns=5)
-    costs = fabric(4, processor=Processor(pack=Linear(fixed_ns=1)))
-    lines = lines_of([ALIKE, turned], [[1], [0]], costs)
-    assert " 21- 31 rank 0 straggler 0" not in lines
-    assert " 21- 32 rank 0 straggler 0" in lines  # rank 1 packed both before its first launch
-    assert " 32- 36 rank 0 all_reduce 0" in lines
-    assert " 36- 40 rank 1 all_reduce 1" in lines
-
-
 def test_averages_in_views_are_not_copied_out():
     costs = fabric(8, processor=Processor(copy_out=Linear(fixed_ns=3)))
     assert not any("copy_out" in line for line in lines_of([ALIKE], [[0, 1]], costs, gradient_as_bucket_view=True))
@@ -71,12 +50,6 @@ def test_a_gradient_alone_in_its_bucket_is_not_copied_where_the_reducer_sends_it
     free = fabric(8, processor=Processor())
     assert lines_of([ALIKE], [[1], [0]], costs, **in_place) == lines_of([ALIKE], [[1], [0]], free)
     assert lines_of([ALIKE], [[1, 0]], costs, **in_place) == lines_of([ALIKE], [[1, 0]], costs)
-
-
-def test_a_static_graph_packs_all_buckets_before_its_first_launch():
-    costs = fabric(8, processor=Processor(pack=Linear(fixed_ns=1), launch_ns=2))
-    lines = lines_of([ALIKE], [[1], [0]], costs, static_graph=True, phase="first")
-    assert {" 32- 34 rank 0 pack 0", " 34- 36 rank 0 launch 0", " 36- 38 rank 0 launch 1"} <= set(lines)
 
 
 @given(any_iteration(5), partitions(5), st.lists(st.integers(0, 9), min_size=4, max_size=4), st.integers(0, 9))
