@@ -13,6 +13,8 @@ import simulator
 from ddplab.emulation.emulate import emulate
 from reference.data_parallel import DistributedDataParallel
 from reference.errors import RankError
+from reference.trace import Buffer
+from simulator import predict
 from simulator.fabric import Linear
 
 from ..explore import examples
@@ -60,6 +62,20 @@ def test_our_reducer_takes_the_predicted_time(asked):
         assert real.critical_buckets == predicted.critical_buckets
     if asked.trace.workload.source == "module":  # otherwise the emulated reducer never sends buffers
         assert real.epoch_end_ns == predicted.epoch_end_ns
+
+
+@pytest.mark.parametrize("sync_every", [1, 2])
+def test_buffers_are_copied_out_before_the_first_forward_pass_of_a_cycle(sync_every):
+    buffers = tuple(Buffer(name=f"buffer{size}", dtype="float32", size_bytes=size) for size in (4, 8))
+    trace = small_trace()
+    trace = trace.model_copy(update={"workload": trace.workload.model_copy(update={"buffers": buffers})})
+    fabric = FABRIC.with_processor(copy_out=Linear(fixed_ns=100, ns_per_byte=1))
+    settings = {"world_size": 2, "sync_every": sync_every, "gradient_as_bucket_view": True}
+    real, predicted = (
+        [one(trace, each, **settings).iteration_ns for each in (fabric, FABRIC)] for one in (emulate, predict)
+    )
+    assert real == predicted
+    assert real[0] - real[1] == 212 // sync_every
 
 
 @examples(10)
