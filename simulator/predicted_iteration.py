@@ -100,8 +100,7 @@ class Prediction:
         reaches, (low, high) = self.causes_ns, self.interval_ns
         if not reaches:
             reaches = {"": (self.iteration_ns - low, high - self.iteration_ns)}
-        ends = efficiency_interval(self.iteration_ns, self.compute_ns, reaches, self.compute_errors)
-        return float(ends[0]), float(ends[1])
+        return efficiency_interval(self.iteration_ns, self.compute_ns, reaches, self.compute_errors)
 
     @property
     def shares_of_width(self) -> dict[str, float]:

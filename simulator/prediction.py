@@ -12,7 +12,7 @@ from .argument_checks import Batches, Measured, Ranks, Stragglers, checked
 from .engines.closed_form import Engine, simulate
 from .engines.timeline import Timeline
 from .fabric import Fabric
-from .interval import UNKNOWN, Distribution, simulate_many
+from .interval import Distribution, simulate_many
 from .predicted_iteration import Prediction
 from .schedule.policy import Policy
 from .schedule.schedule import buckets_of, build_join_end, build_schedule
@@ -114,15 +114,11 @@ def prediction_of(
     compute_errors: Mapping[str, tuple[float, float]] | None = None,
 ) -> Prediction:
     """Make a prediction from the statistics of its iterations and the timeline of the median one."""
-    names = ("iteration_ns", "mean_ns", "compute_ns", "no_overlap_ns")
-    p95_ns, p99_ns = (None if ns == UNKNOWN else int(ns) for ns in (distribution.p95_ns, distribution.p99_ns))
-    times: dict[str, Any] = {name: int(getattr(distribution, name)) for name in names}
+    names = ("iteration_ns", "mean_ns", "p95_ns", "p99_ns", "compute_ns", "no_overlap_ns", "causes_ns")
+    same: dict[str, Any] = {name: getattr(distribution, name) for name in names}
     return Prediction(
-        **times,
-        p95_ns=p95_ns,
-        p99_ns=p99_ns,
-        interval_ns=(int(distribution.low_ns), int(distribution.high_ns)),
-        causes_ns={cause: (int(below), int(above)) for cause, (below, above) in distribution.causes_ns.items()},
+        **same,
+        interval_ns=(distribution.low_ns, distribution.high_ns),
         samples_ns=tuple(distribution.samples_ns.tolist()),
         buckets=tuple(map(tuple, buckets)),
         timeline=timeline,

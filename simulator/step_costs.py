@@ -47,8 +47,8 @@ class ScheduleCosts:
         step_errors: The same for steps of some kinds, by the name of their cost.
         unexplained: The same for the whole iteration.
         spread: Half-width of the 90 % interval of iterations as a fraction of their median, if a training run on
-            this number of ranks was measured; shape: the leading axes of `untimed.cost_ns`. 0: from the variation of
-            the recorded iterations and the errors of the costs.
+            this number of ranks was measured. 0: from the variation of the recorded iterations and the errors of the
+            costs.
         slow_down_bounds: The slow-down of computing at the low, and at the high, end of its error band.
         assumed: See `Fabric.assumed`.
     """
@@ -59,7 +59,7 @@ class ScheduleCosts:
     relative_errors: Floats
     step_errors: dict[str, tuple[tuple[ComputeKind, ...], float]]
     unexplained: float
-    spread: Floats
+    spread: float
     slow_down_bounds: tuple[float, float]
     assumed: tuple[str, ...]
 
@@ -69,7 +69,7 @@ class ScheduleCosts:
         Args:
             sampler: Drew the cycles.
             times: The cycles.
-            chosen: Index of the cycles to take, such as one number for each fabric, whose axes then come first.
+            chosen: Index of the cycles to take.
         """
         launch_ns, packed_ns = self._launches(times)
         pass_ns = np.concatenate([times.forward_ns[..., None], launch_ns, times.backward_end_ns[..., None]], axis=-1)
@@ -88,8 +88,7 @@ class ScheduleCosts:
         duration_ns = np.empty((*times.forward_ns.shape, len(steps)), np.int64)
         for place, step in enumerate(steps):
             duration_ns[..., place] = rank_ns[step] if step in rank_ns else self.same_ns[step]
-        alone_ns = self.untimed.cost_ns.sum(axis=-1, dtype=float)
-        longest_ns = duration_ns.sum(axis=-1, dtype=float).max() + alone_ns.max()
+        longest_ns = duration_ns.sum(axis=-1, dtype=float).max() + self.untimed.cost_ns.sum(dtype=float)
         if longest_ns > YEAR_NS:
             raise ValueError(
                 "expected cycles of sync_every iterations to take at most a year, got "
@@ -185,7 +184,7 @@ def price_schedule(schedule: IterationSchedule, fabric: Fabric, policy: Policy, 
             "launches": (("launch",), processor.launch_error),
         },
         unexplained=processor.unexplained * sqrt(log2(world_size)),
-        spread=np.array(fabric.iteration_spread(world_size)),
+        spread=fabric.iteration_spread(world_size),
         slow_down_bounds=(processor.slowed(-1).slow_down, processor.slowed(1).slow_down),
         assumed=fabric.assumed(as_int64([one.size_bytes for one in schedule.collectives]), world_size),
     )

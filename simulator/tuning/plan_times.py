@@ -97,7 +97,6 @@ class PlanTimes:
 
     def _simulate(self, plan: BucketLayout, cycles: Sequence[int]) -> Nanoseconds:
         costs = self.costs(plan)
-        costs = replace(costs, untimed=replace(costs.untimed, cost_ns=costs.untimed.cost_ns[None]))
         sampler = self.sampler
         if self.recorded.has_communication:
             model, _ = rebucketed(self.trace, self.recorded, self.fabric, plan)
@@ -189,7 +188,6 @@ class PlanTimes:
         sampler = self._sampler(self.changed[0])
         times = sampler.draw(self.deciding_cycles)
         costs = self.costs(plan)
-        costs = replace(costs, untimed=replace(costs.untimed, cost_ns=costs.untimed.cost_ns[None]))
         engine_input = costs.engine_input(sampler, times)
         schedule = engine_input.schedule
         before = replace(schedule, instructions=schedule.instructions[: schedule.instructions.index(FORWARD)])
