@@ -5,7 +5,6 @@ import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from html import escape
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -245,20 +244,6 @@ class Prediction:
         """Compare another prediction with this one, which is the baseline."""
         return Comparison(baseline=self, other=other)
 
-    def _repr_html_(self) -> str:
-        low, high = self.interval_ns
-        parts = ", ".join(f"{_in_words(part)} {ns / 1e6:,.2f}" for part, ns in self._parts_ns.items() if ns)
-        rows = {
-            "iteration, median": _ms(self.iteration_ns),
-            "90 % interval": f"{_ms(low)} to {_ms(high)}",
-            "computation alone": _ms(self.compute_ns),
-            "exposed communication": _ms(self.exposed_comm_ns),
-            "breakdown, slowest rank": f"{parts or 0} ms",
-            "buckets": f"{len(self.buckets)}, on the critical path: {_numbers(self.critical_buckets)}",
-        }
-        sentences = *(anchor.sentence() for anchor in self.anchors), *self.counted_as_free, *self.assumed
-        return _html_table(rows) + "".join(f"<p>{escape(sentence)}</p>" for sentence in sentences)
-
     @property
     def _parts_ns(self) -> dict[str, int]:
         """`breakdown` per iteration: the breakdown of a cycle is divided by its number of iterations."""
@@ -320,10 +305,6 @@ class Comparison:
         parts = ", ".join(f"{_in_words(part)} {ns / 1e6:+.2f}" for part, ns in self.parts_ns.items() if ns)
         return f"{self._verdict}; by part, ms: {parts or 'no difference'}"
 
-    def _repr_html_(self) -> str:
-        rows = {_in_words(part): f"{ns / 1e6:+.2f} ms" for part, ns in self.parts_ns.items() if ns}
-        return f"<p>{self._verdict}</p>" + _html_table(rows)
-
     @property
     def _verdict(self) -> str:
         if self.difference_ns == 0:
@@ -342,12 +323,3 @@ def _ms(ns: int) -> str:
 
 def _in_words(part: str) -> str:
     return part.replace("exposed_comm", "exposed communication").replace("_", " ")
-
-
-def _numbers(buckets: Sequence[int]) -> str:
-    return ", ".join(map(str, buckets)) or "none"
-
-
-def _html_table(rows: Mapping[str, str]) -> str:
-    cells = "".join(f"<tr><td>{name}</td><td>{value}</td></tr>" for name, value in rows.items())
-    return f"<table>{cells}</table>"
