@@ -1,10 +1,11 @@
 """Distribution of the iteration time: median, quantiles and 90 % interval of many simulated iterations."""
 
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import cache
 from math import hypot, sqrt
 from statistics import NormalDist
+from typing import Any
 
 import numpy as np
 
@@ -34,31 +35,10 @@ COMPUTATION: tuple[ComputeKind, ...] = ("unsynchronized", "forward", "backward",
 """Computing steps of training without data parallelism."""
 
 
-@dataclass(frozen=True, slots=True)
-class Distribution:
-    """Statistics of many iterations, in nanoseconds; times of a cycle of several are divided by their number.
-
-    The fields are those of `Prediction`, with `low_ns` and `high_ns` for the interval.
-
-    Attributes:
-        median: The median iteration.
-    """
-
-    samples_ns: Nanoseconds
-    iteration_ns: int
-    low_ns: int
-    high_ns: int
-    mean_ns: int
-    p95_ns: int | None
-    p99_ns: int | None
-    compute_ns: int
-    no_overlap_ns: int
-    median: EngineInput
-    causes_ns: Mapping[str, tuple[int, int]]
-
-
-def simulate_many(costs: ScheduleCosts, sampler: IterationSampler, engine: Engine = "auto") -> Distribution:
-    """Simulate all iterations of a sampler and summarise them.
+def simulate_many(
+    costs: ScheduleCosts, sampler: IterationSampler, engine: Engine = "auto"
+) -> tuple[dict[str, Any], EngineInput]:
+    """Simulate all iterations of a sampler; return their statistics, see `summarize`, and the median iteration.
 
     The median iteration is simulated again with every uncertain cost at the low and at the high end of its error
     band. The variation of the iterations and the errors of the costs are independent, so their distances from the
@@ -88,7 +68,7 @@ def simulate_many(costs: ScheduleCosts, sampler: IterationSampler, engine: Engin
         causes[cause] = median_ns - low_ns, high_ns - median_ns
     if costs.unexplained:
         causes["unexplained"] = median_ns - median_ns / (1 + costs.unexplained), median_ns * costs.unexplained
-    return summarize(times_ns, median, causes=causes, spread=costs.spread)
+    return summarize(times_ns, causes=causes, spread=costs.spread), median
 
 
 def place_of_median(latency_ns: Floats) -> int:
@@ -97,17 +77,12 @@ def place_of_median(latency_ns: Floats) -> int:
 
 
 def summarize(
-    times_ns: Floats,
-    median: EngineInput,
-    *,
-    causes: Mapping[str, tuple[float, float]] | None = None,
-    spread: float = 0.0,
-) -> Distribution:
-    """Summarise many iterations.
+    times_ns: Floats, *, causes: Mapping[str, tuple[float, float]] | None = None, spread: float = 0.0
+) -> dict[str, Any]:
+    """Return the fields of a `Prediction` that are statistics of its iterations.
 
     Args:
         times_ns: Duration, computation alone and duration without overlap of each iteration; shape [3, cycles].
-        median: The median iteration.
         causes: Distances from the median to both ends of the interval that each uncertain cost alone would give.
         spread: Half-width of the interval as a fraction of the median, where it was measured; see `ScheduleCosts`.
     """
@@ -119,19 +94,17 @@ def summarize(
     below, above = (spread * median_ns,) * 2 if spread else np.sqrt((reach**2).sum(axis=0))
     figures = {
         "iteration_ns": median_ns,
-        "low_ns": max(0, median_ns - below),
-        "high_ns": median_ns + above,
         "mean_ns": times_ns[0].mean(),
         "compute_ns": compute[len(compute) // 2],
         "no_overlap_ns": no_overlap[len(no_overlap) // 2],
     }
-    return Distribution(
+    return {
         **{name: int(as_int64(ns)) for name, ns in figures.items()},
         **{name: _tail_quantile(latency, level) for name, level in TAIL.items()},
-        samples_ns=as_int64(times_ns[0]),
-        median=median,
-        causes_ns={} if spread else dict(zip(distances, map(tuple, as_int64(reach).tolist()), strict=True)),
-    )
+        "interval_ns": tuple(as_int64([max(0, median_ns - below), median_ns + above]).tolist()),
+        "samples_ns": tuple(as_int64(times_ns[0]).tolist()),
+        "causes_ns": {} if spread else dict(zip(distances, map(tuple, as_int64(reach).tolist()), strict=True)),
+    }
 
 
 def _tail_quantile(latency_ns: Floats, level: float) -> int | None:
