@@ -173,12 +173,12 @@ def price_schedule(schedule: IterationSchedule, fabric: Fabric, policy: Policy, 
             Compute("decompress", bucket): hook.decompress(sum(sizes)),
             Compute("copy_out", bucket): copy_out_ns,
         }
-    steps = frozenset(schedule.steps)
+    steps, sizes = frozenset(schedule.steps), as_int64([one.size_bytes for one in schedule.collectives])
     return ScheduleCosts(
         untimed=price_collectives(schedule, fabric, world_size),
         same_ns={step: int(as_int64(ns)) for step, ns in same_ns.items() if step in steps},
         pack_ns=as_int64([_pack_ns(sizes, processor, policy) for sizes in copied]),
-        relative_errors=relative_errors(messages_of(schedule), fabric, world_size),
+        relative_errors=fabric.relative_errors(sizes, world_size),
         step_errors={
             "copies": (("unshard", "pack", "copy_out"), processor.copy_error),
             "launches": (("launch",), processor.launch_error),
@@ -186,7 +186,7 @@ def price_schedule(schedule: IterationSchedule, fabric: Fabric, policy: Policy, 
         unexplained=processor.unexplained * sqrt(log2(world_size)),
         spread=fabric.iteration_spread(world_size),
         slow_down_bounds=(processor.slowed(-1).slow_down, processor.slowed(1).slow_down),
-        assumed=fabric.assumed(as_int64([one.size_bytes for one in schedule.collectives]), world_size),
+        assumed=fabric.assumed(sizes, world_size),
     )
 
 
@@ -215,7 +215,7 @@ def price_collectives(schedule: IterationSchedule, fabric: Fabric, world_size: i
     )
 
 
-def charged_fabric(fabric: Fabric, model: RecordedModel, buckets: Buckets | None = None) -> Fabric:
+def charged_fabric(fabric: Fabric, model: RecordedModel, buckets: Buckets) -> Fabric:
     """Return the fabric without the costs that the model's compute times already include.
 
     Times recorded with communication include the copies into buckets, which are as many in any buckets, and the
@@ -224,15 +224,14 @@ def charged_fabric(fabric: Fabric, model: RecordedModel, buckets: Buckets | None
     Args:
         fabric: Costs of collectives, and processor costs.
         model: The recorded model.
-        buckets: The buckets to predict. None: those that were recorded.
+        buckets: The buckets to predict.
     """
     if not model.has_communication:
         return fabric
     processor = fabric.processor
-    recorded = model.layout or buckets or [[]]  # buckets that are not known count as those to predict
-    wanted = buckets or recorded
-    before, after = len(recorded), max(len(recorded), len(wanted))
-    changes = list(map(set, recorded)) != list(map(set, wanted))
+    recorded = model.layout or buckets  # buckets that are not known count as those to predict
+    before, after = len(recorded), max(len(recorded), len(buckets))
+    changes = list(map(set, recorded)) != list(map(set, buckets))
     return fabric.with_processor(
         pack=Linear(),
         launch_ns=processor.launch_ns - processor.launch_ns * before // after,
@@ -270,11 +269,6 @@ def counted_as_free(policy: Policy, fabric: Fabric) -> tuple[str, ...]:
 def messages_of(schedule: IterationSchedule) -> list[tuple[Transport, int]]:
     """Return the transport and the size in bytes of each collective."""
     return [(collective.transport, collective.size_bytes) for collective in schedule.collectives]
-
-
-def relative_errors(messages: Sequence[tuple[Transport, int]], fabric: Fabric, world_size: int) -> Floats:
-    """Return the relative error of each message's duration; shape [messages]."""
-    return fabric.relative_errors(as_int64([size for _, size in messages]), world_size)
 
 
 def price(messages: Sequence[tuple[Transport, int]], fabric: Fabric, world_size: int) -> Nanoseconds:

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import product
-from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
+from typing import TYPE_CHECKING, Annotated, Any
 
 from pydantic import InstanceOf, PlainValidator
 
@@ -33,13 +33,6 @@ FEW = 64
 """Configurations that take no longer than the start of further processes."""
 
 Progress = Callable[[str, int, int], None]
-
-
-class Measurement(NamedTuple):
-    """Measured median iteration times by number of ranks, and the settings of the measured runs."""
-
-    iteration_ns: Mapping[int, int]
-    policy: Policy
 
 
 def _one_or_several(kind: type) -> PlainValidator:
@@ -120,9 +113,9 @@ def sweep(
         raise ValueError(
             f"measured: expected one trace and one fabric, those of the measured runs, got several {several[0]}s"
         )
-    run = Measurement(measured, policies[0] if len(policies) == 1 else policy) if measured else None
     cells = list(product(traces, fabrics, world_sizes))
-    tasks = [(traces[one], fabrics[other], size, policies, how, run) for one, other, size in cells]
+    of_runs = policies[0] if len(policies) == 1 else policy
+    tasks = [(traces[one], fabrics[other], size, policies, how, measured, of_runs) for one, other, size in cells]
     rows: list[dict[str, Any]] = []
     for cell, some in zip(cells, _run(tasks, n_jobs), strict=True):
         rows += (dict(zip(AXES, cell, strict=False)) | row for row in some)
@@ -147,14 +140,15 @@ def _rows(
     world_size: int,
     policies: Sequence[Policy],
     how: Mapping[str, Any],
-    run: Measurement | None,
+    measured: Mapping[int, int] | None,
+    measured_policy: Policy,
 ) -> list[dict[str, Any]]:
     """Predict each policy on one fabric and world size; `how` has further arguments of `predict`."""
     predictions = [predict(trace, fabric, world_size=world_size, policy=policy, **how) for policy in policies]
-    if run:
-        asked = {**how, "stragglers": (), "policy": run.policy}
-        on_few = {ranks: predict(trace, fabric, world_size=ranks, **asked) for ranks in {1, *run.iteration_ns}}
-        predictions = [one.anchored(world_size, run.iteration_ns, on_few) for one in predictions]
+    if measured:
+        asked = {**how, "stragglers": (), "policy": measured_policy}
+        on_few = {ranks: predict(trace, fabric, world_size=ranks, **asked) for ranks in {1, *measured}}
+        predictions = [one.anchored(world_size, measured, on_few) for one in predictions]
     fastest = min(predictions, key=lambda one: one.iteration_ns)
     return [
         {
