@@ -173,12 +173,12 @@ def price_schedule(schedule: IterationSchedule, fabric: Fabric, policy: Policy, 
             Compute("decompress", bucket): hook.decompress(sum(sizes)),
             Compute("copy_out", bucket): copy_out_ns,
         }
-    steps, sizes = frozenset(schedule.steps), as_int64([one.size_bytes for one in schedule.collectives])
+    steps, sent = frozenset(schedule.steps), as_int64([one.size_bytes for one in schedule.collectives])
     return ScheduleCosts(
         untimed=price_collectives(schedule, fabric, world_size),
         same_ns={step: int(as_int64(ns)) for step, ns in same_ns.items() if step in steps},
         pack_ns=as_int64([_pack_ns(sizes, processor, policy) for sizes in copied]),
-        relative_errors=fabric.relative_errors(sizes, world_size),
+        relative_errors=fabric.relative_errors(sent, world_size),
         step_errors={
             "copies": (("unshard", "pack", "copy_out"), processor.copy_error),
             "launches": (("launch",), processor.launch_error),
@@ -186,7 +186,7 @@ def price_schedule(schedule: IterationSchedule, fabric: Fabric, policy: Policy, 
         unexplained=processor.unexplained * sqrt(log2(world_size)),
         spread=fabric.iteration_spread(world_size),
         slow_down_bounds=(processor.slowed(-1).slow_down, processor.slowed(1).slow_down),
-        assumed=fabric.assumed(sizes, world_size),
+        assumed=fabric.assumed(sent, world_size),
     )
 
 
