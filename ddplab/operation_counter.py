@@ -7,7 +7,7 @@ have shapes but no data, so even the largest model takes about a second and no m
 
 import math
 import sys
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, nullcontext
 from functools import partial
 from typing import Any
@@ -85,8 +85,8 @@ def _take_data(parameter: Tensor, converted: Tensor) -> None:
     parameter.data = converted
 
 
-def _layer_norm(x: Tensor, shape: list[int], weight: Tensor | None = None, eps: float | None = None) -> Tensor:
-    return F.layer_norm(x, shape, weight, eps=eps or 0.0)
+def _layer_norm(x: Tensor, shape: Sequence[int], weight: Tensor | None = None, eps: float | None = None) -> Tensor:
+    return F.layer_norm(x, list(shape), weight, eps=eps or 0.0)
 
 
 def count_operations(module: nn.Module, loss_fn: models.Loss, model: str) -> Operations:

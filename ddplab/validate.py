@@ -11,6 +11,7 @@ import hashlib
 import json
 from collections.abc import Sequence
 from functools import partial
+from math import hypot
 from pathlib import Path
 
 import numpy as np
@@ -23,7 +24,7 @@ from reference.files.writing import write_atomically
 from reference.launch import Progress, RankPool, no_progress
 from reference.trace import Trace
 from simulator.fabric import Fabric
-from simulator.fabric.processor_costs import EMULATED_MODEL_ERROR
+from simulator.fabric.processor_costs import EMULATED_MODEL_ERROR, MODEL_ERROR
 from simulator.schedule.comm_hook_messages import NO_HOOK
 from simulator.schedule.policy import Policy
 from simulator.schedule.schedule import buckets_of
@@ -115,7 +116,8 @@ def validate(
     fabric = _calibrate(pool, built, trace, policies, on_progress)
     (rehearsals,) = train([target_run(rehearsed, trace)], REHEARSALS, f"{name}: rehearsal")
     spread = relative_spread([ns for of_ranks in rehearsals for ns in of_ranks[0].times_ns])
-    fabric = fabric.with_processor(iteration_spread=spread)
+    error = EMULATED_MODEL_ERROR if built.startswith(EMULATED) else MODEL_ERROR
+    fabric = fabric.with_processor(iteration_spread=hypot(spread, error) if spread else 0.0)
     fabric.save(out / "fabric.json")
     targets = [predict_target(trace, fabric, policy, pool.world_size) for policy in policies]
     digest = write_predictions(out / "predictions.json", name, configurations, targets)
@@ -142,7 +144,7 @@ def _calibrate(pool: RankPool, model: str, trace: Trace, policies: Sequence[Poli
     if model.startswith(EMULATED):
         message_bytes = max(4, sum(trace.sizes_bytes) // 16 // 4 * 4)
         launch_ns = pool.run(time_launch_beside_network, message_bytes, LAUNCH_ROUNDS)[0]
-        fabric = fabric.with_processor(launch_ns=launch_ns, model_error=EMULATED_MODEL_ERROR)
+        fabric = fabric.with_processor(launch_ns=launch_ns)
     return fabric
 
 

@@ -44,12 +44,9 @@ class Source(Schema):
 
 
 class _Figure(Schema):
-    source: str
+    """A figure, which `str` writes with its unit."""
 
-    @property
-    def text(self) -> str:
-        """The figure with its unit."""
-        raise NotImplementedError
+    source: str
 
 
 class Memory(_Figure):
@@ -58,9 +55,7 @@ class Memory(_Figure):
     gb_per_s: GbPerS
     gib: Positive | None = None
 
-    @property
-    def text(self) -> str:
-        """The figures with their units."""
+    def __str__(self) -> str:
         return f"{self.gb_per_s:g} GB/s" + (f", {self.gib:g} GiB" if self.gib else "")
 
 
@@ -69,9 +64,7 @@ class Peaks(_Figure):
 
     tflops: dict[Precision, Positive] = Field(min_length=1)
 
-    @property
-    def text(self) -> str:
-        """The figure with its unit."""
+    def __str__(self) -> str:
         return ", ".join(f"{precision} {rate:g}" for precision, rate in self.tflops.items()) + " TFLOPS"
 
 
@@ -80,9 +73,7 @@ class MeasuredCosts(_Figure):
 
     processor: Processor
 
-    @property
-    def text(self) -> str:
-        """The figures with their units."""
+    def __str__(self) -> str:
         pack = self.processor.pack
         return (
             f"a copy {pack.fixed_ns / 1e3:g} us and {2 / pack.ns_per_byte:,.0f} GB/s, a launch "
@@ -107,9 +98,7 @@ class Rate(_Figure):
         """The rate in bytes per second."""
         return 1e9 * (self.gb_per_s or 0) + 1e9 / 8 * (self.gbit_per_s or 0)
 
-    @property
-    def text(self) -> str:
-        """The figure with its unit."""
+    def __str__(self) -> str:
         return f"{self.gbit_per_s:g} Gbit/s" if self.gb_per_s is None else f"{self.gb_per_s:g} GB/s"
 
 
@@ -118,9 +107,7 @@ class Reached(_Figure):
 
     part: Annotated[float, Field(gt=0, le=2)]
 
-    @property
-    def text(self) -> str:
-        """The figure with its unit."""
+    def __str__(self) -> str:
         return f"{self.part:.3g} of the rate"
 
 
@@ -129,9 +116,7 @@ class Latency(_Figure):
 
     us: Positive
 
-    @property
-    def text(self) -> str:
-        """The figure with its unit."""
+    def __str__(self) -> str:
         return f"{self.us:g} us"
 
 
@@ -228,7 +213,7 @@ class Catalogue(Schema):
         found = dict(_figures(entry))
         if isinstance(entry, Node):
             found |= {f"links.{kind}.latency": self.latencies[kind] for kind in entry.links}
-        return {field: (figure.text, self.sources[figure.source]) for field, figure in found.items()}
+        return {field: (str(figure), self.sources[figure.source]) for field, figure in found.items()}
 
     def topology(self, name: str, *, network: Rate | None = None, members: int | None = None) -> Topology:
         """Return the links of a node, as many nodes as needed.
@@ -291,7 +276,7 @@ class Catalogue(Schema):
 
     def _source_of(self, name: str, links: Mapping[Kind, Link]) -> str:
         words = ", ".join(
-            f"{kind} {link.rate.text}, of which {link.reached.part:.3g} is reached" for kind, link in links.items()
+            f"{kind} {link.rate}, of which {link.reached.part:.3g} is reached" for kind, link in links.items()
         )
         is_listed = links == self.nodes[name].links
         inside = "".join(

@@ -5,17 +5,15 @@ import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from html import escape
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from reference.files.writing import write_atomically
 
 from .anchoring import Anchor, Expected, correct
 from .engines.timeline import Span, Timeline
-from .interval import efficiency_interval, reach_of_difference, ties
+from .interval import efficiency_interval, reach_of_difference
 from .results import perfetto_export
 from .results.breakdown import break_down, critical_path
 
@@ -101,8 +99,7 @@ class Prediction:
         reaches, (low, high) = self.causes_ns, self.interval_ns
         if not reaches:
             reaches = {"": (self.iteration_ns - low, high - self.iteration_ns)}
-        ends = efficiency_interval(self.iteration_ns, self.compute_ns, reaches, self.compute_errors)
-        return float(ends[0]), float(ends[1])
+        return efficiency_interval(self.iteration_ns, self.compute_ns, reaches, self.compute_errors)
 
     @property
     def shares_of_width(self) -> dict[str, float]:
@@ -247,20 +244,6 @@ class Prediction:
         """Compare another prediction with this one, which is the baseline."""
         return Comparison(baseline=self, other=other)
 
-    def _repr_html_(self) -> str:
-        low, high = self.interval_ns
-        parts = ", ".join(f"{_in_words(part)} {ns / 1e6:,.2f}" for part, ns in self._parts_ns.items() if ns)
-        rows = {
-            "iteration, median": _ms(self.iteration_ns),
-            "90 % interval": f"{_ms(low)} to {_ms(high)}",
-            "computation alone": _ms(self.compute_ns),
-            "exposed communication": _ms(self.exposed_comm_ns),
-            "breakdown, slowest rank": f"{parts or 0} ms",
-            "buckets": f"{len(self.buckets)}, on the critical path: {_numbers(self.critical_buckets)}",
-        }
-        sentences = *(anchor.sentence() for anchor in self.anchors), *self.counted_as_free, *self.assumed
-        return _html_table(rows) + "".join(f"<p>{escape(sentence)}</p>" for sentence in sentences)
-
     @property
     def _parts_ns(self) -> dict[str, int]:
         """`breakdown` per iteration: the breakdown of a cycle is divided by its number of iterations."""
@@ -272,13 +255,10 @@ class Prediction:
         return 1 + sum(step.kind == "unsynchronized" for step in self.timeline.engine_input.schedule.steps)
 
 
-def ties_of(predictions: Sequence[Prediction]) -> NDArray[np.bool_]:
-    """Return which predictions are the fastest or tie with it; see `interval.ties`."""
-    iteration_ns, *interval_ns = np.array([(one.iteration_ns, *one.interval_ns) for one in predictions]).T
-    names = dict.fromkeys(cause for one in predictions for cause in one.causes_ns)
-    both = (zip(*(one.causes_ns.get(name, (0, 0)) for one in predictions), strict=True) for name in names)
-    reach = {name: (np.array(below), np.array(above)) for name, (below, above) in zip(names, both, strict=True)}
-    return ties(iteration_ns, interval_ns, reach)
+def ties_of(predictions: Sequence[Prediction]) -> list[bool]:
+    """Return which predictions are the fastest or tie with it: the rule of all commands; see `Comparison.is_tie`."""
+    fastest = min(predictions, key=lambda one: one.iteration_ns)
+    return [fastest.compare(one).is_tie for one in predictions]
 
 
 @dataclass(frozen=True)
@@ -324,15 +304,12 @@ class Comparison:
     @property
     def is_tie(self) -> bool:
         """Whether the difference may be due to the errors of the costs, which both predictions share."""
-        return bool(ties_of([self.baseline, self.other]).all())
+        low, high = self.difference_interval_ns
+        return low <= 0 <= high
 
     def __repr__(self) -> str:
         parts = ", ".join(f"{_in_words(part)} {ns / 1e6:+.2f}" for part, ns in self.parts_ns.items() if ns)
         return f"{self._verdict}; by part, ms: {parts or 'no difference'}"
-
-    def _repr_html_(self) -> str:
-        rows = {_in_words(part): f"{ns / 1e6:+.2f} ms" for part, ns in self.parts_ns.items() if ns}
-        return f"<p>{self._verdict}</p>" + _html_table(rows)
 
     @property
     def _verdict(self) -> str:
@@ -352,12 +329,3 @@ def _ms(ns: int) -> str:
 
 def _in_words(part: str) -> str:
     return part.replace("exposed_comm", "exposed communication").replace("_", " ")
-
-
-def _numbers(buckets: Sequence[int]) -> str:
-    return ", ".join(map(str, buckets)) or "none"
-
-
-def _html_table(rows: Mapping[str, str]) -> str:
-    cells = "".join(f"<tr><td>{name}</td><td>{value}</td></tr>" for name, value in rows.items())
-    return f"<table>{cells}</table>"

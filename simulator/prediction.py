@@ -1,6 +1,5 @@
 """Prediction: the iteration time of a recorded model for other buckets, bucket orders, networks and world sizes."""
 
-from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -10,9 +9,8 @@ from reference.trace import Trace
 
 from .argument_checks import Batches, Measured, Ranks, Stragglers, checked
 from .engines.closed_form import Engine, simulate
-from .engines.timeline import Timeline
 from .fabric import Fabric
-from .interval import UNKNOWN, Distribution, simulate_many
+from .interval import simulate_many
 from .predicted_iteration import Prediction
 from .schedule.policy import Policy
 from .schedule.schedule import buckets_of, build_join_end, build_schedule
@@ -87,10 +85,10 @@ def predict(
     end_of_epoch = build_join_end(policy, model) if joins else None
     costs = price_schedule(schedule, charged, policy, world_size)
     end = None if end_of_epoch is None else price_collectives(end_of_epoch, charged, world_size)
-    distribution = simulate_many(costs, sampler, engine)
-    prediction = prediction_of(
-        distribution,
-        simulate(distribution.median, engine),
+    figures, median = simulate_many(costs, sampler, engine)
+    prediction = Prediction(
+        **figures,
+        timeline=simulate(median, engine),
         buckets=schedule.buckets,
         epoch_end_ns=0 if end is None else simulate(end).iteration_ns,
         counted_as_free=counted_as_free(policy, fabric),
@@ -101,33 +99,3 @@ def predict(
         return prediction
     on_few = partial(predict, trace, fabric, policy=policy, variation=variation, assume=False, engine=engine)
     return prediction.anchored(world_size, measured, {ranks: on_few(world_size=ranks) for ranks in {1, *measured}})
-
-
-def prediction_of(
-    distribution: Distribution,
-    timeline: Timeline,
-    *,
-    buckets: Sequence[Sequence[int]],
-    epoch_end_ns: int,
-    counted_as_free: tuple[str, ...],
-    assumed: tuple[str, ...] = (),
-    compute_errors: Mapping[str, tuple[float, float]] | None = None,
-) -> Prediction:
-    """Make a prediction from the statistics of its iterations and the timeline of the median one."""
-    names = ("iteration_ns", "mean_ns", "compute_ns", "no_overlap_ns")
-    p95_ns, p99_ns = (None if ns == UNKNOWN else int(ns) for ns in (distribution.p95_ns, distribution.p99_ns))
-    times: dict[str, Any] = {name: int(getattr(distribution, name)) for name in names}
-    return Prediction(
-        **times,
-        p95_ns=p95_ns,
-        p99_ns=p99_ns,
-        interval_ns=(int(distribution.low_ns), int(distribution.high_ns)),
-        causes_ns={cause: (int(below), int(above)) for cause, (below, above) in distribution.causes_ns.items()},
-        samples_ns=tuple(distribution.samples_ns.tolist()),
-        buckets=tuple(map(tuple, buckets)),
-        timeline=timeline,
-        epoch_end_ns=epoch_end_ns,
-        counted_as_free=counted_as_free,
-        assumed=assumed,
-        compute_errors=compute_errors or {},
-    )

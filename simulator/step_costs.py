@@ -47,8 +47,8 @@ class ScheduleCosts:
         step_errors: The same for steps of some kinds, by the name of their cost.
         unexplained: The same for the whole iteration.
         spread: Half-width of the 90 % interval of iterations as a fraction of their median, if a training run on
-            this number of ranks was measured; shape: the leading axes of `untimed.cost_ns`. 0: from the variation of
-            the recorded iterations and the errors of the costs.
+            this number of ranks was measured. 0: from the variation of the recorded iterations and the errors of the
+            costs.
         slow_down_bounds: The slow-down of computing at the low, and at the high, end of its error band.
         assumed: See `Fabric.assumed`.
     """
@@ -59,7 +59,7 @@ class ScheduleCosts:
     relative_errors: Floats
     step_errors: dict[str, tuple[tuple[ComputeKind, ...], float]]
     unexplained: float
-    spread: Floats
+    spread: float
     slow_down_bounds: tuple[float, float]
     assumed: tuple[str, ...]
 
@@ -69,7 +69,7 @@ class ScheduleCosts:
         Args:
             sampler: Drew the cycles.
             times: The cycles.
-            chosen: Index of the cycles to take, such as one number for each fabric, whose axes then come first.
+            chosen: Index of the cycles to take.
         """
         launch_ns, packed_ns = self._launches(times)
         pass_ns = np.concatenate([times.forward_ns[..., None], launch_ns, times.backward_end_ns[..., None]], axis=-1)
@@ -88,8 +88,7 @@ class ScheduleCosts:
         duration_ns = np.empty((*times.forward_ns.shape, len(steps)), np.int64)
         for place, step in enumerate(steps):
             duration_ns[..., place] = rank_ns[step] if step in rank_ns else self.same_ns[step]
-        alone_ns = self.untimed.cost_ns.sum(axis=-1, dtype=float)
-        longest_ns = duration_ns.sum(axis=-1, dtype=float).max() + alone_ns.max()
+        longest_ns = duration_ns.sum(axis=-1, dtype=float).max() + self.untimed.cost_ns.sum(dtype=float)
         if longest_ns > YEAR_NS:
             raise ValueError(
                 "expected cycles of sync_every iterations to take at most a year, got "
@@ -174,20 +173,20 @@ def price_schedule(schedule: IterationSchedule, fabric: Fabric, policy: Policy, 
             Compute("decompress", bucket): hook.decompress(sum(sizes)),
             Compute("copy_out", bucket): copy_out_ns,
         }
-    steps = frozenset(schedule.steps)
+    steps, sent = frozenset(schedule.steps), as_int64([one.size_bytes for one in schedule.collectives])
     return ScheduleCosts(
         untimed=price_collectives(schedule, fabric, world_size),
         same_ns={step: int(as_int64(ns)) for step, ns in same_ns.items() if step in steps},
         pack_ns=as_int64([_pack_ns(sizes, processor, policy) for sizes in copied]),
-        relative_errors=relative_errors(messages_of(schedule), fabric, world_size),
+        relative_errors=fabric.relative_errors(sent, world_size),
         step_errors={
             "copies": (("unshard", "pack", "copy_out"), processor.copy_error),
             "launches": (("launch",), processor.launch_error),
         },
         unexplained=processor.unexplained * sqrt(log2(world_size)),
-        spread=np.array(fabric.iteration_spread(world_size)),
+        spread=fabric.iteration_spread(world_size),
         slow_down_bounds=(processor.slowed(-1).slow_down, processor.slowed(1).slow_down),
-        assumed=fabric.assumed(as_int64([one.size_bytes for one in schedule.collectives]), world_size),
+        assumed=fabric.assumed(sent, world_size),
     )
 
 
@@ -216,7 +215,7 @@ def price_collectives(schedule: IterationSchedule, fabric: Fabric, world_size: i
     )
 
 
-def charged_fabric(fabric: Fabric, model: RecordedModel, buckets: Buckets | None = None) -> Fabric:
+def charged_fabric(fabric: Fabric, model: RecordedModel, buckets: Buckets) -> Fabric:
     """Return the fabric without the costs that the model's compute times already include.
 
     Times recorded with communication include the copies into buckets, which are as many in any buckets, and the
@@ -225,15 +224,14 @@ def charged_fabric(fabric: Fabric, model: RecordedModel, buckets: Buckets | None
     Args:
         fabric: Costs of collectives, and processor costs.
         model: The recorded model.
-        buckets: The buckets to predict. None: those that were recorded.
+        buckets: The buckets to predict.
     """
     if not model.has_communication:
         return fabric
     processor = fabric.processor
-    recorded = model.layout or buckets or [[]]  # buckets that are not known count as those to predict
-    wanted = buckets or recorded
-    before, after = len(recorded), max(len(recorded), len(wanted))
-    changes = list(map(set, recorded)) != list(map(set, wanted))
+    recorded = model.layout or buckets  # buckets that are not known count as those to predict
+    before, after = len(recorded), max(len(recorded), len(buckets))
+    changes = list(map(set, recorded)) != list(map(set, buckets))
     return fabric.with_processor(
         pack=Linear(),
         launch_ns=processor.launch_ns - processor.launch_ns * before // after,
@@ -271,11 +269,6 @@ def counted_as_free(policy: Policy, fabric: Fabric) -> tuple[str, ...]:
 def messages_of(schedule: IterationSchedule) -> list[tuple[Transport, int]]:
     """Return the transport and the size in bytes of each collective."""
     return [(collective.transport, collective.size_bytes) for collective in schedule.collectives]
-
-
-def relative_errors(messages: Sequence[tuple[Transport, int]], fabric: Fabric, world_size: int) -> Floats:
-    """Return the relative error of each message's duration; shape [messages]."""
-    return fabric.relative_errors(as_int64([size for _, size in messages]), world_size)
 
 
 def price(messages: Sequence[tuple[Transport, int]], fabric: Fabric, world_size: int) -> Nanoseconds:

@@ -5,6 +5,7 @@ the report of a run. Predictions are computed again with the current simulator, 
 that were recorded before the target runs.
 """
 
+import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache, partial
@@ -30,6 +31,7 @@ from ddplab.validation_report import (
 from reference.trace import Trace
 from simulator import Fabric
 from simulator.baseline_predictions import BASELINES
+from simulator.fabric.processor_costs import EMULATED_MODEL_ERROR, MODEL_ERROR
 from simulator.fabric.uncertainty import BAND
 
 from .comparison import FEWER_BUCKETS, RANKING_BASELINES, CaseScore, Comparison, Part
@@ -77,7 +79,7 @@ def load_runs(folder: Path = RUNS) -> list[CommittedRun]:
 
 
 def model_error(runs: Sequence[CommittedRun]) -> float:
-    """Return the `model_error` of these runs: what nine in ten of their errors do not exceed."""
+    """Return the error of medians in these runs: what nine in ten of their errors do not exceed."""
     errors = [abs(row.error) for run in runs for row in run.current.rows]
     return float(np.quantile(errors, BAND))
 
@@ -98,6 +100,7 @@ class _PredictedRun:
         world_size: Number of ranks.
         targets: The prediction of each row.
         fabric: The fabric of the predictions.
+        own_spread: Spread of the iterations of one training run around their own median, a fraction.
     """
 
     name: str
@@ -105,12 +108,14 @@ class _PredictedRun:
     world_size: int
     targets: list[TargetPrediction]
     fabric: Fabric
+    own_spread: float
 
     def run(self, error: float | None = None) -> CommittedRun:
-        """Compare with the measurements; intervals are made with this `model_error`, or that of the fabric."""
+        """Compare with the measurements; intervals are made with this error of medians, or that of the product."""
         scale = self.recorded.scale_model or ORIGINAL
-        with_error = self.fabric if error is None else self.fabric.with_processor(model_error=error)
-        spread = with_error.iteration_spread(self.world_size)
+        spread = self.fabric.iteration_spread(self.world_size)
+        if spread and error is not None:
+            spread = float(np.hypot(self.own_spread, error))
         rows: list[ValidationRow] = []
         for row, target in zip(self.recorded.rows, self.targets, strict=True):
             turns = [Turn(tuple(round(ns * scale.dilation) for ns in turn.times_ns)) for turn in row.turns]
@@ -134,7 +139,15 @@ def _predict_again(folder: Path) -> _PredictedRun:
     scale = recorded.scale_model or ORIGINAL
     policies = [policy_of(row.configuration.in_model(scale)) for row in recorded.rows]
     targets = [predict_target(trace, fabric, policy, world_size) for policy in policies]
-    return _PredictedRun(folder.name, recorded, world_size, targets, fabric)
+    return _PredictedRun(folder.name, recorded, world_size, targets, fabric, _own_spread(folder, recorded))
+
+
+def _own_spread(folder: Path, recorded: ValidationReport) -> float:
+    """Return the spread of a run without the error of medians, which older fabric files state beside it."""
+    processor = json.loads((folder / "fabric.json").read_text()).get("processor", {})
+    spread = float(processor.get("iteration_spread", 0.0))
+    usual = MODEL_ERROR if recorded.scale_model is None else EMULATED_MODEL_ERROR
+    return spread if "model_error" in processor else float(max(0.0, spread**2 - usual**2) ** 0.5)
 
 
 def interval_score(row: ValidationRow, interval_ns: tuple[float, float]) -> float:

@@ -25,7 +25,6 @@ from simulator.engines.timeline import Timeline
 from simulator.fabric import Fabric, Linear, LinkShare
 from simulator.interval import no_overlap_ns, place_of_median, summarize
 from simulator.predicted_iteration import Prediction
-from simulator.prediction import prediction_of
 from simulator.schedule.comm_hook_messages import CommHook, named_hook
 from simulator.schedule.policy import Policy
 from simulator.schedule.schedule import (
@@ -147,11 +146,11 @@ def emulate(
     latency_ns = np.array([one.iteration_ns for one in timelines])
     alone_ns = np.concatenate([sampler.alone_ns(sampler.draw([cycle])) for cycle in range(sampler.count)])
     serial_ns = np.array([no_overlap_ns(one.engine_input) for one in timelines])
-    median = timelines[int(place_of_median(latency_ns))]
+    median = timelines[place_of_median(latency_ns)]
     end = emulation.timelines.get("join end")
-    return prediction_of(
-        summarize(np.stack([latency_ns, alone_ns, serial_ns]) / policy.sync_every, median.engine_input),
-        median,
+    return Prediction(
+        **summarize(np.stack([latency_ns, alone_ns, serial_ns]) / policy.sync_every),
+        timeline=median,
         buckets=emulation.buckets,
         epoch_end_ns=0 if end is None else end.iteration_ns,
         counted_as_free=counted_as_free(policy, fabric),

@@ -47,7 +47,7 @@ class Ranking(NamedTuple):
 
 
 def ranking(predictions: Sequence[Prediction]) -> Ranking:
-    """Return the fastest prediction, and which tie with it: see `interval.ties`."""
+    """Return the fastest prediction, and which tie with it: see `ties_of`."""
     order = sorted(range(len(predictions)), key=lambda place: predictions[place].iteration_ns)
     tied = ties_of(predictions)
     return Ranking(order[0], tuple(place for place in order[1:] if tied[place]))

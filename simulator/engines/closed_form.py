@@ -4,12 +4,11 @@ The closed form computes the timeline of the event replay by a recurrence. All r
 each instruction is one operation on arrays over the ranks, and over any number of iterations on leading axes.
 """
 
-from dataclasses import replace
 from typing import Literal
 
 import numpy as np
 
-from ..schedule.schedule import Compute, LaunchCollective, Wait
+from ..schedule.schedule import Compute, LaunchCollective
 from ..workload.compute_times import Nanoseconds
 from .engine_input import EngineInput
 from .event_replay import replay
@@ -27,7 +26,7 @@ def simulate(engine_input: EngineInput, engine: Engine = "auto") -> Timeline:
 
 
 def latencies_ns(engine_input: EngineInput, engine: Engine = "auto") -> Nanoseconds:
-    """Return the duration of each iteration; shape: the leading axes of durations and costs."""
+    """Return the duration of each iteration; shape: the leading axes of durations."""
     latest: Nanoseconds = _run(engine_input, engine)[2].max(axis=-1)
     return latest
 
@@ -35,14 +34,13 @@ def latencies_ns(engine_input: EngineInput, engine: Engine = "auto") -> Nanoseco
 def _run(
     engine_input: EngineInput, engine: Engine, end_ns: Nanoseconds | None = None
 ) -> tuple[Nanoseconds, Nanoseconds, Nanoseconds]:
-    """Run one iteration or many, with the arguments and results of `solve`; events take one fabric."""
+    """Run one iteration or many, with the arguments and results of `solve`."""
     if engine == "closed_form" or (engine == "auto" and has_constant_speeds(engine_input)):
         return solve(engine_input, end_ns)
     several = engine_input.duration_ns.shape[:-2]
     if not several:
         return replay(engine_input, end_ns)
-    one_fabric = replace(engine_input, cost_ns=engine_input.cost_ns.reshape(-1))
-    runs = [replay(one_fabric.at(place)) for place in np.ndindex(several)]
+    runs = [replay(engine_input.at(place)) for place in np.ndindex(several)]
     start_ns, done_ns, last_ns = (np.array(moments).reshape(*several, -1) for moments in zip(*runs, strict=True))
     return start_ns, done_ns, last_ns
 
@@ -60,7 +58,7 @@ def solve(
 
     Returns:
         Start and end of each collective, shape [..., collectives], and the end of each rank, shape [..., ranks];
-        the leading axes are those of durations and costs.
+        the leading axes are those of durations.
 
     Raises:
         ValueError: Speeds are not constant; use the event replay.
@@ -68,8 +66,8 @@ def solve(
     if not has_constant_speeds(engine_input):
         raise ValueError("closed form: expected constant speeds, but the fabric has slow-downs; use engine='auto'")
     schedule, duration_ns, cost_ns = engine_input.schedule, engine_input.duration_ns, engine_input.cost_ns
-    iterations = np.broadcast_shapes(duration_ns.shape[:-2], cost_ns.shape[:-1])
-    now = np.zeros((*iterations, duration_ns.shape[-2]), np.int64)
+    iterations = duration_ns.shape[:-2]
+    now = np.zeros(duration_ns.shape[:-1], np.int64)
     start, done = (np.empty((*iterations, len(schedule.collectives)), np.int64) for _ in range(2))
     free = np.zeros((*iterations, engine_input.concurrency), np.int64)  # when each slot is free again
     step = 0
@@ -94,24 +92,3 @@ def has_constant_speeds(engine_input: EngineInput) -> bool:
     """Whether the speed of computing and of each collective is the same whatever else runs."""
     shares = engine_input.concurrency > 1 and any(share.slow_down > 1 for share in engine_input.sharing)
     return engine_input.slow_down == 1 and not shares
-
-
-def exposed_many(engine_inputs: EngineInput) -> Nanoseconds:
-    """Compute how long the slowest rank of each iteration waits while a collective runs; axes as for `solve`.
-
-    Raises:
-        ValueError: Speeds are not constant, or several collectives can run at the same time.
-    """
-    if engine_inputs.concurrency > 1:
-        raise ValueError(f"closed form: expected one collective at a time, got up to {engine_inputs.concurrency}")
-    schedule, ranks = engine_inputs.schedule, engine_inputs.duration_ns.shape[-2]
-    cells = np.broadcast_shapes(engine_inputs.duration_ns.shape[:-2], engine_inputs.cost_ns.shape[:-1])
-    end_ns = np.empty((*cells, ranks, len(schedule.instructions)), np.int64)
-    start_ns, done_ns, last_ns = solve(engine_inputs, end_ns)
-    ends = np.take_along_axis(end_ns, last_ns.argmax(axis=-1)[..., None, None], axis=-2)[..., 0, :]
-    exposed: Nanoseconds = np.zeros(cells, np.int64)
-    for place, instruction in enumerate(schedule.instructions):
-        if isinstance(instruction, Wait):
-            before, after = (np.clip(ends[..., at, None], start_ns, done_ns) for at in (place - 1, place))
-            exposed += (after - before).sum(axis=-1)
-    return exposed

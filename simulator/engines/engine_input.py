@@ -25,8 +25,7 @@ class EngineInput:
         ranks: The simulated ranks.
         represented_by: For every rank, the simulated rank that behaves the same; shape [world size]. None: every
             rank is simulated.
-        cost_ns: Duration of each collective while no other collective runs; shape [collectives]. For the closed form
-            there may be leading axes, for example one for the fabrics.
+        cost_ns: Duration of each collective while no other collective runs; shape [collectives].
         concurrency: Collectives that run at the same time; they start in launch order.
         sharing: How each collective shares the link with others that run at the same time.
         slow_down: Factor on the time of computing while any collective runs.

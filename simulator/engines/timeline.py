@@ -4,7 +4,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
-from ..schedule.schedule import CollectiveKind, Compute, ComputeKind, LaunchCollective, Wait
+from ..schedule.schedule import CollectiveKind, Compute, ComputeKind, Instruction, LaunchCollective, Wait
 from ..workload.compute_times import Nanoseconds
 from .engine_input import EngineInput
 
@@ -108,12 +108,14 @@ class Timeline:
                         yield Span(rank, "comm", kind, collective.bucket, start, end)
 
     def _computation(self, row: int, rank: int) -> Iterator[Span]:
-        start = 0
-        for instruction, end in zip(self.engine_input.schedule.instructions, self.end_ns[row].tolist(), strict=True):
-            if end > start:
-                if isinstance(instruction, Compute):
-                    yield Span(rank, "compute", instruction.kind, instruction.bucket, start, end)
-                elif isinstance(instruction, Wait):
-                    bucket = self.engine_input.schedule.collectives[instruction.collective].bucket
-                    yield Span(rank, "compute", "wait", bucket, start, end)
-            start = end
+        for instruction, start, end in self.executed(row):
+            if isinstance(instruction, Compute) and end > start:
+                yield Span(rank, "compute", instruction.kind, instruction.bucket, start, end)
+            elif isinstance(instruction, Wait) and end > start:
+                bucket = self.engine_input.schedule.collectives[instruction.collective].bucket
+                yield Span(rank, "compute", "wait", bucket, start, end)
+
+    def executed(self, row: int) -> Iterator[tuple[Instruction, int, int]]:
+        """Yield the instructions of the rank in this row, each with its start and end."""
+        ends = self.end_ns[row].tolist()
+        return zip(self.engine_input.schedule.instructions, [0, *ends[:-1]], ends, strict=True)

@@ -344,12 +344,8 @@ class Fabric(Schema, strict=False):
         return self._curves.relative_errors(sizes_bytes, world_size)
 
     def iteration_spread(self, world_size: int) -> float:
-        """Return the half-width of the 90 % interval of iterations, a fraction; 0 if no training run was measured.
-
-        The measured spread and the error of predicted medians are independent, so they are added in quadrature.
-        """
-        spread, error = self.processor.iteration_spread, self.processor.model_error
-        return float(np.hypot(spread, error)) if spread and self.origin(world_size) == "measured" else 0.0
+        """Return the half-width of the 90 % interval of iterations, a fraction; 0 if no training run was measured."""
+        return self.processor.iteration_spread if self.origin(world_size) == "measured" else 0.0
 
     def scaled(self, factor: float) -> Self:
         """Return a copy in which every collective takes `factor` times as long.

@@ -1,6 +1,6 @@
 """Processor costs: the time that copies, launches, comm hooks and collectives take from computation."""
 
-from math import log2
+from math import hypot, log2
 from typing import Self
 
 from pydantic import Field, model_validator
@@ -120,12 +120,8 @@ class Processor(Schema):
     iteration_spread: RelativeError = Field(
         default=0.0,
         description="half-width of the band that holds 90 % of the iterations of one training run around their "
-        "median, a fraction; from a training run of `ddplab validate` before the predictions, 0 if none was measured",
-    )
-    model_error: RelativeError = Field(
-        default=MODEL_ERROR,
-        description="half-width of the band that holds 90 % of the errors of predicted medians, a fraction; added to "
-        "`iteration_spread` in quadrature; from the committed runs of the public score",
+        "predicted median, a fraction; from a training run of `ddplab validate` and the errors of medians in the "
+        "public score, 0 if none was measured",
     )
     unexplained: RelativeError = Field(
         default=0.0,
@@ -133,8 +129,20 @@ class Processor(Schema):
         "the square root of the doublings; from published training, 0 if the costs were measured on this machine",
     )
     hooks: tuple[HookCost, ...] = Field(
-        default=(), description="computation of comm hooks, nanoseconds; from `ddplab calibrate --hook`"
+        default=(),
+        strict=False,  # the validator below gets the lists of a file
+        description="computation of comm hooks, nanoseconds; from `ddplab calibrate --hook`",
     )
+
+    @model_validator(mode="before")
+    @classmethod
+    def _with_error_of_medians(cls, given: object) -> object:
+        """Take the files that state the error of medians beside the spread of the run around its own median."""
+        if not isinstance(given, dict) or "model_error" not in given:
+            return given
+        spread, error = (given.get(name) or 0 for name in ("iteration_spread", "model_error"))
+        rest = {name: value for name, value in given.items() if name != "model_error"}
+        return rest | {"iteration_spread": hypot(spread, error) if spread else 0.0}
 
     def launch_on(self, world_size: int) -> int:
         """Return the nanoseconds of computation that one all-reduce costs on this many ranks."""

@@ -18,12 +18,10 @@ from collections.abc import Callable, Mapping
 from math import inf, prod
 from typing import Annotated, Any, Self
 
-import yaml
-from pydantic import Field, PlainSerializer, WrapValidator, model_validator
+from pydantic import Field, WrapValidator, model_validator
 
 from reference.files.reading import Schema, one_line_errors, parse_yaml, read_text
 from reference.files.value_ranges import YEAR_NS, BytesPerS, Count, Nanoseconds
-from reference.files.writing import write_atomically
 
 OTHER = "other"
 GbPerS = Annotated[float, Field(ge=1e-9, le=1e9, allow_inf_nan=False)]
@@ -175,7 +173,7 @@ class LevelEntry(Schema):
         description="time of an empty message, microseconds; half a measured ping-pong, with NCCL that of a hop with "
         "Simple (3.4 over NVLink, 14 between nodes)",
     )
-    gb_per_s: Annotated[GbPerS, WrapValidator(_by_members), PlainSerializer(lambda rates: rates)] = Field(
+    gb_per_s: Annotated[GbPerS, WrapValidator(_by_members)] = Field(
         description="rate at which one member sends while it receives as much, 10^9 bytes per second, an eighth of "
         "its Gbit/s; from a large message, or the data sheet (a two-way rate halved), whose peak is 6-25 % too high; "
         "on direct links without a switch, rates by the number of members in use, and `other`",
@@ -223,23 +221,6 @@ def load_topology(path: str | os.PathLike[str]) -> Topology:
             return topology_of(TopologyFile.model_validate(written))
     except ValueError as error:
         raise ValueError(f"{problem}{error}; {ADVICE}") from None
-
-
-def save_topology(topology: Topology, path: str | os.PathLike[str]) -> None:
-    """Write a topology file; rates are rounded to whole bytes per second."""
-    levels = {}
-    for level, below in zip(topology.levels, (None, *topology.levels[:-1]), strict=True):
-        rates = {n: rate / 1e9 for n, rate in [*level.bytes_per_s_by_members.items(), (OTHER, level.bytes_per_s)]}
-        entry = LevelEntry(
-            of=None if below is None else below.name,
-            members=level.members,
-            latency_us=level.latency_ns / 1000,
-            gb_per_s=rates if len(rates) > 1 else rates[OTHER],  # type: ignore[arg-type]
-        )
-        levels[level.name] = entry.model_dump(exclude_defaults=True)
-    in_network = [level.name for level in topology.levels if level.reduces]
-    written = {"source": topology.source, "levels": levels, "in_network": in_network}
-    write_atomically(path, yaml.safe_dump(written, sort_keys=False).encode())
 
 
 def topology_of(written: TopologyFile) -> Topology:

@@ -18,7 +18,7 @@ from ..engines.timeline import Timeline
 from ..fabric import Fabric
 from ..predicted_iteration import Prediction
 from ..prediction import predict
-from ..results.breakdown import executed, exposed_intervals
+from ..results.breakdown import exposed_intervals
 from ..schedule.policy import Policy
 from ..schedule.schedule import Compute, buckets_of
 from ..workload.compute_times import Nanoseconds, RecordedModel, recorded_model
@@ -200,7 +200,7 @@ def simulated_ready_ns(timeline: Timeline, row: int, forward_ns: Nanoseconds, re
 
     `forward_ns` and `ready_ns`, of shape [parameters], are those of computation alone.
     """
-    computed = [(one.kind, begin, end) for one, begin, end in executed(timeline, row) if isinstance(one, Compute)]
+    computed = [(one.kind, begin, end) for one, begin, end in timeline.executed(row) if isinstance(one, Compute)]
     durations = timeline.engine_input.duration_ns[row].tolist()
     pieces = [(ns, *moments) for ns, (kind, *moments) in zip(durations, computed, strict=True) if kind == "backward"]
     alone, begins, ends = np.array(pieces).T

@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 
 from ..engines.timeline import Span, Timeline
-from ..schedule.schedule import Compute, ComputeKind, Instruction, LaunchCollective, Wait
+from ..schedule.schedule import Compute, ComputeKind, LaunchCollective, Wait
 
 PARTS: dict[str, tuple[ComputeKind, ...]] = {
     "unsynchronized": ("unsynchronized",),
@@ -32,7 +32,7 @@ def break_down(timeline: Timeline) -> dict[str, int]:
     full_speed_ns = iter(timeline.engine_input.duration_ns[row].tolist())
     part_of = {kind: part for part, kinds in PARTS.items() for kind in kinds}
     parts = dict.fromkeys([*PARTS, *OTHER_PARTS], 0)
-    for instruction, start, end in executed(timeline, row):
+    for instruction, start, end in timeline.executed(row):
         if isinstance(instruction, Compute):
             duration_ns = next(full_speed_ns)
             parts[part_of[instruction.kind]] += duration_ns
@@ -48,7 +48,7 @@ def exposed_intervals(timeline: Timeline) -> list[list[int]]:
     """Return the times for which the slowest rank waits while a collective runs, as disjoint `[start, end]`."""
     starts, ends = timeline.start_ns, timeline.done_ns
     intervals: list[list[int]] = []
-    for instruction, begin, end in executed(timeline, timeline.slowest_row):
+    for instruction, begin, end in timeline.executed(timeline.slowest_row):
         if isinstance(instruction, Wait) and end > begin:
             inside = (starts < end) & (ends > begin) & (starts < ends)
             for start, done in sorted(zip(starts[inside].tolist(), ends[inside].tolist(), strict=True)):
@@ -58,12 +58,6 @@ def exposed_intervals(timeline: Timeline) -> list[list[int]]:
                 else:
                     intervals.append([low, high])
     return intervals
-
-
-def executed(timeline: Timeline, row: int) -> Iterator[tuple[Instruction, int, int]]:
-    """Yield the instructions of the rank in this row, each with its start and end."""
-    ends = timeline.end_ns[row].tolist()
-    return zip(timeline.engine_input.schedule.instructions, [0, *ends[:-1]], ends, strict=True)
 
 
 def critical_path(timeline: Timeline) -> tuple[Span, ...]:

@@ -36,48 +36,32 @@ def draw_heat_maps(
 ) -> list[Axes]:
     """Draw one map for each combination of trace, fabric and world size that is not shown as rows or columns.
 
-    Arguments and errors are those of `draw_heat_map`; the axes are added to `figure`.
-    """
-    hidden = _hidden(table, rows, columns)
-    parts = list(_titled(table, hidden)) if hidden else [("", table)]
-    panels = figure.subplots(len(parts), 1, squeeze=False)[:, 0]
-    for ax, (title, part) in zip(panels, parts, strict=True):
-        draw_heat_map(part, ax, rows=rows, columns=columns, value=value)
-        if title:
-            ax.set_title(f"{title}: {ax.get_title(loc='left')}", loc="left", fontsize=10)
-    return list(panels)
-
-
-def draw_heat_map(
-    table: pd.DataFrame,
-    ax: Axes,
-    *,
-    rows: str = "bucket_cap_mb",
-    columns: str = "world_size",
-    value: str = "efficiency",
-) -> Axes:
-    """Draw the table of a sweep.
-
     Each cell shows the configuration with the least `iteration_ns`, or the first of several with the same, and names
     its settings that are not on an axis and were swept. A cell without configurations stays empty.
 
     Args:
         table: The table that `simulator.sweep` returned, or some of its rows.
-        ax: The axes to draw on; returned.
-        rows: Axis of the sweep for the rows of the map.
-        columns: Axis of the sweep for the columns of the map.
+        figure: The figure to draw on, which gets the axes.
+        rows: Axis of the sweep for the rows of the maps.
+        columns: Axis of the sweep for the columns of the maps.
         value: The column of the table to show; columns of nanoseconds are shown in milliseconds.
 
     Raises:
         ValueError: `rows` or `columns` is not an axis of a sweep, both are the same, `value` is not a column of the
-            table, the table has no rows, or several traces, fabrics or world sizes that are on neither axis.
+            table, or the table has no rows.
     """
     _check(table, rows, columns, value)
-    if hidden := _hidden(table, rows, columns):
-        raise ValueError(
-            f"table: expected one value of {' and '.join(NAMES[axis] for axis in hidden)} beside rows and columns, "
-            f"got {table.groupby(hidden).ngroups} combinations; select the rows of one, or call draw_heat_maps"
-        )
+    hidden = [axis for axis in GIVEN if axis not in (rows, columns) and table[axis].nunique() > 1]
+    parts = list(_titled(table, hidden)) if hidden else [("", table)]
+    panels = figure.subplots(len(parts), 1, squeeze=False)[:, 0]
+    for ax, (title, part) in zip(panels, parts, strict=True):
+        _draw(part, ax, rows, columns, value)
+        if title:
+            ax.set_title(f"{title}: {ax.get_title(loc='left')}", loc="left", fontsize=10)
+    return list(panels)
+
+
+def _draw(table: pd.DataFrame, ax: Axes, rows: str, columns: str, value: str) -> None:
     table = table.reset_index(drop=True)
     row_of, row_labels = pd.factorize(pd.Index(table[rows]), use_na_sentinel=False)
     column_of, column_labels = pd.factorize(pd.Index(table[columns]), use_na_sentinel=False)
@@ -107,7 +91,6 @@ def draw_heat_map(
     names = " and ".join(NAMES[axis] for axis in chosen)
     ax.set_title(f"{title}, with the fastest {names}" if chosen else title, loc="left", fontsize=10)
     ax.figure.colorbar(image, ax=ax, fraction=0.04)
-    return ax
 
 
 def _check(table: pd.DataFrame, rows: str, columns: str, value: str) -> None:
@@ -118,11 +101,6 @@ def _check(table: pd.DataFrame, rows: str, columns: str, value: str) -> None:
             raise ValueError(f"{argument}: expected one of {', '.join(names)}; got {name!r}")
     if table.empty:
         raise ValueError("table: expected at least one row to draw, got none")
-
-
-def _hidden(table: pd.DataFrame, rows: str, columns: str) -> list[str]:
-    """Return the given axes that are not shown although they have several values."""
-    return [axis for axis in GIVEN if axis not in (rows, columns) and table[axis].nunique() > 1]
 
 
 def _titled(table: pd.DataFrame, hidden: list[str]) -> Iterator[tuple[str, pd.DataFrame]]:

@@ -186,18 +186,17 @@ class Policy(Settings, strict=False):
                 f"policy: expected either a policy or settings, got both; also given: {', '.join(settings)}"
             )
         policy = cls(**settings) if policy is None else policy
-        if joins and policy.grouping == "module":
-            raise ValueError("inputs: expected None with grouping='module', because FSDP2's modules cannot join")
-        if joins and policy.zero is not None:
-            raise ValueError(
-                "inputs: expected None with zero, because steps of ranks without inputs are not modelled"
-            )
-        if joins and policy.cuda_graph:
-            raise ValueError("inputs: expected None with cuda_graph, because a replayed iteration cannot join")
-        if joins and policy.skip_all_reduce_unused_params:
-            raise ValueError(
-                "inputs: expected None with skip_all_reduce_unused_params, which the reducer refuses under Join"
-            )
+        refused = {
+            "grouping='module', because FSDP2's modules cannot join": policy.grouping == "module",
+            "zero, because steps of ranks without inputs are not modelled": policy.zero is not None,
+            "cuda_graph, because a replayed iteration cannot join": policy.cuda_graph,
+            "skip_all_reduce_unused_params, which the reducer refuses under Join": (
+                policy.skip_all_reduce_unused_params
+            ),
+        }
+        for why, is_set in refused.items():
+            if joins and is_set:
+                raise ValueError(f"inputs: expected None with {why}")
         return policy
 
     @property

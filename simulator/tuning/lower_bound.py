@@ -19,7 +19,6 @@ low only because it may split gradients; for other costs, `_end_by_cells` has a 
 """
 
 from bisect import bisect_right
-from collections.abc import Callable
 
 import numpy as np
 
@@ -136,15 +135,10 @@ def _end_of_cycle(costs: PartitionCosts, cycle: int, weights: Floats, least_ns: 
     """Return the bound of one cycle with one pair of weights and constant."""
     lost = costs.lost_share
     total = float(weights.sum())
-    ready = costs.ready_ns[cycle]
-    order = ready.argsort(kind="stable")
-    reached = weights[order].cumsum()
+    reached, readiest = _earliest(costs, cycle, weights)
     reached[-1] = total
-    packing = _least_packing(costs.pack_ns, weights)
-    earliest = ready[order] + packing(np.concatenate([[0.0], reached[:-1]]))
-    earliest = np.maximum.accumulate(earliest).tolist()
-    reach = reached.tolist()
-    launch, unpack = (max(0.0, ns - 0.5) if ns % 1 else ns for ns in (costs.launch_ns, costs.unpack_ns))
+    reach, earliest = reached.tolist(), readiest.tolist()
+    launch, unpack = map(_rounded_down, (costs.launch_ns, costs.unpack_ns))
     after = float(costs.copy_ns.min() + costs.step_ns[cycle]) + unpack - 1
     computed = float(costs.computed_ns[cycle] + costs.pack_ns.sum() + costs.copy_ns.sum()) + lost * total
     sends = total > 0 or least_ns > 0
@@ -215,22 +209,17 @@ def _end_by_cells(costs: PartitionCosts, cycle: int, sizes: Floats, link: Floats
     """
     lost, total = costs.lost_share, float(costs.message_bytes[0].sum())
     width = total / cells
-    ready = costs.ready_ns[cycle]
-    order = ready.argsort(kind="stable")
-    reached = costs.message_bytes[0][order].cumsum()
-    packing = _least_packing(costs.pack_ns, costs.message_bytes[0])
-    earliest = np.maximum.accumulate(ready[order] + packing(np.concatenate([[0.0], reached[:-1]])))
+    reached, earliest = _earliest(costs, cycle, costs.message_bytes[0])
     starts = np.arange(cells + 1) * width
     starts[-1] = total
-    earliest = earliest[np.minimum(reached.searchsorted(starts - 1e-6 * width), len(order) - 1)]
+    earliest = earliest[np.minimum(reached.searchsorted(starts - 1e-6 * width), len(reached) - 1)]
 
     excess = link - rate * sizes - 1
     low = sizes.searchsorted(np.maximum(sizes[0], starts - width), side="right") - 1
     high = np.minimum(sizes.searchsorted(starts + width), len(sizes) - 1)
     least = np.array([excess[a : b + 1].min() for a, b in zip(np.maximum(0, low), high, strict=True)])
 
-    launch = max(0.0, costs.launch_ns - 0.5) if costs.launch_ns % 1 else costs.launch_ns
-    unpack = max(0.0, costs.unpack_ns - 0.5) if costs.unpack_ns % 1 else costs.unpack_ns
+    launch, unpack = map(_rounded_down, (costs.launch_ns, costs.unpack_ns))
     after = float(costs.copy_ns.min() + costs.step_ns[cycle]) + unpack - 1 + rate * total
     computed = float(costs.computed_ns[cycle] + costs.pack_ns.sum() + costs.copy_ns.sum()) + lost * rate * total
     credit = (1 - lost) * rate * (starts + width)[:, None]
@@ -239,14 +228,14 @@ def _end_by_cells(costs: PartitionCosts, cycle: int, sizes: Floats, link: Floats
     first = earliest + launch + least
 
     best, done = np.inf, first
-    most = min(MOST_LAYERS, len(order))
+    most = min(MOST_LAYERS, len(reached))
     for count in range(1, most + 1):
         if count > 1:
             done = (np.maximum(earliest[None, :] + count * launch - credit, done[:, None]) + between).min(axis=0)
         best = min(best, max(float(done[-1]) + after, computed + count * (launch + unpack)))
         if computed + (count + 1) * (launch + unpack) >= best:
             return best
-    if most == len(order):
+    if most == len(reached):
         return best
     done = first.copy()  # of any number of buckets, with the launches of one
     for place in range(1, cells + 1):
@@ -255,10 +244,19 @@ def _end_by_cells(costs: PartitionCosts, cycle: int, sizes: Floats, link: Floats
     return min(best, max(float(done[-1]) + after, computed + (most + 1) * (launch + unpack)))
 
 
-def _least_packing(pack_ns: Floats, weights: Floats) -> Callable[[Floats], Floats]:
-    """Return the function from a weight to the least time to pack parts of gradients of this weight."""
+def _earliest(costs: PartitionCosts, cycle: int, weights: Floats) -> tuple[Floats, Floats]:
+    """Return the weight of the gradients up to each one in ready order, and when these can be packed at the earliest.
+
+    All but the last gradient of a bucket are packed before it is ready.
+    """
+    order = costs.ready_ns[cycle].argsort(kind="stable")
+    reached = weights[order].cumsum()
     some = weights > 0
-    cheapest = (pack_ns[some] / weights[some]).argsort(kind="stable")
-    at = np.concatenate([[0.0], weights[some][cheapest].cumsum()])
-    ns = np.concatenate([[0.0], pack_ns[some][cheapest].cumsum()])
-    return lambda weight: np.interp(weight, at, ns)
+    cheapest = (costs.pack_ns[some] / weights[some]).argsort(kind="stable")
+    at, ns = (np.concatenate([[0.0], one[some][cheapest].cumsum()]) for one in (weights, costs.pack_ns))
+    packed_ns = np.interp(np.concatenate([[0.0], reached[:-1]]), at, ns)
+    return reached, np.maximum.accumulate(costs.ready_ns[cycle][order] + packed_ns)
+
+
+def _rounded_down(ns: float) -> float:
+    return max(0.0, ns - 0.5) if ns % 1 else ns

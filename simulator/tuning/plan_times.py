@@ -1,6 +1,6 @@
 """Plan times: the iteration time of any buckets, as `predict` computes it, without interval and timeline."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from functools import cached_property
 from typing import Literal
@@ -68,8 +68,6 @@ class PlanTimes:
     @cached_property
     def changed(self) -> tuple[RecordedModel, Fabric]:
         """The model and the costs to charge for other buckets than the recorded ones."""
-        if not self.recorded.has_communication:
-            return self.recorded, self.fabric
         return rebucketed(self.trace, self.recorded, self.fabric, [[]])
 
     def costs(self, plan: BucketLayout) -> ScheduleCosts:
@@ -79,9 +77,7 @@ class PlanTimes:
             ValueError: The buckets are no plan for this model; see `buckets_of`.
         """
         policy = with_plan(self.policy, plan)
-        charged = self.fabric
-        if self.recorded.has_communication:
-            charged = charged_fabric(self.fabric, self.recorded, plan)
+        charged = charged_fabric(self.fabric, self.recorded, plan)
         schedule = build_schedule(policy, self.recorded, world_size=self.world_size)
         costs = price_schedule(schedule, charged, policy, self.world_size)
         if self.objective == "worst_case":
@@ -97,7 +93,6 @@ class PlanTimes:
 
     def _simulate(self, plan: BucketLayout, cycles: Sequence[int]) -> Nanoseconds:
         costs = self.costs(plan)
-        costs = replace(costs, untimed=replace(costs.untimed, cost_ns=costs.untimed.cost_ns[None]))
         sampler = self.sampler
         if self.recorded.has_communication:
             model, _ = rebucketed(self.trace, self.recorded, self.fabric, plan)
@@ -109,15 +104,6 @@ class PlanTimes:
         ]
         durations: Nanoseconds = np.concatenate(batches)
         return durations
-
-    def statistic_ns(self, cycles_ns: Floats | Nanoseconds) -> int:
-        """Return the objective of these durations of all cycles, per iteration."""
-        samples = cycles_ns / self.policy.sync_every
-        if self.objective == "mean":
-            return int(as_int64(samples.mean()))
-        if self.objective in QUANTILES:
-            return int(as_int64(np.quantile(samples, QUANTILES[self.objective])))
-        return int(as_int64(samples[place_of_median(samples)]))
 
     def value_ns(self, plan: BucketLayout) -> int:
         """Return the objective with these buckets; equal to that of `predict`."""
@@ -145,7 +131,8 @@ class PlanTimes:
         if self.objective == "mean" or not self._is_monotone or moments_in_all > CELLS:
             return every, False
         times = self.sampler.draw(every)
-        moments = _moments(times)
+        parts = times.ready_ns, times.backward_end_ns, times.step_ns, times.before_ns
+        moments = np.concatenate([ns.reshape(len(every), -1) for ns in parts], axis=-1)
         order = moments.sum(axis=-1, dtype=float).argsort(kind="stable")
         if (np.diff(moments[order], axis=0) < 0).any() or times.unused.any():
             return every, False
@@ -164,13 +151,15 @@ class PlanTimes:
 
     def deciding_ns(self, cycles_ns: Floats | Nanoseconds) -> int:
         """Return the objective of these durations of the `deciding_cycles`, per iteration."""
-        if not self.is_ordered:
-            return self.statistic_ns(cycles_ns[self.sampler.distinct()[1]])
-        samples = cycles_ns / self.policy.sync_every
-        if self.objective not in QUANTILES:
-            return int(as_int64(samples[0]))
-        _, place = self.sampler.distinct()
-        return int(as_int64(np.interp(QUANTILES[self.objective] * (len(place) - 1) % 1, [0, 1], samples[[0, -1]])))
+        samples, place = cycles_ns / self.policy.sync_every, self.sampler.distinct()[1]
+        level = QUANTILES.get(self.objective)
+        if self.is_ordered:
+            between = 0.0 if level is None else level * (len(place) - 1) % 1
+            return int(as_int64(np.interp(between, [0, 1], samples[[0, -1]])))
+        samples = samples[place]
+        if self.objective == "mean":
+            return int(as_int64(samples.mean()))
+        return int(as_int64(samples[place_of_median(samples)] if level is None else np.quantile(samples, level)))
 
     def collectives_ns(self, transport: Transport, sizes_bytes: Nanoseconds) -> Nanoseconds:
         """Return the duration of collectives of these sizes, alone and undisturbed; shape [sizes]."""
@@ -189,7 +178,6 @@ class PlanTimes:
         sampler = self._sampler(self.changed[0])
         times = sampler.draw(self.deciding_cycles)
         costs = self.costs(plan)
-        costs = replace(costs, untimed=replace(costs.untimed, cost_ns=costs.untimed.cost_ns[None]))
         engine_input = costs.engine_input(sampler, times)
         schedule = engine_input.schedule
         before = replace(schedule, instructions=schedule.instructions[: schedule.instructions.index(FORWARD)])
@@ -202,33 +190,14 @@ def with_plan(policy: Policy, plan: BucketLayout) -> Policy:
     return policy.model_copy(update={"plan": plan, "order": "ready"})
 
 
-def _moments(times: CycleTimes) -> Nanoseconds:
-    """Return all moments and durations of each cycle, side by side; shape [cycles, moments]."""
-    flat: Iterator[Nanoseconds] = (
-        ns.reshape(len(times.forward_ns), -1)
-        for ns in (
-            times.ready_ns,
-            times.backward_end_ns,
-            times.step_ns,
-            times.before_ns,
-        )
-    )
-    return np.concatenate(list(flat), axis=-1)
-
-
 def _at_upper_ends(fabric: Fabric) -> Fabric:
     """Return the fabric with the costs of steps and the slow-downs at the upper end of their error bands."""
     processor = fabric.processor.slowed(1)
     copies, launches = 1 + processor.copy_error, 1 + processor.launch_error
-    return fabric.model_copy(
-        update={
-            "processor": processor.model_copy(
-                update={
-                    "pack": processor.pack.times(copies),
-                    "copy_out": processor.copy_out.times(copies),
-                    "launch_ns": round(processor.launch_ns * launches),
-                    "stall_ns": round(processor.stall_ns * launches),
-                }
-            )
-        }
+    return fabric.with_processor(
+        slow_down=processor.slow_down,
+        pack=processor.pack.times(copies),
+        copy_out=processor.copy_out.times(copies),
+        launch_ns=round(processor.launch_ns * launches),
+        stall_ns=round(processor.stall_ns * launches),
     )

@@ -27,7 +27,6 @@ from ..workload.variation import RECORDED, Variation
 from .bucket_plan import DEFAULT, GIVEN, Baseline, BucketPlan
 from .known_rules import (
     CapRule,
-    Line,
     closed_by,
     distinct_caps,
     merged_gradients,
@@ -98,7 +97,9 @@ def tune(
     if policy.cuda_graph:
         assumed, spread = replayed(assumed, spread)
     times = PlanTimes(trace, assumed, world_size, policy, spread, stragglers, objective)
-    present = as_layout(buckets_of(given, times.recorded)) if _has_buckets(given) else None
+    fields = ("bucket_cap_mb", "bucket_cap_mb_list", "plan")
+    is_given = any(getattr(given, name) != Policy.model_fields[name].default for name in fields)
+    present = as_layout(buckets_of(given, times.recorded)) if is_given else None
     search = _Search(times, partition_costs(times), cap_rule, present)
     best = search.run()
     forecast = partial(
@@ -135,12 +136,6 @@ def tune(
         ),
         assumed=chosen.assumed,
     )
-
-
-def _has_buckets(policy: Policy) -> bool:
-    """Whether caps or a plan are given."""
-    fields = ("bucket_cap_mb", "bucket_cap_mb_list", "plan")
-    return any(getattr(policy, name) != Policy.model_fields[name].default for name in fields)
 
 
 def caps_of(plan: BucketLayout, times: PlanTimes) -> tuple[float, ...] | None:
@@ -215,8 +210,7 @@ class _Search:
 
     def _known_rules(self) -> dict[str, BucketLayout]:
         costs, fabric, total = self.costs, self.times.fabric, sum(self._sizes)
-        piece = segment_at(fabric.segments(self.times.world_size), total / 8)
-        line = Line(piece.alpha_ns, piece.ns_per_byte)
+        line = segment_at(fabric.segments(self.times.world_size), total / 8)
         ready_ns = np.maximum.accumulate(np.median(costs.ready_ns, axis=0)[list(costs.order)]).tolist()
         at_most = partial(closed_by, "at most the cap", self._sizes)
         return {

@@ -232,14 +232,10 @@ def rescale(
         _check_match(trace.workload, counted)
     intervals = _intervals(operations, old, changed, new)
 
-    def converted(pace_ns: float) -> tuple[RankTrace, ...]:
-        return tuple(
-            rank.model_copy(update={"iterations": tuple(_rescaled(rank.iterations, intervals, pace_ns))})
-            for rank in trace.ranks
-        )
-
     slow_host = 1 + EAGER_PACE_ERROR
-    ranks, *extremes = (converted(new.pace_ns * factor) for factor in (1.0, 1 / slow_host, slow_host))
+    ranks, *extremes = (
+        _rescaled_ranks(trace, intervals, new.pace_ns * factor) for factor in (1.0, 1 / slow_host, slow_host)
+    )
     bounds = (
         multiple * _duration_ns(extreme)
         for multiple, extreme in zip(trace.workload.compute_bounds, extremes, strict=True)
@@ -270,14 +266,18 @@ def with_batch(trace: Trace, multiple: float) -> Trace:
     passes = _Interval(multiple)
     gradients = (passes,) * len(trace.workload.parameters)
     intervals = _Intervals(forward=passes, loss=passes, gradients=gradients, tail=passes, step=_Interval(1.0))
-    ranks = tuple(
-        rank.model_copy(update={"iterations": tuple(_rescaled(rank.iterations, intervals, 0.0))})
-        for rank in trace.ranks
-    )
+    ranks = _rescaled_ranks(trace, intervals, 0.0)
     batch = trace.workload.batch and max(1, round(trace.workload.batch * multiple))
     memory = trace.workload.memory and trace.workload.memory.with_batch(batch or 1)
     workload = trace.workload.model_copy(update={"batch": batch, "memory": memory, "input_shape": None})
     return Trace(workload=workload, layouts=trace.layouts, ranks=ranks)
+
+
+def _rescaled_ranks(trace: Trace, intervals: "_Intervals", pace_ns: float) -> tuple[RankTrace, ...]:
+    return tuple(
+        rank.model_copy(update={"iterations": tuple(_rescaled(rank.iterations, intervals, pace_ns))})
+        for rank in trace.ranks
+    )
 
 
 def _duration_ns(ranks: Sequence[RankTrace]) -> int:

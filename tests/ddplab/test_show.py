@@ -11,8 +11,10 @@ from ddplab.cli.show import SETTINGS
 from reference.trace import Trace
 from simulator import Fabric
 from simulator.catalogue import load_fabric, read_catalogue
-from simulator.fabric import Linear, Processor, save_topology
+from simulator.fabric import Linear, Processor
 from simulator.fabric.processor_costs import HookCost
+
+from ..topology_files import save_topology
 
 ROOT = Path(__file__).parents[2]
 

@@ -7,10 +7,10 @@ import pytest
 from reference.files.reading import one_line_errors
 from simulator import Fabric, assume_gpu, predict
 from simulator.catalogue import Catalogue, load_fabric, read_catalogue
-from simulator.fabric import save_topology
 from simulator.workload.roofline import find_device, with_precision
 
 from ..strategies import iteration, trace_of
+from ..topology_files import save_topology
 
 LISTED = read_catalogue()
 NODES = sorted(LISTED.nodes)

@@ -8,12 +8,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from simulator import predict
-from simulator.engines.closed_form import exposed_many, has_constant_speeds, simulate
+from simulator.engines.closed_form import has_constant_speeds, simulate
 from simulator.fabric import Fabric, LinkShare, Processor
-from simulator.results.breakdown import break_down
 
 from ..explore import examples
-from ..strategies import engine_inputs, iteration, trace_of
+from ..strategies import engine_inputs, trace_of
 from .span_lines import ALIKE, fabric
 
 FREE = Fabric.from_alpha_beta(alpha_ns=0, bytes_per_s=1e18)
@@ -36,24 +35,6 @@ def test_the_closed_form_refuses_what_it_cannot_do():
     costs = fabric(8, processor=Processor(slow_down=1.5))
     with pytest.raises(ValueError, match="closed form: expected constant speeds"):
         predict(trace_of([[ALIKE]], [4, 4]), costs, world_size=2, engine="closed_form")
-
-
-@given(engine_inputs(), st.integers(1, 3))
-def test_the_closed_form_gives_the_exposed_communication_of_the_breakdown(engine_input, times):
-    one_at_a_time = replace(engine_input, concurrency=1)
-    costs = np.array([one_at_a_time.cost_ns * factor for factor in range(times)])
-    expected = [
-        break_down(simulate(replace(one_at_a_time, cost_ns=cost), "closed_form"))["exposed_comm"] for cost in costs
-    ]
-    assert exposed_many(replace(one_at_a_time, cost_ns=costs)).tolist() == expected
-
-
-def test_the_closed_form_refuses_exposed_communication_of_collectives_side_by_side():
-    trace = trace_of([[iteration(0, (5, 5), 9, 0)]], [4, 4])
-    engine_input = predict(trace, FREE.model_copy(update={"concurrency": 2}), world_size=2).timeline.engine_input
-    steady = replace(engine_input, sharing=(LinkShare(),) * len(engine_input.sharing))
-    with pytest.raises(ValueError, match="closed form: expected one collective at a time, got up to 2"):
-        exposed_many(steady)
 
 
 @examples(10)

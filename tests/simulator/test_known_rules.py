@@ -5,8 +5,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from reference.bucketing import MIB, assign_buckets
+from simulator.fabric import Segment
 from simulator.tuning.known_rules import (
-    Line,
     closed_by,
     distinct_caps,
     merged_gradients,
@@ -37,11 +37,11 @@ def test_a_bucket_of_at_most_the_cap_exceeds_it_only_with_a_single_gradient(size
 
 
 def test_the_saturating_cap_has_nine_tenths_of_the_rate():
-    line = Line(latency_ns=100_000, ns_per_byte=0.02)
+    line = Segment(0, alpha_ns=100_000, ns_per_byte=0.02)
     cap = saturating_cap_bytes(line)
-    assert line.ns_per_byte * cap / (line.latency_ns + line.ns_per_byte * cap) == pytest.approx(0.9)
-    assert saturating_cap_bytes(Line(0, 1)) == 10 * MIB
-    assert saturating_cap_bytes(Line(1e9, 1e-3)) == 500 * MIB
+    assert line.ns_per_byte * cap / (line.alpha_ns + line.ns_per_byte * cap) == pytest.approx(0.9)
+    assert saturating_cap_bytes(Segment(0, 0, 1)) == 10 * MIB
+    assert saturating_cap_bytes(Segment(0, 1e9, 1e-3)) == 500 * MIB
 
 
 @given(st.floats(1, 1e6), st.floats(1e-3, 10), st.integers(1, 10**9), st.floats(0.1, 10))
@@ -49,14 +49,14 @@ def test_no_other_size_has_less_overhead_than_the_square_root(latency, rate, tot
     def overhead(size):
         return latency * total / size + rate * size
 
-    cap = square_root_cap_bytes(Line(latency, rate), total)
+    cap = square_root_cap_bytes(Segment(0, latency, rate), total)
     assert overhead(cap) <= overhead(factor * cap) * (1 + 1e-9)
 
 
 def test_a_gradient_that_is_ready_within_a_latency_is_merged():
     """At 0 the first bucket could start; 90 is less than a latency later. It then runs until 90 + 100 + 20."""
-    assert merged_gradients(Line(100, 1), [10, 10, 10, 10], [0, 90, 200, 400]) == [2, 1, 1]
-    assert merged_gradients(Line(0, 1), [10, 10], [0, 0]) == [1, 1]
+    assert merged_gradients(Segment(0, 100, 1), [10, 10, 10, 10], [0, 90, 200, 400]) == [2, 1, 1]
+    assert merged_gradients(Segment(0, 0, 1), [10, 10], [0, 0]) == [1, 1]
 
 
 @given(

@@ -1,7 +1,6 @@
 """Predictions: the path from a trace to a table, laws for any trace, policy and fabric, and comparisons."""
 
 import itertools
-import re
 from dataclasses import replace
 
 import numpy as np
@@ -153,36 +152,16 @@ def test_an_epoch_ends_with_a_count_a_vote_and_the_model():
     assert without.epoch_end_ns == (10 + 4) + (10 + 8) + (10 + 400)
 
 
-# In a notebook: tables and comparisons
+# Comparisons
 
 TRACE = trace_of([[iteration(10**6, (3 * 10**6, 2 * 10**6), 4 * 10**6, 10**6)]], [4 * 10**6, 10**6])
 SLOW, FAST = (Fabric.from_alpha_beta(alpha_ns=1000, bytes_per_s=rate) for rate in (1e9, 1e10))
 
 
-def rows_of(page: str) -> dict[str, str]:
-    """The second cell of every table row, by the first."""
-    return dict(re.findall("<tr><td>(.*?)</td><td>(.*?)</td></tr>", page))
-
-
-def test_the_table_shows_iteration_parts_and_buckets():
-    prediction = predict(TRACE, SLOW, world_size=2)
-    rows = rows_of(prediction._repr_html_())
-    assert rows["iteration, median"] == f"{prediction.iteration_ns / 1e6:.2f} ms"
-    assert rows["computation alone"] == "5.00 ms"
-    assert rows["exposed communication"] == f"{prediction.exposed_comm_ns / 1e6:.2f} ms"
-    assert (
-        rows["breakdown, slowest rank"]
-        == "forward 1.00, backward 3.00, optimizer 1.00, exposed communication 4.00 ms"
-    )
-    assert rows["buckets"] == "1, on the critical path: 0"
-    assert "<p>the fabric has no processor costs" in prediction._repr_html_()
-
-
 @examples(20)
 @given(any_predictions())
-def test_every_prediction_has_a_table_and_is_at_least_its_computation(asked):
+def test_every_prediction_is_at_least_its_computation(asked):
     prediction = asked.predict()
-    assert len(rows_of(prediction._repr_html_())) >= 5
     assert prediction.iteration_ns >= prediction.compute_ns >= 0
 
 
@@ -200,7 +179,6 @@ def test_the_parts_of_a_comparison_add_up_to_its_difference(asked, other):
     assert least <= comparison.difference_ns <= most
     assert two.compare(one).difference_interval_ns == (-most, -least)
     assert comparison.is_tie == (least <= 0 <= most)
-    assert len(rows_of(comparison._repr_html_())) == sum(ns != 0 for ns in comparison.parts_ns.values())
 
 
 def test_a_comparison_reads_as_a_sentence():
@@ -237,7 +215,6 @@ def test_a_prediction_names_messages_beyond_the_measured_ones_and_is_less_sure()
         "all-reduces on 2 ranks were measured from 2 KiB to 4 KiB; smaller messages follow the first"
     )
     assert beyond.to_json()["assumed"] == [sentence]
-    assert sentence in beyond._repr_html_()
     assert beyond.causes_ns["collectives"][1] > 1000
     assert "collectives" not in inside.causes_ns
     assert predict(ONE_GRADIENT, cut_off, world_size=1).assumed == ()

@@ -8,7 +8,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from simulator import Fabric
-from simulator.fabric import Level, Topology, load_topology, save_topology
+from simulator.fabric import Level, Topology, load_topology
+
+from ..topology_files import save_topology
 
 CLUSTER = """\
 source: data sheet

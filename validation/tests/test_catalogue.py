@@ -12,7 +12,8 @@ import pytest
 from reference.files.reading import parse_yaml
 from simulator import Fabric
 from simulator.catalogue import load_fabric, read_catalogue
-from simulator.fabric import TopologyFile, save_topology
+from simulator.fabric import TopologyFile
+from tests.topology_files import save_topology
 from validation import part_i_weak_scaling
 from validation.cases import load_case
 

@@ -502,7 +502,7 @@ def test_runs_are_predicted_again_from_their_recordings_and_a_broken_one_is_name
 def test_the_intervals_of_a_run_use_the_errors_of_the_other_runs_only(tmp_path):
     """Both runs are predicted in 1,000 ns or so; one was measured twice, the other four times as long."""
     table = Fabric.from_table([(2, 1, 100), (2, 1000, 1100)])
-    fabric = table.model_copy(update={"processor": Processor(iteration_spread=0.01)})
+    fabric = table.model_copy(update={"processor": Processor(iteration_spread=np.hypot(0.01, MODEL_ERROR))})
     prediction = predict(TRACE, fabric, world_size=2)
     for name, times in (("once", 2), ("twice", 4)):
         TRACE.save(tmp_path / name / "trace.json.gz")
