@@ -73,7 +73,7 @@ def without_data(autocast: str | None) -> Iterator[None]:
     """
     low = nullcontext() if autocast is None else torch.autocast("cpu", dtype=getattr(torch, autocast))
     replaced = torch.utils.swap_tensors, F.rms_norm
-    torch.utils.swap_tensors, F.rms_norm = _take_data, _layer_norm
+    torch.utils.swap_tensors, F.rms_norm = _take_data, _layer_norm  # type: ignore[assignment]
     try:
         with FakeTensorMode(), low:
             yield
