@@ -72,10 +72,13 @@ def measure_memory(model: str, *, autocast: str | None = None) -> StepMemory | N
 
 def _held(model: str, autocast: str | None, batch: int | None) -> tuple[_Held, int | None]:
     with ExitStack() as without_data:
-        without_data.enter_context(FakeTensorMode())
+        fake = without_data.enter_context(FakeTensorMode()).fake_tensor_converter
         if autocast is not None:
             without_data.enter_context(torch.autocast("cpu", dtype=getattr(torch, autocast)))
+        # `module.to` and `module.half` refuse parameters that a weak reference points to: do not remember them.
+        fake.set_tensor_memo = lambda *_: None  # type: ignore[method-assign]
         module, loss_fn = models.build(model) if batch is None else models.resolve(model)(batch=batch)  # type: ignore[call-arg]
+        del fake.set_tensor_memo
         without_data.enter_context(_OnCuda())
         return held_by_a_step(module, loss_fn), getattr(loss_fn, "batch", None)
 
