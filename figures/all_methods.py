@@ -14,7 +14,7 @@ from validation.residual_plot import MARKS, OURS
 from .drawing import FOLDER, render, save
 
 TITLE = "Every method over all iterations of the score"
-SIZE = (8.0, 3.2)
+SIZE = (8.0, 4.3)
 PAGE = FOLDER.parent / "validation" / "score.md"
 LEAST = 0.1
 """Smaller errors are drawn here, in percent."""

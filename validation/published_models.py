@@ -350,7 +350,7 @@ class _ConvRelu(nn.Conv2d):
         return functional.relu_(super().forward(x))
 
 
-class _FrozenNormBottleneck(nn.Module):
+class FrozenNormBottleneck(nn.Module):
     """The bottleneck of ResNeXt-50 32x4d, whose batch norms are frozen."""
 
     def __init__(self, inputs: int, width: int, outputs: int, stride: int) -> None:
@@ -362,11 +362,14 @@ class _FrozenNormBottleneck(nn.Module):
         self.downsample = nn.Conv2d(inputs, outputs, 1, stride) if changes else nn.Identity()
 
     def forward(self, x: Tensor) -> Tensor:
+        """Return the block's output."""
         return functional.relu_(self.conv3(self.conv2(self.conv1(x))) + self.downsample(x))
 
 
-class _RetinaNet(nn.Module):
+class RetinaNet(nn.Module):
     """MLPerf's RetinaNet: a pyramid of five levels, nine anchors at each place; stem and first stage are frozen."""
+
+    block = FrozenNormBottleneck
 
     def __init__(self, classes: int) -> None:
         super().__init__()
@@ -375,7 +378,7 @@ class _RetinaNet(nn.Module):
             blocks = []
             for position in range(depth):
                 stride = 2 if stage and not position else 1
-                blocks.append(_FrozenNormBottleneck(inputs, 128 * 2**stage, 256 * 2**stage, stride))
+                blocks.append(self.block(inputs, 128 * 2**stage, 256 * 2**stage, stride))
                 inputs = 256 * 2**stage
             self.stages.append(nn.Sequential(*blocks))
         self.stem.requires_grad_(requires_grad=False)
@@ -390,7 +393,8 @@ class _RetinaNet(nn.Module):
             for outputs in (classes, 4)
         )
 
-    def forward(self, images: Tensor) -> Tensor:
+    def pyramid(self, images: Tensor) -> list[Tensor]:
+        """Return the features of all levels, the finest first."""
         x, maps = functional.max_pool2d(self.stem(images), 3, 2, 1), []
         for stage in self.stages:
             x = stage(x)
@@ -401,6 +405,11 @@ class _RetinaNet(nn.Module):
         levels = [smooth(one) for smooth, one in zip(self.smooth, levels, strict=True)]
         for convolution in self.coarser:
             levels.append(convolution(functional.relu(levels[-1])))
+        return levels
+
+    def forward(self, images: Tensor) -> Tensor:
+        """Return a loss without meaning: the sum of logits and boxes."""
+        levels = self.pyramid(images)
         return torch.stack([head(one).float().sum() for head in self.heads for one in levels]).sum()
 
 
@@ -409,7 +418,7 @@ def retinanet(batch: int = 32, dtype: torch.dtype = torch.float16) -> Model:
 
     The loss is a sum in place of focal loss and box regression, which have no parameters.
     """
-    module = _RetinaNet(264).to(dtype)
+    module = RetinaNet(264).to(dtype)
     images = torch.randn(batch, 3, 800, 800, dtype=dtype)
 
     def loss(model: nn.Module) -> Tensor:

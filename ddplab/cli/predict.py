@@ -154,7 +154,7 @@ def predict(
         title = "the terms of the fastest configuration, each with what it adds; --without TERM leaves it out"
         show_table(list(map(_effect_row, effects)), title, optional=("source",))
     if timeline is not None:
-        _save_timeline(fastest, timeline)
+        _save_timeline(fastest, timeline, recorded, policies[best])
     rows = [values_of_axes(one) | prediction.to_json() for one, prediction in zip(policies, predictions, strict=True)]
     if sentence := width_sentence(fastest.shares_of_width):
         print(sentence)
@@ -263,17 +263,22 @@ def _in_words(policy: Policy) -> str:
     return ", ".join(f"{axis} {value}" for axis, value in cells_of_axes(policy).items())
 
 
-def _save_timeline(prediction: Prediction, path: Path) -> None:
+def _save_timeline(prediction: Prediction, path: Path, recorded: Trace, policy: Policy) -> None:
     if path.suffix == ".json":
         prediction.save_perfetto(path)
         print(f"timeline of the fastest configuration written to {path}; open it in ui.perfetto.dev")
         return
     from matplotlib.figure import Figure  # loading matplotlib takes longer than a prediction
 
+    from simulator.results.memory_plot import draw_memory
     from simulator.results.timeline_plot import draw_timeline
 
-    figure = Figure(figsize=(11, 4.5), layout="constrained")
-    draw_timeline(prediction, figure.add_subplot())
+    with_memory = recorded.workload.memory is not None and policy.grouping == "buckets" and policy.sync_every == 1
+    figure = Figure(figsize=(11, 7.5 if with_memory else 4.5), layout="constrained")
+    axes = figure.subplots(1 + with_memory, sharex=True, squeeze=False)[:, 0]
+    draw_timeline(prediction, axes[0])
+    if with_memory:
+        draw_memory(prediction, recorded, policy, axes[1])
     options.save_picture(figure, path)
 
 

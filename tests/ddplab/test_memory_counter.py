@@ -8,7 +8,7 @@ from torch import Tensor, nn
 from torch.profiler import ProfilerActivity, profile
 from torch.utils.checkpoint import checkpoint
 
-from ddplab.memory_counter import held_by_a_step
+from ddplab.memory_counter import held_by_a_step, measure_memory
 
 
 class _Random(nn.Module):
@@ -52,3 +52,21 @@ def test_what_autograd_keeps_is_what_the_allocator_gave(seed):
     assert held.kept_bytes == torchs_count(module, batch)
     assert held.batch_bytes == batch.nbytes
     assert held.peak_bytes >= held.kept_bytes
+
+
+def half_precision(batch=4):
+    module = nn.Linear(8, 16).half()
+
+    def loss(model: nn.Module) -> Tensor:
+        return model(inputs).float().sum()
+
+    inputs, loss.batch = torch.randn(batch, 8).to(torch.float16), batch
+    return module, loss
+
+
+def test_a_model_of_another_element_type_is_counted():
+    """Nothing was counted: module.half() refuses fake parameters that a weak reference points to."""
+    memory = measure_memory(f"{__name__}:half_precision")
+    assert memory is not None
+    assert memory.batch_bytes == 2 * 4 * 8
+    assert memory.peak_bytes >= 2 * 4 * 16

@@ -1,4 +1,7 @@
-"""Counted memory against what one H100 held, by torch's allocator; `make gpu` measured it, in one process."""
+"""Counted memory against what GPUs held, by torch's allocator.
+
+`make gpu` measured one H100, in one process; the logs of MLPerf Training have the peak of its RetinaNet.
+"""
 
 import gzip
 import json
@@ -6,11 +9,13 @@ from pathlib import Path
 
 import pytest
 
-from simulator.capacity.memory import WORKSPACE_BYTES, memory_use
+from simulator.capacity.memory import COUNT_ERROR, WORKSPACE_BYTES, memory_use
 from simulator.schedule.policy import Policy
 from simulator.workload.built_in_operations import built_in_operations
 from simulator.workload.roofline import find_device
 from simulator.workload.trace_synthesis import synthesize
+
+from ..retinanet_memory import count, logged_peaks
 
 RUNS = Path(__file__).parent.parent / "gpu"
 MEASURED = {
@@ -55,3 +60,14 @@ def test_data_parallel_steps_hold_what_was_measured(name):
     assert use.peak_bytes == pytest.approx(row["peak allocated"] - left, rel=0.03)
     low, high = use.band_bytes
     assert low <= row["used"] - left <= high
+
+
+def test_the_peaks_in_mlperfs_logs_are_counted():
+    """RetinaNet of 32 and 64 images on B200, GB200, H200 and RTX Pro 6000; only on H200 the count is too high."""
+    peaks = logged_peaks()
+    counted = {batch: count(batch).peak for batch in {batch for _, batch, _ in peaks}}
+    errors = [abs(counted[batch] / peak - 1) for _, batch, peak in peaks]
+    assert len(errors) >= 20
+    assert sum(errors) / len(errors) < 0.02
+    assert max(errors) < 0.04
+    assert sum(error <= COUNT_ERROR for error in errors) >= 0.9 * len(errors)
