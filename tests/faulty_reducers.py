@@ -14,7 +14,8 @@ from torch import Tensor, nn
 from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_hook
 from torch.utils._pytree import tree_map_only
 
-from docs.ladder import Buffered, Reversed
+from docs.ladder import Buffered, Reversed, Searching
+from reference.bucketing import rebuild_order
 from reference.data_parallel import DistributedDataParallel
 from reference.minimal import BucketedDataParallel, NaiveDataParallel, OverlappedDataParallel
 
@@ -284,6 +285,48 @@ class LocalAfterNoSync(DistributedDataParallel):
         self.is_first = False
         with self.no_sync() if self.is_local else nullcontext():
             return super().forward(*inputs, **kwargs)
+
+
+class GradientsOfForward(OverlappedDataParallel):
+    """Averages are copied into the gradients that there were in forward, which the script may have cleared since."""
+
+    def forward(self, *inputs: Any, **kwargs: Any) -> Any:
+        if torch.is_grad_enabled():
+            self.then = {parameter: self.gradient(parameter) for parameter in self.trainable}
+        return super().forward(*inputs, **kwargs)
+
+    def finish(self, parameters: list[nn.Parameter], flat: Tensor, work: Any) -> None:
+        work.wait()
+        for parameter, part in zip(parameters, flat.split([one.numel() for one in parameters]), strict=True):
+            self.then[parameter].copy_(part.view_as(parameter))
+
+
+class MemoryOfTheFirstForward(OverlappedDataParallel):
+    """Memory that is made in inference mode, as in a validation before training, is of no use in training."""
+
+    sums: dict[nn.Parameter, Tensor] | None = None
+
+    def forward(self, *inputs: Any, **kwargs: Any) -> Any:
+        self.sums = self.sums or {parameter: torch.zeros_like(parameter) for parameter in self.trainable}
+        return super().forward(*inputs, **kwargs)
+
+    def finish(self, parameters: list[nn.Parameter], flat: Tensor, work: Any) -> None:
+        super().finish(parameters, flat, work)
+        for parameter in parameters:
+            self.sums[parameter].copy_(parameter.grad)
+
+
+class RebuildsWhenLayersFreeze(Searching):
+    """Whenever other parameters are frozen than before, each rank fills its buckets in its own ready order."""
+
+    frozen: tuple[bool, ...] = ()
+
+    def prepare(self) -> None:
+        super().prepare()
+        before, self.frozen = self.frozen, tuple(not one.requires_grad for one in self.trainable)
+        if before not in ((), self.frozen):
+            index_of: dict[Tensor, int] = {parameter: index for index, parameter in enumerate(self.trainable)}
+            self.assign(rebuild_order([index_of[one] for one in self.ready], len(self.trainable)))
 
 
 # Correct classes with other collectives than all-reduces

@@ -4,7 +4,7 @@ A check that needs a method or an option which the class does not offer reports 
 stops at its first finding.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
@@ -45,6 +45,8 @@ from .training_programs import (
 
 SMALL_CAP = {"bucket_cap_mb": 5e-5}
 """A cap that gives `PLAIN` several buckets."""
+MANY = (Weight((1,)),) * 300
+"""More weights than a byte can count."""
 
 
 def run_program(
@@ -86,16 +88,18 @@ def schedules(bench: Bench) -> Sequence[EmulatedSchedule]:
 
 
 def construction(bench: Bench) -> None:
-    """Ranks that were initialised differently start from rank 0's parameters and buffers."""
+    """Ranks that were initialised differently start from rank 0's parameters and buffers, and keep their seeds."""
     has_buffers = any(name in bench.subject.options for name in BUFFER_OPTIONS)
     program = program_of(SPECIAL, ["evaluate"], bench.world_size, buffer=has_buffers)
     seen = bench.run(before_and_after_construction, bench.subject, program)
-    (own, first), *_ = seen
-    for rank, (_, after) in enumerate(seen):
+    (own, first, _), *_ = seen
+    for rank, (_, after, _) in enumerate(seen):
         for kind, name, how in differences(after, first):
             raise FindingError(f"iteration 0: {kind} {name!r} on rank {rank} is not that of rank 0: {how}")
     for kind, name, how in differences(first, own):
         raise FindingError(f"{kind} {name!r} of rank 0 changed: {how}")
+    if len({number for *_, number in seen}) < len(seen):
+        raise FindingError("ranks with seeds of their own draw equal random numbers afterwards, as for dropout")
 
 
 def special_parameters(bench: Bench) -> None:
@@ -112,29 +116,27 @@ def special_parameters(bench: Bench) -> None:
     bench.try_body(usual_scripts.in_one_memory)
 
 
-FIXED: Mapping[str, Sequence[dict[str, Any]]] = {
-    "one weight": [{"weights": (Weight((3,)),)}],
-    # Every cap gives the same result, from one parameter a bucket to a single bucket.
-    "bucket caps": [{"kinds": ["train"] * 4, "options": {"bucket_cap_mb": cap}} for cap in (1e-6, 5e-5, 25.0)],
-    # SGD has momentum; the learning rate changes, with evaluation in between.
-    "optimizers": [
-        {"kinds": ["train", "evaluate", "train", "change_lr", "train"], "optimizer": one, "options": SMALL_CAP}
-        for one in ("sgd", "adam")
-    ],
-    # Before the next pass, gradients are set to zeros, also in another order of memory, or not cleared.
-    "kept gradients": [{"zeros": [zero] * 3, "options": SMALL_CAP} for zero in ("zeros", "restrided", "keep")],
-}
-"""Checks that run fixed programs: arguments for `run_program`."""
-
-
-def fixed(cases: Sequence[dict[str, Any]]) -> Check:
-    """Return a check that runs fixed programs."""
+def fixed(*cases: dict[str, Any]) -> Check:
+    """Return a check that runs fixed programs; each case has arguments for `run_program`."""
 
     def check(bench: Bench) -> None:
         for case in cases:
             run_program(bench, **case)
 
     return check
+
+
+one_weight = fixed({"weights": (Weight((3,)),)})
+# Every cap gives the same result, from one parameter a bucket to a single bucket.
+bucket_caps = fixed(
+    *({"kinds": ["train"] * 4, "options": {"bucket_cap_mb": cap}} for cap in (1e-6, 5e-5, 25.0)),
+    {"weights": MANY, "kinds": ["train"] * 2, "options": {"bucket_cap_mb": 1e-4}},
+)
+# SGD has momentum; the learning rate changes, with evaluation in between.
+changing: Sequence[Kind] = ("train", "evaluate", "train", "change_lr", "train")
+optimizers = fixed(*({"kinds": changing, "optimizer": one, "options": SMALL_CAP} for one in ("sgd", "adam")))
+# Gradients are set to zeros, also in another order of memory, or not cleared.
+kept_gradients = fixed(*({"zeros": [zero] * 3, "options": SMALL_CAP} for zero in ("zeros", "restrided", "keep")))
 
 
 def large_gradients(bench: Bench) -> None:
@@ -149,7 +151,7 @@ def large_gradients(bench: Bench) -> None:
 
     for options in bench.variants({"bucket_cap_mb": 25.0}, VIEWS):
         run_program(bench, weights, used=shuffled, options=options)
-        bench.try_body(real_models.trains, **usual_scripts.LARGE, **options)
+        bench.try_body(real_models.trains, steps=2, **usual_scripts.LARGE, **options)
     if "find_unused_parameters" in bench.subject.options:
         for options in bench.variants({"bucket_cap_mb": 25.0, "find_unused_parameters": True}, VIEWS):
             run_program(bench, weights, used=some, options=options)
@@ -180,6 +182,8 @@ def unused(bench: Bench) -> None:
         return [0, 1 + (rank + step) % 2]  # the last one is never used
 
     run_program(bench, PLAIN, ["train"] * 4, used=one_each, options=SMALL_CAP | options)
+    run_program(bench, MANY, ["train"], used=lambda _, rank: range(200 + rank), options=options)
+    bench.try_body(real_models.trains, **usual_scripts.FROZEN_IN_TURN, **options)
     bench.try_random(any_use=True, options=bench.variants(options, VIEWS))
 
 
@@ -259,7 +263,7 @@ def sparse_gradients(bench: Bench) -> None:
     if "find_unused_parameters" in bench.subject.options:
         bench.averages_or_raises(real_models.trains, **unused_parameters.SPARSE_ON_SOME_RANKS)
     if "join" in bench.methods:
-        uneven_inputs.check_sparse(bench)
+        bench.averages_or_raises(uneven_inputs.compare, tuple(range(0, 2 * bench.world_size, 2)), sparse=True)
 
 
 def long_programs(bench: Bench) -> None:
@@ -283,12 +287,12 @@ def check_of(body: Callable[..., Any], *needs: str, **keywords: Any) -> Check:
 CHECKS: dict[str, Check] = {
     "any timing": check_timing,  # first: in virtual time, a rank that waits for ever is named at once
     "overlap": overlap,
-    "one weight": fixed(FIXED["one weight"]),
+    "one weight": one_weight,
     "construction": construction,
-    "bucket caps": fixed(FIXED["bucket caps"]),
+    "bucket caps": bucket_caps,
     "special parameters": special_parameters,
-    "optimizers": fixed(FIXED["optimizers"]),
-    "kept gradients": fixed(FIXED["kept gradients"]),
+    "optimizers": optimizers,
+    "kept gradients": kept_gradients,
     "buffers": buffers,
     "real models": real,
     "special values": number_formats.check_special_values,

@@ -313,14 +313,10 @@ def _backward_for_each(module: nn.Module, step: int, rank: int) -> None:
         loss.backward()
 
 
-def _past_the_class(module: nn.Module, step: int, rank: int) -> Tensor:
-    return usual(getattr(module, "module", module), step, rank)
-
-
 NOT_WAITED_FOR: dict[str, tuple[type[_Branches], Pass]] = {
     "a backward pass inside of forward": (_BackwardInside, _inside),
     "two forward passes, then a backward pass for each": (_Branches, _backward_for_each),
-    "a call of the wrapped module itself": (_Branches, _past_the_class),
+    "a call of the wrapped module itself": (_Branches, lambda one, *at: usual(getattr(one, "module", one), *at)),
     "a layer unfrozen after construction": (_SecondLayerFrozen, usual),
 }
 """Models and passes by description."""

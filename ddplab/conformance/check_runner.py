@@ -28,8 +28,6 @@ SHRINK_S = 20.0
 """How long smaller programs with the same fault are sought; an error ends the ranks, and new ones take seconds."""
 START_TIMEOUT_S = 60.0
 """Time-out of the first program, which starts the ranks."""
-
-
 KIT = ("/ddplab/conformance/", "/ddplab/learn/checks.py", "/ddplab/emulation/", "/reference/launch.py")
 """Parts of the paths of files whose calls are not those of a class."""
 

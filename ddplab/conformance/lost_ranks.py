@@ -8,7 +8,6 @@ import signal
 import tempfile
 from datetime import timedelta
 from pathlib import Path
-from typing import Any
 
 import torch.distributed as dist
 from torch import Tensor, nn
@@ -87,18 +86,14 @@ def train_until(rank: int, subject: Subject, kind: str) -> None:
     """Train; in the second iteration the last rank is killed, or raises an error, in its backward pass."""
     training = Training(subject, lambda: nn.Sequential(*(nn.Linear(6, 6) for _ in range(6))))
 
-    def fail_in_backward(_module: nn.Module, _inputs: Any, output: Tensor) -> None:
-        output.register_hook(lambda _: fail(kind))
+    def fail(_gradient: Tensor) -> None:
+        if kind == "killed":
+            os.kill(os.getpid(), signal.SIGKILL)
+        raise ArithmeticError("this rank fails on purpose")
 
     for step in range(4):
         if step == 1 and rank == WORLD_SIZE - 1:
-            training.module.get_submodule("3").register_forward_hook(fail_in_backward)
+            layer = training.module.get_submodule("3")
+            layer.register_forward_hook(lambda _layer, _inputs, output: output.register_hook(fail) and None)
         training.backward(mean_square, step)
         training.optimizer.step()
-
-
-def fail(kind: str) -> None:
-    """Kill this process, or raise an error."""
-    if kind == "killed":
-        os.kill(os.getpid(), signal.SIGKILL)
-    raise ArithmeticError("this rank fails on purpose")

@@ -94,12 +94,6 @@ def copied(rank: int, world_size: int, subject: Subject, how: str, *, trained: b
     return problem, shortcoming
 
 
-def determines_copies(make: Any) -> bool:
-    """Whether a class, or one above it that is not a module of torch's, defines how it is copied."""
-    own = set(make.__mro__) - set(nn.Module.__mro__) if isinstance(make, type) else ()
-    return any(name in vars(one) for one in own for name in CUSTOM)
-
-
 def check(bench: Bench) -> str:
     """Two modules train side by side, and an original beside its copy; copies may stay local or be refused.
 
@@ -107,13 +101,15 @@ def check(bench: Bench) -> str:
     not averaged; empty if all are.
     """
     bench.try_body(two_modules)
+    classes = bench.subject.make.__mro__ if isinstance(bench.subject.make, type) else ()
+    determines = any(name in vars(one) for one in {*classes} - {*nn.Module.__mro__} for name in CUSTOM)
     notes = []
     for how in COPY:
         for trained in (False, True):
             outcomes = bench.run(partial(copied, trained=trained), bench.subject, how)
             report([problem for problem, _ in outcomes])
             shortcoming = next((one for _, one in outcomes if one), "")
-            if shortcoming == LOCAL and determines_copies(bench.subject.make):
+            if shortcoming == LOCAL and determines:
                 raise FindingError(f"{how} {shortcoming}, although the class determines how it is copied")
             if shortcoming and f"{how} {shortcoming}" not in notes:
                 notes.append(f"{how} {shortcoming}")

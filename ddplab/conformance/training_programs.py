@@ -55,7 +55,7 @@ class ProgramStep:
         kind: What the step does.
         used: By rank, the weights that forward uses, in this order; gradients become ready in reverse order.
         rows: By rank, the number of samples.
-        zero: What happens to the gradients before it.
+        zero: What happens to the gradients before its forward pass; in every other step, before its backward pass.
         optimize: Whether the optimiser steps after it.
         evaluation: Whether the module is in evaluation mode, as for fine-tuning with frozen statistics.
     """
@@ -150,7 +150,7 @@ BUFFERS: dict[str, Layout] = {
     "large": "contiguous",
     "fine": "contiguous",
 }
-"""A model's buffers, which hold different numbers at each place, some of which float32 or float64 would round."""
+"""A model's buffers; float32 or float64 would round some of their numbers, and `fine` is not in the state dict."""
 REPLACED = "samples"
 """The buffer that each forward pass replaces by a new tensor; it writes into the others."""
 
@@ -175,7 +175,7 @@ class Net(nn.Module):
         self.names: list[str] = []
         if program.buffer:
             for name, values in buffer_values(0).items():
-                self.register_buffer(name, arranged(values, BUFFERS[name]))
+                self.register_buffer(name, arranged(values, BUFFERS[name]), persistent=name != "fine")
         for index, weight in enumerate(program.weights):
             dtype = getattr(torch, weight.dtype)
             values = torch.randint(-2, 3, weight.shape, generator=generator).to(dtype)
@@ -271,16 +271,19 @@ class Script:
             halve_learning_rate(self.optimizer)
         elif step.kind == "evaluate":
             called.eval()
-            with torch.no_grad():
+            with torch.no_grad() if number % 2 else torch.inference_mode():
                 self._loss(number)
         else:
-            zero_gradients(called, step.zero)
+            if number % 2 == 0:
+                zero_gradients(called, step.zero)
             called.train(not step.evaluation or step.kind == "forward")
             averaging = self.subject.no_sync(self.wrapped) if step.kind == "accumulate" else nullcontext()
             with averaging, warnings.catch_warnings():
                 if step.zero == "restrided":
                     warnings.filterwarnings("ignore", message="(?s).*strides")  # autograd warns that this is slow
                 loss = self._loss(number)
+                if number % 2:
+                    zero_gradients(called, step.zero)
                 if step.kind != "forward":
                     torch.autograd.backward(loss)
             if step.kind == "train":
@@ -319,12 +322,13 @@ def run_until_error(rank: int, world_size: int, subject: Subject, program: Progr
     return seen, ""
 
 
-def before_and_after_construction(rank: int, _: int, subject: Subject, program: Program) -> tuple[Seen, Seen]:
-    """Return what a rank has before and after construction; buffers differ from rank to rank before."""
+def before_and_after_construction(rank: int, _: int, subject: Subject, program: Program) -> tuple[Seen, Seen, float]:
+    """Return what a rank has before and after construction, and a random number then; buffers and seeds differ."""
     net = Net(program, rank).to(rank_device())
     for buffer in net.buffers():
         buffer.add_(rank)
-    return look(net, net), look(net, subject.wrap(net))
+    torch.manual_seed(rank)
+    return look(net, net), look(net, subject.wrap(net)), torch.rand(()).item()
 
 
 def look(net: nn.Module, wrapped: nn.Module) -> Seen:

@@ -126,8 +126,3 @@ def check(bench: Bench) -> None:
         cases.append({"batches": down, VIEWS: True, "divide_by_all": False})
     for case in cases:
         bench.try_body(compare, **case)
-
-
-def check_sparse(bench: Bench) -> None:
-    """Ranks run out of inputs of an embedding with sparse gradients; a class may refuse that with an error."""
-    bench.averages_or_raises(compare, tuple(range(0, 2 * bench.world_size, 2)), sparse=True)

@@ -76,6 +76,17 @@ def long_run(rank: int, _world_size: int, subject: Subject, *, accumulates: bool
     return problem
 
 
+def _frozen_in_turn(module: nn.Module, step: int, rank: int) -> Tensor:
+    layers: Any = getattr(module, "module", module).layers
+    for number, layer in enumerate(layers):
+        layer.requires_grad_(number != step % 4)
+    return module(batch(step, rank), _order(LONG, rank + step))  # type: ignore[no-any-return]
+
+
+FROZEN_IN_TURN: dict[str, Any] = {"make": _Branches, "run": _frozen_in_turn, "steps": 6}
+"""Arguments of `trains`: layers are frozen and thawed, and ranks differ in their ready orders."""
+
+
 def check_long(bench: Bench) -> None:
     """200 iterations, in which ready orders are stable, then differ between ranks; memory does not grow."""
     body = partial(long_run, accumulates="no_sync" in bench.methods)
@@ -85,16 +96,12 @@ def check_long(bench: Bench) -> None:
 # Large buckets
 
 
-def _large() -> nn.Module:
-    return nn.Linear(6, 199_999)
-
-
 def _steep(module: nn.Module, step: int, rank: int) -> Tensor:
     """Return a loss whose gradients exceed the range of half precision."""
     return module(batch(step, rank)).square().sum() * 1e6  # type: ignore[no-any-return]
 
 
-LARGE: dict[str, Any] = {"make": _large, "run": _steep, "steps": 2, "what": "a bucket of 5 MiB"}
+LARGE: dict[str, Any] = {"make": partial(nn.Linear, 6, 199_999), "run": _steep, "what": "a bucket of 5 MiB"}
 """Arguments of `trains`."""
 
 # Hooks of the script
@@ -156,13 +163,17 @@ def _flattened() -> nn.Module:
 
 
 def in_one_memory(rank: int, _world_size: int, subject: Subject) -> str:
-    """Train parameters that are views of one flat tensor, as fused optimisers make them; they stay so."""
+    """Train views of one flat tensor, as fused optimisers make them; they stay so until the script separates them."""
     training = Training(subject, _flattened)
-    problem = training.train()
+    problems = [training.train()]
     pieces = {one.untyped_storage().data_ptr() for one in training.module.parameters()}
+    for parameter in training.module.parameters():
+        parameter.data = parameter.data.clone()
+    problems.append(training.train())
     if len(pieces) > 1:
         return f"rank {rank}: parameters that shared one piece of memory now have {len(pieces)}"
-    return problem and f"parameters that share memory: {problem}"
+    problem = next(filter(None, problems), "")
+    return problem and f"parameters that share memory, or did so at first: {problem}"
 
 
 # Ranks that are interpreters of their own
