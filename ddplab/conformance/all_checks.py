@@ -132,8 +132,8 @@ bucket_caps = fixed(
     *({"kinds": ["train"] * 4, "options": {"bucket_cap_mb": cap}} for cap in (1e-6, 5e-5, 25.0)),
     {"weights": MANY, "kinds": ["train"] * 2, "options": {"bucket_cap_mb": 1e-4}},
 )
-# SGD has momentum; the learning rate changes, with evaluation in between.
-changing: Sequence[Kind] = ("train", "evaluate", "train", "change_lr", "train")
+# SGD has momentum; the learning rate changes, with evaluation before training, in inference mode, and in between.
+changing: Sequence[Kind] = ("evaluate", "train", "evaluate", "train", "change_lr", "train")
 optimizers = fixed(*({"kinds": changing, "optimizer": one, "options": SMALL_CAP} for one in ("sgd", "adam")))
 # Gradients are set to zeros, also in another order of memory, or not cleared.
 kept_gradients = fixed(*({"zeros": [zero] * 3, "options": SMALL_CAP} for zero in ("zeros", "restrided", "keep")))

@@ -76,7 +76,7 @@ def test_functions_that_wrap_a_module_pass_as_classes_do(bench_of, name):
         ("RetriesLocally", "a backward pass that raises", "an error before the first gradient"),
         ("RebuildsWhenLayersFreeze", "unused parameters", "failed: RuntimeError"),
         ("GradientsOfForward", "bucket caps", "iteration 1, rank 0: gradient of 'w0'"),
-        ("MemoryOfTheFirstForward", "random programs", "Inplace update to inference tensor"),
+        ("MemoryOfTheFirstForward", "optimizers", "Inplace update to inference tensor"),
     ],
 )
 def test_a_faulty_class_fails_where_its_fault_is(bench_of, name, check, says):

@@ -142,10 +142,28 @@ def test_under_autocast_activations_have_its_size_and_casts_count():
 
 @pytest.mark.parametrize("model", ["transformer", "llama-3.2-1b"])
 def test_fused_attention_counts_as_many_flops_as_separate_operations(model):
-    """It used to count none. Its backward pass computes the scores again, one product more than separate ones."""
-    plain, fused = (measure_operations(model, autocast=autocast) for autocast in (None, "bfloat16"))
-    assert of(fused.forward)[0] == of(plain.forward)[0]
+    """On the meta device it is separate. Its backward pass computes the scores again, one product more."""
+    fused, in_16_bits = (measure_operations(model, autocast=autocast) for autocast in (None, "bfloat16"))
+    with torch.device("meta"):
+        plain = count_operations(*models.build(model), model)
+    assert of(in_16_bits.forward)[0] == of(fused.forward)[0] == of(plain.forward)[0]
     assert of(plain.backward)[0] < of(fused.backward)[0] < 1.1 * of(plain.backward)[0]
+    attention = [one for one in fused.forward if one.kind == "attention"]
+    assert attention
+    assert sum(one.kernels for one in fused.forward) < sum(one.kernels for one in plain.forward)
+
+
+def norm_in_16_bits() -> models.Model:
+    return nn.RMSNorm(3).to(torch.bfloat16), lambda module: module(torch.ones(2, 3, dtype=torch.bfloat16)).sum()
+
+
+def test_an_rms_norm_is_one_kernel_each_way_and_modules_can_be_converted():
+    counted = measure_operations("tests.ddplab.test_operation_counter:norm_in_16_bits")
+    assert [sum(one.kernels for one in part) for part in (counted.forward, counted.backward)] == [
+        2,
+        1,
+    ]  # the batch too
+    assert {one.dtype for one in counted.parameters} == {"bfloat16"}
 
 
 BATCH = torch.ones(2, 3)

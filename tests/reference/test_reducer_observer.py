@@ -10,6 +10,7 @@ IN_ORDER = (
     "bucket_packing",
     "bucket_ready",
     "bucket_launching",
+    "bucket_sending",
     "bucket_launched",
     "bucket_done",
     "bucket_copied_out",
