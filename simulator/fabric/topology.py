@@ -18,7 +18,7 @@ from collections.abc import Callable, Mapping
 from math import inf, prod
 from typing import Annotated, Any, Self
 
-from pydantic import Field, WrapValidator, model_validator
+from pydantic import Field, PlainSerializer, WrapValidator, model_validator
 
 from reference.files.reading import Schema, one_line_errors, parse_yaml, read_text
 from reference.files.value_ranges import YEAR_NS, BytesPerS, Count, Nanoseconds
@@ -173,7 +173,7 @@ class LevelEntry(Schema):
         description="time of an empty message, microseconds; half a measured ping-pong, with NCCL that of a hop with "
         "Simple (3.4 over NVLink, 14 between nodes)",
     )
-    gb_per_s: Annotated[GbPerS, WrapValidator(_by_members)] = Field(
+    gb_per_s: Annotated[GbPerS, WrapValidator(_by_members), PlainSerializer(lambda rates: rates)] = Field(
         description="rate at which one member sends while it receives as much, 10^9 bytes per second, an eighth of "
         "its Gbit/s; from a large message, or the data sheet (a two-way rate halved), whose peak is 6-25 % too high; "
         "on direct links without a switch, rates by the number of members in use, and `other`",
