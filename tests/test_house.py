@@ -30,8 +30,6 @@ FILES = {
     "pyproject.toml": """
         [project.scripts]
         ddplab = "ddplab:main"
-        [project.entry-points.pytest11]
-        ddplab = "ddplab"
         [project.entry-points."ddplab.checks"]
         clock = "simulator.clock:CHECKS"
     """,

@@ -5,5 +5,4 @@ Any class with the constructor of torch's `DistributedDataParallel` can be check
 bit for bit wherever the sums are exact.
 
     ddplab conform torch.nn.parallel:DistributedDataParallel
-    pytest --pyargs ddplab --ddplab-class my_package.my_module:MyDDP
 """

@@ -1,4 +1,4 @@
-"""A run of the checks on a class: what `ddplab conform` and `pytest --pyargs ddplab` both do."""
+"""A run of the checks on a class: which checks, what is expected of each, and the ranks that try the class."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager

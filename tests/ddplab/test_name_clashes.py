@@ -48,7 +48,6 @@ def test_other_folders_and_copies_of_ours_hide_nothing(tmp_path, monkeypatch):
     [
         ("-m", "ddplab", "show", "settings"),
         ("-c", "import ddplab; ddplab.predict"),
-        ("-m", "pytest", "--pyargs", "ddplab", "--ddplab-class", "torch"),
     ],
 )
 def test_a_package_that_hides_ours_ends_command_and_tests_with_one_line(tmp_path, arguments):
