@@ -164,8 +164,8 @@ def _read_system(name: str, network: str | None, device: str | None) -> _Describ
         return _Described(device, load_fabric(name))
     if node is None:
         if found is None:
-            if links := LINKS.fullmatch(name.lower()):
-                way = f"name a node, and its network with it: aws-p4d --network {links[1] or 100}gbit"
+            if match := LINKS.fullmatch(name.lower()):
+                way = f"name a node, and its network with it: aws-p4d --network {match[1] or 100}gbit"
                 raise ValueError(f"SYSTEM: expected a node, a device or a file, got links, {name!r}; {way}")
             raise ValueError(unknown("SYSTEM", name, [*listed.nodes, *listed.devices], others="a file or"))
         raise ValueError(f"SYSTEM: no node of the catalogue has a {found}; give a topology file and --device {found}")
