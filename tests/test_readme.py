@@ -143,9 +143,13 @@ def test_what_a_buyer_may_expect_is_that_of_the_score():
     for page in (README, GUIDES["accuracy"]):
         table = page.partition("| half-width: median and largest |")[2].partition("\n\n")[0]
         assert [_cells(row)[1:] for row in table.splitlines()[2:]] == [row[1:] for row in expected]
-    left_out = GUIDES["accuracy"].partition("| system | rows | stall |")[2].partition("\n\n")[0]
-    rows = [_cells(row) for row in left_out.splitlines()[2:]]
-    assert rows == _table_of_the_score("(i) each system by the others")
+    tables = (
+        ("system | rows | stall", "each system by the others"),
+        ("beyond one node | rows", "signs beyond one node"),
+    )
+    for head, title in tables:
+        table = GUIDES["accuracy"].partition(f"| {head} |")[2].partition("\n\n")[0]
+        assert [_cells(row) for row in table.splitlines()[2:]] == _table_of_the_score(f"(i) {title}")
 
 
 def _table_of_the_score(title):

@@ -335,7 +335,7 @@ class WeakScalingRun(Schema):
     name: str = Name
     model: str = Field(description="module:callable, as for --model, with the batch of the training")
     tflops: float = Field(gt=0, allow_inf_nan=False, description="peak rate in the precision used, data sheet")
-    bucket_mb: float = Field(gt=0, description="bucket cap")
+    bucket_mb: float | None = Field(default=None, gt=0, description="bucket cap; absent: torch's default, 25 after 1")
     ms: float = Field(gt=0, allow_inf_nan=False, description="iteration on `gpus` GPUs")
     gpus: int = Field(default=1, ge=1, description="number of GPUs of the known iteration")
     optimizer_ms: float | None = Field(

@@ -25,8 +25,8 @@ def predict_ns(inputs: ScalingInputs, run: OneGpuRun, gpus: int) -> dict[str, fl
     node = inputs.node(run.node)
     trace = trace_of_model(run.model, device_of(node, run.tflops), one_gpu_ns)
     fabric, variation, _ = assume_on_node(trace, node, inputs, gpus)
-    predicted = predict(trace, fabric, world_size=gpus, variation=variation, bucket_cap_mb=25)
-    baselines = baselines_ns(trace, fabric, world_size=gpus, bucket_cap_mb=25)
+    predicted = predict(trace, fabric, world_size=gpus, variation=variation, bucket_cap_mb=None)
+    baselines = baselines_ns(trace, fabric, world_size=gpus, bucket_cap_mb=None)
     return {**times_of(predicted), **baselines, "perfect scaling": one_gpu_ns}
 
 

@@ -75,6 +75,9 @@ ANCHORED_NOTE = (
     "Runs on three numbers of GPUs or more: the iterations on the two smallest are given as `--measured`."
     " Before the arrow: the same rows in the score."
 )
+SIGNS_NOTE = (
+    "Rows beyond one node whose prediction is too fast or too slow. *Systems*: by the mean of their signed errors."
+)
 PLAN_NOTE = (
     "The rows of (d) and (i) that start from the iteration on one GPU, as `ddplab plan --step-ms` does; the limit is"
     f" {LEAST_INSIDE:.0%} of all rows."
@@ -135,6 +138,8 @@ def sections(
             shown += _part_sections(verdict.part, rows, choices, runs)
             if verdict.part == "i" and left_out:
                 shown.append(Section("(i) each system by the others", LEFT_OUT_NOTE, left_out_table(left_out)))
+            if verdict.part == "i" and (signs := sign_table(rows)):
+                shown.append(Section("(i) signs beyond one node", SIGNS_NOTE, signs))
             if verdict.part == "i" and anchored:
                 shown.append(Section("(i) with measured iterations", ANCHORED_NOTE, anchored_table(anchored)))
             if verdict.part == "i" and (planned := count_inside(rows)):
@@ -181,6 +186,30 @@ def left_out_table(systems: Sequence[LeftOut]) -> Table:
             "interval score": both(system, lambda rows: f"{fmean(row.interval_score for row in rows):.0%}"),
         }
         for system in systems
+    ]
+
+
+def sign_table(rows: Sequence[Comparison]) -> Table:
+    """How many rows of (i) beyond one node have which sign: by system, of all, and systems by their means."""
+    systems: dict[str, list[float]] = {}
+    for row in rows:
+        if row.part == "i" and row.counts and row.several_nodes:
+            systems.setdefault(row.case, []).append(row.error)
+    if not systems:
+        return []
+    systems |= {
+        "all": [error for errors in systems.values() for error in errors],
+        "systems": [fmean(errors) for errors in systems.values()],
+    }
+    return [
+        {
+            "name": name,
+            "rows": str(len(errors)),
+            "too fast": str(sum(error < 0 for error in errors)),
+            "too slow": str(sum(error > 0 for error in errors)),
+            "mean of signed errors": f"{fmean(errors):+.1%}",
+        }
+        for name, errors in systems.items()
     ]
 
 

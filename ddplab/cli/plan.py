@@ -59,6 +59,8 @@ ANSWERS = {"deadline": "in time", "budget": "in budget", "efficiency": "efficien
 """Columns of the answers."""
 FILE = re.compile(r"[/:]|\.(ya?ml|log|txt|csv|json)$")
 """In the name of a file, rather than of a node or a device."""
+LINKS = re.compile(r"((?:\d+ ?[x*] ?)?\d+) ?g(?:b|bit|bps|bit/s)?|nvlink|nvswitch|infiniband|ib|roce|ethernet|efa")
+"""What names links, with their rate in Gbit/s, rather than a node."""
 HELP = {
     "model": "A model that `ddplab show` lists, MODULE:CALLABLE, or a trace (.json, .json.gz).",
     "systems": "Nodes or devices that `ddplab show` lists, such as aws-p4d or a100, which get the links of a "
@@ -161,9 +163,11 @@ def _read_system(name: str, network: str | None, device: str | None) -> _Describ
         options.refuse({"--network": network}, "expected nodes or devices of the catalogue")
         return _Described(device, load_fabric(name))
     if node is None:
-        expected = [*listed.nodes, *listed.devices]
         if found is None:
-            raise ValueError(unknown("SYSTEM", name, expected, others="a file or"))
+            if match := LINKS.fullmatch(name.lower()):
+                way = f"name a node, and its network with it: aws-p4d --network {match[1] or 100}gbit"
+                raise ValueError(f"SYSTEM: expected a node, a device or a file, got links, {name!r}; {way}")
+            raise ValueError(unknown("SYSTEM", name, [*listed.nodes, *listed.devices], others="a file or"))
         raise ValueError(f"SYSTEM: no node of the catalogue has a {found}; give a topology file and --device {found}")
     rate = None
     if network is not None:
