@@ -28,7 +28,7 @@ def baselines_ns(trace: Trace, fabric: Fabric, *, world_size: int, **settings: A
     """
     free = fabric.model_copy(update={"processor": Processor(), "concurrency": 1, "sharing": ()})
     naive = predict(trace, free, world_size=world_size, assume=False, **settings)
-    without_slow_downs = fabric.with_processor(slow_down=1.0, slow_down_error=0.0)
+    without_slow_downs = fabric.with_processor(slow_down=1.0, slow_down_error=0.0, copy_error=0.0, launch_error=0.0)
     pipelined = predict(trace, without_slow_downs, world_size=world_size, assume=False, **settings)
     return {
         "perfect scaling": naive.compute_ns,

@@ -1,6 +1,7 @@
-"""Count the operations of all built-in models and write the file from which `ddplab plan` reads them.
+"""Count the operations of all built-in models and of the score's cases, and write the files that have them.
 
-Run `python -m validation.count_built_in_models` after a change of a built-in model or of the counter; 30 seconds.
+`ddplab plan` reads those of the built-in models, the score the others. Run `python -m
+validation.count_built_in_models` after a change of a model, of a case or of the counter; a minute.
 """
 
 import gzip
@@ -12,6 +13,8 @@ from ddplab.models import BUILT_IN
 from ddplab.operation_counter import measure_operations
 from reference.files.writing import write_atomically
 from simulator.workload.built_in_operations import FILE, PARAMETERS_DTYPE
+
+from .published_nodes import OPERATIONS, models_of_cases
 
 ELEMENT_TYPES = (None, "bfloat16", "float16")
 """Element types of autocast that data sheets of the catalogue have."""
@@ -25,10 +28,14 @@ def count(model: str, autocast: str | None) -> dict[str, Any]:
 
 
 def main() -> None:
-    """Write the file. It has no time in it, so equal counts give equal bytes."""
+    """Write the files. They have no time in them, so equal counts give equal bytes."""
     counted = {name: {one or PARAMETERS_DTYPE: count(name, one) for one in ELEMENT_TYPES} for name in BUILT_IN}
-    text = json.dumps(counted, separators=(",", ":"))
-    write_atomically(FILE, gzip.compress(text.encode(), 9, mtime=0))
+    of_cases = {
+        name: measure_operations(name).model_dump(mode="json", exclude_defaults=True) for name in models_of_cases()
+    }
+    for file, content in (FILE, counted), (OPERATIONS, of_cases):
+        text = json.dumps(content, separators=(",", ":"))
+        write_atomically(file, gzip.compress(text.encode(), 9, mtime=0))
 
 
 if __name__ == "__main__":

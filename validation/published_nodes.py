@@ -4,22 +4,56 @@ The trace of a model follows from its operations and its GPU's data sheet, scale
 GPU. All costs on several GPUs but those of the links are the usual ones, which `ddplab predict` assumes for a GPU.
 """
 
+import json
 from functools import cache
+from pathlib import Path
+from typing import Any
 
-from ddplab.operation_counter import measure_operations
+from reference.files.reading import read_bytes
 from reference.trace import Trace
 from simulator import Fabric
 from simulator.fabric import Level, Topology
 from simulator.workload.default_gpu_costs import Assumed, assume_gpu
-from simulator.workload.roofline import Device
+from simulator.workload.roofline import Device, Operations
 from simulator.workload.trace_synthesis import synthesize
 from simulator.workload.variation import Variation
 
-from .cases import Node, NodeInputs
+from .cases import BucketCapsCase, Node, NodeInputs, ScalingCase, WeakScalingCase, load_case
 from .part_a_all_reduces import fabric_of
 
-operations_of = cache(measure_operations)
-"""Operations of a model by its `--model` name; each is counted once."""
+CASES = Path(__file__).parent / "cases"
+OPERATIONS = Path(__file__).with_name("published_operations.json.gz")
+"""Gzipped JSON: by model of the cases, the fields of `Operations`; `count_built_in_models` writes it."""
+
+
+def models_of_cases() -> list[str]:
+    """Return the `--model` names of the cases, of which parts (d), (e) and (i) have some."""
+    names = set()
+    for case in map(load_case, CASES.glob("*.toml")):
+        if isinstance(case, ScalingCase):
+            names |= {run.model for run in case.inputs.one_gpu}
+        elif isinstance(case, BucketCapsCase):
+            names |= {reducer.model for reducer in case.inputs.reducers}
+        elif isinstance(case, WeakScalingCase):
+            names |= {run.model for run in case.inputs.runs}
+    return sorted(names)
+
+
+@cache
+def counted_operations() -> dict[str, Any]:
+    """Return the content of the file."""
+    counted: dict[str, Any] = json.loads(read_bytes(OPERATIONS))
+    return counted
+
+
+@cache
+def operations_of(model: str) -> Operations:
+    """Return the operations of a model by its `--model` name: from the file, or counted if the file has none."""
+    if (known := counted_operations().get(model)) is not None:
+        return Operations.model_validate_json(json.dumps(known))
+    from ddplab.operation_counter import measure_operations  # loads torch
+
+    return measure_operations(model)
 
 
 def device_of(node: Node, tflops: float) -> Device:

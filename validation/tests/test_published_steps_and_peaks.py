@@ -5,10 +5,12 @@ import json
 from collections import Counter
 
 import pytest
+import torch
 
 from ddplab.operation_counter import measure_operations
 from simulator.workload.measured_ceilings import FILE
 from validation import measured_utilisation
+from validation.published_nodes import counted_operations, models_of_cases, operations_of
 from validation.published_steps import DATA, read, read_steps
 
 
@@ -40,6 +42,15 @@ def test_counted_operations_are_those_of_our_own_counter(model):
     for one in (*ours.forward, *ours.loss, *ours.backward):
         own[one.kind] += one.flops / ours.batch
     assert own == pytest.approx(flops, rel=0.001)
+
+
+@pytest.mark.parametrize("model", ["resnext101_32x4d", "gpt2_512_batch_4", "cs336_xl_batch_2", "transformer_xl_base"])
+def test_the_file_of_operations_equals_a_new_count_and_has_all_models_of_the_cases(model):
+    assert list(counted_operations()) == models_of_cases()
+    name = f"validation.published_models:{model}"
+    if operations_of(name).torch_version != torch.__version__:
+        pytest.skip("other versions of torch may run other operations")
+    assert operations_of(name) == measure_operations(name)
 
 
 def test_a_prediction_does_not_use_the_published_time():
