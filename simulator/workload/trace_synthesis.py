@@ -21,8 +21,9 @@ from .roofline import EAGER_PACE_ERROR, Device, Operation, Operations
 WINOGRAD = 2.25
 """Times as many multiplications as a convolution of 3 x 3 needs at least, by Winograd's algorithm, which libraries
 use without tensor cores (Lavin and Gray, arXiv 1509.09308)."""
-LONGEST = 1_000
-"""Multiple of the roofline time, or of the host's, above which a measured time has another unit."""
+LONGEST = 100
+"""Multiple of the roofline time, or of the host's, above which a measured time has another unit. The slowest of 446
+measured steps takes 5.9 times as long."""
 OF_OPERATIONS = ("model", "parameters", "buffers", "torch_version", "batch", "input_shape", "memory")
 """Fields of operations that a trace of them has too."""
 
