@@ -265,6 +265,67 @@ class WrongOnSevenRanks(Sums):
         return 0.5 if dist.get_world_size() == 7 else 1
 
 
+class WrongOnFourRanks(Sums):
+    def factor(self) -> float:
+        return 0.5 if dist.get_world_size() == 4 else 1
+
+
+class WaitsForTheLastPiece(Buffered):
+    """Buckets are sent in pieces of 1 MiB."""
+
+    def send(self, flat: Tensor, parameters: list[nn.Parameter]) -> Any:
+        flat /= dist.get_world_size(self.process_group)
+        return [dist.all_reduce(part, group=self.process_group, async_op=True) for part in flat.split(2**18)][-1]
+
+
+class SeedsInForward(OverlappedDataParallel):
+    """All ranks draw the same dropout."""
+
+    def forward(self, *inputs: Any, **kwargs: Any) -> Any:
+        torch.manual_seed(0)
+        return super().forward(*inputs, **kwargs)
+
+
+class NoSyncAtCall(Buffered):
+    """The context takes effect when it is made."""
+
+    def no_sync(self) -> Any:
+        context = super().no_sync()
+        context.__enter__()
+        return nullcontext(self.__dict__.setdefault("contexts", []).append(context))
+
+
+class DropsKeywords(OverlappedDataParallel):
+    def forward(self, *inputs: Any, **_: Any) -> Any:
+        return super().forward(*inputs)
+
+
+class RingOfHandles(OverlappedDataParallel):
+    """Of more than 64 buckets, the first averages are lost."""
+
+    def average_gradients(self) -> None:
+        for *_, work in self.in_flight:
+            work.wait()
+        self.in_flight = self.in_flight[-64:]
+        super().average_gradients()
+
+
+class BucketsAreParameters(OverlappedDataParallel):
+    """The memory of the parameters is a parameter too, to which the optimiser applies the averages once more."""
+
+    def __init__(self, module: nn.Module, **options: Any) -> None:
+        super().__init__(module, **options)
+        flats = [torch.cat([one.detach().flatten() for one in bucket]) for bucket in self.buckets]
+        self.flats = nn.ParameterList(flats)
+        for parameters, flat in zip(self.buckets, flats, strict=True):
+            for one, part in zip(parameters, flat.split([one.numel() for one in parameters]), strict=True):
+                one.data = part.view_as(one)
+
+    def finish(self, parameters: list[nn.Parameter], flat: Tensor, work: Any) -> None:
+        super().finish(parameters, flat, work)
+        next(own for own, bucket in zip(self.flats, self.buckets, strict=True) if bucket is parameters).grad = flat
+
+
 class InTheOrderOfASet(OverlappedDataParallel):
     """Forks have equal hashes, new interpreters have not."""
 

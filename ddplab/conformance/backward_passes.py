@@ -365,19 +365,19 @@ def _around(module: nn.Module, step: int, rank: int) -> Tensor:
 
 
 class _Scaled(nn.Module):
-    """A layer whose output is multiplied by a buffer, which autograd saves."""
+    """A layer whose output is multiplied by a buffer, which autograd saves, and by a keyword argument."""
 
     def __init__(self) -> None:
         super().__init__()
         self.layer = nn.Linear(6, 3)
         self.register_buffer("scale", torch.full((3,), 2.0))
 
-    def forward(self, x: Tensor) -> Tensor:
-        return self.layer(x) * self.get_buffer("scale")  # type: ignore[no-any-return]
+    def forward(self, x: Tensor, *, factor: float) -> Tensor:
+        return self.layer(x) * self.get_buffer("scale") * factor  # type: ignore[no-any-return]
 
 
 def _two_forward_passes(module: nn.Module, step: int, rank: int) -> Tensor:
-    first, second = (module(batch(step + 10 * number, rank)) for number in range(2))
+    first, second = (module(batch(step + 10 * number, rank), factor=3.0) for number in range(2))
     return (first * second).square().mean()  # type: ignore[no-any-return]
 
 
@@ -389,6 +389,7 @@ def nested_no_sync(rank: int, _world_size: int, subject: Subject) -> str:
     """Accumulate under nested `no_sync`, of which one is left by an exception; then average."""
     training = Training(subject)
     module, wrapped = training.module, training.wrapped
+    subject.no_sync(wrapped)  # without effect, because it is not entered
     with suppress(ArithmeticError), subject.no_sync(wrapped):
         raise ArithmeticError
 

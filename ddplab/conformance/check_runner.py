@@ -40,8 +40,8 @@ class _ShrunkError(BaseException):
     """The time for smaller programs is over. Not an `Exception`, so that Hypothesis stops."""
 
 
-QUICK, FULL = 60, 1000
-"""Efforts: the number of random programs of each kind. Every run tries the same ones."""
+QUICK, FULL = 20, 1000
+"""Efforts: the number of random programs of each kind on real ranks. Every run tries the same ones."""
 
 
 class Bench:

@@ -25,16 +25,19 @@ from ..emulation.modelled_network import (
     run_on_network,
 )
 from ..emulation.virtual_time import NoTurnError, VirtualRank, VirtualTime
-from .check_runner import Bench, HangError, cause_of
+from .check_runner import FULL, Bench, HangError, cause_of
 from .class_under_test import NotSupportedError, Subject
 from .local_training import FindingError, findings, run_locally
-from .training_programs import PLAIN, Net, Program, Script, Seen, program_of
+from .training_programs import PLAIN, Net, Program, Script, Seen, Weight, program_of
 
 DURATIONS_NS = (0, 1, 10, 1000)
 """Times of collectives, and of gradients; so that any of them may be the longest."""
 MOST_AT_A_TIME = 3
-WORLD_SIZES = (5, 6, 7, 8)
+WORLD_SIZES = (2, 4, 5, 6, 7, 8)
 """Further numbers of ranks; 1/7 rounds so much that averages are not exact."""
+
+LARGE, LATE_FIRST = (Weight((3,)), Weight((800, 800))), (5, 6)
+"""Weights that a class may send in several pieces, and seeds with which the first piece ends after the last one."""
 
 
 def run_in_virtual_time(subject: Subject, program: Program, world_size: int, seed: int) -> list[list[Seen]]:
@@ -130,8 +133,10 @@ def check_timing(bench: Bench) -> None:
             raise FindingError(f"{at_fault}: {problem}", program)
 
     try:
-        bench.try_random(attempt)
+        bench.try_random(attempt, examples=min(3 * bench.effort, FULL))
         for size in WORLD_SIZES:
             attempt(program_of(PLAIN, ["train"] * 2, size, options={"bucket_cap_mb": 5e-5}), size, 1e-6)
+        for seed in LATE_FIRST:
+            attempt(program_of(LARGE, ["train"], bench.world_size, seed=seed))
     except HangError as error:
         raise NotSupportedError(cause_of(str(error))) from None

@@ -194,7 +194,7 @@ class Training:
         self.ranks = range(dist.get_world_size()) if ranks is None else ranks
         self.module, self.twin = build(make, self.rank), build(make, self.ranks[0])
         self.wrapped: Any = subject.wrap(self.module, **{"bucket_cap_mb": 1e-4} | options)
-        self.optimizer = torch.optim.SGD(self.module.parameters(), lr=0.1)
+        self.optimizer = torch.optim.SGD(self.wrapped.parameters(), lr=0.1)
 
     def backward(self, run: Pass, step: int) -> None:
         """Run forward and backward of a step, from gradients that are None."""

@@ -262,7 +262,7 @@ class Script:
         self.subject, self.program, self.rank, self.world_size = subject, program, rank, world_size
         self.net = net or Net(program, rank).to(rank_device())
         self.called = self.wrapped = subject.wrap(self.net, **program.options)
-        self.optimizer = optimizer_of(program, self.net)
+        self.optimizer = optimizer_of(program, self.wrapped)
 
     def run(self, number: int) -> Seen:
         """Run one step; returns what the rank has after it."""
@@ -322,13 +322,21 @@ def run_until_error(rank: int, world_size: int, subject: Subject, program: Progr
     return seen, ""
 
 
-def before_and_after_construction(rank: int, _: int, subject: Subject, program: Program) -> tuple[Seen, Seen, float]:
-    """Return what a rank has before and after construction, and a random number then; buffers and seeds differ."""
+def before_and_after_construction(
+    rank: int, world_size: int, subject: Subject, program: Program
+) -> tuple[Seen, Seen, float]:
+    """Return what a rank has before and after construction, and a random number after a forward pass.
+
+    Buffers and seeds differ.
+    """
     net = Net(program, rank).to(rank_device())
     for buffer in net.buffers():
         buffer.add_(rank)
     torch.manual_seed(rank)
-    return look(net, net), look(net, subject.wrap(net)), torch.rand(()).item()
+    before, wrapped = look(net, net), subject.wrap(net)
+    after = look(net, wrapped)
+    loss_of(wrapped, program, 0, rank, world_size)
+    return before, after, torch.rand(()).item()
 
 
 def look(net: nn.Module, wrapped: nn.Module) -> Seen:
