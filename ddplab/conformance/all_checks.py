@@ -271,7 +271,7 @@ def long_programs(bench: Bench) -> None:
     kinds: list[Kind] = ["train", "evaluate", "change_lr"]
     if "no_sync" in bench.methods:
         kinds.insert(1, "accumulate")
-    bench.try_random(kinds=kinds, keep=True, most_steps=12, examples=min(bench.effort, 333))
+    bench.try_random(kinds=kinds, keep=True, most_steps=12, examples=max(3, bench.effort // 3))
 
 
 def check_of(body: Callable[..., Any], *needs: str, **keywords: Any) -> Check:

@@ -40,8 +40,8 @@ class _ShrunkError(BaseException):
     """The time for smaller programs is over. Not an `Exception`, so that Hypothesis stops."""
 
 
-QUICK, FULL = 20, 1000
-"""Efforts: the number of random programs of each kind on real ranks. Every run tries the same ones."""
+QUICK, FULL = 60, 1000
+"""Efforts: the number of random programs of each kind. Every run tries the same ones."""
 
 
 class Bench:
@@ -146,7 +146,7 @@ class Bench:
 
         Args:
             attempt: Tries a program; may raise WeakProgramError. None: `try_program`.
-            examples: Number of programs. None: that of the effort.
+            examples: Number of programs. None: that of the effort, of `QUICK` a third, because ranks are slow.
             options: Arguments for the class, of which each program has one choice.
             how: Further arguments for `programs`.
         """
@@ -170,7 +170,7 @@ class Bench:
 
         drawn = programs(self.world_size, options=st.sampled_from(options), **how)
         try:
-            self.settings(examples or self.effort)(given(drawn)(run))()
+            self.settings(examples or (QUICK // 3 if self.effort == QUICK else self.effort))(given(drawn)(run))()
         except _ShrunkError:
             raise found[-1][1] from None
 

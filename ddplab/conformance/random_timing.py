@@ -25,7 +25,7 @@ from ..emulation.modelled_network import (
     run_on_network,
 )
 from ..emulation.virtual_time import NoTurnError, VirtualRank, VirtualTime
-from .check_runner import FULL, Bench, HangError, cause_of
+from .check_runner import Bench, HangError, cause_of
 from .class_under_test import NotSupportedError, Subject
 from .local_training import FindingError, findings, run_locally
 from .training_programs import PLAIN, Net, Program, Script, Seen, Weight, program_of
@@ -133,7 +133,7 @@ def check_timing(bench: Bench) -> None:
             raise FindingError(f"{at_fault}: {problem}", program)
 
     try:
-        bench.try_random(attempt, examples=min(3 * bench.effort, FULL))
+        bench.try_random(attempt, examples=bench.effort)
         for size in WORLD_SIZES:
             attempt(program_of(PLAIN, ["train"] * 2, size, options={"bucket_cap_mb": 5e-5}), size, 1e-6)
         for seed in LATE_FIRST:
