@@ -44,6 +44,8 @@ RANK = re.compile(r"(?:#\s+|\b)Rank\s+(\d{1,9})\s+(?:Group\s+(\d{1,9})\s+)?Pid\b
 LOOKS_LIKE_A_RANK = re.compile(r"^\W*Rank\b.*\b(Pid|device)\b|\bPid\b.*\bdevice\b")
 SHORTENED = re.compile(r"\W*(?:\.{3}|\u2026)\W*")
 """Stands for ranks that a document leaves out."""
+FASTEST_GB_PER_S = 20_000
+"""More than ten times the rate of the fastest links to a GPU, those of NVLink 5."""
 BANDWIDTH = r"\d{1,15}\.\d{1,15}"
 TIMES = rf"(?P<us>{DECIMAL})\s+(?P<algbw>{BANDWIDTH})\s+(?P<busbw>{BANDWIDTH})(?:\s+(?P<wrong>\S+))?"
 ROW = re.compile(
@@ -283,6 +285,8 @@ def _row(line: str) -> LogRow | None:
     least_us, most_us = _times_us(size_bytes, match["us"], match["algbw"])
     if least_us > most_us:
         raise ValueError(_damage("an algbw in GB/s that is the size divided by the time in microseconds", line))
+    if float(match["busbw"]) > FASTEST_GB_PER_S:
+        raise ValueError(_damage(f"a busbw of at most {FASTEST_GB_PER_S:,} GB/s", line))
     for wrong in (match["wrong"], match["wrong_in_place"]):
         if wrong is not None and COUNT.fullmatch(wrong) and float(wrong):
             raise ValueError(_damage("no wrong elements", line))

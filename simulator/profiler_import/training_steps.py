@@ -150,7 +150,7 @@ class Window(NamedTuple):
 
 def _windows(file: ProfilerFile) -> list[Window]:
     """Return the steps on the host; a file without marks of steps is a TraceError."""
-    if marks := [one for one in file.operations if one.name.startswith(STEP)]:
+    if marks := [one for one in file.operations if one.name.startswith(STEP) and one.end_ns > one.start_ns]:
         edges = [*(one.start_ns for one in marks), marks[-1].end_ns]
         spans = zip(pairwise(edges), marks, strict=True)
         return [

@@ -295,6 +295,14 @@ def test_a_module_in_another_one_begins_no_step_and_set_up_is_none(tmp_path):
     assert max(durations(marked, tmp_path)) < 1.5 * truths[0].iteration_ns
 
 
+def test_a_mark_without_a_duration_begins_no_step(tmp_path):
+    document, _ = profiler_files.profile(SMALL)
+    expected = durations(profiler_files.without(document, "ProfilerStep"), tmp_path)
+    for one in document["traceEvents"]:
+        one["dur"] = 0.0 if one["name"].startswith("ProfilerStep") else one["dur"]
+    assert durations(document, tmp_path) == expected
+
+
 def test_the_rank_is_that_of_the_name_if_the_file_has_none(tmp_path):
     document, _ = profiler_files.profile(SMALL)
     del document["distributedInfo"]
