@@ -1,21 +1,29 @@
-"""Simulation: by a closed form if speeds are constant, else by the event replay.
+"""Simulation: by a closed form where one is known, else by the event replay.
 
 The closed form computes the timeline of the event replay by a recurrence. All ranks follow the schedule together, so
-each instruction is one operation on arrays over the ranks, and over any number of iterations on leading axes.
+each instruction is one operation on arrays over the ranks, and over any number of iterations on leading axes. Many
+iterations in which collectives run one at a time and slow computation down have a recurrence too: a collective starts
+after its last launch, so the speeds at which the ranks compute up to a launch are known before it.
 """
 
 from typing import Literal
 
 import numpy as np
+from numpy.typing import NDArray
 
 from ..schedule.schedule import Compute, LaunchCollective
 from ..workload.compute_times import Nanoseconds
 from .engine_input import EngineInput
-from .event_replay import replay
+from .event_replay import FACTOR_BITS, FULL_SPEED, PROGRESS_BITS, replay
 from .timeline import Timeline
 
 Engine = Literal["auto", "events", "closed_form"]
-"""The event replay, the closed form, or "auto": the closed form if speeds are constant, else the event replay."""
+"""The event replay, the closed form for constant speeds, or "auto": arrays where they serve, else the replay."""
+
+MANY = 5
+"""Least number of iterations for which arrays are faster than as many replays."""
+SHORT_NS, SLOW = 2**40, 4.0
+"""Iterations of 18 minutes, and slow-downs, from which on progress times a factor needs more than 64 bits."""
 
 
 def simulate(engine_input: EngineInput, engine: Engine = "auto") -> Timeline:
@@ -40,6 +48,8 @@ def _run(
     several = engine_input.duration_ns.shape[:-2]
     if not several:
         return replay(engine_input, end_ns)
+    if engine == "auto" and _fits_arrays(engine_input):
+        return _solve_slowed(engine_input)
     runs = [replay(engine_input.at(place)) for place in np.ndindex(several)]
     start_ns, done_ns, last_ns = (np.array(moments).reshape(*several, -1) for moments in zip(*runs, strict=True))
     return start_ns, done_ns, last_ns
@@ -86,6 +96,89 @@ def solve(
         if end_ns is not None:
             end_ns[..., place] = now
     return start, done, now
+
+
+def _fits_arrays(engine_input: EngineInput) -> bool:
+    """Whether there are many short iterations in which collectives run one at a time."""
+    duration_ns, slow_down = engine_input.duration_ns, engine_input.slow_down
+    if engine_input.concurrency > 1 or duration_ns.ndim != 3 or len(duration_ns) < MANY or slow_down >= SLOW:
+        return False
+    longest_ns = duration_ns.sum(axis=-1, dtype=float).max() + engine_input.cost_ns.sum(dtype=float)
+    return bool(longest_ns * slow_down < SHORT_NS)
+
+
+def _solve_slowed(engine_input: EngineInput) -> tuple[Nanoseconds, Nanoseconds, Nanoseconds]:
+    """Do what `solve` does for iterations in which collectives, which run one at a time, slow computation down."""
+    schedule, duration_ns = engine_input.schedule, engine_input.duration_ns
+    clock = _SlowedProgress(duration_ns.shape[:-1], len(schedule.collectives), engine_input.slow_down)
+    now, progress = np.zeros((2, *duration_ns.shape[:-1]), np.int64)
+    start, done = np.empty((2, len(now), len(schedule.collectives)), np.int64)
+    step = 0
+    for instruction in schedule.instructions:
+        if isinstance(instruction, Compute):
+            progress = progress + (duration_ns[..., step] << PROGRESS_BITS)
+            step += 1
+            continue
+        now = np.maximum(now, clock.reaches(progress))
+        number = instruction.collective
+        if isinstance(instruction, LaunchCollective):
+            start[:, number], done[:, number] = clock.run(now.max(axis=-1), engine_input.cost_ns[number])
+        else:
+            met = True if instruction.only is None else engine_input.meets[instruction.only]
+            now = np.where(met, np.maximum(now, done[:, number, None]), now)
+            progress = np.where(met, clock.at(now), progress)
+    return start, done, np.maximum(now, clock.reaches(progress))
+
+
+class _SlowedProgress:
+    """Progress of computation in many iterations, slower while a collective runs; what `ProgressClock` is for one."""
+
+    def __init__(self, shape: tuple[int, ...], collectives: int, slow_down: float) -> None:
+        self._factor, self._rows, self._edges = int(slow_down * FULL_SPEED), np.arange(shape[0])[:, None], 0
+        self._edge_ns, self._progress = np.full((2, shape[0], 2 * collectives + 2), np.iinfo(np.int64).max)
+        self._edge_ns[:, 0] = self._progress[:, 0] = 0  # then at each start, in odd places, and at each end
+        self._place = np.zeros(shape, np.int64)  # the last edge that each rank has passed
+
+    def run(self, launched_ns: Nanoseconds, cost_ns: int) -> tuple[Nanoseconds, Nanoseconds]:
+        """Run a collective after its last launch and the one before; returns its start and end."""
+        before_ns, progress = self._edge_ns[:, self._edges], self._progress[:, self._edges]
+        start_ns = np.maximum(launched_ns, before_ns)
+        progress = progress + ((start_ns - before_ns) << PROGRESS_BITS)
+        both = slice(self._edges + 1, self._edges + 3)
+        self._edge_ns[:, both] = start_ns[:, None] + [0, cost_ns]
+        self._progress[:, both] = progress[:, None] + [0, self._slowed(np.int64(cost_ns))]
+        self._edges += 2
+        return start_ns, start_ns + cost_ns
+
+    def reaches(self, progress: NDArray[np.int64]) -> Nanoseconds:
+        """Return the first whole nanosecond with a progress of at least `progress`."""
+        place = self._pass(self._progress, progress - 1)
+        missing = progress - self._progress[self._rows, place] - 1
+        high, low = missing >> FACTOR_BITS, missing & (FULL_SPEED - 1)
+        rest = ((low >> 16) * self._factor + ((low & 0xFFFF) * self._factor >> 16)) >> 16
+        slowed_ns = (high * self._factor + rest) >> PROGRESS_BITS  # missing * factor >> 52, in 64 bits
+        own_ns: Nanoseconds = self._edge_ns[self._rows, place] + 1
+        return own_ns + np.where(place % 2, slowed_ns, missing >> PROGRESS_BITS)
+
+    def at(self, moment_ns: Nanoseconds) -> NDArray[np.int64]:
+        """Return the progress at a moment."""
+        place = self._pass(self._edge_ns, moment_ns)
+        own_ns = moment_ns - self._edge_ns[self._rows, place]
+        progress: NDArray[np.int64] = self._progress[self._rows, place]
+        return progress + np.where(place % 2, self._slowed(own_ns), own_ns << PROGRESS_BITS)
+
+    def _pass(self, edges: NDArray[np.int64], sought: NDArray[np.int64]) -> NDArray[np.int64]:
+        """Move each rank on to the last edge that is not above what it seeks."""
+        while (ahead := edges[self._rows, self._place + 1] <= sought).any():
+            self._place = self._place + ahead
+        return self._place
+
+    def _slowed(self, elapsed_ns: Nanoseconds) -> NDArray[np.int64]:
+        """Return the progress beside a collective, elapsed << 52 over the factor rounded up, in 64 bits."""
+        whole, rest = np.divmod(elapsed_ns << PROGRESS_BITS, self._factor)
+        middle, rest = np.divmod(rest << 28, self._factor)
+        last = -((-rest << 4) // self._factor)
+        return (whole << FACTOR_BITS) + (middle << 4) + last
 
 
 def has_constant_speeds(engine_input: EngineInput) -> bool:

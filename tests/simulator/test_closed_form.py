@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from simulator import predict
-from simulator.engines.closed_form import has_constant_speeds, simulate
+from simulator.engines.closed_form import MANY, has_constant_speeds, latencies_ns, simulate
 from simulator.fabric import Fabric, LinkShare, Processor
 
 from ..explore import examples
@@ -29,6 +29,25 @@ def test_events_and_recurrence_agree_to_the_nanosecond(engine_input, concurrency
     by_events, by_recurrence = simulate(engine_input, "events"), simulate(engine_input, "closed_form")
     for moments in ("end_ns", "start_ns", "done_ns"):
         np.testing.assert_array_equal(getattr(by_events, moments), getattr(by_recurrence, moments))
+
+
+@examples(60)
+@given(engine_inputs(), st.sampled_from([1.0 + 2**-31, 1.1, 1.5, 3.9]), st.sampled_from([1, 999, 10**8]), st.data())
+def test_many_iterations_in_which_collectives_slow_computation_down_agree_with_the_events(
+    engine_input, slow_down, times, data
+):
+    """Arrays over the iterations, and one replay of each; durations differ between them."""
+    shape, seed = (MANY, *engine_input.duration_ns.shape), data.draw(st.integers(0, 999))
+    factors = np.random.default_rng(seed).integers(0, 2 * times, shape)
+    many = replace(
+        engine_input,
+        duration_ns=engine_input.duration_ns * factors,
+        cost_ns=engine_input.cost_ns * times,
+        concurrency=1,
+        slow_down=slow_down,
+        meets={only: np.broadcast_to(ranks, (MANY, len(ranks))) for only, ranks in engine_input.meets.items()},
+    )
+    np.testing.assert_array_equal(latencies_ns(many, "auto"), latencies_ns(many, "events"))
 
 
 def test_the_closed_form_refuses_what_it_cannot_do():
