@@ -103,7 +103,7 @@ bench-simulator: $(READY)  ## how fast the simulator is, against what it must re
 bench-timeline: $(READY) .venv/.chromium  ## redraws of the Annotated DDP, and its import of a large profile, in a headless browser: 1 minute
 	$(BIN)/python -m benchmarks.annotated_ddp
 
-score: $(READY)  ## predictions beside published figures, offline: half a minute, tables in validation/score.md
+score: $(READY)  ## predictions beside published figures, offline: under a minute, tables in validation/score.md
 	$(BIN)/python -m validation.score
 
 bench: $(READY)  ## our DDP and our PowerSGD beside torch's, the recorder's overhead
