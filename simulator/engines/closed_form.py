@@ -146,7 +146,7 @@ class _SlowedProgress:
         progress = progress + ((start_ns - before_ns) << PROGRESS_BITS)
         both = slice(self._edges + 1, self._edges + 3)
         self._edge_ns[:, both] = start_ns[:, None] + [0, cost_ns]
-        self._progress[:, both] = progress[:, None] + [0, self._slowed(np.int64(cost_ns))]
+        self._progress[:, both] = progress[:, None] + [0, *self._slowed(np.array([cost_ns]))]
         self._edges += 2
         return start_ns, start_ns + cost_ns
 
@@ -157,8 +157,9 @@ class _SlowedProgress:
         high, low = missing >> FACTOR_BITS, missing & (FULL_SPEED - 1)
         rest = ((low >> 16) * self._factor + ((low & 0xFFFF) * self._factor >> 16)) >> 16
         slowed_ns = (high * self._factor + rest) >> PROGRESS_BITS  # missing * factor >> 52, in 64 bits
-        own_ns: Nanoseconds = self._edge_ns[self._rows, place] + 1
-        return own_ns + np.where(place % 2, slowed_ns, missing >> PROGRESS_BITS)
+        own_ns = 1 + np.where(place % 2, slowed_ns, missing >> PROGRESS_BITS)
+        moment_ns: Nanoseconds = self._edge_ns[self._rows, place] + own_ns
+        return moment_ns
 
     def at(self, moment_ns: Nanoseconds) -> NDArray[np.int64]:
         """Return the progress at a moment."""
@@ -177,8 +178,8 @@ class _SlowedProgress:
         """Return the progress beside a collective, elapsed << 52 over the factor rounded up, in 64 bits."""
         whole, rest = np.divmod(elapsed_ns << PROGRESS_BITS, self._factor)
         middle, rest = np.divmod(rest << 28, self._factor)
-        last = -((-rest << 4) // self._factor)
-        return (whole << FACTOR_BITS) + (middle << 4) + last
+        progress: NDArray[np.int64] = (whole << FACTOR_BITS) + (middle << 4) - (-rest << 4) // self._factor
+        return progress
 
 
 def has_constant_speeds(engine_input: EngineInput) -> bool:
