@@ -11,7 +11,7 @@ import numpy as np
 
 from reference.files.value_ranges import as_int64
 
-from .engines.closed_form import Engine, latencies_ns
+from .engines.closed_form import Engine, latencies_ns, latencies_of
 from .engines.engine_input import EngineInput
 from .schedule.schedule import ComputeKind
 from .step_costs import ScheduleCosts
@@ -62,10 +62,12 @@ def simulate_many(
     # Drawn again, because keeping what all batches drew would take memory without a limit.
     place = place_of_median(times_ns[0])
     median, median_ns = costs.engine_input(sampler, sampler.draw([place]), 0), times_ns[0, place]
-    causes = {}
-    for cause, ends in _error_bands(median, costs, sampler).items():
-        low_ns, high_ns = (latencies_ns(end) / sampler.sync_every for end in ends)
-        causes[cause] = median_ns - low_ns, high_ns - median_ns
+    bands = _error_bands(median, costs, sampler)
+    ends_ns = np.reshape(latencies_of([end for ends in bands.values() for end in ends]), (-1, 2)) / sampler.sync_every
+    causes = {
+        cause: (median_ns - low_ns, high_ns - median_ns)
+        for cause, (low_ns, high_ns) in zip(bands, ends_ns, strict=True)
+    }
     if costs.unexplained:
         causes["unexplained"] = median_ns - median_ns / (1 + costs.unexplained), median_ns * costs.unexplained
     return summarize(times_ns, causes=causes, spread=costs.spread), median

@@ -107,8 +107,8 @@ function openPage(body, data) {
 
   // The address, and files
 
-  function readAddress() {
-    const { choices, cuts, wrong } = choicesOf(location.hash, values, data.most_straggling);
+  function readAddress(hash) {
+    const { choices, cuts, wrong } = choicesOf(hash, values, data.most_straggling);
     choose({ scene: state.choices.scene, ...choices });
     seen.add(state.choices.scene);
     const { sequence, noun } = state.layout;
@@ -172,14 +172,15 @@ function openPage(body, data) {
       if (name === "drop") open(event.dataTransfer.files[0], event);
     });
   }
-  addEventListener("hashchange", () => {
-    if (location.hash !== addressOf(state.choices, values, state.layout)) readAddress();
+  addEventListener("hashchange", ({ newURL }) => {
+    const { hash } = new URL(newURL); // not that of `location`: the state before may have settled since
+    if (hash !== addressOf(state.choices, values, state.layout)) readAddress(hash);
     view.forecast.close();
   });
   const isInRepository = /\/figures\/[^/]*$/.test(location.pathname);
   view.links.hidden = !isInRepository && location.protocol === "file:"; // the page alone was downloaded
   if (!isInRepository) for (const link of view.links.children) link.href = link.dataset.site;
-  readAddress();
+  readAddress(location.hash);
 }
 
 /**

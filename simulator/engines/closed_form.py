@@ -6,13 +6,14 @@ iterations in which collectives run one at a time and slow computation down have
 after its last launch, so the speeds at which the ranks compute up to a launch are known before it.
 """
 
+from collections.abc import Sequence
 from typing import Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
 from ..schedule.schedule import Compute, LaunchCollective
-from ..workload.compute_times import Nanoseconds
+from ..workload.compute_times import Floats, Nanoseconds
 from .engine_input import EngineInput
 from .event_replay import FACTOR_BITS, FULL_SPEED, PROGRESS_BITS, replay
 from .timeline import Timeline
@@ -36,6 +37,18 @@ def simulate(engine_input: EngineInput, engine: Engine = "auto") -> Timeline:
 def latencies_ns(engine_input: EngineInput, engine: Engine = "auto") -> Nanoseconds:
     """Return the duration of each iteration; shape: the leading axes of durations."""
     latest: Nanoseconds = _run(engine_input, engine)[2].max(axis=-1)
+    return latest
+
+
+def latencies_of(engine_inputs: Sequence[EngineInput]) -> list[int]:
+    """Return the duration of one iteration each, of inputs that differ in durations, costs and slow-downs alone."""
+    if not engine_inputs:
+        return []
+    stacked = EngineInput.stack(engine_inputs)
+    together = has_constant_speeds(stacked) or _fits_arrays(stacked)
+    latest: list[int] = (
+        latencies_ns(stacked) if together else np.array(list(map(latencies_ns, engine_inputs)))
+    ).tolist()
     return latest
 
 
@@ -101,15 +114,17 @@ def solve(
 def _fits_arrays(engine_input: EngineInput) -> bool:
     """Whether there are many short iterations in which collectives run one at a time."""
     duration_ns, slow_down = engine_input.duration_ns, engine_input.slow_down
-    if engine_input.concurrency > 1 or duration_ns.ndim != 3 or len(duration_ns) < MANY or slow_down >= SLOW:
+    slowest = np.max(slow_down)
+    if engine_input.concurrency > 1 or duration_ns.ndim != 3 or len(duration_ns) < MANY or slowest >= SLOW:
         return False
-    longest_ns = duration_ns.sum(axis=-1, dtype=float).max() + engine_input.cost_ns.sum(dtype=float)
-    return bool(longest_ns * slow_down < SHORT_NS)
+    longest_ns = duration_ns.sum(axis=-1, dtype=float).max() + engine_input.cost_ns.sum(axis=-1, dtype=float).max()
+    return bool(longest_ns * slowest < SHORT_NS)
 
 
 def _solve_slowed(engine_input: EngineInput) -> tuple[Nanoseconds, Nanoseconds, Nanoseconds]:
     """Do what `solve` does for iterations in which collectives, which run one at a time, slow computation down."""
     schedule, duration_ns = engine_input.schedule, engine_input.duration_ns
+    cost_ns = np.broadcast_to(engine_input.cost_ns, (len(duration_ns), len(schedule.collectives)))
     clock = _SlowedProgress(duration_ns.shape[:-1], len(schedule.collectives), engine_input.slow_down)
     now, progress = np.zeros((2, *duration_ns.shape[:-1]), np.int64)
     start, done = np.empty((2, len(now), len(schedule.collectives)), np.int64)
@@ -122,7 +137,7 @@ def _solve_slowed(engine_input: EngineInput) -> tuple[Nanoseconds, Nanoseconds, 
         now = np.maximum(now, clock.reaches(progress))
         number = instruction.collective
         if isinstance(instruction, LaunchCollective):
-            start[:, number], done[:, number] = clock.run(now.max(axis=-1), engine_input.cost_ns[number])
+            start[:, number], done[:, number] = clock.run(now.max(axis=-1), cost_ns[:, number])
         else:
             met = True if instruction.only is None else engine_input.meets[instruction.only]
             now = np.where(met, np.maximum(now, done[:, number, None]), now)
@@ -133,22 +148,24 @@ def _solve_slowed(engine_input: EngineInput) -> tuple[Nanoseconds, Nanoseconds, 
 class _SlowedProgress:
     """Progress of computation in many iterations, slower while a collective runs; what `ProgressClock` is for one."""
 
-    def __init__(self, shape: tuple[int, ...], collectives: int, slow_down: float) -> None:
-        self._factor, self._rows, self._edges = int(slow_down * FULL_SPEED), np.arange(shape[0])[:, None], 0
+    def __init__(self, shape: tuple[int, ...], collectives: int, slow_down: float | Floats) -> None:
+        self._factor = (np.broadcast_to(slow_down, shape[0])[:, None] * FULL_SPEED).astype(np.int64)
+        self._rows, self._edges = np.arange(shape[0])[:, None], 0
         self._edge_ns, self._progress = np.full((2, shape[0], 2 * collectives + 2), np.iinfo(np.int64).max)
         self._edge_ns[:, 0] = self._progress[:, 0] = 0  # then at each start, in odd places, and at each end
         self._place = np.zeros(shape, np.int64)  # the last edge that each rank has passed
 
-    def run(self, launched_ns: Nanoseconds, cost_ns: int) -> tuple[Nanoseconds, Nanoseconds]:
+    def run(self, launched_ns: Nanoseconds, cost_ns: Nanoseconds) -> tuple[Nanoseconds, Nanoseconds]:
         """Run a collective after its last launch and the one before; returns its start and end."""
         before_ns, progress = self._edge_ns[:, self._edges], self._progress[:, self._edges]
         start_ns = np.maximum(launched_ns, before_ns)
         progress = progress + ((start_ns - before_ns) << PROGRESS_BITS)
+        done_ns, gained = start_ns + cost_ns, self._slowed(cost_ns[:, None])[:, 0]
         both = slice(self._edges + 1, self._edges + 3)
-        self._edge_ns[:, both] = start_ns[:, None] + [0, cost_ns]
-        self._progress[:, both] = progress[:, None] + [0, *self._slowed(np.array([cost_ns]))]
+        self._edge_ns[:, both] = np.stack([start_ns, done_ns], axis=-1)
+        self._progress[:, both] = np.stack([progress, progress + gained], axis=-1)
         self._edges += 2
-        return start_ns, start_ns + cost_ns
+        return start_ns, done_ns
 
     def reaches(self, progress: NDArray[np.int64]) -> Nanoseconds:
         """Return the first whole nanosecond with a progress of at least `progress`."""
@@ -185,4 +202,4 @@ class _SlowedProgress:
 def has_constant_speeds(engine_input: EngineInput) -> bool:
     """Whether the speed of computing and of each collective is the same whatever else runs."""
     shares = engine_input.concurrency > 1 and any(share.slow_down > 1 for share in engine_input.sharing)
-    return engine_input.slow_down == 1 and not shares
+    return bool(np.all(engine_input.slow_down == 1)) and not shares

@@ -1,6 +1,6 @@
 """Engine input: a schedule with the durations of all its steps and collectives, ready to simulate."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Self
 
@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 
 from ..fabric import LinkShare
 from ..schedule.schedule import Condition, IterationSchedule
-from ..workload.compute_times import Nanoseconds
+from ..workload.compute_times import Floats, Nanoseconds
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -25,10 +25,11 @@ class EngineInput:
         ranks: The simulated ranks.
         represented_by: For every rank, the simulated rank that behaves the same; shape [world size]. None: every
             rank is simulated.
-        cost_ns: Duration of each collective while no other collective runs; shape [collectives].
+        cost_ns: Duration of each collective while no other collective runs; shape [collectives] or, see `stack`,
+            [iterations, collectives].
         concurrency: Collectives that run at the same time; they start in launch order.
         sharing: How each collective shares the link with others that run at the same time.
-        slow_down: Factor on the time of computing while any collective runs.
+        slow_down: Factor on the time of computing while any collective runs, or one for each iteration.
         meets: By condition of a `Wait`, whether each rank meets it; shape [ranks] or, for the closed form, the
             leading axes of `duration_ns`.
     """
@@ -40,8 +41,18 @@ class EngineInput:
     cost_ns: Nanoseconds
     concurrency: int = 1
     sharing: tuple[LinkShare, ...]
-    slow_down: float = 1.0
+    slow_down: float | Floats = 1.0
     meets: Mapping[Condition, NDArray[np.bool_]] = field(default_factory=dict)
+
+    @classmethod
+    def stack(cls, iterations: Sequence[Self]) -> Self:
+        """Combine single iterations, which differ in durations, costs of collectives and slow-downs, into many."""
+        duration_ns, cost_ns = (
+            np.stack([getattr(one, name) for one in iterations]) for name in ("duration_ns", "cost_ns")
+        )
+        slow_down = np.array([one.slow_down for one in iterations])
+        meets = {only: np.stack([one.meets[only] for one in iterations]) for only in iterations[0].meets}
+        return replace(iterations[0], duration_ns=duration_ns, cost_ns=cost_ns, slow_down=slow_down, meets=meets)
 
     def at(self, index: Any) -> Self:
         """Select iterations or ranks with a numpy index along the leading axes of `duration_ns`."""

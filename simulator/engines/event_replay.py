@@ -41,7 +41,7 @@ class _Replay:
 
     def __init__(self, engine_input: EngineInput) -> None:
         self.engine_input = engine_input
-        self.cluster = Cluster(concurrency=engine_input.concurrency, slow_down=engine_input.slow_down)
+        self.cluster = Cluster(concurrency=engine_input.concurrency, slow_down=float(engine_input.slow_down))
         costs_ns: list[int] = engine_input.cost_ns.tolist()
         self.collectives = [
             RunningCollective(self.cluster.env, CollectiveCost(*cost))

@@ -319,6 +319,14 @@ def test_the_shown_parts_add_up_in_every_state(still_open, scene, model, gbit_pe
         assert round(10 * sum(shown)) == round(10 * number(still_open, "iteration_ns", row)), row
 
 
+def test_an_address_is_read_if_the_state_before_settles_meanwhile(opened):
+    """The page writes the settled state into the address, maybe between a reader's change of it and its event."""
+    page = opened("#scene=naive")
+    page.evaluate("() => { location.hash = 'scene=bucketed'; history.replaceState(null, '', '#scene=naive'); }")
+    frames(page)
+    assert page.locator("tr.now th").text_content() == "bucketed"
+
+
 @pytest.fixture(scope="module")
 def still_open(browser):
     """The page, opened once."""

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from simulator import predict
-from simulator.engines.closed_form import MANY, has_constant_speeds, latencies_ns, simulate
+from simulator.engines.closed_form import MANY, has_constant_speeds, latencies_ns, latencies_of, simulate
 from simulator.fabric import Fabric, LinkShare, Processor
 
 from ..explore import examples
@@ -48,6 +48,19 @@ def test_many_iterations_in_which_collectives_slow_computation_down_agree_with_t
         meets={only: np.broadcast_to(ranks, (MANY, len(ranks))) for only, ranks in engine_input.meets.items()},
     )
     np.testing.assert_array_equal(latencies_ns(many, "auto"), latencies_ns(many, "events"))
+
+
+@examples(30)
+@given(engine_inputs(), st.lists(st.sampled_from([1.0, 1.1, 1.5, 3.9]), min_size=1, max_size=2 * MANY), st.data())
+def test_iterations_of_one_schedule_with_different_costs_agree_with_the_events(engine_input, slow_downs, data):
+    """The ends of the error bands of a prediction: few or many of them, some with constant speeds."""
+    concurrency = data.draw(st.sampled_from([1, 1, 2]))
+    times = data.draw(st.lists(st.integers(0, 99), min_size=len(slow_downs), max_size=len(slow_downs)))
+    ends = [
+        replace(engine_input, cost_ns=engine_input.cost_ns * more, slow_down=slow_down, concurrency=concurrency)
+        for slow_down, more in zip(slow_downs, times, strict=True)
+    ]
+    assert latencies_of(ends) == [int(latencies_ns(end, "events")) for end in ends]
 
 
 def test_the_closed_form_refuses_what_it_cannot_do():
