@@ -47,8 +47,7 @@ def test_the_page_names_survivors_and_links_to_issues():
     bug = next(mutant for mutant in MUTANTS if mutant.source.endswith("#63210"))
     text = page([bug], {bug.name: Outcome("", "", plain=False)})
     assert "| [pytorch#63210](https://github.com/pytorch/pytorch/issues/63210) | **survives** |" in text
-    assert f"### {bug.name}\n" in text
-    assert "\n-launched = self.send(" in text
+    assert f" `{bug.name}` |" in text
 
 
 def test_an_unknown_mutant_is_refused():

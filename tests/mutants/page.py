@@ -1,11 +1,9 @@
 """The page `docs/bugs.md`: bugs of published reducers as mutants, and what caught each in its last run."""
 
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import asdict, dataclass
-from difflib import unified_diff
 from pathlib import Path
-from textwrap import dedent
 
 from .catalogue import ROOT, Mutant
 
@@ -26,15 +24,16 @@ INTRODUCTION = """\
 # Bugs of published reducers
 
 Read this page before you review a change to a data-parallel class. Each row is a bug that somebody published, or that
-this project had ("found here"). We planted each into our own reducer, by a [patch](#the-patches) of a few lines.
-*Caught by* is the first check of [`ddplab conform`](conformance.md) that fails, or a file of this repository's tests.
-*You see* is the first line of its message. A plain test, which compares the gradients of a toy model on two ranks
+this project had ("found here"). We planted each into our own reducer, by a change of a few lines, which
+[`mutants.toml`](../tests/mutants/mutants.toml) has under the name in the row. *Caught by* is the first check of
+[`ddplab conform`](conformance.md) that fails, or a file of this repository's tests. *You see* is the first line of
+its message. A plain test, which compares the gradients of a toy model on two ranks
 ([code](../tests/mutants/plain.py)), catches {plain} of these {bugs} bugs.
 
-`make mutants` plants them, and faults that nobody has published, and writes this page.
+`make mutants` plants them, and {others} faults that nobody has published, and writes this page. Caught in their last
+runs: {caught}.
 """
 BUGS_HEAD = ["| what goes wrong | reported | caught by | you see |", "| --- | --- | --- | --- |"]
-OTHERS_HEAD = ["| fault | what goes wrong | caught by | plain test |", "| --- | --- | --- | --- |"]
 
 
 @dataclass(frozen=True)
@@ -76,26 +75,22 @@ def summary(mutants: Iterable[Mutant], outcomes: Mapping[str, Outcome]) -> str:
     return line
 
 
-def page(mutants: Iterable[Mutant], outcomes: Mapping[str, Outcome]) -> str:
+def page(mutants: Collection[Mutant], outcomes: Mapping[str, Outcome]) -> str:
     """The text of the page."""
     bugs = [mutant for mutant in mutants if mutant.source]
-    plain = sum(outcomes[bug.name].plain for bug in bugs)
-    lines = [INTRODUCTION.format(plain=plain, bugs=len(bugs))]
+    plain, others = sum(outcomes[bug.name].plain for bug in bugs), len(mutants) - len(bugs)
+    caught = summary(mutants, outcomes)
+    lines = [INTRODUCTION.format(plain=plain, bugs=len(bugs), others=others, caught=caught)]
     for area in AREAS:
         lines += [f"## {area.capitalize()}\n", *BUGS_HEAD]
         lines += [_row(bug, outcomes[bug.name]) for bug in bugs if bug.area == area] + [""]
-    lines += ["## Other planted faults\n", f"With the bugs above: {summary(mutants, outcomes)}.\n", *OTHERS_HEAD]
-    for mutant in mutants:
-        if not mutant.source:
-            one = outcomes[mutant.name]
-            lines.append(f"| {mutant.name} | {mutant.mistake} | {_catcher(one)} | {'yes' if one.plain else 'no'} |")
-    return "\n".join([*lines, "", "## The patches\n", *map(_patch, bugs)])
+    return "\n".join(lines)
 
 
 def _row(bug: Mutant, outcome: Outcome) -> str:
     sources = ", ".join(_link(source) for source in bug.source.split(", "))
     seen = outcome.message.replace("|", "\\|")
-    return f"| {bug.mistake} [patch](#{bug.name}) | {sources} | {_catcher(outcome)} | {seen} |"
+    return f"| {bug.mistake} `{bug.name}` | {sources} | {_catcher(outcome)} | {seen} |"
 
 
 def _link(source: str) -> str:
@@ -107,11 +102,3 @@ def _link(source: str) -> str:
 def _catcher(outcome: Outcome) -> str:
     """The check that caught a mutant; a test of this repository by its file alone."""
     return outcome.caught_by.partition("::")[0].rpartition("/")[2] or "**survives**"
-
-
-def _patch(bug: Mutant) -> str:
-    before = (ROOT / bug.file).read_text()
-    changes = unified_diff(before.splitlines(), bug.apply(before).splitlines(), n=1, lineterm="")
-    signs, rest = zip(*((line[0], line[1:]) for line in list(changes)[3:] if line[:2] != "@@"), strict=True)
-    code = (f"{sign}{line}".rstrip() for sign, line in zip(signs, dedent("\n".join(rest)).split("\n"), strict=True))
-    return "\n".join([f"### {bug.name}\n", f"[`{bug.file}`](../{bug.file})\n", "```diff", *code, "```\n"])
