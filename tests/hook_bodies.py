@@ -13,9 +13,9 @@ from reference.comm_hooks.compress import bf16_compress, compress, fp16_compress
 from reference.comm_hooks.post_local_sgd import PostLocalSGDState, post_local_sgd
 from reference.comm_hooks.powersgd import PowerSGDState, batched_power_sgd, power_sgd
 from reference.comm_hooks.quantization import quantize_per_channel, quantize_per_tensor
-from reference.data_parallel import DistributedDataParallel
 
-WRAPPERS = {"ours": DistributedDataParallel, "torch": nn.parallel.DistributedDataParallel}
+from .scenarios import CLASSES
+
 Shapes = tuple[tuple[int, ...], ...]
 
 POWER: dict[str, Any] = {"matrix_approximation_rank": 2, "start_powerSGD_iter": 2, "min_compression_rate": 1}
@@ -107,7 +107,7 @@ def averages(
     """
     function, make_state = HOOKS[hook[0]][hook[1]]
     state = make_state(**(state_options or {}))
-    ddp = WRAPPERS[wrapper](Given(shapes).to(device), **(options or {}))
+    ddp = CLASSES[wrapper](Given(shapes).to(device), **(options or {}))
     ddp.register_comm_hook(state, function)
     seen = []
     for step in range(steps):

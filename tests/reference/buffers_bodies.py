@@ -7,8 +7,6 @@ from torch import nn
 
 from reference.data_parallel import DistributedDataParallel
 
-TorchDDP = nn.parallel.DistributedDataParallel
-
 
 def local_buffers(rank: int, _world_size: int) -> bool:
     module = nn.Linear(1, 1)

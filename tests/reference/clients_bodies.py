@@ -17,8 +17,8 @@ from torch.nn.utils import parametrizations
 
 from reference.data_parallel import DistributedDataParallel
 
-from ..scenarios import batch, gradients
-from .drop_in_bodies import CLASSES, TorchDDP, Tower
+from ..scenarios import CLASSES, Wrap, batch, gradients, on_both_classes, trained
+from .drop_in_bodies import Tower
 
 # Process groups made by hand
 
@@ -68,15 +68,6 @@ def by_hand(rank: int, world_size: int) -> dist.ProcessGroup:
     return group
 
 
-def trained(ddp: nn.Module, rank: int, steps: int = 3) -> list[list[Tensor]]:
-    seen = []
-    for step in range(steps):
-        ddp.zero_grad()
-        ddp(batch(rank, 3, 4, step=step)).square().mean().backward()
-        seen.append(gradients(ddp))
-    return seen
-
-
 def groups_by_hand(rank: int, world_size: int) -> dict[str, Any]:
     """Gradients in a group made by hand, without and with a comm hook, and without a default group."""
     seen: dict[str, Any] = {}
@@ -101,15 +92,13 @@ def groups_by_hand(rank: int, world_size: int) -> dict[str, Any]:
     return seen
 
 
-def last_bucket_small(rank: int, _world_size: int, options: dict) -> list[dict[str, Any]]:
-    """Sizes and parameters of the rebuilt buckets with DDP_SET_LAST_BUCKET_CAP=1, under both classes."""
-    both = []
+@on_both_classes
+def last_bucket_small(wrap: Wrap, rank: int, options: dict) -> dict[str, Any]:
+    """Sizes and parameters of the rebuilt buckets with DDP_SET_LAST_BUCKET_CAP=1."""
     with mock.patch.dict(os.environ, DDP_SET_LAST_BUCKET_CAP="1"):
-        for wrap in CLASSES.values():
-            ddp = wrap(Tower(7), **options)
-            trained(ddp, rank, steps=4)
-            both.append({key: value for key, value in ddp._get_ddp_logging_data().items() if "rebuilt" in key})
-    return both
+        ddp = wrap(Tower(7), **options)
+        trained(ddp, rank, steps=4)
+        return {key: value for key, value in ddp._get_ddp_logging_data().items() if "rebuilt" in key}
 
 
 # Names that clients call
@@ -161,60 +150,54 @@ def micro_batches(ddp: Any, x: Tensor) -> None:
             out.square().mean().backward()
 
 
-def clients_step(rank: int, _world_size: int, step: str, options: dict) -> list[list]:
-    """Gradients after each of three steps of a client, under both classes."""
-    both = []
-    for wrap in CLASSES.values():
-        ddp = wrap(Tower(3), bucket_cap_mb=1e-4, **options)
-        seen = []
-        for number in range(3):
-            ddp.zero_grad()
-            globals()[step](ddp, batch(rank, 3, 4, step=number))
-            seen.append(gradients(ddp))
-        both.append(seen)
-    return both
-
-
-def reducers_names(rank: int, world_size: int) -> dict[str, Any]:
-    """What the reducer's further names do, under both classes."""
-    seen: dict[str, Any] = {}
-    for name, wrap in CLASSES.items():
-        ddp = wrap(Tower(3), bucket_cap_mb=1e-4)
-        ddp.reducer.get_backward_stats()
-        trained(ddp, rank, steps=1)
-        done: list[int] = []
-        future: torch.futures.Future[int] = torch.futures.Future()
-        future.then(lambda _future, done=done: done.append(1))
-        ddp.reducer._install_post_backward_futures([future])
-        rebuilt = [ddp.reducer._rebuild_buckets(), ddp.reducer._rebuild_buckets()]
-        future.set_result(0)
-        trained(ddp, rank, steps=1)
-        presence = dist.all_reduce(torch.ones(1), async_op=True)
+@on_both_classes
+def clients_step(wrap: Wrap, rank: int, step: str, options: dict) -> list:
+    """Gradients after each of three steps of a client."""
+    ddp = wrap(Tower(3), bucket_cap_mb=1e-4, **options)
+    seen = []
+    for number in range(3):
         ddp.zero_grad()
-        with without_sync(ddp):
-            out = ddp(batch(rank, 3, 4))
-        ddp.reducer._set_forward_pass_work_handle(presence, False)
-        ddp.reducer.prepare_for_backward([])
-        out.sum().backward()
-        stats = ddp.reducer.get_backward_stats()
-        ddp.reducer._push_all_rebuilt_params()
-        seen[name] = [rebuilt, done, len(stats), all(ns > 0 for ns in stats), gradients(ddp)]
-        seen[name] += [ddp.bucket_bytes_cap_default, wrap(Tower(1)).bucket_bytes_cap_default]
+        globals()[step](ddp, batch(rank, 3, 4, step=number))
+        seen.append(gradients(ddp))
     return seen
+
+
+@on_both_classes
+def reducers_names(wrap: Wrap, rank: int) -> list:
+    """What the reducer's further names do."""
+    ddp = wrap(Tower(3), bucket_cap_mb=1e-4)
+    ddp.reducer.get_backward_stats()
+    trained(ddp, rank, steps=1)
+    done: list[int] = []
+    future: torch.futures.Future[int] = torch.futures.Future()
+    future.then(lambda _future: done.append(1))
+    ddp.reducer._install_post_backward_futures([future])
+    rebuilt = [ddp.reducer._rebuild_buckets(), ddp.reducer._rebuild_buckets()]
+    future.set_result(0)
+    trained(ddp, rank, steps=1)
+    presence = dist.all_reduce(torch.ones(1), async_op=True)
+    ddp.zero_grad()
+    with without_sync(ddp):
+        out = ddp(batch(rank, 3, 4))
+    ddp.reducer._set_forward_pass_work_handle(presence, False)
+    ddp.reducer.prepare_for_backward([])
+    out.sum().backward()
+    stats = ddp.reducer.get_backward_stats()
+    ddp.reducer._push_all_rebuilt_params()
+    caps = [ddp.bucket_bytes_cap_default, wrap(Tower(1)).bucket_bytes_cap_default]
+    return [rebuilt, done, len(stats), all(ns > 0 for ns in stats), gradients(ddp), *caps]
 
 
 # Profiles, modules of TorchScript, parameters and gradients that are left out
 
 
-def profiled_names(rank: int, _world_size: int) -> list[set[str]]:
-    """Names of the reducer's ranges in a profile of one iteration, under both classes."""
-    both = []
-    for wrap in CLASSES.values():
-        ddp = wrap(Tower(3), find_unused_parameters=True)
-        with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as profile:
-            trained(ddp, rank, steps=1)
-        both.append({event.key for event in profile.key_averages() if "reducer::" in event.key})
-    return both
+@on_both_classes
+def profiled_names(wrap: Wrap, rank: int) -> set[str]:
+    """Names of the reducer's ranges in a profile of one iteration."""
+    ddp = wrap(Tower(3), find_unused_parameters=True)
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as profile:
+        trained(ddp, rank, steps=1)
+    return {event.key for event in profile.key_averages() if "reducer::" in event.key}
 
 
 class Small(nn.Module):
@@ -229,14 +212,13 @@ class Small(nn.Module):
         return self.second(self.first(x).tanh())
 
 
-def compiled_for_script(rank: int, _world_size: int, how: str) -> list[list]:
-    """Gradients of a scripted or traced module, under both classes."""
+@on_both_classes
+def compiled_for_script(wrap: Wrap, rank: int, how: str) -> list:
+    """Gradients of a scripted or traced module."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # torch.jit is deprecated
-        made = [
-            torch.jit.script(Small()) if how == "script" else torch.jit.trace(Small(), torch.ones(3, 4)) for _ in "ab"
-        ]
-        return [trained(wrap(module), rank) for wrap, module in zip(CLASSES.values(), made, strict=True)]
+        module = torch.jit.script(Small()) if how == "script" else torch.jit.trace(Small(), torch.ones(3, 4))
+        return trained(wrap(module), rank)
 
 
 def parametrized_later(rank: int, _world_size: int) -> str:
@@ -250,25 +232,22 @@ def parametrized_later(rank: int, _world_size: int) -> str:
     return "no error"
 
 
-def left_out(rank: int, _world_size: int, how: str) -> tuple[list[str], bool]:
-    """Warnings about gradients that stay local, in two iterations, and whether the gradients are those of torch's."""
-    grads, messages = [], []
-    for wrap in (DistributedDataParallel, TorchDDP):
-        module = Small()
-        module.first.requires_grad_(how != "thawed")
-        if how == "backward in forward":
-            module.register_forward_hook(lambda _module, _inputs, out: out.sum().backward(retain_graph=True))
-        ddp = wrap(module)
-        steps: dict[str, Callable[[Tensor], Any]] = {
-            "module": lambda x, ddp=ddp: ddp.module(x).sum().backward(),
-            "two forward passes": lambda x, ddp=ddp: [out.sum().backward() for out in (ddp(x), ddp(2 * x))],
-            "thawed": lambda x, ddp=ddp: (ddp.module.requires_grad_(True), ddp(x).sum().backward()),
-            "backward in forward": lambda x, ddp=ddp: ddp(x).sum().backward(),
-        }
-        with warnings.catch_warnings(record=True) as caught:
-            warnings.simplefilter("always")
-            for step in range(2):
-                steps[how](batch(rank, 3, 4, step=step))
-        messages.append([str(warning.message) for warning in caught])
-        grads.append(gradients(ddp))
-    return messages[0], all(map(torch.equal, *grads))
+@on_both_classes
+def left_out(wrap: Wrap, rank: int, how: str) -> tuple[list[str], list]:
+    """Warnings about gradients that stay local, in two iterations, and the gradients."""
+    module = Small()
+    module.first.requires_grad_(how != "thawed")
+    if how == "backward in forward":
+        module.register_forward_hook(lambda _module, _inputs, out: out.sum().backward(retain_graph=True))
+    ddp = wrap(module)
+    steps: dict[str, Callable[[Tensor], Any]] = {
+        "module": lambda x: ddp.module(x).sum().backward(),
+        "two forward passes": lambda x: [out.sum().backward() for out in (ddp(x), ddp(2 * x))],
+        "thawed": lambda x: (ddp.module.requires_grad_(True), ddp(x).sum().backward()),
+        "backward in forward": lambda x: ddp(x).sum().backward(),
+    }
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        for step in range(2):
+            steps[how](batch(rank, 3, 4, step=step))
+    return [str(warning.message) for warning in caught], gradients(ddp)

@@ -1,37 +1,18 @@
 """Rank bodies of test_delayed_all_reduce.py."""
 
 import pickle
-from collections.abc import Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import nullcontext
 from typing import Any
-from unittest import mock
 
 import torch
-import torch.distributed as dist
-from torch import Tensor, nn
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel as TorchDDP
 
 from reference.data_parallel import DistributedDataParallel
 from reference.parameters import trainable_parameters
 
 from ..scenarios import batch, gradients
 from .drop_in_bodies import Tower
-
-TorchDDP = nn.parallel.DistributedDataParallel
-
-
-@contextmanager
-def all_reduces_wait() -> Iterator[None]:
-    """Make `dist.all_reduce` wait: torch's class never waits for its delayed all-reduce."""
-    all_reduce = dist.all_reduce
-
-    def wait(tensor: Tensor, *args: Any, **options: Any) -> Any:
-        work = all_reduce(tensor, *args, **options)
-        if work is not None:
-            work.wait()
-        return work
-
-    with mock.patch.object(dist, "all_reduce", wait):
-        yield
 
 
 def _train_tower(
@@ -70,15 +51,6 @@ def delayed(rank: int, _world_size: int, layers: int, names: list[str], *script:
     return _train_tower(DistributedDataParallel, rank, layers, names, *script), _train_tower(
         TorchDDP, rank, layers, None, *script
     )
-
-
-def delayed_like_torch(
-    rank: int, _world_size: int, layers: int, names: list[str], trigger: str, options: dict
-) -> list:
-    """Both classes with delayed all-reduces."""
-    script = (rank, layers, names, trigger, options, 1, True)
-    with all_reduces_wait():
-        return [_train_tower(wrap, *script) for wrap in (DistributedDataParallel, TorchDDP)]
 
 
 def delayed_details(rank: int, _world_size: int) -> dict[str, object]:

@@ -13,16 +13,13 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed._composable import replicate
 from torch.distributed.checkpoint.state_dict import get_model_state_dict
+from torch.nn.parallel import DistributedDataParallel as TorchDDP
 
 import ddplab
 from reference.data_parallel import DistributedDataParallel
 
-from .. import scenarios
-from ..scenarios import batch, gradients, mlp
+from ..scenarios import Branches, Wrap, batch, gradients, on_both_classes, trained
 from .mixed_precision_bodies import Precision
-
-TorchDDP = nn.parallel.DistributedDataParallel
-CLASSES = {"ours": DistributedDataParallel, "torch": TorchDDP}
 
 
 class Tower(nn.Module):
@@ -72,10 +69,7 @@ def update_groups(
                 ddp._update_process_group(group)
             if rank not in ranks:
                 continue
-            for step in range(3):
-                ddp.zero_grad()
-                ddp(batch(rank, 4, 4, step=step)).square().mean().backward()
-                seen.append(gradients(ddp))
+            seen += trained(ddp, rank)
             if fails and wrap is DistributedDataParallel:
                 with suppress(ArithmeticError):
                     Fails.apply(ddp(batch(rank, 4, 4))).sum().backward()
@@ -109,24 +103,17 @@ def update_with_a_comm_hook(rank: int, _world_size: int) -> list[float]:
 # Features switched on after construction
 
 
-def static_graph_later(rank: int, _world_size: int, options: dict) -> tuple[list, list]:
-    """Gradients under both classes, which learn after construction that the graph is static."""
-    both = []
-    for wrap in (DistributedDataParallel, TorchDDP):
-        module = Tower(3)
-        module.register_parameter("unused", nn.Parameter(torch.ones(2)))
-        ddp = wrap(module, **options)
-        with warnings.catch_warnings(record=True) as caught:
-            warnings.simplefilter("always")
-            ddp._set_static_graph()
-            ddp._set_static_graph()
-        seen = [ddp.static_graph, len(caught)]
-        for step in range(3):
-            ddp.zero_grad()
-            ddp(batch(rank, 3, 4, step=step)).square().mean().backward()
-            seen.append(gradients(ddp))
-        both.append(seen)
-    return tuple(both)
+@on_both_classes
+def static_graph_later(wrap: Wrap, rank: int, options: dict) -> list:
+    """Gradients under a class that learns after construction that the graph is static."""
+    module = Tower(3)
+    module.register_parameter("unused", nn.Parameter(torch.ones(2)))
+    ddp = wrap(module, **options)
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        ddp._set_static_graph()
+        ddp._set_static_graph()
+    return [ddp.static_graph, len(caught), *trained(ddp, rank)]
 
 
 # Being torch's class
@@ -245,29 +232,27 @@ class Layers(nn.Module):
         return x + self.shift
 
 
-def compiled(rank: int, _world_size: int, order: str, backend: str, options: dict) -> list[tuple]:
-    """By class: gradients and parameters after each step, and the number of graphs; `order` says what is compiled."""
-    both = []
-    for wrap in (DistributedDataParallel, TorchDDP):
-        from torch._dynamo.testing import CompileCounterWithBackend  # takes a second
+@on_both_classes
+def compiled(wrap: Wrap, rank: int, order: str) -> tuple[list, int]:
+    """Gradients and parameters after each step, and the number of graphs; `order` says what is compiled."""
+    from torch._dynamo.testing import CompileCounterWithBackend  # takes a second
 
-        torch._dynamo.reset()
-        counter = CompileCounterWithBackend(backend)
-        module: nn.Module = Layers(4, 600)
-        if order == "module":
-            module = torch.compile(module, backend=counter)
-        ddp: Any = wrap(module, bucket_cap_mb=1, **options)
-        run = torch.compile(ddp, backend=counter) if order == "wrapper" else ddp
-        optimizer = torch.optim.SGD(ddp.parameters(), lr=0.1)
-        seen = []
-        for step in range(3):
-            optimizer.zero_grad()
-            run(batch(rank, 2, 600, step=step)).square().mean().backward()
-            optimizer.step()
-            seen.append([*gradients(ddp), *(p.detach().clone() for p in ddp.parameters())])
-        both.append((seen, counter.frame_count))
     torch._dynamo.reset()
-    return both
+    counter = CompileCounterWithBackend("aot_eager")
+    module: nn.Module = Layers(4, 600)
+    if order == "module":
+        module = torch.compile(module, backend=counter)
+    ddp: Any = wrap(module, bucket_cap_mb=1)
+    run = torch.compile(ddp, backend=counter) if order == "wrapper" else ddp
+    optimizer = torch.optim.SGD(ddp.parameters(), lr=0.1)
+    seen = []
+    for step in range(3):
+        optimizer.zero_grad()
+        run(batch(rank, 2, 600, step=step)).square().mean().backward()
+        optimizer.step()
+        seen.append([*gradients(ddp), *(p.detach().clone() for p in ddp.parameters())])
+    torch._dynamo.reset()
+    return seen, counter.frame_count
 
 
 def compiled_in_low_precision(rank: int, _world_size: int, order: str) -> tuple[list, list]:
@@ -293,34 +278,14 @@ def compiled_in_low_precision(rank: int, _world_size: int, order: str) -> tuple[
 # Names that torch's own libraries use
 
 
-def replicated(rank: int, _world_size: int) -> tuple[list, list]:
-    """Gradients under torch's `replicate`, built on our class and on torch's."""
-    both = []
-    for wrap in (DistributedDataParallel, TorchDDP):
-        module = Tower(2)
-        with mock.patch.dict(replicate.__globals__, {"DistributedDataParallel": wrap}), warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            replicate(module)
-            seen = []
-            for step in range(3):
-                module.zero_grad()
-                module(batch(rank, 3, 4, step=step)).square().mean().backward()
-                seen.append(gradients(module))
-        both.append(seen)
-    return tuple(both)
-
-
-TorchDDP = nn.parallel.DistributedDataParallel
-
-
-def exchange_state_with_torch(rank: int, _world_size: int) -> bool:
-    ours = DistributedDataParallel(mlp((4, 4), torch.float32, rank))
-    torchs = TorchDDP(mlp((4, 4), torch.float32, rank + 7))
-    torchs.load_state_dict(ours.state_dict())
-    there = all(map(torch.equal, ours.parameters(), torchs.parameters()))
-    torchs.module[0].weight.data.add_(1)
-    ours.load_state_dict(torchs.state_dict())
-    return there and all(map(torch.equal, ours.parameters(), torchs.parameters()))
+@on_both_classes
+def replicated(wrap: Wrap, rank: int) -> list:
+    """Gradients under torch's `replicate`, built on a class."""
+    module = Tower(2)
+    with mock.patch.dict(replicate.__globals__, {"DistributedDataParallel": wrap}), warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        replicate(module)
+        return trained(module, rank)
 
 
 def names_missing(rank: int, _world_size: int) -> list[str]:
@@ -348,7 +313,7 @@ def forward_before_training(rank: int, _world_size: int) -> int:
 
 def attributes_that_torch_lets_scripts_set(_rank: int, _world_size: int) -> dict[str, object]:
     """Set attributes of the wrapper after construction, and call methods that torch's class has."""
-    ddp = DistributedDataParallel(scenarios.Branches())
+    ddp = DistributedDataParallel(Branches())
     ddp.find_unused_parameters = True
     for _ in range(2):  # without the search the second forward pass would raise
         ddp.zero_grad()

@@ -2,7 +2,6 @@
 
 import time
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from inspect import signature
 from itertools import pairwise
 from typing import Any
 
@@ -16,11 +15,10 @@ from reference.device_clock import clock_of, nanoseconds
 from reference.recorder import record
 from reference.trace import Trace
 
-from .. import scenarios
-from ..scenarios import mlp
+from ..scenarios import CLASSES, Wrap, mlp, on_both_classes, train
+from ..torch_options import taken
 from .device_reads_bodies import HOOKS, MODES, STATES
 
-WRAPPERS = {"ours": DistributedDataParallel, "torch": nn.parallel.DistributedDataParallel}
 WARM_UP = 14
 """Iterations until the buckets are rebuilt, PowerSGD compresses and the logging data samples no more."""
 CLOSEST_OF = 20
@@ -71,8 +69,8 @@ def device_clock(_rank: int, _world_size: int) -> tuple[list[int], float, int]:
 def record_beside_profiler(rank: int, _world_size: int, wrapper: str, folder: str, device: str = "cuda") -> Trace:
     """A recording of iterations that torch's profiler watches too; it writes into the folder."""
     model = layers(device)
-    if wrapper in WRAPPERS:
-        model = WRAPPERS[wrapper](model, bucket_cap_mb=4)
+    if wrapper in CLASSES:
+        model = CLASSES[wrapper](model, bucket_cap_mb=4)
     optimizer = torch.optim.SGD(model.parameters(), lr=1e-4)
     x = batch(device)
 
@@ -156,22 +154,15 @@ def logged_times(_rank: int, _world_size: int) -> tuple[dict[str, Any], float]:
     return ddp._get_ddp_logging_data(), start.elapsed_time(end) * 1e6
 
 
-TorchDDP = nn.parallel.DistributedDataParallel
+def _wrapped(wrap: Wrap, module: nn.Module, **options: Any) -> nn.Module:
+    """The module on this rank's GPU; torch's class gets the options that it takes in this version."""
+    options = options if wrap is DistributedDataParallel else taken(options)
+    return wrap(module.cuda(), device_ids=[torch.cuda.current_device()], **options)
 
 
-def torchs(options: dict) -> dict:
-    """Those options that torch's class takes in this version."""
-    return {name: value for name, value in options.items() if name in signature(TorchDDP).parameters}
-
-
-def _on_gpu(wrapper: type[nn.Module], rank: int, options: dict, steps: int = 4) -> list:
-    ddp = wrapper(
-        mlp((64, 64, 300, 64), torch.float32, 0).cuda(),
-        device_ids=[torch.cuda.current_device()],
-        bucket_cap_mb=0.05,
-        **options,
-    )
-    return scenarios.train(ddp, rank, steps=steps, shape=(8, 64))
+def _on_gpu(wrap: Wrap, rank: int, options: dict) -> list:
+    ddp = _wrapped(wrap, mlp((64, 64, 300, 64), torch.float32, 0), bucket_cap_mb=0.05, **options)
+    return train(ddp, rank, shape=(8, 64))
 
 
 def _to_cpu(value: object) -> object:
@@ -180,52 +171,45 @@ def _to_cpu(value: object) -> object:
     return value.cpu() if isinstance(value, Tensor) else value
 
 
-def train_on_gpu(rank: int, _world_size: int, options: dict) -> tuple[list, list]:
-    ours = _on_gpu(DistributedDataParallel, rank, options)
-    return _to_cpu(ours), _to_cpu(_on_gpu(TorchDDP, rank, torchs(options)))
+@on_both_classes
+def train_on_gpu(wrap: Wrap, rank: int, options: dict) -> object:
+    return _to_cpu(_on_gpu(wrap, rank, options))
 
 
-def count_kernels(rank: int, _world_size: int, options: dict) -> tuple[int, int]:
+@on_both_classes
+def count_kernels(wrap: Wrap, _rank: int, options: dict) -> int:
     """Kernels and copies that one iteration launches on the device, after the rebuild."""
-    counts = []
-    for wrapper, taken in ((DistributedDataParallel, options), (TorchDDP, torchs(options))):
-        ddp = wrapper(mlp((64,) * 9, torch.float32, 0).cuda(), device_ids=[torch.cuda.current_device()], **taken)
-        x = torch.ones(8, 64, device="cuda")
-        for _ in range(3):
-            ddp.zero_grad()
-            ddp(x).sum().backward()
+    ddp = _wrapped(wrap, mlp((64,) * 9, torch.float32, 0), **options)
+    x = torch.ones(8, 64, device="cuda")
+    for _ in range(3):
+        ddp.zero_grad()
+        ddp(x).sum().backward()
+    torch.cuda.synchronize()
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as profile:
+        ddp.zero_grad()
+        ddp(x).sum().backward()
         torch.cuda.synchronize()
-        with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as profile:
-            ddp.zero_grad()
-            ddp(x).sum().backward()
-            torch.cuda.synchronize()
-        counts.append(len([event for event in profile.events() if event.device_type.name == "CUDA"]))
-        assert counts[-1] > 0
-    return tuple(counts)
+    count = len([event for event in profile.events() if event.device_type.name == "CUDA"])
+    assert count > 0
+    return count
 
 
-def train_on_side_stream(rank: int, _world_size: int) -> tuple[list, list]:
-    both = []
-    for wrapper in (DistributedDataParallel, TorchDDP):
-        stream = torch.cuda.Stream()
-        stream.wait_stream(torch.cuda.current_stream())
-        with torch.cuda.stream(stream):
-            torch.cuda._sleep(20_000_000)
-            seen = _on_gpu(wrapper, rank, {})
-        stream.synchronize()
-        both.append(_to_cpu(seen))
-    return tuple(both)
+@on_both_classes
+def train_on_side_stream(wrap: Wrap, rank: int) -> object:
+    stream = torch.cuda.Stream()
+    stream.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(stream):
+        torch.cuda._sleep(20_000_000)
+        seen = _on_gpu(wrap, rank, {})
+    stream.synchronize()
+    return _to_cpu(seen)
 
 
-def train_sync_batch_norm(rank: int, _world_size: int) -> tuple[list, list]:
-    both = []
-    for wrapper in (DistributedDataParallel, TorchDDP):
-        module = nn.Sequential(*mlp((4, 4), torch.float32, 0), nn.BatchNorm1d(4))
-        ddp = wrapper(
-            nn.SyncBatchNorm.convert_sync_batchnorm(module).cuda(), device_ids=[torch.cuda.current_device()]
-        )
-        both.append(_to_cpu([*scenarios.train(ddp, rank), *ddp.buffers()]))
-    return tuple(both)
+@on_both_classes
+def train_sync_batch_norm(wrap: Wrap, rank: int) -> object:
+    module = nn.Sequential(*mlp((4, 4), torch.float32, 0), nn.BatchNorm1d(4))
+    ddp = _wrapped(wrap, nn.SyncBatchNorm.convert_sync_batchnorm(module))
+    return _to_cpu([*train(ddp, rank), *ddp.buffers()])
 
 
 def train_without_set_device(rank: int, _world_size: int) -> bool:
@@ -236,5 +220,5 @@ def train_without_set_device(rank: int, _world_size: int) -> bool:
 
 
 def inputs_on_cpu(rank: int, _world_size: int) -> bool:
-    ddp = DistributedDataParallel(mlp((4, 4), torch.float32, 0).cuda(), device_ids=[torch.cuda.current_device()])
+    ddp = _wrapped(DistributedDataParallel, mlp((4, 4), torch.float32, 0))
     return ddp(torch.ones(1, 4)).device.type == "cuda"

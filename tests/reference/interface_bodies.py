@@ -4,7 +4,6 @@ import copy
 import gc
 import io
 import pickle
-import time
 import warnings
 import weakref
 from collections.abc import Callable, Iterator
@@ -25,8 +24,8 @@ from reference.comm_hooks.post_local_sgd import PostLocalSGDState
 from reference.comm_hooks.powersgd import PowerSGDState
 from reference.data_parallel import DistributedDataParallel
 
-from ..hook_bodies import OURS, WRAPPERS, Given, given_gradients
-from ..scenarios import batch
+from ..hook_bodies import OURS, Given, given_gradients
+from ..scenarios import Wrap, batch, gradients, on_both_classes, trained
 
 
 def _trainer(seed: int) -> tuple[DistributedDataParallel, torch.optim.Optimizer]:
@@ -90,15 +89,7 @@ def copies_under_a_hook(rank: int, _world_size: int, hook: str, how: str) -> tup
         function, make_state = OURS[hook]
         ddp.register_comm_hook(dist.group.WORLD if hook == "allreduce" else make_state(), function)
 
-    def train(model: DistributedDataParallel) -> list:
-        seen = []
-        for step in range(4):
-            model.zero_grad()
-            model(batch(rank, 5, 12, step=step)).square().mean().backward()
-            seen.append([p.grad.clone() for p in model.parameters()])
-        return seen
-
-    train(ddp)
+    trained(ddp, rank, 4, (5, 12))
     if how == "deepcopy":
         twin = copy.deepcopy(ddp)
     else:
@@ -106,7 +97,7 @@ def copies_under_a_hook(rank: int, _world_size: int, hook: str, how: str) -> tup
         torch.save(ddp, file)
         file.seek(0)
         twin = torch.load(file, weights_only=False)
-    return train(twin), train(ddp), twin._get_ddp_logging_data()["comm_hook"]
+    return trained(twin, rank, 4, (5, 12)), trained(ddp, rank, 4, (5, 12)), twin._get_ddp_logging_data()["comm_hook"]
 
 
 def freed_after_a_failure(_rank: int, _world_size: int, how: str) -> bool:
@@ -181,25 +172,16 @@ def sparse_gradients_seen(_rank: int, _world_size: int) -> list[bool]:
     return same
 
 
-def builtin_hooks(rank: int, _world_size: int) -> list[bool]:
-    """Whether a hook registered by torch's enumeration gives the same on both classes."""
-    same = []
-    for kind in (dist.BuiltinCommHookType.ALLREDUCE, dist.BuiltinCommHookType.FP16_COMPRESS):
-        both = []
-        for wrapper in WRAPPERS.values():
-            ddp = wrapper(Given(((3, 4), (5,))))
-            ddp._register_builtin_comm_hook(kind)
-            ddp(given_gradients(rank, ((3, 4), (5,)), 0, 0)).backward()
-            both.append([p.grad for p in ddp.parameters()])
-        same.append(all(torch.equal(a, b) for a, b in zip(*both, strict=True)))
-    return same
-
-
-class _Slow:
-    """Keeps the thread that frees it busy for a while."""
-
-    def __del__(self) -> None:
-        time.sleep(0.3)
+@on_both_classes
+def builtin_hooks(wrap: Wrap, rank: int) -> list[list[Tensor]]:
+    """Averages by hook that torch enumerates."""
+    seen = []
+    for kind in (BuiltinCommHookType.ALLREDUCE, BuiltinCommHookType.FP16_COMPRESS):
+        ddp = wrap(Given(((3, 4), (5,))))
+        ddp._register_builtin_comm_hook(kind)
+        ddp(given_gradients(rank, ((3, 4), (5,)), 0, 0)).backward()
+        seen.append(gradients(ddp))
+    return seen
 
 
 @contextmanager
@@ -269,39 +251,19 @@ def callbacks_that_hold_a_group(rank: int, _world_size: int, hook: str) -> list[
     return holding
 
 
-def destroy_the_group_while_gloo_frees_callbacks(rank: int, _world_size: int, hook: str) -> None:
-    """Drop all references of the main thread to a group before Gloo's thread drops those of its last callbacks."""
-    group = dist.new_group()
+@on_both_classes
+def gradients_that_a_hook_sees(wrap: Wrap, _rank: int) -> tuple[bool, bool]:
+    """Whether `GradBucket.gradients` of a channels-last weight has its strides, and whether it is its gradient."""
+    ddp = wrap(nn.Conv2d(2, 3, 2, bias=False).to(memory_format=torch.channels_last))
+    given = []
 
-    def freed_slowly(callback: Callable[[Any], Any]) -> Callable[[Any], Any]:
-        slow = _Slow()
-        return lambda done, callback=callback, _slow=slow: callback(done)  # the last default is freed first
+    def hook(given, bucket):
+        given.extend(gradient.clone() for gradient in bucket.gradients())
+        done = torch.futures.Future()
+        done.set_result(bucket.buffer())
+        return done
 
-    _train(rank, hook, group, _callbacks_pass_through(freed_slowly))
-    gc.collect()
-    dist.destroy_process_group(group)
-    del group
-    time.sleep(1)
-
-
-TorchDDP = nn.parallel.DistributedDataParallel
-
-
-def gradients_that_a_hook_sees(_rank: int, _world_size: int) -> list[tuple[bool, bool]]:
-    """Whether `GradBucket.gradients` of a channels-last weight has its strides and is its gradient; ours, torch's."""
-    seen = []
-    for wrap in (DistributedDataParallel, TorchDDP):
-        ddp = wrap(nn.Conv2d(2, 3, 2, bias=False).to(memory_format=torch.channels_last))
-        given = []
-
-        def hook(given, bucket):
-            given.extend(gradient.clone() for gradient in bucket.gradients())
-            done = torch.futures.Future()
-            done.set_result(bucket.buffer())
-            return done
-
-        ddp.register_comm_hook(given, hook)
-        ddp(torch.arange(18.0).reshape(1, 2, 3, 3)).sum().backward()
-        weight = ddp.module.weight
-        seen.append((given[0].stride() == weight.stride(), torch.equal(given[0], weight.grad)))
-    return seen
+    ddp.register_comm_hook(given, hook)
+    ddp(torch.arange(18.0).reshape(1, 2, 3, 3)).sum().backward()
+    weight = ddp.module.weight
+    return given[0].stride() == weight.stride(), torch.equal(given[0], weight.grad)

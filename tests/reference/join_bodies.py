@@ -8,14 +8,13 @@ from unittest import mock
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
+from torch.nn.parallel.distributed import _BufferCommHookLocation
 
-from reference.comm_hooks.powersgd import PowerSGDState, power_sgd
 from reference.data_parallel import DistributedDataParallel
 from reference.join import Join, Joinable
 
-from .. import scenarios
-from ..hook_bodies import OURS, WRAPPERS
-from ..scenarios import Branches, batch, gradients, linears, mlp
+from ..hook_bodies import OURS
+from ..scenarios import Branches, Wrap, batch, gradients, linears, on_both_classes
 from ..scripts.count_inputs import Counter
 
 
@@ -26,9 +25,8 @@ def model(kind: str) -> nn.Module:
 
 
 def train(
+    wrap: Wrap,
     rank: int,
-    _world_size: int,
-    wrapper: str,
     inputs: tuple[int, ...],
     *,
     kind: str = "plain",
@@ -41,8 +39,8 @@ def train(
     """Gradients by step, then parameters and buffers, and what a counter counted.
 
     Args:
+        wrap: The class.
         rank: This rank.
-        wrapper: Whose class.
         inputs: How many each rank has.
         kind: Of model.
         hook: Name of a comm hook of ours.
@@ -51,7 +49,7 @@ def train(
         options: Of the class.
         join: Of Join.
     """
-    ddp = WRAPPERS[wrapper](model(kind), **(options or {}))
+    ddp = wrap(model(kind), **(options or {}))
     if hook is not None:
         function, make_state = OURS[hook]
         ddp.register_comm_hook(make_state(), function)
@@ -76,16 +74,18 @@ def train(
     return [*seen, [p.detach().clone() for p in ddp.parameters()], list(ddp.buffers()), counter.count]
 
 
-def on_both_classes(rank: int, world_size: int, inputs: tuple[int, ...], arguments: dict[str, Any]) -> list:
-    return [train(rank, world_size, wrapper, inputs, **arguments) for wrapper in WRAPPERS]
+@on_both_classes
+def uneven_inputs(wrap: Wrap, rank: int, inputs: tuple[int, ...], **arguments: Any) -> list:
+    return train(wrap, rank, inputs, **arguments)
 
 
-def with_sharded_optimizer(rank: int, _world_size: int, wrapper: str, inputs: tuple[int, ...]) -> list[Tensor]:
+@on_both_classes
+def with_sharded_optimizer(wrap: Wrap, rank: int, inputs: tuple[int, ...]) -> list[Tensor]:
     """Parameters at the end, of a model that joins with torch's ZeroRedundancyOptimizer."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # torch's own deprecations, on import
         from torch.distributed.optim import ZeroRedundancyOptimizer
-    ddp = WRAPPERS[wrapper](model("plain"))
+    ddp = wrap(model("plain"))
     optimizer = ZeroRedundancyOptimizer(ddp.parameters(), torch.optim.Adam, lr=0.01)
     with Join([ddp, optimizer]):
         for step in range(inputs[rank]):
@@ -95,28 +95,17 @@ def with_sharded_optimizer(rank: int, _world_size: int, wrapper: str, inputs: tu
     return [p.detach().clone() for p in ddp.parameters()]
 
 
-def raise_inside(rank: int, _world_size: int, failing: int) -> None:
-    """One rank raises at its third input; the others have more."""
-    ddp = WRAPPERS["ours"](model("plain"))
-    with Join([ddp]):
-        for step in range(6):
-            if rank == failing and step == 2:
-                raise ArithmeticError("the third input is bad")
-            ddp(batch(rank, 3, 4, step=step)).square().mean().backward()
+def with_a_buffer_hook(rank: int, _world_size: int, inputs: tuple[int, ...], after: bool) -> list:
+    """A buffer hook with collectives and, after forward, their futures; and forward passes without gradients."""
+    ddp = DistributedDataParallel(model("buffers"), bucket_cap_mb=1e-6)
 
+    def hook(_state: Any, named: dict[str, Tensor]) -> list | None:
+        running = [buffer for name, buffer in named.items() if "running" in name]
+        futures = [dist.all_reduce(buffer.div_(2), async_op=True).get_future() for buffer in running]
+        return futures if after else torch.futures.wait_all(futures) and None
 
-def with_what_torch_does_not_shadow(rank: int, _world_size: int, inputs: tuple[int, ...]) -> list:
-    """A buffer hook after forward, with collectives and their futures, and forward passes without gradients."""
-    ddp = WRAPPERS["ours"](model("buffers"), bucket_cap_mb=1e-6)
-
-    def hook(_state: Any, named: dict[str, Tensor]) -> list:
-        return [
-            dist.all_reduce(buffer.div_(2), async_op=True).get_future()
-            for name, buffer in named.items()
-            if "running" in name
-        ]
-
-    ddp._register_buffer_comm_hook(None, hook)
+    location = _BufferCommHookLocation.POST_FORWARD if after else _BufferCommHookLocation.PRE_FORWARD
+    ddp._register_buffer_comm_hook(None, hook, location)
     optimizer = torch.optim.SGD(ddp.parameters(), lr=0.1)
     with ddp.join():
         for step in range(inputs[rank]):
@@ -128,26 +117,14 @@ def with_what_torch_does_not_shadow(rank: int, _world_size: int, inputs: tuple[i
     return [p.detach().clone() for p in ddp.parameters()]
 
 
-def early_termination(rank: int, world_size: int, inputs: tuple[int, ...]) -> list[str]:
-    """What each class raises, or nothing, where all ranks are to stop with the first."""
-    said = dict.fromkeys(WRAPPERS, "")
-    for wrapper in WRAPPERS:
-        try:
-            train(rank, world_size, wrapper, inputs, join={"throw_on_early_termination": True})
-        except RuntimeError as error:
-            said[wrapper] = str(error)
-    return list(said.values())
-
-
-def compressed_without_inputs(rank: int, _world_size: int) -> tuple[int, int]:
-    """Iterations that the state of a hook counted on this rank, which joined at once or never."""
-    state = PowerSGDState(dist.group.WORLD, start_powerSGD_iter=2)
-    ddp = WRAPPERS["ours"](model("plain"), bucket_cap_mb=1e-6)
-    ddp.register_comm_hook(state, power_sgd)
-    with ddp.join():
-        for step in range(5 * rank):
-            ddp(batch(rank, 3, 4, step=step)).sum().backward()
-    return state.iter, len(ddp.reducer.buckets)
+@on_both_classes
+def early_termination(wrap: Wrap, rank: int, inputs: tuple[int, ...]) -> str:
+    """What a class raises, or nothing, where all ranks are to stop with the first."""
+    try:
+        train(wrap, rank, inputs, join={"throw_on_early_termination": True})
+    except RuntimeError as error:
+        return str(error)
+    return ""
 
 
 def sparse_gradients(
@@ -171,14 +148,6 @@ def sparse_gradients(
             gradient = embedding.weight.grad
             seen.append(None if gradient is None else gradient.to_dense())
     return seen
-
-
-def train_unevenly(rank: int, _world_size: int, options: dict, first: int) -> list:
-    """Gradients of each step and the final parameters; under join, rank 0 has fewer inputs."""
-    ddp = DistributedDataParallel(mlp((4, 4, 4), torch.float32, 0), bucket_cap_mb=1e-4, **options)
-    with ddp.join():
-        seen = scenarios.train(ddp, rank, steps=first if rank == 0 else 6)[:-1]
-    return [*seen, [p.detach().clone() for p in ddp.parameters()]]
 
 
 def items_read_under_join(rank: int, _world_size: int) -> int:

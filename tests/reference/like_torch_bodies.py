@@ -2,18 +2,11 @@
 
 import warnings
 
-from torch import nn
-
-from reference.data_parallel import DistributedDataParallel
-
-from .. import scenarios
-
-TorchDDP = nn.parallel.DistributedDataParallel
+from ..scenarios import CASES, Wrap, on_both_classes
 
 
-def run_scenario(rank: int, _world_size: int, case: str) -> tuple[list, list]:
-    """Values that a scenario collects under our class and under torch's."""
-    scenario = scenarios.CASES[case]
+@on_both_classes
+def run_scenario(wrap: Wrap, rank: int, case: str) -> list:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        return scenario(DistributedDataParallel, rank), scenario(TorchDDP, rank)
+        return CASES[case](wrap, rank)

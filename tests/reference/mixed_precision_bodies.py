@@ -19,9 +19,7 @@ from torch.utils.checkpoint import checkpoint
 
 from reference.data_parallel import DistributedDataParallel
 
-from ..scenarios import batch, gradients
-
-TorchDDP = nn.parallel.DistributedDataParallel
+from ..scenarios import Wrap, batch, gradients, on_both_classes, trained
 
 
 @dataclass(frozen=True)
@@ -89,22 +87,20 @@ def torch_on_cpu() -> Iterator[None]:
         yield
 
 
-def mixed_like_torch(rank: int, _world_size: int, widths: tuple, precision: Precision, options: dict) -> list:
-    """By class, gradients and parameters from the second iteration on: torch's first averages are not initialised."""
-    both = []
-    for wrap in (DistributedDataParallel, TorchDDP):
-        with torch_on_cpu():
-            ddp = wrap(Mixture(widths), mixed_precision=precision.config(), **options)
-            optimizer = torch.optim.SGD(ddp.parameters(), lr=0.1)
-            seen = []
-            for step in range(4):
-                ddp.zero_grad()
-                ddp(batch(rank, 3, 4, step=step)).square().mean().backward()
-                if step > 0:
-                    optimizer.step()
-                    seen.append([*gradients(ddp), *(p.detach().clone() for p in ddp.parameters())])
-            both.append([*seen, *ddp.buffers(), str(ddp.module.dtypes)])
-    return both
+@on_both_classes
+def mixed_like_torch(wrap: Wrap, rank: int, widths: tuple, precision: Precision, options: dict) -> list:
+    """Gradients and parameters from the second iteration on: torch's first averages are not initialised."""
+    with torch_on_cpu():
+        ddp = wrap(Mixture(widths), mixed_precision=precision.config(), **options)
+        optimizer = torch.optim.SGD(ddp.parameters(), lr=0.1)
+        seen = []
+        for step in range(4):
+            ddp.zero_grad()
+            ddp(batch(rank, 3, 4, step=step)).square().mean().backward()
+            if step > 0:
+                optimizer.step()
+                seen.append([*gradients(ddp), *(p.detach().clone() for p in ddp.parameters())])
+        return [*seen, *ddp.buffers(), str(ddp.module.dtypes)]
 
 
 def mixed_like_one_process(
@@ -252,13 +248,8 @@ def mixed_after_pickling(rank: int, _world_size: int) -> tuple[list, list]:
     file = io.BytesIO()
     torch.save(ddp, file)
     copies = [ddp, torch.load(io.BytesIO(file.getvalue()), weights_only=False), pickle.loads(pickle.dumps(ddp))]
-    seen = []
-    for ddp in copies:
-        for step in range(3):
-            ddp.zero_grad()
-            ddp(batch(rank, 3, 4, step=step)).square().mean().backward()
-        seen.append(gradients(ddp))
-    return seen[0], seen[1:]
+    original, *others = (trained(ddp, rank) for ddp in copies)
+    return original, others
 
 
 class _Interrupted(nn.Module):

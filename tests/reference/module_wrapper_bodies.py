@@ -7,8 +7,6 @@ from torch import Tensor, nn
 
 from reference.data_parallel import DistributedDataParallel
 
-TorchDDP = nn.parallel.DistributedDataParallel
-
 
 class HasExtraState(nn.Module):
     """Extra state and a non-persistent buffer, both of which a broadcast of the state dict would handle wrongly."""

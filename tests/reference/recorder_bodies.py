@@ -6,7 +6,7 @@ from unittest import mock
 
 import torch
 import torch.distributed as dist
-from torch import Tensor, nn
+from torch import Tensor
 from torch.distributed.algorithms.ddp_comm_hooks import powerSGD_hook
 
 from reference.data_parallel import DistributedDataParallel
@@ -14,12 +14,10 @@ from reference.recorder import record
 from reference.reducer_observer import Observer
 from reference.trace import Trace
 
-from .. import scenarios
-from ..scenarios import mlp, mlp_batch
+from ..scenarios import CLASSES, Branches, mlp, mlp_batch
 from ..simulated_gpu import SimulatedGpu, SimulatedLayer
 
-TorchDDP = nn.parallel.DistributedDataParallel
-BATCH = 4  # per rank; a power of two, so that means over integers are exact
+BATCH = 4  # per rank
 Gradients = list[list[Tensor]]
 """By iteration, by parameter."""
 
@@ -41,7 +39,7 @@ def record_oddly(rank: int, _world_size: int, oddity: str) -> Trace:
             module(torch.ones(1, 4)).sum().backward()
             sum(parameter.square().sum() for parameter in module.parameters()).backward()
     elif oddity == "a comm hook that sends something else":
-        ddp = TorchDDP(module)
+        ddp = CLASSES["torch"](module)
         state = powerSGD_hook.PowerSGDState(None, start_powerSGD_iter=2, min_compression_rate=1)
         ddp.register_comm_hook(state, powerSGD_hook.powerSGD_hook)
         with record(ddp) as recording:
@@ -55,14 +53,14 @@ def record_oddly(rank: int, _world_size: int, oddity: str) -> Trace:
                 ddp(torch.ones(1, 4)).sum().backward()
     elif oddity == "a bucket that is skipped":
         ddp = DistributedDataParallel(
-            scenarios.Branches(), bucket_cap_mb=0, find_unused_parameters=True, skip_all_reduce_unused_params=True
+            Branches(), bucket_cap_mb=0, find_unused_parameters=True, skip_all_reduce_unused_params=True
         )
         with record(ddp) as recording:
             for which in ("ab", "a", "b"):  # the buckets of b come first
                 ddp(torch.ones(1, 4), which).sum().backward()
     elif oddity.endswith("that ignores a parameter"):
         module._ddp_params_and_buffers_to_ignore = ["0.weight"]
-        ddp = {"our": DistributedDataParallel, "torch's": TorchDDP}[oddity.split()[0]](module)
+        ddp = CLASSES[oddity.split()[0]](module)
         with record(ddp) as recording:
             for _ in range(3):
                 ddp(torch.ones(1, 4)).sum().backward()
@@ -77,7 +75,7 @@ def record_training(
     for watched in (True, False):
         model = mlp((8, 16, 16, 4), torch.float32, 0)
         if wrapper != "module":
-            model = {"ours": DistributedDataParallel, "torch": TorchDDP}[wrapper](model, bucket_cap_mb=1e-3)
+            model = CLASSES[wrapper](model, bucket_cap_mb=1e-3)
         optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
         batch = mlp_batch((8,), torch.float32, rank, BATCH)
         gradients = []
@@ -102,7 +100,7 @@ def record_training(
 def record_inside(rank: int, world_size: int, wrapper: str) -> list[str]:
     """Record the module inside a data-parallel one, by mistake; returns the warnings."""
     model = mlp((8, 16, 4), torch.float32, 0)
-    wrapped = {"ours": DistributedDataParallel, "torch": TorchDDP}[wrapper](model)
+    wrapped = CLASSES[wrapper](model)
     with warnings.catch_warnings(record=True) as caught, record(model):
         warnings.simplefilter("always")
         for _ in range(2):
@@ -124,7 +122,7 @@ def record_on_simulated_gpu(rank: int, world_size: int, wrapper: str, layers_ns:
     """A recording of layers on a simulated GPU, how often the host waited in training, and the number of events."""
     gpu = SimulatedGpu()
     model = torch.nn.Sequential(*(SimulatedLayer(gpu, *ns) for ns in layers_ns))
-    model = {"ours": DistributedDataParallel, "torch": TorchDDP}[wrapper](model, bucket_cap_mb=1e-5)
+    model = CLASSES[wrapper](model, bucket_cap_mb=1e-5)
     with mock.patch("reference.recorder.clock_of", return_value=gpu.clock()), record(model) as recording:
         waits = gpu.synchronizations
         if wrapper == "ours":

@@ -10,9 +10,7 @@ from ddplab.conformance.training_programs import Net, Program, loss_of
 from reference.data_parallel import DistributedDataParallel
 from reference.reducer_observer import Observer
 
-from ..scenarios import mlp
-
-TorchDDP = nn.parallel.DistributedDataParallel
+from ..scenarios import Wrap, mlp, on_both_classes
 
 
 class _Launches(Observer):
@@ -46,24 +44,22 @@ def watch_rebuild(rank: int, world_size: int, program: Program, cap_mb: float | 
     return layouts
 
 
-def layouts_by_iteration(rank: int, _world_size: int, options: dict) -> tuple[list, list]:
+@on_both_classes
+def layouts_by_iteration(wrap: Wrap, _rank: int, options: dict) -> list:
     """Parameter indices by bucket in each iteration, and whether the buckets have been rebuilt."""
-    both = []
-    for wrapper in (DistributedDataParallel, TorchDDP):
-        ddp = wrapper(mlp((4, 4, 4, 4), torch.float32, 0), **options)
-        index = {id(parameter): number for number, parameter in enumerate(ddp.module.parameters())}
-        seen = []
-        for _ in range(4):
-            loss = ddp(torch.ones(1, 4)).sum()
-            if wrapper is DistributedDataParallel:
-                buckets = [list(indices) for indices in ddp.reducer.buckets.assignment]
-            else:
-                shadows = ddp.reducer._get_zeros_like_grad_buckets()
-                buckets = [[index[id(parameter)] for parameter in bucket.parameters()] for bucket in shadows]
-            loss.backward()
-            seen.append((buckets, ddp._has_rebuilt_buckets))
-        both.append(seen)
-    return tuple(both)
+    ddp = wrap(mlp((4, 4, 4, 4), torch.float32, 0), **options)
+    index = {id(parameter): number for number, parameter in enumerate(ddp.module.parameters())}
+    seen = []
+    for _ in range(4):
+        loss = ddp(torch.ones(1, 4)).sum()
+        if wrap is DistributedDataParallel:
+            buckets = [list(indices) for indices in ddp.reducer.buckets.assignment]
+        else:
+            shadows = ddp.reducer._get_zeros_like_grad_buckets()
+            buckets = [[index[id(parameter)] for parameter in bucket.parameters()] for bucket in shadows]
+        loss.backward()
+        seen.append((buckets, ddp._has_rebuilt_buckets))
+    return seen
 
 
 CHANGES = {
@@ -168,10 +164,11 @@ def gradients_in_one_memory(rank: int, world_size: int, used: int, options: dict
     return found, [[(step * total / world_size * x).tolist() for total in sums] for step in range(1, 5)]
 
 
-def clones(_rank: int, _world_size: int, wrapper: type[nn.Module], views: bool) -> list[int]:
+@on_both_classes
+def clones(wrap: Wrap, _rank: int, views: bool) -> list[int]:
     """Tensors that each of four iterations clones; a gradient is as large as the one before, and takes its memory."""
     layers = [nn.Linear(512, 512, bias=False) for _ in range(4)]
-    ddp = wrapper(nn.Sequential(*layers), gradient_as_bucket_view=views)
+    ddp = wrap(nn.Sequential(*layers), gradient_as_bucket_view=views)
     cloned = []
     for _ in range(4):
         ddp.zero_grad()

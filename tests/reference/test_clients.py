@@ -50,9 +50,9 @@ def test_what_trainers_do_gives_the_bits_of_torchs_class(two_ranks, step, option
 
 
 def test_the_reducers_further_names_do_what_torchs_do(two_ranks):
-    for seen in two_ranks.run(bodies.reducers_names):
-        assert_same(seen["ours"], seen["torch"])
-        assert seen["ours"][:4] == [[True, False], [1], 6, True]
+    for ours, torchs in two_ranks.run(bodies.reducers_names):
+        assert_same(ours, torchs)
+        assert ours[:4] == [[True, False], [1], 6, True]
 
 
 def test_profiles_name_the_reducers_work_as_torch_does(two_ranks):
@@ -86,7 +86,6 @@ def test_a_parametrization_after_wrapping_is_an_error_that_names_all_new_paramet
 )
 def test_gradients_that_nothing_waits_for_are_a_warning(two_ranks, how, message):
     """Given once. The gradients are those of torch's class, which says nothing."""
-    for messages, equal in two_ranks.run(bodies.left_out, how):
-        assert equal
-        (only,) = messages
+    for ((only,), ours), (_, torchs) in two_ranks.run(bodies.left_out, how):
+        assert_same(ours, torchs)
         assert message in only

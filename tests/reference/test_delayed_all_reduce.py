@@ -6,7 +6,6 @@ from hypothesis import strategies as st
 from ..explore import examples
 from ..scenarios import assert_same
 from ..strategies import caps_mb
-from ..torch_options import takes
 from . import delayed_all_reduce_bodies as bodies
 
 TRIGGER = "layers.0.weight"
@@ -37,19 +36,6 @@ def test_delayed_all_reduces_change_no_bits(two_ranks, delay, which, mode, accum
     script = (count, names, TRIGGER, mode, accumulate, set_to_none)
     for ours, torchs in two_ranks.run(bodies.delayed, *script):
         assert_same(ours, torchs)
-
-
-@examples(6)
-@given(delays(), modes)
-def test_delayed_all_reduces_are_torchs(two_ranks, delay, mode):
-    """Torch's class delays no parameter of the outermost module, and never waits; here it is made to."""
-    count, names = delay
-    names = [name for name in names if name != "scale"]
-    if not takes(["forward_sync_buffers"]):  # torch 2.11 wants an integer here
-        mode = mode | {"bucket_cap_mb": 1}
-    if names:
-        for ours, torchs in two_ranks.run(bodies.delayed_like_torch, count, names, TRIGGER, mode):
-            assert_same(ours, torchs)
 
 
 def test_delayed_parameters_leave_the_buckets(two_ranks):

@@ -70,19 +70,14 @@ def test_process_groups_are_not_saved_and_loading_says_which_they_were(two_ranks
 
 
 def test_built_in_hooks_are_torchs(two_ranks):
-    assert two_ranks.run(bodies.builtin_hooks) == [[True, True]] * 2
+    for ours, torchs in two_ranks.run(bodies.builtin_hooks):
+        assert_same(ours, torchs)
 
 
 @pytest.mark.parametrize("hook", [*hook_bodies.OURS, "mixed precision"])
 def test_no_callback_of_a_future_holds_a_process_group(two_ranks, hook):
     """Gloo's thread may free a callback last; a group that it then frees too ends the process."""
     assert two_ranks.run(bodies.callbacks_that_hold_a_group, hook) == [[], []]
-
-
-@pytest.mark.parametrize("hook", ["power", "mixed precision"])
-def test_ranks_live_on_if_gloo_frees_the_last_callbacks_of_a_destroyed_group(two_ranks, hook):
-    """Fails, if a callback holds its group, with exit code -6: "Resource deadlock avoided"."""
-    two_ranks.run(bodies.destroy_the_group_while_gloo_frees_callbacks, hook)
 
 
 def test_a_hook_sees_gradients_in_the_memory_format_of_their_parameters(two_ranks):

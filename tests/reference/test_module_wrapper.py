@@ -1,10 +1,6 @@
 """The wrapper: what construction sends, what forward returns, and `no_sync`."""
 
-import pytest
-
 from . import module_wrapper_bodies as bodies
-
-BOTH_POOLS = pytest.mark.parametrize("ranks", [2, 4], indirect=True)
 
 
 def test_what_the_state_dict_does_not_hold_is_synchronised_too(two_ranks):

@@ -15,7 +15,7 @@ modes = st.fixed_dictionaries({"bucket_cap_mb": caps_mb(), "gradient_as_bucket_v
 @given(st.sampled_from([2, 6, 16]), modes)
 def test_a_tensor_parallel_module_trains_as_under_torchs_class(four_ranks, hidden, mode):
     """On a slice of a mesh; torch's class loses its parameters in the first forward pass, ours keeps its shards."""
-    for ours, torchs, state in four_ranks.run(bodies.sharded, hidden, mode):
+    for (ours, state), (torchs, _) in four_ranks.run(bodies.sharded, hidden, mode):
         assert_same(ours, torchs)
         assert state["module.up.weight"] == (hidden // 2, 4)
         assert state["module.down.weight"] == (4, hidden // 2)

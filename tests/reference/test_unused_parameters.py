@@ -1,13 +1,8 @@
-"""Unused parameters: buckets that are not sent, gradients that stay None, and static graphs."""
+"""Unused parameters: gradients that stay None, and static graphs."""
 
 import pytest
 
 from . import unused_parameters_bodies as bodies
-
-
-def test_skipped_buckets_are_not_sent(two_ranks):
-    """A bucket whose parameters are all unused costs nothing with skip_all_reduce_unused_params."""
-    assert two_ranks.run(bodies.buckets_sent_for_unused_parameters) == [(6, 4)] * 2
 
 
 def test_gradients_dropped_after_no_sync_count_as_unused(two_ranks):

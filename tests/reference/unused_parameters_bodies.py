@@ -7,23 +7,7 @@ from torch import Tensor, nn
 
 from reference.data_parallel import DistributedDataParallel
 
-from .. import scenarios
-
-TorchDDP = nn.parallel.DistributedDataParallel
-
-
-def buckets_sent_for_unused_parameters(rank: int, _world_size: int) -> tuple[int, int]:
-    """Number of buckets sent when two of the parameters are unused, one bucket each: without and with skipping."""
-    sent = []
-    for skip in (False, True):
-        ddp = DistributedDataParallel(
-            scenarios.Branches(), find_unused_parameters=True, skip_all_reduce_unused_params=skip, bucket_cap_mb=1e-6
-        )
-        for _ in range(2):
-            ddp(torch.ones(1, 4), "a").sum().backward()
-        sent.append(ddp.reducer.reduced_buckets)
-        assert ddp.module.b.weight.grad is None
-    return tuple(sent)
+from ..scenarios import Outputs, Wrap, on_both_classes
 
 
 class TwoWeights(nn.Module):
@@ -59,28 +43,26 @@ class Returns(nn.Module):
         output = self.layer(x)
         return {
             "tensor": output,
-            "dataclass": scenarios.Outputs(output, 0),
+            "dataclass": Outputs(output, 0),
             "set": {output},
             "iterator": iter([output]),
         }[self.structure]
 
 
-def static_graph_behind(rank: int, _world_size: int, structure: str, copied: bool) -> list[list[float]]:
-    """Gradients of the weight by iteration, locally 1 and 2; ours, then torch's; perhaps of a deep copy at last."""
-    seen = []
-    for wrap in (DistributedDataParallel, TorchDDP):
-        ddp = wrap(Returns(structure), static_graph=True)
-        runs = []
-        for number in range(6):
-            if copied and number == 3:
-                ddp = copy.deepcopy(ddp)
-            ddp.zero_grad()
-            output = ddp(torch.full((1, 1), 1.0 + rank))
-            if structure == "dataclass":
-                output = output.used
-            elif structure != "tensor":
-                (output,) = output
-            output.sum().backward()
-            runs.append(ddp.module.layer.weight.grad.item())
-        seen.append(runs)
-    return seen
+@on_both_classes
+def static_graph_behind(wrap: Wrap, rank: int, structure: str, copied: bool) -> list[float]:
+    """Gradients of the weight by iteration, locally 1 and 2; perhaps of a deep copy at last."""
+    ddp = wrap(Returns(structure), static_graph=True)
+    runs = []
+    for number in range(6):
+        if copied and number == 3:
+            ddp = copy.deepcopy(ddp)
+        ddp.zero_grad()
+        output = ddp(torch.full((1, 1), 1.0 + rank))
+        if structure == "dataclass":
+            output = output.used
+        elif structure != "tensor":
+            (output,) = output
+        output.sum().backward()
+        runs.append(ddp.module.layer.weight.grad.item())
+    return runs

@@ -6,9 +6,7 @@ from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_
 
 from reference.data_parallel import DistributedDataParallel
 
-from ..scenarios import mlp
-
-TorchDDP = nn.parallel.DistributedDataParallel
+from ..scenarios import Wrap, batch, mlp, on_both_classes
 
 
 def bytes_of_gradients_and_buckets(rank: int, _world_size: int) -> dict[str, int]:
@@ -43,42 +41,41 @@ class SharesGradients(nn.Module):
         return self.embedding(rows) + vector
 
 
-def sparse_gradients_in_shared_memory(rank: int, _world_size: int, options: dict) -> list[list[float]]:
-    """Averages of 2 on rank 0 and 4 on rank 1 for the vector, by iteration; ours, then torch's."""
+@on_both_classes
+def sparse_gradients_in_shared_memory(wrap: Wrap, rank: int, options: dict) -> list[float]:
+    """Averages of 2 on rank 0 and 4 on rank 1 for the vector, by iteration."""
+    ddp = wrap(SharesGradients(), **options)
     averages = []
-    for wrap in (DistributedDataParallel, TorchDDP):
-        ddp = wrap(SharesGradients(), **options)
-        averages.append([])
-        for _ in range(3):
-            ddp.zero_grad(set_to_none=True)
-            (ddp(torch.arange(4)) * torch.full((4, 3), 2.0 * (rank + 1))).sum().backward()
-            (found,) = set(ddp.module.vector.grad.tolist())
-            assert set(ddp.module.embedding.weight.grad.to_dense().flatten().tolist()) == {3.0}
-            averages[-1].append(found)
+    for _ in range(3):
+        ddp.zero_grad(set_to_none=True)
+        (ddp(torch.arange(4)) * torch.full((4, 3), 2.0 * (rank + 1))).sum().backward()
+        (found,) = set(ddp.module.vector.grad.tolist())
+        assert set(ddp.module.embedding.weight.grad.to_dense().flatten().tolist()) == {3.0}
+        averages.append(found)
     return averages
 
 
-def wrong_after_channels_last(rank: int, world_size: int, views: bool, hook: bool) -> dict[str, list[int]]:
-    """By class, the iterations with a wrong average of a module that is converted before the third one."""
-    wrong: dict[str, list[int]] = {"ours": [], "torch": []}
-    for name, wrap in (("ours", DistributedDataParallel), ("torch", TorchDDP)):
-        torch.manual_seed(0)
-        module, twin = (nn.Sequential(nn.Conv2d(3, 4, 3), nn.Tanh(), nn.Conv2d(4, 2, 3)) for _ in range(2))
-        ddp = wrap(module, gradient_as_bucket_view=views, bucket_cap_mb=1e-4)
-        if hook:
-            ddp.register_comm_hook(None, allreduce_hook)
-        for step in range(6):
-            if step == 2:
-                ddp.to(memory_format=torch.channels_last)
-            ddp.zero_grad(set_to_none=step != 4)
-            twin.zero_grad()
-            twin.load_state_dict(module.state_dict())
-            for one in range(world_size):
-                x = torch.randn(2, 3, 6, 6, generator=torch.Generator().manual_seed(10 * step + one))
-                (twin(x).square().mean() / world_size).backward()
-                if one == rank:
-                    ddp(x).square().mean().backward()
-            pairs = zip(module.parameters(), twin.parameters(), strict=True)
-            if not all(torch.allclose(mine.grad, expected.grad, atol=1e-6) for mine, expected in pairs):
-                wrong[name].append(step)
+@on_both_classes
+def wrong_after_channels_last(wrap: Wrap, rank: int, views: bool, hook: bool) -> list[int]:
+    """Iterations with a wrong average of a module that is converted before the third one."""
+    torch.manual_seed(0)
+    module, twin = (nn.Sequential(nn.Conv2d(3, 4, 3), nn.Tanh(), nn.Conv2d(4, 2, 3)) for _ in range(2))
+    ddp = wrap(module, gradient_as_bucket_view=views, bucket_cap_mb=1e-4)
+    if hook:
+        ddp.register_comm_hook(None, allreduce_hook)
+    wrong = []
+    for step in range(6):
+        if step == 2:
+            ddp.to(memory_format=torch.channels_last)
+        ddp.zero_grad(set_to_none=step != 4)
+        twin.zero_grad()
+        twin.load_state_dict(module.state_dict())
+        for one in range(2):
+            x = batch(one, 2, 3, 6, 6, step=step)
+            (twin(x).square().mean() / 2).backward()
+            if one == rank:
+                ddp(x).square().mean().backward()
+        pairs = zip(module.parameters(), twin.parameters(), strict=True)
+        if not all(torch.allclose(mine.grad, expected.grad, atol=1e-6) for mine, expected in pairs):
+            wrong.append(step)
     return wrong
