@@ -19,6 +19,7 @@ from .scenarios import CLASSES
 Shapes = tuple[tuple[int, ...], ...]
 
 POWER: dict[str, Any] = {"matrix_approximation_rank": 2, "start_powerSGD_iter": 2, "min_compression_rate": 1}
+LOCAL: dict[str, Any] = {"subgroup": None, "start_localSGD_iter": 2, "post_local_gradient_allreduce": False}
 
 # Name: hook, and what makes its state of options.
 OURS: dict[str, tuple[Callable, Callable[..., Any]]] = {
@@ -36,7 +37,7 @@ OURS: dict[str, tuple[Callable, Callable[..., Any]]] = {
         compress(torch.bfloat16)(power_sgd),
         lambda **options: PowerSGDState(None, **(POWER | options)),
     ),
-    "local": (post_local_sgd, lambda: PostLocalSGDState(None, None, 2, post_local_gradient_allreduce=False)),
+    "local": (post_local_sgd, lambda **options: PostLocalSGDState(None, **(LOCAL | options))),
 }
 # Without those that quantise, which fail on Gloo under torch's class too, and batched PowerSGD, which fails anywhere.
 TORCHS: dict[str, tuple[Callable, Callable[..., Any]]] = {
@@ -45,10 +46,7 @@ TORCHS: dict[str, tuple[Callable, Callable[..., Any]]] = {
     "bf16": (default_hooks.bf16_compress_hook, lambda: None),
     "bf16 wrapper": (default_hooks.bf16_compress_wrapper(default_hooks.allreduce_hook), lambda: None),
     "power": (powerSGD_hook.powerSGD_hook, lambda: powerSGD_hook.PowerSGDState(None, **POWER)),
-    "local": (
-        post_localSGD_hook.post_localSGD_hook,
-        lambda: post_localSGD_hook.PostLocalSGDState(None, None, 2, post_local_gradient_allreduce=False),
-    ),
+    "local": (post_localSGD_hook.post_localSGD_hook, lambda: post_localSGD_hook.PostLocalSGDState(None, **LOCAL)),
 }
 HOOKS = {"ours": OURS, "torch": TORCHS}
 

@@ -331,3 +331,14 @@ def interrupted_while_finishing(rank: int, world_size: int) -> Gradients:
         else:
             Backward(late=True).run(script, rank)
     return script.gradients()
+
+
+def interrupted_alone(rank: int, _world_size: int) -> Gradients:
+    """In a group of this rank alone, an exception between two launches; then a usual iteration."""
+    alone = dist.new_group([rank], use_local_synchronization=True)
+    script = Script(DistributedDataParallel, alone, {"bucket_cap_mb": 1e-6})
+    for fault in ("", "weight 0", ""):
+        script.ddp.zero_grad()
+        Forward((3.0, 70.0)).run(script, rank)
+        Backward(fault=fault).run(script, rank)
+    return script.gradients()

@@ -436,6 +436,25 @@ def test_after_an_exception_before_the_first_gradient_another_backward_pass_aver
     assert averages(two_ranks, options, *first, Zero(), Forward((3.0, 70.0)), fails) == [[36.5] * 4] * 2
 
 
+INTERRUPTED = (*USUAL, *USUAL, Zero(), Forward((1000.0, 5000.0)), Backward(fault="weight 0"), *NEXT)
+
+
+@pytest.mark.parametrize("options", MODES, ids=str)
+def test_after_an_exception_before_the_first_launch_training_goes_on(two_ranks, options):
+    assert averages(two_ranks, options | {"bucket_cap_mb": 25}, *INTERRUPTED) == [[36.5] * 4] * 2
+
+
+@pytest.mark.parametrize("options", MODES, ids=str)
+def test_an_exception_between_two_launches_is_named_by_the_next_forward_pass(two_ranks, options):
+    """Each rank may have launched another number of buckets; a rank alone always trains on."""
+    script = run(two_ranks, options | {"bucket_cap_mb": 1e-6}, *INTERRUPTED)
+    assert "an exception ended the last backward pass (raised outside of the reducer" in script.ended
+    assert "of 4 buckets had been launched" in script.ended
+    assert "wrap the module again on every rank" in script.ended
+    assert script.steps[-1] == NEXT[1]
+    assert two_ranks.run(bodies.interrupted_alone) == [[3.0] * 4, [70.0] * 4]
+
+
 def test_after_an_exception_before_the_first_gradient_the_backward_pass_of_another_graph_averages(two_ranks):
     steps = (Forward((1.0, 50.0)), Forward((3.0, 70.0)), Backward((-2,), fault="output"), Backward())
     assert averages(two_ranks, {}, *steps) == [[36.5] * 4] * 2
@@ -454,27 +473,21 @@ def test_gradients_under_no_sync_do_not_count_as_those_of_a_static_graphs_first_
     assert averages(two_ranks, {"static_graph": True}, *first, *NEXT) == [[36.5] * 4] * 2
 
 
-@pytest.mark.parametrize("by", ["input", "weights"])
-def test_a_static_graph_whose_first_backward_pass_is_autograd_grad_averages(two_ranks, by):
-    steps = (Forward((1.0, 50.0)), Grad(by=by), Backward(), *NEXT)
-    assert averages(two_ranks, {"static_graph": True}, *steps) == [[36.5] * 4] * 2
+FIRST = {
+    "autograd.grad by the input": (Forward((1.0, 50.0)), Grad(by="input"), Backward()),
+    "autograd.grad by the weights": (Forward((1.0, 50.0)), Grad(by="weights"), Backward()),
+    "a frozen module, as of a GAN's discriminator": (Freeze(EVERY), Forward((1.0, 50.0)), Backward(), Freeze(())),
+}
 
 
-def test_a_static_graph_whose_parameters_are_all_frozen_in_the_first_pass_averages(two_ranks):
-    """As when a GAN trains its generator through a frozen discriminator."""
-    steps = (Freeze(EVERY), Forward((1.0, 50.0)), Backward(), Freeze(()), *NEXT)
-    assert averages(two_ranks, {"static_graph": True}, *steps) == [[36.5] * 4] * 2
+@pytest.mark.parametrize("first", FIRST)
+def test_a_static_graph_whose_first_backward_pass_accumulates_nothing_averages(two_ranks, first):
+    assert averages(two_ranks, {"static_graph": True}, *FIRST[first], *NEXT) == [[36.5] * 4] * 2
 
 
 def test_a_static_graph_with_some_parameters_frozen_in_the_first_pass_names_them_later(two_ranks):
     steps = (Freeze((1,)), Forward((1.0, 50.0)), Backward(), Freeze(()), *NEXT)
     assert "weights.1" in run(two_ranks, {"static_graph": True}, *steps).ended
-
-
-def test_after_a_comm_hook_has_failed_the_next_forward_pass_raises(two_ranks):
-    script = run(two_ranks, {"hook": True, "bucket_cap_mb": 1e-6}, *USUAL, *NEXT[:2], Backward(fault="hook 1"), *NEXT)
-    assert "comm hook average" in script.ended
-    assert script.steps[-1] == NEXT[1]
 
 
 def test_ctrl_c_while_the_reducer_finishes_leaves_no_collective_in_flight(two_ranks):

@@ -1,14 +1,16 @@
-"""Post-local SGD: local training with averages now and then."""
+"""Post-local SGD: averages over all ranks, and then in a subgroup of them."""
 
 import torch
 
+from ..hook_bodies import given_gradients
 from . import post_local_sgd_bodies as bodies
 
+SHAPES = ((4, 3), (3,))
 
-def test_post_local_sgd_is_local_training_with_averages_now_and_then(four_ranks):
-    results = four_ranks.run(bodies.local_sgd, 2)
-    expected = bodies.local_sgd_by_hand(4, 2, results[0][1])
-    for rank, (seen, _) in enumerate(results):
-        for step, parameters in enumerate(seen):
-            for got, wanted in zip(parameters, expected[step][rank], strict=True):
-                torch.testing.assert_close(got, wanted)
+
+def test_from_some_step_on_gradients_are_averaged_in_the_subgroup(four_ranks):
+    for rank, steps in enumerate(four_ranks.run(bodies.averages_in_pairs, SHAPES)):
+        for step, averages in enumerate(steps):
+            others = range(4) if step < 2 else (rank // 2 * 2, rank // 2 * 2 + 1)
+            given = zip(*(given_gradients(other, SHAPES, 0, step) for other in others), strict=True)
+            torch.testing.assert_close(averages, [torch.stack(parts).mean(0) for parts in given])
