@@ -143,14 +143,6 @@ def converted_after_wrapping(_rank: int) -> None:
     ddp(x().double()).sum().backward()
 
 
-def converted_while_training(_rank: int) -> None:
-    ddp = Wrapped(line())
-    for _ in range(3):
-        ddp(x()).sum().backward()
-    ddp.double().zero_grad()
-    ddp(x().double()).sum().backward()
-
-
 def converted_and_back(_rank: int) -> None:
     ddp = Wrapped(line())
     for _ in range(3):

@@ -16,19 +16,17 @@ seeds = st.integers(0, 1000)
 modes = st.fixed_dictionaries({"gradient_as_bucket_view": st.booleans(), "bucket_cap_mb": caps_mb()})
 
 
-@pytest.mark.parametrize("hook", hook_bodies.OURS)
+HOOKS = [
+    *(("ours", name) for name in hook_bodies.OURS),
+    *(("torch", name) for name in ("allreduce", "fp16", "local")),
+]
+
+
+@pytest.mark.parametrize("hook", HOOKS, ids=str)
 @examples(6)
 @given(hook_shapes(), modes, seeds)
-def test_our_hooks_do_the_same_on_torchs_class_and_on_ours(two_ranks, hook, shapes, options, seed):
-    for ours, torchs in train(two_ranks, ("ours", hook), shapes, seed, wrappers=BOTH, options=options):
-        assert_same(ours, torchs)
-
-
-@pytest.mark.parametrize("hook", ["allreduce", "fp16", "local"])
-@examples(5)
-@given(hook_shapes(), modes, seeds)
-def test_torchs_hooks_do_the_same_on_torchs_class_and_on_ours(two_ranks, hook, shapes, options, seed):
-    for ours, torchs in train(two_ranks, ("torch", hook), shapes, seed, wrappers=BOTH, options=options):
+def test_our_hooks_and_torchs_do_the_same_on_torchs_class_and_on_ours(two_ranks, hook, shapes, options, seed):
+    for ours, torchs in train(two_ranks, hook, shapes, seed, wrappers=BOTH, options=options):
         assert_same(ours, torchs)
 
 

@@ -8,8 +8,6 @@ from torch import nn
 
 from reference.checks.construction import exchange_device
 
-from .. import misuse
-
 
 @pytest.mark.parametrize(
     ("backends", "module", "expected"),
@@ -36,12 +34,3 @@ def test_setups_are_compared_on_the_modules_gpu_and_not_on_the_current_one():
     module = SimpleNamespace(parameters=lambda: [on_cpu, on_gpu_1], buffers=list)
     assert exchange_device(module, group) == torch.device("cuda", 1)
     assert exchange_device(nn.ReLU(), group) == torch.device("cuda", 3)
-
-
-def test_setups_that_differ_in_length_are_gathered_whole(two_ranks):
-    first, second = two_ranks.run(misuse.message, "different_counts")
-    assert (
-        first
-        == second
-        == ("RuntimeError: rank 0 has 2 parameters, rank 1 has 1: build the same module on every rank")
-    )

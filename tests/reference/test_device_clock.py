@@ -67,21 +67,6 @@ def test_readings_are_when_the_gpu_reached_them_and_only_the_end_waits(tick_ns, 
         assert on_stream == sorted(on_stream)
 
 
-def test_events_are_used_again_and_none_is_lost():
-    gpu = SimulatedGpu()
-    clock = gpu.clock()
-    for _ in range(1000):
-        for _ in range(10):
-            clock.now()
-            gpu.launch(10_000)
-        clock.settle()
-        gpu.spend(200_000)
-    clock.settle(wait=True)
-    assert gpu.events <= 40
-    assert len(clock._free) + 1 == gpu.events
-    assert not clock._pending
-
-
 def test_a_short_recording_makes_one_call_for_each_reading():
     """Settling made two more; on a GPU whose host sets the pace, each call makes the step longer."""
     gpu = SimulatedGpu()

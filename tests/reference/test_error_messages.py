@@ -68,7 +68,6 @@ EXPECTED = {
     ],
     "converted_and_back": ["bias (parameter 1, shape (1,)) in bucket 0 was converted and converted back, or swapped"],
     "swapped": ["weight (parameter 0, shape (1, 2)) in bucket 0 was converted and converted back, or swapped"],
-    "converted_while_training": ["bias (parameter 1, shape (1,)) in bucket 0 was wrapped as a torch.float32"],
     "replaced_by_loading": [
         "RuntimeError: rank {rank}: 0.weight, 0.bias, 1.weight, 1.bias: other parameters than those that were",
         "load_state_dict(assign=True) or an assignment has replaced them",

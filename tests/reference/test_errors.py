@@ -21,13 +21,6 @@ def test_an_error_is_ours_and_a_built_in_one(kind, built_in):
             raise kind("what was expected")
 
 
-def test_a_failed_rank_has_what_the_others_had_returned():
-    error = RankError(3, "rank 3 failed", returned={0: "a"})
-    assert isinstance(error, Error | RuntimeError)
-    assert (str(error), error.rank, error.returned) == ("rank 3 failed", 3, {0: "a"})
-    assert RankError(0, "").returned == {}
-
-
 @given(st.sampled_from(OF_RANKS), st.integers(0, 9), st.text(), st.dictionaries(st.integers(0, 9), st.text()))
 def test_an_error_of_a_rank_is_the_same_in_another_process(kind, rank, message, returned):
     error = pickle.loads(pickle.dumps(kind(rank, message, returned=returned)))

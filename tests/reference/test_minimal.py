@@ -80,17 +80,6 @@ caps = st.sampled_from([1, 20, 60, 100, 200, 10_000])
 
 
 @examples(5)
-@example([[*range(TERMS)], [*range(TERMS)][::-1], [*range(TERMS)], [2, 4, 0, 5, 1, 3]], 1)
-@given(full_orders, caps)
-def test_all_classes_train_as_one_process_whatever_the_ready_orders(four_ranks, orders, cap_bytes):
-    """The naive class sends gradients in the order of registration, whatever the ready order."""
-    expected = train_alone(orders, 3)
-    for name in NAMES:
-        for weights, _ in four_ranks.run(train, name, cap_bytes, orders, 3):
-            assert all(map(torch.equal, weights, expected)), name
-
-
-@examples(5)
 @example([[0], [TERMS - 1], [1, 2], [3]], 60)
 @given(part_orders, caps)
 def test_a_parameter_without_a_gradient_on_some_ranks_counts_as_zero_there(four_ranks, orders, cap_bytes):

@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import nn
 
-from reference.parameters import dense_strides, module_tensors, slots
+from reference.parameters import dense_strides, module_tensors
 
 NAMES = "abcdef"
 
@@ -42,15 +42,6 @@ def test_ignored_and_sparse_tensors_are_told_apart_by_name():
     assert list(found.trainable) == ["rows.weight", "norm.bias"]
     assert found.sparse == {"rows.weight"}
     assert list(found.buffers) == ["norm.running_var", "norm.num_batches_tracked"]
-
-
-def test_a_parameter_has_a_slot_for_each_of_its_names():
-    linear = nn.Linear(2, 2, bias=False)
-    linear.tied = linear.weight
-    assert [(slot.module, slot.name) for slot in slots(nn.Sequential(linear), [linear.weight])] == [
-        (linear, "weight"),
-        (linear, "tied"),
-    ]
 
 
 def test_strides_of_dimensions_of_one_element_do_not_count():
