@@ -10,11 +10,12 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn.parallel.distributed import _BufferCommHookLocation
 
+from reference.comm_hooks.powersgd import PowerSGDState, power_sgd
 from reference.data_parallel import DistributedDataParallel
 from reference.join import Join, Joinable
 
 from ..hook_bodies import OURS
-from ..scenarios import Branches, Wrap, batch, gradients, linears, on_both_classes
+from ..scenarios import Branches, Wrap, batch, gradients, linears, on_both_classes, trained
 from ..scripts.count_inputs import Counter
 
 
@@ -125,6 +126,16 @@ def early_termination(wrap: Wrap, rank: int, inputs: tuple[int, ...]) -> str:
     except RuntimeError as error:
         return str(error)
     return ""
+
+
+def compressed_without_inputs(rank: int, _world_size: int) -> tuple[int, int]:
+    """Iterations that the state of a hook counted on this rank, which joined at once or never; number of buckets."""
+    state = PowerSGDState(dist.group.WORLD, start_powerSGD_iter=2)
+    ddp = DistributedDataParallel(model("plain"), bucket_cap_mb=1e-6)
+    ddp.register_comm_hook(state, power_sgd)
+    with ddp.join():
+        trained(ddp, rank, steps=5 * rank)
+    return state.iter, len(ddp.reducer.buckets)
 
 
 def sparse_gradients(

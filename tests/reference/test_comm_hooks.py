@@ -14,12 +14,7 @@ from . import comm_hooks_bodies as bodies
 BOTH = ("ours", "torch")
 seeds = st.integers(0, 1000)
 modes = st.fixed_dictionaries({"gradient_as_bucket_view": st.booleans(), "bucket_cap_mb": caps_mb()})
-
-
-HOOKS = [
-    *(("ours", name) for name in hook_bodies.OURS),
-    *(("torch", name) for name in ("allreduce", "fp16", "local")),
-]
+HOOKS = [("ours", name) for name in hook_bodies.OURS] + [("torch", name) for name in ("allreduce", "fp16", "local")]
 
 
 @pytest.mark.parametrize("hook", HOOKS, ids=str)

@@ -135,6 +135,13 @@ def test_evaluation_and_buffer_hooks_are_shadowed(two_ranks, inputs, after):
     assert_same(first, second)
 
 
+def test_a_hook_counts_the_iterations_that_it_shadows(two_ranks):
+    first, second = two_ranks.run(join_bodies.compressed_without_inputs)
+    assert first == second
+    assert first[0] == 5
+    assert first[1] > 1
+
+
 @pytest.mark.parametrize("used", [(True, True), (True, False), (False, True)])
 @pytest.mark.parametrize("inputs", [(2, 2), (1, 3), (3, 1)])
 def test_sparse_gradients_are_averaged_with_ranks_that_have_none(two_ranks, inputs, used):
