@@ -51,13 +51,21 @@ def integer_program(
     return Program(tuple(weights), tuple(steps), seed=seed)
 
 
-def hook_shapes(*, scalars: bool = True):
+def hook_shapes(*, scalars: bool = True, more: Sequence[tuple[int, ...]] = ()):
     """Shapes of parameters for comm hooks; without `scalars` for torch's PowerSGD, which does not accept them.
 
     ((6, 5), (3,), (4, 2, 3), ())
     """
-    shapes = [*[()] * scalars, (3,), (600,), (1, 7), (6, 5), (6, 5), (9, 9), (2, 12), (4, 3, 2), (20, 30)]
+    shapes = [*[()] * scalars, (3,), (600,), (1, 7), (6, 5), (6, 5), (9, 9), (2, 12), (4, 3, 2), (20, 30), *more]
     return st.lists(st.sampled_from(shapes), min_size=1, max_size=5).map(tuple)
+
+
+def message_shapes():
+    """Shapes of parameters for comm hooks, some of them without elements.
+
+    ((6, 5), (0,), (0, 3), ())
+    """
+    return hook_shapes(more=[(0,), (0, 3), (3, 0)])
 
 
 def caps_mb() -> st.SearchStrategy[float | None]:
@@ -98,29 +106,35 @@ def iteration(forward_ns: int, ready_ns: tuple[int | None, ...], backward_end_ns
     )
 
 
+def workload_of(parameters: tuple[Parameter, ...], ranks: int, *, model: str = "by hand", **further: Any) -> Workload:
+    """A plain module's workload on CPUs."""
+    return Workload(
+        model=model,
+        source="module",
+        parameters=parameters,
+        device="cpu",
+        device_name="a processor",
+        backend=None,
+        world_size=ranks,
+        torch_version="2.13.0",
+        **further,
+    )
+
+
 def trace_of(
     ranks: Sequence[Sequence[Iteration]], sizes_bytes: Sequence[int], buffer_bytes: Sequence[int] = ()
 ) -> Trace:
     """A plain module's trace, with int8 parameters of these sizes."""
-    workload = Workload(
-        model="by hand",
-        source="module",
-        parameters=tuple(
-            Parameter(name=f"parameter {index}", shape=(size,), dtype="int8", size_bytes=size)
-            for index, size in enumerate(sizes_bytes)
-        ),
-        buffers=tuple(
-            Buffer(name=f"buffer {index}", dtype=f"dtype {index}", size_bytes=size)
-            for index, size in enumerate(buffer_bytes)
-        ),
-        device="cpu",
-        device_name="a processor",
-        backend=None,
-        world_size=len(ranks),
-        torch_version="2.13.0",
+    parameters = tuple(
+        Parameter(name=f"parameter {index}", shape=(size,), dtype="int8", size_bytes=size)
+        for index, size in enumerate(sizes_bytes)
+    )
+    buffers = tuple(
+        Buffer(name=f"buffer {index}", dtype=f"dtype {index}", size_bytes=size)
+        for index, size in enumerate(buffer_bytes)
     )
     return Trace(
-        workload=workload,
+        workload=workload_of(parameters, len(ranks), buffers=buffers),
         ranks=tuple(
             RankTrace(
                 rank=rank,
@@ -231,18 +245,8 @@ def traces(draw) -> Trace:
         )
         for rank in range(draw(st.integers(1, 3)))
     )
-    workload = Workload(
-        model=draw(st.text(max_size=5)),
-        source="module",
-        parameters=parameters,
-        device="cpu",
-        device_name="a processor",
-        backend=None,
-        world_size=len(ranks),
-        torch_version="2.13.0",
-        batch=draw(st.none() | st.integers(1, 64)),
-    )
-    return Trace(workload=workload, ranks=ranks)
+    model, batch = draw(st.text(max_size=5)), draw(st.none() | st.integers(1, 64))
+    return Trace(workload=workload_of(parameters, len(ranks), model=model, batch=batch), ranks=ranks)
 
 
 @st.composite
@@ -256,15 +260,6 @@ def engine_inputs(draw, fabrics=steady_fabrics) -> EngineInput:
     costs = price_schedule(schedule, costs, policy, world_size)
     sampler = IterationSampler(model.compute_times, world_size, Variation(), sync_every=policy.sync_every)
     return costs.engine_input(sampler, sampler.draw([0]), 0)
-
-
-def message_shapes():
-    """Shapes of parameters for comm hooks, some of them without elements.
-
-    ((6, 5), (0,), (0, 3), ())
-    """
-    shapes = [(), (3,), (600,), (1, 7), (6, 5), (9, 9), (2, 12), (4, 3, 2), (20, 30), (0,), (0, 3), (3, 0)]
-    return st.lists(st.sampled_from(shapes), min_size=1, max_size=5).map(tuple)
 
 
 def variations(*, kinds: Sequence[Kind] = ("recorded", "resampled", "fitted")):
