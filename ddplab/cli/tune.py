@@ -129,11 +129,12 @@ def answer(plan: BucketPlan, comparison: Comparison) -> str:
     if plan.objective == "median":
         low, high = gain_interval(comparison)
         gain += f" ({low:.{digits}%} to {high:.{digits}%})"
-    buckets = f"{len(plan.buckets)} bucket{'s' * (len(plan.buckets) != 1)}"
+    is_one = len(plan.buckets) == 1
+    buckets = "one bucket" if is_one else f"{len(plan.buckets)} buckets"
     if plan.keep_default:
         return f"keep torch's default: the gain of {gain} by {buckets} lies within the errors of the costs"
     left = "nothing is left to tune" if plan.gap < NOTHING_LEFT else f"no buckets save over {plan.gap:.1%} more"
-    return f"use these {buckets}: a gain of {gain} over torch's default; {left}"
+    return f"use {'' if is_one else 'these '}{buckets}: a gain of {gain} over torch's default; {left}"
 
 
 def plan_rows(plan: BucketPlan, comparison: Comparison) -> list[dict[str, str]]:

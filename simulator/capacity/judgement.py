@@ -56,7 +56,7 @@ def ranking(predictions: Sequence[Prediction]) -> Ranking:
 def contradiction_sentence(prediction: Prediction) -> str:
     """Say that measured iterations contradict the model; "" if they do not."""
     parts = [
-        f"{one.measured_ns / 1e6:,.1f} ms on {one.world_size:,} GPUs, predicted {one.predicted_ns / 1e6:,.1f} ms "
+        f"{one.measured_ns / 1e6:,.1f} ms on {gpus(one.world_size)}, predicted {one.predicted_ns / 1e6:,.1f} ms "
         f"({one.surprise:+.0f} standard deviations)"
         for one in prediction.contradictions
     ]
@@ -74,11 +74,11 @@ def limit_sentence(limits: Limits) -> str:
     whole = max(1, limits.now.iteration_ns)
     if limits.now.contradictions:
         part = limits.now.breakdown["unexplained"] / whole / limits.now.iterations
-        return f"limit on {limits.world_size:,} GPUs: {limits.limit}, {part:.0%} of the iteration"
+        return f"limit on {gpus(limits.world_size)}: {limits.limit}, {part:.0%} of the iteration"
     shares = sorted(((ns / whole, name) for name, ns in limits.saved_ns.items()), reverse=True)
     words = ", ".join(f"{name} {share:.0%}" for share, name in shares if share >= 0.005 and name not in BUCKETS)
     buckets = ", ".join(f"{name} {share:.0%}" for share, name in shares if share >= 0.005 and name in BUCKETS)
-    parts = [f"limit on {limits.world_size:,} GPUs: {limits.limit}"]
+    parts = [f"limit on {gpus(limits.world_size)}: {limits.limit}"]
     parts += [f"the iteration would be shorter without: {words}"] if words else []
     parts += [f"parts of the network's time: {buckets}"] if buckets else []
     return "; ".join(parts)
@@ -102,7 +102,7 @@ def inside_one_node(fabric: Fabric, world_size: int) -> str:
 def needs_sentence(limits: Limits, needs: Needs, target: float, batch: int) -> str:
     """Return how far one thing alone must change for an efficiency."""
     has = limits.now.efficiency >= target
-    asked = f"an efficiency of {target:.0%} on {limits.world_size:,} GPUs"
+    asked = f"an efficiency of {target:.0%} on {gpus(limits.world_size)}"
     if limits.now.contradictions:
         return f"{asked}: what it needs does not follow, because the model does not explain the measured iterations"
     parts = []
@@ -140,7 +140,7 @@ def measure_sentence(world_size: int, measure: NextMeasurement, needs: Needs) ->
     now = f"±{measure.width:.0%}"
     after = {what: f"±{width:.0%}" for what, width in widths.items() if width is not None}
     parts = [f"{what} would leave {width}" for what, width in after.items() if width != now]
-    return f"measure next, because the range on {world_size:,} GPUs is {now}: {'; '.join(parts)}" if parts else ""
+    return f"measure next, because the range on {gpus(world_size)} is {now}: {'; '.join(parts)}" if parts else ""
 
 
 def width_sentence(shares: Mapping[str, float]) -> str:
@@ -186,19 +186,22 @@ def verdict(question: Question, offers: Sequence[Offer]) -> Verdict:
     chosen = cheapest(offers)
     if chosen is not None:
         choice = ", enough" if len(offers) == 1 else _how_chosen(offers)
-        return Verdict("yes", f"yes: {gpus(chosen)}{choice}: {_because(question, chosen)}", chosen)
+        return Verdict("yes", f"yes: {_offered(chosen)}{choice}: {_because(question, chosen)}", chosen)
     still_open = [one for one in offers if one.answer == "open"]
     nearest = max(still_open or offers, key=lambda one: one.size.samples_per_s)
     if not still_open:
         many = "not enough" if len(offers) == 1 else f"the fastest of {len(offers)} choices, not enough"
-        return Verdict("no", f"no: {gpus(nearest)}, {many}: {_because(question, nearest)}", nearest)
-    return Verdict("open", f"{gpus(nearest)}: {_because(question, nearest)}", nearest)
+        return Verdict("no", f"no: {_offered(nearest)}, {many}: {_because(question, nearest)}", nearest)
+    return Verdict("open", f"{_offered(nearest)}: {_because(question, nearest)}", nearest)
 
 
-def gpus(offer: Offer) -> str:
-    """Return system and number of GPUs in words."""
-    count = offer.size.world_size
-    return f"{count:,} GPU{'s' * (count > 1)} of {offer.system}"
+def gpus(count: int) -> str:
+    """Return a number of GPUs in words."""
+    return f"{count:,} GPU{'s' * (count > 1)}"
+
+
+def _offered(offer: Offer) -> str:
+    return f"{gpus(offer.size.world_size)} of {offer.system}"
 
 
 def knee_sentence(knee: Knee, largest: int) -> str:
@@ -214,7 +217,7 @@ def knee_sentence(knee: Knee, largest: int) -> str:
         return f"no knee up to {largest:,} GPUs: each step adds at least {LEAST_GAIN:.0%} of its share{doubt}"
     last = f"beyond {largest:,}" if knee.latest is None else f"{knee.latest:,}"
     is_sure = knee.earliest == knee.world_size == knee.latest
-    return f"knee at {knee.world_size:,} GPUs{'' if is_sure else f' ({knee.earliest:,} to {last})'}: {adds_less}"
+    return f"knee at {gpus(knee.world_size)}{'' if is_sure else f' ({knee.earliest:,} to {last})'}: {adds_less}"
 
 
 def _how_chosen(offers: Sequence[Offer]) -> str:
@@ -224,10 +227,8 @@ def _how_chosen(offers: Sequence[Offer]) -> str:
 
 def _described(offer: Offer) -> str:
     size = offer.size
-    sentence = (
-        f"{gpus(offer)} process {band(*size.samples_per_s_band)} samples/s at an efficiency of "
-        f"{percent(*size.efficiency_band)}"
-    )
+    verb, efficiency = "processes" if size.world_size == 1 else "process", percent(*size.efficiency_band)
+    sentence = f"{_offered(offer)} {verb} {band(*size.samples_per_s_band)} samples/s at an efficiency of {efficiency}"
     return sentence + (f", in {band(*offer.hours_band, unit=' h')}" if offer.hours_band else "")
 
 

@@ -30,13 +30,21 @@ SHORT_NS, SLOW = 2**40, 4.0
 def simulate(engine_input: EngineInput, engine: Engine = "auto") -> Timeline:
     """Simulate one iteration."""
     end_ns = np.empty((len(engine_input.ranks), len(engine_input.schedule.instructions)), np.int64)
-    start_ns, done_ns, _last = _run(engine_input, engine, end_ns)
+    run = solve if _has_recurrence(engine_input, engine) else replay
+    start_ns, done_ns, _last = run(engine_input, end_ns)
     return Timeline(engine_input, end_ns, start_ns, done_ns)
 
 
 def latencies_ns(engine_input: EngineInput, engine: Engine = "auto") -> Nanoseconds:
     """Return the duration of each iteration; shape: the leading axes of durations."""
-    latest: Nanoseconds = _run(engine_input, engine)[2].max(axis=-1)
+    if _has_recurrence(engine_input, engine):
+        last_ns = solve(engine_input)[2]
+    elif engine == "auto" and _fits_arrays(engine_input):
+        last_ns = _solve_slowed(engine_input)
+    else:
+        several = engine_input.duration_ns.shape[:-2]
+        last_ns = np.array([replay(engine_input.at(place))[2] for place in np.ndindex(several)]).reshape(*several, -1)
+    latest: Nanoseconds = last_ns.max(axis=-1)
     return latest
 
 
@@ -45,27 +53,14 @@ def latencies_of(engine_inputs: Sequence[EngineInput]) -> list[int]:
     if not engine_inputs:
         return []
     stacked = EngineInput.stack(engine_inputs)
-    together = has_constant_speeds(stacked) or _fits_arrays(stacked)
-    latest: list[int] = (
-        latencies_ns(stacked) if together else np.array(list(map(latencies_ns, engine_inputs)))
-    ).tolist()
-    return latest
+    if has_constant_speeds(stacked) or _fits_arrays(stacked):
+        together: list[int] = latencies_ns(stacked).tolist()
+        return together
+    return [int(latencies_ns(one)) for one in engine_inputs]
 
 
-def _run(
-    engine_input: EngineInput, engine: Engine, end_ns: Nanoseconds | None = None
-) -> tuple[Nanoseconds, Nanoseconds, Nanoseconds]:
-    """Run one iteration or many, with the arguments and results of `solve`."""
-    if engine == "closed_form" or (engine == "auto" and has_constant_speeds(engine_input)):
-        return solve(engine_input, end_ns)
-    several = engine_input.duration_ns.shape[:-2]
-    if not several:
-        return replay(engine_input, end_ns)
-    if engine == "auto" and _fits_arrays(engine_input):
-        return _solve_slowed(engine_input)
-    runs = [replay(engine_input.at(place)) for place in np.ndindex(several)]
-    start_ns, done_ns, last_ns = (np.array(moments).reshape(*several, -1) for moments in zip(*runs, strict=True))
-    return start_ns, done_ns, last_ns
+def _has_recurrence(engine_input: EngineInput, engine: Engine) -> bool:
+    return engine == "closed_form" or (engine == "auto" and has_constant_speeds(engine_input))
 
 
 def solve(
@@ -121,14 +116,13 @@ def _fits_arrays(engine_input: EngineInput) -> bool:
     return bool(longest_ns * slowest < SHORT_NS)
 
 
-def _solve_slowed(engine_input: EngineInput) -> tuple[Nanoseconds, Nanoseconds, Nanoseconds]:
-    """Do what `solve` does for iterations in which collectives, which run one at a time, slow computation down."""
+def _solve_slowed(engine_input: EngineInput) -> Nanoseconds:
+    """Return when each rank ends iterations in which collectives, which run one at a time, slow computation down."""
     schedule, duration_ns = engine_input.schedule, engine_input.duration_ns
     cost_ns = np.broadcast_to(engine_input.cost_ns, (len(duration_ns), len(schedule.collectives)))
     clock = _SlowedProgress(duration_ns.shape[:-1], len(schedule.collectives), engine_input.slow_down)
     now, progress = np.zeros((2, *duration_ns.shape[:-1]), np.int64)
-    start, done = np.empty((2, len(now), len(schedule.collectives)), np.int64)
-    step = 0
+    done, step = np.empty(cost_ns.shape, np.int64), 0
     for instruction in schedule.instructions:
         if isinstance(instruction, Compute):
             progress = progress + (duration_ns[..., step] << PROGRESS_BITS)
@@ -137,12 +131,13 @@ def _solve_slowed(engine_input: EngineInput) -> tuple[Nanoseconds, Nanoseconds, 
         now = np.maximum(now, clock.reaches(progress))
         number = instruction.collective
         if isinstance(instruction, LaunchCollective):
-            start[:, number], done[:, number] = clock.run(now.max(axis=-1), cost_ns[:, number])
+            done[:, number] = clock.run(now.max(axis=-1), cost_ns[:, number])
         else:
             met = True if instruction.only is None else engine_input.meets[instruction.only]
             now = np.where(met, np.maximum(now, done[:, number, None]), now)
             progress = np.where(met, clock.at(now), progress)
-    return start, done, np.maximum(now, clock.reaches(progress))
+    last_ns: Nanoseconds = np.maximum(now, clock.reaches(progress))
+    return last_ns
 
 
 class _SlowedProgress:
@@ -155,17 +150,18 @@ class _SlowedProgress:
         self._edge_ns[:, 0] = self._progress[:, 0] = 0  # then at each start, in odd places, and at each end
         self._place = np.zeros(shape, np.int64)  # the last edge that each rank has passed
 
-    def run(self, launched_ns: Nanoseconds, cost_ns: Nanoseconds) -> tuple[Nanoseconds, Nanoseconds]:
-        """Run a collective after its last launch and the one before; returns its start and end."""
+    def run(self, launched_ns: Nanoseconds, cost_ns: Nanoseconds) -> Nanoseconds:
+        """Run a collective after its last launch and the one before; returns its end."""
         before_ns, progress = self._edge_ns[:, self._edges], self._progress[:, self._edges]
         start_ns = np.maximum(launched_ns, before_ns)
         progress = progress + ((start_ns - before_ns) << PROGRESS_BITS)
-        done_ns, gained = start_ns + cost_ns, self._slowed(cost_ns[:, None])[:, 0]
+        done_ns: Nanoseconds = start_ns + cost_ns
+        gained = self._slowed(cost_ns[:, None])[:, 0]
         both = slice(self._edges + 1, self._edges + 3)
         self._edge_ns[:, both] = np.stack([start_ns, done_ns], axis=-1)
         self._progress[:, both] = np.stack([progress, progress + gained], axis=-1)
         self._edges += 2
-        return start_ns, done_ns
+        return done_ns
 
     def reaches(self, progress: NDArray[np.int64]) -> Nanoseconds:
         """Return the first whole nanosecond with a progress of at least `progress`."""
