@@ -1,6 +1,5 @@
 """Emulation: in virtual time real reducers take as long as `predict` says, to the nanosecond."""
 
-import json
 import warnings
 from dataclasses import replace
 
@@ -24,14 +23,13 @@ from .small_trace import FABRIC, small_trace
 pytestmark = pytest.mark.usefixtures("soon")
 
 
-def test_emulate_prints_no_difference_for_torchs_class_and_writes_json(here, topology, tmp_path):
+def test_emulate_prints_no_difference_for_torchs_class_and_writes_json(printed, answered, topology, tmp_path):
     """With the usual caps, of which the last one is infinite."""
-    trace, out = tmp_path / "small.json.gz", tmp_path / "emulated.json"
-    here("synthesize", "--model", "small-tensors", "--out", trace)
-    done = here("emulate", trace, "--fabric", topology, "--class", "torch", "--json", out, "--set", "iterations=9")
-    assert done.returncode == 0, done.stderr
-    assert "largest difference between emulated and predicted median iterations: 0 ns" in done.stdout
-    rows = json.loads(out.read_text())["rows"]
+    trace = tmp_path / "small.json.gz"
+    printed("synthesize", "--model", "small-tensors", "--out", trace)
+    shown, document = answered("emulate", trace, "--fabric", topology, "--class", "torch", "--set", "iterations=9")
+    assert "largest difference between emulated and predicted median iterations: 0 ns" in shown
+    rows = document["rows"]
     assert [row["cap_mb"] for row in rows] == [0.5, 1.0, 5.0, "default", None]
     assert all(row["emulated_ns"] == row["predicted_ns"] for row in rows)
 

@@ -11,8 +11,6 @@ from ddplab.conformance.random_programs import programs
 
 from ..explore import examples
 
-# Local training
-
 
 @examples(15)
 @given(programs(3))

@@ -26,9 +26,6 @@ def test_a_class_that_overlaps_does(tmp_path):
     assert overlap.load(tmp_path / "s.json") == tuple(schedules)
 
 
-# Schedules
-
-
 @pytest.fixture(scope="module")
 def schedule() -> overlap.EmulatedSchedule:
     return overlap.schedule_of(Subject(OURS), overlap.MODELS[2], overlap.NETWORKS[1])

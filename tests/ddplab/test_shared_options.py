@@ -11,13 +11,13 @@ STEPS = ("recording", "predicting", "tuning")
 
 
 @pytest.mark.parametrize("setting", ["plan=[[5,4],[3,2,1,0]]", "bucket_cap_mb_list=[0.01,25]"])
-def test_a_policy_that_says_the_buckets_is_one_row_and_leaves_no_choice(here, trace, fabric, tmp_path, setting):
+def test_a_policy_that_says_the_buckets_is_one_row_and_leaves_no_choice(
+    here, answered, trace, fabric, tmp_path, setting
+):
     field = setting.partition("=")[0]
-    asked = ("predict", trace, "--fabric", fabric, "--set", setting, "--json", tmp_path / "j")
+    asked = ("predict", trace, "--fabric", fabric, "--set", setting)
     for extra in ((), ("--heat-map", tmp_path / "h.svg")):
-        done = here(*asked, *extra)
-        assert done.returncode == 0, done.stderr
-        (row,) = json.loads((tmp_path / "j").read_text())["rows"]
+        (row,) = answered(*asked, *extra)[1]["rows"]
         assert row.get("cap_mb", row.get("bucket_cap_mb")) == field
         assert row["order"] == ("plan" if field == "plan" else "ready")
     assert field in (tmp_path / "h.svg").read_text()
@@ -25,12 +25,11 @@ def test_a_policy_that_says_the_buckets_is_one_row_and_leaves_no_choice(here, tr
     assert done.stderr.startswith(f"ddplab: --caps: expected no value with --set {field}=...")
 
 
-def test_values_of_settings_are_json_in_records_within_records_too(here, trace, topology, tmp_path):
+def test_values_of_settings_are_json_in_records_within_records_too(answered, trace, topology):
     processor = {"hooks": [{"name": "fp16", "compress": {"fixed_ns": 1e8}}]}
     asked = ("predict", trace, "--fabric", topology, "--hooks", "none,fp16", "--caps", "single")
-    done = here(*asked, "--set", f"processor={json.dumps(processor)}", "--json", tmp_path / "j")
-    assert done.returncode == 0, done.stderr
-    none, fp16 = (row["iteration_ns"] for row in json.loads((tmp_path / "j").read_text())["rows"])
+    _, document = answered(*asked, "--set", f"processor={json.dumps(processor)}")
+    none, fp16 = (row["iteration_ns"] for row in document["rows"])
     assert fp16 >= none + 9 * 10**7
 
 

@@ -90,9 +90,6 @@ def test_a_figure_without_source_is_refused(change, says):
         Catalogue.model_validate(data)
 
 
-# Devices
-
-
 def test_a_device_takes_the_precision_of_the_model():
     assert with_precision("h100", "float32") == "h100-tf32"
     assert with_precision("h100", "bfloat16") == "h100-bf16"

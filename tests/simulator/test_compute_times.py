@@ -50,9 +50,6 @@ def same(a: ComputeTimes, b: ComputeTimes) -> bool:
     return all(np.array_equal(getattr(a, name), getattr(b, name)) for name in (field.name for field in fields(b)))
 
 
-# Kinds
-
-
 @examples(20)
 @given(traces(), st.integers(1, 5))
 def test_recorded_iterations_are_the_traces_own(trace, world_size):
@@ -120,9 +117,6 @@ def test_a_fitted_iteration_is_the_typical_one_at_another_speed(trace):
         np.testing.assert_allclose(times.ready_ns[:, rank], expected, atol=2)
 
 
-# Seeds, and ranks that do as another
-
-
 @examples(20)
 @given(traces(), st.integers(1, 5), variations())
 def test_iterations_are_the_same_in_any_order(trace, world_size, variation):
@@ -161,9 +155,6 @@ def test_ranks_that_are_left_out_do_exactly_as_one_that_is_not(trace, world_size
             assert alike.any(), f"no drawn rank computes the same as rank {rank}"
 
 
-# Stragglers
-
-
 @examples(20)
 @given(traces(), st.integers(1, 5), st.floats(1, 4), variations(), st.data())
 def test_a_straggler_computes_longer_by_its_factor_and_no_other_rank_does(trace, world_size, factor, variation, data):
@@ -191,9 +182,6 @@ def test_a_random_straggler_is_one_rank_in_each_iteration_and_not_always_the_sam
     assert (slow.sum(axis=1) == 1).all()
     assert (times.compute_ns[~slow] == 400).all()
     assert set(slow.argmax(axis=1)) == set(range(world_size))
-
-
-# Join
 
 
 @examples(20)
@@ -227,9 +215,6 @@ def test_an_epoch_of_many_batches_has_few_distinct_ones():
     trace = uneven_trace(3)
     sampler = IterationSampler(recorded_times(trace), 2, Variation(), inputs=[1_000_000, 5])
     assert len(sampler.distinct()[0]) == 6
-
-
-# Mistakes
 
 
 @pytest.mark.parametrize(

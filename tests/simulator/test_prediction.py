@@ -87,18 +87,12 @@ def test_what_is_described_wrongly_is_named_in_one_line(mistake, says):
     assert "\n" not in str(told.value)
 
 
-# Bounds
-
-
 @examples(20)
 @given(any_predictions(fabrics=steady_fabrics))
 def test_overlap_never_hurts_where_speeds_are_constant(asked):
     prediction = asked.predict()
     if len(prediction.timeline.engine_input.ranks) == 1:
         assert prediction.iteration_ns <= prediction.no_overlap_ns
-
-
-# Bytes
 
 
 @examples(20)
@@ -151,8 +145,6 @@ def test_an_epoch_ends_with_a_count_a_vote_and_the_model():
     without = predict(trace, costs, world_size=2, inputs=[2, 1], broadcast_buffers=False)
     assert without.epoch_end_ns == (10 + 4) + (10 + 8) + (10 + 400)
 
-
-# Comparisons
 
 TRACE = trace_of([[iteration(10**6, (3 * 10**6, 2 * 10**6), 4 * 10**6, 10**6)]], [4 * 10**6, 10**6])
 SLOW, FAST = (Fabric.from_alpha_beta(alpha_ns=1000, bytes_per_s=rate) for rate in (1e9, 1e10))

@@ -83,9 +83,6 @@ def test_a_broken_data_sheet_is_told_in_one_line(tmp_path, content, says):
     assert "\n" not in str(caught.value)
 
 
-# Files of operations
-
-
 @given(any_operations())
 def test_what_is_written_is_what_is_read(tmp_path_factory, operations):
     path = tmp_path_factory.mktemp("operations") / "new" / "operations.json"

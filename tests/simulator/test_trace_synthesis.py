@@ -30,9 +30,6 @@ PARTS = ("forward_ns", "backward_ns", "optimizer_ns")
 FABRIC = Fabric.from_alpha_beta(alpha_ns=100, bytes_per_s=1e9)
 
 
-# Rescaling
-
-
 def except_for_the_device(trace: Trace) -> Trace:
     update = {"device_name": "", "memory_bytes_per_s": None, "compute_bounds": (1.0, 1.0)}
     return trace.model_copy(update={"workload": trace.workload.model_copy(update=update)})
@@ -113,9 +110,6 @@ def test_operations_of_another_model_are_refused_in_one_line(change, says):
     with pytest.raises(ValueError, match=re.escape(says)) as caught:
         rescale(other, operations, SLOW, SLOW)
     assert "\n" not in str(caught.value)
-
-
-# Synthesis
 
 
 @given(any_operations(), devices(), st.none() | st.integers(6, 10**12))
