@@ -8,6 +8,8 @@ from typing import Any
 
 from hypothesis import strategies as st
 
+REAL = Path(__file__).parents[2] / "validation" / "profiler"
+"""Published files of real training."""
 MAIN, AUTOGRAD, LIBRARY = 1, 2, 20
 """Two threads of the host, and the stream of the communication library."""
 COMPUTE = 7

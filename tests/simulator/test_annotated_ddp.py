@@ -23,11 +23,13 @@ from simulator.schedule.policy import Policy
 
 from ..explore import examples
 from ..strategies import iteration, partitions, trace_of, traces
+from .changed_traces import with_iterations, with_workload
 from .chromium import Watched
+from .profiler_files import REAL
 from .timeline_reader import cuts, drag, frames, number
 
 ADDRESS = annotated.PATH.as_uri()
-PROFILES = sorted((Path(__file__).parent.parent.parent / "validation" / "profiler").glob("*.json.gz"))
+PROFILES = sorted(REAL.glob("*.json.gz"))
 PROFILE_NAMES = [path.name.partition(".")[0] for path in PROFILES]
 SCENES = tuple(scene.title.lower() for scene in annotated.SCENES)
 GBIT_PER_S, WORLD_SIZES, CAPS_MB = annotated.GBIT_PER_S, annotated.WORLD_SIZES, annotated.CAPS_MB
@@ -113,8 +115,7 @@ def stretched(trace: Trace, factor: int) -> Trace:
         moments = {name: getattr(one, name) and factor * getattr(one, name) for name in PHASES}
         return one.model_copy(update=moments | {"ready_ns": tuple(factor * ns for ns in one.ready_ns)})
 
-    ranks = (rank.model_copy(update={"iterations": tuple(map(longer, rank.iterations))}) for rank in trace.ranks)
-    return trace.model_copy(update={"ranks": tuple(ranks)})
+    return with_iterations(trace, longer)
 
 
 @st.composite
@@ -125,7 +126,7 @@ def shown_traces(draw) -> Trace:
         return model
     trace = stretched(draw(traces()), draw(st.sampled_from([1, 1000, 50_000])))
     device = draw(st.sampled_from(["a processor", "NVIDIA A100-SXM4-80GB", "Tesla V100-SXM2-32GB", "NVIDIA L40S"]))
-    return trace.model_copy(update={"workload": trace.workload.model_copy(update={"device_name": device})})
+    return with_workload(trace, device_name=device)
 
 
 def plan_of(scene: str, trace: Trace, cap_mb: float | None) -> list[list[int]]:
@@ -287,6 +288,11 @@ def opened(browser):
         assert {address.partition("#")[0] for address in watched.requested if "data:" not in address} == {ADDRESS}
 
 
+def click(page, button) -> None:
+    page.get_by_role("button", name=button).click()
+    frames(page)
+
+
 RESNET = annotated.models()["ResNet-50"]
 START = 20, 32, 1.0
 """Gbit/s, GPUs and straggler at the start."""
@@ -346,11 +352,9 @@ def test_the_page_opens_with_the_state_of_the_readme(opened):
     (ways,) = five_ways.panels()
     page = opened("#scene=naive")
     for way in ways:
-        page.get_by_role("button", name=way.name).click()
-        frames(page)
+        click(page, way.name)
         if page.get_by_role("button", name="See").is_visible():
-            page.get_by_role("button", name="See").click()
-            frames(page)
+            click(page, "See")
         assert number(page, "iteration_ns") == round(way.iteration_ms, 1)
 
 
@@ -364,11 +368,9 @@ def test_dragged_boundaries_are_compared_with_the_cap_of_the_same_scene(opened):
             assert_shows(page, predicted(RESNET, "rebuilt", with_boundaries(cuts(page)), *START))
             assert number(page, "iteration_ns", "baseline") == start
             seen.add(number(page, "iteration_ns"))
-            page.get_by_role("button", name="Reset").click()
-            frames(page)
+            click(page, "Reset")
     assert len(seen) > 1
-    page.get_by_role("button", name="Show best").click()
-    frames(page)
+    click(page, "Show best")
     assert number(page, "iteration_ns", "baseline") == start
 
 
@@ -397,8 +399,7 @@ def test_one_guesses_before_one_sees(opened, width, height):
     page = opened(viewport={"width": width, "height": height})
     slider, ends = page.get_by_role("slider", name="Moment in the iteration"), set()
     for scene in SCENES[1:]:
-        page.get_by_role("button", name=scene.title()).click()
-        frames(page)
+        click(page, scene.title())
         assert page.locator("tr.now td.iteration_ns").inner_text() == "?"
         assert page.locator("svg path.hidden, svg path.exposed").first.get_attribute("d") == ""
         assert page.locator(".note").inner_text().startswith("Guess first. ")
@@ -406,8 +407,7 @@ def test_one_guesses_before_one_sees(opened, width, height):
         frames(page)
         ends.add(slider.get_attribute("max"))
         assert page.locator(".moment").inner_text() == "Your guess: 150.0 ms."
-        page.get_by_role("button", name="See").click()
-        frames(page)
+        click(page, "See")
         note = page.locator(".note").bounding_box()
         assert note["y"] + note["height"] <= height
         assert 0 <= note["y"] - slider.bounding_box()["y"] < 60
@@ -427,8 +427,7 @@ def test_the_goal_has_a_score_and_the_best_known_time(opened):
     words = page.locator(".buttons p").first.inner_text()
     default = predicted(RESNET, "rebuilt", plan_of("rebuilt", RESNET, None), *START)
     assert f"torch's default cap, {default.iteration_ns / 1e6:.1f} ms" in words
-    page.get_by_role("button", name="Show best").click()
-    frames(page)
+    click(page, "Show best")
     best = predicted(RESNET, "rebuilt", with_boundaries(cuts(page)), *START)
     assert_shows(page, best)
     assert f"Best known: {best.iteration_ns / 1e6:.1f} ms" in words
@@ -462,8 +461,7 @@ def test_a_dropped_trace_is_predicted_to_the_nanosecond(opened, tmp_path):
     ms = 10**6
     one, other = (iteration(9 * ms, (60 * ms + by, 35 * ms, 20 * ms), 61 * ms, 2 * ms) for by in (0, 777_777))
     trace = trace_of([[one, other], [other, other]], [40 * 10**6, 30 * 10**6, 50 * 10**6])
-    workload = trace.workload.model_copy(update={"model": "my model", "device_name": "NVIDIA A100-SXM4-80GB"})
-    trace = trace.model_copy(update={"workload": workload})
+    trace = with_workload(trace, model="my model", device_name="NVIDIA A100-SXM4-80GB")
     for name in ("mine.json.gz", "mine.json"):
         trace.save(tmp_path / name)
         page = opened("#scene=rebuilt&gpus=64&cap=25")
@@ -537,8 +535,7 @@ def test_the_page_counts_memory_as_the_planner_does(functions, data, trace, devi
         peak_with_gradients_bytes=data.draw(size),
         ready_bytes=(0,) * count,
     )
-    update = {"device_name": device, "memory": data.draw(st.sampled_from([None, held]))}
-    trace = trace.model_copy(update={"workload": trace.workload.model_copy(update=update)})
+    trace = with_workload(trace, device_name=device, memory=data.draw(st.sampled_from([None, held])))
     expected = memory_use(trace, Policy(), "adam")
     shown = functions.evaluate(
         "trace => window.functions.memoryUse(window.modelOf(trace), data.gpus.memory)",
@@ -651,21 +648,17 @@ def test_a_key_moves_the_focused_boundary(opened):
 def test_boundaries_are_split_and_removed(opened):
     page = opened("#scene=bucketed")
     before = cuts(page)
-    page.get_by_role("button", name="Split").click()
-    frames(page)
+    click(page, "Split")
     assert set(before) < set(cuts(page))
-    page.get_by_role("button", name="Remove").click()
-    frames(page)
+    click(page, "Remove")
     assert cuts(page) == before
 
 
-def test_a_finger_drags_a_boundary(browser):
-    watched = opened_at(
-        browser, "#scene=rebuilt", viewport={"width": 390, "height": 800}, has_touch=True, is_mobile=True
-    )
-    page, before = watched.page, cuts(watched.page)
+def test_a_finger_drags_a_boundary(opened):
+    page = opened("#scene=rebuilt", viewport={"width": 390, "height": 800}, has_touch=True, is_mobile=True)
+    before = cuts(page)
     knob = page.locator(".boundary .knob").nth(1).bounding_box()
-    touch = watched.context.new_cdp_session(page)
+    touch = page.context.new_cdp_session(page)
     x, y = knob["x"] + 8, knob["y"] + 6
     for kind, points in [
         ("touchStart", [{"x": x, "y": y}]),
@@ -675,7 +668,6 @@ def test_a_finger_drags_a_boundary(browser):
         touch.send("Input.dispatchTouchEvent", {"type": kind, "touchPoints": points})
     frames(page)
     assert cuts(page)[1] > before[1]
-    watched.context.close()
 
 
 def test_next_moves_the_moment_to_each_event_and_at_the_end_to_the_start(opened):
@@ -684,8 +676,7 @@ def test_next_moves_the_moment_to_each_event_and_at_the_end_to_the_start(opened)
     prediction = predicted(RESNET, "rebuilt", plan_of("rebuilt", RESNET, None), *START)
     times = {*prediction.timeline.start_ns.tolist(), *prediction.timeline.done_ns.tolist(), prediction.iteration_ns}
     for expected in [*sorted(times), 0]:
-        page.get_by_role("button", name="Next").click()
-        frames(page)
+        click(page, "Next")
         assert float(moment.input_value()) == pytest.approx(expected, abs=1e5)
 
 

@@ -13,6 +13,7 @@ from simulator.schedule.comm_hook_messages import CommHook
 
 from ..explore import examples
 from ..strategies import any_predictions, iteration, steady_fabrics, trace_of, traces
+from .changed_traces import with_workload
 
 FABRIC = Fabric.from_alpha_beta(alpha_ns=100, bytes_per_s=1e9, concurrency=2)
 ONE_GRADIENT = trace_of([[iteration(3, (7,), 9, 2)]], [4])
@@ -118,8 +119,8 @@ def test_every_parameter_is_in_one_bucket_and_every_buckets_bytes_are_sent(asked
 def test_a_cycle_is_its_local_iterations_and_a_synchronised_one(asked, every):
     """With a recording of one rank; iterations under `no_sync` have no optimiser step."""
     ranks = asked.trace.ranks[:1]
-    workload = asked.trace.workload.model_copy(update={"world_size": 1})
-    asked = replace(asked, trace=asked.trace.model_copy(update={"ranks": ranks, "workload": workload}), inputs=None)
+    one_rank = with_workload(asked.trace.model_copy(update={"ranks": ranks}), world_size=1)
+    asked = replace(asked, trace=one_rank, inputs=None)
     one, cycle = (
         replace(asked, policy=asked.policy.model_copy(update={"sync_every": k})).predict() for k in (1, every)
     )
