@@ -100,9 +100,7 @@ def test_predict_takes_every_setting_and_draws_the_timeline(printed, trace, topo
     assert "rank 3 computes" in (tmp_path / "t.svg").read_text()
 
 
-def test_logs_of_nccl_tests_are_merged_into_one_fabric_and_with_each_of_several_links(
-    answered, trace, logs, topology, tmp_path
-):
+def test_logs_are_merged_into_one_fabric_and_with_each_of_several_links(answered, trace, logs, topology, tmp_path):
     fabrics = [word for path in logs for word in ("--fabric", path)]
     merged, one_bucket = Fabric.merged(*map(Fabric.load, logs)), float("inf")
     for world_size in (2, 4):

@@ -75,9 +75,7 @@ def test_a_device_without_precision_says_which_one_it_takes(here, trace, tmp_pat
     assert done.stderr.startswith("ddplab: device: expected a precision of v100 (v100-fp32, v100-fp16)")
 
 
-def test_a_trace_is_described_and_a_fabric_as_latency_and_bandwidth(
-    printed, answered, trace, logs, topology, tmp_path
-):
+def test_a_trace_is_described_and_a_fabric_as_its_segments(printed, answered, trace, logs, topology, tmp_path):
     shown, document = answered("show", trace)
     assert "tests.models_for_cli:tiny" in shown
     assert document["ranks"] == "2"
@@ -100,6 +98,4 @@ def test_every_setting_is_listed_with_its_meaning(printed):
         assert title in listed
         for name, field in record.model_fields.items():
             assert name in listed
-            assert re.fullmatch(r".{8,}; .+", field.description or ""), (
-                f"{record.__name__}.{name}: WHAT, UNIT; SOURCE"
-            )
+            assert re.fullmatch(r".{8,}; .+", field.description or ""), f"{name}: expected WHAT, UNIT; SOURCE"

@@ -6,17 +6,13 @@ from hypothesis import strategies as st
 
 from simulator import Fabric, Policy, Topology, Variation, assume_gpu, explain, predict
 from simulator.cost_terms import TERMS, Inputs, leave_out, origins
-from simulator.fabric.topology import Level
 
 from ..explore import examples
 from .changed_traces import gpu_trace
+from .test_nccl_cost_model import links
 
 GPU = "NVIDIA A100-PG509-200"
-LEVELS = (
-    Level(name="NVLink", members=8, latency_ns=3_400, bytes_per_s=2e11),
-    Level(name="network", latency_ns=14_000, bytes_per_s=4.5e10),
-)
-LINKS = Fabric(topology=Topology(levels=LEVELS))
+LINKS = Fabric(topology=Topology(levels=tuple(links(8, inside=2e11, network=4.5e10))))
 TABLE = Fabric.from_table([(n, size, 30_000 + size // 50) for n in (8, 16) for size in (2**12, 2**20, 2**26)])
 
 
@@ -71,9 +67,7 @@ def test_each_value_says_where_it_comes_from():
 
     many = origins_on(gpu_trace(GPU, iterations=20), TABLE, Variation(), 16)
     assert (many["jitter"], many["collectives"], many["buffers"]) == ("measured", "measured", "none")
-    further = origins_on(
-        gpu_trace(GPU, buffer_bytes=(4096,)), TABLE.model_copy(update={"extrapolate": True}), Variation(), 12
-    )
+    further = origins_on(gpu_trace(GPU), TABLE.model_copy(update={"extrapolate": True}), Variation(), 12)
     assert further["collectives"] == "extrapolated"
 
     chosen = Variation(kind="slowest", device_spread=0.01, jitter=0.01)

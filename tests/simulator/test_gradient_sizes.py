@@ -54,6 +54,4 @@ def test_the_buckets_of_a_model_with_parameters_outside_its_data_parallelism():
     assert report["buckets_bytes"] == [181240752, 1068160, 17728292]
     buckets = [sum(imported.trace.sizes_bytes[index] for index in bucket) for bucket in imported.trace.layouts[0]]
     assert buckets == report["buckets_bytes"]
-    assert any(
-        note.startswith("3 gradients were accumulated after the last bucket was launched") for note in imported.notes
-    )
+    assert any(note.startswith("3 gradients were accumulated after the last bucket") for note in imported.notes)

@@ -144,18 +144,14 @@ LATE = iteration(forward_ns=20, ready_ns=(40, 30), backward_end_ns=42, step_ns=5
              " 30- 38 all_reduce 1", " 30- 32 backward", " 32- 38 wait 1", " 38- 43 step"],
         ),
         # A collective starts when its last rank has launched it.
-        (
-            [ALIKE, LATE], [[0, 1]], {}, {}, [" 30- 40 straggler 0", " 32- 48 wait 0", " 40- 48 all_reduce 0"],
-        ),
+        ([ALIKE, LATE], [[0, 1]], {}, {}, [" 30- 40 straggler 0", " 32- 48 wait 0", " 40- 48 all_reduce 0"]),
         # Two at a time may each be slower.
         (
             [ALIKE], [[0], [1]], {"concurrency": 2, "sharing": (Sharing(size_bytes=0, factor=1.5),)}, {},
             [" 30- 42 all_reduce 0", " 30- 42 all_reduce 1"],
         ),
         # Bucket 0 is launched at 20 and takes 8; meanwhile computation progresses by 4, so the rest is 4 late.
-        (
-            [ALIKE], [[1], [0]], costs(slow_down=2.0), {}, [" 20- 34 backward 1", " 34- 42 all_reduce 1"],
-        ),
+        ([ALIKE], [[1], [0]], costs(slow_down=2.0), {}, [" 20- 34 backward 1", " 34- 42 all_reduce 1"]),
         # Averages are copied out, but not those in views.
         ([ALIKE], [[0, 1]], COPIES, {}, [" 38- 44 copy_out 0"]),
         ([ALIKE], [[0, 1]], COPIES, {"gradient_as_bucket_view": True}, ["no copy_out 0"]),
@@ -204,10 +200,7 @@ LATE = iteration(forward_ns=20, ready_ns=(40, 30), backward_end_ns=42, step_ns=5
         ),
         # A bucket is packed when it is full. On rank 0, bucket 1 waits for rank 1, whose gradients come in another
         # order and which packs both buckets before its first launch.
-        (
-            [ALIKE, TURNED], [[1], [0]], PACKING, {},
-            [" 20- 21 pack 0", " 21- 23 launch 0", " 23- 34 straggler 0"],
-        ),
+        ([ALIKE, TURNED], [[1], [0]], PACKING, {}, [" 20- 21 pack 0", " 21- 23 launch 0", " 23- 34 straggler 0"]),
     ],
 )  # fmt: skip
 def test_spans_of_rank_0(ranks, buckets, costs, settings, expected):
@@ -223,9 +216,7 @@ def test_two_dtypes_are_refused_where_torch_does():
     trace = with_parameters(trace_of([[ALIKE]], [4, 4]), dtype=["float32", "int8"], shape=[(1,), (4,)])
     with pytest.raises(ValueError, match="plan: expected one dtype per bucket, bucket 0 has float32 and int8"):
         predict(trace, fabric(8), world_size=2, plan=[[0, 1]])
-    with pytest.raises(
-        ValueError, match="zero: expected one dtype, as ZeroRedundancyOptimizer does, got float32 and"
-    ):
+    with pytest.raises(ValueError, match="zero: expected one dtype, as ZeroRedundancyOptimizer does, got float32"):
         predict(trace, fabric(8), world_size=2, zero="buckets")
 
 
@@ -273,10 +264,7 @@ def test_fsdp_copies_parameters_before_forward_passes_and_gradients_twice_and_no
 @pytest.mark.parametrize(
     ("trace", "message"),
     [
-        (
-            decoder(sparse=True, shape=(1, 1)),
-            "grouping: expected no sparse gradients, .* got that of embedding.weight",
-        ),
+        (decoder(sparse=True), "grouping: expected no sparse gradients, .* got that of embedding.weight"),
         (decoder(names=("a.weight", "b.weight", "c.weight", "d.weight")), "grouping: expected names of parameters"),
         (
             decoder(names=("layers.0.a", "layers.0.b", "c", "d"), dtype="float64"),
