@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from simulator import Fabric
-from simulator.capacity.cost import Offer, Question, at_most, cheapest, fastest, front, offer_of, read_prices
+from simulator.capacity.cost import Offer, Price, Question, at_most, cheapest, fastest, front, offer_of, read_prices
 from simulator.capacity.judgement import verdict
 from simulator.capacity.plan import plan
 
@@ -106,7 +106,6 @@ def test_a_wrong_price_is_one_line_with_its_place(tmp_path, text, message):
 
 
 def test_hours_and_cost_follow_from_the_throughput(size):
-    from simulator.capacity.cost import Price
 
     price = Price(system="a", per_gpu_hour=2.0, currency="USD", source="a test", date="2026-01-01")
     offer = offer_of("a", size, Question(samples=7.2e12), price)

@@ -179,6 +179,8 @@ def test_a_comparison_reads_as_a_sentence():
     assert sentence.startswith("5.00 ms instead of 9.00 ms: 4.00 ms shorter, 0.555 times as long; the difference")
     assert parts == "exposed communication -4.00"
     assert repr(slow.compare(slow)).endswith("by part, ms: no difference")
+    late = predict(TRACE, FAST, world_size=2, stragglers=[Straggler(rank=1, factor=2)])
+    assert "backward" in repr(fast.compare(late))
 
 
 def test_parts_of_cycles_of_different_lengths_are_those_of_one_iteration():
@@ -186,11 +188,6 @@ def test_parts_of_cycles_of_different_lengths_are_those_of_one_iteration():
     single, cycle = (predict(trace, FAST, world_size=2, sync_every=k) for k in (1, 4))
     comparison = single.compare(cycle)
     assert abs(sum(comparison.parts_ns.values()) - comparison.difference_ns) <= len(cycle.breakdown)
-
-
-def test_a_straggler_is_named_in_a_comparison():
-    late = predict(TRACE, FAST, world_size=2, stragglers=[Straggler(rank=1, factor=2)])
-    assert "backward" in repr(predict(TRACE, FAST, world_size=2).compare(late))
 
 
 def test_a_prediction_names_messages_beyond_the_measured_ones_and_is_less_sure():

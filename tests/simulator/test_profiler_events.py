@@ -23,9 +23,7 @@ def test_a_file_without_what_the_gpu_ran_is_refused(tmp_path, damage):
         import_profile([write(document, tmp_path / "rank0.json")])
 
 
-EMPTY_STEP = (
-    '{"traceEvents": [{"ph": "X", "cat": "cpu_op", "name": "ProfilerStep#1", "ts": 1, "dur": 9}]}'
-)
+EMPTY_STEP = '{"traceEvents": [{"ph": "X", "cat": "cpu_op", "name": "ProfilerStep#1", "ts": 1, "dur": 9}]}'
 
 
 @pytest.mark.parametrize(
