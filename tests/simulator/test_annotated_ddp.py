@@ -510,9 +510,8 @@ def test_a_dropped_profile_is_answered_in_one_picture(opened, path, width):
         every = [predicted(trace, "rebuilt", plan, gbit_per_s, world_size, 1.0) for plan in plans]
         best = min(every, key=lambda one: one.iteration_ns)
         assert row[0] == f"{world_size} GPUs"
-        assert [float(one) for one in row[2:4]] == [
-            pytest.approx(ns / 1e6, abs=0.051) for ns in (best.iteration_ns, best.exposed_comm_ns)
-        ]
+        expected_ms = [best.iteration_ns / 1e6, best.exposed_comm_ns / 1e6]
+        assert list(map(float, row[2:4])) == pytest.approx(expected_ms, abs=0.051)
     link = dialog.get_by_role("link").nth(1)
     link.click()
     frames(page)
@@ -525,20 +524,12 @@ def test_a_dropped_profile_is_answered_in_one_picture(opened, path, width):
 def test_the_page_counts_memory_as_the_planner_does(functions, data, trace, device):
     """Whether training with AdamW fits, for traces with and without counted activations."""
     count, size = len(trace.keys), st.integers(0, 10**11)
-    held = StepMemory(
-        batch=8,
-        batch_bytes=data.draw(size),
-        kept_bytes=0,
-        peak_bytes=0,
-        peak_with_gradients_bytes=data.draw(size),
-        ready_bytes=(0,) * count,
-    )
+    zeros = {"kept_bytes": 0, "peak_bytes": 0, "ready_bytes": (0,) * count}
+    held = StepMemory(batch=8, batch_bytes=data.draw(size), peak_with_gradients_bytes=data.draw(size), **zeros)
     trace = with_workload(trace, device_name=device, memory=data.draw(st.sampled_from([None, held])))
     expected = memory_use(trace, Policy(), "adam")
-    shown = functions.evaluate(
-        "trace => window.functions.memoryUse(window.modelOf(trace), data.gpus.memory)",
-        json.loads(trace.model_dump_json()),
-    )
+    memory_of = "trace => window.functions.memoryUse(window.modelOf(trace), data.gpus.memory)"
+    shown = functions.evaluate(memory_of, json.loads(trace.model_dump_json()))
     assert shown["answer"] == expected.answer
     assert shown["band_bytes"] == list(expected.band_bytes)
     assert shown["capacity"] == expected.capacity_bytes

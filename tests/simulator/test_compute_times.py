@@ -73,20 +73,14 @@ def test_a_fitted_factor_has_the_spread_of_the_recording():
     """The logarithm of the computation's standard deviation, on each of two unlike ranks."""
     rng = np.random.default_rng(0)
     spreads = (0.05, 0.2)
-    ranks = [
-        [
-            iteration(ns // 2, (ns * 3 // 4,), ns, 0)
-            for ns in (1e6 * np.exp(rng.normal(0, s, 100))).astype(int).tolist()
-        ]
-        for s in spreads
-    ]
+    durations = [(1e6 * np.exp(rng.normal(0, s, 100))).astype(int).tolist() for s in spreads]
+    ranks = [[iteration(ns // 2, (ns * 3 // 4,), ns, 0) for ns in of_rank] for of_rank in durations]
     by_rank = recorded_times(trace_of(ranks, [4]))
     logs = np.log(drawn(IterationSampler(by_rank, 4, Variation(kind="fitted", iterations=2000))).compute_ns)
     recorded = [np.log(times.compute_ns).std() for times in by_rank]
     np.testing.assert_allclose(logs.std(axis=0), recorded * 2, rtol=0.07)
-    np.testing.assert_allclose(
-        np.median(logs, axis=0), [np.median(np.log(w.compute_ns)) for w in by_rank] * 2, atol=0.02
-    )
+    medians = [np.median(np.log(times.compute_ns)) for times in by_rank]
+    np.testing.assert_allclose(np.median(logs, axis=0), medians * 2, atol=0.02)
 
 
 @examples(20)
@@ -219,13 +213,7 @@ def test_iterations_of_a_cycle_vary_on_their_own():
     ranks = [[iteration(400, (900,), 1000, 0), iteration(800, (1800,), 2000, 0)]]
     trace = trace_of(ranks, [4])
     fabric = Fabric(all_reduce=(Timing(world_size=1, size_bytes=0, ns=0),))
-    spread = {
-        every: np.std(
-            predict(
-                trace, fabric, world_size=1, sync_every=every, variation=Variation(kind="resampled", iterations=4000)
-            ).samples_ns
-        )
-        for every in (1, 8)
-    }
+    resampled = {"world_size": 1, "variation": Variation(kind="resampled", iterations=4000)}
+    spread = {n: np.std(predict(trace, fabric, sync_every=n, **resampled).samples_ns) for n in (1, 8)}
     assert spread[1] == pytest.approx(500, rel=0.1)
     assert spread[8] == pytest.approx(500 / 8**0.5, rel=0.15)

@@ -31,12 +31,12 @@ def test_a_copy_does_not_keep_the_costs_of_what_it_was_copied_from():
 
 
 def test_what_is_saved_is_loaded(tmp_path):
-    fabric = Fabric.from_table([(2, 8, 5)], concurrency=2, source="here").model_copy(
-        update={"processor": Processor(pack=Linear(fixed_ns=1.5), slow_down=1.25)}
-    )
-    fabric.all_reduce_ns(8, 2)
-    fabric.save(tmp_path / "fabric.json")
-    assert Fabric.load(tmp_path / "fabric.json") == fabric
+    measured = Fabric.from_table([(2, 8, 5)], concurrency=2, source="here")
+    measured = measured.with_processor(pack=Linear(fixed_ns=1.5), slow_down=1.25)
+    assert measured.all_reduce_ns(8, 2) == 5, "a cached cost is no part of the file"
+    for fabric in (measured, Fabric.from_topology(LINKS.topology, library="gloo", algorithm="tree")):
+        fabric.save(tmp_path / "fabric.json")
+        assert Fabric.load(tmp_path / "fabric.json") == fabric
 
 
 @given(st.dictionaries(st.integers(2, 64), tables, min_size=1, max_size=4), st.integers(0, 10**9))
@@ -62,10 +62,8 @@ def test_a_merged_fabric_has_the_tables_of_all_the_only_links_and_the_rest_of_th
     )
     links = Fabric.from_alpha_beta(1, 1e9)
     merged = Fabric.merged(first.model_copy(update={"extrapolate": True}), second, links)
-    assert (merged.all_reduce, merged.broadcast) == (
-        first.all_reduce + second.all_reduce,
-        first.broadcast + second.broadcast,
-    )
+    assert merged.all_reduce == first.all_reduce + second.all_reduce
+    assert merged.broadcast == first.broadcast + second.broadcast
     assert (merged.processor, merged.sharing, merged.extrapolate) == (first.processor, first.sharing, True)
     assert (merged.topology, merged.algorithm) == (links.topology, "library")
     assert merged.source == "2 ranks; 4 ranks"
@@ -101,7 +99,7 @@ def test_concurrency_follows_the_library_unless_it_was_set_even_through_a_file(t
     fabric = Fabric.from_topology(LINKS.topology, library=library, concurrency=given)
     fabric.save(tmp_path / "fabric.json")
     for one in (fabric, Fabric.load(tmp_path / "fabric.json"), fabric.scaled(2)):
-        assert (one.topology, one.library, one.concurrency) == (LINKS.topology, library, expected(library))
+        assert one.concurrency == expected(library)
         assert one.model_copy(update={"library": changed}).concurrency == expected(changed)
 
 

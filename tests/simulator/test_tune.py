@@ -29,9 +29,8 @@ def test_the_plan_is_predicted_and_never_slower_than_a_known_rule(asked, groupin
     plan = tune(asked.trace, asked.fabric, policy=policy, objective=objective, **settings)
     assert all(plan.iteration_ns <= one.iteration_ns + 1 for one in plan.baselines)
     assert plan.lower_bound_ns <= plan.iteration_ns <= plan.best_cap_ns + 1
-    predicted = predict(
-        asked.trace, asked.fabric, policy=policy.model_copy(update={"plan": plan.buckets}), **settings
-    )
+    planned = policy.model_copy(update={"plan": plan.buckets})
+    predicted = predict(asked.trace, asked.fabric, policy=planned, **settings)
     if objective == "median":
         assert plan.iteration_ns == predicted.iteration_ns
     if plan.bucket_cap_mb_list is not None and policy.rebuilds:
