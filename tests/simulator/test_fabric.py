@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 
 from simulator import Fabric
 from simulator.fabric import CONCURRENCY, Linear, Processor, Sharing, Timing
+from simulator.workload.roofline import Device
 
 from ..strategies import tables
 
@@ -37,6 +38,25 @@ def test_what_is_saved_is_loaded(tmp_path):
     for fabric in (measured, Fabric.from_topology(LINKS.topology, library="gloo", algorithm="tree")):
         fabric.save(tmp_path / "fabric.json")
         assert Fabric.load(tmp_path / "fabric.json") == fabric
+
+
+@pytest.mark.parametrize(
+    ("read", "text", "message"),
+    [
+        (Fabric.load, "{", "invalid JSON"),
+        (Fabric.load, "{}", "all_reduce: expected measured times or a topology"),
+        (
+            Device.load,
+            '{"name": "d", "flops_per_s": -1, "bytes_per_s": 1}',
+            "flops_per_s: input should be greater than",
+        ),
+    ],
+)
+def test_a_broken_file_names_file_field_and_reason(tmp_path, read, text, message):
+    """Of links or of a data sheet; `test_readers` damages files of any kind."""
+    (tmp_path / "file.json").write_text(text)
+    with pytest.raises(ValueError, match=f"^{tmp_path}/file.json: .*{message}"):
+        read(tmp_path / "file.json")
 
 
 @given(st.dictionaries(st.integers(2, 64), tables, min_size=1, max_size=4), st.integers(0, 10**9))

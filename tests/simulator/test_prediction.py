@@ -87,6 +87,7 @@ def test_whole_numbers_of_numpy_are_whole_numbers(trace, world_size, kind):
         (lambda: Fabric.from_alpha_beta(1, float("nan")), r"bytes_per_s: input should be a finite number, got nan"),
         (lambda: Fabric.from_table([(2, 8, 5)]).all_reduce_ns(8, 4), "world_size: expected one of .2., .* got 4"),
         (lambda: FABRIC.all_reduce_ns(8, 0), "^world_size: expected at least 1, got 0$"),
+        (lambda: Fabric.from_alpha_beta(1, 0.0), r"bytes_per_s: input should be greater than or equal to 1, got 0"),
     ],
 )
 def test_what_is_described_wrongly_is_named_in_one_line(mistake, says):
