@@ -251,6 +251,12 @@ def test_logs_as_people_have_them_give_the_same_table(tmp_path, name, text):
     assert [(row.world_size, row.size_bytes, row.ns) for row in Fabric.load(tmp_path / name).all_reduce] == ROWS
 
 
+def test_lines_that_the_launcher_printed_twice_are_repeated_measurements(tmp_path):
+    for text in ("".join(2 * line for line in NCCL_LOG.splitlines(keepends=True)), NCCL_LOG + NCCL_LOG):
+        (tmp_path / "log").write_text(text)
+        assert Fabric.from_nccl_tests(tmp_path / "log").all_reduce_ns(8, 2) == 8650
+
+
 def test_other_collectives_of_a_log_are_named(tmp_path):
     (tmp_path / "log").write_text(EIGHT + OTHER)
     assert "without its rows of all_gather or alltoall" in Fabric.from_nccl_tests(tmp_path / "log").source
