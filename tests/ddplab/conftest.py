@@ -1,5 +1,6 @@
 """Fixtures for the tests of `ddplab`: files that commands read, benches, and ranks that do not hang for long."""
 
+import json
 from pathlib import Path
 
 import pytest
@@ -47,6 +48,29 @@ def logs(tmp_path) -> list[Path]:
     for path, ranks, us in zip(paths, (2, 4), (8.65, 9.65), strict=True):
         path.write_text(nccl_log(ranks, {8: us, 2**20: 99.25}))
     return paths
+
+
+@pytest.fixture
+def printed(here):
+    """Runs the command, which must succeed, and returns what it printed."""
+
+    def run(*words: object) -> str:
+        done = here(*words)
+        assert done.returncode == 0, done.stderr
+        return done.stdout
+
+    return run
+
+
+@pytest.fixture
+def answered(printed, tmp_path):
+    """Runs the command as `printed` does; returns what it printed and its JSON document."""
+
+    def run(*words: object) -> tuple[str, dict]:
+        shown = printed(*words, "--json", tmp_path / "answer.json")
+        return shown, json.loads((tmp_path / "answer.json").read_text())
+
+    return run
 
 
 @pytest.fixture

@@ -13,6 +13,7 @@ from .conformance_bench import OURS, TORCHS, faulty, outcomes
 
 LADDER = "docs.ladder:Buffered"
 LOCAL = "gradients that nothing waits for"
+FUNCTIONS = ["bucket caps", "accumulation", "random programs"]
 
 
 @pytest.mark.skipif(has_version_of_table(), reason="the README's command checks the pinned torch")
@@ -35,13 +36,6 @@ def test_a_simple_class_passes_and_what_it_lacks_is_no_failure(bench_of):
     lacking = {one.check for one in found.values() if one.outcome == "not supported"}
     assert "comm hooks" in lacking
     assert "accumulation" not in lacking
-
-
-@pytest.mark.parametrize("name", [faulty("get_ddp_bucketed"), faulty("make_ddp")])
-def test_functions_that_wrap_a_module_pass_as_classes_do(bench_of, name):
-    found = outcomes(bench_of(name), ["bucket caps", "accumulation", "random programs"])
-    assert {one.check: one.message for one in found.values() if one.outcome == "failed"} == {}
-    assert [one.check for one in found.values() if one.outcome == "not supported"] == ["accumulation"]
 
 
 @pytest.mark.parametrize(
@@ -95,13 +89,15 @@ def test_a_faulty_class_fails_where_its_fault_is(bench_of, name, check, says):
 @pytest.mark.parametrize(
     ("name", "checks", "lacking"),
     [
+        (faulty("get_ddp_bucketed"), FUNCTIONS, {"accumulation"}),
+        (faulty("make_ddp"), FUNCTIONS, {"accumulation"}),
         (faulty("ScattersAndGathers"), ["any timing", "overlap"], set()),
         (faulty("ReducesAndBroadcasts"), ["any timing", "overlap"], set()),
         (faulty("SendsAround"), ["any timing", "overlap"], {"overlap"}),
         ("reference.minimal:FlatDataParallel", ["a backward pass that raises"], set()),
     ],
 )
-def test_an_unusual_class_does_not_fail(bench_of, name, checks, lacking):
+def test_an_unusual_class_or_a_function_that_wraps_a_module_does_not_fail(bench_of, name, checks, lacking):
     found = outcomes(bench_of(name), checks)
     assert {one.check: one.message for one in found.values() if one.outcome == "failed"} == {}
     assert {one.check for one in found.values() if one.outcome == "not supported"} == lacking

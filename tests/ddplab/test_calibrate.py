@@ -17,9 +17,6 @@ from simulator.fabric.processor_costs import HookCost
 TINY = "tests.models_for_cli:tiny"
 
 
-# Real calibrations
-
-
 @pytest.fixture(scope="module")
 def calibrated(two_ranks: RankPool) -> tuple[Fabric, list[str]]:
     """A calibration with hooks, one of them asked for twice, and the words of its progress."""

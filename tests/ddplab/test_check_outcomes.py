@@ -22,9 +22,6 @@ def test_after_two_checks_in_which_ranks_hang_all_others_are_left_out():
     assert why_left_out("random programs", [wrong] * 5) == ""
 
 
-# Outcomes
-
-
 @pytest.mark.parametrize(
     ("outcome", "expected", "problem"),
     [

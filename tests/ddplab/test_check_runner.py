@@ -17,8 +17,6 @@ from reference.errors import RankError
 from ..faulty_reducers import wrong_on_rank_0
 from .conformance_bench import NAIVE, faulty, outcomes
 
-# First cause first
-
 
 def test_where_ranks_do_not_match_only_checks_run_that_can_still_say_something(bench_of):
     checks = ["any timing", "one weight", "bucket caps", "real models", "random programs"]
@@ -57,9 +55,6 @@ def test_the_stack_of_a_hang_has_the_frames_of_the_class_and_not_those_of_the_ki
         assert calls[:4] == ["wait", "wait", "launch", "gradient_ready"]
         assert "faulty_reducers.py" in stack.splitlines()[2]
         assert not any(path in stack for path in bench_module.KIT)
-
-
-# Failures are recognised by class
 
 
 def end_rank_0(rank: int, _world_size: int, _subject: Subject) -> str:

@@ -15,8 +15,6 @@ from ddplab.calibration.collective_times import AllReduceQueue
 
 from ..explore import examples
 
-# Queues of all-reduces
-
 
 def run_queue(_rank, _world_size, sizes):
     """How long messages of ones took, and what became of each."""
@@ -56,9 +54,6 @@ def failing_queue(_rank, _world_size):
 
 def test_waiting_for_a_queue_raises_the_error_of_its_all_reduce(two_ranks):
     assert two_ranks.run(failing_queue) == ["connection closed by peer"] * 2
-
-
-# Broadcasts
 
 
 def broadcasts_in_ticks(rank: int, world_size: int) -> dict:

@@ -15,9 +15,6 @@ from simulator.schedule.comm_hook_messages import HALVES, HOOKS, named_hook
 TINY = "tests.models_for_cli:tiny"
 
 
-# A hook's own work
-
-
 @given(st.integers(1, 4), st.lists(st.integers(0, 1000), min_size=10, max_size=10))
 def test_a_hooks_parts_and_its_collectives_make_up_its_time(count, gaps):
     moments = list(accumulate(gaps))[: 2 * count + 2]

@@ -16,9 +16,6 @@ from reference.trace import Trace
 from .command_process import ddplab
 
 ROOT = Path(__file__).parents[2]
-TINY = "tests.models_for_cli:tiny"
-
-
 SIGNALS = [signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT]
 
 

@@ -14,12 +14,11 @@ def test_its_trace_is_the_one_of_the_figures():
     assert recorded.workload.parameters == figures.workload.parameters
 
 
-def test_in_virtual_time_reducer_and_prediction_agree_to_the_nanosecond(here, tmp_path):
-    done = here("demo", "--out", tmp_path)
-    assert done.returncode == 0, done.stderr
+def test_in_virtual_time_reducer_and_prediction_agree_to_the_nanosecond(printed, tmp_path):
+    shown = printed("demo", "--out", tmp_path)
     rows = json.loads((tmp_path / "demo.json").read_text())["rows"]
     assert [row["predicted_ns"] - row["reducer_ns"] for row in rows] == [0] * len(demo.POLICIES)
-    assert "largest difference between the reducer and the prediction: 0 ns" in done.stdout
+    assert "largest difference between the reducer and the prediction: 0 ns" in shown
     assert all(set(row["baselines_ns"]) == set(BASELINES) for row in rows)
     assert len({row["reducer_ns"] for row in rows}) > 3
     assert (tmp_path / "perfetto.json").exists()

@@ -1,6 +1,5 @@
 """Emulation: in virtual time real reducers take as long as `predict` says, to the nanosecond."""
 
-import json
 import warnings
 from dataclasses import replace
 
@@ -13,25 +12,25 @@ import simulator
 from ddplab.emulation.emulate import emulate
 from reference.data_parallel import DistributedDataParallel
 from reference.errors import RankError
-from reference.trace import Buffer
+from reference.trace import Buffer, Iteration
 from simulator import predict
 from simulator.fabric import Linear
 
 from ..explore import examples
+from ..simulator.changed_traces import as_floats, with_iterations, with_workload
 from ..strategies import Asked, emulations, iteration, module_emulations, rate_fabrics, torch_emulations, trace_of
 from .small_trace import FABRIC, small_trace
 
 pytestmark = pytest.mark.usefixtures("soon")
 
 
-def test_emulate_prints_no_difference_for_torchs_class_and_writes_json(here, topology, tmp_path):
+def test_emulate_prints_no_difference_for_torchs_class_and_writes_json(printed, answered, topology, tmp_path):
     """With the usual caps, of which the last one is infinite."""
-    trace, out = tmp_path / "small.json.gz", tmp_path / "emulated.json"
-    here("synthesize", "--model", "small-tensors", "--out", trace)
-    done = here("emulate", trace, "--fabric", topology, "--class", "torch", "--json", out, "--set", "iterations=9")
-    assert done.returncode == 0, done.stderr
-    assert "largest difference between emulated and predicted median iterations: 0 ns" in done.stdout
-    rows = json.loads(out.read_text())["rows"]
+    trace = tmp_path / "small.json.gz"
+    printed("synthesize", "--model", "small-tensors", "--out", trace)
+    shown, document = answered("emulate", trace, "--fabric", topology, "--class", "torch", "--set", "iterations=9")
+    assert "largest difference between emulated and predicted median iterations: 0 ns" in shown
+    rows = document["rows"]
     assert [row["cap_mb"] for row in rows] == [0.5, 1.0, 5.0, "default", None]
     assert all(row["emulated_ns"] == row["predicted_ns"] for row in rows)
 
@@ -67,8 +66,7 @@ def test_our_reducer_takes_the_predicted_time(asked):
 @pytest.mark.parametrize("sync_every", [1, 2])
 def test_buffers_are_copied_out_before_the_first_forward_pass_of_a_cycle(sync_every):
     buffers = tuple(Buffer(name=f"buffer{size}", dtype="float32", size_bytes=size) for size in (4, 8))
-    trace = small_trace()
-    trace = trace.model_copy(update={"workload": trace.workload.model_copy(update={"buffers": buffers})})
+    trace = with_workload(small_trace(), buffers=buffers)
     fabric = FABRIC.with_processor(copy_out=Linear(fixed_ns=100, ns_per_byte=1))
     settings = {"world_size": 2, "sync_every": sync_every, "gradient_as_bucket_view": True}
     real, predicted = (
@@ -91,7 +89,7 @@ def test_torchs_reducer_takes_the_predicted_time(asked):
 def test_torchs_sharded_optimizer_broadcasts_as_predicted_under_both_classes(asked, fabrics, zero, world_size):
     policy = asked.policy.model_copy(update={"zero": zero})
     update = {"stragglers": (), "inputs": None, "world_size": world_size, "policy": policy}
-    asked = replace(asked, **update, trace=_with_optimizer(asked.trace))
+    asked = replace(asked, **update, trace=with_iterations(asked.trace, _with_optimizer))
     for reducer in ("ddplab", "torch"):
         fabric = fabrics[0] if reducer == "ddplab" else fabrics[0].with_processor(launch_ns=0, pack=Linear())
         asked = replace(asked, fabric=fabric)
@@ -101,20 +99,9 @@ def test_torchs_sharded_optimizer_broadcasts_as_predicted_under_both_classes(ask
         assert [one.size_bytes for one in sent] == [one.size_bytes for one in expected]
 
 
-def _with_optimizer(trace):
-    """The trace with all after the backward pass as optimiser."""
-    ranks = tuple(
-        rank.model_copy(
-            update={
-                "iterations": tuple(
-                    one.model_copy(update={"optimizer_start_ns": one.backward_end_ns, "optimizer_end_ns": one.end_ns})
-                    for one in rank.iterations
-                )
-            }
-        )
-        for rank in trace.ranks
-    )
-    return trace.model_copy(update={"ranks": ranks})
+def _with_optimizer(one: Iteration) -> Iteration:
+    """The iteration with all after the backward pass as optimiser."""
+    return one.model_copy(update={"optimizer_start_ns": one.backward_end_ns, "optimizer_end_ns": one.end_ns})
 
 
 def test_a_reducer_that_behaves_differently_takes_another_time():
@@ -143,12 +130,7 @@ def test_replicate_built_on_fsdp_takes_the_predicted_time(asked):
 
 def test_a_module_whose_gradients_become_ready_between_others_is_named():
     trace = trace_of([[iteration(500, (3000, 1000, 2000), 3500, 700)]], [4, 4, 4])
-    names = ("layers.0.a", "layers.0.b", "layers.1.a")
-    parameters = tuple(
-        one.model_copy(update={"name": name, "dtype": "float32", "shape": (1,)})
-        for one, name in zip(trace.workload.parameters, names, strict=True)
-    )
-    trace = trace.model_copy(update={"workload": trace.workload.model_copy(update={"parameters": parameters})})
+    trace = as_floats(trace, name=["layers.0.a", "layers.0.b", "layers.1.a"])
     with pytest.raises(RankError, match=r"expected no other gradient between those of layers\.0"):
         emulate(trace, FABRIC, world_size=2, reducer="replicate", grouping="module")
 

@@ -44,12 +44,11 @@ IMPOSSIBLE = [
     (("predict", "{trace}", "--fabric", "{log}", "--fabric", "{log2}", "--world-size", 8), "8"),
     (("predict", "{trace}", "--fabric", "{log}", "--world-size", 16), "expected one of [8]"),
     (("predict", "{trace}", "--fabric", "{pod}", "--world-size", 12), "expected a multiple of 8 above 8 ranks"),
-    ((*PREDICT, "--straggler", "8:1.5"), "rank"),
     ((*VIT, "--deadline", "3d"), "samples"),
     # values outside their range
     ((*PREDICT, "--straggler", "1:0"), "factor"),
     ((*PREDICT, "--straggler", "1:nan"), "factor"),
-    *(((*VIT, "--efficiency", word), "--efficiency: expected a part") for word in ("0", "150%", "-5", "none")),
+    *(((*VIT, "--efficiency", word), "--efficiency: expected a part") for word in ("0", "150%", "-5", "two")),
     *(((*VIT, "--step-ms", word), "--step-ms: expected milliseconds") for word in ("0", "-5", "nan", "1e400")),
     *(((*VIT, "--network", word), "--network") for word in ("0gbit", "-4gbit", "0x100gbit", "fast")),
     *(((*VIT, "--samples", 1e9, "--deadline", word), "deadline") for word in ("0h", "-3d", "tomorrow")),

@@ -166,9 +166,7 @@ def test_ranks_that_stay_alive_run_the_newest_source(judging):
 
 @pytest.mark.parametrize("name", ["my-ddp.py", "my_ddp.txt"])
 def test_a_name_that_is_no_module_is_refused(name):
-    with pytest.raises(
-        ValueError, match=r"expected a Python file whose name is a name in Python, such as my_ddp\.py"
-    ):
+    with pytest.raises(ValueError, match=r"expected a Python file whose name is a name in Python"):
         learner_class(Path(name))
 
 
@@ -339,7 +337,6 @@ def test_our_solutions_pass_in_the_cells_of_tutorial_2_each_going_on_from_the_on
         text = inspect.getsource(bases.get(number) or ladder.SOLUTIONS[number - 1])
         base = "nn.Module" if number == 1 else "MyDDP"
         needs = "from docs.ladder import *\nfrom reference.minimal import *\n" * (number == 1)
-        magics["rung"](
-            str(number), needs + re.sub(r"class \w+\(\w+(\.\w+)?\)", f"class MyDDP({base})", text, count=1)
-        )
+        own = re.sub(r"class \w+\(\w+(\.\w+)?\)", f"class MyDDP({base})", text, count=1)
+        magics["rung"](str(number), needs + own)
         assert f"{number} of 17 rungs" in (told := capsys.readouterr().out), told

@@ -6,21 +6,17 @@ import torch
 from hypothesis import given
 
 from ddplab.conformance.all_checks import PLAIN, program_of
-from ddplab.conformance.local_training import compare, describe_difference, run_locally, same
+from ddplab.conformance.local_training import WeakProgramError, compare, describe_difference, run_locally, same
 from ddplab.conformance.random_programs import programs
+from ddplab.conformance.training_programs import Net, loss_of, optimizer_of
 
 from ..explore import examples
-
-# Local training
 
 
 @examples(15)
 @given(programs(3))
 def test_local_training_of_a_program_is_what_one_process_computes(program):
     """Without `no_sync` and with cleared gradients, the average is the gradient of the ranks' mean loss."""
-    from ddplab.conformance.local_training import WeakProgramError
-    from ddplab.conformance.training_programs import Net, loss_of, optimizer_of
-
     steps = tuple(replace(step, zero="none") for step in program.steps)
     program = replace(program, steps=steps)
     try:

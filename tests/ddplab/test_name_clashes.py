@@ -43,13 +43,7 @@ def test_other_folders_and_copies_of_ours_hide_nothing(tmp_path, monkeypatch):
     check_own_packages()
 
 
-@pytest.mark.parametrize(
-    "arguments",
-    [
-        ("-m", "ddplab", "show", "settings"),
-        ("-c", "import ddplab; ddplab.predict"),
-    ],
-)
+@pytest.mark.parametrize("arguments", [("-m", "ddplab", "show", "settings"), ("-c", "import ddplab; ddplab.predict")])
 def test_a_package_that_hides_ours_ends_command_and_tests_with_one_line(tmp_path, arguments):
     """`python -m` and `python -c` put the working directory first."""
     (tmp_path / "reference.py").write_text("")

@@ -8,30 +8,27 @@ from ddplab.conformance.class_under_test import Subject
 from .conformance_bench import OURS, TORCHS
 
 
+def schedule_of(name: str, model: int = 0) -> overlap.EmulatedSchedule:
+    return overlap.schedule_of(Subject(name), overlap.MODELS[model], overlap.NETWORKS[1])
+
+
 @pytest.mark.parametrize("name", ["Naive", "Bucketed", "Flat"])
 def test_a_class_that_launches_nothing_before_backward_ends_does_not_overlap(name):
-    schedule = overlap.schedule_of(
-        Subject(f"reference.minimal:{name}DataParallel"), overlap.MODELS[0], overlap.NETWORKS[1]
-    )
-    assert "after the last gradient was ready" in overlap.late_launches(schedule)
+    late = overlap.late_launches(schedule_of(f"reference.minimal:{name}DataParallel"))
+    assert "after the last gradient was ready" in late
 
 
 def test_a_class_that_overlaps_does(tmp_path):
-    schedules = [
-        overlap.schedule_of(Subject(name), overlap.MODELS[0], overlap.NETWORKS[1]) for name in (OURS, TORCHS)
-    ]
+    schedules = [schedule_of(name) for name in (OURS, TORCHS)]
     assert list(map(overlap.late_launches, schedules)) == ["", ""]
     assert schedules[0] == schedules[1]  # copies and launches cost nothing here
     overlap.save(tmp_path / "s.json", OURS, schedules)
     assert overlap.load(tmp_path / "s.json") == tuple(schedules)
 
 
-# Schedules
-
-
 @pytest.fixture(scope="module")
 def schedule() -> overlap.EmulatedSchedule:
-    return overlap.schedule_of(Subject(OURS), overlap.MODELS[2], overlap.NETWORKS[1])
+    return schedule_of(OURS, model=2)
 
 
 def test_a_slower_schedule_is_named_by_its_first_late_bucket(schedule):

@@ -88,7 +88,7 @@ COMMANDS = (
 
 
 @pytest.mark.parametrize("words", COMMANDS, ids=lambda words: " ".join(str(word) for word in words if word != TRACE))
-def test_a_picture_of_a_command_can_be_read(here, tmp_path, monkeypatch, words):
+def test_a_picture_of_a_command_can_be_read(printed, tmp_path, monkeypatch, words):
     monkeypatch.chdir(tmp_path)
     Path("pod.yaml").write_text("levels:\n  network: {latency_us: 5, gb_per_s: 12}\n")
     drawn = []
@@ -96,7 +96,6 @@ def test_a_picture_of_a_command_can_be_read(here, tmp_path, monkeypatch, words):
     monkeypatch.setattr(
         Figure, "savefig", lambda figure, *args, **named: drawn.append(figure) or savefig(figure, *args, **named)
     )
-    done = here(*map(str, words))
-    assert done.returncode == 0, done.stderr
+    printed(*words)
     assert [fault for figure in drawn for fault in faults(figure)] == []
     assert len(drawn) == 1

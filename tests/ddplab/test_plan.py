@@ -1,7 +1,5 @@
 """The command `plan`: names, files and questions; the first line is the verdict, and wrong input is one line."""
 
-import json
-
 import pytest
 
 from ddplab.cli.plan import _read_efficiency, _read_hours, _read_steps
@@ -10,17 +8,14 @@ from simulator.capacity.report import report_page
 FAST = ("--world-size", "8,16")
 
 
-def test_two_names_are_enough(here, tmp_path):
-    path, report = tmp_path / "plan.json", tmp_path / "plan.html"
-    done = here("plan", "resnet50", "aws-p4d", *FAST, "--json", path, "--report", report)
-    assert done.returncode == 0, done.stderr
-    document = json.loads(path.read_text())
-    assert report.read_text() == report_page(document)
-    assert done.stdout.splitlines()[0].startswith("16 GPUs of aws-p4d process")
+def test_two_names_are_enough(answered, tmp_path):
+    shown, document = answered("plan", "resnet50", "aws-p4d", *FAST, "--report", tmp_path / "plan.html")
+    assert (tmp_path / "plan.html").read_text() == report_page(document)
+    assert shown.startswith("16 GPUs of aws-p4d process")
     assert document["systems"][0]["model"] == "resnet50-224"
     assert [row["world_size"] for row in document["sizes"]] == [8, 16]
-    assert max(map(len, done.stdout.splitlines())) <= 80
-    assert len(done.stdout.splitlines()) <= 40
+    assert max(map(len, shown.splitlines())) <= 80
+    assert len(shown.splitlines()) <= 40
 
 
 def test_a_stranger_gets_an_answer_or_hears_what_to_measure(here, tmp_path):
@@ -35,27 +30,22 @@ def test_a_stranger_gets_an_answer_or_hears_what_to_measure(here, tmp_path):
     assert "to narrow it, measure" in line
 
 
-def test_systems_are_compared_by_price(here, tmp_path):
+def test_systems_are_compared_by_price(printed, tmp_path):
     prices = tmp_path / "prices.csv"
     prices.write_text(
         "system,per_gpu_hour,currency,source,date\n"
         "aws-p4d,1,USD,a test,2026-01-01\ndgx-h100,9,USD,a test,2026-01-01\n"
     )
     steps = ("--step-ms", "aws-p4d:200", "--step-ms", "dgx-h100:100")
-    done = here(
-        *("plan", "resnet50", "aws-p4d", "dgx-h100", *FAST, *steps, "--samples", 1e8, "--deadline", "1d"),
-        *("--prices", prices),
-    )
-    assert done.returncode == 0, done.stderr
-    assert done.stdout.startswith("yes: 8 GPUs of aws-p4d, the cheapest of 4 choices that surely suffice:")
-    assert "fastest and cheapest, from fast to cheap: 16 of dgx-h100" in done.stdout
+    asked = (*FAST, *steps, "--samples", 1e8, "--deadline", "1d", "--prices", prices)
+    shown = printed("plan", "resnet50", "aws-p4d", "dgx-h100", *asked)
+    assert shown.startswith("yes: 8 GPUs of aws-p4d, the cheapest of 4 choices that surely suffice:")
+    assert "fastest and cheapest, from fast to cheap: 16 of dgx-h100" in shown
 
 
-def test_a_trace_and_a_file_of_links_are_systems_too(here, trace, topology):
-    done = here("plan", trace, topology, "--world-size", "2,4", "--measured", "2:20ms")
-    assert done.returncode == 0, done.stderr
-    done = here("plan", "tests.models_for_cli:tiny", topology, "--device", "h100", "--world-size", "2,4")
-    assert done.returncode == 0, done.stderr
+def test_a_trace_and_a_file_of_links_are_systems_too(printed, trace, topology):
+    printed("plan", trace, topology, "--world-size", "2,4", "--measured", "2:20ms")
+    printed("plan", "tests.models_for_cli:tiny", topology, "--device", "h100", "--world-size", "2,4")
 
 
 def test_values_with_units():

@@ -14,23 +14,21 @@ from simulator.sweep import AXES
 from ..strategies import iteration, trace_of
 
 
-def test_predict_prints_a_table_and_writes_json_and_timeline(here, trace, fabric, tmp_path):
-    done = here(
-        "predict", trace, "--fabric", fabric, "--world-size", 8, "--caps", "0.01,single",
-        "--orders", "ready,forward", "--json", tmp_path / "p.json", "--timeline", tmp_path / "t.json",
-    )  # fmt: skip
-    assert done.returncode == 0, done.stderr
-    assert "single" in done.stdout
-    assert "iteration ms" in done.stdout
-    *_, fastest, limit, verdict = done.stdout.splitlines()
+def test_predict_prints_a_table_and_writes_json_and_timeline(answered, trace, fabric, tmp_path):
+    shown, document = answered(
+        *("predict", trace, "--fabric", fabric, "--world-size", 8, "--caps", "0.01,single"),
+        *("--orders", "ready,forward", "--timeline", tmp_path / "t.json"),
+    )
+    assert "single" in shown
+    assert "iteration ms" in shown
+    *_, fastest, limit, verdict = shown.splitlines()
     assert re.fullmatch(
         r"fastest: cap .*, order .*, hook none, .* ms; (.*its lead over .* ms|.*a tie .* with) .*", fastest
     )
-    assert limit.startswith(f"limit on 8 GPUs: {json.loads((tmp_path / 'p.json').read_text())['verdict']['limit']}")
+    assert limit.startswith(f"limit on 8 GPUs: {document['verdict']['limit']}")
     assert re.fullmatch(r"verdict: 8 GPUs do the work of .* that train alone \(.*%\); .*90%.*", verdict)
-    written = json.loads((tmp_path / "p.json").read_text())
-    assert 0 < written["verdict"]["efficiency"] <= 1
-    rows = written["rows"]
+    assert 0 < document["verdict"]["efficiency"] <= 1
+    rows = document["rows"]
     assert [(row["cap_mb"], row["order"]) for row in rows] == [
         (0.01, "ready"), (0.01, "forward"), (None, "ready"), (None, "forward"),
     ]  # fmt: skip
@@ -43,21 +41,18 @@ def trace_of_two_gradients() -> Trace:
     return trace_of([[iteration(2 * ms, (6 * ms, 4 * ms), 8 * ms, ms)]], [4 * ms, 4 * ms])
 
 
-def test_predict_explains_its_terms_and_leaves_them_out(here, tmp_path):
+def test_predict_explains_its_terms_and_leaves_them_out(answered, tmp_path):
     trace = trace_of_two_gradients()
     on_gpu = trace.workload.model_copy(update={"device_name": "NVIDIA A100-SXM4-80GB"})
     trace.model_copy(update={"workload": on_gpu}).save(tmp_path / "gpu.json.gz")
     Fabric.from_alpha_beta(alpha_ns=10_000, bytes_per_s=1e10).save(tmp_path / "links.json")
     asked = "predict", tmp_path / "gpu.json.gz", "--fabric", tmp_path / "links.json", "--world-size", 8, "--caps", 25
-    done = here(*asked, "--explain", "--json", tmp_path / "whole.json")
-    assert done.returncode == 0, done.stderr
+    shown, whole = answered(*asked, "--explain")
     line = "computation measured; collectives described; copies, launches, .* assumed"
-    assert re.search(f"origin of the costs: {line}", done.stdout)
-    (adds_ms,) = re.findall(r"stalls +(\S+) +assumed", done.stdout)
-    left = here(*asked, "--without", "stalls,copies", "--explain", "--json", tmp_path / "less.json")
-    assert left.returncode == 0, left.stderr
-    assert not re.search(r"stalls +\S+ +assumed", left.stdout)
-    whole, less = (json.loads((tmp_path / name).read_text()) for name in ("whole.json", "less.json"))
+    assert re.search(f"origin of the costs: {line}", shown)
+    (adds_ms,) = re.findall(r"stalls +(\S+) +assumed", shown)
+    shown, less = answered(*asked, "--without", "stalls,copies", "--explain")
+    assert not re.search(r"stalls +\S+ +assumed", shown)
     assert (whole["origins"]["stalls"], less["origins"]["stalls"]) == ("assumed", "none")
     assert float(adds_ms) > 0
     assert less["rows"][0]["iteration_ns"] < whole["rows"][0]["iteration_ns"]
@@ -85,69 +80,48 @@ def test_configurations_with_equal_buckets_are_no_tie():
     assert conclusion(policies, predictions).endswith("; 1 others have the same buckets")
 
 
-def test_measured_times_are_shown_with_what_each_has_changed(here, trace, fabric, tmp_path):
-    out = tmp_path / "j"
-    asked = ("predict", trace, "--fabric", fabric, "--world-size", 8, "--caps", "0.01,single", "--json", out)
-    plain = here(*asked)
-    assert plain.returncode == 0, plain.stderr
-    predicted = json.loads(out.read_text())["rows"][0]["iteration_ns"]
-    done = here(*asked, "--measured", f"2:{predicted}ns,4:{predicted / 1e6:.3f}ms")
-    assert done.returncode == 0, done.stderr
-    assert done.stdout.count("changes the prediction by") + done.stdout.count("it contradicts the model") >= 2
-    anchors = json.loads(out.read_text())["rows"][0]["anchors"]
-    assert [anchor["world_size"] for anchor in anchors] == [2, 4]
+def test_measured_times_are_shown_with_what_each_has_changed(answered, trace, fabric):
+    asked = ("predict", trace, "--fabric", fabric, "--world-size", 8, "--caps", "0.01,single")
+    predicted = answered(*asked)[1]["rows"][0]["iteration_ns"]
+    shown, document = answered(*asked, "--measured", f"2:{predicted}ns,4:{predicted / 1e6:.3f}ms")
+    assert shown.count("changes the prediction by") + shown.count("it contradicts the model") >= 2
+    assert [anchor["world_size"] for anchor in document["rows"][0]["anchors"]] == [2, 4]
 
 
-def test_predict_takes_every_setting_and_draws_the_timeline(here, trace, topology, tmp_path):
+def test_predict_takes_every_setting_and_draws_the_timeline(printed, trace, topology, tmp_path):
     settings = ("find_unused_parameters=true", "slow_link=2", "kind=resampled", "iterations=9")
-    done = here(
+    shown = printed(
         *("predict", trace, "--fabric", topology, "--world-size", 4, "--caps", 0.01, "--straggler", "random:2"),
         *(word for one in settings for word in ("--set", one)),
         *("--timeline", tmp_path / "t.svg"),
     )
-    assert done.returncode == 0, done.stderr
-    assert "fastest configuration: parts of the median iteration" in done.stdout
-    assert "no processor costs, so copies, launches and slow-downs count as free" in done.stdout
+    assert "fastest configuration: parts of the median iteration" in shown
+    assert "no processor costs, so copies, launches and slow-downs count as free" in shown
     assert "rank 3 computes" in (tmp_path / "t.svg").read_text()
 
 
-def test_logs_of_nccl_tests_are_merged_into_one_fabric_and_with_each_of_several_links(
-    here, trace, logs, topology, tmp_path
-):
+def test_logs_are_merged_into_one_fabric_and_with_each_of_several_links(answered, trace, logs, topology, tmp_path):
     fabrics = [word for path in logs for word in ("--fabric", path)]
+    merged, one_bucket = Fabric.merged(*map(Fabric.load, logs)), float("inf")
     for world_size in (2, 4):
-        asked = ("predict", trace, "--world-size", world_size, "--caps", "single", "--json", tmp_path / "j")
-        done = here(*asked, *fabrics)
-        assert done.returncode == 0, done.stderr
-        (row,) = json.loads((tmp_path / "j").read_text())["rows"]
-        merged = predict(
-            Trace.load(trace),
-            Fabric.merged(*map(Fabric.load, logs)),
-            world_size=world_size,
-            bucket_cap_mb=float("inf"),
-        )
-        assert row["iteration_ns"] == merged.iteration_ns
+        asked = ("predict", trace, "--world-size", world_size, "--caps", "single")
+        (row,) = answered(*asked, *fabrics)[1]["rows"]
+        expected = predict(Trace.load(trace), merged, world_size=world_size, bucket_cap_mb=one_bucket)
+        assert row["iteration_ns"] == expected.iteration_ns
     (tmp_path / "other.yaml").write_text(topology.read_text())
-    done = here(*asked, "--fabric", logs[0], "--fabric", f"{topology},{tmp_path / 'other.yaml'}")
-    assert done.returncode == 0, done.stderr
-    rows = json.loads((tmp_path / "j").read_text())["rows"]
+    rows = answered(*asked, "--fabric", logs[0], "--fabric", f"{topology},{tmp_path / 'other.yaml'}")[1]["rows"]
     assert len({row["fabric"] for row in rows}) == 2
     assert len({row["iteration_ns"] for row in rows}) == 1
 
 
-# Several traces, fabrics and world sizes
-
-
-def test_several_fabrics_and_world_sizes_are_a_table_and_a_heat_map(here, trace, fabric, topology, tmp_path):
-    done = here(
+def test_several_fabrics_and_world_sizes_are_a_table_and_a_heat_map(answered, trace, fabric, topology, tmp_path):
+    shown, document = answered(
         *("predict", trace, "--fabric", f"{fabric},{topology}", "--world-size", "2,4", "--caps", "0.01,single"),
         *("--hooks", "none,power_sgd:2", "--set", "sync_every=2", "--straggler", "1:1.5"),
         *("--set", "kind=fitted", "--set", "iterations=5", "--heat-map", tmp_path / "h.svg"),
-        *("--json", tmp_path / "j"),
     )
-    assert done.returncode == 0, done.stderr
-    assert "the fastest configuration at each world size" in done.stdout
-    rows = json.loads((tmp_path / "j").read_text())["rows"]
+    assert "the fastest configuration at each world size" in shown
+    rows = document["rows"]
     assert len(rows) == 16
     assert [row["bucket_cap_mb"] for row in rows[:3]] == [0.01, 0.01, None]
     assert {row["fabric"] for row in rows} == {str(fabric), str(topology)}
@@ -180,17 +154,16 @@ def test_a_verdict_names_the_fabrics_that_suffice():
     ]
 
 
-def test_the_output_says_what_counts_as_free_what_ties_and_what_it_leaves_out(here, trace, topology, tmp_path):
+def test_the_output_says_what_counts_as_free_what_ties_and_what_it_leaves_out(answered, trace, topology):
     sizes = ",".join(map(str, range(2, 86, 2)))
     asked = ("--caps", "0.01,single", "--hooks", "none,fp16", "--world-size", sizes)
-    done = here("predict", trace, "--fabric", topology, *asked, "--json", tmp_path / "j")
-    assert done.returncode == 0, done.stderr
-    lines = done.stdout.splitlines()
+    shown, document = answered("predict", trace, "--fabric", topology, *asked)
+    lines = shown.splitlines()
     assert "the fabric has no processor costs, so copies, launches and slow-downs count as free" in lines
     assert [line for line in lines if line.startswith("the hook fp16 was not measured")]
     assert "2 more rows of the table not shown; at most 40 are printed" in lines
     assert "2 more verdicts not shown; at most 40 are printed" in lines
-    assert "a tie with" in done.stdout
-    rows = json.loads((tmp_path / "j").read_text())["rows"]
+    assert "a tie with" in shown
+    rows = document["rows"]
     assert {row["p99_ns"] for row in rows} == {None}
     assert {type(row["is_tie"]) for row in rows} == {bool}

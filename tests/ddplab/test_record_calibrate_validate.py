@@ -1,6 +1,6 @@
 """The commands that train on real ranks: `record`, `calibrate` and `validate`."""
 
-import json
+import hashlib
 
 import pytest
 
@@ -18,31 +18,11 @@ def test_record_writes_a_trace_of_all_ranks(trace):
     assert [len(rank.iterations) for rank in recorded.ranks] == [4, 4]
 
 
-def test_calibrate_and_validate_on_real_ranks(here, tmp_path):
+def test_calibrate_and_validate_on_real_ranks(answered, tmp_path):
     """The slow one: it really measures, over links where it may have any. Predictions are on disk, as hashed."""
-    import hashlib
-
     links = ["--link-rate", "1gbit"] if links_are_permitted() else []
-    done = here(
-        "validate", "--model", TINY, "--caps", "0.01,single", "--hooks", "none,fp16", "--repeat", 1,
-        "--out", tmp_path, "--json", tmp_path / "j", *links,
-    )  # fmt: skip
-    assert done.returncode == 0, done.stderr
-    report = json.loads((tmp_path / "j").read_text())
-    assert set(report) == {
-        "predictions_sha256",
-        "mape",
-        "worst_error",
-        "noise",
-        "coverage",
-        "half_width",
-        "world_size",
-        "scale_model",
-        "overslept_ns",
-        "gain",
-        "yardsticks",
-        "rows",
-    }
+    asked = ("--caps", "0.01,single", "--hooks", "none,fp16", "--repeat", 1, "--out", tmp_path)
+    _, report = answered("validate", "--model", TINY, *asked, *links)
     assert [(row["cap_mb"], row["hook"]) for row in report["rows"]] == [
         (0.01, "none"), (0.01, "fp16"), (None, "none"), (None, "fp16"),
     ]  # fmt: skip

@@ -25,9 +25,6 @@ positive = st.integers(1, 10**9)
 times = st.lists(positive, min_size=1, max_size=12)
 
 
-# Summaries of samples
-
-
 @given(st.lists(st.integers(10**6, 10**8), min_size=1, max_size=12), st.integers(1, 1000), st.randoms())
 def test_spread_is_a_fraction_whatever_the_unit_and_the_order(taken, unit, random):
     shuffled = random.sample(taken, len(taken))

@@ -10,24 +10,15 @@ from reference.trace import Trace
 TINY = "tests.models_for_cli:tiny"
 
 
-def test_a_trace_is_synthesised_and_rescaled(here, trace, tmp_path):
-    out = tmp_path / "synthetic.json.gz"
-    done = here("synthesize", "--model", TINY, "--device", "h100-fp32", "--step-ms", 7, "--out", out)
-    assert done.returncode == 0, done.stderr
-    assert Trace.load(out).ranks[0].iterations[0].duration_ns == 7_000_000
-    done = here("synthesize", "--model", TINY, "--device", "h100-bf16", "--step-ms", "2,4,1", "--out", out)
-    assert done.returncode == 0, done.stderr
+def test_a_trace_is_synthesised_and_rescaled(printed, trace, tmp_path):
+    out, ms = tmp_path / "synthetic.json.gz", 10**6
+    printed("synthesize", "--model", TINY, "--device", "h100-fp32", "--step-ms", 7, "--out", out)
+    assert Trace.load(out).ranks[0].iterations[0].duration_ns == 7 * ms
+    printed("synthesize", "--model", TINY, "--device", "h100-bf16", "--step-ms", "2,4,1", "--out", out)
     (iteration,) = Trace.load(out).ranks[0].iterations
-    assert (iteration.forward_end_ns, iteration.backward_end_ns, iteration.end_ns) == (
-        2 * 10**6,
-        6 * 10**6,
-        7 * 10**6,
-    )
-    done = here(
-        *("synthesize", "--rescale", trace, "--model", TINY, "--from", "v100-fp32", "--device", "h100-fp32"),
-        *("--out", tmp_path / "r.json"),
-    )
-    assert done.returncode == 0, done.stderr
+    assert (iteration.forward_end_ns, iteration.backward_end_ns, iteration.end_ns) == (2 * ms, 6 * ms, 7 * ms)
+    devices = ("--from", "v100-fp32", "--device", "h100-fp32")
+    printed("synthesize", "--rescale", trace, "--model", TINY, *devices, "--out", tmp_path / "r.json")
     assert "H100" in Trace.load(tmp_path / "r.json").workload.device_name
 
 

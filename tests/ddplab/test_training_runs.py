@@ -60,9 +60,7 @@ def record_with_an_unused_parameter(rank: int, world_size: int) -> tuple[list[st
     ("body", "trained", "unused"),
     [(recording_events, "DistributedDataParallel", set()), (record_with_an_unused_parameter, "Linear", {2})],
 )
-def test_ranks_meet_before_each_iteration_which_runs_under_the_reducer_if_all_parameters_are_used(
-    two_ranks, body, trained, unused
-):
+def test_ranks_meet_before_each_iteration_under_the_reducer_if_all_is_used(two_ranks, body, trained, unused):
     for events, without_gradient in two_ranks.run(body):
         assert without_gradient == unused
         assert events[events.index("open") + 1 :] == ["meet", trained] * (training_runs.WARM_UP + 2)

@@ -1,6 +1,5 @@
 """The command `tune`: the answer, what to paste, and files."""
 
-import json
 import re
 
 from hypothesis import assume, given
@@ -15,22 +14,18 @@ from ..explore import examples
 from ..strategies import steady_fabrics, traces
 
 
-def test_tune_answers_first_and_writes_plan_and_json(here, trace, fabric, tmp_path):
-    out = tmp_path / "plan.json"
-    done = here(
-        "tune", trace, "--fabric", fabric, "--world-size", 4, "--set", "hook=fp16", "--out", out,
-        "--verify", "virtual", "--json", tmp_path / "j",
-    )  # fmt: skip
-    assert done.returncode == 0, done.stderr
-    assert re.match(r"(keep torch's default: |use these \d+ buckets?: )", done.stdout)
-    plan, written = BucketPlan.load(out), json.loads((tmp_path / "j").read_text())
+def test_tune_answers_first_and_writes_plan_and_json(answered, trace, fabric, tmp_path):
+    asked = ("--world-size", 4, "--set", "hook=fp16", "--out", tmp_path / "plan.json", "--verify", "virtual")
+    shown, written = answered("tune", trace, "--fabric", fabric, *asked)
+    assert re.match(r"(keep torch's default: |use these \d+ buckets?: )", shown)
+    plan = BucketPlan.load(tmp_path / "plan.json")
     assert tuple(map(tuple, written["buckets"])) == plan.buckets
     assert (written["gain"], written["gap"]) == (plan.gain, plan.gap)
     rows = written["verification"]
     assert [(row["class"], row["buckets"]) for row in rows[:2]] == [("ddplab", "torch's default"), ("ddplab", "plan")]
     assert all(row["emulated_ns"] == row["predicted_ns"] for row in rows)
     assert len(rows) == 4
-    assert done.stdout.count(": gain ") == 2
+    assert shown.count(": gain ") == 2
 
 
 @examples(12)

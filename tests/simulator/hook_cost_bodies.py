@@ -24,6 +24,13 @@ Sent = tuple[str, int]
 Cycle = list[list[Sent]]
 """What each iteration of a cycle sends, of which only the last synchronises."""
 
+Seen = tuple[Trace, list[Cycle]]
+"""A recording of the plain module, and what the wrapped one sends."""
+Loss = Callable[[nn.Module, int], torch.Tensor]
+"""Of a module in a cycle."""
+Options = dict[str, Any]
+Hook = tuple[str, Options]
+"""A name in `hook_bodies` and the options of its state."""
 TRANSPORTS = {"allreduce": "all_reduce", "allgather": "all_gather", "broadcast": "broadcast"}
 """Methods of a process group; every collective of torch's and ours ends in one."""
 
@@ -58,14 +65,8 @@ def listening() -> Iterator[list[Sent]]:
 
 
 def _iterations(
-    module: nn.Module,
-    loss: Callable[[nn.Module, int], torch.Tensor],
-    options: dict[str, Any],
-    hook: tuple[str, dict[str, Any]] | None,
-    cycles: int,
-    sync_every: int = 1,
-) -> tuple[Trace, list[Cycle]]:
-    """A recording of the plain module, and what the wrapped one sends."""
+    module: nn.Module, loss: Loss, options: Options, hook: Hook | None, cycles: int, sync_every: int = 1
+) -> Seen:
     with record(module) as recording:
         loss(module, 0).backward()
     module.zero_grad()
@@ -88,9 +89,7 @@ def _cycle(ddp: DistributedDataParallel, loss: Callable[[], torch.Tensor], sync_
     return seen
 
 
-def of_integers(
-    rank: int, world_size: int, program: Program, options: dict[str, Any], *, sync_every: int = 1
-) -> tuple[Trace, list[Cycle]]:
+def of_integers(rank: int, world_size: int, program: Program, options: Options, *, sync_every: int = 1) -> Seen:
     """The model of a program, each parameter with a buffer beside it."""
     net = Net(program, rank)
     for index, parameter in enumerate(list(net.parameters())):
@@ -102,51 +101,36 @@ def of_integers(
     return _iterations(net, loss, options, None, len(program.steps), sync_every)
 
 
-def of_branches(
-    rank: int, world_size: int, which: str, options: dict[str, Any], *, cycles: int = 4
-) -> tuple[Trace, list[Cycle]]:
+def of_branches(rank: int, world_size: int, which: str, options: Options) -> Seen:
     """A model that leaves parameters unused."""
-    return _iterations(
-        Branches(), lambda m, cycle: m(batch(rank, 3, 4, step=cycle), which).sum(), options, None, cycles
-    )
+
+    def loss(module: nn.Module, cycle: int) -> torch.Tensor:
+        return module(batch(rank, 3, 4, step=cycle), which).sum()
+
+    return _iterations(Branches(), loss, options, None, cycles=4)
 
 
-def of_hook(
-    rank: int,
-    world_size: int,
-    shapes: Shapes,
-    dtype: str,
-    options: dict[str, Any],
-    hook: tuple[str, dict[str, Any]],
-    *,
-    cycles: int = 4,
-) -> tuple[Trace, list[Cycle]]:
+def of_hook(rank: int, world_size: int, shapes: Shapes, dtype: str, options: Options, hook: Hook) -> Seen:
     """Parameters of these shapes under a comm hook."""
-    return _iterations(
-        Given(shapes, getattr(torch, dtype)),
-        lambda m, cycle: m(given_gradients(rank, shapes, 0, cycle)),
-        options,
-        hook,
-        cycles,
-    )
+
+    def loss(module: nn.Module, cycle: int) -> torch.Tensor:
+        return module(given_gradients(rank, shapes, 0, cycle))
+
+    return _iterations(Given(shapes, getattr(torch, dtype)), loss, options, hook, cycles=4)
 
 
-def of_embeddings(
-    rank: int, world_size: int, rows: int, touched: int, options: dict[str, Any], hook: tuple[str, dict[str, Any]]
-) -> tuple[Trace, list[Cycle]]:
+def of_embeddings(rank: int, world_size: int, rows: int, touched: int, options: Options, hook: Hook) -> Seen:
     """An embedding with sparse gradients, of which each batch touches other rows, and a dense layer."""
     module = nn.Sequential(nn.Embedding(rows, 5, sparse=True), nn.Linear(5, 3))
 
-    def loss(m: nn.Module, cycle: int) -> torch.Tensor:
-        tokens = (torch.arange(touched).repeat(2) + rank + cycle) % rows
-        out: torch.Tensor = m(tokens)
-        return out.sum()
+    def loss(module: nn.Module, cycle: int) -> torch.Tensor:
+        return module((torch.arange(touched).repeat(2) + rank + cycle) % rows).sum()
 
     return _iterations(module, loss, options, hook, cycles=3)
 
 
 def under_join(
-    rank: int, world_size: int, inputs: tuple[int, ...], options: dict[str, Any], *, sync_every: int = 1
+    rank: int, world_size: int, inputs: tuple[int, ...], options: Options, *, sync_every: int = 1
 ) -> tuple[Trace, list[Cycle], list[Sent]]:
     """As the others, while a rank has inputs; and what is sent at the end."""
     module = nn.Sequential(nn.Linear(4, 6), nn.BatchNorm1d(6))
@@ -155,9 +139,8 @@ def under_join(
     ddp = DistributedDataParallel(module, **options)
     with ExitStack() as joined:
         joined.enter_context(ddp.join())
-        seen = [
-            _cycle(ddp, lambda: ddp(batch(rank, 3, 4)).sum(), sync_every) for _ in range(inputs[rank] // sync_every)
-        ]
+        cycles = range(inputs[rank] // sync_every)
+        seen = [_cycle(ddp, lambda: ddp(batch(rank, 3, 4)).sum(), sync_every) for _ in cycles]
         with listening() as end:
             joined.close()
     return recording.trace, seen, end

@@ -8,6 +8,8 @@ from typing import Any
 
 from hypothesis import strategies as st
 
+REAL = Path(__file__).parents[2] / "validation" / "profiler"
+"""Published files of real training."""
 MAIN, AUTOGRAD, LIBRARY = 1, 2, 20
 """Two threads of the host, and the stream of the communication library."""
 COMPUTE = 7
@@ -25,10 +27,8 @@ class Gpu:
     free_ns: dict[int, int] = field(default_factory=dict)
     correlation: int = 0
 
-    def host(
-        self, name: str, thread: int, start_ns: int, end_ns: int, category: str = "cpu_op", **arguments: Any
-    ) -> None:
-        self._event(category, name, 100, thread, start_ns, end_ns, arguments)
+    def host(self, name: str, thread: int, start_ns: int, end_ns: int, category: str = "cpu_op", **more: Any) -> None:
+        self._event(category, name, 100, thread, start_ns, end_ns, more)
 
     def launch(
         self, name: str, thread: int, now_ns: int, ns: int, *, stream: int = COMPUTE, after_ns: int = 0, **more: Any
@@ -44,16 +44,7 @@ class Gpu:
         self._event(category, name, 0, stream, start_ns, start_ns + ns, arguments)
         return start_ns, start_ns + ns
 
-    def _event(
-        self,
-        category: str,
-        name: str,
-        process: int,
-        thread: int,
-        start_ns: int,
-        end_ns: int,
-        arguments: dict[str, Any],
-    ) -> None:
+    def _event(self, category, name, process, thread, start_ns, end_ns, arguments) -> None:
         times = {"ts": start_ns / 1e3, "dur": (end_ns - start_ns) / 1e3}
         event = {"ph": "X", "cat": category, "name": name, "pid": process, "tid": thread, "args": arguments}
         self.events.append(event | times)

@@ -35,9 +35,8 @@ def some_operations(least: int = 0):
 def devices(most_pace_ns: int = 10_000):
     """Device(name='d', flops_per_s=1e12, bytes_per_s=1e9, pace_ns=9)"""
     rate = st.floats(1e6, 1e16)
-    return st.builds(
-        Device, name=st.just("d"), flops_per_s=rate, bytes_per_s=rate, pace_ns=st.integers(0, most_pace_ns)
-    )
+    pace = st.integers(0, most_pace_ns)
+    return st.builds(Device, name=st.just("d"), flops_per_s=rate, bytes_per_s=rate, pace_ns=pace)
 
 
 @st.composite

@@ -141,11 +141,6 @@ def test_gloo_runs_a_ring_and_nccl_the_cheapest_of_its_algorithms_and_protocols(
             assert by_name[algorithm_for(nccl, size, world_size)] == min(by_name.values())
 
 
-def test_small_messages_take_the_tree_and_large_ones_the_ring():
-    fabric = Fabric.from_topology(Topology(levels=tuple(NODES)))
-    assert [algorithm_for(fabric, size, 32) for size in (8, 10**9)] == ["tree LL", "ring Simple"]
-
-
 def test_switches_that_reduce_are_used_only_where_the_ranks_need_them():
     nodes = Topology(levels=(NODES[0], level(4, 5000, 1e10, reduces=True)))
     fabric = Fabric.from_topology(nodes)
@@ -154,11 +149,6 @@ def test_switches_that_reduce_are_used_only_where_the_ranks_need_them():
     assert "in_network" not in all_reduce_costs([*NODES, level(1, reduces=True)], "nccl", "library").names
     with pytest.raises(ValueError, match=r"^fabric: algorithm: expected a topology with a level that reduces"):
         Fabric.from_topology(Topology(levels=tuple(NODES)), algorithm="in_network")
-
-
-def test_an_algorithm_that_is_asked_for_is_used():
-    fabric = Fabric.from_topology(Topology(levels=tuple(NODES)), algorithm="tree")
-    assert algorithm_for(fabric, 10**9, 32) == "tree"
 
 
 @given(levels=levels, size=sizes, running=st.integers(1, 4))

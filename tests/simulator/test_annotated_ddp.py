@@ -23,11 +23,13 @@ from simulator.schedule.policy import Policy
 
 from ..explore import examples
 from ..strategies import iteration, partitions, trace_of, traces
+from .changed_traces import with_iterations, with_workload
 from .chromium import Watched
+from .profiler_files import REAL
 from .timeline_reader import cuts, drag, frames, number
 
 ADDRESS = annotated.PATH.as_uri()
-PROFILES = sorted((Path(__file__).parent.parent.parent / "validation" / "profiler").glob("*.json.gz"))
+PROFILES = sorted(REAL.glob("*.json.gz"))
 PROFILE_NAMES = [path.name.partition(".")[0] for path in PROFILES]
 SCENES = tuple(scene.title.lower() for scene in annotated.SCENES)
 GBIT_PER_S, WORLD_SIZES, CAPS_MB = annotated.GBIT_PER_S, annotated.WORLD_SIZES, annotated.CAPS_MB
@@ -113,8 +115,7 @@ def stretched(trace: Trace, factor: int) -> Trace:
         moments = {name: getattr(one, name) and factor * getattr(one, name) for name in PHASES}
         return one.model_copy(update=moments | {"ready_ns": tuple(factor * ns for ns in one.ready_ns)})
 
-    ranks = (rank.model_copy(update={"iterations": tuple(map(longer, rank.iterations))}) for rank in trace.ranks)
-    return trace.model_copy(update={"ranks": tuple(ranks)})
+    return with_iterations(trace, longer)
 
 
 @st.composite
@@ -125,7 +126,7 @@ def shown_traces(draw) -> Trace:
         return model
     trace = stretched(draw(traces()), draw(st.sampled_from([1, 1000, 50_000])))
     device = draw(st.sampled_from(["a processor", "NVIDIA A100-SXM4-80GB", "Tesla V100-SXM2-32GB", "NVIDIA L40S"]))
-    return trace.model_copy(update={"workload": trace.workload.model_copy(update={"device_name": device})})
+    return with_workload(trace, device_name=device)
 
 
 def plan_of(scene: str, trace: Trace, cap_mb: float | None) -> list[list[int]]:
@@ -167,10 +168,8 @@ def predicted(trace: Trace, scene: str, plan, gbit_per_s: int, world_size: int, 
     factor=st.one_of(st.just(1.0), st.integers(20, 40).map(lambda steps: steps / 20), st.floats(1, 2)),
     data=st.data(),
 )
-def test_the_page_predicts_as_predict_does_to_the_nanosecond(
-    functions, trace, scene, cap, gbit_per_s, world_size, factor, data
-):
-    """Any model, scene, cap, moved boundaries, network, world size and straggler."""
+def test_the_page_predicts_as_predict_does(functions, trace, scene, cap, gbit_per_s, world_size, factor, data):
+    """To the nanosecond, also with moved boundaries."""
     given_plan = None
     if scene in ("bucketed", "rebuilt") and data.draw(st.booleans()):
         given_plan = data.draw(partitions(len(trace.keys), tuple(trace.keys)))
@@ -287,6 +286,11 @@ def opened(browser):
         assert {address.partition("#")[0] for address in watched.requested if "data:" not in address} == {ADDRESS}
 
 
+def click(page, button) -> None:
+    page.get_by_role("button", name=button).click()
+    frames(page)
+
+
 RESNET = annotated.models()["ResNet-50"]
 START = 20, 32, 1.0
 """Gbit/s, GPUs and straggler at the start."""
@@ -346,11 +350,9 @@ def test_the_page_opens_with_the_state_of_the_readme(opened):
     (ways,) = five_ways.panels()
     page = opened("#scene=naive")
     for way in ways:
-        page.get_by_role("button", name=way.name).click()
-        frames(page)
+        click(page, way.name)
         if page.get_by_role("button", name="See").is_visible():
-            page.get_by_role("button", name="See").click()
-            frames(page)
+            click(page, "See")
         assert number(page, "iteration_ns") == round(way.iteration_ms, 1)
 
 
@@ -364,11 +366,9 @@ def test_dragged_boundaries_are_compared_with_the_cap_of_the_same_scene(opened):
             assert_shows(page, predicted(RESNET, "rebuilt", with_boundaries(cuts(page)), *START))
             assert number(page, "iteration_ns", "baseline") == start
             seen.add(number(page, "iteration_ns"))
-            page.get_by_role("button", name="Reset").click()
-            frames(page)
+            click(page, "Reset")
     assert len(seen) > 1
-    page.get_by_role("button", name="Show best").click()
-    frames(page)
+    click(page, "Show best")
     assert number(page, "iteration_ns", "baseline") == start
 
 
@@ -397,8 +397,7 @@ def test_one_guesses_before_one_sees(opened, width, height):
     page = opened(viewport={"width": width, "height": height})
     slider, ends = page.get_by_role("slider", name="Moment in the iteration"), set()
     for scene in SCENES[1:]:
-        page.get_by_role("button", name=scene.title()).click()
-        frames(page)
+        click(page, scene.title())
         assert page.locator("tr.now td.iteration_ns").inner_text() == "?"
         assert page.locator("svg path.hidden, svg path.exposed").first.get_attribute("d") == ""
         assert page.locator(".note").inner_text().startswith("Guess first. ")
@@ -406,8 +405,7 @@ def test_one_guesses_before_one_sees(opened, width, height):
         frames(page)
         ends.add(slider.get_attribute("max"))
         assert page.locator(".moment").inner_text() == "Your guess: 150.0 ms."
-        page.get_by_role("button", name="See").click()
-        frames(page)
+        click(page, "See")
         note = page.locator(".note").bounding_box()
         assert note["y"] + note["height"] <= height
         assert 0 <= note["y"] - slider.bounding_box()["y"] < 60
@@ -427,8 +425,7 @@ def test_the_goal_has_a_score_and_the_best_known_time(opened):
     words = page.locator(".buttons p").first.inner_text()
     default = predicted(RESNET, "rebuilt", plan_of("rebuilt", RESNET, None), *START)
     assert f"torch's default cap, {default.iteration_ns / 1e6:.1f} ms" in words
-    page.get_by_role("button", name="Show best").click()
-    frames(page)
+    click(page, "Show best")
     best = predicted(RESNET, "rebuilt", with_boundaries(cuts(page)), *START)
     assert_shows(page, best)
     assert f"Best known: {best.iteration_ns / 1e6:.1f} ms" in words
@@ -462,8 +459,7 @@ def test_a_dropped_trace_is_predicted_to_the_nanosecond(opened, tmp_path):
     ms = 10**6
     one, other = (iteration(9 * ms, (60 * ms + by, 35 * ms, 20 * ms), 61 * ms, 2 * ms) for by in (0, 777_777))
     trace = trace_of([[one, other], [other, other]], [40 * 10**6, 30 * 10**6, 50 * 10**6])
-    workload = trace.workload.model_copy(update={"model": "my model", "device_name": "NVIDIA A100-SXM4-80GB"})
-    trace = trace.model_copy(update={"workload": workload})
+    trace = with_workload(trace, model="my model", device_name="NVIDIA A100-SXM4-80GB")
     for name in ("mine.json.gz", "mine.json"):
         trace.save(tmp_path / name)
         page = opened("#scene=rebuilt&gpus=64&cap=25")
@@ -514,9 +510,8 @@ def test_a_dropped_profile_is_answered_in_one_picture(opened, path, width):
         every = [predicted(trace, "rebuilt", plan, gbit_per_s, world_size, 1.0) for plan in plans]
         best = min(every, key=lambda one: one.iteration_ns)
         assert row[0] == f"{world_size} GPUs"
-        assert [float(one) for one in row[2:4]] == [
-            pytest.approx(ns / 1e6, abs=0.051) for ns in (best.iteration_ns, best.exposed_comm_ns)
-        ]
+        expected_ms = [best.iteration_ns / 1e6, best.exposed_comm_ns / 1e6]
+        assert list(map(float, row[2:4])) == pytest.approx(expected_ms, abs=0.051)
     link = dialog.get_by_role("link").nth(1)
     link.click()
     frames(page)
@@ -529,21 +524,12 @@ def test_a_dropped_profile_is_answered_in_one_picture(opened, path, width):
 def test_the_page_counts_memory_as_the_planner_does(functions, data, trace, device):
     """Whether training with AdamW fits, for traces with and without counted activations."""
     count, size = len(trace.keys), st.integers(0, 10**11)
-    held = StepMemory(
-        batch=8,
-        batch_bytes=data.draw(size),
-        kept_bytes=0,
-        peak_bytes=0,
-        peak_with_gradients_bytes=data.draw(size),
-        ready_bytes=(0,) * count,
-    )
-    update = {"device_name": device, "memory": data.draw(st.sampled_from([None, held]))}
-    trace = trace.model_copy(update={"workload": trace.workload.model_copy(update=update)})
+    zeros = {"kept_bytes": 0, "peak_bytes": 0, "ready_bytes": (0,) * count}
+    held = StepMemory(batch=8, batch_bytes=data.draw(size), peak_with_gradients_bytes=data.draw(size), **zeros)
+    trace = with_workload(trace, device_name=device, memory=data.draw(st.sampled_from([None, held])))
     expected = memory_use(trace, Policy(), "adam")
-    shown = functions.evaluate(
-        "trace => window.functions.memoryUse(window.modelOf(trace), data.gpus.memory)",
-        json.loads(trace.model_dump_json()),
-    )
+    memory_of = "trace => window.functions.memoryUse(window.modelOf(trace), data.gpus.memory)"
+    shown = functions.evaluate(memory_of, json.loads(trace.model_dump_json()))
     assert shown["answer"] == expected.answer
     assert shown["band_bytes"] == list(expected.band_bytes)
     assert shown["capacity"] == expected.capacity_bytes
@@ -651,21 +637,17 @@ def test_a_key_moves_the_focused_boundary(opened):
 def test_boundaries_are_split_and_removed(opened):
     page = opened("#scene=bucketed")
     before = cuts(page)
-    page.get_by_role("button", name="Split").click()
-    frames(page)
+    click(page, "Split")
     assert set(before) < set(cuts(page))
-    page.get_by_role("button", name="Remove").click()
-    frames(page)
+    click(page, "Remove")
     assert cuts(page) == before
 
 
-def test_a_finger_drags_a_boundary(browser):
-    watched = opened_at(
-        browser, "#scene=rebuilt", viewport={"width": 390, "height": 800}, has_touch=True, is_mobile=True
-    )
-    page, before = watched.page, cuts(watched.page)
+def test_a_finger_drags_a_boundary(opened):
+    page = opened("#scene=rebuilt", viewport={"width": 390, "height": 800}, has_touch=True, is_mobile=True)
+    before = cuts(page)
     knob = page.locator(".boundary .knob").nth(1).bounding_box()
-    touch = watched.context.new_cdp_session(page)
+    touch = page.context.new_cdp_session(page)
     x, y = knob["x"] + 8, knob["y"] + 6
     for kind, points in [
         ("touchStart", [{"x": x, "y": y}]),
@@ -675,7 +657,6 @@ def test_a_finger_drags_a_boundary(browser):
         touch.send("Input.dispatchTouchEvent", {"type": kind, "touchPoints": points})
     frames(page)
     assert cuts(page)[1] > before[1]
-    watched.context.close()
 
 
 def test_next_moves_the_moment_to_each_event_and_at_the_end_to_the_start(opened):
@@ -684,8 +665,7 @@ def test_next_moves_the_moment_to_each_event_and_at_the_end_to_the_start(opened)
     prediction = predicted(RESNET, "rebuilt", plan_of("rebuilt", RESNET, None), *START)
     times = {*prediction.timeline.start_ns.tolist(), *prediction.timeline.done_ns.tolist(), prediction.iteration_ns}
     for expected in [*sorted(times), 0]:
-        page.get_by_role("button", name="Next").click()
-        frames(page)
+        click(page, "Next")
         assert float(moment.input_value()) == pytest.approx(expected, abs=1e5)
 
 

@@ -1,8 +1,5 @@
 """The operations of built-in models in the file equal a new count, and reading them needs no torch."""
 
-import subprocess
-import sys
-
 import pytest
 import torch
 
@@ -10,6 +7,8 @@ from ddplab.models import BUILT_IN
 from simulator.workload.built_in_operations import built_in_operations, counted_models
 from simulator.workload.roofline import Operations
 from validation.count_built_in_models import count
+
+from ..test_architecture import modules_after
 
 
 @pytest.mark.slow
@@ -40,11 +39,6 @@ def test_a_multiple_of_the_batch_computes_that_many_times_as_much(multiple):
 
 
 def test_a_plan_from_two_names_loads_nothing_slow():
-    code = (
-        "import sys, contextlib, io; from ddplab.cli.main import app\n"
-        "with contextlib.redirect_stdout(io.StringIO()):\n"
-        "    app(['plan', 'resnet50', 'aws-p4d', '--world-size', '8,16'], standalone_mode=False)\n"
-        "print(*sys.modules)"
-    )
-    run = subprocess.run([sys.executable, "-c", code], timeout=100, check=True, capture_output=True, text=True)
-    assert set(run.stdout.split()).isdisjoint({"torch", "pandas", "matplotlib", "scipy", "joblib"})
+    asked = "['plan', 'resnet50', 'aws-p4d', '--world-size', '8,16']"
+    loaded = modules_after(f"from ddplab.cli.main import app; app({asked}, standalone_mode=False)")
+    assert loaded.isdisjoint({"torch", "pandas", "matplotlib", "scipy", "joblib"})

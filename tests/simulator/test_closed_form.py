@@ -3,19 +3,14 @@
 from dataclasses import replace
 
 import numpy as np
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from simulator import predict
 from simulator.engines.closed_form import MANY, has_constant_speeds, latencies_ns, latencies_of, simulate
-from simulator.fabric import Fabric, LinkShare, Processor
+from simulator.fabric import LinkShare
 
 from ..explore import examples
-from ..strategies import engine_inputs, trace_of
-from .span_lines import ALIKE, fabric
-
-FREE = Fabric.from_alpha_beta(alpha_ns=0, bytes_per_s=1e18)
+from ..strategies import engine_inputs
 
 
 @examples(30)
@@ -33,9 +28,7 @@ def test_events_and_recurrence_agree_to_the_nanosecond(engine_input, concurrency
 
 @examples(60)
 @given(engine_inputs(), st.sampled_from([1.0 + 2**-31, 1.1, 1.5, 3.9]), st.sampled_from([1, 999, 10**8]), st.data())
-def test_many_iterations_in_which_collectives_slow_computation_down_agree_with_the_events(
-    engine_input, slow_down, times, data
-):
+def test_many_iterations_with_slow_downs_agree_with_the_events(engine_input, slow_down, times, data):
     """Arrays over the iterations, and one replay of each; durations differ between them."""
     shape, seed = (MANY, *engine_input.duration_ns.shape), data.draw(st.integers(0, 999))
     factors = np.random.default_rng(seed).integers(0, 2 * times, shape)
@@ -61,12 +54,6 @@ def test_iterations_of_one_schedule_with_different_costs_agree_with_the_events(e
         for slow_down, more in zip(slow_downs, times, strict=True)
     ]
     assert latencies_of(ends) == [int(latencies_ns(end, "events")) for end in ends]
-
-
-def test_the_closed_form_refuses_what_it_cannot_do():
-    costs = fabric(8, processor=Processor(slow_down=1.5))
-    with pytest.raises(ValueError, match="closed form: expected constant speeds"):
-        predict(trace_of([[ALIKE]], [4, 4]), costs, world_size=2, engine="closed_form")
 
 
 @examples(10)

@@ -59,9 +59,8 @@ def test_a_hook_of_halved_gradients_sends_halves(two_ranks, shapes, cap, rank):
     state = {"matrix_approximation_rank": rank, "min_compression_rate": 2.0}
     settings = {"bucket_cap_mb": cap}
     results = two_ranks.run(hook_cost_bodies.of_hook, shapes, "float32", settings, ("compress(bf16)(power)", state))
-    assert_predicted(
-        results, settings | {"hook": named_hook(f"bf16+power_sgd:{rank}")}, (None, None, "steady", "steady")
-    )
+    settings["hook"] = named_hook(f"bf16+power_sgd:{rank}")
+    assert_predicted(results, settings, (None, None, "steady", "steady"))
 
 
 @pytest.mark.parametrize(("kind", "real"), [(PowerSGD, "power"), (BatchedPowerSGD, "batched power")])

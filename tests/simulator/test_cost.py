@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from simulator import Fabric
-from simulator.capacity.cost import Offer, Question, at_most, cheapest, fastest, front, offer_of, read_prices
+from simulator.capacity.cost import Offer, Price, Question, at_most, cheapest, fastest, front, offer_of, read_prices
 from simulator.capacity.judgement import verdict
 from simulator.capacity.plan import plan
 
@@ -25,34 +25,20 @@ def size():
     return plan(trace, Fabric.from_alpha_beta(0, 1e9), world_sizes=[2]).offers[0].size
 
 
-@st.composite
-def offers(draw):
-    """Offers with random hours, costs and bands."""
-    hours = draw(st.lists(st.floats(1, 1e3), min_size=1, max_size=6))
-    made = []
-    for number, one in enumerate(hours):
-        cost = draw(st.floats(1, 1e3))
-        width = draw(st.floats(1, 3))
-        made.append((number, one, (one / width, one * width), cost, (cost / width, cost * width)))
-    return made
+HOURS_COST_AND_WIDTH = st.tuples(st.floats(1, 1e3), st.floats(1, 1e3), st.floats(1, 3))
 
 
 @examples(25)
-@given(offers(), st.floats(1, 1e3), st.floats(1, 1e3))
+@given(st.lists(HOURS_COST_AND_WIDTH, min_size=1, max_size=6), st.floats(1, 1e3), st.floats(1, 1e3))
 def test_no_offer_beats_those_on_the_front_and_the_choices_surely_keep_the_limits(size, made, deadline, budget):
     question = Question(samples=1.0, deadline_hours=deadline, budget=budget)
-    all_offers = [
-        Offer(
-            str(number),
-            size._replace(samples_per_s=1 / hours),
-            hours,
-            hours_band,
-            cost,
-            cost_band,
-            {"deadline": at_most(hours_band, deadline), "budget": at_most(cost_band, budget)},
+    all_offers = []
+    for number, (hours, cost, width) in enumerate(made):
+        takes, costs = ((one / width, one * width) for one in (hours, cost))
+        answers = {"deadline": at_most(takes, deadline), "budget": at_most(costs, budget)}
+        all_offers.append(
+            Offer(str(number), size._replace(samples_per_s=1 / hours), hours, takes, cost, costs, answers)
         )
-        for number, hours, hours_band, cost, cost_band in made
-    ]
     chosen = front(all_offers)
     for one in all_offers:
         beaten = any((b.hours, b.cost) <= (one.hours, one.cost) and b.cost <= one.cost for b in chosen)
@@ -106,7 +92,6 @@ def test_a_wrong_price_is_one_line_with_its_place(tmp_path, text, message):
 
 
 def test_hours_and_cost_follow_from_the_throughput(size):
-    from simulator.capacity.cost import Price
 
     price = Price(system="a", per_gpu_hour=2.0, currency="USD", source="a test", date="2026-01-01")
     offer = offer_of("a", size, Question(samples=7.2e12), price)

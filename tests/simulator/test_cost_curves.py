@@ -1,7 +1,5 @@
 """Cost curves: which costs hold at a world size, and how a slow link changes them."""
 
-import re
-
 import numpy as np
 import pytest
 from hypothesis import given
@@ -12,24 +10,9 @@ from simulator.fabric import Level, Timing, Topology
 from simulator.fabric.nccl_cost_model import nccl_all_reduce, nccl_broadcast
 
 from ..strategies import tables
+from .test_nccl_cost_model import links
 
-TWO_LEVELS = Topology(
-    levels=(
-        Level(name="NVLink", latency_ns=3400, bytes_per_s=200e9, members=8),
-        Level(name="network", latency_ns=14000, bytes_per_s=100e9),
-    )
-)
-
-
-def test_a_world_size_that_was_not_measured_is_named():
-    with pytest.raises(ValueError, match=re.escape("of [2, 4], for which all-reduces were measured, got 8")):
-        Fabric.from_table([(2, 8, 5), (4, 8, 5)]).all_reduce_ns(8, 8)
-
-
-@pytest.mark.parametrize("world_size", [0, -1])
-def test_a_world_without_ranks_is_refused(world_size):
-    with pytest.raises(ValueError, match=f"^world_size: expected at least 1, got {world_size}$"):
-        Fabric.from_alpha_beta(1, 1.0).all_reduce_ns(8, world_size)
+TWO_LEVELS = Topology(levels=tuple(links(8, inside=200e9, network=100e9)))
 
 
 @given(tables, st.integers(0, 10**9), st.floats(1, 10))
@@ -87,12 +70,7 @@ def test_a_broadcast_grows_to_another_world_size_as_the_all_reduce_does():
         assert fabric.broadcast_ns(size, 8) == pytest.approx(fabric.all_reduce_ns(size, 8) / 2, rel=0.01)
 
 
-NODES = Topology(
-    levels=(
-        Level(name="nvlink", members=4, latency_ns=3400, bytes_per_s=450e9),
-        Level(name="network", latency_ns=14_000, bytes_per_s=100e9),
-    )
-)
+NODES = Topology(levels=tuple(links(4, inside=450e9, network=100e9)))
 
 
 @given(st.sampled_from([4, 8, 40]), st.floats(0.5, 2), st.integers(0, 2**36))
@@ -131,9 +109,7 @@ def test_messages_beyond_a_table_are_named_with_how_they_are_priced(sizes, which
     (alone,), (linked,) = (
         fabric.assumed(np.array(sizes), 8) for fabric in (log, Fabric.merged(log, Fabric.from_topology(NODES)))
     )
-    assert alone.startswith(
-        f"{known}{which} messages follow the first or last line of the table, with a wide error; describe the"
-    )
+    assert alone.startswith(f"{known}{which} messages follow the first or last line of the table, with a wide error")
     joined = "take the time by the described links, times the factor that joins it to the table"
     assert linked == f"{known}{which} messages {joined}"
     assert log.assumed(np.array([2**10, 2**29]), 8) == log.assumed(np.array([1, 2**30]), 1) == ()

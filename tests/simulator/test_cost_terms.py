@@ -6,34 +6,20 @@ from hypothesis import strategies as st
 
 from simulator import Fabric, Policy, Topology, Variation, assume_gpu, explain, predict
 from simulator.cost_terms import TERMS, Inputs, leave_out, origins
-from simulator.fabric.topology import Level
 
 from ..explore import examples
-from ..strategies import iteration, trace_of
+from .changed_traces import gpu_trace
+from .test_nccl_cost_model import links
 
-MS = 10**6
 GPU = "NVIDIA A100-PG509-200"
-LEVELS = (
-    Level(name="NVLink", members=8, latency_ns=3_400, bytes_per_s=2e11),
-    Level(name="network", latency_ns=14_000, bytes_per_s=4.5e10),
-)
-LINKS = Fabric(topology=Topology(levels=LEVELS))
+LINKS = Fabric(topology=Topology(levels=tuple(links(8, inside=2e11, network=4.5e10))))
 TABLE = Fabric.from_table([(n, size, 30_000 + size // 50) for n in (8, 16) for size in (2**12, 2**20, 2**26)])
-
-
-def trace_on(device: str, iterations: int = 1, buffers: bool = True):
-    """16 gradients of 1 MB, one every millisecond."""
-    times = [
-        iteration(10 * MS, tuple((10 + n) * MS for n in range(1, 17)), 28 * MS + n, MS) for n in range(iterations)
-    ]
-    trace = trace_of([times], [2**20] * 16, [4096] if buffers else [])
-    return trace.model_copy(update={"workload": trace.workload.model_copy(update={"device_name": device})})
 
 
 @examples(4)
 @given(st.sampled_from([LINKS, TABLE]), st.sampled_from([8, 16]), st.lists(st.sampled_from(list(TERMS)), unique=True))
 def test_a_term_adds_the_difference_to_the_prediction_without_it(fabric, world_size, left_out):
-    trace, policy = trace_on(GPU), Policy(bucket_cap_mb=4)
+    trace, policy = gpu_trace(GPU, buffer_bytes=(4096,)), Policy(bucket_cap_mb=4)
     completed = assume_gpu(trace, fabric)
     used = leave_out(left_out, Inputs(completed.fabric, completed.variation, policy))
 
@@ -58,7 +44,7 @@ def test_a_term_adds_the_difference_to_the_prediction_without_it(fabric, world_s
 
 
 def test_all_terms_together_are_the_time_that_data_parallelism_adds():
-    trace = trace_on(GPU)
+    trace = gpu_trace(GPU, buffer_bytes=(4096,))
     completed = assume_gpu(trace, LINKS)
     bare = leave_out(TERMS, Inputs(completed.fabric, completed.variation, Policy()))
     without = predict(trace, bare.fabric, world_size=16, policy=bare.policy, variation=bare.variation, assume=False)
@@ -74,25 +60,25 @@ def origins_on(trace, fabric, variation, world_size):
 
 def test_each_value_says_where_it_comes_from():
     processor = ("copies", "launches", "stalls", "slow_downs")
-    assumed = origins_on(trace_on(GPU), LINKS, Variation(), 16)
+    assumed = origins_on(gpu_trace(GPU, buffer_bytes=(4096,)), LINKS, Variation(), 16)
     assert assumed["computation"] == "measured"
     assert assumed["collectives"] == assumed["buffers"] == "described"
     assert {assumed[name] for name in (*processor, "device_spread", "jitter")} == {"assumed"}
 
-    many = origins_on(trace_on(GPU, iterations=20, buffers=False), TABLE, Variation(), 16)
+    many = origins_on(gpu_trace(GPU, iterations=20), TABLE, Variation(), 16)
     assert (many["jitter"], many["collectives"], many["buffers"]) == ("measured", "measured", "none")
-    further = origins_on(trace_on(GPU), TABLE.model_copy(update={"extrapolate": True}), Variation(), 12)
+    further = origins_on(gpu_trace(GPU), TABLE.model_copy(update={"extrapolate": True}), Variation(), 12)
     assert further["collectives"] == "extrapolated"
 
     chosen = Variation(kind="slowest", device_spread=0.01, jitter=0.01)
     for fabric, origin in ((LINKS, "described"), (TABLE, "measured")):
-        given = origins_on(trace_on(GPU), fabric.with_processor(launch_ns=5_000), chosen, 16)
+        given = origins_on(gpu_trace(GPU, buffer_bytes=(4096,)), fabric.with_processor(launch_ns=5_000), chosen, 16)
         assert [given[name] for name in processor] == ["none", origin, "none", "none"]
         assert (given["device_spread"], given["jitter"]) == ("described", "described")
-    nothing = origins_on(trace_on("some processor"), TABLE, Variation(), 16)
+    nothing = origins_on(gpu_trace("some processor"), TABLE, Variation(), 16)
     assert [nothing[name] for name in processor] == ["none"] * 4
 
 
 def test_a_term_that_is_not_known_is_named():
     with pytest.raises(ValueError, match=r"expected some of collectives, .*; got latency"):
-        explain(trace_on(GPU), LINKS, world_size=16, without=["latency"])
+        explain(gpu_trace(GPU, buffer_bytes=(4096,)), LINKS, world_size=16, without=["latency"])

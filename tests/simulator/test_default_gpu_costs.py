@@ -3,7 +3,6 @@
 import pytest
 
 from ddplab import emulate
-from reference.trace import Trace
 from simulator import Fabric, Variation, predict, sweep
 from simulator.capacity.judgement import width_sentence
 from simulator.catalogue import read_catalogue
@@ -19,7 +18,7 @@ from simulator.workload.default_gpu_costs import (
     memory_of,
 )
 
-from ..strategies import iteration, trace_of
+from .changed_traces import gpu_trace, with_workload
 
 FREE = Fabric.from_alpha_beta(alpha_ns=0, bytes_per_s=1e18)
 
@@ -44,18 +43,6 @@ def test_a_gpu_is_found_by_its_name(name, gb_per_s):
     assert memory_of(name) == (None if gb_per_s is None else gb_per_s * 1e9)
 
 
-def gpu_trace(name: str) -> Trace:
-    """16 gradients of 1 MB, one every millisecond."""
-    trace = trace_of(
-        [[iteration(10**7, tuple(10**7 + n * 10**6 for n in range(1, 17)), 28 * 10**6, 10**6)]], [2**20] * 16
-    )
-    floats = tuple(
-        one.model_copy(update={"dtype": "float32", "shape": (2**18,)}) for one in trace.workload.parameters
-    )
-    workload = trace.workload.model_copy(update={"device_name": name, "parameters": floats})
-    return trace.model_copy(update={"workload": workload})
-
-
 def test_on_a_gpu_copies_launches_and_slow_devices_are_not_free():
     """On a network that costs nothing, 16 buckets used to be as fast as one; now each costs a launch."""
     trace = gpu_trace("NVIDIA A100-PG509-200")
@@ -71,9 +58,8 @@ def test_on_a_gpu_copies_launches_and_slow_devices_are_not_free():
 def test_the_bandwidth_of_a_traces_memory_counts_more_than_the_name_of_its_gpu():
     """A GPU that no table names, as recorded, got no costs at all."""
     for name in ("NVIDIA X100", "NVIDIA A100-PG509-200"):
-        trace = gpu_trace(name)
-        update = {"workload": trace.workload.model_copy(update={"memory_bytes_per_s": 1e12})}
-        fabric, _, _ = assume_gpu(trace.model_copy(update=update), FREE, Variation())
+        trace = with_workload(gpu_trace(name), memory_bytes_per_s=1e12)
+        fabric, _, _ = assume_gpu(trace, FREE, Variation())
         assert fabric.processor == default_processor(1e12)
 
 
@@ -91,9 +77,7 @@ def test_costs_that_were_measured_on_a_gpu_take_the_place_of_the_usual_ones():
 
 
 def test_compute_times_that_were_not_measured_are_named_and_widen_the_interval():
-    trace = gpu_trace("NVIDIA A100-PG509-200")
-    update = {"workload": trace.workload.model_copy(update={"compute_bounds": (0.5, 3.0)})}
-    guessed = trace.model_copy(update=update)
+    guessed = with_workload(gpu_trace("NVIDIA A100-PG509-200"), compute_bounds=(0.5, 3.0))
     assert "0.5 to 3 times as long" in assume_gpu(guessed, FREE, Variation()).sentences[-1]
     predicted = predict(guessed, FREE, world_size=8, assume=False)
     duration_ns = guessed.ranks[0].iterations[0].duration_ns

@@ -2,7 +2,6 @@
 
 import re
 
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -32,21 +31,11 @@ def test_a_printed_interval_contains_the_interval_and_shows_no_more_than_it_carr
     assert abs(number(carried(middle, low, high)) - middle) <= (high - low) / 2 + 0.005 * middle
 
 
-@pytest.mark.parametrize(
-    ("low", "high", "text"),
-    [
-        (9312, 12877, "9,300-12,900"),
-        (300, 9100, "300-10,000"),
-        (37.3, 219, "30-220"),
-        (0.0034, 0.0041, "0.00340-0.00410"),
-        (0, 0, "0"),
-        (5, 5, "5.00"),
-    ],
-)
-def test_known_intervals(low, high, text):
-    assert band(low, high) == text
-
-
-def test_fractions_are_printed_in_percent():
-    assert percent(0.714, 0.829) == "71-83 %"
+def test_known_intervals():
+    assert band(9312, 12877) == "9,300-12,900"
+    assert band(300, 9100) == "300-10,000"
+    assert band(37.3, 219) == "30-220"
+    assert band(0.0034, 0.0041) == "0.00340-0.00410"
+    assert (band(0, 0), band(5, 5)) == ("0", "5.00")
     assert band(1.0, float("inf"), unit=" h").endswith("unlimited h")
+    assert percent(0.714, 0.829) == "71-83 %"

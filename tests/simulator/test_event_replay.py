@@ -1,4 +1,4 @@
-"""The event replay: examples with every span in nanoseconds, and laws of all iterations."""
+"""The event replay: its clock of progress, and laws of all iterations."""
 
 from dataclasses import replace
 from fractions import Fraction
@@ -21,47 +21,14 @@ from simulator.engines.event_replay import (
     replay,
 )
 from simulator.engines.timeline import Span
-from simulator.fabric import Fabric, LinkShare, Processor, Sharing, Timing
+from simulator.fabric import Fabric, LinkShare, Timing
 from simulator.schedule.policy import Policy
 from simulator.schedule.schedule import Compute, build_schedule
 from simulator.workload.compute_times import recorded_model
 
 from ..explore import examples
 from ..strategies import engine_inputs, fluid_fabrics, iteration, trace_of
-from .span_lines import ALIKE, fabric, lines_of
-
-
-def test_communication_hides_behind_the_backward_pass_and_the_rest_is_exposed():
-    assert lines_of([ALIKE], [[1], [0]], fabric(8))[:6] == [
-        "  0- 10 rank 0 forward",
-        " 10- 20 rank 0 backward 0",
-        " 20- 28 rank 0 all_reduce 0",
-        " 20- 30 rank 0 backward 1",
-        " 30- 38 rank 0 all_reduce 1",
-        " 30- 32 rank 0 backward",
-    ]
-    assert lines_of([ALIKE], [[1], [0]], fabric(8))[6:8] == [" 32- 38 rank 0 wait 1", " 38- 43 rank 0 step"]
-
-
-def test_a_collective_starts_when_its_last_rank_has_launched_it():
-    late = iteration(forward_ns=25, ready_ns=(45, 35), backward_end_ns=47, step_ns=5)
-    lines = lines_of([ALIKE, late], [[0, 1]], fabric(8))
-    assert " 30- 45 rank 0 straggler 0" in lines
-    assert " 45- 53 rank 0 all_reduce 0" in lines
-    assert " 32- 53 rank 0 wait 0" in lines
-
-
-def test_two_at_a_time_may_each_be_slower():
-    lines = lines_of([ALIKE], [[0], [1]], fabric(8, concurrency=2, sharing=(Sharing(size_bytes=0, factor=1.5),)))
-    assert {" 30- 42 rank 0 all_reduce 0", " 30- 42 rank 0 all_reduce 1"} <= set(lines)
-
-
-def test_computation_is_slower_while_a_collective_runs():
-    """Bucket 0 is launched at 20 and takes 8; meanwhile computation progresses by 4 ns, so the rest is 4 ns late."""
-    costs = fabric(8, processor=Processor(slow_down=2.0))
-    lines = lines_of([ALIKE], [[1], [0]], costs)
-    assert " 20- 34 rank 0 backward 1" in lines
-    assert " 34- 42 rank 0 all_reduce 1" in lines
+from .span_lines import ALIKE, lines_of
 
 
 def test_beside_each_other_all_reduces_of_a_table_share_their_link():
@@ -70,8 +37,6 @@ def test_beside_each_other_all_reduces_of_a_table_share_their_link():
     lines = lines_of([ALIKE], [[0], [1]], Fabric(all_reduce=table, concurrency=2))
     assert {" 30- 42 rank 0 all_reduce 0", " 30- 42 rank 0 all_reduce 1"} <= set(lines)
 
-
-# The clock of progress
 
 microsecond_or_day = st.sampled_from([10**3, 10**14])
 

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from simulator import Fabric
-from simulator.fabric import Level, Timing, Topology
+from simulator.fabric import Timing, Topology
 from simulator.fabric.extrapolation import (
     LATENCY_LAWS,
     LEVEL_NS,
@@ -23,6 +23,7 @@ from simulator.fabric.extrapolation import (
 from simulator.fabric.measured_tables import Table
 
 from ..strategies import tables
+from .test_nccl_cost_model import links
 
 SIZES = np.array([4**exponent for exponent in range(2, 15)])
 
@@ -57,12 +58,7 @@ def test_the_law_of_the_latency_is_read_from_the_data(law, library, world_sizes)
     np.testing.assert_allclose(extrapolated.ns, of_law(law, 64).ns, rtol=2e-3)
 
 
-NODES = Topology(
-    levels=(
-        Level(name="nvlink", members=8, latency_ns=3000, bytes_per_s=300e9),
-        Level(name="network", latency_ns=14_000, bytes_per_s=100e9),
-    )
-)
+NODES = Topology(levels=tuple(links(8, inside=300e9, network=100e9)))
 
 
 @given(st.sampled_from([16, 32, 64]), st.integers(0, 10**9), st.floats(0.3, 3))
@@ -162,15 +158,11 @@ def test_more_nodes_never_take_less_time(measured, more):
     assert (extrapolated_table(tables, more, growth_of(tables, "nccl", None)).ns >= times[max(measured)]).all()
 
 
-@pytest.mark.parametrize(
-    ("measured", "asked", "missing"), [((4, 8), 128, "several nodes"), ((16, 64), 8, "one node")]
-)
-def test_tables_of_one_node_are_not_extrapolated_across_nodes_without_described_links_nor_back(
-    measured, asked, missing
-):
+@pytest.mark.parametrize(("measured", "asked", "lacks"), [((4, 8), 128, "several nodes"), ((16, 64), 8, "one node")])
+def test_tables_of_one_node_do_not_reach_several_without_described_links_nor_back(measured, asked, lacks):
     rows = tuple(Timing(world_size=n, size_bytes=2**20, ns=100_000) for n in measured)
     alone = Fabric(all_reduce=rows, extrapolate=True)
-    message = f"expected a table of {missing} (of 8 GPUs) or described links, to extrapolate to {asked} ranks, got"
+    message = f"expected a table of {lacks} (of 8 GPUs) or described links, to extrapolate to {asked} ranks, got"
     with pytest.raises(ValueError, match=re.escape(message)) as caught:
         alone.all_reduce_ns(2**20, asked)
     assert "\n" not in str(caught.value)

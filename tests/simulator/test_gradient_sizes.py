@@ -1,7 +1,6 @@
 """Sizes of gradients in a file of torch's profiler, and the buckets that they belong to."""
 
 from dataclasses import replace
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -10,7 +9,7 @@ from reference.trace import Parameter
 from simulator import import_profile
 
 from . import profiler_files
-from .profiler_files import SMALL, without, write
+from .profiler_files import REAL, SMALL, without, write
 
 
 def test_a_model_gives_names_and_is_checked(tmp_path):
@@ -48,16 +47,11 @@ def test_without_shapes_and_copies_a_model_is_needed(tmp_path):
         import_profile([path])
 
 
-PROFILES = Path(__file__).parent.parent.parent / "validation" / "profiler"
-
-
 def test_the_buckets_of_a_model_with_parameters_outside_its_data_parallelism():
-    imported = import_profile([PROFILES / "a100x8_recommendation_rank3.json.gz"])
+    imported = import_profile([REAL / "a100x8_recommendation_rank3.json.gz"])
     report = imported.to_json()
     assert (report["world_size"], report["ranks"], report["steps"], report["gradients"]) == (8, [3], 6, 256)
     assert report["buckets_bytes"] == [181240752, 1068160, 17728292]
     buckets = [sum(imported.trace.sizes_bytes[index] for index in bucket) for bucket in imported.trace.layouts[0]]
     assert buckets == report["buckets_bytes"]
-    assert any(
-        note.startswith("3 gradients were accumulated after the last bucket was launched") for note in imported.notes
-    )
+    assert any(note.startswith("3 gradients were accumulated after the last bucket") for note in imported.notes)

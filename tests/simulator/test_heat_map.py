@@ -67,21 +67,21 @@ def test_a_cell_shows_the_value_of_its_fastest_settings(table, axes, value):
             assert ax.images[0].get_clim() == (0, 1)
 
 
+def table_of(rows) -> pd.DataFrame:
+    """Ranks, bucket cap, duration and efficiency of each row."""
+    rows = [("a", "x", ranks, cap, "ready", "none", *values) for ranks, cap, *values in rows]
+    return pd.DataFrame(rows, columns=[*AXES, "iteration_ns", "efficiency"])
+
+
 def test_world_sizes_that_are_not_shown_get_a_map_each_and_chosen_settings_their_name():
-    table = pd.DataFrame(
-        [("a", "x", ranks, cap, "ready", "none", 5 + cap, 1 / ranks) for ranks in (8, 64) for cap in (1.0, 25.0)],
-        columns=[*AXES, "iteration_ns", "efficiency"],
-    )
+    table = table_of((ranks, cap, 5 + cap, 1 / ranks) for ranks in (8, 64) for cap in (1.0, 25.0))
     small, large = draw_heat_maps(table, Figure(), rows="fabric", columns="trace")
     assert [text.get_text() for ax in (small, large) for text in ax.texts] == ["12%\n1 MB", "2%\n1 MB"]
     assert large.get_title(loc="left") == "64 ranks: efficiency, with the fastest bucket cap"
 
 
 def test_axes_are_labelled_as_tables_are():
-    table = pd.DataFrame(
-        [("a", "x", ranks, cap, "ready", "none", 5, 0.5) for ranks in (2, 4) for cap in CAPS],
-        columns=[*AXES, "iteration_ns", "efficiency"],
-    )
+    table = table_of((ranks, cap, 5, 0.5) for ranks in (2, 4) for cap in CAPS)
     (ax,) = draw_heat_maps(table, Figure())
     assert [label.get_text() for label in ax.get_yticklabels()] == ["1 MB", "single", "default"]
     assert [label.get_text() for label in ax.get_xticklabels()] == ["2", "4"]

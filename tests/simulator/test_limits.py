@@ -25,12 +25,7 @@ def predict_at(trace, fabric, settings, multiple):
 
 
 @examples(20)
-@given(
-    st.integers(0, 10**5),
-    st.floats(1e6, 1e11),
-    st.sampled_from([1.0, 3.0, float("inf")]),
-    st.floats(0.05, 0.99),
-)
+@given(st.integers(0, 10**5), st.floats(1e6, 1e11), st.sampled_from([1.0, 3.0, float("inf")]), st.floats(0.05, 0.99))
 def test_the_need_is_the_least_rate_that_reaches_the_target(latency_ns, bytes_per_s, cap_mb, target):
     trace = trace_of([[iteration(300 * US, (1900 * US, 900 * US), 1900 * US, 100 * US)]], [3 << 20, 2 << 20])
     fabric = Fabric.from_alpha_beta(latency_ns, bytes_per_s)

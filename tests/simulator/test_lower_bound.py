@@ -3,7 +3,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from simulator import Fabric
+from simulator import Fabric, tune
 from simulator.tuning.local_search import as_layout
 from simulator.tuning.lower_bound import lower_bound_ns
 from simulator.tuning.partition_costs import partition_costs
@@ -50,7 +50,6 @@ def test_where_a_bucket_costs_a_line_and_gradients_are_small_the_bound_is_reache
     trace = trace_of([[iteration(0, ready, 100 * count, 0)]], [size] * count)
     fabric = Fabric.from_table([(2, 0, 1000), (2, 10**6, 1000 + 2 * 10**6)])
     costs = partition_costs(plan_times(trace, fabric))
-    from simulator import tune
 
     plan = tune(trace, fabric, world_size=2)
     assert plan.iteration_ns >= plan.lower_bound_ns >= 0.97 * plan.iteration_ns

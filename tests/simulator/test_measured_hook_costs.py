@@ -20,8 +20,6 @@ def test_the_slow_down_moves_by_its_band_and_never_below_one(slow_down, error):
     assert 1 <= processor.slowed(-1).slow_down <= slow_down
 
 
-# Predictions with measured hooks
-
 FABRIC = Fabric.from_alpha_beta(alpha_ns=100, bytes_per_s=1e9)
 ONE = iteration(forward_ns=10, ready_ns=(30, 20), backward_end_ns=32, step_ns=5)
 

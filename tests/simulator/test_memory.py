@@ -8,14 +8,13 @@ from reference.trace import StepMemory
 from simulator.capacity.memory import OPTIMIZERS, Optimizer, capacity_bytes, memory_use
 from simulator.schedule.policy import Policy
 
-from .test_default_gpu_costs import gpu_trace
+from .changed_traces import gpu_trace, with_workload
 
 MB = 10**6
 
 
 def trace_with(memory: StepMemory | None, name: str = "NVIDIA H100 80GB HBM3"):
-    trace = gpu_trace(name)
-    return trace.model_copy(update={"workload": trace.workload.model_copy(update={"memory": memory})})
+    return with_workload(gpu_trace(name), memory=memory)
 
 
 def held(batch: int, kept: int, constant: int = 0) -> StepMemory:
@@ -65,16 +64,13 @@ def test_views_never_take_more(kept, optimizer):
 def test_a_rank_keeps_the_states_of_its_shard(kept, optimizer, ranks):
     """Of three equal parameters, one of several ranks holds at least one."""
     trace = trace_with(held(8, kept))
-    parameter = trace.workload.parameters[0]
-    trace = trace.model_copy(update={"workload": trace.workload.model_copy(update={"parameters": (parameter,) * 3})})
+    trace = with_workload(trace, parameters=trace.workload.parameters[:1] * 3)
     alone, shard = (memory_use(trace, Policy(zero=one), optimizer, ranks) for one in (None, "parameters"))
     assert shard.parts == alone.parts | {"optimizer": alone.parts["optimizer"] * {1: 3, 2: 2}.get(ranks, 1) // 3}
     assert shard.peak_bytes <= alone.peak_bytes
 
 
-@pytest.mark.parametrize(
-    ("name", "gb"), [("NVIDIA A100-SXM4-40GB", 42.3), ("Tesla V100-SXM2-32GB", 33.8), ("T4", 16.9)]
-)
+@pytest.mark.parametrize(("name", "gb"), [("A100-SXM4-40GB", 42.3), ("Tesla V100-SXM2-32GB", 33.8), ("T4", 16.9)])
 def test_a_gpus_memory_is_in_its_name_or_in_the_catalogue(name, gb):
     assert capacity_bytes(name) / 1e9 == pytest.approx(gb, abs=0.05)
 

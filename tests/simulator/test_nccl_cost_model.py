@@ -13,7 +13,7 @@ from simulator.fabric.nccl_cost_model import NcclCost, nccl_all_reduce, publishe
 KIB, MIB = 2**10, 2**20
 
 
-def links(gpus, nodes, inside=340e9, network=96e9, *, reduces=False):
+def links(gpus, nodes=None, inside=340e9, network=96e9, *, reduces=False):
     """Links of nodes with NVLink on a network, with NCCL's own latencies."""
     return [
         Level(name="nvlink", members=gpus, latency_ns=3400, bytes_per_s=inside, reduces=reduces),
@@ -22,9 +22,8 @@ def links(gpus, nodes, inside=340e9, network=96e9, *, reduces=False):
 
 
 def cheapest_us(levels, sizes, version="2.23"):
-    return (
-        np.min([cost.costs_ns(np.array(sizes)) for cost in nccl_all_reduce(levels, version).values()], axis=0) / 1e3
-    )
+    costs = nccl_all_reduce(levels, version).values()
+    return np.min([cost.costs_ns(np.array(sizes)) for cost in costs], axis=0) / 1e3
 
 
 def test_a_ring_passes_each_network_hop_twice_and_a_tree_each_level():

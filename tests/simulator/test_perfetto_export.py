@@ -3,6 +3,7 @@
 import itertools
 import json
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -55,27 +56,23 @@ def _repeated(trace: Trace, world_size: int) -> Trace:
     return trace.model_copy(update={"ranks": ranks})
 
 
-def test_up_to_a_limit_every_rank_has_a_process_of_its_own():
-    assert processes(MOST_PROCESSES) == [f"rank {rank}" for rank in range(MOST_PROCESSES)]
-
-
-def test_with_more_ranks_those_that_behave_the_same_share_a_process_named_after_them():
-    assert processes(100) == ["rank 0 (50 alike: 0, 2, 4, ...)", "rank 1 (50 alike: 1, 3, 5, ...)"]
-
-
-def test_ranks_that_are_slow_or_run_out_of_inputs_have_their_own_process():
-    slow = [Straggler(rank=98, factor=2)]
-    assert processes(100, stragglers=slow, inputs=[2, 2, 1] + 97 * [2]) == [
-        "rank 0 (48 alike: 0, 4, 6, ...)", "rank 1 (50 alike: 1, 3, 5, ...)", "rank 2", "rank 98",
-    ]  # fmt: skip
-
-
-def processes(world_size: int, **settings) -> list[str]:
-    """Names of the processes in the export, in order."""
+@pytest.mark.parametrize(
+    ("world_size", "settings", "names"),
+    [
+        (MOST_PROCESSES, {}, [f"rank {rank}" for rank in range(MOST_PROCESSES)]),
+        (100, {}, ["rank 0 (50 alike: 0, 2, 4, ...)", "rank 1 (50 alike: 1, 3, 5, ...)"]),
+        (
+            100, {"stragglers": [Straggler(rank=98, factor=2)], "inputs": [2, 2, 1] + 97 * [2]},
+            ["rank 0 (48 alike: 0, 4, 6, ...)", "rank 1 (50 alike: 1, 3, 5, ...)", "rank 2", "rank 98"],
+        ),
+    ],
+)  # fmt: skip
+def test_every_rank_has_a_process_up_to_a_limit_beyond_which_equal_ones_share_one(world_size, settings, names):
+    """A rank that is slow or runs out of inputs has no equal."""
     events = chrome_trace(predict(TWO_KINDS, FABRIC, world_size=world_size, **settings).timeline)["traceEvents"]
-    names = {event["pid"]: event["args"]["name"] for event in events if event["name"] == "process_name"}
-    assert {event["pid"] for event in events if event["ph"] == "X"} == set(names)
-    return [names[pid] for pid in sorted(names)]
+    found = {event["pid"]: event["args"]["name"] for event in events if event["name"] == "process_name"}
+    assert {event["pid"] for event in events if event["ph"] == "X"} == set(found)
+    assert [found[pid] for pid in sorted(found)] == names
 
 
 def test_a_timeline_is_saved_in_a_new_folder(tmp_path):

@@ -4,7 +4,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from simulator import predict
+from simulator import Fabric, predict
+from simulator.fabric import Processor, Timing
 from simulator.tuning.local_search import as_layout
 from simulator.tuning.plan_times import PlanTimes, with_plan
 from tests.explore import examples
@@ -34,8 +35,6 @@ def test_the_objective_is_that_of_predict(asked, objective, data):
 
 def test_two_iterations_of_which_neither_is_slower_in_every_moment_are_not_ordered():
     """One has the longer backward pass, the other the longer step: which one is the median depends on the buckets."""
-    from simulator import Fabric
-
     trace = trace_of([[iteration(0, (5,), 5, 9), iteration(0, (8,), 8, 7)]], [10])
     times = plan_times(trace, Fabric.from_table([(2, 10, 3)]))
     assert times.deciding_cycles == [0, 1]
@@ -43,7 +42,6 @@ def test_two_iterations_of_which_neither_is_slower_in_every_moment_are_not_order
 
 
 def test_the_worst_case_has_costs_at_the_upper_ends_of_their_bands():
-    from simulator.fabric import Fabric, Processor, Timing
 
     trace = trace_of([[iteration(0, (10,), 10, 0)]], [100])
     table = (Timing(world_size=2, size_bytes=100, ns=1000, spread=0.5),)

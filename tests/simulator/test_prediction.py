@@ -13,8 +13,10 @@ from simulator.schedule.comm_hook_messages import CommHook
 
 from ..explore import examples
 from ..strategies import any_predictions, iteration, steady_fabrics, trace_of, traces
+from .changed_traces import with_workload
 
 FABRIC = Fabric.from_alpha_beta(alpha_ns=100, bytes_per_s=1e9, concurrency=2)
+SLOWED = FABRIC.with_processor(slow_down=1.5)
 ONE_GRADIENT = trace_of([[iteration(3, (7,), 9, 2)]], [4])
 
 
@@ -51,6 +53,12 @@ def test_the_frame_holds_every_span(trace):
         ({"inputs": 3}, r"inputs: expected a list of values, got 3; write \["),
         ({"inputs": [3, 2.0]}, r"inputs\[1\]: input should be a valid integer, got 2.0"),
         ({"engine": "fast"}, "engine: input should be 'auto', 'events' or 'closed_form', got 'fast'"),
+        ({"fabric": SLOWED, "engine": "closed_form"}, "closed form: expected constant speeds"),
+        ({"inputs": [1, 2], "measured": {2: 100}}, "measured: expected none with inputs"),
+        ({"inputs": [1]}, r"^inputs: expected 2 numbers of batches, one per rank, .*; got \[1\]$"),
+        ({"inputs": []}, r"^inputs: expected 2 numbers of batches, one per rank, .*; got \[\]$"),
+        ({"inputs": [2, -1]}, r"^inputs: expected 2 numbers .* none negative; got \[2, -1\]$"),
+        ({"inputs": [0, 0]}, r"^inputs: expected 2 numbers .* not all 0 .*; got \[0, 0\]$"),
         ({"hook": 3}, "hook: expected a CommHook or the name of one, such as 'fp16', got 3"),
     ],
 )
@@ -63,9 +71,8 @@ def test_arguments_that_make_no_sense_are_named(arguments, says):
 @given(traces(), st.integers(1, 3), st.sampled_from([np.array, tuple, list]))
 def test_whole_numbers_of_numpy_are_whole_numbers(trace, world_size, kind):
     inputs = [1] * world_size
-    assert predict(trace, FABRIC, world_size=np.int64(world_size), inputs=kind(inputs)) == predict(
-        trace, FABRIC, world_size=world_size, inputs=inputs
-    )
+    expected = predict(trace, FABRIC, world_size=world_size, inputs=inputs)
+    assert predict(trace, FABRIC, world_size=np.int64(world_size), inputs=kind(inputs)) == expected
 
 
 @pytest.mark.parametrize(
@@ -79,6 +86,8 @@ def test_whole_numbers_of_numpy_are_whole_numbers(trace, world_size, kind):
         (lambda: Fabric.from_table([(2, 8, -5)]), r"all_reduce\[0\].ns: input should be .* got -5"),
         (lambda: Fabric.from_alpha_beta(1, float("nan")), r"bytes_per_s: input should be a finite number, got nan"),
         (lambda: Fabric.from_table([(2, 8, 5)]).all_reduce_ns(8, 4), "world_size: expected one of .2., .* got 4"),
+        (lambda: FABRIC.all_reduce_ns(8, 0), "^world_size: expected at least 1, got 0$"),
+        (lambda: Fabric.from_alpha_beta(1, 0.0), r"bytes_per_s: input should be greater than or equal to 1, got 0"),
     ],
 )
 def test_what_is_described_wrongly_is_named_in_one_line(mistake, says):
@@ -87,18 +96,12 @@ def test_what_is_described_wrongly_is_named_in_one_line(mistake, says):
     assert "\n" not in str(told.value)
 
 
-# Bounds
-
-
 @examples(20)
 @given(any_predictions(fabrics=steady_fabrics))
 def test_overlap_never_hurts_where_speeds_are_constant(asked):
     prediction = asked.predict()
     if len(prediction.timeline.engine_input.ranks) == 1:
         assert prediction.iteration_ns <= prediction.no_overlap_ns
-
-
-# Bytes
 
 
 @examples(20)
@@ -124,8 +127,8 @@ def test_every_parameter_is_in_one_bucket_and_every_buckets_bytes_are_sent(asked
 def test_a_cycle_is_its_local_iterations_and_a_synchronised_one(asked, every):
     """With a recording of one rank; iterations under `no_sync` have no optimiser step."""
     ranks = asked.trace.ranks[:1]
-    workload = asked.trace.workload.model_copy(update={"world_size": 1})
-    asked = replace(asked, trace=asked.trace.model_copy(update={"ranks": ranks, "workload": workload}), inputs=None)
+    one_rank = with_workload(asked.trace.model_copy(update={"ranks": ranks}), world_size=1)
+    asked = replace(asked, trace=one_rank, inputs=None)
     one, cycle = (
         replace(asked, policy=asked.policy.model_copy(update={"sync_every": k})).predict() for k in (1, every)
     )
@@ -145,24 +148,14 @@ def test_an_epoch_ends_with_a_count_a_vote_and_the_model():
     trace = trace_of([[iteration(10, (30,), 30, 10)]], [400], buffer_bytes=[100])
     costs = Fabric.from_table([(2, 0, 10), (2, 1000, 1010)])
     assert predict(trace, costs, world_size=2).epoch_end_ns == 0
-    assert predict(trace, costs, world_size=2, inputs=[2, 1]).epoch_end_ns == (10 + 4) + (10 + 8) + (10 + 400) + (
-        10 + 100
-    )
+    without_buffers = (10 + 4) + (10 + 8) + (10 + 400)
+    assert predict(trace, costs, world_size=2, inputs=[2, 1]).epoch_end_ns == without_buffers + (10 + 100)
     without = predict(trace, costs, world_size=2, inputs=[2, 1], broadcast_buffers=False)
-    assert without.epoch_end_ns == (10 + 4) + (10 + 8) + (10 + 400)
+    assert without.epoch_end_ns == without_buffers
 
-
-# Comparisons
 
 TRACE = trace_of([[iteration(10**6, (3 * 10**6, 2 * 10**6), 4 * 10**6, 10**6)]], [4 * 10**6, 10**6])
 SLOW, FAST = (Fabric.from_alpha_beta(alpha_ns=1000, bytes_per_s=rate) for rate in (1e9, 1e10))
-
-
-@examples(20)
-@given(any_predictions())
-def test_every_prediction_is_at_least_its_computation(asked):
-    prediction = asked.predict()
-    assert prediction.iteration_ns >= prediction.compute_ns >= 0
 
 
 @examples(20)
@@ -184,25 +177,18 @@ def test_the_parts_of_a_comparison_add_up_to_its_difference(asked, other):
 def test_a_comparison_reads_as_a_sentence():
     slow, fast = (predict(TRACE, fabric, world_size=2) for fabric in (SLOW, FAST))
     sentence, parts = repr(slow.compare(fast)).split("; by part, ms: ")
-    assert sentence == (
-        "5.00 ms instead of 9.00 ms: 4.00 ms shorter, 0.555 times as long; the difference is beyond the errors of "
-        "the costs"
-    )
+    assert sentence.startswith("5.00 ms instead of 9.00 ms: 4.00 ms shorter, 0.555 times as long; the difference")
     assert parts == "exposed communication -4.00"
     assert repr(slow.compare(slow)).endswith("by part, ms: no difference")
+    late = predict(TRACE, FAST, world_size=2, stragglers=[Straggler(rank=1, factor=2)])
+    assert "backward" in repr(fast.compare(late))
 
 
 def test_parts_of_cycles_of_different_lengths_are_those_of_one_iteration():
     trace = trace_of([[iteration(10**6, (3 * 10**6,), 4 * 10**6, 10**6)] * 4], [4 * 10**6])
     single, cycle = (predict(trace, FAST, world_size=2, sync_every=k) for k in (1, 4))
-    assert abs(sum(single.compare(cycle).parts_ns.values()) - single.compare(cycle).difference_ns) <= len(
-        cycle.breakdown
-    )
-
-
-def test_a_straggler_is_named_in_a_comparison():
-    late = predict(TRACE, FAST, world_size=2, stragglers=[Straggler(rank=1, factor=2)])
-    assert "backward" in repr(predict(TRACE, FAST, world_size=2).compare(late))
+    comparison = single.compare(cycle)
+    assert abs(sum(comparison.parts_ns.values()) - comparison.difference_ns) <= len(cycle.breakdown)
 
 
 def test_a_prediction_names_messages_beyond_the_measured_ones_and_is_less_sure():
@@ -211,9 +197,7 @@ def test_a_prediction_names_messages_beyond_the_measured_ones_and_is_less_sure()
     inside, beyond = (predict(ONE_GRADIENT, fabric, world_size=2) for fabric in (measured, cut_off))
     assert (inside.assumed, inside.iteration_ns) == ((), beyond.iteration_ns)
     (sentence,) = beyond.assumed
-    assert sentence.startswith(
-        "all-reduces on 2 ranks were measured from 2 KiB to 4 KiB; smaller messages follow the first"
-    )
+    assert sentence.startswith("all-reduces on 2 ranks were measured from 2 KiB to 4 KiB; smaller messages follow")
     assert beyond.to_json()["assumed"] == [sentence]
     assert beyond.causes_ns["collectives"][1] > 1000
     assert "collectives" not in inside.causes_ns

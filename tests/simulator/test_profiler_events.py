@@ -23,6 +23,9 @@ def test_a_file_without_what_the_gpu_ran_is_refused(tmp_path, damage):
         import_profile([write(document, tmp_path / "rank0.json")])
 
 
+EMPTY_STEP = '{"traceEvents": [{"ph": "X", "cat": "cpu_op", "name": "ProfilerStep#1", "ts": 1, "dur": 9}]}'
+
+
 @pytest.mark.parametrize(
     ("text", "message"),
     [
@@ -30,10 +33,7 @@ def test_a_file_without_what_the_gpu_ran_is_refused(tmp_path, damage):
         ("{}", "got Object missing required field `traceEvents`"),
         ('{"traceEvents": []}', "expected events of torch's profiler, got 0 events"),
         ('{"traceEvents": [{"ph": "X", "cat": "cpu_op", "name": "a", "ts": 1}]}', "expected training steps, got no"),
-        (
-            '{"traceEvents": [{"ph": "X", "cat": "cpu_op", "name": "ProfilerStep#1", "ts": 1, "dur": 9}]}',
-            "expected events named torch::autograd::AccumulateGrad",
-        ),
+        (EMPTY_STEP, "expected events named torch::autograd::AccumulateGrad"),
     ],
 )
 def test_a_file_without_training_steps_is_told_in_one_line(tmp_path, text, message):

@@ -19,6 +19,7 @@ from simulator.capacity.report_pictures import draw_costs, draw_efficiency, draw
 from ..explore import examples
 from ..strategies import iteration, rate_fabrics, trace_of, traces
 from .chromium import Watched
+from .test_digits import number
 
 SIZES = st.lists(st.sampled_from([1, 2, 3, 8, 64, 1024, 16_384]), min_size=1, max_size=4, unique=True)
 HOSTILE = """</title><script>alert(1)</script><img src=x onerror="alert('2')">'"&amp;$title"""
@@ -75,10 +76,6 @@ def place(words):
     decimals = len(digits.partition(".")[2])
     whole = digits.replace(".", "")
     return 10.0 ** (len(whole) - len(whole.rstrip("0")) - decimals) * 10.0 ** int(words.partition("e")[2] or 0)
-
-
-def number(words):
-    return float(words.replace(",", ""))
 
 
 def assert_is_shown(document, attributes, words):

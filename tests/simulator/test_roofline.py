@@ -6,9 +6,8 @@ import re
 import pytest
 from hypothesis import given
 
-from reference.trace import Parameter
 from simulator.workload.measured_ceilings import measured_ceilings
-from simulator.workload.roofline import Device, Operation, Operations, find_device, merge, sgd_step
+from simulator.workload.roofline import Device, Operation, Operations, find_device, merge
 
 from .random_operations import DOCUMENT, SLOW, any_operations, devices, some_operations
 
@@ -52,9 +51,8 @@ def test_measured_ceilings_make_kernels_slower_by_kind():
     kernel = Operation(flops=10**12, bytes_moved=10**6)
     sheet = find_device("h100-bf16")
     at_peak = sheet.model_copy(update={"generation": None}).time_ns([kernel])
-    times = [
-        sheet.time_ns([kernel.model_copy(update={"kind": kind})]) for kind in ("matmul", "attention", "depthwise")
-    ]
+    kernels = [kernel.model_copy(update={"kind": kind}) for kind in ("matmul", "attention", "depthwise")]
+    times = [sheet.time_ns([one]) for one in kernels]
     assert at_peak < times[0] < times[1] < times[2] * 1.2
     moving = kernel.model_copy(update={"flops": 1, "bytes_moved": 10**9, "kind": "conv"})
     last = moving.model_copy(update={"channels_last": True})
@@ -65,25 +63,6 @@ def test_a_device_is_found_by_name_or_file(tmp_path):
     assert find_device("h100-bf16").name == "NVIDIA H100 SXM, bf16"
     (tmp_path / "mine.json").write_text(SLOW.model_dump_json())
     assert find_device(str(tmp_path / "mine.json")) == SLOW
-
-
-@pytest.mark.parametrize(
-    ("content", "says"),
-    [
-        ('{"name": "d", "flops_per_s": -1, "bytes_per_s": 1}', "flops_per_s: input should be greater than"),
-        ("no JSON", "not a data sheet: invalid JSON"),
-    ],
-)
-def test_a_broken_data_sheet_is_told_in_one_line(tmp_path, content, says):
-    path = tmp_path / "mine.json"
-    path.write_text(content)
-    with pytest.raises(ValueError, match=re.escape(says)) as caught:
-        find_device(str(path))
-    assert str(caught.value).startswith(f"{path}: ")
-    assert "\n" not in str(caught.value)
-
-
-# Files of operations
 
 
 @given(any_operations())
@@ -113,13 +92,3 @@ def test_an_inconsistent_file_names_file_field_and_reason(tmp_path, path, value,
         Operations.load(file)
     assert str(caught.value).startswith(f"{file}: not an operations file: ")
     assert "\n" not in str(caught.value)
-
-
-def of(operations) -> tuple[int, int]:
-    """FLOPs and bytes."""
-    return sum(o.flops for o in operations), sum(o.bytes_moved for o in operations)
-
-
-def test_a_step_reads_parameter_and_gradient_and_writes_the_parameter():
-    parameter = Parameter(name="w", shape=(5,), dtype="float32", size_bytes=20)
-    assert of(sgd_step([parameter, parameter])) == (0, 120)

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from reference.bucketing import ORDERS, bucket_caps, plan_buckets
 from reference.trace import Trace
 from simulator import Fabric, predict
-from simulator.fabric import Linear, Processor
+from simulator.fabric import Linear, Processor, Sharing
 from simulator.schedule.comm_hook_messages import PowerSGD
 from simulator.schedule.policy import Phase, Policy
 from simulator.schedule.schedule import Compute, LaunchCollective, buckets_of, build_join_end, build_schedule
@@ -20,6 +20,7 @@ from simulator.workload.compute_times import recorded_model
 from ..explore import examples
 from ..strategies import caps_mb, integer_programs, iteration, partitions, trace_of, traces
 from . import hook_cost_bodies
+from .changed_traces import as_floats, with_parameters, with_workload
 from .span_lines import ALIKE, fabric, lines_of
 
 FABRIC = Fabric.from_alpha_beta(alpha_ns=100, bytes_per_s=1e9, concurrency=2)
@@ -126,6 +127,7 @@ def costs(**processor) -> dict[str, Processor]:
     return {"processor": Processor(**processor)}
 
 
+COPIES = costs(copy_out=Linear(fixed_ns=3))
 PACKING = costs(pack=Linear(fixed_ns=1), launch_ns=2)
 TURNED = iteration(forward_ns=10, ready_ns=(20, 30), backward_end_ns=32, step_ns=5)
 UNUSED = iteration(forward_ns=10, ready_ns=(30, None), backward_end_ns=32, step_ns=5)
@@ -135,6 +137,30 @@ LATE = iteration(forward_ns=20, ready_ns=(40, 30), backward_end_ns=42, step_ns=5
 @pytest.mark.parametrize(
     ("ranks", "buckets", "costs", "settings", "expected"),
     [
+        # Communication hides behind the backward pass, and the rest is exposed.
+        (
+            [ALIKE], [[1], [0]], {}, {},
+            ["  0- 10 forward", " 10- 20 backward 0", " 20- 28 all_reduce 0", " 20- 30 backward 1",
+             " 30- 38 all_reduce 1", " 30- 32 backward", " 32- 38 wait 1", " 38- 43 step"],
+        ),
+        # A collective starts when its last rank has launched it.
+        ([ALIKE, LATE], [[0, 1]], {}, {}, [" 30- 40 straggler 0", " 32- 48 wait 0", " 40- 48 all_reduce 0"]),
+        # Two at a time may each be slower.
+        (
+            [ALIKE], [[0], [1]], {"concurrency": 2, "sharing": (Sharing(size_bytes=0, factor=1.5),)}, {},
+            [" 30- 42 all_reduce 0", " 30- 42 all_reduce 1"],
+        ),
+        # Bucket 0 is launched at 20 and takes 8; meanwhile computation progresses by 4, so the rest is 4 late.
+        ([ALIKE], [[1], [0]], costs(slow_down=2.0), {}, [" 20- 34 backward 1", " 34- 42 all_reduce 1"]),
+        # Averages are copied out, but not those in views.
+        ([ALIKE], [[0, 1]], COPIES, {}, [" 38- 44 copy_out 0"]),
+        ([ALIKE], [[0, 1]], COPIES, {"gradient_as_bucket_view": True}, ["no copy_out 0"]),
+        # Buffers are copied out when they have arrived, in 1 + 4 and 1 + 2.
+        (
+            [ALIKE], [[0, 1]], costs(copy_out=Linear(fixed_ns=1, ns_per_byte=1)), {"buffer_bytes": [4, 2]},
+            [" 16- 24 copy_out", " 24- 34 forward"],
+        ),
+        ([ALIKE], [[0, 1]], COPIES, {"buffer_bytes": [4, 2], "broadcast_buffers": False}, ["  0- 10 forward"]),
         # Buffers, a piece for each dtype, at most two pieces at a time.
         (
             [ALIKE], [[0, 1]], {"concurrency": 3}, {"buffer_bytes": [4, 4, 4]},
@@ -174,10 +200,7 @@ LATE = iteration(forward_ns=20, ready_ns=(40, 30), backward_end_ns=42, step_ns=5
         ),
         # A bucket is packed when it is full. On rank 0, bucket 1 waits for rank 1, whose gradients come in another
         # order and which packs both buckets before its first launch.
-        (
-            [ALIKE, TURNED], [[1], [0]], PACKING, {},
-            [" 20- 21 pack 0", " 21- 23 launch 0", " 23- 34 straggler 0"],
-        ),
+        ([ALIKE, TURNED], [[1], [0]], PACKING, {}, [" 20- 21 pack 0", " 21- 23 launch 0", " 23- 34 straggler 0"]),
     ],
 )  # fmt: skip
 def test_spans_of_rank_0(ranks, buckets, costs, settings, expected):
@@ -190,23 +213,15 @@ def test_spans_of_rank_0(ranks, buckets, costs, settings, expected):
 
 
 def test_two_dtypes_are_refused_where_torch_does():
-    trace = trace_of([[ALIKE]], [4, 4])
-    floats = trace.workload.parameters[0].model_copy(update={"dtype": "float32", "shape": (1,)})
-    mixed = trace.workload.model_copy(update={"parameters": (floats, trace.workload.parameters[1])})
-    trace = trace.model_copy(update={"workload": mixed})
+    trace = with_parameters(trace_of([[ALIKE]], [4, 4]), dtype=["float32", "int8"], shape=[(1,), (4,)])
     with pytest.raises(ValueError, match="plan: expected one dtype per bucket, bucket 0 has float32 and int8"):
         predict(trace, fabric(8), world_size=2, plan=[[0, 1]])
-    with pytest.raises(
-        ValueError, match="zero: expected one dtype, as ZeroRedundancyOptimizer does, got float32 and"
-    ):
+    with pytest.raises(ValueError, match="zero: expected one dtype, as ZeroRedundancyOptimizer does, got float32"):
         predict(trace, fabric(8), world_size=2, zero="buckets")
 
 
 def test_a_second_collective_follows_the_launch_of_the_next_bucket():
-    matrices = iteration(forward_ns=10, ready_ns=(30, 20), backward_end_ns=32, step_ns=5)
-    trace = trace_of([[matrices]], [400, 400])
-    shaped = tuple(parameter.model_copy(update={"shape": (20, 20)}) for parameter in trace.workload.parameters)
-    trace = trace.model_copy(update={"workload": trace.workload.model_copy(update={"parameters": shaped})})
+    trace = with_parameters(trace_of([[ALIKE]], [400, 400]), shape=[(20, 20)] * 2)
     hook = PowerSGD(compress=Linear(fixed_ns=1), recompress=Linear(fixed_ns=2), decompress=Linear(fixed_ns=3))
     spans = predict(trace, fabric(4), world_size=2, plan=[[1], [0]], hook=hook).spans
     lines = [f"{s.start_ns}-{s.end_ns} {s.kind} {s.bucket}" for s in spans if s.kind not in ("forward", "step")]
@@ -231,13 +246,9 @@ def test_a_rank_without_inputs_takes_part_in_all_collectives():
 
 def decoder(names=("embedding.weight", "layers.0.weight", "layers.1.weight", "head.weight"), **of_the_first) -> Trace:
     """A model whose gradients, of 4 bytes each, are ready at 40, 30, 20 and 10; fields of the first parameter."""
-    trace = trace_of([[iteration(5, (40, 30, 20, 10), 45, 7)]], [4, 4, 4, 4])
-    first, *others = (
-        one.model_copy(update={"name": name, "dtype": "float32", "shape": (1, 1)})
-        for one, name in zip(trace.workload.parameters, names, strict=True)
-    )
-    parameters = (first.model_copy(update=of_the_first), *others)
-    return trace.model_copy(update={"workload": trace.workload.model_copy(update={"parameters": parameters})})
+    trace = as_floats(trace_of([[iteration(5, (40, 30, 20, 10), 45, 7)]], [4] * 4), name=list(names))
+    first, *others = trace.workload.parameters
+    return with_workload(trace, parameters=(first.model_copy(update=of_the_first), *others))
 
 
 def test_fsdp_copies_parameters_before_forward_passes_and_gradients_twice_and_nothing_out():

@@ -24,24 +24,11 @@ from simulator.workload.variation import Variation
 from ..explore import examples
 from ..strategies import any_predictions, iteration, partitions, trace_of, traces
 from ..strategies import iterations as any_iteration
+from .changed_traces import with_iterations, with_workload
 from .span_lines import ALIKE, fabric, lines_of
 
 FREE = Fabric.from_alpha_beta(alpha_ns=0, bytes_per_s=1e18)
 FABRIC = Fabric.from_alpha_beta(alpha_ns=100, bytes_per_s=1e9, concurrency=2)
-
-
-def test_averages_in_views_are_not_copied_out():
-    costs = fabric(8, processor=Processor(copy_out=Linear(fixed_ns=3)))
-    assert not any("copy_out" in line for line in lines_of([ALIKE], [[0, 1]], costs, gradient_as_bucket_view=True))
-    assert " 38- 44 rank 0 copy_out 0" in lines_of([ALIKE], [[0, 1]], costs)
-
-
-def test_buffers_are_copied_out_when_they_have_arrived():
-    costs = fabric(8, processor=Processor(copy_out=Linear(fixed_ns=1, ns_per_byte=1)))
-    lines = lines_of([ALIKE], [[0, 1]], costs, buffer_bytes=(4, 2))
-    assert {" 16- 24 rank 0 copy_out", " 24- 34 rank 0 forward"} <= set(lines)  # 1 + 4 and 1 + 2
-    without = lines_of([ALIKE], [[0, 1]], costs, buffer_bytes=(4, 2), broadcast_buffers=False)
-    assert "  0- 10 rank 0 forward" in without
 
 
 def test_a_gradient_alone_in_its_bucket_is_not_copied_where_the_reducer_sends_it_in_place():
@@ -92,9 +79,8 @@ def test_one_rank_trains_locally_and_pays_only_its_own_processor(asked):
     assert asked.predict().breakdown["exposed_comm"] == asked.predict().breakdown["stragglers"] == 0
     policy = asked.policy.model_copy(update={"hook": CommHook()})
     bare = replace(asked, fabric=FREE, policy=policy, stragglers=()).predict()
-    local = [
-        place for place, step in enumerate(bare.timeline.engine_input.schedule.steps) if step.kind in COMPUTATION
-    ]
+    steps = bare.timeline.engine_input.schedule.steps
+    local = [place for place, step in enumerate(steps) if step.kind in COMPUTATION]
     assert bare.iteration_ns == bare.compute_ns
     assert bare.timeline.iteration_ns == bare.timeline.engine_input.duration_ns[:, local].sum()
 
@@ -119,16 +105,6 @@ def test_a_rank_that_has_joined_sends_zeros_through_the_hook():
     assert shadow.sum() == 100 + 5 + 7
 
 
-@given(traces())
-def test_a_trace_with_communication_is_not_charged_twice(trace):
-    """What its recording holds already: puts, launches, broadcasts."""
-    recorded = trace.model_copy(update={"workload": trace.workload.model_copy(update={"source": "torch"})})
-    costly = FABRIC.model_copy(update={"processor": Processor(pack=Linear(fixed_ns=9), launch_ns=7)})
-    assert (
-        predict(recorded, costly, world_size=2).iteration_ns == predict(recorded, FABRIC, world_size=2).iteration_ns
-    )
-
-
 # Other buckets than those of the recording
 
 COSTLY = Processor(pack=Linear(fixed_ns=9), launch_ns=7, stall_ns=3, slow_down=1.5)
@@ -138,32 +114,19 @@ def recorded_with(trace, layout, buckets=()):
     """The trace as if training under DDP had been recorded, with these buckets and their times in every iteration."""
     times = tuple(BucketTimes(ready_ns=a, launched_ns=a, done_ns=b) for a, b in buckets)
     times = times or tuple(BucketTimes(ready_ns=0, launched_ns=0, done_ns=0) for _ in layout)
-    ranks = [
-        rank.model_copy(
-            update={
-                "iterations": tuple(
-                    one.model_copy(update={"layout": 0, "synchronized": True, "buckets": times})
-                    for one in rank.iterations
-                )
-            }
-        )
-        for rank in trace.ranks
-    ]
-    update = {"workload": trace.workload.model_copy(update={"source": "torch"}), "ranks": tuple(ranks)}
-    return trace.model_copy(update={**update, "layouts": (tuple(map(tuple, layout)),)})
+    update = {"layout": 0, "synchronized": True, "buckets": times}
+    changed = with_iterations(with_workload(trace, source="torch"), lambda one: one.model_copy(update=update))
+    return changed.model_copy(update={"layouts": (tuple(map(tuple, layout)),)})
 
 
 @given(traces(), st.data())
-def test_the_recorded_buckets_change_nothing(trace, data):
-    """Not by a nanosecond, whatever launches and slow-downs cost; the recording contains them."""
+def test_a_recording_of_ddp_is_not_charged_for_what_it_contains(trace, data):
+    """Not by a nanosecond, whatever copies, launches and slow-downs cost, where the buckets are those recorded."""
     layout = data.draw(partitions(len(trace.keys), tuple(trace.keys)))
-    recorded = recorded_with(trace, layout)
     costly = FABRIC.model_copy(update={"processor": COSTLY})
-    plan = tuple(map(tuple, layout))
-    assert (
-        predict(recorded, costly, world_size=4, plan=plan).samples_ns
-        == predict(recorded, FABRIC, world_size=4, plan=plan).samples_ns
-    )
+    for recorded, plan in ((with_workload(trace, source="torch"), None), (recorded_with(trace, layout), layout)):
+        charged, free = (predict(recorded, fabric, world_size=4, plan=plan) for fabric in (costly, FABRIC))
+        assert charged.samples_ns == free.samples_ns
 
 
 @given(st.permutations(range(8)), st.integers(1, 8), st.integers(0, 20), st.integers(0, 20), st.integers(1, 8))

@@ -27,15 +27,13 @@ FLUID = STEADY.model_copy(
 )  # fmt: skip
 
 
-def assert_rows_are_predictions(
-    table, traces, fabrics, world_sizes, caps, orders, hooks, policy, **arguments
-) -> None:
+def assert_rows_are_predictions(table, traces, fabrics, world_sizes, caps, orders, hooks, policy, **more) -> None:
     settings = {name: value for name, value in policy if name not in ("bucket_cap_mb", "order", "hook")}
     rows, predicted = table.to_dict("records"), []
     cells = product(traces.items(), fabrics.items(), world_sizes, caps, orders, hooks)
     for row, ((trace_name, trace), (fabric_name, fabric), size, cap, order, hook) in zip(rows, cells, strict=True):
         expected = predict(
-            trace, fabric, world_size=size, bucket_cap_mb=cap, order=order, hook=hook, **settings, **arguments
+            trace, fabric, world_size=size, bucket_cap_mb=cap, order=order, hook=hook, **settings, **more
         )
         for name in FIGURES:
             assert (None if pd.isna(row[name]) else row[name]) == getattr(expected, name)
@@ -100,6 +98,9 @@ def test_a_hook_may_be_named_or_made():
     assert table["iteration_ns"].iloc[1] == predict(TRACE, STEADY, world_size=2, hook=made).iteration_ns
 
 
+BOTH = {"steady": STEADY, "fluid": FLUID}
+
+
 @pytest.mark.parametrize(
     ("arguments", "says"),
     [
@@ -114,28 +115,18 @@ def test_a_hook_may_be_named_or_made():
         ({"world_sizes": 2}, r"^world_sizes: expected a list of values, got 2; write \[...\] around it$"),
         ({"orders": "ready"}, r"^orders: expected a list of values, got 'ready'"),
         ({"hooks": named_hook("fp16")}, r"^hooks: expected a list of values, got HalfPrecision"),
-        (
-            {"policy": Policy(plan=((0,), (1, 2))), "bucket_caps_mb": [1, 25]},
-            r"^bucket_cap_mb: expected one value, which the policy's plan fixes, got 2$",
-        ),
+        ({"plan": ((0,), (1, 2)), "bucket_caps_mb": [1, 25]}, r"^bucket_cap_mb: expected one .* plan fixes, got 2$"),
         ({"orders": ["ready"], "order": "ready"}, r"^orders: expected either orders or order, got both"),
-        (
-            {"fabric": {"a": STEADY, "b": FLUID}, "measured": {2: 100}},
-            r"^measured: expected one trace and one fabric, .* got several fabrics",
-        ),
-        (
-            {"policy": Policy(bucket_cap_mb_list=(1, 2)), "bucket_caps_mb": [1, 25]},
-            r"^bucket_cap_mb: expected one value, which the policy's bucket_cap_mb_list fixes, got 2$",
-        ),
+        ({"fabric": BOTH, "measured": {2: 100}}, r"^measured: expected one trace and one .* got several fabrics"),
+        ({"bucket_cap_mb_list": (1, 2), "bucket_caps_mb": [1, 25]}, r"^bucket_cap_mb: .* bucket_cap_mb_list fixes"),
     ],
-)  # fmt: skip
+)
 def test_what_cannot_be_swept_is_named_in_one_line(arguments, says):
     with pytest.raises(ValueError, match=says) as raised:
         sweep(**({"trace": TRACE, "fabric": STEADY, "world_sizes": [2]} | arguments))
     assert "\n" not in str(raised.value)
 
 
-BOTH = {"steady": STEADY, "fluid": FLUID}
 ASKED = {"world_sizes": [2, 3, 4], "bucket_caps_mb": [1e-6, 1e-4, float("inf")], "orders": ["ready", "size"]}
 
 

@@ -24,22 +24,15 @@ def test_a_straggler_makes_the_others_wait_for_it():
 
 @examples(15)
 @given(engine_inputs(fluid_fabrics))
-def test_computing_and_waiting_fill_the_time_of_a_rank_without_a_gap(engine_input):
-    timeline = simulate(engine_input, "events")
-    spans = list(timeline.spans())
-    for rank, end_ns in zip(engine_input.ranks, timeline.end_ns[:, -1].tolist(), strict=True):
-        edges = [(span.start_ns, span.end_ns) for span in spans if (span.rank, span.stream) == (rank, "compute")]
-        assert all(one[1] == other[0] for one, other in pairwise([(0, 0), *edges, (end_ns, end_ns)]))
-
-
-@examples(15)
-@given(engine_inputs(fluid_fabrics))
-def test_on_each_rank_a_collective_is_shown_from_its_launch_to_its_end(engine_input):
+def test_a_rank_computes_or_waits_without_a_gap_and_shows_collectives_from_launch_to_end(engine_input):
     """As "straggler" until the last rank has launched it, as "queued" until it starts."""
     timeline = simulate(engine_input, "events")
+    every, ends_ns = list(timeline.spans()), timeline.end_ns[:, -1].tolist()
     launched_by_all = set(timeline.launched_ns.max(axis=0, initial=0).tolist())
-    for row, rank in enumerate(engine_input.ranks):
-        spans = [span for span in timeline.spans() if (span.rank, span.stream) == (rank, "comm")]
+    for row, (rank, end_ns) in enumerate(zip(engine_input.ranks, ends_ns, strict=True)):
+        edges = [(span.start_ns, span.end_ns) for span in every if (span.rank, span.stream) == (rank, "compute")]
+        assert all(one[1] == other[0] for one, other in pairwise([(0, 0), *edges, (end_ns, end_ns)]))
+        spans = [span for span in every if (span.rank, span.stream) == (rank, "comm")]
         shown_ns = sum(span.duration_ns for span in spans)
         assert shown_ns == timeline.done_ns.sum() - timeline.launched_ns[row].sum()
         assert {span.end_ns for span in spans if span.kind == "straggler"} <= launched_by_all

@@ -11,7 +11,6 @@ import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from ddplab import emulate
 from reference.errors import TraceError
 from reference.trace import Trace
 from simulator import Fabric, import_profile, predict
@@ -133,17 +132,6 @@ def test_an_all_reduce_lasts_from_its_last_arrival_to_its_last_completion(tmp_pa
     assert any("without the wait for other ranks, the all-reduces" in note for note in imported.notes)
 
 
-def test_an_imported_trace_is_saved_predicted_and_emulated(tmp_path):
-    document, _ = profiler_files.profile(SMALL)
-    trace = import_profile([write(document, tmp_path / "rank0.json")]).trace
-    trace.save(tmp_path / "trace.json.gz")
-    assert Trace.load(tmp_path / "trace.json.gz") == trace
-    settings = {"world_size": 4, "bucket_cap_mb": 1e-4}
-    fabric = Fabric.from_alpha_beta(alpha_ns=100_000, bytes_per_s=1e9)
-    emulated = emulate(trace, fabric, **settings)
-    assert emulated.samples_ns == predict(trace, fabric, **settings).samples_ns
-
-
 @pytest.mark.parametrize("wrapper", ["torch", "module"])
 def test_a_file_of_the_processor_agrees_with_the_recorder(two_ranks, tmp_path, wrapper):
     """Both watch the same iterations; ready times since their starts differ by less than 2 % or 0.2 ms."""
@@ -175,12 +163,7 @@ def test_variants_of_torchs_class_are_read_with_their_buckets(two_ranks, tmp_pat
     two_ranks.run(bodies.profile_variant, change, str(tmp_path))
     imported = import_profile(sorted(tmp_path.glob("*.json")))
     trace = imported.trace
-    assert sorted(parameter.shape for parameter in trace.workload.parameters) == [
-        (64,),
-        (64, 1024),
-        (1024,),
-        (1024, 512),
-    ]
+    assert {one.shape for one in trace.workload.parameters} == {(64,), (64, 1024), (1024,), (1024, 512)}
     assert imported.to_json()["buckets_bytes"] == [
         sum(trace.sizes_bytes[index] for index in bucket) for bucket in trace.layouts[0]
     ]
@@ -332,10 +315,6 @@ def test_a_gradient_without_a_shape_is_in_no_bucket_if_its_bytes_say_so(tmp_path
     [
         (lambda events: [event("FSDP::all_gather (0)", 1, 2), *events], r"got FSDP \(events named FSDP::all_gather"),
         (lambda events: [event("FullyShardedDataParallel.forward", 1, 2), *events], "got FSDP"),
-        (
-            lambda events: [one for one in events if one["cat"] in ("cpu_op", "user_annotation")],
-            "expected what the GPU ran, .* profile with ProfilerActivity.CUDA",
-        ),
     ],
 )
 def test_profiles_of_something_else_are_refused_by_name(tmp_path, change, message):

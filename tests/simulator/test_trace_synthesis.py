@@ -30,9 +30,6 @@ PARTS = ("forward_ns", "backward_ns", "optimizer_ns")
 FABRIC = Fabric.from_alpha_beta(alpha_ns=100, bytes_per_s=1e9)
 
 
-# Rescaling
-
-
 def except_for_the_device(trace: Trace) -> Trace:
     update = {"device_name": "", "memory_bytes_per_s": None, "compute_bounds": (1.0, 1.0)}
     return trace.model_copy(update={"workload": trace.workload.model_copy(update=update)})
@@ -69,17 +66,25 @@ def test_a_rescaled_trace_is_valid_and_keeps_every_order(recording, old, new):
                 assert (a < c) == (b < d)
 
 
+def moves(bytes_moved: int, kernels: int = 1) -> Operation:
+    return Operation(flops=0, bytes_moved=bytes_moved, kernels=kernels)
+
+
+def by_hand(forward: Operation, *gradients: tuple[Operation, ...], step: tuple[Operation, ...] = ()) -> Operations:
+    """A forward pass, the operations of each gradient in ready order, and a step."""
+    parameters = tuple(
+        Parameter(name=f"p{index}", shape=(1,), dtype="float32", size_bytes=4) for index in range(len(gradients))
+    )
+    backward = tuple(GradientOperations(parameter=index, operations=some) for index, some in enumerate(gradients))
+    return Operations(
+        model="m", torch_version="", parameters=parameters, forward=(forward,), gradients=backward, step=step
+    )
+
+
 def test_each_gradient_brings_its_own_operations_whatever_the_order():
     """A gap belongs to the parameter that is ready at its end; the new device is faster for the weight's alone."""
-    parameters = tuple(Parameter(name=name, shape=(2,), dtype="float32", size_bytes=8) for name in ("weight", "bias"))
-    arithmetic, memory = Operation(flops=1000, bytes_moved=0), Operation(flops=0, bytes_moved=1000)
-    operations = Operations(
-        model="m", torch_version="", parameters=parameters, forward=(memory,), step=(memory,),
-        gradients=(
-            GradientOperations(parameter=0, operations=(arithmetic,)),
-            GradientOperations(parameter=1, operations=(memory,)),
-        ),
-    )  # fmt: skip
+    arithmetic, memory = Operation(flops=1000, bytes_moved=0), moves(1000)
+    operations = by_hand(memory, (arithmetic,), (memory,), step=(memory,))
     trace = synthesize(operations, SLOW)
     one = trace.ranks[0].iterations[0]
     swapped = one.model_copy(update={"ready_ns": (4000, 2500), "backward_end_ns": 4000, "optimizer_start_ns": 4000})
@@ -113,9 +118,6 @@ def test_operations_of_another_model_are_refused_in_one_line(change, says):
     with pytest.raises(ValueError, match=re.escape(says)) as caught:
         rescale(other, operations, SLOW, SLOW)
     assert "\n" not in str(caught.value)
-
-
-# Synthesis
 
 
 @given(any_operations(), devices(), st.none() | st.integers(6, 10**12))
@@ -178,12 +180,7 @@ def test_no_interval_ends_before_its_kernels_were_launched_and_had_run(intervals
 
 def test_many_small_kernels_take_the_hosts_time():
     """1000 kernels of 1 us each, of which the host launches one every 5 us; one of them has 1 ms of work."""
-    small = (Operation(flops=0, bytes_moved=1000 * 1000, kernels=1000),)
-    large = (Operation(flops=0, bytes_moved=10**6),)
-    operations = Operations(
-        model="m", torch_version="", parameters=(Parameter(name="w", shape=(1,), dtype="float32", size_bytes=4),),
-        forward=small, gradients=(GradientOperations(parameter=0, operations=large),), step=(),
-    )  # fmt: skip
+    operations = by_hand(moves(10**6, kernels=1000), (moves(10**6),))
     device = Device(name="d", flops_per_s=1e12, bytes_per_s=1e9)
     slow_host = device.model_copy(update={"pace_ns": 5000})
     (at_once,) = synthesize(operations, device).ranks[0].iterations
@@ -224,15 +221,7 @@ def test_measured_parts_have_their_times_and_gradients_stay_within_the_backward_
 
 
 def test_ready_times_are_scaled_within_a_measured_backward_pass():
-    parameters = tuple(Parameter(name=name, shape=(1,), dtype="float32", size_bytes=4) for name in "ab")
-    gradients = (
-        GradientOperations(parameter=index, operations=(Operation(flops=0, bytes_moved=size),))
-        for index, size in enumerate((1000, 3000))
-    )
-    operations = Operations(
-        model="m", torch_version="", parameters=parameters, forward=(Operation(flops=0, bytes_moved=1000),),
-        gradients=tuple(gradients), step=(Operation(flops=0, bytes_moved=500),),
-    )  # fmt: skip
+    operations = by_hand(moves(1000), (moves(1000),), (moves(3000),), step=(moves(500),))
     (one,) = synthesize(operations, SLOW, backward_ns=8_000_002).ranks[0].iterations
     assert one.ready_ns == (1000 + 2_000_001, 1000 + 8_000_002)
     assert one.duration_ns == 1000 + 8_000_002 + 500
@@ -244,11 +233,7 @@ def test_ready_times_are_scaled_within_a_measured_backward_pass():
 
 def test_a_host_bound_recording_does_not_become_shorter_on_a_faster_device():
     """1000 kernels that the host launched in 50 ms; the recorded device was idle most of the time."""
-    small = (Operation(flops=0, bytes_moved=1000 * 1000, kernels=1000),)
-    operations = Operations(
-        model="m", torch_version="", parameters=(Parameter(name="w", shape=(1,), dtype="float32", size_bytes=4),),
-        forward=small, gradients=(GradientOperations(parameter=0, operations=()),), step=(),
-    )  # fmt: skip
+    operations = by_hand(moves(10**6, kernels=1000), ())
     recorded = synthesize(operations, SLOW, step_ns=50_000_001)
     fast = Device(name="fast", flops_per_s=1e12, bytes_per_s=1e12, pace_ns=45_000)
     rescaled = rescale(recorded, operations, SLOW, fast)

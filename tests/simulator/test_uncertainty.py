@@ -4,14 +4,11 @@ import numpy as np
 import pytest
 
 from simulator import Fabric
-from simulator.fabric import Level, Timing, Topology
+from simulator.fabric import Timing, Topology
 
-NODES = Topology(
-    levels=(
-        Level(name="nvlink", members=8, latency_ns=3400, bytes_per_s=230e9),
-        Level(name="network", latency_ns=14_000, bytes_per_s=200e9),
-    )
-)
+from .test_nccl_cost_model import links
+
+NODES = Topology(levels=tuple(links(8, inside=230e9, network=200e9)))
 
 
 def error(fabric, world_size, size=8):

@@ -23,25 +23,25 @@ def ring(gbit_per_s: float) -> Fabric:
     return Fabric.from_alpha_beta(alpha_ns=1000, bytes_per_s=gbit_per_s * 1e9 / 8)
 
 
-def asked(plan=((1,), (0,)), world_size=2, gbit_per_s=10.0, factor=1.0) -> dict:
-    return {"plan": plan, "world_size": world_size, "gbit_per_s": gbit_per_s, "factor": factor}
+def asked(plan=((1,), (0,)), world_size=2, gbit_per_s=10.0, factor=1.0, **more) -> dict:
+    question = {"plan": plan, "world_size": world_size, "gbit_per_s": gbit_per_s, "factor": factor, **more}
+    return {"question": question}
 
 
-class Kernel:
-    """An InteractiveTimeline whose replies are collected."""
+def two_ranks(**start) -> InteractiveTimeline:
+    return InteractiveTimeline(TRACE, ring, world_size=2, gbit_per_s=10.0, **start)
 
-    def __init__(self, fabric=ring, trace=TRACE, **start) -> None:
-        self.replies: list[dict] = []
-        self.widget = InteractiveTimeline(trace, fabric, world_size=2, gbit_per_s=10.0, **start)
-        self.widget.send = lambda content, buffers=None: self.replies.append(content)
 
-    def reply(self, question) -> dict:
-        self.widget._handle_custom_msg({"id": "1", "question": question}, [])
-        return json.loads(json.dumps(self.replies.pop()))
+def reply(widget: InteractiveTimeline, message: dict) -> dict:
+    """What the kernel answers."""
+    replies: list[dict] = []
+    widget.send = lambda content, buffers=None: replies.append(content)
+    widget._handle_custom_msg({"id": "1", **message}, [])
+    return json.loads(json.dumps(replies.pop()))
 
 
 def test_the_kernel_answers_with_the_numbers_of_predict():
-    answer = Kernel().reply(asked(factor=1.5))["answer"]
+    answer = reply(two_ranks(), asked(factor=1.5))["answer"]
     expected = predict(TRACE, ring(10), world_size=2, plan=[[1], [0]], stragglers=[Straggler(rank=1, factor=1.5)])
     assert answer["iteration_ns"] == expected.iteration_ns
     assert answer["exposed_ns"] == expected.exposed_comm_ns
@@ -51,13 +51,13 @@ def test_the_kernel_answers_with_the_numbers_of_predict():
 
 
 def test_the_notebook_reads_the_plan_and_the_prediction_that_are_shown():
-    kernel = Kernel(bucket_cap_mb=25)
-    assert kernel.widget.plan == ((1, 0),)
-    kernel.reply(asked())
-    assert kernel.widget.plan == ((1,), (0,)) == kernel.widget.prediction.buckets
-    reply = kernel.reply(asked() | {"start": ((0, 1),)})
-    assert kernel.widget.plan == ((1,), (0,)), "the layout to compare with replaced the one that is shown"
-    assert reply["start"] == kernel.reply(asked(plan=((0, 1),)))["answer"]
+    widget = two_ranks(bucket_cap_mb=25)
+    assert widget.plan == ((1, 0),)
+    reply(widget, asked())
+    assert widget.plan == ((1,), (0,)) == widget.prediction.buckets
+    started = reply(widget, asked(start=((0, 1),)))["start"]
+    assert widget.plan == ((1,), (0,)), "the layout to compare with replaced the one that is shown"
+    assert started == reply(widget, asked(plan=((0, 1),)))["answer"]
 
 
 @pytest.mark.parametrize(
@@ -65,16 +65,16 @@ def test_the_notebook_reads_the_plan_and_the_prediction_that_are_shown():
     [
         (asked(plan=((1,),)), "ValueError: plan: parameters [0] are in no bucket"),
         (asked(world_size=0), "ValueError: world_size: input should be greater than or equal to 1, got 0"),
-        ({"plan": 3}, "ValueError: question: expected plan, world_size, gbit_per_s, factor"),
+        ({"question": {"plan": 3}}, "ValueError: question: expected plan, world_size, gbit_per_s, factor"),
     ],
 )
 def test_an_invalid_question_is_answered_with_one_line(question, words):
-    kernel = Kernel()
-    reply = kernel.reply(question)
-    assert reply["error"].startswith(words)
-    assert "\n" not in reply["error"]
-    assert reply["id"] == "1"
-    assert "answer" in kernel.reply(asked())
+    widget = two_ranks()
+    answer = reply(widget, question)
+    assert answer["error"].startswith(words)
+    assert "\n" not in answer["error"]
+    assert answer["id"] == "1"
+    assert "answer" in reply(widget, asked())
 
 
 def test_a_trace_without_a_prediction_is_refused_at_once():
@@ -140,17 +140,10 @@ def displayed(browser):
     page = watched.page
 
     def display(widget: InteractiveTimeline, *, answered: bool = True):
-        replies = []
-        widget.send = lambda content, buffers=None: replies.append(content)
-
-        def ask(message):
-            widget._handle_custom_msg(message, [])
-            return json.loads(json.dumps(replies.pop()))
-
         page.goto("about:blank")
         page.set_content(f"<!DOCTYPE html><style>{style()}</style><div id=timeline></div>")
         if answered:
-            page.expose_function("askKernel", ask)
+            page.expose_function("askKernel", lambda message: reply(widget, message))
         page.evaluate(
             f"""async ([code, data]) => {{
               const url = URL.createObjectURL(new Blob([code], {{ type: "text/javascript" }}));
@@ -208,10 +201,7 @@ def test_one_question_is_in_flight_and_the_newest_is_next(displayed):
         return page.evaluate("window.sent")
 
     def answer(message):
-        replies = []
-        widget.send = lambda content, buffers=None: replies.append(content)
-        widget._handle_custom_msg(message, [])
-        page.evaluate("reply => window.answer(reply)", json.loads(json.dumps(replies[0])))
+        page.evaluate("reply => window.answer(reply)", reply(widget, message))
 
     page.wait_for_selector(".boundary")
     frames(page)

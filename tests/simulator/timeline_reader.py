@@ -52,13 +52,6 @@ def drag(page, boundary, by_px) -> None:
     frames(page)
 
 
-def assert_shows(page, prediction) -> None:
-    frames(page)
-    assert number(page, "iteration_ns") == round(prediction.iteration_ns / 1e6, 1)
-    assert number(page, "exposed_ns") == round(prediction.exposed_comm_ns / 1e6, 1)
-    assert_parts_add_up(page)
-
-
 def assert_parts_add_up(page) -> None:
     """The shown parts add up to the iteration, now and in the start layout."""
     for row in ("now", "baseline"):

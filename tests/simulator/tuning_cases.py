@@ -12,6 +12,7 @@ from simulator.workload.variation import RECORDED
 from tests.strategies import iteration, trace_of
 
 WORLD_SIZE = 2
+DEFAULT = Policy()
 
 
 @st.composite
@@ -36,11 +37,10 @@ def small_models(draw, *, parameters: int = 7, ranks: int = 1, cycles: int = 1, 
 def fabrics(draw, *, slow_down: float = 1.0) -> Fabric:
     """A table that neither rises nor is a line, costs of copies and launches, and a slow-down of computing."""
     sizes = draw(st.lists(st.integers(0, 100_000), min_size=1, max_size=4, unique=True))
+    times = [Timing(world_size=WORLD_SIZE, size_bytes=size, ns=draw(st.integers(0, 4000))) for size in sizes]
     copies = st.builds(Linear, fixed_ns=st.sampled_from([0, 20]), ns_per_byte=st.sampled_from([0, 0.01]))
     return Fabric(
-        all_reduce=tuple(
-            Timing(world_size=WORLD_SIZE, size_bytes=size, ns=draw(st.integers(0, 4000))) for size in sizes
-        ),
+        all_reduce=tuple(times),
         concurrency=1,
         processor=Processor(
             pack=draw(copies),
@@ -51,11 +51,8 @@ def fabrics(draw, *, slow_down: float = 1.0) -> Fabric:
     )
 
 
-def plan_times(
-    trace: Trace, fabric: Fabric, objective: Objective = "median", policy: Policy | None = None
-) -> PlanTimes:
-    """Times of plans, under the default settings if no policy is given."""
-    return PlanTimes(trace, fabric, WORLD_SIZE, policy or Policy(), RECORDED, (), objective)
+def plan_times(trace: Trace, fabric: Fabric, objective: Objective = "median", policy: Policy = DEFAULT) -> PlanTimes:
+    return PlanTimes(trace, fabric, WORLD_SIZE, policy, RECORDED, (), objective)
 
 
 def contiguous_partitions(order: Sequence[int]) -> Iterator[BucketLayout]:
