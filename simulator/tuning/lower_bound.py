@@ -21,6 +21,7 @@ low only because it may split gradients; for other costs, `_end_by_cells` has a 
 from bisect import bisect_right
 
 import numpy as np
+from numpy.typing import NDArray
 
 from ..schedule.comm_hook_messages import Quantized
 from ..workload.compute_times import Floats
@@ -171,7 +172,7 @@ def _end_of_cycle(costs: PartitionCosts, cycle: int, weights: Floats, least_ns: 
     low, _ = least_slack(most, earliest[0] - total - most * least_ns, enough)
     count, best = 1, np.inf
     if not costs.times.policy.skip_all_reduce_unused_params:
-        count = len(set(costs.kinds))
+        count = len({kind for kind, is_sent in zip(costs.kinds, _sent(costs), strict=True) if is_sent})
     while count <= most and computing(count) < best and (not sends or low + total + count * least_ns + after < best):
         last = min(most, count if count < SINGLE_COUNTS else count + count // 8)
         chain = 0.0
@@ -247,15 +248,23 @@ def _end_by_cells(costs: PartitionCosts, cycle: int, sizes: Floats, link: Floats
 def _earliest(costs: PartitionCosts, cycle: int, weights: Floats) -> tuple[Floats, Floats]:
     """Return the weight of the gradients up to each one in ready order, and when these can be packed at the earliest.
 
-    All but the last gradient of a bucket are packed before it is ready.
+    All but the last gradient of a bucket are packed before it is ready. Gradients that send nothing are left out,
+    because a bucket of them alone sends nothing either.
     """
     order = costs.ready_ns[cycle].argsort(kind="stable")
+    order = order[_sent(costs)[order]]
     reached = weights[order].cumsum()
     some = weights > 0
     cheapest = (costs.pack_ns[some] / weights[some]).argsort(kind="stable")
     at, ns = (np.concatenate([[0.0], one[some][cheapest].cumsum()]) for one in (weights, costs.pack_ns))
     packed_ns = np.interp(np.concatenate([[0.0], reached[:-1]]), at, ns)
     return reached, np.maximum.accumulate(costs.ready_ns[cycle][order] + packed_ns)
+
+
+def _sent(costs: PartitionCosts) -> NDArray[np.bool_]:
+    """Whether each gradient alone would be sent; if none would, all count."""
+    sent = np.array([message is not None for message in costs.messages])
+    return sent if sent.any() else ~sent
 
 
 def _rounded_down(ns: float) -> float:

@@ -3,7 +3,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from simulator import Fabric, tune
+from simulator import Fabric, Policy, tune
 from simulator.tuning.local_search import as_layout
 from simulator.tuning.lower_bound import lower_bound_ns
 from simulator.tuning.partition_costs import partition_costs
@@ -41,6 +41,23 @@ def test_no_buckets_are_faster_under_any_settings(asked, objective, data):
     given_ = asked.trace, asked.fabric, asked.world_size, policy, asked.variation, asked.stragglers
     times = PlanTimes(*given_, objective)
     assert lower_bound_ns(partition_costs(times)) <= times.value_ns(plan)
+
+
+@examples(20)
+@given(
+    st.lists(st.tuples(st.sampled_from([4, 400]), st.integers(0, 40)), min_size=1, max_size=2),
+    st.integers(0, 60),
+    st.sampled_from(["none", "quantize_per_tensor", "quantize_per_channel"]),
+)
+def test_a_late_gradient_without_elements_sends_nothing_and_delays_no_collective(gradients, late_ns, hook):
+    sizes, ready = zip((0, late_ns), *gradients, strict=True)
+    trace = trace_of([[iteration(0, ready, max(ready), 0)]], sizes)
+    fabric = Fabric.from_table([(2, 0, 22), (2, 10**6, 22 + 10**6)])
+    times = plan_times(trace, fabric, policy=Policy(hook=hook, broadcast_buffers=False))
+    bound_ns = lower_bound_ns(partition_costs(times))
+    assert all(
+        bound_ns <= times.value_ns(as_layout(one)) for one in contiguous_partitions(times.recorded.ready_order)
+    )
 
 
 def test_where_a_bucket_costs_a_line_and_gradients_are_small_the_bound_is_reached():
