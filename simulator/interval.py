@@ -11,7 +11,7 @@ import numpy as np
 
 from reference.files.value_ranges import as_int64
 
-from .engines.closed_form import Engine, latencies_ns, latencies_of
+from .engines.closed_form import Engine, latencies_ns
 from .engines.engine_input import EngineInput
 from .schedule.schedule import ComputeKind
 from .step_costs import ScheduleCosts
@@ -63,7 +63,8 @@ def simulate_many(
     place = place_of_median(times_ns[0])
     median, median_ns = costs.engine_input(sampler, sampler.draw([place]), 0), times_ns[0, place]
     bands = _error_bands(median, costs, sampler)
-    ends_ns = np.reshape(latencies_of([end for ends in bands.values() for end in ends]), (-1, 2)) / sampler.sync_every
+    ends = EngineInput.stack([median, *(end for both in bands.values() for end in both)])
+    ends_ns = latencies_ns(ends)[1:].reshape(-1, 2) / sampler.sync_every
     causes = {
         cause: (median_ns - low_ns, high_ns - median_ns)
         for cause, (low_ns, high_ns) in zip(bands, ends_ns, strict=True)

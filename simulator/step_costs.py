@@ -208,6 +208,7 @@ def price_collectives(schedule: IterationSchedule, fabric: Fabric, world_size: i
         schedule=schedule,
         duration_ns=np.zeros((1, len(schedule.steps)), np.int64),
         ranks=(0,),
+        represented_by=np.zeros(1, np.int64),
         cost_ns=price(messages_of(schedule), fabric, world_size),
         concurrency=fabric.concurrency,
         sharing=shares,

@@ -344,7 +344,7 @@ def _weight(now: float, before: float) -> float:
 def _largest_message(prediction: Prediction) -> tuple[int, float]:
     """Return bytes and bus bandwidth, in 10**9 bytes per second, of the message of a bucket that sends most."""
     engine_input = prediction.timeline.engine_input
-    world_size = len(engine_input.ranks if engine_input.represented_by is None else engine_input.represented_by)
+    world_size = len(engine_input.represented_by)
     sent = [(0.0, 0, 1)]
     for one, ns in zip(engine_input.schedule.collectives, engine_input.cost_ns.tolist(), strict=True):
         if one.bucket is not None:

@@ -6,7 +6,6 @@ iterations in which collectives run one at a time and slow computation down have
 after its last launch, so the speeds at which the ranks compute up to a launch are known before it.
 """
 
-from collections.abc import Sequence
 from typing import Literal
 
 import numpy as np
@@ -29,54 +28,38 @@ SHORT_NS, SLOW = 2**40, 4.0
 
 def simulate(engine_input: EngineInput, engine: Engine = "auto") -> Timeline:
     """Simulate one iteration."""
-    end_ns = np.empty((len(engine_input.ranks), len(engine_input.schedule.instructions)), np.int64)
     run = solve if _has_recurrence(engine_input, engine) else replay
-    start_ns, done_ns, _last = run(engine_input, end_ns)
-    return Timeline(engine_input, end_ns, start_ns, done_ns)
+    return Timeline(engine_input, *run(engine_input))
 
 
 def latencies_ns(engine_input: EngineInput, engine: Engine = "auto") -> Nanoseconds:
     """Return the duration of each iteration; shape: the leading axes of durations."""
+    several = engine_input.duration_ns.shape[:-2]
     if _has_recurrence(engine_input, engine):
-        last_ns = solve(engine_input)[2]
+        last_ns = solve(engine_input)[0][..., -1]
     elif engine == "auto" and _fits_arrays(engine_input):
         last_ns = _solve_slowed(engine_input)
+    elif several:
+        each_ns = [latencies_ns(engine_input.at(place), engine) for place in np.ndindex(several)]
+        return np.reshape(each_ns, several)
     else:
-        several = engine_input.duration_ns.shape[:-2]
-        last_ns = np.array([replay(engine_input.at(place))[2] for place in np.ndindex(several)]).reshape(*several, -1)
+        last_ns = replay(engine_input)[0][:, -1]
     latest: Nanoseconds = last_ns.max(axis=-1)
     return latest
-
-
-def latencies_of(engine_inputs: Sequence[EngineInput]) -> list[int]:
-    """Return the duration of one iteration each, of inputs that differ in durations, costs and slow-downs alone."""
-    if not engine_inputs:
-        return []
-    stacked = EngineInput.stack(engine_inputs)
-    if has_constant_speeds(stacked) or _fits_arrays(stacked):
-        together: list[int] = latencies_ns(stacked).tolist()
-        return together
-    return [int(latencies_ns(one)) for one in engine_inputs]
 
 
 def _has_recurrence(engine_input: EngineInput, engine: Engine) -> bool:
     return engine == "closed_form" or (engine == "auto" and has_constant_speeds(engine_input))
 
 
-def solve(
-    engine_input: EngineInput, end_ns: Nanoseconds | None = None
-) -> tuple[Nanoseconds, Nanoseconds, Nanoseconds]:
-    """Execute the instructions in order, for all ranks at once.
+def solve(engine_input: EngineInput) -> tuple[Nanoseconds, Nanoseconds, Nanoseconds]:
+    """Execute the instructions of one iteration, or of many, in order, for all ranks at once.
 
     Each collective starts at `max(last launch, first free slot)` and runs for its cost.
 
-    Args:
-        engine_input: One iteration, or many.
-        end_ns: Receives the end of each instruction; shape [..., ranks, instructions].
-
     Returns:
-        Start and end of each collective, shape [..., collectives], and the end of each rank, shape [..., ranks];
-        the leading axes are those of durations.
+        The end of each instruction, shape [..., ranks, instructions], and start and end of each collective, shape
+        [..., collectives]; the leading axes are those of durations.
 
     Raises:
         ValueError: Speeds are not constant; use the event replay.
@@ -86,6 +69,7 @@ def solve(
     schedule, duration_ns, cost_ns = engine_input.schedule, engine_input.duration_ns, engine_input.cost_ns
     iterations = duration_ns.shape[:-2]
     now = np.zeros(duration_ns.shape[:-1], np.int64)
+    end = np.empty((*now.shape, len(schedule.instructions)), np.int64)
     start, done = (np.empty((*iterations, len(schedule.collectives)), np.int64) for _ in range(2))
     free = np.zeros((*iterations, engine_input.concurrency), np.int64)  # when each slot is free again
     step = 0
@@ -101,9 +85,8 @@ def solve(
         else:
             waited = np.maximum(now, done[..., instruction.collective, None])
             now = waited if instruction.only is None else np.where(engine_input.meets[instruction.only], waited, now)
-        if end_ns is not None:
-            end_ns[..., place] = now
-    return start, done, now
+        end[..., place] = now
+    return end, start, done
 
 
 def _fits_arrays(engine_input: EngineInput) -> bool:

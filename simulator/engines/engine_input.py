@@ -23,8 +23,7 @@ class EngineInput:
         duration_ns: Duration of each computing step at full speed; shape [ranks, steps of the schedule]. For the
             closed form there may be more leading axes, for example one for the iterations.
         ranks: The simulated ranks.
-        represented_by: For every rank, the simulated rank that behaves the same; shape [world size]. None: every
-            rank is simulated.
+        represented_by: For every rank, the simulated rank that behaves the same; shape [world size].
         cost_ns: Duration of each collective while no other collective runs; shape [collectives] or, see `stack`,
             [iterations, collectives].
         concurrency: Collectives that run at the same time; they start in launch order.
@@ -37,7 +36,7 @@ class EngineInput:
     schedule: IterationSchedule
     duration_ns: Nanoseconds
     ranks: tuple[int, ...]
-    represented_by: NDArray[np.int64] | None = None
+    represented_by: NDArray[np.int64]
     cost_ns: Nanoseconds
     concurrency: int = 1
     sharing: tuple[LinkShare, ...]
@@ -55,15 +54,8 @@ class EngineInput:
         return replace(iterations[0], duration_ns=duration_ns, cost_ns=cost_ns, slow_down=slow_down, meets=meets)
 
     def at(self, index: Any) -> Self:
-        """Select iterations or ranks with a numpy index along the leading axes of `duration_ns`."""
+        """Select iterations, or ranks of one, with a numpy index along the leading axes of `duration_ns`."""
         meets = {condition: ranks[index] for condition, ranks in self.meets.items()}
-        return replace(self, duration_ns=self.duration_ns[index], meets=meets)
-
-    def alike(self) -> dict[int, list[int]]:
-        """Return, for each simulated rank, all ranks that behave the same, including itself."""
-        if self.represented_by is None:
-            return {rank: [rank] for rank in self.ranks}
-        alike: dict[int, list[int]] = {rank: [] for rank in self.ranks}
-        for rank, simulated in enumerate(self.represented_by.tolist()):
-            alike[simulated].append(rank)
-        return alike
+        cost_ns = self.cost_ns[index] if self.cost_ns.ndim > 1 else self.cost_ns
+        slow_down = self.slow_down[index] if isinstance(self.slow_down, np.ndarray) else self.slow_down
+        return replace(self, duration_ns=self.duration_ns[index], cost_ns=cost_ns, slow_down=slow_down, meets=meets)

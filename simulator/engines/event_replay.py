@@ -16,24 +16,20 @@ import simpy
 from reference.files.value_ranges import LARGEST
 
 from ..fabric import LinkShare
-from ..schedule.schedule import Compute, Condition, LaunchCollective, Wait
+from ..schedule.schedule import Compute, Condition, LaunchCollective
 from ..workload.compute_times import Nanoseconds
 from .engine_input import EngineInput
 
 Process = Generator[simpy.Event, Any, None]
 
 
-def replay(
-    engine_input: EngineInput, end_ns: Nanoseconds | None = None
-) -> tuple[Nanoseconds, Nanoseconds, Nanoseconds]:
-    """Simulate one iteration; arguments and results are those of `closed_form.solve`."""
+def replay(engine_input: EngineInput) -> tuple[Nanoseconds, Nanoseconds, Nanoseconds]:
+    """Simulate one iteration; the results are those of `closed_form.solve`."""
     simulation = _Replay(engine_input)
-    ends_ns = simulation.run(each_step=end_ns is not None)
-    if end_ns is not None:
-        end_ns[:] = ends_ns
+    end_ns = simulation.run()
     moments = [(one.start_ns, one.done_ns) for one in simulation.collectives]
     start_ns, done_ns = np.array(moments, np.int64).reshape(-1, 2).T
-    return start_ns, done_ns, ends_ns[:, -1]
+    return end_ns, start_ns, done_ns
 
 
 class _Replay:
@@ -49,17 +45,13 @@ class _Replay:
         ]
         self.launches_missing = [len(engine_input.ranks)] * len(self.collectives)
 
-    def run(self, *, each_step: bool) -> Nanoseconds:
-        """Run all ranks; returns when each ended each instruction, shape [ranks, instructions].
-
-        Without `each_step`, returns only when each ended the last one, shape [ranks, 1]: all computing up to a launch
-        or a wait is one event.
-        """
+    def run(self) -> Nanoseconds:
+        """Run all ranks; returns when each ended each instruction, shape [ranks, instructions]."""
         ends_ns: list[list[int]] = []
         for row, duration_ns in enumerate(self.engine_input.duration_ns.tolist()):
             met = {condition for condition, ranks in self.engine_input.meets.items() if ranks[row]}
             ends_ns.append([])
-            self.cluster.env.process(self._rank(duration_ns, met, ends_ns[-1], each_step=each_step))
+            self.cluster.env.process(self._rank(duration_ns, met, ends_ns[-1]))
         self.cluster.env.run()
         if self.cluster.now_ns > LARGEST:
             raise ValueError(
@@ -68,34 +60,24 @@ class _Replay:
             )
         return np.array(ends_ns, np.int64)
 
-    def _rank(self, duration_ns: list[int], met: set[Condition], ends_ns: list[int], *, each_step: bool) -> Process:
+    def _rank(self, duration_ns: list[int], met: set[Condition], ends_ns: list[int]) -> Process:
         """Follow the schedule. Between two waits progress adds up exactly, so steps do not add up rounding errors."""
         cluster, computation = self.cluster, self.cluster.computation
-        durations, progress, is_behind = iter(duration_ns), 0, False
-        instructions = self.engine_input.schedule.instructions
-        for instruction in instructions:
-            is_compute = isinstance(instruction, Compute)
-            if is_compute and (own_ns := next(durations)):
-                progress += own_ns << PROGRESS_BITS
-                is_behind = True
-            if is_behind and (each_step or not is_compute or instruction is instructions[-1]):
-                yield computation.reaches(progress)
-                is_behind = False
-            if isinstance(instruction, LaunchCollective):
-                self._launch(instruction.collective)
-            elif isinstance(instruction, Wait) and (instruction.only is None or instruction.only in met):
+        durations, progress = iter(duration_ns), 0
+        for instruction in self.engine_input.schedule.instructions:
+            if isinstance(instruction, Compute):
+                if own_ns := next(durations):
+                    progress += own_ns << PROGRESS_BITS
+                    yield computation.reaches(progress)
+            elif isinstance(instruction, LaunchCollective):
+                number = instruction.collective
+                self.launches_missing[number] -= 1
+                if not self.launches_missing[number]:
+                    cluster.launched_by_all(self.collectives[number])
+            elif instruction.only is None or instruction.only in met:
                 yield self.collectives[instruction.collective].done
                 progress = computation.progress()
-            if each_step:
-                ends_ns.append(cluster.now_ns)
-        if not each_step:
             ends_ns.append(cluster.now_ns)
-
-    def _launch(self, number: int) -> None:
-        """Launch a collective on one more rank."""
-        self.launches_missing[number] -= 1
-        if not self.launches_missing[number]:
-            self.cluster.launched_by_all(self.collectives[number])
 
 
 class CollectiveCost(NamedTuple):

@@ -11,6 +11,9 @@ from itertools import groupby
 from operator import attrgetter
 from typing import Any
 
+import numpy as np
+
+from ..engines.engine_input import EngineInput
 from ..engines.timeline import Span, Timeline
 
 COMPUTE_TRACK = 1
@@ -30,7 +33,7 @@ def chrome_trace(timeline: Timeline) -> Event:
     events: list[Event] = []
     by_rank = sorted(timeline.spans(), key=attrgetter("rank", "start_ns", "end_ns"))
     simulated = {rank: list(spans) for rank, spans in groupby(by_rank, attrgetter("rank"))}
-    for rank, represented_by, name in _processes(timeline.engine_input.alike()):
+    for rank, represented_by, name in _processes(timeline.engine_input):
         spans = [span._replace(rank=rank) for span in simulated.get(represented_by, [])]
         tracks = _tracks(spans)
         events.extend(_names(rank, name, tracks))
@@ -40,16 +43,17 @@ def chrome_trace(timeline: Timeline) -> Event:
     return {"traceEvents": events, "displayTimeUnit": "ns"}
 
 
-def _processes(alike: dict[int, list[int]]) -> Iterator[tuple[int, int, str]]:
+def _processes(engine_input: EngineInput) -> Iterator[tuple[int, int, str]]:
     """Yield the number of each process, the simulated rank that it shows, and its name."""
-    if sum(map(len, alike.values())) <= MOST_PROCESSES:
-        represented = {rank: represented_by for represented_by, ranks in alike.items() for rank in ranks}
-        for rank in sorted(represented):
-            yield rank, represented[rank], f"rank {rank}"
+    represented_by = engine_input.represented_by
+    if len(represented_by) <= MOST_PROCESSES:
+        for rank, simulated in enumerate(represented_by.tolist()):
+            yield rank, simulated, f"rank {rank}"
         return
-    for rank, ranks in alike.items():
-        numbers = [*map(str, ranks[:RANKS_IN_NAME]), *["..."] * (len(ranks) > RANKS_IN_NAME)]
-        others = f" ({len(ranks)} alike: {', '.join(numbers)})" if len(ranks) > 1 else ""
+    for rank in engine_input.ranks:
+        alike = np.flatnonzero(represented_by == rank)
+        numbers = [*map(str, alike[:RANKS_IN_NAME]), *["..."] * (len(alike) > RANKS_IN_NAME)]
+        others = f" ({len(alike)} alike: {', '.join(numbers)})" if len(alike) > 1 else ""
         yield rank, rank, f"rank {rank}{others}"
 
 

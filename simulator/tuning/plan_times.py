@@ -97,7 +97,8 @@ class PlanTimes:
         if self.recorded.has_communication:
             model, _ = rebucketed(self.trace, self.recorded, self.fabric, plan)
             sampler = self._sampler(model)
-        at_a_time = max(1, CELLS // (len(sampler.ranks) * max(sampler.parameters, len(costs.untimed.schedule.steps))))
+        width = max(sampler.parameters, len(costs.untimed.schedule.instructions))
+        at_a_time = max(1, CELLS // (len(sampler.ranks) * width))
         batches = [
             latencies_ns(costs.engine_input(sampler, sampler.draw(cycles[first : first + at_a_time])))
             for first in range(0, len(cycles), at_a_time)
@@ -180,9 +181,10 @@ class PlanTimes:
         costs = self.costs(plan)
         engine_input = costs.engine_input(sampler, times)
         schedule = engine_input.schedule
-        before = replace(schedule, instructions=schedule.instructions[: schedule.instructions.index(FORWARD)])
+        first = replace(schedule, instructions=schedule.instructions[: schedule.instructions.index(FORWARD) + 1])
         shares = (LinkShare(),) * len(schedule.collectives)
-        return times, solve(replace(engine_input, schedule=before, sharing=shares, slow_down=1.0))[2]
+        end_ns, _start_ns, _done_ns = solve(replace(engine_input, schedule=first, sharing=shares, slow_down=1.0))
+        return times, end_ns[..., -1] - engine_input.duration_ns[..., schedule.steps.index(FORWARD)]
 
 
 def with_plan(policy: Policy, plan: BucketLayout) -> Policy:

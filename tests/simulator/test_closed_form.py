@@ -6,7 +6,8 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from simulator.engines.closed_form import MANY, has_constant_speeds, latencies_ns, latencies_of, simulate
+from simulator.engines.closed_form import MANY, has_constant_speeds, latencies_ns, simulate
+from simulator.engines.engine_input import EngineInput
 from simulator.fabric import LinkShare
 
 from ..explore import examples
@@ -53,7 +54,7 @@ def test_iterations_of_one_schedule_with_different_costs_agree_with_the_events(e
         replace(engine_input, cost_ns=engine_input.cost_ns * more, slow_down=slow_down, concurrency=concurrency)
         for slow_down, more in zip(slow_downs, times, strict=True)
     ]
-    assert latencies_of(ends) == [int(latencies_ns(end, "events")) for end in ends]
+    assert latencies_ns(EngineInput.stack(ends)).tolist() == [latencies_ns(end, "events") for end in ends]
 
 
 @examples(10)

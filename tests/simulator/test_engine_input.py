@@ -1,14 +1,12 @@
 """Engine input: simulated ranks stand for all ranks."""
 
 from dataclasses import replace
-from itertools import chain
 
 from hypothesis import given
 from hypothesis import strategies as st
 
 from simulator.engines.closed_form import simulate
 
-from ..explore import examples
 from ..strategies import engine_inputs
 
 
@@ -18,13 +16,3 @@ def test_ranks_that_do_the_same_need_to_be_simulated_once(engine_input, data):
     rows = [*range(len(engine_input.ranks)), *copies]
     more = replace(engine_input.at(rows), ranks=tuple(range(len(rows))))
     assert simulate(more, "events").iteration_ns == simulate(engine_input, "events").iteration_ns
-
-
-@examples(15)
-@given(engine_inputs())
-def test_every_rank_has_one_simulated_rank_that_does_the_same(engine_input):
-    alike = engine_input.alike()
-    assert tuple(alike) == engine_input.ranks
-    assert sorted(chain(*alike.values())) == list(range(len(engine_input.represented_by)))
-    assert all(rank in same for rank, same in alike.items())
-    assert replace(engine_input, represented_by=None).alike() == {rank: [rank] for rank in engine_input.ranks}
