@@ -1,6 +1,7 @@
 """The page `docs/bugs.md`: bugs of published reducers as mutants, and what caught each in its last run."""
 
 import json
+import re
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -27,12 +28,13 @@ Read this page before you review a change to a data-parallel class. Each row is 
 this project had ("found here"). We planted each into our own reducer, by a change of a few lines, which
 [`mutants.toml`](../tests/mutants/mutants.toml) has under the name in the row. *Caught by* is the first check of
 [`ddplab conform`](conformance.md) that fails, or a file of this repository's tests. *You see* is the first line of
-its message. A plain test, which compares the gradients of a toy model on two ranks
+its message, without the seed. A plain test, which compares the gradients of a toy model on two ranks
 ([code](../tests/mutants/plain.py)), catches {plain} of these {bugs} bugs.
 
 `make mutants` plants them, and {others} faults that nobody has published, and writes this page. Caught in their last
 runs: {caught}.
 """
+SEED = re.compile(r"^with seed \d+ in virtual time, on \d+ ranks: ")
 BUGS_HEAD = ["| what goes wrong | reported | caught by | you see |", "| --- | --- | --- | --- |"]
 
 
@@ -89,7 +91,7 @@ def page(mutants: Collection[Mutant], outcomes: Mapping[str, Outcome]) -> str:
 
 def _row(bug: Mutant, outcome: Outcome) -> str:
     sources = ", ".join(_link(source) for source in bug.source.split(", "))
-    seen = outcome.message.replace("|", "\\|")
+    seen = SEED.sub("", outcome.message).replace("|", "\\|")
     return f"| {bug.mistake} `{bug.name}` | {sources} | {_catcher(outcome)} | {seen} |"
 
 
