@@ -10,22 +10,20 @@ help:  ## list the verbs
 	@echo "make VERB, where VERB is one of:"
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  %-16s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
-$(READY): pyproject.toml constraints.txt
+.venv/bin/pip: pyproject.toml constraints.txt
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "ddplab needs Python 3.11 or newer, $(PYTHON) is " + sys.version.split()[0] + "; try: make PYTHON=python3.12 VERB")'
 	$(PYTHON) -m venv .venv
-	PIP_CONSTRAINT=constraints.txt $(BIN)/pip install --quiet --editable '.[dev]'
 	@touch $@
+
+$(READY):          EXTRAS := dev
+.venv/.tutorials:  EXTRAS := dev,tutorials
+.venv/.site:       EXTRAS := dev,tutorials,site
+$(READY) .venv/.tutorials .venv/.site: .venv/bin/pip
+	PIP_CONSTRAINT=constraints.txt $(BIN)/pip install --quiet --editable '.[$(EXTRAS)]'
+	@touch $(READY) $@
 
 .venv/.chromium: $(READY)  # a browser for tests of pages; where it cannot be had, its tests say so and are skipped
 	@command -v chromium >/dev/null || command -v chromium-browser >/dev/null || command -v google-chrome >/dev/null || (apt-get update -qq && apt-get install -y -qq chromium) || true
-	@touch $@
-
-.venv/.tutorials: $(READY)
-	PIP_CONSTRAINT=constraints.txt $(BIN)/pip install --quiet --editable '.[dev,tutorials]'
-	@touch $@
-
-.venv/.site: .venv/.tutorials
-	PIP_CONSTRAINT=constraints.txt $(BIN)/pip install --quiet --editable '.[dev,tutorials,site]'
 	@touch $@
 
 setup: $(READY)  ## make .venv; then `. .venv/bin/activate` gives you the command ddplab
