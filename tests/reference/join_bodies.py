@@ -12,11 +12,40 @@ from torch.nn.parallel.distributed import _BufferCommHookLocation
 
 from reference.comm_hooks.powersgd import PowerSGDState, power_sgd
 from reference.data_parallel import DistributedDataParallel
-from reference.join import Join, Joinable
+from reference.join import Join, Joinable, JoinHook
 
 from ..hook_bodies import OURS
 from ..scenarios import Branches, Wrap, batch, gradients, linears, on_both_classes, trained
-from ..scripts.count_inputs import Counter
+
+
+class CounterHook(JoinHook):
+    """Matches the all-reduces of the ranks that still count."""
+
+    def main_hook(self) -> None:
+        dist.all_reduce(torch.zeros(1))
+
+
+class Counter(Joinable):
+    """Counts the inputs of all ranks, by an all-reduce for each."""
+
+    join_device = torch.device("cpu")
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.count = torch.zeros(1)
+
+    def __call__(self) -> None:
+        Join.notify_join_context(self)
+        ones = torch.ones(1)
+        dist.all_reduce(ones)
+        self.count += ones
+
+    def join_hook(self, **_options: Any) -> CounterHook:
+        return CounterHook()
+
+    @property
+    def join_process_group(self) -> dist.ProcessGroup:
+        return dist.group.WORLD
 
 
 def model(kind: str) -> nn.Module:
