@@ -10,11 +10,10 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn.parallel.distributed import _BufferCommHookLocation
 
-from reference.comm_hooks.powersgd import PowerSGDState, power_sgd
 from reference.data_parallel import DistributedDataParallel
 from reference.join import Join, Joinable, JoinHook
 
-from ..hook_bodies import OURS
+from ..hook_bodies import register
 from ..scenarios import Branches, Wrap, batch, gradients, linears, on_both_classes, trained
 
 
@@ -81,8 +80,7 @@ def train(
     """
     ddp = wrap(model(kind), **(options or {}))
     if hook is not None:
-        function, make_state = OURS[hook]
-        ddp.register_comm_hook(make_state(), function)
+        register(ddp, hook)
     optimizer = torch.optim.SGD(ddp.parameters(), lr=0.1)
     counter = Counter()
     joinables: list[Joinable] = {None: [ddp], "before": [counter, ddp], "after": [ddp, counter]}[order]
@@ -159,9 +157,8 @@ def early_termination(wrap: Wrap, rank: int, inputs: tuple[int, ...]) -> str:
 
 def compressed_without_inputs(rank: int, _world_size: int) -> tuple[int, int]:
     """Iterations that the state of a hook counted on this rank, which joined at once or never; number of buckets."""
-    state = PowerSGDState(dist.group.WORLD, start_powerSGD_iter=2)
     ddp = DistributedDataParallel(model("plain"), bucket_cap_mb=1e-6)
-    ddp.register_comm_hook(state, power_sgd)
+    state = register(ddp, "power")
     with ddp.join():
         trained(ddp, rank, steps=5 * rank)
     return state.iter, len(ddp.reducer.buckets)
