@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 
 from reference.logging_data import LoggingData
 
+from ..scenarios import Wrap, mlp, on_both_classes
 from ..simulated_gpu import SimulatedGpu
-from . import logging_data_bodies as bodies
 
 durations_ns = st.integers(0, 5 * 10**7)
 
@@ -120,10 +120,18 @@ def test_a_new_sample_rate_holds_at_once():
         assert (log in reducer.observers) == (number % 4 == 0)
 
 
+@on_both_classes
+def logging_data(wrap: Wrap, _rank: int, options: dict) -> dict:
+    ddp = wrap(mlp((4, 4, 4), torch.float32, 0), **options)
+    for _ in range(6):
+        ddp(torch.ones(1, 4)).sum().backward()
+    return ddp._get_ddp_logging_data()
+
+
 @pytest.mark.parametrize("options", [{}, {"static_graph": True}, {"bucket_cap_mb": 1.5}], ids=str)
 def test_logging_data_is_torchs_but_for_the_times(two_ranks, options):
     """Every key of torch's, with its value once torch has sampled it; a few more, and at once."""
-    for ours, torchs in two_ranks.run(bodies.logging_data, options):
+    for ours, torchs in two_ranks.run(logging_data, options):
         assert set(torchs) <= set(ours)
         assert set(ours) - set(torchs) <= {"can_set_static_graph"}
         timed = {key for key in torchs if "time" in key}

@@ -1,10 +1,14 @@
 """Observers: which calls a reducer makes in an iteration, and in which order."""
 
+import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from torch import nn
+
+from reference.data_parallel import DistributedDataParallel
+from reference.reducer_observer import Observer
 
 from ..explore import examples
-from . import reducer_observer_bodies as bodies
 
 IN_ORDER = (
     "bucket_packing",
@@ -18,10 +22,44 @@ IN_ORDER = (
 """Calls for each bucket."""
 
 
+class Log(Observer):
+    """Keeps the name and the bucket or parameter of each call."""
+
+    def __init__(self, watches_parameters):
+        self.watches_parameters, self.calls = watches_parameters, []
+
+
+def _logged(name):
+    def callback(self, number=None, _future=None):
+        self.calls.append((name, number))
+
+    return callback
+
+
+for name in (name for name, value in vars(Observer).items() if callable(value)):
+    setattr(Log, name, _logged(name))
+
+
+def calls_by_iteration(_rank, _world_size, watches_parameters, layers, bucket_cap_mb):
+    """By synchronised iteration, an observer's calls and the number of buckets; then its calls under `no_sync`."""
+    ddp = DistributedDataParallel(
+        nn.Sequential(*(nn.Linear(4, 4, bias=False) for _ in range(layers))), bucket_cap_mb=bucket_cap_mb
+    )
+    ddp.reducer.observers.append(log := Log(watches_parameters))
+    iterations = []
+    for _ in range(3):
+        ddp(torch.ones(1, 4)).sum().backward()
+        iterations.append((log.calls, len(ddp.reducer.buckets)))
+        log.calls = []
+    with ddp.no_sync():
+        ddp(torch.ones(1, 4)).sum().backward()
+    return iterations, log.calls
+
+
 @examples(10)
 @given(st.booleans(), st.integers(1, 4), st.sampled_from([1e-6, 1e-4, 25]))
 def test_every_bucket_is_followed_from_packing_to_copying_out(two_ranks, watches, layers, cap_mb):
-    for iterations, under_no_sync in two_ranks.run(bodies.calls_by_iteration, watches, layers, cap_mb):
+    for iterations, under_no_sync in two_ranks.run(calls_by_iteration, watches, layers, cap_mb):
         ready = [("parameter_ready", index) for index in range(layers)] if watches else []
         for calls, buckets in iterations:
             expected = [(name, bucket) for name in IN_ORDER for bucket in range(buckets)]
