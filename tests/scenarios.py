@@ -128,10 +128,10 @@ def assert_same(got: object, expected: object) -> None:
 
 def trained(ddp: nn.Module, rank: int, steps: int = 3, shape: tuple[int, ...] = (3, 4)) -> list[list[Tensor | None]]:
     """Gradients of each step, without an optimiser."""
-    seen = []
+    dtype, seen = next(ddp.parameters()).dtype, []
     for step in range(steps):
         ddp.zero_grad()
-        ddp(batch(rank, *shape, step=step)).square().mean().backward()
+        ddp(batch(rank, *shape, step=step).to(dtype)).square().mean().backward()
         seen.append(gradients(ddp))
     return seen
 

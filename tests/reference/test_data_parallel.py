@@ -17,7 +17,7 @@ from reference.data_parallel import DistributedDataParallel
 from reference.launch import RankPool
 
 from ..explore import examples
-from ..scenarios import CLASSES, Wrap, assert_same, mlp, mlp_batch, on_both_classes, train
+from ..scenarios import Wrap, assert_same, mlp, on_both_classes, train, trained
 from ..strategies import caps_mb, integer_programs, partitions
 
 OURS = Subject("reference.data_parallel:DistributedDataParallel")
@@ -66,22 +66,13 @@ def assert_is_local_training(ranks: RankPool, program: Program, options: dict[st
         check_program(OURS, replace(program, options=options), ranks)
 
 
-BATCH = 4  # per rank; a power of two, so that means over integers are exact
-
-
+@on_both_classes
 def train_mlp(
-    rank: int, world_size: int, wrapper: str, widths: tuple[int, ...], dtype: torch.dtype, seed: int, cap_mb: float
-) -> list[list[Tensor]]:
-    """Gradients of three iterations under "ours" or "torch"; no optimiser step in between."""
+    wrap: Wrap, rank: int, widths: tuple[int, ...], dtype: torch.dtype, seed: int, cap_mb: float
+) -> list[list[Tensor | None]]:
+    """Gradients by step, without an optimiser."""
     module = mlp(widths, dtype, seed + rank)  # another seed on every rank: construction must make the ranks equal
-    model = CLASSES[wrapper](module, bucket_cap_mb=cap_mb)
-    batch = mlp_batch(widths, dtype, seed, world_size * BATCH).split(BATCH)[rank]
-    gradients = []
-    for _ in range(3):
-        model.zero_grad()
-        model(batch).square().mean().backward()
-        gradients.append([parameter.grad.clone() for parameter in model.parameters()])
-    return gradients
+    return trained(wrap(module, bucket_cap_mb=cap_mb), rank, shape=(4, widths[0]))
 
 
 @BOTH_POOLS
@@ -89,8 +80,8 @@ def train_mlp(
 @given(widths, st.sampled_from([torch.float32, torch.float64]), seeds, st.floats(1e-6, 1e-3))
 def test_gradients_are_exactly_torchs(ranks, widths, dtype, seed, cap):
     """On four ranks the place in the bucket decides which summand comes first, so the layouts must be equal too."""
-    ours, torchs = (ranks.run(train_mlp, name, widths, dtype, seed, cap) for name in ("ours", "torch"))
-    assert_same(ours, torchs)
+    for ours, torchs in ranks.run(train_mlp, widths, dtype, seed, cap):
+        assert_same(ours, torchs)
 
 
 def test_without_a_process_group_the_error_says_how_to_get_one():
