@@ -250,24 +250,6 @@ def complex_weights(wrap: Wrap, rank: int, **options: Any) -> list:
     return train(wrap(Complex(), **options), rank)
 
 
-def sparse(wrap: Wrap, rank: int, *, kind: str, empty_on: int, **options: Any) -> list:
-    """Gradients of an embedding, on one rank without a single index."""
-    torch.manual_seed(0)
-    embedding = {"embedding": nn.Embedding, "bag": nn.EmbeddingBag}[kind](6, 3, sparse=True)
-    module = nn.ModuleList([embedding, nn.Linear(3, 2)])
-    bags = (torch.tensor([0]),) if kind == "bag" else ()
-    module.forward = lambda indices: module[1](embedding(indices, *bags)).square().sum() + 0 * module[1].bias.sum()
-    ddp = wrap(module, **options)
-    seen = []
-    for step in range(3):
-        ddp.zero_grad()
-        count = 0 if rank == empty_on else 2 + rank + step
-        indices = torch.arange(count) % 6
-        ddp(indices).backward()
-        seen.append([g.to_dense() for g in gradients(ddp)])
-    return seen
-
-
 def backward_in_parts(wrap: Wrap, rank: int, *, between: str, **options: Any) -> list:
     """Two losses with a backward pass each, which only together reach all parameters.
 
@@ -323,7 +305,6 @@ def _cases(scenario: Callable[..., list], *argument_sets: dict[str, Any], modes:
 
 CASES: dict[str, Callable[..., list]] = {
     **_cases(complex_weights, modes=True),
-    **_cases(sparse, {"kind": "embedding", "empty_on": 0}, {"kind": "bag", "empty_on": 1}, modes=True),
     **_cases(cached_output, {}, {"find_unused_parameters": True}, {"static_graph": True}),
     **_cases(backward_in_parts, *({"between": between} for between in ("kept", "None", "zeros", "halved"))),
 }

@@ -133,12 +133,6 @@ def test_a_rank_that_waits_for_one_that_has_returned_is_named_before_the_time_ou
         mortal_ranks.run(bodies.hang_on, 1, timeout_s=0.5)
 
 
-def test_every_rank_that_hangs_shows_where(mortal_ranks):
-    mortal_ranks.run(bodies.identify)
-    with pytest.raises(RankError, match=r"(?s)Stack of rank 0.* in hang\n.*Stack of rank 1.* in hang\n"):
-        mortal_ranks.run(bodies.hang, timeout_s=0.5)
-
-
 def test_a_rank_that_has_not_come_to_its_body_says_so():
     with (
         RankPool(1) as pool,
@@ -158,14 +152,20 @@ def test_a_rank_that_dies_between_two_bodies_is_an_error_of_the_next_body(mortal
     assert len(mortal_ranks.run(bodies.identify)) == 2
 
 
-def test_a_result_that_cannot_be_sent_is_a_failure_of_its_rank(mortal_ranks):
-    with pytest.raises(RankError, match=r"(?s)rank \d failed.*[Pp]ickle"):
-        mortal_ranks.run(bodies.return_unpicklable)
-
-
-def test_an_error_of_several_lines_shows_its_first_one(mortal_ranks):
-    with pytest.raises(RankError, match=r"failed: ValueError: expected a weight; the other ranks"):
-        mortal_ranks.run(bodies.raise_two_lines)
+@pytest.mark.parametrize(
+    ("body", "says"),
+    [
+        (bodies.return_unpicklable, r"(?s)rank \d failed.*[Pp]ickle"),
+        (bodies.raise_two_lines, r"failed: ValueError: expected a weight; the other ranks"),
+        (bodies.hang, r"(?s)Stack of rank 0.* in hang\n.*Stack of rank 1.* in hang\n"),
+    ],
+)
+def test_a_result_that_cannot_be_sent_and_an_error_of_two_lines_are_failures_and_every_hanging_rank_shows_where(
+    mortal_ranks, body, says
+):
+    mortal_ranks.run(bodies.identify)
+    with pytest.raises(RankError, match=says):
+        mortal_ranks.run(body, timeout_s=2)
 
 
 def test_a_world_without_ranks_is_refused():

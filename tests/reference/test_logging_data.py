@@ -43,15 +43,18 @@ def test_logging_data_averages_without_keeping_every_iteration(gaps):
     timed = []
     for number, (forward, launch, rest, wait) in enumerate(gaps, start=1):
         readings = accumulate([number * 10**12, forward, launch, rest, wait])
+        sampled = number <= 10 or number % 100 == 0
         log._clock = SimpleNamespace(now=partial(next, readings), settle=lambda wait: None)
         reducer.start()
-        if log in reducer.observers:
+        assert (log in reducer.observers) == sampled
+        if sampled:
             log.backward_started()
             log.bucket_launching(0)
             log.bucket_launching(1)
             log.backward_computed()
             log.bucket_done(0)
-        if number < len(gaps) and (number <= 10 or number % 100 == 0):
+        assert len(list(readings)) == (0 if sampled else 5)
+        if number < len(gaps) and sampled:
             timed.append((forward, launch + rest, rest + wait))
     if timed:
         data = log.runtime()
@@ -95,18 +98,6 @@ def test_logging_data_has_the_times_of_the_gpu_without_waiting_for_it(iterations
         assert ns - 50 <= data[name] <= ns + 20_050
     assert data["backward_comm_time_start"] <= data["backward_compute_time_end"] <= data["backward_comm_time_end"]
     assert log.runtime() == data
-
-
-def test_iterations_that_are_not_sampled_read_no_clock_and_call_nothing():
-    readings = []
-    clock = SimpleNamespace(now=lambda: len(readings.append(0) or readings), settle=lambda wait=False: None)
-    log, reducer = LoggingData(torch.device("cpu"), clock), Iterations()
-    log.attach(reducer)
-    for number in range(1, 250):
-        before = len(readings)
-        reducer.start()
-        sampled = number <= 10 or number % 100 == 0
-        assert (log in reducer.observers) == (len(readings) > before) == sampled
 
 
 def test_a_new_sample_rate_holds_at_once():
