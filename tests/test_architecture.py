@@ -23,6 +23,20 @@ def within(name: str, parts: tuple[str, ...]) -> bool:
     return any(name == part or name.startswith(f"{part}.") for part in parts)
 
 
+def test_imports_are_seen_in_functions_too_but_not_for_type_checkers(tmp_path):
+    path = tmp_path / "simulator" / "clock.py"
+    path.parent.mkdir()
+    lines = [
+        "import torchless",
+        "def run():",
+        "    from .engine import events",
+        "if TYPE_CHECKING:",
+        "    import torch",
+    ]
+    path.write_text("\n".join(lines))
+    assert house.imports(path, tmp_path) == {"torchless", "simulator.engine.events"}
+
+
 def test_no_modules_import_each_other():
     loaded = {module: names | {name.rpartition(".")[0] for name in names} for module, names in IMPORTS.items()}
     graph = {
