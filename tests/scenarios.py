@@ -7,7 +7,7 @@ ranks a sum has one order, so both classes must see the same bits.
 import dataclasses
 import itertools
 from collections import OrderedDict, namedtuple
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial, wraps
 from typing import Any
 
@@ -124,6 +124,12 @@ def assert_same(got: object, expected: object) -> None:
         assert torch.equal(got, expected), f"{got} is not {expected}"
     else:
         assert got == expected
+
+
+def assert_same_pairs(results: Sequence[tuple[object, object]]) -> None:
+    """Assert that both results of each rank are equal bit for bit."""
+    for got, expected in results:
+        assert_same(got, expected)
 
 
 def trained(ddp: nn.Module, rank: int, steps: int = 3, shape: tuple[int, ...] = (3, 4)) -> list[list[Tensor | None]]:

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from ..scenarios import assert_same
+from ..scenarios import assert_same, assert_same_pairs
 from . import clients_bodies as bodies
 
 
@@ -45,8 +45,7 @@ STEPS = ("manual_optimisation", "trigger_sync_in_backward", "micro_batches")
     ],
 )
 def test_what_trainers_do_gives_the_bits_of_torchs_class(two_ranks, step, options):
-    for ours, torchs in two_ranks.run(bodies.clients_step, step, options):
-        assert_same(ours, torchs)
+    assert_same_pairs(two_ranks.run(bodies.clients_step, step, options))
 
 
 def test_the_reducers_further_names_do_what_torchs_do(two_ranks):

@@ -13,7 +13,7 @@ from reference.data_parallel import DistributedDataParallel
 from .. import hook_bodies
 from ..explore import examples
 from ..hook_bodies import Given, Shapes, given_gradients, register, train
-from ..scenarios import assert_same
+from ..scenarios import assert_same, assert_same_pairs
 from ..strategies import caps_mb, hook_shapes
 
 BOTH = ("ours", "torch")
@@ -26,16 +26,14 @@ HOOKS = [("ours", name) for name in hook_bodies.OURS] + [("torch", name) for nam
 @examples(6)
 @given(hook_shapes(), modes, seeds)
 def test_our_hooks_and_torchs_do_the_same_on_torchs_class_and_on_ours(two_ranks, hook, shapes, options, seed):
-    for ours, torchs in train(two_ranks, hook, shapes, seed, wrappers=BOTH, options=options):
-        assert_same(ours, torchs)
+    assert_same_pairs(train(two_ranks, hook, shapes, seed, wrappers=BOTH, options=options))
 
 
 @examples(5)
 @given(hook_shapes(scalars=False), seeds)
 def test_torchs_powersgd_does_the_same_on_torchs_class_and_on_ours(two_ranks, shapes, seed):
     """One bucket: with several, on Gloo, it issues collectives in an order that differs between ranks."""
-    for ours, torchs in train(two_ranks, ("torch", "power"), shapes, seed, wrappers=BOTH):
-        assert_same(ours, torchs)
+    assert_same_pairs(train(two_ranks, ("torch", "power"), shapes, seed, wrappers=BOTH))
 
 
 @pytest.mark.parametrize(

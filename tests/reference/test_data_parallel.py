@@ -17,7 +17,7 @@ from reference.data_parallel import DistributedDataParallel
 from reference.launch import RankPool
 
 from ..explore import examples
-from ..scenarios import Wrap, assert_same, mlp, on_both_classes, train, trained
+from ..scenarios import Wrap, assert_same_pairs, mlp, on_both_classes, train, trained
 from ..strategies import caps_mb, integer_programs, partitions
 
 OURS = Subject("reference.data_parallel:DistributedDataParallel")
@@ -80,8 +80,7 @@ def train_mlp(
 @given(widths, st.sampled_from([torch.float32, torch.float64]), seeds, st.floats(1e-6, 1e-3))
 def test_gradients_are_exactly_torchs(ranks, widths, dtype, seed, cap):
     """On four ranks the place in the bucket decides which summand comes first, so the layouts must be equal too."""
-    for ours, torchs in ranks.run(train_mlp, widths, dtype, seed, cap):
-        assert_same(ours, torchs)
+    assert_same_pairs(ranks.run(train_mlp, widths, dtype, seed, cap))
 
 
 def test_without_a_process_group_the_error_says_how_to_get_one():

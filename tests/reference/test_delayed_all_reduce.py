@@ -14,7 +14,7 @@ from reference.data_parallel import DistributedDataParallel
 from reference.parameters import trainable_parameters
 
 from ..explore import examples
-from ..scenarios import assert_same, batch, gradients
+from ..scenarios import assert_same_pairs, batch, gradients
 from ..strategies import caps_mb
 from .drop_in_bodies import Tower
 
@@ -82,8 +82,7 @@ def test_delayed_all_reduces_change_no_bits(two_ranks, delay, which, mode, accum
     if which != "some":
         names = [*names, TRIGGER]
     script = (count, names, TRIGGER, mode, accumulate, set_to_none)
-    for ours, torchs in two_ranks.run(delayed, *script):
-        assert_same(ours, torchs)
+    assert_same_pairs(two_ranks.run(delayed, *script))
 
 
 def delayed_details(rank: int, _world_size: int) -> dict[str, object]:

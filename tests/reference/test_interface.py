@@ -6,7 +6,7 @@ import torch
 from reference.launch import RankPool
 
 from .. import hook_bodies, misuse
-from ..scenarios import assert_same
+from ..scenarios import assert_same, assert_same_pairs
 from . import interface_bodies as bodies
 
 
@@ -68,8 +68,7 @@ def test_process_groups_are_not_saved_and_loading_says_which_they_were(two_ranks
 
 
 def test_built_in_hooks_are_torchs(two_ranks):
-    for ours, torchs in two_ranks.run(bodies.builtin_hooks):
-        assert_same(ours, torchs)
+    assert_same_pairs(two_ranks.run(bodies.builtin_hooks))
 
 
 @pytest.mark.parametrize("hook", [*hook_bodies.OURS, "mixed precision"])

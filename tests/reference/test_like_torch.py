@@ -16,7 +16,7 @@ from reference.launch import RankPool
 
 from .. import scenarios
 from ..explore import examples
-from ..scenarios import CASES, Wrap, assert_same, on_both_classes
+from ..scenarios import CASES, Wrap, assert_same_pairs, on_both_classes
 from ..strategies import caps_mb
 from ..torch_options import taken
 
@@ -36,8 +36,7 @@ def run_scenario(wrap: Wrap, rank: int, case: str) -> list:
 
 @pytest.mark.parametrize("case", scenarios.CASES)
 def test_a_script_sees_the_same_as_under_torchs_class(two_ranks, case):
-    for ours, torchs in two_ranks.run(run_scenario, case):
-        assert_same(ours, torchs)
+    assert_same_pairs(two_ranks.run(run_scenario, case))
 
 
 def assert_like_torchs(two_ranks: RankPool, program: Program) -> None:
