@@ -297,20 +297,16 @@ CUSTOM_OUTPUTS = [
 MODES: list[dict[str, Any]] = [{}, {"gradient_as_bucket_view": True}, {"batched_grad_copy": True}]
 
 
-def _cases(scenario: Callable[..., list], *argument_sets: dict[str, Any], modes: bool = False) -> dict[str, Callable]:
+def _cases(scenario: Callable[..., list], *argument_sets: dict[str, Any]) -> dict[str, Callable]:
     found = {}
-    for mode in MODES if modes else [{}]:
-        for arguments in argument_sets or ({},):
-            every = arguments | mode
-            if not takes(every):
-                continue
-            words = ", ".join(f"{key}={value}" for key, value in every.items())
-            found[f"{scenario.__name__}({words})"] = partial(scenario, **every)
+    for arguments in filter(takes, argument_sets):
+        words = ", ".join(f"{key}={value}" for key, value in arguments.items())
+        found[f"{scenario.__name__}({words})"] = partial(scenario, **arguments)
     return found
 
 
 CASES: dict[str, Callable[..., list]] = {
-    **_cases(complex_weights, modes=True),
+    **_cases(complex_weights, *MODES),
     **_cases(cached_output, {}, {"find_unused_parameters": True}, {"static_graph": True}),
     **_cases(backward_in_parts, *({"between": between} for between in ("kept", "None", "zeros", "halved"))),
 }
