@@ -21,6 +21,8 @@ from . import launch_bodies as bodies
 @examples(3)
 def test_ranks_have_the_present_environment_folder_and_output_of_their_launcher(capfd, values):
     """Fails if they have those of the moment at which the server was started from which they are forked."""
+    with capfd.disabled():
+        fork_server.start_server()  # its outputs are others than those below
     with tempfile.TemporaryDirectory() as folder, contextlib.chdir(folder):
         for value in values:
             with mock.patch.dict(os.environ, {"DDPLAB_TEST": value}), RankPool(2, timeout_s=60) as pool:
