@@ -1,8 +1,6 @@
 """Rank bodies of test_interface.py: what a comm hook may do, and what is kept of it."""
 
-import copy
 import gc
-import io
 import pickle
 import warnings
 import weakref
@@ -26,6 +24,7 @@ from reference.data_parallel import DistributedDataParallel
 
 from ..hook_bodies import OURS, Given, given_gradients, register
 from ..scenarios import Wrap, batch, gradients, on_both_classes, trained
+from .drop_in_bodies import copied
 
 
 def _trainer(seed: int) -> tuple[DistributedDataParallel, torch.optim.Optimizer]:
@@ -87,13 +86,7 @@ def copies_under_a_hook(rank: int, _world_size: int, hook: str, how: str) -> tup
     else:
         register(ddp, hook, dist.group.WORLD if hook == "allreduce" else None)
     trained(ddp, rank, 4, (5, 12))
-    if how == "deepcopy":
-        twin = copy.deepcopy(ddp)
-    else:
-        file = io.BytesIO()
-        torch.save(ddp, file)
-        file.seek(0)
-        twin = torch.load(file, weights_only=False)
+    twin = copied(ddp, how)
     return trained(twin, rank, 4, (5, 12)), trained(ddp, rank, 4, (5, 12)), twin._get_ddp_logging_data()["comm_hook"]
 
 

@@ -2,10 +2,9 @@
 
 import copy
 import io
-import logging
 from contextlib import suppress
 from typing import Any
-from unittest import mock
+from unittest import TestCase, mock
 
 import torch
 import torch.distributed as dist
@@ -109,15 +108,7 @@ def averages_around_a_failure(rank: int, _world_size: int, shapes: Shapes) -> li
 
 def logged_statistics(rank: int, world_size: int, every: int) -> list[str]:
     """What PowerSGD logs in 8 iterations, 6 of which compress."""
-    logger = logging.getLogger("reference.comm_hooks.powersgd")
-    records: list[str] = []
-    handler = logging.Handler()
-    handler.emit = lambda record: records.append(record.getMessage())  # type: ignore[method-assign]
-    logger.addHandler(handler)
-    logger.setLevel(logging.INFO)
-    try:
-        options = {"compression_stats_logging_frequency": every}
+    options = {"compression_stats_logging_frequency": every}
+    with TestCase().assertLogs("reference.comm_hooks.powersgd") as logged:
         averages(rank, world_size, ("ours", "power"), "ours", ((8, 8),), 0, steps=8, state_options=options)
-    finally:
-        logger.removeHandler(handler)
-    return records
+    return [record.getMessage() for record in logged.records]

@@ -13,7 +13,7 @@ from . import interface_bodies as bodies
 @pytest.mark.parametrize(
     ("hook", "how"),
     [
-        *((hook, how) for hook in ("allreduce", "fp16", "power", "builtin") for how in ("deepcopy", "pickle")),
+        *((hook, how) for hook in ("allreduce", "fp16", "power", "builtin") for how in ("deepcopy", "torch.save")),
         ("compress(bf16)(power)", "deepcopy"),  # cannot be pickled
     ],
 )
