@@ -13,6 +13,11 @@ from .explore import load_profile
 
 BODY_TIMEOUT_S = 60.0
 WORLD_SIZES = {"two_ranks": 2, "four_ranks": 4}
+IMPORTED = (
+    *("pytest", "tests.strategies", "tests.reference.torch_suite.suite"),
+    *("ddplab.conformance.all_checks", "ddplab.validate"),
+)
+"""What bodies, and the tests beside some of them, import."""
 
 load_profile()
 
@@ -23,7 +28,7 @@ def server(request) -> None:
     used = {name for item in request.session.items for name in item.fixturenames}
     if used & {*WORLD_SIZES, "bench_of", "judging"}:
         bodies = [name for name in sys.modules if name.startswith("tests.") and name.endswith("_bodies")]
-        start_server(*bodies, "ddplab.conformance.all_checks", "ddplab.validate", "tests.reference.torch_suite.suite")
+        start_server(*bodies, *IMPORTED)
 
 
 @pytest.fixture(scope="module")

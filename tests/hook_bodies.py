@@ -6,6 +6,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.distributed import ProcessGroup
 from torch.distributed.algorithms.ddp_comm_hooks import default_hooks, post_localSGD_hook, powerSGD_hook
 
 from reference.comm_hooks.allreduce import allreduce, noop
@@ -49,6 +50,18 @@ TORCHS: dict[str, tuple[Callable, Callable[..., Any]]] = {
     "local": (post_localSGD_hook.post_localSGD_hook, lambda: post_localSGD_hook.PostLocalSGDState(None, **LOCAL)),
 }
 HOOKS = {"ours": OURS, "torch": TORCHS}
+
+
+def register(ddp: Any, hook: str, group: ProcessGroup | None = None, **options: Any) -> Any:
+    """Register one of our hooks, which averages over the ranks of a group or over all; returns its state."""
+    function, make_state = OURS[hook]
+    state = make_state(**options)
+    if state is None:
+        state = group
+    else:
+        state.process_group = group
+    ddp.register_comm_hook(state, function)
+    return state
 
 
 class Given(nn.Module):

@@ -43,6 +43,22 @@ def x(rows: int = 1, columns: int = 2) -> Tensor:
     return torch.ones(rows, columns)
 
 
+def two_layers() -> nn.Sequential:
+    return nn.Sequential(nn.Linear(2, 2), line())
+
+
+def twice(ddp: nn.Module, inputs: Tensor) -> None:
+    """One forward pass and two backward passes."""
+    loss = ddp(inputs).sum()
+    loss.backward(retain_graph=True)
+    loss.backward()
+
+
+def join(ddp: nn.Module) -> None:
+    with ddp.join():
+        ddp(x()).sum().backward()
+
+
 def train(ddp: nn.Module, *steps: str) -> None:
     """Train layers of `Branches`, by step."""
     for which in steps:
@@ -85,19 +101,12 @@ def used_outside_forward(_rank: int) -> None:
 
 
 def two_backward_passes(_rank: int) -> None:
-    ddp = Wrapped(nn.Sequential(nn.Linear(2, 2), line()), bucket_cap_mb_list=[1e-6])
+    ddp = Wrapped(two_layers(), bucket_cap_mb_list=[1e-6])
     first, second = line(), line()
     features = ddp.module[0](x())
     ddp(x())
     first(features).sum().backward(retain_graph=True)
     second(features).sum().backward()
-
-
-def two_gradients_for_one_none_for_another(_rank: int) -> None:
-    ddp = Wrapped(UsesOneOfTwo())
-    loss = ddp(torch.ones(2)).sum()
-    loss.backward(retain_graph=True)
-    loss.backward()
 
 
 def static_graph_hides_its_output(_rank: int) -> None:
@@ -194,7 +203,7 @@ def exception_after_a_delayed_all_reduce(_rank: int) -> None:
     def fail(_gradient: Tensor) -> None:
         raise ArithmeticError
 
-    ddp = delayed(nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 1)), "1.weight", "1.bias", trigger="1.weight")
+    ddp = delayed(two_layers(), "1.weight", "1.bias", trigger="1.weight")
     ddp.module[0].weight.register_hook(fail)
     with suppress(ArithmeticError):
         ddp(x()).sum().backward()
@@ -207,14 +216,6 @@ def compiled_autograd(_rank: int) -> None:
     with torch._dynamo.compiled_autograd._enable(torch.compile(backend="eager")):
         loss.backward()
     raise RuntimeError("no error")
-
-
-def distributed_autograd(rank: int) -> None:
-    _distributed_autograd(rank, forward_inside=True)
-
-
-def distributed_autograd_after_forward(rank: int) -> None:
-    _distributed_autograd(rank, forward_inside=False)
 
 
 def _distributed_autograd(rank: int, *, forward_inside: bool) -> None:
@@ -234,35 +235,17 @@ def _distributed_autograd(rank: int, *, forward_inside: bool) -> None:
     ddp(x())
 
 
-def group_without_this_rank(_rank: int) -> None:
-    Wrapped(line(), process_group=dist.GroupMember.NON_GROUP_MEMBER)
-
-
-def second_backward_after_a_delayed_all_reduce(_rank: int) -> None:
-    ddp = delayed(line(), "weight", trigger="weight")
-    loss = ddp(x()).sum()
-    loss.backward(retain_graph=True)
-    loss.backward()
-
-
 def trigger_before_the_delayed(_rank: int) -> None:
-    module = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 1))
-    ddp = delayed(module, "0.weight", trigger="1.bias")
+    ddp = delayed(two_layers(), "0.weight", trigger="1.bias")
     ddp(x()).sum().backward()
 
 
 def trigger_before_the_delayed_in_a_later_iteration(_rank: int) -> None:
-    module = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 1))
+    module = two_layers()
     for parameter in module.parameters():
         parameter.grad = torch.zeros_like(parameter)
     ddp = delayed(module, "0.weight", trigger="1.bias")
     ddp(x()).sum().backward()
-
-
-def join_with_delayed_all_reduces(_rank: int) -> None:
-    ddp = delayed(line(), "weight")
-    with ddp.join():
-        ddp(x()).sum().backward()
 
 
 def replaced_by_loading(_rank: int) -> None:
@@ -344,12 +327,6 @@ def comm_hook_raises_on_one_rank(rank: int) -> None:
 class Refuses:
     def __call__(self, words, state, bucket):
         raise OverflowError("too steep")
-
-
-def join_with_skipped_buckets(_rank: int) -> None:
-    ddp = Wrapped(line(), find_unused_parameters=True, skip_all_reduce_unused_params=True)
-    with ddp.join():
-        ddp(x()).sum().backward()
 
 
 def train_with(hook: Callable, *, timeout_s: float = 60, **options: object) -> None:
@@ -481,6 +458,17 @@ IN_ONE_CALL: dict[str, Callable[[int], object]] = {
     "cap_of_another_type_on_one_rank": lambda rank: Wrapped(line(), bucket_cap_mb=25 if rank == 0 else "25"),
     "device_id_on_one_rank": lambda rank: Wrapped(line(), device_ids=None if rank == 0 else [0]),
     "pickled_with_a_group": lambda _rank: Wrapped(line(), process_group=dist.new_group([0, 1])).__getstate__(),
+    "group_without_this_rank": lambda _rank: Wrapped(line(), process_group=dist.GroupMember.NON_GROUP_MEMBER),
+    "join_with_delayed_all_reduces": lambda _rank: join(delayed(line(), "weight")),
+    "join_with_skipped_buckets": lambda _rank: join(
+        Wrapped(line(), find_unused_parameters=True, skip_all_reduce_unused_params=True)
+    ),
+    "second_backward_after_a_delayed_all_reduce": lambda _rank: twice(
+        delayed(line(), "weight", trigger="weight"), x()
+    ),
+    "two_gradients_for_one_none_for_another": lambda _rank: twice(Wrapped(UsesOneOfTwo()), torch.ones(2)),
+    "distributed_autograd": partial(_distributed_autograd, forward_inside=True),
+    "distributed_autograd_after_forward": partial(_distributed_autograd, forward_inside=False),
     "deprecated_arguments": lambda _rank: Wrapped(line(), broadcast_buffers=True, check_reduction=True),
 }
 MISUSES: dict[str, Callable[[int], object]] = IN_ONE_CALL | {

@@ -217,7 +217,6 @@ def lightning_resume(_wrap: Any) -> Tensors:
 
 @scenario(plain={}, no_backward_sync={"accumulate": True}, clipping={"clip": True})
 def fabric(_wrap: Any, *, accumulate: bool = False, clip: bool = False) -> Tensors:
-    torch.manual_seed(dist.get_rank())
     fabric = lightning.fabric.Fabric(accelerator="cpu", devices=2, strategy="ddp")
     fabric.launch()
     net = Net()
@@ -255,7 +254,6 @@ def accelerate_loop(
     every: bool = True,
     passed: bool = False,
 ) -> Tensors:
-    torch.manual_seed(dist.get_rank())
     arguments = dict(ddp or {}) | ({"comm_hook": comm_hook} if comm_hook else {})
     accelerator = accelerate.Accelerator(
         cpu=True,
@@ -279,7 +277,6 @@ def accelerate_loop(
 
 @scenario()
 def accelerate_trigger_sync(_wrap: Any) -> Tensors:
-    torch.manual_seed(dist.get_rank())
     accelerator = accelerate.Accelerator(cpu=True)
     net = Net()
     model, optimizer = accelerator.prepare(net, torch.optim.SGD(net.parameters(), lr=0.1))
@@ -306,7 +303,6 @@ class Tokens(Dataset):
 
 
 def language_model(kind: str = "gpt2") -> nn.Module:
-    torch.manual_seed(0)
     if kind == "gpt2":
         return transformers.GPT2LMHeadModel(
             transformers.GPT2Config(vocab_size=64, n_positions=16, n_embd=16, n_layer=2, n_head=2)
@@ -361,7 +357,6 @@ def vision(wrap: Any, *, name: str) -> Tensors:
     import timm
     import torchvision
 
-    torch.manual_seed(dist.get_rank())
     if name.startswith("timm/"):
         model = timm.create_model(name.removeprefix("timm/"), num_classes=4)
     else:
@@ -372,7 +367,6 @@ def vision(wrap: Any, *, name: str) -> Tensors:
 @scenario(module={"compiled": "module"}, wrapper={"compiled": "wrapper"})
 def compiled(wrap: Any, *, compiled: str) -> Tensors:
     torch._dynamo.reset()
-    torch.manual_seed(0)
     net: Any = Net()
     ddp = wrap(torch.compile(net, backend="aot_eager") if compiled == "module" else net)
     train(torch.compile(ddp, backend="aot_eager") if compiled == "wrapper" else ddp)
@@ -381,7 +375,6 @@ def compiled(wrap: Any, *, compiled: str) -> Tensors:
 
 @scenario()
 def zero_redundancy_optimizer(wrap: Any) -> Tensors:
-    torch.manual_seed(0)
     ddp = wrap(Net())
     optimizer = ZeroRedundancyOptimizer(ddp.parameters(), torch.optim.Adam, lr=0.01)
     for x in batches():
@@ -393,7 +386,6 @@ def zero_redundancy_optimizer(wrap: Any) -> Tensors:
 
 @scenario()
 def uneven_inputs(wrap: Any) -> Tensors:
-    torch.manual_seed(0)
     ddp = wrap(Net())
     with ddp.join():
         return train(ddp, batches(3 + dist.get_rank()))[: len(ddp.state_dict())]
@@ -401,7 +393,6 @@ def uneven_inputs(wrap: Any) -> Tensors:
 
 @scenario()
 def powersgd(wrap: Any) -> Tensors:
-    torch.manual_seed(0)
     ddp = wrap(Net())
     ddp.register_comm_hook(powerSGD_hook.PowerSGDState(None, start_powerSGD_iter=2), powerSGD_hook.powerSGD_hook)
     return train(ddp)
@@ -409,7 +400,6 @@ def powersgd(wrap: Any) -> Tensors:
 
 @scenario()
 def distributed_checkpoint(wrap: Any) -> Tensors:
-    torch.manual_seed(0)
     ddp = wrap(Net())
     optimizer = torch.optim.Adam(ddp.parameters())
     ddp(next(batches())).sum().backward()
@@ -421,7 +411,6 @@ def distributed_checkpoint(wrap: Any) -> Tensors:
 
 @scenario()
 def whole_wrapper_saved(wrap: Any) -> Tensors:
-    torch.manual_seed(0)
     file = io.BytesIO()
     torch.save(wrap(Net()), file)
     return train(torch.load(io.BytesIO(file.getvalue()), weights_only=False))
@@ -438,7 +427,6 @@ def torchft_group(wrap: Any) -> Tensors:
     store = torch.distributed.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
     group = torchft.process_group.ProcessGroupGloo()
     group.configure(f"127.0.0.1:{store.port}/prefix", "0", 0, 1)
-    torch.manual_seed(0)
     return train(wrap(Net(), process_group=group))
 
 
@@ -460,7 +448,6 @@ def torchft_wrapper(_wrap: Any) -> Tensors:
         return work
 
     manager.allreduce = allreduce
-    torch.manual_seed(0)
     return train(DistributedDataParallel(manager, Net()))
 
 
@@ -478,7 +465,6 @@ def mmengine_wrapper(_wrap: Any) -> Tensors:
         def forward(self, inputs: Tensor, mode: str = "loss") -> Any:
             return {"loss": self.net(inputs).square().mean()}
 
-    torch.manual_seed(dist.get_rank())
     ddp = MMDistributedDataParallel(Model())
     wrapper = OptimWrapper(torch.optim.SGD(ddp.parameters(), lr=0.1), accumulative_counts=2)
     for number, x in enumerate(batches()):
@@ -489,7 +475,6 @@ def mmengine_wrapper(_wrap: Any) -> Tensors:
 
 @scenario()
 def ignite_trainer(_wrap: Any) -> Tensors:
-    torch.manual_seed(dist.get_rank())
     model = ignite.distributed.auto_model(Net())
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     step = ignite.engine.create_supervised_trainer(model, optimizer, nn.functional.cross_entropy)

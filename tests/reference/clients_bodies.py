@@ -10,14 +10,14 @@ from unittest import mock
 
 import torch
 import torch.distributed as dist
-from torch import Tensor, nn
+from torch import Tensor
 from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
 from torch.distributed.distributed_c10d import _get_default_store
 from torch.nn.utils import parametrizations
 
 from reference.data_parallel import DistributedDataParallel
 
-from ..scenarios import CLASSES, Wrap, batch, gradients, on_both_classes, trained
+from ..scenarios import CLASSES, Wrap, batch, gradients, linears, on_both_classes, trained
 from .drop_in_bodies import Tower
 
 # Process groups made by hand
@@ -200,30 +200,19 @@ def profiled_names(wrap: Wrap, rank: int) -> set[str]:
     return {event.key for event in profile.key_averages() if "reducer::" in event.key}
 
 
-class Small(nn.Module):
-    """Two layers that torch.jit can script."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        torch.manual_seed(0)
-        self.first, self.second = nn.Linear(4, 4), nn.Linear(4, 4)
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.second(self.first(x).tanh())
-
-
 @on_both_classes
 def compiled_for_script(wrap: Wrap, rank: int, how: str) -> list:
     """Gradients of a scripted or traced module."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # torch.jit is deprecated
-        module = torch.jit.script(Small()) if how == "script" else torch.jit.trace(Small(), torch.ones(3, 4))
-        return trained(wrap(module), rank)
+        module = linears(4, 4, 4)
+        compiled = torch.jit.script(module) if how == "script" else torch.jit.trace(module, torch.ones(3, 4))
+        return trained(wrap(compiled), rank)
 
 
 def parametrized_later(rank: int, _world_size: int) -> str:
-    ddp = DistributedDataParallel(Small())
-    for layer in (ddp.module.first, ddp.module.second):
+    ddp = DistributedDataParallel(linears(4, 4, 4))
+    for layer in ddp.module:
         parametrizations.weight_norm(layer)
     try:
         trained(ddp, rank)
@@ -235,8 +224,8 @@ def parametrized_later(rank: int, _world_size: int) -> str:
 @on_both_classes
 def left_out(wrap: Wrap, rank: int, how: str) -> tuple[list[str], list]:
     """Warnings about gradients that stay local, in two iterations, and the gradients."""
-    module = Small()
-    module.first.requires_grad_(how != "thawed")
+    module = linears(4, 4, 4)
+    module[0].requires_grad_(how != "thawed")
     if how == "backward in forward":
         module.register_forward_hook(lambda _module, _inputs, out: out.sum().backward(retain_graph=True))
     ddp = wrap(module)

@@ -5,22 +5,18 @@ The process group is as NCCL's: its futures are done as soon as a collective is 
 
 from contextlib import nullcontext
 from datetime import timedelta
-from functools import cache, partial
+from functools import cache
 from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from reference.comm_hooks.allreduce import allreduce, noop
-from reference.comm_hooks.compress import bf16_compress, compress, fp16_compress
-from reference.comm_hooks.post_local_sgd import PostLocalSGDState, post_local_sgd
-from reference.comm_hooks.powersgd import PowerSGDState, batched_power_sgd, power_sgd
-from reference.comm_hooks.quantization import quantize_per_channel, quantize_per_tensor
 from reference.data_parallel import DistributedDataParallel
 
+from ..hook_bodies import OURS, register
+
 STEPS = 5
-POWER = {"start_powerSGD_iter": 2, "min_compression_rate": 0}
 MODES: dict[str, dict[str, Any]] = {
     "plain": {},
     "views": {"gradient_as_bucket_view": True},
@@ -28,29 +24,20 @@ MODES: dict[str, dict[str, Any]] = {
     "static_graph": {"static_graph": True},
     "skip_all_reduce_unused_params": {"find_unused_parameters": True, "skip_all_reduce_unused_params": True},
 }
-HOOKS = {
-    "none": None,
-    "noop": noop,
-    "allreduce": allreduce,
-    "fp16": fp16_compress,
-    "bf16": bf16_compress,
-    "per tensor": quantize_per_tensor,
-    "per channel": quantize_per_channel,
-    "power": power_sgd,
-    "power, cold": partial(power_sgd),
-    "power, epsilon": partial(power_sgd),
-    "batched power": batched_power_sgd,
-    "compress(bf16)(power)": compress(torch.bfloat16)(power_sgd),
-    "post-local": post_local_sgd,
+VARIANTS: dict[str, dict[str, Any]] = {
+    "power, cold": {"warm_start": False, "batch_tensors_with_same_shape": True},
+    "power, epsilon": {"orthogonalization_epsilon": 1e-8},
 }
-STATES = {
-    "power": lambda group: PowerSGDState(group, **POWER),
-    "power, cold": lambda group: PowerSGDState(group, **POWER, warm_start=False, batch_tensors_with_same_shape=True),
-    "power, epsilon": lambda group: PowerSGDState(group, **POWER, orthogonalization_epsilon=1e-8),
-    "batched power": lambda group: PowerSGDState(group, **POWER),
-    "compress(bf16)(power)": lambda group: PowerSGDState(group, **POWER),
-    "post-local": lambda group: PostLocalSGDState(group, group, 2),
-}
+"""Options of further states of PowerSGD."""
+HOOKS = ["none", *OURS, *VARIANTS]
+
+
+def register_variant(ddp: nn.Module, hook: str, group: dist.ProcessGroup) -> None:
+    """Register one of `HOOKS`, which averages over the ranks of the group."""
+    if hook == "local":
+        register(ddp, hook, group, subgroup=group, post_local_gradient_allreduce=True)
+    elif hook != "none":
+        register(ddp, hook.partition(",")[0], group, **VARIANTS.get(hook, {}))
 
 
 class Enqueued(dist.Work):
@@ -98,8 +85,7 @@ def train_on_meta(_rank: int, world_size: int, mode: str, hook: str) -> None:
     module.register_buffer("seen", torch.zeros(3, device="meta"))
     plan = [[4, 5], [0, 1, 2], [3]]  # the rebuild reads rank 0's ready order, once
     ddp = DistributedDataParallel(module, process_group=group, init_sync=False, plan=plan, **MODES[mode])
-    if HOOKS[hook] is not None:
-        ddp.register_comm_hook(STATES.get(hook, lambda group: group)(group), HOOKS[hook])
+    register_variant(ddp, hook, group)
     optimizer = torch.optim.SGD(ddp.parameters(), 0.1)
     for step in range(STEPS):
         accumulates = step == 3 and mode in ("plain", "views")
@@ -107,12 +93,3 @@ def train_on_meta(_rank: int, world_size: int, mode: str, hook: str) -> None:
             ddp(torch.ones(2, 6, device="meta")).sum().backward()
         optimizer.step()
         optimizer.zero_grad(set_to_none=step != 2)
-
-
-def read_on_meta(_rank: int, _world_size: int) -> str:
-    """What a hook that reads a number raises."""
-    try:
-        bool(torch.ones(2, device="meta").isfinite().all())
-    except RuntimeError as error:
-        return str(error)
-    return ""

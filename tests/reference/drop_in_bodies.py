@@ -18,7 +18,7 @@ from torch.nn.parallel import DistributedDataParallel as TorchDDP
 import ddplab
 from reference.data_parallel import DistributedDataParallel
 
-from ..scenarios import Branches, Wrap, batch, gradients, on_both_classes, trained
+from ..scenarios import Branches, Wrap, batch, gradients, on_both_classes, train, trained
 from .mixed_precision_bodies import Precision
 
 
@@ -234,7 +234,7 @@ class Layers(nn.Module):
 
 @on_both_classes
 def compiled(wrap: Wrap, rank: int, order: str) -> tuple[list, int]:
-    """Gradients and parameters after each step, and the number of graphs; `order` says what is compiled."""
+    """Gradients by step, then parameters, and the number of graphs; `order` says what is compiled."""
     from torch._dynamo.testing import CompileCounterWithBackend  # takes a second
 
     torch._dynamo.reset()
@@ -244,19 +244,13 @@ def compiled(wrap: Wrap, rank: int, order: str) -> tuple[list, int]:
         module = torch.compile(module, backend=counter)
     ddp: Any = wrap(module, bucket_cap_mb=1)
     run = torch.compile(ddp, backend=counter) if order == "wrapper" else ddp
-    optimizer = torch.optim.SGD(ddp.parameters(), lr=0.1)
-    seen = []
-    for step in range(3):
-        optimizer.zero_grad()
-        run(batch(rank, 2, 600, step=step)).square().mean().backward()
-        optimizer.step()
-        seen.append([*gradients(ddp), *(p.detach().clone() for p in ddp.parameters())])
+    seen = train(run, rank, steps=3, shape=(2, 600))
     torch._dynamo.reset()
     return seen, counter.frame_count
 
 
 def compiled_in_low_precision(rank: int, _world_size: int, order: str) -> tuple[list, list]:
-    """Gradients of three steps, compiled and not."""
+    """Gradients by step, then parameters, compiled and not."""
     both = []
     for compiles in (True, False):
         torch._dynamo.reset()
@@ -265,12 +259,7 @@ def compiled_in_low_precision(rank: int, _world_size: int, order: str) -> tuple[
             module = torch.compile(module, backend="eager")
         ddp: Any = DistributedDataParallel(module, mixed_precision=Precision("bfloat16", "float32").config())
         run = torch.compile(ddp, backend="eager") if compiles and order == "wrapper" else ddp
-        seen = []
-        for step in range(3):
-            ddp.zero_grad()
-            run(batch(rank, 2, 8, step=step)).float().square().mean().backward()
-            seen.append(gradients(ddp))
-        both.append(seen)
+        both.append(train(run, rank, loss=lambda output: output.float().square().mean(), shape=(2, 8)))
     torch._dynamo.reset()
     return tuple(both)
 

@@ -17,7 +17,7 @@ from reference.trace import Trace
 
 from ..scenarios import CLASSES, Wrap, mlp, on_both_classes, train
 from ..torch_options import taken
-from .device_reads_bodies import HOOKS, MODES, STATES
+from .device_reads_bodies import MODES, register_variant
 
 WARM_UP = 14
 """Iterations until the buckets are rebuilt, PowerSGD compresses and the logging data samples no more."""
@@ -108,8 +108,7 @@ def train_without_host_waits(
     module = layers(device)
     module.register_buffer("seen", torch.zeros(3, device=device))
     ddp = DistributedDataParallel(module, bucket_cap_mb=4, **MODES[mode])
-    if HOOKS[hook] is not None:
-        ddp.register_comm_hook(STATES.get(hook, lambda group: group)(dist.group.WORLD), HOOKS[hook])
+    register_variant(ddp, hook, dist.group.WORLD)
     optimizer = torch.optim.SGD(ddp.parameters(), lr=1e-4)
     x = batch(device)
 

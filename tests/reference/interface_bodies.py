@@ -1,8 +1,6 @@
 """Rank bodies of test_interface.py: what a comm hook may do, and what is kept of it."""
 
-import copy
 import gc
-import io
 import pickle
 import warnings
 import weakref
@@ -24,8 +22,9 @@ from reference.comm_hooks.post_local_sgd import PostLocalSGDState
 from reference.comm_hooks.powersgd import PowerSGDState
 from reference.data_parallel import DistributedDataParallel
 
-from ..hook_bodies import OURS, Given, given_gradients
+from ..hook_bodies import OURS, Given, given_gradients, register
 from ..scenarios import Wrap, batch, gradients, on_both_classes, trained
+from .drop_in_bodies import copied
 
 
 def _trainer(seed: int) -> tuple[DistributedDataParallel, torch.optim.Optimizer]:
@@ -39,17 +38,16 @@ def train_and_save(
     rank: int, _world_size: int, folder: str, first: int, last: int, hook: str, options: dict
 ) -> tuple[list[Tensor], int]:
     """Iterations `first` to `last` under a hook, beginning with what the last call saved; saves at the end."""
-    function, make_state = OURS[hook]
     ddp, optimizer = _trainer(seed=3)
     path = Path(folder) / f"rank-{rank}.pt"
     if first == 0:
-        state = make_state(**options)
+        state = register(ddp, hook, **options)
     else:
         saved = torch.load(path, weights_only=False)
         ddp.load_state_dict(saved["model"])
         optimizer.load_state_dict(saved["optimizer"])
         state = saved["hook"]
-    ddp.register_comm_hook(state, function)
+        ddp.register_comm_hook(state, OURS[hook][0])
     for step in range(first, last):
         optimizer.zero_grad()
         ddp(batch(rank, 5, 12, step=step)).square().mean().backward()
@@ -86,17 +84,9 @@ def copies_under_a_hook(rank: int, _world_size: int, hook: str, how: str) -> tup
     if hook == "builtin":
         ddp._register_builtin_comm_hook(BuiltinCommHookType.FP16_COMPRESS)
     else:
-        function, make_state = OURS[hook]
-        ddp.register_comm_hook(dist.group.WORLD if hook == "allreduce" else make_state(), function)
-
+        register(ddp, hook, dist.group.WORLD if hook == "allreduce" else None)
     trained(ddp, rank, 4, (5, 12))
-    if how == "deepcopy":
-        twin = copy.deepcopy(ddp)
-    else:
-        file = io.BytesIO()
-        torch.save(ddp, file)
-        file.seek(0)
-        twin = torch.load(file, weights_only=False)
+    twin = copied(ddp, how)
     return trained(twin, rank, 4, (5, 12)), trained(ddp, rank, 4, (5, 12)), twin._get_ddp_logging_data()["comm_hook"]
 
 
@@ -200,19 +190,10 @@ def _callbacks_pass_through(change: Callable[[Callable[[Any], Any]], Callable[[A
 def _train(rank: int, hook: str, group: dist.ProcessGroup, last_step: AbstractContextManager[None]) -> None:
     """Train for four iterations with one of our hooks, or with mixed precision, on the ranks of a group."""
     module = Given(((6, 5), (4,), (8, 8)))
-    if hook == "mixed precision":
-        ddp = DistributedDataParallel(
-            module, process_group=group, bucket_cap_mb=1e-5, mixed_precision=_MixedPrecision(None, torch.bfloat16)
-        )
-    else:
-        function, make_state = OURS[hook]
-        state = make_state()
-        if state is None:
-            state = group
-        else:
-            state.process_group = group
-        ddp = DistributedDataParallel(module, process_group=group, bucket_cap_mb=1e-5)
-        ddp.register_comm_hook(state, function)
+    precision = {"mixed_precision": _MixedPrecision(None, torch.bfloat16)} if hook == "mixed precision" else {}
+    ddp = DistributedDataParallel(module, process_group=group, bucket_cap_mb=1e-5, **precision)
+    if not precision:
+        register(ddp, hook, group)
     for step in range(4):
         with last_step if step == 3 else nullcontext():
             ddp(given_gradients(rank, ((6, 5), (4,), (8, 8)), 0, step)).backward()

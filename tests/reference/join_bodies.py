@@ -10,13 +10,41 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn.parallel.distributed import _BufferCommHookLocation
 
-from reference.comm_hooks.powersgd import PowerSGDState, power_sgd
 from reference.data_parallel import DistributedDataParallel
-from reference.join import Join, Joinable
+from reference.join import Join, Joinable, JoinHook
 
-from ..hook_bodies import OURS
+from ..hook_bodies import register
 from ..scenarios import Branches, Wrap, batch, gradients, linears, on_both_classes, trained
-from ..scripts.count_inputs import Counter
+
+
+class CounterHook(JoinHook):
+    """Matches the all-reduces of the ranks that still count."""
+
+    def main_hook(self) -> None:
+        dist.all_reduce(torch.zeros(1))
+
+
+class Counter(Joinable):
+    """Counts the inputs of all ranks, by an all-reduce for each."""
+
+    join_device = torch.device("cpu")
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.count = torch.zeros(1)
+
+    def __call__(self) -> None:
+        Join.notify_join_context(self)
+        ones = torch.ones(1)
+        dist.all_reduce(ones)
+        self.count += ones
+
+    def join_hook(self, **_options: Any) -> CounterHook:
+        return CounterHook()
+
+    @property
+    def join_process_group(self) -> dist.ProcessGroup:
+        return dist.group.WORLD
 
 
 def model(kind: str) -> nn.Module:
@@ -52,8 +80,7 @@ def train(
     """
     ddp = wrap(model(kind), **(options or {}))
     if hook is not None:
-        function, make_state = OURS[hook]
-        ddp.register_comm_hook(make_state(), function)
+        register(ddp, hook)
     optimizer = torch.optim.SGD(ddp.parameters(), lr=0.1)
     counter = Counter()
     joinables: list[Joinable] = {None: [ddp], "before": [counter, ddp], "after": [ddp, counter]}[order]
@@ -130,9 +157,8 @@ def early_termination(wrap: Wrap, rank: int, inputs: tuple[int, ...]) -> str:
 
 def compressed_without_inputs(rank: int, _world_size: int) -> tuple[int, int]:
     """Iterations that the state of a hook counted on this rank, which joined at once or never; number of buckets."""
-    state = PowerSGDState(dist.group.WORLD, start_powerSGD_iter=2)
     ddp = DistributedDataParallel(model("plain"), bucket_cap_mb=1e-6)
-    ddp.register_comm_hook(state, power_sgd)
+    state = register(ddp, "power")
     with ddp.join():
         trained(ddp, rank, steps=5 * rank)
     return state.iter, len(ddp.reducer.buckets)

@@ -51,11 +51,6 @@ def die_on(rank: int, _world_size: int, dying: int) -> int:
     return rank
 
 
-def abort_on(rank: int, _world_size: int, aborting: int) -> None:
-    if rank == aborting:
-        os.abort()
-
-
 def crash(rank: int, _world_size: int, crashing: int, how: str) -> None:
     """End the process of one rank natively, after it has written a line to its standard error."""
     if rank == crashing:

@@ -19,7 +19,7 @@ from torch.utils.checkpoint import checkpoint
 
 from reference.data_parallel import DistributedDataParallel
 
-from ..scenarios import Wrap, batch, gradients, on_both_classes, trained
+from ..scenarios import Wrap, batch, gradients, on_both_classes, train, trained
 
 
 @dataclass(frozen=True)
@@ -92,15 +92,8 @@ def mixed_like_torch(wrap: Wrap, rank: int, widths: tuple, precision: Precision,
     """Gradients and parameters from the second iteration on: torch's first averages are not initialised."""
     with torch_on_cpu():
         ddp = wrap(Mixture(widths), mixed_precision=precision.config(), **options)
-        optimizer = torch.optim.SGD(ddp.parameters(), lr=0.1)
-        seen = []
-        for step in range(4):
-            ddp.zero_grad()
-            ddp(batch(rank, 3, 4, step=step)).square().mean().backward()
-            if step > 0:
-                optimizer.step()
-                seen.append([*gradients(ddp), *(p.detach().clone() for p in ddp.parameters())])
-        return [*seen, *ddp.buffers(), str(ddp.module.dtypes)]
+        trained(ddp, rank, steps=1)
+        return [train(ddp, rank), *ddp.buffers(), str(ddp.module.dtypes)]
 
 
 def mixed_like_one_process(
@@ -202,13 +195,11 @@ def mixed_layers(rank: int, world_size: int, kind: str) -> tuple[list, list]:
     """Averages of two passes through one of torch's layers, then the same without data parallelism."""
     warnings.simplefilter("ignore", FutureWarning)  # of weight norm in hooks
     dtype = torch.bfloat16
-    torch.manual_seed(0)
-    module = LAYERS[kind]()
-    alone = [copy.deepcopy(module) if kind != "weight norm in hooks" else None for _ in range(world_size)]
-    if kind == "weight norm in hooks":
-        for other in range(world_size):
-            torch.manual_seed(0)
-            alone[other] = LAYERS[kind]()
+    made = []
+    for _ in range(1 + world_size):  # copies would not do: weight norm in hooks has tensors that are no leaves
+        torch.manual_seed(0)
+        made.append(LAYERS[kind]())
+    module, *alone = made
     ddp = DistributedDataParallel(module, mixed_precision=_MixedPrecision(dtype, torch.float32))
 
     def loss(output: Any) -> Tensor:

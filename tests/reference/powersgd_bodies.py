@@ -2,19 +2,18 @@
 
 import copy
 import io
-import logging
 from contextlib import suppress
 from typing import Any
-from unittest import mock
+from unittest import TestCase, mock
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from reference.comm_hooks.powersgd import PowerSGDState, power_sgd
+from reference.comm_hooks.powersgd import power_sgd
 from reference.data_parallel import DistributedDataParallel
 
-from ..hook_bodies import POWER, Given, Shapes, averages, given_gradients
+from ..hook_bodies import Given, Shapes, averages, given_gradients, register
 from ..scenarios import Branches, batch
 
 
@@ -72,7 +71,7 @@ def skips_unused_parameters(rank: int, _world_size: int) -> list[bool]:
     ddp = DistributedDataParallel(
         Branches(), find_unused_parameters=True, skip_all_reduce_unused_params=True, bucket_cap_mb=1e-6
     )
-    ddp.register_comm_hook(PowerSGDState(None, **POWER), power_sgd)
+    register(ddp, "power")
     finite = []
     for which in ("ab", "ab", "ab", "a", "b", "ab"):
         ddp.zero_grad()
@@ -83,9 +82,8 @@ def skips_unused_parameters(rank: int, _world_size: int) -> list[bool]:
 
 def averages_around_a_failure(rank: int, _world_size: int, shapes: Shapes) -> list[list[Tensor]]:
     """Averages of six iterations; a further iteration fails between them, before its last bucket is sent."""
-    state = PowerSGDState(None, **POWER)
     ddp = DistributedDataParallel(Given(shapes), bucket_cap_mb=1e-6)
-    ddp.register_comm_hook(state, power_sgd)
+    state = register(ddp, "power")
     failing = False
 
     def fail(_parameter: Tensor) -> None:
@@ -110,15 +108,7 @@ def averages_around_a_failure(rank: int, _world_size: int, shapes: Shapes) -> li
 
 def logged_statistics(rank: int, world_size: int, every: int) -> list[str]:
     """What PowerSGD logs in 8 iterations, 6 of which compress."""
-    logger = logging.getLogger("reference.comm_hooks.powersgd")
-    records: list[str] = []
-    handler = logging.Handler()
-    handler.emit = lambda record: records.append(record.getMessage())  # type: ignore[method-assign]
-    logger.addHandler(handler)
-    logger.setLevel(logging.INFO)
-    try:
-        options = {"compression_stats_logging_frequency": every}
+    options = {"compression_stats_logging_frequency": every}
+    with TestCase().assertLogs("reference.comm_hooks.powersgd") as logged:
         averages(rank, world_size, ("ours", "power"), "ours", ((8, 8),), 0, steps=8, state_options=options)
-    finally:
-        logger.removeHandler(handler)
-    return records
+    return [record.getMessage() for record in logged.records]

@@ -22,13 +22,6 @@ Gradients = list[list[Tensor]]
 """By iteration, by parameter."""
 
 
-def save_trace_to_one_path(rank: int, world_size: int, path: str) -> None:
-    """Save a trace to one path on every rank, as the README's example does."""
-    trace, *_ = record_training(rank, world_size, "ours", 1)
-    for _ in range(20):
-        trace.save(path)
-
-
 def record_oddly(rank: int, _world_size: int, oddity: str) -> Trace:
     """Recordings of unusual but legitimate training scripts."""
     torch.manual_seed(0)

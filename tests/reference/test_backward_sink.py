@@ -7,32 +7,38 @@ from hypothesis import strategies as st
 
 from reference.autograd_hooks import tensors_in
 from reference.backward_sink import map_tensors
+from reference.data_parallel import DistributedDataParallel
 
 from .. import scenarios
 from ..explore import examples
 from ..scenarios import assert_same
-from . import backward_sink_bodies as bodies
+
+
+def train_with_unused_output(rank: int, _world_size: int, structure: str) -> list:
+    return scenarios.output_unused_in_loss(DistributedDataParallel, rank, structure=structure)
 
 
 @pytest.mark.parametrize("structure", ["dataclass", "registered node", *scenarios.CUSTOM_OUTPUTS[:4]])
 def test_tensors_in_any_structure_may_be_unused_in_the_loss(two_ranks, structure):
     """Dataclasses do not pass torch's sink, registered pytree nodes are not searched by it: it raises for both."""
-    expected = two_ranks.run(bodies.train_with_unused_output, "tuple")
-    assert all(map(_same, two_ranks.run(bodies.train_with_unused_output, structure), expected))
+    expected, got = (two_ranks.run(train_with_unused_output, one) for one in ("tuple", structure))
+    assert_same([steps for _, *steps in got], [steps for _, *steps in expected])
+
+
+def train_with_custom_outputs(rank: int, _world_size: int, structure: str) -> list:
+    return [
+        scenarios.custom_outputs(DistributedDataParallel, rank, structure=structure, **options)
+        for options in ({}, {"find_unused_parameters": True}, {"static_graph": True})
+    ]
 
 
 @pytest.mark.parametrize("structure", scenarios.CUSTOM_OUTPUTS)
 def test_outputs_of_any_class_pass_the_sink(two_ranks, structure):
     """Torch's class never launches the all-reduces of a static graph behind a class that pytree does not know."""
-    body = bodies.train_with_custom_outputs
+    body = train_with_custom_outputs
     for plain, found, static in two_ranks.run(body, structure):
         assert_same(found, plain)
         assert_same(static, plain)
-
-
-def _same(got, expected):
-    assert_same(got[1:], expected[1:])
-    return True
 
 
 nested = st.recursive(

@@ -64,15 +64,11 @@ def test_ready_from_last_gives_the_first_cap_to_the_last_bucket():
         assert plan_buckets(order, [1] * 6, [1, 3], ready_order=range(6)) == buckets
 
 
-def test_a_cap_given_by_the_user_holds_for_the_first_bucket_too():
+def test_only_without_a_cap_the_first_bucket_is_smaller():
+    assert bucket_caps() == bucket_caps(None, []) == [1 * MIB, 25 * MIB]
     assert bucket_caps(5) == [5 * MIB]
     assert bucket_caps(5, [1, 2.5]) == [1 * MIB, 2.5 * MIB]
     assert assign_buckets([10, 10, 10], bucket_caps(float("inf"))) == [[0, 1, 2]]
-
-
-def test_without_a_cap_the_first_bucket_is_smaller():
-    assert bucket_caps() == [1 * MIB, 25 * MIB]
-    assert bucket_caps(None, []) == [1 * MIB, 25 * MIB]
 
 
 def test_the_rebuild_walks_parameters_that_were_never_ready_last():

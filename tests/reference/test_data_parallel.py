@@ -8,16 +8,17 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from torch import Tensor
 
 from ddplab.conformance.class_under_test import Subject
 from ddplab.conformance.local_training import WeakProgramError, check_program
 from ddplab.conformance.training_programs import Program
+from reference.data_parallel import DistributedDataParallel
 from reference.launch import RankPool
 
 from ..explore import examples
-from ..scenarios import assert_same
+from ..scenarios import Wrap, assert_same_pairs, mlp, on_both_classes, train, trained
 from ..strategies import caps_mb, integer_programs, partitions
-from . import data_parallel_bodies as bodies
 
 OURS = Subject("reference.data_parallel:DistributedDataParallel")
 BOTH_POOLS = pytest.mark.parametrize("ranks", [2, 4], indirect=True)
@@ -65,25 +66,39 @@ def assert_is_local_training(ranks: RankPool, program: Program, options: dict[st
         check_program(OURS, replace(program, options=options), ranks)
 
 
+@on_both_classes
+def train_mlp(
+    wrap: Wrap, rank: int, widths: tuple[int, ...], dtype: torch.dtype, seed: int, cap_mb: float
+) -> list[list[Tensor | None]]:
+    """Gradients by step, without an optimiser."""
+    module = mlp(widths, dtype, seed + rank)  # another seed on every rank: construction must make the ranks equal
+    return trained(wrap(module, bucket_cap_mb=cap_mb), rank, shape=(4, widths[0]))
+
+
 @BOTH_POOLS
 @examples(8)
 @given(widths, st.sampled_from([torch.float32, torch.float64]), seeds, st.floats(1e-6, 1e-3))
 def test_gradients_are_exactly_torchs(ranks, widths, dtype, seed, cap):
     """On four ranks the place in the bucket decides which summand comes first, so the layouts must be equal too."""
-    ours, torchs = (ranks.run(bodies.train_mlp, name, widths, dtype, seed, cap) for name in ("ours", "torch"))
-    assert_same(ours, torchs)
+    assert_same_pairs(ranks.run(train_mlp, widths, dtype, seed, cap))
 
 
 def test_without_a_process_group_the_error_says_how_to_get_one():
-    from reference.data_parallel import DistributedDataParallel
-
     with pytest.raises(RuntimeError, match="expected an initialised process group"):
         DistributedDataParallel(torch.nn.Linear(1, 1))
+
+
+@on_both_classes
+def on_three_ranks(wrap: Wrap, rank: int, view: bool) -> Tensor:
+    """Gradients and parameters of all steps in one tensor; if gradients are views, they are zeroed in place."""
+    ddp = wrap(mlp((8, 8, 8), torch.float32, 0), gradient_as_bucket_view=view)
+    steps = train(ddp, rank, shape=(3, 8), set_to_none=not view)
+    return torch.cat([tensor.flatten() for step in steps for tensor in step])
 
 
 def test_on_three_ranks_plain_gradients_are_torchs_to_the_bit_and_views_nearly():
     """A third is not exact: torch divides a gradient that is a view already, everything here is multiplied by 1/3."""
     with RankPool(3, timeout_s=100) as ranks:
         for view, bound in ((False, 0), (True, 1e-6)):
-            for ours, torchs in ranks.run(bodies.on_three_ranks, view):
+            for ours, torchs in ranks.run(on_three_ranks, view):
                 assert (ours - torchs).abs().max() <= bound * torchs.abs().max()

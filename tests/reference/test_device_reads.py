@@ -13,7 +13,3 @@ def test_no_comm_hook_reads_a_tensor(two_ranks, hook):
 @pytest.mark.parametrize("mode", bodies.MODES)
 def test_no_option_reads_a_tensor(two_ranks, mode):
     two_ranks.run(bodies.train_on_meta, mode, "none")
-
-
-def test_what_reads_a_meta_tensor_raises(two_ranks):
-    assert all("meta" in message for message in two_ranks.run(bodies.read_on_meta))

@@ -13,7 +13,7 @@ from packaging.specifiers import SpecifierSet
 from packaging.version import Version
 
 from ..explore import examples
-from ..scenarios import assert_same
+from ..scenarios import assert_same, assert_same_pairs
 from ..strategies import caps_mb
 from . import drop_in_bodies
 
@@ -34,9 +34,7 @@ def test_a_module_trains_on_in_a_new_process_group(four_ranks, groups, options, 
     for rank, (ours, torchs, rebuilt) in enumerate(
         four_ranks.run(drop_in_bodies.update_groups, groups, options, fails)
     ):
-        for got, expected in zip(ours, torchs, strict=True):
-            for a, b in zip(got, expected, strict=True):
-                torch.testing.assert_close(a, b, rtol=1e-5, atol=1e-6)
+        torch.testing.assert_close(ours, torchs, rtol=1e-5, atol=1e-6)
         if rank in groups[-1]:
             assert rebuilt == (not options["find_unused_parameters"])
 
@@ -53,8 +51,7 @@ def test_reductions_in_low_precision_follow_the_module_into_a_new_group(four_ran
 def test_a_graph_that_is_declared_static_after_construction(two_ranks, mode, search):
     """One parameter is unused, which the first iteration shows; the second declaration is one too many."""
     body = drop_in_bodies.static_graph_later
-    for ours, torchs in two_ranks.run(body, mode | {"find_unused_parameters": search}):
-        assert_same(ours, torchs)
+    assert_same_pairs(two_ranks.run(body, mode | {"find_unused_parameters": search}))
 
 
 # torch.compile
@@ -70,13 +67,11 @@ def test_compiled_modules_see_the_bits_of_torchs_class(two_ranks, order):
 
 @pytest.mark.parametrize("order", ["wrapper", "module"])
 def test_compiled_modules_work_in_low_precision(two_ranks, order):
-    for compiled, plain in two_ranks.run(drop_in_bodies.compiled_in_low_precision, order):
-        assert_same(compiled, plain)
+    assert_same_pairs(two_ranks.run(drop_in_bodies.compiled_in_low_precision, order))
 
 
 def test_torchs_replicate_works_on_our_class(two_ranks):
-    for ours, torchs in two_ranks.run(drop_in_bodies.replicated):
-        assert_same(ours, torchs)
+    assert_same_pairs(two_ranks.run(drop_in_bodies.replicated))
 
 
 # Names and attributes

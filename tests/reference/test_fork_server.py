@@ -4,9 +4,7 @@ import contextlib
 import os
 import sys
 import tempfile
-from collections.abc import Iterator
 from subprocess import run
-from typing import TextIO
 from unittest import mock
 
 from hypothesis import given
@@ -21,22 +19,19 @@ from . import launch_bodies as bodies
 
 @given(st.lists(st.text(st.characters(codec="utf-8", exclude_characters="\0")), min_size=2, max_size=3))
 @examples(3)
-def test_ranks_have_the_present_environment_folder_and_output_of_their_launcher(values):
+def test_ranks_have_the_present_environment_folder_and_output_of_their_launcher(capfd, values):
     """Fails if they have those of the moment at which the server was started from which they are forked."""
+    with capfd.disabled():
+        fork_server.start_server()  # its outputs are others than those below
     with tempfile.TemporaryDirectory() as folder, contextlib.chdir(folder):
         for value in values:
-            with (
-                mock.patch.dict(os.environ, {"DDPLAB_TEST": value}),
-                tempfile.TemporaryFile("w+") as printed,
-                _written_to(printed),
-                RankPool(2, timeout_s=60) as pool,
-            ):
+            with mock.patch.dict(os.environ, {"DDPLAB_TEST": value}), RankPool(2, timeout_s=60) as pool:
                 found = pool.run(bodies.surroundings, "DDPLAB_TEST")
-                printed.seek(0)
-                lines = sorted(printed.read().splitlines())
             assert [(variable, where) for variable, where, _ in found] == [(value, folder)] * 2
             assert len({number for _, _, number in found}) == 2  # NumPy's generator
-            assert lines == ["rank 0 prints", "rank 0 warns", "rank 1 prints", "rank 1 warns"]
+            printed, warned = (sorted(text.splitlines()) for text in capfd.readouterr())
+            assert printed == ["rank 0 prints", "rank 1 prints"]
+            assert warned == ["rank 0 warns", "rank 1 warns"]
 
 
 ASKS_NO_GPU = """
@@ -55,17 +50,3 @@ def test_the_server_leaves_the_gpus_to_the_ranks():
     assert (done.returncode, done.stderr) == (0, "")
     with RankPool(1, timeout_s=60) as pool:
         assert pool.run(bodies.surroundings, "PYTORCH_NVML_BASED_CUDA_CHECK")[0][0] is None
-
-
-@contextlib.contextmanager
-def _written_to(file: TextIO) -> Iterator[None]:
-    """Standard output and standard error of this process go to a file."""
-    before = {number: os.dup(number) for number in (1, 2)}
-    try:
-        for number in before:
-            os.dup2(file.fileno(), number)
-        yield
-    finally:
-        for number, copy in before.items():
-            os.dup2(copy, number)
-            os.close(copy)

@@ -14,7 +14,7 @@ from reference.launch import RankPool
 from simulator import import_profile
 
 from .. import hook_bodies
-from ..scenarios import assert_same
+from ..scenarios import assert_same_pairs
 from . import device_reads_bodies, gpu_bodies
 
 pytestmark = [
@@ -45,8 +45,7 @@ def nccl_ranks(gpu_ranks, request):
 
 @pytest.mark.parametrize("options", MODES, ids=str)
 def test_gradients_are_exactly_torchs(gpu_ranks, options):
-    for ours, torchs in gpu_ranks.run(gpu_bodies.train_on_gpu, options):
-        assert_same(ours, torchs)
+    assert_same_pairs(gpu_ranks.run(gpu_bodies.train_on_gpu, options))
 
 
 @pytest.mark.parametrize("options", MODES[:3], ids=str)
@@ -55,15 +54,10 @@ def test_no_more_kernels_are_launched_than_by_torchs_class(gpu_ranks, options):
         assert ours <= torchs
 
 
-def test_the_callers_stream_sees_the_averages(gpu_ranks):
+@pytest.mark.parametrize("body", [gpu_bodies.train_on_side_stream, gpu_bodies.train_sync_batch_norm])
+def test_side_streams_and_synchronised_batch_norm_give_the_bits_of_torchs_class(gpu_ranks, body):
     """Backward runs on a side stream behind a long kernel; what is read there afterwards is complete."""
-    for ours, torchs in gpu_ranks.run(gpu_bodies.train_on_side_stream):
-        assert_same(ours, torchs)
-
-
-def test_synchronised_batch_norm(gpu_ranks):
-    for ours, torchs in gpu_ranks.run(gpu_bodies.train_sync_batch_norm):
-        assert_same(ours, torchs)
+    assert_same_pairs(gpu_ranks.run(body))
 
 
 @pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two CUDA devices")
@@ -94,8 +88,7 @@ def test_comm_hooks_average(gpu_ranks, hook):
         for steps in classes:
             for step, averages in enumerate(steps):
                 exact = hook_bodies.mean_gradients(gpu_ranks.world_size, shapes, seed, step)
-                for got, expected in zip(averages, exact, strict=True):
-                    torch.testing.assert_close(got, expected, rtol=0, atol=0.05)
+                torch.testing.assert_close(averages, exact, rtol=0, atol=0.05)
 
 
 # Clocks, the recorder and the logging data

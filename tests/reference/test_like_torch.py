@@ -1,5 +1,6 @@
 """Torch's DDP is the oracle: the same script sees the same bits under our class."""
 
+import warnings
 from dataclasses import replace
 from typing import Any
 
@@ -15,10 +16,9 @@ from reference.launch import RankPool
 
 from .. import scenarios
 from ..explore import examples
-from ..scenarios import assert_same
+from ..scenarios import CASES, Wrap, assert_same_pairs, on_both_classes
 from ..strategies import caps_mb
 from ..torch_options import taken
-from . import like_torch_bodies as bodies
 
 modes = st.fixed_dictionaries(
     taken({"gradient_as_bucket_view": st.booleans(), "batched_grad_copy": st.booleans(), "bucket_cap_mb": caps_mb()})
@@ -27,10 +27,16 @@ OURS = "reference.data_parallel:DistributedDataParallel"
 TORCHS = "torch.nn.parallel:DistributedDataParallel"
 
 
+@on_both_classes
+def run_scenario(wrap: Wrap, rank: int, case: str) -> list:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        return CASES[case](wrap, rank)
+
+
 @pytest.mark.parametrize("case", scenarios.CASES)
 def test_a_script_sees_the_same_as_under_torchs_class(two_ranks, case):
-    for ours, torchs in two_ranks.run(bodies.run_scenario, case):
-        assert_same(ours, torchs)
+    assert_same_pairs(two_ranks.run(run_scenario, case))
 
 
 def assert_like_torchs(two_ranks: RankPool, program: Program) -> None:

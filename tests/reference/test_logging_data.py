@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 
 from reference.logging_data import LoggingData
 
+from ..scenarios import Wrap, mlp, on_both_classes
 from ..simulated_gpu import SimulatedGpu
-from . import logging_data_bodies as bodies
 
 durations_ns = st.integers(0, 5 * 10**7)
 
@@ -43,15 +43,18 @@ def test_logging_data_averages_without_keeping_every_iteration(gaps):
     timed = []
     for number, (forward, launch, rest, wait) in enumerate(gaps, start=1):
         readings = accumulate([number * 10**12, forward, launch, rest, wait])
+        sampled = number <= 10 or number % 100 == 0
         log._clock = SimpleNamespace(now=partial(next, readings), settle=lambda wait: None)
         reducer.start()
-        if log in reducer.observers:
+        assert (log in reducer.observers) == sampled
+        if sampled:
             log.backward_started()
             log.bucket_launching(0)
             log.bucket_launching(1)
             log.backward_computed()
             log.bucket_done(0)
-        if number < len(gaps) and (number <= 10 or number % 100 == 0):
+        assert len(list(readings)) == (0 if sampled else 5)
+        if number < len(gaps) and sampled:
             timed.append((forward, launch + rest, rest + wait))
     if timed:
         data = log.runtime()
@@ -97,18 +100,6 @@ def test_logging_data_has_the_times_of_the_gpu_without_waiting_for_it(iterations
     assert log.runtime() == data
 
 
-def test_iterations_that_are_not_sampled_read_no_clock_and_call_nothing():
-    readings = []
-    clock = SimpleNamespace(now=lambda: len(readings.append(0) or readings), settle=lambda wait=False: None)
-    log, reducer = LoggingData(torch.device("cpu"), clock), Iterations()
-    log.attach(reducer)
-    for number in range(1, 250):
-        before = len(readings)
-        reducer.start()
-        sampled = number <= 10 or number % 100 == 0
-        assert (log in reducer.observers) == (len(readings) > before) == sampled
-
-
 def test_a_new_sample_rate_holds_at_once():
     log, reducer = LoggingData(torch.device("cpu")), Iterations()
     log.attach(reducer)
@@ -120,10 +111,18 @@ def test_a_new_sample_rate_holds_at_once():
         assert (log in reducer.observers) == (number % 4 == 0)
 
 
+@on_both_classes
+def logging_data(wrap: Wrap, _rank: int, options: dict) -> dict:
+    ddp = wrap(mlp((4, 4, 4), torch.float32, 0), **options)
+    for _ in range(6):
+        ddp(torch.ones(1, 4)).sum().backward()
+    return ddp._get_ddp_logging_data()
+
+
 @pytest.mark.parametrize("options", [{}, {"static_graph": True}, {"bucket_cap_mb": 1.5}], ids=str)
 def test_logging_data_is_torchs_but_for_the_times(two_ranks, options):
     """Every key of torch's, with its value once torch has sampled it; a few more, and at once."""
-    for ours, torchs in two_ranks.run(bodies.logging_data, options):
+    for ours, torchs in two_ranks.run(logging_data, options):
         assert set(torchs) <= set(ours)
         assert set(ours) - set(torchs) <= {"can_set_static_graph"}
         timed = {key for key in torchs if "time" in key}

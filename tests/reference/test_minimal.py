@@ -1,19 +1,21 @@
 """The four classes of `reference.minimal`: each trains as one process does, and the last launches in bucket order."""
 
 from pathlib import Path
+from unittest import mock
 
 import pytest
 import torch
+import torch.distributed as dist
 from hypothesis import example, given
 from hypothesis import strategies as st
+from torch import nn
 
 from ddplab.conformance.all_checks import CHECKS
 from ddplab.conformance.check_runner import bench_on, run_check
 from reference import minimal
-from reference.bucketing import initial_buckets
+from reference.bucketing import MIB, initial_buckets
 
 from ..explore import examples
-from .minimal_bodies import TERMS, Terms, train
 
 NAMES = ("NaiveDataParallel", "FlatDataParallel", "BucketedDataParallel", "OverlappedDataParallel")
 NAMES_OF_CHECKS = (
@@ -23,7 +25,7 @@ NAMES_OF_CHECKS = (
 )  # fmt: skip
 """A part of the kit, which takes a minute for each class as a whole."""
 LACKS = {"accumulation", "unused parameters", "comm hooks", "sparse gradients", "uneven inputs"}
-LITTLE = 4
+LITTLE = 2
 MOST_LINES = 130
 RANKS = 4
 
@@ -49,6 +51,26 @@ def test_after_an_exception_the_overlapped_class_averages_again(four_ranks):
     """The pass that raised leaves complete, waiting and launched buckets behind."""
     check = "a backward pass that raises"
     assert outcomes(four_ranks, "OverlappedDataParallel", [check]) == {check: ("passed", "")}
+
+
+TERMS = 6
+
+
+class Terms(nn.Module):
+    """The sum of squares of some of its parameters; parameter i has 2**i elements, so buckets have unequal sizes."""
+
+    def __init__(self, start):
+        super().__init__()
+        self.weights = nn.ParameterList(
+            torch.full((2**i,), float(start + i), dtype=torch.float64) for i in range(TERMS)
+        )
+
+    def forward(self, order, factor):
+        """Autograd reaches the last term first, so gradients become ready in reverse `order`."""
+        total = torch.zeros((), dtype=torch.float64)
+        for index in order:
+            total = total + factor * self.weights[index].square().sum()
+        return total
 
 
 def train_alone(orders, steps):
@@ -77,6 +99,29 @@ part_orders = full_orders.flatmap(
 )
 """By rank, the parameters with a gradient, in reverse ready order; each rank has at least one."""
 caps = st.sampled_from([1, 20, 60, 100, 200, 10_000])
+
+
+def train(rank, world_size, name, cap_bytes, orders, steps):
+    """Weights after some steps; by step, the number of elements of each all-reduce, in launch order."""
+    make = getattr(minimal, name)
+    caps = {"bucket_cap_mb": cap_bytes / MIB} if issubclass(make, minimal.BucketedDataParallel) else {}
+    ddp = make(Terms(start=rank + 1), **caps)
+    optimizer = torch.optim.SGD(ddp.parameters(), lr=0.125)
+    launched, all_reduce = [], dist.all_reduce
+    with mock.patch.object(
+        dist, "all_reduce", lambda flat, **kw: launched[-1].append(len(flat)) or all_reduce(flat, **kw)
+    ):
+        for _ in range(steps):
+            launched.append([])
+            optimizer.zero_grad()
+            ddp(orders[rank], factor=rank + 1).backward()
+            if name != "OverlappedDataParallel":
+                ddp.average_gradients()
+            optimizer.step()
+        launched.append([])
+        if name == "OverlappedDataParallel":
+            ddp.average_gradients()  # finds nothing to do
+    return [weight.detach() for weight in ddp.module.weights], launched
 
 
 @examples(5)

@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ..explore import examples
-from ..scenarios import assert_same
+from ..scenarios import assert_same, assert_same_pairs
 from ..strategies import caps_mb
 from . import mixed_precision_bodies as bodies
 from .mixed_precision_bodies import Precision
@@ -23,9 +23,9 @@ def test_mixed_precision_is_torchs(two_ranks, layers, precision, cap_mb):
     """Bit for bit. Torch's class runs without streams here, and its views keep old averages, so without views."""
     body = bodies.mixed_like_torch
     for ours, torchs in two_ranks.run(body, layers, precision, {"bucket_cap_mb": cap_mb}):
-        assert_same(ours[:3] + ours[-1:], torchs[:3] + torchs[-1:])
-        assert ours[-2].dtype == torch.int64  # torch casts integer buffers too
-        assert torch.equal(ours[-3], torchs[-3])
+        (steps, shift, integers, dtypes), (torchs_steps, torchs_shift, _, torchs_dtypes) = ours, torchs
+        assert_same([steps, shift, dtypes], [torchs_steps, torchs_shift, torchs_dtypes])
+        assert integers.dtype == torch.int64  # torch casts integer buffers too
 
 
 @examples(20)
@@ -47,21 +47,18 @@ def test_mixed_precision_averages_what_each_rank_computes_in_low_precision(
     if search.get("static_graph"):
         accumulate = 1
     body = bodies.mixed_like_one_process
-    for got, expected in two_ranks.run(body, layers, precision, mode | search, kind, accumulate, set_to_none):
-        assert_same(got, expected)
+    assert_same_pairs(two_ranks.run(body, layers, precision, mode | search, kind, accumulate, set_to_none))
 
 
 @pytest.mark.parametrize("kind", bodies.LAYERS)
 def test_mixed_precision_reaches_the_weights_of_torchs_layers(two_ranks, kind):
     """Some keep references to their weights, or compute them in hooks; copies of the module work too."""
-    for got, expected in two_ranks.run(bodies.mixed_layers, kind):
-        assert_same(got, expected)
+    assert_same_pairs(two_ranks.run(bodies.mixed_layers, kind))
 
 
 @pytest.mark.parametrize("reduce", [None, "float32"])
 def test_sparse_gradients_are_averaged_in_mixed_precision(two_ranks, reduce):
-    for sparse, dense in two_ranks.run(bodies.mixed_sparse, Precision("bfloat16", reduce)):
-        assert_same(sparse, dense)
+    assert_same_pairs(two_ranks.run(bodies.mixed_sparse, Precision("bfloat16", reduce)))
 
 
 def test_only_forward_sees_low_precision(two_ranks):
