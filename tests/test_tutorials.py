@@ -183,6 +183,13 @@ def shows(output, answer):
     return any(re.search(rf"(?<![\w.]){in_order}(?![\w.])", line) for line in output.splitlines())
 
 
+def test_an_output_with_the_answer_is_seen():
+    assert shows("done at 55 and 70 ms", (55, 70))
+    assert shows("averages [3.0, 3.0, 2.0]", [3.0, 3.0, 2.0])
+    assert not shows("done at 55 ms\nand at 70 ms", (55, 70))
+    assert not shows("it has 134848.5 bytes", 34848)
+
+
 AT_THE_END = """
 import json
 def is_outside(question, value):
