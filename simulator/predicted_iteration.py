@@ -18,7 +18,6 @@ from .results import perfetto_export
 from .results.breakdown import break_down, critical_path
 
 if TYPE_CHECKING:
-    import pandas as pd
     from matplotlib.axes import Axes
 
 
@@ -186,14 +185,6 @@ class Prediction:
         """
         on_path = {span.bucket for span in self.critical_path if span.stream == "comm" and span.bucket is not None}
         return tuple(sorted(on_path))
-
-    def to_frame(self) -> "pd.DataFrame":
-        """Return the spans as a table, one row per span, sorted by start time."""
-        import pandas as pd  # loading pandas takes longer than a prediction
-
-        frame = pd.DataFrame(self.spans, columns=Span._fields)
-        frame = frame.astype({"bucket": "Int64"}).sort_values(["start_ns", "rank", "end_ns"])
-        return frame.reset_index(drop=True)
 
     def to_json(self) -> dict[str, object]:
         """Return all times as a JSON document, without spans and samples."""

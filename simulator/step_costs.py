@@ -208,7 +208,7 @@ def price_collectives(schedule: IterationSchedule, fabric: Fabric, world_size: i
         schedule=schedule,
         duration_ns=np.zeros((1, len(schedule.steps)), np.int64),
         ranks=(0,),
-        cost_ns=price(messages_of(schedule), fabric, world_size),
+        cost_ns=price([(one.transport, one.size_bytes) for one in collectives], fabric, world_size),
         concurrency=fabric.concurrency,
         sharing=shares,
         slow_down=fabric.processor.slow_down,
@@ -264,11 +264,6 @@ def counted_as_free(policy: Policy, fabric: Fabric) -> tuple[str, ...]:
         cure = f"measure it with `ddplab calibrate --hook {hook.name}`"
         sentences.append(f"the hook {hook.name} was not measured, so its computation counts as free; {cure}")
     return tuple(sentences)
-
-
-def messages_of(schedule: IterationSchedule) -> list[tuple[Transport, int]]:
-    """Return the transport and the size in bytes of each collective."""
-    return [(collective.transport, collective.size_bytes) for collective in schedule.collectives]
 
 
 def price(messages: Sequence[tuple[Transport, int]], fabric: Fabric, world_size: int) -> Nanoseconds:

@@ -373,7 +373,7 @@ def _row(offer: Offer, currency: str | None) -> dict[str, str]:
     row = {
         "GPUs": f"{size.world_size:,}",
         "samples/s": band(*size.samples_per_s_band),
-        "efficiency": percent(*size.efficiency_band),
+        "efficiency": percent(*size.prediction.efficiency_interval),
         "iteration ms": band(low_ns / 1e6, high_ns / 1e6),
         "fixed total": _strong(offer),
     }

@@ -133,7 +133,7 @@ def offer_of(system: str, size: Size, question: Question, price: Price | None) -
     if question.budget is not None and cost_band is not None:
         answers["budget"] = at_most(cost_band, question.budget)
     if question.efficiency is not None:
-        low, high = size.efficiency_band
+        low, high = size.prediction.efficiency_interval
         answers["efficiency"] = at_most((-high, -low), -question.efficiency)
     return Offer(system, size, hours, hours_band, cost, cost_band, answers)
 

@@ -227,7 +227,10 @@ def _how_chosen(offers: Sequence[Offer]) -> str:
 
 def _described(offer: Offer) -> str:
     size = offer.size
-    verb, efficiency = "processes" if size.world_size == 1 else "process", percent(*size.efficiency_band)
+    verb, efficiency = (
+        "processes" if size.world_size == 1 else "process",
+        percent(*size.prediction.efficiency_interval),
+    )
     sentence = f"{_offered(offer)} {verb} {band(*size.samples_per_s_band)} samples/s at an efficiency of {efficiency}"
     return sentence + (f", in {band(*offer.hours_band, unit=' h')}" if offer.hours_band else "")
 
@@ -241,5 +244,7 @@ def _because(question: Question, offer: Offer) -> str:
         parts.append(f"a cost of {band(*offer.cost_band)} for a budget of {question.budget:,.8g}")
     if "efficiency" in offer.answers:
         target = 100 * (question.efficiency or 0)
-        parts.append(f"an efficiency of {percent(*offer.size.efficiency_band)} for a target of {target:.3g} %")
+        parts.append(
+            f"an efficiency of {percent(*offer.size.prediction.efficiency_interval)} for a target of {target:.3g} %"
+        )
     return "; ".join(parts)

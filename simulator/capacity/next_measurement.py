@@ -26,20 +26,26 @@ class NextMeasurement(NamedTuple):
     width_with_messages: float | None
 
 
-def next_measurement(system: System, world_size: int, candidates: Sequence[int], owned: int) -> NextMeasurement:
+def next_measurement(system: System, world_size: int, world_sizes: Sequence[int]) -> NextMeasurement:
     """Choose two numbers of GPUs to measure, from the narrowing that iterations as predicted would give.
+
+    The buyer counts as having one node, or as many GPUs as were measured.
 
     Args:
         system: The system.
         world_size: The number of GPUs of which the iteration is asked for.
-        candidates: Numbers of GPUs that may be measured; only smaller ones than `world_size` are considered.
-        owned: GPUs that the buyer has.
+        world_sizes: Numbers of GPUs that may be measured, beside parts of a node.
     """
-    whole = system.at(world_size)
-    smaller = {ranks: system.at(ranks) for ranks in candidates if ranks < world_size and ranks <= owned}
+    whole, known, topology = system.at(world_size), system.measured_ns or {}, system.used.fabric.topology
+    node = 1 if topology is None else topology.levels[0].size
+    owned = max([node, *known])
+    candidates = {1, node // 4, node // 2, node, *world_sizes} - {0, *known}
+    if system.trace.workload.compute_bounds == (1.0, 1.0):
+        candidates -= {1}  # one GPU alone was measured
+    smaller = {ranks: system.at(ranks) for ranks in sorted(candidates) if ranks < world_size and ranks <= owned}
     narrowed = {
         some: _width(whole.anchored(world_size, {ranks: smaller[ranks].iteration_ns for ranks in some}, smaller))
-        for some in combinations(sorted(smaller), min(2, len(smaller)))
+        for some in combinations(smaller, min(2, len(smaller)))
         if some
     }
     width = _width(whole)

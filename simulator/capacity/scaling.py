@@ -23,8 +23,6 @@ class Size(NamedTuple):
     Attributes:
         world_size: Number of GPUs.
         prediction: The predicted iteration.
-        efficiency: Part of the GPUs' time that is training.
-        efficiency_band: Both ends of its 90 % interval.
         samples_per_s: Samples per second on all GPUs.
         samples_per_s_band: Both ends of its 90 % interval.
         strong_samples_per_s: The same with one total batch (strong scaling). None: fewer samples than GPUs, or a
@@ -33,8 +31,6 @@ class Size(NamedTuple):
 
     world_size: int
     prediction: Prediction
-    efficiency: float
-    efficiency_band: Band
     samples_per_s: float
     samples_per_s_band: Band
     strong_samples_per_s: float | None
@@ -100,8 +96,6 @@ class Scaling:
         return Size(
             world_size=world_size,
             prediction=prediction,
-            efficiency=prediction.efficiency,
-            efficiency_band=prediction.efficiency_interval,
             samples_per_s=samples / max(1, prediction.iteration_ns),
             samples_per_s_band=(samples / max(1, high_ns), samples / max(1, low_ns)),
             strong_samples_per_s=self._strong(world_size, prediction),

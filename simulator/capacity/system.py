@@ -10,13 +10,12 @@ from functools import cached_property
 from reference.trace import Trace
 
 from ..cost_terms import Inputs
-from ..fabric import Fabric
 from ..predicted_iteration import Prediction
 from ..prediction import predict
 from ..schedule.policy import Policy
-from ..workload.default_gpu_costs import assume_gpu
+from ..workload.default_gpu_costs import Assumed, completed
 from ..workload.trace_synthesis import with_batch
-from ..workload.variation import Straggler, Variation
+from ..workload.variation import Straggler
 
 Band = tuple[float, float]
 """Both ends of an interval that holds nine in ten true values."""
@@ -55,17 +54,17 @@ class System:
     @cached_property
     def used(self) -> Inputs:
         """The inputs, completed by the usual costs of the GPU."""
-        return self.given._replace(fabric=self._completed[0], variation=self._completed[1])
+        return self.given._replace(fabric=self._completed.fabric, variation=self._completed.variation)
 
     @property
     def assumed(self) -> tuple[str, ...]:
         """What was assumed about the GPU; one sentence each."""
-        return self._completed[2]
+        return self._completed.sentences
 
     @cached_property
-    def _completed(self) -> tuple[Fabric, Variation, tuple[str, ...]]:
-        given = self.given.fabric, self.given.variation
-        return assume_gpu(self.trace, *given) if self.assume else (*given, ())
+    def _completed(self) -> Assumed:
+        fabric, variation, _ = self.given
+        return completed(self.trace, fabric, variation, assume=self.assume, cuda_graph=False)  # `predict` replays
 
     @cached_property
     def _known(self) -> list[tuple[tuple[object, ...], Prediction]]:

@@ -93,17 +93,16 @@ def _relative(logarithms: NDArray[np.float64]) -> NDArray[np.float64]:
     return errors
 
 
-def table_error(
-    tables: Mapping[int, Table], world_size: int, extrapolation_error: float, *, by_levels: bool
-) -> float:
+def table_error(tables: Mapping[int, Table], world_size: int, node: int | None, extrapolation_error: float) -> float:
     """Return the relative error at a world size that was not measured.
 
-    Interpolation and extrapolation add to the spread of the nearest table. `extrapolation_error` is the result of the
-    function of that name, `by_levels` whether NCCL's trees between nodes are extrapolated.
+    Interpolation and extrapolation add to the spread of the nearest table. `node` is `Growth.node`, and
+    `extrapolation_error` the result of the function of that name.
     """
     nearest = min(tables, key=lambda measured: abs(log2(world_size / measured)))
     if min(tables) < world_size < max(tables):
         return tables[nearest].spread + LINKS_ERROR
+    by_levels = world_size > nearest > (node or world_size)
     further_doublings = max(abs(log2(world_size / nearest)) - 1, 0.0)
     return (
         tables[nearest].spread

@@ -226,7 +226,10 @@ def build_schedule(
     if sends_bitmap:
         writer.wait(bitmap, only=Condition("all_used"))
     writer.compute("step")
-    updated = [writer.broadcast_updated(size) for size in _updated_bytes(policy, model, world_size)]
+    updated = []
+    for size in _updated_bytes(policy, model, world_size):
+        writer.compute("launch")
+        updated.append(writer.launch(Collective("broadcast", None, "broadcast", size)))
     for broadcast in updated:
         writer.wait(broadcast)
     return IterationSchedule(
@@ -356,11 +359,6 @@ class _Writer:
         self.collectives.append(collective)
         self.instructions.append(LaunchCollective(len(self.collectives) - 1))
         return len(self.collectives) - 1
-
-    def broadcast_updated(self, size_bytes: int) -> int:
-        """Launch a broadcast of updated parameters; return the number of the collective."""
-        self.compute("launch")
-        return self.launch(Collective("broadcast", None, "broadcast", size_bytes))
 
     def wait(self, collective: int, only: Condition | None = None) -> None:
         self.instructions.append(Wait(collective, only))

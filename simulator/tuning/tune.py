@@ -22,7 +22,7 @@ from ..fabric.measured_tables import segment_at
 from ..prediction import predict
 from ..schedule.policy import Policy
 from ..schedule.schedule import buckets_of
-from ..workload.default_gpu_costs import assume_gpu, replayed
+from ..workload.default_gpu_costs import completed
 from ..workload.variation import RECORDED, Variation
 from .bucket_plan import DEFAULT, GIVEN, Baseline, BucketPlan
 from .known_rules import (
@@ -91,11 +91,7 @@ def tune(
     if policy.phase != "steady":
         raise ValueError(f"phase: expected 'steady', the iterations that buckets are tuned for, got {policy.phase!r}")
     given, policy = policy, policy.model_copy(update={"plan": None, "order": "ready"})
-    assumed, spread = fabric, variation
-    if assume:
-        assumed, spread, _ = assume_gpu(trace, fabric, variation)
-    if policy.cuda_graph:
-        assumed, spread = replayed(assumed, spread)
+    assumed, spread, _ = completed(trace, fabric, variation, assume=assume, cuda_graph=policy.cuda_graph)
     times = PlanTimes(trace, assumed, world_size, policy, spread, stragglers, objective)
     fields = ("bucket_cap_mb", "bucket_cap_mb_list", "plan")
     is_given = any(getattr(given, name) != Policy.model_fields[name].default for name in fields)
@@ -236,13 +232,9 @@ class _Search:
         improved = [improve(plan, costs, costs.value_ns, EVALUATIONS) for plan in ranked[:IMPROVED]]
         few = {*self._ranked({*improved, *ranked})[:CHECKED], *self.rules.values()}
         best = min(sorted(few, key=len), key=times.value_ns)
-        return improve(best, costs, times.value_ns, self._evaluations())
+        cells = len(times.deciding_cycles) * len(times.sampler.ranks)
+        return improve(best, costs, times.value_ns, max(8, min(60, 400 // cells)))  # few if each takes long
 
     def _ranked(self, plans: Collection[BucketLayout]) -> list[BucketLayout]:
         """Return plans by their times by the recurrence, those with fewer buckets first."""
         return sorted(plans, key=lambda plan: (self.costs.value_ns(plan), len(plan)))
-
-    def _evaluations(self) -> int:
-        """Plans that the last improvement may simulate: few if each takes long."""
-        cells = len(self.times.deciding_cycles) * len(self.times.sampler.ranks)
-        return max(8, min(60, 400 // cells))

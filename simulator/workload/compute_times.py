@@ -113,7 +113,6 @@ class RecordedModel:
         ready_order: Parameter indices in the order in which gradients became ready in rank 0's last recorded
             iteration. The rebuild assigns buckets in this order.
         never_used: Parameter indices that got no gradient in any recorded iteration.
-        compute_bounds: As in the trace's workload.
         compute_times: One entry per recorded rank; the first axis of each is the iterations.
     """
 
@@ -124,7 +123,6 @@ class RecordedModel:
     includes_copy_out: bool
     ready_order: tuple[int, ...]
     never_used: frozenset[int]
-    compute_bounds: tuple[float, float]
     compute_times: tuple[ComputeTimes, ...]
 
 
@@ -177,7 +175,6 @@ def recorded_model(
         includes_copy_out=has_communication and any(map(_copies_after_backward, trace.ranks[0].iterations)),
         ready_order=tuple(sorted(moments, key=moments.__getitem__)),
         never_used=never_used,
-        compute_bounds=workload.compute_bounds,
         compute_times=tuple(compute_times),
     )
 
@@ -528,10 +525,7 @@ def _distinct_ranks(
     world_size: int, recorded: int, slow: Sequence[int], inputs: Sequence[int] | None
 ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
     """Return the first of each set of ranks with equal times and inputs, and for every rank the first of its set."""
-    turns = -(-world_size // recorded)
-    kind = np.tile(np.arange(recorded), turns)[:world_size]
-    if not slow and inputs is None:
-        return kind[:recorded], kind
+    kind = np.arange(world_size) % recorded
     kind[slow] = recorded + np.array(slow, np.int64)  # unlike any other rank
     if inputs is not None:
         kind = kind * (max(inputs) + 1) + np.array(inputs)

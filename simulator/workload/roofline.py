@@ -13,7 +13,6 @@ multicore architectures", CACM 52(4)). Kernels seldom reach either peak. For dev
 therefore those that published training steps reached (`measured_ceilings`). A measured step time is more accurate.
 """
 
-import os
 from collections.abc import Iterable, Sequence
 from functools import cache
 from math import gcd, prod
@@ -23,7 +22,6 @@ from pydantic import Field, model_validator
 
 from reference.files.reading import Schema, read_schema
 from reference.files.value_ranges import Batch, Bytes, BytesPerS, Count, Nanoseconds
-from reference.files.writing import write_atomically
 from reference.trace import Buffer, Length, Parameter, StepMemory
 
 from ..catalogue import Precision, read_catalogue, unknown
@@ -139,19 +137,6 @@ class Operations(Schema):
         update = {**passes, "gradients": gradients, "batch": batch, "memory": memory, "input_shape": None}
         return self.model_copy(update=update)
 
-    def save(self, path: str | os.PathLike[str]) -> None:
-        """Write as JSON."""
-        write_atomically(path, (self.model_dump_json() + "\n").encode())
-
-    @classmethod
-    def load(cls, path: str | os.PathLike[str]) -> Self:
-        """Read a file that `save` wrote.
-
-        Raises:
-            ValueError: The file is missing, not JSON or inconsistent; the message names file, field, reason.
-        """
-        return read_schema(cls, path, what="an operations file", cure="measure the model again")
-
 
 TENSORS_PER_KERNEL = 64
 """Parameters that one kernel of torch's SGD updates at most (ATen/native/cuda/MultiTensorApply.cuh, depth 2)."""
@@ -224,15 +209,6 @@ class Device(Schema):
         error = measured_ceilings().error(operations.model, parameters, self.generation, is_listed=is_listed)
         return 1 / (1 + error), 1 + error
 
-    @classmethod
-    def load(cls, path: str | os.PathLike[str]) -> Self:
-        """Read a data sheet from a JSON file.
-
-        Raises:
-            ValueError: The file is missing, not JSON or inconsistent; the message names file, field, reason.
-        """
-        return read_schema(cls, path, what="a data sheet")
-
 
 EAGER_PACE_NS, EAGER_PACE_ERROR = 45_000, 0.8
 """Pace of eager torch by operation, autograd and Python included, and its relative error. Published steps divided by
@@ -301,7 +277,7 @@ def find_device(name: str) -> Device:
         ValueError: Neither a name in the catalogue nor a path that ends in .json; or an invalid file.
     """
     if name.endswith(".json"):
-        return Device.load(name)
+        return read_schema(Device, name, what="a data sheet")
     name = read_catalogue().device_like(name) or name
     if name in data_sheets():
         return data_sheets()[name]

@@ -360,14 +360,17 @@ def _rescaled(recorded: Sequence[Iteration], intervals: _Intervals, pace_ns: flo
         backward_start = clock.until(old.backward_start_ns, intervals.loss)
         for moment, index in gradients:
             ready[index] = clock.until(moment, intervals.gradients[index])
+        backward_end = clock.until(old.backward_end_ns, intervals.tail)
+        optimizer = (old.optimizer_start_ns, old.optimizer_end_ns)
+        optimizer_start, optimizer_end = (None if ns is None else clock.until(ns, idle) for ns in optimizer)
         yield Iteration(
             forward_start_ns=forward_start,
             forward_end_ns=forward_end,
             backward_start_ns=backward_start,
             ready_ns=tuple(ready),
-            backward_end_ns=clock.until(old.backward_end_ns, intervals.tail),
-            optimizer_start_ns=_until(clock, old.optimizer_start_ns, idle),
-            optimizer_end_ns=_until(clock, old.optimizer_end_ns, idle),
+            backward_end_ns=backward_end,
+            optimizer_start_ns=optimizer_start,
+            optimizer_end_ns=optimizer_end,
             end_ns=clock.until(old.end_ns, intervals.step),
             synchronized=old.synchronized,
             layout=old.layout,
@@ -382,10 +385,6 @@ def _slowest_pace_ns(old: Iteration, gradients: Sequence[tuple[int, int]], inter
     kernels = accumulate(interval.kernels for _, interval in steps)
     paces = ((ns - old.forward_start_ns) / count for (ns, _), count in zip(steps, kernels, strict=True) if count)
     return min(paces, default=inf)
-
-
-def _until(clock: _Clock, moment_ns: int | None, interval: _Interval) -> int | None:
-    return None if moment_ns is None else clock.until(moment_ns, interval)
 
 
 def _check_module(workload: Workload) -> None:

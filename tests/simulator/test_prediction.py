@@ -27,15 +27,6 @@ def test_a_plan_that_repeats_the_caps_predicts_the_same(trace, world_size):
     assert by_plan == by_caps
 
 
-@given(traces())
-def test_the_frame_holds_every_span(trace):
-    prediction = predict(trace, FABRIC, world_size=2)
-    frame = prediction.to_frame()
-    assert len(frame) == len(prediction.spans)
-    of_rank_0 = frame[(frame["rank"] == 0) & (frame["kind"] == "all_reduce")]
-    assert set(of_rank_0["bucket"]) == {s.bucket for s in prediction.spans if (s.rank, s.kind) == (0, "all_reduce")}
-
-
 @pytest.mark.parametrize(
     ("arguments", "says"),
     [
