@@ -59,8 +59,7 @@ def described_errors(sizes_bytes: Sizes, nodes: int | None) -> NDArray[np.float6
         return np.full(sizes_bytes.shape, LINKS_ERROR)
     _, deviation = published_multiple(sizes_bytes, several_nodes=nodes > 1)
     of_rate = RATE_DEVIATION[nodes > 1] + MANY_NODES_DEVIATION * max(0.0, log2(nodes / MANY_NODES))
-    errors: NDArray[np.float64] = np.exp(NORMAL_HALF_BAND * np.hypot(deviation, of_rate)) - 1
-    return errors
+    return np.exp(NORMAL_HALF_BAND * np.hypot(deviation, of_rate)) - 1
 
 
 JOINED_ERROR = {False: 0.15, True: 0.25}
@@ -89,8 +88,7 @@ def errors_beyond(table: Table, sizes_bytes: Sizes) -> NDArray[np.float64]:
 
 
 def _relative(logarithms: NDArray[np.float64]) -> NDArray[np.float64]:
-    errors: NDArray[np.float64] = np.expm1(np.minimum(logarithms, np.log1p(LARGEST_BEYOND)))
-    return errors
+    return np.expm1(np.minimum(logarithms, np.log1p(LARGEST_BEYOND)))
 
 
 def table_error(tables: Mapping[int, Table], world_size: int, node: int | None, extrapolation_error: float) -> float:

@@ -109,8 +109,7 @@ class PlanTimes:
             latencies_ns(costs.engine_input(sampler, sampler.draw(cycles[first : first + at_a_time])))
             for first in range(0, len(cycles), at_a_time)
         ]
-        durations: Nanoseconds = np.concatenate(batches)
-        return durations
+        return np.concatenate(batches)
 
     def value_ns(self, plan: BucketLayout) -> int:
         """Return the objective with these buckets; equal to that of `predict`."""

@@ -122,19 +122,16 @@ def assume_gpu(trace: Trace, fabric: Fabric, variation: Variation = RECORDED) ->
     """
     workload, entry = trace.workload, entry_of(trace.workload.device_name)
     memory = workload.memory_bytes_per_s or memory_of(workload.device_name)
-    is_known = memory is not None
-    if memory is None:
-        if workload.device != "cuda":
-            return Assumed(fabric, variation, ())
-        memory = UNKNOWN_MEMORY_BYTES_PER_S
+    if memory is None and workload.device != "cuda":
+        return Assumed(fabric, variation, ())
     sentences = []
     hooks = fabric.processor.hooks
     if fabric.processor == Processor(hooks=hooks) and (hooks or "processor" not in fabric.model_fields_set):
         measured, where = None, ""
         if entry is not None and entry.costs is not None:
             measured, where = entry.costs.processor, f" as measured on one {entry.product}"
-        processor = default_processor(memory, measured)
-        if not is_known:
+        processor = default_processor(memory or UNKNOWN_MEMORY_BYTES_PER_S, measured)
+        if memory is None:
             errors = ("copy_error", "launch_error", "slow_down_error", "unexplained")
             processor = processor.model_copy(
                 update={name: UNKNOWN_ERRORS * getattr(processor, name) for name in errors}
