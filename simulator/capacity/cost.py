@@ -111,11 +111,6 @@ class Question(NamedTuple):
     budget: float | None = None
     efficiency: float | None = None
 
-    @property
-    def is_asked(self) -> bool:
-        """Whether there is a limit to keep."""
-        return (self.deadline_hours, self.budget, self.efficiency) != (None, None, None)
-
 
 def offer_of(system: str, size: Size, question: Question, price: Price | None) -> Offer:
     """Return duration, cost and answers for one number of GPUs."""

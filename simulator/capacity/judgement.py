@@ -185,7 +185,8 @@ def verdict(question: Question, offers: Sequence[Offer]) -> Verdict:
         return Verdict("", _described(best), best)
     chosen = cheapest(offers)
     if chosen is not None:
-        choice = ", enough" if len(offers) == 1 else _how_chosen(offers)
+        rank = "cheapest" if all(one.cost is not None for one in offers) else "fewest"
+        choice = ", enough" if len(offers) == 1 else f", the {rank} of {len(offers)} choices that surely suffice"
         return Verdict("yes", f"yes: {_offered(chosen)}{choice}: {_because(question, chosen)}", chosen)
     still_open = [one for one in offers if one.answer == "open"]
     nearest = max(still_open or offers, key=lambda one: one.size.samples_per_s)
@@ -218,11 +219,6 @@ def knee_sentence(knee: Knee, largest: int) -> str:
     last = f"beyond {largest:,}" if knee.latest is None else f"{knee.latest:,}"
     is_sure = knee.earliest == knee.world_size == knee.latest
     return f"knee at {gpus(knee.world_size)}{'' if is_sure else f' ({knee.earliest:,} to {last})'}: {adds_less}"
-
-
-def _how_chosen(offers: Sequence[Offer]) -> str:
-    priced = all(one.cost is not None for one in offers)
-    return f", the {'cheapest' if priced else 'fewest'} of {len(offers)} choices that surely suffice"
 
 
 def _described(offer: Offer) -> str:

@@ -19,7 +19,7 @@ from ..predicted_iteration import Prediction
 from ..schedule.comm_hook_messages import named_hook
 from ..tuning.plan_times import with_plan
 from ..tuning.tune import tune
-from .system import System
+from .system import System, among
 
 TARGET = 0.9
 """The efficiency for which the network is asked."""
@@ -216,7 +216,7 @@ class Limits:
             world_size=self.world_size,
             policy=used.policy,
             variation=used.variation,
-            stragglers=system.stragglers_among(self.world_size),
+            stragglers=among(system.stragglers, self.world_size),
             assume=False,
         )
         other = system.changed(self.world_size, used._replace(policy=with_plan(used.policy, found.buckets)))

@@ -321,7 +321,7 @@ def plan(
             SystemPlan(
                 scaling,
                 offers,
-                at=_studied(scaling, chosen, answer.offer if question.is_asked else None),
+                at=_studied(scaling, chosen, answer.offer if answer.answer else None),
                 target=efficiency or TARGET,
                 optimizer=optimizer,
             )

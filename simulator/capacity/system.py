@@ -89,7 +89,7 @@ class System:
     def _predicted(
         self, world_size: int, inputs: Inputs, trace: Trace, stragglers: Sequence[Straggler]
     ) -> Prediction:
-        asked = world_size, _among(stragglers, world_size), trace, inputs  # fabrics have no hash
+        asked = world_size, among(stragglers, world_size), trace, inputs  # fabrics have no hash
         for about, known in self._known:
             if about == asked:
                 return known
@@ -105,10 +105,6 @@ class System:
         self._known.append((asked, made))
         return made
 
-    def stragglers_among(self, world_size: int) -> Sequence[Straggler]:
-        """Return the slow ranks that exist on this number of GPUs."""
-        return _among(self.stragglers, world_size)
-
     def _anchored(self, world_size: int, prediction: Prediction) -> Prediction:
         if not self.measured_ns:
             return prediction
@@ -117,5 +113,6 @@ class System:
         return prediction.anchored(world_size, self.measured_ns, few)  # no rank of these was slow on purpose
 
 
-def _among(stragglers: Sequence[Straggler], world_size: int) -> Sequence[Straggler]:
+def among(stragglers: Sequence[Straggler], world_size: int) -> Sequence[Straggler]:
+    """Return the slow ranks that exist on this number of GPUs."""
     return [one for one in stragglers if one.rank is None or one.rank < world_size]
