@@ -16,8 +16,7 @@ from ..workload.roofline import EAGER_PACE_NS
 from .cost import Offer, Question, cheapest
 from .digits import band, percent
 from .limits import BUCKETS, Limits, Needs, NetworkNeed
-from .next_measurement import NextMeasurement
-from .scaling import LEAST_GAIN, Knee
+from .scaling import LEAST_GAIN, Knee, NextMeasurement
 from .system import System
 
 COVERAGE = "90 % ranges (they held 39 of 39 times on one node, 19 of 22 on new clusters)"

@@ -18,8 +18,7 @@ from .cost import Offer, Price, Question, cheapest, fastest, front, offer_of
 from .judgement import Verdict, contradiction_sentence, verdict, width_sentence
 from .limits import TARGET, Change, Limits, Needs
 from .memory import OPTIMIZERS, MemoryUse, Optimizer, memory_use
-from .next_measurement import NextMeasurement, next_measurement
-from .scaling import Scaling
+from .scaling import NextMeasurement, Scaling
 from .system import System
 
 Several = Mapping[str, Any]
@@ -68,7 +67,7 @@ class SystemPlan:
     @cached_property
     def next_measurement(self) -> NextMeasurement:
         """What to measure next."""
-        return next_measurement(self.scaling.system, self.at, self.scaling.world_sizes)
+        return self.scaling.next_measurement(self.at)
 
     @cached_property
     def memory(self) -> MemoryUse:

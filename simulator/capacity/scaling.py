@@ -1,9 +1,12 @@
-"""Scaling: throughput and efficiency by number of GPUs, and the knee, where more GPUs begin to add little."""
+"""Scaling: throughput and efficiency by number of GPUs, the knee, and what to measure for a narrower interval.
+
+The knee is where more GPUs begin to add little.
+"""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from itertools import pairwise
+from itertools import combinations, pairwise
 from math import exp
 from typing import NamedTuple
 
@@ -50,6 +53,24 @@ class Knee(NamedTuple):
     latest: int | None
 
 
+class NextMeasurement(NamedTuple):
+    """What to measure next.
+
+    Attributes:
+        width: Half of the interval of the iteration over its median, now.
+        world_sizes: The two numbers of GPUs, or the only one, whose measured iterations narrow the interval most.
+            Empty: there is no smaller one.
+        width_with_sizes: Expected width after measuring these.
+        width_with_messages: Expected width after measuring all-reduces of the largest bucket's size on as many GPUs.
+            None: the buyer has fewer.
+    """
+
+    width: float
+    world_sizes: tuple[int, ...]
+    width_with_sizes: float
+    width_with_messages: float | None
+
+
 @dataclass(frozen=True)
 class Scaling:
     """A system on several numbers of GPUs.
@@ -88,6 +109,30 @@ class Scaling:
             return knee_of(self.world_sizes, times_ns)
 
         return Knee(found(0.0), found(NORMAL_HALF_BAND), found(-NORMAL_HALF_BAND))
+
+    def next_measurement(self, world_size: int) -> NextMeasurement:
+        """Choose what to measure for one number of GPUs, from the narrowing that iterations as predicted would give.
+
+        Parts of a node may be measured, and the numbers of GPUs that are predicted. The buyer counts as having one
+        node, or as many GPUs as were measured.
+        """
+        system, known = self.system, self.system.measured_ns or {}
+        whole, topology = system.at(world_size), system.used.fabric.topology
+        node = 1 if topology is None else topology.levels[0].size
+        owned = max([node, *known])
+        candidates = {1, node // 4, node // 2, node, *self.world_sizes} - {0, *known}
+        if system.trace.workload.compute_bounds == (1.0, 1.0):
+            candidates -= {1}  # one GPU alone was measured
+        smaller = {ranks: system.at(ranks) for ranks in sorted(candidates) if ranks < world_size and ranks <= owned}
+        narrowed = {
+            some: _width(whole.anchored(world_size, {ranks: smaller[ranks].iteration_ns for ranks in some}, smaller))
+            for some in combinations(smaller, min(2, len(smaller)))
+            if some
+        }
+        width = _width(whole)
+        left, best = min(((left, pair) for pair, left in narrowed.items()), default=(width, ()))
+        without = 1 - whole.shares_of_width.get("collectives", 0.0)
+        return NextMeasurement(width, best, left, width * without**0.5 if world_size <= owned else None)
 
     def _size(self, world_size: int) -> Size:
         prediction = self.system.at(world_size)
@@ -128,3 +173,8 @@ def knee_of(world_sizes: Sequence[int], iteration_ns: Sequence[float]) -> int | 
         if gain < LEAST_GAIN * (many / few - 1):
             return few
     return None
+
+
+def _width(prediction: Prediction) -> float:
+    low, high = prediction.interval_ns
+    return (high - low) / 2 / max(1, prediction.iteration_ns)

@@ -196,7 +196,7 @@ def of_median_iterations(trace: Trace) -> Trace:
     """Return a trace with one iteration of each rank, the one of median duration."""
     ranks = []
     for rank in trace.ranks:
-        by_duration = sorted(rank.iterations, key=lambda iteration: iteration.end_ns - iteration.forward_start_ns)
+        by_duration = sorted(rank.iterations, key=lambda iteration: iteration.duration_ns)
         ranks.append(rank.model_copy(update={"iterations": (by_duration[len(by_duration) // 2],)}))
     return trace.model_copy(update={"ranks": tuple(ranks)})
 

@@ -94,13 +94,9 @@ class PlanTimes:
 
     def cycles_ns(self, plan: BucketLayout) -> Nanoseconds:
         """Return the duration of each of the `deciding_cycles`; parameter indices by bucket, in launch order."""
-        if plan not in self._known:
-            self._known[plan] = self._simulate(plan, self.deciding_cycles)
-        return self._known[plan]
-
-    def _simulate(self, plan: BucketLayout, cycles: Sequence[int]) -> Nanoseconds:
-        costs = self.costs(plan)
-        sampler = self.sampler
+        if plan in self._known:
+            return self._known[plan]
+        costs, sampler, cycles = self.costs(plan), self.sampler, self.deciding_cycles
         if self.recorded.has_communication:
             model, _ = rebucketed(self.trace, self.recorded, self.fabric, plan)
             sampler = self._sampler(model)
@@ -109,7 +105,8 @@ class PlanTimes:
             latencies_ns(costs.engine_input(sampler, sampler.draw(cycles[first : first + at_a_time])))
             for first in range(0, len(cycles), at_a_time)
         ]
-        return np.concatenate(batches)
+        self._known[plan] = np.concatenate(batches)
+        return self._known[plan]
 
     def value_ns(self, plan: BucketLayout) -> int:
         """Return the objective with these buckets; equal to that of `predict`."""

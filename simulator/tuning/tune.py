@@ -96,7 +96,7 @@ def tune(
     fields = ("bucket_cap_mb", "bucket_cap_mb_list", "plan")
     is_given = any(getattr(given, name) != Policy.model_fields[name].default for name in fields)
     present = as_layout(buckets_of(given, times.recorded)) if is_given else None
-    search = _Search(times, partition_costs(times), cap_rule, present)
+    search = _Search(partition_costs(times), cap_rule, present)
     best = search.run()
     forecast = partial(
         predict, trace, fabric, world_size=world_size, variation=variation, stragglers=stragglers, assume=assume
@@ -104,8 +104,7 @@ def tune(
     chosen = forecast(policy=with_plan(policy, best))
     today = present or search.rules[DEFAULT]
     default = forecast(policy=with_plan(policy, today))
-    names = {"median": "iteration_ns", "mean": "mean_ns"}
-    iteration_ns = getattr(chosen, names[objective]) if objective in names else times.value_ns(best)
+    iteration_ns = times.value_ns(best)
     ranked = sorted(search.rules.items(), key=lambda item: times.value_ns(item[1]))
     return BucketPlan(
         model=trace.workload.model,
@@ -165,17 +164,11 @@ class _Search:
         best_cap_mb: The best single cap.
     """
 
-    def __init__(
-        self,
-        times: PlanTimes,
-        costs: PartitionCosts,
-        cap_rule: CapRule,
-        given: BucketLayout | None,
-    ) -> None:
-        self.times, self.costs, self._cap_rule = times, costs, cap_rule
+    def __init__(self, costs: PartitionCosts, cap_rule: CapRule, given: BucketLayout | None) -> None:
+        self.times, self.costs, self._cap_rule = costs.times, costs, cap_rule
         self._sizes = [costs.parameters[index].size_bytes for index in costs.order]
         few = self._ranked_caps_mb()[:CHECKED]
-        best = round(MIB * min(few, key=lambda cap: times.value_ns(self.by_cap(cap))))
+        best = round(MIB * min(few, key=lambda cap: self.times.value_ns(self.by_cap(cap))))
         (below,) = distinct_caps(self._cap_rule, self._sizes, 2, start=best)[1:] or [0]
         self.best_cap_mb = roundest_mb(below, best)
         self.rules = self._known_rules() | {"best single cap": self.by_cap(self.best_cap_mb)}

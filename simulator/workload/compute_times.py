@@ -157,7 +157,7 @@ def recorded_model(
                 )
             never_used &= unused
             times = _times_of(iteration, has_communication=has_communication, own=own)
-            waited = (iteration.host_bound_ns or 0) / max(1, iteration.end_ns - iteration.forward_start_ns)
+            waited = (iteration.host_bound_ns or 0) / max(1, iteration.duration_ns)
             iterations.append(times.scaled(np.array(max(0.0, 1 - waited * cuda_graph))))
         compute_times.append(ComputeTimes.combined(np.stack, iterations))
     last = trace.ranks[0].iterations[-1]
