@@ -22,8 +22,6 @@ MEASUREMENT_DEVIATION = 0.01
 """Standard deviation of a measured median over its true value; repeats of the published runs differ by 0.2 to 2 %."""
 CONTRADICTION = 1.96
 """Standard deviations beyond which a measurement contradicts the model: one in twenty does so by chance."""
-
-
 FAR = 3.0
 """Standard deviations beyond which no limit and no need follow from the model."""
 LONGEST = 100.0

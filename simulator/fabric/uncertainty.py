@@ -26,21 +26,15 @@ ERROR_PER_DOUBLING = 0.05, 0.15
 """Relative error added by each further doubling beyond the measured world sizes, on one node and between nodes. With
 it, the band contains nine of ten all-reduces on 64 GH200s from 16 (Alps) and on 64 and 128 A100s from 16 (Azure), and
 all on 2,160 A100s from 32 (Polaris)."""
-
-
 SEVERAL_NODES_ERROR = 0.25
 """Relative error of extrapolating NCCL's tables from several nodes to more: nine in ten of the errors for messages of
 256 KiB and more on 32 to 128 A100s from 2 to 16 (NetX-lab/Echo), and on 64 to 2,048 GH200s from 4 to 64 (Alps)."""
-
-
 RATE_DEVIATION = {False: 0.08, True: 0.25}
 """Standard deviation of the logarithm of measured over described rates of large messages, on one node and on several.
 
 On one node, all-reduces of 1 GiB reach 0.69 to 0.90 of NVLink's data sheet (A100: 0.77 Echo, 0.76 vTrain; GH200
 0.76; V100 0.90). On more than two nodes they reach 0.96 (Alps), 0.92 (Isambard-AI) and 0.63 (Azure ND A100 v4) of the
 network cards' rate, on two nodes 0.45 (Oracle BM.GPU4), 0.64 and 0.94 (Azure) and up to 1.6 (AWS, GH200, Alps)."""
-
-
 MANY_NODES, MANY_NODES_DEVIATION = 16, 0.1
 """Nodes beyond which congestion adds to `RATE_DEVIATION`, and what each doubling adds to it.
 

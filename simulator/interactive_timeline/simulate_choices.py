@@ -58,9 +58,6 @@ class Start(NamedTuple):
     order: Order = "ready"
 
 
-USUAL_START = Start()
-
-
 class Question(NamedTuple):
     """A question of the reader."""
 
@@ -96,8 +93,8 @@ class InteractiveIteration:
         fabric: Callable[[float], Fabric],
         *,
         title: str,
-        choices: Choices = EVERY_CHOICE,
-        start: Start = USUAL_START,
+        choices: Choices,
+        start: Start,
     ) -> None:
         if start.order not in ORDERS:
             raise ValueError(f"order: expected one of {', '.join(ORDERS)}, got {start.order!r}")

@@ -18,8 +18,6 @@ PARTS: dict[str, tuple[ComputeKind, ...]] = {
 }
 """The kinds of computing steps in each part; a part is the sum of their durations at full speed."""
 
-OTHER_PARTS = ("slowdown", "exposed_comm", "stragglers")
-
 
 def break_down(timeline: Timeline) -> dict[str, int]:
     """Divide the slowest rank's iteration into parts that add up to it, in nanoseconds.
@@ -31,7 +29,7 @@ def break_down(timeline: Timeline) -> dict[str, int]:
     row = timeline.slowest_row
     full_speed_ns = iter(timeline.engine_input.duration_ns[row].tolist())
     part_of = {kind: part for part, kinds in PARTS.items() for kind in kinds}
-    parts = dict.fromkeys([*PARTS, *OTHER_PARTS], 0)
+    parts = dict.fromkeys([*PARTS, "slowdown", "exposed_comm", "stragglers"], 0)
     for instruction, start, end in timeline.executed(row):
         if isinstance(instruction, Compute):
             duration_ns = next(full_speed_ns)

@@ -149,9 +149,6 @@ def sgd_step(parameters: Sequence[Parameter]) -> tuple[Operation, ...]:
     return (Operation(flops=0, bytes_moved=3 * size, kernels=kernels, kind="memory"),)
 
 
-NS_PER_S = 1_000_000_000
-
-
 class Device(Schema):
     """Peak rates of a processor, and what its kernels cost."""
 
@@ -198,7 +195,7 @@ class Device(Schema):
                 one.kind, self.generation, self.precision, channels_last=one.channels_last
             )
         seconds = max(one.flops / self.flops_per_s / arithmetic, one.bytes_moved / self.bytes_per_s / memory)
-        return seconds * NS_PER_S
+        return seconds * 1e9
 
     def bounds(self, operations: Operations) -> tuple[float, float]:
         """Return the multiples of `time_ns` between which nine in ten true times of an iteration lie."""
