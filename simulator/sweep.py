@@ -32,8 +32,6 @@ interval are those of `Prediction`; `is_tie`: whether it ties with the fastest o
 FEW = 64
 """Configurations that take no longer than the start of further processes."""
 
-Progress = Callable[[str, int, int], None]
-
 
 def _one_or_several(kind: type) -> PlainValidator:
     """Check an argument that is one instance, or several by name."""
@@ -63,7 +61,7 @@ def sweep(
     measured: Measured | None = None,
     assume: bool = True,
     n_jobs: int | None = None,
-    on_progress: Progress = lambda _label, _done, _total: None,
+    on_progress: Callable[[str, int, int], None] = lambda _label, _done, _total: None,
     **settings: Any,
 ) -> "pd.DataFrame":
     """Predict the iteration time of every combination of traces, fabrics, world sizes and settings.

@@ -174,21 +174,17 @@ class Limits:
 
     def needs(self, target: float) -> Needs:
         """Return how far one thing alone must change for this efficiency, from 0 to 1."""
+        has_network, used = self.world_size > 1, self.system.used.fabric
+        rate = self.needed_rate(target) if has_network else None
         if self.now.contradictions:
-            return Needs(self.needed_rate(target) if self.world_size > 1 else None, None, None, None)
-        speed, used = None, self.system.used.fabric
-        if has_network := self.world_size > 1:  # the speed of empty messages
-            speed = least_multiple(
-                lambda multiple: self._on(used.with_links(latencies=1 / multiple)).efficiency,
-                target,
-                tolerance=TOLERANCE,
-            )
-        return Needs(
-            rate=self.needed_rate(target) if has_network else None,
-            latency=None if speed is None else 1 / speed,
-            batch=self._needed_batch(target),
-            accumulated=self._needed_accumulation(target),
-        )
+            return Needs(rate, None, None, None)
+
+        def with_speed(multiple: float) -> float:  # of empty messages
+            return self._on(used.with_links(latencies=1 / multiple)).efficiency
+
+        speed = least_multiple(with_speed, target, tolerance=TOLERANCE) if has_network else None
+        latency = None if speed is None else 1 / speed
+        return Needs(rate, latency, self._needed_batch(target), self._needed_accumulation(target))
 
     def changes(self) -> list[Change]:
         """Return what other bucket caps, comm hooks and accumulation would give, the fastest first."""

@@ -102,11 +102,16 @@ class Scaling:
             slower[place] = max(0.0, first + second - 2 * shared) ** 0.5
 
         def found(half_widths: float) -> int | None:
+            """Return the knee if every step takes this many half-widths of its interval longer."""
             ratio, times_ns = 1.0, []
             for (_, one), deviation in zip(predictions, slower, strict=True):
                 ratio *= exp(half_widths * deviation)
                 times_ns.append(ratio * one.iteration_ns)
-            return knee_of(self.world_sizes, times_ns)
+            for (few, before_ns), (many, after_ns) in pairwise(zip(self.world_sizes, times_ns, strict=True)):
+                gain = many / few * before_ns / max(1, after_ns) - 1
+                if gain < LEAST_GAIN * (many / few - 1):
+                    return few
+            return None
 
         return Knee(found(0.0), found(NORMAL_HALF_BAND), found(-NORMAL_HALF_BAND))
 
@@ -155,24 +160,6 @@ class Scaling:
         if multiple != 1:
             prediction = self.system.changed(world_size, self.system.used, trace=other)
         return samples * 1e9 / max(1, prediction.iteration_ns)
-
-
-def knee_of(world_sizes: Sequence[int], iteration_ns: Sequence[float]) -> int | None:
-    """Return the first number of GPUs from which the step to the next adds less than `LEAST_GAIN` of its share.
-
-    Args:
-        world_sizes: Numbers of GPUs, in ascending order.
-        iteration_ns: Iteration times with the same batch on each GPU.
-
-    Returns:
-        The number, or None if every step adds enough.
-    """
-    pairs = list(zip(world_sizes, iteration_ns, strict=True))
-    for (few, before_ns), (many, after_ns) in pairwise(pairs):
-        gain = many / few * before_ns / max(1, after_ns) - 1
-        if gain < LEAST_GAIN * (many / few - 1):
-            return few
-    return None
 
 
 def _width(prediction: Prediction) -> float:

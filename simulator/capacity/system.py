@@ -4,7 +4,7 @@ Each prediction is made once, because limits, needs and changes share several.
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 
 from reference.trace import Trace
@@ -44,6 +44,9 @@ class System:
     measured_policy: Policy | None = None
     assume: bool = True
     rebatched: Callable[[float], Trace] | None = None
+    _known: list[tuple[tuple[object, ...], Prediction]] = field(
+        default_factory=list, init=False, repr=False, compare=False
+    )
 
     def with_batch(self, multiple: float) -> Trace | None:
         """Return the trace with this multiple of the batch; None: it was recorded with communication."""
@@ -65,10 +68,6 @@ class System:
     def _completed(self) -> Assumed:
         fabric, variation, _ = self.given
         return completed(self.trace, fabric, variation, assume=self.assume, cuda_graph=False)  # `predict` replays
-
-    @cached_property
-    def _known(self) -> list[tuple[tuple[object, ...], Prediction]]:
-        return []
 
     def at(self, world_size: int) -> Prediction:
         """Predict an iteration, corrected by the measured ones."""

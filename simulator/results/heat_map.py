@@ -47,10 +47,8 @@ def draw_heat_maps(
     Raises:
         ValueError: `rows` or `columns` is not an axis of a sweep, both are the same, or the table has no rows.
     """
-    for argument, name, names in (
-        ("rows", rows, [*NAMES]),
-        ("columns", columns, [one for one in NAMES if one != rows]),
-    ):
+    others = [name for name in NAMES if name != rows]
+    for argument, name, names in (("rows", rows, [*NAMES]), ("columns", columns, others)):
         if name not in names:
             raise ValueError(f"{argument}: expected one of {', '.join(names)}; got {name!r}")
     if table.empty:

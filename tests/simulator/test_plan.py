@@ -30,7 +30,7 @@ def resnet(device="a100-40gb-tf32", **measured):
 
 
 def knee_of_table(table):
-    """The knee by its definition, from the throughputs of a table: computed apart from `knee_of`."""
+    """The knee by its definition, from the throughputs of a table: computed apart from `Scaling.knee`."""
     rows = table.sort_values("world_size").to_dict("records")
     per_ns = [row["world_size"] / max(1, row["iteration_ns"]) for row in rows]
     for place in range(len(rows) - 1):
