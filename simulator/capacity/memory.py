@@ -58,7 +58,7 @@ class MemoryUse:
     def answer(self) -> Literal["fits", "does not fit", "unknown"]:
         """Whether training fits on the GPU."""
         low, high = self.band_bytes
-        if self.capacity_bytes is None or (high is None and low <= self.capacity_bytes):
+        if self.capacity_bytes is None:
             return "unknown"
         if low > self.capacity_bytes:
             return "does not fit"

@@ -82,7 +82,8 @@ def _backwards(timeline: Timeline) -> Iterator[Span]:
             number = instruction.collective
             yield from _ran(timeline, number, row)
             while launched[:, number].max() < timeline.start_ns[number]:
-                number = _slot_from(timeline, number)
+                start_ns = timeline.start_ns[number]  # when the end of another collective freed a slot
+                number = next(other for other in range(number) if timeline.done_ns[other] == start_ns)
                 yield from _ran(timeline, number, row)
             row, place = int(launched[:, number].argmax()), launches[number]
         elif isinstance(instruction, Compute) and end > start:
@@ -96,8 +97,3 @@ def _ran(timeline: Timeline, number: int, row: int) -> Iterator[Span]:
     if start < done:
         collective = timeline.engine_input.schedule.collectives[number]
         yield Span(timeline.engine_input.ranks[row], "comm", collective.kind, collective.bucket, start, done)
-
-
-def _slot_from(timeline: Timeline, number: int) -> int:
-    """Return the collective whose end let this queued one start."""
-    return next(other for other in range(number) if timeline.done_ns[other] == timeline.start_ns[number])
