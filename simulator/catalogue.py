@@ -248,10 +248,6 @@ class Catalogue(Schema):
         )
         return Topology(levels=levels, source=self._source_of(name, links))
 
-    def node_with(self, device: str) -> str | None:
-        """Return the first node with this device, or None."""
-        return next((name for name, node in self.nodes.items() if node.device == device), None)
-
     def node_like(self, name: str) -> str | None:
         """Return the only node whose name and product have all words of this name, such as p4d.24xlarge, or None."""
         words = _words(name)

@@ -104,7 +104,11 @@ def sweep(
         [getattr(policy, field)] if values is None else values
         for field, values in zip(AXES[3:], axes.values(), strict=True)
     ]
-    _check_axes([list(traces), list(fabrics), world_sizes, *choices], policy)
+    for name, values in zip(AXES, [list(traces), list(fabrics), world_sizes, *choices], strict=True):
+        if not values:
+            raise ValueError(f"{name}: expected at least one value to sweep over, got none")
+        if len(values) > 1 and (fixed_by := policy.overruled.get(name)):
+            raise ValueError(f"{name}: expected one value, which the policy's {fixed_by} fixes, got {len(values)}")
     policies = [Policy(**(dict(policy) | dict(zip(AXES[3:], choice, strict=True)))) for choice in product(*choices)]
     how: dict[str, Any] = {"variation": variation, "stragglers": stragglers, "assume": assume}
     if measured and (several := [name for name, axis in (("trace", traces), ("fabric", fabrics)) if len(axis) > 1]):
@@ -122,14 +126,6 @@ def sweep(
     import pandas as pd  # loading pandas takes longer than most sweeps
 
     return pd.DataFrame(rows, columns=COLUMNS).astype(dict.fromkeys(TAIL, "Int64"))
-
-
-def _check_axes(swept: Sequence[Sequence[Any]], policy: Policy) -> None:
-    for name, values in zip(AXES, swept, strict=True):
-        if not values:
-            raise ValueError(f"{name}: expected at least one value to sweep over, got none")
-        if len(values) > 1 and (field := policy.overruled.get(name)):
-            raise ValueError(f"{name}: expected one value, which the policy's {field} fixes, got {len(values)}")
 
 
 def _rows(

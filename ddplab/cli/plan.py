@@ -158,7 +158,7 @@ def _read_system(name: str, network: str | None, device: str | None) -> _Describ
     found = None if is_file or node is not None else listed.device_like(name)
     if found is not None:
         bare = next(one for one in (found, found.rpartition("-")[0]) if one in listed.devices)
-        node = listed.node_with(bare)
+        node = next((key for key, one in listed.nodes.items() if one.device == bare), None)
     if is_file or (node is None and found is None and FILE.search(name)):
         options.refuse({"--network": network}, "expected nodes or devices of the catalogue")
         return _Described(device, load_fabric(name))

@@ -16,7 +16,6 @@ from .breakdown import PARTS
 
 COMPUTE_TRACK = 1
 COPY_TRACK = 2
-FIRST_COMM_TRACK = 3
 MOST_PROCESSES = 64
 """With more ranks than this, ranks that behave the same share a process."""
 RANKS_IN_NAME = 3
@@ -74,7 +73,7 @@ def _tracks(spans: list[Span]) -> list[int]:
         free = just_ended or [at for at, end in enumerate(free_at) if end <= span.start_ns]
         lane = free[0] if free else len(free_at)
         free_at[lane:] = [span.end_ns, *free_at[lane + 1 :]]
-        tracks.append(FIRST_COMM_TRACK + lane)
+        tracks.append(COPY_TRACK + 1 + lane)
     return tracks
 
 

@@ -24,15 +24,9 @@ from ..schedule.policy import Policy
 from ..schedule.schedule import buckets_of
 from ..workload.default_gpu_costs import completed
 from ..workload.variation import RECORDED, Variation
+from . import known_rules
 from .bucket_plan import DEFAULT, GIVEN, Baseline, BucketPlan
-from .known_rules import (
-    CapRule,
-    closed_by,
-    distinct_caps,
-    merged_gradients,
-    saturating_cap_bytes,
-    square_root_cap_bytes,
-)
+from .known_rules import CapRule
 from .local_search import as_layout, improve
 from .lower_bound import lower_bound_ns
 from .partition_costs import PartitionCosts, partition_costs
@@ -169,7 +163,7 @@ class _Search:
         self._sizes = [costs.parameters[index].size_bytes for index in costs.order]
         few = self._ranked_caps_mb()[:CHECKED]
         best = round(MIB * min(few, key=lambda cap: self.times.value_ns(self.by_cap(cap))))
-        (below,) = distinct_caps(self._cap_rule, self._sizes, 2, start=best)[1:] or [0]
+        (below,) = known_rules.distinct_caps(self._cap_rule, self._sizes, 2, start=best)[1:] or [0]
         self.best_cap_mb = roundest_mb(below, best)
         self.rules = self._known_rules() | {"best single cap": self.by_cap(self.best_cap_mb)}
         self.rules |= {} if given is None else {GIVEN: given}
@@ -179,7 +173,7 @@ class _Search:
         """Return caps in MiB in the order of their times by the recurrence."""
         total, smallest = sum(self._sizes), min((size for size in self._sizes if size), default=1)
         grid = np.geomspace(max(smallest, total), smallest, CAPS).astype(int).tolist()
-        distinct = partial(distinct_caps, self._cap_rule, self._sizes, CAPS)
+        distinct = partial(known_rules.distinct_caps, self._cap_rule, self._sizes, CAPS)
         ns = {int(cap): self.costs.value_ns(self.by_cap(cap / MIB)) for cap in {*grid, *distinct()}}
         ranked = sorted(ns, key=lambda cap: (ns[cap], -cap))
         above = max(0, grid.index(min(grid, key=lambda cap: abs(cap - ranked[0]))) - 1)
@@ -189,7 +183,7 @@ class _Search:
     def by_cap(self, cap_mb: float) -> BucketLayout:
         """Return the buckets of one cap by the reducer's rule."""
         if self._cap_rule == "at most the cap":
-            return self._cut(closed_by(self._cap_rule, self._sizes, cap_mb * MIB))
+            return self._cut(known_rules.closed_by(self._cap_rule, self._sizes, cap_mb * MIB))
         return self._assigned(bucket_cap_mb=cap_mb)
 
     def _assigned(self, **caps: float | None) -> BucketLayout:
@@ -201,14 +195,16 @@ class _Search:
         costs, fabric, total = self.costs, self.times.fabric, sum(self._sizes)
         line = segment_at(fabric.segments(self.times.world_size), total / 8)
         ready_ns = np.maximum.accumulate(np.median(costs.ready_ns, axis=0)[list(costs.order)]).tolist()
-        at_most = partial(closed_by, "at most the cap", self._sizes)
+        at_most = partial(known_rules.closed_by, "at most the cap", self._sizes)
         return {
             DEFAULT: self._assigned(),
             "one bucket": self._assigned(bucket_cap_mb=total / MIB),
             "each gradient alone": self._cut([1] * len(self._sizes)),
-            "inductor's cap": self._cut(at_most(saturating_cap_bytes(line))),
-            "square root of latency, size and rate": self._cut(at_most(square_root_cap_bytes(line, total))),
-            "MG-WFBP": self._cut(merged_gradients(line, self._sizes, ready_ns)),
+            "inductor's cap": self._cut(at_most(known_rules.saturating_cap_bytes(line))),
+            "square root of latency, size and rate": self._cut(
+                at_most(known_rules.square_root_cap_bytes(line, total))
+            ),
+            "MG-WFBP": self._cut(known_rules.merged_gradients(line, self._sizes, ready_ns)),
         }
 
     def _cut(self, counts: Sequence[int]) -> BucketLayout:
