@@ -22,8 +22,6 @@ MEASUREMENT_DEVIATION = 0.01
 """Standard deviation of a measured median over its true value; repeats of the published runs differ by 0.2 to 2 %."""
 CONTRADICTION = 1.96
 """Standard deviations beyond which a measurement contradicts the model: one in twenty does so by chance."""
-
-
 FAR = 3.0
 """Standard deviations beyond which no limit and no need follow from the model."""
 LONGEST = 100.0
@@ -73,11 +71,6 @@ class Anchor(NamedTuple):
     surprise: float
 
     @property
-    def contradicts(self) -> bool:
-        """Whether the model does not explain the measurement."""
-        return abs(self.surprise) > CONTRADICTION
-
-    @property
     def is_far(self) -> bool:
         """Whether the model explains so little that neither limits nor needs follow from it."""
         return abs(self.surprise) > FAR
@@ -87,7 +80,7 @@ class Anchor(NamedTuple):
         measured, predicted = (f"{ns / 1e6:,.1f} ms" for ns in (self.measured_ns, self.predicted_ns))
         moved = f"measured {measured} on {self.world_size} ranks, predicted {predicted}: "
         moved += f"changes the prediction by {self.moved - 1:+.1%}"
-        if not self.contradicts:
+        if abs(self.surprise) <= CONTRADICTION:
             return moved
         return (
             f"{moved}; it contradicts the model ({self.surprise:+.1f} standard deviations): check that trace, fabric "

@@ -248,10 +248,6 @@ class Catalogue(Schema):
         )
         return Topology(levels=levels, source=self._source_of(name, links))
 
-    def node_with(self, device: str) -> str | None:
-        """Return the first node with this device, or None."""
-        return next((name for name, node in self.nodes.items() if node.device == device), None)
-
     def node_like(self, name: str) -> str | None:
         """Return the only node whose name and product have all words of this name, such as p4d.24xlarge, or None."""
         words = _words(name)
@@ -265,11 +261,11 @@ class Catalogue(Schema):
         """
         if name in self.devices:
             return name
-        bare, _, precision = name.lower().removeprefix("nvidia ").rpartition("-")
+        short = name.lower().removeprefix("nvidia ")
+        bare, _, precision = short.rpartition("-")
         if bare and precision in get_args(Precision):
             found = self.device_like(bare)
             return found and f"{found}-{precision}"
-        short = name.lower().removeprefix("nvidia ")
         matches = (one for one, entry in self.devices.items() if re.fullmatch(entry.pattern, short))
         node = self.node_like(name)
         return next(matches, None) or (node and self.nodes[node].device)
@@ -337,16 +333,11 @@ def load_fabric(path: str | os.PathLike[str]) -> Fabric:
     Raises:
         ValueError: The file cannot be used, or there is neither such a file nor such a node.
     """
-    name = os.fspath(path)
-    listed = read_catalogue()
-    if os.path.lexists(name) or not (_is_a_name(name) or listed.node_like(name)):
-        return Fabric.load(path)
+    name, listed = os.fspath(path), read_catalogue()
     node = listed.node_like(name)
+    is_a_path = os.sep in name or ":" in name or Path(name).suffix
+    if os.path.lexists(name) or (is_a_path and node is None):
+        return Fabric.load(path)
     if node is None:
         raise ValueError(unknown("fabric", name, listed.nodes, others="a file or"))
     return Fabric.from_topology(listed.topology(node))
-
-
-def _is_a_name(text: str) -> bool:
-    """Whether a text is a possible name of a node, rather than the path of a file."""
-    return not (os.sep in text or ":" in text or Path(text).suffix)

@@ -203,11 +203,11 @@ def _error_bands(
     kinds = [step.kind for step in median.schedule.steps]
 
     def with_collectives(factors: Floats) -> EngineInput:
-        return replace(median, cost_ns=_rounded(median.cost_ns.astype(float) * factors))
+        return replace(median, cost_ns=as_int64(median.cost_ns * factors))
 
     def with_steps(of_kinds: Collection[ComputeKind], factor: float | Floats) -> EngineInput:
         factors: Floats = np.where([kind in of_kinds for kind in kinds], factor, 1.0)
-        return replace(median, duration_ns=_rounded(median.duration_ns * factors))
+        return replace(median, duration_ns=as_int64(median.duration_ns * factors))
 
     bands = {}
     if (errors := costs.relative_errors).any():
@@ -222,9 +222,3 @@ def _error_bands(
         low, high = (with_steps(COMPUTATION, factors[:, None]) for factors in ends)
         bands[name] = low, high
     return bands
-
-
-def _rounded(ns: Floats) -> Nanoseconds:
-    """Round times that cannot overflow: no median takes more than a year, and no error is above 200."""
-    whole: Nanoseconds = np.rint(ns).astype(np.int64)
-    return whole

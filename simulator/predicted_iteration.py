@@ -96,9 +96,8 @@ class Prediction:
     @property
     def efficiency_interval(self) -> tuple[float, float]:
         """Both ends of the 90 % interval of the efficiency; see `interval.efficiency_interval`."""
-        reaches, (low, high) = self.causes_ns, self.interval_ns
-        if not reaches:
-            reaches = {"": (self.iteration_ns - low, high - self.iteration_ns)}
+        low, high = self.interval_ns
+        reaches = self.causes_ns or {"": (self.iteration_ns - low, high - self.iteration_ns)}
         return efficiency_interval(self.iteration_ns, self.compute_ns, reaches, self.compute_errors)
 
     @property

@@ -16,7 +16,7 @@ from .schedule.policy import Policy
 from .schedule.schedule import buckets_of, build_join_end, build_schedule
 from .step_costs import counted_as_free, price_collectives, price_schedule, rebucketed
 from .workload.compute_times import IterationSampler, recorded_model
-from .workload.default_gpu_costs import assume_gpu, replayed
+from .workload.default_gpu_costs import completed
 from .workload.variation import RECORDED, Variation
 
 
@@ -69,22 +69,17 @@ def predict(
     if joins and measured:
         raise ValueError("measured: expected none with inputs, because an epoch of Join has no steady iteration")
     policy = Policy.given(policy, settings, joins=joins)
-    fabric, variation, assumed = assume_gpu(trace, fabric, variation) if assume else (fabric, variation, ())
-    if policy.cuda_graph:
-        fabric, variation = replayed(fabric, variation)
+    fabric, variation, assumed = completed(trace, fabric, variation, assume=assume, cuda_graph=policy.cuda_graph)
     model = recorded_model(trace, **policy.recorded_as(world_size))
-    charged = fabric
-    if model.has_communication:
-        model, charged = rebucketed(trace, model, fabric, buckets_of(policy, model))
+    model, charged = rebucketed(trace, model, fabric, buckets_of(policy, model))
     sampler = IterationSampler(
         *(model.compute_times, world_size, variation, stragglers, inputs),
         sync_every=policy.sync_every,
-        compute_bounds=model.compute_bounds,
+        compute_bounds=trace.workload.compute_bounds,
     )
     schedule = build_schedule(policy, model, joins=joins, world_size=world_size)
-    end_of_epoch = build_join_end(policy, model) if joins else None
     costs = price_schedule(schedule, charged, policy, world_size)
-    end = None if end_of_epoch is None else price_collectives(end_of_epoch, charged, world_size)
+    end = price_collectives(build_join_end(policy, model), charged, world_size) if joins else None
     figures, median = simulate_many(costs, sampler, engine)
     prediction = Prediction(
         **figures,

@@ -163,6 +163,7 @@ def price_schedule(schedule: IterationSchedule, fabric: Fabric, policy: Policy, 
     for iteration in range(policy.sync_every):
         unsharded = sum(processor.copy_out(size) for sizes in schedule.gradient_bytes for size in sizes)
         same_ns[Compute("unshard", iteration=iteration)] = unsharded
+    by_module = policy.grouping == "module"
     copied = [sizes if policy.grouping != "fusion" or len(sizes) > 1 else () for sizes in schedule.gradient_bytes]
     for bucket, sizes in enumerate(schedule.gradient_bytes):
         copy_out_ns = 0 if policy.gradient_as_bucket_view else sum(map(processor.copy_out, copied[bucket]))
@@ -177,7 +178,10 @@ def price_schedule(schedule: IterationSchedule, fabric: Fabric, policy: Policy, 
     return ScheduleCosts(
         untimed=price_collectives(schedule, fabric, world_size),
         same_ns={step: int(as_int64(ns)) for step, ns in same_ns.items() if step in steps},
-        pack_ns=as_int64([_pack_ns(sizes, processor, policy) for sizes in copied]),
+        # FSDP2 copies the gradients of a module at once into a flat tensor, then into the one that is reduced.
+        pack_ns=as_int64(
+            [2 * processor.pack(sum(sizes)) if by_module else sum(map(processor.pack, sizes)) for sizes in copied]
+        ),
         relative_errors=fabric.relative_errors(sent, world_size),
         step_errors={
             "copies": (("unshard", "pack", "copy_out"), processor.copy_error),
@@ -188,14 +192,6 @@ def price_schedule(schedule: IterationSchedule, fabric: Fabric, policy: Policy, 
         slow_down_bounds=(processor.slowed(-1).slow_down, processor.slowed(1).slow_down),
         assumed=fabric.assumed(sent, world_size),
     )
-
-
-def _pack_ns(sizes: Sequence[int], processor: Processor, policy: Policy) -> int:
-    """Return the time to copy gradients of these bytes into their bucket.
-
-    FSDP2 copies those of a module at once into a flat tensor, which it then copies into the one that is reduced.
-    """
-    return 2 * processor.pack(sum(sizes)) if policy.grouping == "module" else sum(map(processor.pack, sizes))
 
 
 def price_collectives(schedule: IterationSchedule, fabric: Fabric, world_size: int) -> EngineInput:
@@ -209,7 +205,7 @@ def price_collectives(schedule: IterationSchedule, fabric: Fabric, world_size: i
         duration_ns=np.zeros((1, len(schedule.steps)), np.int64),
         ranks=(0,),
         represented_by=np.zeros(1, np.int64),
-        cost_ns=price(messages_of(schedule), fabric, world_size),
+        cost_ns=price([(one.transport, one.size_bytes) for one in collectives], fabric, world_size),
         concurrency=fabric.concurrency,
         sharing=shares,
         slow_down=fabric.processor.slow_down,
@@ -265,11 +261,6 @@ def counted_as_free(policy: Policy, fabric: Fabric) -> tuple[str, ...]:
         cure = f"measure it with `ddplab calibrate --hook {hook.name}`"
         sentences.append(f"the hook {hook.name} was not measured, so its computation counts as free; {cure}")
     return tuple(sentences)
-
-
-def messages_of(schedule: IterationSchedule) -> list[tuple[Transport, int]]:
-    """Return the transport and the size in bytes of each collective."""
-    return [(collective.transport, collective.size_bytes) for collective in schedule.collectives]
 
 
 def price(messages: Sequence[tuple[Transport, int]], fabric: Fabric, world_size: int) -> Nanoseconds:

@@ -32,8 +32,6 @@ interval are those of `Prediction`; `is_tie`: whether it ties with the fastest o
 FEW = 64
 """Configurations that take no longer than the start of further processes."""
 
-Progress = Callable[[str, int, int], None]
-
 
 def _one_or_several(kind: type) -> PlainValidator:
     """Check an argument that is one instance, or several by name."""
@@ -63,7 +61,7 @@ def sweep(
     measured: Measured | None = None,
     assume: bool = True,
     n_jobs: int | None = None,
-    on_progress: Progress = lambda _label, _done, _total: None,
+    on_progress: Callable[[str, int, int], None] = lambda _label, _done, _total: None,
     **settings: Any,
 ) -> "pd.DataFrame":
     """Predict the iteration time of every combination of traces, fabrics, world sizes and settings.
@@ -106,7 +104,11 @@ def sweep(
         [getattr(policy, field)] if values is None else values
         for field, values in zip(AXES[3:], axes.values(), strict=True)
     ]
-    _check_axes([list(traces), list(fabrics), world_sizes, *choices], policy)
+    for name, values in zip(AXES, [list(traces), list(fabrics), world_sizes, *choices], strict=True):
+        if not values:
+            raise ValueError(f"{name}: expected at least one value to sweep over, got none")
+        if len(values) > 1 and (fixed_by := policy.overruled.get(name)):
+            raise ValueError(f"{name}: expected one value, which the policy's {fixed_by} fixes, got {len(values)}")
     policies = [Policy(**(dict(policy) | dict(zip(AXES[3:], choice, strict=True)))) for choice in product(*choices)]
     how: dict[str, Any] = {"variation": variation, "stragglers": stragglers, "assume": assume}
     if measured and (several := [name for name, axis in (("trace", traces), ("fabric", fabrics)) if len(axis) > 1]):
@@ -124,14 +126,6 @@ def sweep(
     import pandas as pd  # loading pandas takes longer than most sweeps
 
     return pd.DataFrame(rows, columns=COLUMNS).astype(dict.fromkeys(TAIL, "Int64"))
-
-
-def _check_axes(swept: Sequence[Sequence[Any]], policy: Policy) -> None:
-    for name, values in zip(AXES, swept, strict=True):
-        if not values:
-            raise ValueError(f"{name}: expected at least one value to sweep over, got none")
-        if len(values) > 1 and (field := policy.overruled.get(name)):
-            raise ValueError(f"{name}: expected one value, which the policy's {field} fixes, got {len(values)}")
 
 
 def _rows(

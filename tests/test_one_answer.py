@@ -68,7 +68,7 @@ def test_every_pair_of_answers_agrees(here, tmp_path, task):
                       predicted["rows"][0]["iteration_ns"], plan.offers[0].size.prediction.iteration_ns],
         "interval": [list(one.interval_ns), [row["low_ns"], row["high_ns"]], predicted["rows"][0]["interval_ns"],
                      [size["iteration_ns_low"], size["iteration_ns_high"]]],
-        "efficiency": [size["efficiency"], verdict["efficiency"], plan.offers[0].size.efficiency],
+        "efficiency": [size["efficiency"], verdict["efficiency"], plan.offers[0].size.prediction.efficiency],
         "its interval": [list(one.efficiency_interval), [row["efficiency_low"], row["efficiency_high"]],
                          predicted["rows"][0]["efficiency_interval"],
                          [size["efficiency_low"], size["efficiency_high"]]],

@@ -18,7 +18,7 @@ from reference.files.value_ranges import YEAR_NS
 from reference.trace import Trace
 from simulator import Fabric, Prediction, predict
 from simulator.fabric import Linear, Processor
-from simulator.workload.roofline import Device, GradientOperations, Operation, Operations, data_sheets
+from simulator.workload.roofline import GradientOperations, Operation, Operations, data_sheets, find_device
 from simulator.workload.trace_synthesis import synthesize
 
 from .explore import examples
@@ -58,8 +58,7 @@ SCHEDULE = overlap.EmulatedSchedule(
 READERS: dict[str, tuple[str, Callable[[Path], object], str]] = {
     "trace": (".json", Trace.load, TRACE.model_dump_json()),
     "fabric": (".json", Fabric.load, FABRIC.model_dump_json()),
-    "operations": (".json", Operations.load, OPERATIONS.model_dump_json()),
-    "data sheet": (".json", Device.load, V100.model_dump_json()),
+    "data sheet": (".json", lambda path: find_device(str(path)), V100.model_dump_json()),
     "topology": (".yaml", Fabric.load, yaml.safe_dump(TOPOLOGY)),
     "log": (".log", Fabric.load, nccl_log(4, {2**power: 20.0 + power for power in range(10, 20)})),
     "schedules": (
@@ -166,7 +165,6 @@ USES: dict[str, Callable[[Any], Prediction]] = {
     "topology": lambda fabric: predict(TRACE, fabric, world_size=16, find_unused_parameters=True),
     "log": lambda fabric: predict(TRACE, fabric, world_size=4, find_unused_parameters=True),
     "data sheet": lambda device: predict(synthesize(OPERATIONS, device), FABRIC, world_size=2),
-    "operations": lambda operations: predict(synthesize(operations, V100), FABRIC, world_size=2),
 }
 """A prediction with what a reader returned."""
 

@@ -158,7 +158,7 @@ def _read_system(name: str, network: str | None, device: str | None) -> _Describ
     found = None if is_file or node is not None else listed.device_like(name)
     if found is not None:
         bare = next(one for one in (found, found.rpartition("-")[0]) if one in listed.devices)
-        node = listed.node_with(bare)
+        node = next((key for key, one in listed.nodes.items() if one.device == bare), None)
     if is_file or (node is None and found is None and FILE.search(name)):
         options.refuse({"--network": network}, "expected nodes or devices of the catalogue")
         return _Described(device, load_fabric(name))
@@ -373,7 +373,7 @@ def _row(offer: Offer, currency: str | None) -> dict[str, str]:
     row = {
         "GPUs": f"{size.world_size:,}",
         "samples/s": band(*size.samples_per_s_band),
-        "efficiency": percent(*size.efficiency_band),
+        "efficiency": percent(*size.prediction.efficiency_interval),
         "iteration ms": band(low_ns / 1e6, high_ns / 1e6),
         "fixed total": _strong(offer),
     }

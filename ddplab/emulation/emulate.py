@@ -37,7 +37,7 @@ from simulator.schedule.schedule import (
 )
 from simulator.step_costs import counted_as_free, price, price_collectives, rebucketed
 from simulator.workload.compute_times import ComputeTimes, IterationSampler, RecordedModel, recorded_model
-from simulator.workload.default_gpu_costs import assume_gpu, replayed
+from simulator.workload.default_gpu_costs import completed
 from simulator.workload.variation import RECORDED, Variation
 
 from ..composable import replicate_modules
@@ -111,9 +111,7 @@ def emulate(
     follows_caps = policy.plan is None and policy.order == "ready"
     _check_hook(policy.hook)
     model = recorded_model(trace, **policy.recorded_as(world_size))
-    fabric, variation, assumed = assume_gpu(trace, fabric, variation) if assume else (fabric, variation, ())
-    if policy.cuda_graph:
-        fabric, variation = replayed(fabric, variation)
+    fabric, variation, assumed = completed(trace, fabric, variation, assume=assume, cuda_graph=policy.cuda_graph)
     fabric = emulated_fabric(fabric, make)
     model, charged = rebucketed(trace, model, fabric, buckets_of(policy, model))
     sampler = IterationSampler(

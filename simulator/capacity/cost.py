@@ -111,11 +111,6 @@ class Question(NamedTuple):
     budget: float | None = None
     efficiency: float | None = None
 
-    @property
-    def is_asked(self) -> bool:
-        """Whether there is a limit to keep."""
-        return (self.deadline_hours, self.budget, self.efficiency) != (None, None, None)
-
 
 def offer_of(system: str, size: Size, question: Question, price: Price | None) -> Offer:
     """Return duration, cost and answers for one number of GPUs."""
@@ -133,7 +128,7 @@ def offer_of(system: str, size: Size, question: Question, price: Price | None) -
     if question.budget is not None and cost_band is not None:
         answers["budget"] = at_most(cost_band, question.budget)
     if question.efficiency is not None:
-        low, high = size.efficiency_band
+        low, high = size.prediction.efficiency_interval
         answers["efficiency"] = at_most((-high, -low), -question.efficiency)
     return Offer(system, size, hours, hours_band, cost, cost_band, answers)
 

@@ -16,8 +16,7 @@ from ..workload.roofline import EAGER_PACE_NS
 from .cost import Offer, Question, cheapest
 from .digits import band, percent
 from .limits import BUCKETS, Limits, Needs, NetworkNeed
-from .next_measurement import NextMeasurement
-from .scaling import LEAST_GAIN, Knee
+from .scaling import LEAST_GAIN, Knee, NextMeasurement
 from .system import System
 
 COVERAGE = "90 % ranges (they held 39 of 39 times on one node, 19 of 22 on new clusters)"
@@ -185,7 +184,8 @@ def verdict(question: Question, offers: Sequence[Offer]) -> Verdict:
         return Verdict("", _described(best), best)
     chosen = cheapest(offers)
     if chosen is not None:
-        choice = ", enough" if len(offers) == 1 else _how_chosen(offers)
+        rank = "cheapest" if all(one.cost is not None for one in offers) else "fewest"
+        choice = ", enough" if len(offers) == 1 else f", the {rank} of {len(offers)} choices that surely suffice"
         return Verdict("yes", f"yes: {_offered(chosen)}{choice}: {_because(question, chosen)}", chosen)
     still_open = [one for one in offers if one.answer == "open"]
     nearest = max(still_open or offers, key=lambda one: one.size.samples_per_s)
@@ -220,14 +220,12 @@ def knee_sentence(knee: Knee, largest: int) -> str:
     return f"knee at {gpus(knee.world_size)}{'' if is_sure else f' ({knee.earliest:,} to {last})'}: {adds_less}"
 
 
-def _how_chosen(offers: Sequence[Offer]) -> str:
-    priced = all(one.cost is not None for one in offers)
-    return f", the {'cheapest' if priced else 'fewest'} of {len(offers)} choices that surely suffice"
-
-
 def _described(offer: Offer) -> str:
     size = offer.size
-    verb, efficiency = "processes" if size.world_size == 1 else "process", percent(*size.efficiency_band)
+    verb, efficiency = (
+        "processes" if size.world_size == 1 else "process",
+        percent(*size.prediction.efficiency_interval),
+    )
     sentence = f"{_offered(offer)} {verb} {band(*size.samples_per_s_band)} samples/s at an efficiency of {efficiency}"
     return sentence + (f", in {band(*offer.hours_band, unit=' h')}" if offer.hours_band else "")
 
@@ -241,5 +239,7 @@ def _because(question: Question, offer: Offer) -> str:
         parts.append(f"a cost of {band(*offer.cost_band)} for a budget of {question.budget:,.8g}")
     if "efficiency" in offer.answers:
         target = 100 * (question.efficiency or 0)
-        parts.append(f"an efficiency of {percent(*offer.size.efficiency_band)} for a target of {target:.3g} %")
+        parts.append(
+            f"an efficiency of {percent(*offer.size.prediction.efficiency_interval)} for a target of {target:.3g} %"
+        )
     return "; ".join(parts)

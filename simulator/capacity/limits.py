@@ -3,7 +3,7 @@
 Where measured iterations are far from the model, neither limits nor needs follow from it.
 """
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from functools import cached_property
 from math import ceil, exp, log
@@ -17,10 +17,9 @@ from ..fabric import Fabric
 from ..fabric.algorithms import sent_share
 from ..predicted_iteration import Prediction
 from ..schedule.comm_hook_messages import named_hook
-from ..schedule.policy import Policy
 from ..tuning.plan_times import with_plan
 from ..tuning.tune import tune
-from .system import System
+from .system import System, among
 
 TARGET = 0.9
 """The efficiency for which the network is asked."""
@@ -43,8 +42,8 @@ HOOKS = ("bf16", "power_sgd:4")
 ACCUMULATED = 4
 
 CURES: Mapping[str, Callable[[Inputs], Inputs]] = {
-    "rate": lambda inputs: inputs._replace(fabric=inputs.fabric.with_rates(FASTEST_LINKS)),
-    "latency": lambda inputs: inputs._replace(fabric=inputs.fabric.with_latencies(1 / FASTEST_LINKS)),
+    "rate": lambda inputs: inputs._replace(fabric=inputs.fabric.with_links(rates=FASTEST_LINKS)),
+    "latency": lambda inputs: inputs._replace(fabric=inputs.fabric.with_links(latencies=1 / FASTEST_LINKS)),
     "copies": TERMS["copies"].without,
     "host": lambda inputs: leave_out(["launches", "stalls"], inputs),
     "slow-downs": TERMS["slow_downs"].without,
@@ -171,30 +170,34 @@ class Limits:
         if self.now.contradictions:
             return NetworkNeed(target, None, *_largest_message(self.now), None)
         fabric = self.system.used.fabric
-        return network_need(lambda multiple: self._on(fabric.with_rates(multiple)), target=target)
+        return network_need(lambda multiple: self._on(fabric.with_links(rates=multiple)), target=target)
 
     def needs(self, target: float) -> Needs:
         """Return how far one thing alone must change for this efficiency, from 0 to 1."""
+        has_network, used = self.world_size > 1, self.system.used.fabric
+        rate = self.needed_rate(target) if has_network else None
         if self.now.contradictions:
-            return Needs(self.needed_rate(target) if self.world_size > 1 else None, None, None, None)
-        speed, used = None, self.system.used.fabric
-        if has_network := self.world_size > 1:  # the speed of empty messages
-            speed = least_multiple(
-                lambda multiple: self._on(used.with_latencies(1 / multiple)).efficiency, target, tolerance=TOLERANCE
-            )
-        return Needs(
-            rate=self.needed_rate(target) if has_network else None,
-            latency=None if speed is None else 1 / speed,
-            batch=self._needed_batch(target),
-            accumulated=self._needed_accumulation(target),
-        )
+            return Needs(rate, None, None, None)
+
+        def with_speed(multiple: float) -> float:  # of empty messages
+            return self._on(used.with_links(latencies=1 / multiple)).efficiency
+
+        speed = least_multiple(with_speed, target, tolerance=TOLERANCE) if has_network else None
+        latency = None if speed is None else 1 / speed
+        return Needs(rate, latency, self._needed_batch(target), self._needed_accumulation(target))
 
     def changes(self) -> list[Change]:
         """Return what other bucket caps, comm hooks and accumulation would give, the fastest first."""
-        used = self.system.used
+        used, policy = self.system.used, self.system.used.policy
+        others: dict[str, dict[str, object]] = {}
+        if policy.hook.name == "none" and policy.grouping != "module":
+            others = {f"hook {hook}": {"hook": named_hook(hook)} for hook in HOOKS}
+        if policy.sync_every == 1:
+            others[f"accumulate {ACCUMULATED}"] = {"sync_every": ACCUMULATED}
         changed = {BEST_BUCKETS: self.best_buckets()}
-        for name, policy in _other_settings(used.policy):
-            changed[name] = self.system.changed(self.world_size, used._replace(policy=policy))
+        for name, settings in others.items():
+            inputs = used._replace(policy=policy.model_copy(update=settings))
+            changed[name] = self.system.changed(self.world_size, inputs)
         found = [Change(name, one.iteration_ns, self.now.compare(one).is_tie) for name, one in changed.items()]
         return sorted(found, key=lambda one: one.iteration_ns)
 
@@ -209,7 +212,7 @@ class Limits:
             world_size=self.world_size,
             policy=used.policy,
             variation=used.variation,
-            stragglers=system.stragglers_among(self.world_size),
+            stragglers=among(system.stragglers, self.world_size),
             assume=False,
         )
         other = system.changed(self.world_size, used._replace(policy=with_plan(used.policy, found.buckets)))
@@ -267,14 +270,6 @@ class Limits:
             return None
         count = ceil((now.iteration_ns - local_ns) / room_ns)
         return count if count <= MOST_ACCUMULATED else None
-
-
-def _other_settings(policy: Policy) -> Iterator[tuple[str, Policy]]:
-    hooks: Sequence[str] = HOOKS if policy.hook.name == "none" and policy.grouping != "module" else ()
-    for hook in hooks:
-        yield f"hook {hook}", policy.model_copy(update={"hook": named_hook(hook)})
-    if policy.sync_every == 1:
-        yield f"accumulate {ACCUMULATED}", policy.model_copy(update={"sync_every": ACCUMULATED})
 
 
 def network_need(predict_at: Callable[[float], Prediction], *, target: float = TARGET) -> NetworkNeed:

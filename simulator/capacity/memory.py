@@ -1,13 +1,12 @@
 """Memory: whether training fits on a GPU: bytes by what holds them, what the GPU then has in use, its capacity."""
 
 import re
-from collections.abc import Callable
+from bisect import bisect_right
 from dataclasses import dataclass
-from functools import partial
 from math import prod
 from typing import Literal, get_args
 
-from reference.trace import Trace, Workload
+from reference.trace import StepMemory, Trace
 
 from ..schedule.policy import Policy
 from ..workload.compute_times import largest_shard
@@ -30,6 +29,8 @@ COUNT_ERROR = 0.03
 """Relative error of the counted peak: the largest of 16 steps of four models on one H100 was 2.1 %."""
 FRAGMENTS = 1.01, 1.25
 """Memory that torch's allocator had reserved at the peak, as multiples of what tensors needed: 48 runs on an H100."""
+MOST_SAMPLES = 2**24
+"""Largest batch that is tried."""
 CONTEXT_BYTES = 800_000_000, 1_400_000_000
 """CUDA's context and libraries: without NCCL, and with it, in the same runs."""
 
@@ -57,7 +58,7 @@ class MemoryUse:
     def answer(self) -> Literal["fits", "does not fit", "unknown"]:
         """Whether training fits on the GPU."""
         low, high = self.band_bytes
-        if self.capacity_bytes is None or (high is None and low <= self.capacity_bytes):
+        if self.capacity_bytes is None:
             return "unknown"
         if low > self.capacity_bytes:
             return "does not fit"
@@ -72,20 +73,34 @@ def memory_use(trace: Trace, policy: Policy, optimizer: Optimizer, world_size: i
     """
     workload = trace.workload
     memory, capacity = workload.memory, capacity_bytes(workload.device_name)
-    own = largest_shard([prod(one.shape) for one in workload.parameters], policy.shards_on(world_size))
-    peak_of = partial(_peak_bytes, workload, policy, optimizer, own)
-    peak = None if memory is None else peak_of(memory.batch)
-    largest = None
+    elements, size = [prod(one.shape) for one in workload.parameters], sum(trace.sizes_bytes)
+    own = largest_shard(elements, policy.shards_on(world_size))
+    buffers = sum(one.size_bytes for one in workload.buffers)
+    states = round(own * (STATES[optimizer] * (4 * sum(elements) if optimizer == "adam-fp32" else size)))
+    kept = size + buffers + states + WORKSPACE_BYTES
+    step = round(own * TEMPORARIES[optimizer] * size)
+
+    def peak_with(memory: StepMemory) -> int:
+        """Return most bytes of tensors at one time: in forward and backward, or in the step of the optimiser."""
+        most = max(memory.peak_with_gradients_bytes, size + step)
+        if policy.gradient_as_bucket_view:
+            most = max(memory.peak_bytes, step)
+        return kept + size + memory.batch_bytes + most  # the buckets exist all the time
+
+    peak = largest = None
+    if memory is not None:
+        peak = peak_with(memory)
     if memory is not None and capacity is not None:
-        largest = _largest(lambda batch: _band(peak_of(batch))[1] <= capacity)
-    low, high = _band(_kept_bytes(workload, optimizer, own) if peak is None else peak)
+        batches = range(1, MOST_SAMPLES + 1)
+        largest = bisect_right(batches, capacity, key=lambda batch: _band(peak_with(memory.with_batch(batch)))[1])
+    low, high = _band(kept if peak is None else peak)
     return MemoryUse(
         parts={
-            "parameters": _parameter_bytes(workload),
-            "buffers": sum(one.size_bytes for one in workload.buffers),
-            "gradients": 0 if policy.gradient_as_bucket_view else _parameter_bytes(workload),
-            "buckets": _parameter_bytes(workload),
-            "optimizer": _state_bytes(workload, optimizer, own),
+            "parameters": size,
+            "buffers": buffers,
+            "gradients": 0 if policy.gradient_as_bucket_view else size,
+            "buckets": size,
+            "optimizer": states,
             "activations": None if memory is None else memory.kept_bytes,
         },
         peak_bytes=peak,
@@ -103,33 +118,6 @@ def capacity_bytes(device_name: str) -> int | None:
     return None if gib is None else int(USABLE * gib * GIB)
 
 
-def _peak_bytes(workload: Workload, policy: Policy, optimizer: Optimizer, own: float, batch: int) -> int:
-    """Most bytes of tensors at one time: in forward and backward, or in the step of the optimiser's `own` part."""
-    assert workload.memory is not None
-    memory, size = workload.memory.with_batch(batch), _parameter_bytes(workload)
-    kept = _kept_bytes(workload, optimizer, own) + size + memory.batch_bytes  # the buckets exist all the time
-    step = round(own * TEMPORARIES[optimizer] * size)
-    if policy.gradient_as_bucket_view:
-        return kept + max(memory.peak_bytes, step)
-    return kept + max(memory.peak_with_gradients_bytes, size + step)
-
-
-def _kept_bytes(workload: Workload, optimizer: Optimizer, own: float) -> int:
-    """Bytes that stay from step to step, without buckets."""
-    buffers = sum(one.size_bytes for one in workload.buffers)
-    return _parameter_bytes(workload) + buffers + _state_bytes(workload, optimizer, own) + WORKSPACE_BYTES
-
-
-def _parameter_bytes(workload: Workload) -> int:
-    return sum(one.size_bytes for one in workload.parameters)
-
-
-def _state_bytes(workload: Workload, optimizer: Optimizer, own: float) -> int:
-    in_float32 = 4 * sum(prod(one.shape) for one in workload.parameters)
-    whole = STATES[optimizer] * (in_float32 if optimizer == "adam-fp32" else _parameter_bytes(workload))
-    return round(own * whole)
-
-
 def _band(peak_bytes: int) -> tuple[int, int]:
     """Return what the GPU has in use, at least and at most, when tensors hold `peak_bytes`."""
     low, high = (
@@ -137,15 +125,3 @@ def _band(peak_bytes: int) -> tuple[int, int]:
         for sign, fragments, context in zip((-1, 1), FRAGMENTS, CONTEXT_BYTES, strict=True)
     )
     return low, high
-
-
-MOST_SAMPLES = 2**24
-
-
-def _largest(fits: Callable[[int], bool]) -> int:
-    """Return the largest batch that fits, at most `MOST_SAMPLES`; 0: none does."""
-    low, high = 0, MOST_SAMPLES + 1
-    while high - low > 1:
-        middle = (low + high) // 2
-        low, high = (middle, high) if fits(middle) else (low, middle)
-    return low

@@ -18,8 +18,7 @@ from .cost import Offer, Price, Question, cheapest, fastest, front, offer_of
 from .judgement import Verdict, contradiction_sentence, verdict, width_sentence
 from .limits import TARGET, Change, Limits, Needs
 from .memory import OPTIMIZERS, MemoryUse, Optimizer, memory_use
-from .next_measurement import NextMeasurement, next_measurement
-from .scaling import Scaling
+from .scaling import NextMeasurement, Scaling
 from .system import System
 
 Several = Mapping[str, Any]
@@ -68,14 +67,7 @@ class SystemPlan:
     @cached_property
     def next_measurement(self) -> NextMeasurement:
         """What to measure next."""
-        known = self.scaling.system.measured_ns or {}
-        fabric, was_measured = self.scaling.system.used.fabric, self.scaling.system.trace.workload.compute_bounds
-        node = 1 if fabric.topology is None else fabric.topology.levels[0].members or 1
-        owned = max([node, *known])  # one node, or as many GPUs as were measured
-        alone = [1] if was_measured != (1.0, 1.0) else []
-        candidates = {*alone, node // 4, node // 2, node, *self.scaling.world_sizes} - {0, *known}
-        several = [ranks for ranks in sorted(candidates) if ranks > 1 or alone]
-        return next_measurement(self.scaling.system, self.at, several, owned)
+        return self.scaling.next_measurement(self.at)
 
     @cached_property
     def memory(self) -> MemoryUse:
@@ -219,14 +211,14 @@ def _offer_json(offer: Offer) -> dict[str, Any]:
     size, prediction = offer.size, offer.size.prediction
     bands = {
         "iteration_ns": prediction.interval_ns,
-        "efficiency": size.efficiency_band,
+        "efficiency": prediction.efficiency_interval,
         "samples_per_s": size.samples_per_s_band,
         "hours": offer.hours_band,
         "cost": offer.cost_band,
     }
     values = {
         "iteration_ns": prediction.iteration_ns,
-        "efficiency": size.efficiency,
+        "efficiency": prediction.efficiency,
         "samples_per_s": size.samples_per_s,
         "hours": offer.hours,
         "cost": offer.cost,
@@ -328,7 +320,7 @@ def plan(
             SystemPlan(
                 scaling,
                 offers,
-                at=_studied(scaling, chosen, answer.offer if question.is_asked else None),
+                at=_studied(scaling, chosen, answer.offer if answer.answer else None),
                 target=efficiency or TARGET,
                 optimizer=optimizer,
             )
@@ -354,20 +346,14 @@ def _studied(scaling: Scaling, asked: set[int], answer: Offer | None) -> int:
 
 def _paired(trace: Trace | Several, fabric: Fabric | Several) -> dict[str, tuple[Trace, Fabric]]:
     """Return the trace and the fabric of each system."""
-    if isinstance(trace, Trace) and isinstance(fabric, Fabric):
-        return {fabric.source or trace.workload.model: (trace, fabric)}
     if isinstance(trace, Trace):
-        return {name: (trace, one) for name, one in _several(fabric).items()}
+        fabrics = {fabric.source or trace.workload.model: fabric} if isinstance(fabric, Fabric) else fabric
+        return {name: (trace, one) for name, one in fabrics.items()}
     if isinstance(fabric, Fabric):
         return {name: (one, fabric) for name, one in trace.items()}
     if trace.keys() != fabric.keys():
         raise ValueError(f"trace: expected the names of the fabrics, {sorted(fabric)}, got {sorted(trace)}")
     return {name: (one, fabric[name]) for name, one in trace.items()}
-
-
-def _several(fabrics: Fabric | Several) -> Several:
-    assert not isinstance(fabrics, Fabric)
-    return fabrics
 
 
 def _check(

@@ -1,9 +1,12 @@
-"""Scaling: throughput and efficiency by number of GPUs, and the knee, where more GPUs begin to add little."""
+"""Scaling: throughput and efficiency by number of GPUs, the knee, and what to measure for a narrower interval.
+
+The knee is where more GPUs begin to add little.
+"""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from itertools import pairwise
+from itertools import combinations, pairwise
 from math import exp
 from typing import NamedTuple
 
@@ -23,8 +26,6 @@ class Size(NamedTuple):
     Attributes:
         world_size: Number of GPUs.
         prediction: The predicted iteration.
-        efficiency: Part of the GPUs' time that is training.
-        efficiency_band: Both ends of its 90 % interval.
         samples_per_s: Samples per second on all GPUs.
         samples_per_s_band: Both ends of its 90 % interval.
         strong_samples_per_s: The same with one total batch (strong scaling). None: fewer samples than GPUs, or a
@@ -33,8 +34,6 @@ class Size(NamedTuple):
 
     world_size: int
     prediction: Prediction
-    efficiency: float
-    efficiency_band: Band
     samples_per_s: float
     samples_per_s_band: Band
     strong_samples_per_s: float | None
@@ -52,6 +51,24 @@ class Knee(NamedTuple):
     world_size: int | None
     earliest: int | None
     latest: int | None
+
+
+class NextMeasurement(NamedTuple):
+    """What to measure next.
+
+    Attributes:
+        width: Half of the interval of the iteration over its median, now.
+        world_sizes: The two numbers of GPUs, or the only one, whose measured iterations narrow the interval most.
+            Empty: there is no smaller one.
+        width_with_sizes: Expected width after measuring these.
+        width_with_messages: Expected width after measuring all-reduces of the largest bucket's size on as many GPUs.
+            None: the buyer has fewer.
+    """
+
+    width: float
+    world_sizes: tuple[int, ...]
+    width_with_sizes: float
+    width_with_messages: float | None
 
 
 @dataclass(frozen=True)
@@ -85,13 +102,42 @@ class Scaling:
             slower[place] = max(0.0, first + second - 2 * shared) ** 0.5
 
         def found(half_widths: float) -> int | None:
+            """Return the knee if every step takes this many half-widths of its interval longer."""
             ratio, times_ns = 1.0, []
             for (_, one), deviation in zip(predictions, slower, strict=True):
                 ratio *= exp(half_widths * deviation)
                 times_ns.append(ratio * one.iteration_ns)
-            return knee_of(self.world_sizes, times_ns)
+            for (few, before_ns), (many, after_ns) in pairwise(zip(self.world_sizes, times_ns, strict=True)):
+                gain = many / few * before_ns / max(1, after_ns) - 1
+                if gain < LEAST_GAIN * (many / few - 1):
+                    return few
+            return None
 
         return Knee(found(0.0), found(NORMAL_HALF_BAND), found(-NORMAL_HALF_BAND))
+
+    def next_measurement(self, world_size: int) -> NextMeasurement:
+        """Choose what to measure for one number of GPUs, from the narrowing that iterations as predicted would give.
+
+        Parts of a node may be measured, and the numbers of GPUs that are predicted. The buyer counts as having one
+        node, or as many GPUs as were measured.
+        """
+        system, known = self.system, self.system.measured_ns or {}
+        whole, topology = system.at(world_size), system.used.fabric.topology
+        node = 1 if topology is None else topology.levels[0].size
+        owned = max([node, *known])
+        candidates = {1, node // 4, node // 2, node, *self.world_sizes} - {0, *known}
+        if system.trace.workload.compute_bounds == (1.0, 1.0):
+            candidates -= {1}  # one GPU alone was measured
+        smaller = {ranks: system.at(ranks) for ranks in sorted(candidates) if ranks < world_size and ranks <= owned}
+        narrowed = {
+            some: _width(whole.anchored(world_size, {ranks: smaller[ranks].iteration_ns for ranks in some}, smaller))
+            for some in combinations(smaller, min(2, len(smaller)))
+            if some
+        }
+        width = _width(whole)
+        left, best = min(((left, pair) for pair, left in narrowed.items()), default=(width, ()))
+        without = 1 - whole.shares_of_width.get("collectives", 0.0)
+        return NextMeasurement(width, best, left, width * without**0.5 if world_size <= owned else None)
 
     def _size(self, world_size: int) -> Size:
         prediction = self.system.at(world_size)
@@ -100,8 +146,6 @@ class Scaling:
         return Size(
             world_size=world_size,
             prediction=prediction,
-            efficiency=prediction.efficiency,
-            efficiency_band=prediction.efficiency_interval,
             samples_per_s=samples / max(1, prediction.iteration_ns),
             samples_per_s_band=(samples / max(1, high_ns), samples / max(1, low_ns)),
             strong_samples_per_s=self._strong(world_size, prediction),
@@ -118,19 +162,6 @@ class Scaling:
         return samples * 1e9 / max(1, prediction.iteration_ns)
 
 
-def knee_of(world_sizes: Sequence[int], iteration_ns: Sequence[float]) -> int | None:
-    """Return the first number of GPUs from which the step to the next adds less than `LEAST_GAIN` of its share.
-
-    Args:
-        world_sizes: Numbers of GPUs, in ascending order.
-        iteration_ns: Iteration times with the same batch on each GPU.
-
-    Returns:
-        The number, or None if every step adds enough.
-    """
-    pairs = list(zip(world_sizes, iteration_ns, strict=True))
-    for (few, before_ns), (many, after_ns) in pairwise(pairs):
-        gain = many / few * before_ns / max(1, after_ns) - 1
-        if gain < LEAST_GAIN * (many / few - 1):
-            return few
-    return None
+def _width(prediction: Prediction) -> float:
+    low, high = prediction.interval_ns
+    return (high - low) / 2 / max(1, prediction.iteration_ns)

@@ -4,19 +4,18 @@ Each prediction is made once, because limits, needs and changes share several.
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 
 from reference.trace import Trace
 
 from ..cost_terms import Inputs
-from ..fabric import Fabric
 from ..predicted_iteration import Prediction
 from ..prediction import predict
 from ..schedule.policy import Policy
-from ..workload.default_gpu_costs import assume_gpu
+from ..workload.default_gpu_costs import Assumed, completed
 from ..workload.trace_synthesis import with_batch
-from ..workload.variation import Straggler, Variation
+from ..workload.variation import Straggler
 
 Band = tuple[float, float]
 """Both ends of an interval that holds nine in ten true values."""
@@ -45,6 +44,9 @@ class System:
     measured_policy: Policy | None = None
     assume: bool = True
     rebatched: Callable[[float], Trace] | None = None
+    _known: list[tuple[tuple[object, ...], Prediction]] = field(
+        default_factory=list, init=False, repr=False, compare=False
+    )
 
     def with_batch(self, multiple: float) -> Trace | None:
         """Return the trace with this multiple of the batch; None: it was recorded with communication."""
@@ -55,21 +57,17 @@ class System:
     @cached_property
     def used(self) -> Inputs:
         """The inputs, completed by the usual costs of the GPU."""
-        return self.given._replace(fabric=self._completed[0], variation=self._completed[1])
+        return self.given._replace(fabric=self._completed.fabric, variation=self._completed.variation)
 
     @property
     def assumed(self) -> tuple[str, ...]:
         """What was assumed about the GPU; one sentence each."""
-        return self._completed[2]
+        return self._completed.sentences
 
     @cached_property
-    def _completed(self) -> tuple[Fabric, Variation, tuple[str, ...]]:
-        given = self.given.fabric, self.given.variation
-        return assume_gpu(self.trace, *given) if self.assume else (*given, ())
-
-    @cached_property
-    def _known(self) -> list[tuple[tuple[object, ...], Prediction]]:
-        return []
+    def _completed(self) -> Assumed:
+        fabric, variation, _ = self.given
+        return completed(self.trace, fabric, variation, assume=self.assume, cuda_graph=False)  # `predict` replays
 
     def at(self, world_size: int) -> Prediction:
         """Predict an iteration, corrected by the measured ones."""
@@ -90,7 +88,7 @@ class System:
     def _predicted(
         self, world_size: int, inputs: Inputs, trace: Trace, stragglers: Sequence[Straggler]
     ) -> Prediction:
-        asked = world_size, _among(stragglers, world_size), trace, inputs  # fabrics have no hash
+        asked = world_size, among(stragglers, world_size), trace, inputs  # fabrics have no hash
         for about, known in self._known:
             if about == asked:
                 return known
@@ -106,10 +104,6 @@ class System:
         self._known.append((asked, made))
         return made
 
-    def stragglers_among(self, world_size: int) -> Sequence[Straggler]:
-        """Return the slow ranks that exist on this number of GPUs."""
-        return _among(self.stragglers, world_size)
-
     def _anchored(self, world_size: int, prediction: Prediction) -> Prediction:
         if not self.measured_ns:
             return prediction
@@ -118,5 +112,6 @@ class System:
         return prediction.anchored(world_size, self.measured_ns, few)  # no rank of these was slow on purpose
 
 
-def _among(stragglers: Sequence[Straggler], world_size: int) -> Sequence[Straggler]:
+def among(stragglers: Sequence[Straggler], world_size: int) -> Sequence[Straggler]:
+    """Return the slow ranks that exist on this number of GPUs."""
     return [one for one in stragglers if one.rank is None or one.rank < world_size]

@@ -5,7 +5,7 @@ from .fabric import Fabric
 from .link_sharing import LinkShare, Sharing
 from .measured_tables import Segment, Timing
 from .processor_costs import Linear, Processor
-from .topology import Level, LevelEntry, Topology, TopologyFile, load_topology, topology_of
+from .topology import Level, LevelEntry, Topology, TopologyFile, topology_of
 
 __all__ = [
     "CONCURRENCY",
@@ -20,6 +20,5 @@ __all__ = [
     "Timing",
     "Topology",
     "TopologyFile",
-    "load_topology",
     "topology_of",
 ]

@@ -6,7 +6,7 @@ directions at the same time. Additions cost no time because they overlap with th
 size of the message, B a level's rate and m its number of members.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from math import ceil, log2, prod
@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from reference.collectives import GLOO_THREADS
 
 from .measured_tables import Sizes, Table
-from .nccl_cost_model import LATEST, NcclCost, nccl_all_reduce, nccl_broadcast, published_multiple
+from .nccl_cost_model import NcclCost, nccl_all_reduce, nccl_broadcast, published_multiple
 from .topology import Level
 
 Levels = Sequence[Level]
@@ -145,14 +145,12 @@ class AlgorithmCosts:
     """The cost of an all-reduce at one world size by each algorithm that may be chosen.
 
     Attributes:
-        names: Of the algorithms.
-        costs: By algorithm.
+        costs: By name of the algorithm.
         nodes: Number of nodes of NCCL's model, which is multiplied by what published logs add to it; see `MULTIPLES`.
             None: the costs are not of NCCL's model.
     """
 
-    names: tuple[str, ...]
-    costs: tuple[Cost | NcclCost, ...]
+    costs: Mapping[str, Cost | NcclCost]
     nodes: int | None = None
 
     def costs_ns(self, sizes_bytes: Sizes) -> NDArray[np.float64]:
@@ -172,17 +170,17 @@ class AlgorithmCosts:
         return Table(POWERS_OF_TWO, np.maximum.accumulate(self._cheapest_ns(POWERS_OF_TWO) * multiple))
 
     def _cheapest_ns(self, sizes_bytes: Sizes) -> NDArray[np.float64]:
-        costs_ns: NDArray[np.float64] = np.min([cost.costs_ns(sizes_bytes) for cost in self.costs], axis=0)
+        costs_ns: NDArray[np.float64] = np.min([cost.costs_ns(sizes_bytes) for cost in self.costs.values()], axis=0)
         return costs_ns
 
     def cheapest(self, size_bytes: int) -> tuple[str, Cost | NcclCost]:
         """Return name and cost of the cheapest algorithm for a size; the first one if several cost the same."""
         size = np.array([size_bytes])
-        return min(zip(self.names, self.costs, strict=True), key=lambda item: float(item[1].costs_ns(size)[0]))
+        return min(self.costs.items(), key=lambda item: float(item[1].costs_ns(size)[0]))
 
 
 def all_reduce_costs(
-    levels: Levels, library: Library, setting: AlgorithmSetting, nccl_version: str = LATEST
+    levels: Levels, library: Library, setting: AlgorithmSetting, nccl_version: str
 ) -> AlgorithmCosts:
     """Return the cost of an all-reduce with the given algorithm, or with each that the library may choose.
 
@@ -191,24 +189,21 @@ def all_reduce_costs(
     reducing = [place for place, level in enumerate(levels) if level.reduces and level.size > 1]
     if setting == "cheapest":
         names: tuple[Algorithm, ...] = ("ring", "tree", "in_network") if reducing else ("ring", "tree")
-        return AlgorithmCosts(names, tuple(ALL_REDUCE[name](levels) for name in names))
+        return AlgorithmCosts({name: ALL_REDUCE[name](levels) for name in names})
     if setting != "library" or library == "gloo":
         name = "ring" if setting == "library" else setting
-        return AlgorithmCosts((name,), (ALL_REDUCE[name](levels),))
+        return AlgorithmCosts({name: ALL_REDUCE[name](levels)})
     costs: dict[str, Cost | NcclCost] = {**nccl_all_reduce(levels, nccl_version)}
     if any(reducing[-1:]):  # beyond the innermost level, whose switches NCCL's model knows
         costs["in_network"] = in_network(levels)
-    return AlgorithmCosts(tuple(costs), tuple(costs.values()), _nodes(levels))
+    return AlgorithmCosts(costs, _nodes(levels))
 
 
-def broadcast_costs(
-    levels: Levels, library: Library, setting: AlgorithmSetting, nccl_version: str = LATEST
-) -> AlgorithmCosts:
+def broadcast_costs(levels: Levels, library: Library, setting: AlgorithmSetting, nccl_version: str) -> AlgorithmCosts:
     """Return the cost of a broadcast; NCCL chooses the protocol if it also chooses the algorithm of an all-reduce."""
     if library == "gloo" or setting != "library":
-        return AlgorithmCosts((library,), (BROADCAST[library](levels),))
-    costs = nccl_broadcast(levels, nccl_version)
-    return AlgorithmCosts(tuple(costs), tuple(costs.values()), _nodes(levels))
+        return AlgorithmCosts({library: BROADCAST[library](levels)})
+    return AlgorithmCosts(nccl_broadcast(levels, nccl_version), _nodes(levels))
 
 
 def _nodes(levels: Levels) -> int:

@@ -4,7 +4,6 @@ from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import cached_property
-from math import log2
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -90,21 +89,16 @@ class CostCurves:
 
     def relative_errors(self, sizes_bytes: Sizes, world_size: int) -> NDArray[np.float64]:
         """Return the relative error of an all-reduce by size; see `Fabric.relative_errors`."""
-        curve, origin = self.all_reduce(world_size), self.origin(world_size)
+        curve = self.all_reduce(world_size)
         if isinstance(curve, AlgorithmCosts):
             return described_errors(sizes_bytes, curve.nodes)
         assert isinstance(curve, Table)
-        match origin:
-            case "none":
-                return np.zeros(sizes_bytes.shape)
-            case "measured":
-                error = self.all_reduces[world_size].spread
-            case _:
-                nearest = min(self._of_several_ranks, key=lambda measured: abs(log2(world_size / measured)))
-                by_levels = world_size > nearest > (self._growth.node or world_size)
-                error = table_error(
-                    self._of_several_ranks, world_size, self._extrapolation_error, by_levels=by_levels
-                )
+        if curve is FREE:
+            return np.zeros(sizes_bytes.shape)
+        if world_size in self.all_reduces:
+            error = curve.spread
+        else:
+            error = table_error(self._of_several_ranks, world_size, self._growth.node, self._extrapolation_error)
         return error + errors_beyond(curve, sizes_bytes)
 
     def _make(self, world_size: int) -> CostCurve:

@@ -34,8 +34,6 @@ DEFAULT_LATENCY_LAW: dict[Library, str] = {"nccl": "tree", "gloo": "ring"}
 """Law of each library if only one world size was measured: that of its algorithm for small messages."""
 WEIGHT_OF_TABLES: dict[Library, float] = {"nccl": 0.5, "gloo": 0.0}
 """Weight of the growth that the tables show, beside that of the law; Gloo always runs the same ring."""
-
-
 USUAL_NODE = 8
 """GPUs per node where the links are not described."""
 LEVEL_NS = 17_000.0
@@ -170,10 +168,10 @@ def latency_law(tables: Mapping[int, Table], default: str) -> str:
     latencies = np.array([segments(table)[0].alpha_ns for table in tables.values()])
     if len(tables) < 2 or not latencies.all():
         return default
-    hops = {name: np.array([law(world_size) for world_size in tables]) for name, law in LATENCY_LAWS.items()}
-    return min(LATENCY_LAWS, key=lambda name: _misfit(hops[name] / latencies))
 
+    def misfit(name: str) -> float:
+        """Return the relative squared error of `latency = c * law` with the best c."""
+        ratios = np.array([LATENCY_LAWS[name](world_size) for world_size in tables]) / latencies
+        return float(len(ratios) - ratios.sum() ** 2 / (ratios @ ratios))
 
-def _misfit(ratios: NDArray[np.float64]) -> float:
-    """Return the relative squared error of `latency = c * law` with the best c, given law / latency by world size."""
-    return float(len(ratios) - ratios.sum() ** 2 / (ratios @ ratios))
+    return min(LATENCY_LAWS, key=misfit)

@@ -7,7 +7,7 @@ if `extrapolate` is set; or else from the links of the topology.
 import os
 import re
 import reprlib
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
 from typing import Any, Self
@@ -17,13 +17,13 @@ from numpy.typing import NDArray
 from pydantic import Field, ValidationInfo, field_validator, model_validator
 
 from reference.files.reading import Schema, one_line_errors, read_schema
-from reference.files.value_ranges import MILLION, YEAR_NS, InParallel, Multiple, SlowdownFactor, as_int64
+from reference.files.value_ranges import YEAR_NS, InParallel, Multiple, SlowdownFactor, as_int64
 from reference.files.writing import write_atomically
 from reference.trace import VERSION_FIELD
 
 from .algorithms import CONCURRENCY, AlgorithmCosts, AlgorithmSetting, Library
 from .cost_curves import CostCurves
-from .link_sharing import LinkShare, Sharing, sharing_factor, sharing_weight
+from .link_sharing import LinkShare, Sharing, measured_share
 from .measured_tables import CostCurve, Segment, Sizes, Table, Timing, segments, tables_by_world_size
 from .nccl_cost_model import LATEST
 from .nccl_tests import is_of_nccl_tests, read_log
@@ -74,7 +74,7 @@ class Fabric(Schema, strict=False):
     )
     scale: Multiple = Field(
         default=1.0,
-        description="cost of every collective, as a multiple; chosen by the user, see `scaled`",
+        description="cost of every collective, as a multiple; chosen by the user",
     )
     concurrency: InParallel = Field(
         default=None,
@@ -313,28 +313,21 @@ class Fabric(Schema, strict=False):
             how = "follow the first or last line of the table, with a wide error; describe the links in a YAML file"
         return (f"{known}; {which} messages {how}",)
 
-    def sharing_factor(self, size_bytes: int, running: int, world_size: int) -> float:
-        """Return the time of a collective while `running` of them run, itself included, relative to its time alone.
+    def link_share(self, size_bytes: int, world_size: int) -> LinkShare:
+        """Return how a collective shares the link with others that run at the same time.
 
-        Without measurements (`sharing`), collectives share the bandwidth of their link, and the latency is unchanged.
+        Without measurements (`sharing`), all take equally much of its bandwidth, and the latency is unchanged.
         """
-        if running == 1:
-            return 1.0
         if self.sharing:
-            return sharing_factor(self.sharing, size_bytes, running)
+            return measured_share(self.sharing, size_bytes)
         curve = self._curves.all_reduce(world_size)
         if isinstance(curve, AlgorithmCosts):
             cost = curve.cheapest(size_bytes)[1]  # the library chooses without regard to other collectives
-            alone, shared = self._costs_ns(cost, size_bytes * np.array([1.0, running]))
+            alone, shared = self._costs_ns(cost, size_bytes * np.array([1.0, 2.0]))
         else:
             latency, alone = self._costs_ns(curve, np.array([0, size_bytes]))
-            shared = alone + float(running - 1) * max(0, alone - latency)
-        return float(shared / alone) if alone else 1.0
-
-    def link_share(self, size_bytes: int, world_size: int) -> LinkShare:
-        """Return how a collective shares the link with others; without measurements, all take equally much of it."""
-        weight = sharing_weight(self.sharing, size_bytes) if self.sharing else 1.0
-        return LinkShare(self.sharing_factor(size_bytes, 2, world_size), weight)
+            shared = alone + max(0, alone - latency)
+        return LinkShare(float(shared / alone) if alone else 1.0)
 
     def relative_errors(self, sizes_bytes: Sizes, world_size: int) -> NDArray[np.float64]:
         """Return the relative error of collectives by size; shape [sizes].
@@ -347,44 +340,24 @@ class Fabric(Schema, strict=False):
         """Return the half-width of the 90 % interval of iterations, a fraction; 0 if no training run was measured."""
         return self.processor.iteration_spread if self.origin(world_size) == "measured" else 0.0
 
-    def scaled(self, factor: float) -> Self:
-        """Return a copy in which every collective takes `factor` times as long.
+    def with_links(self, *, rates: float = 1.0, latencies: float = 1.0) -> Self:
+        """Return a copy whose links send `rates` times as many bytes a second, with `latencies` times the latency.
 
-        Raises:
-            ValueError: The factor is not positive, or very large or small.
+        In a measured table, the latency is that of the fitted segment of small messages, and the rest of a time is
+        for the bytes.
         """
-        if not 1 / MILLION <= self.scale * factor <= MILLION:
-            raise ValueError(
-                f"factor: expected a positive number that leaves `scale` between {1 / MILLION:g} and {MILLION}, "
-                f"got {factor}"
-            )
-        return self.model_copy(update={"scale": self.scale * factor})
-
-    def with_rates(self, multiple: float) -> Self:
-        """Return a copy whose links send `multiple` times as many bytes per second, with the same latencies.
-
-        Described links change their rates. In a measured table, the part of a time that grows with the bytes changes;
-        the latency is that of the fitted segment of small messages.
-        """
-        topology = None if self.topology is None else self.topology.with_rates(multiple)
-        return self._with_links(topology, lambda _latency_ns, sent_ns: sent_ns / multiple - sent_ns)
-
-    def with_latencies(self, multiple: float) -> Self:
-        """Return a copy whose links have `multiple` times the latency, at the same rates; see `with_rates`."""
-        topology = None if self.topology is None else self.topology.with_latencies(multiple)
-        return self._with_links(topology, lambda latency_ns, _sent_ns: latency_ns * multiple - latency_ns)
-
-    def _with_links(self, topology: Topology | None, change_ns: Callable[[float, float], float]) -> Self:
-        """Return a copy with this topology; times of tables change by a function of latency and other time."""
         tables = {}
         for name in ("all_reduce", "broadcast"):
             timings: tuple[Timing, ...] = getattr(self, name)
             latency_ns = {n: segments(table)[0].alpha_ns for n, table in tables_by_world_size(timings).items()}
-            tables[name] = tuple(
-                row.model_copy(update={"ns": row.ns + round(change_ns(fixed_ns, row.ns - fixed_ns))})
-                for row in timings
-                for fixed_ns in [min(row.ns, latency_ns[row.world_size])]
-            )
+            changed = []
+            for row in timings:
+                fixed_ns = min(row.ns, latency_ns[row.world_size])
+                sent_ns = row.ns - fixed_ns
+                added_ns = fixed_ns * latencies - fixed_ns + sent_ns / rates - sent_ns
+                changed.append(row.model_copy(update={"ns": row.ns + round(added_ns)}))
+            tables[name] = tuple(changed)
+        topology = self.topology and self.topology.with_links(rates=rates, latencies=latencies)
         return self.model_copy(update={**tables, "topology": topology})
 
     def with_processor(self, **changed: object) -> Self:

@@ -11,8 +11,6 @@ from pydantic import Field
 from reference.files.reading import Schema
 from reference.files.value_ranges import Bytes, Multiple
 
-from .measured_tables import piecewise_linear
-
 LEAST_FACTOR, LARGEST_FACTOR = 0.5, 100.0
 """Limits of `Sharing.factor`. A link that was idle may let a burst pass at once, so short messages take longer by a
 large factor when two run at a time."""
@@ -86,21 +84,14 @@ def relative_weights(
     return weights
 
 
-def sharing_factor(rows: Sequence[Sharing], size_bytes: int, running: int) -> float:
-    """Return the time of a collective while `running` of them run, as a multiple of its time alone; at least 1.
+def measured_share(rows: Sequence[Sharing], size_bytes: int) -> LinkShare:
+    """Return how a collective shares the link by measured rows; outside their sizes, as the nearest size.
 
-    Each further collective adds as much as the second. The factor is interpolated linearly between measured sizes;
-    outside, that of the nearest size is used.
+    Between sizes the factor, at least 1, is interpolated linearly, and the weight by logarithms.
     """
     ordered = sorted(rows, key=attrgetter("size_bytes"))
-    sizes = np.array([row.size_bytes for row in ordered])
-    factors = np.array([row.factor for row in ordered])
-    two = float(piecewise_linear(sizes, factors, np.clip(np.array([size_bytes]), sizes[0], sizes[-1]))[0])
-    return max(1.0, 1.0 + (two - 1.0) * (running - 1))
-
-
-def sharing_weight(rows: Sequence[Sharing], size_bytes: int) -> float:
-    """Return the weight of a message: interpolated by logarithms, outside the sizes that of the nearest size."""
-    ordered = sorted(rows, key=attrgetter("size_bytes"))
-    sizes = np.log([max(1, row.size_bytes) for row in ordered])
-    return float(np.exp(np.interp(np.log(max(1, size_bytes)), sizes, np.log([row.weight for row in ordered]))))
+    sizes = [row.size_bytes for row in ordered]
+    slow_down = np.interp(size_bytes, sizes, [row.factor for row in ordered])
+    logs = np.log(np.maximum(1, sizes))
+    weight = np.exp(np.interp(np.log(max(1, size_bytes)), logs, np.log([row.weight for row in ordered])))
+    return LinkShare(max(1.0, float(slow_down)), float(weight))

@@ -101,8 +101,7 @@ def piecewise_linear(x: NDArray[np.int64], y: NDArray[np.float64], at: Sizes) ->
         return np.full(at.shape, y[0])
     right = np.clip(x.searchsorted(at), 1, len(x) - 1)
     x0, y0 = x[right - 1], y[right - 1]
-    line: NDArray[np.float64] = y0 + (y[right] - y0) * (at - x0) / (x[right] - x0)
-    return line
+    return y0 + (y[right] - y0) * (at - x0) / (x[right] - x0)
 
 
 def tables_by_world_size(timings: Sequence[Timing]) -> Mapping[int, Table]:

@@ -96,23 +96,17 @@ class Topology(Schema, strict=False):
         """Largest world size; infinite if the outermost level joins as many groups as needed."""
         return prod(level.members or inf for level in self.levels)
 
-    def with_rates(self, multiple: float) -> Self:
-        """Return a copy in which all links send `multiple` times as many bytes per second."""
+    def with_links(self, *, rates: float, latencies: float) -> Self:
+        """Return a copy whose links send `rates` times as many bytes a second, with `latencies` times the latency."""
         levels = tuple(
             level.model_copy(
                 update={
-                    "bytes_per_s": level.bytes_per_s * multiple,
-                    "bytes_per_s_by_members": {n: r * multiple for n, r in level.bytes_per_s_by_members.items()},
+                    "latency_ns": round(level.latency_ns * latencies),
+                    "bytes_per_s": level.bytes_per_s * rates,
+                    "bytes_per_s_by_members": {n: r * rates for n, r in level.bytes_per_s_by_members.items()},
                 }
             )
             for level in self.levels
-        )
-        return self.model_copy(update={"levels": levels})
-
-    def with_latencies(self, multiple: float) -> Self:
-        """Return a copy in which all links have `multiple` times the latency."""
-        levels = tuple(
-            level.model_copy(update={"latency_ns": round(level.latency_ns * multiple)}) for level in self.levels
         )
         return self.model_copy(update={"levels": levels})
 

@@ -26,21 +26,15 @@ ERROR_PER_DOUBLING = 0.05, 0.15
 """Relative error added by each further doubling beyond the measured world sizes, on one node and between nodes. With
 it, the band contains nine of ten all-reduces on 64 GH200s from 16 (Alps) and on 64 and 128 A100s from 16 (Azure), and
 all on 2,160 A100s from 32 (Polaris)."""
-
-
 SEVERAL_NODES_ERROR = 0.25
 """Relative error of extrapolating NCCL's tables from several nodes to more: nine in ten of the errors for messages of
 256 KiB and more on 32 to 128 A100s from 2 to 16 (NetX-lab/Echo), and on 64 to 2,048 GH200s from 4 to 64 (Alps)."""
-
-
 RATE_DEVIATION = {False: 0.08, True: 0.25}
 """Standard deviation of the logarithm of measured over described rates of large messages, on one node and on several.
 
 On one node, all-reduces of 1 GiB reach 0.69 to 0.90 of NVLink's data sheet (A100: 0.77 Echo, 0.76 vTrain; GH200
 0.76; V100 0.90). On more than two nodes they reach 0.96 (Alps), 0.92 (Isambard-AI) and 0.63 (Azure ND A100 v4) of the
 network cards' rate, on two nodes 0.45 (Oracle BM.GPU4), 0.64 and 0.94 (Azure) and up to 1.6 (AWS, GH200, Alps)."""
-
-
 MANY_NODES, MANY_NODES_DEVIATION = 16, 0.1
 """Nodes beyond which congestion adds to `RATE_DEVIATION`, and what each doubling adds to it.
 
@@ -59,8 +53,7 @@ def described_errors(sizes_bytes: Sizes, nodes: int | None) -> NDArray[np.float6
         return np.full(sizes_bytes.shape, LINKS_ERROR)
     _, deviation = published_multiple(sizes_bytes, several_nodes=nodes > 1)
     of_rate = RATE_DEVIATION[nodes > 1] + MANY_NODES_DEVIATION * max(0.0, log2(nodes / MANY_NODES))
-    errors: NDArray[np.float64] = np.exp(NORMAL_HALF_BAND * np.hypot(deviation, of_rate)) - 1
-    return errors
+    return np.exp(NORMAL_HALF_BAND * np.hypot(deviation, of_rate)) - 1
 
 
 JOINED_ERROR = {False: 0.15, True: 0.25}
@@ -89,21 +82,19 @@ def errors_beyond(table: Table, sizes_bytes: Sizes) -> NDArray[np.float64]:
 
 
 def _relative(logarithms: NDArray[np.float64]) -> NDArray[np.float64]:
-    errors: NDArray[np.float64] = np.expm1(np.minimum(logarithms, np.log1p(LARGEST_BEYOND)))
-    return errors
+    return np.expm1(np.minimum(logarithms, np.log1p(LARGEST_BEYOND)))
 
 
-def table_error(
-    tables: Mapping[int, Table], world_size: int, extrapolation_error: float, *, by_levels: bool
-) -> float:
+def table_error(tables: Mapping[int, Table], world_size: int, node: int | None, extrapolation_error: float) -> float:
     """Return the relative error at a world size that was not measured.
 
-    Interpolation and extrapolation add to the spread of the nearest table. `extrapolation_error` is the result of the
-    function of that name, `by_levels` whether NCCL's trees between nodes are extrapolated.
+    Interpolation and extrapolation add to the spread of the nearest table. `node` is `Growth.node`, and
+    `extrapolation_error` the result of the function of that name.
     """
     nearest = min(tables, key=lambda measured: abs(log2(world_size / measured)))
     if min(tables) < world_size < max(tables):
         return tables[nearest].spread + LINKS_ERROR
+    by_levels = world_size > nearest > (node or world_size)
     further_doublings = max(abs(log2(world_size / nearest)) - 1, 0.0)
     return (
         tables[nearest].spread

@@ -5,7 +5,7 @@ a page without a kernel, computes the same answers in the browser.
 """
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from functools import cached_property
 from typing import Any, NamedTuple
 
@@ -50,15 +50,12 @@ PARTS = {
 
 
 class Start(NamedTuple):
-    """Values that are chosen at the start; each is one of `Choices`."""
+    """Values that are chosen at the start."""
 
     bucket_cap_mb: float = 25
     gbit_per_s: float = 25
     world_size: int = 16
     order: Order = "ready"
-
-
-USUAL_START = Start()
 
 
 class Question(NamedTuple):
@@ -83,10 +80,10 @@ class Question(NamedTuple):
 class InteractiveIteration:
     """One recorded iteration, the values that the reader can choose for it, and the answers to questions about it.
 
-    The arguments are those of `InteractiveTimeline`; every start value must be one of the choices.
+    The arguments are those of `InteractiveTimeline`.
 
     Raises:
-        ValueError: A start value is not among the choices, or the trace has no prediction, for example because a
+        ValueError: The order at the start is none of `ORDERS`, or the trace has no prediction, for example because a
             parameter got no gradient.
     """
 
@@ -96,12 +93,18 @@ class InteractiveIteration:
         fabric: Callable[[float], Fabric],
         *,
         title: str,
-        choices: Choices = EVERY_CHOICE,
-        start: Start = USUAL_START,
+        choices: Choices,
+        start: Start,
     ) -> None:
-        _check_start(start, choices)
+        if start.order not in ORDERS:
+            raise ValueError(f"order: expected one of {', '.join(ORDERS)}, got {start.order!r}")
         self.trace, self.fabric, self.title = of_median_iterations(trace), fabric, title
-        self.choices, self.start = choices, start
+        self.start = start
+        self.choices = choices._replace(
+            bucket_caps_mb=tuple(sorted({*choices.bucket_caps_mb, start.bucket_cap_mb})),
+            gbit_per_s=tuple(sorted({*choices.gbit_per_s, start.gbit_per_s})),
+            world_sizes=tuple(sorted({*choices.world_sizes, start.world_size})),
+        )
         self.predict(self.first_question)
 
     @cached_property
@@ -190,7 +193,7 @@ def of_median_iterations(trace: Trace) -> Trace:
     """Return a trace with one iteration of each rank, the one of median duration."""
     ranks = []
     for rank in trace.ranks:
-        by_duration = sorted(rank.iterations, key=lambda iteration: iteration.end_ns - iteration.forward_start_ns)
+        by_duration = sorted(rank.iterations, key=lambda iteration: iteration.duration_ns)
         ranks.append(rank.model_copy(update={"iterations": (by_duration[len(by_duration) // 2],)}))
     return trace.model_copy(update={"ranks": tuple(ranks)})
 
@@ -218,10 +221,3 @@ def _shown_rows(timeline: Timeline, question: Question) -> list[int]:
     ranks = timeline.engine_input.ranks
     late = ranks.index(question.world_size - 1)
     return [*[row for row in range(len(ranks)) if row != late][:1], late]
-
-
-def _check_start(start: Start, choices: Choices) -> None:
-    offered: list[Sequence[object]] = [choices.bucket_caps_mb, choices.gbit_per_s, choices.world_sizes, ORDERS]
-    for name, value, values in zip(Start._fields, start, offered, strict=True):
-        if value not in values:
-            raise ValueError(f"{name}: expected one of {', '.join(map(str, values))}, got {value!r}")

@@ -64,7 +64,7 @@ class InteractiveTimeline(anywidget.AnyWidget):
     ) -> None:
         start = Start(bucket_cap_mb, gbit_per_s, world_size, order)
         self._iteration = InteractiveIteration(
-            trace, fabric, title=title or trace.workload.model, choices=_with_start(choices, start), start=start
+            trace, fabric, title=title or trace.workload.model, choices=choices, start=start
         )
         self._answered = lru_cache(maxsize=2)(self._answer)  # the start layout is in every question
         first = self._iteration.first_question
@@ -98,11 +98,3 @@ class InteractiveTimeline(anywidget.AnyWidget):
     def _answer(self, question: Question) -> tuple[Prediction, dict[str, object]]:
         prediction = self._iteration.predict(question)
         return prediction, self._iteration.answer(question, prediction)
-
-
-def _with_start(choices: Choices, start: Start) -> Choices:
-    return choices._replace(
-        bucket_caps_mb=tuple(sorted({*choices.bucket_caps_mb, start.bucket_cap_mb})),
-        gbit_per_s=tuple(sorted({*choices.gbit_per_s, start.gbit_per_s})),
-        world_sizes=tuple(sorted({*choices.world_sizes, start.world_size})),
-    )

@@ -18,8 +18,6 @@ PARTS: dict[str, tuple[ComputeKind, ...]] = {
 }
 """The kinds of computing steps in each part; a part is the sum of their durations at full speed."""
 
-OTHER_PARTS = ("slowdown", "exposed_comm", "stragglers")
-
 
 def break_down(timeline: Timeline) -> dict[str, int]:
     """Divide the slowest rank's iteration into parts that add up to it, in nanoseconds.
@@ -31,7 +29,7 @@ def break_down(timeline: Timeline) -> dict[str, int]:
     row = timeline.slowest_row
     full_speed_ns = iter(timeline.engine_input.duration_ns[row].tolist())
     part_of = {kind: part for part, kinds in PARTS.items() for kind in kinds}
-    parts = dict.fromkeys([*PARTS, *OTHER_PARTS], 0)
+    parts = dict.fromkeys([*PARTS, "slowdown", "exposed_comm", "stragglers"], 0)
     for instruction, start, end in timeline.executed(row):
         if isinstance(instruction, Compute):
             duration_ns = next(full_speed_ns)
@@ -84,7 +82,8 @@ def _backwards(timeline: Timeline) -> Iterator[Span]:
             number = instruction.collective
             yield from _ran(timeline, number, row)
             while launched[:, number].max() < timeline.start_ns[number]:
-                number = _slot_from(timeline, number)
+                start_ns = timeline.start_ns[number]  # when the end of another collective freed a slot
+                number = next(other for other in range(number) if timeline.done_ns[other] == start_ns)
                 yield from _ran(timeline, number, row)
             row, place = int(launched[:, number].argmax()), launches[number]
         elif isinstance(instruction, Compute) and end > start:
@@ -98,8 +97,3 @@ def _ran(timeline: Timeline, number: int, row: int) -> Iterator[Span]:
     if start < done:
         collective = timeline.engine_input.schedule.collectives[number]
         yield Span(timeline.engine_input.ranks[row], "comm", collective.kind, collective.bucket, start, done)
-
-
-def _slot_from(timeline: Timeline, number: int) -> int:
-    """Return the collective whose end let this queued one start."""
-    return next(other for other in range(number) if timeline.done_ns[other] == timeline.start_ns[number])

@@ -15,11 +15,10 @@ import numpy as np
 
 from ..engines.engine_input import EngineInput
 from ..engines.timeline import Span, Timeline
+from .breakdown import PARTS
 
 COMPUTE_TRACK = 1
 COPY_TRACK = 2
-FIRST_COMM_TRACK = 3
-COPIES = ("unshard", "pack", "copy_out")
 MOST_PROCESSES = 64
 """With more ranks than this, ranks that behave the same share a process."""
 RANKS_IN_NAME = 3
@@ -72,13 +71,13 @@ def _tracks(spans: list[Span]) -> list[int]:
     lane = 0
     for span in spans:
         if span.stream == "compute":
-            tracks.append(COPY_TRACK if span.kind in COPIES else COMPUTE_TRACK)
+            tracks.append(COPY_TRACK if span.kind in PARTS["copies"] else COMPUTE_TRACK)
             continue
         just_ended = [at for at, end in enumerate(free_at) if end == span.start_ns]  # often the same collective
         free = just_ended or [at for at, end in enumerate(free_at) if end <= span.start_ns]
         lane = free[0] if free else len(free_at)
         free_at[lane:] = [span.end_ns, *free_at[lane + 1 :]]
-        tracks.append(FIRST_COMM_TRACK + lane)
+        tracks.append(COPY_TRACK + 1 + lane)
     return tracks
 
 

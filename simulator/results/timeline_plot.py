@@ -6,32 +6,20 @@ from typing import Any
 from matplotlib.axes import Axes
 from matplotlib.patches import Patch
 
+from .. import plot_colours
 from ..engines.timeline import Kind, Span
-from ..plot_colours import (
-    COMPRESSION,
-    COMPUTATION,
-    COPIES,
-    EXPOSED,
-    FORWARD,
-    HIDDEN,
-    INK,
-    OPTIMISER,
-    QUIET,
-    SMALL,
-    STRAGGLER,
-)
 
 KINDS: dict[str, tuple[Kind, ...]] = {
-    FORWARD: ("forward",),
-    OPTIMISER: ("step",),
-    STRAGGLER: ("straggler",),
-    COMPUTATION: ("backward",),
-    COPIES: ("rebuild", "unshard", "pack", "copy_out"),
-    COMPRESSION: ("compress", "recompress", "decompress"),
-    INK: ("launch",),
-    SMALL: ("wait",),
-    QUIET: ("unsynchronized", "search", "queued"),
-    HIDDEN: ("join", "order", "broadcast", "bitmap", "all_reduce", "second_all_reduce"),
+    plot_colours.FORWARD: ("forward",),
+    plot_colours.OPTIMISER: ("step",),
+    plot_colours.STRAGGLER: ("straggler",),
+    plot_colours.COMPUTATION: ("backward",),
+    plot_colours.COPIES: ("rebuild", "unshard", "pack", "copy_out"),
+    plot_colours.COMPRESSION: ("compress", "recompress", "decompress"),
+    plot_colours.INK: ("launch",),
+    plot_colours.SMALL: ("wait",),
+    plot_colours.QUIET: ("unsynchronized", "search", "queued"),
+    plot_colours.HIDDEN: ("join", "order", "broadcast", "bitmap", "all_reduce", "second_all_reduce"),
 }
 COLOURS = {kind: colour for colour, kinds in KINDS.items() for kind in kinds}
 NOT_RUNNING: tuple[Kind, ...] = ("straggler", "queued")
@@ -39,7 +27,7 @@ NOT_RUNNING: tuple[Kind, ...] = ("straggler", "queued")
 
 HEIGHT, HEIGHT_NOT_RUNNING = 0.8, 0.25
 """Heights of spans in a lane of height 1."""
-COLLECTIVES = KINDS[HIDDEN]
+COLLECTIVES = KINDS[plot_colours.HIDDEN]
 DIGIT_WIDTH = 0.008
 """Width of a digit of a bucket's number, as a share of the axes; narrower spans have no number."""
 
@@ -74,12 +62,12 @@ def draw_timeline(prediction: Any, ax: Axes, *, ranks: Sequence[int] | None = No
         ax.broken_barh(*_bar(span, lane), facecolors=COLOURS[span.kind], edgecolors="white", linewidth=0.3)
         if span.kind in COLLECTIVES:
             for part in _overlaps(span, waits):
-                ax.broken_barh(*_bar(part, lane), facecolors=EXPOSED)
+                ax.broken_barh(*_bar(part, lane), facecolors=plot_colours.EXPOSED)
         number = str(span.bucket)
         runs = span.bucket is not None and span.stream == "comm" and span.kind not in NOT_RUNNING
         if runs and span.duration_ns >= ns_per_digit * len(number):
             middle = (span.start_ns + span.end_ns) / 2e6
-            ax.text(middle, lane, number, ha="center", va="center", fontsize=7, color=INK, clip_on=True)
+            ax.text(middle, lane, number, ha="center", va="center", fontsize=7, color=plot_colours.INK, clip_on=True)
     for span in prediction.critical_path:
         if span.rank in lane_of:
             lane = lane_of[span.rank] + (span.stream == "comm")
@@ -99,8 +87,8 @@ def draw_timeline(prediction: Any, ax: Axes, *, ranks: Sequence[int] | None = No
     ax.spines[["top", "right"]].set_visible(False)
     kinds = dict.fromkeys(span.kind for span in spans if span.kind not in COLLECTIVES)
     names = {kind.replace("_", " "): COLOURS[kind] for kind in kinds}
-    names |= {"hidden communication": HIDDEN, "exposed": EXPOSED}
-    handles = [Patch(facecolor=colour, edgecolor=QUIET, label=name) for name, colour in names.items()]
+    names |= {"hidden communication": plot_colours.HIDDEN, "exposed": plot_colours.EXPOSED}
+    handles = [Patch(facecolor=colour, edgecolor=plot_colours.QUIET, label=name) for name, colour in names.items()]
     ax.legend(handles=handles, fontsize=7, ncols=8, frameon=False, loc="upper center", bbox_to_anchor=(0.5, -0.15))
     return ax
 

@@ -32,7 +32,7 @@ INDEX_BYTES = 8
 """Size of a row index of a sparse gradient."""
 
 
-class CommHook(Settings):
+class CommHook(Settings, HookCost):
     """No hook: each bucket's gradients are all-reduced unchanged. Subclasses model the other hooks.
 
     The three costs apply to one bucket and depend on the bytes of its gradients.
@@ -43,12 +43,6 @@ class CommHook(Settings):
 
     takes_sparse: ClassVar[bool] = True
     name: str = Field(default="none", description="name in tables, no unit; chosen by the user")
-    compress: Linear = Field(
-        default=Linear(), description="computation before the first collective, ns; from `calibrate --hook`"
-    )
-    recompress: Linear = Field(
-        default=Linear(), description="computation between two collectives, ns; from `calibrate --hook`"
-    )
     decompress: Linear = Field(
         default=Linear(), description="computation after the last collective, ns; from `calibrate --hook`"
     )

@@ -132,12 +132,8 @@ class Policy(Settings, strict=False):
         return hook
 
     @model_validator(mode="after")
-    def _has_caps(self) -> Self:
-        self.two_stage_caps()  # raises if a cap is negative
-        return self
-
-    @model_validator(mode="after")
     def _has_features_that_go_together(self) -> Self:
+        self.two_stage_caps()  # raises if a cap is negative
         if self.phase == "second" and not self.static_graph:
             raise ValueError(
                 "phase: expected static_graph=True for `second`; otherwise the second iteration is `rebuild`"

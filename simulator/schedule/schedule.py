@@ -16,15 +16,8 @@ from dataclasses import dataclass, field
 from math import prod
 from typing import Literal, NamedTuple
 
-from reference.bucketing import (
-    BucketAssignment,
-    check_partition,
-    initial_buckets,
-    module_buckets,
-    optimizer_shards,
-    plan_buckets,
-    rebuild_order,
-)
+from reference import bucketing
+from reference.bucketing import BucketAssignment
 from reference.collectives import JOIN_COUNT_BYTES, JOIN_RANK_BYTES, READY_ORDER_BYTES, USED_MAP_BYTES, send_in_pieces
 from reference.trace import Buffer, Parameter
 
@@ -128,7 +121,7 @@ def buckets_of(policy: Policy, model: RecordedModel) -> BucketAssignment:
     if policy.grouping == "module":
         return _module_buckets(model)
     if policy.plan is not None:
-        check_partition(policy.plan, len(keys), name="plan")
+        bucketing.check_partition(policy.plan, len(keys), name="plan")
         for number, bucket in enumerate(policy.plan):
             if len(kinds := sorted({keys[index] for index in bucket})) > 1:
                 raise ValueError(f"plan: expected one dtype per bucket, bucket {number} has {' and '.join(kinds)}")
@@ -140,12 +133,12 @@ def buckets_of(policy: Policy, model: RecordedModel) -> BucketAssignment:
     sizes = [parameter.size_bytes for parameter in model.parameters]
     sparse = [parameter.sparse for parameter in model.parameters]
     if policy.order == "ready" and not policy.has_rebuilt:
-        return initial_buckets(sizes, first_caps, keys=keys, sparse=sparse)
-    return plan_buckets(
+        return bucketing.initial_buckets(sizes, first_caps, keys=keys, sparse=sparse)
+    return bucketing.plan_buckets(
         policy.order,
         sizes,
         caps,
-        ready_order=rebuild_order(model.ready_order, len(keys)),
+        ready_order=bucketing.rebuild_order(model.ready_order, len(keys)),
         keys=keys,
         sparse=sparse,
     )
@@ -160,7 +153,7 @@ def _module_buckets(model: RecordedModel) -> BucketAssignment:
     parameters = model.parameters
     if sparse := next((one.name for one in parameters if one.sparse), None):
         raise ValueError(f"grouping: expected no sparse gradients, which FSDP2 refuses, got that of {sparse}")
-    buckets = module_buckets([one.name for one in parameters], model.ready_order)
+    buckets = bucketing.module_buckets([one.name for one in parameters], model.ready_order)
     for bucket in buckets:
         if len(kinds := sorted({parameters[index].dtype for index in bucket})) > 1:
             name = parameters[bucket[0]].name
@@ -226,7 +219,10 @@ def build_schedule(
     if sends_bitmap:
         writer.wait(bitmap, only=Condition("all_used"))
     writer.compute("step")
-    updated = [writer.broadcast_updated(size) for size in _updated_bytes(policy, model, world_size)]
+    updated = []
+    for size in _updated_bytes(policy, model, world_size):
+        writer.compute("launch")
+        updated.append(writer.launch(Collective("broadcast", None, "broadcast", size)))
     for broadcast in updated:
         writer.wait(broadcast)
     return IterationSchedule(
@@ -250,7 +246,7 @@ def _updated_bytes(policy: Policy, model: RecordedModel, world_size: int) -> lis
         return []
     if len(kinds := sorted({one.dtype for one in model.parameters})) > 1:
         raise ValueError(f"zero: expected one dtype, as ZeroRedundancyOptimizer does, got {' and '.join(kinds)}")
-    shards = optimizer_shards([prod(one.shape) for one in model.parameters], world_size)
+    shards = bucketing.optimizer_shards([prod(one.shape) for one in model.parameters], world_size)
     sizes = [[model.parameters[index].size_bytes for index in shard] for shard in shards]
     if policy.zero == "parameters":
         return [size for own in sizes for size in own]
@@ -356,11 +352,6 @@ class _Writer:
         self.collectives.append(collective)
         self.instructions.append(LaunchCollective(len(self.collectives) - 1))
         return len(self.collectives) - 1
-
-    def broadcast_updated(self, size_bytes: int) -> int:
-        """Launch a broadcast of updated parameters; return the number of the collective."""
-        self.compute("launch")
-        return self.launch(Collective("broadcast", None, "broadcast", size_bytes))
 
     def wait(self, collective: int, only: Condition | None = None) -> None:
         self.instructions.append(Wait(collective, only))

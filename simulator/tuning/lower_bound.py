@@ -167,7 +167,7 @@ def _end_of_cycle(costs: PartitionCosts, cycle: int, weights: Floats, least_ns: 
             low, high = (low, middle) if is_enough(middle, count) else (middle, high)
         return low, high
 
-    most, sends = len(reach), total > 0 or least_ns > 0
+    most = len(reach)
     enough = earliest[-1] + launch + 1
     low, _ = least_slack(most, earliest[0] - total - most * least_ns, enough)
     count, best = 1, np.inf

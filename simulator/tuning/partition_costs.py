@@ -23,7 +23,6 @@ from reference.bucketing import rebuild_order
 from reference.trace import BucketLayout, Parameter
 
 from ..schedule.comm_hook_messages import (
-    BatchedPowerSGD,
     CommHook,
     HalfPrecision,
     Message,
@@ -34,9 +33,6 @@ from ..schedule.comm_hook_messages import (
 )
 from ..workload.compute_times import Floats, Nanoseconds
 from .plan_times import PlanTimes
-
-ADDITIVE = (CommHook, HalfPrecision, PowerSGD)
-"""Hooks whose message for a bucket is the sum of those for its gradients."""
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -225,4 +221,4 @@ def is_additive(hook: CommHook) -> bool:
     """Whether the message of a bucket is the sum of those of its gradients."""
     if type(hook) is HalfPrecision:
         return is_additive(hook.of)
-    return type(hook) in ADDITIVE and not isinstance(hook, BatchedPowerSGD)
+    return type(hook) in (CommHook, PowerSGD)

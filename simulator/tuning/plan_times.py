@@ -38,6 +38,12 @@ class PlanTimes:
         variation: As for `predict`, with all that is assumed of the GPU.
         stragglers: Slow ranks.
         objective: What `value_ns` returns.
+
+    Attributes:
+        deciding_cycles: Cycles that decide the objective: all distinct ones or, if they are ordered, one or two.
+        is_ordered: Whether the cycles are ordered: a slower one is later in every moment. With constant speeds, and
+            with slow-downs by which overlap never loses time, a slower cycle is then slower with any buckets, so that
+            the cycle in the middle is the median with any buckets.
     """
 
     def __init__(
@@ -55,6 +61,7 @@ class PlanTimes:
         self.recorded = recorded_model(trace, **policy.recorded_as(world_size))
         self._how = world_size, variation, stragglers
         self.sampler = self._sampler(self.recorded)
+        self.deciding_cycles, self.is_ordered = self._deciding()
         self._known: dict[BucketLayout, Nanoseconds] = {}
 
     def _sampler(self, model: RecordedModel) -> IterationSampler:
@@ -62,7 +69,7 @@ class PlanTimes:
             model.compute_times,
             *self._how,
             sync_every=self.policy.sync_every,
-            compute_bounds=model.compute_bounds,
+            compute_bounds=self.trace.workload.compute_bounds,
         )
 
     @cached_property
@@ -87,13 +94,9 @@ class PlanTimes:
 
     def cycles_ns(self, plan: BucketLayout) -> Nanoseconds:
         """Return the duration of each of the `deciding_cycles`; parameter indices by bucket, in launch order."""
-        if plan not in self._known:
-            self._known[plan] = self._simulate(plan, self.deciding_cycles)
-        return self._known[plan]
-
-    def _simulate(self, plan: BucketLayout, cycles: Sequence[int]) -> Nanoseconds:
-        costs = self.costs(plan)
-        sampler = self.sampler
+        if plan in self._known:
+            return self._known[plan]
+        costs, sampler, cycles = self.costs(plan), self.sampler, self.deciding_cycles
         if self.recorded.has_communication:
             model, _ = rebucketed(self.trace, self.recorded, self.fabric, plan)
             sampler = self._sampler(model)
@@ -103,33 +106,19 @@ class PlanTimes:
             latencies_ns(costs.engine_input(sampler, sampler.draw(cycles[first : first + at_a_time])))
             for first in range(0, len(cycles), at_a_time)
         ]
-        durations: Nanoseconds = np.concatenate(batches)
-        return durations
+        self._known[plan] = np.concatenate(batches)
+        return self._known[plan]
 
     def value_ns(self, plan: BucketLayout) -> int:
         """Return the objective with these buckets; equal to that of `predict`."""
         return self.deciding_ns(self.cycles_ns(plan))
 
-    @property
-    def deciding_cycles(self) -> list[int]:
-        """Cycles that decide the objective: all distinct ones or, if they are ordered, one or two of them."""
-        return self._deciding[0]
-
-    @property
-    def is_ordered(self) -> bool:
-        """Whether the cycles are ordered: a slower one is later in every moment.
-
-        With constant speeds, and with slow-downs by which overlap never loses time, a slower cycle is then slower
-        with any buckets, so that the cycle in the middle is the median with any buckets.
-        """
-        return self._deciding[1]
-
-    @cached_property
     def _deciding(self) -> tuple[list[int], bool]:
         distinct, place = self.sampler.distinct()
         every: list[int] = distinct.tolist()
         moments_in_all = len(every) * len(self.sampler.ranks) * self.sampler.parameters
-        if self.objective == "mean" or not self._is_monotone or moments_in_all > CELLS:
+        is_monotone = self.fabric.processor.slow_down == 1 or self.fabric.concurrency == 1  # later is never shorter
+        if self.objective == "mean" or not is_monotone or moments_in_all > CELLS:
             return every, False
         times = self.sampler.draw(every)
         parts = times.ready_ns, times.backward_end_ns, times.step_ns, times.before_ns
@@ -143,12 +132,6 @@ class PlanTimes:
             level = QUANTILES[self.objective] * (len(by_duration) - 1)
             middle = [int(np.floor(level)), int(np.ceil(level))]
         return [every[order[by_duration[one]]] for one in middle], True
-
-    @property
-    def _is_monotone(self) -> bool:
-        """Whether later gradients never make an iteration shorter."""
-        processor = self.fabric.processor
-        return processor.slow_down == 1 or self.fabric.concurrency == 1
 
     def deciding_ns(self, cycles_ns: Floats | Nanoseconds) -> int:
         """Return the objective of these durations of the `deciding_cycles`, per iteration."""

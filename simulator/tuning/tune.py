@@ -22,17 +22,11 @@ from ..fabric.measured_tables import segment_at
 from ..prediction import predict
 from ..schedule.policy import Policy
 from ..schedule.schedule import buckets_of
-from ..workload.default_gpu_costs import assume_gpu, replayed
+from ..workload.default_gpu_costs import completed
 from ..workload.variation import RECORDED, Variation
+from . import known_rules
 from .bucket_plan import DEFAULT, GIVEN, Baseline, BucketPlan
-from .known_rules import (
-    CapRule,
-    closed_by,
-    distinct_caps,
-    merged_gradients,
-    saturating_cap_bytes,
-    square_root_cap_bytes,
-)
+from .known_rules import CapRule
 from .local_search import as_layout, improve
 from .lower_bound import lower_bound_ns
 from .partition_costs import PartitionCosts, partition_costs
@@ -91,16 +85,12 @@ def tune(
     if policy.phase != "steady":
         raise ValueError(f"phase: expected 'steady', the iterations that buckets are tuned for, got {policy.phase!r}")
     given, policy = policy, policy.model_copy(update={"plan": None, "order": "ready"})
-    assumed, spread = fabric, variation
-    if assume:
-        assumed, spread, _ = assume_gpu(trace, fabric, variation)
-    if policy.cuda_graph:
-        assumed, spread = replayed(assumed, spread)
+    assumed, spread, _ = completed(trace, fabric, variation, assume=assume, cuda_graph=policy.cuda_graph)
     times = PlanTimes(trace, assumed, world_size, policy, spread, stragglers, objective)
     fields = ("bucket_cap_mb", "bucket_cap_mb_list", "plan")
     is_given = any(getattr(given, name) != Policy.model_fields[name].default for name in fields)
     present = as_layout(buckets_of(given, times.recorded)) if is_given else None
-    search = _Search(times, partition_costs(times), cap_rule, present)
+    search = _Search(partition_costs(times), cap_rule, present)
     best = search.run()
     forecast = partial(
         predict, trace, fabric, world_size=world_size, variation=variation, stragglers=stragglers, assume=assume
@@ -108,8 +98,7 @@ def tune(
     chosen = forecast(policy=with_plan(policy, best))
     today = present or search.rules[DEFAULT]
     default = forecast(policy=with_plan(policy, today))
-    names = {"median": "iteration_ns", "mean": "mean_ns"}
-    iteration_ns = getattr(chosen, names[objective]) if objective in names else times.value_ns(best)
+    iteration_ns = times.value_ns(best)
     ranked = sorted(search.rules.items(), key=lambda item: times.value_ns(item[1]))
     return BucketPlan(
         model=trace.workload.model,
@@ -169,18 +158,12 @@ class _Search:
         best_cap_mb: The best single cap.
     """
 
-    def __init__(
-        self,
-        times: PlanTimes,
-        costs: PartitionCosts,
-        cap_rule: CapRule,
-        given: BucketLayout | None,
-    ) -> None:
-        self.times, self.costs, self._cap_rule = times, costs, cap_rule
+    def __init__(self, costs: PartitionCosts, cap_rule: CapRule, given: BucketLayout | None) -> None:
+        self.times, self.costs, self._cap_rule = costs.times, costs, cap_rule
         self._sizes = [costs.parameters[index].size_bytes for index in costs.order]
         few = self._ranked_caps_mb()[:CHECKED]
-        best = round(MIB * min(few, key=lambda cap: times.value_ns(self.by_cap(cap))))
-        (below,) = distinct_caps(self._cap_rule, self._sizes, 2, start=best)[1:] or [0]
+        best = round(MIB * min(few, key=lambda cap: self.times.value_ns(self.by_cap(cap))))
+        (below,) = known_rules.distinct_caps(self._cap_rule, self._sizes, 2, start=best)[1:] or [0]
         self.best_cap_mb = roundest_mb(below, best)
         self.rules = self._known_rules() | {"best single cap": self.by_cap(self.best_cap_mb)}
         self.rules |= {} if given is None else {GIVEN: given}
@@ -190,7 +173,7 @@ class _Search:
         """Return caps in MiB in the order of their times by the recurrence."""
         total, smallest = sum(self._sizes), min((size for size in self._sizes if size), default=1)
         grid = np.geomspace(max(smallest, total), smallest, CAPS).astype(int).tolist()
-        distinct = partial(distinct_caps, self._cap_rule, self._sizes, CAPS)
+        distinct = partial(known_rules.distinct_caps, self._cap_rule, self._sizes, CAPS)
         ns = {int(cap): self.costs.value_ns(self.by_cap(cap / MIB)) for cap in {*grid, *distinct()}}
         ranked = sorted(ns, key=lambda cap: (ns[cap], -cap))
         above = max(0, grid.index(min(grid, key=lambda cap: abs(cap - ranked[0]))) - 1)
@@ -200,7 +183,7 @@ class _Search:
     def by_cap(self, cap_mb: float) -> BucketLayout:
         """Return the buckets of one cap by the reducer's rule."""
         if self._cap_rule == "at most the cap":
-            return self._cut(closed_by(self._cap_rule, self._sizes, cap_mb * MIB))
+            return self._cut(known_rules.closed_by(self._cap_rule, self._sizes, cap_mb * MIB))
         return self._assigned(bucket_cap_mb=cap_mb)
 
     def _assigned(self, **caps: float | None) -> BucketLayout:
@@ -212,14 +195,16 @@ class _Search:
         costs, fabric, total = self.costs, self.times.fabric, sum(self._sizes)
         line = segment_at(fabric.segments(self.times.world_size), total / 8)
         ready_ns = np.maximum.accumulate(np.median(costs.ready_ns, axis=0)[list(costs.order)]).tolist()
-        at_most = partial(closed_by, "at most the cap", self._sizes)
+        at_most = partial(known_rules.closed_by, "at most the cap", self._sizes)
         return {
             DEFAULT: self._assigned(),
             "one bucket": self._assigned(bucket_cap_mb=total / MIB),
             "each gradient alone": self._cut([1] * len(self._sizes)),
-            "inductor's cap": self._cut(at_most(saturating_cap_bytes(line))),
-            "square root of latency, size and rate": self._cut(at_most(square_root_cap_bytes(line, total))),
-            "MG-WFBP": self._cut(merged_gradients(line, self._sizes, ready_ns)),
+            "inductor's cap": self._cut(at_most(known_rules.saturating_cap_bytes(line))),
+            "square root of latency, size and rate": self._cut(
+                at_most(known_rules.square_root_cap_bytes(line, total))
+            ),
+            "MG-WFBP": self._cut(known_rules.merged_gradients(line, self._sizes, ready_ns)),
         }
 
     def _cut(self, counts: Sequence[int]) -> BucketLayout:
@@ -236,13 +221,9 @@ class _Search:
         improved = [improve(plan, costs, costs.value_ns, EVALUATIONS) for plan in ranked[:IMPROVED]]
         few = {*self._ranked({*improved, *ranked})[:CHECKED], *self.rules.values()}
         best = min(sorted(few, key=len), key=times.value_ns)
-        return improve(best, costs, times.value_ns, self._evaluations())
+        cells = len(times.deciding_cycles) * len(times.sampler.ranks)
+        return improve(best, costs, times.value_ns, max(8, min(60, 400 // cells)))  # few if each takes long
 
     def _ranked(self, plans: Collection[BucketLayout]) -> list[BucketLayout]:
         """Return plans by their times by the recurrence, those with fewer buckets first."""
         return sorted(plans, key=lambda plan: (self.costs.value_ns(plan), len(plan)))
-
-    def _evaluations(self) -> int:
-        """Plans that the last improvement may simulate: few if each takes long."""
-        cells = len(self.times.deciding_cycles) * len(self.times.sampler.ranks)
-        return max(8, min(60, 400 // cells))

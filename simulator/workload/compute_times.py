@@ -3,7 +3,7 @@
 These are times of computation alone. The engines add slow-downs and waiting.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, fields, replace
 from functools import cached_property
 from math import prod
@@ -70,14 +70,9 @@ class ComputeTimes:
         return type(self)(*(scale(getattr(self, field.name)) for field in fields(self)))  # type: ignore[arg-type]
 
     @classmethod
-    def stacked(cls, several: Sequence[Self]) -> Self:
-        """Put compute times of equal shapes along a new first axis."""
-        return cls(*(np.stack([getattr(one, field.name) for one in several]) for field in fields(cls)))
-
-    @classmethod
-    def concatenated(cls, several: Sequence[Self]) -> Self:
-        """Put compute times one after the other along their first axis."""
-        return cls(*(np.concatenate([getattr(one, field.name) for one in several]) for field in fields(cls)))
+    def combined(cls, join: Callable[[list[Any]], Any], several: Sequence[Self]) -> Self:
+        """Join compute times along a new first axis (`np.stack`) or along theirs (`np.concatenate`)."""
+        return cls(*(join([getattr(one, field.name) for one in several]) for field in fields(cls)))
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,7 +108,6 @@ class RecordedModel:
         ready_order: Parameter indices in the order in which gradients became ready in rank 0's last recorded
             iteration. The rebuild assigns buckets in this order.
         never_used: Parameter indices that got no gradient in any recorded iteration.
-        compute_bounds: As in the trace's workload.
         compute_times: One entry per recorded rank; the first axis of each is the iterations.
     """
 
@@ -124,7 +118,6 @@ class RecordedModel:
     includes_copy_out: bool
     ready_order: tuple[int, ...]
     never_used: frozenset[int]
-    compute_bounds: tuple[float, float]
     compute_times: tuple[ComputeTimes, ...]
 
 
@@ -164,9 +157,9 @@ def recorded_model(
                 )
             never_used &= unused
             times = _times_of(iteration, has_communication=has_communication, own=own)
-            waited = (iteration.host_bound_ns or 0) / max(1, iteration.end_ns - iteration.forward_start_ns)
+            waited = (iteration.host_bound_ns or 0) / max(1, iteration.duration_ns)
             iterations.append(times.scaled(np.array(max(0.0, 1 - waited * cuda_graph))))
-        compute_times.append(ComputeTimes.stacked(iterations))
+        compute_times.append(ComputeTimes.combined(np.stack, iterations))
     last = trace.ranks[0].iterations[-1]
     moments = {index: moment for index, moment in enumerate(last.ready_ns) if moment is not None}
     return RecordedModel(
@@ -177,7 +170,6 @@ def recorded_model(
         includes_copy_out=has_communication and any(map(_copies_after_backward, trace.ranks[0].iterations)),
         ready_order=tuple(sorted(moments, key=moments.__getitem__)),
         never_used=never_used,
-        compute_bounds=workload.compute_bounds,
         compute_times=tuple(compute_times),
     )
 
@@ -206,7 +198,7 @@ def times_without_slow_down(trace: Trace, model: RecordedModel, slow_down: float
             edges_ns.append(last_ns)
             ready, end = (as_int64(np.interp(ns, edges_ns, alone_ns)) for ns in (one.ready_ns, one.backward_end_ns))
             iterations.append(replace(one, ready_ns=ready, backward_end_ns=end))
-        every_rank.append(ComputeTimes.stacked(iterations))
+        every_rank.append(ComputeTimes.combined(np.stack, iterations))
     return tuple(every_rank)
 
 
@@ -325,7 +317,7 @@ class IterationSampler:
         }
 
         self._source = self.ranks % len(self._recorded)
-        self._pool = ComputeTimes.concatenated(self._recorded)
+        self._pool = ComputeTimes.combined(np.concatenate, self._recorded)
         self.parameters = self._pool.ready_ns.shape[-1]
         counts = np.array([len(times.forward_ns) for times in self._recorded])
         self._counts, self._first = counts[self._source], (np.cumsum(counts) - counts)[self._source]
@@ -363,13 +355,12 @@ class IterationSampler:
 
     def draw(self, cycles: Iterable[int]) -> CycleTimes:
         """Sample these cycles, given by number; shape [cycles, `ranks`]."""
-        return CycleTimes.stacked([self._draw_cycle(cycle) for cycle in cycles])
+        return CycleTimes.combined(np.stack, [self._draw_cycle(cycle) for cycle in cycles])
 
     def alone_ns(self, cycles: CycleTimes) -> Floats:
         """Return how long undisturbed ranks would take for each cycle alone, mean over all ranks; shape [cycles]."""
         represented = np.searchsorted(self.ranks, self.represented_by)
-        means: Floats = np.average(cycles.undisturbed_ns, axis=-1, weights=np.bincount(represented))
-        return means
+        return np.average(cycles.undisturbed_ns, axis=-1, weights=np.bincount(represented))
 
     def _draw_cycle(self, cycle: int) -> CycleTimes:
         """Sample one cycle.
@@ -528,10 +519,7 @@ def _distinct_ranks(
     world_size: int, recorded: int, slow: Sequence[int], inputs: Sequence[int] | None
 ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
     """Return the first of each set of ranks with equal times and inputs, and for every rank the first of its set."""
-    turns = -(-world_size // recorded)
-    kind = np.tile(np.arange(recorded), turns)[:world_size]
-    if not slow and inputs is None:
-        return kind[:recorded], kind
+    kind = np.arange(world_size) % recorded
     kind[slow] = recorded + np.array(slow, np.int64)  # unlike any other rank
     if inputs is not None:
         kind = kind * (max(inputs) + 1) + np.array(inputs)

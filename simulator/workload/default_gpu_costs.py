@@ -88,18 +88,25 @@ GRAPH_LAUNCH_NS = 1_252
 """What a launch costs if it does not wait for the host: one H200 behind its host (validation/gpu)."""
 
 
-def replayed(fabric: Fabric, variation: Variation) -> tuple[Fabric, Variation]:
-    """Return the costs and the variation of iterations that are replayed from a CUDA graph: no host, so no jitter."""
-    launch_ns = min(fabric.processor.launch_ns, GRAPH_LAUNCH_NS)
-    return fabric.with_processor(launch_ns=launch_ns), variation.model_copy(update={"jitter": 0.0})
-
-
 class Assumed(NamedTuple):
     """What a prediction assumes about the GPU of a trace."""
 
     fabric: Fabric  # with the default costs of the GPU, if it had none
     variation: Variation  # with the usual spread of GPUs, if it was not chosen
     sentences: tuple[str, ...]  # what was assumed, for the user
+
+
+def completed(trace: Trace, fabric: Fabric, variation: Variation, *, assume: bool, cuda_graph: bool) -> Assumed:
+    """Return what a prediction computes from: as given or, with `assume`, by `assume_gpu`.
+
+    With `cuda_graph`, iterations are replayed from a CUDA graph: no host, so no jitter.
+    """
+    given = assume_gpu(trace, fabric, variation) if assume else Assumed(fabric, variation, ())
+    if not cuda_graph:
+        return given
+    launch_ns = min(given.fabric.processor.launch_ns, GRAPH_LAUNCH_NS)
+    replayed = given.variation.model_copy(update={"jitter": 0.0})
+    return given._replace(fabric=given.fabric.with_processor(launch_ns=launch_ns), variation=replayed)
 
 
 def assume_gpu(trace: Trace, fabric: Fabric, variation: Variation = RECORDED) -> Assumed:
@@ -115,19 +122,16 @@ def assume_gpu(trace: Trace, fabric: Fabric, variation: Variation = RECORDED) ->
     """
     workload, entry = trace.workload, entry_of(trace.workload.device_name)
     memory = workload.memory_bytes_per_s or memory_of(workload.device_name)
-    is_known = memory is not None
-    if memory is None:
-        if workload.device != "cuda":
-            return Assumed(fabric, variation, ())
-        memory = UNKNOWN_MEMORY_BYTES_PER_S
+    if memory is None and workload.device != "cuda":
+        return Assumed(fabric, variation, ())
     sentences = []
     hooks = fabric.processor.hooks
     if fabric.processor == Processor(hooks=hooks) and (hooks or "processor" not in fabric.model_fields_set):
         measured, where = None, ""
         if entry is not None and entry.costs is not None:
             measured, where = entry.costs.processor, f" as measured on one {entry.product}"
-        processor = default_processor(memory, measured)
-        if not is_known:
+        processor = default_processor(memory or UNKNOWN_MEMORY_BYTES_PER_S, measured)
+        if memory is None:
             errors = ("copy_error", "launch_error", "slow_down_error", "unexplained")
             processor = processor.model_copy(
                 update={name: UNKNOWN_ERRORS * getattr(processor, name) for name in errors}

@@ -13,7 +13,6 @@ multicore architectures", CACM 52(4)). Kernels seldom reach either peak. For dev
 therefore those that published training steps reached (`measured_ceilings`). A measured step time is more accurate.
 """
 
-import os
 from collections.abc import Iterable, Sequence
 from functools import cache
 from math import gcd, prod
@@ -23,7 +22,6 @@ from pydantic import Field, model_validator
 
 from reference.files.reading import Schema, read_schema
 from reference.files.value_ranges import Batch, Bytes, BytesPerS, Count, Nanoseconds
-from reference.files.writing import write_atomically
 from reference.trace import Buffer, Length, Parameter, StepMemory
 
 from ..catalogue import Precision, read_catalogue, unknown
@@ -139,19 +137,6 @@ class Operations(Schema):
         update = {**passes, "gradients": gradients, "batch": batch, "memory": memory, "input_shape": None}
         return self.model_copy(update=update)
 
-    def save(self, path: str | os.PathLike[str]) -> None:
-        """Write as JSON."""
-        write_atomically(path, (self.model_dump_json() + "\n").encode())
-
-    @classmethod
-    def load(cls, path: str | os.PathLike[str]) -> Self:
-        """Read a file that `save` wrote.
-
-        Raises:
-            ValueError: The file is missing, not JSON or inconsistent; the message names file, field, reason.
-        """
-        return read_schema(cls, path, what="an operations file", cure="measure the model again")
-
 
 TENSORS_PER_KERNEL = 64
 """Parameters that one kernel of torch's SGD updates at most (ATen/native/cuda/MultiTensorApply.cuh, depth 2)."""
@@ -162,9 +147,6 @@ def sgd_step(parameters: Sequence[Parameter]) -> tuple[Operation, ...]:
     size = sum(parameter.size_bytes for parameter in parameters)
     kernels = -(-len(parameters) // TENSORS_PER_KERNEL)
     return (Operation(flops=0, bytes_moved=3 * size, kernels=kernels, kind="memory"),)
-
-
-NS_PER_S = 1_000_000_000
 
 
 class Device(Schema):
@@ -213,7 +195,7 @@ class Device(Schema):
                 one.kind, self.generation, self.precision, channels_last=one.channels_last
             )
         seconds = max(one.flops / self.flops_per_s / arithmetic, one.bytes_moved / self.bytes_per_s / memory)
-        return seconds * NS_PER_S
+        return seconds * 1e9
 
     def bounds(self, operations: Operations) -> tuple[float, float]:
         """Return the multiples of `time_ns` between which nine in ten true times of an iteration lie."""
@@ -223,15 +205,6 @@ class Device(Schema):
         is_listed = self in data_sheets().values()
         error = measured_ceilings().error(operations.model, parameters, self.generation, is_listed=is_listed)
         return 1 / (1 + error), 1 + error
-
-    @classmethod
-    def load(cls, path: str | os.PathLike[str]) -> Self:
-        """Read a data sheet from a JSON file.
-
-        Raises:
-            ValueError: The file is missing, not JSON or inconsistent; the message names file, field, reason.
-        """
-        return read_schema(cls, path, what="a data sheet")
 
 
 EAGER_PACE_NS, EAGER_PACE_ERROR = 45_000, 0.8
@@ -301,7 +274,7 @@ def find_device(name: str) -> Device:
         ValueError: Neither a name in the catalogue nor a path that ends in .json; or an invalid file.
     """
     if name.endswith(".json"):
-        return Device.load(name)
+        return read_schema(Device, name, what="a data sheet")
     name = read_catalogue().device_like(name) or name
     if name in data_sheets():
         return data_sheets()[name]

@@ -354,38 +354,39 @@ def _rescaled(recorded: Sequence[Iteration], intervals: _Intervals, pace_ns: flo
     for old in recorded:
         ready = list(old.ready_ns)
         gradients = sorted((moment, index) for index, moment in enumerate(ready) if moment is not None)
-        # The clock only moves forward, so the calls below must be in chronological order.
-        forward_start = clock.begin(old.forward_start_ns, min(pace_ns, _slowest_pace_ns(old, gradients, intervals)))
-        forward_end = clock.until(old.forward_end_ns, intervals.forward)
-        backward_start = clock.until(old.backward_start_ns, intervals.loss)
-        for moment, index in gradients:
-            ready[index] = clock.until(moment, intervals.gradients[index])
+        computed = [
+            (old.forward_end_ns, intervals.forward),
+            (old.backward_start_ns, intervals.loss),
+            *((moment, intervals.gradients[index]) for moment, index in gradients),
+            (old.backward_end_ns, intervals.tail),
+        ]
+        slowest_ns = _slowest_pace_ns(old.forward_start_ns, [*computed, (old.end_ns, intervals.step)])
+        # The clock only moves forward, so these calls must be in chronological order.
+        forward_start = clock.begin(old.forward_start_ns, min(pace_ns, slowest_ns))
+        forward_end, backward_start, *moments, backward_end = (clock.until(*one) for one in computed)
+        for (_, index), moment in zip(gradients, moments, strict=True):
+            ready[index] = moment
+        optimizer = (old.optimizer_start_ns, old.optimizer_end_ns)
+        optimizer_start, optimizer_end = (None if ns is None else clock.until(ns, idle) for ns in optimizer)
         yield Iteration(
             forward_start_ns=forward_start,
             forward_end_ns=forward_end,
             backward_start_ns=backward_start,
             ready_ns=tuple(ready),
-            backward_end_ns=clock.until(old.backward_end_ns, intervals.tail),
-            optimizer_start_ns=_until(clock, old.optimizer_start_ns, idle),
-            optimizer_end_ns=_until(clock, old.optimizer_end_ns, idle),
+            backward_end_ns=backward_end,
+            optimizer_start_ns=optimizer_start,
+            optimizer_end_ns=optimizer_end,
             end_ns=clock.until(old.end_ns, intervals.step),
             synchronized=old.synchronized,
             layout=old.layout,
         )
 
 
-def _slowest_pace_ns(old: Iteration, gradients: Sequence[tuple[int, int]], intervals: _Intervals) -> float:
-    """Return the pace of a host that just kept up with a recorded iteration."""
-    steps = [(old.forward_end_ns, intervals.forward), (old.backward_start_ns, intervals.loss)]
-    steps += [(moment, intervals.gradients[index]) for moment, index in gradients]
-    steps += [(old.backward_end_ns, intervals.tail), (old.end_ns, intervals.step)]
+def _slowest_pace_ns(start_ns: int, steps: Sequence[tuple[int, _Interval]]) -> float:
+    """Return the pace of a host that just kept up with a recorded iteration, given its intervals and their ends."""
     kernels = accumulate(interval.kernels for _, interval in steps)
-    paces = ((ns - old.forward_start_ns) / count for (ns, _), count in zip(steps, kernels, strict=True) if count)
+    paces = ((ns - start_ns) / count for (ns, _), count in zip(steps, kernels, strict=True) if count)
     return min(paces, default=inf)
-
-
-def _until(clock: _Clock, moment_ns: int | None, interval: _Interval) -> int | None:
-    return None if moment_ns is None else clock.until(moment_ns, interval)
 
 
 def _check_module(workload: Workload) -> None:

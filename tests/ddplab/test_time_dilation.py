@@ -21,7 +21,7 @@ def test_a_slower_device_on_a_slower_network_has_the_same_iteration_in_another_u
     slow = ScaleModel(dilation=dilation).trace(trace, iterations=99)
     settings = {"world_size": 4, "bucket_cap_mb": cap_mb}
     original = predict(ScaleModel().trace(trace, iterations=99), fabric, **settings)
-    scaled = predict(slow, fabric.scaled(dilation), **settings)
+    scaled = predict(slow, fabric.model_copy(update={"scale": dilation}), **settings)
     assert scaled.samples_ns == tuple(dilation * ns for ns in original.samples_ns)
 
 

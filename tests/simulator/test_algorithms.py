@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from simulator import Fabric
 from simulator.fabric import Level, Topology, algorithms
 from simulator.fabric.algorithms import ALL_REDUCE, BROADCAST, all_reduce_costs
+from simulator.fabric.nccl_cost_model import LATEST
 
 FORMULAS = {**ALL_REDUCE, **{f"broadcast of {library}": cost for library, cost in BROADCAST.items()}}
 every_formula = pytest.mark.parametrize("name", FORMULAS)
@@ -132,12 +133,9 @@ def test_gloo_runs_a_ring_and_nccl_the_cheapest_of_its_algorithms_and_protocols(
         assert [gloo.all_reduce_ns(size, world_size) for size in sizes] == [
             ring.all_reduce_ns(size, world_size) for size in sizes
         ]
-        choices = all_reduce_costs(topology.in_use(world_size), "nccl", "library")
+        choices = all_reduce_costs(topology.in_use(world_size), "nccl", "library", LATEST)
         for size in sizes:
-            by_name = {
-                name: one.costs_ns(np.array([size]))[0]
-                for name, one in zip(choices.names, choices.costs, strict=True)
-            }
+            by_name = {name: one.costs_ns(np.array([size]))[0] for name, one in choices.costs.items()}
             assert by_name[algorithm_for(nccl, size, world_size)] == min(by_name.values())
 
 
@@ -146,18 +144,18 @@ def test_switches_that_reduce_are_used_only_where_the_ranks_need_them():
     fabric = Fabric.from_topology(nodes)
     assert algorithm_for(fabric, 10**9, 32) == "in_network"
     assert algorithm_for(fabric, 10**9, 8) == "ring Simple"
-    assert "in_network" not in all_reduce_costs([*NODES, level(1, reduces=True)], "nccl", "library").names
+    assert "in_network" not in all_reduce_costs([*NODES, level(1, reduces=True)], "nccl", "library", LATEST).costs
     with pytest.raises(ValueError, match=r"^fabric: algorithm: expected a topology with a level that reduces"):
         Fabric.from_topology(Topology(levels=tuple(NODES)), algorithm="in_network")
 
 
-@given(levels=levels, size=sizes, running=st.integers(1, 4))
-def test_sharing_costs_between_nothing_and_all_of_it(levels, size, running):
+@given(levels=levels, size=sizes)
+def test_sharing_costs_between_nothing_and_all_of_it(levels, size):
     fabric, world_size = Fabric.from_topology(Topology(levels=tuple(levels))), prod(one.size for one in levels)
     alone = fabric.all_reduce_ns(size, world_size)
-    beside = fabric.sharing_factor(size, running, world_size) * alone
+    beside = fabric.link_share(size, world_size).slow_down * alone
     assert alone <= beside * (1 + 1e-12)
-    assert beside <= running * (alone + 1)  # both are rounded to whole nanoseconds
+    assert beside <= 2 * (alone + 1)  # both are rounded to whole nanoseconds
 
 
 def test_fewer_cards_than_ranks_share_the_rate_of_their_node():

@@ -43,7 +43,7 @@ def test_measuring_what_was_predicted_changes_nothing_and_each_further_measureme
         factor, narrowing, anchors = correct(target, [one.iteration_ns for one in some], some)
         assert factor == pytest.approx(1)
         assert narrowing <= least + 1e-9
-        assert not any(anchor.contradicts for anchor in anchors)
+        assert not any("contradicts" in anchor.sentence() for anchor in anchors)
         least = narrowing
 
 
@@ -71,7 +71,6 @@ def test_a_measurement_far_outside_of_the_interval_contradicts_and_widens(case, 
     far = min(LONGEST, exp(factor * 4 * (errors + MEASUREMENT_DEVIATION)))  # beyond it, measurements are refused
     [anchor] = correct(target, [round(first.iteration_ns * far)], [first]).anchors
     agreeing = correct(target, [first.iteration_ns], [first])
-    assert anchor.contradicts
     assert "contradicts" in anchor.sentence()
     assert correct(target, [round(first.iteration_ns * far)], [first]).narrowing > agreeing.narrowing
 

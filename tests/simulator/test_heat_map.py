@@ -9,12 +9,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from matplotlib.figure import Figure
 
-from simulator import Fabric, sweep
 from simulator.results.heat_map import GIVEN, draw_heat_maps
 from simulator.sweep import AXES
 
 from ..explore import examples
-from ..strategies import iteration, trace_of
 
 CAPS = (1.0, float("inf"), float("nan"))
 CHOICES = {
@@ -29,11 +27,10 @@ CHOICES = {
 
 @st.composite
 def sweeps_tables(draw) -> pd.DataFrame:
-    """Rows of a sweep, some left out: trace, fabric, ..., iteration_ns, exposed_comm_ns, efficiency."""
+    """Rows of a sweep, some left out: trace, fabric, ..., iteration_ns, efficiency."""
     cells = draw(st.lists(st.sampled_from(list(product(*CHOICES.values()))), min_size=1, max_size=12, unique=True))
     table = pd.DataFrame(cells, columns=AXES, index=draw(st.permutations(range(len(cells)))))
     table["iteration_ns"] = [draw(st.integers(1, 9)) * 10**6 for _ in cells]
-    table["exposed_comm_ns"] = [draw(st.integers(0, 9)) * 10**6 for _ in cells]
     table["efficiency"] = [draw(st.integers(1, 100)) / 100 for _ in cells]
     return table
 
@@ -43,13 +40,13 @@ def same(one: object, other: object) -> bool:
 
 
 @examples(20)
-@given(sweeps_tables(), st.permutations(AXES), st.sampled_from(["iteration_ns", "exposed_comm_ns", "efficiency"]))
-def test_a_cell_shows_the_value_of_its_fastest_settings(table, axes, value):
+@given(sweeps_tables(), st.permutations(AXES))
+def test_a_cell_shows_the_efficiency_of_its_fastest_settings(table, axes):
     """And no cell of any map chooses a trace, a fabric or a number of ranks."""
     rows, columns = axes[:2]
     hidden = [axis for axis in GIVEN if axis not in (rows, columns)]
     parts = [part for _, part in table.groupby(hidden, sort=False)] if hidden else [table]
-    maps = draw_heat_maps(table, Figure(), rows=rows, columns=columns, value=value)
+    maps = draw_heat_maps(table, Figure(), rows=rows, columns=columns)
     assert len(maps) == len(parts)
     for ax, part in zip(maps, parts, strict=True):
         cells = np.ma.filled(ax.images[0].get_array(), np.nan)
@@ -61,10 +58,9 @@ def test_a_cell_shows_the_value_of_its_fastest_settings(table, axes, value):
                 assert np.isnan(cell)
             else:
                 fastest = here[here["iteration_ns"] == here["iteration_ns"].min()].iloc[0]
-                assert cell == fastest[value] / (1 if value == "efficiency" else 10**6)
+                assert cell == fastest["efficiency"]
         assert len(ax.texts) == np.count_nonzero(~np.isnan(cells))
-        if value == "efficiency":
-            assert ax.images[0].get_clim() == (0, 1)
+        assert ax.images[0].get_clim() == (0, 1)
 
 
 def table_of(rows) -> pd.DataFrame:
@@ -97,18 +93,9 @@ def test_axes_are_labelled_as_tables_are():
     [
         ({"rows": "caps"}, r"^rows: expected one of trace, fabric, .*; got 'caps'$"),
         ({"rows": "hook", "columns": "hook"}, r"^columns: expected one of trace, .*, order; got 'hook'$"),
-        ({"value": "speed"}, r"^value: expected one of iteration_ns; got 'speed'$"),
-        ({"value": "iteration_ns"}, r"^table: expected at least one row to draw, got none$"),
+        ({}, r"^table: expected at least one row to draw, got none$"),
     ],
 )
 def test_an_error_names_the_argument_in_one_line(arguments, message):
     with pytest.raises(ValueError, match=message):
         draw_heat_maps(pd.DataFrame(columns=[*AXES, "iteration_ns"]), Figure(), **arguments)
-
-
-def test_a_cell_whose_value_is_not_known_says_so():
-    table = sweep(
-        trace_of([[iteration(10, (20,), 30, 0)]], [400]), Fabric.from_alpha_beta(10, 1e9), world_sizes=[2, 4]
-    )
-    (ax,) = draw_heat_maps(table, Figure(), value="p99_ns")
-    assert [text.get_text() for text in ax.texts] == ["unknown", "unknown"]

@@ -21,7 +21,7 @@ MOST_PREDICTIONS = 12
 
 
 def predict_at(trace, fabric, settings, multiple):
-    return predict(trace, fabric.with_rates(multiple), world_size=4, **settings)
+    return predict(trace, fabric.with_links(rates=multiple), world_size=4, **settings)
 
 
 @examples(20)
@@ -68,4 +68,6 @@ def test_rates_change_the_bytes_of_tables_and_of_links_alike(multiple, latency_n
     table = Fabric(all_reduce=[Timing(world_size=2, size_bytes=s, ns=links.all_reduce_ns(s, 2)) for s in sizes])
     expected = 2 * latency_ns + size_bytes / multiple
     for fabric in (links, table):
-        assert fabric.with_rates(multiple).all_reduce_ns(size_bytes, 2) == pytest.approx(expected, rel=1e-3, abs=2)
+        assert fabric.with_links(rates=multiple).all_reduce_ns(size_bytes, 2) == pytest.approx(
+            expected, rel=1e-3, abs=2
+        )

@@ -34,17 +34,16 @@ def test_weights_are_found_from_the_slow_down_beside_a_larger_message(sizes, pow
 def test_sharing_slows_in_between_the_measured_sizes_too():
     rows = (Sharing(size_bytes=0, factor=1.0), Sharing(size_bytes=100, factor=2.0))
     fabric = Fabric.from_alpha_beta(1, 1.0).model_copy(update={"sharing": rows})
-    assert [fabric.sharing_factor(size, 2, 4) for size in (0, 50, 100, 500)] == [1.0, 1.5, 2.0, 2.0]
-    assert fabric.sharing_factor(100, 1, 4) == 1.0
+    assert [fabric.link_share(size, 4).slow_down for size in (0, 50, 100, 500)] == [1.0, 1.5, 2.0, 2.0]
 
 
 def test_collectives_on_described_links_share_the_bytes_a_second_and_not_the_latency():
     fabric = Fabric.from_alpha_beta(1000, 1e9)
     alone = 2 * 1000 + 8000
     assert fabric.all_reduce_ns(8000, 2) == alone
-    assert fabric.sharing_factor(8000, 3, 2) == (2 * 1000 + 3 * 8000) / alone
-    assert fabric.sharing_factor(0, 3, 2) == 1.0
+    assert fabric.link_share(8000, 2).slow_down == (2 * 1000 + 2 * 8000) / alone
+    assert fabric.link_share(0, 2).slow_down == 1.0
 
 
 def test_measured_collectives_do_not_slow_each_other_unless_that_was_measured():
-    assert Fabric.from_table([(2, 8, 5), (2, 16, 5)]).sharing_factor(8, 2, 2) == 1.0
+    assert Fabric.from_table([(2, 8, 5), (2, 16, 5)]).link_share(8, 2).slow_down == 1.0

@@ -30,7 +30,7 @@ def resnet(device="a100-40gb-tf32", **measured):
 
 
 def knee_of_table(table):
-    """The knee by its definition, from the throughputs of a table: computed apart from `knee_of`."""
+    """The knee by its definition, from the throughputs of a table: computed apart from `Scaling.knee`."""
     rows = table.sort_values("world_size").to_dict("records")
     per_ns = [row["world_size"] / max(1, row["iteration_ns"]) for row in rows]
     for place in range(len(rows) - 1):
@@ -62,8 +62,8 @@ def test_the_limit_is_that_of_an_exhaustive_sweep(trace, fabrics, world_size, ca
     fabric = fabrics[0]
     without = {
         "now": fabric,
-        "rate": fabric.with_rates(FASTEST_LINKS),
-        "latency": fabric.with_latencies(1 / FASTEST_LINKS),
+        "rate": fabric.with_links(rates=FASTEST_LINKS),
+        "latency": fabric.with_links(latencies=1 / FASTEST_LINKS),
         "copies": fabric.with_processor(pack=Fabric.from_alpha_beta(0, 1).processor.pack),
         "host": fabric.with_processor(launch_ns=0, stall_ns=0),
     }
@@ -119,9 +119,9 @@ def test_needs_are_the_least_that_reach_the_target(latency_us, mb_per_s, target)
         return predict(trace, fabric, world_size=4, **settings).efficiency
 
     if needs.rate.multiple is not None:
-        assert efficiency(fabric.with_rates(needs.rate.multiple)) >= target
+        assert efficiency(fabric.with_links(rates=needs.rate.multiple)) >= target
     if needs.latency is not None:
-        assert efficiency(fabric.with_latencies(needs.latency)) >= target
+        assert efficiency(fabric.with_links(latencies=needs.latency)) >= target
     if needs.batch is not None:
         assert efficiency(trace=with_batch(trace, needs.batch)) >= target
     if needs.accumulated is not None:
@@ -137,9 +137,11 @@ def test_bands_contain_their_values_and_efficiency_hardly_depends_on_the_speed_o
     result = plan(trace, {"p4d": load_fabric("aws-p4d")}, world_sizes=[8, 64, 512])
     for offer in result.offers:
         size = offer.size
-        assert size.efficiency_band[0] <= size.efficiency <= size.efficiency_band[1] <= 1
+        least, most = size.prediction.efficiency_interval
+        assert least <= size.prediction.efficiency <= most <= 1
         assert size.samples_per_s_band[0] <= size.samples_per_s <= size.samples_per_s_band[1]
-    (slow, fast), (least, most) = result.offers[0].size.samples_per_s_band, result.offers[0].size.efficiency_band
+    (slow, fast), prediction = result.offers[0].size.samples_per_s_band, result.offers[0].size.prediction
+    least, most = prediction.efficiency_interval
     assert 1.3 < fast / slow < 1.6
     assert most / least < 1.1
     assert result.systems[0].next_measurement.world_sizes
@@ -152,7 +154,7 @@ def test_measured_iterations_narrow_the_band_and_move_the_computation_too():
     (after,) = plan(trace, fabric, world_sizes=[8, 64], measured={8: 98_000_000}).offers[1:]
     low, high = after.size.samples_per_s_band
     assert high / low < before.size.samples_per_s_band[1] / before.size.samples_per_s_band[0]
-    assert after.size.efficiency > 0.7, "the GPU is slower, not the network"
+    assert after.size.prediction.efficiency > 0.7, "the GPU is slower, not the network"
 
 
 def test_two_sizes_to_measure_narrow_the_band_as_announced():

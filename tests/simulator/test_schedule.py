@@ -14,7 +14,6 @@ from simulator.fabric import Linear, Processor, Sharing
 from simulator.schedule.comm_hook_messages import PowerSGD
 from simulator.schedule.policy import Phase, Policy
 from simulator.schedule.schedule import Compute, LaunchCollective, buckets_of, build_join_end, build_schedule
-from simulator.step_costs import messages_of
 from simulator.workload.compute_times import recorded_model
 
 from ..explore import examples
@@ -49,10 +48,10 @@ def predicted_messages(
     model = recorded_model(trace, unused_allowed=True)
     policy = Policy(phase=phase, **settings)
     schedule = build_schedule(policy, model, joins=joins)
-    messages, sent = messages_of(schedule), [[]]
+    sent = [[]]
     for instruction in schedule.instructions:
         if isinstance(instruction, LaunchCollective):
-            sent[-1].append(messages[instruction.collective])
+            sent[-1].append(schedule.collectives[instruction.collective][2:])
         elif isinstance(instruction, Compute) and instruction.kind == "unsynchronized":
             sent.append([])
     return sent
@@ -110,7 +109,8 @@ def test_under_join_ranks_also_agree_on_whose_buffers_count_and_whether_any_aver
     settings = {"bucket_cap_mb": None, "broadcast_buffers": buffers, "sync_every": sync_every}
     assert_predicted(results, settings | {"joins": True})
     trace, _, end = results[0]
-    assert messages_of(build_join_end(Policy(**settings), recorded_model(trace))) == end
+    schedule = build_join_end(Policy(**settings), recorded_model(trace))
+    assert [collective[2:] for collective in schedule.collectives] == end
 
 
 @given(traces(), caps_mb(), st.sampled_from(ORDERS))

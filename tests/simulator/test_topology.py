@@ -8,7 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from simulator import Fabric
-from simulator.fabric import Level, Topology, load_topology
+from simulator.fabric import Level, Topology
+from simulator.fabric.topology import load_topology
 
 from ..topology_files import save_topology
 

@@ -3,7 +3,7 @@
 from figures.annotated_ddp import page
 from reference.bucketing import plan_buckets
 from simulator import Fabric
-from simulator.interactive_timeline.simulate_choices import PARTS, InteractiveIteration, Question
+from simulator.interactive_timeline.simulate_choices import EVERY_CHOICE, PARTS, InteractiveIteration, Question, Start
 
 
 def v100_ring(gbit_per_s: float) -> Fabric:
@@ -11,7 +11,9 @@ def v100_ring(gbit_per_s: float) -> Fabric:
     return page.fabric(page.models()["ResNet-50"], gbit_per_s)
 
 
-SHOWN = InteractiveIteration(page.models()["ResNet-50"], v100_ring, title="ResNet-50")
+SHOWN = InteractiveIteration(
+    page.models()["ResNet-50"], v100_ring, title="ResNet-50", choices=EVERY_CHOICE, start=Start()
+)
 """ResNet-50 on a V100, the iteration of median duration."""
 COUNT = len(SHOWN.trace.sizes_bytes)
 
