@@ -129,14 +129,6 @@ class JoinableModule(Joinable):
         send_state(self.module, self.process_group, source=source, with_buffers=self.forward_sync_buffers)
 
 
-def rank_counter(ddp: JoinableModule, presence: dist.Work) -> Callable[[], int] | None:
-    """A function that returns the number of ranks that have inputs, which Join counts in `presence`.
-
-    None: averages are over all ranks.
-    """
-    return None if ddp._divide_by_initial_world_size else counter(presence)
-
-
 def counter(presence: dist.Work) -> Callable[[], int]:
     """A function that waits for Join's count of the ranks that have inputs, and returns it."""
 

@@ -80,32 +80,25 @@ def _train(
             parameter.register_post_accumulate_grad_hook(computed)
     script = Script(subject, program, rank.rank, group.size(), net)
     if isinstance(getattr(script.wrapped, "reducer", None), TorchReducer):
-        script.called = _WaitsAfterBackward(script.wrapped, group)
+        _wait_after_backward(script.wrapped, group)
     return list(script.run_all())
 
 
-class _WaitsAfterBackward(nn.Module):
-    """torch's class, whose reducer waits in C++, where virtual time cannot pass.
+def _wait_after_backward(wrapped: nn.Module, group: ModelledGroup) -> None:
+    """Let a rank wait for its all-reduces right before torch's reducer does, in C++, where no virtual time passes."""
+    awaited: list[VirtualFuture] = []
+    queue = torch.autograd.Variable._execution_engine.queue_callback
+    group.after_launch = lambda _number, future: awaited.append(future)
 
-    At the end of a backward pass, right before the reducer waits for its all-reduces, the rank waits for them.
-    """
+    def wait() -> None:
+        while awaited:
+            awaited.pop(0).wait()
 
-    def __init__(self, wrapped: nn.Module, group: ModelledGroup) -> None:
-        super().__init__()
-        self.wrapped = wrapped
-        self._awaited: list[VirtualFuture] = []
-        group.after_launch = lambda _number, future: self._awaited.append(future)
-
-    def forward(self, *arguments: Any) -> Tensor:
-        output: Tensor = self.wrapped(*arguments)
+    def after_forward(_wrapped: nn.Module, _inputs: Any, output: Tensor) -> None:
         if output.requires_grad:
-            queue = torch.autograd.Variable._execution_engine.queue_callback
-            output.register_hook(lambda _gradient: queue(self._wait))
-        return output
+            output.register_hook(lambda _gradient: queue(wait))
 
-    def _wait(self) -> None:
-        while self._awaited:
-            self._awaited.pop(0).wait()
+    wrapped.register_forward_hook(after_forward)
 
 
 def not_modelled(error: RankError) -> NotSupportedError | None:

@@ -68,9 +68,7 @@ class VirtualFuture(torch.futures.Future):  # type: ignore[type-arg]
 
     def wait(self) -> Any:
         """Let virtual time pass until the future has a result, and return it."""
-        self._rank.wait(
-            self.number, self.done, lambda wake: self.add_done_callback(lambda _: wake()), self._description
-        )
+        self._rank.wait(self.number, self, self._description)
         if self.after_wait is not None:
             after_wait, self.after_wait = self.after_wait, None
             after_wait()

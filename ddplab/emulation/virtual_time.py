@@ -13,6 +13,7 @@ from math import inf
 from typing import Any, Generic, NamedTuple, TypeVar
 
 from reference.errors import RankError, RanksUnmatchedError
+from reference.reducer_observer import Future
 from simulator.engines.event_replay import PROGRESS_BITS, Cluster
 from simulator.schedule.schedule import Compute, Instruction, LaunchCollective, Wait
 
@@ -80,22 +81,15 @@ class VirtualRank:
         """Log the launch of a collective."""
         self.log.append(LogEntry(LaunchCollective(number), self.now_ns))
 
-    def wait(
-        self,
-        number: int | None,
-        is_done: Callable[[], bool],
-        when_done: Callable[[Callable[[], None]], None],
-        what: str,
-    ) -> None:
-        """Wait for a collective, or for what its callbacks compute.
+    def wait(self, number: int | None, future: Future, what: str) -> None:
+        """Wait for a collective, or for what its callbacks compute: until the future is done.
 
-        `number` is None if the result depends on no collective; `when_done` registers a function to call when it is
-        done; `what` names it in error messages.
+        `number` is None if the result depends on no collective; `what` names it in error messages.
         """
-        if number is None and is_done():
+        if number is None and future.done():
             return
-        if not is_done():
-            when_done(lambda: self._time.resume(self))
+        if not future.done():
+            future.add_done_callback(lambda _: self._time.resume(self))
             self._block(what)
         self._progress = self._time.cluster.computation.progress()
         if number is not None:
