@@ -19,6 +19,7 @@ from reference.trace import Iteration, Trace
 from simulator.schedule.comm_hook_messages import NO_HOOK
 
 from . import models
+from .calibration.comm_hook_costs import WARM_UP as WARM_UP_OF_HOOKS
 from .calibration.comm_hook_costs import real_hook
 from .calibration.repeated_timing import in_ns, meet, of_slowest_rank, read_clock, share_clock
 from .emulation.emulated_device import EmulatedTraining
@@ -29,8 +30,6 @@ SAMPLED_ITERATIONS = 10
 RECORDED_ITERATIONS = 8
 MEASURED_ITERATIONS = 3
 """Measured iterations in each turn of a target run, after the warm-up iterations."""
-WARM_UP_OF_HOOKS = 4
-"""PowerSGD compresses from the third iteration on, and starts from its last Q from the fourth."""
 
 
 class Trainer:

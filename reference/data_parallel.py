@@ -44,7 +44,6 @@ from .mixed_precision import (
     cast_inputs,
     casts,
     check_config,
-    reduction_dtype,
     sum_in_low_precision,
 )
 from .module_wrapper import DataParallel
@@ -312,7 +311,7 @@ class DistributedDataParallel(DataParallel):
             own.input_steps.append(partial(_move, torch.device(self.device.type, self.device_ids[0])))
         if self.mixed_precision is not None:
             own.input_steps.append(partial(cast_inputs, self.mixed_precision))
-            if (dtype := reduction_dtype(self.mixed_precision)) is not None:
+            if (dtype := self.mixed_precision.reduce_dtype or self.mixed_precision.param_dtype) is not None:
                 self._use_comm_hook(ReductionState(dtype, weakref.ref(self)), sum_in_low_precision)
         if (trigger := own.delay[1]) is not None:
             own.delayed = DelayedAllReduce(self._delay_all_reduce_params, trigger, self.process_group)

@@ -13,7 +13,6 @@ Options that the class does not take are not supported, which is no failure.
 
 import inspect
 from collections.abc import Callable
-from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from functools import cached_property
 from types import ModuleType
@@ -106,16 +105,6 @@ class Subject:
             getattr(wrapped, method)()
         elif not isinstance(self.make, type) and (function := getattr(self.module, "finish", None)) is not None:
             function(wrapped)
-
-    def no_sync(self, wrapped: nn.Module) -> AbstractContextManager[Any]:
-        """Return a context in which gradients are accumulated without being averaged.
-
-        Raises:
-            NotSupportedError: The subject has no `no_sync`.
-        """
-        if not hasattr(wrapped, "no_sync"):
-            raise NotSupportedError("it has no no_sync()")
-        return wrapped.no_sync()  # type: ignore[no-any-return, operator]
 
     @cached_property
     def _attribute(self) -> str:

@@ -257,7 +257,7 @@ class Script:
     ) -> None:
         self.subject, self.program, self.rank, self.world_size = subject, program, rank, world_size
         self.net = net or Net(program, rank).to(rank_device())
-        self.wrapped = subject.wrap(self.net, **program.options)
+        self.wrapped: Any = subject.wrap(self.net, **program.options)
         self.optimizer = optimizer_of(program, self.wrapped)
 
     def run(self, number: int) -> Seen:
@@ -273,7 +273,7 @@ class Script:
             if number % 2 == 0:
                 zero_gradients(wrapped, step.zero)
             wrapped.train(not step.evaluation or step.kind == "forward")
-            averaging = self.subject.no_sync(wrapped) if step.kind == "accumulate" else nullcontext()
+            averaging = wrapped.no_sync() if step.kind == "accumulate" else nullcontext()
             with averaging, warnings.catch_warnings():
                 if step.zero == "restrided":
                     warnings.filterwarnings("ignore", message="(?s).*strides")  # autograd warns that this is slow

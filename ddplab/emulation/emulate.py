@@ -36,7 +36,7 @@ from simulator.schedule.schedule import (
     buckets_of,
 )
 from simulator.step_costs import counted_as_free, price, price_collectives, rebucketed
-from simulator.workload.compute_times import ComputeTimes, IterationSampler, RecordedModel, recorded_model
+from simulator.workload.compute_times import IterationSampler, recorded_model
 from simulator.workload.default_gpu_costs import assume_gpu, replayed
 from simulator.workload.variation import RECORDED, Variation
 
@@ -128,6 +128,8 @@ def emulate(
         ) from None
     if model.has_communication:  # the recorded forward passes include the broadcasts
         policy = policy.model_copy(update={"broadcast_buffers": False})
+    recorded = model.compute_times  # the last iteration of rank 0 has the ready order of the rebuild
+    warm_up = {rank: IterationTimes.of_rank(recorded[rank % len(recorded)][-1]) for rank in sampler.ranks.tolist()}
     training = TrainingPlan(
         workload=trace.workload,
         policy=policy,
@@ -135,7 +137,7 @@ def emulate(
         reducer=make,
         hook=policy.hook.charged(charged.processor.hooks, world_size),
         processor=charged.processor,
-        warm_up=_warm_up(model, sampler),
+        warm_up=warm_up,
         cycles=sampler.count,
         times=_times_of_cycles(sampler),
         inputs=inputs,
@@ -193,12 +195,6 @@ def _check_hook(hook: CommHook) -> None:
     raise ValueError(f"hook: expected one that its name describes, such as 'power_sgd:4', got {hook!r}")
 
 
-def _warm_up(model: RecordedModel, sampler: IterationSampler) -> dict[int, IterationTimes]:
-    """Return each simulated rank's last recorded iteration; that of rank 0 has the ready order of the rebuild."""
-    recorded = model.compute_times
-    return {rank: _iteration_times(recorded[rank % len(recorded)][-1]) for rank in sampler.ranks.tolist()}
-
-
 def _times_of_cycles(sampler: IterationSampler) -> Callable[[int, int], list[IterationTimes]]:
     """Return a function from a rank and a cycle to its iterations; all but the last skip the optimiser step."""
     row_of = {rank: row for row, rank in enumerate(sampler.ranks.tolist())}
@@ -208,18 +204,11 @@ def _times_of_cycles(sampler: IterationSampler) -> Callable[[int, int], list[Ite
     def of_cycle(rank: int, cycle: int) -> list[IterationTimes]:
         last = (cycle + 1) * every - 1
         return [
-            _iteration_times(draw(number)[row_of[rank]], optimizes=number == last)
+            IterationTimes.of_rank(draw(number)[row_of[rank]], optimizes=number == last)
             for number in range(cycle * every, last + 1)
         ]
 
     return of_cycle
-
-
-def _iteration_times(times: ComputeTimes, *, optimizes: bool = True) -> IterationTimes:
-    moments = zip(times.ready_ns.tolist(), times.unused.tolist(), strict=True)
-    ready_ns = [None if unused else moment for moment, unused in moments]
-    step_ns = int(times.step_ns) - (0 if optimizes else int(times.optimizer_ns))
-    return IterationTimes.of(int(times.forward_ns), ready_ns, int(times.backward_end_ns), step_ns)
 
 
 class _Emulation:

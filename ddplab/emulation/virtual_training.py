@@ -151,7 +151,11 @@ class RankTraining:
         policy = training.policy
         self._device = EmulatedModel(training.workload, self, sparse_density=policy.sparse_density)
         ddp = training.reducer(self._device, **ddp_arguments(training.reducer, policy, training.plan))
-        self._listen_to(ddp)
+        if isinstance(ddp, DistributedDataParallel):
+            ddp.reducer.observers.append(_Reports(self, ddp, training))
+        elif isinstance(getattr(ddp, "reducer", None), TorchReducer):
+            self._torch_ddp = ddp
+            self._device.at_backward_end = self._wait_for_everything
         self._step: Callable[[], object] = self._device.step
         if policy.zero is not None:
             local = partial(EmulatedOptimizer, model=self._device)
@@ -168,13 +172,6 @@ class RankTraining:
         for _ in range(warm_up):
             self._train(ddp, training.warm_up[self._rank.rank], policy.sync_every - 1)
         return ddp
-
-    def _listen_to(self, ddp: nn.Module) -> None:
-        if isinstance(ddp, DistributedDataParallel):
-            ddp.reducer.observers.append(_Reports(self, ddp, self._training))
-        elif isinstance(getattr(ddp, "reducer", None), TorchReducer):
-            self._torch_ddp = ddp
-            self._device.at_backward_end = self._wait_for_everything
 
     def _train(self, ddp: nn.Module, times: IterationTimes, place: int) -> None:
         synchronized = place == self._training.policy.sync_every - 1
