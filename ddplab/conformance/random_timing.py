@@ -6,6 +6,7 @@ gradient, so a failure repeats exactly, and a rank that waits for ever is named 
 
 import random
 import warnings
+from functools import partial
 from typing import Any
 
 import torch
@@ -49,10 +50,7 @@ def run_in_virtual_time(subject: Subject, program: Program, world_size: int, see
         RankError: A rank raised an error, the ranks wait for each other, or they launch different collectives.
     """
     chosen = random.Random(seed)
-    at_a_time = chosen.randint(1, MOST_AT_A_TIME)
-
-    def cluster() -> Cluster:
-        return Cluster(concurrency=at_a_time)
+    cluster = partial(Cluster, concurrency=chosen.randint(1, MOST_AT_A_TIME))
 
     def price(_message: CollectiveMessage) -> CollectiveCost:
         return CollectiveCost(cost_ns=chosen.choice(DURATIONS_NS), sharing=LinkShare())

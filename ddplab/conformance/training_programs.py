@@ -14,8 +14,9 @@ import torch
 from torch import Tensor, nn
 
 from reference.launch import rank_device
+from reference.logging_data import buckets_of
 
-from .class_under_test import Subject, buckets_of
+from .class_under_test import Subject
 
 Kind = Literal["train", "accumulate", "evaluate", "forward", "change_lr"]
 """A pass with averaging, one under `no_sync`, one in evaluation mode, a forward pass without a backward pass, or a

@@ -9,7 +9,7 @@ import inspect
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import replace
-from functools import lru_cache
+from functools import lru_cache, partial
 from typing import Any
 
 import numpy as np
@@ -223,7 +223,8 @@ class _Emulation:
         self.timelines: dict[Label, Timeline] = {}
         self._training, self._fabric, self._world_size, self._sampler = training, fabric, world_size, sampler
         ranks = sampler.ranks.tolist()
-        self._time: VirtualTime[None] = VirtualTime(self._cluster, ranks)
+        cluster = partial(Cluster, concurrency=fabric.concurrency, slow_down=fabric.processor.slow_down)
+        self._time: VirtualTime[None] = VirtualTime(cluster, ranks)
         alike: dict[int, list[int]] = {rank: [] for rank in ranks}
         for rank, simulated in enumerate(sampler.represented_by.tolist()):
             alike[simulated].append(rank)
@@ -244,9 +245,6 @@ class _Emulation:
     def _train(self, rank: VirtualRank, group: ModelledGroup) -> None:
         self._ranks[rank.rank] = training = RankTraining(rank, group, self._training)
         training.run()
-
-    def _cluster(self) -> Cluster:
-        return Cluster(concurrency=self._fabric.concurrency, slow_down=self._fabric.processor.slow_down)
 
     def _cost_of(self, message: CollectiveMessage) -> CollectiveCost:
         size = message.size_bytes

@@ -304,8 +304,24 @@ def _described(message: CollectiveMessage) -> str:
     return f"{'an' if name.startswith('a') else 'a'} {name} of {message.size_bytes} bytes"
 
 
-class CollectiveGroup(dist.ProcessGroup):
-    """A process group of all ranks whose subclasses launch messages; its methods are those that torch calls."""
+class ModelledGroup(dist.ProcessGroup):
+    """A rank's process group of all ranks; its methods are those that torch calls.
+
+    Attributes:
+        before_launch: Called with each message and its tensors before it is launched, in the thread that launches it.
+        after_launch: Called with each collective's number and future after it was launched.
+    """
+
+    def __init__(self, rank: VirtualRank, network: ModelledNetwork) -> None:
+        super().__init__(rank.rank, network.world_size)  # type: ignore[call-arg]  # the annotations have a store
+        self._virtual_rank, self._network = rank, network
+        self.before_launch: Callable[[CollectiveMessage, Sequence[Tensor]], None] = lambda _message, _tensors: None
+        self.after_launch: Callable[[int, VirtualFuture], None] = lambda _number, _future: None
+
+    @property
+    def group_name(self) -> Any:  # torch's type is new
+        """Name by which a DeviceMesh finds the group; each rank of this process has its own."""
+        return f"modelled {self._virtual_rank.rank}"
 
     def getBackendName(self) -> str:  # noqa: N802 - torch's name
         """Name of the backend."""
@@ -353,43 +369,6 @@ class CollectiveGroup(dist.ProcessGroup):
         """Wait for all ranks."""
         return self.allreduce([torch.zeros(0)])
 
-    def _launch(self, message: CollectiveMessage, method: str, arguments: Arguments, opts: Any) -> ModelledWork:
-        """Launch a collective that a method of `ProcessGroup` with these arguments describes."""
-        raise NotImplementedError
-
-    def _not_modelled(self, *_arguments: Any, **_options: Any) -> ModelledWork:
-        raise NotImplementedError("modelled network: expected NCCL's collectives, or a send and a receive")
-
-    alltoall = alltoall_base = gather = scatter = recv_anysource = send = recv = _not_modelled
-
-
-class ModelledGroup(CollectiveGroup):
-    """A rank's process group of all ranks.
-
-    Attributes:
-        before_launch: Called with each message and its tensors before it is launched, in the thread that launches it.
-        after_launch: Called with each collective's number and future after it was launched.
-    """
-
-    def __init__(self, rank: VirtualRank, network: ModelledNetwork) -> None:
-        super().__init__(rank.rank, network.world_size)  # type: ignore[call-arg]  # the annotations have a store
-        self._virtual_rank, self._network = rank, network
-        self.before_launch: Callable[[CollectiveMessage, Sequence[Tensor]], None] = lambda _message, _tensors: None
-        self.after_launch: Callable[[int, VirtualFuture], None] = lambda _number, _future: None
-
-    @property
-    def group_name(self) -> Any:  # torch's type is new
-        """Name by which a DeviceMesh finds the group; each rank of this process has its own."""
-        return f"modelled {self._virtual_rank.rank}"
-
-    def _launch(self, message: CollectiveMessage, method: str, arguments: Arguments, opts: Any) -> ModelledWork:
-        self.before_launch(message, [one if isinstance(one, Tensor) else one[0] for one in arguments[-1]])
-        reduction = self._network.reduction(method, opts)
-        number, future = self._network.launch(self._virtual_rank, message, arguments, reduction)
-        self._virtual_rank.launched(number)
-        self.after_launch(number, future)
-        return ModelledWork(future)
-
     def send(self, tensors: Any, peer: int, tag: int = 0) -> ModelledWork:
         """Send a tensor to a rank."""
         return self._transfer(tensors, (self.rank(), peer, tag))
@@ -397,6 +376,20 @@ class ModelledGroup(CollectiveGroup):
     def recv(self, tensors: Any, peer: int, tag: int = 0) -> ModelledWork:
         """Receive a tensor from a rank."""
         return self._transfer(tensors, (peer, self.rank(), tag))
+
+    def _not_modelled(self, *_arguments: Any, **_options: Any) -> ModelledWork:
+        raise NotImplementedError("modelled network: expected NCCL's collectives, or a send and a receive")
+
+    alltoall = alltoall_base = gather = scatter = recv_anysource = _not_modelled
+
+    def _launch(self, message: CollectiveMessage, method: str, arguments: Arguments, opts: Any) -> ModelledWork:
+        """Launch a collective that a method of `ProcessGroup` with these arguments describes."""
+        self.before_launch(message, [one if isinstance(one, Tensor) else one[0] for one in arguments[-1]])
+        reduction = self._network.reduction(method, opts)
+        number, future = self._network.launch(self._virtual_rank, message, arguments, reduction)
+        self._virtual_rank.launched(number)
+        self.after_launch(number, future)
+        return ModelledWork(future)
 
     def _transfer(self, tensors: Sequence[Tensor], path: tuple[int, int, int]) -> ModelledWork:
         self.before_launch(CollectiveMessage("broadcast", tensor_bytes(tensors[0]), "send"), tensors)

@@ -22,6 +22,7 @@ from reference.collectives import READY_ORDER_BYTES, USED_MAP_BYTES
 from reference.comm_hooks.allreduce import allreduce
 from reference.comm_hooks.powersgd import PowerSGDState
 from reference.data_parallel import DistributedDataParallel
+from reference.logging_data import buckets_of
 from reference.parameters import INTEGERS
 from reference.reducer_observer import Observer
 from reference.trace import Workload
@@ -115,7 +116,7 @@ class RankTraining:
             for place, times in enumerate(training.times(self._rank.rank, cycle)):
                 self._train(ddp, times, place)
             self._start(None)
-            self.buckets = buckets_of(ddp)
+            self.buckets = buckets_of(ddp) or ()
 
     def _run_under_join(self, inputs: Sequence[int]) -> None:
         training = self._training
@@ -129,7 +130,7 @@ class RankTraining:
                 self._train(ddp, training.times(self._rank.rank, cycle)[place], place)
                 end.notify()
         self._start(None)
-        self.buckets = buckets_of(ddp)
+        self.buckets = buckets_of(ddp) or ()
 
     def _iteration_done(self, done: int, most: int) -> None:
         cycle, place = divmod(done, self._training.policy.sync_every)
@@ -412,16 +413,6 @@ def ddp_arguments(
     taken = inspect.signature(reducer).parameters
     older = "broadcast_buffers" in taken and "forward_sync_buffers" not in taken  # as in torch 2.11
     return caps | chosen | {"broadcast_buffers" if older else "forward_sync_buffers": False}
-
-
-def buckets_of(ddp: Any) -> tuple[tuple[int, ...], ...]:
-    """Return the buckets in force as parameter indices in launch order; empty if the class does not report them."""
-    if isinstance(ddp, DistributedDataParallel):
-        return ddp.reducer.buckets.assignment
-    if not hasattr(ddp, "_get_ddp_logging_data"):
-        return ()
-    listed = ddp._get_ddp_logging_data().get("rebuilt_per_bucket_param_indices", "")
-    return tuple(tuple(map(int, bucket.split())) for bucket in listed.split(",") if bucket.strip())
 
 
 def _bucket_count(ddp: Any) -> int:
