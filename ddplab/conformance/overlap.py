@@ -146,15 +146,13 @@ def schedules_of(subject: Subject) -> Iterator[EmulatedSchedule]:
             yield schedule_of(subject, trace, network)
 
 
-def emulated(
-    subject: Subject, trace: Trace, network: Network, *, finishes: bool = True, **settings: Any
-) -> Prediction:
+def emulated(subject: Subject, trace: Trace, network: Network, **settings: Any) -> Prediction:
     """Emulate one model on one network; arguments and errors are those of `schedule_of`."""
     fabric = Fabric.from_alpha_beta(alpha_ns=network.latency_ns, bytes_per_s=network.bytes_per_s)
     return emulate(
         *(trace, fabric),
         world_size=network.world_size,
-        reducer=reducer_of(subject, finishes=finishes),
+        reducer=reducer_of(subject),
         assume=False,
         **{"bucket_cap_mb": CAP_MB} | settings,
     )
@@ -163,7 +161,7 @@ def emulated(
 def schedule_of(subject: Subject, trace: Trace, network: Network, **settings: Any) -> EmulatedSchedule:
     """Return what a class does with one model on one network; further settings are those of `emulate`.
 
-    The cap is `CAP_MB` without one. With `finishes=False` the script does not call what must follow a backward pass.
+    The cap is `CAP_MB` without one.
 
     Raises:
         RankError: As for `schedules_of`.
@@ -194,10 +192,10 @@ def schedule_of(subject: Subject, trace: Trace, network: Network, **settings: An
 
 def averages_by_a_call(subject: Subject) -> bool:
     """Whether the class launches nothing until the script calls what must follow a backward pass."""
-    return not schedule_of(subject, MODELS[0], NETWORKS[0], finishes=False).launches
+    return not schedule_of(subject.alone(), MODELS[0], NETWORKS[0]).launches
 
 
-def reducer_of(subject: Subject, *, finishes: bool = True) -> Callable[..., nn.Module]:
+def reducer_of(subject: Subject) -> Callable[..., nn.Module]:
     """Return a function that wraps an emulated model; before its step, it calls what must follow a backward pass."""
 
     def make(module: Any, **options: Any) -> nn.Module:
@@ -205,8 +203,7 @@ def reducer_of(subject: Subject, *, finishes: bool = True) -> Callable[..., nn.M
         step = module.step
 
         def finish_and_step() -> None:
-            if finishes:
-                subject.finish(wrapped, None)  # type: ignore[arg-type]  # an emulated device has no optimiser
+            subject.finish(wrapped, None)  # type: ignore[arg-type]  # an emulated device has no optimiser
             step()
 
         module.step = finish_and_step
