@@ -250,7 +250,7 @@ class ModelledNetwork:
             return partial(self._overwrite, lambda tensors: tensors[source])
         for operation, compute in (
             (dist.ReduceOp.SUM, self._sum),
-            (dist.ReduceOp.AVG, self._mean),
+            (dist.ReduceOp.AVG, lambda tensors: self._sum(tensors).div_(self.world_size)),
             (dist.ReduceOp.MAX, partial(reduce, torch.maximum)),
             (dist.ReduceOp.MIN, partial(reduce, torch.minimum)),
         ):
@@ -287,9 +287,6 @@ class ModelledNetwork:
         weighted = zip(tensors, self._counts.values(), strict=True)
         first, *others = [tensor if count == 1 else tensor.mul_(count) for tensor, count in weighted]
         return sum(others, first)
-
-    def _mean(self, tensors: Sequence[Tensor]) -> Tensor:
-        return self._sum(tensors).div_(self.world_size)
 
     def _gather(self, contributions: Mapping[int, Arguments]) -> None:
         """Copy every rank's input into the outputs of all ranks."""

@@ -85,11 +85,8 @@ class RankTraining:
         self._rank, self._training = rank, training
         self._launch_ns = training.processor.launch_on(group.size())
         self._hooked = False
-        self._rebuilds = training.policy.rebuilds and training.policy.phase == "rebuild"
         self._torch_ddp: Any = None  # a module whose reducer is written in C++
-        self._in_iteration = False
-        self._in_backward = False
-        self._in_step = False
+        self._doing: Literal["between", "forward", "backward", "step"] = "between"  # two iterations
         self._copies_buffers = False  # before the next forward pass
         self._unsynchronized: int | None = None  # index of the iteration under `no_sync`
         self._launching: int | None = None  # the bucket whose collectives are being launched
@@ -179,19 +176,18 @@ class RankTraining:
         self._unsynchronized = None if synchronized else place
         self._device.times = times
         training, policy = self._training, self._training.policy
-        self._in_iteration = True
+        self._doing = "forward"
         self._copies_buffers = policy.broadcast_buffers and not place and bool(training.workload.buffers)
         with nullcontext() if synchronized else cast("Any", ddp).no_sync():
             loss = ddp()
             if synchronized and policy.find_unused_parameters and not policy.static_graph:
                 search_ns = training.processor.search_ns_per_parameter * len(training.workload.parameters)
                 self.charge("search", None, round(search_ns))
-            self._in_backward = True
+            self._doing = "backward"
             loss.backward()
-            self._in_backward = False
-        self._in_step = synchronized
+        self._doing = "step"
         (self._step if synchronized else self._device.step)()
-        self._in_iteration = self._in_step = False
+        self._doing = "between"
         if synchronized:
             for parameter in self._device.parameters():
                 parameter.grad = None
@@ -252,7 +248,7 @@ class RankTraining:
         self._kind = kind, bucket = self._classified(message, tensors)
         if kind == "all_reduce" and not self._hooked:
             self.charge("launch", bucket, self._launch_ns)
-        elif self._in_step:
+        elif self._doing == "step":
             self.charge("launch", None, self._training.processor.launch_ns)
 
     def _classified(self, message: CollectiveMessage, tensors: Sequence[Tensor]) -> tuple[CollectiveKind, int | None]:
@@ -267,11 +263,12 @@ class RankTraining:
             raise NotImplementedError("emulation: ranks that act alike share a thread, so none can send to another")
         if message[::2] == ("broadcast", ""):
             launched = {kind for kind, _ in self.kinds.values()}
-            is_order = self._rebuilds and "order" not in launched
+            policy = self._training.policy
+            is_order = policy.rebuilds and policy.phase == "rebuild" and "order" not in launched
             return ("order" if is_order and tensors[0].dtype == INTEGERS[READY_ORDER_BYTES] else "broadcast"), None
         if tensors and tensors[0].dtype == INTEGERS[USED_MAP_BYTES]:
             return "bitmap", None
-        if not self._in_backward:
+        if self._doing != "backward":
             return "join", None
         return "all_reduce", sum(kind == "all_reduce" for kind, _ in self.kinds.values())
 
@@ -303,7 +300,7 @@ class RankTraining:
         """
         if self._torch_ddp is None:
             return
-        if not self._buckets_left and not self._in_iteration:
+        if not self._buckets_left and self._doing == "between":
             self._buckets_left = _bucket_count(self._torch_ddp)
         if self._buckets_left:
             self._buckets_left -= 1

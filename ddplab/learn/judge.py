@@ -4,8 +4,8 @@ import os
 import re
 import tempfile
 import time
-from collections.abc import Iterator, Mapping
-from contextlib import AbstractContextManager, contextmanager
+from collections.abc import Mapping
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
@@ -105,7 +105,11 @@ class Judge(AbstractContextManager["Judge"]):
             subject.check()
             if isinstance(subject, LearnerClass) and (rung >= HOOKS or _launches_alone(subject)):
                 subject = subject.alone()
-            with _hypothesis_elsewhere(), bench_on(self.ranks, subject, EFFORT) as bench:
+            with (
+                tempfile.TemporaryDirectory() as folder,  # Hypothesis writes there, and not into the learner's folder
+                mock.patch.dict(os.environ, HYPOTHESIS_STORAGE_DIRECTORY=folder),
+                bench_on(self.ranks, subject, EFFORT) as bench,
+            ):
                 bench.shrinks = False
                 for check in RUNGS[rung - 1].checks:
                     ALL[check](bench)
@@ -122,13 +126,6 @@ def _launches_alone(subject: Subject) -> bool:
         return not averages_by_a_call(subject)
     except (RankError, NotSupportedError, ValueError):
         return False
-
-
-@contextmanager
-def _hypothesis_elsewhere() -> Iterator[None]:
-    """Let Hypothesis write into a temporary folder, not into the learner's."""
-    with tempfile.TemporaryDirectory() as folder, mock.patch.dict(os.environ, HYPOTHESIS_STORAGE_DIRECTORY=folder):
-        yield
 
 
 def described(fault: BaseException, subject: Subject) -> str:
