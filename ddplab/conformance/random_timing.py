@@ -56,7 +56,7 @@ def run_in_virtual_time(subject: Subject, program: Program, world_size: int, see
         return CollectiveCost(cost_ns=chosen.choice(DURATIONS_NS), sharing=LinkShare())
 
     time: VirtualTime[list[Seen]] = VirtualTime(cluster, range(world_size))
-    network = ModelledNetwork(time, {rank: [rank] for rank in range(world_size)}, price)
+    network = ModelledNetwork(time, range(world_size), price)
 
     def train(rank: VirtualRank, group: ModelledGroup) -> list[Seen]:
         return _train(rank, group, subject, program, random.Random(f"{seed} {rank.rank}"))

@@ -222,13 +222,10 @@ class _Emulation:
     def __init__(self, training: TrainingPlan, fabric: Fabric, world_size: int, sampler: IterationSampler) -> None:
         self.timelines: dict[Label, Timeline] = {}
         self._training, self._fabric, self._world_size, self._sampler = training, fabric, world_size, sampler
-        ranks = sampler.ranks.tolist()
         cluster = partial(Cluster, concurrency=fabric.concurrency, slow_down=fabric.processor.slow_down)
-        self._time: VirtualTime[None] = VirtualTime(cluster, ranks)
-        alike: dict[int, list[int]] = {rank: [] for rank in ranks}
-        for rank, simulated in enumerate(sampler.represented_by.tolist()):
-            alike[simulated].append(rank)
-        self._network = ModelledNetwork(self._time, alike, lru_cache(maxsize=None)(self._cost_of))
+        self._time: VirtualTime[None] = VirtualTime(cluster, sampler.ranks.tolist())
+        price_once = lru_cache(maxsize=None)(self._cost_of)
+        self._network = ModelledNetwork(self._time, sampler.represented_by.tolist(), price_once)
         self._time.on_restart = self._collect
         self._ranks: dict[int, RankTraining] = {}
 

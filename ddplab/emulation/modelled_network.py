@@ -6,7 +6,7 @@ stands for all ranks that behave the same, so a sum counts its tensor once for e
 """
 
 import threading
-from collections import defaultdict, deque
+from collections import Counter, defaultdict, deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field
@@ -131,7 +131,7 @@ class ModelledNetwork:
 
     Args:
         time: The clock of all simulated ranks.
-        ranks_alike: For each simulated rank, all ranks that behave the same, including itself.
+        represented_by: For each rank, the simulated rank that behaves the same.
         price: Returns the cost of a message.
 
     Attributes:
@@ -143,16 +143,16 @@ class ModelledNetwork:
     def __init__(
         self,
         time: VirtualTime[Any],
-        ranks_alike: Mapping[int, Sequence[int]],
+        represented_by: Sequence[int],
         price: Callable[[CollectiveMessage], CollectiveCost],
     ) -> None:
         self._time, self._price = time, price
-        self._counts = {rank: len(alike) for rank, alike in ranks_alike.items()}
-        self._simulated = {rank: simulated for simulated, alike in ranks_alike.items() for rank in alike}
-        self.world_size = len(self._simulated)
+        counts = Counter(represented_by)
+        self._counts = {rank.rank: counts[rank.rank] for rank in time.ranks}
+        self._simulated, self.world_size = represented_by, len(represented_by)
         self.launched: list[ModelledCollective] = []
         self.entered: Callable[[int], AbstractContextManager[None]] = lambda _rank: nullcontext()
-        self._next = dict.fromkeys(ranks_alike, 0)
+        self._next = dict.fromkeys(self._counts, 0)
         self._unmatched: dict[Any, deque[tuple[Tensor, VirtualFuture]]] = defaultdict(deque)  # sends and receives
 
     def restart(self) -> list[ModelledCollective]:
