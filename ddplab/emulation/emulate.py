@@ -6,7 +6,7 @@ Nothing sleeps, and the result depends on the arguments only. In virtual time th
 
 import gc
 import inspect
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import replace
 from functools import lru_cache, partial
@@ -257,7 +257,14 @@ class _Emulation:
         if label is not None:
             logs = {one.rank: one.log for one in self._time.ranks}
             collectives = [self._collective(number, one) for number, one in enumerate(launched)]
-            self.timelines[label] = self._timeline(logs, launched, collectives)
+            schedule, end_ns, duration_ns = observed_schedule(list(logs.values()), collectives)
+            untimed = price_collectives(schedule, self._fabric, self._world_size)
+            engine_input = replace(
+                untimed, duration_ns=duration_ns, ranks=tuple(logs), represented_by=self._sampler.represented_by
+            )
+            start_ns = np.array([one.running.start_ns for one in launched], np.int64)
+            done_ns = np.array([one.running.done_ns for one in launched], np.int64)
+            self.timelines[label] = Timeline(engine_input, end_ns, start_ns, done_ns)
         for one in self._time.ranks:
             one.log = []
 
@@ -265,21 +272,6 @@ class _Emulation:
         kinds = [training.kinds[number] for training in self._ranks.values() if number in training.kinds]
         kinds.sort(key=lambda one: one[0] == "join")  # a rank without inputs does not learn the kind
         return Collective(*kinds[0], launched.message.transport, launched.message.size_bytes)
-
-    def _timeline(
-        self,
-        logs: Mapping[int, Sequence[LogEntry]],
-        launched: Sequence[ModelledCollective],
-        collectives: Sequence[Collective],
-    ) -> Timeline:
-        schedule, end_ns, duration_ns = observed_schedule(list(logs.values()), collectives)
-        untimed = price_collectives(schedule, self._fabric, self._world_size)
-        engine_input = replace(
-            untimed, duration_ns=duration_ns, ranks=tuple(logs), represented_by=self._sampler.represented_by
-        )
-        start_ns = np.array([one.running.start_ns for one in launched], np.int64)
-        done_ns = np.array([one.running.done_ns for one in launched], np.int64)
-        return Timeline(engine_input, end_ns, start_ns, done_ns)
 
 
 def observed_schedule(
