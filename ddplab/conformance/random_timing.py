@@ -58,17 +58,14 @@ def run_in_virtual_time(subject: Subject, program: Program, world_size: int, see
     time: VirtualTime[list[Seen]] = VirtualTime(cluster, range(world_size))
     network = ModelledNetwork(time, range(world_size), price)
 
-    def train(rank: VirtualRank, group: ModelledGroup) -> list[Seen]:
-        return _train(rank, group, subject, program, random.Random(f"{seed} {rank.rank}"))
-
     with warnings.catch_warnings():  # a class may choose the order of its averages in memory
         warnings.filterwarnings("ignore", message="grad and param do not obey")
-        return run_on_network(time, network, train)
+        return run_on_network(time, network, partial(_train, subject, program, seed))
 
 
-def _train(
-    rank: VirtualRank, group: ModelledGroup, subject: Subject, program: Program, chosen: random.Random
-) -> list[Seen]:
+def _train(subject: Subject, program: Program, seed: int, rank: VirtualRank, group: ModelledGroup) -> list[Seen]:
+    chosen = random.Random(f"{seed} {rank.rank}")
+
     def computed(_parameter: Tensor) -> None:
         rank.compute(chosen.choice(DURATIONS_NS), Compute("backward"))
 
