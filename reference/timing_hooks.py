@@ -134,20 +134,25 @@ class Timestamps:
             self.iterations.append(self.current)
         self.current = self._blank(self.now() if now is None else now)
 
-    def in_ns(self) -> "NsTimestamps":
-        """All complete iterations in nanoseconds; waits until a device has reached the last reading."""
+    def in_ns(self, offset_ns: int, uncertainty_ns: int) -> "NsTimestamps":
+        """All complete iterations in nanoseconds; waits until a device has reached the last reading.
+
+        `offset_ns` is that of the host's clock, to rank 0's, with its uncertainty.
+        """
         self._clock.settle(wait=True)
-        zero = _since(0, self.zero)
-        return NsTimestamps(zero, _since(zero, self.iterations), on_device=self._clock.on_device)
+        zero, uncertainty_ns = _since(0, self.zero), uncertainty_ns + self._clock.uncertainty_ns
+        return NsTimestamps(zero, offset_ns, uncertainty_ns, _since(zero, self.iterations), self._clock.on_device)
 
 
 class NsTimestamps(NamedTuple):
     """Readings of one rank in nanoseconds: when the recording began, and the complete iterations since then.
 
-    `on_device` is whether the readings are moments of a device.
+    Add the offset to get rank 0's clock. `on_device` is whether the readings are moments of a device.
     """
 
     zero: int
+    offset_ns: int
+    uncertainty_ns: int
     iterations: list[IterationTimestamps[int]]
     on_device: bool
 
@@ -350,19 +355,11 @@ _all_reduces = _AllReduceKernel()
 # 3. Conversion
 
 
-def rank_trace(
-    rank: int,
-    offset_ns: int,
-    uncertainty_ns: int,
-    timestamps: NsTimestamps,
-    *,
-    zero: int,
-    layouts: dict[BucketLayout, int],
-) -> RankTrace:
+def rank_trace(rank: int, timestamps: NsTimestamps, *, zero: int, layouts: dict[BucketLayout, int]) -> RankTrace:
     """Convert the readings of one rank.
 
     `zero` is when rank 0's recording began, on its own clock. New bucket layouts are added to `layouts`, which maps
-    each to its index. See `RankTrace` for the other arguments.
+    each to its index.
 
     Raises:
         RuntimeError: There is no complete iteration.
@@ -374,8 +371,8 @@ def rank_trace(
         )
     return RankTrace(
         rank=rank,
-        clock_offset_ns=offset_ns + timestamps.zero - zero,  # a rank's times count from its own zero
-        clock_uncertainty_ns=uncertainty_ns,
+        clock_offset_ns=timestamps.offset_ns + timestamps.zero - zero,  # a rank's times count from its own zero
+        clock_uncertainty_ns=timestamps.uncertainty_ns,
         iterations=tuple(
             _iteration(iteration, layouts, on_device=timestamps.on_device) for iteration in timestamps.iterations
         ),

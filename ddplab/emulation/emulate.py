@@ -108,7 +108,6 @@ def emulate(
         raise ValueError("grouping: expected 'buckets', because ddplab's reducer copies every gradient, got 'fusion'")
     if inputs is not None and policy.phase != "steady":
         raise ValueError(f"phase: expected 'steady' with inputs, got {policy.phase!r}")
-    follows_caps = policy.plan is None and policy.order == "ready"
     _check_hook(policy.hook)
     model = recorded_model(trace, **policy.recorded_as(world_size))
     fabric, variation, assumed = assume_gpu(trace, fabric, variation) if assume else (fabric, variation, ())
@@ -119,7 +118,7 @@ def emulate(
     sampler = IterationSampler(
         model.compute_times, world_size, variation, stragglers, inputs, sync_every=policy.sync_every
     )
-    plan = None if follows_caps else buckets_of(policy, model)
+    plan = None if policy.plan is None and policy.order == "ready" else buckets_of(policy, model)
     try:
         inspect.signature(make).bind(None, **ddp_arguments(make, policy, plan))
     except TypeError as error:
