@@ -364,17 +364,15 @@ class _EndOfIteration(Joinable, JoinHook):
         self._ddp, self._done, self._count = ddp, done, 0
 
     def notify(self) -> None:
-        """Call the function."""
+        """Call the function; on a rank without inputs, after the reducer has matched its collectives."""
         self._count += 1
         self._done(self._count)
+
+    main_hook = notify
 
     def join_hook(self, **_: Any) -> JoinHook:
         """The hook that a rank without inputs runs."""
         return self
-
-    def main_hook(self) -> None:
-        """Ends an iteration of a rank without inputs, after the reducer has matched its collectives."""
-        self.notify()
 
     @property
     def join_device(self) -> torch.device:
