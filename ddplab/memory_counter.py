@@ -55,8 +55,8 @@ def measure_memory(model: str, *, autocast: str | None = None) -> StepMemory | N
         return None
     if held is None or "batch" not in signature(models.resolve(model)).parameters:
         return held
-    twice = _held(model, autocast, 2 * held.batch)
-    assert twice is not None
+    if (twice := _held(model, autocast, 2 * held.batch)) is None:
+        return held
     return held.model_copy(update={"constant_bytes": max(0, 2 * held.kept_bytes - twice.kept_bytes)})
 
 
