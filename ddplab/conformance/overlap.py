@@ -4,7 +4,8 @@ The class runs in virtual time on emulated devices, for several models on severa
 no noise: a schedule that is slower by a nanosecond is slower. `compare` names the first bucket that is late.
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
+from functools import partial
 from math import prod
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -152,7 +153,7 @@ def emulated(subject: Subject, trace: Trace, network: Network, **settings: Any) 
     return emulate(
         *(trace, fabric),
         world_size=network.world_size,
-        reducer=reducer_of(subject),
+        reducer=partial(wrap_emulated, subject),
         assume=False,
         **{"bucket_cap_mb": CAP_MB} | settings,
     )
@@ -195,21 +196,17 @@ def averages_by_a_call(subject: Subject) -> bool:
     return not schedule_of(subject.alone(), MODELS[0], NETWORKS[0]).launches
 
 
-def reducer_of(subject: Subject) -> Callable[..., nn.Module]:
-    """Return a function that wraps an emulated model; before its step, it calls what must follow a backward pass."""
+def wrap_emulated(subject: Subject, module: Any, **options: Any) -> nn.Module:
+    """Wrap an emulated model; before its step, it calls what must follow a backward pass."""
+    wrapped = subject.wrap(module, **{name: value for name, value in options.items() if name in subject.options})
+    step = module.step
 
-    def make(module: Any, **options: Any) -> nn.Module:
-        wrapped = subject.wrap(module, **{name: value for name, value in options.items() if name in subject.options})
-        step = module.step
+    def finish_and_step() -> None:
+        subject.finish(wrapped, None)  # type: ignore[arg-type]  # an emulated device has no optimiser
+        step()
 
-        def finish_and_step() -> None:
-            subject.finish(wrapped, None)  # type: ignore[arg-type]  # an emulated device has no optimiser
-            step()
-
-        module.step = finish_and_step
-        return wrapped
-
-    return make
+    module.step = finish_and_step
+    return wrapped
 
 
 def late_launches(schedule: EmulatedSchedule) -> str:

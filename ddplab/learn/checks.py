@@ -420,7 +420,7 @@ def _sharded(rank: int, world_size: int, subject: Subject) -> str:
 
 
 class Stepping:
-    """A class on an emulated device whose step is that of a sharded Adam; has what `reducer_of` uses of a subject.
+    """A class on an emulated device whose step is that of a sharded Adam; has what `wrap_emulated` uses of a subject.
 
     Attributes:
         held_bytes: What the rank held beside the parameters at each step.
