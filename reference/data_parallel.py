@@ -36,7 +36,7 @@ from .comm_hooks.allreduce import allreduce
 from .comm_hooks.compress import fp16_compress
 from .comm_hooks.interface import Hook
 from .delayed_all_reduce import DelayedAllReduce, resolve_delayed
-from .join import UnevenInputsHook, counter
+from .join import UnevenInputsHook, ranks_present
 from .logging_data import LoggingData
 from .mixed_precision import (
     ReductionState,
@@ -97,7 +97,7 @@ class TorchNamedReducer(ExceptionSafeReducer):
         super().prepare_for_backward(outputs, count_ranks or counted)
 
     def _set_forward_pass_work_handle(self, work: dist.Work, use_static_world_size: bool) -> None:  # noqa: FBT001
-        self.count_ranks = None if use_static_world_size else counter(work)
+        self.count_ranks = None if use_static_world_size else partial(ranks_present, work)
 
     def _rebuild_buckets(self) -> bool:
         before = self.buckets.rebuilt

@@ -27,7 +27,7 @@ from .buckets import Buckets
 from .checks import construction
 from .checks.launch_order import CheckedLaunchOrder, new_series
 from .comm_hooks.interface import Hook, check_hook
-from .join import JoinableModule, counter
+from .join import JoinableModule, ranks_present
 from .not_compiled import not_compiled
 from .parameter_stand_ins import replaced_parameters, thawed
 from .parameters import ModuleTensors
@@ -191,7 +191,7 @@ class DataParallel(JoinableModule, nn.Module):
             outputs = list(tensors_in(output))
             count_ranks = None  # averages are over all ranks
             if own.presence is not None and not self._divide_by_initial_world_size:
-                count_ranks = counter(own.presence)
+                count_ranks = partial(ranks_present, own.presence)
             self.reducer.prepare_for_backward(outputs, count_ranks)
             if self.reducer.tracker.needs_sink:
                 return through_sink(output, self.reducer.backward_starts, clone=self._ddp_sink_clone)
