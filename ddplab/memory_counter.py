@@ -10,7 +10,7 @@ from collections.abc import Iterable
 from contextlib import ExitStack
 from functools import partial
 from inspect import signature
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 import torch.nn.functional as F  # noqa: N812 - as torch names it
@@ -36,16 +36,6 @@ IN_FLOAT32 = {
 """Functions that autocast runs in float32 on CUDA, and in low precision on a processor."""
 
 
-class _Held(NamedTuple):
-    """Bytes that one step of one batch holds; see `StepMemory`."""
-
-    batch_bytes: int
-    kept_bytes: int
-    peak_bytes: int
-    peak_with_gradients_bytes: int
-    ready_bytes: tuple[int, ...]
-
-
 def measure_memory(model: str, *, autocast: str | None = None) -> StepMemory | None:
     """Count what one step of a model holds; None: it has no batch size, or does not run on fake tensors.
 
@@ -58,29 +48,27 @@ def measure_memory(model: str, *, autocast: str | None = None) -> StepMemory | N
         ModelError: There is no such model.
     """
     try:
-        held, batch = _held(model, autocast, None)
+        held = _held(model, autocast, None)
     except (AssertionError, RuntimeError, TypeError, ValueError) as error:
         if isinstance(error, ModelError):
             raise
         return None
-    if batch is None:
-        return None
-    constant = 0
-    if "batch" in signature(models.resolve(model)).parameters:
-        twice, _ = _held(model, autocast, 2 * batch)
-        constant = max(0, 2 * held.kept_bytes - twice.kept_bytes)
-    return StepMemory(batch=batch, constant_bytes=constant, **held._asdict())
+    if held is None or "batch" not in signature(models.resolve(model)).parameters:
+        return held
+    if (twice := _held(model, autocast, 2 * held.batch)) is None:
+        return held
+    return held.model_copy(update={"constant_bytes": max(0, 2 * held.kept_bytes - twice.kept_bytes)})
 
 
-def _held(model: str, autocast: str | None, batch: int | None) -> tuple[_Held, int | None]:
+def _held(model: str, autocast: str | None, batch: int | None) -> StepMemory | None:
     with without_data(autocast):
         module, loss_fn = models.build(model) if batch is None else models.resolve(model)(batch=batch)  # type: ignore[call-arg]
         with _OnCuda():
-            return held_by_a_step(module, loss_fn), getattr(loss_fn, "batch", None)
+            return held_by_a_step(module, loss_fn, own) if (own := getattr(loss_fn, "batch", None)) else None
 
 
-def held_by_a_step(module: nn.Module, loss_fn: models.Loss) -> _Held:
-    """Run `loss_fn(module)` and its backward pass once, on any device, and follow what they hold."""
+def held_by_a_step(module: nn.Module, loss_fn: models.Loss, batch: int = 1) -> StepMemory:
+    """Run `loss_fn(module)`, on so many samples, and its backward pass once, on any device; follow what they hold."""
     live = LiveBytes(tensors_of([*module.parameters(), *module.buffers()]))
     parameters = trainable_parameters(module)
     ready = [0] * len(parameters)
@@ -97,7 +85,14 @@ def held_by_a_step(module: nn.Module, loss_fn: models.Loss) -> _Held:
         kept = live.bytes
         torch.clear_autocast_cache()  # scripts leave autocast before the backward pass
         loss.backward()
-    return _Held(live.given_bytes, kept, live.peak, live.peak_with_gradients, tuple(ready))
+    return StepMemory(
+        batch=batch,
+        batch_bytes=live.given_bytes,
+        kept_bytes=kept,
+        peak_bytes=live.peak,
+        peak_with_gradients_bytes=live.peak_with_gradients,
+        ready_bytes=tuple(ready),
+    )
 
 
 class _OnCuda(TorchFunctionMode):

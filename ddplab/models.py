@@ -183,11 +183,6 @@ CHECKPOINTED = {
     f"{name}-checkpointed": partial(checkpointed, BUILT_IN[name])
     for name in ("bert-large", "llama-3.2-1b", "llama-3.1-8b")
 }
-LARGE = (
-    *("resnet50-224", "bert-large", "gpt2", "resnet152-224", "vit-b-16", "llama-3.2-1b", "llama-3.1-8b"),
-    *CHECKPOINTED,
-)
-"""Built-in models of the size that GPUs train; a processor takes seconds to minutes for an iteration."""
 BUILT_IN |= CHECKPOINTED
 
 

@@ -11,6 +11,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, nullcontext
 from functools import partial
 from typing import Any
+from unittest import mock
 
 import torch
 import torch.nn.functional as F  # noqa: N812 - as torch names it
@@ -72,13 +73,9 @@ def without_data(autocast: str | None) -> Iterator[None]:
     runs as a layer norm without bias: one kernel, as on a GPU, where a processor has ten.
     """
     low = nullcontext() if autocast is None else torch.autocast("cpu", dtype=getattr(torch, autocast))
-    replaced = torch.utils.swap_tensors, F.rms_norm
-    torch.utils.swap_tensors, F.rms_norm = _take_data, _layer_norm  # type: ignore[assignment]
-    try:
-        with FakeTensorMode(), low:
-            yield
-    finally:
-        torch.utils.swap_tensors, F.rms_norm = replaced
+    takes_data = mock.patch.object(torch.utils, "swap_tensors", _take_data)
+    with takes_data, mock.patch.object(F, "rms_norm", _layer_norm), FakeTensorMode(), low:
+        yield
 
 
 def _take_data(parameter: Tensor, converted: Tensor) -> None:

@@ -15,10 +15,11 @@ from reference.data_parallel import DistributedDataParallel
 from reference.launch import let_network_threads_yield, rank_device, report_progress
 from reference.parameters import trainable_parameters
 from reference.recorder import record
-from reference.trace import Iteration, Trace
+from reference.trace import PHASES, Iteration, Trace
 from simulator.schedule.comm_hook_messages import NO_HOOK
 
 from . import models
+from .calibration.comm_hook_costs import WARM_UP as WARM_UP_OF_HOOKS
 from .calibration.comm_hook_costs import real_hook
 from .calibration.repeated_timing import in_ns, meet, of_slowest_rank, read_clock, share_clock
 from .emulation.emulated_device import EmulatedTraining
@@ -29,8 +30,6 @@ SAMPLED_ITERATIONS = 10
 RECORDED_ITERATIONS = 8
 MEASURED_ITERATIONS = 3
 """Measured iterations in each turn of a target run, after the warm-up iterations."""
-WARM_UP_OF_HOOKS = 4
-"""PowerSGD compresses from the third iteration on, and starts from its last Q from the fourth."""
 
 
 class Trainer:
@@ -96,10 +95,6 @@ def record_computation(rank: int, _world_size: int, model: str, iterations: int 
     return last_iterations(recording.trace, iterations, averaged=under_reducer)
 
 
-AFTER_AVERAGING = ("backward_end_ns", "optimizer_start_ns", "optimizer_end_ns", "end_ns")
-"""Moments of an iteration after the averaging of gradients."""
-
-
 def last_iterations(trace: Trace, iterations: int, *, averaged: bool) -> Trace:
     """Return the last iterations; if gradients were averaged, each backward pass ends with its last gradient."""
     ranks = []
@@ -109,8 +104,10 @@ def last_iterations(trace: Trace, iterations: int, *, averaged: bool) -> Trace:
             start_ns = kept[-1].end_ns if kept else 0
             ready_ns = [moment for moment in one.ready_ns if moment is not None]
             averaging_ns = one.backward_end_ns - max(ready_ns, default=one.backward_end_ns) if averaged else 0
-            moved, earlier = (one.shifted(start_ns - by_ns - one.forward_start_ns) for by_ns in (0, averaging_ns))
-            kept.append(moved.model_copy(update={name: getattr(earlier, name) for name in AFTER_AVERAGING}))
+            moved = one.shifted(start_ns - one.forward_start_ns)
+            after = {name: getattr(moved, name) for name in PHASES[PHASES.index("backward_end_ns") :]}
+            earlier = {name: moment - averaging_ns for name, moment in after.items() if moment is not None}
+            kept.append(moved.model_copy(update=earlier))
         ranks.append(rank.model_copy(update={"iterations": tuple(kept)}))
     return trace.model_copy(update={"ranks": tuple(ranks)})
 
@@ -151,11 +148,11 @@ def train_turn(
         if device is not None:
             device.next_iteration = -1  # buckets are rebuilt in the last iteration's ready order, as predicted
         with warmed_up(trainer, run) as ddp:
-            slept = 0
             if device is not None:
-                device.next_iteration, slept = first, len(device.observer.overslept_ns)
+                device.next_iteration = first
+                device.observer.overslept_ns.clear()
             times_ns = time_iterations(trainer, ddp)
-        overslept = () if device is None else tuple(device.observer.overslept_ns[slept:])
+        overslept = () if device is None else tuple(device.observer.overslept_ns)
         torchs = run.torchs_arguments
         measured.append(Turn(times_ns, () if torchs is None else time_torchs_class(trainer, torchs), overslept))
     return measured

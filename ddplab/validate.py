@@ -123,7 +123,7 @@ def validate(
     digest = write_predictions(out / "predictions.json", name, configurations, targets)
     turns = train(runs, repeat, f"{name}: training")
     rows = [
-        make_row(name, one, target, [of_turn[0] for of_turn in of_run]).in_original(scale)
+        make_row(name, one, target, [of_turn[0] for of_turn in of_run], scale)
         for one, target, of_run in zip(configurations, targets, turns, strict=True)
     ]
     late_ns = [ns for of_run in turns for of_turn in of_run for of_rank in of_turn for ns in of_rank.overslept_ns]

@@ -4,7 +4,7 @@ import json
 import math
 import statistics
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Annotated, Any, Literal, NamedTuple, Self
@@ -144,35 +144,29 @@ class ValidationRow:
         low, high = self.interval_ns
         return (high - low) / 2 / self.predicted_ns
 
-    def in_original(self, scale: ScaleModel) -> Self:
-        """Convert the times of a row from those of a scale model."""
-        if scale == ORIGINAL:
-            return self
-
-        def in_original(times_ns: Any) -> Any:
-            return tuple(map(in_original, times_ns)) if isinstance(times_ns, tuple) else scale.original_ns(times_ns)
-
-        times = {one.name: in_original(getattr(self, one.name)) for one in fields(self) if one.name.endswith("_ns")}
-        return replace(self, turns=tuple(Turn(in_original(turn.times_ns)) for turn in self.turns), **times)
-
 
 def make_row(
-    model: str, configuration: Configuration, predicted: TargetPrediction, turns: Sequence[Turn]
+    model: str,
+    configuration: Configuration,
+    predicted: TargetPrediction,
+    turns: Sequence[Turn],
+    scale: ScaleModel = ORIGINAL,
 ) -> ValidationRow:
-    """Make the row of a configuration from its prediction and all of its turns."""
-    prediction = predicted.prediction
+    """Make the row of a configuration from its prediction and all of its turns, which ran in this scale model."""
+    prediction, original = predicted.prediction, scale.original_ns
     times_ns = [ns for turn in turns for ns in turn.times_ns]
     low, measured, high = (round(ns) for ns in np.quantile(times_ns, [0.25, 0.5, 0.75]))
     shortest, longest = prediction.interval_ns
+    in_original = [turn._replace(times_ns=tuple(map(original, turn.times_ns)), overslept_ns=()) for turn in turns]
     return ValidationRow(
         model=model,
         **vars(configuration),
         buckets=len(prediction.buckets),
-        turns=tuple(turn._replace(overslept_ns=()) for turn in turns),
-        measured_ns=measured,
-        quartiles_ns=(low, high),
-        predicted_ns=prediction.iteration_ns,
-        interval_ns=prediction.interval_ns,
+        turns=tuple(in_original),
+        measured_ns=original(measured),
+        quartiles_ns=(original(low), original(high)),
+        predicted_ns=original(prediction.iteration_ns),
+        interval_ns=(original(shortest), original(longest)),
         coverage=statistics.fmean(shortest <= ns <= longest for ns in times_ns),
         error=prediction.iteration_ns / measured - 1,
         **{f"{name}_error": ns / measured - 1 for name, ns in predicted.baselines_ns.items()},

@@ -36,7 +36,7 @@ from .comm_hooks.allreduce import allreduce
 from .comm_hooks.compress import fp16_compress
 from .comm_hooks.interface import Hook
 from .delayed_all_reduce import DelayedAllReduce, resolve_delayed
-from .join import UnevenInputsHook, counter
+from .join import UnevenInputsHook, ranks_present
 from .logging_data import LoggingData
 from .mixed_precision import (
     ReductionState,
@@ -44,7 +44,6 @@ from .mixed_precision import (
     cast_inputs,
     casts,
     check_config,
-    reduction_dtype,
     sum_in_low_precision,
 )
 from .module_wrapper import DataParallel
@@ -98,7 +97,7 @@ class TorchNamedReducer(ExceptionSafeReducer):
         super().prepare_for_backward(outputs, count_ranks or counted)
 
     def _set_forward_pass_work_handle(self, work: dist.Work, use_static_world_size: bool) -> None:  # noqa: FBT001
-        self.count_ranks = None if use_static_world_size else counter(work)
+        self.count_ranks = None if use_static_world_size else partial(ranks_present, work)
 
     def _rebuild_buckets(self) -> bool:
         before = self.buckets.rebuilt
@@ -312,7 +311,7 @@ class DistributedDataParallel(DataParallel):
             own.input_steps.append(partial(_move, torch.device(self.device.type, self.device_ids[0])))
         if self.mixed_precision is not None:
             own.input_steps.append(partial(cast_inputs, self.mixed_precision))
-            if (dtype := reduction_dtype(self.mixed_precision)) is not None:
+            if (dtype := self.mixed_precision.reduce_dtype or self.mixed_precision.param_dtype) is not None:
                 self._use_comm_hook(ReductionState(dtype, weakref.ref(self)), sum_in_low_precision)
         if (trigger := own.delay[1]) is not None:
             own.delayed = DelayedAllReduce(self._delay_all_reduce_params, trigger, self.process_group)

@@ -4,7 +4,6 @@
 `ZeroRedundancyOptimizer` and user-defined `Joinable` classes.
 """
 
-from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, cast
 
 import torch
@@ -129,19 +128,7 @@ class JoinableModule(Joinable):
         send_state(self.module, self.process_group, source=source, with_buffers=self.forward_sync_buffers)
 
 
-def rank_counter(ddp: JoinableModule, presence: dist.Work) -> Callable[[], int] | None:
-    """A function that returns the number of ranks that have inputs, which Join counts in `presence`.
-
-    None: averages are over all ranks.
-    """
-    return None if ddp._divide_by_initial_world_size else counter(presence)
-
-
-def counter(presence: dist.Work) -> Callable[[], int]:
-    """A function that waits for Join's count of the ranks that have inputs, and returns it."""
-
-    def count() -> int:
-        presence.wait()
-        return int(presence.get_future().value()[0].item())
-
-    return count
+def ranks_present(presence: dist.Work) -> int:
+    """Wait for Join's count of the ranks that have inputs, and return it."""
+    presence.wait()
+    return int(presence.get_future().value()[0].item())

@@ -27,6 +27,7 @@ import warnings
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import KW_ONLY, dataclass
 from datetime import timedelta
+from functools import partial
 from multiprocessing.connection import Connection, wait
 from multiprocessing.process import BaseProcess
 from pathlib import Path
@@ -245,8 +246,7 @@ class RankPool(contextlib.AbstractContextManager["RankPool"]):
             store = self._launched.address, meeting.port
         if self.link_rate is not None:
             self._links = self._resources.enter_context(Links(self.world_size, self.link_rate, self.uplinks))
-        for rank, seat in enumerate(self._seats()):
-            membership = _Membership(rank, self.world_size, store, self.backend, self.timeout_s, seat)
+        for rank, membership in enumerate(self._memberships(store)):
             launched = self._launched and self._launched.all()[rank].connection
             try:
                 self._ranks.append(
@@ -257,17 +257,22 @@ class RankPool(contextlib.AbstractContextManager["RankPool"]):
             except OSError:
                 raise Error(f"{self.name(rank)} was lost; start the program again") from None
 
-    def _seats(self) -> "list[Seat]":
-        """Return what each rank has of its machine."""
+    def _memberships(self, store: Path | tuple[str, int]) -> "list[_Membership]":
+        """Return what makes each process a rank of this pool."""
         known = [one.place for one in self._launched.all()] if self._launched else []
         nodes = [place.node for place in known] or self.nodes
         addresses: Sequence[str | None] = [None] * self.world_size
         if self._launched is not None and len(set(self.nodes)) > 1:
             addresses = self._launched.addresses(range(self.world_size))
         return [
-            Seat(
-                known[rank].local_rank if known else rank,
-                nodes.count(nodes[rank]),
+            _Membership(
+                rank,
+                self.world_size,
+                store,
+                self.backend,
+                self.timeout_s,
+                local_rank=known[rank].local_rank if known else rank,
+                local_size=nodes.count(nodes[rank]),
                 pinned=self.pinned,
                 device=self.device,
                 namespace=None if self._links is None else self._links.namespace(rank),
@@ -515,33 +520,25 @@ def _first_line(failure: RankError) -> str:
     return next((line for line in lines[start + 1 :] if line and not line.startswith(" ")), lines[-1])
 
 
-@dataclass(frozen=True)
-class Seat:
-    """What a rank has of its machine.
-
-    `local_rank` counts among the `local_size` ranks of this machine; `pinned` and `device` are those of `RankPool`.
-    `namespace` is the path of its network namespace; None: that of the machine. `address` is that of the machine on
-    the network that connects the ranks; None: all of them are on one machine.
-    """
-
-    local_rank: int
-    local_size: int
-    _: KW_ONLY
-    pinned: bool = False
-    device: str | None = None
-    namespace: str | None = None
-    address: str | None = None
-
-
 class _Membership(NamedTuple):
-    """What makes a process a rank of a pool: see `RankPool` and `_meet`."""
+    """What makes a process a rank of a pool: see `RankPool` and `_meet`.
+
+    `local_rank` counts among the `local_size` ranks of this machine. `namespace` is the path of the rank's network
+    namespace; None: that of the machine. `address` is that of the machine on the network that connects the ranks;
+    None: all of them are on one machine.
+    """
 
     rank: int
     world_size: int
     store: Path | tuple[str, int]
     backend: str
     timeout_s: float
-    seat: Seat
+    local_rank: int
+    local_size: int
+    pinned: bool
+    device: str | None
+    namespace: str | None
+    address: str | None
 
 
 def _serve(pipes: Sequence[Connection], surroundings: Surroundings, membership: _Membership) -> None:
@@ -573,28 +570,27 @@ def _join(connection: Connection, membership: _Membership) -> None:
     _send(connection, _LEFT, None)
 
 
-def _run_bodies(connection: Connection, membership: _Membership) -> None:
+def _run_bodies(connection: Connection, own: _Membership) -> None:
     """Run the bodies of a pool, until there is none."""
-    rank, world_size, store, backend, timeout_s, seat = membership
     global _launcher, _spans_nodes, _device
-    _launcher, _spans_nodes, _device = connection, seat.address is not None, seat.device
-    if seat.pinned:
-        pin(seat.local_rank, seat.local_size)
-    torch.set_num_threads(max(1, (os.cpu_count() or 1) // seat.local_size))
-    choose_network(seat.namespace, seat.address)
+    _launcher, _spans_nodes, _device = connection, own.address is not None, own.device
+    if own.pinned:
+        pin(own.local_rank, own.local_size)
+    torch.set_num_threads(max(1, (os.cpu_count() or 1) // own.local_size))
+    choose_network(own.namespace, own.address)
     keep_freed_memory()
     while request := connection.recv_bytes():
         try:
             body, args = pickle.loads(request)
             if not dist.is_initialized():
-                if backend == "nccl" or seat.device == "cuda":
+                if own.backend == "nccl" or own.device == "cuda":
                     if not torch.cuda.device_count():
                         raise Error("ranks: expected a CUDA device, got none; use Gloo and the CPU")
-                    torch.cuda.set_device(seat.local_rank % torch.cuda.device_count())
-                _meet(rank, world_size, backend, store, timedelta(seconds=timeout_s))
-            _send(connection, _RESULT, body(rank, world_size, *args))
+                    torch.cuda.set_device(own.local_rank % torch.cuda.device_count())
+                _meet(own)
+            _send(connection, _RESULT, body(own.rank, own.world_size, *args))
         except Exception as error:  # noqa: BLE001 - any error of the body, or a result that cannot be pickled
-            _send(connection, _FAILURE, _failure(rank, error))
+            _send(connection, _FAILURE, _failure(own.rank, error))
 
 
 def _failure(rank: int, error: Exception) -> Error:
@@ -608,18 +604,18 @@ def _failure(rank: int, error: Exception) -> Error:
     return (CollectiveError if LOST_PEER.search(text) else RankError)(rank, text)
 
 
-def _meet(rank: int, world_size: int, backend: str, meeting: Path | tuple[str, int], timeout: timedelta) -> None:
+def _meet(own: _Membership) -> None:
     """Initialise the process group with a store: a file, or the address and port of the launcher's."""
-    if isinstance(meeting, tuple):
-        remote = TCPStore(*meeting, is_master=False, timeout=timeout)
-        dist.init_process_group(backend, store=remote, rank=rank, world_size=world_size, timeout=timeout)
+    timeout = timedelta(seconds=own.timeout_s)
+    meet = partial(dist.init_process_group, own.backend, rank=own.rank, world_size=own.world_size, timeout=timeout)
+    if isinstance(own.store, tuple):
+        meet(store=TCPStore(*own.store, is_master=False, timeout=timeout))
         return
     try:
-        store = FileStore(str(meeting), world_size)
-        dist.init_process_group(backend, store=store, rank=rank, world_size=world_size, timeout=timeout)
+        meet(store=FileStore(str(own.store), own.world_size))
     except dist.DistStoreError as error:
         advice = "make room there, or set TMPDIR"
-        raise Error(f"ranks: cannot meet through a file in {meeting.parent}: {error}; {advice}") from None
+        raise Error(f"ranks: cannot meet through a file in {own.store.parent}: {error}; {advice}") from None
 
 
 def _end_with_launcher() -> None:

@@ -237,3 +237,16 @@ def _buckets(reducer: Any) -> Data:
             " ".join(map(str, indices)) for indices in reducer.buckets.assignment
         )
     return data
+
+
+def buckets_of(wrapped: Any) -> tuple[tuple[int, ...], ...] | None:
+    """Return the buckets in force as parameter indices in launch order; None if the class does not report them."""
+    reducer = getattr(wrapped, "reducer", None)
+    if (assignment := getattr(getattr(reducer, "buckets", None), "assignment", None)) is not None:
+        return tuple(map(tuple, assignment))
+    if not hasattr(wrapped, "_get_ddp_logging_data"):
+        return None
+    data = wrapped._get_ddp_logging_data()
+    listed = data.get("rebuilt_per_bucket_param_indices") or data.get("initial_per_bucket_param_indices") or ""
+    buckets = tuple(tuple(map(int, bucket.split())) for bucket in listed.split(",") if bucket.strip())
+    return buckets or None

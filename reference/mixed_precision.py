@@ -108,12 +108,6 @@ def cast_inputs(config: Any, inputs: tuple[Any, ...], kwargs: dict[str, Any]) ->
     return _cast_forward_inputs(config.param_dtype, *inputs, **kwargs)
 
 
-def reduction_dtype(config: Any) -> torch.dtype | None:
-    """The dtype of the all-reduces; None: that of the parameters."""
-    dtype: torch.dtype | None = config.reduce_dtype or config.param_dtype
-    return dtype
-
-
 def sum_in_low_precision(state: ReductionState, bucket: GradBucket) -> torch.futures.Future[Tensor]:
     """Comm hook: average a bucket in another dtype. Divides after adding, as torch's does."""
     ddp = state.ddp()

@@ -23,15 +23,14 @@ from .backward_exceptions import ExceptionSafeReducer
 from .backward_sink import through_sink
 from .broadcast import send_state
 from .bucket_copies import allocator
-from .bucketing import two_stage_caps
 from .buckets import Buckets
 from .checks import construction
 from .checks.launch_order import CheckedLaunchOrder, new_series
 from .comm_hooks.interface import Hook, check_hook
-from .join import JoinableModule, rank_counter
+from .join import JoinableModule, ranks_present
 from .not_compiled import not_compiled
 from .parameter_stand_ins import replaced_parameters, thawed
-from .parameters import ModuleTensors, module_tensors
+from .parameters import ModuleTensors
 from .reducer_options import WrapperState
 from .unused_parameters import make_tracker
 from .view_and_sparse_buckets import make_bucket
@@ -120,11 +119,7 @@ class DataParallel(JoinableModule, nn.Module):
 
     def _set_up(self, *, with_buffers: bool) -> tuple[ModuleTensors, construction.Setup]:
         """The module's tensors, and everything that must be the same on all ranks."""
-        own, tensors = self._own, module_tensors(self.module)
-        caps = two_stage_caps(own.bucket_cap_mb, own.bucket_cap_mb_list, own.features.graph_may_change)
-        bucketed = own.bucketed(tensors.trainable)
-        setup = construction.set_up(self.module, tensors, bucketed, own.plan, *caps, with_buffers=with_buffers)
-        return tensors, setup
+        return construction.set_up(self.module, self._own, with_buffers=with_buffers)
 
     # Forward pass
 
@@ -194,7 +189,9 @@ class DataParallel(JoinableModule, nn.Module):
             own.delayed.forward_done(averaging=averaging)
         if averaging:
             outputs = list(tensors_in(output))
-            count_ranks = None if own.presence is None else rank_counter(self, own.presence)
+            count_ranks = None  # averages are over all ranks
+            if own.presence is not None and not self._divide_by_initial_world_size:
+                count_ranks = partial(ranks_present, own.presence)
             self.reducer.prepare_for_backward(outputs, count_ranks)
             if self.reducer.tracker.needs_sink:
                 return through_sink(output, self.reducer.backward_starts, clone=self._ddp_sink_clone)

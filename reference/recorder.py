@@ -104,10 +104,8 @@ class Recording:
 
     def __enter__(self) -> Self:
         with _current(self._device):
-            offset_ns, uncertainty_ns = _clock_offset_ns(self._group)
-        clock = clock_of(self._device, spare=SPARE_EVENTS)
-        self._offset = offset_ns, uncertainty_ns + clock.uncertainty_ns
-        self._timestamps = Timestamps(len(self._parameters), clock)
+            self._offset = _clock_offset_ns(self._group)
+        self._timestamps = Timestamps(len(self._parameters), clock_of(self._device, spare=SPARE_EVENTS))
         self._hooks = ExitStack()
         self._hooks.callback(self._module.register_forward_pre_hook(RecordingHook(self._note_input)).remove)
         parameters = list(self._parameters.values())
@@ -149,15 +147,15 @@ class Recording:
             self.trace = self._gathered_trace()
 
     def _gathered_trace(self) -> Trace:
-        mine = *self._offset, self._timestamps.in_ns()
+        mine = self._timestamps.in_ns(*self._offset)
         everyone = [mine]
         if self._group is not None:
             everyone = everyone * dist.get_world_size(self._group)
             with _current(self._device):
                 dist.all_gather_object(everyone, mine, group=self._group)
         layouts: dict[BucketLayout, int] = {}
-        zero = everyone[0][-1].zero
-        ranks = tuple(rank_trace(rank, *theirs, zero=zero, layouts=layouts) for rank, theirs in enumerate(everyone))
+        zero = everyone[0].zero
+        ranks = tuple(rank_trace(rank, theirs, zero=zero, layouts=layouts) for rank, theirs in enumerate(everyone))
         return Trace(workload=self._workload(len(ranks)), layouts=tuple(layouts), ranks=ranks)
 
     def _workload(self, world_size: int) -> Workload:

@@ -29,7 +29,7 @@ from .autograd_hooks import NEVER, Inbox, PassEnd, attach_hooks, gradients_until
 from .backward_pass import Expecting, Failed, Idle, InFlight, Reduction, Running, State
 from .buckets import Bucket, Buckets, SecondGradientError
 from .checks.changed_gradients import ChangedGradients, separate
-from .checks.error_messages import ErrorMessages, GradientReport
+from .checks.error_messages import ErrorMessages
 from .checks.launch_order import CheckedLaunchOrder
 from .comm_hooks.interface import Hook, HookCaller
 from .errors import LaunchOrderError
@@ -142,7 +142,6 @@ class Reducer:
         self.optimizers_in_backward = False
         self._hook: HookCaller | None = None
         self._messages = ErrorMessages(parameters, group.rank())
-        self._report = GradientReport(self._messages)
         self._thorough = True  # check every gradient: in the first iteration and in the one after the rebuild
         self._changes = ChangedGradients()
         self._separates = False  # whether gradients have shared memory
@@ -435,7 +434,7 @@ class Reducer:
 
     def _pack(self, bucket: Bucket, number: int, scale: float) -> None:
         for slot in bucket.misfits(thorough=self._thorough):
-            if error := self._report(bucket, number, slot):
+            if error := self._messages.misfit(bucket, number, slot):
                 self.fail(error)
         if self._thorough and (changed := self._changes.first_changed(bucket)) is not None:
             self.fail(self._messages.changed(changed, number))

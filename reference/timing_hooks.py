@@ -8,7 +8,7 @@
 import weakref
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, field, fields, is_dataclass, replace
+from dataclasses import dataclass, field, fields, replace
 from functools import cache, partial
 from typing import Any, Generic, NamedTuple, TypeVar
 
@@ -20,7 +20,7 @@ from torch.optim.optimizer import register_optimizer_step_post_hook, register_op
 
 from .autograd_hooks import call_at_backward, tensors_in
 from .data_parallel import DistributedDataParallel
-from .device_clock import Clock, DeviceReading, HostClock, Reading
+from .device_clock import Clock, HostClock, Reading, nanoseconds
 from .parameters import trainable_parameters
 from .reducer_observer import Future, Observer, RecordingHook
 from .trace import BucketLayout, BucketTimes, Iteration, RankTrace
@@ -134,32 +134,40 @@ class Timestamps:
             self.iterations.append(self.current)
         self.current = self._blank(self.now() if now is None else now)
 
-    def in_ns(self) -> "NsTimestamps":
-        """All complete iterations in nanoseconds; waits until a device has reached the last reading."""
+    def in_ns(self, offset_ns: int, uncertainty_ns: int) -> "NsTimestamps":
+        """All complete iterations in nanoseconds; waits until a device has reached the last reading.
+
+        `offset_ns` is that of the host's clock, to rank 0's, with its uncertainty.
+        """
         self._clock.settle(wait=True)
-        return NsTimestamps(_in_ns(self.zero), _in_ns(self.iterations), on_device=self._clock.on_device)
+        zero, uncertainty_ns = _since(0, self.zero), uncertainty_ns + self._clock.uncertainty_ns
+        return NsTimestamps(zero, offset_ns, uncertainty_ns, _since(zero, self.iterations), self._clock.on_device)
 
 
 class NsTimestamps(NamedTuple):
-    """Readings of one rank in nanoseconds: when the recording began, and the complete iterations.
+    """Readings of one rank in nanoseconds: when the recording began, and the complete iterations since then.
 
-    `on_device` is whether the readings are moments of a device.
+    Add the offset to get rank 0's clock. `on_device` is whether the readings are moments of a device.
     """
 
     zero: int
+    offset_ns: int
+    uncertainty_ns: int
     iterations: list[IterationTimestamps[int]]
     on_device: bool
 
 
-def _in_ns(value: Any) -> Any:
-    """Copy readings, and what contains them, with nanoseconds in place of the readings of a device."""
-    if isinstance(value, DeviceReading):
-        return value.ns
+def _since(zero: int, value: Any) -> Any:
+    """Copy readings, and what contains them, with nanoseconds since `zero` in place of the readings."""
     if isinstance(value, list):
-        return [*map(_in_ns, value)]
-    if is_dataclass(value) and not isinstance(value, type):
-        return replace(value, **{field.name: _in_ns(getattr(value, field.name)) for field in fields(value)})
-    return value
+        return [_since(zero, one) for one in value]
+    if isinstance(value, BucketTimestamps | IterationTimestamps):
+        return replace(value, **{field.name: _since(zero, getattr(value, field.name)) for field in fields(value)})
+    if isinstance(value, bool) or not isinstance(value, Reading):
+        return value
+    ns = nanoseconds(value)
+    assert ns is not None  # the clock has settled it
+    return ns - zero
 
 
 # 2. Hooks
@@ -347,19 +355,11 @@ _all_reduces = _AllReduceKernel()
 # 3. Conversion
 
 
-def rank_trace(
-    rank: int,
-    offset_ns: int,
-    uncertainty_ns: int,
-    timestamps: NsTimestamps,
-    *,
-    zero: int,
-    layouts: dict[BucketLayout, int],
-) -> RankTrace:
+def rank_trace(rank: int, timestamps: NsTimestamps, *, zero: int, layouts: dict[BucketLayout, int]) -> RankTrace:
     """Convert the readings of one rank.
 
     `zero` is when rank 0's recording began, on its own clock. New bucket layouts are added to `layouts`, which maps
-    each to its index. See `RankTrace` for the other arguments.
+    each to its index.
 
     Raises:
         RuntimeError: There is no complete iteration.
@@ -371,21 +371,17 @@ def rank_trace(
         )
     return RankTrace(
         rank=rank,
-        clock_offset_ns=offset_ns + timestamps.zero - zero,  # a rank's times count from its own zero
-        clock_uncertainty_ns=uncertainty_ns,
+        clock_offset_ns=timestamps.offset_ns + timestamps.zero - zero,  # a rank's times count from its own zero
+        clock_uncertainty_ns=timestamps.uncertainty_ns,
         iterations=tuple(
-            _iteration(iteration, timestamps.zero, layouts, on_device=timestamps.on_device)
-            for iteration in timestamps.iterations
+            _iteration(iteration, layouts, on_device=timestamps.on_device) for iteration in timestamps.iterations
         ),
     )
 
 
 def _iteration(
-    timestamps: IterationTimestamps[int], zero: int, layouts: dict[BucketLayout, int], *, on_device: bool
+    timestamps: IterationTimestamps[int], layouts: dict[BucketLayout, int], *, on_device: bool
 ) -> Iteration:
-    def since_zero(reading: int | None) -> int | None:
-        return None if reading is None else reading - zero
-
     start, end = timestamps.backward_start, timestamps.backward_end
     assert start is not None
     assert end is not None
@@ -407,26 +403,26 @@ def _iteration(
     buckets: list[BucketTimes] = []
     if layout is not None:
         ready = [[timestamps.ready[index] for index in indices] for indices in layout]
-        buckets = [_bucket(*one, end, zero) for one in zip(timestamps.buckets, ready, strict=True)]
+        buckets = [_bucket(*one, end) for one in zip(timestamps.buckets, ready, strict=True)]
     if on_device and buckets:
-        buckets, end = _copies_after_backward(buckets, timestamps.ready, end, zero)
+        buckets, end = _copies_after_backward(buckets, timestamps.ready, end)
     return Iteration(
-        forward_start_ns=timestamps.forward_start - zero,
-        forward_end_ns=min(timestamps.forward_end, start) - zero,
-        backward_start_ns=start - zero,
-        backward_end_ns=end - zero,
-        optimizer_start_ns=since_zero(optimizer_start),
-        optimizer_end_ns=since_zero(optimizer_end),
-        end_ns=last - zero,
+        forward_start_ns=timestamps.forward_start,
+        forward_end_ns=min(timestamps.forward_end, start),
+        backward_start_ns=start,
+        backward_end_ns=end,
+        optimizer_start_ns=optimizer_start,
+        optimizer_end_ns=optimizer_end,
+        end_ns=last,
         synchronized=timestamps.synchronized,
         layout=None if layout is None else layouts.setdefault(layout, len(layouts)),
-        ready_ns=tuple(since_zero(ready) for ready in timestamps.ready),
+        ready_ns=tuple(timestamps.ready),
         buckets=tuple(buckets),
     )
 
 
 def _copies_after_backward(
-    buckets: list[BucketTimes], ready: Sequence[int | None], backward_end: int, zero: int
+    buckets: list[BucketTimes], ready: Sequence[int | None], backward_end: int
 ) -> tuple[list[BucketTimes], int]:
     """On a device the backward pass ends with its last all-reduce or gradient, as in files of torch's profiler.
 
@@ -434,22 +430,20 @@ def _copies_after_backward(
     torch's reducer reports none of them; the last one is over where the recorded pass ends.
     """
     if buckets[-1].copied_out_ns is None:
-        buckets = [*buckets[:-1], buckets[-1].model_copy(update={"copied_out_ns": backward_end - zero})]
-    computed = [moment - zero for moment in ready if moment is not None]
-    return buckets, zero + max([*computed, *(bucket.done_ns for bucket in buckets)])
+        buckets = [*buckets[:-1], buckets[-1].model_copy(update={"copied_out_ns": backward_end})]
+    computed = [moment for moment in ready if moment is not None]
+    return buckets, max([*computed, *(bucket.done_ns for bucket in buckets)])
 
 
-def _bucket(
-    timestamps: BucketTimestamps[int], ready: Sequence[int | None], backward_end: int, zero: int
-) -> BucketTimes:
+def _bucket(timestamps: BucketTimestamps[int], ready: Sequence[int | None], backward_end: int) -> BucketTimes:
     # The completion callback needs the interpreter lock, and may get it later than the waiting thread.
     seen = [moment for moment in (timestamps.done, timestamps.waited, backward_end) if moment is not None]
     last = timestamps.ready
     if last is None:  # a further backward pass may have produced some of these gradients again
         last = min(max((moment for moment in ready if moment is not None), default=backward_end), timestamps.launched)
     return BucketTimes(
-        ready_ns=last - zero,
-        launched_ns=timestamps.launched - zero,
-        done_ns=min(seen) - zero,
-        copied_out_ns=None if timestamps.copied_out is None else timestamps.copied_out - zero,
+        ready_ns=last,
+        launched_ns=timestamps.launched,
+        done_ns=min(seen),
+        copied_out_ns=timestamps.copied_out,
     )

@@ -119,8 +119,7 @@ class _PredictedRun:
         rows: list[ValidationRow] = []
         for row, target in zip(self.recorded.rows, self.targets, strict=True):
             turns = [Turn(tuple(round(ns * scale.dilation) for ns in turn.times_ns)) for turn in row.turns]
-            in_model = make_row(row.model, row.configuration, _with_spread(target, spread), turns)
-            rows.append(in_model.in_original(scale))
+            rows.append(make_row(row.model, row.configuration, _with_spread(target, spread), turns, scale))
         source = self.fabric.source.partition(";")[0].removeprefix("measured: ")
         return CommittedRun(self.name, self.recorded, summarize(rows, self.recorded.predictions_sha256), source)
 

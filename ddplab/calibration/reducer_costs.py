@@ -133,11 +133,8 @@ def time_search_and_rebuild(_rank: int, _world_size: int, model: str, repeats: i
 def _search_ns(module: nn.Module, loss_fn: models.Loss, parameters: list[nn.Parameter]) -> int:
     """Return the nanoseconds to search the graph of the module's outputs, which is new for each search."""
     outputs: list[Tensor] = []
-    hook = module.register_forward_hook(lambda _module, _inputs, output: outputs.extend(tensors_in(output)))
-    try:
+    with module.register_forward_hook(lambda _module, _inputs, output: outputs.extend(tensors_in(output))):
         loss_fn(module)
-    finally:
-        hook.remove()
     indices = {node: index for index, node in enumerate(accumulators(parameters))}
     start = clock_ns()  # the host searches, whatever a GPU does meanwhile
     reachable(outputs, indices)

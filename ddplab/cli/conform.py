@@ -2,6 +2,8 @@
 
 import os
 from collections import Counter
+from collections.abc import Iterable
+from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -73,13 +75,12 @@ def conform(
     for name, value in QUIET.items():
         os.environ.setdefault(name, value)
     start_server()  # it imports torch while this process does
-    from reference.launch import world_size_or
+    from reference.launch import RankPool, world_size_or
 
     from ..conformance.all_checks import BASELINE, CHECKS
-    from ..conformance.check_outcomes import write_script
-    from ..conformance.check_runner import run_check
-    from ..conformance.conformance_run import ConformanceRun
-    from ..conformance.overlap import save
+    from ..conformance.check_outcomes import read_expectations, write_script
+    from ..conformance.check_runner import FULL, QUICK, bench_on, run_check
+    from ..conformance.overlap import load, save
 
     outputs = SCRIPT, save_schedule, junit, json_path
     check_outputs(*outputs, inputs=[expect, baseline, *files_of(ddp), *files_of(against or "")])
@@ -88,21 +89,21 @@ def conform(
         raise ValueError(f"--only: expected names of checks, got {', '.join(unknown)}; there are {', '.join(CHECKS)}")
     if "overlap" not in named and save_schedule is not None:
         raise ValueError("--only: expected the check overlap too, which makes the schedules")
-    name = SHORT.get(ddp, ddp)
-    run = ConformanceRun(
-        subject=name,
-        against=SHORT.get(against or "", against),
-        full=full,
-        world_size=world_size or world_size_or(3),
-        backend=backend,
-        device=device,
-        expect=expect,
-        baseline=baseline,
-    )
-    chosen = {check: one for check, one in run.expectations().items() if check in (*named, *BASELINE)}
-    with run.bench() as bench:
-        for check, expected in chosen.items():
-            one = run_check(check, (CHECKS | BASELINE)[check], bench, expected)
+    name, other = SHORT.get(ddp, ddp), SHORT.get(against or "", against)
+    ranks = world_size or world_size_or(3)
+    _check_possible({name, other or name}, ranks, device)
+    expectations = {} if expect is None else read_expectations(expect, list(CHECKS))
+    before = () if baseline is None else load(baseline)
+    if baseline is not None:
+        named += BASELINE
+        expectations |= dict.fromkeys(BASELINE, "must-pass")
+    pool = RankPool(ranks, backend=backend, device=device or ("cuda" if backend == "nccl" else None))
+    with pool, bench_on(pool, name, FULL if full else QUICK, other) as bench:
+        bench.baseline = before
+        for check, run in (CHECKS | BASELINE).items():
+            if check not in named:
+                continue
+            one = run_check(check, run, bench, expectations.get(check))
             print(f"{one.outcome:13}  {one.check}{': ' if one.message else ''}{one.message}", flush=True)
             if stop and one.problem:
                 break
@@ -129,7 +130,7 @@ def conform(
         write_junit(junit, f"conformance of {name}", name, [_case(one) for one in bench.results])
     shown = next((one for one in bench.results if one.outcome == "failed" and one.program is not None), None)
     if shown is not None:
-        write_script(SCRIPT, name, run.world_size, shown)
+        write_script(SCRIPT, name, ranks, shown)
         print(f"written to {SCRIPT}: a program that fails the check {shown.check}, without random choices")
     if not problems:
         failed = f"{counts['failed']} failed as expected, " if counts["failed"] else ""
@@ -140,6 +141,18 @@ def conform(
         raise ValueError(f"{name} does not conform: 1 problem{rest}")
     first = f"the first, and perhaps the cause of the others, is {problems[0]}"
     raise ValueError(f"{name} does not conform: {len(problems)} problems{rest}; {first}")
+
+
+def _check_possible(subjects: Iterable[str], world_size: int, device: str | None) -> None:
+    """Raise ValueError if a class cannot be imported, there are too few ranks, or Hypothesis is not installed."""
+    from ..conformance.class_under_test import Subject
+
+    if find_spec("hypothesis") is None:
+        raise ValueError("expected the package hypothesis; install it with `pip install 'ddplab[conform]'`")
+    if world_size < (1 if device == "cuda" else 2):
+        raise ValueError(f"world size: expected at least 2, got {world_size}")
+    for subject in subjects:
+        Subject(subject).check()
 
 
 def _case(one: "CheckResult") -> TestCase:

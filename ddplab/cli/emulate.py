@@ -63,7 +63,12 @@ def emulate(
     stated = (line for *_, one in runs for line in (*one.counted_as_free, *one.assumed))
     for sentence in dict.fromkeys((*completed.sentences, *stated)):
         print(sentence)
-    results = list(starmap(_row_json, runs))
+    results = [
+        values_of_axes(one)
+        | {"emulated_ns": emulated.iteration_ns, "predicted_ns": predicted.iteration_ns}
+        | emulated.to_json()
+        for one, emulated, predicted in runs
+    ]
     write_json(json_path, {"model": model, "world_size": world_size, "class": reducer, "rows": results})
     largest_ns = max(abs(row["emulated_ns"] - row["predicted_ns"]) for row in results)
     print(f"largest difference between emulated and predicted median iterations: {largest_ns} ns")
@@ -78,8 +83,3 @@ def _row(policy: Policy, emulated: Prediction, predicted: Prediction) -> dict[st
         "difference ns": str(emulated.iteration_ns - predicted.iteration_ns),
         "without overlap ms": f"{predicted.no_overlap_ns / 1e6:.1f}",
     }
-
-
-def _row_json(policy: Policy, emulated: Prediction, predicted: Prediction) -> dict[str, Any]:
-    times = {"emulated_ns": emulated.iteration_ns, "predicted_ns": predicted.iteration_ns}
-    return {**values_of_axes(policy), **times, **emulated.to_json()}

@@ -63,8 +63,7 @@ def learn(
         _flushed("starting ranks")
     start_server()  # it imports torch while this process does
     from ..learn.climb import climb, saves, strip
-    from ..learn.grade import grades
-    from ..learn.judge import Judge
+    from ..learn.judge import Judge, grades
     from ..learn.learner_file import learner_class
 
     with Judge() as judge:

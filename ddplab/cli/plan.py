@@ -5,9 +5,10 @@ import shutil
 import sys
 import textwrap
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from math import lcm
 from pathlib import Path
-from typing import Annotated, NamedTuple
+from typing import Annotated
 
 from typer import Argument, Option
 
@@ -108,17 +109,17 @@ def plan(
     """
     files = [Path(one) for one in (model, *systems) if Path(one).is_file()]
     options.check_outputs(report, json_path, inputs=[*files, *options.files_of(model), prices])
-    asked = None if world_size is None else options.read_counts("--world-size", world_size)
+    asked = None if world_size is None else options.read_world_sizes(world_size)
     described = {name: _read_system(name, network, device) for name in dict.fromkeys(systems)}
     settings = options.read_settings(changes)
-    fabrics = {name: settings.changed(one.fabric) for name, one in described.items()}
+    fabrics = {name: settings.changed(fabric) for name, (_, fabric) in described.items()}
     sizes = _sizes(asked, fabrics)
     if network is not None and asked is None:  # the question is about GPUs that use this network
         asked = [size for size in sizes if not any(inside_one_node(one, size) for one in fabrics.values())]
     steps_ms = _read_steps(step_ms, systems)
-    workloads = {name: _workload(model, one.device, batch, steps_ms.get(name)) for name, one in described.items()}
+    workloads = {name: _workload(model, one, batch, steps_ms.get(name)) for name, (one, _) in described.items()}
     result = make_plan(
-        {name: one.trace for name, one in workloads.items()},
+        {name: trace for name, (trace, _) in workloads.items()},
         fabrics,
         world_sizes=sizes,
         asked=asked,
@@ -130,7 +131,7 @@ def plan(
         policy=settings.policy,
         variation=settings.variation,
         measured=options.read_measured(measured),
-        rebatched={name: one.rebatched for name, one in workloads.items() if one.rebatched is not None},
+        rebatched={name: rebatched for name, (_, rebatched) in workloads.items() if rebatched is not None},
     )
     if report is not None or json_path is not None:
         document = result.to_json()
@@ -143,15 +144,8 @@ def plan(
     _show(result, details=details)
 
 
-class _Described(NamedTuple):
-    """A system of the command line: its device, if known, and its network."""
-
-    device: str | None
-    fabric: Fabric
-
-
-def _read_system(name: str, network: str | None, device: str | None) -> _Described:
-    """Find the network and the device of a node, a device or a file."""
+def _read_system(name: str, network: str | None, device: str | None) -> tuple[str | None, Fabric]:
+    """Find the device, if known, and the network of a node, a device or a file."""
     listed = read_catalogue()
     is_file = Path(name).exists()
     node = None if is_file else listed.node_like(name)
@@ -161,7 +155,7 @@ def _read_system(name: str, network: str | None, device: str | None) -> _Describ
         node = next((key for key, one in listed.nodes.items() if one.device == bare), None)
     if is_file or (node is None and found is None and FILE.search(name)):
         options.refuse({"--network": network}, "expected nodes or devices of the catalogue")
-        return _Described(device, load_fabric(name))
+        return device, load_fabric(name)
     if node is None:
         if found is None:
             if match := LINKS.fullmatch(name.lower()):
@@ -176,16 +170,17 @@ def _read_system(name: str, network: str | None, device: str | None) -> _Describ
             assert adapters is not None
             rate = Rate(gbit_per_s=int(adapters[1] or 1) * bits_per_s(adapters[2]) / 1e9, source="")
     links = listed.topology(node, network=rate)
-    return _Described(device or found or listed.nodes[node].device, Fabric.from_topology(links))
+    return device or found or listed.nodes[node].device, Fabric.from_topology(links)
 
 
-class _Workload(NamedTuple):
-    trace: Trace
-    rebatched: Callable[[float], Trace] | None  # a trace from operations with a multiple of the batch
+def _workload(
+    model: str, device: str | None, batch: int | None, step_ms: float | None
+) -> tuple[Trace, Callable[[float], Trace] | None]:
+    """Load a trace, or make one of a model on a device.
 
-
-def _workload(model: str, device: str | None, batch: int | None, step_ms: float | None) -> _Workload:
-    """Load a trace, or make one of a model on a device."""
+    Returns:
+        The trace and, if it was made, a function that makes it with a multiple of the batch.
+    """
     if Path(model).is_file() or model.endswith((".json", ".json.gz")):
         options.refuse({"--step-ms": step_ms}, "expected a model, not a trace, with it")
         trace = _on_device(Trace.load(model), device)
@@ -194,7 +189,7 @@ def _workload(model: str, device: str | None, batch: int | None, step_ms: float 
             trace = with_batch(trace, batch / known)
             words = f"{trace.workload.device_name}; passes of batch {known} scaled to {batch}"
             trace = trace.model_copy(update={"workload": trace.workload.model_copy(update={"device_name": words})})
-        return _Workload(trace, None)
+        return trace, None
     if device is None:
         raise ValueError("--device: expected the device on which the model computes, because a file has none")
     name = f"{model}{LARGER}" if f"{model}{LARGER}" in counted_models() else model
@@ -203,8 +198,8 @@ def _workload(model: str, device: str | None, batch: int | None, step_ms: float 
     if step_ms is not None:
         with options.naming("--step-ms"):
             check_measured(operations, sheet, {"step_ns": round(step_ms * 1e6)})
-    made = _Made(operations, sheet, step_ms)
-    return _Workload(made.trace(), made.trace)
+    made = partial(_made, operations, sheet, step_ms)
+    return made(1.0), made
 
 
 def _on_device(trace: Trace, device: str | None) -> Trace:
@@ -227,27 +222,17 @@ def _on_device(trace: Trace, device: str | None) -> Trace:
     return trace.model_copy(update={"workload": workload.model_copy(update={"device_name": entry.product})})
 
 
-class _Made(NamedTuple):
-    """Traces of a model by its operations, scaled to a measured step if there is one."""
-
-    operations: Operations
-    sheet: Device
-    step_ms: float | None
-
-    def trace(self, multiple: float = 1.0) -> Trace:
-        """Make a trace with a multiple of the batch; a measured step changes as the roofline does."""
-        operations = self.operations if multiple == 1 else self.operations.with_batch(multiple)
-        if self.step_ms is None:
-            return synthesize(operations, self.sheet)
-        step_ns = self.step_ms * 1e6
-        if multiple != 1:
-            before, after = (_step_ns(synthesize(one, self.sheet)) for one in (self.operations, operations))
-            step_ns *= after / before
-        return synthesize(operations, self.sheet, step_ns=round(step_ns))
-
-
-def _step_ns(trace: Trace) -> int:
-    return trace.ranks[0].iterations[0].duration_ns
+def _made(operations: Operations, sheet: Device, step_ms: float | None, multiple: float) -> Trace:
+    """Make the trace of operations with a multiple of the batch; a measured step changes as the roofline does."""
+    scaled = operations if multiple == 1 else operations.with_batch(multiple)
+    if step_ms is None:
+        return synthesize(scaled, sheet)
+    step_ns = step_ms * 1e6
+    if multiple != 1:
+        traces = (synthesize(one, sheet) for one in (operations, scaled))
+        before, after = (trace.ranks[0].iterations[0].duration_ns for trace in traces)
+        step_ns *= after / before
+    return synthesize(scaled, sheet, step_ns=round(step_ns))
 
 
 def _sizes(asked: Sequence[int] | None, fabrics: Mapping[str, Fabric]) -> list[int]:

@@ -94,7 +94,7 @@ def predict(
     options.check_picture("--heat-map", heat_map)
     files = [path for paths in chosen.values() for path in paths]
     options.check_outputs(timeline, heat_map, json_path, inputs=[*traces, *files])
-    world_sizes = options.read_counts("--world-size", world_size)
+    world_sizes = options.read_world_sizes(world_size)
     asked = options.read_settings(changes)
     stragglers, anchors = options.read_stragglers(straggler), options.read_measured(measured)
     if heat_map is not None or max(len(traces), len(chosen), len(world_sizes)) > 1:

@@ -147,11 +147,11 @@ def read_hooks(text: str) -> list[CommHook]:
         return list(map(named_hook, _words(text)))
 
 
-def read_counts(option: str, text: str) -> list[int]:
-    """Parse whole numbers of at least 1."""
+def read_world_sizes(text: str) -> list[int]:
+    """Parse numbers of ranks."""
     words = _words(text)
     if wrong := [word for word in words if not (word.isdecimal() and int(word) > 0)]:
-        raise ValueError(f"{option}: expected numbers of at least 1, separated by commas, got {wrong[0]!r}")
+        raise ValueError(f"--world-size: expected numbers of at least 1, separated by commas, got {wrong[0]!r}")
     return list(map(int, words))
 
 

@@ -65,7 +65,7 @@ def show(
         result = _show_settings()
     elif name in listed.nodes or name in listed.devices:
         result = _show_entry(listed, name)
-    elif name and (name in counted_models() or not _is_file(name)):
+    elif name and (name in counted_models() or not (Path(name).exists() or any(mark in name for mark in "/.:"))):
         result = _show_model(listed, name)
     elif name and (trace := _trace(name)) is not None:
         result = describe_trace(trace)
@@ -73,10 +73,6 @@ def show(
     else:
         result = show_fabric(Fabric.merged(*map(load_fabric, given)), ", ".join(given))
     write_json(json_path, result)
-
-
-def _is_file(name: str) -> bool:
-    return Path(name).exists() or any(mark in name for mark in "/.:")
 
 
 def _trace(name: str) -> Trace | None:

@@ -5,6 +5,7 @@ import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from statistics import median_high
 from typing import TYPE_CHECKING, Any, TextIO
 
 from rich.console import Console, JustifyMethod
@@ -125,7 +126,6 @@ def write_json(path: Path | None, result: dict[str, Any]) -> None:
 def describe_trace(trace: Trace) -> dict[str, str]:
     """Return sizes and times of a trace as a row of a table."""
     iterations = trace.ranks[0].iterations
-    times = sorted(iteration.duration_ns for iteration in iterations)
     shape = trace.workload.input_shape
     return {
         "input": "unknown" if shape is None else " x ".join(map(str, shape)),
@@ -133,7 +133,7 @@ def describe_trace(trace: Trace) -> dict[str, str]:
         "gradient MB": f"{sum(trace.sizes_bytes) / 2**20:.1f}",
         "ranks": str(len(trace.ranks)),
         "iterations": str(len(iterations)),
-        "median iteration ms": f"{times[len(times) // 2] / 1e6:.1f}",
+        "median iteration ms": f"{median_high(one.duration_ns for one in iterations) / 1e6:.1f}",
     }
 
 

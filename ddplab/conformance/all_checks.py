@@ -15,7 +15,6 @@ from . import (
     backward_passes,
     bucket_layouts,
     comm_hooks,
-    compare_two_classes,
     lost_ranks,
     number_formats,
     real_models,
@@ -27,7 +26,7 @@ from . import (
 from . import groups_and_ignored_parameters as groups
 from .check_runner import VIEWS, Bench, Check, cause_of
 from .class_under_test import NotSupportedError
-from .local_training import HABITS, FindingError, differences
+from .local_training import HABITS, FindingError, differences, run_locally
 from .overlap import EmulatedSchedule, averages_by_a_call, compare, late_launches, schedules_of
 from .random_timing import check_timing, not_modelled
 from .training_programs import (
@@ -35,10 +34,13 @@ from .training_programs import (
     PLAIN,
     SPECIAL,
     Kind,
+    Program,
+    Seen,
     Weight,
     Zero,
     before_and_after_construction,
     program_of,
+    run_until_error,
 )
 
 # Fixed scenarios
@@ -274,6 +276,35 @@ def long_programs(bench: Bench) -> None:
     bench.try_random(kinds=kinds, keep=True, most_steps=12, examples=max(3, bench.effort // 3))
 
 
+def same_as_another(bench: Bench) -> None:
+    """Another class sees the same on random programs, errors and missing gradients included."""
+    if (other := bench.against) is None:
+        raise NotSupportedError("--against names no other class")
+
+    def attempt(program: Program) -> None:
+        run_locally(program, bench.world_size, device=bench.device)  # raises an error if the program is weak
+        mine, theirs = (bench.run(run_until_error, one, program) for one in (bench.subject, other))
+        for rank, (got, expected) in enumerate(zip(mine, theirs, strict=True)):
+            if problem := difference_of_runs(got, expected):
+                raise FindingError(f"rank {rank}, unlike {other.name}: {problem}", program)
+
+    bench.try_random(attempt, examples=2 * bench.effort)
+
+
+def difference_of_runs(got: tuple[list[Seen], str], expected: tuple[list[Seen], str]) -> str:
+    """Say how two runs of a program on a rank differ; empty if they do not."""
+    (mine, error), (theirs, other_error) = got, expected
+    if error != other_error:
+        return f"ended with {error or 'no error'}, the other with {other_error or 'no error'}"
+    for number, (one, two) in enumerate(zip(mine, theirs, strict=True)):
+        for kind, name, how in differences(one, two):
+            return f"iteration {number}: {kind}s {name!r}: {how}"
+        # torch orders the last buckets of different dtypes by a hash, so their order is no part of the layout.
+        if one.buckets and two.buckets and sorted(one.buckets) != sorted(two.buckets):
+            return f"iteration {number}: buckets {one.buckets}, the other's {two.buckets}"
+    return ""
+
+
 def check_of(body: Callable[..., Any], *needs: str, **keywords: Any) -> Check:
     """Return a check that runs a body on classes with these methods and options."""
 
@@ -325,7 +356,7 @@ CHECKS: dict[str, Check] = {
     "gradient views": gradient_views,
     "a long run": usual_scripts.check_long,
     "new interpreters": usual_scripts.check_interpreters,
-    "same as another": compare_two_classes.check,
+    "same as another": same_as_another,
     "random programs": Bench.try_random,
     "state machine": long_programs,
     "a failing rank": partial(lost_ranks.check, kind="raises"),

@@ -271,7 +271,7 @@ def static_graph_first(_rank: int, _world_size: int, subject: Subject, first: st
         run = usual if step else FIRST.get(first, usual)
         is_local = first == LOCAL and not step
         if is_local:
-            with subject.no_sync(training.wrapped):
+            with training.wrapped.no_sync():
                 usual(training.wrapped, step, training.rank).backward()
         else:
             training.backward(run, step)
@@ -389,8 +389,8 @@ def nested_no_sync(rank: int, _world_size: int, subject: Subject) -> str:
     """Accumulate under nested `no_sync`, of which one is left by an exception; then average."""
     training = Training(subject)
     module, wrapped = training.module, training.wrapped
-    subject.no_sync(wrapped)  # without effect, because it is not entered
-    with suppress(ArithmeticError), subject.no_sync(wrapped):
+    wrapped.no_sync()  # without effect, because it is not entered
+    with suppress(ArithmeticError), wrapped.no_sync():
         raise ArithmeticError
 
     def accumulated(module: nn.Module, step: int, rank: int) -> None:  # in the order of the module: sums round
@@ -403,8 +403,8 @@ def nested_no_sync(rank: int, _world_size: int, subject: Subject) -> str:
 
     for step in range(STEPS):
         module.zero_grad()
-        with subject.no_sync(wrapped):
-            with subject.no_sync(wrapped):
+        with wrapped.no_sync():
+            with wrapped.no_sync():
                 mean_square(wrapped, step, rank).backward()
             mean_square(wrapped, step + 10, rank).backward()
         if training.wrong(accumulated, step, [rank]):

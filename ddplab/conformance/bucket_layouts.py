@@ -4,6 +4,8 @@ from collections.abc import Sequence
 from functools import partial
 from typing import Any
 
+from reference.bucketing import MIB
+
 from .check_runner import Bench
 from .class_under_test import NotSupportedError
 from .local_training import FindingError
@@ -11,7 +13,6 @@ from .training_programs import Weight, program_of, run_on_rank
 
 Layout = tuple[tuple[int, ...], ...]
 BYTES = 4
-MIB = 2**20
 SIZES = ((3, 5, 2, 9, 1, 4), (8, 8, 8, 8, 8), (1, 40, 1, 1, 40, 1, 1), (7,))
 """Elements of each parameter of the models whose layouts are checked."""
 CAPS = (16, 33, 64, 1 << 20)

@@ -13,11 +13,10 @@ Options that the class does not take are not supported, which is no failure.
 
 import inspect
 from collections.abc import Callable
-from contextlib import AbstractContextManager
-from dataclasses import dataclass
-from functools import cached_property
+from dataclasses import dataclass, field, fields, replace
+from functools import cached_property, partial
 from types import ModuleType
-from typing import Any
+from typing import Any, Self
 
 from torch import nn
 from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_hook
@@ -52,15 +51,19 @@ class Subject:
 
     Attributes:
         name: `module:name`; importable on every rank.
+        is_finished: Whether the script calls what must follow a backward pass. False: the class has to average by
+            itself.
 
     Raises:
         ValueError: The name is malformed, or nothing callable has this name; on the first use.
     """
 
     name: str
+    is_finished: bool = field(default=True, kw_only=True)
 
-    def __reduce__(self) -> tuple[type, tuple[str]]:
-        return type(self), (self.name,)  # each rank imports the class by itself
+    def __reduce__(self) -> tuple[Callable[[], Self], tuple[()]]:
+        given = {one.name: getattr(self, one.name) for one in fields(self)}
+        return partial(type(self), **given), ()  # each rank imports the class by itself
 
     def check(self) -> None:
         """Check that the class can be imported."""
@@ -98,24 +101,20 @@ class Subject:
                 options[self._cap_name] = 25.0 if cap_mb is None else cap_mb
         return self.make(module, **options)
 
+    def alone(self) -> Self:
+        """Return the class as a script uses it that calls nothing after the backward pass."""
+        return replace(self, is_finished=False)
+
     def finish(self, wrapped: nn.Module, optimizer: Optimizer) -> None:
-        """Call what must follow a backward pass, if anything must."""
+        """Call what must follow a backward pass, if anything must, unless the class has to do without."""
+        if not self.is_finished:
+            return
         if (after := getattr(self.module, AFTER_BACKWARD.get(self._attribute, ""), None)) is not None:
             after(wrapped, optimizer)
         elif (method := next((name for name in FINISHING if hasattr(wrapped, name)), None)) is not None:
             getattr(wrapped, method)()
         elif not isinstance(self.make, type) and (function := getattr(self.module, "finish", None)) is not None:
             function(wrapped)
-
-    def no_sync(self, wrapped: nn.Module) -> AbstractContextManager[Any]:
-        """Return a context in which gradients are accumulated without being averaged.
-
-        Raises:
-            NotSupportedError: The subject has no `no_sync`.
-        """
-        if not hasattr(wrapped, "no_sync"):
-            raise NotSupportedError("it has no no_sync()")
-        return wrapped.no_sync()  # type: ignore[no-any-return, operator]
 
     @cached_property
     def _attribute(self) -> str:
@@ -152,19 +151,6 @@ class Subject:
     @cached_property
     def _cap_name(self) -> str | None:
         return next((name for name in CAP_NAMES if name in self._arguments), None)
-
-
-def buckets_of(wrapped: Any) -> tuple[tuple[int, ...], ...] | None:
-    """Return the buckets in force as parameter indices in launch order; None if the class does not report them."""
-    reducer = getattr(wrapped, "reducer", None)
-    if (assignment := getattr(getattr(reducer, "buckets", None), "assignment", None)) is not None:
-        return tuple(map(tuple, assignment))
-    if not hasattr(wrapped, "_get_ddp_logging_data"):
-        return None
-    data = wrapped._get_ddp_logging_data()
-    listed = data.get("rebuilt_per_bucket_param_indices") or data.get("initial_per_bucket_param_indices") or ""
-    buckets = tuple(tuple(map(int, bucket.split())) for bucket in listed.split(",") if bucket.strip())
-    return buckets or None
 
 
 def methods_of(_rank: int, _world_size: int, subject: Subject) -> list[str]:

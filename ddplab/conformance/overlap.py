@@ -4,7 +4,8 @@ The class runs in virtual time on emulated devices, for several models on severa
 no noise: a schedule that is slower by a nanosecond is slower. `compare` names the first bucket that is late.
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
+from functools import partial
 from math import prod
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -146,15 +147,13 @@ def schedules_of(subject: Subject) -> Iterator[EmulatedSchedule]:
             yield schedule_of(subject, trace, network)
 
 
-def emulated(
-    subject: Subject, trace: Trace, network: Network, *, finishes: bool = True, **settings: Any
-) -> Prediction:
+def emulated(subject: Subject, trace: Trace, network: Network, **settings: Any) -> Prediction:
     """Emulate one model on one network; arguments and errors are those of `schedule_of`."""
     fabric = Fabric.from_alpha_beta(alpha_ns=network.latency_ns, bytes_per_s=network.bytes_per_s)
     return emulate(
         *(trace, fabric),
         world_size=network.world_size,
-        reducer=reducer_of(subject, finishes=finishes),
+        reducer=partial(wrap_emulated, subject),
         assume=False,
         **{"bucket_cap_mb": CAP_MB} | settings,
     )
@@ -163,7 +162,7 @@ def emulated(
 def schedule_of(subject: Subject, trace: Trace, network: Network, **settings: Any) -> EmulatedSchedule:
     """Return what a class does with one model on one network; further settings are those of `emulate`.
 
-    The cap is `CAP_MB` without one. With `finishes=False` the script does not call what must follow a backward pass.
+    The cap is `CAP_MB` without one.
 
     Raises:
         RankError: As for `schedules_of`.
@@ -194,25 +193,20 @@ def schedule_of(subject: Subject, trace: Trace, network: Network, **settings: An
 
 def averages_by_a_call(subject: Subject) -> bool:
     """Whether the class launches nothing until the script calls what must follow a backward pass."""
-    return not schedule_of(subject, MODELS[0], NETWORKS[0], finishes=False).launches
+    return not schedule_of(subject.alone(), MODELS[0], NETWORKS[0]).launches
 
 
-def reducer_of(subject: Subject, *, finishes: bool = True) -> Callable[..., nn.Module]:
-    """Return a function that wraps an emulated model; before its step, it calls what must follow a backward pass."""
+def wrap_emulated(subject: Subject, module: Any, **options: Any) -> nn.Module:
+    """Wrap an emulated model; before its step, it calls what must follow a backward pass."""
+    wrapped = subject.wrap(module, **{name: value for name, value in options.items() if name in subject.options})
+    step = module.step
 
-    def make(module: Any, **options: Any) -> nn.Module:
-        wrapped = subject.wrap(module, **{name: value for name, value in options.items() if name in subject.options})
-        step = module.step
+    def finish_and_step() -> None:
+        subject.finish(wrapped, None)  # type: ignore[arg-type]  # an emulated device has no optimiser
+        step()
 
-        def finish_and_step() -> None:
-            if finishes:
-                subject.finish(wrapped, None)  # type: ignore[arg-type]  # an emulated device has no optimiser
-            step()
-
-        module.step = finish_and_step
-        return wrapped
-
-    return make
+    module.step = finish_and_step
+    return wrapped
 
 
 def late_launches(schedule: EmulatedSchedule) -> str:

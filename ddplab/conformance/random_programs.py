@@ -22,7 +22,6 @@ def programs(
     options: st.SearchStrategy[dict[str, Any]] | None = None,
     any_use: bool = False,
     static: bool = False,
-    buffer: bool = False,
     keep: bool = False,
     most_steps: int = 5,
     shapes: Sequence[tuple[int, ...]] = SHAPES,
@@ -62,7 +61,6 @@ def programs(
         steps=tuple(drawn),
         options={"bucket_cap_mb": draw(st.sampled_from(CAPS_MB))} | (draw(options) if options is not None else {}),
         optimizer=draw(st.sampled_from(["sgd", "adam"])),
-        buffer=buffer,
         seed=draw(st.integers(0, 999)),
     )
 

@@ -6,6 +6,7 @@ gradient, so a failure repeats exactly, and a rank that waits for ever is named 
 
 import random
 import warnings
+from functools import partial
 from typing import Any
 
 import torch
@@ -49,28 +50,22 @@ def run_in_virtual_time(subject: Subject, program: Program, world_size: int, see
         RankError: A rank raised an error, the ranks wait for each other, or they launch different collectives.
     """
     chosen = random.Random(seed)
-    at_a_time = chosen.randint(1, MOST_AT_A_TIME)
-
-    def cluster() -> Cluster:
-        return Cluster(concurrency=at_a_time)
+    cluster = partial(Cluster, concurrency=chosen.randint(1, MOST_AT_A_TIME))
 
     def price(_message: CollectiveMessage) -> CollectiveCost:
         return CollectiveCost(cost_ns=chosen.choice(DURATIONS_NS), sharing=LinkShare())
 
     time: VirtualTime[list[Seen]] = VirtualTime(cluster, range(world_size))
-    network = ModelledNetwork(time, {rank: [rank] for rank in range(world_size)}, price)
-
-    def train(rank: VirtualRank, group: ModelledGroup) -> list[Seen]:
-        return _train(rank, group, subject, program, random.Random(f"{seed} {rank.rank}"))
+    network = ModelledNetwork(time, range(world_size), price)
 
     with warnings.catch_warnings():  # a class may choose the order of its averages in memory
         warnings.filterwarnings("ignore", message="grad and param do not obey")
-        return run_on_network(time, network, train)
+        return run_on_network(time, network, partial(_train, subject, program, seed))
 
 
-def _train(
-    rank: VirtualRank, group: ModelledGroup, subject: Subject, program: Program, chosen: random.Random
-) -> list[Seen]:
+def _train(subject: Subject, program: Program, seed: int, rank: VirtualRank, group: ModelledGroup) -> list[Seen]:
+    chosen = random.Random(f"{seed} {rank.rank}")
+
     def computed(_parameter: Tensor) -> None:
         rank.compute(chosen.choice(DURATIONS_NS), Compute("backward"))
 
@@ -80,32 +75,25 @@ def _train(
             parameter.register_post_accumulate_grad_hook(computed)
     script = Script(subject, program, rank.rank, group.size(), net)
     if isinstance(getattr(script.wrapped, "reducer", None), TorchReducer):
-        script.called = _WaitsAfterBackward(script.wrapped, group)
+        _wait_after_backward(script.wrapped, group)
     return list(script.run_all())
 
 
-class _WaitsAfterBackward(nn.Module):
-    """torch's class, whose reducer waits in C++, where virtual time cannot pass.
+def _wait_after_backward(wrapped: nn.Module, group: ModelledGroup) -> None:
+    """Let a rank wait for its all-reduces right before torch's reducer does, in C++, where no virtual time passes."""
+    awaited: list[VirtualFuture] = []
+    queue = torch.autograd.Variable._execution_engine.queue_callback
+    group.after_launch = lambda _number, future: awaited.append(future)
 
-    At the end of a backward pass, right before the reducer waits for its all-reduces, the rank waits for them.
-    """
+    def wait() -> None:
+        while awaited:
+            awaited.pop(0).wait()
 
-    def __init__(self, wrapped: nn.Module, group: ModelledGroup) -> None:
-        super().__init__()
-        self.wrapped = wrapped
-        self._awaited: list[VirtualFuture] = []
-        group.after_launch = lambda _number, future: self._awaited.append(future)
-
-    def forward(self, *arguments: Any) -> Tensor:
-        output: Tensor = self.wrapped(*arguments)
+    def after_forward(_wrapped: nn.Module, _inputs: Any, output: Tensor) -> None:
         if output.requires_grad:
-            queue = torch.autograd.Variable._execution_engine.queue_callback
-            output.register_hook(lambda _gradient: queue(self._wait))
-        return output
+            output.register_hook(lambda _gradient: queue(wait))
 
-    def _wait(self) -> None:
-        while self._awaited:
-            self._awaited.pop(0).wait()
+    wrapped.register_forward_hook(after_forward)
 
 
 def not_modelled(error: RankError) -> NotSupportedError | None:

@@ -14,8 +14,9 @@ import torch
 from torch import Tensor, nn
 
 from reference.launch import rank_device
+from reference.logging_data import buckets_of
 
-from .class_under_test import Subject, buckets_of
+from .class_under_test import Subject
 
 Kind = Literal["train", "accumulate", "evaluate", "forward", "change_lr"]
 """A pass with averaging, one under `no_sync`, one in evaluation mode, a forward pass without a backward pass, or a
@@ -250,55 +251,51 @@ class Seen(NamedTuple):
 
 
 class Script:
-    """A program that runs on a rank under the data-parallel class; steps may be added to it while it runs.
-
-    Attributes:
-        called: The wrapped model, or a module that calls it.
-    """
+    """A program that runs on a rank under the data-parallel class; steps may be added to it while it runs."""
 
     def __init__(
         self, subject: Subject, program: Program, rank: int, world_size: int, net: Net | None = None
     ) -> None:
         self.subject, self.program, self.rank, self.world_size = subject, program, rank, world_size
         self.net = net or Net(program, rank).to(rank_device())
-        self.called = self.wrapped = subject.wrap(self.net, **program.options)
+        self.wrapped: Any = subject.wrap(self.net, **program.options)
         self.optimizer = optimizer_of(program, self.wrapped)
 
     def run(self, number: int) -> Seen:
         """Run one step; returns what the rank has after it."""
-        step, called = self.program.steps[number], self.called
+        step, wrapped = self.program.steps[number], self.wrapped
         if step.kind == "change_lr":
             halve_learning_rate(self.optimizer)
         elif step.kind == "evaluate":
-            called.eval()
+            wrapped.eval()
             with torch.no_grad() if number % 2 else torch.inference_mode():
                 self._loss(number)
         else:
             if number % 2 == 0:
-                zero_gradients(called, step.zero)
-            called.train(not step.evaluation or step.kind == "forward")
-            averaging = self.subject.no_sync(self.wrapped) if step.kind == "accumulate" else nullcontext()
+                zero_gradients(wrapped, step.zero)
+            wrapped.train(not step.evaluation or step.kind == "forward")
+            averaging = wrapped.no_sync() if step.kind == "accumulate" else nullcontext()
             with averaging, warnings.catch_warnings():
                 if step.zero == "restrided":
                     warnings.filterwarnings("ignore", message="(?s).*strides")  # autograd warns that this is slow
                 loss = self._loss(number)
                 if number % 2:
-                    zero_gradients(called, step.zero)
+                    zero_gradients(wrapped, step.zero)
                 if step.kind != "forward":
                     torch.autograd.backward(loss)
             if step.kind == "train":
-                self.subject.finish(self.wrapped, self.optimizer)
+                self.subject.finish(wrapped, self.optimizer)
                 if step.optimize:
                     self.optimizer.step()
-        called.train()
-        return look(self.net, self.wrapped)
+        wrapped.train()
+        return look(self.net, wrapped)
 
     def run_all(self) -> Iterator[Seen]:
         """Run all steps, one after the other."""
         return map(self.run, range(len(self.program.steps)))
 
     def _loss(self, number: int) -> Tensor:
-        return loss_of(self.called, self.program, number, self.rank, self.world_size)
+        return loss_of(self.wrapped, self.program, number, self.rank, self.world_size)
 
 
 def halve_learning_rate(optimizer: torch.optim.Optimizer) -> None:

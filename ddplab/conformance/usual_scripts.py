@@ -57,7 +57,7 @@ def long_run(rank: int, _world_size: int, subject: Subject, *, accumulates: bool
         passes = 1 + (accumulates and random.Random(step).random() < 0.5)
         for number in range(passes):
             is_local = module is training.wrapped and number + 1 < passes
-            with subject.no_sync(module) if is_local else nullcontext():
+            with training.wrapped.no_sync() if is_local else nullcontext():
                 module(batch(step + LONG * number, rank), _order(step, rank)).backward()
 
     problem, memory, held = "", psutil.Process(), 0  # the problem is returned at the end, because other ranks go on

@@ -6,10 +6,10 @@ Nothing sleeps, and the result depends on the arguments only. In virtual time th
 
 import gc
 import inspect
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import replace
-from functools import lru_cache
+from functools import lru_cache, partial
 from typing import Any
 
 import numpy as np
@@ -36,7 +36,7 @@ from simulator.schedule.schedule import (
     buckets_of,
 )
 from simulator.step_costs import counted_as_free, price, price_collectives, rebucketed
-from simulator.workload.compute_times import ComputeTimes, IterationSampler, RecordedModel, recorded_model
+from simulator.workload.compute_times import IterationSampler, recorded_model
 from simulator.workload.default_gpu_costs import completed
 from simulator.workload.variation import RECORDED, Variation
 
@@ -108,7 +108,6 @@ def emulate(
         raise ValueError("grouping: expected 'buckets', because ddplab's reducer copies every gradient, got 'fusion'")
     if inputs is not None and policy.phase != "steady":
         raise ValueError(f"phase: expected 'steady' with inputs, got {policy.phase!r}")
-    follows_caps = policy.plan is None and policy.order == "ready"
     _check_hook(policy.hook)
     model = recorded_model(trace, **policy.recorded_as(world_size))
     fabric, variation, assumed = completed(trace, fabric, variation, assume=assume, cuda_graph=policy.cuda_graph)
@@ -117,7 +116,7 @@ def emulate(
     sampler = IterationSampler(
         model.compute_times, world_size, variation, stragglers, inputs, sync_every=policy.sync_every
     )
-    plan = None if follows_caps else buckets_of(policy, model)
+    plan = None if policy.plan is None and policy.order == "ready" else buckets_of(policy, model)
     try:
         inspect.signature(make).bind(None, **ddp_arguments(make, policy, plan))
     except TypeError as error:
@@ -126,6 +125,8 @@ def emulate(
         ) from None
     if model.has_communication:  # the recorded forward passes include the broadcasts
         policy = policy.model_copy(update={"broadcast_buffers": False})
+    recorded = model.compute_times  # the last iteration of rank 0 has the ready order of the rebuild
+    warm_up = {rank: IterationTimes.of_rank(recorded[rank % len(recorded)][-1]) for rank in sampler.ranks.tolist()}
     training = TrainingPlan(
         workload=trace.workload,
         policy=policy,
@@ -133,7 +134,7 @@ def emulate(
         reducer=make,
         hook=policy.hook.charged(charged.processor.hooks, world_size),
         processor=charged.processor,
-        warm_up=_warm_up(model, sampler),
+        warm_up=warm_up,
         cycles=sampler.count,
         times=_times_of_cycles(sampler),
         inputs=inputs,
@@ -191,12 +192,6 @@ def _check_hook(hook: CommHook) -> None:
     raise ValueError(f"hook: expected one that its name describes, such as 'power_sgd:4', got {hook!r}")
 
 
-def _warm_up(model: RecordedModel, sampler: IterationSampler) -> dict[int, IterationTimes]:
-    """Return each simulated rank's last recorded iteration; that of rank 0 has the ready order of the rebuild."""
-    recorded = model.compute_times
-    return {rank: _iteration_times(recorded[rank % len(recorded)][-1]) for rank in sampler.ranks.tolist()}
-
-
 def _times_of_cycles(sampler: IterationSampler) -> Callable[[int, int], list[IterationTimes]]:
     """Return a function from a rank and a cycle to its iterations; all but the last skip the optimiser step."""
     row_of = {rank: row for row, rank in enumerate(sampler.ranks.tolist())}
@@ -206,18 +201,11 @@ def _times_of_cycles(sampler: IterationSampler) -> Callable[[int, int], list[Ite
     def of_cycle(rank: int, cycle: int) -> list[IterationTimes]:
         last = (cycle + 1) * every - 1
         return [
-            _iteration_times(draw(number)[row_of[rank]], optimizes=number == last)
+            IterationTimes.of_rank(draw(number)[row_of[rank]], optimizes=number == last)
             for number in range(cycle * every, last + 1)
         ]
 
     return of_cycle
-
-
-def _iteration_times(times: ComputeTimes, *, optimizes: bool = True) -> IterationTimes:
-    moments = zip(times.ready_ns.tolist(), times.unused.tolist(), strict=True)
-    ready_ns = [None if unused else moment for moment, unused in moments]
-    step_ns = int(times.step_ns) - (0 if optimizes else int(times.optimizer_ns))
-    return IterationTimes.of(int(times.forward_ns), ready_ns, int(times.backward_end_ns), step_ns)
 
 
 class _Emulation:
@@ -231,12 +219,10 @@ class _Emulation:
     def __init__(self, training: TrainingPlan, fabric: Fabric, world_size: int, sampler: IterationSampler) -> None:
         self.timelines: dict[Label, Timeline] = {}
         self._training, self._fabric, self._world_size, self._sampler = training, fabric, world_size, sampler
-        ranks = sampler.ranks.tolist()
-        self._time: VirtualTime[None] = VirtualTime(self._cluster, ranks)
-        alike: dict[int, list[int]] = {rank: [] for rank in ranks}
-        for rank, simulated in enumerate(sampler.represented_by.tolist()):
-            alike[simulated].append(rank)
-        self._network = ModelledNetwork(self._time, alike, lru_cache(maxsize=None)(self._cost_of))
+        cluster = partial(Cluster, concurrency=fabric.concurrency, slow_down=fabric.processor.slow_down)
+        self._time: VirtualTime[None] = VirtualTime(cluster, sampler.ranks.tolist())
+        price_once = lru_cache(maxsize=None)(self._cost_of)
+        self._network = ModelledNetwork(self._time, sampler.represented_by.tolist(), price_once)
         self._time.on_restart = self._collect
         self._ranks: dict[int, RankTraining] = {}
 
@@ -254,9 +240,6 @@ class _Emulation:
         self._ranks[rank.rank] = training = RankTraining(rank, group, self._training)
         training.run()
 
-    def _cluster(self) -> Cluster:
-        return Cluster(concurrency=self._fabric.concurrency, slow_down=self._fabric.processor.slow_down)
-
     def _cost_of(self, message: CollectiveMessage) -> CollectiveCost:
         size = message.size_bytes
         return CollectiveCost(
@@ -271,7 +254,14 @@ class _Emulation:
         if label is not None:
             logs = {one.rank: one.log for one in self._time.ranks}
             collectives = [self._collective(number, one) for number, one in enumerate(launched)]
-            self.timelines[label] = self._timeline(logs, launched, collectives)
+            schedule, end_ns, duration_ns = observed_schedule(list(logs.values()), collectives)
+            untimed = price_collectives(schedule, self._fabric, self._world_size)
+            engine_input = replace(
+                untimed, duration_ns=duration_ns, ranks=tuple(logs), represented_by=self._sampler.represented_by
+            )
+            start_ns = np.array([one.running.start_ns for one in launched], np.int64)
+            done_ns = np.array([one.running.done_ns for one in launched], np.int64)
+            self.timelines[label] = Timeline(engine_input, end_ns, start_ns, done_ns)
         for one in self._time.ranks:
             one.log = []
 
@@ -279,21 +269,6 @@ class _Emulation:
         kinds = [training.kinds[number] for training in self._ranks.values() if number in training.kinds]
         kinds.sort(key=lambda one: one[0] == "join")  # a rank without inputs does not learn the kind
         return Collective(*kinds[0], launched.message.transport, launched.message.size_bytes)
-
-    def _timeline(
-        self,
-        logs: Mapping[int, Sequence[LogEntry]],
-        launched: Sequence[ModelledCollective],
-        collectives: Sequence[Collective],
-    ) -> Timeline:
-        schedule, end_ns, duration_ns = observed_schedule(list(logs.values()), collectives)
-        untimed = price_collectives(schedule, self._fabric, self._world_size)
-        engine_input = replace(
-            untimed, duration_ns=duration_ns, ranks=tuple(logs), represented_by=self._sampler.represented_by
-        )
-        start_ns = np.array([one.running.start_ns for one in launched], np.int64)
-        done_ns = np.array([one.running.done_ns for one in launched], np.int64)
-        return Timeline(engine_input, end_ns, start_ns, done_ns)
 
 
 def observed_schedule(

@@ -22,8 +22,8 @@ import torch
 from torch import Tensor, nn
 
 from reference.reducer_observer import Future, Observer
-from reference.trace import Buffer, Iteration, Parameter, Trace, Workload
-from simulator.workload.compute_times import end_of_computation_ns
+from reference.trace import Buffer, Parameter, Trace, Workload
+from simulator.workload.compute_times import ComputeTimes, recorded_model
 
 from ..calibration.repeated_timing import clock_ns
 
@@ -114,12 +114,12 @@ class IterationTimes:
     step_ns: int
 
     @classmethod
-    def recorded(cls, iteration: Iteration, *, with_communication: bool) -> Self:
-        """Make the times of an iteration; one with communication ends its backward pass when all is computed."""
-        start = iteration.forward_start_ns
-        ready = [None if moment is None else moment - start for moment in iteration.ready_ns]
-        end = end_of_computation_ns(iteration, with_communication=with_communication) - start
-        return cls.of(iteration.forward_end_ns - start, ready, end, iteration.end_ns - iteration.backward_end_ns)
+    def of_rank(cls, times: ComputeTimes, *, optimizes: bool = True) -> Self:
+        """Make the times of one iteration of one rank, perhaps without the step of the optimiser."""
+        moments = zip(times.ready_ns.tolist(), times.unused.tolist(), strict=True)
+        ready_ns = [None if unused else moment for moment, unused in moments]
+        step_ns = int(times.step_ns) - (0 if optimizes else int(times.optimizer_ns))
+        return cls.of(int(times.forward_ns), ready_ns, int(times.backward_end_ns), step_ns)
 
     @classmethod
     def of(cls, forward_ns: int, ready_ns: Sequence[int | None], backward_end_ns: int, step_ns: int) -> Self:
@@ -145,10 +145,9 @@ class EmulatedTraining:
     """
 
     def __init__(self, trace: Trace, rank: int) -> None:
-        recorded = trace.ranks[rank % len(trace.ranks)].iterations
-        waits = trace.workload.source != "module"
-        count = min(len(of_rank.iterations) for of_rank in trace.ranks)
-        self._iterations = [IterationTimes.recorded(one, with_communication=waits) for one in recorded[:count]]
+        recorded = recorded_model(trace, unused_allowed=True).compute_times
+        own, count = recorded[rank % len(recorded)], min(len(of_rank.iterations) for of_rank in trace.ranks)
+        self._iterations = [IterationTimes.of_rank(own[number]) for number in range(count)]
         self.next_iteration = 0
         self.batch = trace.workload.batch
         self.observer = WallClock()

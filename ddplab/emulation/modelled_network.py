@@ -6,7 +6,7 @@ stands for all ranks that behave the same, so a sum counts its tensor once for e
 """
 
 import threading
-from collections import defaultdict, deque
+from collections import Counter, defaultdict, deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field
@@ -68,9 +68,7 @@ class VirtualFuture(torch.futures.Future):  # type: ignore[type-arg]
 
     def wait(self) -> Any:
         """Let virtual time pass until the future has a result, and return it."""
-        self._rank.wait(
-            self.number, self.done, lambda wake: self.add_done_callback(lambda _: wake()), self._description
-        )
+        self._rank.wait(self.number, self, self._description)
         if self.after_wait is not None:
             after_wait, self.after_wait = self.after_wait, None
             after_wait()
@@ -133,7 +131,7 @@ class ModelledNetwork:
 
     Args:
         time: The clock of all simulated ranks.
-        ranks_alike: For each simulated rank, all ranks that behave the same, including itself.
+        represented_by: For each rank, the simulated rank that behaves the same.
         price: Returns the cost of a message.
 
     Attributes:
@@ -145,16 +143,16 @@ class ModelledNetwork:
     def __init__(
         self,
         time: VirtualTime[Any],
-        ranks_alike: Mapping[int, Sequence[int]],
+        represented_by: Sequence[int],
         price: Callable[[CollectiveMessage], CollectiveCost],
     ) -> None:
         self._time, self._price = time, price
-        self._counts = {rank: len(alike) for rank, alike in ranks_alike.items()}
-        self._simulated = {rank: simulated for simulated, alike in ranks_alike.items() for rank in alike}
-        self.world_size = len(self._simulated)
+        counts = Counter(represented_by)
+        self._counts = {rank.rank: counts[rank.rank] for rank in time.ranks}
+        self._simulated, self.world_size = represented_by, len(represented_by)
         self.launched: list[ModelledCollective] = []
         self.entered: Callable[[int], AbstractContextManager[None]] = lambda _rank: nullcontext()
-        self._next = dict.fromkeys(ranks_alike, 0)
+        self._next = dict.fromkeys(self._counts, 0)
         self._unmatched: dict[Any, deque[tuple[Tensor, VirtualFuture]]] = defaultdict(deque)  # sends and receives
 
     def restart(self) -> list[ModelledCollective]:
@@ -252,7 +250,7 @@ class ModelledNetwork:
             return partial(self._overwrite, lambda tensors: tensors[source])
         for operation, compute in (
             (dist.ReduceOp.SUM, self._sum),
-            (dist.ReduceOp.AVG, self._mean),
+            (dist.ReduceOp.AVG, lambda tensors: self._sum(tensors).div_(self.world_size)),
             (dist.ReduceOp.MAX, partial(reduce, torch.maximum)),
             (dist.ReduceOp.MIN, partial(reduce, torch.minimum)),
         ):
@@ -290,9 +288,6 @@ class ModelledNetwork:
         first, *others = [tensor if count == 1 else tensor.mul_(count) for tensor, count in weighted]
         return sum(others, first)
 
-    def _mean(self, tensors: Sequence[Tensor]) -> Tensor:
-        return self._sum(tensors).div_(self.world_size)
-
     def _gather(self, contributions: Mapping[int, Arguments]) -> None:
         """Copy every rank's input into the outputs of all ranks."""
         for outputs, _ in contributions.values():
@@ -306,8 +301,24 @@ def _described(message: CollectiveMessage) -> str:
     return f"{'an' if name.startswith('a') else 'a'} {name} of {message.size_bytes} bytes"
 
 
-class CollectiveGroup(dist.ProcessGroup):
-    """A process group of all ranks whose subclasses launch messages; its methods are those that torch calls."""
+class ModelledGroup(dist.ProcessGroup):
+    """A rank's process group of all ranks; its methods are those that torch calls.
+
+    Attributes:
+        before_launch: Called with each message and its tensors before it is launched, in the thread that launches it.
+        after_launch: Called with each collective's number and future after it was launched.
+    """
+
+    def __init__(self, rank: VirtualRank, network: ModelledNetwork) -> None:
+        super().__init__(rank.rank, network.world_size)  # type: ignore[call-arg]  # the annotations have a store
+        self._virtual_rank, self._network = rank, network
+        self.before_launch: Callable[[CollectiveMessage, Sequence[Tensor]], None] = lambda _message, _tensors: None
+        self.after_launch: Callable[[int, VirtualFuture], None] = lambda _number, _future: None
+
+    @property
+    def group_name(self) -> Any:  # torch's type is new
+        """Name by which a DeviceMesh finds the group; each rank of this process has its own."""
+        return f"modelled {self._virtual_rank.rank}"
 
     def getBackendName(self) -> str:  # noqa: N802 - torch's name
         """Name of the backend."""
@@ -355,43 +366,6 @@ class CollectiveGroup(dist.ProcessGroup):
         """Wait for all ranks."""
         return self.allreduce([torch.zeros(0)])
 
-    def _launch(self, message: CollectiveMessage, method: str, arguments: Arguments, opts: Any) -> ModelledWork:
-        """Launch a collective that a method of `ProcessGroup` with these arguments describes."""
-        raise NotImplementedError
-
-    def _not_modelled(self, *_arguments: Any, **_options: Any) -> ModelledWork:
-        raise NotImplementedError("modelled network: expected NCCL's collectives, or a send and a receive")
-
-    alltoall = alltoall_base = gather = scatter = recv_anysource = send = recv = _not_modelled
-
-
-class ModelledGroup(CollectiveGroup):
-    """A rank's process group of all ranks.
-
-    Attributes:
-        before_launch: Called with each message and its tensors before it is launched, in the thread that launches it.
-        after_launch: Called with each collective's number and future after it was launched.
-    """
-
-    def __init__(self, rank: VirtualRank, network: ModelledNetwork) -> None:
-        super().__init__(rank.rank, network.world_size)  # type: ignore[call-arg]  # the annotations have a store
-        self._virtual_rank, self._network = rank, network
-        self.before_launch: Callable[[CollectiveMessage, Sequence[Tensor]], None] = lambda _message, _tensors: None
-        self.after_launch: Callable[[int, VirtualFuture], None] = lambda _number, _future: None
-
-    @property
-    def group_name(self) -> Any:  # torch's type is new
-        """Name by which a DeviceMesh finds the group; each rank of this process has its own."""
-        return f"modelled {self._virtual_rank.rank}"
-
-    def _launch(self, message: CollectiveMessage, method: str, arguments: Arguments, opts: Any) -> ModelledWork:
-        self.before_launch(message, [one if isinstance(one, Tensor) else one[0] for one in arguments[-1]])
-        reduction = self._network.reduction(method, opts)
-        number, future = self._network.launch(self._virtual_rank, message, arguments, reduction)
-        self._virtual_rank.launched(number)
-        self.after_launch(number, future)
-        return ModelledWork(future)
-
     def send(self, tensors: Any, peer: int, tag: int = 0) -> ModelledWork:
         """Send a tensor to a rank."""
         return self._transfer(tensors, (self.rank(), peer, tag))
@@ -399,6 +373,20 @@ class ModelledGroup(CollectiveGroup):
     def recv(self, tensors: Any, peer: int, tag: int = 0) -> ModelledWork:
         """Receive a tensor from a rank."""
         return self._transfer(tensors, (peer, self.rank(), tag))
+
+    def _not_modelled(self, *_arguments: Any, **_options: Any) -> ModelledWork:
+        raise NotImplementedError("modelled network: expected NCCL's collectives, or a send and a receive")
+
+    alltoall = alltoall_base = gather = scatter = recv_anysource = _not_modelled
+
+    def _launch(self, message: CollectiveMessage, method: str, arguments: Arguments, opts: Any) -> ModelledWork:
+        """Launch a collective that a method of `ProcessGroup` with these arguments describes."""
+        self.before_launch(message, [one if isinstance(one, Tensor) else one[0] for one in arguments[-1]])
+        reduction = self._network.reduction(method, opts)
+        number, future = self._network.launch(self._virtual_rank, message, arguments, reduction)
+        self._virtual_rank.launched(number)
+        self.after_launch(number, future)
+        return ModelledWork(future)
 
     def _transfer(self, tensors: Sequence[Tensor], path: tuple[int, int, int]) -> ModelledWork:
         self.before_launch(CollectiveMessage("broadcast", tensor_bytes(tensors[0]), "send"), tensors)

@@ -13,6 +13,7 @@ from math import inf
 from typing import Any, Generic, NamedTuple, TypeVar
 
 from reference.errors import RankError, RanksUnmatchedError
+from reference.reducer_observer import Future
 from simulator.engines.event_replay import PROGRESS_BITS, Cluster
 from simulator.schedule.schedule import Compute, Instruction, LaunchCollective, Wait
 
@@ -72,7 +73,7 @@ class VirtualRank:
             return
         self._progress += duration_ns << PROGRESS_BITS
         done = self._time.cluster.computation.reaches(self._progress)
-        done.callbacks.append(lambda _event: self._time.resume(self))
+        done.callbacks.append(lambda _event: self._time.runnable.append(self))
         self._block("computing")
         self.log.append(LogEntry(step, self.now_ns, duration_ns))
 
@@ -80,22 +81,15 @@ class VirtualRank:
         """Log the launch of a collective."""
         self.log.append(LogEntry(LaunchCollective(number), self.now_ns))
 
-    def wait(
-        self,
-        number: int | None,
-        is_done: Callable[[], bool],
-        when_done: Callable[[Callable[[], None]], None],
-        what: str,
-    ) -> None:
-        """Wait for a collective, or for what its callbacks compute.
+    def wait(self, number: int | None, future: Future, what: str) -> None:
+        """Wait for a collective, or for what its callbacks compute: until the future is done.
 
-        `number` is None if the result depends on no collective; `when_done` registers a function to call when it is
-        done; `what` names it in error messages.
+        `number` is None if the result depends on no collective; `what` names it in error messages.
         """
-        if number is None and is_done():
+        if number is None and future.done():
             return
-        if not is_done():
-            when_done(lambda: self._time.resume(self))
+        if not future.done():
+            future.add_done_callback(lambda _: self._time.runnable.append(self))
             self._block(what)
         self._progress = self._time.cluster.computation.progress()
         if number is not None:
@@ -132,6 +126,7 @@ class VirtualTime(Generic[Result]):
     Attributes:
         failure: The first error that a rank raised.
         on_restart: Called before a new cluster is made, after everything on the old one has ended.
+        runnable: Ranks that run next, each in its turn.
     """
 
     def __init__(self, make_cluster: Callable[[], Cluster], ranks: Sequence[int]) -> None:
@@ -140,7 +135,7 @@ class VirtualTime(Generic[Result]):
         self.ranks = [VirtualRank(rank, self) for rank in ranks]
         self.failure: BaseException | None = None
         self.on_restart: Callable[[], None] = lambda: None
-        self._runnable: deque[VirtualRank] = deque()
+        self.runnable: deque[VirtualRank] = deque()
         self.arrived: list[VirtualRank] = []
         self.turn_is_over = threading.Semaphore(0)
         self._results: dict[int, Result] = {}
@@ -155,7 +150,7 @@ class VirtualTime(Generic[Result]):
             rank.thread = threading.Thread(
                 target=self._live, args=(rank, body), name=f"rank {rank.rank}", daemon=True
             )
-            self._runnable.append(rank)
+            self.runnable.append(rank)
             rank.thread.start()
         try:
             while len(self._results) < len(self.ranks) and self.failure is None:
@@ -169,13 +164,9 @@ class VirtualTime(Generic[Result]):
             raise self.failure
         return [self._results[rank.rank] for rank in self.ranks]
 
-    def resume(self, rank: VirtualRank) -> None:
-        """Let a rank run in its next turn."""
-        self._runnable.append(rank)
-
     def _advance(self) -> None:
-        while self._runnable and self.failure is None:
-            rank = self._runnable.popleft()
+        while self.runnable and self.failure is None:
+            rank = self.runnable.popleft()
             rank.may_run.release()
             if not self.turn_is_over.acquire(timeout=TURN_TIMEOUT_S):
                 frame = sys._current_frames().get(rank.thread.ident or 0) if rank.thread else None
@@ -199,7 +190,7 @@ class VirtualTime(Generic[Result]):
         self.cluster.env.run()  # collectives that no rank waits for
         self.on_restart()
         self.cluster = self._make_cluster()
-        self._runnable.extend(sorted(self.arrived, key=lambda rank: rank.rank))
+        self.runnable.extend(sorted(self.arrived, key=lambda rank: rank.rank))
         self.arrived.clear()
 
     def _live(self, rank: VirtualRank, body: Callable[[VirtualRank], Result]) -> None:

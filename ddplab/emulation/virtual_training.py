@@ -22,6 +22,7 @@ from reference.collectives import READY_ORDER_BYTES, USED_MAP_BYTES
 from reference.comm_hooks.allreduce import allreduce
 from reference.comm_hooks.powersgd import PowerSGDState
 from reference.data_parallel import DistributedDataParallel
+from reference.logging_data import buckets_of
 from reference.parameters import INTEGERS
 from reference.reducer_observer import Observer
 from reference.trace import Workload
@@ -84,11 +85,8 @@ class RankTraining:
         self._rank, self._training = rank, training
         self._launch_ns = training.processor.launch_on(group.size())
         self._hooked = False
-        self._rebuilds = training.policy.rebuilds and training.policy.phase == "rebuild"
         self._torch_ddp: Any = None  # a module whose reducer is written in C++
-        self._in_iteration = False
-        self._in_backward = False
-        self._in_step = False
+        self._doing: Literal["between", "forward", "backward", "step"] = "between"  # two iterations
         self._copies_buffers = False  # before the next forward pass
         self._unsynchronized: int | None = None  # index of the iteration under `no_sync`
         self._launching: int | None = None  # the bucket whose collectives are being launched
@@ -115,7 +113,7 @@ class RankTraining:
             for place, times in enumerate(training.times(self._rank.rank, cycle)):
                 self._train(ddp, times, place)
             self._start(None)
-            self.buckets = buckets_of(ddp)
+            self.buckets = buckets_of(ddp) or ()
 
     def _run_under_join(self, inputs: Sequence[int]) -> None:
         training = self._training
@@ -129,7 +127,7 @@ class RankTraining:
                 self._train(ddp, training.times(self._rank.rank, cycle)[place], place)
                 end.notify()
         self._start(None)
-        self.buckets = buckets_of(ddp)
+        self.buckets = buckets_of(ddp) or ()
 
     def _iteration_done(self, done: int, most: int) -> None:
         cycle, place = divmod(done, self._training.policy.sync_every)
@@ -151,7 +149,11 @@ class RankTraining:
         policy = training.policy
         self._device = EmulatedModel(training.workload, self, sparse_density=policy.sparse_density)
         ddp = training.reducer(self._device, **ddp_arguments(training.reducer, policy, training.plan))
-        self._listen_to(ddp)
+        if isinstance(ddp, DistributedDataParallel):
+            ddp.reducer.observers.append(_Reports(self, ddp, training))
+        elif isinstance(getattr(ddp, "reducer", None), TorchReducer):
+            self._torch_ddp = ddp
+            self._device.at_backward_end = self._wait_for_everything
         self._step: Callable[[], object] = self._device.step
         if policy.zero is not None:
             local = partial(EmulatedOptimizer, model=self._device)
@@ -169,31 +171,23 @@ class RankTraining:
             self._train(ddp, training.warm_up[self._rank.rank], policy.sync_every - 1)
         return ddp
 
-    def _listen_to(self, ddp: nn.Module) -> None:
-        if isinstance(ddp, DistributedDataParallel):
-            ddp.reducer.observers.append(_Reports(self, ddp, self._training))
-        elif isinstance(getattr(ddp, "reducer", None), TorchReducer):
-            self._torch_ddp = ddp
-            self._device.at_backward_end = self._wait_for_everything
-
     def _train(self, ddp: nn.Module, times: IterationTimes, place: int) -> None:
         synchronized = place == self._training.policy.sync_every - 1
         self._unsynchronized = None if synchronized else place
         self._device.times = times
         training, policy = self._training, self._training.policy
-        self._in_iteration = True
+        self._doing = "forward"
         self._copies_buffers = policy.broadcast_buffers and not place and bool(training.workload.buffers)
         with nullcontext() if synchronized else cast("Any", ddp).no_sync():
             loss = ddp()
             if synchronized and policy.find_unused_parameters and not policy.static_graph:
                 search_ns = training.processor.search_ns_per_parameter * len(training.workload.parameters)
                 self.charge("search", None, round(search_ns))
-            self._in_backward = True
+            self._doing = "backward"
             loss.backward()
-            self._in_backward = False
-        self._in_step = synchronized
+        self._doing = "step"
         (self._step if synchronized else self._device.step)()
-        self._in_iteration = self._in_step = False
+        self._doing = "between"
         if synchronized:
             for parameter in self._device.parameters():
                 parameter.grad = None
@@ -254,7 +248,7 @@ class RankTraining:
         self._kind = kind, bucket = self._classified(message, tensors)
         if kind == "all_reduce" and not self._hooked:
             self.charge("launch", bucket, self._launch_ns)
-        elif self._in_step:
+        elif self._doing == "step":
             self.charge("launch", None, self._training.processor.launch_ns)
 
     def _classified(self, message: CollectiveMessage, tensors: Sequence[Tensor]) -> tuple[CollectiveKind, int | None]:
@@ -269,11 +263,12 @@ class RankTraining:
             raise NotImplementedError("emulation: ranks that act alike share a thread, so none can send to another")
         if message[::2] == ("broadcast", ""):
             launched = {kind for kind, _ in self.kinds.values()}
-            is_order = self._rebuilds and "order" not in launched
+            policy = self._training.policy
+            is_order = policy.rebuilds and policy.phase == "rebuild" and "order" not in launched
             return ("order" if is_order and tensors[0].dtype == INTEGERS[READY_ORDER_BYTES] else "broadcast"), None
         if tensors and tensors[0].dtype == INTEGERS[USED_MAP_BYTES]:
             return "bitmap", None
-        if not self._in_backward:
+        if self._doing != "backward":
             return "join", None
         return "all_reduce", sum(kind == "all_reduce" for kind, _ in self.kinds.values())
 
@@ -305,7 +300,7 @@ class RankTraining:
         """
         if self._torch_ddp is None:
             return
-        if not self._buckets_left and not self._in_iteration:
+        if not self._buckets_left and self._doing == "between":
             self._buckets_left = _bucket_count(self._torch_ddp)
         if self._buckets_left:
             self._buckets_left -= 1
@@ -369,17 +364,15 @@ class _EndOfIteration(Joinable, JoinHook):
         self._ddp, self._done, self._count = ddp, done, 0
 
     def notify(self) -> None:
-        """Call the function."""
+        """Call the function; on a rank without inputs, after the reducer has matched its collectives."""
         self._count += 1
         self._done(self._count)
+
+    main_hook = notify
 
     def join_hook(self, **_: Any) -> JoinHook:
         """The hook that a rank without inputs runs."""
         return self
-
-    def main_hook(self) -> None:
-        """Ends an iteration of a rank without inputs, after the reducer has matched its collectives."""
-        self.notify()
 
     @property
     def join_device(self) -> torch.device:
@@ -415,16 +408,6 @@ def ddp_arguments(
     taken = inspect.signature(reducer).parameters
     older = "broadcast_buffers" in taken and "forward_sync_buffers" not in taken  # as in torch 2.11
     return caps | chosen | {"broadcast_buffers" if older else "forward_sync_buffers": False}
-
-
-def buckets_of(ddp: Any) -> tuple[tuple[int, ...], ...]:
-    """Return the buckets in force as parameter indices in launch order; empty if the class does not report them."""
-    if isinstance(ddp, DistributedDataParallel):
-        return ddp.reducer.buckets.assignment
-    if not hasattr(ddp, "_get_ddp_logging_data"):
-        return ()
-    listed = ddp._get_ddp_logging_data().get("rebuilt_per_bucket_param_indices", "")
-    return tuple(tuple(map(int, bucket.split())) for bucket in listed.split(",") if bucket.strip())
 
 
 def _bucket_count(ddp: Any) -> int:

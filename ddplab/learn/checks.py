@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from reference.bucketing import MIB
 from reference.trace import RankTrace
 
 from ..conformance.all_checks import CHECKS, SMALL_CAP, check_of
@@ -100,7 +101,7 @@ def try_alike(bench: Bench, weights: Sequence[Weight], **further: Any) -> None:
 
 def _why_own(subject: Subject) -> str:
     """Say why all gradients are still a rank's own, after what an emulated iteration launches."""
-    launches = schedule_of(subject, trace_of_layers("12 small layers", _LAYERS, FORWARD_NS, MS), FAST).launches
+    launches = schedule_of(subject, SMALL_LAYERS, FAST).launches
     if not launches:
         calls_nothing = isinstance(subject, LearnerClass) and not subject.is_finished
         return f"{OWN_GRADIENT}; {NO_LAUNCH if calls_nothing else 'no all-reduce is launched'}"
@@ -143,9 +144,9 @@ def averages(bench: Bench) -> None:
 
     In virtual time before, where a collective that some ranks launch is found without a time-out.
     """
-    trace = trace_of_layers("12 small layers", _LAYERS, FORWARD_NS, MS)
-    each = trace.model_copy(
-        update={"ranks": tuple(RankTrace(rank=one, iterations=trace.ranks[0].iterations) for one in range(3))}
+    iterations = SMALL_LAYERS.ranks[0].iterations
+    each = SMALL_LAYERS.model_copy(
+        update={"ranks": tuple(RankTrace(rank=one, iterations=iterations) for one in range(3))}
     )
     _schedule(bench, each, SLOW._replace(world_size=3))
     try_alike(bench, PLAIN, options=SMALL_CAP)
@@ -164,6 +165,7 @@ def special_alike(bench: Bench) -> None:
 FOUR = "layers of four dtypes"
 _LAYERS = [(64, 64)] * 12
 FORWARD_NS = 6 * MS
+SMALL_LAYERS = trace_of_layers("12 small layers", _LAYERS, FORWARD_NS, MS)
 NO_LAUNCH = (
     "no all-reduce is launched in an emulated backward pass: register a hook on each parameter (one on a module "
     "runs before the gradients of its parameters are there), which must see its own parameter (a lambda in a loop "
@@ -225,7 +227,6 @@ def launched_early(bench: Bench) -> None:
 
 _SIZES = [1260, 330, 920, 820, 920, 300, 1050, 240, 270, 220, 550]
 """Elements of each layer; in each order of the walk they fill other buckets, and so do caps in other units."""
-MIB = 2**20
 WRONG_CAPS = {
     "each gradient has a bucket of its own: a bucket stays open until it has as many MiB, 2**20 bytes, as the cap": 1,
     "the cap counts elements: count bytes, parameter.nbytes": 4 * MIB,
@@ -372,8 +373,7 @@ def sent_buffers(bench: Bench) -> None:
 def nothing_beside(bench: Bench) -> None:
     """With a static graph, only buckets are sent after the first iteration."""
     bench.needs("static_graph")
-    trace = trace_of_layers("12 small layers", _LAYERS, FORWARD_NS, MS)
-    if others := _schedule(bench, trace, FAST, static_graph=True).other_collectives:
+    if others := _schedule(bench, SMALL_LAYERS, FAST, static_graph=True).other_collectives:
         raise FindingError(
             f"{others} collectives beside the buckets in a later iteration, expected 0: the graph is static, so the "
             "used parameters of the first pass are those of all passes"
@@ -420,7 +420,7 @@ def _sharded(rank: int, world_size: int, subject: Subject) -> str:
 
 
 class Stepping:
-    """A class on an emulated device whose step is that of a sharded Adam; has what `reducer_of` uses of a subject.
+    """A class on an emulated device whose step is that of a sharded Adam; has what `wrap_emulated` uses of a subject.
 
     Attributes:
         held_bytes: What the rank held beside the parameters at each step.

@@ -1,13 +1,15 @@
-"""The judge of the ladder: runs the checks of a rung on a learner's class, and names the likely mistake."""
+"""The judge of the ladder: runs the checks of a rung on a learner's class, names the likely mistake, and grades."""
 
 import os
 import re
 import tempfile
 import time
-from collections.abc import Iterator, Mapping
-from contextlib import AbstractContextManager, contextmanager
+from collections.abc import Mapping
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from itertools import chain
+from pathlib import Path
+from typing import Any
 from unittest import mock
 
 from reference.errors import RankError
@@ -18,6 +20,7 @@ from ..conformance.check_runner import HangError, bench_on, cause_of, idle
 from ..conformance.class_under_test import NotSupportedError, Subject
 from ..conformance.local_training import FindingError
 from ..conformance.overlap import averages_by_a_call
+from ..junit import TestCase, write_junit
 from .checks import ALL
 from .learner_file import LearnerClass, LearnerError, error_line
 from .rungs import RUNGS, SYMPTOM_UNMATCHED
@@ -102,7 +105,11 @@ class Judge(AbstractContextManager["Judge"]):
             subject.check()
             if isinstance(subject, LearnerClass) and (rung >= HOOKS or _launches_alone(subject)):
                 subject = subject.alone()
-            with _hypothesis_elsewhere(), bench_on(self.ranks, subject, EFFORT) as bench:
+            with (
+                tempfile.TemporaryDirectory() as folder,  # Hypothesis writes there, and not into the learner's folder
+                mock.patch.dict(os.environ, HYPOTHESIS_STORAGE_DIRECTORY=folder),
+                bench_on(self.ranks, subject, EFFORT) as bench,
+            ):
                 bench.shrinks = False
                 for check in RUNGS[rung - 1].checks:
                     ALL[check](bench)
@@ -121,13 +128,6 @@ def _launches_alone(subject: Subject) -> bool:
         return False
 
 
-@contextmanager
-def _hypothesis_elsewhere() -> Iterator[None]:
-    """Let Hypothesis write into a temporary folder, not into the learner's."""
-    with tempfile.TemporaryDirectory() as folder, mock.patch.dict(os.environ, HYPOTHESIS_STORAGE_DIRECTORY=folder):
-        yield
-
-
 def described(fault: BaseException, subject: Subject) -> str:
     """Return the message of an error, with the line of the learner's file that raised it, if one did."""
     if isinstance(fault, LearnerError | NotSupportedError):
@@ -143,3 +143,21 @@ def likely_mistake(message: str, mistakes: Mapping[str, str], *, unmatched: bool
         if unmatched if symptom == SYMPTOM_UNMATCHED else re.search(symptom, message, re.DOTALL):
             return likely
     return ""
+
+
+def grades(judge: Judge, subject: LearnerClass, junit: Path | None = None) -> dict[str, Any]:
+    """Judge every rung, also those after one that is not passed; return the points, one for each rung.
+
+    The file `junit` gets JUnit XML with a test case for each rung.
+    """
+    rows, cases = [], []
+    for number, rung in enumerate(RUNGS, start=1):
+        one = judge.verdict(subject, number)
+        failure = "" if one.passed else f"{one.check}: {one.message}"
+        cases.append(TestCase(f"{number:02}. {rung.title}", one.seconds, failure, details=one.likely or one.message))
+        points = {"title": rung.title, "points": int(one.passed), "possible": 1, "seconds": round(one.seconds, 3)}
+        rows.append(vars(one) | points)
+    if junit is not None:
+        write_junit(junit, f"ladder of {subject.name}", subject.name, cases)
+    points = sum(row["points"] for row in rows)
+    return {"subject": subject.name, "points": points, "possible": len(rows), "rungs": rows}

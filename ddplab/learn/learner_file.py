@@ -7,11 +7,10 @@ import re
 import sys
 import traceback
 import warnings
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 from types import ModuleType
-from typing import Any
 
 from reference.files.reading import read_text
 
@@ -30,8 +29,6 @@ class LearnerClass(Subject):
     Attributes:
         path: The file, for tracebacks.
         source: Its text.
-        is_finished: Whether the script calls what must follow a backward pass. False: the class has to average by
-            itself.
 
     Raises:
         LearnerError: The text has no such class, or raises an error when it is run; on the first use.
@@ -39,10 +36,6 @@ class LearnerClass(Subject):
 
     path: str = ""
     source: str = field(default="", repr=False)
-    is_finished: bool = True
-
-    def __reduce__(self) -> tuple[type, tuple[str, str, str, bool]]:  # type: ignore[override]
-        return type(self), (self.name, self.path, self.source, self.is_finished)
 
     @cached_property
     def module(self) -> ModuleType:
@@ -70,15 +63,6 @@ class LearnerClass(Subject):
                 f"{error_line(error, self.path) or self.path}: {type(error).__name__}: {error}"
             ) from error
         return module
-
-    def finish(self, wrapped: Any, optimizer: Any) -> None:
-        """Call what must follow a backward pass, unless the class has to do without."""
-        if self.is_finished:
-            super().finish(wrapped, optimizer)
-
-    def alone(self) -> "LearnerClass":
-        """Return the class as a script uses it that calls nothing after the backward pass."""
-        return replace(self, is_finished=False)
 
 
 def error_line(error: BaseException, path: str) -> str:

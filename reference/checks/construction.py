@@ -12,8 +12,9 @@ from torch import Tensor, nn
 from torch._utils import _get_device_index
 from torch.distributed.device_mesh import DeviceMesh
 
-from ..bucketing import BucketAssignment, check_partition, initial_buckets
-from ..parameters import ModuleTensors
+from ..bucketing import BucketAssignment, check_partition, initial_buckets, two_stage_caps
+from ..parameters import ModuleTensors, module_tensors
+from ..reducer_options import WrapperState
 
 Devices = Sequence[int | torch.device]
 
@@ -226,42 +227,35 @@ def _pickled(error: Exception) -> bytes:
     return data
 
 
-def set_up(
-    module: nn.Module,
-    tensors: ModuleTensors,
-    bucketed: dict[str, nn.Parameter],
-    plan: Sequence[Sequence[int | str]] | None,
-    initial_caps_bytes: Sequence[int],
-    rebuild_caps_bytes: Sequence[int],
-    *,
-    with_buffers: bool,
-) -> Setup:
-    """This rank's setup for `module`: its buckets follow the plan or, without one, are assigned by size.
+def set_up(module: nn.Module, own: WrapperState, *, with_buffers: bool) -> tuple[ModuleTensors, Setup]:
+    """The tensors of `module`, and this rank's setup: buckets follow the plan or, without one, are assigned by size.
 
-    `bucketed` has the parameters in the buckets, in the order of the parameter index. Buffers are compared only
-    `with_buffers`, that is, if they are synchronised.
+    Buffers are compared only `with_buffers`, that is, if they are synchronised.
 
     Raises:
         RuntimeError: As for `check_module`.
         ValueError: As for `check_module`, or the plan is not a partition of the parameters.
     """
+    tensors = module_tensors(module)
     check_module(module, tensors.trainable.values())
-    sparse = tensors.sparse
+    bucketed, sparse, plan = own.bucketed(tensors.trainable), tensors.sparse, own.plan
+    graph_may_change = own.features.graph_may_change
+    initial_caps, rebuild_caps = two_stage_caps(own.bucket_cap_mb, own.bucket_cap_mb_list, graph_may_change)
     if plan is None:
         buckets = initial_buckets(
             [parameter.nbytes for parameter in bucketed.values()],
-            initial_caps_bytes,
+            initial_caps,
             keys=[(parameter.dtype, parameter.device) for parameter in bucketed.values()],
             sparse=[name in sparse for name in bucketed],
         )
     else:
         buckets = _resolve_plan(plan, bucketed, sparse)
-    return Setup(
+    return tensors, Setup(
         parameters=[_describe(*named) for named in tensors.parameters.items()],
         buffers=[_describe(*named) for named in tensors.buffers.items() if with_buffers],
         buckets=buckets,
         sparse=frozenset(index for index, name in enumerate(bucketed) if name in sparse),
-        rebuild_caps_bytes=list(rebuild_caps_bytes) if plan is None else None,
+        rebuild_caps_bytes=rebuild_caps if plan is None else None,
     )
 
 

@@ -19,12 +19,16 @@ NAMED_AT_MOST = 5  # unless TORCH_DISTRIBUTED_DEBUG asks for more
 
 
 class ErrorMessages:
-    """The texts; `parameters` are in the order of the parameter index, and the attribute `rank` may be set again."""
+    """The texts; `parameters` are in the order of the parameter index, and the attribute `rank` may be set again.
+
+    Warnings about gradients that do not fit their buckets are given once.
+    """
 
     def __init__(self, parameters: dict[str, nn.Parameter], rank: int) -> None:
         self._names = list(parameters)
         self._shapes = [tuple(parameter.shape) for parameter in parameters.values()]
         self.rank = rank
+        self._warned: set[str] = set()
 
     def describe(self, index: int) -> str:
         """A parameter's name, index and shape."""
@@ -172,6 +176,23 @@ class ErrorMessages:
             "True."
         )
 
+    def misfit(self, bucket: Bucket, number: int, slot: int) -> str | None:
+        """Warn of a slow copy or of create_graph; an error message if the gradient cannot be copied."""
+        index, gradient, view = bucket.indices[slot], bucket.parameters[slot].grad, bucket.views[slot]
+        assert gradient is not None
+        if gradient.dtype != view.dtype or gradient.device != view.device or gradient.layout != view.layout:
+            return self.mismatch(index, number, gradient, view)
+        if gradient.requires_grad:
+            self._warn_once("create_graph", self.graph_not_averaged(index))
+        if not view.is_sparse and dense_strides(gradient) != dense_strides(view):
+            self._warn_once("strides", self.strides(index, gradient, view))
+        return None
+
+    def _warn_once(self, kind: str, message: str) -> None:
+        if kind not in self._warned:
+            self._warned.add(kind)
+            warnings.warn(message, stacklevel=2)
+
     def mismatch(self, index: int, bucket: int, gradient: Tensor, buffer: Tensor) -> str:
         """Error: a gradient has another dtype, device or layout than its bucket."""
         return (
@@ -232,28 +253,3 @@ class ErrorMessages:
 def _kind(tensor: Tensor) -> str:
     layout = "sparse " if tensor.is_sparse else ""
     return f"a {layout}{tensor.dtype} tensor on {tensor.device}"
-
-
-class GradientReport:
-    """Reports gradients that do not fit their buckets: an error, or a warning that is given once."""
-
-    def __init__(self, messages: ErrorMessages) -> None:
-        self._messages = messages
-        self._warned: set[str] = set()
-
-    def __call__(self, bucket: Bucket, number: int, slot: int) -> str | None:
-        """Warn of a slow copy or of create_graph; an error message if the gradient cannot be copied."""
-        index, gradient, view = bucket.indices[slot], bucket.parameters[slot].grad, bucket.views[slot]
-        assert gradient is not None
-        if gradient.dtype != view.dtype or gradient.device != view.device or gradient.layout != view.layout:
-            return self._messages.mismatch(index, number, gradient, view)
-        if gradient.requires_grad:
-            self._warn_once("create_graph", self._messages.graph_not_averaged(index))
-        if not view.is_sparse and dense_strides(gradient) != dense_strides(view):
-            self._warn_once("strides", self._messages.strides(index, gradient, view))
-        return None
-
-    def _warn_once(self, kind: str, message: str) -> None:
-        if kind not in self._warned:
-            self._warned.add(kind)
-            warnings.warn(message, stacklevel=2)

@@ -19,7 +19,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 from hashlib import sha256
-from itertools import accumulate, pairwise
 from typing import Any
 
 import torch
@@ -359,9 +358,9 @@ def _stacked(matrices: list[Tensor]) -> Tensor:
 
 def _flat(shapes: Sequence[Sequence[int]], *, like: Tensor) -> tuple[Tensor, list[Tensor]]:
     """A new flat tensor, and consecutive views of it in these shapes."""
-    ends = [0, *accumulate(torch.Size(shape).numel() for shape in shapes)]
-    flat = like.new_empty(ends[-1])
-    return flat, [flat[a:b].view(tuple(shape)) for (a, b), shape in zip(pairwise(ends), shapes, strict=True)]
+    sizes = [torch.Size(shape).numel() for shape in shapes]
+    flat = like.new_empty(sum(sizes))
+    return flat, [part.view(tuple(shape)) for part, shape in zip(flat.split(sizes), shapes, strict=True)]
 
 
 def orthogonalize(stack: Tensor, epsilon: float = 0.0) -> Tensor:

@@ -15,7 +15,7 @@ CLASSES = {"transformer": 8192, "small-tensors": 16}
 SMALLEST_NORMAL = torch.finfo(torch.float32).tiny
 
 
-@pytest.mark.parametrize("name", [name for name in models.BUILT_IN if name not in models.LARGE])
+@pytest.mark.parametrize("name", ["resnet50", "resnet18", "mlp", "transformer", "small-tensors"])  # the small ones
 def test_training_begins_near_chance_and_without_underflow(name):
     """Guessing among n classes has a loss of log n. Far above it softmax saturates and gradients underflow."""
     torch.manual_seed(0)

@@ -73,7 +73,8 @@ def test_a_row_compares_measured_iterations_with_all_predictions():
 def test_all_times_of_a_row_are_converted_to_those_of_the_original_and_no_errors(times, dilation):
     target = predict_target(TRACE, FABRIC, policy_of(Configuration(25.0)), 2)
     in_model = make_row("m", Configuration(25.0), target, [Turn(tuple(times))])
-    original = in_model.in_original(ScaleModel(dilation=dilation, byte_scale=0.5))
+    scale = ScaleModel(dilation=dilation, byte_scale=0.5)
+    original = make_row("m", Configuration(25.0), target, [Turn(tuple(times))], scale)
     assert original.measured_ns == round(in_model.measured_ns / dilation)
     assert original.interval_ns == tuple(round(ns / dilation) for ns in in_model.interval_ns)
     assert original.times_ns == [round(ns / dilation) for ns in times]

@@ -5,7 +5,7 @@ import torch
 from torch import nn
 
 from reference.buckets import Bucket
-from reference.checks.error_messages import ErrorMessages, GradientReport
+from reference.checks.error_messages import ErrorMessages
 
 from .. import misuse
 
@@ -182,14 +182,13 @@ def test_one_warning_about_strides_ends_no_check_of_dtypes():
     parameters = [nn.Parameter(torch.zeros(2, 3)), nn.Parameter(torch.zeros(2, 3))]
     bucket = Bucket([0, 1], parameters)
     messages = ErrorMessages({"first": parameters[0], "second": parameters[1]}, rank=0)
-    report = GradientReport(messages)
     parameters[0].grad = torch.zeros(3, 2).t()
     bucket.put([0])
     assert bucket.misfits(thorough=True) == [0]
     with pytest.warns(UserWarning, match="Grad strides do not match bucket view strides"):
-        assert report(bucket, 0, 0) is None
+        assert messages.misfit(bucket, 0, 0) is None
     parameters[1] = bucket.parameters[1] = torch.zeros(2, 3, dtype=torch.float64, requires_grad=True)
     parameters[1].grad = torch.zeros(2, 3, dtype=torch.float64)
     bucket.put([1])
     assert bucket.misfits(thorough=False) == [1]
-    assert "expected the gradient of second (parameter 1" in report(bucket, 0, 1)
+    assert "expected the gradient of second (parameter 1" in messages.misfit(bucket, 0, 1)

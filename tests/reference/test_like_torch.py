@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from ddplab.conformance.all_checks import difference_of_runs
 from ddplab.conformance.class_under_test import Subject
-from ddplab.conformance.compare_two_classes import difference
 from ddplab.conformance.random_programs import programs
 from ddplab.conformance.training_programs import Program, run_until_error
 from reference.launch import RankPool
@@ -43,7 +43,7 @@ def assert_like_torchs(two_ranks: RankPool, program: Program) -> None:
     """Equal bit for bit, on two ranks: a sum of two has one order."""
     ours, torchs = (two_ranks.run(run_until_error, Subject(name), program) for name in (OURS, TORCHS))
     for got, expected in zip(ours, torchs, strict=True):
-        assert difference(got, expected) == ""
+        assert difference_of_runs(got, expected) == ""
 
 
 def random_programs(**how: Any) -> st.SearchStrategy[Program]:

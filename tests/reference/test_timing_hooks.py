@@ -16,8 +16,8 @@ def test_a_ranks_offset_counts_from_its_own_start():
     timestamps.backward_started()
     timestamps.backward_ended()
     timestamps.finish_iteration()
-    in_ns = timestamps.in_ns()
-    trace = rank_trace(1, 7, 0, in_ns, zero=in_ns.zero - 100, layouts={})
+    in_ns = timestamps.in_ns(7, 0)
+    trace = rank_trace(1, in_ns, zero=in_ns.zero - 100, layouts={})
     assert trace.clock_offset_ns == 107
 
 
