@@ -89,14 +89,6 @@ class CopiesOutInMemoryOrder(Buffered):
             gradient.copy_(part.as_strided(parameter.shape, gradient.stride()))
 
 
-class SendsBuffersFromRankZero(Buffered):
-    """A group without rank 0 gets no buffers."""
-
-    def send_from(self, source: int, tensors: Iterator[Tensor]) -> None:
-        if self.process_group is None or 0 in dist.get_process_group_ranks(self.process_group):
-            super().send_from(source, tensors)
-
-
 class NeverSendsBuffers(Buffered):
     def __init__(self, module: nn.Module, **options: Any) -> None:
         with unchanged(module.buffers()):

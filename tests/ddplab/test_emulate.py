@@ -12,13 +12,13 @@ import simulator
 from ddplab.emulation.emulate import emulate
 from reference.data_parallel import DistributedDataParallel
 from reference.errors import RankError
-from reference.trace import Iteration
+from reference.trace import Buffer, Iteration
 from simulator.fabric import Linear
 from simulator.predicted_iteration import Prediction
 from simulator.step_costs import messages_of
 
 from ..explore import examples
-from ..simulator.changed_traces import as_floats, with_iterations
+from ..simulator.changed_traces import as_floats, with_iterations, with_workload
 from ..strategies import Asked, emulations, iteration, module_emulations, rate_fabrics, torch_emulations, trace_of
 from .small_trace import FABRIC, small_trace
 
@@ -57,9 +57,21 @@ def assert_as_predicted(asked: Asked, reducer: str) -> tuple[Prediction, Predict
     return real, predicted
 
 
+BUFFERS = tuple(
+    Buffer(name=f"buffer{size}", dtype=dtype, size_bytes=size)
+    for dtype, size in (("float32", 4), ("int64", 8), ("float32", 40), ("float64", 16))
+)
+
+
 @examples(40)
-@given(emulations())
-def test_our_reducer_takes_the_predicted_time(asked):
+@given(emulations(), st.sampled_from([None, None, "first", "rebuild"]))
+def test_our_reducer_takes_the_predicted_time(asked, early):
+    """Half of the examples have buffers and buckets by caps; those without Join are early iterations."""
+    if early is not None:
+        phase = early if asked.inputs is None else "steady"
+        update = {"plan": None, "order": "ready", "broadcast_buffers": True, "cuda_graph": False, "phase": phase}
+        trace = with_workload(asked.trace, source="module", buffers=BUFFERS)
+        asked = replace(asked, policy=asked.policy.model_copy(update=update), trace=trace)
     real, predicted = assert_as_predicted(asked, "ddplab")
     assert real.buckets == predicted.buckets
     if len(real.timeline.engine_input.ranks) == 1:  # the timeline of several ranks shows their waits in one order

@@ -9,6 +9,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from ddplab.emulation import emulate, virtual_training
+from reference.trace import Trace
 from simulator import Fabric, predict
 from simulator.schedule.comm_hook_messages import HOOKS, CommHook, named_hook
 from simulator.step_costs import messages_of
@@ -22,15 +23,27 @@ ELEMENT_BYTES = {"float32": 4, "float64": 8}
 dtypes = st.sampled_from(list(ELEMENT_BYTES))
 
 
-def assert_sends_as_predicted(hook: CommHook, shapes, dtype, cap) -> None:
+def trace_with(shapes, dtype: str) -> Trace:
+    """A trace of parameters of these shapes."""
     sizes = [ELEMENT_BYTES[dtype] * prod(shape) for shape in shapes]
     trace = trace_of([[iteration(1, tuple(range(2, 2 + len(sizes))), 9, 1)]], sizes)
-    trace = with_parameters(trace, shape=list(shapes), dtype=[dtype] * len(shapes))
+    return with_parameters(trace, shape=list(shapes), dtype=[dtype] * len(shapes))
+
+
+def assert_sends_as_predicted(trace: Trace, hook: CommHook, **settings) -> None:
     real, predicted = (
-        one(trace, FABRIC, world_size=2, bucket_cap_mb=cap, hook=hook).timeline.engine_input.schedule
+        one(trace, FABRIC, world_size=2, hook=hook, **settings).timeline.engine_input.schedule
         for one in (emulate.emulate, predict)
     )
     assert messages_of(real) == messages_of(predicted)
+
+
+@examples(10)
+@given(st.integers(2, 30), st.data(), st.sampled_from(["none", "noop"]))
+def test_of_sparse_gradients_the_touched_rows_are_gathered(rows, data, name):
+    density = data.draw(st.integers(1, rows)) / rows
+    trace = with_parameters(trace_with([(rows, 5), (3, 5)], "float32"), sparse=[True, False])
+    assert_sends_as_predicted(trace, named_hook(name), sparse_density=density)
 
 
 @pytest.mark.parametrize("name", [*(name for name in HOOKS if "power" not in name), "bf16+power_sgd:2"])
@@ -38,7 +51,7 @@ def assert_sends_as_predicted(hook: CommHook, shapes, dtype, cap) -> None:
 @given(message_shapes(), dtypes, caps_mb())
 @example(shapes=((0, 3), (600,), ()), dtype="float32", cap=None)
 def test_a_hooks_messages_are_what_the_real_hook_sends(name, shapes, dtype, cap):
-    assert_sends_as_predicted(named_hook(name), shapes, dtype, cap)
+    assert_sends_as_predicted(trace_with(shapes, dtype), named_hook(name), bucket_cap_mb=cap)
 
 
 @pytest.mark.parametrize("kind", ["power_sgd", "batched_power_sgd"])
@@ -55,4 +68,5 @@ def test_powersgd_sends_ps_and_qs_in_turn(kind, shapes, dtype, cap, rank, rate):
         return function, partial(make_state, min_compression_rate=rate)
 
     with mock.patch.object(virtual_training, "real_hook", with_rate), mock.patch.object(emulate, "_check_hook"):
-        assert_sends_as_predicted(hook.model_copy(update={"min_compression_rate": rate}), shapes, dtype, cap)
+        rated = hook.model_copy(update={"min_compression_rate": rate})
+        assert_sends_as_predicted(trace_with(shapes, dtype), rated, bucket_cap_mb=cap)

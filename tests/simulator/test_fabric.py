@@ -24,13 +24,6 @@ def test_a_scaled_fabric_scales_every_collective_and_again_what_is_scaled():
         fabric.scaled(0)
 
 
-def test_a_copy_does_not_keep_the_costs_of_what_it_was_copied_from():
-    fabric = Fabric.from_table([(2, 8, 5)])
-    assert fabric.all_reduce_ns(8, 2) == 5
-    other = fabric.model_copy(update={"all_reduce": (Timing(world_size=2, size_bytes=8, ns=7),)})
-    assert other.all_reduce_ns(8, 2) == 7
-
-
 def test_what_is_saved_is_loaded(tmp_path):
     measured = Fabric.from_table([(2, 8, 5)], concurrency=2, source="here")
     measured = measured.with_processor(pack=Linear(fixed_ns=1.5), slow_down=1.25)

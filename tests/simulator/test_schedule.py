@@ -1,33 +1,16 @@
 """Schedules: which steps and collectives an iteration has, in which order, as the real reducer issues them."""
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
-from reference.bucketing import ORDERS, bucket_caps, plan_buckets
 from reference.trace import Trace
 from simulator import Fabric, predict
 from simulator.fabric import Linear, Processor, Sharing
-from simulator.schedule.comm_hook_messages import PowerSGD
-from simulator.schedule.policy import Policy
-from simulator.schedule.schedule import buckets_of
-from simulator.workload.compute_times import recorded_model
 
-from ..strategies import caps_mb, iteration, trace_of, traces
+from ..strategies import iteration, trace_of
 from .changed_traces import as_floats, with_parameters, with_workload
 from .span_lines import ALIKE, fabric, lines_of
 
 FABRIC = Fabric.from_alpha_beta(alpha_ns=100, bytes_per_s=1e9, concurrency=2)
-
-
-@given(traces(), caps_mb(), st.sampled_from(ORDERS))
-def test_buckets_are_those_of_the_reducers_own_rule(trace, cap, order):
-    expected = plan_buckets(
-        order, trace.sizes_bytes, bucket_caps(cap), ready_order=recorded_model(trace).ready_order, keys=trace.keys
-    )
-    prediction = predict(trace, FABRIC, world_size=2, bucket_cap_mb=cap, order=order)
-    assert prediction.buckets == tuple(map(tuple, expected))
-    assert buckets_of(Policy(bucket_cap_mb=cap, order=order), recorded_model(trace)) == expected
 
 
 def costs(**processor) -> dict[str, Processor]:
@@ -125,27 +108,6 @@ def test_two_dtypes_are_refused_where_torch_does():
         predict(trace, fabric(8), world_size=2, plan=[[0, 1]])
     with pytest.raises(ValueError, match="zero: expected one dtype, as ZeroRedundancyOptimizer does, got float32"):
         predict(trace, fabric(8), world_size=2, zero="buckets")
-
-
-def test_a_second_collective_follows_the_launch_of_the_next_bucket():
-    trace = with_parameters(trace_of([[ALIKE]], [400, 400]), shape=[(20, 20)] * 2)
-    hook = PowerSGD(compress=Linear(fixed_ns=1), recompress=Linear(fixed_ns=2), decompress=Linear(fixed_ns=3))
-    spans = predict(trace, fabric(4), world_size=2, plan=[[1], [0]], hook=hook).spans
-    lines = [f"{s.start_ns}-{s.end_ns} {s.kind} {s.bucket}" for s in spans if s.kind not in ("forward", "step")]
-    assert [line for line in lines if "all_reduce" in line] == [
-        "21-25 all_reduce 0", "32-36 all_reduce 1", "36-40 second_all_reduce 0", "40-44 second_all_reduce 1",
-    ]  # fmt: skip
-    assert {"32-34 recompress 0", "36-38 recompress 1", "40-43 decompress 0", "44-47 decompress 1"} <= set(lines)
-
-
-def test_a_rank_without_inputs_takes_part_in_all_collectives():
-    trace = trace_of([[ALIKE]], [4, 4])
-    prediction = predict(trace, fabric(8), world_size=2, plan=[[0, 1]], inputs=[2, 1])
-    assert prediction.samples_ns == (43, 43)  # rank 0 does not wait for the counts
-    lines = {f"{s.start_ns}-{s.end_ns} {s.kind}" for s in prediction.spans if s.rank == 1}  # of the second iteration
-    assert lines == {
-        "0-8 join", "0-8 wait", "8-16 join", "8-16 wait", "16-30 straggler", "30-38 all_reduce", "16-38 wait",
-    }  # fmt: skip
 
 
 # Grouping by modules
