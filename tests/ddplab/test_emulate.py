@@ -63,15 +63,22 @@ BUFFERS = tuple(
 )
 
 
-@examples(40)
-@given(emulations(), st.sampled_from([None, None, "first", "rebuild"]))
-def test_our_reducer_takes_the_predicted_time(asked, early):
-    """Half of the examples have buffers and buckets by caps; those without Join are early iterations."""
-    if early is not None:
-        phase = early if asked.inputs is None else "steady"
-        update = {"plan": None, "order": "ready", "broadcast_buffers": True, "cuda_graph": False, "phase": phase}
-        trace = with_workload(asked.trace, source="module", buffers=BUFFERS)
-        asked = replace(asked, policy=asked.policy.model_copy(update=update), trace=trace)
+@examples(60)
+@given(emulations(), st.sampled_from([None, "first", "rebuild", "join"]))
+def test_our_reducer_takes_the_predicted_time(asked, kind):
+    """Most examples have buffers and buckets by caps, in an early iteration or under Join with unequal inputs."""
+    if kind is not None:
+        joins = kind == "join" or asked.inputs is not None
+        policy = {"plan": None, "order": "ready", "broadcast_buffers": True, "cuda_graph": False}
+        policy |= {"skip_all_reduce_unused_params": False, "zero": None} if joins else {}
+        policy["phase"] = "steady" if joins else kind
+        every, ranks = asked.policy.sync_every, range(1, asked.world_size + 1)
+        asked = replace(
+            asked,
+            policy=asked.policy.model_copy(update=policy),
+            trace=with_workload(asked.trace, source="module", buffers=BUFFERS),
+            inputs=tuple(every * rank for rank in ranks) if joins else None,
+        )
     real, predicted = assert_as_predicted(asked, "ddplab")
     assert real.buckets == predicted.buckets
     if len(real.timeline.engine_input.ranks) == 1:  # the timeline of several ranks shows their waits in one order

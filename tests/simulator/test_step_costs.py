@@ -12,7 +12,7 @@ from reference.trace import BucketTimes
 from simulator import predict, sweep
 from simulator.fabric import Fabric, Linear, Processor
 from simulator.interval import COMPUTATION
-from simulator.schedule.comm_hook_messages import CommHook
+from simulator.schedule.comm_hook_messages import CommHook, named_hook
 
 from ..explore import examples
 from ..strategies import any_predictions, iteration, partitions, trace_of, traces
@@ -44,6 +44,19 @@ def test_one_rank_trains_locally_and_pays_only_its_own_processor(asked):
     local = [place for place, step in enumerate(steps) if step.kind in COMPUTATION]
     assert bare.iteration_ns == bare.compute_ns
     assert bare.timeline.iteration_ns == bare.timeline.engine_input.duration_ns[:, local].sum()
+
+
+def test_a_rank_that_has_joined_sends_zeros_through_the_hook():
+    """Which compresses and launches them; it neither packs nor copies out."""
+    processor = Processor(pack=Linear(fixed_ns=3), copy_out=Linear(fixed_ns=3), launch_ns=5)
+    costs = FREE.model_copy(update={"processor": processor})
+    hook = named_hook("fp16").model_copy(update={"compress": Linear(fixed_ns=100), "decompress": Linear(fixed_ns=7)})
+    trace = trace_of([[iteration(10, (30,), 30, 10)]], [4])
+    prediction = predict(trace, costs, world_size=2, inputs=[2, 1], hook=hook)
+    (first, second) = prediction.samples_ns
+    shadow = prediction.timeline.engine_input.duration_ns[prediction.timeline.engine_input.ranks.index(1)]
+    assert first == second
+    assert shadow.sum() == 100 + 5 + 7
 
 
 # Other buckets than those of the recording
