@@ -18,6 +18,7 @@ from reference.bucketing import MIB, ONE_BUCKET, assign_buckets, bucket_caps, in
 from reference.trace import PHASES, StepMemory, Trace
 from simulator import Straggler, import_profile, predict
 from simulator.capacity.memory import memory_use
+from simulator.interactive_timeline import simulate_choices
 from simulator.predicted_iteration import Prediction
 from simulator.schedule.policy import Policy
 
@@ -33,13 +34,7 @@ PROFILES = sorted(REAL.glob("*.json.gz"))
 PROFILE_NAMES = [path.name.partition(".")[0] for path in PROFILES]
 SCENES = tuple(scene.title.lower() for scene in annotated.SCENES)
 GBIT_PER_S, WORLD_SIZES, CAPS_MB = annotated.GBIT_PER_S, annotated.WORLD_SIZES, annotated.CAPS_MB
-PARTS = {
-    "computation_ns": ("forward", "backward", "optimizer"),
-    "copies_ns": ("copies",),
-    "launches_ns": ("launch",),
-    "exposed_ns": ("exposed_comm",),
-    "stragglers_ns": ("stragglers",),
-}
+PARTS = {part: ones for part, ones in simulate_choices.PARTS.items() if part != "slowdown_ns"}
 
 
 def test_the_committed_page_is_the_one_that_the_command_makes():

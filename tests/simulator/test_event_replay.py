@@ -169,22 +169,6 @@ def _overlapping(spans: list[Span]) -> int:
     return most
 
 
-@given(engine_inputs(fluid_fabrics), st.randoms())
-def test_permuting_ranks_changes_nothing(engine_input, random):
-    order = random.sample(range(len(engine_input.ranks)), len(engine_input.ranks))
-    permuted = simulate(replace(engine_input, duration_ns=engine_input.duration_ns[order]), "events")
-    np.testing.assert_array_equal(permuted.end_ns, simulate(engine_input, "events").end_ns[order])
-
-
-@examples(12)
-@given(engine_inputs(), st.data())
-def test_cheaper_collectives_never_hurt_where_speeds_are_constant(engine_input, data):
-    """Each collective may be cheaper by a different amount; the closed form uses only max and +."""
-    less = [data.draw(st.integers(0, cost)) for cost in engine_input.cost_ns.tolist()]
-    cheaper = replace(engine_input, cost_ns=np.array(less, dtype=np.int64))
-    assert (simulate(cheaper, "events").end_ns <= simulate(engine_input, "events").end_ns).all()
-
-
 @given(st.lists(st.integers(1, 10**6), min_size=1, max_size=5), st.data())
 def test_collectives_that_only_share_a_link_together_take_as_long_as_one_after_the_other(costs_ns, data):
     """Whatever their weights; and with weights in proportion to their durations, they end at the same time."""

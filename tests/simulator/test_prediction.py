@@ -18,13 +18,6 @@ SLOWED = FABRIC.with_processor(slow_down=1.5)
 ONE_GRADIENT = trace_of([[iteration(3, (7,), 9, 2)]], [4])
 
 
-@given(traces(), st.integers(2, 4))
-def test_a_plan_that_repeats_the_caps_predicts_the_same(trace, world_size):
-    by_caps = predict(trace, FABRIC, world_size=world_size, bucket_cap_mb=1e-4)
-    by_plan = predict(trace, FABRIC, world_size=world_size, plan=by_caps.buckets)
-    assert by_plan == by_caps
-
-
 @given(traces())
 def test_the_frame_holds_every_span(trace):
     prediction = predict(trace, FABRIC, world_size=2)

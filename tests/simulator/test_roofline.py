@@ -9,7 +9,7 @@ from hypothesis import given
 from simulator.workload.measured_ceilings import measured_ceilings
 from simulator.workload.roofline import Device, Operation, Operations, find_device, merge
 
-from .random_operations import DOCUMENT, SLOW, any_operations, devices, some_operations
+from .random_operations import DOCUMENT, OPERATION, SLOW, any_operations, devices, some_operations
 
 
 @given(some_operations(), devices())
@@ -21,17 +21,11 @@ def test_merged_operations_take_as_long_on_every_device(operations, device):
         assert sum(getattr(o, field) for o in merged) == 2 * sum(getattr(o, field) for o in operations)
 
 
-@pytest.mark.parametrize(
-    ("operation", "ns"),
-    [
-        (Operation(flops=4000, bytes_moved=10), 2000),  # arithmetic decides
-        (Operation(flops=10, bytes_moved=4000), 4000),  # bytes decide
-        (Operation(flops=0, bytes_moved=0, kernels=3), 0),
-    ],
-)
-def test_a_kernel_takes_the_longer_of_arithmetic_and_bytes(operation, ns):
+def test_a_kernel_takes_the_longer_of_arithmetic_and_bytes():
     device = Device(name="d", flops_per_s=2e9, bytes_per_s=1e9)
-    assert device.time_ns([operation]) == pytest.approx(ns)
+    kernels = {2000: (4000, 10), 4000: (10, 4000), 0: (0, 0)}
+    for ns, (flops, bytes_moved) in kernels.items():
+        assert device.time_ns([Operation(flops=flops, bytes_moved=bytes_moved)]) == pytest.approx(ns)
 
 
 def test_a_device_or_model_that_was_not_measured_widens_the_interval():
@@ -73,21 +67,16 @@ def test_what_is_written_is_what_is_read(tmp_path_factory, operations):
 
 
 @pytest.mark.parametrize(
-    ("path", "value", "says"),
+    ("gradients", "says"),
     [
-        (("gradients",), [], "gradients: expected each of the parameters 0 to 0 once, got []"),
-        (("gradients", 0, "parameter"), 1, "gradients: expected each of the parameters 0 to 0 once, got [1]"),
-        (("gradients", 0, "operations", 0, "flops"), -1, "gradients[0].operations[0].flops"),
+        ([], "gradients: expected each of the parameters 0 to 0 once, got []"),
+        ([{"parameter": 1, "operations": []}], "gradients: expected each of the parameters 0 to 0 once, got [1]"),
+        ([{"parameter": 0, "operations": [OPERATION | {"flops": -1}]}], "gradients[0].operations[0].flops"),
     ],
 )
-def test_an_inconsistent_file_names_file_field_and_reason(tmp_path, path, value, says):
-    document = json.loads(json.dumps(DOCUMENT))
-    place = document
-    for step in path[:-1]:
-        place = place[step]
-    place[path[-1]] = value
+def test_an_inconsistent_file_names_file_field_and_reason(tmp_path, gradients, says):
     file = tmp_path / "operations.json"
-    file.write_text(json.dumps(document))
+    file.write_text(json.dumps(DOCUMENT | {"gradients": gradients}))
     with pytest.raises(ValueError, match=re.escape(says)) as caught:
         Operations.load(file)
     assert str(caught.value).startswith(f"{file}: not an operations file: ")
