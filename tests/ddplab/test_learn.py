@@ -114,6 +114,7 @@ def test_a_solution_passes_its_rung_and_fails_the_next(judging, number):
         assert not judging.verdict(solution(number), number + 1).passed
 
 
+@pytest.mark.slow
 def test_the_last_solution_passes_all_rungs_before(judging):
     for earlier in NUMBERS[:-1]:
         verdict = judging.verdict(solution(NUMBERS[-1]), earlier)
