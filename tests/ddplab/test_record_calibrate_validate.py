@@ -4,11 +4,18 @@ import hashlib
 
 import pytest
 
+from reference.trace import Trace
 from simulator import Fabric
 
 from ..reference.test_network_namespaces import links_are_permitted
 
 TINY = "tests.models_for_cli:tiny"
+
+
+def test_record_writes_a_trace_of_all_ranks(trace):
+    recorded = Trace.load(trace)
+    assert recorded.workload.model == TINY
+    assert [len(rank.iterations) for rank in recorded.ranks] == [4, 4]
 
 
 def test_calibrate_and_validate_on_real_ranks(answered, tmp_path):
