@@ -30,6 +30,7 @@ def test_the_plan_is_predicted_and_never_slower_than_a_known_rule(asked, groupin
     assert plan.lower_bound_ns <= plan.iteration_ns <= plan.best_cap_ns + 1
     planned = policy.model_copy(update={"plan": plan.buckets})
     predicted = predict(asked.trace, asked.fabric, policy=planned, **settings)
+    assert predicted.buckets == plan.buckets
     if objective == "median":
         assert plan.iteration_ns == predicted.iteration_ns
     if plan.bucket_cap_mb_list is not None and policy.rebuilds:
