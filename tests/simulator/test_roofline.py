@@ -23,8 +23,7 @@ def test_merged_operations_take_as_long_on_every_device(operations, device):
 
 def test_a_kernel_takes_the_longer_of_arithmetic_and_bytes():
     device = Device(name="d", flops_per_s=2e9, bytes_per_s=1e9)
-    kernels = {2000: (4000, 10), 4000: (10, 4000), 0: (0, 0)}
-    for ns, (flops, bytes_moved) in kernels.items():
+    for flops, bytes_moved, ns in ((4000, 10, 2000), (10, 4000, 4000), (0, 0, 0)):
         assert device.time_ns([Operation(flops=flops, bytes_moved=bytes_moved)]) == pytest.approx(ns)
 
 
