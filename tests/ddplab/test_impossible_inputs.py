@@ -14,10 +14,7 @@ IMPOSSIBLE = [
       for command in (TRACE, PREDICT) for ms in ("200", "0.212")),
     ((*TRACE, "--measured", "1:220ms,8:190ms"), "the 220 ms that one rank takes alone less noise, got 190 ms on 8"),
     ((*TRACE, "--measured", "1:100ms"), "the 212 ms that one rank takes alone less noise, got 100 ms on 1 ranks"),
-    ((*TRACE, "--measured", "8:230ms,16:1ms"), "less noise, got 1 ms on 16 ranks"),
-    ((*TRACE, "--measured", "8:212ns"), "one rank takes alone less noise, got 0.000212 ms"),
     ((*VIT, "--step-ms", 212, "--measured", "8:120ms"), "212 ms that one rank takes alone less noise, got 120 ms"),
-    ((*VIT, "--measured", "8:0.2ms"), "less noise, got 0.2 ms on 8 ranks"),
     (("predict", "{trace}", "{trace}", "--fabric", "aws-p4d", "--measured", "8:20ms"), "expected one trace"),
     (("predict", "{trace}", "--fabric", "aws-p4d", "--world-size", "8,16", "--measured", "8:20ms"), "got 20 ms on 8"),
     # of another order
@@ -27,7 +24,6 @@ IMPOSSIBLE = [
     *(((*VIT, "--step-ms", word), "which the arithmetic takes at the peak rate of NVIDIA A100 SXM 40GB, tf32, got")
       for word in ("21.2", "0.0212s")),
     ((*VIT, "--step-ms", 60, "--batch", 128), "step: expected at least 86.9 ms"),
-    (("plan", "vit-b-16", "dgx-h100", "--step-ms", 1), "peak rate of NVIDIA H100 SXM, tf32, got 1 ms"),
     (("plan", "bert-large", "{log}", "--device", "v100", "--step-ms", 1), "got 1 ms; check the unit"),
     ((*VIT, "--step-ms", 212_000), "100 times the time on NVIDIA A100 SXM 40GB, tf32, got 2.12e+05 ms"),
     *(((*SYNTHESIZE, "--step-ms", word), f"{part}: expected at least") for word, part in

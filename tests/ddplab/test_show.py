@@ -9,11 +9,9 @@ from ddplab import models
 from ddplab.cli.show import SETTINGS
 from reference.trace import Trace
 from simulator import Fabric
-from simulator.catalogue import load_fabric, read_catalogue
+from simulator.catalogue import read_catalogue
 from simulator.fabric import Linear, Processor
 from simulator.fabric.processor_costs import HookCost
-
-from ..topology_files import save_topology
 
 ROOT = Path(__file__).parents[2]
 
@@ -38,21 +36,13 @@ def test_the_catalogue_lists_nodes_devices_and_models(answered):
 
 def test_one_entry_is_shown_with_the_source_of_each_figure(printed):
     shown = " ".join(printed("show", "isambard-ai").split())
-    for value, source in LISTED.figures("isambard-ai").values():
+    figures = LISTED.figures("isambard-ai")
+    assert len(figures) > 5
+    for value, source in figures.values():
         assert value in shown
         assert source.title.split(",")[0].split(":")[0] in shown
     assert "3350 GB/s" in printed("show", "h100")
     assert "86,567,656" in printed("show", "vit-b-16")
-
-
-def test_a_node_by_name_predicts_as_its_links_in_a_file(printed, answered, trace, tmp_path):
-    save_topology(load_fabric("aws-p4d").topology, tmp_path / "links.yaml")
-    named, described = (
-        answered("predict", trace, "--fabric", fabric, "--world-size", 16, "--caps", "1,25")[1]["rows"]
-        for fabric in ("aws-p4d", tmp_path / "links.yaml")
-    )
-    assert named == described
-    assert "AWS p4d.24xlarge" in printed("show", "aws-p4d")
 
 
 def test_a_device_without_precision_says_which_one_it_takes(here, trace, tmp_path):
@@ -70,9 +60,6 @@ def test_a_device_without_precision_says_which_one_it_takes(here, trace, tmp_pat
     )
     assert "v100 computes in fp32" in done.stdout, done.stderr
     assert "h100 computes in tf32" in done.stdout
-    done = here("synthesize", "--model", "llama-3.2-1b", "--device", "v100", "--out", out)
-    assert done.returncode == 1
-    assert done.stderr.startswith("ddplab: device: expected a precision of v100 (v100-fp32, v100-fp16)")
 
 
 def test_a_trace_is_described_and_a_fabric_as_its_segments(printed, answered, trace, logs, topology, tmp_path):

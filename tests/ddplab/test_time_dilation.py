@@ -12,6 +12,7 @@ from simulator.fabric import Fabric
 from simulator.prediction import predict
 from simulator.workload.compute_times import recorded_model
 
+from ..simulator.changed_traces import with_workload
 from ..strategies import traces
 
 
@@ -27,7 +28,7 @@ def test_a_slower_device_on_a_slower_network_has_the_same_iteration_in_another_u
 
 @given(traces(), st.sampled_from(["ddplab", "torch"]))
 def test_a_rank_that_waited_in_the_recording_does_not_wait_in_the_model(trace, source):
-    waited = trace.model_copy(update={"workload": trace.workload.model_copy(update={"source": source})})
+    waited = with_workload(trace, source=source)
     model = recorded_model(ScaleModel().trace(waited, iterations=99))
     assert not model.has_communication
     expected = recorded_model(waited).compute_times
@@ -38,11 +39,10 @@ def test_a_rank_that_waited_in_the_recording_does_not_wait_in_the_model(trace, s
 @given(traces(), st.floats(0.001, 10))
 def test_tensors_are_scaled_to_whole_elements_and_none_vanishes(trace, byte_scale):
     buffers = (Buffer(name="n", dtype="int64", size_bytes=8), Buffer(name="m", dtype="float32", size_bytes=4004))
-    workload = trace.workload.model_copy(update={"buffers": buffers})
-    original = trace.model_copy(update={"workload": workload})
+    original = with_workload(trace, buffers=buffers)
     small = ScaleModel(byte_scale=byte_scale).trace(original, iterations=1)
     Trace.model_validate_json(small.model_dump_json())  # the sizes agree with the shapes
-    for before, after in zip(workload.parameters, small.workload.parameters, strict=True):
+    for before, after in zip(original.workload.parameters, small.workload.parameters, strict=True):
         assert (after.size_bytes == 0) == (before.size_bytes == 0)
         elements = prod(before.shape)
         if elements:

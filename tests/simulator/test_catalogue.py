@@ -16,16 +16,6 @@ LISTED = read_catalogue()
 NODES = sorted(LISTED.nodes)
 
 
-@pytest.mark.parametrize("name", [*NODES, *LISTED.devices])
-def test_every_figure_has_a_source_and_a_date(name):
-    figures = LISTED.figures(name)
-    assert figures
-    for value, source in figures.values():
-        assert any(character.isdigit() for character in value)
-        assert source.title
-        assert source.date.startswith("20")
-
-
 @pytest.mark.parametrize("name", NODES)
 def test_every_node_predicts(name):
     """From a part of a node to many: with more GPUs, an iteration does not become shorter than its computation."""

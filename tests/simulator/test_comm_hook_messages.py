@@ -1,77 +1,72 @@
-"""Messages of comm hooks: the simulator's are those that the real hooks send."""
+"""Messages of comm hooks: the simulator's are those that the real hooks send, under the emulated reducer."""
+
+from functools import partial
+from math import prod
+from unittest import mock
 
 import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from simulator.schedule.comm_hook_messages import BatchedPowerSGD, CommHook, PowerSGD, named_hook
+from ddplab.emulation import emulate, virtual_training
+from reference.trace import Trace
+from simulator import Fabric, predict
+from simulator.schedule.comm_hook_messages import HOOKS, CommHook, named_hook
+from simulator.step_costs import messages_of
 
 from ..explore import examples
-from ..strategies import caps_mb, hook_shapes, message_shapes
-from . import hook_cost_bodies
-from .test_schedule import PHASES, assert_predicted
+from ..strategies import caps_mb, iteration, message_shapes, trace_of
+from .changed_traces import with_parameters
 
-NAMES = {
-    "none": "allreduce",
-    "noop": "noop",
-    "fp16": "fp16",
-    "bf16": "bf16",
-    "quantize_per_tensor": "per tensor",
-    "quantize_per_channel": "per channel",
-}
-"""A hook's name here: that of the real one in `hook_bodies`."""
+FABRIC = Fabric.from_alpha_beta(alpha_ns=100, bytes_per_s=1e9)
+ELEMENT_BYTES = {"float32": 4, "float64": 8}
+dtypes = st.sampled_from(list(ELEMENT_BYTES))
+
+
+def trace_with(shapes, dtype: str) -> Trace:
+    """A trace of parameters of these shapes."""
+    sizes = [ELEMENT_BYTES[dtype] * prod(shape) for shape in shapes]
+    trace = trace_of([[iteration(1, tuple(range(2, 2 + len(sizes))), 9, 1)]], sizes)
+    return with_parameters(trace, shape=list(shapes), dtype=[dtype] * len(shapes))
+
+
+def assert_sends_as_predicted(trace: Trace, hook: CommHook, **settings) -> None:
+    real, predicted = (
+        one(trace, FABRIC, world_size=2, hook=hook, **settings).timeline.engine_input.schedule
+        for one in (emulate.emulate, predict)
+    )
+    assert messages_of(real) == messages_of(predicted)
 
 
 @examples(10)
 @given(st.integers(2, 30), st.data(), st.sampled_from(["none", "noop"]))
-def test_of_sparse_gradients_the_touched_rows_are_gathered(two_ranks, rows, data, name):
-    touched = data.draw(st.integers(1, rows))
-    settings = {"bucket_cap_mb": 25}
-    results = two_ranks.run(hook_cost_bodies.of_embeddings, rows, touched, settings, (NAMES[name], {}))
-    assert_predicted(results, settings | {"hook": named_hook(name), "sparse_density": touched / rows}, PHASES[:3])
+def test_of_sparse_gradients_the_touched_rows_are_gathered(rows, data, name):
+    density = data.draw(st.integers(1, rows)) / rows
+    trace = with_parameters(trace_with([(rows, 5), (3, 5)], "float32"), sparse=[True, False])
+    assert_sends_as_predicted(trace, named_hook(name), sparse_density=density)
 
 
-@pytest.mark.parametrize("name", [name for name in NAMES if "quantize" not in name])
+@pytest.mark.parametrize("name", [*(name for name in HOOKS if "power" not in name), "bf16+power_sgd:2"])
 @examples(8)
-@given(message_shapes(), st.sampled_from(["float32", "float64"]), caps_mb())
-def test_a_hooks_messages_are_what_the_real_hook_sends(two_ranks, name, shapes, dtype, cap):
-    _assert_messages(two_ranks, name, shapes, dtype, cap)
-
-
-@pytest.mark.parametrize("name", ["quantize_per_tensor", "quantize_per_channel"])
-@examples(8)
-@given(hook_shapes(), st.sampled_from(["float32", "float64"]), caps_mb())
+@given(message_shapes(), dtypes, caps_mb())
 @example(shapes=((0, 3), (600,), ()), dtype="float32", cap=None)
-def test_quantised_messages_are_what_the_real_hook_gathers(two_ranks, name, shapes, dtype, cap):
-    """Of buckets with elements: the real hooks take no others."""
-    _assert_messages(two_ranks, name, shapes, dtype, cap)
+def test_a_hooks_messages_are_what_the_real_hook_sends(name, shapes, dtype, cap):
+    assert_sends_as_predicted(trace_with(shapes, dtype), named_hook(name), bucket_cap_mb=cap)
 
 
-def _assert_messages(pool, name, shapes, dtype, cap):
-    settings = {"bucket_cap_mb": cap}
-    results = pool.run(hook_cost_bodies.of_hook, shapes, dtype, settings, (NAMES[name], {}))
-    assert_predicted(results, settings | {"hook": named_hook(name)})
-
-
-@examples(10)
-@given(message_shapes(), caps_mb(), st.integers(1, 3))
-def test_a_hook_of_halved_gradients_sends_halves(two_ranks, shapes, cap, rank):
-    state = {"matrix_approximation_rank": rank, "min_compression_rate": 2.0}
-    settings = {"bucket_cap_mb": cap}
-    results = two_ranks.run(hook_cost_bodies.of_hook, shapes, "float32", settings, ("compress(bf16)(power)", state))
-    settings["hook"] = named_hook(f"bf16+power_sgd:{rank}")
-    assert_predicted(results, settings, (None, None, "steady", "steady"))
-
-
-@pytest.mark.parametrize(("kind", "real"), [(PowerSGD, "power"), (BatchedPowerSGD, "batched power")])
+@pytest.mark.parametrize("kind", ["power_sgd", "batched_power_sgd"])
 @examples(25)
-@given(message_shapes(), st.sampled_from(["float32", "float64"]), caps_mb(), st.integers(1, 4), st.floats(0.1, 3))
+@given(message_shapes(), dtypes, caps_mb(), st.integers(1, 4), st.floats(0.1, 3))
 @example(shapes=((6, 5), (0,)), dtype="float32", cap=1e-6, rank=1, rate=0.5)
 @example(shapes=((20, 30), (3,), (20, 30)), dtype="float32", cap=1e-6, rank=2, rate=2.0)
-def test_powersgd_sends_ps_and_qs_in_turn(two_ranks, kind, real, shapes, dtype, cap, rank, rate):
-    """P0, P1, Q0, P2, Q1, ..., each with what is not compressed, as soon as it compresses: in iteration 2."""
-    state = {"matrix_approximation_rank": rank, "min_compression_rate": rate}
-    settings = {"bucket_cap_mb": cap}
-    results = two_ranks.run(hook_cost_bodies.of_hook, shapes, dtype, settings, (real, state))
-    assert_predicted(results, settings | {"hook": kind(**state)}, (None, None, "steady", "steady"))
-    assert_predicted(results, settings | {"hook": CommHook()}, ("first", "rebuild", None, None))
+def test_powersgd_sends_ps_and_qs_in_turn(kind, shapes, dtype, cap, rank, rate):
+    """P0, P1, Q0, P2, Q1, ..., each with what is not compressed."""
+    real_hook, hook = virtual_training.real_hook, named_hook(f"{kind}:{rank}")
+
+    def with_rate(name: str):
+        function, make_state = real_hook(name)
+        return function, partial(make_state, min_compression_rate=rate)
+
+    with mock.patch.object(virtual_training, "real_hook", with_rate), mock.patch.object(emulate, "_check_hook"):
+        rated = hook.model_copy(update={"min_compression_rate": rate})
+        assert_sends_as_predicted(trace_with(shapes, dtype), rated, bucket_cap_mb=cap)

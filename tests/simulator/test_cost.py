@@ -57,13 +57,6 @@ def test_no_offer_beats_those_on_the_front_and_the_choices_surely_keep_the_limit
         assert answer.answer == ("no" if len(never) == len(all_offers) else "open")
 
 
-def test_prices_are_read_with_comments(tmp_path):
-    path = tmp_path / "prices.csv"
-    path.write_text("# of a test\n" + HEADER + LINE)
-    (price,) = read_prices(path)
-    assert (price.system, price.per_gpu_hour, price.currency) == ("aws-p4d", 1.5, "USD")
-
-
 def test_the_example_is_marked_as_one():
     assert "NOT a list of prices" in EXAMPLE.read_text()
     assert all("invented" in price.source for price in read_prices(EXAMPLE))
@@ -92,7 +85,6 @@ def test_a_wrong_price_is_one_line_with_its_place(tmp_path, text, message):
 
 
 def test_hours_and_cost_follow_from_the_throughput(size):
-
     price = Price(system="a", per_gpu_hour=2.0, currency="USD", source="a test", date="2026-01-01")
     offer = offer_of("a", size, Question(samples=7.2e12), price)
     assert offer.hours == pytest.approx(7.2e12 / size.samples_per_s / 3600)

@@ -127,22 +127,11 @@ def fluid_inputs(draw) -> EngineInput:
 
 
 @examples(50)
-@given(fluid_inputs())
+@given(engine_inputs(fluid_fabrics) | fluid_inputs())
 @example(two_buckets([only("backward", 176), only("step", 0)], [242, 58], 2.00001))
 @example(two_buckets([only("launch", 176), only("step", 0)], [175, 334], 2.00001))
-def test_steps_end_in_order_and_no_collective_starts_before_its_last_launch(engine_input):
-    """Rounded floats let a step end 1 ns before the step before it, and a collective start 1 ns early."""
-    timeline = simulate(engine_input, "events")
-    lengths_ns = np.diff(timeline.end_ns, axis=1, prepend=0)
-    assert (lengths_ns >= 0).all()
-    is_step = [isinstance(instruction, Compute) for instruction in engine_input.schedule.instructions]
-    assert (lengths_ns[:, is_step] >= engine_input.duration_ns).all(), "slow-downs made a step shorter"
-    assert (timeline.start_ns >= timeline.launched_ns.max(axis=0)).all()
-    assert timeline.start_ns[0] == timeline.launched_ns[:, 0].max()
-
-
-@given(engine_inputs(fluid_fabrics))
 def test_laws_of_every_iteration(engine_input):
+    """Rounded floats let a step end 1 ns before the step before it, and a collective start 1 ns early."""
     timeline, spans = simulate(engine_input, "events"), list(simulate(engine_input, "events").spans())
     assert spans == list(timeline.spans()), "not deterministic"
     total = timeline.iteration_ns
@@ -152,7 +141,10 @@ def test_laws_of_every_iteration(engine_input):
     assert total * engine_input.concurrency >= engine_input.cost_ns[in_time].sum()
     steady = replace(engine_input, slow_down=1.0, sharing=(LinkShare(),) * len(engine_input.sharing))
     assert total >= simulate(steady, "events").iteration_ns, "slower parts made a faster whole"
-    assert (np.diff(timeline.end_ns, axis=1, prepend=0) >= 0).all(), "a step ended before the one before it"
+    lengths_ns = np.diff(timeline.end_ns, axis=1, prepend=0)
+    assert (lengths_ns >= 0).all(), "a step ended before the one before it"
+    is_step = [isinstance(instruction, Compute) for instruction in engine_input.schedule.instructions]
+    assert (lengths_ns[:, is_step] >= engine_input.duration_ns).all(), "slow-downs made a step shorter"
     for number, cost in enumerate(engine_input.cost_ns):
         assert timeline.done_ns[number] - timeline.start_ns[number] >= cost
     for rank in engine_input.ranks:
@@ -174,22 +166,6 @@ def _overlapping(spans: list[Span]) -> int:
         running += change
         most = max(most, running)
     return most
-
-
-@given(engine_inputs(fluid_fabrics), st.randoms())
-def test_permuting_ranks_changes_nothing(engine_input, random):
-    order = random.sample(range(len(engine_input.ranks)), len(engine_input.ranks))
-    permuted = simulate(replace(engine_input, duration_ns=engine_input.duration_ns[order]), "events")
-    np.testing.assert_array_equal(permuted.end_ns, simulate(engine_input, "events").end_ns[order])
-
-
-@examples(12)
-@given(engine_inputs(), st.data())
-def test_cheaper_collectives_never_hurt_where_speeds_are_constant(engine_input, data):
-    """Each collective may be cheaper by a different amount; the closed form uses only max and +."""
-    less = [data.draw(st.integers(0, cost)) for cost in engine_input.cost_ns.tolist()]
-    cheaper = replace(engine_input, cost_ns=np.array(less, dtype=np.int64))
-    assert (simulate(cheaper, "events").end_ns <= simulate(engine_input, "events").end_ns).all()
 
 
 @given(st.lists(st.integers(1, 10**6), min_size=1, max_size=5), st.data())

@@ -89,14 +89,6 @@ def test_nccls_tables_count_as_much_as_the_law_and_gloos_not_at_all(shown):
     assert large == [pytest.approx(1 + (0.5 + 0.5 * relative * 3) / 6, rel=1e-2), pytest.approx(7 / 6, rel=1e-2)]
 
 
-def test_with_one_world_size_measured_the_library_says_how_latency_grows():
-    table = Fabric.from_table([(2, 0, 1000), (2, 10, 1000)])
-    grows = {lib: table.model_copy(update={"library": lib, "extrapolate": True}) for lib in ("nccl", "gloo")}
-    assert {lib: fabric.all_reduce_ns(8, 8) for lib, fabric in grows.items()} == {"nccl": 3000, "gloo": 7000}
-    assert grows["nccl"].origin(8) == "extrapolated"
-    assert grows["nccl"].origin(2) == "measured"
-
-
 @given(tables, tables, st.integers(3, 7), st.integers(0, 10**9))
 def test_between_two_measured_world_sizes_the_cost_is_between_theirs(two, eight, world_size, size):
     measured = Fabric.from_table([(n, *row) for n, rows in ((2, two), (8, eight)) for row in rows])

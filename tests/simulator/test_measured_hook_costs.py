@@ -28,20 +28,6 @@ def with_hooks(*costs: HookCost) -> Fabric:
     return FABRIC.model_copy(update={"processor": Processor(hooks=costs)})
 
 
-@pytest.mark.parametrize("part", ["compress", "recompress", "decompress"])
-def test_a_measured_hook_is_charged_for_each_bucket(part):
-    """PowerSGD's parts follow each other where there is one bucket; fp16 has nothing between collectives."""
-    trace = trace_of([[ONE]], [400, 400])
-    cost = Linear(fixed_ns=1e6, ns_per_byte=2)
-    for name in ("fp16", "batched_power_sgd:1"):
-        free, charged = (
-            predict(trace, fabric, world_size=2, hook=name)
-            for fabric in (FABRIC, with_hooks(HookCost(name="bf16"), HookCost(name=name, **{part: cost})))
-        )
-        happens = name != "fp16" or part != "recompress"
-        assert charged.iteration_ns - free.iteration_ns == happens * (1_000_000 + 1600)
-
-
 @given(st.integers(1, 8), st.sampled_from(["fp16", "quantize_per_tensor", "bf16+quantize_per_tensor"]))
 def test_what_is_gathered_from_more_ranks_takes_longer_to_decompress(asked, name):
     """All else that a hook computes does not depend on the ranks."""

@@ -52,10 +52,6 @@ def test_where_the_last_line_does_not_rise_time_grows_with_the_bytes(last_ns):
     assert Fabric.from_table([(2, 100, 10), (2, 200, last_ns)]).all_reduce_ns(2000, 2) == 10 * last_ns
 
 
-def test_of_repeated_measurements_the_median_counts():
-    assert Fabric.from_table([(2, 8, ns) for ns in (9, 5, 70)]).all_reduce_ns(8, 2) == 9
-
-
 def table_of(protocols, sizes) -> Table:
     """The table of a library that uses protocol `i` (latency, slope) for the i-th list of sizes."""
     rows = [(size, a + b * size) for (a, b), part in zip(protocols, sizes, strict=True) for size in part]

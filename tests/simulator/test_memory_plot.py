@@ -8,6 +8,7 @@ from simulator import Fabric, Policy, predict
 from simulator.results.memory_plot import draw_memory, memory_over_time
 
 from ..strategies import iteration, trace_of
+from .changed_traces import with_workload
 
 MS, MB = 10**6, 10**6
 MEMORY = StepMemory(
@@ -15,7 +16,7 @@ MEMORY = StepMemory(
     ready_bytes=(2 * MB, 5 * MB),
 )  # fmt: skip
 PLAIN = trace_of([[iteration(MS, (3 * MS, 2 * MS), 4 * MS, MS)]], [4 * MB, 8 * MB])
-TRACE = PLAIN.model_copy(update={"workload": PLAIN.workload.model_copy(update={"memory": MEMORY})})
+TRACE = with_workload(PLAIN, memory=MEMORY)
 
 
 @pytest.mark.parametrize("views", [False, True])

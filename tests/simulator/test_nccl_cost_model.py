@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from simulator.fabric import Level
-from simulator.fabric.nccl_cost_model import NcclCost, nccl_all_reduce, published_multiple
+from simulator.fabric.nccl_cost_model import nccl_all_reduce, published_multiple
 
 KIB, MIB = 2**10, 2**20
 
@@ -69,11 +69,10 @@ def test_switches_that_reduce_are_faster_for_large_messages_only():
 def test_every_cost_is_positive_and_no_less_than_the_bytes_at_the_full_rate(levels, size, version):
     if prod(level.size for level in levels) == 1:
         return
-    for name, cost in nccl_all_reduce(levels, version).items():
+    for cost in nccl_all_reduce(levels, version).values():
         ns = cost.costs_ns(np.array([size]))[0]
         assert np.isfinite(ns)
         assert ns >= cost.latency_ns + cost.ns_per_byte * size - 1e-6 * ns
-        assert isinstance(cost, NcclCost), name
 
 
 def test_multiples_between_sizes_are_interpolated_and_constant_beyond():

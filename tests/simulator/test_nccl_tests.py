@@ -30,31 +30,6 @@ def without_ranks(log: str) -> str:
     return "\n".join(line for line in log.splitlines() if "Rank" not in line)
 
 
-@pytest.mark.parametrize(
-    ("old", "new", "message"),
-    [
-        ("9.25", "9.2.5", "log:11: expected a row `size count type redop root time algbw busbw ...`, got '1024"),
-        ("1024           256 ", "1024           257 ", "log:11: expected a size of 4 bytes times count"),
-        ("    9.25    0.11", "    9.25   11.07", "log:11: expected an algbw in GB/s that is the size divided by the"),
-        ("Rank  1", "Rank  x", "log:5: expected a line `#  Rank  0 Group  0 Pid ...`, got '# Rank x Group 0 Pid"),
-        ("9.25", 400 * "9", "log:11: expected a row `size"),
-        ("Rank  1", "Rank  2", "log:10: expected at least 3 ranks, as the list shows, got 2"),
-        ("sum      -1", "sum       0", "log:10: expected rows of one collective in a run, got one of broadcast"),
-        ("9.25    0.11    0.11", "0.0  49999.5  49999.5", "log:11: expected a busbw of at most 20,000 GB/s"),
-        ("0.11    0.11      0", "0.11    0.11  1.04858e+06", "log:11: expected no wrong elements"),
-        ("0.11    0.11      0", "0.11    0.22      0", "log:11: expected a busbw of 1 times algbw"),
-        ("      0\n", "      0 8 2 float sum\n", "expected one row on a line"),
-        ("sum", "none", "expected rows of all-reduce times"),
-    ],
-)
-def test_a_damaged_line_of_a_log_is_named_by_its_number(tmp_path, old, new, message):
-    assert old in NCCL_LOG
-    (tmp_path / "log").write_text(NCCL_LOG.replace(old, new, -1 if old == "sum" else 1))
-    with pytest.raises(ValueError, match=re.escape(message)) as caught:
-        Fabric.from_nccl_tests(tmp_path / "log")
-    assert "\n" not in str(caught.value)
-
-
 PREFIXES = (
     "[1,0]<stdout>: ",
     "[1,0]<stdout>:",
@@ -138,24 +113,6 @@ def test_the_ratio_of_the_bandwidths_shows_the_ranks_or_their_number_is_asked_fo
 
 
 TWO_RUNS_WITHOUT_LISTS = re.sub("#.*", "", nccl_log(2, {2**26: 900.0}) + nccl_log(4, {2**26: 900.0}))
-
-
-@pytest.mark.parametrize(
-    ("log", "given", "message"),
-    [
-        (NCCL_LOG, 4, "log:10: expected a list of 4 ranks, as given, got one of 2; remove `4:`"),
-        (without_ranks(nccl_log(2, {2**26: 900.0})), 4, "log:8: expected a busbw of 1.5 times algbw, as of an"),
-        (without_ranks(nccl_log(64, {2**20: 60.0})), None, "ranks, got 1.968 to 1.969 times; give n before the name"),
-        (without_ranks(nccl_log(8, {64: 60.0})), None, "got 0 to 2 times; give n before"),
-        (without_ranks(nccl_log(8, {2**26: 900.0})).replace(" 130.49 ", " 200.00 "), None, "got 2.682 to 2 times"),
-        (TWO_RUNS_WITHOUT_LISTS, None, "log:10: expected a busbw of 1.5 times algbw, as of an all-reduce on 4 ranks"),
-    ],
-)
-def test_a_number_of_ranks_that_is_wrong_or_cannot_be_told_is_one_line(tmp_path, log, given, message):
-    (tmp_path / "log").write_text(log)
-    with pytest.raises(ValueError, match=re.escape(message)) as caught:
-        read_log(f"{given}:{tmp_path / 'log'}" if given else tmp_path / "log")
-    assert "\n" not in str(caught.value)
 
 
 @given(st.integers(2, 12), times(12, 28), st.data())
@@ -266,28 +223,70 @@ TWICE = "\n".join(
     2 * f"{line}\n" if not line.startswith("#") else f"{line}\n{line.replace('1234', '99')}"
     for line in EIGHT.splitlines()
 )
+LISTLESS = {ranks: without_ranks(nccl_log(ranks, {2**26: 900.0})) for ranks in (2, 8)}
+
+
+def changed(old: str, new: str) -> str:
+    assert old in NCCL_LOG
+    return NCCL_LOG.replace(old, new, 1)
 
 
 @pytest.mark.parametrize(
-    ("text", "message"),
+    ("text", "ranks", "message"),
     [
-        (TWICE, "got rank 0 2 times before the first row: 2 separate jobs ran at once, as without MPI"),
-        (nccl_log(1, US), "expected all-reduces of 2 GPUs or more, got those of 1 GPU"),
-        (OTHER, "expected rows of all-reduce times (redop sum), found those of all_gather or alltoall"),
-        ("# Collective test starting: alltoall_perf\n" + EIGHT, "found those of alltoall;"),
+        # damaged lines
+        (
+            changed("9.25", "9.2.5"),
+            "",
+            "log:11: expected a row `size count type redop root time algbw busbw ...`, got",
+        ),
+        (changed("1024           256 ", "1024           257 "), "", "log:11: expected a size of 4 bytes times count"),
+        (
+            changed("    9.25    0.11", "    9.25   11.07"),
+            "",
+            "log:11: expected an algbw in GB/s that is the size div",
+        ),
+        (changed("Rank  1", "Rank  x"), "", "log:5: expected a line `#  Rank  0 Group  0 Pid ...`, got '# Rank x"),
+        (changed("9.25", 400 * "9"), "", "log:11: expected a row `size"),
+        (changed("Rank  1", "Rank  2"), "", "log:10: expected at least 3 ranks, as the list shows, got 2"),
+        (
+            changed("sum      -1", "sum       0"),
+            "",
+            "log:10: expected rows of one collective in a run, got one of",
+        ),
+        (
+            changed("9.25    0.11    0.11", "0.0  49999.5  49999.5"),
+            "",
+            "log:11: expected a busbw of at most 20,000",
+        ),
+        (changed("0.11    0.11      0", "0.11    0.11  1.04858e+06"), "", "log:11: expected no wrong elements"),
+        (changed("0.11    0.11      0", "0.11    0.22      0"), "", "log:11: expected a busbw of 1 times algbw"),
+        (changed("      0\n", "      0 8 2 float sum\n"), "", "expected one row on a line"),
+        # numbers of ranks that are wrong or cannot be told
+        (NCCL_LOG, "4:", "log:10: expected a list of 4 ranks, as given, got one of 2; remove `4:`"),
+        (LISTLESS[2], "4:", "log:8: expected a busbw of 1.5 times algbw, as of an"),
+        (without_ranks(nccl_log(64, {2**20: 60.0})), "", "ranks, got 1.968 to 1.969 times; give n before the name"),
+        (without_ranks(nccl_log(8, {64: 60.0})), "", "got 0 to 2 times; give n before"),
+        (LISTLESS[8].replace(" 130.49 ", " 200.00 "), "", "got 2.682 to 2 times"),
+        (TWO_RUNS_WITHOUT_LISTS, "", "log:10: expected a busbw of 1.5 times algbw, as of an all-reduce on 4 ranks"),
+        # something else
+        (TWICE, "", "got rank 0 2 times before the first row: 2 separate jobs ran at once, as without MPI"),
+        (OTHER, "", "expected rows of all-reduce times (redop sum), found those of all_gather or alltoall"),
+        ("# Collective test starting: alltoall_perf\n" + EIGHT, "", "found those of alltoall;"),
         (
             re.sub(r" (\d+)  ( +)(\d+) ( +float)", lambda m: f" {m[1]} {int(m[3]) // 8} {m[4]}", EIGHT),
+            "",
             "reduce_scatter",
         ),
-        (EIGHT.replace(DEVICES[7], DEVICES[7].replace("Rank  7", "Rank 20")), "at least 21 ranks, as the list shows"),
-        ('{"results": [{"size": 8}]}', "expected a record of nccl-tests or rccl-tests, got one without 'type'"),
-        ('{"results": [', "expected the JSON of nccl-tests or rccl-tests"),
+        ('{"results": [{"size": 8}]}', "", "expected a record of nccl-tests or rccl-tests, got one without 'type'"),
+        ('{"results": [', "", "expected the JSON of nccl-tests or rccl-tests"),
     ],
 )
-def test_logs_of_something_else_are_refused_by_name(tmp_path, text, message):
+def test_a_log_that_cannot_be_read_is_told_in_one_line(tmp_path, text, ranks, message):
+    """Those of a line are named by its number."""
     (tmp_path / "log").write_text(text)
     with pytest.raises(ValueError, match=re.escape(message)) as caught:
-        Fabric.from_nccl_tests(tmp_path / "log")
+        read_log(f"{ranks}{tmp_path / 'log'}")
     assert "\n" not in str(caught.value)
 
 

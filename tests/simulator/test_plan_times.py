@@ -42,7 +42,6 @@ def test_two_iterations_of_which_neither_is_slower_in_every_moment_are_not_order
 
 
 def test_the_worst_case_has_costs_at_the_upper_ends_of_their_bands():
-
     trace = trace_of([[iteration(0, (10,), 10, 0)]], [100])
     table = (Timing(world_size=2, size_bytes=100, ns=1000, spread=0.5),)
     fabric = Fabric(all_reduce=table, processor=Processor(launch_ns=100, launch_error=1.0))

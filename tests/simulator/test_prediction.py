@@ -1,6 +1,5 @@
 """Predictions: the path from a trace to a table, laws for any trace, policy and fabric, and comparisons."""
 
-import itertools
 from dataclasses import replace
 
 import numpy as np
@@ -9,7 +8,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from simulator import Fabric, Policy, Straggler, Variation, predict
-from simulator.schedule.comm_hook_messages import CommHook
 
 from ..explore import examples
 from ..strategies import any_predictions, iteration, steady_fabrics, trace_of, traces
@@ -18,13 +16,6 @@ from .changed_traces import with_workload
 FABRIC = Fabric.from_alpha_beta(alpha_ns=100, bytes_per_s=1e9, concurrency=2)
 SLOWED = FABRIC.with_processor(slow_down=1.5)
 ONE_GRADIENT = trace_of([[iteration(3, (7,), 9, 2)]], [4])
-
-
-@given(traces(), st.integers(2, 4))
-def test_a_plan_that_repeats_the_caps_predicts_the_same(trace, world_size):
-    by_caps = predict(trace, FABRIC, world_size=world_size, bucket_cap_mb=1e-4)
-    by_plan = predict(trace, FABRIC, world_size=world_size, plan=by_caps.buckets)
-    assert by_plan == by_caps
 
 
 @given(traces())
@@ -105,24 +96,6 @@ def test_overlap_never_hurts_where_speeds_are_constant(asked):
 
 
 @examples(20)
-@given(any_predictions())
-def test_every_parameter_is_in_one_bucket_and_every_buckets_bytes_are_sent(asked):
-    prediction = asked.predict()
-    parameters = asked.trace.workload.parameters
-    assert sorted(itertools.chain(*prediction.buckets)) == list(range(len(parameters)))
-    sent: dict[int, list[int]] = {}
-    for collective in prediction.timeline.engine_input.schedule.collectives:
-        if collective.bucket is not None:
-            sent.setdefault(collective.bucket, []).append(collective.size_bytes)
-    for number, bucket in enumerate(prediction.buckets):
-        message = asked.policy.hook.message([parameters[index] for index in bucket])
-        expected = [] if message is None else [size for size in message[1:] if size is not None]
-        assert sent.get(number, []) == expected
-    if type(asked.policy.hook) is CommHook:
-        assert sum(map(sum, sent.values())) == sum(asked.trace.sizes_bytes)
-
-
-@examples(20)
 @given(any_predictions(variation=st.just(Variation()), stragglers=False), st.integers(2, 5))
 def test_a_cycle_is_its_local_iterations_and_a_synchronised_one(asked, every):
     """With a recording of one rank; iterations under `no_sync` have no optimiser step."""
@@ -142,16 +115,6 @@ def test_a_cycle_is_its_local_iterations_and_a_synchronised_one(asked, every):
 
 def _optimizer_ns(recorded):
     return (recorded.optimizer_end_ns or 0) - (recorded.optimizer_start_ns or 0)
-
-
-def test_an_epoch_ends_with_a_count_a_vote_and_the_model():
-    trace = trace_of([[iteration(10, (30,), 30, 10)]], [400], buffer_bytes=[100])
-    costs = Fabric.from_table([(2, 0, 10), (2, 1000, 1010)])
-    assert predict(trace, costs, world_size=2).epoch_end_ns == 0
-    without_buffers = (10 + 4) + (10 + 8) + (10 + 400)
-    assert predict(trace, costs, world_size=2, inputs=[2, 1]).epoch_end_ns == without_buffers + (10 + 100)
-    without = predict(trace, costs, world_size=2, inputs=[2, 1], broadcast_buffers=False)
-    assert without.epoch_end_ns == without_buffers
 
 
 TRACE = trace_of([[iteration(10**6, (3 * 10**6, 2 * 10**6), 4 * 10**6, 10**6)]], [4 * 10**6, 10**6])

@@ -1,126 +1,16 @@
 """Schedules: which steps and collectives an iteration has, in which order, as the real reducer issues them."""
 
-from functools import partial
-from typing import Any
-
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
-from reference.bucketing import ORDERS, bucket_caps, plan_buckets
 from reference.trace import Trace
 from simulator import Fabric, predict
 from simulator.fabric import Linear, Processor, Sharing
-from simulator.schedule.comm_hook_messages import PowerSGD
-from simulator.schedule.policy import Phase, Policy
-from simulator.schedule.schedule import Compute, LaunchCollective, buckets_of, build_join_end, build_schedule
-from simulator.workload.compute_times import recorded_model
 
-from ..explore import examples
-from ..strategies import caps_mb, integer_programs, iteration, partitions, trace_of, traces
-from . import hook_cost_bodies
+from ..strategies import iteration, trace_of
 from .changed_traces import as_floats, with_parameters, with_workload
 from .span_lines import ALIKE, fabric, lines_of
 
 FABRIC = Fabric.from_alpha_beta(alpha_ns=100, bytes_per_s=1e9, concurrency=2)
-PHASES: tuple[Phase, ...] = ("first", "rebuild", "steady", "steady")
-STATIC_PHASES: tuple[Phase, ...] = ("first", "second", "rebuild", "steady")
-PROGRAMS = integer_programs(2, ["train"] * 4)
-CAPS = st.fixed_dictionaries({"bucket_cap_mb": caps_mb()}) | st.fixed_dictionaries(
-    {"bucket_cap_mb_list": st.lists(st.floats(1e-6, 3e-4), min_size=1, max_size=3)}
-)
-
-MODES = st.sampled_from(
-    [
-        {},
-        {"gradient_as_bucket_view": True},
-        {"find_unused_parameters": True},
-        {"static_graph": True},
-        {"static_graph": True, "find_unused_parameters": True},
-    ]
-)
-
-
-def predicted_messages(
-    trace: Trace, phase: Phase, world_size: int = 2, *, joins: bool = False, **settings: Any
-) -> hook_cost_bodies.Cycle:
-    """Transport and bytes of every collective of each iteration of a cycle, in order."""
-    model = recorded_model(trace, unused_allowed=True)
-    policy = Policy(phase=phase, **settings)
-    schedule = build_schedule(policy, model, joins=joins)
-    sent = [[]]
-    for instruction in schedule.instructions:
-        if isinstance(instruction, LaunchCollective):
-            sent[-1].append(schedule.collectives[instruction.collective][2:])
-        elif isinstance(instruction, Compute) and instruction.kind == "unsynchronized":
-            sent.append([])
-    return sent
-
-
-def assert_predicted(results: list, settings: dict[str, Any], phases: tuple[Phase | None, ...] = PHASES) -> None:
-    """Every rank issued the predicted collectives; the trace is rank 0's, whose ready order decides the buckets."""
-    trace = results[0][0]
-    for _, seen, *_ in results:
-        for phase, sent in zip(phases, seen, strict=True):
-            assert phase is None or sent == predicted_messages(trace, phase, len(results), **settings)
-
-
-@examples(40)
-@given(PROGRAMS, CAPS, MODES, st.booleans(), st.integers(1, 3), st.data())
-def test_iterations_issue_the_schedules_collectives(two_ranks, program, caps, mode, buffers, sync_every, data):
-    """First with one bucket, then with the rebuild's broadcast, then in rebuilt buckets; buffers by dtype.
-
-    A plan is never rebuilt. With `find_unused_parameters` each iteration ends with the bitmap. A static graph sends
-    it once; its first iteration does not tell the order, so the second runs in the buckets of the first. A cycle
-    under `no_sync` sends what one iteration does.
-    """
-    is_static = mode.get("static_graph", False)
-    if not is_static and data.draw(st.booleans()):
-        caps = {"plan": data.draw(partitions(len(program.weights), [weight.dtype for weight in program.weights]))}
-    body = partial(hook_cost_bodies.of_integers, sync_every=1 if is_static else sync_every)
-    results = two_ranks.run(body, program, caps | mode | {"forward_sync_buffers": buffers})
-    settings = caps | mode | {"broadcast_buffers": buffers, **body.keywords}
-    assert_predicted(results, settings, STATIC_PHASES if is_static else PHASES)
-    if mode == {"find_unused_parameters": True}:
-        assert all(cycle[-1][-1] == ("all_reduce", 4 * len(program.weights)) for cycle in results[0][1])
-
-
-@pytest.mark.parametrize("which", ["a", "b", "ab"])
-@pytest.mark.parametrize(
-    ("settings", "phases"),
-    [
-        ({"find_unused_parameters": True}, PHASES),
-        ({"find_unused_parameters": True, "skip_all_reduce_unused_params": True}, PHASES),
-        ({"static_graph": True}, STATIC_PHASES),
-    ],
-    ids=["find_unused_parameters", "skip_all_reduce_unused_params", "static_graph"],
-)
-def test_unused_parameters_travel_too_unless_their_buckets_are_skipped(two_ranks, which, settings, phases):
-    options = settings | {"bucket_cap_mb": 1e-6}
-    assert_predicted(two_ranks.run(hook_cost_bodies.of_branches, which, options), options, phases)
-
-
-@pytest.mark.parametrize("buffers", [True, False])
-@pytest.mark.parametrize("sync_every", [1, 3])
-def test_under_join_ranks_also_agree_on_whose_buffers_count_and_whether_any_averages(two_ranks, buffers, sync_every):
-    """And at its end on whose model all get."""
-    body = partial(hook_cost_bodies.under_join, sync_every=sync_every)
-    results = two_ranks.run(body, (4 * sync_every,) * 2, {"forward_sync_buffers": buffers})
-    settings = {"bucket_cap_mb": None, "broadcast_buffers": buffers, "sync_every": sync_every}
-    assert_predicted(results, settings | {"joins": True})
-    trace, _, end = results[0]
-    schedule = build_join_end(Policy(**settings), recorded_model(trace))
-    assert [collective[2:] for collective in schedule.collectives] == end
-
-
-@given(traces(), caps_mb(), st.sampled_from(ORDERS))
-def test_buckets_are_those_of_the_reducers_own_rule(trace, cap, order):
-    expected = plan_buckets(
-        order, trace.sizes_bytes, bucket_caps(cap), ready_order=recorded_model(trace).ready_order, keys=trace.keys
-    )
-    prediction = predict(trace, FABRIC, world_size=2, bucket_cap_mb=cap, order=order)
-    assert prediction.buckets == tuple(map(tuple, expected))
-    assert buckets_of(Policy(bucket_cap_mb=cap, order=order), recorded_model(trace)) == expected
 
 
 def costs(**processor) -> dict[str, Processor]:
@@ -218,27 +108,6 @@ def test_two_dtypes_are_refused_where_torch_does():
         predict(trace, fabric(8), world_size=2, plan=[[0, 1]])
     with pytest.raises(ValueError, match="zero: expected one dtype, as ZeroRedundancyOptimizer does, got float32"):
         predict(trace, fabric(8), world_size=2, zero="buckets")
-
-
-def test_a_second_collective_follows_the_launch_of_the_next_bucket():
-    trace = with_parameters(trace_of([[ALIKE]], [400, 400]), shape=[(20, 20)] * 2)
-    hook = PowerSGD(compress=Linear(fixed_ns=1), recompress=Linear(fixed_ns=2), decompress=Linear(fixed_ns=3))
-    spans = predict(trace, fabric(4), world_size=2, plan=[[1], [0]], hook=hook).spans
-    lines = [f"{s.start_ns}-{s.end_ns} {s.kind} {s.bucket}" for s in spans if s.kind not in ("forward", "step")]
-    assert [line for line in lines if "all_reduce" in line] == [
-        "21-25 all_reduce 0", "32-36 all_reduce 1", "36-40 second_all_reduce 0", "40-44 second_all_reduce 1",
-    ]  # fmt: skip
-    assert {"32-34 recompress 0", "36-38 recompress 1", "40-43 decompress 0", "44-47 decompress 1"} <= set(lines)
-
-
-def test_a_rank_without_inputs_takes_part_in_all_collectives():
-    trace = trace_of([[ALIKE]], [4, 4])
-    prediction = predict(trace, fabric(8), world_size=2, plan=[[0, 1]], inputs=[2, 1])
-    assert prediction.samples_ns == (43, 43)  # rank 0 does not wait for the counts
-    lines = {f"{s.start_ns}-{s.end_ns} {s.kind}" for s in prediction.spans if s.rank == 1}  # of the second iteration
-    assert lines == {
-        "0-8 join", "0-8 wait", "8-16 join", "8-16 wait", "16-30 straggler", "30-38 all_reduce", "16-38 wait",
-    }  # fmt: skip
 
 
 # Grouping by modules

@@ -13,11 +13,10 @@ from .timeline_reader import SHOWN
 
 
 def test_layouts_are_those_of_predict():
-    shown = SHOWN
-    document = shown.document()
+    document = SHOWN.document()
     for order, layouts in zip(document["scenes"], document["layouts"], strict=True):
-        for cap, layout in zip(shown.choices.bucket_caps_mb, layouts, strict=True):
-            prediction = predict(shown.trace, shown.fabric(10), world_size=2, bucket_cap_mb=cap, order=order)
+        for cap, layout in zip(SHOWN.choices.bucket_caps_mb, layouts, strict=True):
+            prediction = predict(SHOWN.trace, SHOWN.fabric(10), world_size=2, bucket_cap_mb=cap, order=order)
             assert layout == [list(bucket) for bucket in prediction.buckets]
 
 

@@ -3,7 +3,6 @@
 from dataclasses import replace
 from itertools import accumulate, pairwise
 
-import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -11,19 +10,12 @@ from hypothesis import strategies as st
 from ddplab import emulate
 from reference.trace import BucketTimes
 from simulator import predict, sweep
-from simulator.engines.closed_form import simulate
 from simulator.fabric import Fabric, Linear, Processor
 from simulator.interval import COMPUTATION
 from simulator.schedule.comm_hook_messages import CommHook, named_hook
-from simulator.schedule.policy import Policy
-from simulator.schedule.schedule import build_schedule
-from simulator.step_costs import price_schedule
-from simulator.workload.compute_times import IterationSampler, recorded_model
-from simulator.workload.variation import Variation
 
 from ..explore import examples
 from ..strategies import any_predictions, iteration, partitions, trace_of, traces
-from ..strategies import iterations as any_iteration
 from .changed_traces import with_iterations, with_workload
 from .span_lines import ALIKE, fabric, lines_of
 
@@ -39,37 +31,6 @@ def test_a_gradient_alone_in_its_bucket_is_not_copied_where_the_reducer_sends_it
     assert lines_of([ALIKE], [[1, 0]], costs, **in_place) == lines_of([ALIKE], [[1, 0]], costs)
 
 
-@given(any_iteration(5), partitions(5), st.lists(st.integers(0, 9), min_size=4, max_size=4), st.integers(0, 9))
-def test_buckets_are_packed_when_full_and_launched_in_order(one, buckets, pack_ns, launch_ns):
-    """The same launches as when gradients are handled one by one, as in the reducer."""
-    trace = trace_of([[one]], [4] * 5)
-    policy = Policy(plan=tuple(map(tuple, buckets)))
-    processor = Processor(launch_ns=launch_ns)
-    model = recorded_model(trace)
-    costs = price_schedule(build_schedule(policy, model), fabric(8, processor=processor), policy, 2)
-    costs = replace(costs, pack_ns=np.array(pack_ns[: len(buckets)]))
-    sampler = IterationSampler(model.compute_times, 2, Variation())
-    engine_input = costs.engine_input(sampler, sampler.draw([0]), 0)
-    assert simulate(engine_input, "events").launched_ns.tolist() == [
-        _launches_one_by_one(one.ready_ns, buckets, pack_ns, launch_ns)
-    ]
-
-
-def _launches_one_by_one(ready_ns, buckets, pack_ns, launch_ns) -> list[int]:
-    missing = [set(bucket) for bucket in buckets]
-    launched: list[int] = []
-    delay = 0
-    by_bucket = [(number, index) for number, bucket in enumerate(buckets) for index in bucket]
-    for number, index in sorted(by_bucket, key=lambda place: (ready_ns[place[1]], place[1])):
-        missing[number].remove(index)
-        if not missing[number]:
-            delay += pack_ns[number]
-        while len(launched) < len(buckets) and not missing[len(launched)]:
-            delay += launch_ns
-            launched.append(ready_ns[index] + delay)
-    return launched
-
-
 @examples(20)
 @given(any_predictions(world_sizes=st.just(1)))
 def test_one_rank_trains_locally_and_pays_only_its_own_processor(asked):
@@ -83,13 +44,6 @@ def test_one_rank_trains_locally_and_pays_only_its_own_processor(asked):
     local = [place for place, step in enumerate(steps) if step.kind in COMPUTATION]
     assert bare.iteration_ns == bare.compute_ns
     assert bare.timeline.iteration_ns == bare.timeline.engine_input.duration_ns[:, local].sum()
-
-
-def test_a_rank_that_has_joined_computes_nothing_any_more():
-    """The slow rank has one batch of three: the others' last two iterations are as fast as without it."""
-    fast, slow = iteration(10, (30,), 30, 10), iteration(100, (300,), 300, 100)
-    trace = trace_of([[fast], [slow]], [4])
-    assert predict(trace, FREE, world_size=2, inputs=[3, 1]).samples_ns == (400, 40, 40)
 
 
 def test_a_rank_that_has_joined_sends_zeros_through_the_hook():

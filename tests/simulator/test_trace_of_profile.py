@@ -310,16 +310,10 @@ def test_a_gradient_without_a_shape_is_in_no_bucket_if_its_bytes_say_so(tmp_path
     assert any("without a shape" in note for note in imported.notes)
 
 
-@pytest.mark.parametrize(
-    ("change", "message"),
-    [
-        (lambda events: [event("FSDP::all_gather (0)", 1, 2), *events], r"got FSDP \(events named FSDP::all_gather"),
-        (lambda events: [event("FullyShardedDataParallel.forward", 1, 2), *events], "got FSDP"),
-    ],
-)
-def test_profiles_of_something_else_are_refused_by_name(tmp_path, change, message):
+@pytest.mark.parametrize("name", ["FSDP::all_gather (0)", "FullyShardedDataParallel.forward"])
+def test_a_profile_of_something_else_is_refused_by_name(tmp_path, name):
     document, _ = profiler_files.profile(SMALL)
-    document["traceEvents"] = change(document["traceEvents"])
-    with pytest.raises(TraceError, match=message) as caught:
+    document["traceEvents"].insert(0, event(name, 1, 2))
+    with pytest.raises(TraceError, match=rf"got FSDP \(events named {name[:8]}") as caught:
         import_profile([write(document, tmp_path / "rank0.json")])
     assert "\n" not in str(caught.value)

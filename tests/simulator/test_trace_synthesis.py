@@ -14,6 +14,7 @@ from simulator import Fabric, predict
 from simulator.workload.roofline import Device, GradientOperations, Operation, Operations
 from simulator.workload.trace_synthesis import _paced, rescale, synthesize
 
+from .changed_traces import with_parameters, with_workload
 from .random_operations import (
     DOCUMENT,
     OPERATION,
@@ -31,8 +32,7 @@ FABRIC = Fabric.from_alpha_beta(alpha_ns=100, bytes_per_s=1e9)
 
 
 def except_for_the_device(trace: Trace) -> Trace:
-    update = {"device_name": "", "memory_bytes_per_s": None, "compute_bounds": (1.0, 1.0)}
-    return trace.model_copy(update={"workload": trace.workload.model_copy(update=update)})
+    return with_workload(trace, device_name="", memory_bytes_per_s=None, compute_bounds=(1.0, 1.0))
 
 
 @given(recordings(), devices())
@@ -99,22 +99,18 @@ def test_each_gradient_brings_its_own_operations_whatever_the_order():
 @pytest.mark.parametrize(
     ("change", "says"),
     [
-        ({"name": "bias"}, "parameters[0].name: expected 'bias', as in the trace, got 'weight'"),
-        ({"shape": (1, 2)}, "parameters[0].shape: expected (1, 2), as in the trace, got (2,)"),
-        ({"dtype": "int32"}, "parameters[0].dtype: expected 'int32', as in the trace, got 'float32'"),
+        ({"name": ["bias"]}, "parameters[0].name: expected 'bias', as in the trace, got 'weight'"),
+        ({"shape": [(1, 2)]}, "parameters[0].shape: expected (1, 2), as in the trace, got (2,)"),
+        ({"dtype": ["int32"]}, "parameters[0].dtype: expected 'int32', as in the trace, got 'float32'"),
         ({"batch": 4}, "batch: expected 4, as in the trace, got 3"),
-        ({"count": 2}, "parameters: expected 2, as in the trace, got 1"),
+        ({"parameters": ()}, "parameters: expected 0, as in the trace, got 1"),
         ({"source": "torch"}, "workload.source: expected 'module', a trace of computation alone, got 'torch'"),
     ],
 )
 def test_operations_of_another_model_are_refused_in_one_line(change, says):
     operations = Operations.model_validate_json(json.dumps(DOCUMENT))
-    trace = synthesize(operations, SLOW)
-    parameter = trace.workload.parameters[0]
-    more = (parameter.model_copy(update={"name": "more"}),) * (change.get("count", 1) - 1)
-    parameters = (parameter.model_copy(update={k: v for k, v in change.items() if hasattr(parameter, k)}), *more)
-    update = {"parameters": parameters} | {k: v for k, v in change.items() if k in ("batch", "source")}
-    other = trace.model_copy(update={"workload": trace.workload.model_copy(update=update)})
+    changed = with_parameters if change.keys() <= Parameter.model_fields.keys() else with_workload
+    other = changed(synthesize(operations, SLOW), **change)
     with pytest.raises(ValueError, match=re.escape(says)) as caught:
         rescale(other, operations, SLOW, SLOW)
     assert "\n" not in str(caught.value)
