@@ -168,6 +168,14 @@ def _overlapping(spans: list[Span]) -> int:
     return most
 
 
+def test_two_collectives_at_a_time_slow_computation_down_as_one_does():
+    cluster = Cluster(concurrency=2, slow_down=3.0)
+    for _ in range(2):
+        cluster.launched_by_all(RunningCollective(cluster.env, CollectiveCost(300, LinkShare())))
+    cluster.env.run(cluster.computation.reaches(100 << PROGRESS_BITS))
+    assert cluster.now_ns == 300
+
+
 @given(st.lists(st.integers(1, 10**6), min_size=1, max_size=5), st.data())
 def test_collectives_that_only_share_a_link_together_take_as_long_as_one_after_the_other(costs_ns, data):
     """Whatever their weights; and with weights in proportion to their durations, they end at the same time."""
