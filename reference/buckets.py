@@ -12,7 +12,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from .bucket_copies import Allocate, ScaledCopies, aligned_buffer, views_of
-from .bucketing import rebuild_order, rebuilt_buckets
+from .bucketing import BucketAssignment, rebuild_order, rebuilt_buckets
 from .collectives import READY_ORDER_BYTES
 from .parameters import INTEGERS, dense_strides
 from .reducer_options import PLAIN, Features
@@ -267,17 +267,24 @@ class Buckets(Sequence[Bucket]):
             return False
         own = rebuild_order(ready_order, len(self._parameters))
         order = torch.tensor(own, dtype=INTEGERS[READY_ORDER_BYTES], device=self._parameters[0].device)
+        self.rebuild(order, self._rebuild_caps, group)
+        return True
+
+    def rebuild(self, order: Tensor, caps_bytes: Sequence[int], group: dist.ProcessGroup) -> None:
+        """Fill the buckets again in the ready order of rank 0; `order` is that of this rank, as parameter indices."""
         # The ready orders of ranks may differ, but all must send the same buckets.
         dist.broadcast(order, group_src=0, group=group)
-        assignment = rebuilt_buckets(
-            [parameter.nbytes for parameter in self._parameters],
-            self._rebuild_caps,
-            keys=self.kinds,
-            sparse=[index in self._sparse for index in range(len(self._parameters))],
-            order=order.tolist(),
-            small_last=os.environ.get("DDP_SET_LAST_BUCKET_CAP") == "1",
-        )
+        assignment = self._filled(caps_bytes, order.tolist())
         self._buckets = []  # frees the old buffers before the new ones are allocated
         self._allocate(assignment)
         self.rebuilt = True
-        return True
+
+    def _filled(self, caps_bytes: Sequence[int], order: list[int]) -> BucketAssignment:
+        return rebuilt_buckets(
+            [parameter.nbytes for parameter in self._parameters],
+            caps_bytes,
+            keys=self.kinds,
+            sparse=[index in self._sparse for index in range(len(self._parameters))],
+            order=order,
+            small_last=os.environ.get("DDP_SET_LAST_BUCKET_CAP") == "1",
+        )

@@ -34,12 +34,8 @@ def test_tensors_outlive_the_ranks_that_made_them():
 
 @pytest.fixture(scope="module")
 def mortal_ranks() -> Iterator[RankPool]:
-    """Ranks that a test may end: the next test that uses the pool starts new ones.
-
-    What another rank reports about a lost one arrives at once, and from a rank that reports nothing it never does.
-    """
+    """Ranks that a test may end: the next test that uses the pool starts new ones."""
     with pytest.MonkeyPatch.context() as patch, RankPool(2, timeout_s=60) as pool:
-        patch.setattr(launch, "OTHERS_S", 0.5)
         patch.setattr(launch, "TAIL_TIMEOUT_S", 0.5)
         yield pool
 
