@@ -324,7 +324,8 @@ class RankPool(contextlib.AbstractContextManager["RankPool"]):
         answered: list[Any] = wait(list(connections), timeout=max(0.0, deadline - time.monotonic()))
         return [connections[connection] for connection in answered]
 
-    def _receive(self, rank: int) -> tuple[int, Any]:
+    def _receive(self, rank: int, *, others: str = "") -> tuple[int, Any]:
+        """The message of a rank; if it was lost, an error with what the others report, unless that is known."""
         one = self._ranks[rank]
         try:
             kind, value = pickle.loads(one.connection.recv_bytes())
@@ -335,7 +336,7 @@ class RankPool(contextlib.AbstractContextManager["RankPool"]):
             raise RankLostError(
                 rank,
                 f"{self.name(rank)} exited without reporting an error{code}{hint}"
-                f"{self._others(rank)}{one.end_of_errors()}",
+                f"{others or self._others(rank)}{one.end_of_errors()}",
             ) from None
         if kind == _FAILURE and not isinstance(value, RankError):
             raise value if self._launched is None else type(value)(f"{self.name(rank)}: {value}")
@@ -343,7 +344,7 @@ class RankPool(contextlib.AbstractContextManager["RankPool"]):
             if isinstance(value, CollectiveError):  # the end of a process elsewhere may be noticed after this
                 for other, report in self._reports_beside(rank):
                     if report is None:
-                        return self._receive(other)
+                        return self._receive(other, others=self._then_failed(rank, value))
             cause = _first_line(value)
             raise type(value)(
                 rank, f"{self.name(rank)} failed: {cause}; the other ranks were ended. Traceback:\n\n{value}"
@@ -354,8 +355,11 @@ class RankPool(contextlib.AbstractContextManager["RankPool"]):
         """What another rank reports after one was lost; with `debug=True` it names launches that do not match."""
         for rank, report in self._reports_beside(lost):
             if report is not None and report[0] == _FAILURE and isinstance(report[1], RankError):
-                return f". {self.name(rank).capitalize()} then failed: {_first_line(report[1])}"
+                return self._then_failed(rank, report[1])
         return ""
+
+    def _then_failed(self, rank: int, failure: RankError) -> str:
+        return f". {self.name(rank).capitalize()} then failed: {_first_line(failure)}"
 
     def _reports_beside(self, one: int) -> Iterator[tuple[int, tuple[int, Any] | None]]:
         """What each other rank reports within a short time; None: the rank has exited."""
@@ -492,10 +496,8 @@ class _StartedRank:
             if not (piece := os.read(self._stack.fileno(), 2**16)):
                 break  # the signal ended the rank, which had not registered its handler yet
             written += piece
-        return (
-            "\n".join(written.decode().splitlines()[1 : 1 + STACK_LINES])
-            or "unknown: the rank was still starting, or outside of Python"
-        )
+        stack = "\n".join(written.decode().splitlines()[1 : 1 + STACK_LINES])
+        return stack if "File" in stack else "unknown: the rank was still starting, or outside of Python"
 
     def exit_status(self) -> int | None:
         """Exit status of a process that ends; None: it has not ended."""

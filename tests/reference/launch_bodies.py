@@ -6,6 +6,7 @@ import signal
 import subprocess
 import sys
 import threading
+import time
 from multiprocessing import parent_process
 from pathlib import Path
 
@@ -49,6 +50,14 @@ def die_on(rank: int, _world_size: int, dying: int) -> int:
         os._exit(17)
     dist.barrier()
     return rank
+
+
+def die_after_reports(rank: int, _world_size: int, dying: int) -> None:
+    """End the process of one rank after the others have reported that a connection was lost."""
+    if rank == dying:
+        time.sleep(0.3)
+        os._exit(17)
+    raise RuntimeError("gloo/transport: connection closed by peer")
 
 
 def crash(rank: int, _world_size: int, crashing: int, how: str) -> None:

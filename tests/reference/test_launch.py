@@ -32,6 +32,9 @@ def test_tensors_outlive_the_ranks_that_made_them():
     assert [tensor.tolist() for tensor in results] == [[0.0] * 3, [1.0] * 3]
 
 
+DIED_FIRST = r"rank 0 exited without .* \(exit code 17\)\. Rank 1 then failed: RuntimeError"
+
+
 @pytest.fixture(scope="module")
 def mortal_ranks() -> Iterator[RankPool]:
     """Ranks that a test may end: the next test that uses the pool starts new ones."""
@@ -44,12 +47,8 @@ def mortal_ranks() -> Iterator[RankPool]:
     ("body", "rank", "kind", "says"),
     [
         (bodies.fail_on, 1, RankError, r"(?s)rank 1 failed.*fail_on.*ArithmeticError: the sums do not add up"),
-        (
-            bodies.die_on,
-            0,
-            RankLostError,
-            r"rank 0 exited without .* \(exit code 17\)\. Rank 1 then failed: RuntimeError",
-        ),
+        (bodies.die_on, 0, RankLostError, DIED_FIRST),
+        (bodies.die_after_reports, 0, RankLostError, DIED_FIRST),
         (
             bodies.hang_on,
             1,
