@@ -222,10 +222,8 @@ def knee_sentence(knee: Knee, largest: int) -> str:
 
 def _described(offer: Offer) -> str:
     size = offer.size
-    verb, efficiency = (
-        "processes" if size.world_size == 1 else "process",
-        percent(*size.prediction.efficiency_interval),
-    )
+    verb = "processes" if size.world_size == 1 else "process"
+    efficiency = percent(*size.prediction.efficiency_interval)
     sentence = f"{_offered(offer)} {verb} {band(*size.samples_per_s_band)} samples/s at an efficiency of {efficiency}"
     return sentence + (f", in {band(*offer.hours_band, unit=' h')}" if offer.hours_band else "")
 
