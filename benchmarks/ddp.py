@@ -14,10 +14,9 @@ import torch
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel as TorchDDP
 
-from ddplab import models
-from reference.data_parallel import DistributedDataParallel
-from reference.launch import Body, RankPool, rank_device
-from reference.launcher import on_rank_0
+from ddplab import DistributedDataParallel, RankPool, models
+from ddplab.reference.launch import Body, rank_device
+from ddplab.reference.ranks.launcher import on_rank_0
 
 from .pairs import Pairs, arguments, header, parse, row, save, time_pairs
 
@@ -86,7 +85,7 @@ def _peak_bytes() -> int:
 def _return_freed_memory() -> None:
     """Make glibc map each large tensor separately, so that the peak does not include holes in the heap.
 
-    Undoes what the launcher sets for steady times; see `reference.launch.keep_freed_memory`.
+    Undoes what the launcher sets for steady times; see `ddplab.reference.launch.keep_freed_memory`.
     """
     m_mmap_threshold, m_mmap_max = -3, -4
     mallopt = ctypes.CDLL(None).mallopt

@@ -11,10 +11,10 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from ddplab import RankPool
 from ddplab.calibration.device_rates import measure_device
 from ddplab.calibration.repeated_timing import time_ns
-from reference.errors import Error
-from reference.launch import RankPool
+from ddplab.reference.errors import Error
 
 from .pairs import arguments, parse, save
 

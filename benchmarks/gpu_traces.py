@@ -17,11 +17,10 @@ import torch.distributed as dist
 from torch import nn
 from torch.profiler import ProfilerAction, ProfilerActivity, profile
 
-from ddplab import models
-from reference.launch import rank_device, run_ranks
-from reference.recorder import described_parameters, record
-from reference.trace import Iteration, Trace
-from simulator import import_profile
+from ddplab import Trace, import_profile, models, record, run_ranks
+from ddplab.reference.launch import rank_device
+from ddplab.reference.recorder import described_parameters
+from ddplab.reference.trace import Iteration
 
 from .pairs import arguments, parse, save
 from .recorder import PLAIN, WRAPPERS

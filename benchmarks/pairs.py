@@ -11,8 +11,8 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from reference.files.writing import write_atomically
-from reference.launch import default_backend, rank_device, world_size_or
+from ddplab.reference.files.writing import write_atomically
+from ddplab.reference.launch import default_backend, rank_device, world_size_or
 
 WARM_UP = 3  # the rebuild, and the first touch of every buffer
 

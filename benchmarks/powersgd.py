@@ -11,9 +11,7 @@ import torch.distributed as dist
 from torch import nn
 from torch.distributed.algorithms.ddp_comm_hooks import powerSGD_hook as torchs
 
-from reference.comm_hooks.powersgd import PowerSGDState, power_sgd
-from reference.data_parallel import DistributedDataParallel
-from reference.launch import run_ranks
+from ddplab import DistributedDataParallel, PowerSGDState, power_sgd, run_ranks
 
 from .ddp import trainer
 from .pairs import Pairs, arguments, header, parse, row, save, time_pairs

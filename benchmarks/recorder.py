@@ -7,9 +7,7 @@ import torch.distributed as dist
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel as TorchDDP
 
-from reference.data_parallel import DistributedDataParallel
-from reference.launch import run_ranks
-from reference.recorder import record
+from ddplab import DistributedDataParallel, record, run_ranks
 
 from .ddp import trainer
 from .pairs import Pairs, arguments, parse, save, time_once

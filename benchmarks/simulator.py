@@ -20,15 +20,14 @@ import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from reference.trace import Trace
-from simulator import Fabric, Policy, Variation, predict, sweep
-from simulator.engines.closed_form import Engine, simulate
-from simulator.engines.engine_input import EngineInput
-from simulator.fabric import Processor
-from simulator.plot_colours import COMPUTATION, COPIES, EXPOSED, QUIET
-from simulator.schedule.schedule import build_schedule
-from simulator.step_costs import price_schedule
-from simulator.workload.compute_times import IterationSampler, recorded_model
+from ddplab import Fabric, Policy, Trace, Variation, predict, sweep
+from ddplab.simulator.engines.closed_form import Engine, simulate
+from ddplab.simulator.engines.engine_input import EngineInput
+from ddplab.simulator.fabric import Processor
+from ddplab.simulator.plot_colours import COMPUTATION, COPIES, EXPOSED, QUIET
+from ddplab.simulator.schedule.schedule import build_schedule
+from ddplab.simulator.step_costs import price_schedule
+from ddplab.simulator.workload.compute_times import IterationSampler, recorded_model
 
 TRACE = Path(__file__).parent / "resnet50.json.gz"
 FIGURE = Path("out/simulator_speed")

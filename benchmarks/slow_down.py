@@ -17,8 +17,7 @@ from types import SimpleNamespace
 
 import torch
 
-from ddplab import models
-from reference.launch import run_ranks
+from ddplab import models, run_ranks
 
 from .device import nccl_version
 from .pairs import arguments, parse, save

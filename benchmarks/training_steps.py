@@ -15,9 +15,8 @@ from typing import Any
 import torch
 from torch import nn
 
-from ddplab import models
-from reference.data_parallel import DistributedDataParallel
-from reference.launch import RankPool, rank_device
+from ddplab import DistributedDataParallel, RankPool, models
+from ddplab.reference.launch import rank_device
 
 from .pairs import arguments, parse, save, time_once
 

@@ -10,9 +10,9 @@ from pathlib import Path
 
 import numpy as np
 
-from reference.trace import Iteration, Parameter, RankTrace, Trace, Workload
-from simulator import BucketPlan, tune
-from simulator.catalogue import load_fabric
+from ddplab import BucketPlan, Trace, tune
+from ddplab.reference.trace import Iteration, Parameter, RankTrace, Workload
+from ddplab.simulator.catalogue import load_fabric
 
 RECORDED = (Path(__file__).parent / "resnet50.json.gz",
             Path(__file__).parents[1] / "ddplab" / "validation" / "resnet50_v100.json.gz")  # fmt: skip

@@ -6,8 +6,6 @@ import sys
 import threading
 from types import FrameType
 
-from .name_clashes import check_own_packages, hidden_by_ours
-
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)
 """Signals that end the command in order: ranks end, temporary folders are removed, and no file is incomplete."""
 
@@ -52,12 +50,6 @@ def _run() -> None:
         if signal.getsignal(number) is not signal.SIG_IGN:  # as under nohup
             signal.signal(number, end)
     try:
-        try:
-            check_own_packages()
-        except ImportError as error:
-            sys.exit(f"ddplab: {error}")
-        for line in hidden_by_ours():
-            print(f"ddplab: warning: {line}", file=sys.stderr)
         from .cli.main import main as run
 
         run()

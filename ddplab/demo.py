@@ -3,14 +3,13 @@
 from pathlib import Path
 from typing import Any
 
-from reference.bucketing import cap_name
-from reference.trace import Trace
-from simulator.baseline_predictions import baselines_ns
-from simulator.fabric import Fabric, Level, Topology
-from simulator.prediction import predict
-from simulator.schedule.policy import Policy
-
 from .emulation.emulate import emulate
+from .reference.bucketing import cap_name
+from .reference.trace import Trace
+from .simulator.baseline_predictions import baselines_ns
+from .simulator.fabric import Fabric, Level, Topology
+from .simulator.prediction import predict
+from .simulator.schedule.policy import Policy
 
 TRACE = Path(__file__).with_name("resnet50_v100.json.gz")
 """Three iterations of ResNet-50 on one V100, batch 32, from the test data of HolisticTraceAnalysis."""

@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import NamedTuple
 from xml.etree import ElementTree
 
-from reference.files.writing import printable, write_atomically
+from .reference.files.writing import printable, write_atomically
 
 
 class TestCase(NamedTuple):

@@ -18,12 +18,11 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from reference.errors import ModelError
-from reference.parameters import trainable_parameters
-from reference.trace import StepMemory
-
 from . import models
 from .operation_counter import tensors_of, without_data
+from .reference.errors import ModelError
+from .reference.parameters import trainable_parameters
+from .reference.trace import StepMemory
 
 aten = torch.ops.aten
 FLOAT32_ATTENTION_OUTPUTS = 2

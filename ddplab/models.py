@@ -18,13 +18,12 @@ from torch import Tensor, nn
 from torch.nn import functional
 from torch.utils.checkpoint import checkpoint
 
-from reference.errors import ModelError, TraceError
-from reference.launch import rank_device
-from reference.trace import Trace
-from simulator.catalogue import unknown
-
 from .emulation.emulated_device import EmulatedTraining
-from .name_clashes import import_first_here
+from .reference.errors import ModelError, TraceError
+from .reference.launch import rank_device
+from .reference.trace import Trace
+from .simulator.catalogue import unknown
+from .user_modules import import_first_here
 
 Loss = Callable[[nn.Module], Tensor]
 Model = tuple[nn.Module, Loss]

@@ -21,13 +21,12 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 from torch.utils.flop_counter import conv_flop_count, flop_registry, sdpa_backward_flop_count, sdpa_flop_count
 
-from reference.errors import ModelError
-from reference.parameters import trainable_parameters
-from reference.recorder import described_buffers, described_parameters, shape_of_input
-from simulator.workload.measured_ceilings import Kind
-from simulator.workload.roofline import GradientOperations, Operation, Operations, merge, sgd_step
-
 from . import models
+from .reference.errors import ModelError
+from .reference.parameters import trainable_parameters
+from .reference.recorder import described_buffers, described_parameters, shape_of_input
+from .simulator.workload.measured_ceilings import Kind
+from .simulator.workload.roofline import GradientOperations, Operation, Operations, merge, sgd_step
 
 aten = torch.ops.aten
 

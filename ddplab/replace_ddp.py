@@ -14,10 +14,9 @@ from typing import Any
 
 import torch.nn.parallel.distributed as home
 
-from reference.data_parallel import DistributedDataParallel
+from .reference.data_parallel import DistributedDataParallel
 
 _TORCHS = home.DistributedDataParallel
-_OWN = ("ddplab", "reference")
 
 
 class _Home(ModuleType):
@@ -35,7 +34,7 @@ def replace_ddp() -> Iterator[None]:
     """
     places: list[tuple[dict[str, Any], str]] = []
     for name, module in list(sys.modules.items()):
-        if name == "torch.nn.parallel" or name.partition(".")[0] not in ("torch", *_OWN):
+        if name == "torch.nn.parallel" or name.partition(".")[0] not in ("torch", "ddplab"):
             names = vars(module) if isinstance(module, ModuleType) else {}
             places += [(names, key) for key, value in list(names.items()) if value is _TORCHS]
     for names, key in places:

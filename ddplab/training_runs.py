@@ -11,18 +11,17 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from reference.data_parallel import DistributedDataParallel
-from reference.launch import let_network_threads_yield, rank_device, report_progress
-from reference.parameters import trainable_parameters
-from reference.recorder import record
-from reference.trace import PHASES, Iteration, Trace
-from simulator.schedule.comm_hook_messages import NO_HOOK
-
 from . import models
 from .calibration.comm_hook_costs import WARM_UP as WARM_UP_OF_HOOKS
 from .calibration.comm_hook_costs import real_hook
 from .calibration.repeated_timing import in_ns, meet, of_slowest_rank, read_clock, share_clock
 from .emulation.emulated_device import EmulatedTraining
+from .reference.data_parallel import DistributedDataParallel
+from .reference.launch import let_network_threads_yield, rank_device, report_progress
+from .reference.parameters import trainable_parameters
+from .reference.recorder import record
+from .reference.trace import PHASES, Iteration, Trace
+from .simulator.schedule.comm_hook_messages import NO_HOOK
 
 WARM_UP = 2
 SAMPLED_ITERATIONS = 10

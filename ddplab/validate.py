@@ -18,25 +18,24 @@ import numpy as np
 from pydantic import TypeAdapter
 from torch import nn
 
-from reference.bucketing import MIB
-from reference.data_parallel import DistributedDataParallel
-from reference.files.writing import write_atomically
-from reference.launch import Progress, RankPool, no_progress
-from reference.trace import Trace
-from simulator.fabric import Fabric
-from simulator.fabric.processor_costs import EMULATED_MODEL_ERROR, MODEL_ERROR
-from simulator.schedule.comm_hook_messages import NO_HOOK
-from simulator.schedule.policy import Policy
-from simulator.schedule.schedule import buckets_of
-from simulator.tuning.bucket_plan import BucketPlan
-from simulator.workload.compute_times import recorded_model
-
 from .calibration.calibrate import calibrate
 from .calibration.reducer_costs import time_launch_beside_network
 from .calibration.repeated_timing import relative_spread
 from .emulation.time_dilation import ORIGINAL, ScaleModel
 from .emulation.virtual_training import ddp_arguments
 from .models import EMULATED
+from .reference.bucketing import MIB
+from .reference.data_parallel import DistributedDataParallel
+from .reference.files.writing import write_atomically
+from .reference.launch import Progress, RankPool, no_progress
+from .reference.trace import Trace
+from .simulator.fabric import Fabric
+from .simulator.fabric.processor_costs import EMULATED_MODEL_ERROR, MODEL_ERROR
+from .simulator.schedule.comm_hook_messages import NO_HOOK
+from .simulator.schedule.policy import Policy
+from .simulator.schedule.schedule import buckets_of
+from .simulator.tuning.bucket_plan import BucketPlan
+from .simulator.workload.compute_times import recorded_model
 from .training_runs import MEASURED_ITERATIONS, RECORDED_ITERATIONS, TargetRun, Turn, record_computation, train_turn
 from .validation_report import (
     Configuration,

@@ -12,22 +12,21 @@ from typing import Annotated, Any, Literal, NamedTuple, Self
 import numpy as np
 from pydantic import BeforeValidator, Field, PlainSerializer, TypeAdapter
 
-from reference.bucketing import Order, cap_name
-from reference.files.reading import read_schema
-from reference.files.value_ranges import Nanoseconds
-from reference.files.writing import write_atomically
-from reference.trace import Trace
-from simulator.baseline_predictions import BASELINES as BASELINE_NAMES
-from simulator.baseline_predictions import baselines_ns
-from simulator.fabric import Fabric
-from simulator.fabric.uncertainty import NORMAL_HALF_BAND
-from simulator.predicted_iteration import Prediction
-from simulator.prediction import predict
-from simulator.schedule.comm_hook_messages import named_hook
-from simulator.schedule.policy import Policy
-
 from .calibration.repeated_timing import interval_of_median
 from .emulation.time_dilation import ORIGINAL, ScaleModel
+from .reference.bucketing import Order, cap_name
+from .reference.files.reading import read_schema
+from .reference.files.value_ranges import Nanoseconds
+from .reference.files.writing import write_atomically
+from .reference.trace import Trace
+from .simulator.baseline_predictions import BASELINES as BASELINE_NAMES
+from .simulator.baseline_predictions import baselines_ns
+from .simulator.fabric import Fabric
+from .simulator.fabric.uncertainty import NORMAL_HALF_BAND
+from .simulator.predicted_iteration import Prediction
+from .simulator.prediction import predict
+from .simulator.schedule.comm_hook_messages import named_hook
+from .simulator.schedule.policy import Policy
 from .training_runs import Turn
 
 BASELINES = tuple(name.replace(" ", "_") for name in BASELINE_NAMES)

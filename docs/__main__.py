@@ -71,7 +71,7 @@ def copy(tree: Path) -> None:
     for name in COPIED:
         source = ROOT / name
         if source.is_dir():
-            shutil.copytree(source, tree / name, ignore=IGNORED)
+            shutil.copytree(source, tree / name, ignore=IGNORED, symlinks=True)
         else:
             (tree / name).write_text(source.read_text().replace(f"{EXECUTED}/", "tutorials/"))
 

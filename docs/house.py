@@ -39,14 +39,13 @@ from torch import nn
 
 from ddplab.cli.main import app
 from ddplab.cli.show import SETTINGS
-from reference.data_parallel import DistributedDataParallel
-from reference.launch import run_ranks
-from reference.trace import Trace
-from simulator import Fabric, predict
+from ddplab.reference.data_parallel import DistributedDataParallel
+from ddplab.reference.launch import run_ranks
+from ddplab.reference.trace import Trace
+from ddplab.simulator import Fabric, predict
 
 ROOT = Path(__file__).parent.parent
-PACKAGES = ("reference", "simulator", "ddplab")
-FOLDERS = tuple(f"{ROOT / package}/" for package in PACKAGES)
+PACKAGES = ("ddplab.reference", "ddplab.simulator", "ddplab")
 TRACE = ROOT / "benchmarks" / "resnet50.json.gz"
 ALL_REDUCES = [(8, 1_000, 100_000), (8, 100_000_000, 50_000_000)]
 """Ranks, bytes and nanoseconds."""
@@ -75,8 +74,11 @@ class Row(NamedTuple):
 
 
 def modules(root: Path) -> dict[str, Path]:
-    """Files of the three packages by module name; an `__init__.py` has the name of its package."""
-    files = [path for package in PACKAGES for path in sorted((root / package).rglob("*.py"))]
+    """Files of the three packages by module name; an `__init__.py` has the name of its package.
+
+    The first two are links in the third, which `rglob` does not follow.
+    """
+    files = [path for name in PACKAGES for path in sorted(root.joinpath(*name.split(".")).rglob("*.py"))]
     return {".".join(path.relative_to(root).with_suffix("").parts).removesuffix(".__init__"): path for path in files}
 
 
@@ -93,7 +95,7 @@ def untested_modules(root: Path) -> list[str]:
 
 def torch_imports(root: Path) -> list[str]:
     """Modules of `simulator` that import torch, at their top or in a function."""
-    ours = {name: path for name, path in modules(root).items() if name.partition(".")[0] == "simulator"}
+    ours = {name: path for name, path in modules(root).items() if name.startswith("ddplab.simulator")}
     return [name for name, path in ours.items() if any(i.partition(".")[0] == "torch" for i in imports(path, root))]
 
 
@@ -134,8 +136,9 @@ def _executed(node: ast.AST) -> Iterator[ast.AST]:
 
 
 def _package_and_part(path: Path, root: Path) -> tuple[str, str]:
-    folders = path.parent.relative_to(root).parts
-    return folders[0], ".".join(folders[:2])
+    module = ".".join(path.parent.relative_to(root).parts)
+    package = next(name for name in PACKAGES if f"{module}.".startswith(f"{name}."))
+    return package, ".".join(module.split(".")[: package.count(".") + 2])
 
 
 def repeated_class_names(root: Path) -> list[str]:
@@ -239,7 +242,7 @@ def lines_of(action: Callable[[], object]) -> dict[str, set[int]]:
 
 def _is_our_function(code: CodeType) -> bool:
     """Whether the code is of a function in the three packages; bodies of modules and classes are not optimized."""
-    return bool(code.co_flags & inspect.CO_OPTIMIZED) and code.co_filename.startswith(FOLDERS)
+    return bool(code.co_flags & inspect.CO_OPTIMIZED) and code.co_filename.startswith(f"{ROOT / 'ddplab'}/")
 
 
 def _short(file: str) -> str:
@@ -303,7 +306,8 @@ def rows() -> Iterator[Row]:
     yield Row("% of modules with a test file of their name", 100 * (count - untested) // count, 70, ">=")
     files = modules(ROOT).values()
     for package in PACKAGES:
-        yield Row(f"lines of {package}", _length(path for path in files if ROOT / package in path.parents))
+        own = [path for path in files if _package_and_part(path, ROOT)[0] == package]
+        yield Row(f"lines of {package}", _length(own))
     yield Row("lines of the three packages", _length(files), 27_000)
     commands = commands_of(app)
     yield Row("commands", len(commands), 14, names=[f"{name} {len(own)}" for name, own in commands.items()])

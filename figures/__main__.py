@@ -3,7 +3,7 @@
 import re
 from types import ModuleType
 
-from reference.files.writing import write_atomically
+from ddplab.reference.files.writing import write_atomically
 
 from . import (
     all_methods,

@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 from matplotlib.axes import Axes
 
-from simulator.plot_colours import INK, SMALL
+from ddplab.simulator.plot_colours import INK, SMALL
 from validation.residual_plot import MARKS, OURS
 
 from .drawing import FOLDER, render, save

@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 from matplotlib.axes import Axes
 
-from simulator.plot_colours import EXPOSED
+from ddplab.simulator.plot_colours import EXPOSED
 from validation.cases import AllReduceCase, load_case
 
 from .drawing import DATA, FOLDER, plain, render, save

@@ -5,8 +5,9 @@ from typing import NamedTuple
 
 from matplotlib.axes import Axes
 
-from reference.trace import Iteration, Trace
-from simulator.plot_colours import COMPUTATION, COPIES, EXPOSED, FORWARD, HIDDEN, INK, QUIET
+from ddplab import Trace
+from ddplab.reference.trace import Iteration
+from ddplab.simulator.plot_colours import COMPUTATION, COPIES, EXPOSED, FORWARD, HIDDEN, INK, QUIET
 
 from .drawing import DATA, plain, render, save
 

@@ -7,9 +7,9 @@ from collections.abc import Sequence
 from itertools import pairwise
 from typing import NamedTuple
 
-from reference.files.writing import write_atomically
-from simulator import Fabric, predict
-from simulator.plot_colours import COMPUTATION, EXPOSED, FORWARD, HIDDEN, INK, QUIET
+from ddplab import Fabric, predict
+from ddplab.reference.files.writing import write_atomically
+from ddplab.simulator.plot_colours import COMPUTATION, EXPOSED, FORWARD, HIDDEN, INK, QUIET
 
 from .drawing import FOLDER
 from .traces_and_fabrics import resnet50

@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 from matplotlib.axes import Axes
 
-from simulator.plot_colours import COMPUTATION, EXPOSED
+from ddplab.simulator.plot_colours import COMPUTATION, EXPOSED
 
 from .drawing import Label, label_lines, plain, render, save
 from .emulated_runs import BY_CLOCK, CLOCK_RUNS, Run, clock_rows

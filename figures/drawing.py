@@ -9,7 +9,7 @@ import matplotlib as mpl
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from reference.files.writing import write_atomically
+from ddplab.reference.files.writing import write_atomically
 
 FOLDER = Path(__file__).parent
 DATA = FOLDER / "data"

@@ -13,10 +13,9 @@ from collections.abc import Callable
 from functools import cache
 from typing import Any, NamedTuple
 
-from ddplab import emulate
+from ddplab import Prediction, Trace, emulate, predict
+from ddplab.reference.trace import Iteration
 from ddplab.validation_report import ValidationRow
-from reference.trace import Iteration, Trace
-from simulator import Prediction, predict
 from validation.part_fg_runs import CommittedRun, committed_runs
 
 from .drawing import DATA

@@ -5,12 +5,12 @@ from typing import NamedTuple
 
 from matplotlib.axes import Axes
 
-from reference.bucketing import ONE_BUCKET, BucketAssignment, bucket_caps, initial_buckets, plan_buckets
-from simulator import Prediction, predict
-from simulator.plot_colours import COMPUTATION, COPIES, EXPOSED, FORWARD, HIDDEN, INK
-from simulator.results.breakdown import exposed_intervals
-from simulator.schedule.schedule import Compute
-from simulator.workload.compute_times import recorded_model
+from ddplab import Prediction, predict
+from ddplab.reference.bucketing import ONE_BUCKET, BucketAssignment, bucket_caps, initial_buckets, plan_buckets
+from ddplab.simulator.plot_colours import COMPUTATION, COPIES, EXPOSED, FORWARD, HIDDEN, INK
+from ddplab.simulator.results.breakdown import exposed_intervals
+from ddplab.simulator.schedule.schedule import Compute
+from ddplab.simulator.workload.compute_times import recorded_model
 
 from .annotated_ddp import page
 from .drawing import render, save

@@ -13,16 +13,12 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from ddplab import models
+from ddplab import DistributedDataParallel, RankPool, Trace, models, record
 from ddplab.cli.terminal_output import progress
 from ddplab.operation_counter import measure_operations
-from reference.data_parallel import DistributedDataParallel
-from reference.files.writing import write_atomically
-from reference.launch import RankPool
-from reference.recorder import record
-from reference.trace import Trace
-from simulator.workload.roofline import find_device
-from simulator.workload.trace_synthesis import synthesize
+from ddplab.reference.files.writing import write_atomically
+from ddplab.simulator.workload.roofline import find_device
+from ddplab.simulator.workload.trace_synthesis import synthesize
 from tutorials.messages import time_in_pieces
 
 from . import bucket_sizes, emulated_runs, overlap, scaling, skipped_synchronization

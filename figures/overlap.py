@@ -8,7 +8,7 @@ from typing import NamedTuple
 import numpy as np
 from matplotlib.axes import Axes
 
-from simulator.plot_colours import COMPUTATION, EXPOSED, FORWARD, INK
+from ddplab.simulator.plot_colours import COMPUTATION, EXPOSED, FORWARD, INK
 
 from .drawing import plain, render, save
 from .emulated_runs import BY_CLOCK, CLOCK_RUNS, Run, clock_rows

@@ -8,8 +8,8 @@ import numpy as np
 from matplotlib.axes import Axes
 from numpy.typing import NDArray
 
-from reference.trace import Trace
-from simulator.plot_colours import COMPUTATION, COPIES, EXPOSED
+from ddplab import Trace
+from ddplab.simulator.plot_colours import COMPUTATION, COPIES, EXPOSED
 
 from .drawing import FOLDER, plain, render, save
 from .traces_and_fabrics import resnet50

@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 from matplotlib.axes import Axes
 
-from simulator.plot_colours import COMPUTATION, EXPOSED, INK
+from ddplab.simulator.plot_colours import COMPUTATION, EXPOSED, INK
 
 from .drawing import Label, label_lines, plain, render, save
 from .emulated_runs import Run

@@ -8,7 +8,7 @@ from typing import NamedTuple
 import numpy as np
 from matplotlib.axes import Axes
 
-from simulator.plot_colours import COMPUTATION, COPIES, EXPOSED, INK
+from ddplab.simulator.plot_colours import COMPUTATION, COPIES, EXPOSED, INK
 
 from .drawing import DATA, Label, label_lines, plain, render, save
 from .emulated_runs import Run

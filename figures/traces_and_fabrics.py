@@ -6,9 +6,8 @@ The figures follow Li et al., "PyTorch Distributed: Experiences on Accelerating 
 
 from functools import cache
 
-from reference.trace import Trace
-from simulator import Fabric
-from simulator.fabric import Level, Processor, Topology
+from ddplab import Fabric, Topology, Trace
+from ddplab.simulator.fabric import Level, Processor
 from validation.ready_times import read_gradients, trace_of
 
 from .drawing import DATA

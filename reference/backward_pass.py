@@ -14,7 +14,7 @@ from typing import NamedTuple
 from torch import nn
 
 from .buckets import Bucket
-from .reducer_observer import Future
+from .recording.reducer_observer import Future
 
 
 class InFlight(NamedTuple):

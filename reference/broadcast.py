@@ -7,7 +7,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch._utils import _flatten_dense_tensors, _unflatten_dense_tensors
 
-from .collectives import PIECE_BYTES, send_in_pieces
+from .message_sizes import PIECE_BYTES, send_in_pieces
 from .parameters import synchronized_tensors
 
 

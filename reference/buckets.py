@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from .bucket_copies import Allocate, ScaledCopies, aligned_buffer, views_of
 from .bucketing import BucketAssignment, rebuild_order, rebuilt_buckets
-from .collectives import READY_ORDER_BYTES
+from .message_sizes import READY_ORDER_BYTES
 from .parameters import INTEGERS, dense_strides
 from .reducer_options import PLAIN, Features
 

@@ -31,14 +31,12 @@ from .bucketing import MIB, bucket_caps
 from .buffers import are_due, send_buffers
 from .checks import construction
 from .checks.launch_order import CheckedLaunchOrder, new_series
-from .collectives import PIECE_BYTES
 from .comm_hooks.allreduce import allreduce
 from .comm_hooks.compress import fp16_compress
 from .comm_hooks.interface import Hook
-from .delayed_all_reduce import DelayedAllReduce, resolve_delayed
-from .join import UnevenInputsHook, ranks_present
-from .logging_data import LoggingData
-from .mixed_precision import (
+from .features.delayed_all_reduce import DelayedAllReduce, resolve_delayed
+from .features.join import UnevenInputsHook, ranks_present
+from .features.mixed_precision import (
     ReductionState,
     cast_buffers,
     cast_inputs,
@@ -46,12 +44,14 @@ from .mixed_precision import (
     check_config,
     sum_in_low_precision,
 )
+from .features.parameter_stand_ins import ForwardParameters, compose
+from .features.tensor_parallel import is_slice, localize, put_back, stand_ins
+from .message_sizes import PIECE_BYTES
 from .module_wrapper import DataParallel
-from .parameter_stand_ins import ForwardParameters, compose
 from .parameters import ModuleTensors, ignored_names, sparse_parameters, synchronized_buffers, trainable_parameters
-from .reducer_observer import Future, Observer, RecordingHook
+from .recording.logging_data import LoggingData
+from .recording.reducer_observer import Future, Observer, RecordingHook
 from .reducer_options import Features, WrapperState
-from .tensor_parallel import is_slice, localize, put_back, stand_ins
 
 
 class TorchNamedReducer(ExceptionSafeReducer):

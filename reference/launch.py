@@ -41,9 +41,9 @@ import torch.distributed.nn.functional  # before any process group exists, as it
 from torch._C._distributed_c10d import FileStore, TCPStore
 
 from .errors import CollectiveError, Error, RankError, RankLostError, RanksStillRunningError
-from .fork_server import IMPORTED, Surroundings, ctrl_c_blocked, process_context
-from .launcher import launched_ranks
-from .network_namespaces import DEVICE, Links, Uplinks, enter
+from .ranks.fork_server import IMPORTED, Surroundings, ctrl_c_blocked, process_context
+from .ranks.launcher import launched_ranks
+from .ranks.network_namespaces import DEVICE, Links, Uplinks, enter
 
 Body = Callable[..., Any]
 """An importable function `body(rank, world_size, *args)`; arguments and result must be picklable."""

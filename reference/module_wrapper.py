@@ -20,20 +20,20 @@ from torch.nn.parallel.distributed import DistributedDataParallel as TorchDDP
 from . import buffers
 from .autograd_hooks import call_at_backward, tensors_in
 from .backward_exceptions import ExceptionSafeReducer
-from .backward_sink import through_sink
 from .broadcast import send_state
 from .bucket_copies import allocator
 from .buckets import Buckets
 from .checks import construction
 from .checks.launch_order import CheckedLaunchOrder, new_series
 from .comm_hooks.interface import Hook, check_hook
-from .join import JoinableModule, ranks_present
+from .features.backward_sink import through_sink
+from .features.join import JoinableModule, ranks_present
+from .features.parameter_stand_ins import replaced_parameters, thawed
+from .features.unused_parameters import make_tracker
+from .features.view_and_sparse_buckets import make_bucket
 from .not_compiled import not_compiled
-from .parameter_stand_ins import replaced_parameters, thawed
 from .parameters import ModuleTensors
 from .reducer_options import WrapperState
-from .unused_parameters import make_tracker
-from .view_and_sparse_buckets import make_bucket
 
 
 class DataParallel(JoinableModule, nn.Module):

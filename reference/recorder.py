@@ -30,10 +30,10 @@ import torch.distributed as dist
 from torch import nn
 
 from .data_parallel import DistributedDataParallel
-from .device_clock import clock_of
 from .parameters import dtype_name, sparse_parameters, synchronized_buffers, trainable_parameters
-from .reducer_observer import RecordingHook
-from .timing_hooks import (
+from .recording.device_clock import clock_of
+from .recording.reducer_observer import RecordingHook
+from .recording.timing_hooks import (
     Timestamps,
     TorchDDP,
     rank_trace,

@@ -33,7 +33,7 @@ from .checks.error_messages import ErrorMessages
 from .checks.launch_order import CheckedLaunchOrder
 from .comm_hooks.interface import Hook, HookCaller
 from .errors import LaunchOrderError
-from .reducer_observer import Future, Observer, profiled
+from .recording.reducer_observer import Future, Observer, profiled
 from .reducer_options import Features
 
 NO_TASK = -1

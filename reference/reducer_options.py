@@ -9,10 +9,10 @@ if TYPE_CHECKING:
     from torch.distributed import Work
     from torch.nn.parallel.distributed import _BufferCommHook
 
-    from .delayed_all_reduce import DelayedAllReduce
-    from .logging_data import LoggingData
-    from .parameter_stand_ins import ForwardParameters
+    from .features.delayed_all_reduce import DelayedAllReduce
+    from .features.parameter_stand_ins import ForwardParameters
     from .parameters import Slot
+    from .recording.logging_data import LoggingData
 
 
 @dataclass(frozen=True, kw_only=True)

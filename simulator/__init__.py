@@ -1,7 +1,6 @@
 """Discrete-event simulator of data-parallel training: predicts iteration times from recorded traces."""
 
-from reference.trace import Trace
-
+from ..reference.trace import Trace
 from .capacity.cost import Price
 from .capacity.plan import CapacityPlan, plan
 from .cost_terms import explain

@@ -8,9 +8,8 @@ from typing import Annotated, Any, ParamSpec, TypeVar
 import numpy as np
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, InstanceOf, create_model
 
-from reference.files.reading import SHORT, Schema, one_line_errors
-from reference.files.value_ranges import Nanoseconds, WorldSize
-
+from ..reference.files.reading import SHORT, Schema, one_line_errors
+from ..reference.files.value_ranges import Nanoseconds, WorldSize
 from .workload.variation import Straggler
 
 P = ParamSpec("P")

@@ -9,8 +9,7 @@
 
 from typing import Any
 
-from reference.trace import Trace
-
+from ..reference.trace import Trace
 from .fabric import Fabric, Processor
 from .prediction import predict
 

@@ -15,9 +15,8 @@ from typing import Annotated, Any, Literal, Self, get_args
 
 from pydantic import Field, StringConstraints, model_validator
 
-from reference.files.reading import Schema, one_line_errors, parse_yaml, read_text
-from reference.files.value_ranges import Count
-
+from ..reference.files.reading import Schema, one_line_errors, parse_yaml, read_text
+from ..reference.files.value_ranges import Count
 from .fabric import Fabric, Level, Processor, Topology
 from .fabric.topology import GbPerS
 

@@ -4,8 +4,7 @@ from collections.abc import Callable, Iterable
 from functools import reduce
 from typing import Any, NamedTuple
 
-from reference.trace import Trace
-
+from ..reference.trace import Trace
 from .fabric import Fabric, Linear
 from .predicted_iteration import Prediction
 from .prediction import predict

@@ -9,8 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from reference.files.value_ranges import as_int64
-
+from ..reference.files.value_ranges import as_int64
 from .engines.closed_form import Engine, latencies_ns
 from .engines.engine_input import EngineInput
 from .schedule.schedule import ComputeKind

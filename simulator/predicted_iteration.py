@@ -9,8 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from reference.files.writing import write_atomically
-
+from ..reference.files.writing import write_atomically
 from .anchoring import Anchor, Expected, correct
 from .engines.timeline import Span, Timeline
 from .interval import efficiency_interval, reach_of_difference

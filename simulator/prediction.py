@@ -5,8 +5,7 @@ from typing import Any
 
 from pydantic import InstanceOf
 
-from reference.trace import Trace
-
+from ..reference.trace import Trace
 from .argument_checks import Batches, Measured, Ranks, Stragglers, checked
 from .engines.closed_form import Engine, simulate
 from .fabric import Fabric

@@ -7,9 +7,8 @@ from typing import Any
 
 import numpy as np
 
-from reference.files.value_ranges import YEAR_NS, as_int64
-from reference.trace import Trace
-
+from ..reference.files.value_ranges import YEAR_NS, as_int64
+from ..reference.trace import Trace
 from .engines.engine_input import EngineInput
 from .fabric import Fabric, Linear, LinkShare, Processor
 from .schedule.comm_hook_messages import Transport

@@ -6,9 +6,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from pydantic import InstanceOf, PlainValidator
 
-from reference.files.reading import SHORT
-from reference.trace import Trace
-
+from ..reference.files.reading import SHORT
+from ..reference.trace import Trace
 from .argument_checks import Listed, Measured, Ranks, Stragglers, checked
 from .fabric import Fabric
 from .interval import TAIL

@@ -6,8 +6,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from reference.fork_server import start_server
-from reference.launch import RankPool
+from ddplab.reference.launch import RankPool
+from ddplab.reference.ranks.fork_server import start_server
 
 from .explore import load_profile
 

@@ -9,11 +9,11 @@ from torch import Tensor, nn
 from torch.distributed import ProcessGroup
 from torch.distributed.algorithms.ddp_comm_hooks import default_hooks, post_localSGD_hook, powerSGD_hook
 
-from reference.comm_hooks.allreduce import allreduce, noop
-from reference.comm_hooks.compress import bf16_compress, compress, fp16_compress
-from reference.comm_hooks.post_local_sgd import PostLocalSGDState, post_local_sgd
-from reference.comm_hooks.powersgd import PowerSGDState, batched_power_sgd, power_sgd
-from reference.comm_hooks.quantization import quantize_per_channel, quantize_per_tensor
+from ddplab.reference.comm_hooks.allreduce import allreduce, noop
+from ddplab.reference.comm_hooks.compress import bf16_compress, compress, fp16_compress
+from ddplab.reference.comm_hooks.post_local_sgd import PostLocalSGDState, post_local_sgd
+from ddplab.reference.comm_hooks.powersgd import PowerSGDState, batched_power_sgd, power_sgd
+from ddplab.reference.comm_hooks.quantization import quantize_per_channel, quantize_per_tensor
 
 from .scenarios import CLASSES
 

@@ -17,9 +17,9 @@ from torch import Tensor, nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.nn.parallel.distributed import _MixedPrecision
 
-from reference.comm_hooks.allreduce import allreduce
-from reference.comm_hooks.compress import compress
-from reference.data_parallel import DistributedDataParallel as Wrapped
+from ddplab.reference.comm_hooks.allreduce import allreduce
+from ddplab.reference.comm_hooks.compress import compress
+from ddplab.reference.data_parallel import DistributedDataParallel as Wrapped
 
 from .scenarios import Branches, Nested
 

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel as TorchDDP
 from torch.utils._pytree import register_pytree_node
 
-from reference.data_parallel import DistributedDataParallel
+from ddplab.reference.data_parallel import DistributedDataParallel
 
 from .torch_options import takes
 

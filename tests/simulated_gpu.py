@@ -7,7 +7,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from reference.device_clock import DeviceClock
+from ddplab.reference.recording.device_clock import DeviceClock
 
 CALL_NS = 1_000
 """Host time of a launch, a record or a query."""

@@ -8,19 +8,19 @@ from typing import Any
 from hypothesis import strategies as st
 
 from ddplab.conformance.training_programs import Program, ProgramStep, Weight
-from reference.bucketing import ORDERS
-from reference.trace import Buffer, Iteration, Parameter, RankTrace, Trace, Workload
-from simulator.engines.engine_input import EngineInput
-from simulator.fabric import Fabric, Linear, Processor, Sharing, Timing
-from simulator.fabric.processor_costs import HookCost
-from simulator.predicted_iteration import Prediction
-from simulator.prediction import predict
-from simulator.schedule.comm_hook_messages import HOOKS, named_hook
-from simulator.schedule.policy import Policy
-from simulator.schedule.schedule import build_schedule
-from simulator.step_costs import price_schedule
-from simulator.workload.compute_times import IterationSampler, recorded_model
-from simulator.workload.variation import Kind, Straggler, Variation
+from ddplab.reference.bucketing import ORDERS
+from ddplab.reference.trace import Buffer, Iteration, Parameter, RankTrace, Trace, Workload
+from ddplab.simulator.engines.engine_input import EngineInput
+from ddplab.simulator.fabric import Fabric, Linear, Processor, Sharing, Timing
+from ddplab.simulator.fabric.processor_costs import HookCost
+from ddplab.simulator.predicted_iteration import Prediction
+from ddplab.simulator.prediction import predict
+from ddplab.simulator.schedule.comm_hook_messages import HOOKS, named_hook
+from ddplab.simulator.schedule.policy import Policy
+from ddplab.simulator.schedule.schedule import build_schedule
+from ddplab.simulator.step_costs import price_schedule
+from ddplab.simulator.workload.compute_times import IterationSampler, recorded_model
+from ddplab.simulator.workload.variation import Kind, Straggler, Variation
 
 DTYPES = ("float32", "float64")
 

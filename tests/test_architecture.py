@@ -1,5 +1,6 @@
 """The architecture: imports run one way, and what must load quickly needs no torch."""
 
+import ast
 import subprocess
 import sys
 from graphlib import TopologicalSorter
@@ -9,8 +10,10 @@ import pytest
 from docs import house
 from docs.house import ROOT
 
+REFERENCE, SIMULATOR = ("ddplab.reference",), ("ddplab.simulator",)
 PURE = tuple(
-    f"reference.{name}" for name in ("bucketing", "collectives", "errors", "files", "reducer_options", "trace")
+    f"ddplab.reference.{name}"
+    for name in ("bucketing", "message_sizes", "errors", "files", "reducer_options", "trace")
 )
 """The parts of `reference` that `simulator` uses: none of them needs torch."""
 
@@ -24,8 +27,8 @@ def within(name: str, parts: tuple[str, ...]) -> bool:
 
 
 def test_imports_are_seen_in_functions_too_but_not_for_type_checkers(tmp_path):
-    path = tmp_path / "simulator" / "clock.py"
-    path.parent.mkdir()
+    path = tmp_path / "ddplab" / "simulator" / "clock.py"
+    path.parent.mkdir(parents=True)
     lines = [
         "import torchless",
         "def run():",
@@ -34,7 +37,7 @@ def test_imports_are_seen_in_functions_too_but_not_for_type_checkers(tmp_path):
         "    import torch",
     ]
     path.write_text("\n".join(lines))
-    assert house.imports(path, tmp_path) == {"torchless", "simulator.engine.events"}
+    assert house.imports(path, tmp_path) == {"torchless", "ddplab.simulator.engine.events"}
 
 
 def test_no_modules_import_each_other():
@@ -48,7 +51,19 @@ def test_no_modules_import_each_other():
 
 def test_reference_imports_neither_of_the_other_packages():
     for module, names in IMPORTS.items():
-        assert not (within(module, ("reference",)) and any(within(name, ("simulator", "ddplab")) for name in names))
+        assert not (
+            within(module, REFERENCE)
+            and any(within(name, ("ddplab",)) and not within(name, REFERENCE) for name in names)
+        )
+
+
+def test_the_packages_import_each_other_relatively_within_ddplab():
+    """The folders at the root have other names when imported from there: everything in them would exist twice."""
+    for module, path in house.modules(ROOT).items():
+        for node in ast.walk(ast.parse(path.read_text())):
+            names = [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
+            names += [node.module or ""] if isinstance(node, ast.ImportFrom) and not node.level else []
+            assert not {"ddplab", "reference", "simulator"} & {name.partition(".")[0] for name in names}, module
 
 
 def test_no_package_imports_the_laboratory():
@@ -57,10 +72,10 @@ def test_no_package_imports_the_laboratory():
 
 def test_the_simulator_imports_no_torch_and_only_what_is_pure():
     for module, names in IMPORTS.items():
-        if within(module, ("simulator",)):
-            assert not any(within(name, ("torch", "ddplab")) for name in names), module
-            ours = {name for name in names if within(name, ("reference",)) and name != "reference"}
-            assert all(within(name, PURE) for name in ours), module
+        if within(module, SIMULATOR):
+            assert not any(within(name, ("torch",)) for name in names), module
+            others = {name for name in names if within(name, ("ddplab",)) and not within(name, SIMULATOR)}
+            assert all(within(name, PURE) for name in others), module
 
 
 def modules_after(code: str) -> set[str]:
@@ -72,17 +87,17 @@ def modules_after(code: str) -> set[str]:
 HINTS = "ddplab.cli.learn, ddplab.learn.progress, ddplab.learn.source_text"
 
 
-@pytest.mark.parametrize("modules", ["simulator, reference.trace, reference.bucketing", HINTS])
+@pytest.mark.parametrize("modules", ["ddplab.simulator, ddplab.reference.trace, ddplab.reference.bucketing", HINTS])
 def test_nothing_that_loads_slowly_is_loaded_by(modules):
     slow = {"torch", "matplotlib", "pandas", "scipy", "joblib"}
     assert modules_after(f"import {modules}").isdisjoint(slow)
 
 
 def test_the_reducer_loads_neither_pydantic_nor_the_trace_nor_torchs_compiler():
-    unneeded = {"pydantic", "reference.trace", "simulator", "torch._dynamo"}
-    assert modules_after("import reference.data_parallel").isdisjoint(unneeded)
+    unneeded = {"pydantic", "ddplab.reference.trace", "ddplab.simulator", "torch._dynamo"}
+    assert modules_after("import ddplab.reference.data_parallel").isdisjoint(unneeded)
 
 
 def test_the_door_opens_without_torch():
     """`test_the_page_of_public_names_has_all` goes through it to every name."""
-    assert modules_after("import ddplab; dir(ddplab)").isdisjoint({"torch", "simulator"})
+    assert modules_after("import ddplab; dir(ddplab)").isdisjoint({"torch", "ddplab.simulator"})

@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 from benchmarks import gpu
 from benchmarks.gpu import Part, load, missing, parts, run_all, run_commands
 from benchmarks.gpu_traces import agreement
-from reference.trace import Iteration
+from ddplab.reference.trace import Iteration
 from validation import part_h_profiles
 
 from .ddplab.small_trace import small_trace

@@ -5,10 +5,10 @@ from pathlib import Path
 
 import pytest
 
-import simulator
-from reference.trace import Trace
-from simulator import Fabric, Policy
-from simulator.capacity.judgement import COVERAGE, ranking
+from ddplab import simulator
+from ddplab.reference.trace import Trace
+from ddplab.simulator import Fabric, Policy
+from ddplab.simulator.capacity.judgement import COVERAGE, ranking
 
 from .strategies import iteration, trace_of
 

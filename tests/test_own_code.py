@@ -9,9 +9,9 @@ from tutorials import breaking, building, own_code
 from tutorials.exercises import TO_WRITE
 
 CHECKS = ("any timing", "one weight", "construction", "bucket caps")
-OURS = "reference.data_parallel:DistributedDataParallel"
+OURS = "ddplab.reference.data_parallel:DistributedDataParallel"
 TORCHS = "torch.nn.parallel:DistributedDataParallel"
-FLAT, OVERLAPPED = "reference.minimal:FlatDataParallel", "reference.minimal:OverlappedDataParallel"
+FLAT, OVERLAPPED = "ddplab.reference.minimal:FlatDataParallel", "ddplab.reference.minimal:OverlappedDataParallel"
 FOLDER = own_code.FOLDER
 
 
@@ -52,7 +52,7 @@ def test_an_iteration_in_virtual_time_is_computation_and_communication_to_the_na
     flat_ms = building.computation_ms() + building.all_reduces_ms(sum(sizes_bytes))
     assert building.iteration_ms(FLAT) == pytest.approx(flat_ms, abs=1e-6)
     naive_ms = building.computation_ms() + building.all_reduces_ms(*sizes_bytes)
-    assert building.iteration_ms("reference.minimal:NaiveDataParallel") == pytest.approx(naive_ms, abs=1e-6)
+    assert building.iteration_ms("ddplab.reference.minimal:NaiveDataParallel") == pytest.approx(naive_ms, abs=1e-6)
 
 
 def test_a_simple_test_and_a_loss_curve_accept_what_the_checks_refuse(folder, two_ranks, four_ranks):

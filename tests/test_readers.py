@@ -14,12 +14,12 @@ from hypothesis import strategies as st
 from ddplab.conformance import overlap
 from ddplab.conformance.check_outcomes import read_expectations
 from ddplab.learn.progress import Progress, load_progress
-from reference.files.value_ranges import YEAR_NS
-from reference.trace import Trace
-from simulator import Fabric, Prediction, predict
-from simulator.fabric import Linear, Processor
-from simulator.workload.roofline import GradientOperations, Operation, Operations, data_sheets, find_device
-from simulator.workload.trace_synthesis import synthesize
+from ddplab.reference.files.value_ranges import YEAR_NS
+from ddplab.reference.trace import Trace
+from ddplab.simulator import Fabric, Prediction, predict
+from ddplab.simulator.fabric import Linear, Processor
+from ddplab.simulator.workload.roofline import GradientOperations, Operation, Operations, data_sheets, find_device
+from ddplab.simulator.workload.trace_synthesis import synthesize
 
 from .explore import examples
 from .nccl_log import nccl_log

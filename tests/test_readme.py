@@ -104,7 +104,9 @@ def test_every_object_in_the_table_of_features_exists():
     table = GUIDES["reducer"].partition("| feature | object |")[2].partition("\n\n")[0]
     named = re.findall(r"`([\w.]+)\.(\w+)`", table)
     assert len(named) > 10
-    assert not [(module, name) for module, name in named if not hasattr(import_module(f"reference.{module}"), name)]
+    assert not [
+        (module, name) for module, name in named if not hasattr(import_module(f"ddplab.reference.{module}"), name)
+    ]
 
 
 def test_the_tagline_is_the_same_everywhere():

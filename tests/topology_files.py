@@ -5,7 +5,7 @@ from pathlib import Path
 
 import yaml
 
-from simulator.fabric import Topology
+from ddplab.simulator.fabric import Topology
 
 
 def save_topology(topology: Topology, path: str | os.PathLike[str]) -> None:

@@ -10,7 +10,7 @@ import torch.distributed as dist
 from matplotlib.axes import Axes
 from torch import Tensor, nn
 
-from simulator import plot_colours
+from ddplab.simulator import plot_colours
 
 from .plots import mark_guess, new_axes
 

@@ -8,14 +8,12 @@ import matplotlib.pyplot as plt
 import numpy as np
 from matplotlib.figure import Figure
 
-import simulator
-from ddplab import models
+from ddplab import CommHook, Fabric, Trace, models, simulator
+from ddplab.simulator import plot_colours
+from ddplab.simulator.fabric import Linear
+from ddplab.simulator.schedule.comm_hook_messages import named_hook
+from ddplab.simulator.workload.default_gpu_costs import COPY_START_NS, memory_of
 from figures.traces_and_fabrics import resnet50
-from reference.trace import Trace
-from simulator import plot_colours
-from simulator.fabric import Fabric, Linear
-from simulator.schedule.comm_hook_messages import CommHook, named_hook
-from simulator.workload.default_gpu_costs import COPY_START_NS, memory_of
 
 from .plots import mark_guess, opened
 

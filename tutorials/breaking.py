@@ -6,8 +6,8 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from reference import minimal
-from simulator import plot_colours
+from ddplab.reference import minimal
+from ddplab.simulator import plot_colours
 
 from .averaging import gradient
 from .own_code import folder, read
@@ -20,8 +20,8 @@ CAP_MB = 0.002
 
 
 def source() -> str:
-    """Return the code of `reference.minimal` as a module that can be imported from another folder."""
-    return inspect.getsource(minimal).replace("from .", "from reference.")
+    """Return the code of `ddplab.reference.minimal` as a module that can be imported from another folder."""
+    return inspect.getsource(minimal).replace("from .", "from ddplab.reference.")
 
 
 def plant_sixth() -> str:

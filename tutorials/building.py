@@ -5,13 +5,13 @@ from pathlib import Path
 
 from matplotlib.axes import Axes
 
+from ddplab import Fabric
 from ddplab.conformance.class_under_test import Subject
 from ddplab.learn import gains, notebook
 from ddplab.learn.progress import load_progress
 from ddplab.learn.rungs import RUNGS
+from ddplab.simulator import plot_colours
 from docs.ladder import SOLUTIONS
-from simulator import plot_colours
-from simulator.fabric import Fabric
 
 from .plots import mark_guess, new_axes
 

@@ -16,11 +16,10 @@ import torch
 from torch import nn
 from torch.profiler import profile, schedule
 
-import simulator
-from reference.trace import Trace
-from simulator import plot_colours
-from simulator.predicted_iteration import Prediction
-from simulator.workload.default_gpu_costs import Assumed, assume_gpu
+import ddplab
+from ddplab import Prediction, Trace
+from ddplab.simulator import plot_colours
+from ddplab.simulator.workload.default_gpu_costs import Assumed, assume_gpu
 
 from . import own_code
 from .plots import mark_guess, new_axes
@@ -40,16 +39,16 @@ class Offer:
     assumed: Assumed
 
     def predict(self, gpus: int, **settings: Any) -> Prediction:
-        """The iteration on this many GPUs; settings as of `simulator.predict`."""
+        """The iteration on this many GPUs; settings as of `ddplab.predict`."""
         settings = {"variation": self.assumed.variation} | settings
-        return simulator.predict(self.trace, self.assumed.fabric, world_size=gpus, **settings)
+        return ddplab.predict(self.trace, self.assumed.fabric, world_size=gpus, **settings)
 
 
 def offer(trace: Trace, pod: str, gbit_per_s: float) -> Offer:
     """Fill the rate of a node's adapters by their data sheet, in Gbit/s, into a description with `RATE`."""
     path = own_code.folder() / "pod.yaml"
     path.write_text(pod.replace("RATE", str(SHARE * gbit_per_s / 8)))
-    return Offer(trace, assume_gpu(trace, simulator.Fabric.load(path), simulator.Variation()))
+    return Offer(trace, assume_gpu(trace, ddplab.Fabric.load(path), ddplab.Variation()))
 
 
 def profile_here() -> Path:
@@ -72,7 +71,7 @@ def profile_here() -> Path:
 
 def imported(path: Path) -> Trace:
     """Import a profile, and print what is in it."""
-    found = simulator.import_profile([path])
+    found = ddplab.import_profile([path])
     sizes = found.trace.sizes_bytes
     steps_ms = ", ".join(f"{(step.end_ns - step.start_ns) / 1e6:.1f}" for step in found.steps)
     print(f"{path.name}: {found.gpu or 'no GPU'}, {len(sizes)} gradients, {sum(sizes) / 1e6:.1f} MB,", end=" ")

@@ -10,11 +10,10 @@ from matplotlib.axes import Axes
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from reference.comm_hooks.compress import bf16_compress, fp16_compress
-from reference.comm_hooks.interface import Hook
-from reference.comm_hooks.powersgd import PowerSGDState, power_sgd
-from reference.data_parallel import DistributedDataParallel
-from simulator import plot_colours
+from ddplab import DistributedDataParallel, PowerSGDState, power_sgd
+from ddplab.reference.comm_hooks.compress import bf16_compress, fp16_compress
+from ddplab.reference.comm_hooks.interface import Hook
+from ddplab.simulator import plot_colours
 
 from .averaging import gradient
 from .counting import all_reduces

@@ -7,9 +7,9 @@ from matplotlib.axes import Axes
 from matplotlib.patches import Rectangle
 from torch import nn
 
-from reference.data_parallel import DistributedDataParallel
-from reference.trace import Iteration
-from simulator import plot_colours
+from ddplab import DistributedDataParallel
+from ddplab.reference.trace import Iteration
+from ddplab.simulator import plot_colours
 
 from .plots import new_axes
 

@@ -7,7 +7,7 @@ import torch
 import torch.distributed as dist
 from matplotlib.axes import Axes
 
-from simulator import plot_colours
+from ddplab.simulator import plot_colours
 
 from .plots import mark_guess, new_axes
 

@@ -3,11 +3,8 @@
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from ddplab import models
-from reference.data_parallel import DistributedDataParallel
-from reference.parameters import trainable_parameters
-from reference.recorder import record
-from reference.trace import Trace
+from ddplab import DistributedDataParallel, Trace, models, record
+from ddplab.reference.parameters import trainable_parameters
 
 
 def record_reducer(_rank: int, _world_size: int, model: str, arguments: Mapping[str, Any], iterations: int) -> Trace:

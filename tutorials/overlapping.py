@@ -9,11 +9,9 @@ from matplotlib.axes import Axes
 from numpy.typing import NDArray
 
 import ddplab
-import simulator
+from ddplab import Fabric, Trace
 from ddplab.demo import TRACE
-from reference.trace import Trace
-from simulator import plot_colours
-from simulator.fabric import Fabric
+from ddplab.simulator import plot_colours
 
 from .plots import log_ticks, mark_guess, new_axes
 
@@ -36,10 +34,10 @@ def network(gbit_per_s: float) -> Fabric:
     return Fabric.from_alpha_beta(LATENCY_NS, gbit_per_s * 1e9 / 8)
 
 
-def predict(gbit_per_s: float, **settings: Any) -> simulator.Prediction:
+def predict(gbit_per_s: float, **settings: Any) -> ddplab.Prediction:
     """The simulated iteration; an emulated V100 has no costs beyond those of its trace."""
     settings = {"bucket_cap_mb": CAP_MB} | settings
-    return simulator.predict(v100(), network(gbit_per_s), world_size=RANKS, assume=False, **settings)
+    return ddplab.predict(v100(), network(gbit_per_s), world_size=RANKS, assume=False, **settings)
 
 
 @cache

@@ -10,11 +10,11 @@ from collections.abc import Callable, Collection
 from pathlib import Path
 from typing import Any
 
+from ddplab import RankPool
 from ddplab.conformance.all_checks import CHECKS
 from ddplab.conformance.check_outcomes import CheckResult
 from ddplab.conformance.check_runner import QUICK, bench_on, run_check
 from ddplab.conformance.class_under_test import Subject
-from reference.launch import RankPool
 
 from .exercises import is_open
 

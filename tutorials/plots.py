@@ -7,7 +7,7 @@ import matplotlib.pyplot as plt
 import numpy as np
 from matplotlib.axes import Axes
 
-from simulator import plot_colours
+from ddplab.simulator import plot_colours
 
 from .exercises import shown
 

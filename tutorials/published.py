@@ -7,10 +7,9 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
-from reference.bucketing import MIB
-from reference.trace import Trace
-from simulator import Fabric, Variation, predict
-from simulator.fabric import Linear
+from ddplab import Fabric, Trace, Variation, predict
+from ddplab.reference.bucketing import MIB
+from ddplab.simulator.fabric import Linear
 from validation.cases import BucketCapsCase, BucketCapsInputs, BucketRule, MeasuredCap, load_case
 from validation.part_e_bucket_caps import UNPUBLISHED_SPREAD, costs_of, plan_of, score
 from validation.published_nodes import assume_on_node, device_of, trace_of_model

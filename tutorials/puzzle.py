@@ -7,7 +7,7 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from simulator import plot_colours
+from ddplab.simulator import plot_colours
 
 from .plots import log_ticks, mark_guess, new_axes, opened
 from .published import Curve, Sweep

@@ -9,7 +9,7 @@ import time
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
-from reference.launch import RankPool
+from ddplab import RankPool
 
 TOLERANCE = 0.25
 """Largest difference of two rounds, as a fraction of the shorter one, at which a time counts as repeatable."""

@@ -9,15 +9,13 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from torch import nn
 
+from ddplab import Fabric, Prediction, RankPool, Trace
 from ddplab.calibration.calibrate import measure_collectives
 from ddplab.models import Model
+from ddplab.reference.bucketing import MIB
+from ddplab.simulator import plot_colours
+from ddplab.simulator.results.timeline_plot import draw_timeline
 from ddplab.validation_report import ValidationRow
-from reference.bucketing import MIB
-from reference.launch import RankPool
-from reference.trace import Trace
-from simulator import Fabric, plot_colours
-from simulator.predicted_iteration import Prediction
-from simulator.results.timeline_plot import draw_timeline
 
 from .plots import mark_guess
 

@@ -12,7 +12,7 @@ from matplotlib.figure import Figure
 from numpy.typing import NDArray
 from torch import Tensor
 
-from simulator import plot_colours
+from ddplab.simulator import plot_colours
 
 from .plots import log_ticks, mark_guess, new_axes
 

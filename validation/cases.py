@@ -13,8 +13,8 @@ from typing import Annotated, Literal, Self
 
 from pydantic import Field, ValidationError, model_validator
 
-from reference.files.reading import Schema, first_problem
-from simulator.fabric import TopologyFile
+from ddplab.reference.files.reading import Schema, first_problem
+from ddplab.simulator.fabric import TopologyFile
 
 Positive = Field(gt=0, allow_inf_nan=False)
 Gpus = Field(ge=1, description="number of GPUs, one rank each")

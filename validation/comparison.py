@@ -11,7 +11,7 @@ from typing import Any, Literal, NamedTuple
 
 import numpy as np
 
-from simulator import Prediction
+from ddplab.simulator import Prediction
 
 Part = Literal["a", "b", "c", "d", "e", "f", "g", "h", "i"]
 Regime = Literal["published tables", "emulated accelerators", "real computation", "GPU traces"]

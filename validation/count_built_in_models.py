@@ -11,8 +11,8 @@ from typing import Any
 from ddplab.memory_counter import measure_memory
 from ddplab.models import BUILT_IN
 from ddplab.operation_counter import measure_operations
-from reference.files.writing import write_atomically
-from simulator.workload.built_in_operations import FILE, PARAMETERS_DTYPE
+from ddplab.reference.files.writing import write_atomically
+from ddplab.simulator.workload.built_in_operations import FILE, PARAMETERS_DTYPE
 
 from .published_nodes import OPERATIONS, models_of_cases
 

@@ -18,9 +18,9 @@ from typing import Any, NamedTuple, get_args
 
 import numpy as np
 
-from reference.files.writing import write_atomically
-from simulator.workload.compute_times import Floats
-from simulator.workload.measured_ceilings import FILE, Unmeasured
+from ddplab.reference.files.writing import write_atomically
+from ddplab.simulator.workload.compute_times import Floats
+from ddplab.simulator.workload.measured_ceilings import FILE, Unmeasured
 
 from .published_steps import Step, read, read_steps
 

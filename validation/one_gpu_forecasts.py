@@ -23,10 +23,10 @@ from benchmarks.gpu import parts
 from benchmarks.training_steps import cases, parser
 from ddplab.memory_counter import measure_memory
 from ddplab.operation_counter import measure_operations
-from simulator.capacity.memory import memory_use
-from simulator.schedule.policy import Policy
-from simulator.workload.roofline import Operations, find_device
-from simulator.workload.trace_synthesis import synthesize
+from ddplab.simulator.capacity.memory import memory_use
+from ddplab.simulator.schedule.policy import Policy
+from ddplab.simulator.workload.roofline import Operations, find_device
+from ddplab.simulator.workload.trace_synthesis import synthesize
 
 FILE = Path(__file__).parent / "forecasts" / "one_gpu_steps.csv"
 RUNS = Path(__file__).parent / "gpu"

@@ -9,9 +9,9 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from simulator import Fabric
-from simulator.fabric import topology_of
-from simulator.fabric.algorithms import sent_share
+from ddplab.simulator import Fabric
+from ddplab.simulator.fabric import topology_of
+from ddplab.simulator.fabric.algorithms import sent_share
 
 from .cases import AllReduceCase, MeasuredTable, Question
 from .comparison import CaseScore, Comparison

@@ -8,13 +8,13 @@ of equal GPUs. All ranks wait for the slowest. The errors of these inputs are th
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
-from reference.bucketing import DEFAULT_FIRST_BUCKET_MB, MIB, BucketAssignment, initial_buckets
-from reference.trace import Trace
-from simulator import Fabric, predict
-from simulator.baseline_predictions import BASELINES, baselines_ns
-from simulator.fabric import Level, Processor, Topology
-from simulator.workload.default_gpu_costs import JITTER, SLOW_DOWN_ERROR, UNEXPLAINED
-from simulator.workload.variation import Variation
+from ddplab.reference.bucketing import DEFAULT_FIRST_BUCKET_MB, MIB, BucketAssignment, initial_buckets
+from ddplab.reference.trace import Trace
+from ddplab.simulator import Fabric, predict
+from ddplab.simulator.baseline_predictions import BASELINES, baselines_ns
+from ddplab.simulator.fabric import Level, Processor, Topology
+from ddplab.simulator.workload.default_gpu_costs import JITTER, SLOW_DOWN_ERROR, UNEXPLAINED
+from ddplab.simulator.workload.variation import Variation
 
 from .cases import IterationInputs, IterationsCase, Link, MeasuredIteration, Model
 from .comparison import (

@@ -9,12 +9,12 @@ gradient on the GPU.
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
-from reference.trace import Trace
-from simulator import Fabric, predict
-from simulator.baseline_predictions import BASELINES, baselines_ns
-from simulator.fabric import Linear, Processor
-from simulator.fabric.algorithms import sent_share
-from simulator.workload.default_gpu_costs import COPY_ERROR, SLOW_DOWN_ERROR, UNEXPLAINED
+from ddplab.reference.trace import Trace
+from ddplab.simulator import Fabric, predict
+from ddplab.simulator.baseline_predictions import BASELINES, baselines_ns
+from ddplab.simulator.fabric import Linear, Processor
+from ddplab.simulator.fabric.algorithms import sent_share
+from ddplab.simulator.workload.default_gpu_costs import COPY_ERROR, SLOW_DOWN_ERROR, UNEXPLAINED
 
 from .cases import MeasuredSchedule, MergingCosts, ScheduleInputs, SchedulesCase, Throughput
 from .comparison import FEWER_BUCKETS, RANKING_BASELINES, CaseScore, Comparison, FastestChoice, fastest, times_of

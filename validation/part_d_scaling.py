@@ -5,8 +5,8 @@ without data parallelism, the model, and data sheets of GPU and links. All other
 `ddplab predict` assumes them.
 """
 
-from simulator import predict
-from simulator.baseline_predictions import BASELINES, baselines_ns
+from ddplab.simulator import predict
+from ddplab.simulator.baseline_predictions import BASELINES, baselines_ns
 
 from .cases import MeasuredScaling, OneGpuRun, ScalingCase, ScalingInputs
 from .comparison import CaseScore, Comparison, times_of

@@ -8,10 +8,10 @@ from collections.abc import Mapping, Sequence
 from itertools import combinations
 from typing import Any
 
-from reference.bucketing import MIB, BucketAssignment, assign_buckets, bucket_caps
-from reference.trace import Trace
-from simulator import Fabric, predict
-from simulator.baseline_predictions import BASELINES, baselines_ns
+from ddplab.reference.bucketing import MIB, BucketAssignment, assign_buckets, bucket_caps
+from ddplab.reference.trace import Trace
+from ddplab.simulator import Fabric, predict
+from ddplab.simulator.baseline_predictions import BASELINES, baselines_ns
 
 from .cases import BucketCapsCase, BucketCapsInputs, BucketRule, MeasuredCap
 from .comparison import (

@@ -17,6 +17,11 @@ from statistics import fmean
 import numpy as np
 
 from ddplab.emulation.time_dilation import ORIGINAL
+from ddplab.reference.trace import Trace
+from ddplab.simulator import Fabric
+from ddplab.simulator.baseline_predictions import BASELINES
+from ddplab.simulator.fabric.processor_costs import EMULATED_MODEL_ERROR, MODEL_ERROR
+from ddplab.simulator.fabric.uncertainty import BAND
 from ddplab.training_runs import Turn
 from ddplab.validation_report import (
     TargetPrediction,
@@ -28,11 +33,6 @@ from ddplab.validation_report import (
     predict_target,
     summarize,
 )
-from reference.trace import Trace
-from simulator import Fabric
-from simulator.baseline_predictions import BASELINES
-from simulator.fabric.processor_costs import EMULATED_MODEL_ERROR, MODEL_ERROR
-from simulator.fabric.uncertainty import BAND
 
 from .comparison import FEWER_BUCKETS, RANKING_BASELINES, CaseScore, Comparison, Part
 

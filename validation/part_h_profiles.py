@@ -18,9 +18,9 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from reference.trace import Iteration, Trace
-from simulator import Fabric, assume_gpu, import_profile, predict
-from simulator.baseline_predictions import baselines_ns
+from ddplab.reference.trace import Iteration, Trace
+from ddplab.simulator import Fabric, assume_gpu, import_profile, predict
+from ddplab.simulator.baseline_predictions import baselines_ns
 
 from .comparison import CaseScore, Comparison
 

@@ -10,14 +10,14 @@ from functools import cache
 from statistics import median
 from typing import Any, NamedTuple
 
-from reference.trace import Trace
-from simulator import Fabric, Prediction, predict
-from simulator.baseline_predictions import BASELINES, baselines_ns
-from simulator.fabric import topology_of
-from simulator.fabric.uncertainty import BAND
-from simulator.workload.default_gpu_costs import STALL_NS, assume_gpu
-from simulator.workload.roofline import Device
-from simulator.workload.variation import Variation
+from ddplab.reference.trace import Trace
+from ddplab.simulator import Fabric, Prediction, predict
+from ddplab.simulator.baseline_predictions import BASELINES, baselines_ns
+from ddplab.simulator.fabric import topology_of
+from ddplab.simulator.fabric.uncertainty import BAND
+from ddplab.simulator.workload.default_gpu_costs import STALL_NS, assume_gpu
+from ddplab.simulator.workload.roofline import Device
+from ddplab.simulator.workload.variation import Variation
 
 from .cases import MeasuredWeakScaling, WeakScalingCase, WeakScalingInputs, WeakScalingRun
 from .comparison import CaseScore, Comparison, times_of, weighted_quantile

@@ -22,18 +22,18 @@ from ddplab.demo import TRACE
 from ddplab.emulation.time_dilation import ScaleModel
 from ddplab.models import EMULATED, Loss
 from ddplab.operation_counter import measure_operations
+from ddplab.reference.files.writing import write_atomically
+from ddplab.reference.launch import RankPool
+from ddplab.reference.ranks.network_namespaces import bits_per_s
+from ddplab.reference.trace import Trace
+from ddplab.simulator import BucketPlan, Policy, tune
+from ddplab.simulator.schedule.schedule import buckets_of
+from ddplab.simulator.workload.compute_times import recorded_model
+from ddplab.simulator.workload.roofline import find_device
+from ddplab.simulator.workload.trace_synthesis import synthesize
 from ddplab.training_runs import MEASURED_ITERATIONS
 from ddplab.validate import validate
 from ddplab.validation_report import Configuration, ValidationReport
-from reference.files.writing import write_atomically
-from reference.launch import RankPool
-from reference.network_namespaces import bits_per_s
-from reference.trace import Trace
-from simulator import BucketPlan, Policy, tune
-from simulator.schedule.schedule import buckets_of
-from simulator.workload.compute_times import recorded_model
-from simulator.workload.roofline import find_device
-from simulator.workload.trace_synthesis import synthesize
 
 RANKS = 4
 TURNS = 8

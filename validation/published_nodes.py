@@ -9,14 +9,14 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from reference.files.reading import read_bytes
-from reference.trace import Trace
-from simulator import Fabric
-from simulator.fabric import Level, Topology
-from simulator.workload.default_gpu_costs import Assumed, assume_gpu
-from simulator.workload.roofline import Device, Operations
-from simulator.workload.trace_synthesis import synthesize
-from simulator.workload.variation import Variation
+from ddplab.reference.files.reading import read_bytes
+from ddplab.reference.trace import Trace
+from ddplab.simulator import Fabric
+from ddplab.simulator.fabric import Level, Topology
+from ddplab.simulator.workload.default_gpu_costs import Assumed, assume_gpu
+from ddplab.simulator.workload.roofline import Device, Operations
+from ddplab.simulator.workload.trace_synthesis import synthesize
+from ddplab.simulator.workload.variation import Variation
 
 from .cases import BucketCapsCase, Node, NodeInputs, ScalingCase, WeakScalingCase, load_case
 from .part_a_all_reduces import fabric_of

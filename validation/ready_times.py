@@ -7,7 +7,7 @@ from math import inf
 from pathlib import Path
 from statistics import median
 
-from reference.trace import Iteration, Parameter, RankTrace, Trace, Workload
+from ddplab.reference.trace import Iteration, Parameter, RankTrace, Trace, Workload
 
 from .cases import RepeatedBlock
 

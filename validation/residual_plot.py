@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from matplotlib.axes import Axes
 from matplotlib.lines import Line2D
 
-from simulator.plot_colours import COMPRESSION, COMPUTATION, COPIES, EXPOSED, INK, SMALL
+from ddplab.simulator.plot_colours import COMPRESSION, COMPUTATION, COPIES, EXPOSED, INK, SMALL
 
 SMALL_ERROR = 0.1
 """Half-width of the band of small errors, as a fraction."""

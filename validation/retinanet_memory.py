@@ -29,8 +29,8 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.autograd import Function
 
 from ddplab.memory_counter import held_by_a_step
-from reference.parameters import trainable_parameters
-from simulator.capacity.memory import WORKSPACE_BYTES
+from ddplab.reference.parameters import trainable_parameters
+from ddplab.simulator.capacity.memory import WORKSPACE_BYTES
 
 from .published_models import FrozenNormBottleneck, RetinaNet
 

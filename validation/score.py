@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from ddplab.cli.terminal_output import show_table, write_json
-from reference.files.writing import write_atomically
+from ddplab.reference.files.writing import write_atomically
 
 from . import (
     part_a_all_reduces,

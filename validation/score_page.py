@@ -8,11 +8,11 @@ from statistics import fmean, median
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from simulator.baseline_predictions import BASELINES
-from simulator.fabric.uncertainty import BAND
-from simulator.plot_colours import INK
-from simulator.plot_colours import SMALL as SMALL_COLOUR
-from simulator.workload.default_gpu_costs import STALL_NS
+from ddplab.simulator.baseline_predictions import BASELINES
+from ddplab.simulator.fabric.uncertainty import BAND
+from ddplab.simulator.plot_colours import INK
+from ddplab.simulator.plot_colours import SMALL as SMALL_COLOUR
+from ddplab.simulator.workload.default_gpu_costs import STALL_NS
 
 from .comparison import (
     LIMITS,

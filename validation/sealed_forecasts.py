@@ -17,11 +17,11 @@ from functools import cache
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from reference.trace import Trace
-from simulator import Fabric, predict
-from simulator.catalogue import read_catalogue
-from simulator.workload.roofline import find_device
-from simulator.workload.trace_synthesis import synthesize
+from ddplab.reference.trace import Trace
+from ddplab.simulator import Fabric, predict
+from ddplab.simulator.catalogue import read_catalogue
+from ddplab.simulator.workload.roofline import find_device
+from ddplab.simulator.workload.trace_synthesis import synthesize
 
 from .published_nodes import operations_of
 

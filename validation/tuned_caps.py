@@ -12,8 +12,8 @@ from math import log
 from pathlib import Path
 from typing import NamedTuple
 
-from reference.bucketing import DEFAULT_BUCKET_CAP_MB
-from simulator import BucketPlan, tune
+from ddplab.reference.bucketing import DEFAULT_BUCKET_CAP_MB
+from ddplab.simulator import BucketPlan, tune
 
 from .cases import BucketCapsCase, BucketCapsInputs, BucketRule, MeasuredCap, load_case
 from .part_e_bucket_caps import UNPUBLISHED_SPREAD, costs_of

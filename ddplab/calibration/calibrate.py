@@ -12,13 +12,12 @@ from typing import Any
 
 import torch
 
-from reference.bucketing import MIB
-from reference.launch import Progress, RankPool, no_progress
-from simulator.fabric import Fabric, Linear, Processor, Sharing, Timing
-from simulator.fabric.link_sharing import relative_weights
-from simulator.fabric.processor_costs import HookCost
-from simulator.schedule.comm_hook_messages import NO_HOOK, named_hook
-
+from ..reference.bucketing import MIB
+from ..reference.launch import Progress, RankPool, no_progress
+from ..simulator.fabric import Fabric, Linear, Processor, Sharing, Timing
+from ..simulator.fabric.link_sharing import relative_weights
+from ..simulator.fabric.processor_costs import HookCost
+from ..simulator.schedule.comm_hook_messages import NO_HOOK, named_hook
 from .collective_times import Samples, gradient_bytes, time_collectives
 from .comm_hook_costs import HookParts, time_hook
 from .reducer_costs import time_copies, time_search_and_rebuild

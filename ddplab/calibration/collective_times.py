@@ -8,12 +8,11 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from reference.device_clock import Reading
-from reference.launch import rank_device, report_progress
-from reference.parameters import trainable_parameters
-from simulator.fabric import CONCURRENCY
-
 from .. import models
+from ..reference.launch import rank_device, report_progress
+from ..reference.parameters import trainable_parameters
+from ..reference.recording.device_clock import Reading
+from ..simulator.fabric import CONCURRENCY
 from .repeated_timing import clock_ns, in_ns, meet, of_slowest_rank, read_clock, share_clock, time_ns
 
 BUDGET_NS = 1_500_000_000

@@ -11,17 +11,16 @@ from typing import Any, NamedTuple
 import torch
 from torch import nn
 
-from reference.bucketing import MIB, assign_buckets
-from reference.buckets import Bucket
-from reference.comm_hooks.allreduce import noop
-from reference.comm_hooks.compress import bf16_compress, compress, fp16_compress
-from reference.comm_hooks.interface import GradBucket, Hook
-from reference.comm_hooks.powersgd import PowerSGDState, batched_power_sgd, power_sgd
-from reference.comm_hooks.quantization import quantize_per_channel, quantize_per_tensor
-from reference.launch import report_progress
-from reference.parameters import bucket_key, sparse_parameters, trainable_parameters
-
 from .. import models
+from ..reference.bucketing import MIB, assign_buckets
+from ..reference.buckets import Bucket
+from ..reference.comm_hooks.allreduce import noop
+from ..reference.comm_hooks.compress import bf16_compress, compress, fp16_compress
+from ..reference.comm_hooks.interface import GradBucket, Hook
+from ..reference.comm_hooks.powersgd import PowerSGDState, batched_power_sgd, power_sgd
+from ..reference.comm_hooks.quantization import quantize_per_channel, quantize_per_tensor
+from ..reference.launch import report_progress
+from ..reference.parameters import bucket_key, sparse_parameters, trainable_parameters
 from .reducer_costs import pack_bucket
 from .repeated_timing import TimedCollective, let_host_lead, meet, read_clock, timed_collectives
 

@@ -6,7 +6,7 @@ from collections.abc import Callable
 import torch
 from torch.utils.benchmark import Timer
 
-from simulator.workload.roofline import Device
+from ..simulator.workload.roofline import Device
 
 _SIZES = {"cpu": (1024, 1 << 24), "cuda": (8192, 1 << 28)}
 """Rows of the matrices and elements of the vectors; a GPU is busy with them much longer than with their launch."""

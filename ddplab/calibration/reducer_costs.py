@@ -7,15 +7,14 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from reference.autograd_graph import accumulators, reachable
-from reference.autograd_hooks import tensors_in
-from reference.bucketing import MIB
-from reference.buckets import Bucket
-from reference.data_parallel import DistributedDataParallel
-from reference.launch import rank_device
-from reference.parameters import trainable_parameters
-
 from .. import models
+from ..reference.autograd_graph import accumulators, reachable
+from ..reference.autograd_hooks import tensors_in
+from ..reference.bucketing import MIB
+from ..reference.buckets import Bucket
+from ..reference.data_parallel import DistributedDataParallel
+from ..reference.launch import rank_device
+from ..reference.parameters import trainable_parameters
 from .collective_times import AllReduceQueue, MessageBuffer, last_to_last_ns, within_budget
 from .repeated_timing import (
     clock_ns,

@@ -1,6 +1,7 @@
 """Timing: measures durations and collectives, and summarises repeated measurements.
 
-Durations on a GPU are those between two CUDA events on the current stream; see `reference.device_clock`.
+Durations on a GPU are those between two CUDA events on the current stream; see
+`ddplab.reference.recording.device_clock`.
 """
 
 import statistics
@@ -20,10 +21,10 @@ import torch
 import torch.distributed as dist
 from scipy.optimize import nnls
 
-from reference.device_clock import Clock, Reading, clock_of, nanoseconds
-from reference.launch import rank_device, spans_nodes
-from simulator.fabric import Linear
-from simulator.fabric.uncertainty import BAND, NORMAL_HALF_BAND
+from ..reference.launch import rank_device, spans_nodes
+from ..reference.recording.device_clock import Clock, Reading, clock_of, nanoseconds
+from ..simulator.fabric import Linear
+from ..simulator.fabric.uncertainty import BAND, NORMAL_HALF_BAND
 
 _ahead_of_rank_0_ns = 0  # by how much this machine's clock is ahead of rank 0's; see `share_clock`
 

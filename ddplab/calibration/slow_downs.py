@@ -11,10 +11,9 @@ from typing import NamedTuple
 
 import torch.distributed as dist
 
-from reference.bucketing import MIB
-from reference.launch import rank_device, report_progress
-
 from .. import models
+from ..reference.bucketing import MIB
+from ..reference.launch import rank_device, report_progress
 from .collective_times import AllReduceQueue, GpuAllReduceQueue, MessageBuffer, within_budget
 from .reducer_costs import pack_bucket, wrapped
 from .repeated_timing import (

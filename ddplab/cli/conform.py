@@ -9,9 +9,8 @@ from typing import TYPE_CHECKING, Annotated
 
 from typer import Argument, Option
 
-from reference.fork_server import start_server
-
 from ..junit import TestCase, write_junit
+from ..reference.ranks.fork_server import start_server
 from . import shared_options as options
 from .shared_options import check_outputs, files_of
 from .terminal_output import show_table, write_json
@@ -21,7 +20,7 @@ if TYPE_CHECKING:
     from ..conformance.overlap import EmulatedSchedule
 
 SHORT = {
-    "ddplab": "reference.data_parallel:DistributedDataParallel",
+    "ddplab": "ddplab.reference.data_parallel:DistributedDataParallel",
     "torch": "torch.nn.parallel:DistributedDataParallel",
 }
 """Short names of classes."""
@@ -75,12 +74,11 @@ def conform(
     for name, value in QUIET.items():
         os.environ.setdefault(name, value)
     start_server()  # it imports torch while this process does
-    from reference.launch import RankPool, world_size_or
-
     from ..conformance.all_checks import BASELINE, CHECKS
     from ..conformance.check_outcomes import read_expectations, write_script
     from ..conformance.check_runner import FULL, QUICK, bench_on, run_check
     from ..conformance.overlap import load, save
+    from ..reference.launch import RankPool, world_size_or
 
     outputs = SCRIPT, save_schedule, junit, json_path
     check_outputs(*outputs, inputs=[expect, baseline, *files_of(ddp), *files_of(against or "")])

@@ -6,8 +6,7 @@ from typing import Annotated
 import typer
 from typer import Argument, Option
 
-from simulator.profiler_import.trace_of_profile import ImportedProfile, import_profile
-
+from ..simulator.profiler_import.trace_of_profile import ImportedProfile, import_profile
 from .shared_options import Json, TraceOut, check_outputs, files_of
 from .terminal_output import describe_trace, progress, show_table, write_json
 

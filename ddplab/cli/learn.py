@@ -6,8 +6,7 @@ from typing import Annotated, Any
 
 from typer import Argument, Exit, Option
 
-from reference.fork_server import start_server
-
+from ..reference.ranks.fork_server import start_server
 from .shared_options import Json, check_outputs
 from .terminal_output import show_table, write_json
 

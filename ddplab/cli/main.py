@@ -13,11 +13,10 @@ import typer
 from pydantic import ValidationError
 from typer.core import TyperGroup
 
-from reference.errors import Error
-from reference.files.reading import first_problem, one_line_errors
-from reference.files.writing import printable
-from reference.launcher import on_rank_0
-
+from ..reference.errors import Error
+from ..reference.files.reading import first_problem, one_line_errors
+from ..reference.files.writing import printable
+from ..reference.ranks.launcher import on_rank_0
 from .conform import conform
 from .emulate import emulate
 from .import_traces import import_app

@@ -12,13 +12,13 @@ from typing import Annotated
 
 from typer import Argument, Option
 
-from reference.files.value_ranges import YEAR_NS
-from reference.files.writing import write_atomically
-from reference.network_namespaces import bits_per_s
-from reference.trace import Trace
-from simulator.capacity.cost import Offer, read_prices
-from simulator.capacity.digits import band, carried, percent
-from simulator.capacity.judgement import (
+from ..reference.files.value_ranges import YEAR_NS
+from ..reference.files.writing import write_atomically
+from ..reference.ranks.network_namespaces import bits_per_s
+from ..reference.trace import Trace
+from ..simulator.capacity.cost import Offer, read_prices
+from ..simulator.capacity.digits import band, carried, percent
+from ..simulator.capacity.judgement import (
     COVERAGE,
     assumed_sentence,
     contradiction_sentence,
@@ -28,18 +28,17 @@ from simulator.capacity.judgement import (
     measure_sentence,
     needs_sentence,
 )
-from simulator.capacity.limits import BEST_BUCKETS
-from simulator.capacity.memory import MemoryUse, Optimizer
-from simulator.capacity.plan import CapacityPlan, SystemPlan
-from simulator.capacity.plan import plan as make_plan
-from simulator.capacity.report import report_page
-from simulator.catalogue import Rate, load_fabric, read_catalogue, unknown
-from simulator.fabric import Fabric
-from simulator.workload.built_in_operations import counted_models
-from simulator.workload.default_gpu_costs import entry_of
-from simulator.workload.roofline import Device, Operations, find_device, with_precision
-from simulator.workload.trace_synthesis import check_measured, synthesize, with_batch
-
+from ..simulator.capacity.limits import BEST_BUCKETS
+from ..simulator.capacity.memory import MemoryUse, Optimizer
+from ..simulator.capacity.plan import CapacityPlan, SystemPlan
+from ..simulator.capacity.plan import plan as make_plan
+from ..simulator.capacity.report import report_page
+from ..simulator.catalogue import Rate, load_fabric, read_catalogue, unknown
+from ..simulator.fabric import Fabric
+from ..simulator.workload.built_in_operations import counted_models
+from ..simulator.workload.default_gpu_costs import entry_of
+from ..simulator.workload.roofline import Device, Operations, find_device, with_precision
+from ..simulator.workload.trace_synthesis import check_measured, synthesize, with_batch
 from . import shared_options as options
 from .synthesize import element_type, operations_of, with_samples
 from .terminal_output import show_table, write_json

@@ -12,10 +12,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from typer import Argument, Option
 
-from reference.trace import Trace
-from simulator.capacity.cost import at_most
-from simulator.capacity.digits import percent
-from simulator.capacity.judgement import (
+from ..reference.trace import Trace
+from ..simulator.capacity.cost import at_most
+from ..simulator.capacity.digits import percent
+from ..simulator.capacity.judgement import (
     contradiction_sentence,
     efficiency_sentence,
     limit_sentence,
@@ -23,19 +23,18 @@ from simulator.capacity.judgement import (
     ranking,
     width_sentence,
 )
-from simulator.capacity.limits import TARGET, Limits
-from simulator.capacity.system import System
-from simulator.cost_terms import Effect, Inputs, explain, leave_out, origins
-from simulator.fabric import Fabric
-from simulator.predicted_iteration import Prediction
-from simulator.prediction import predict as predict_one
-from simulator.profiler_import.trace_of_profile import HOST_BOUND, host_bound
-from simulator.schedule.policy import Policy
-from simulator.step_costs import counted_as_free
-from simulator.sweep import AXES, sweep
-from simulator.workload.compute_times import check_stragglers
-from simulator.workload.default_gpu_costs import assume_gpu
-
+from ..simulator.capacity.limits import TARGET, Limits
+from ..simulator.capacity.system import System
+from ..simulator.cost_terms import Effect, Inputs, explain, leave_out, origins
+from ..simulator.fabric import Fabric
+from ..simulator.predicted_iteration import Prediction
+from ..simulator.prediction import predict as predict_one
+from ..simulator.profiler_import.trace_of_profile import HOST_BOUND, host_bound
+from ..simulator.schedule.policy import Policy
+from ..simulator.step_costs import counted_as_free
+from ..simulator.sweep import AXES, sweep
+from ..simulator.workload.compute_times import check_stragglers
+from ..simulator.workload.default_gpu_costs import assume_gpu
 from . import shared_options as options
 from .shared_options import cells_of_axes, values_of_axes
 from .terminal_output import progress, show_table, write_json
@@ -270,8 +269,8 @@ def _save_timeline(prediction: Prediction, path: Path, recorded: Trace, policy: 
         return
     from matplotlib.figure import Figure  # loading matplotlib takes longer than a prediction
 
-    from simulator.results.memory_plot import draw_memory
-    from simulator.results.timeline_plot import draw_timeline
+    from ..simulator.results.memory_plot import draw_memory
+    from ..simulator.results.timeline_plot import draw_timeline
 
     with_memory = recorded.workload.memory is not None and policy.grouping == "buckets" and policy.sync_every == 1
     figure = Figure(figsize=(11, 7.5 if with_memory else 4.5), layout="constrained")
@@ -339,7 +338,7 @@ def heat_map_axes(table: "pd.DataFrame") -> tuple[str, str]:
 def _draw(table: "pd.DataFrame", path: Path) -> None:
     from matplotlib.figure import Figure  # loading matplotlib takes longer than most predictions
 
-    from simulator.results.heat_map import draw_heat_maps
+    from ..simulator.results.heat_map import draw_heat_maps
 
     rows, columns = heat_map_axes(table)
     figure = Figure(layout="constrained")

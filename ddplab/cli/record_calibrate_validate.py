@@ -7,10 +7,9 @@ from typing import Annotated, Any
 
 from typer import Option
 
-from reference.fork_server import start_server
-from reference.trace import Trace
-
 from ..emulation.time_dilation import ScaleModel
+from ..reference.ranks.fork_server import start_server
+from ..reference.trace import Trace
 from . import shared_options as options
 from .show import show_fabric
 from .terminal_output import progress, save_trace, show_report, show_table, write_json
@@ -43,11 +42,10 @@ def record(
 
     The ranks compute at the same time, as in training, but send nothing: with all-reduces, every rank would take as
     long as the slowest one. The trace is the input of `predict`, `plan` and `tune`. To record a script of your
-    own, see `reference.recorder`.
+    own, see `ddplab.reference.recorder`.
     """
     start_server()  # it imports torch while this process does
-    from reference.launch import RankPool, default_backend, world_size_or
-
+    from ..reference.launch import RankPool, default_backend, world_size_or
     from ..training_runs import record_computation
 
     options.check_outputs(out, inputs=options.files_of(model))
@@ -75,9 +73,8 @@ def calibrate(
     you want to predict, or a similar one.
     """
     start_server()  # it imports torch while this process does
-    from reference.launch import RankPool, default_backend, world_size_or
-
     from ..calibration.calibrate import calibrate as measure
+    from ..reference.launch import RankPool, default_backend, world_size_or
 
     options.check_outputs(out, inputs=options.files_of(model))
     rate, uplinks = options.read_links(link_rate)
@@ -124,9 +121,8 @@ def validate(
     torch's default buckets stands below the table.
     """
     start_server()  # it imports torch while this process does
-    from reference.launch import RankPool, default_backend, world_size_or
-    from simulator.tuning.bucket_plan import BucketPlan
-
+    from ..reference.launch import RankPool, default_backend, world_size_or
+    from ..simulator.tuning.bucket_plan import BucketPlan
     from ..validate import validate as run
     from ..validation_report import Cap, Configuration
 

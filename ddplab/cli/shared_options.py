@@ -14,24 +14,29 @@ from typing import TYPE_CHECKING, Annotated, Any, TypeVar, cast
 
 from typer import Argument, Option
 
-from reference.bucketing import ORDERS, Order, cap_name
-from reference.files.reading import Schema, one_line_errors, parse_json
-from reference.files.writing import STANDARD_OUTPUT, check_distinct, check_writable, open_descriptor, write_atomically
-from simulator.catalogue import load_fabric
-from simulator.cost_terms import TERMS
-from simulator.fabric import Fabric
-from simulator.fabric.nccl_tests import ranks_and_log
-from simulator.schedule.comm_hook_messages import CommHook, named_hook
-from simulator.schedule.policy import Policy
-from simulator.workload.variation import Straggler, Variation
-
 from ..emulation.time_dilation import ORIGINAL, ScaleModel
+from ..reference.bucketing import ORDERS, Order, cap_name
+from ..reference.files.reading import Schema, one_line_errors, parse_json
+from ..reference.files.writing import (
+    STANDARD_OUTPUT,
+    check_distinct,
+    check_writable,
+    open_descriptor,
+    write_atomically,
+)
+from ..simulator.catalogue import load_fabric
+from ..simulator.cost_terms import TERMS
+from ..simulator.fabric import Fabric
+from ..simulator.fabric.nccl_tests import ranks_and_log
+from ..simulator.schedule.comm_hook_messages import CommHook, named_hook
+from ..simulator.schedule.policy import Policy
+from ..simulator.workload.variation import Straggler, Variation
 from .terminal_output import PrintableStream
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-    from reference.network_namespaces import Uplinks
+    from ..reference.ranks.network_namespaces import Uplinks
 
 R = TypeVar("R", bound=Schema)
 
@@ -298,7 +303,7 @@ def _changed(record: R, words: Sequence[str]) -> R:
 
 def read_links(link_rate: str | None, scale: ScaleModel = ORIGINAL) -> "tuple[float | None, Uplinks | None]":
     """Parse the rates of links and uplinks in a scale model, in bits per second; None stays None."""
-    from reference.network_namespaces import Uplinks, bits_per_s
+    from ..reference.ranks.network_namespaces import Uplinks, bits_per_s
 
     if link_rate is None:
         return None, None

@@ -9,14 +9,13 @@ from typing import Annotated
 
 from typer import Option
 
-from reference.files.value_ranges import YEAR_NS
-from reference.trace import Parameter, Trace
-from simulator.catalogue import read_catalogue
-from simulator.workload.built_in_operations import built_in_operations
-from simulator.workload.roofline import USUAL, Operations, data_sheets, find_device, with_precision
-from simulator.workload.trace_synthesis import check_measured, rescale
-from simulator.workload.trace_synthesis import synthesize as synthesize_trace
-
+from ..reference.files.value_ranges import YEAR_NS
+from ..reference.trace import Parameter, Trace
+from ..simulator.catalogue import read_catalogue
+from ..simulator.workload.built_in_operations import built_in_operations
+from ..simulator.workload.roofline import USUAL, Operations, data_sheets, find_device, with_precision
+from ..simulator.workload.trace_synthesis import check_measured, rescale
+from ..simulator.workload.trace_synthesis import synthesize as synthesize_trace
 from .shared_options import Model, TraceOut, check_outputs, files_of, naming, refuse
 from .terminal_output import save_trace
 

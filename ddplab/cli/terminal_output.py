@@ -12,8 +12,8 @@ from rich.console import Console, JustifyMethod
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
-from reference.files.writing import printable, write_atomically
-from reference.trace import Trace
+from ..reference.files.writing import printable, write_atomically
+from ..reference.trace import Trace
 
 if TYPE_CHECKING:
     from ..validation_report import Gain, ValidationReport, ValidationRow

@@ -8,19 +8,18 @@ from typing import Annotated, Any, get_args
 
 from typer import Option
 
-from reference.bucketing import MIB
-from reference.trace import Trace
-from simulator.fabric import Fabric
-from simulator.predicted_iteration import Comparison
-from simulator.prediction import predict
-from simulator.schedule.policy import Policy
-from simulator.schedule.schedule import buckets_of
-from simulator.tuning.bucket_plan import DEFAULT, BucketPlan
-from simulator.tuning.plan_times import Objective
-from simulator.tuning.tune import tune as search
-from simulator.workload.compute_times import RecordedModel, recorded_model
-from simulator.workload.default_gpu_costs import assume_gpu
-
+from ..reference.bucketing import MIB
+from ..reference.trace import Trace
+from ..simulator.fabric import Fabric
+from ..simulator.predicted_iteration import Comparison
+from ..simulator.prediction import predict
+from ..simulator.schedule.policy import Policy
+from ..simulator.schedule.schedule import buckets_of
+from ..simulator.tuning.bucket_plan import DEFAULT, BucketPlan
+from ..simulator.tuning.plan_times import Objective
+from ..simulator.tuning.tune import tune as search
+from ..simulator.workload.compute_times import RecordedModel, recorded_model
+from ..simulator.workload.default_gpu_costs import assume_gpu
 from . import shared_options as options
 from .predict import assumptions
 from .terminal_output import progress, show_table, write_json

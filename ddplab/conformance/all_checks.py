@@ -8,9 +8,8 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
-from reference.errors import RankError
-
 from ..emulation.virtual_time import NoTurnError
+from ..reference.errors import RankError
 from . import (
     backward_passes,
     bucket_layouts,

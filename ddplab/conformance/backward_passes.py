@@ -16,8 +16,7 @@ from torch import Tensor, nn
 from torch._C._distributed_c10d import Reducer as TorchReducer
 from torch.utils.checkpoint import checkpoint
 
-from reference.errors import RankError, RankLostError
-
+from ..reference.errors import RankError, RankLostError
 from .check_runner import VIEWS, Bench
 from .class_under_test import NotSupportedError, Subject
 from .comm_hooks import averaging_hook

@@ -4,8 +4,7 @@ from collections.abc import Sequence
 from functools import partial
 from typing import Any
 
-from reference.bucketing import MIB
-
+from ..reference.bucketing import MIB
 from .check_runner import Bench
 from .class_under_test import NotSupportedError
 from .local_training import FindingError

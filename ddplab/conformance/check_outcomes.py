@@ -7,10 +7,9 @@ from typing import Any, Literal, get_args
 
 from pydantic import TypeAdapter
 
-from reference.errors import RanksUnmatchedError
-from reference.files.reading import one_line_errors, parse_yaml, read_text
-from reference.files.writing import write_atomically
-
+from ..reference.errors import RanksUnmatchedError
+from ..reference.files.reading import one_line_errors, parse_yaml, read_text
+from ..reference.files.writing import write_atomically
 from .training_programs import Program
 
 Outcome = Literal["passed", "failed", "not supported", "left out"]
@@ -118,7 +117,7 @@ def write_script(path: Path, subject: str, world_size: int, result: CheckResult)
 from ddplab.conformance.check_runner import QUICK, Bench
 from ddplab.conformance.training_programs import Program, ProgramStep, Weight
 from ddplab.conformance.class_under_test import Subject
-from reference.launch import RankPool
+from ddplab.reference.launch import RankPool
 
 SUBJECT, CHECK = {subject!r}, {result.check!r}
 MESSAGE = {result.message!r}

@@ -8,9 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from reference.errors import RankError, RankLostError, RanksStillRunningError
-from reference.launch import UNEVEN, RankPool
-
+from ..reference.errors import RankError, RankLostError, RanksStillRunningError
+from ..reference.launch import UNEVEN, RankPool
 from .check_outcomes import CheckResult, Expectation, Outcome, is_unmatched, why_left_out
 from .class_under_test import OWN_HOOK, NotSupportedError, Subject, methods_of
 from .local_training import AS_TORCH, FindingError, WeakProgramError, check_program

@@ -22,9 +22,8 @@ from torch import nn
 from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_hook
 from torch.optim import Optimizer
 
-from reference.launch import rank_device
-
-from ..name_clashes import import_first_here
+from ..reference.launch import rank_device
+from ..user_modules import import_first_here
 
 CAP_NAMES = ("bucket_cap_mb", "bucket_size_mb")
 """Names of the argument with the bucket cap in MB."""

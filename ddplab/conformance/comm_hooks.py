@@ -1,4 +1,4 @@
-"""Comm hooks: what a hook receives, what becomes of its result, and the hooks of `reference.comm_hooks`."""
+"""Comm hooks: what a hook receives, what becomes of its result, and the hooks of `ddplab.reference.comm_hooks`."""
 
 from collections.abc import Callable
 from typing import Any
@@ -7,8 +7,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from reference.comm_hooks import allreduce, compress, powersgd, quantization
-
+from ..reference.comm_hooks import allreduce, compress, powersgd, quantization
 from .check_runner import VIEWS, Bench
 from .class_under_test import Subject
 from .groups_and_ignored_parameters import group_of
@@ -193,7 +192,7 @@ def check(bench: Bench) -> None:
 
 
 def check_compressing(bench: Bench) -> None:
-    """The comm hooks of `reference.comm_hooks` are as exact as their kind of compression allows."""
+    """The comm hooks of `ddplab.reference.comm_hooks` are as exact as their kind of compression allows."""
     bench.needs("register_comm_hook")
     for name in COMPRESSING:
         bench.try_body(compare_compressing, name, in_a_group=False)

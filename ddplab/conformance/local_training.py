@@ -29,8 +29,7 @@ from .training_programs import (
 )
 
 if TYPE_CHECKING:
-    from reference.launch import RankPool
-
+    from ..reference.launch import RankPool
     from .check_runner import Bench
 
 Habit = Callable[[Kind, Kind], bool]

@@ -14,14 +14,13 @@ import torch
 from pydantic import Field
 from torch import nn
 
-from reference.files.reading import Schema, read_schema
-from reference.files.value_ranges import Bytes, Moment, Nanoseconds
-from reference.files.writing import write_atomically
-from reference.trace import Iteration, Parameter, RankTrace, Trace, Workload
-from simulator import Prediction
-from simulator.fabric import Fabric
-
 from ..emulation.emulate import emulate
+from ..reference.files.reading import Schema, read_schema
+from ..reference.files.value_ranges import Bytes, Moment, Nanoseconds
+from ..reference.files.writing import write_atomically
+from ..reference.trace import Iteration, Parameter, RankTrace, Trace, Workload
+from ..simulator import Prediction
+from ..simulator.fabric import Fabric
 from .class_under_test import Subject
 
 US, MS = 1_000, 1_000_000

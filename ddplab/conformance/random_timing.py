@@ -13,11 +13,6 @@ import torch
 from torch import Tensor, nn
 from torch._C._distributed_c10d import Reducer as TorchReducer
 
-from reference.errors import RankError
-from simulator.engines.event_replay import Cluster, CollectiveCost
-from simulator.fabric import LinkShare
-from simulator.schedule.schedule import Compute
-
 from ..emulation.modelled_network import (
     CollectiveMessage,
     ModelledGroup,
@@ -26,6 +21,10 @@ from ..emulation.modelled_network import (
     run_on_network,
 )
 from ..emulation.virtual_time import NoTurnError, VirtualRank, VirtualTime
+from ..reference.errors import RankError
+from ..simulator.engines.event_replay import Cluster, CollectiveCost
+from ..simulator.fabric import LinkShare
+from ..simulator.schedule.schedule import Compute
 from .check_runner import Bench, HangError, cause_of
 from .class_under_test import NotSupportedError, Subject
 from .local_training import FindingError, findings, run_locally

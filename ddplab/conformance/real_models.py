@@ -11,8 +11,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from reference.launch import rank_device
-
+from ..reference.launch import rank_device
 from .class_under_test import Subject
 from .local_training import describe_difference
 

@@ -13,9 +13,8 @@ from typing import Any, Literal, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from reference.launch import rank_device
-from reference.logging_data import buckets_of
-
+from ..reference.launch import rank_device
+from ..reference.recording.logging_data import buckets_of
 from .class_under_test import Subject
 
 Kind = Literal["train", "accumulate", "evaluate", "forward", "change_lr"]

@@ -13,10 +13,9 @@ import psutil
 import torch
 from torch import Tensor, nn
 
-from reference.errors import RankError
-from reference.launch import RankPool
-from reference.launcher import launched_ranks
-
+from ..reference.errors import RankError
+from ..reference.launch import RankPool
+from ..reference.ranks.launcher import launched_ranks
 from .check_runner import VIEWS, Bench, HangError, cause_of, report
 from .class_under_test import Subject, methods_of
 from .local_training import FindingError

@@ -17,17 +17,18 @@ from pydantic import InstanceOf
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel as TorchDistributedDataParallel
 
-from reference.data_parallel import DistributedDataParallel
-from reference.trace import Trace
-from simulator.argument_checks import Batches, Ranks, Stragglers, checked
-from simulator.engines.event_replay import Cluster, CollectiveCost
-from simulator.engines.timeline import Timeline
-from simulator.fabric import Fabric, Linear, LinkShare
-from simulator.interval import no_overlap_ns, place_of_median, summarize
-from simulator.predicted_iteration import Prediction
-from simulator.schedule.comm_hook_messages import CommHook, named_hook
-from simulator.schedule.policy import Policy
-from simulator.schedule.schedule import (
+from ..composable import replicate_modules
+from ..reference.data_parallel import DistributedDataParallel
+from ..reference.trace import Trace
+from ..simulator.argument_checks import Batches, Ranks, Stragglers, checked
+from ..simulator.engines.event_replay import Cluster, CollectiveCost
+from ..simulator.engines.timeline import Timeline
+from ..simulator.fabric import Fabric, Linear, LinkShare
+from ..simulator.interval import no_overlap_ns, place_of_median, summarize
+from ..simulator.predicted_iteration import Prediction
+from ..simulator.schedule.comm_hook_messages import CommHook, named_hook
+from ..simulator.schedule.policy import Policy
+from ..simulator.schedule.schedule import (
     Collective,
     Compute,
     Instruction,
@@ -35,12 +36,10 @@ from simulator.schedule.schedule import (
     LaunchCollective,
     buckets_of,
 )
-from simulator.step_costs import counted_as_free, price, price_collectives, rebucketed
-from simulator.workload.compute_times import IterationSampler, recorded_model
-from simulator.workload.default_gpu_costs import completed
-from simulator.workload.variation import RECORDED, Variation
-
-from ..composable import replicate_modules
+from ..simulator.step_costs import counted_as_free, price, price_collectives, rebucketed
+from ..simulator.workload.compute_times import IterationSampler, recorded_model
+from ..simulator.workload.default_gpu_costs import completed
+from ..simulator.workload.variation import RECORDED, Variation
 from .emulated_device import IterationTimes
 from .modelled_network import CollectiveMessage, ModelledCollective, ModelledGroup, ModelledNetwork, run_on_network
 from .virtual_streams import virtual_streams

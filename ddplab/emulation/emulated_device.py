@@ -21,11 +21,10 @@ from typing import Any, Literal, Protocol, Self
 import torch
 from torch import Tensor, nn
 
-from reference.reducer_observer import Future, Observer
-from reference.trace import Buffer, Parameter, Trace, Workload
-from simulator.workload.compute_times import ComputeTimes, recorded_model
-
 from ..calibration.repeated_timing import clock_ns
+from ..reference.recording.reducer_observer import Future, Observer
+from ..reference.trace import Buffer, Parameter, Trace, Workload
+from ..simulator.workload.compute_times import ComputeTimes, recorded_model
 
 Activity = Literal["forward", "backward", "step"]
 

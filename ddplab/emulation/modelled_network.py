@@ -24,10 +24,9 @@ from torch._C._distributed_c10d import (
 )
 from torch.distributed import distributed_c10d
 
-from reference.errors import RanksUnmatchedError
-from simulator.engines.event_replay import CollectiveCost, RunningCollective
-from simulator.schedule.comm_hook_messages import INDEX_BYTES, Transport
-
+from ..reference.errors import RanksUnmatchedError
+from ..simulator.engines.event_replay import CollectiveCost, RunningCollective
+from ..simulator.schedule.comm_hook_messages import INDEX_BYTES, Transport
 from .virtual_streams import current_stream
 from .virtual_time import Result, VirtualRank, VirtualTime
 

@@ -9,9 +9,9 @@ of time. Dilation of time was introduced by Gupta et al., "To Infinity and Beyon
 import math
 from dataclasses import dataclass
 
-from reference.files.value_ranges import MILLION
-from reference.trace import Buffer, Iteration, Parameter, RankTrace, Trace
-from simulator.workload.compute_times import end_of_computation_ns
+from ..reference.files.value_ranges import MILLION
+from ..reference.trace import Buffer, Iteration, Parameter, RankTrace, Trace
+from ..simulator.workload.compute_times import end_of_computation_ns
 
 
 @dataclass(frozen=True, kw_only=True)

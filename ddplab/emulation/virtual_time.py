@@ -12,10 +12,10 @@ from collections.abc import Callable, Sequence
 from math import inf
 from typing import Any, Generic, NamedTuple, TypeVar
 
-from reference.errors import RankError, RanksUnmatchedError
-from reference.reducer_observer import Future
-from simulator.engines.event_replay import PROGRESS_BITS, Cluster
-from simulator.schedule.schedule import Compute, Instruction, LaunchCollective, Wait
+from ..reference.errors import RankError, RanksUnmatchedError
+from ..reference.recording.reducer_observer import Future
+from ..simulator.engines.event_replay import PROGRESS_BITS, Cluster
+from ..simulator.schedule.schedule import Compute, Instruction, LaunchCollective, Wait
 
 Result = TypeVar("Result")
 

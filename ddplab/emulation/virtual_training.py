@@ -18,20 +18,19 @@ from torch._C._distributed_c10d import GradBucket
 from torch._C._distributed_c10d import Reducer as TorchReducer
 from torch.distributed.algorithms.join import Join, Joinable, JoinHook
 
-from reference.collectives import READY_ORDER_BYTES, USED_MAP_BYTES
-from reference.comm_hooks.allreduce import allreduce
-from reference.comm_hooks.powersgd import PowerSGDState
-from reference.data_parallel import DistributedDataParallel
-from reference.logging_data import buckets_of
-from reference.parameters import INTEGERS
-from reference.reducer_observer import Observer
-from reference.trace import Workload
-from simulator.fabric import Processor
-from simulator.schedule.comm_hook_messages import NO_HOOK, CommHook, gradient_bytes
-from simulator.schedule.policy import Policy
-from simulator.schedule.schedule import CollectiveKind, Compute, ComputeKind
-
 from ..calibration.comm_hook_costs import real_hook
+from ..reference.comm_hooks.allreduce import allreduce
+from ..reference.comm_hooks.powersgd import PowerSGDState
+from ..reference.data_parallel import DistributedDataParallel
+from ..reference.message_sizes import READY_ORDER_BYTES, USED_MAP_BYTES
+from ..reference.parameters import INTEGERS
+from ..reference.recording.logging_data import buckets_of
+from ..reference.recording.reducer_observer import Observer
+from ..reference.trace import Workload
+from ..simulator.fabric import Processor
+from ..simulator.schedule.comm_hook_messages import NO_HOOK, CommHook, gradient_bytes
+from ..simulator.schedule.policy import Policy
+from ..simulator.schedule.schedule import CollectiveKind, Compute, ComputeKind
 from .emulated_device import Activity, EmulatedModel, EmulatedOptimizer, IterationTimes
 from .modelled_network import CollectiveMessage, ModelledGroup, VirtualFuture
 from .virtual_time import VirtualRank

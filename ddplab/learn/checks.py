@@ -12,9 +12,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from reference.bucketing import MIB
-from reference.trace import RankTrace
-
 from ..conformance.all_checks import CHECKS, SMALL_CAP, check_of
 from ..conformance.bucket_layouts import RULES
 from ..conformance.check_runner import VIEWS, Bench, Check
@@ -24,6 +21,8 @@ from ..conformance.overlap import MODELS, MS, EmulatedSchedule, Network, late_la
 from ..conformance.real_models import REAL_MODELS, Training, mean_square, trains
 from ..conformance.training_programs import PLAIN, SPECIAL, Net, Program, Seen, Weight, program_of, run_on_rank
 from ..memory_counter import LiveBytes
+from ..reference.bucketing import MIB
+from ..reference.trace import RankTrace
 from .learner_file import LearnerClass
 
 FAST = Network("8 ranks at 2400 Gbit/s", 8, 3_000, 300e9)

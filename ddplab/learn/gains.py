@@ -4,14 +4,13 @@ from collections.abc import Iterable
 from functools import cache
 from typing import Any, NamedTuple
 
-from reference.errors import RankError
-from reference.trace import Trace
-from simulator import Prediction
-from simulator.engines.timeline import Timeline
-
 from ..conformance.class_under_test import NotSupportedError, Subject
 from ..conformance.overlap import MS, Network, emulated
 from ..demo import TRACE
+from ..reference.errors import RankError
+from ..reference.trace import Trace
+from ..simulator import Prediction
+from ..simulator.engines.timeline import Timeline
 from .checks import Stepping
 from .rungs import Rung
 

@@ -12,9 +12,8 @@ from functools import cached_property
 from pathlib import Path
 from types import ModuleType
 
-from reference.files.reading import read_text
-
 from ..conformance.class_under_test import Subject
+from ..reference.files.reading import read_text
 from .source_text import CLASS
 
 

@@ -5,10 +5,9 @@ from typing import Annotated, Any
 
 from pydantic import Field
 
-from reference.files.reading import Schema, read_schema
-from reference.files.value_ranges import Count
-from reference.files.writing import write_atomically
-
+from ..reference.files.reading import Schema, read_schema
+from ..reference.files.value_ranges import Count
+from ..reference.files.writing import write_atomically
 from .rungs import RUNGS
 
 Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]

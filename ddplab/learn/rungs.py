@@ -11,7 +11,7 @@ from typing import Any
 
 from pydantic import Field, TypeAdapter
 
-from reference.files.reading import Schema, parse_yaml, read_text
+from ..reference.files.reading import Schema, parse_yaml, read_text
 
 FILE = Path(__file__).with_name("rungs.yaml")
 SYMPTOM_UNMATCHED = "unmatched"

@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from reference.files.writing import write_atomically
+from ..reference.files.writing import write_atomically
 
 TUTOR = Path(__file__).with_name("tutor.md")
 """Rules for an AI assistant that helps a learner."""

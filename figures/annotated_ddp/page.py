@@ -10,11 +10,10 @@ from pathlib import Path
 from string import Template
 from typing import Any, NamedTuple
 
-from reference.bucketing import bucket_caps
-from reference.files.writing import write_atomically
-from reference.trace import Trace
-from simulator import Fabric
-from simulator.capacity.memory import (
+from ddplab import Fabric, Trace
+from ddplab.reference.bucketing import bucket_caps
+from ddplab.reference.files.writing import write_atomically
+from ddplab.simulator.capacity.memory import (
     CONTEXT_BYTES,
     COUNT_ERROR,
     FRAGMENTS,
@@ -23,14 +22,20 @@ from simulator.capacity.memory import (
     USABLE,
     WORKSPACE_BYTES,
 )
-from simulator.catalogue import read_catalogue
-from simulator.fabric import Processor
-from simulator.interactive_timeline.browser_code import joined, markup, style, timeline_script
-from simulator.interactive_timeline.simulate_choices import of_median_iterations
-from simulator.profiler_import import training_steps
-from simulator.profiler_import.gradient_sizes import DTYPES
-from simulator.profiler_import.profiler_events import LONGEST_US
-from simulator.workload.default_gpu_costs import COPY_START_NS, LAUNCH_NS, STALL_NS, default_processor, memory_of
+from ddplab.simulator.catalogue import read_catalogue
+from ddplab.simulator.fabric import Processor
+from ddplab.simulator.interactive_timeline.browser_code import joined, markup, style, timeline_script
+from ddplab.simulator.interactive_timeline.simulate_choices import of_median_iterations
+from ddplab.simulator.profiler_import import training_steps
+from ddplab.simulator.profiler_import.gradient_sizes import DTYPES
+from ddplab.simulator.profiler_import.profiler_events import LONGEST_US
+from ddplab.simulator.workload.default_gpu_costs import (
+    COPY_START_NS,
+    LAUNCH_NS,
+    STALL_NS,
+    default_processor,
+    memory_of,
+)
 
 from ..drawing import FOLDER as FIGURES
 from ..traces_and_fabrics import MODELS

@@ -27,7 +27,7 @@ from torch import Tensor
 from torch._C._distributed_c10d import GradBucket
 from torch.utils.weak import WeakTensorKeyDictionary
 
-from ..collectives import MIN_COMPRESSION_RATE, factors, factors_of_gradient, square_side
+from ..message_sizes import MIN_COMPRESSION_RATE, factors, factors_of_gradient, square_side
 from .allreduce import average
 from .interface import HookState, used_on_this_stream
 

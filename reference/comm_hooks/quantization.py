@@ -15,7 +15,7 @@ import torch.distributed as dist
 from torch import Tensor
 from torch._C._distributed_c10d import GradBucket
 
-from ..collectives import CHANNEL_ELEMENTS, channel_shape, quantized_parts_bytes
+from ..message_sizes import CHANNEL_ELEMENTS, channel_shape, quantized_parts_bytes
 from .allreduce import noop
 from .interface import used_on_this_stream
 

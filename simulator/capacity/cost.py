@@ -8,8 +8,7 @@ from typing import Annotated, Any, Literal, NamedTuple
 
 from pydantic import Field, StringConstraints
 
-from reference.files.reading import Settings, read_text
-
+from ...reference.files.reading import Settings, read_text
 from .scaling import Size
 from .system import Band
 

@@ -9,8 +9,7 @@ from functools import cached_property
 from math import ceil, exp, log
 from typing import NamedTuple
 
-from reference.bucketing import DEFAULT_BUCKET_CAP_MB
-
+from ...reference.bucketing import DEFAULT_BUCKET_CAP_MB
 from ..cost_terms import TERMS, Inputs, leave_out
 from ..engines.closed_form import latencies_ns
 from ..fabric import Fabric

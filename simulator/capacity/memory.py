@@ -6,8 +6,7 @@ from dataclasses import dataclass
 from math import prod
 from typing import Literal, get_args
 
-from reference.trace import StepMemory, Trace
-
+from ...reference.trace import StepMemory, Trace
 from ..schedule.policy import Policy
 from ..workload.compute_times import largest_shard
 from ..workload.default_gpu_costs import entry_of

@@ -7,8 +7,7 @@ from typing import Annotated, Any
 
 from pydantic import Field, InstanceOf
 
-from reference.trace import Trace
-
+from ...reference.trace import Trace
 from ..argument_checks import Listed, Measured, Ranks, Stragglers, checked
 from ..cost_terms import Inputs, origins
 from ..fabric import Fabric

@@ -7,8 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 
-from reference.trace import Trace
-
+from ...reference.trace import Trace
 from ..cost_terms import Inputs
 from ..predicted_iteration import Prediction
 from ..prediction import predict

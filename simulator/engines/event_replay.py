@@ -13,8 +13,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import simpy
 
-from reference.files.value_ranges import LARGEST
-
+from ...reference.files.value_ranges import LARGEST
 from ..fabric import LinkShare
 from ..schedule.schedule import Compute, Condition, LaunchCollective
 from ..workload.compute_times import Nanoseconds

@@ -15,8 +15,7 @@ from typing import Literal, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from reference.collectives import GLOO_THREADS
-
+from ...reference.message_sizes import GLOO_THREADS
 from .measured_tables import Sizes, Table
 from .nccl_cost_model import NcclCost, nccl_all_reduce, nccl_broadcast, published_multiple
 from .topology import Level

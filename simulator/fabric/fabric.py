@@ -16,11 +16,10 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import Field, ValidationInfo, field_validator, model_validator
 
-from reference.files.reading import Schema, one_line_errors, read_schema
-from reference.files.value_ranges import YEAR_NS, InParallel, Multiple, SlowdownFactor, as_int64
-from reference.files.writing import write_atomically
-from reference.trace import VERSION_FIELD
-
+from ...reference.files.reading import Schema, one_line_errors, read_schema
+from ...reference.files.value_ranges import YEAR_NS, InParallel, Multiple, SlowdownFactor, as_int64
+from ...reference.files.writing import write_atomically
+from ...reference.trace import VERSION_FIELD
 from .algorithms import CONCURRENCY, AlgorithmCosts, AlgorithmSetting, Library
 from .cost_curves import CostCurves
 from .link_sharing import LinkShare, Sharing, measured_share

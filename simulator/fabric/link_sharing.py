@@ -8,8 +8,8 @@ from typing import NamedTuple, Self
 import numpy as np
 from pydantic import Field
 
-from reference.files.reading import Schema
-from reference.files.value_ranges import Bytes, Multiple
+from ...reference.files.reading import Schema
+from ...reference.files.value_ranges import Bytes, Multiple
 
 LEAST_FACTOR, LARGEST_FACTOR = 0.5, 100.0
 """Limits of `Sharing.factor`. A link that was idle may let a burst pass at once, so short messages take longer by a

@@ -16,8 +16,8 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import Field
 
-from reference.files.reading import Schema
-from reference.files.value_ranges import Bytes, Nanoseconds, RelativeError, WorldSize
+from ...reference.files.reading import Schema
+from ...reference.files.value_ranges import Bytes, Nanoseconds, RelativeError, WorldSize
 
 Sizes = NDArray[Any]
 """Message sizes in bytes, whole numbers; as floats they may be larger than 64 bits hold."""

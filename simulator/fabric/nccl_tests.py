@@ -22,8 +22,7 @@ from io import StringIO
 from math import ceil, floor, inf
 from typing import Any, NamedTuple
 
-from reference.files.reading import read_text
-
+from ...reference.files.reading import read_text
 from .algorithms import sent_share
 
 TYPE_BYTES = {

@@ -5,8 +5,8 @@ from typing import Self
 
 from pydantic import Field, model_validator
 
-from reference.files.reading import Schema
-from reference.files.value_ranges import (
+from ...reference.files.reading import Schema
+from ...reference.files.value_ranges import (
     FractionalNanoseconds,
     Nanoseconds,
     NanosecondsPerByte,

@@ -20,8 +20,8 @@ from typing import Annotated, Any, Self
 
 from pydantic import Field, PlainSerializer, WrapValidator, model_validator
 
-from reference.files.reading import Schema, one_line_errors, parse_yaml, read_text
-from reference.files.value_ranges import YEAR_NS, BytesPerS, Count, Nanoseconds
+from ...reference.files.reading import Schema, one_line_errors, parse_yaml, read_text
+from ...reference.files.value_ranges import YEAR_NS, BytesPerS, Count, Nanoseconds
 
 OTHER = "other"
 GbPerS = Annotated[float, Field(ge=1e-9, le=1e9, allow_inf_nan=False)]

@@ -11,9 +11,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from reference.bucketing import Order
-from reference.trace import Trace
-
+from ...reference.bucketing import Order
+from ...reference.trace import Trace
 from ..engines.timeline import Timeline
 from ..fabric import Fabric
 from ..predicted_iteration import Prediction

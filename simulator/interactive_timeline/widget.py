@@ -4,9 +4,8 @@ from collections.abc import Callable
 from functools import lru_cache
 from typing import Any
 
-from reference.bucketing import Order
-from reference.trace import Trace
-
+from ...reference.bucketing import Order
+from ...reference.trace import Trace
 from ..fabric import Fabric
 from ..predicted_iteration import Prediction
 from .browser_code import script, style

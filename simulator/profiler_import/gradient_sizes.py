@@ -10,8 +10,7 @@ from itertools import accumulate, combinations, compress
 from math import prod
 from typing import NamedTuple
 
-from reference.trace import Parameter
-
+from ...reference.trace import Parameter
 from .training_steps import ELEMENT_BYTES, AccumulatedGradient, ProfiledStep
 
 MOST_CANDIDATES = 300

@@ -15,9 +15,9 @@ from typing import Any, NamedTuple, TypeVar
 
 import msgspec
 
-from reference.errors import TraceError
-from reference.files.reading import read_bytes
-from reference.trace import VERSION_FIELD
+from ...reference.errors import TraceError
+from ...reference.files.reading import read_bytes
+from ...reference.trace import VERSION_FIELD
 
 Item = TypeVar("Item")
 Key = TypeVar("Key", bound=Hashable)

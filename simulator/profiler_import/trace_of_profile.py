@@ -9,10 +9,9 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from reference.errors import TraceError
-from reference.files.reading import first_problem
-from reference.trace import BucketTimes, Iteration, Parameter, RankTrace, Trace, Workload
-
+from ...reference.errors import TraceError
+from ...reference.files.reading import first_problem
+from ...reference.trace import BucketTimes, Iteration, Parameter, RankTrace, Trace, Workload
 from .gradient_sizes import ModelGradients, model_gradients, shapeless_outside_buckets, with_shapes
 from .profiler_events import ProfilerFile, grouped, read_profiler_file
 from .training_steps import FORWARD, AccumulatedGradient, ProfiledStep, read_steps, slow_down_beside_collectives

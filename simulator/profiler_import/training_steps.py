@@ -15,8 +15,7 @@ from operator import attrgetter
 from statistics import fmean
 from typing import Any, NamedTuple
 
-from reference.errors import TraceError
-
+from ...reference.errors import TraceError
 from .profiler_events import Activity, HostOperation, Item, ProfilerFile, Stream, Thread, grouped
 
 # Names that torch and its reducer give to operations

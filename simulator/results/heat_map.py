@@ -12,7 +12,7 @@ import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from reference.bucketing import cap_name
+from ...reference.bucketing import cap_name
 
 NAMES = {
     "trace": "trace",

@@ -6,8 +6,7 @@ from typing import Any
 import numpy as np
 from matplotlib.axes import Axes
 
-from reference.trace import Trace
-
+from ...reference.trace import Trace
 from ..capacity.memory import memory_use
 from ..plot_colours import COMPUTATION, COPIES, EXPOSED, INK, OPTIMISER, QUIET
 from ..schedule.policy import Policy

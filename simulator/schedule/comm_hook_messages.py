@@ -1,8 +1,8 @@
 """Comm hooks: the messages that each hook sends for a bucket, and the time it computes; one class per hook.
 
-The classes model the hooks of `reference.comm_hooks`. Message sizes follow from the shapes of the parameters by
-`reference.collectives`, which the hooks call too. Computing times are linear in the bytes of the gradients; they are
-measured (`ddplab calibrate --hook NAME`) or given by the user.
+The classes model the hooks of `ddplab.reference.comm_hooks`. Message sizes follow from the shapes of the parameters
+by `ddplab.reference.message_sizes`, which the hooks call too. Computing times are linear in the bytes of the
+gradients; they are measured (`ddplab calibrate --hook NAME`) or given by the user.
 """
 
 from collections.abc import Callable, Sequence
@@ -11,10 +11,9 @@ from typing import ClassVar, Literal, NamedTuple, Self
 
 from pydantic import Field
 
-from reference import collectives
-from reference.files.reading import Settings
-from reference.trace import Parameter
-
+from ...reference import message_sizes as collectives
+from ...reference.files.reading import Settings
+from ...reference.trace import Parameter
 from ..fabric.processor_costs import HookCost, Linear
 
 Transport = Literal["all_reduce", "all_gather", "broadcast"]

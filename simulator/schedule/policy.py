@@ -6,11 +6,10 @@ from typing import Any, Literal, Self
 
 from pydantic import Field, field_validator, model_validator
 
-from reference.bucketing import Order, two_stage_caps
-from reference.files.reading import Settings
-from reference.files.value_ranges import CycleLength
-from reference.reducer_options import Features
-
+from ...reference.bucketing import Order, two_stage_caps
+from ...reference.files.reading import Settings
+from ...reference.files.value_ranges import CycleLength
+from ...reference.reducer_options import Features
 from .comm_hook_messages import NO_HOOK, CommHook, named_hook
 
 Phase = Literal["steady", "first", "second", "rebuild"]
@@ -48,8 +47,8 @@ class Policy(Settings, strict=False):
         default="buckets",
         description="what is all-reduced together, a name: `buckets`, as by DDP; `fusion`, the same, but a gradient "
         "that is alone in its bucket is not copied, as by Horovod and `torch._utils._flatten_dense_tensors`; or "
-        "`module`, as by FSDP2's `replicate()`, each module that it wraps (`reference.bucketing.wrapped_modules`); "
-        "chosen by the user",
+        "`module`, as by FSDP2's `replicate()`, each module that it wraps "
+        "(`wrapped_modules` in `reference/bucketing.py`); chosen by the user",
     )
     reduce_dtype: ReduceDtype | None = Field(
         default=None,

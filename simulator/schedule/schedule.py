@@ -1,9 +1,9 @@
 """Schedule: the buckets of an iteration, and the steps of every rank, which differ in durations and in a few waits.
 
 A rank computes, launches collectives and waits for them. Collectives are numbered in launch order. The order of the
-steps is that of `reference.reducer`: gradients become ready, full buckets are packed, buckets are launched strictly
-in bucket order, and after the backward pass each bucket is waited for and copied out. Before the forward pass, rank
-0 broadcasts its buffers in few flat tensors, which are copied out too.
+steps is that of `ddplab.reference.reducer`: gradients become ready, full buckets are packed, buckets are launched
+strictly in bucket order, and after the backward pass each bucket is waited for and copied out. Before the forward
+pass, rank 0 broadcasts its buffers in few flat tensors, which are copied out too.
 
 With the grouping "module", steps and order are those of FSDP2's `replicate()` in torch 2.13, and the buckets are the
 modules that it wraps. Their parameters are copied for the forward pass ("unshard"). When the backward pass of a
@@ -16,11 +16,16 @@ from dataclasses import dataclass, field
 from math import prod
 from typing import Literal, NamedTuple
 
-from reference import bucketing
-from reference.bucketing import BucketAssignment
-from reference.collectives import JOIN_COUNT_BYTES, JOIN_RANK_BYTES, READY_ORDER_BYTES, USED_MAP_BYTES, send_in_pieces
-from reference.trace import Buffer, Parameter
-
+from ...reference import bucketing
+from ...reference.bucketing import BucketAssignment
+from ...reference.message_sizes import (
+    JOIN_COUNT_BYTES,
+    JOIN_RANK_BYTES,
+    READY_ORDER_BYTES,
+    USED_MAP_BYTES,
+    send_in_pieces,
+)
+from ...reference.trace import Buffer, Parameter
 from ..workload.compute_times import RecordedModel
 from .comm_hook_messages import NO_HOOK, Message, Transport, gradient_bytes
 from .policy import ITEM_BYTES, Policy
@@ -312,7 +317,7 @@ def _launch_buckets(writer: "_Writer", messages: Sequence[Message | None], unsen
     """Write the backward pass up to the last launch; return, by bucket, the collective that completes its averages.
 
     A second collective is launched after the first one of the next bucket, or at once for the last bucket, as in
-    `reference.comm_hooks.powersgd`.
+    `ddplab.reference.comm_hooks.powersgd`.
     """
     awaited: dict[int, int] = {}
     pending: list[tuple[int, Collective]] = []  # the second collective of the previous bucket, if any

@@ -5,10 +5,9 @@ from typing import Self
 
 from pydantic import Field
 
-from reference.files.reading import Schema, read_schema
-from reference.files.writing import write_atomically
-from reference.trace import BucketLayout
-
+from ...reference.files.reading import Schema, read_schema
+from ...reference.files.writing import write_atomically
+from ...reference.trace import BucketLayout
 from .known_rules import CapRule
 from .plan_times import Objective
 

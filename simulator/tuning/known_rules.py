@@ -10,8 +10,7 @@ from itertools import accumulate
 from math import inf, sqrt
 from typing import Literal
 
-from reference.bucketing import MIB
-
+from ...reference.bucketing import MIB
 from ..fabric import Segment
 
 CapRule = Literal["reaches the cap", "at most the cap"]

@@ -3,9 +3,8 @@
 from collections.abc import Callable, Iterator
 from itertools import accumulate, pairwise
 
-from reference.bucketing import BucketAssignment
-from reference.trace import BucketLayout
-
+from ...reference.bucketing import BucketAssignment
+from ...reference.trace import BucketLayout
 from .partition_costs import PartitionCosts
 
 STEPS = (1, 2, 4, 8, 16, 32)

@@ -19,9 +19,8 @@ from typing import cast
 
 import numpy as np
 
-from reference.bucketing import rebuild_order
-from reference.trace import BucketLayout, Parameter
-
+from ...reference.bucketing import rebuild_order
+from ...reference.trace import BucketLayout, Parameter
 from ..schedule.comm_hook_messages import (
     CommHook,
     HalfPrecision,

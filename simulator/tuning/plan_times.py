@@ -7,9 +7,8 @@ from typing import Literal
 
 import numpy as np
 
-from reference.files.value_ranges import as_int64
-from reference.trace import BucketLayout, Trace
-
+from ...reference.files.value_ranges import as_int64
+from ...reference.trace import BucketLayout, Trace
 from ..engines.closed_form import latencies_ns, solve
 from ..fabric import Fabric, LinkShare
 from ..interval import CELLS, place_of_median

@@ -13,9 +13,8 @@ from typing import Any
 import numpy as np
 from pydantic import InstanceOf
 
-from reference.bucketing import MIB
-from reference.trace import BucketLayout, Trace
-
+from ...reference.bucketing import MIB
+from ...reference.trace import BucketLayout, Trace
 from ..argument_checks import Ranks, Stragglers, checked
 from ..fabric import Fabric
 from ..fabric.measured_tables import segment_at

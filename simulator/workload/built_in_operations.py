@@ -10,8 +10,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from reference.files.reading import read_bytes
-
+from ...reference.files.reading import read_bytes
 from .roofline import Operations
 
 FILE = Path(__file__).with_name("built_in_operations.json.gz")

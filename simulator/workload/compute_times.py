@@ -13,10 +13,9 @@ from typing import Any, Self
 import numpy as np
 from numpy.typing import NDArray
 
-from reference.bucketing import optimizer_shards
-from reference.files.value_ranges import MILLION, as_int64
-from reference.trace import BucketLayout, Buffer, Iteration, Parameter, Trace
-
+from ...reference.bucketing import optimizer_shards
+from ...reference.files.value_ranges import MILLION, as_int64
+from ...reference.trace import BucketLayout, Buffer, Iteration, Parameter, Trace
 from ..fabric.uncertainty import BAND, NORMAL_HALF_BAND
 from .variation import Straggler, Variation
 

@@ -9,8 +9,7 @@ the catalogue has of a GPU on which they were measured.
 import re
 from typing import NamedTuple
 
-from reference.trace import Trace
-
+from ...reference.trace import Trace
 from ..catalogue import DeviceEntry, read_catalogue
 from ..fabric import Fabric, Linear, Processor
 from .compute_times import LEAST_RECORDED

@@ -13,7 +13,7 @@ from typing import Literal
 
 from pydantic import Field
 
-from reference.files.reading import Schema, read_schema
+from ...reference.files.reading import Schema, read_schema
 
 FILE = Path(__file__).with_name("measured_ceilings.json")
 

@@ -20,10 +20,9 @@ from typing import Literal, Self
 
 from pydantic import Field, model_validator
 
-from reference.files.reading import Schema, read_schema
-from reference.files.value_ranges import Batch, Bytes, BytesPerS, Count, Nanoseconds
-from reference.trace import Buffer, Length, Parameter, StepMemory
-
+from ...reference.files.reading import Schema, read_schema
+from ...reference.files.value_ranges import Batch, Bytes, BytesPerS, Count, Nanoseconds
+from ...reference.trace import Buffer, Length, Parameter, StepMemory
 from ..catalogue import Precision, read_catalogue, unknown
 from .measured_ceilings import Kind, measured_ceilings, parts_reached
 

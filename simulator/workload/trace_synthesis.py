@@ -12,9 +12,8 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from reference.files.reading import one_line_errors
-from reference.trace import WIDEST_BOUND, Iteration, RankTrace, Trace, Workload
-
+from ...reference.files.reading import one_line_errors
+from ...reference.trace import WIDEST_BOUND, Iteration, RankTrace, Trace, Workload
 from .compute_times import Floats
 from .roofline import EAGER_PACE_ERROR, Device, Operation, Operations
 

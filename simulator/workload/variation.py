@@ -4,8 +4,8 @@ from typing import Literal
 
 from pydantic import Field
 
-from reference.files.reading import Settings
-from reference.files.value_ranges import Iterations, Rank, SlowdownFactor
+from ...reference.files.reading import Settings
+from ...reference.files.value_ranges import Iterations, Rank, SlowdownFactor
 
 Kind = Literal["recorded", "resampled", "fitted", "slowest"]
 

@@ -116,7 +116,7 @@ def names_missing() -> list[str]:
     """Methods of torch's reducer that the source of a client calls, and that our reducer lacks."""
     from torch._C._distributed_c10d import Reducer
 
-    from reference.data_parallel import TorchNamedReducer
+    from ddplab.reference.data_parallel import TorchNamedReducer
 
     called = {
         name

@@ -4,9 +4,9 @@ from ddplab.conformance.all_checks import CHECKS
 from ddplab.conformance.check_outcomes import CheckResult
 from ddplab.conformance.check_runner import Bench, run_check
 
-OURS = "reference.data_parallel:DistributedDataParallel"
+OURS = "ddplab.reference.data_parallel:DistributedDataParallel"
 TORCHS = "torch.nn.parallel:DistributedDataParallel"
-NAIVE = "reference.minimal:NaiveDataParallel"
+NAIVE = "ddplab.reference.minimal:NaiveDataParallel"
 LITTLE = 4
 SLOW = {"a failing rank", "a lost rank", "state machine", "overlap", "a long run", "new interpreters"}
 """Checks that start processes or take seconds; `ddplab conform` runs them in CI."""

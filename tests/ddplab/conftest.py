@@ -8,7 +8,7 @@ import pytest
 from ddplab.conformance.check_runner import Bench
 from ddplab.conformance.class_under_test import Subject
 from ddplab.emulation import virtual_time
-from simulator import Fabric
+from ddplab.simulator import Fabric
 
 from ..nccl_log import nccl_log
 from .conformance_bench import LITTLE

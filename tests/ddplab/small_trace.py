@@ -1,6 +1,6 @@
 """A trace of three tensors, for emulations that take milliseconds."""
 
-from simulator import Fabric
+from ddplab.simulator import Fabric
 
 from ..simulator.changed_traces import as_floats
 from ..strategies import iteration, trace_of

@@ -30,7 +30,7 @@ def test_torchs_passes_everything_that_it_supports(bench_of):
 
 
 def test_a_simple_class_passes_and_what_it_lacks_is_no_failure(bench_of):
-    """Those of `reference.minimal` are checked by their own tests."""
+    """Those of `ddplab.reference.minimal` are checked by their own tests."""
     found = outcomes(bench_of(LADDER))
     assert {one.check: one.message for one in found.values() if one.outcome == "failed"} == {}
     lacking = {one.check for one in found.values() if one.outcome == "not supported"}
@@ -94,7 +94,7 @@ def test_a_faulty_class_fails_where_its_fault_is(bench_of, name, check, says):
         (faulty("ScattersAndGathers"), ["any timing", "overlap"], set()),
         (faulty("ReducesAndBroadcasts"), ["any timing", "overlap"], set()),
         (faulty("SendsAround"), ["any timing", "overlap"], {"overlap"}),
-        ("reference.minimal:FlatDataParallel", ["a backward pass that raises"], set()),
+        ("ddplab.reference.minimal:FlatDataParallel", ["a backward pass that raises"], set()),
     ],
 )
 def test_an_unusual_class_or_a_function_that_wraps_a_module_does_not_fail(bench_of, name, checks, lacking):

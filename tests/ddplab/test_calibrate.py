@@ -9,10 +9,10 @@ import pytest
 from ddplab.calibration.calibrate import calibrate, measure_hooks
 from ddplab.calibration.slow_downs import MOST_DELAYED
 from ddplab.cli.show import show_fabric
-from reference.launch import RankPool
-from simulator import Fabric
-from simulator.fabric import Linear
-from simulator.fabric.processor_costs import HookCost
+from ddplab.reference.launch import RankPool
+from ddplab.simulator import Fabric
+from ddplab.simulator.fabric import Linear
+from ddplab.simulator.fabric.processor_costs import HookCost
 
 TINY = "tests.models_for_cli:tiny"
 

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from ddplab.conformance.check_outcomes import CheckResult, read_expectations, why_left_out, write_script
 from ddplab.conformance.random_programs import programs
-from reference.files.writing import printable
+from ddplab.reference.files.writing import printable
 
 from ..explore import examples
 

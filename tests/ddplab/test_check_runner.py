@@ -12,7 +12,7 @@ from ddplab.conformance import check_runner as bench_module
 from ddplab.conformance.check_runner import cause_of, run_check
 from ddplab.conformance.class_under_test import Subject
 from ddplab.conformance.local_training import FindingError
-from reference.errors import RankError
+from ddplab.reference.errors import RankError
 
 from ..faulty_reducers import wrong_on_rank_0
 from .conformance_bench import NAIVE, faulty, outcomes
@@ -94,7 +94,7 @@ def fail_on_rank_0(rank: int, _world_size: int, _subject: Subject) -> str:
     ],
 )
 def test_a_lost_rank_is_one_whatever_the_messages_say(bench_of, monkeypatch, run, body, outcome, unmatched):
-    """A message of `reference.launch` in other words once made an ordinary failure of a lost rank."""
+    """A message of `ddplab.reference.launch` in other words once made an ordinary failure of a lost rank."""
     bench = bench_of(NAIVE)
     monkeypatch.setattr(bench_module, "TIMEOUT_S", 2.0 if body is hang else 20.0)
     as_it_is = RankError.__init__

@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 from ddplab import models
 from ddplab.calibration import comm_hook_costs
 from ddplab.calibration.repeated_timing import TimedCollective
-from reference.trace import Parameter
-from simulator.schedule.comm_hook_messages import HALVES, HOOKS, named_hook
+from ddplab.reference.trace import Parameter
+from ddplab.simulator.schedule.comm_hook_messages import HALVES, HOOKS, named_hook
 
 TINY = "tests.models_for_cli:tiny"
 

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from reference.trace import Trace
+from ddplab.reference.trace import Trace
 
 from .command_process import ddplab
 

@@ -3,9 +3,9 @@
 import json
 
 from ddplab import demo
+from ddplab.reference.trace import Trace
+from ddplab.simulator.baseline_predictions import BASELINES
 from figures.traces_and_fabrics import resnet50
-from reference.trace import Trace
-from simulator.baseline_predictions import BASELINES
 
 
 def test_its_trace_is_the_one_of_the_figures():

@@ -8,13 +8,13 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-import simulator
+from ddplab import simulator
 from ddplab.emulation.emulate import emulate
-from reference.data_parallel import DistributedDataParallel
-from reference.errors import RankError
-from reference.trace import Buffer, Iteration
-from simulator.fabric import Linear
-from simulator.predicted_iteration import Prediction
+from ddplab.reference.data_parallel import DistributedDataParallel
+from ddplab.reference.errors import RankError
+from ddplab.reference.trace import Buffer, Iteration
+from ddplab.simulator.fabric import Linear
+from ddplab.simulator.predicted_iteration import Prediction
 
 from ..explore import examples
 from ..simulator.changed_traces import as_floats, with_iterations, with_workload

@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 
 from ddplab import models
 from ddplab.emulation.emulated_device import EmulatedModel, EmulatedTraining, IterationTimes, WallClock
-from reference.recorder import described_buffers, described_parameters
-from reference.trace import Buffer, Parameter, Workload
+from ddplab.reference.recorder import described_buffers, described_parameters
+from ddplab.reference.trace import Buffer, Parameter, Workload
 
 from ..strategies import traces
 from .small_trace import small_trace

@@ -1,6 +1,6 @@
 """The command `import`."""
 
-from reference.trace import Trace
+from ddplab.reference.trace import Trace
 
 from ..simulator.profiler_files import SMALL, profile, write
 

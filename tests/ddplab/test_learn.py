@@ -21,11 +21,11 @@ from ddplab.learn.learner_file import LearnerClass, learner_class
 from ddplab.learn.progress import Progress, load_progress, next_hint, progress_file, update_progress
 from ddplab.learn.rungs import RUNGS
 from ddplab.learn.source_text import SKELETON
+from ddplab.reference import minimal
+from ddplab.reference.errors import RankLostError
+from ddplab.reference.launch import RankPool
+from ddplab.simulator.engines.timeline import Span
 from docs import ladder
-from reference import minimal
-from reference.errors import RankLostError
-from reference.launch import RankPool
-from simulator.engines.timeline import Span
 
 FILES = {"solutions": Path(ladder.__file__), "minimal": Path(minimal.__file__)}
 NUMBERS = range(1, len(RUNGS) + 1)
@@ -78,7 +78,7 @@ def shared(judging, monkeypatch):
 
 def edited(file: str, name: str, edits=()) -> LearnerClass:
     """A class of a file of ours, in which each text was replaced by another one."""
-    source = FILES[file].read_text().replace("from .bucketing", "from reference.bucketing")
+    source = FILES[file].read_text().replace("from .bucketing", "from ddplab.reference.bucketing")
     for edit in edits:
         assert source.count(edit["old"]) == 1, edit
         source = source.replace(edit["old"], edit["new"])
@@ -334,7 +334,7 @@ def test_our_solutions_pass_in_the_cells_of_tutorial_2_each_going_on_from_the_on
     for number in range(1, 9):
         text = inspect.getsource(bases.get(number) or ladder.SOLUTIONS[number - 1])
         base = "nn.Module" if number == 1 else "MyDDP"
-        needs = "from docs.ladder import *\nfrom reference.minimal import *\n" * (number == 1)
+        needs = "from docs.ladder import *\nfrom ddplab.reference.minimal import *\n" * (number == 1)
         own = re.sub(r"class \w+\(\w+(\.\w+)?\)", f"class MyDDP({base})", text, count=1)
         magics["rung"](str(number), needs + own)
         assert f"{number} of 17 rungs" in (told := capsys.readouterr().out), told

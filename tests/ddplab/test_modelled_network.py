@@ -5,9 +5,9 @@ import torch
 import torch.distributed as dist
 
 from ddplab.emulation.emulate import emulate
-from reference.data_parallel import DistributedDataParallel
-from reference.errors import RankError
-from reference.reducer_observer import Observer
+from ddplab.reference.data_parallel import DistributedDataParallel
+from ddplab.reference.errors import RankError
+from ddplab.reference.recording.reducer_observer import Observer
 
 from .small_trace import FABRIC, small_trace
 

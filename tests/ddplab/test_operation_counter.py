@@ -9,10 +9,10 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from ddplab import models
 from ddplab.operation_counter import count_operations, measure_operations
-from reference.errors import ModelError
-from reference.recorder import record
-from simulator.workload.roofline import Operations, data_sheets
-from simulator.workload.trace_synthesis import rescale, synthesize
+from ddplab.reference.errors import ModelError
+from ddplab.reference.recorder import record
+from ddplab.simulator.workload.roofline import Operations, data_sheets
+from ddplab.simulator.workload.trace_synthesis import rescale, synthesize
 
 from ..simulator.random_operations import SLOW, ready_order, validated
 

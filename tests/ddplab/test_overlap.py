@@ -14,7 +14,7 @@ def schedule_of(name: str, model: int = 0) -> overlap.EmulatedSchedule:
 
 @pytest.mark.parametrize("name", ["Naive", "Bucketed", "Flat"])
 def test_a_class_that_launches_nothing_before_backward_ends_does_not_overlap(name):
-    late = overlap.late_launches(schedule_of(f"reference.minimal:{name}DataParallel"))
+    late = overlap.late_launches(schedule_of(f"ddplab.reference.minimal:{name}DataParallel"))
     assert "after the last gradient was ready" in late
 
 

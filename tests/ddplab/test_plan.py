@@ -3,7 +3,7 @@
 import pytest
 
 from ddplab.cli.plan import _read_efficiency, _read_hours, _read_steps
-from simulator.capacity.report import report_page
+from ddplab.simulator.capacity.report import report_page
 
 FAST = ("--world-size", "8,16")
 

@@ -7,9 +7,9 @@ import pandas as pd
 import pytest
 
 from ddplab.cli.predict import conclusion, heat_map_axes, verdicts
-from reference.trace import Trace
-from simulator import Fabric, Policy, predict
-from simulator.sweep import AXES
+from ddplab.reference.trace import Trace
+from ddplab.simulator import Fabric, Policy, predict
+from ddplab.simulator.sweep import AXES
 
 from ..strategies import iteration, trace_of
 

@@ -4,8 +4,8 @@ import hashlib
 
 import pytest
 
-from reference.trace import Trace
-from simulator import Fabric
+from ddplab.reference.trace import Trace
+from ddplab.simulator import Fabric
 
 from ..reference.test_network_namespaces import links_are_permitted
 

@@ -19,7 +19,7 @@ from ddplab.calibration.repeated_timing import (
     slowdown_factor,
     timed_collectives,
 )
-from simulator.fabric import Linear
+from ddplab.simulator.fabric import Linear
 
 positive = st.integers(1, 10**9)
 times = st.lists(positive, min_size=1, max_size=12)

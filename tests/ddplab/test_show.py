@@ -7,11 +7,11 @@ import pytest
 
 from ddplab import models
 from ddplab.cli.show import SETTINGS
-from reference.trace import Trace
-from simulator import Fabric
-from simulator.catalogue import read_catalogue
-from simulator.fabric import Linear, Processor
-from simulator.fabric.processor_costs import HookCost
+from ddplab.reference.trace import Trace
+from ddplab.simulator import Fabric
+from ddplab.simulator.catalogue import read_catalogue
+from ddplab.simulator.fabric import Linear, Processor
+from ddplab.simulator.fabric.processor_costs import HookCost
 
 ROOT = Path(__file__).parents[2]
 

@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 
 from ddplab.calibration.repeated_timing import ContentionTimes
 from ddplab.calibration.slow_downs import MOST_DELAYED, ContinuousTimes, fit_slow_down
-from simulator import Fabric, predict
+from ddplab.simulator import Fabric, predict
 
 from ..strategies import iteration, trace_of
 

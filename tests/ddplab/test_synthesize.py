@@ -5,7 +5,7 @@ import re
 import pytest
 
 from ddplab.cli.synthesize import judgement, read_step
-from reference.trace import Trace
+from ddplab.reference.trace import Trace
 
 TINY = "tests.models_for_cli:tiny"
 

@@ -7,10 +7,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ddplab.emulation.time_dilation import ScaleModel
-from reference.trace import Buffer, Trace
-from simulator.fabric import Fabric
-from simulator.prediction import predict
-from simulator.workload.compute_times import recorded_model
+from ddplab.reference.trace import Buffer, Trace
+from ddplab.simulator.fabric import Fabric
+from ddplab.simulator.prediction import predict
+from ddplab.simulator.workload.compute_times import recorded_model
 
 from ..simulator.changed_traces import with_workload
 from ..strategies import traces

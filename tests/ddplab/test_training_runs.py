@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from torch import nn
 
 from ddplab import models, training_runs
-from reference.trace import Trace
+from ddplab.reference.trace import Trace
 
 from ..strategies import traces
 

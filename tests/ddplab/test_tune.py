@@ -6,9 +6,9 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from ddplab.cli.tune import answer, decimals, plan_rows, short_caps_mb, to_paste
-from simulator import BucketPlan, Policy, predict, tune
-from simulator.schedule.schedule import buckets_of
-from simulator.workload.compute_times import recorded_model
+from ddplab.simulator import BucketPlan, Policy, predict, tune
+from ddplab.simulator.schedule.schedule import buckets_of
+from ddplab.simulator.workload.compute_times import recorded_model
 
 from ..explore import examples
 from ..strategies import steady_fabrics, traces

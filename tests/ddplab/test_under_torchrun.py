@@ -9,8 +9,8 @@ import sys
 
 import pytest
 
-from reference.trace import Trace
-from simulator import Fabric, tune
+from ddplab.reference.trace import Trace
+from ddplab.simulator import Fabric, tune
 
 from ..reference.test_network_namespaces import NEEDS_LINKS
 from .command_process import ROOT

@@ -9,11 +9,11 @@ import pytest
 
 from ddplab import validate
 from ddplab.emulation.time_dilation import ScaleModel
+from ddplab.reference.launch import RankPool
+from ddplab.reference.trace import Trace
+from ddplab.simulator import BucketPlan, tune
 from ddplab.training_runs import TargetRun, Turn, record_computation, train_turn
 from ddplab.validation_report import Configuration
-from reference.launch import RankPool
-from reference.trace import Trace
-from simulator import BucketPlan, tune
 
 from ..validation_rows import FABRIC, TRACE
 from .small_trace import small_trace

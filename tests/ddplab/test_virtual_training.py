@@ -4,9 +4,9 @@ import json
 
 import pytest
 
-import simulator
+from ddplab import simulator
 from ddplab.emulation.emulate import emulate
-from simulator.results.perfetto_export import chrome_trace
+from ddplab.simulator.results.perfetto_export import chrome_trace
 
 from .small_trace import FABRIC, small_trace
 

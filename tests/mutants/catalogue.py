@@ -54,7 +54,7 @@ def catalogue() -> list[Mutant]:
 def copy_tree(folder: Path, mutant: Mutant | None = None) -> None:
     """Copy the source tree into a folder, with a fault; compiled files too, which are valid for unchanged files."""
     for name in TREE:
-        shutil.copytree(ROOT / name, folder / name)
+        shutil.copytree(ROOT / name, folder / name, symlinks=True)
     shutil.copy2(ROOT / "pyproject.toml", folder)
     if mutant is not None:
         path = folder / mutant.file

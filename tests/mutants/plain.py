@@ -8,7 +8,7 @@ import copy
 import torch
 from torch import nn
 
-from reference.data_parallel import DistributedDataParallel
+from ddplab.reference.data_parallel import DistributedDataParallel
 
 
 def gradients_are_close(rank: int, world_size: int) -> None:

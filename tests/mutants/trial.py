@@ -18,17 +18,17 @@ from ddplab.conformance.all_checks import CHECKS
 from ddplab.conformance.check_outcomes import Expectation
 from ddplab.conformance.check_runner import QUICK, bench_on, run_check
 from ddplab.conformance.class_under_test import Subject
-from reference.errors import RankError
-from reference.fork_server import start_server
-from reference.launch import RankPool
+from ddplab.reference.errors import RankError
+from ddplab.reference.launch import RankPool
+from ddplab.reference.ranks.fork_server import start_server
 
 from . import plain
 from .run import last_error
 
-NAME = "reference.data_parallel:DistributedDataParallel"
+NAME = "ddplab.reference.data_parallel:DistributedDataParallel"
 WORLD_SIZE, PLAIN_WORLD_SIZE = 3, 2
 PLAIN_TIMEOUT_S = 20.0
-IMPORTED_ONCE = ("ddplab.conformance.random_programs", "reference.data_parallel", "tests.mutants.plain")
+IMPORTED_ONCE = ("ddplab.conformance.random_programs", "ddplab.reference.data_parallel", "tests.mutants.plain")
 PASSED, SCHEDULES = "passed.json", "schedules.json"
 """Files in `FOLDER`: the checks that pass without a fault, and the schedules."""
 

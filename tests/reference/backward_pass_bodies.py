@@ -11,8 +11,8 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel as TorchDDP
 
-from reference.data_parallel import DistributedDataParallel
-from reference.reducer_observer import Observer
+from ddplab.reference.data_parallel import DistributedDataParallel
+from ddplab.reference.recording.reducer_observer import Observer
 
 WEIGHTS = (0, 1, 2, 3)
 HEADS = {"a": (0, 1), "b": (2, 3)}

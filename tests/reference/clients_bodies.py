@@ -15,7 +15,7 @@ from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
 from torch.distributed.distributed_c10d import _get_default_store
 from torch.nn.utils import parametrizations
 
-from reference.data_parallel import DistributedDataParallel
+from ddplab.reference.data_parallel import DistributedDataParallel
 
 from ..scenarios import CLASSES, Wrap, batch, gradients, linears, on_both_classes, trained
 from .drop_in_bodies import Tower

@@ -12,7 +12,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from reference.data_parallel import DistributedDataParallel
+from ddplab.reference.data_parallel import DistributedDataParallel
 
 from ..hook_bodies import OURS, register
 

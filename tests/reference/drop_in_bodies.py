@@ -16,7 +16,7 @@ from torch.distributed.checkpoint.state_dict import get_model_state_dict
 from torch.nn.parallel import DistributedDataParallel as TorchDDP
 
 import ddplab
-from reference.data_parallel import DistributedDataParallel
+from ddplab.reference.data_parallel import DistributedDataParallel
 
 from ..scenarios import Branches, Wrap, batch, gradients, on_both_classes, train, trained
 from .mixed_precision_bodies import Precision

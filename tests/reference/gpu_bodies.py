@@ -10,10 +10,10 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from benchmarks.gpu_traces import record_beside_profiler as record_of_profiled
-from reference.data_parallel import DistributedDataParallel
-from reference.device_clock import clock_of, nanoseconds
-from reference.recorder import record
-from reference.trace import Trace
+from ddplab.reference.data_parallel import DistributedDataParallel
+from ddplab.reference.recorder import record
+from ddplab.reference.recording.device_clock import clock_of, nanoseconds
+from ddplab.reference.trace import Trace
 
 from ..scenarios import CLASSES, Wrap, mlp, on_both_classes, train
 from ..torch_options import taken

@@ -17,10 +17,10 @@ from torch import Tensor, nn
 from torch._C._distributed_c10d import BuiltinCommHookType
 from torch.nn.parallel.distributed import _MixedPrecision
 
-from reference.comm_hooks.allreduce import allreduce
-from reference.comm_hooks.post_local_sgd import PostLocalSGDState
-from reference.comm_hooks.powersgd import PowerSGDState
-from reference.data_parallel import DistributedDataParallel
+from ddplab.reference.comm_hooks.allreduce import allreduce
+from ddplab.reference.comm_hooks.post_local_sgd import PostLocalSGDState
+from ddplab.reference.comm_hooks.powersgd import PowerSGDState
+from ddplab.reference.data_parallel import DistributedDataParallel
 
 from ..hook_bodies import OURS, Given, given_gradients, register
 from ..scenarios import Wrap, batch, gradients, on_both_classes, trained

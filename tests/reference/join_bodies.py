@@ -10,8 +10,8 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn.parallel.distributed import _BufferCommHookLocation
 
-from reference.data_parallel import DistributedDataParallel
-from reference.join import Join, Joinable, JoinHook
+from ddplab.reference.data_parallel import DistributedDataParallel
+from ddplab.reference.features.join import Join, Joinable, JoinHook
 
 from ..hook_bodies import register
 from ..scenarios import Branches, Wrap, batch, gradients, linears, on_both_classes, trained

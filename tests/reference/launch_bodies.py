@@ -15,9 +15,9 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from reference.errors import CollectiveError, LaunchOrderError
-from reference.fork_server import Surroundings
-from reference.launch import RankPool, report_progress
+from ddplab.reference.errors import CollectiveError, LaunchOrderError
+from ddplab.reference.launch import RankPool, report_progress
+from ddplab.reference.ranks.fork_server import Surroundings
 
 
 def identify(rank: int, world_size: int, *args: object) -> tuple[object, ...]:

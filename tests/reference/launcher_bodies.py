@@ -5,12 +5,12 @@ from functools import partial
 from unittest import mock
 
 from ddplab.calibration import repeated_timing
+from ddplab.reference import launch, launcher
+from ddplab.reference.errors import RankError
+from ddplab.reference.launch import RankPool, run_ranks
+from ddplab.reference.ranks.fork_server import Surroundings
+from ddplab.reference.ranks.launcher import on_rank_0
 from ddplab.training_runs import record_computation
-from reference import launch, launcher
-from reference.errors import RankError
-from reference.fork_server import Surroundings
-from reference.launch import RankPool, run_ranks
-from reference.launcher import on_rank_0
 
 from . import launch_bodies as bodies
 

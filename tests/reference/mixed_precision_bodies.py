@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from torch.nn.parallel.distributed import _MixedPrecision
 from torch.utils.checkpoint import checkpoint
 
-from reference.data_parallel import DistributedDataParallel
+from ddplab.reference.data_parallel import DistributedDataParallel
 
 from ..scenarios import Wrap, batch, gradients, on_both_classes, train, trained
 

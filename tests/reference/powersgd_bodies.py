@@ -10,8 +10,8 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from reference.comm_hooks.powersgd import power_sgd
-from reference.data_parallel import DistributedDataParallel
+from ddplab.reference.comm_hooks.powersgd import power_sgd
+from ddplab.reference.data_parallel import DistributedDataParallel
 
 from ..hook_bodies import Given, Shapes, averages, given_gradients, register
 from ..scenarios import Branches, batch
@@ -109,6 +109,6 @@ def averages_around_a_failure(rank: int, _world_size: int, shapes: Shapes) -> li
 def logged_statistics(rank: int, world_size: int, every: int) -> list[str]:
     """What PowerSGD logs in 8 iterations, 6 of which compress."""
     options = {"compression_stats_logging_frequency": every}
-    with TestCase().assertLogs("reference.comm_hooks.powersgd") as logged:
+    with TestCase().assertLogs("ddplab.reference.comm_hooks.powersgd") as logged:
         averages(rank, world_size, ("ours", "power"), "ours", ((8, 8),), 0, steps=8, state_options=options)
     return [record.getMessage() for record in logged.records]

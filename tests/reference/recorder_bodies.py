@@ -9,10 +9,10 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.distributed.algorithms.ddp_comm_hooks import powerSGD_hook
 
-from reference.data_parallel import DistributedDataParallel
-from reference.recorder import record
-from reference.reducer_observer import Observer
-from reference.trace import Trace
+from ddplab.reference.data_parallel import DistributedDataParallel
+from ddplab.reference.recorder import record
+from ddplab.reference.recording.reducer_observer import Observer
+from ddplab.reference.trace import Trace
 
 from ..scenarios import CLASSES, Branches, mlp, mlp_batch
 from ..simulated_gpu import SimulatedGpu, SimulatedLayer
@@ -116,7 +116,7 @@ def record_on_simulated_gpu(rank: int, world_size: int, wrapper: str, layers_ns:
     gpu = SimulatedGpu()
     model = torch.nn.Sequential(*(SimulatedLayer(gpu, *ns) for ns in layers_ns))
     model = CLASSES[wrapper](model, bucket_cap_mb=1e-5)
-    with mock.patch("reference.recorder.clock_of", return_value=gpu.clock()), record(model) as recording:
+    with mock.patch("ddplab.reference.recorder.clock_of", return_value=gpu.clock()), record(model) as recording:
         waits = gpu.synchronizations
         if wrapper == "ours":
             model.reducer.observers.append(CopiesOut(gpu))

@@ -7,8 +7,8 @@ from torch import nn
 from torch.utils.checkpoint import checkpoint
 
 from ddplab.conformance.training_programs import Net, Program, loss_of
-from reference.data_parallel import DistributedDataParallel
-from reference.reducer_observer import Observer
+from ddplab.reference.data_parallel import DistributedDataParallel
+from ddplab.reference.recording.reducer_observer import Observer
 
 from ..scenarios import Wrap, mlp, on_both_classes
 

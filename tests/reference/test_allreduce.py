@@ -6,7 +6,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from reference.comm_hooks.allreduce import average, noop
+from ddplab.reference.comm_hooks.allreduce import average, noop
 
 from ..explore import examples
 

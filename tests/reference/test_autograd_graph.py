@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import nn
 
-from reference.autograd_graph import accumulators, reachable
+from ddplab.reference.autograd_graph import accumulators, reachable
 
 PARAMETERS = 5
 terms = st.lists(st.sets(st.integers(0, PARAMETERS - 1)), min_size=1, max_size=3)

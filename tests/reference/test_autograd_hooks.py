@@ -5,8 +5,8 @@ import threading
 import pytest
 import torch
 
-from reference.autograd_graph import accumulators
-from reference.autograd_hooks import Inbox, attach_hooks
+from ddplab.reference.autograd_graph import accumulators
+from ddplab.reference.autograd_hooks import Inbox, attach_hooks
 
 
 class Meets:

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from reference.data_parallel import DistributedDataParallel
+from ddplab.reference.data_parallel import DistributedDataParallel
 
 from ..scenarios import assert_same, gradients
 

@@ -5,9 +5,9 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from reference.autograd_hooks import tensors_in
-from reference.backward_sink import map_tensors
-from reference.data_parallel import DistributedDataParallel
+from ddplab.reference.autograd_hooks import tensors_in
+from ddplab.reference.data_parallel import DistributedDataParallel
+from ddplab.reference.features.backward_sink import map_tensors
 
 from .. import scenarios
 from ..explore import examples

@@ -7,7 +7,7 @@ import torch.distributed as dist
 from hypothesis import given
 from hypothesis import strategies as st
 
-from reference.broadcast import broadcast_coalesced
+from ddplab.reference.broadcast import broadcast_coalesced
 
 from .. import scenarios
 from ..explore import examples

@@ -4,8 +4,8 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from reference.bucket_copies import lead_in
-from reference.buckets import Bucket
+from ddplab.reference.bucket_copies import lead_in
+from ddplab.reference.buckets import Bucket
 
 
 @given(st.lists(st.integers(0, 100), min_size=1, max_size=8), st.sampled_from([1, 4, 8, 16]))

@@ -6,7 +6,7 @@ import torch.distributed as dist
 from hypothesis import given
 from hypothesis import strategies as st
 
-from reference.bucketing import (
+from ddplab.reference.bucketing import (
     MIB,
     ORDERS,
     assign_buckets,

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import nn
 
-from reference.buckets import Bucket
+from ddplab.reference.buckets import Bucket
 
 
 @pytest.mark.parametrize(

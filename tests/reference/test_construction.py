@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import nn
 
-from reference.checks.construction import exchange_device
+from ddplab.reference.checks.construction import exchange_device
 
 
 @pytest.mark.parametrize(

@@ -13,14 +13,14 @@ from torch import Tensor
 from ddplab.conformance.class_under_test import Subject
 from ddplab.conformance.local_training import WeakProgramError, check_program
 from ddplab.conformance.training_programs import Program
-from reference.data_parallel import DistributedDataParallel
-from reference.launch import RankPool
+from ddplab.reference.data_parallel import DistributedDataParallel
+from ddplab.reference.launch import RankPool
 
 from ..explore import examples
 from ..scenarios import Wrap, assert_same_pairs, mlp, on_both_classes, train, trained
 from ..strategies import caps_mb, integer_programs, partitions
 
-OURS = Subject("reference.data_parallel:DistributedDataParallel")
+OURS = Subject("ddplab.reference.data_parallel:DistributedDataParallel")
 BOTH_POOLS = pytest.mark.parametrize("ranks", [2, 4], indirect=True)
 widths = st.lists(st.integers(1, 12), min_size=2, max_size=5).map(tuple)
 seeds = st.integers(0, 2**31 - 1)

@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel as TorchDDP
 
-from reference.data_parallel import DistributedDataParallel
-from reference.parameters import trainable_parameters
+from ddplab.reference.data_parallel import DistributedDataParallel
+from ddplab.reference.parameters import trainable_parameters
 
 from ..explore import examples
 from ..scenarios import assert_same_pairs, batch, gradients

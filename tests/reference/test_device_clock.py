@@ -5,7 +5,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from reference.device_clock import HostClock, clock_of
+from ddplab.reference.recording.device_clock import HostClock, clock_of
 
 from ..simulated_gpu import CALL_NS, SimulatedGpu, Stream
 

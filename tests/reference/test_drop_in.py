@@ -124,7 +124,7 @@ def test_our_class_in_torchs_place(two_ranks):
     """Under every name that a client imports; torch.compile splits graphs at buckets all the same."""
     for inside, after in two_ranks.run(drop_in_bodies.replaced):
         *names, graphs = inside
-        assert set(names) == {"reference.data_parallel"}
+        assert set(names) == {"ddplab.reference.data_parallel"}
         assert after == [*["torch.nn.parallel.distributed"] * 3, graphs]
         assert graphs > 1
 
@@ -136,7 +136,7 @@ def test_a_script_run_with_our_class(tmp_path, monkeypatch):
         file.write("print(sys.argv[1:], DDP.__module__, __name__)\n")
     command = [sys.executable, "-m", "ddplab.replace_ddp", script, "--lr", "1"]
     ran = subprocess.run(command, capture_output=True, text=True, check=True)
-    assert ran.stdout == "['--lr', '1'] reference.data_parallel __main__\n"
+    assert ran.stdout == "['--lr', '1'] ddplab.reference.data_parallel __main__\n"
     monkeypatch.setattr(sys, "argv", ["replace_ddp", "nowhere.py"])
     with pytest.raises(SystemExit, match=r"^expected the path of a Python script, got nowhere\.py"):
         import_module("ddplab.replace_ddp").main()

@@ -4,8 +4,8 @@ import pytest
 import torch
 from torch import nn
 
-from reference.buckets import Bucket
-from reference.checks.error_messages import ErrorMessages
+from ddplab.reference.buckets import Bucket
+from ddplab.reference.checks.error_messages import ErrorMessages
 
 from .. import misuse
 

@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from reference import errors
-from reference.errors import Error, LinkError, ModelError, RankError, TraceError
+from ddplab.reference import errors
+from ddplab.reference.errors import Error, LinkError, ModelError, RankError, TraceError
 
 OF_RANKS = [one for one in vars(errors).values() if isinstance(one, type) and issubclass(one, RankError)]
 

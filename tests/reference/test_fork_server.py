@@ -10,8 +10,8 @@ from unittest import mock
 from hypothesis import given
 from hypothesis import strategies as st
 
-from reference import fork_server
-from reference.launch import RankPool
+from ddplab.reference.launch import RankPool
+from ddplab.reference.ranks import fork_server
 
 from ..explore import examples
 from . import launch_bodies as bodies

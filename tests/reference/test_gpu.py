@@ -10,8 +10,8 @@ import pytest
 import torch
 
 from benchmarks.gpu import SHARED
-from reference.launch import RankPool
-from simulator import import_profile
+from ddplab.reference.launch import RankPool
+from ddplab.simulator import import_profile
 
 from .. import hook_bodies
 from ..scenarios import assert_same_pairs

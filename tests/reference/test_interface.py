@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from reference.launch import RankPool
+from ddplab.reference.launch import RankPool
 
 from .. import hook_bodies, misuse
 from ..scenarios import assert_same, assert_same_pairs

@@ -12,8 +12,8 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from reference import launch
-from reference.errors import (
+from ddplab.reference import launch
+from ddplab.reference.errors import (
     CollectiveError,
     Error,
     LaunchOrderError,
@@ -21,8 +21,8 @@ from reference.errors import (
     RankLostError,
     RanksStillRunningError,
 )
-from reference.fork_server import OUTPUTS, Surroundings, process_context
-from reference.launch import RankPool, cores_of, run_ranks
+from ddplab.reference.launch import RankPool, cores_of, run_ranks
+from ddplab.reference.ranks.fork_server import OUTPUTS, Surroundings, process_context
 
 from . import launch_bodies as bodies
 
@@ -180,7 +180,7 @@ def test_ranks_without_the_device_that_they_are_given_end_with_one_line():
 
 AS_UNDER_TORCHRUN = """
 import torch
-from reference.launch import _states_of_threads, run_ranks
+from ddplab.reference.launch import _states_of_threads, run_ranks
 def train(_rank, _world_size):
     ddp = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(2, 2))
     ddp(torch.ones(1, 2)).sum().backward()

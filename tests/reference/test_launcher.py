@@ -12,9 +12,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from reference.errors import Error
-from reference.fork_server import OUTPUTS, Surroundings, process_context
-from reference.launcher import Place, address_for_others, first_host, launched
+from ddplab.reference.errors import Error
+from ddplab.reference.ranks.fork_server import OUTPUTS, Surroundings, process_context
+from ddplab.reference.ranks.launcher import Place, address_for_others, first_host, launched
 
 from .launcher_bodies import serve_or_run
 

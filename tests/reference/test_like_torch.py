@@ -12,7 +12,7 @@ from ddplab.conformance.all_checks import difference_of_runs
 from ddplab.conformance.class_under_test import Subject
 from ddplab.conformance.random_programs import programs
 from ddplab.conformance.training_programs import Program, run_until_error
-from reference.launch import RankPool
+from ddplab.reference.launch import RankPool
 
 from .. import scenarios
 from ..explore import examples
@@ -23,7 +23,7 @@ from ..torch_options import taken
 modes = st.fixed_dictionaries(
     taken({"gradient_as_bucket_view": st.booleans(), "batched_grad_copy": st.booleans(), "bucket_cap_mb": caps_mb()})
 )
-OURS = "reference.data_parallel:DistributedDataParallel"
+OURS = "ddplab.reference.data_parallel:DistributedDataParallel"
 TORCHS = "torch.nn.parallel:DistributedDataParallel"
 
 

@@ -10,7 +10,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from reference.logging_data import LoggingData
+from ddplab.reference.recording.logging_data import LoggingData
 
 from ..scenarios import Wrap, mlp, on_both_classes
 from ..simulated_gpu import SimulatedGpu

@@ -1,4 +1,4 @@
-"""The four classes of `reference.minimal`: each trains as one process does, and the last launches in bucket order."""
+"""The four classes of `minimal.py`: each trains as one process does, and the last launches in bucket order."""
 
 from pathlib import Path
 from unittest import mock
@@ -12,8 +12,8 @@ from torch import nn
 
 from ddplab.conformance.all_checks import CHECKS
 from ddplab.conformance.check_runner import bench_on, run_check
-from reference import minimal
-from reference.bucketing import MIB, initial_buckets
+from ddplab.reference import minimal
+from ddplab.reference.bucketing import MIB, initial_buckets
 
 from ..explore import examples
 
@@ -31,8 +31,8 @@ RANKS = 4
 
 
 def outcomes(ranks, name, checks):
-    """Outcome and message of each check on a class of `reference.minimal`."""
-    with bench_on(ranks, f"reference.minimal:{name}", LITTLE) as bench:
+    """Outcome and message of each check on a class of `ddplab.reference.minimal`."""
+    with bench_on(ranks, f"ddplab.reference.minimal:{name}", LITTLE) as bench:
         results = {check: run_check(check, CHECKS[check], bench) for check in checks}
     return {check: (result.outcome, result.message) for check, result in results.items()}
 

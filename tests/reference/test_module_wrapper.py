@@ -5,7 +5,7 @@ import warnings
 import torch
 from torch import nn
 
-from reference.data_parallel import DistributedDataParallel
+from ddplab.reference.data_parallel import DistributedDataParallel
 
 
 class HasExtraState(nn.Module):

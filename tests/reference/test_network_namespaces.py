@@ -15,15 +15,15 @@ import torch.distributed as dist
 from hypothesis import given
 from hypothesis import strategies as st
 
-from reference import network_namespaces
-from reference.errors import LinkError
-from reference.launch import RankPool
-from reference.network_namespaces import DEVICE, Links, Uplinks, bits_per_s
+from ddplab.reference.errors import LinkError
+from ddplab.reference.launch import RankPool
+from ddplab.reference.ranks import network_namespaces
+from ddplab.reference.ranks.network_namespaces import DEVICE, Links, Uplinks, bits_per_s
 
 ELEMENTS = 100_000
 LAUNCHER = """
 import os, sys
-from reference.network_namespaces import Links
+from ddplab.reference.ranks.network_namespaces import Links
 links = Links(2, 1e9)
 print(*[os.stat(links.namespace(rank)).st_ino for rank in range(2)], flush=True)
 sys.stdin.read()

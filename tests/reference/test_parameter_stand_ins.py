@@ -6,8 +6,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import nn
 
-from reference.parameter_stand_ins import ForwardParameters, compose, replaced_parameters
-from reference.parameters import module_tensors
+from ddplab.reference.features.parameter_stand_ins import ForwardParameters, compose, replaced_parameters
+from ddplab.reference.parameters import module_tensors
 
 
 class Layers(nn.Module):

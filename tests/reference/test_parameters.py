@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import nn
 
-from reference.parameters import dense_strides, module_tensors
+from ddplab.reference.parameters import dense_strides, module_tensors
 
 NAMES = "abcdef"
 

@@ -7,8 +7,8 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from reference.collectives import factors_of_gradient, rows_and_columns
-from reference.comm_hooks.powersgd import PowerSGDState, keep_where, orthogonalize, square
+from ddplab.reference.comm_hooks.powersgd import PowerSGDState, keep_where, orthogonalize, square
+from ddplab.reference.message_sizes import factors_of_gradient, rows_and_columns
 
 from .. import hook_bodies
 from ..explore import examples

@@ -7,7 +7,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from reference.comm_hooks.quantization import dequantize, quantize, quantize_per_channel, quantize_per_tensor
+from ddplab.reference.comm_hooks.quantization import dequantize, quantize, quantize_per_channel, quantize_per_tensor
 
 
 @given(st.integers(1, 4), st.integers(1, 40), st.sampled_from([0.0, 1e-30, 1.0, 1e30]), st.integers(0, 1000))

@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from reference.files import reading
-from reference.files.reading import parse_yaml, read_bytes
+from ddplab.reference.files import reading
+from ddplab.reference.files.reading import parse_yaml, read_bytes
 
 
 @pytest.mark.parametrize(

@@ -10,9 +10,9 @@ import pytest
 import torch
 from torch import nn
 
-import reference.recorder
-from reference.recorder import record
-from simulator.workload.compute_times import recorded_model
+import ddplab.reference.recorder
+from ddplab.reference.recorder import record
+from ddplab.simulator.workload.compute_times import recorded_model
 
 from ..scenarios import assert_same
 from ..simulated_gpu import SimulatedGpu, SimulatedLayer
@@ -155,7 +155,7 @@ def test_what_cannot_be_recorded_is_refused(module, says):
 def gpu(monkeypatch):
     """A simulated GPU on which the recorder times all modules."""
     gpu = SimulatedGpu()
-    monkeypatch.setattr(reference.recorder, "clock_of", lambda _device, spare: gpu.clock())
+    monkeypatch.setattr(ddplab.reference.recorder, "clock_of", lambda _device, spare: gpu.clock())
     return gpu
 
 
@@ -254,5 +254,5 @@ def test_buckets_on_a_gpu_end_with_the_last_all_reduce(two_ranks, wrapper):
 
 def test_the_bandwidth_of_a_gpu_is_that_of_its_data_sheet():
     a100 = SimpleNamespace(memory_clock_rate=1_215_000, memory_bus_width=5120)
-    assert reference.recorder._memory_bytes_per_s(a100) == pytest.approx(1.555e12, rel=1e-3)
-    assert reference.recorder._memory_bytes_per_s(SimpleNamespace()) is None
+    assert ddplab.reference.recorder._memory_bytes_per_s(a100) == pytest.approx(1.555e12, rel=1e-3)
+    assert ddplab.reference.recorder._memory_bytes_per_s(SimpleNamespace()) is None

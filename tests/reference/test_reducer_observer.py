@@ -7,8 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import nn
 
-from reference.data_parallel import DistributedDataParallel
-from reference.reducer_observer import Observer
+from ddplab.reference.data_parallel import DistributedDataParallel
+from ddplab.reference.recording.reducer_observer import Observer
 
 from ..explore import examples
 

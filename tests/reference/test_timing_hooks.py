@@ -4,8 +4,8 @@ import pytest
 import torch
 from torch import nn
 
-from reference.recorder import record
-from reference.timing_hooks import Timestamps, rank_trace
+from ddplab.reference.recorder import record
+from ddplab.reference.recording.timing_hooks import Timestamps, rank_trace
 
 
 def test_a_ranks_offset_counts_from_its_own_start():

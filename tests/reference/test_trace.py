@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from reference.errors import TraceError
-from reference.trace import Parameter, Trace
+from ddplab.reference.errors import TraceError
+from ddplab.reference.trace import Parameter, Trace
 
 from ..strategies import traces
 

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from reference.data_parallel import DistributedDataParallel
+from ddplab.reference.data_parallel import DistributedDataParallel
 
 from ..scenarios import Outputs, Wrap, on_both_classes
 

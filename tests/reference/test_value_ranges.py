@@ -3,7 +3,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from reference.files.value_ranges import as_int64
+from ddplab.reference.files.value_ranges import as_int64
 
 
 @given(st.lists(st.floats() | st.integers(-(2**80), 2**80)))

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from reference.files.writing import check_distinct, check_writable, write_atomically
+from ddplab.reference.files.writing import check_distinct, check_writable, write_atomically
 
 BEFORE, AFTER = b"before\n", b"after\n"
 
@@ -92,7 +92,7 @@ def test_a_pipe_and_a_device_are_written_through(tmp_path):
 @pytest.mark.parametrize("name", ["-", "/dev/stdout", "/dev/fd/1", "/proc/self/fd/1"])
 def test_the_standard_output_is_appended_to_where_it_is_a_file(name, tmp_path):
     lines = ["print('first')", f"write_atomically({name!r}, b'second\\n')", "print('last')"]
-    script = "\n".join(["from reference.files.writing import write_atomically", *lines])
+    script = "\n".join(["from ddplab.reference.files.writing import write_atomically", *lines])
     with (tmp_path / "out").open("wb") as out:
         subprocess.run([sys.executable, "-c", script], stdout=out, check=True)
     assert (tmp_path / "out").read_text() == "first\nsecond\nlast\n"

@@ -7,7 +7,7 @@ import torch.distributed as dist
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
-from reference.recorder import record
+from ddplab.reference.recorder import record
 
 
 def main() -> None:

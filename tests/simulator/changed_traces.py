@@ -3,7 +3,7 @@
 from collections.abc import Callable
 from typing import Any
 
-from reference.trace import Iteration, Trace
+from ddplab.reference.trace import Iteration, Trace
 
 from ..strategies import iteration, trace_of
 

@@ -7,8 +7,8 @@ import torch.distributed as dist
 from torch import nn
 from torch.profiler import ProfilerAction, ProfilerActivity, profile
 
-from reference.recorder import record
-from reference.trace import Trace
+from ddplab.reference.recorder import record
+from ddplab.reference.trace import Trace
 
 from ..scenarios import mlp, mlp_batch
 

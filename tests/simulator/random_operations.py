@@ -2,8 +2,8 @@
 
 from hypothesis import strategies as st
 
-from reference.trace import PHASES, Parameter, Trace
-from simulator.workload.roofline import Device, GradientOperations, Operation, Operations
+from ddplab.reference.trace import PHASES, Parameter, Trace
+from ddplab.simulator.workload.roofline import Device, GradientOperations, Operation, Operations
 
 from ..strategies import traces
 

@@ -1,7 +1,7 @@
 """One iteration of ranks that are described by hand, as lines of its spans."""
 
-from simulator import predict
-from simulator.fabric import Fabric, Timing
+from ddplab.simulator import predict
+from ddplab.simulator.fabric import Fabric, Timing
 
 from ..strategies import iteration, trace_of
 

@@ -7,10 +7,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from simulator import Fabric
-from simulator.fabric import Level, Topology, algorithms
-from simulator.fabric.algorithms import ALL_REDUCE, BROADCAST, all_reduce_costs
-from simulator.fabric.nccl_cost_model import LATEST
+from ddplab.simulator import Fabric
+from ddplab.simulator.fabric import Level, Topology, algorithms
+from ddplab.simulator.fabric.algorithms import ALL_REDUCE, BROADCAST, all_reduce_costs
+from ddplab.simulator.fabric.nccl_cost_model import LATEST
 
 FORMULAS = {**ALL_REDUCE, **{f"broadcast of {library}": cost for library, cost in BROADCAST.items()}}
 every_formula = pytest.mark.parametrize("name", FORMULAS)

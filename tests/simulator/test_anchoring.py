@@ -7,9 +7,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from simulator import Fabric, predict
-from simulator.anchoring import CORRELATED_DOUBLINGS, LONGEST, MEASUREMENT_DEVIATION, Expected, correct
-from simulator.fabric import Linear, Processor
+from ddplab.simulator import Fabric, predict
+from ddplab.simulator.anchoring import CORRELATED_DOUBLINGS, LONGEST, MEASUREMENT_DEVIATION, Expected, correct
+from ddplab.simulator.fabric import Linear, Processor
 
 from ..explore import examples
 from ..strategies import any_predictions, iteration, trace_of

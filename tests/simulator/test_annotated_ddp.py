@@ -12,15 +12,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 from matplotlib.image import imread
 
+from ddplab.reference.bucketing import MIB, ONE_BUCKET, assign_buckets, bucket_caps, initial_buckets, plan_buckets
+from ddplab.reference.trace import PHASES, StepMemory, Trace
+from ddplab.simulator import Straggler, import_profile, predict
+from ddplab.simulator.capacity.memory import memory_use
+from ddplab.simulator.interactive_timeline import simulate_choices
+from ddplab.simulator.predicted_iteration import Prediction
+from ddplab.simulator.schedule.policy import Policy
 from figures import five_ways
 from figures.annotated_ddp import page as annotated
-from reference.bucketing import MIB, ONE_BUCKET, assign_buckets, bucket_caps, initial_buckets, plan_buckets
-from reference.trace import PHASES, StepMemory, Trace
-from simulator import Straggler, import_profile, predict
-from simulator.capacity.memory import memory_use
-from simulator.interactive_timeline import simulate_choices
-from simulator.predicted_iteration import Prediction
-from simulator.schedule.policy import Policy
 
 from ..explore import examples
 from ..strategies import iteration, partitions, trace_of, traces

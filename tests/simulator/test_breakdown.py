@@ -6,9 +6,9 @@ from dataclasses import replace
 import numpy as np
 from hypothesis import given
 
-from simulator.engines.closed_form import simulate
-from simulator.results.breakdown import PARTS
-from simulator.schedule.schedule import Wait
+from ddplab.simulator.engines.closed_form import simulate
+from ddplab.simulator.results.breakdown import PARTS
+from ddplab.simulator.schedule.schedule import Wait
 
 from ..explore import examples
 from ..strategies import any_predictions, steady_fabrics

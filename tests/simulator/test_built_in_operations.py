@@ -4,8 +4,8 @@ import pytest
 import torch
 
 from ddplab.models import BUILT_IN
-from simulator.workload.built_in_operations import built_in_operations, counted_models
-from simulator.workload.roofline import Operations
+from ddplab.simulator.workload.built_in_operations import built_in_operations, counted_models
+from ddplab.simulator.workload.roofline import Operations
 from validation.count_built_in_models import count
 
 from ..test_architecture import modules_after

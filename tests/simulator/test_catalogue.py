@@ -4,10 +4,10 @@ import re
 
 import pytest
 
-from reference.files.reading import one_line_errors
-from simulator import Fabric, assume_gpu, predict
-from simulator.catalogue import Catalogue, load_fabric, read_catalogue
-from simulator.workload.roofline import find_device, with_precision
+from ddplab.reference.files.reading import one_line_errors
+from ddplab.simulator import Fabric, assume_gpu, predict
+from ddplab.simulator.catalogue import Catalogue, load_fabric, read_catalogue
+from ddplab.simulator.workload.roofline import find_device, with_precision
 
 from ..topology_files import save_topology
 from .changed_traces import gpu_trace

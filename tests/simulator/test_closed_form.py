@@ -6,9 +6,9 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from simulator.engines.closed_form import MANY, has_constant_speeds, latencies_ns, simulate
-from simulator.engines.engine_input import EngineInput
-from simulator.fabric import LinkShare
+from ddplab.simulator.engines.closed_form import MANY, has_constant_speeds, latencies_ns, simulate
+from ddplab.simulator.engines.engine_input import EngineInput
+from ddplab.simulator.fabric import LinkShare
 
 from ..explore import examples
 from ..strategies import engine_inputs

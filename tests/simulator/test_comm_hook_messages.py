@@ -9,9 +9,9 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from ddplab.emulation import emulate, virtual_training
-from reference.trace import Trace
-from simulator import Fabric, predict
-from simulator.schedule.comm_hook_messages import HOOKS, CommHook, named_hook
+from ddplab.reference.trace import Trace
+from ddplab.simulator import Fabric, predict
+from ddplab.simulator.schedule.comm_hook_messages import HOOKS, CommHook, named_hook
 
 from ..explore import examples
 from ..strategies import caps_mb, iteration, message_shapes, trace_of

@@ -8,10 +8,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy.stats import spearmanr
 
-from reference.trace import Trace
-from simulator import Fabric, Straggler, Variation, predict
-from simulator.fabric import Timing
-from simulator.workload.compute_times import ComputeTimes, IterationSampler, recorded_model
+from ddplab.reference.trace import Trace
+from ddplab.simulator import Fabric, Straggler, Variation, predict
+from ddplab.simulator.fabric import Timing
+from ddplab.simulator.workload.compute_times import ComputeTimes, IterationSampler, recorded_model
 
 from ..explore import examples
 from ..strategies import iteration, trace_of, traces, variations

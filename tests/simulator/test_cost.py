@@ -6,10 +6,20 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from simulator import Fabric
-from simulator.capacity.cost import Offer, Price, Question, at_most, cheapest, fastest, front, offer_of, read_prices
-from simulator.capacity.judgement import verdict
-from simulator.capacity.plan import plan
+from ddplab.simulator import Fabric
+from ddplab.simulator.capacity.cost import (
+    Offer,
+    Price,
+    Question,
+    at_most,
+    cheapest,
+    fastest,
+    front,
+    offer_of,
+    read_prices,
+)
+from ddplab.simulator.capacity.judgement import verdict
+from ddplab.simulator.capacity.plan import plan
 
 from ..explore import examples
 from ..strategies import iteration, trace_of

@@ -5,9 +5,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from simulator import Fabric
-from simulator.fabric import Level, Timing, Topology
-from simulator.fabric.nccl_cost_model import nccl_all_reduce, nccl_broadcast
+from ddplab.simulator import Fabric
+from ddplab.simulator.fabric import Level, Timing, Topology
+from ddplab.simulator.fabric.nccl_cost_model import nccl_all_reduce, nccl_broadcast
 
 from ..strategies import tables
 from .test_nccl_cost_model import links

@@ -4,8 +4,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from simulator import Fabric, Policy, Topology, Variation, assume_gpu, explain, predict
-from simulator.cost_terms import TERMS, Inputs, leave_out, origins
+from ddplab.simulator import Fabric, Policy, Topology, Variation, assume_gpu, explain, predict
+from ddplab.simulator.cost_terms import TERMS, Inputs, leave_out, origins
 
 from ..explore import examples
 from .changed_traces import gpu_trace

@@ -3,12 +3,12 @@
 import pytest
 
 from ddplab import emulate
-from simulator import Fabric, Variation, predict, sweep
-from simulator.capacity.judgement import width_sentence
-from simulator.catalogue import read_catalogue
-from simulator.fabric import Processor
-from simulator.fabric.processor_costs import HookCost
-from simulator.workload.default_gpu_costs import (
+from ddplab.simulator import Fabric, Variation, predict, sweep
+from ddplab.simulator.capacity.judgement import width_sentence
+from ddplab.simulator.catalogue import read_catalogue
+from ddplab.simulator.fabric import Processor
+from ddplab.simulator.fabric.processor_costs import HookCost
+from ddplab.simulator.workload.default_gpu_costs import (
     DEVICE_SPREAD,
     GRAPH_LAUNCH_NS,
     LAUNCH_NS,

@@ -9,9 +9,9 @@ import simpy
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from simulator.engines.closed_form import simulate
-from simulator.engines.engine_input import EngineInput
-from simulator.engines.event_replay import (
+from ddplab.simulator.engines.closed_form import simulate
+from ddplab.simulator.engines.engine_input import EngineInput
+from ddplab.simulator.engines.event_replay import (
     FULL_SPEED,
     PROGRESS_BITS,
     Cluster,
@@ -19,11 +19,11 @@ from simulator.engines.event_replay import (
     ProgressClock,
     RunningCollective,
 )
-from simulator.engines.timeline import Span
-from simulator.fabric import Fabric, LinkShare, Timing
-from simulator.schedule.policy import Policy
-from simulator.schedule.schedule import Compute, build_schedule
-from simulator.workload.compute_times import recorded_model
+from ddplab.simulator.engines.timeline import Span
+from ddplab.simulator.fabric import Fabric, LinkShare, Timing
+from ddplab.simulator.schedule.policy import Policy
+from ddplab.simulator.schedule.schedule import Compute, build_schedule
+from ddplab.simulator.workload.compute_times import recorded_model
 
 from ..explore import examples
 from ..strategies import engine_inputs, fluid_fabrics, iteration, trace_of

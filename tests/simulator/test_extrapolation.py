@@ -7,9 +7,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from simulator import Fabric
-from simulator.fabric import Timing, Topology
-from simulator.fabric.extrapolation import (
+from ddplab.simulator import Fabric
+from ddplab.simulator.fabric import Timing, Topology
+from ddplab.simulator.fabric.extrapolation import (
     LATENCY_LAWS,
     LEVEL_NS,
     USUAL_NODE,
@@ -20,7 +20,7 @@ from simulator.fabric.extrapolation import (
     table_beyond,
     wait_of_a_level,
 )
-from simulator.fabric.measured_tables import Table
+from ddplab.simulator.fabric.measured_tables import Table
 
 from ..strategies import tables
 from .test_nccl_cost_model import links

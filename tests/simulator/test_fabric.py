@@ -6,9 +6,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from simulator import Fabric
-from simulator.fabric import CONCURRENCY, Linear, Processor, Sharing, Timing
-from simulator.workload.roofline import find_device
+from ddplab.simulator import Fabric
+from ddplab.simulator.fabric import CONCURRENCY, Linear, Processor, Sharing, Timing
+from ddplab.simulator.workload.roofline import find_device
 
 from ..strategies import tables
 

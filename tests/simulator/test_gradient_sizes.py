@@ -5,8 +5,8 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from reference.trace import Parameter
-from simulator import import_profile
+from ddplab.reference.trace import Parameter
+from ddplab.simulator import import_profile
 
 from . import profiler_files
 from .profiler_files import REAL, SMALL, without, write

@@ -9,8 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from matplotlib.figure import Figure
 
-from simulator.results.heat_map import GIVEN, draw_heat_maps
-from simulator.sweep import AXES
+from ddplab.simulator.results.heat_map import GIVEN, draw_heat_maps
+from ddplab.simulator.sweep import AXES
 
 from ..explore import examples
 

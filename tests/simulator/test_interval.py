@@ -7,10 +7,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy.stats import norm
 
-from simulator import Fabric, predict
-from simulator.fabric import Timing
-from simulator.interval import reach_of_difference
-from simulator.workload.variation import Straggler, Variation
+from ddplab.simulator import Fabric, predict
+from ddplab.simulator.fabric import Timing
+from ddplab.simulator.interval import reach_of_difference
+from ddplab.simulator.workload.variation import Straggler, Variation
 
 from ..explore import examples
 from ..strategies import any_predictions, iteration, steady_fabrics, trace_of

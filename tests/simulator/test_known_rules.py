@@ -4,9 +4,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from reference.bucketing import MIB, assign_buckets
-from simulator.fabric import Segment
-from simulator.tuning.known_rules import (
+from ddplab.reference.bucketing import MIB, assign_buckets
+from ddplab.simulator.fabric import Segment
+from ddplab.simulator.tuning.known_rules import (
     closed_by,
     distinct_caps,
     merged_gradients,

@@ -6,9 +6,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from simulator import Fabric, predict
-from simulator.capacity.limits import FASTEST_LINKS, RATE_TOLERANCE, SLOWEST_LINKS, network_need
-from simulator.fabric import Timing
+from ddplab.simulator import Fabric, predict
+from ddplab.simulator.capacity.limits import FASTEST_LINKS, RATE_TOLERANCE, SLOWEST_LINKS, network_need
+from ddplab.simulator.fabric import Timing
 
 from ..explore import examples
 from ..strategies import iteration, trace_of

@@ -6,9 +6,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from simulator import Fabric
-from simulator.fabric import Sharing
-from simulator.fabric.link_sharing import relative_weights
+from ddplab.simulator import Fabric
+from ddplab.simulator.fabric import Sharing
+from ddplab.simulator.fabric.link_sharing import relative_weights
 
 
 def test_weights_between_the_measured_sizes_follow_a_power_of_the_size():

@@ -3,9 +3,9 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from reference.bucketing import check_partition
-from simulator.tuning.local_search import as_layout, improve
-from simulator.tuning.partition_costs import partition_costs
+from ddplab.reference.bucketing import check_partition
+from ddplab.simulator.tuning.local_search import as_layout, improve
+from ddplab.simulator.tuning.partition_costs import partition_costs
 from tests.explore import examples
 from tests.strategies import partitions
 

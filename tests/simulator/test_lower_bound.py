@@ -3,11 +3,11 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from simulator import Fabric, Policy, tune
-from simulator.tuning.local_search import as_layout
-from simulator.tuning.lower_bound import lower_bound_ns
-from simulator.tuning.partition_costs import partition_costs
-from simulator.tuning.plan_times import PlanTimes
+from ddplab.simulator import Fabric, Policy, tune
+from ddplab.simulator.tuning.local_search import as_layout
+from ddplab.simulator.tuning.lower_bound import lower_bound_ns
+from ddplab.simulator.tuning.partition_costs import partition_costs
+from ddplab.simulator.tuning.plan_times import PlanTimes
 from tests.explore import examples
 from tests.strategies import emulations, iteration, partitions, trace_of
 

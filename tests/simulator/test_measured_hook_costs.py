@@ -4,10 +4,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from simulator import Fabric, predict
-from simulator.fabric import Linear, Processor
-from simulator.fabric.processor_costs import HookCost
-from simulator.schedule.comm_hook_messages import named_hook
+from ddplab.simulator import Fabric, predict
+from ddplab.simulator.fabric import Linear, Processor
+from ddplab.simulator.fabric.processor_costs import HookCost
+from ddplab.simulator.schedule.comm_hook_messages import named_hook
 
 from ..strategies import HOOK_COSTS, iteration, policies, trace_of, traces
 

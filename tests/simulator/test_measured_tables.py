@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from simulator import Fabric
-from simulator.fabric.measured_tables import Table, relative_squared_error, segments
+from ddplab.simulator import Fabric
+from ddplab.simulator.fabric.measured_tables import Table, relative_squared_error, segments
 
 from ..strategies import tables
 

@@ -4,9 +4,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from reference.trace import StepMemory
-from simulator.capacity.memory import OPTIMIZERS, Optimizer, capacity_bytes, memory_use
-from simulator.schedule.policy import Policy
+from ddplab.reference.trace import StepMemory
+from ddplab.simulator.capacity.memory import OPTIMIZERS, Optimizer, capacity_bytes, memory_use
+from ddplab.simulator.schedule.policy import Policy
 
 from .changed_traces import gpu_trace, with_workload
 

@@ -3,9 +3,9 @@
 import pytest
 from matplotlib.figure import Figure
 
-from reference.trace import StepMemory
-from simulator import Fabric, Policy, predict
-from simulator.results.memory_plot import draw_memory, memory_over_time
+from ddplab.reference.trace import StepMemory
+from ddplab.simulator import Fabric, Policy, predict
+from ddplab.simulator.results.memory_plot import draw_memory, memory_over_time
 
 from ..strategies import iteration, trace_of
 from .changed_traces import with_workload

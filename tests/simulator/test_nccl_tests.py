@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from simulator import Fabric
-from simulator.fabric.nccl_tests import read_log
+from ddplab.simulator import Fabric
+from ddplab.simulator.fabric.nccl_tests import read_log
 
 from ..nccl_log import nccl_log
 

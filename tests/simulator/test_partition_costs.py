@@ -5,8 +5,8 @@ from itertools import pairwise
 from hypothesis import given
 from hypothesis import strategies as st
 
-from simulator.schedule.policy import Policy
-from simulator.tuning.partition_costs import partition_costs
+from ddplab.simulator.schedule.policy import Policy
+from ddplab.simulator.tuning.partition_costs import partition_costs
 from tests.explore import examples
 from tests.strategies import partitions
 

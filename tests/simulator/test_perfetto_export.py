@@ -7,10 +7,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from reference.trace import Trace
-from simulator import Fabric, Straggler, predict
-from simulator.fabric import Processor
-from simulator.results.perfetto_export import MOST_PROCESSES, chrome_trace
+from ddplab.reference.trace import Trace
+from ddplab.simulator import Fabric, Straggler, predict
+from ddplab.simulator.fabric import Processor
+from ddplab.simulator.results.perfetto_export import MOST_PROCESSES, chrome_trace
 
 from ..strategies import caps_mb, iteration, trace_of, traces
 

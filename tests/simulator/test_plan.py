@@ -7,17 +7,17 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from simulator import Fabric, predict, sweep, tune
-from simulator.capacity.cost import Price
-from simulator.capacity.limits import CURES, FASTEST_LINKS, MOST_OF_IT, NEGLIGIBLE
-from simulator.capacity.plan import plan
-from simulator.capacity.scaling import LEAST_GAIN
-from simulator.catalogue import load_fabric
-from simulator.schedule.policy import Policy
-from simulator.workload.built_in_operations import built_in_operations
-from simulator.workload.roofline import find_device
-from simulator.workload.trace_synthesis import synthesize, with_batch
-from simulator.workload.variation import RECORDED, Straggler, Variation
+from ddplab.simulator import Fabric, predict, sweep, tune
+from ddplab.simulator.capacity.cost import Price
+from ddplab.simulator.capacity.limits import CURES, FASTEST_LINKS, MOST_OF_IT, NEGLIGIBLE
+from ddplab.simulator.capacity.plan import plan
+from ddplab.simulator.capacity.scaling import LEAST_GAIN
+from ddplab.simulator.catalogue import load_fabric
+from ddplab.simulator.schedule.policy import Policy
+from ddplab.simulator.workload.built_in_operations import built_in_operations
+from ddplab.simulator.workload.roofline import find_device
+from ddplab.simulator.workload.trace_synthesis import synthesize, with_batch
+from ddplab.simulator.workload.variation import RECORDED, Straggler, Variation
 
 from ..explore import examples
 from ..strategies import iteration, rate_fabrics, trace_of, traces

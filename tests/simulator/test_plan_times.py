@@ -4,10 +4,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from simulator import Fabric, predict
-from simulator.fabric import Processor, Timing
-from simulator.tuning.local_search import as_layout
-from simulator.tuning.plan_times import PlanTimes, with_plan
+from ddplab.simulator import Fabric, predict
+from ddplab.simulator.fabric import Processor, Timing
+from ddplab.simulator.tuning.local_search import as_layout
+from ddplab.simulator.tuning.plan_times import PlanTimes, with_plan
 from tests.explore import examples
 from tests.strategies import emulations, iteration, partitions, trace_of
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from simulator import plot_colours
+from ddplab.simulator import plot_colours
 
 ROOT = Path(__file__).parent.parent.parent
 SEEN = {

@@ -3,7 +3,7 @@
 import pytest
 from hypothesis import given
 
-from simulator import Fabric, Policy, predict, sweep
+from ddplab.simulator import Fabric, Policy, predict, sweep
 
 from ..explore import examples
 from ..strategies import any_predictions, iteration, trace_of

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from simulator import Fabric, Policy, Straggler, Variation, predict
+from ddplab.simulator import Fabric, Policy, Straggler, Variation, predict
 
 from ..explore import examples
 from ..strategies import any_predictions, iteration, steady_fabrics, trace_of, traces

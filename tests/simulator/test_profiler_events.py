@@ -2,8 +2,8 @@
 
 import pytest
 
-from reference.errors import TraceError
-from simulator import import_profile
+from ddplab.reference.errors import TraceError
+from ddplab.simulator import import_profile
 
 from . import profiler_files
 from .profiler_files import SMALL, write

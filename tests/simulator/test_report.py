@@ -10,11 +10,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 from matplotlib.figure import Figure
 
-from simulator import Fabric
-from simulator.capacity.cost import Price
-from simulator.capacity.plan import plan
-from simulator.capacity.report import report_page
-from simulator.capacity.report_pictures import draw_costs, draw_efficiency, draw_throughput
+from ddplab.simulator import Fabric
+from ddplab.simulator.capacity.cost import Price
+from ddplab.simulator.capacity.plan import plan
+from ddplab.simulator.capacity.report import report_page
+from ddplab.simulator.capacity.report_pictures import draw_costs, draw_efficiency, draw_throughput
 
 from ..explore import examples
 from ..strategies import iteration, rate_fabrics, trace_of, traces

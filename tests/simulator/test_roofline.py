@@ -6,9 +6,9 @@ import re
 import pytest
 from hypothesis import given
 
-from reference.files.reading import one_line_errors
-from simulator.workload.measured_ceilings import measured_ceilings
-from simulator.workload.roofline import Device, Operation, Operations, find_device, merge
+from ddplab.reference.files.reading import one_line_errors
+from ddplab.simulator.workload.measured_ceilings import measured_ceilings
+from ddplab.simulator.workload.roofline import Device, Operation, Operations, find_device, merge
 
 from .random_operations import DOCUMENT, OPERATION, SLOW, devices, some_operations
 

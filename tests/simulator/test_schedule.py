@@ -2,9 +2,9 @@
 
 import pytest
 
-from reference.trace import Trace
-from simulator import Fabric, predict
-from simulator.fabric import Linear, Processor, Sharing
+from ddplab.reference.trace import Trace
+from ddplab.simulator import Fabric, predict
+from ddplab.simulator.fabric import Linear, Processor, Sharing
 
 from ..strategies import iteration, trace_of
 from .changed_traces import as_floats, with_parameters, with_workload

@@ -4,8 +4,8 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from simulator import predict
-from simulator.interactive_timeline.simulate_choices import Choices, InteractiveIteration, Question, Start
+from ddplab.simulator import predict
+from ddplab.simulator.interactive_timeline.simulate_choices import Choices, InteractiveIteration, Question, Start
 
 from ..explore import examples
 from ..strategies import fluid_fabrics, partitions, steady_fabrics, traces

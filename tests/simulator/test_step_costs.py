@@ -8,11 +8,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ddplab import emulate
-from reference.trace import BucketTimes
-from simulator import predict, sweep
-from simulator.fabric import Fabric, Linear, Processor
-from simulator.interval import COMPUTATION
-from simulator.schedule.comm_hook_messages import CommHook, named_hook
+from ddplab.reference.trace import BucketTimes
+from ddplab.simulator import predict, sweep
+from ddplab.simulator.fabric import Fabric, Linear, Processor
+from ddplab.simulator.interval import COMPUTATION
+from ddplab.simulator.schedule.comm_hook_messages import CommHook, named_hook
 
 from ..explore import examples
 from ..strategies import any_predictions, iteration, partitions, trace_of, traces

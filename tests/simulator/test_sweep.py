@@ -10,11 +10,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from simulator import Fabric, Straggler, Variation, predict, sweep
-from simulator.fabric import Linear, Processor, Sharing
-from simulator.schedule.comm_hook_messages import PowerSGD, named_hook
-from simulator.schedule.policy import Policy
-from simulator.sweep import AXES, COLUMNS, FIGURES
+from ddplab.simulator import Fabric, Straggler, Variation, predict, sweep
+from ddplab.simulator.fabric import Linear, Processor, Sharing
+from ddplab.simulator.schedule.comm_hook_messages import PowerSGD, named_hook
+from ddplab.simulator.schedule.policy import Policy
+from ddplab.simulator.sweep import AXES, COLUMNS, FIGURES
 
 from ..explore import examples
 from ..strategies import iteration, rate_fabrics, sweeps, trace_of

@@ -4,7 +4,7 @@ from itertools import pairwise
 
 from hypothesis import given
 
-from simulator.engines.closed_form import simulate
+from ddplab.simulator.engines.closed_form import simulate
 
 from ..explore import examples
 from ..strategies import engine_inputs, fluid_fabrics

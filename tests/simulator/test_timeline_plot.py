@@ -9,10 +9,10 @@ from matplotlib import pyplot
 from matplotlib.colors import to_hex
 from matplotlib.figure import Figure
 
-from simulator import Fabric, Straggler, predict
-from simulator.engines.timeline import Kind
-from simulator.plot_colours import EXPOSED
-from simulator.results.timeline_plot import COLOURS, draw_timeline
+from ddplab.simulator import Fabric, Straggler, predict
+from ddplab.simulator.engines.timeline import Kind
+from ddplab.simulator.plot_colours import EXPOSED
+from ddplab.simulator.results.timeline_plot import COLOURS, draw_timeline
 
 from ..strategies import iteration, trace_of
 

@@ -7,9 +7,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from simulator import Fabric
-from simulator.fabric import Level, Topology
-from simulator.fabric.topology import load_topology
+from ddplab.simulator import Fabric
+from ddplab.simulator.fabric import Level, Topology
+from ddplab.simulator.fabric.topology import load_topology
 
 from ..topology_files import save_topology
 

@@ -11,11 +11,11 @@ import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from reference.errors import TraceError
-from reference.trace import Trace
-from simulator import Fabric, import_profile, predict
-from simulator.fabric import Linear
-from simulator.profiler_import.trace_of_profile import host_bound
+from ddplab.reference.errors import TraceError
+from ddplab.reference.trace import Trace
+from ddplab.simulator import Fabric, import_profile, predict
+from ddplab.simulator.fabric import Linear
+from ddplab.simulator.profiler_import.trace_of_profile import host_bound
 
 from ..explore import examples
 from . import kineto_bodies as bodies

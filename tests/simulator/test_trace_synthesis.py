@@ -9,10 +9,10 @@ import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from reference.trace import Parameter, Trace
-from simulator import Fabric, predict
-from simulator.workload.roofline import Device, GradientOperations, Operation, Operations
-from simulator.workload.trace_synthesis import _paced, rescale, synthesize
+from ddplab.reference.trace import Parameter, Trace
+from ddplab.simulator import Fabric, predict
+from ddplab.simulator.workload.roofline import Device, GradientOperations, Operation, Operations
+from ddplab.simulator.workload.trace_synthesis import _paced, rescale, synthesize
 
 from .changed_traces import with_parameters, with_workload
 from .random_operations import (

@@ -3,9 +3,9 @@
 import pytest
 from hypothesis import given
 
-from simulator import import_profile
-from simulator.profiler_import.profiler_events import read_profiler_file
-from simulator.profiler_import.training_steps import slow_down_beside_collectives
+from ddplab.simulator import import_profile
+from ddplab.simulator.profiler_import.profiler_events import read_profiler_file
+from ddplab.simulator.profiler_import.training_steps import slow_down_beside_collectives
 
 from . import profiler_files
 from .profiler_files import REAL, SMALL, scripts, without, write

@@ -6,18 +6,17 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-import simulator
-from reference.trace import Trace
-from simulator import BucketPlan, Fabric, Policy, predict, tune
-from simulator.catalogue import load_fabric
-from simulator.tuning.bucket_plan import GIVEN
-from simulator.tuning.local_search import as_layout
+from ddplab.reference.trace import Trace
+from ddplab.simulator import BucketPlan, Fabric, Policy, predict, tune
+from ddplab.simulator.catalogue import load_fabric
+from ddplab.simulator.tuning.bucket_plan import GIVEN
+from ddplab.simulator.tuning.local_search import as_layout
 from tests.explore import examples
 from tests.strategies import emulations, iteration, partitions, trace_of
 
 from .tuning_cases import WORLD_SIZE, fabrics, small_models
 
-RESNET50 = Path(simulator.__file__).parents[1] / "benchmarks" / "resnet50.json.gz"
+RESNET50 = Path(__file__).parents[2] / "benchmarks" / "resnet50.json.gz"
 
 
 @examples(20)

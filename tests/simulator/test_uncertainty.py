@@ -3,8 +3,8 @@
 import numpy as np
 import pytest
 
-from simulator import Fabric
-from simulator.fabric import Timing, Topology
+from ddplab.simulator import Fabric
+from ddplab.simulator.fabric import Timing, Topology
 
 from .test_nccl_cost_model import links
 

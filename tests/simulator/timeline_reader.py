@@ -1,9 +1,15 @@
 """What a reader of the interactive timeline does with it in a browser, and the numbers that it shows."""
 
+from ddplab.reference.bucketing import plan_buckets
+from ddplab.simulator import Fabric
+from ddplab.simulator.interactive_timeline.simulate_choices import (
+    EVERY_CHOICE,
+    PARTS,
+    InteractiveIteration,
+    Question,
+    Start,
+)
 from figures.annotated_ddp import page
-from reference.bucketing import plan_buckets
-from simulator import Fabric
-from simulator.interactive_timeline.simulate_choices import EVERY_CHOICE, PARTS, InteractiveIteration, Question, Start
 
 
 def v100_ring(gbit_per_s: float) -> Fabric:

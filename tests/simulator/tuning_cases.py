@@ -4,11 +4,11 @@ from collections.abc import Iterator, Sequence
 
 from hypothesis import strategies as st
 
-from reference.trace import BucketLayout, Trace
-from simulator.fabric import Fabric, Linear, Processor, Timing
-from simulator.schedule.policy import Policy
-from simulator.tuning.plan_times import Objective, PlanTimes
-from simulator.workload.variation import RECORDED
+from ddplab.reference.trace import BucketLayout, Trace
+from ddplab.simulator.fabric import Fabric, Linear, Processor, Timing
+from ddplab.simulator.schedule.policy import Policy
+from ddplab.simulator.tuning.plan_times import Objective, PlanTimes
+from ddplab.simulator.workload.variation import RECORDED
 from tests.strategies import iteration, trace_of
 
 WORLD_SIZE = 2

@@ -2,7 +2,8 @@
 
 from collections.abc import Callable, Mapping
 
-from reference.bucketing import MIB, assign_buckets, bucket_caps
+from ddplab import assign_buckets
+from ddplab.reference.bucketing import MIB, bucket_caps
 from validation.part_e_bucket_caps import at_most
 
 from ..exercises import Exercise, matches

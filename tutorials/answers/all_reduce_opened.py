@@ -5,7 +5,7 @@ from typing import Any
 
 import numpy as np
 
-import simulator
+import ddplab
 
 from .. import ring
 from ..exercises import Exercise, matches
@@ -43,7 +43,7 @@ def second_half() -> Exercise:
 
 def ring_of_64() -> Exercise:
     """Compute an all-reduce of 25 MB on 64 ranks, and the part of its time that is latency, in ms."""
-    fabric = simulator.Fabric.from_alpha_beta(alpha_ns=10_000, bytes_per_s=12.5e9)
+    fabric = ddplab.Fabric.from_alpha_beta(alpha_ns=10_000, bytes_per_s=12.5e9)
     truth = fabric.all_reduce_ns(25_000_000, 64) / 1e6, fabric.all_reduce_ns(0, 64) / 1e6
 
     def solution() -> tuple[float, float]:

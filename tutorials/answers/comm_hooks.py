@@ -8,8 +8,7 @@ import torch.distributed as dist
 from torch import Tensor
 from torch._C._distributed_c10d import GradBucket
 
-from reference.launch import RankPool
-from simulator.schedule.comm_hook_messages import CommHook
+from ddplab import CommHook, RankPool
 
 from .. import compression
 from ..bandwidths import POWER_SGD, dearer, iteration_ms

@@ -2,7 +2,7 @@
 
 from torch import nn
 
-from reference.data_parallel import DistributedDataParallel
+from ddplab import DistributedDataParallel
 
 from .. import inside
 from ..exercises import Exercise, matches

@@ -3,11 +3,7 @@
 from collections.abc import Callable, Sequence
 from typing import Any
 
-import simulator
-from ddplab import emulate
-from reference.trace import Trace
-from simulator.fabric import Fabric
-from simulator.predicted_iteration import Prediction
+from ddplab import Fabric, Prediction, Trace, emulate, simulator
 
 from ..exercises import Exercise, matches
 

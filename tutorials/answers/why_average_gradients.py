@@ -4,7 +4,7 @@ from typing import Any
 
 import torch
 
-from reference.launch import RankPool
+from ddplab import RankPool
 
 from .. import averaging
 from ..exercises import Exercise

@@ -9,10 +9,10 @@ from statistics import median
 import numpy as np
 import pytest
 
-from reference.files.reading import parse_yaml
-from simulator import Fabric
-from simulator.catalogue import load_fabric, read_catalogue
-from simulator.fabric import TopologyFile
+from ddplab.reference.files.reading import parse_yaml
+from ddplab.simulator import Fabric
+from ddplab.simulator.catalogue import load_fabric, read_catalogue
+from ddplab.simulator.fabric import TopologyFile
 from tests.topology_files import save_topology
 from validation import part_i_weak_scaling
 from validation.cases import load_case

@@ -9,11 +9,11 @@ from pathlib import Path
 
 import pytest
 
-from simulator.capacity.memory import COUNT_ERROR, WORKSPACE_BYTES, memory_use
-from simulator.schedule.policy import Policy
-from simulator.workload.built_in_operations import built_in_operations
-from simulator.workload.roofline import find_device
-from simulator.workload.trace_synthesis import synthesize
+from ddplab.simulator.capacity.memory import COUNT_ERROR, WORKSPACE_BYTES, memory_use
+from ddplab.simulator.schedule.policy import Policy
+from ddplab.simulator.workload.built_in_operations import built_in_operations
+from ddplab.simulator.workload.roofline import find_device
+from ddplab.simulator.workload.trace_synthesis import synthesize
 
 from ..retinanet_memory import count, logged_peaks
 

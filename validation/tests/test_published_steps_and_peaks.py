@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from ddplab.operation_counter import measure_operations
-from simulator.workload.measured_ceilings import FILE
+from ddplab.simulator.workload.measured_ceilings import FILE
 from validation import measured_utilisation
 from validation.published_nodes import counted_operations, models_of_cases, operations_of
 from validation.published_steps import DATA, read, read_steps

@@ -26,13 +26,13 @@ from multiprocessing.connection import Connection, wait
 from pathlib import Path
 from typing import NamedTuple
 
-from reference.fork_server import process_context, start_server
+from ddplab.reference.ranks.fork_server import process_context, start_server
 
 WORLD_SIZE = 2
 TIMEOUT_S = 100.0
 TABLE_VERSION = "2.13."
 TABLE = Path(__file__).with_name("expected.csv")
-WRAPPERS = {"ours": "reference.data_parallel", "torch": "torch.nn.parallel.distributed"}
+WRAPPERS = {"ours": "ddplab.reference.data_parallel", "torch": "torch.nn.parallel.distributed"}
 NO_SUCH_TEST = "this version of torch has no such test"
 OUTCOMES = ("failed", "skipped", "passed")  # the worst first: the outcome of a test is the worst of its ranks
 

@@ -15,7 +15,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
-from .errors import LinkError
+from ..errors import LinkError
 
 if TYPE_CHECKING:
     from pyroute2 import IPRoute

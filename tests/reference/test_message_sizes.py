@@ -1,10 +1,11 @@
-"""The rules of `reference.collectives` alone; `test_comm_hook_messages` compares them with what real ranks send."""
+"""The rules of `message_sizes` alone; `test_comm_hook_messages` compares them with what real ranks send."""
 
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from reference.collectives import (
+from ddplab.reference.comm_hooks.quantization import quantize
+from ddplab.reference.message_sizes import (
     PIECES_IN_FLIGHT,
     channel_shape,
     factors,
@@ -12,7 +13,6 @@ from reference.collectives import (
     send_in_pieces,
     square_side,
 )
-from reference.comm_hooks.quantization import quantize
 
 
 def test_pieces_are_finished_in_turn_before_too_many_are_in_flight():

@@ -18,12 +18,12 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
-from .autograd_hooks import call_at_backward, tensors_in
-from .data_parallel import DistributedDataParallel
+from ..autograd_hooks import call_at_backward, tensors_in
+from ..data_parallel import DistributedDataParallel
+from ..parameters import trainable_parameters
+from ..trace import BucketLayout, BucketTimes, Iteration, RankTrace
 from .device_clock import Clock, HostClock, Reading, nanoseconds
-from .parameters import trainable_parameters
 from .reducer_observer import Future, Observer, RecordingHook
-from .trace import BucketLayout, BucketTimes, Iteration, RankTrace
 
 TorchDDP = nn.parallel.DistributedDataParallel
 _engine: Any = torch.autograd.Variable._execution_engine

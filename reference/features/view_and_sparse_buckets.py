@@ -6,9 +6,9 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor, nn
 
-from .bucket_copies import Allocate
-from .buckets import Bucket
-from .reducer_options import Features
+from ..bucket_copies import Allocate
+from ..buckets import Bucket
+from ..reducer_options import Features
 
 MOST_WAITING_BYTES = 2**18
 """A bucket whose views become the gradients is packed as soon as gradients of more bytes in total wait in it, because

@@ -11,17 +11,17 @@ import torch.distributed as dist
 from torch.distributed.algorithms.join import Join, Joinable, JoinHook
 from torch.nn.parallel import DistributedDataParallel as TorchDDP
 
-from . import buffers
-from .broadcast import send_state
-from .collectives import JOIN_RANK_BYTES
-from .parameters import INTEGERS
+from .. import buffers
+from ..broadcast import send_state
+from ..message_sizes import JOIN_RANK_BYTES
+from ..parameters import INTEGERS
 
 __all__ = ["Join", "JoinHook", "Joinable", "JoinableModule", "UnevenInputsHook"]
 
 if TYPE_CHECKING:
-    from .module_wrapper import DataParallel
-    from .reducer import Reducer
-    from .reducer_options import WrapperState
+    from ..module_wrapper import DataParallel
+    from ..reducer import Reducer
+    from ..reducer_options import WrapperState
 
 
 class UnevenInputsHook(JoinHook):

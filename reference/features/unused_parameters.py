@@ -15,11 +15,11 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.autograd.graph import Node
 
-from .autograd_graph import reachable
-from .collectives import USED_MAP_BYTES
-from .parameters import INTEGERS
-from .reducer import AllParametersUsed
-from .reducer_options import Features
+from ..autograd_graph import reachable
+from ..message_sizes import USED_MAP_BYTES
+from ..parameters import INTEGERS
+from ..reducer import AllParametersUsed
+from ..reducer_options import Features
 
 
 def make_tracker(

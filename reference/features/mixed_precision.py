@@ -22,9 +22,9 @@ from torch import Tensor, nn
 from torch._C._distributed_c10d import GradBucket
 from torch.distributed.utils import _cast_forward_inputs
 
-from .comm_hooks.interface import only_tensor
+from ..comm_hooks.interface import only_tensor
+from ..parameters import ignored_names, sparse_parameters
 from .parameter_stand_ins import StandIn
-from .parameters import ignored_names, sparse_parameters
 
 DTYPES = ("param_dtype", "reduce_dtype", "buffer_dtype")
 """Attributes of torch's `_MixedPrecision`; each is a dtype or None: as it is."""

@@ -14,8 +14,8 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor
 from torch.distributed.tensor._dtensor_spec import DTensorSpec
 
+from ..parameters import slots
 from .parameter_stand_ins import StandIn
-from .parameters import slots
 
 
 def is_slice(mesh: DeviceMesh | None) -> bool:

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from torch.utils._pytree import tree_map
 
-from .autograd_hooks import call_at_backward, tensors_in
+from ..autograd_hooks import call_at_backward, tensors_in
 
 Change = Callable[[Tensor], Tensor]
 

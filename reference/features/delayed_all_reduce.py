@@ -12,10 +12,10 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from .autograd_graph import accumulators
-from .bucketing import ONE_BUCKET, assign_buckets
-from .parameters import bucket_key, sparse_parameters
-from .reducer_observer import Future
+from ..autograd_graph import accumulators
+from ..bucketing import ONE_BUCKET, assign_buckets
+from ..parameters import bucket_key, sparse_parameters
+from ..recording.reducer_observer import Future
 from .view_and_sparse_buckets import ViewBucket
 
 _engine: Any = torch.autograd.Variable._execution_engine

@@ -11,10 +11,10 @@ from typing import Any
 import torch
 from torch import nn
 
-from .collectives import GLOO_THREADS
+from ..message_sizes import GLOO_THREADS
+from ..parameters import trainable_parameters
+from ..reducer import Reducer
 from .device_clock import Clock, Reading, clock_of, nanoseconds
-from .parameters import trainable_parameters
-from .reducer import Reducer
 from .reducer_observer import Observer
 
 SAMPLE_RATE = 100

@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 
-from .not_compiled import not_compiled
+from ..not_compiled import not_compiled
 
 Future = torch.futures.Future[Any]
 

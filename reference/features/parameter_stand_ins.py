@@ -13,8 +13,8 @@ import torch
 from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
-from .not_compiled import not_compiled
-from .parameters import Slot, ignored_names, slots
+from ..not_compiled import not_compiled
+from ..parameters import Slot, ignored_names, slots
 
 StandIn = Callable[[Tensor], Tensor]
 """Computes the tensor that stands in place of a parameter."""

@@ -22,7 +22,7 @@ from functools import partial
 from multiprocessing.connection import Client, Connection, Listener
 from typing import TYPE_CHECKING, NamedTuple, TypeVar
 
-from .errors import Error
+from ..errors import Error
 
 if TYPE_CHECKING:
     from torch._C._distributed_c10d import TCPStore

@@ -1,0 +1,1 @@
+"""Recording: the clocks, hooks and observers with which an iteration is timed."""
