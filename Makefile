@@ -4,7 +4,7 @@ BIN    := .venv/bin
 READY  := .venv/.ready
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo tutorials slides figures site test test-reducer explore test-lab test-tutorials test-readme test-torch test-clients test-torchrun test-install versions mutants test-gpu gpu check format bench bench-simulator bench-timeline score house wheel clean
+.PHONY: help setup demo tutorials slides figures site test coverage test-reducer explore test-lab test-tutorials test-readme test-torch test-clients test-torchrun test-install test-wheel versions mutants test-gpu gpu check format bench bench-simulator bench-timeline score house wheel clean
 
 help:  ## list the verbs
 	@echo "make VERB, where VERB is one of:"
@@ -52,6 +52,12 @@ demo: $(READY)  ## the real reducer in virtual time beside its predictions, exac
 test: $(READY) .venv/.chromium  ## run the tests, in four processes, which mostly wait: under 6 minutes on two cores
 	$(BIN)/pytest -n 4 --dist worksteal
 
+coverage: $(READY) .venv/.chromium  ## the same, and which lines of the packages ran, in ranks too; fails below the floor in pyproject.toml
+	rm -rf out/coverage && mkdir -p out/coverage
+	$(BIN)/python -m coverage run -m pytest -n 4 --dist worksteal
+	$(BIN)/python -m coverage combine --quiet
+	$(BIN)/python -m coverage report
+
 test-lab: $(READY)  ## test the laboratory, validation/: the score, published tables, committed runs; 3 minutes
 	$(BIN)/pytest -n 2 --dist loadfile validation/tests
 
@@ -73,6 +79,9 @@ test-torchrun: $(READY)  ## every command that trains, under torchrun: about 2 m
 
 test-install: $(READY)  ## install a wheel, a clone and each extra into empty environments, and use them: about 10 minutes
 	$(BIN)/pytest -m 'slow or not slow' tests/test_getting_it.py
+
+test-wheel: $(READY)  ## build the wheel, install it beside a user's own modules, and run tests against it: 2 minutes
+	$(BIN)/pytest -m slow tests/test_wheel.py
 
 versions: $(READY)  ## the tests that depend on torch, with the oldest torch that is promised, the pinned one and the newest: an hour
 	$(BIN)/python -m tests.versions
@@ -109,11 +118,13 @@ bench: $(READY)  ## our DDP and our PowerSGD beside torch's, the recorder's over
 	$(BIN)/python -m benchmarks.powersgd
 	$(BIN)/python -m benchmarks.recorder
 
-house: $(READY)  ## what a reader must hold in his head: measured sizes of the code base, beside their targets
+house: $(READY)  ## what a reader must hold in his head: measured sizes of the code base; fails if one is worse than its target
 	$(BIN)/python -m docs.house
 
-wheel: $(READY)  ## build a wheel in dist/, to install with pip
-	$(BIN)/pip wheel --quiet --no-deps --wheel-dir dist .
+wheel: $(READY)  ## build a source distribution in dist/, and from that a wheel, to install with pip
+	rm -rf dist
+	$(BIN)/python -m hatchling build --target sdist --directory dist
+	$(BIN)/pip wheel --quiet --no-deps --wheel-dir dist dist/*.tar.gz
 
 clean:  ## remove .venv and everything that was made
 	rm -rf .venv out dist $$(find . -name __pycache__ -not -path './.venv/*') .pytest_cache .ruff_cache .mypy_cache .hypothesis

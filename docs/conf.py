@@ -8,7 +8,8 @@ from docutils import nodes
 from sphinx import addnodes
 from sphinx.application import Sphinx
 
-PACKAGES = "ddplab", "reference", "simulator"
+LINKED = "reference", "simulator"
+"""Folders whose modules are imported from `ddplab`."""
 PROJECT = tomllib.loads((Path(__file__).parent.parent / "pyproject.toml").read_text())["project"]
 
 project = "ddplab"
@@ -27,6 +28,7 @@ include_patterns = [
     "DESIGN.md",
     "CONTRIBUTING.md",
     "CHANGELOG.md",
+    "SECURITY.md",
     "figures/README.md",
     "validation/*.md",
     "validation/runs/*.md",
@@ -50,13 +52,13 @@ nb_render_markdown_format = "myst"  # has tables
 
 apidoc_modules = [
     {
-        "path": f"../{package}",
-        "destination": f"docs/api/{package}",
+        "path": "../ddplab",
+        "destination": "docs/api",
+        "follow_links": True,
         "separate_modules": True,
         "module_first": True,
         "max_depth": 1,
     }
-    for package in PACKAGES
 ]
 autodoc_default_options = {
     "members": True,
@@ -86,7 +88,8 @@ def link_to_shown_code(app: Sphinx, tree: nodes.document, page: str) -> None:
         if f"../{'/'.join(parts)}{path.suffix}" in html_extra_path:
             target = builder.get_relative_uri(page, path.stem)
             node.replace_self(nodes.reference("", "", *node.children, refuri=target, internal=True))
-        elif path.suffix == ".py" and parts[0] in PACKAGES and parts[-1] != "__init__":
+        elif path.suffix == ".py" and parts[0] in ("ddplab", *LINKED) and parts[-1] != "__init__":
+            parts = parts if parts[0] == "ddplab" else ["ddplab", *parts]
             target = builder.get_relative_uri(page, "_modules/" + "/".join(parts))
             node.replace_self(nodes.reference("", "", *node.children, refuri=target, internal=True))
 

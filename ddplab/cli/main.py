@@ -7,12 +7,13 @@ import os
 import sys
 from collections.abc import Callable, Mapping
 from contextlib import redirect_stdout
-from typing import Any, NoReturn
+from typing import Annotated, Any, NoReturn
 
 import typer
 from pydantic import ValidationError
 from typer.core import TyperGroup
 
+from .. import __version__
 from ..reference.errors import Error
 from ..reference.files.reading import first_problem, one_line_errors
 from ..reference.files.writing import printable
@@ -158,6 +159,24 @@ class Groups(TyperGroup):
 
 
 app = typer.Typer(help=USAGE, cls=Groups, add_completion=False, rich_markup_mode=None, pretty_exceptions_enable=False)
+
+
+def _print_version(asked: bool) -> None:  # noqa: FBT001  # typer passes it by position
+    if asked:
+        print(f"ddplab {__version__}")
+        raise typer.Exit
+
+
+Version = Annotated[
+    bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Show the version and exit.")
+]
+
+
+@app.callback()
+def _options(version: Version = False) -> None:  # noqa: FBT002
+    """Options that belong to no subcommand."""
+
+
 for group, commands in COMMANDS.items():
     for command, (summary, *examples) in commands.items():
         epilog = "\n  ".join(["\b\nExamples:", *examples])
