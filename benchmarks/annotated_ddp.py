@@ -19,9 +19,9 @@ from pathlib import Path
 
 from playwright.sync_api import Browser, sync_playwright
 
-from ddplab.simulator.interactive_timeline.simulate_choices import Question
-from ddplab.simulator.interactive_timeline.widget import InteractiveTimeline
 from figures.annotated_ddp import page as annotated
+from figures.interactive_timeline.simulate_choices import Question
+from figures.interactive_timeline.widget import InteractiveTimeline
 
 UNLIMITED = ("--disable-frame-rate-limit", "--disable-gpu-vsync")
 PROFILE = annotated.ROOT / "validation" / "profiler" / "a100x8_recommendation_rank3.json.gz"

@@ -1,5 +1,7 @@
 """Fixtures: pools of ranks, new ones for each file of tests, so that no file meets what another one left behind."""
 
+import os
+import shutil
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -63,3 +65,17 @@ def here(monkeypatch, capsys):
         return subprocess.CompletedProcess(words, ended.value.code or 0, captured.out, captured.err)
 
     return run
+
+
+@pytest.fixture(scope="session")
+def browser():
+    """Chromium, headless; for root without its sandbox, which root cannot have."""
+    from playwright.sync_api import sync_playwright
+
+    path = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
+    if path is None:
+        pytest.skip("no chromium; run `apt-get install chromium`")
+    with sync_playwright() as playwright:
+        started = playwright.chromium.launch(executable_path=path, args=["--no-sandbox"] if os.geteuid() == 0 else [])
+        yield started
+        started.close()

@@ -24,8 +24,6 @@ from ddplab.simulator.capacity.memory import (
 )
 from ddplab.simulator.catalogue import read_catalogue
 from ddplab.simulator.fabric import Processor
-from ddplab.simulator.interactive_timeline.browser_code import joined, markup, style, timeline_script
-from ddplab.simulator.interactive_timeline.simulate_choices import of_median_iterations
 from ddplab.simulator.profiler_import import training_steps
 from ddplab.simulator.profiler_import.gradient_sizes import DTYPES
 from ddplab.simulator.profiler_import.profiler_events import LONGEST_US
@@ -36,6 +34,8 @@ from ddplab.simulator.workload.default_gpu_costs import (
     default_processor,
     memory_of,
 )
+from figures.interactive_timeline.browser_code import joined, markup, style, timeline_script
+from figures.interactive_timeline.simulate_choices import of_median_iterations
 
 from ..drawing import FOLDER as FIGURES
 from ..traces_and_fabrics import MODELS

@@ -53,7 +53,7 @@ def test_plots_take_their_colours_from_one_module():
 
 def test_the_interactive_timeline_has_the_same_colours():
     """A style sheet cannot import them."""
-    sheet = (ROOT / "simulator" / "interactive_timeline" / "timeline.css").read_text()
+    sheet = (ROOT / "figures" / "interactive_timeline" / "timeline.css").read_text()
     declared = dict(re.findall(r"--([a-z-]+): (#[0-9a-f]{6});", sheet))
     assert declared.pop("on-colour") == plot_colours.INK
     assert declared == {name: COLOURS[name.upper()] for name in declared}

@@ -16,9 +16,9 @@ from ddplab.simulator.capacity.plan import plan
 from ddplab.simulator.capacity.report import report_page
 from ddplab.simulator.capacity.report_pictures import draw_costs, draw_efficiency, draw_throughput
 
+from ..chromium import Watched
 from ..explore import examples
 from ..strategies import iteration, rate_fabrics, trace_of, traces
-from .chromium import Watched
 from .test_digits import number
 
 SIZES = st.lists(st.sampled_from([1, 2, 3, 8, 64, 1024, 16_384]), min_size=1, max_size=4, unique=True)

@@ -1,6 +1,6 @@
 """The code that runs in the browser."""
 
-from ddplab.simulator.interactive_timeline.browser_code import FOLDER, TIMELINE, script, timeline_script
+from figures.interactive_timeline.browser_code import FOLDER, TIMELINE, script, timeline_script
 
 
 def test_every_file_beside_the_module_is_used():

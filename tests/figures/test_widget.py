@@ -7,12 +7,12 @@ import sys
 import pytest
 
 from ddplab.simulator import Fabric, Straggler, predict
-from ddplab.simulator.interactive_timeline.browser_code import script, style
-from ddplab.simulator.interactive_timeline.widget import InteractiveTimeline
 from figures import traces_and_fabrics
+from figures.interactive_timeline.browser_code import script, style
+from figures.interactive_timeline.widget import InteractiveTimeline
 
+from ..chromium import Watched
 from ..strategies import iteration, trace_of
-from .chromium import Watched
 from .timeline_reader import SHOWN, assert_parts_add_up, cuts, drag, frames, number, predicted, v100_ring
 
 MS = 10**6
@@ -106,7 +106,7 @@ def test_a_notebook_without_a_kernel_has_the_first_answer():
 def test_without_anywidget_one_line_says_what_to_install():
     code = (
         "import sys; sys.modules['anywidget'] = None\n"
-        "try: from ddplab.simulator.interactive_timeline.widget import InteractiveTimeline\n"
+        "try: from figures.interactive_timeline.widget import InteractiveTimeline\n"
         "except ImportError as error: sys.exit(str(error))"
     )
     ended = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=False)

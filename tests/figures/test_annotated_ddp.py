@@ -16,17 +16,17 @@ from ddplab.reference.bucketing import MIB, ONE_BUCKET, assign_buckets, bucket_c
 from ddplab.reference.trace import PHASES, StepMemory, Trace
 from ddplab.simulator import Straggler, import_profile, predict
 from ddplab.simulator.capacity.memory import memory_use
-from ddplab.simulator.interactive_timeline import simulate_choices
 from ddplab.simulator.predicted_iteration import Prediction
 from ddplab.simulator.schedule.policy import Policy
 from figures import five_ways
 from figures.annotated_ddp import page as annotated
+from figures.interactive_timeline import simulate_choices
 
+from ..chromium import Watched
 from ..explore import examples
+from ..simulator.changed_traces import with_iterations, with_workload
+from ..simulator.profiler_files import REAL
 from ..strategies import iteration, partitions, trace_of, traces
-from .changed_traces import with_iterations, with_workload
-from .chromium import Watched
-from .profiler_files import REAL
 from .timeline_reader import assert_parts_add_up, cuts, drag, frames, number
 
 ADDRESS = annotated.PATH.as_uri()

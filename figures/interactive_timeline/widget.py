@@ -4,10 +4,11 @@ from collections.abc import Callable
 from functools import lru_cache
 from typing import Any
 
-from ...reference.bucketing import Order
-from ...reference.trace import Trace
-from ..fabric import Fabric
-from ..predicted_iteration import Prediction
+from ddplab.reference.bucketing import Order
+from ddplab.reference.trace import Trace
+from ddplab.simulator.fabric import Fabric
+from ddplab.simulator.predicted_iteration import Prediction
+
 from .browser_code import script, style
 from .simulate_choices import EVERY_CHOICE, Choices, InteractiveIteration, Question, Start
 

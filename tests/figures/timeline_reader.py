@@ -2,14 +2,14 @@
 
 from ddplab.reference.bucketing import plan_buckets
 from ddplab.simulator import Fabric
-from ddplab.simulator.interactive_timeline.simulate_choices import (
+from figures.annotated_ddp import page
+from figures.interactive_timeline.simulate_choices import (
     EVERY_CHOICE,
     PARTS,
     InteractiveIteration,
     Question,
     Start,
 )
-from figures.annotated_ddp import page
 
 
 def v100_ring(gbit_per_s: float) -> Fabric:

@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ddplab.simulator import predict
-from ddplab.simulator.interactive_timeline.simulate_choices import Choices, InteractiveIteration, Question, Start
+from figures.interactive_timeline.simulate_choices import Choices, InteractiveIteration, Question, Start
 
 from ..explore import examples
 from ..strategies import fluid_fabrics, partitions, steady_fabrics, traces

@@ -11,17 +11,17 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from ...reference.bucketing import Order
-from ...reference.trace import Trace
-from ..engines.timeline import Timeline
-from ..fabric import Fabric
-from ..predicted_iteration import Prediction
-from ..prediction import predict
-from ..results.breakdown import exposed_intervals
-from ..schedule.policy import Policy
-from ..schedule.schedule import Compute, buckets_of
-from ..workload.compute_times import Nanoseconds, RecordedModel, recorded_model
-from ..workload.variation import Straggler
+from ddplab.reference.bucketing import Order
+from ddplab.reference.trace import Trace
+from ddplab.simulator.engines.timeline import Timeline
+from ddplab.simulator.fabric import Fabric
+from ddplab.simulator.predicted_iteration import Prediction
+from ddplab.simulator.prediction import predict
+from ddplab.simulator.results.breakdown import exposed_intervals
+from ddplab.simulator.schedule.policy import Policy
+from ddplab.simulator.schedule.schedule import Compute, buckets_of
+from ddplab.simulator.workload.compute_times import Nanoseconds, RecordedModel, recorded_model
+from ddplab.simulator.workload.variation import Straggler
 
 ORDERS: tuple[Order, ...] = ("ready", "reverse", "forward")
 """Orders in which the reader can fill the buckets."""

@@ -1,0 +1,1 @@
+"""Tests of `figures`: the interactive timeline and the page of it."""
