@@ -14,8 +14,8 @@ from functools import cache
 from typing import Any, NamedTuple
 
 from ddplab import Prediction, Trace, emulate, predict
+from ddplab.prediction_errors import ValidationRow
 from ddplab.reference.trace import Iteration
-from ddplab.validation_report import ValidationRow
 from validation.part_fg_runs import CommittedRun, committed_runs
 
 from .drawing import DATA

@@ -6,7 +6,7 @@ from functools import cache
 import numpy as np
 from matplotlib.axes import Axes
 
-from ddplab.validation_report import BASELINES, ValidationRow
+from ddplab.prediction_errors import BASELINES, ValidationRow
 from validation.part_fg_runs import CommittedRun, committed_runs
 from validation.residual_plot import SMALL_ERROR, Residual, draw_residuals
 

@@ -17,7 +17,7 @@ BODY_TIMEOUT_S = 60.0
 WORLD_SIZES = {"two_ranks": 2, "four_ranks": 4}
 IMPORTED = (
     *("pytest", "tests.strategies", "tests.reference.torch_suite.suite"),
-    *("ddplab.conformance.all_checks", "ddplab.validate"),
+    *("ddplab.conformance.all_checks", "ddplab.train_and_compare"),
 )
 """What bodies, and the tests beside some of them, import."""
 

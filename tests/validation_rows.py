@@ -1,8 +1,8 @@
 """Rows of validation reports, for tests of what is made of them."""
 
+from ddplab.prediction_errors import ValidationRow
 from ddplab.simulator import Fabric
 from ddplab.training_runs import Turn
-from ddplab.validation_report import ValidationRow
 
 from .strategies import iteration, trace_of
 

@@ -12,10 +12,10 @@ from torch import nn
 from ddplab import Fabric, Prediction, RankPool, Trace
 from ddplab.calibration.calibrate import measure_collectives
 from ddplab.models import Model
+from ddplab.prediction_errors import ValidationRow
 from ddplab.reference.bucketing import MIB
 from ddplab.simulator import plot_colours
 from ddplab.simulator.results.timeline_plot import draw_timeline
-from ddplab.validation_report import ValidationRow
 
 from .plots import mark_guess
 

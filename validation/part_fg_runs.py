@@ -17,13 +17,7 @@ from statistics import fmean
 import numpy as np
 
 from ddplab.emulation.time_dilation import ORIGINAL
-from ddplab.reference.trace import Trace
-from ddplab.simulator import Fabric
-from ddplab.simulator.baseline_predictions import BASELINES
-from ddplab.simulator.fabric.processor_costs import EMULATED_MODEL_ERROR, MODEL_ERROR
-from ddplab.simulator.fabric.uncertainty import BAND
-from ddplab.training_runs import Turn
-from ddplab.validation_report import (
+from ddplab.prediction_errors import (
     TargetPrediction,
     ValidationReport,
     ValidationRow,
@@ -33,6 +27,12 @@ from ddplab.validation_report import (
     predict_target,
     summarize,
 )
+from ddplab.reference.trace import Trace
+from ddplab.simulator import Fabric
+from ddplab.simulator.baseline_predictions import BASELINES
+from ddplab.simulator.fabric.processor_costs import EMULATED_MODEL_ERROR, MODEL_ERROR
+from ddplab.simulator.fabric.uncertainty import BAND
+from ddplab.training_runs import Turn
 
 from .comparison import FEWER_BUCKETS, RANKING_BASELINES, CaseScore, Comparison, Part
 

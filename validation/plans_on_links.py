@@ -22,6 +22,7 @@ from ddplab.demo import TRACE
 from ddplab.emulation.time_dilation import ScaleModel
 from ddplab.models import EMULATED, Loss
 from ddplab.operation_counter import measure_operations
+from ddplab.prediction_errors import Configuration, ValidationReport
 from ddplab.reference.files.writing import write_atomically
 from ddplab.reference.launch import RankPool
 from ddplab.reference.ranks.network_namespaces import bits_per_s
@@ -31,9 +32,8 @@ from ddplab.simulator.schedule.schedule import buckets_of
 from ddplab.simulator.workload.compute_times import recorded_model
 from ddplab.simulator.workload.roofline import find_device
 from ddplab.simulator.workload.trace_synthesis import synthesize
+from ddplab.train_and_compare import validate
 from ddplab.training_runs import MEASURED_ITERATIONS
-from ddplab.validate import validate
-from ddplab.validation_report import Configuration, ValidationReport
 
 RANKS = 4
 TURNS = 8

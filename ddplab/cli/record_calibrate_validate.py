@@ -121,10 +121,10 @@ def validate(
     torch's default buckets stands below the table.
     """
     start_server()  # it imports torch while this process does
+    from ..prediction_errors import Cap, Configuration
     from ..reference.launch import RankPool, default_backend, world_size_or
     from ..simulator.tuning.bucket_plan import BucketPlan
-    from ..validate import validate as run
-    from ..validation_report import Cap, Configuration
+    from ..train_and_compare import validate as run
 
     options.check_outputs(json_path, inputs=[emulate, plan, *options.files_of(model or "")], folder=out)
     if emulate is None:

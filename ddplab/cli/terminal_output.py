@@ -16,7 +16,7 @@ from ..reference.files.writing import printable, write_atomically
 from ..reference.trace import Trace
 
 if TYPE_CHECKING:
-    from ..validation_report import Gain, ValidationReport, ValidationRow
+    from ..prediction_errors import Gain, ValidationReport, ValidationRow
 
 
 class PrintableStream:

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ddplab.cli.terminal_output import PrintableStream, fitting_columns, show_report, show_table
-from ddplab.validation_report import summarize
+from ddplab.prediction_errors import summarize
 
 from ..validation_rows import row
 

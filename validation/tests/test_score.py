@@ -10,11 +10,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 from matplotlib.figure import Figure
 
+from ddplab.prediction_errors import summarize
 from ddplab.simulator import Fabric, predict
 from ddplab.simulator.fabric import Processor, topology_of
 from ddplab.simulator.fabric.processor_costs import EMULATED_MODEL_ERROR, MODEL_ERROR
 from ddplab.training_runs import Turn
-from ddplab.validation_report import summarize
 from figures import all_methods
 from tests.validation_rows import FABRIC, TRACE
 from tests.validation_rows import row as row_of_a_report

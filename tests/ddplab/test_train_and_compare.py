@@ -7,13 +7,13 @@ from unittest import mock
 
 import pytest
 
-from ddplab import validate
+from ddplab import train_and_compare as validate
 from ddplab.emulation.time_dilation import ScaleModel
+from ddplab.prediction_errors import Configuration
 from ddplab.reference.launch import RankPool
 from ddplab.reference.trace import Trace
 from ddplab.simulator import BucketPlan, tune
 from ddplab.training_runs import TargetRun, Turn, record_computation, train_turn
-from ddplab.validation_report import Configuration
 
 from ..validation_rows import FABRIC, TRACE
 from .small_trace import small_trace

@@ -24,6 +24,15 @@ from .calibration.repeated_timing import relative_spread
 from .emulation.time_dilation import ORIGINAL, ScaleModel
 from .emulation.virtual_training import ddp_arguments
 from .models import EMULATED
+from .prediction_errors import (
+    Configuration,
+    TargetPrediction,
+    ValidationReport,
+    make_row,
+    policy_of,
+    predict_target,
+    summarize,
+)
 from .reference.bucketing import MIB
 from .reference.data_parallel import DistributedDataParallel
 from .reference.files.writing import write_atomically
@@ -37,15 +46,6 @@ from .simulator.schedule.schedule import buckets_of
 from .simulator.tuning.bucket_plan import BucketPlan
 from .simulator.workload.compute_times import recorded_model
 from .training_runs import MEASURED_ITERATIONS, RECORDED_ITERATIONS, TargetRun, Turn, record_computation, train_turn
-from .validation_report import (
-    Configuration,
-    TargetPrediction,
-    ValidationReport,
-    make_row,
-    policy_of,
-    predict_target,
-    summarize,
-)
 
 LAUNCH_ROUNDS = 8
 REHEARSALS = 4

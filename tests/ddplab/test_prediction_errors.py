@@ -8,10 +8,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ddplab.emulation.time_dilation import ScaleModel
+from ddplab.prediction_errors import Configuration, ValidationReport, make_row, policy_of, predict_target, summarize
 from ddplab.simulator.baseline_predictions import baselines_ns
 from ddplab.simulator.schedule.policy import Policy
 from ddplab.training_runs import Turn
-from ddplab.validation_report import Configuration, ValidationReport, make_row, policy_of, predict_target, summarize
 
 from ..validation_rows import FABRIC, TRACE, row
 
