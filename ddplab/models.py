@@ -2,8 +2,7 @@
 
 A model is a callable without arguments that returns `(module, loss_fn)`. `loss_fn(module)` runs the module on one
 batch of random data and returns the scalar loss. `loss_fn` may have an attribute `batch`, the number of samples, and
-a method `optimizer`, which makes the optimiser. A model called `emulated:TRACE` takes the times of a trace instead of
-computing.
+a method `optimizer`, which makes the optimiser.
 """
 
 from collections.abc import Callable
@@ -13,15 +12,12 @@ from functools import partial
 from typing import Any
 
 import torch
-import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn import functional
 from torch.utils.checkpoint import checkpoint
 
-from .emulation.emulated_device import EmulatedTraining
-from .reference.errors import ModelError, TraceError
+from .reference.errors import ModelError
 from .reference.launch import rank_device
-from .reference.trace import Trace
 from .simulator.catalogue import unknown
 from .user_modules import import_first_here
 
@@ -37,10 +33,8 @@ def resolve(name: str) -> Callable[[], Model]:
     """
     if name in BUILT_IN:
         return BUILT_IN[name]
-    if name.startswith(EMULATED):
-        return partial(emulated, name.removeprefix(EMULATED))
     module_name, colon, attribute = name.partition(":")
-    expected = unknown("--model", name, BUILT_IN, others=f"{EMULATED}TRACE, module:callable or")
+    expected = unknown("--model", name, BUILT_IN, others="module:callable or")
     if not colon:
         raise ModelError(expected)
     try:
@@ -130,24 +124,6 @@ def small_tensors() -> Model:
         nn.init.xavier_normal_(linear.weight, nn.init.calculate_gain("tanh"))  # otherwise gradients underflow
     layers = [layer for linear in linears for layer in (linear, nn.Tanh())]
     return nn.Sequential(*layers), _classify(torch.randn(batch, width), width)
-
-
-EMULATED = "emulated:"
-"""Prefix of a model that takes the times of a trace instead of computing."""
-
-
-def emulated(path: str) -> Model:
-    """An emulated device that takes the recorded times of a trace; see `emulated_device`.
-
-    Raises:
-        ModelError: The file is not a trace.
-    """
-    try:
-        trace = Trace.load(path)
-    except TraceError as error:
-        raise ModelError(f"--model {EMULATED}{error}") from None
-    training = EmulatedTraining(trace, dist.get_rank() if dist.is_initialized() else 0)
-    return training.model, training
 
 
 def optimizer_of(module: nn.Module, loss_fn: Loss) -> torch.optim.Optimizer:

@@ -47,10 +47,6 @@ def measure_operations(model: str, *, autocast: str | None = None) -> Operations
     """
     try:
         with without_data(autocast):
-            if model.startswith(models.EMULATED):
-                raise ModelError(
-                    f"--model {model}: expected a model that computes; an emulated device has no operations"
-                )
             module, loss_fn = models.build(model)
             return count_operations(module, loss_fn, model)
     except (AssertionError, RuntimeError, TypeError, ValueError) as error:  # Assertion: real and fake tensors meet

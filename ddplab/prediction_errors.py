@@ -1,21 +1,19 @@
-"""Report: predictions and baselines compared with measurements, and their errors."""
+"""Prediction errors: predictions and baselines compared with measurements, and the report of `ddplab validate`."""
 
 import json
 import math
 import statistics
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Annotated, Any, Literal, NamedTuple, Self
+from typing import Annotated, Any, Literal, NamedTuple
 
 import numpy as np
 from pydantic import BeforeValidator, Field, PlainSerializer, TypeAdapter
 
 from .calibration.repeated_timing import interval_of_median
-from .emulation.time_dilation import ORIGINAL, ScaleModel
 from .reference.bucketing import Order, cap_name
-from .reference.files.reading import read_schema
 from .reference.files.value_ranges import Nanoseconds
 from .reference.files.writing import write_atomically
 from .reference.trace import Trace
@@ -52,10 +50,6 @@ class Configuration:
     def cap(self) -> str:
         """The cap in words."""
         return self.cap_mb if isinstance(self.cap_mb, str) else cap_name(self.cap_mb)
-
-    def in_model(self, scale: ScaleModel) -> Self:
-        """The configuration in a scale model."""
-        return self if isinstance(self.cap_mb, str) else replace(self, cap_mb=scale.cap_mb(self.cap_mb))
 
 
 def policy_of(configuration: Configuration, explicit: Mapping[str, Sequence[Sequence[int]]] | None = None) -> Policy:
@@ -145,27 +139,22 @@ class ValidationRow:
 
 
 def make_row(
-    model: str,
-    configuration: Configuration,
-    predicted: TargetPrediction,
-    turns: Sequence[Turn],
-    scale: ScaleModel = ORIGINAL,
+    model: str, configuration: Configuration, predicted: TargetPrediction, turns: Sequence[Turn]
 ) -> ValidationRow:
-    """Make the row of a configuration from its prediction and all of its turns, which ran in this scale model."""
-    prediction, original = predicted.prediction, scale.original_ns
+    """Make the row of a configuration from its prediction and all of its turns."""
+    prediction = predicted.prediction
     times_ns = [ns for turn in turns for ns in turn.times_ns]
     low, measured, high = (round(ns) for ns in np.quantile(times_ns, [0.25, 0.5, 0.75]))
     shortest, longest = prediction.interval_ns
-    in_original = [turn._replace(times_ns=tuple(map(original, turn.times_ns)), overslept_ns=()) for turn in turns]
     return ValidationRow(
         model=model,
         **vars(configuration),
         buckets=len(prediction.buckets),
-        turns=tuple(in_original),
-        measured_ns=original(measured),
-        quartiles_ns=(original(low), original(high)),
-        predicted_ns=original(prediction.iteration_ns),
-        interval_ns=(original(shortest), original(longest)),
+        turns=tuple(turns),
+        measured_ns=measured,
+        quartiles_ns=(low, high),
+        predicted_ns=prediction.iteration_ns,
+        interval_ns=(shortest, longest),
         coverage=statistics.fmean(shortest <= ns <= longest for ns in times_ns),
         error=prediction.iteration_ns / measured - 1,
         **{f"{name}_error": ns / measured - 1 for name, ns in predicted.baselines_ns.items()},
@@ -206,8 +195,6 @@ class ValidationReport:
         half_width: Median of `ValidationRow.half_width`.
         baselines: Mean absolute error of each baseline.
         world_size: Number of ranks. None: the runs differ, or are older than this field.
-        scale_model: The scale model of emulated devices; times are those of the original. None: real models ran.
-        overslept_ns: How late sleeps of emulated devices ended: the 99 % quantile. None: real models ran.
         gain: Gain of a plan. None: no plan trained.
     """
 
@@ -220,13 +207,11 @@ class ValidationReport:
     baselines: Annotated[dict[str, float], Field(alias="yardsticks")]
     rows: Annotated[tuple[ValidationRow, ...], Field(min_length=1)]
     world_size: int | None = None
-    scale_model: ScaleModel | None = None
-    overslept_ns: int | None = None
     gain: Gain | None = None
 
     def to_json(self) -> dict[str, Any]:
         """Return all fields."""
-        document = TypeAdapter(ValidationReport).dump_python(self, by_alias=True)
+        document = TypeAdapter(type(self)).dump_python(self, by_alias=True)
         for row in document["rows"]:
             row["turns"] = [dict(zip(("times_ns", "torchs_ns"), turn, strict=False)) for turn in row["turns"]]
         return document  # type: ignore[no-any-return]
@@ -234,12 +219,6 @@ class ValidationReport:
     def save(self, folder: Path) -> None:
         """Write `report.json`."""
         write_atomically(folder / "report.json", json.dumps(self.to_json(), indent=1, allow_nan=False).encode())
-
-    @classmethod
-    def load(cls, folder: Path) -> Self:
-        """Read `report.json`; if it is missing or malformed, a one-line `ValueError` names file, field and reason."""
-        advice = "expected the folder of a run, which `ddplab validate --out` names"
-        return read_schema(cls, folder / "report.json", what="a report", cure=advice)
 
 
 def summarize(rows: Sequence[ValidationRow], predictions_sha256: str, **about_the_run: Any) -> ValidationReport:
@@ -262,7 +241,7 @@ def summarize(rows: Sequence[ValidationRow], predictions_sha256: str, **about_th
 def measurement_noise(rows: Sequence[ValidationRow]) -> float | None:
     """Return `ValidationReport.noise` of these rows: the variance between the turns of a row, pooled over all rows.
 
-    What all rows of a turn have in common is left out: emulated devices train other recorded iterations in each turn.
+    What all rows of a turn have in common is left out: a machine may be slower in one turn than in another.
     """
     repeated = [row.turns_ns for row in rows if len(row.turns_ns) > 1]
     if not repeated:

@@ -15,11 +15,11 @@ from . import models
 from .calibration.comm_hook_costs import WARM_UP as WARM_UP_OF_HOOKS
 from .calibration.comm_hook_costs import real_hook
 from .calibration.repeated_timing import in_ns, meet, of_slowest_rank, read_clock, share_clock
-from .emulation.emulated_device import EmulatedTraining
 from .reference.data_parallel import DistributedDataParallel
-from .reference.launch import let_network_threads_yield, rank_device, report_progress
+from .reference.launch import rank_device, report_progress
 from .reference.parameters import trainable_parameters
 from .reference.recorder import record
+from .reference.recording.reducer_observer import Observer
 from .reference.trace import PHASES, Iteration, Trace
 from .simulator.schedule.comm_hook_messages import NO_HOOK
 
@@ -36,25 +36,20 @@ class Trainer:
 
     def __init__(self, model: str, rank: int) -> None:
         torch.manual_seed(rank)  # each rank has its own batch; data parallelism makes the parameters equal
-        self.module, self._loss_fn = models.build(model)
-        self.batch: int | None = getattr(self._loss_fn, "batch", None)
-        self._optimizer = models.optimizer_of(self.module, self._loss_fn)
+        self.module, self.loss_fn = models.build(model)
+        self.batch: int | None = getattr(self.loss_fn, "batch", None)
+        self._optimizer = models.optimizer_of(self.module, self.loss_fn)
 
     def uses_all_parameters(self) -> bool:
         """Run a forward and a backward pass, and return whether every parameter got a gradient."""
-        self._loss_fn(self.module).backward()
+        self.loss_fn(self.module).backward()
         got_one = [parameter.grad is not None for parameter in trainable_parameters(self.module).values()]
         self._optimizer.zero_grad()
         return all(got_one)
 
-    @property
-    def device(self) -> EmulatedTraining | None:
-        """The emulated device, or None if this rank computes."""
-        return self._loss_fn if isinstance(self._loss_fn, EmulatedTraining) else None
-
     def step(self, module: nn.Module) -> None:
         """Train one iteration; `module` is the model itself or its data-parallel wrapper."""
-        self._loss_fn(module).backward()
+        self.loss_fn(module).backward()
         self._optimizer.step()
         self._optimizer.zero_grad()
 
@@ -69,21 +64,21 @@ def record_computation(rank: int, _world_size: int, model: str, iterations: int 
     """Record iterations without communication on all ranks at the same time, which start each one together.
 
     Each rank trains under the reducer in a group of its own: its hooks and its buckets in the caches make a backward
-    pass on a processor some percent slower. A model with unused parameters, an emulated device, whose trace has the
-    work of its host, and a GPU, whose host would wait for Gloo, are trained without it.
+    pass on a processor some percent slower. A model with unused parameters, and a GPU, whose host would wait for
+    Gloo, are trained without it.
     """
     trainer = Trainer(model, rank)
     assert dist.group.WORLD is not None  # this is a rank
     alone = groups_of_one(dist.group.WORLD)[rank]
-    on_processor = trainer.device is None and rank_device().type != "cuda"
-    under_reducer = on_processor and trainer.uses_all_parameters()
-    if trainer.device is not None:
-        meet()  # connects this rank to the others
-        let_network_threads_yield()  # to the device, now and in training
-        trainer.device.next_iteration = -WARM_UP
+    under_reducer = rank_device().type != "cuda" and trainer.uses_all_parameters()
+    return record_iterations(trainer, model, iterations, alone if under_reducer else None)
+
+
+def record_iterations(trainer: Trainer, model: str, iterations: int, alone: dist.ProcessGroup | None = None) -> Trace:
+    """Record iterations after a warm-up, with a group under the reducer in this group."""
     with record(trainer.module, model=model, batch=trainer.batch, process_group=dist.group.WORLD) as recording:
         module = trainer.module
-        if under_reducer:  # made here, so that packing comes after the recorder's hook on the last gradient
+        if alone is not None:  # made here, so that packing comes after the recorder's hook on the last gradient
             module = DistributedDataParallel(trainer.module, process_group=alone, bucket_cap_mb=float("inf"))
         for _ in range(WARM_UP + iterations):
             meet()  # as in training, where the slowest rank has the processor to itself at the end of an iteration
@@ -91,7 +86,7 @@ def record_computation(rank: int, _world_size: int, model: str, iterations: int 
             recording.end_iteration()
         if isinstance(module, DistributedDataParallel):
             module.reducer.detach()
-    return last_iterations(recording.trace, iterations, averaged=under_reducer)
+    return last_iterations(recording.trace, iterations, averaged=alone is not None)
 
 
 def last_iterations(trace: Trace, iterations: int, *, averaged: bool) -> Trace:
@@ -125,45 +120,35 @@ class Turn(NamedTuple):
     Attributes:
         times_ns: Nanoseconds of each iteration, from one slowest rank's end to the next; equal on all ranks.
         torchs_ns: Iterations of torch's class, which trained right after ours; empty if it did not.
-        overslept_ns: How late sleeps of this rank's emulated device ended, in nanoseconds; empty without one.
     """
 
     times_ns: tuple[int, ...]
     torchs_ns: tuple[int, ...] = ()
-    overslept_ns: tuple[int, ...] = ()
 
 
 def train_turn(
-    rank: int, world_size: int, model: str, target_runs: Sequence[TargetRun], first: int, progress_word: str
+    rank: int, world_size: int, model: str, target_runs: Sequence[TargetRun], _turn: int, progress_word: str
 ) -> list[Turn]:
-    """Train one turn of each target run, in this order; an emulated device from the `first` recorded iteration on."""
+    """Train one turn of each target run, in this order."""
     trainer = Trainer(model, rank)
     measured = []
     for done, run in enumerate(target_runs):
         share_clock(rank, world_size)
         if rank == 0:
             report_progress(progress_word, done, len(target_runs))
-        device = trainer.device
-        if device is not None:
-            device.next_iteration = -1  # buckets are rebuilt in the last iteration's ready order, as predicted
         with warmed_up(trainer, run) as ddp:
-            if device is not None:
-                device.next_iteration = first
-                device.observer.overslept_ns.clear()
             times_ns = time_iterations(trainer, ddp)
-        overslept = () if device is None else tuple(device.observer.overslept_ns)
         torchs = run.torchs_arguments
-        measured.append(Turn(times_ns, () if torchs is None else time_torchs_class(trainer, torchs), overslept))
+        measured.append(Turn(times_ns, () if torchs is None else time_torchs_class(trainer, torchs)))
     return measured
 
 
 @contextmanager
-def warmed_up(trainer: Trainer, target_run: TargetRun) -> Iterator[DistributedDataParallel]:
-    """Wrap the model as the target run says, and train until iterations are alike."""
+def warmed_up(trainer: Trainer, target_run: TargetRun, *observers: Observer) -> Iterator[DistributedDataParallel]:
+    """Wrap the model as the target run says, and train until iterations are alike; observers follow the reducer."""
     ddp = DistributedDataParallel(trainer.module, **target_run.ddp_arguments)
     warm_up = 1 if "plan" in target_run.ddp_arguments else 2  # without a plan, the second iteration rebuilds buckets
-    if trainer.device is not None:
-        ddp.reducer.observers.append(trainer.device.observer)
+    ddp.reducer.observers.extend(observers)
     try:
         if target_run.hook_name != NO_HOOK.name:
             hook, make_state = real_hook(target_run.hook_name)

@@ -5,7 +5,7 @@ V100, and collectives take the times of a fabric of `traces_and_fabrics` (`ddpla
 all GPUs that repeat the same trace. `python -m figures.measure emulated` writes the times to
 `data/emulated_v100s.csv`; nothing in them is random, and no other load on the machine changes them.
 
-By the clock: processes with Gloo and links between them, from the committed runs of `ddplab validate --emulate`.
+By the clock: processes with Gloo and links between them, from the committed runs of `python -m validation.emulated`.
 """
 
 import csv

@@ -5,7 +5,6 @@ The tree of classes::
     Error (an Exception)                  base class
     ├── TraceError (also a ValueError)    a trace file cannot be used
     ├── ModelError (also a ValueError)    a model cannot be found or built
-    ├── LinkError  (also an OSError)      virtual links are not possible on this machine or for this user
     └── RankError  (also a RuntimeError)  a rank raised an error, exited or timed out
         └── RanksUnmatchedError           ranks made different collectives, waited for each other, or lost one
             ├── RankLostError             a rank's process exited without reporting an error
@@ -30,10 +29,6 @@ class TraceError(Error, ValueError):
 
 class ModelError(Error, ValueError):
     """A model name cannot be resolved, or the model does not return `(module, loss_fn)`."""
-
-
-class LinkError(Error, OSError):
-    """Network namespaces or virtual links are not possible on this machine or for this user."""
 
 
 class RankError(Error, RuntimeError):

@@ -43,7 +43,6 @@ from torch._C._distributed_c10d import FileStore, TCPStore
 from .errors import CollectiveError, Error, RankError, RankLostError, RanksStillRunningError
 from .ranks.fork_server import IMPORTED, Surroundings, ctrl_c_blocked, process_context
 from .ranks.launcher import launched_ranks
-from .ranks.network_namespaces import DEVICE, Links, Uplinks, enter
 
 Body = Callable[..., Any]
 """An importable function `body(rank, world_size, *args)`; arguments and result must be picklable."""
@@ -150,9 +149,6 @@ class RankPool(contextlib.AbstractContextManager["RankPool"]):
         world_size: Number of ranks.
         backend: As for `torch.distributed.init_process_group`.
         timeout_s: Time-out in seconds of each `run`, of which the first also starts the ranks, and of collectives.
-        link_rate: Rate of each rank's virtual link in bits per second; see `network_namespaces`. None: ranks use the
-            loopback interface.
-        uplinks: With `link_rate`, the links between nodes. None: all ranks are in one node.
         pinned: Whether each rank, with its network threads, runs on its own share of the processor's cores (Linux).
         device: Where ranks train, `cpu` or `cuda`; ranks share GPUs if there are fewer, which NCCL refuses. None: on
             their GPUs with NCCL, otherwise on the CPU.
@@ -160,16 +156,13 @@ class RankPool(contextlib.AbstractContextManager["RankPool"]):
             under torchrun, so that they order sets differently. Forks share hashes and addresses, and start faster.
 
     Raises:
-        ValueError: The launcher has started fewer ranks, or virtual links are wanted under a launcher.
-        LinkError: On the first `run`, if virtual links are not possible on this machine or for this user.
+        ValueError: The launcher has started fewer ranks.
     """
 
     world_size: int
     _: KW_ONLY
     backend: str = "gloo"
     timeout_s: float = DEFAULT_TIMEOUT_S
-    link_rate: float | None = None
-    uplinks: Uplinks | None = None
     pinned: bool = False
     device: str | None = None
     new_interpreters: int = 0
@@ -180,9 +173,6 @@ class RankPool(contextlib.AbstractContextManager["RankPool"]):
         self._launched = launched_ranks()
         if self._launched is not None and self.world_size > (most := self._launched.place.world_size):
             raise ValueError(f"ranks: expected at most the {most} that the launcher started, got {self.world_size}")
-        if self._launched is not None and self.link_rate is not None:
-            raise ValueError("link rate: expected none under a launcher, whose ranks have a network of their own")
-        self._links: Links | None = None
         self._ranks: list[_StartedRank | _LaunchedRank] = []
         self._resources = contextlib.ExitStack()
 
@@ -244,8 +234,6 @@ class RankPool(contextlib.AbstractContextManager["RankPool"]):
             meeting = TCPStore("0.0.0.0", 0, is_master=True, wait_for_workers=False)
             self._resources.callback(lambda: meeting)  # keep it open
             store = self._launched.address, meeting.port
-        if self.link_rate is not None:
-            self._links = self._resources.enter_context(Links(self.world_size, self.link_rate, self.uplinks))
         for rank, membership in enumerate(self._memberships(store)):
             launched = self._launched and self._launched.all()[rank].connection
             try:
@@ -275,7 +263,6 @@ class RankPool(contextlib.AbstractContextManager["RankPool"]):
                 local_size=nodes.count(nodes[rank]),
                 pinned=self.pinned,
                 device=self.device,
-                namespace=None if self._links is None else self._links.namespace(rank),
                 address=address,
             )
             for rank, address in enumerate(addresses)
@@ -525,9 +512,8 @@ def _first_line(failure: RankError) -> str:
 class _Membership(NamedTuple):
     """What makes a process a rank of a pool: see `RankPool` and `_meet`.
 
-    `local_rank` counts among the `local_size` ranks of this machine. `namespace` is the path of the rank's network
-    namespace; None: that of the machine. `address` is that of the machine on the network that connects the ranks;
-    None: all of them are on one machine.
+    `local_rank` counts among the `local_size` ranks of this machine. `address` is that of the machine on the network
+    that connects the ranks; None: all of them are on one machine.
     """
 
     rank: int
@@ -539,7 +525,6 @@ class _Membership(NamedTuple):
     local_size: int
     pinned: bool
     device: str | None
-    namespace: str | None
     address: str | None
 
 
@@ -579,7 +564,7 @@ def _run_bodies(connection: Connection, own: _Membership) -> None:
     if own.pinned:
         pin(own.local_rank, own.local_size)
     torch.set_num_threads(max(1, (os.cpu_count() or 1) // own.local_size))
-    choose_network(own.namespace, own.address)
+    choose_network(own.address)
     keep_freed_memory()
     while request := connection.recv_bytes():
         try:
@@ -700,12 +685,8 @@ def cores_of(rank: int, world_size: int, available: Sequence[int]) -> list[int]:
     return list(available[rank % len(available) :: world_size])
 
 
-def choose_network(namespace: str | None, address: str | None = None) -> None:
-    """Make Gloo use the rank's virtual link, the network of an address or, with neither, the loopback interface."""
-    if namespace is not None:
-        enter(namespace)
-        os.environ["GLOO_SOCKET_IFNAME"] = DEVICE
-        return
+def choose_network(address: str | None) -> None:
+    """Make Gloo use the network of an address or, without one, the loopback interface."""
     for name, ends in psutil.net_if_addrs().items():
         if any(end.address == (address or LOOPBACK) for end in ends):
             os.environ.setdefault("GLOO_SOCKET_IFNAME", name)
@@ -724,17 +705,3 @@ def keep_freed_memory() -> None:
     if mallopt is not None:
         mallopt(m_trim_threshold, 2**31 - 1)
         mallopt(m_mmap_max, 0)  # every tensor comes from memory that is kept, even those above 32 MiB
-
-
-def let_network_threads_yield() -> None:
-    """Keep Gloo's network threads from running while other threads of the ranks want to.
-
-    If a message arrives before its receiver is ready, the network thread polls for it without a pause, and so may
-    keep the receiver from its core until the scheduler's next tick: a message of 32 KiB then takes 4 ms instead of
-    1 ms between four ranks on two cores. As batch threads they no longer preempt others. A model that computes would
-    delay the network instead, so this is for ranks that hardly compute. Does nothing without Linux.
-    """
-    if sys.platform == "linux":
-        for thread in Path("/proc/self/task").iterdir():
-            if (thread / "comm").read_text().strip() == "gloo_tcp_loop":
-                os.sched_setscheduler(int(thread.name), os.SCHED_BATCH, os.sched_param(0))

@@ -16,7 +16,6 @@ from statistics import fmean
 
 import numpy as np
 
-from ddplab.emulation.time_dilation import ORIGINAL
 from ddplab.prediction_errors import (
     TargetPrediction,
     ValidationReport,
@@ -35,6 +34,8 @@ from ddplab.simulator.fabric.uncertainty import BAND
 from ddplab.training_runs import Turn
 
 from .comparison import FEWER_BUCKETS, RANKING_BASELINES, CaseScore, Comparison, Part
+from .emulated import LaboratoryReport
+from .scale_model import ORIGINAL
 
 RUNS = Path(__file__).parent / "runs"
 
@@ -51,7 +52,7 @@ class CommittedRun:
     """
 
     name: str
-    recorded: ValidationReport
+    recorded: LaboratoryReport
     current: ValidationReport
     source: str
 
@@ -104,7 +105,7 @@ class _PredictedRun:
     """
 
     name: str
-    recorded: ValidationReport
+    recorded: LaboratoryReport
     world_size: int
     targets: list[TargetPrediction]
     fabric: Fabric
@@ -119,7 +120,8 @@ class _PredictedRun:
         rows: list[ValidationRow] = []
         for row, target in zip(self.recorded.rows, self.targets, strict=True):
             turns = [Turn(tuple(round(ns * scale.dilation) for ns in turn.times_ns)) for turn in row.turns]
-            rows.append(make_row(row.model, row.configuration, _with_spread(target, spread), turns, scale))
+            in_model = make_row(row.model, row.configuration, _with_spread(target, spread), turns)
+            rows.append(scale.original_row(in_model))
         source = self.fabric.source.partition(";")[0].removeprefix("measured: ")
         return CommittedRun(self.name, self.recorded, summarize(rows, self.recorded.predictions_sha256), source)
 
@@ -132,16 +134,16 @@ def _with_spread(target: TargetPrediction, spread: float) -> TargetPrediction:
 
 
 def _predict_again(folder: Path) -> _PredictedRun:
-    recorded = ValidationReport.load(folder)
+    recorded = LaboratoryReport.load(folder)
     trace, fabric = Trace.load(folder / "trace.json.gz"), Fabric.load(folder / "fabric.json")
     world_size = recorded.world_size or trace.workload.world_size
     scale = recorded.scale_model or ORIGINAL
-    policies = [policy_of(row.configuration.in_model(scale)) for row in recorded.rows]
+    policies = [policy_of(scale.configuration(row.configuration)) for row in recorded.rows]
     targets = [predict_target(trace, fabric, policy, world_size) for policy in policies]
     return _PredictedRun(folder.name, recorded, world_size, targets, fabric, _own_spread(folder, recorded))
 
 
-def _own_spread(folder: Path, recorded: ValidationReport) -> float:
+def _own_spread(folder: Path, recorded: LaboratoryReport) -> float:
     """Return the spread of a run without the error of medians, which older fabric files state beside it."""
     processor = json.loads((folder / "fabric.json").read_text()).get("processor", {})
     spread = float(processor.get("iteration_spread", 0.0))

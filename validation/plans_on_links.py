@@ -9,6 +9,7 @@ predicted and `tune` does not advise to keep the default.
 import argparse
 import json
 import sys
+from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
@@ -17,23 +18,26 @@ from torch import nn
 from torch.nn import functional
 
 from ddplab.calibration.calibrate import calibrate
-from ddplab.cli.terminal_output import show_report
+from ddplab.cli.shared_options import bits_per_s
 from ddplab.demo import TRACE
-from ddplab.emulation.time_dilation import ScaleModel
-from ddplab.models import EMULATED, Loss
+from ddplab.models import Loss
 from ddplab.operation_counter import measure_operations
-from ddplab.prediction_errors import Configuration, ValidationReport
+from ddplab.prediction_errors import Configuration
 from ddplab.reference.files.writing import write_atomically
 from ddplab.reference.launch import RankPool
-from ddplab.reference.ranks.network_namespaces import bits_per_s
+from ddplab.reference.ranks.launcher import launched, on_rank_0
 from ddplab.reference.trace import Trace
 from ddplab.simulator import BucketPlan, Policy, tune
 from ddplab.simulator.schedule.schedule import buckets_of
 from ddplab.simulator.workload.compute_times import recorded_model
 from ddplab.simulator.workload.roofline import find_device
 from ddplab.simulator.workload.trace_synthesis import synthesize
-from ddplab.train_and_compare import validate
 from ddplab.training_runs import MEASURED_ITERATIONS
+
+from .emulated import LaboratoryReport, show_devices_report, validate_devices
+from .emulated_devices import EMULATED
+from .scale_model import ScaleModel
+from .virtual_links import run_linked
 
 RANKS = 4
 TURNS = 8
@@ -72,8 +76,8 @@ def vgg16() -> tuple[nn.Module, Loss]:
     return module, lambda called: functional.cross_entropy(called(images), labels)
 
 
-def verify(case: Case, rate: float, turns: int, out: Path) -> tuple[BucketPlan, ValidationReport]:
-    """Calibrate the links, tune for them, and train; `rate` is that of the original, in bits per second."""
+def verify(case: Case, turns: int, out: Path) -> None:
+    """Calibrate the links between these ranks, tune for them, and train."""
     trace = (
         Trace.load(TRACE)
         if case.model is None
@@ -87,30 +91,35 @@ def verify(case: Case, rate: float, turns: int, out: Path) -> tuple[BucketPlan, 
         if not done:
             print(word, file=sys.stderr)
 
-    with RankPool(RANKS, link_rate=scale.rate(rate)) as pool:
+    with RankPool(RANKS) as pool:
         fabric = calibrate(pool, f"{EMULATED}{out / 'to_tune.json.gz'}", on_progress=on_progress)
         default = buckets_of(Policy(bucket_cap_mb=None), recorded_model(trace))  # caps of the original size
         plan = tune(model_trace, fabric, world_size=RANKS, assume=False, plan=default)
         plan.save(out / "plan.json")
         both = [Configuration("default"), Configuration("plan")]
-        return plan, validate(
-            pool, trace, both, out=out, repeat=turns, plan=plan, scale=scale, on_progress=on_progress
-        )
+        how = {"out": out, "repeat": turns, "plan": plan, "scale": scale, "on_progress": on_progress}
+        show_devices_report(validate_devices(pool, trace, both, **how))  # type: ignore[arg-type]
 
 
 def main() -> None:
-    """Print the tables of all models; end with an error if a goal is missed."""
+    """Start the ranks of each model on its links, and print the tables; end with an error if a goal is missed."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--models", nargs="+", choices=CASES, default=list(CASES))
     parser.add_argument("--rate", type=bits_per_s, default="10gbit", help="rate of the links")
     parser.add_argument("--turns", type=int, default=TURNS, help="turns of default and plan")
     parser.add_argument("--out", type=Path, default=Path("out/plans_on_links"), help="folder for all files")
     options = parser.parse_args()
+    if launched() is not None:
+        (name,) = options.models
+        on_rank_0(partial(verify, CASES[name], options.turns, options.out / name))
+        return
     missed, reached, results = [], 0, {}
     for name in options.models:
-        print(f"\n{name}")
-        plan, report = verify(CASES[name], options.rate, options.turns, options.out / name)
-        show_report(report)
+        print(f"\n{name}", flush=True)
+        words = ["-m", "validation.plans_on_links", "--models", name, "--turns", options.turns, "--out", options.out]
+        if status := run_linked(words, RANKS, *CASES[name].scale.rates(options.rate)):
+            sys.exit(status)
+        plan, report = BucketPlan.load(options.out / name / "plan.json"), LaboratoryReport.load(options.out / name)
         if plan.keep_default:
             print("the predicted gain lies within the errors of the costs, so the advice is to keep the default")
         results[name] = {"keep_default": plan.keep_default, **report.to_json()}

@@ -77,17 +77,13 @@ def measure_collectives(
     samples = pool.run(time_collectives, sizes, COLLECTIVE_REPEATS * repeats, on_progress=on_progress)[0]
     copies = pool.run(time_copies, repeats)[0]
     world_size = pool.world_size
-    network = "" if pool.link_rate is None else f", links of {pool.link_rate / 1e9:g} Gbit/s"
-    if pool.uplinks is not None:
-        ranks_per_node, rate = pool.uplinks
-        network += f", nodes of {ranks_per_node} ranks with uplinks of {rate / 1e9:g} Gbit/s"
     return Fabric(
         all_reduce=_timings(world_size, samples["all_reduce"]),
         broadcast=_timings(world_size, samples["broadcast"]),
         library=pool.backend,
         sharing=_sharing(samples),
         processor=Processor(**copies),
-        source=f"measured: {pool.backend}, {world_size} ranks on one {platform.machine()} machine{network}, "
+        source=f"measured: {pool.backend}, {world_size} ranks on one {platform.machine()} machine, "
         f"torch {torch.__version__}",
     )
 

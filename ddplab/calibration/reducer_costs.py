@@ -1,6 +1,5 @@
 """Measures the reducer's own costs: packing, launching, copying out, the graph search, and the rebuild."""
 
-import time
 from typing import Any
 
 import torch
@@ -15,7 +14,7 @@ from ..reference.buckets import Bucket
 from ..reference.data_parallel import DistributedDataParallel
 from ..reference.launch import rank_device
 from ..reference.parameters import trainable_parameters
-from .collective_times import AllReduceQueue, MessageBuffer, last_to_last_ns, within_budget
+from .collective_times import within_budget
 from .repeated_timing import (
     clock_ns,
     fit_linear,
@@ -68,47 +67,6 @@ def time_copies(_rank: int, _world_size: int, repeats: int) -> dict[str, Any]:
         packing[size] = [ns / len(parameters) for ns in of_slowest_rank(packed_ns)]
         copying_out[size] = [ns / len(parameters) for ns in of_slowest_rank(copied_ns)]
     return {"pack": fit_linear(packing), "copy_out": fit_linear(copying_out), "launch_ns": median_ns(launching)}
-
-
-PAUSE_NS = 3_000_000
-LAUNCHES_PER_ROUND = 10
-
-
-def time_launch_beside_network(_rank: int, _world_size: int, size_bytes: int, rounds: int) -> int:
-    """Return the nanoseconds to pack and launch a bucket with one small gradient.
-
-    Each launch comes after a pause and while all-reduces are in flight, as between the gradients of a device that
-    leaves the host idle: the processor's caches have lost the reducer's code and data, and the threads of the network
-    take time from the launch. Each round of `LAUNCHES_PER_ROUND` launches counts with the rank whose launches took
-    longest in total, because ranks do not wait for each other after every launch. All-reduces in flight have
-    `size_bytes`.
-    """
-    group = dist.group.WORLD
-    assert group is not None
-    parameter = nn.Parameter(torch.ones(GRADIENT_BYTES[0] // 4))
-    parameter.grad = torch.ones_like(parameter)
-    buckets = [Bucket([0], [parameter]) for _ in range(LAUNCHES_PER_ROUND)]
-    buffer = MessageBuffer(4 * size_bytes)
-    first, again = buffer.messages(size_bytes, 2)
-    dist.all_reduce(first)  # the first one of a size is slow
-    all_reduce_ns = last_to_last_ns(dist.all_reduce, again)
-    in_flight = buffer.messages(size_bytes, 1 + LAUNCHES_PER_ROUND * PAUSE_NS // all_reduce_ns)
-    launching_ns = []
-    for _ in range(rounds):
-        meet()
-        queue, launched, taken_ns = AllReduceQueue(in_flight), [], 0
-        for bucket in buckets:
-            time.sleep(PAUSE_NS / 1e9)
-            start = clock_ns()
-            bucket.reset()
-            pack_bucket(bucket)
-            launched.append(bucket.all_reduce(group))
-            taken_ns += clock_ns() - start
-        queue.wait()
-        for future in launched:
-            future.wait()
-        launching_ns.append(taken_ns // LAUNCHES_PER_ROUND)
-    return median_ns(of_slowest_rank(launching_ns))
 
 
 def pack_bucket(bucket: Bucket, scale: float = 0.5) -> None:

@@ -44,9 +44,8 @@ A trace of a GPU comes from a file of torch's profiler: see `import`. To model h
 trace from a data sheet with `synthesize`, and use a node of the catalogue, a YAML file of links or logs of nccl-tests
 as the fabric. `plan` answers how many of which GPU on which network, from names alone.
 
-MODEL is a name that `show` lists, emulated:TRACE (which sleeps for the times of a trace instead of computing) or
-MODULE:CALLABLE. The callable returns (model, loss_fn), and loss_fn(model) runs one batch and returns the loss. 1 MB
-is 2**20 bytes.
+MODEL is a name that `show` lists, or MODULE:CALLABLE. The callable returns (model, loss_fn), and loss_fn(model) runs
+one batch and returns the loss. 1 MB is 2**20 bytes.
 
 The exit status is 0 on success, 1 after an error and 2 for an unknown command or option; every error is one line.
 """
@@ -121,7 +120,7 @@ COMMANDS: Mapping[str, Mapping[Command, tuple[str, ...]]] = {
         calibrate: (
             "Measure collectives and their costs on this machine.",
             "ddplab calibrate --model mlp --world-size 2 --out out/fabric.json",
-            "ddplab calibrate --model mlp --hook fp16 --hook bf16 --link-rate 1gbit",
+            "ddplab calibrate --model mlp --hook fp16 --hook bf16",
         ),
         show: (
             "Describe a trace, a fabric, a name or all settings.",
@@ -135,7 +134,7 @@ COMMANDS: Mapping[str, Mapping[Command, tuple[str, ...]]] = {
         validate: (
             "Predict, then train, and compare.",
             "ddplab validate --model mlp --caps 1,25 --out out/mlp",
-            "ddplab validate --model my_models:small --hooks none,bf16 --link-rate 1gbit",
+            "ddplab validate --model my_models:small --hooks none,bf16",
             "ddplab validate --model resnet18 --plan out/plan.json --torch",
         )
     },

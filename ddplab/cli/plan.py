@@ -14,7 +14,6 @@ from typer import Argument, Option
 
 from ..reference.files.value_ranges import YEAR_NS
 from ..reference.files.writing import write_atomically
-from ..reference.ranks.network_namespaces import bits_per_s
 from ..reference.trace import Trace
 from ..simulator.capacity.cost import Offer, read_prices
 from ..simulator.capacity.digits import band, carried, percent
@@ -167,7 +166,7 @@ def _read_system(name: str, network: str | None, device: str | None) -> tuple[st
         with options.naming("--network"):
             adapters = re.fullmatch(r"(?:([1-9]\d{0,3}) ?[x*] ?)?(.*)", network.strip())
             assert adapters is not None
-            rate = Rate(gbit_per_s=int(adapters[1] or 1) * bits_per_s(adapters[2]) / 1e9, source="")
+            rate = Rate(gbit_per_s=int(adapters[1] or 1) * options.bits_per_s(adapters[2]) / 1e9, source="")
     links = listed.topology(node, network=rate)
     return device or found or listed.nodes[node].device, Fabric.from_topology(links)
 

@@ -7,23 +7,17 @@ from typing import Annotated, Any
 
 from typer import Option
 
-from ..emulation.time_dilation import ScaleModel
 from ..reference.ranks.fork_server import start_server
-from ..reference.trace import Trace
 from . import shared_options as options
 from .show import show_fabric
 from .terminal_output import progress, save_trace, show_report, show_table, write_json
 
-TURNS, EMULATED_TURNS = 10, 3
-"""Turns of each configuration by default; iterations of a processor that computes vary more."""
 NOISY_SPREAD = 1.0
 """Half-width of the band of repeated all-reduces, a fraction of the median, above which the machine is noisy."""
-SHOWN_TURNS = f"{TURNS}, or {EMULATED_TURNS} with --emulate"
 HELP = {
     "alone": options.HELP["processes"].format(1),
     "iterations": "Iterations to record, after 2 warm-up iterations.",
     "hook": "Also measure this comm hook: fp16, quantize_per_tensor, power_sgd:RANK, ... May be repeated.",
-    "emulate": "Instead of a model, train emulated devices that take the times of a trace.",
     "plan": "Train torch's default buckets and those of this plan, which `tune` has written, instead of --caps.",
     "repeat": "Turns of each configuration; a turn measures 3 iterations.",
     "torch": "Also train each configuration with torch's class, in turns with ours.",
@@ -62,7 +56,6 @@ def calibrate(
     world_size: options.Processes = None,
     backend: options.Backend = None,
     hook: Annotated[list[str] | None, Option(metavar="HOOK", help=HELP["hook"])] = None,
-    link_rate: options.LinkRate = None,
     out: Annotated[Path, Option(metavar="PATH", help="Where to write the fabric file.")] = options.FABRIC,
 ) -> None:
     """Measure collectives on this machine, and how much they and the model's computation slow each other down.
@@ -77,9 +70,8 @@ def calibrate(
     from ..reference.launch import RankPool, default_backend, world_size_or
 
     options.check_outputs(out, inputs=options.files_of(model))
-    rate, uplinks = options.read_links(link_rate)
     ranks = world_size or world_size_or(2)
-    pool = RankPool(ranks, backend=backend or default_backend(ranks), link_rate=rate, uplinks=uplinks, pinned=True)
+    pool = RankPool(ranks, backend=backend or default_backend(ranks), pinned=True)
     with progress() as on_progress, pool:
         fabric = measure(pool, model, hooks=hook or (), on_progress=on_progress)
     fabric.save(out)
@@ -94,19 +86,15 @@ def calibrate(
 
 
 def validate(
-    model: options.ChosenModel = None,
-    emulate: Annotated[Path | None, Option(metavar="TRACE", help=HELP["emulate"])] = None,
-    dilation: options.Dilation = 1.0,
-    byte_scale: options.ByteScale = 1.0,
+    model: options.Model = "resnet50",
     world_size: options.Processes = None,
     backend: options.Backend = None,
     caps: options.Caps = None,
     orders: options.Orders = None,
     hooks: options.Hooks = "none",
     plan: Annotated[Path | None, Option(metavar="PATH", help=HELP["plan"])] = None,
-    repeat: Annotated[int | None, Option(min=1, metavar="N", help=HELP["repeat"], show_default=SHOWN_TURNS)] = None,
+    repeat: Annotated[int, Option(min=1, metavar="N", help=HELP["repeat"])] = 10,
     torch: Annotated[bool, Option("--torch", help=HELP["torch"])] = False,  # noqa: FBT002 - an option
-    link_rate: options.LinkRate = None,
     out: Annotated[Path, Option(metavar="FOLDER", help=HELP["out"])] = Path("out/validate"),
     json_path: options.Json = None,
 ) -> None:
@@ -116,9 +104,7 @@ def validate(
     lie inside, and the noise floor of repeated measurements. The folder contains the trace, the fabric file,
     predictions.json (written before the first run) and report.json.
 
-    With --emulate, the devices sleep for the recorded times and make real gradients, so the machine's speed does not
-    matter as long as it is fast enough: a line warns if sleeps ended too late. With --plan, the gain of the plan over
-    torch's default buckets stands below the table.
+    With --plan, the gain of the plan over torch's default buckets stands below the table.
     """
     start_server()  # it imports torch while this process does
     from ..prediction_errors import Cap, Configuration
@@ -126,14 +112,7 @@ def validate(
     from ..simulator.tuning.bucket_plan import BucketPlan
     from ..train_and_compare import validate as run
 
-    options.check_outputs(json_path, inputs=[emulate, plan, *options.files_of(model or "")], folder=out)
-    if emulate is None:
-        given = {"--dilation": dilation != 1, "--byte-scale": byte_scale != 1}
-        options.refuse(given, "expected --emulate with it, because a real model has its own speed and size")
-    elif torch:
-        raise ValueError("--torch: expected a real model, because an emulated device needs ddplab's reducer")
-    elif model is not None:
-        raise ValueError(f"--model: expected either --model or --emulate, got both {model} and {emulate}")
+    options.check_outputs(json_path, inputs=[plan, *options.files_of(model)], folder=out)
     if plan is not None:
         options.refuse({"--caps": caps, "--orders": orders}, "expected either this or --plan")
     planned = None if plan is None else BucketPlan.load(plan)
@@ -147,27 +126,17 @@ def validate(
         options.read_hooks(hooks),
     )
     configurations = [Configuration(cap, order, hook.name) for cap, order, hook in axes]
-    scale = ScaleModel(dilation=dilation, byte_scale=byte_scale)
-    trained = (model or "resnet50") if emulate is None else Trace.load(emulate)
-    rate, between_nodes = options.read_links(link_rate, scale)
     ranks = world_size or world_size_or(2)
-    pool = RankPool(
-        ranks,
-        backend=backend or ("gloo" if emulate else default_backend(ranks)),
-        link_rate=rate,
-        uplinks=between_nodes,
-        pinned=emulate is None,  # an emulated device hardly needs a core; ranks that compute keep theirs
-    )
+    pool = RankPool(ranks, backend=backend or default_backend(ranks), pinned=True)
     with progress() as on_progress, pool:
         result = run(
             pool,
-            trained,
+            model,
             configurations,
             out=out,
-            repeat=repeat or (TURNS if emulate is None else EMULATED_TURNS),
+            repeat=repeat,
             with_torch=torch,
             plan=planned,
-            scale=scale,
             on_progress=on_progress,
         )
     show_report(result)

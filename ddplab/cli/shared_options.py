@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING, Annotated, Any, TypeVar, cast
 
 from typer import Argument, Option
 
-from ..emulation.time_dilation import ORIGINAL, ScaleModel
 from ..reference.bucketing import ORDERS, Order, cap_name
 from ..reference.files.reading import Schema, one_line_errors, parse_json
 from ..reference.files.writing import (
@@ -36,8 +35,6 @@ from .terminal_output import PrintableStream
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-    from ..reference.ranks.network_namespaces import Uplinks
-
 R = TypeVar("R", bound=Schema)
 
 FABRIC = Path("out/fabric.json")
@@ -53,8 +50,7 @@ HELP = {
     "trace": "A trace of `record`, `import` or `synthesize`.",
     "trace_out": "Where to write the trace; .gz compresses it.",
     "json": "Also write the result as JSON, for programs; `-` is the standard output.",
-    "model": "A model that `ddplab show` lists, such as resnet50, emulated:TRACE (sleeps for the times of a "
-    "trace), or MODULE:CALLABLE of your own.",
+    "model": "A model that `ddplab show` lists, such as resnet50, or MODULE:CALLABLE of your own.",
     "world_size": "Number of ranks.",
     "processes": "Number of ranks, each a process. Default: all that torchrun, srun or mpirun has started; without "
     "these, {} on this machine.",
@@ -76,11 +72,6 @@ HELP = {
     "its part of the width of the interval.",
     "timeline": "Write the timeline of the fastest configuration: a picture (.png, .svg, .pdf), or a Chrome trace "
     "for ui.perfetto.dev (.json).",
-    "link_rate": "Connect the ranks by virtual links of this rate, such as 1gbit, instead of the loopback interface; "
-    "requires Linux and root. 1gbit,4:200mbit: nodes of 4 ranks, each with an uplink of 200 Mbit/s.",
-    "dilation": "Emulated devices on a wall clock: run K times slower, links included. Reported times are divided "
-    "by K.",
-    "byte_scale": "Emulated devices on a wall clock: multiply tensors, bucket caps and link rates by S.",
 }
 """Help of the options below."""
 
@@ -88,7 +79,6 @@ TraceFile = Annotated[Path, Argument(metavar="TRACE", help=HELP["trace"])]
 TraceOut = Annotated[Path, Option(metavar="PATH", help=HELP["trace_out"])]
 Json = Annotated[Path | None, Option("--json", metavar="PATH", help=HELP["json"])]
 Model = Annotated[str, Option(metavar="MODEL", help=HELP["model"])]
-ChosenModel = Annotated[str | None, Option(metavar="MODEL", help=HELP["model"], show_default="resnet50")]
 WorldSize = Annotated[int, Option(min=1, metavar="N", help=HELP["world_size"])]
 Processes = Annotated[int | None, Option(min=1, metavar="N", help=HELP["processes"].format(2), show_default=False)]
 Backend = Annotated[str | None, Option(metavar="NAME", help=HELP["backend"], show_default=False)]
@@ -102,9 +92,6 @@ Measured = Annotated[str | None, Option(metavar="N:TIME,...", help=HELP["measure
 Without = Annotated[str | None, Option(metavar="TERM,...", help=HELP["without"])]
 Explain = Annotated[bool, Option("--explain", help=HELP["explain"])]
 Timeline = Annotated[Path | None, Option(metavar="PATH", help=HELP["timeline"])]
-LinkRate = Annotated[str | None, Option(metavar="RATE[,K:RATE]", help=HELP["link_rate"])]
-Dilation = Annotated[float, Option(metavar="K", help=HELP["dilation"])]
-ByteScale = Annotated[float, Option(metavar="S", help=HELP["byte_scale"])]
 
 OPTIONS = {"bucket_cap_mb": "--caps", "order": "--orders", "hook": "--hooks"}
 """Fields of `Policy` that accept several values, each with its option."""
@@ -301,21 +288,21 @@ def _changed(record: R, words: Sequence[str]) -> R:
         return type(record).model_validate_json(json.dumps(settings))
 
 
-def read_links(link_rate: str | None, scale: ScaleModel = ORIGINAL) -> "tuple[float | None, Uplinks | None]":
-    """Parse the rates of links and uplinks in a scale model, in bits per second; None stays None."""
-    from ..reference.ranks.network_namespaces import Uplinks, bits_per_s
+FACTORS = {None: 1e9, "": 1.0, "k": 1e3, "m": 1e6, "g": 1e9}
+"""Bits per second of each unit, by its first letter; None: a number without a unit, in Gbit/s."""
 
-    if link_rate is None:
-        return None, None
-    inside, _, uplinks = link_rate.partition(",")
-    ranks, _, uplink_rate = uplinks.partition(":")
-    with naming("--link-rate"):
-        rate = scale.rate(bits_per_s(inside))
-        if not uplinks:
-            return rate, None
-        if not (ranks.isdecimal() and int(ranks) > 0):
-            raise ValueError(f"expected K:RATE, such as 4:1gbit, got {uplinks!r}")
-        return rate, Uplinks(int(ranks), scale.rate(bits_per_s(uplink_rate)))
+
+def bits_per_s(text: str) -> float:
+    """Parse a rate such as `1gbit`, `500mbit` or `2.5Gbit/s`; a number without a unit is in Gbit/s.
+
+    Raises:
+        ValueError: The text is not a rate, or the rate is not above 0.
+    """
+    match = re.fullmatch(r"(\d*\.?\d+)\s*(?:([kmg]?)(?:bits?/s|bits?|bps))?", text.strip().lower())
+    rate = float(match[1]) * FACTORS[match[2]] if match else 0.0
+    if rate <= 0:
+        raise ValueError(f"link rate: expected a rate above 0, such as 1gbit, 500mbit or 2.5 (Gbit/s), got {text!r}")
+    return rate
 
 
 def refuse(given: Mapping[str, object], reason: str) -> None:
@@ -349,8 +336,6 @@ def check_outputs(*paths: Path | None, inputs: Iterable[Path | None] = (), folde
 
 def files_of(name: str) -> list[Path]:
     """Return the file of a model or class, if it lies in the working directory; see `check_outputs`."""
-    if name.startswith("emulated:"):
-        return [Path(name.removeprefix("emulated:"))]
     module = name.partition(":")[0].replace(".", "/")
     return [path for path in (Path(f"{module}.py"), Path(f"{module}/__init__.py")) if path.is_file()]
 

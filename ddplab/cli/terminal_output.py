@@ -147,8 +147,6 @@ def save_trace(trace: Trace, out: Path, title: str) -> None:
 
 WIDE_INTERVAL = 0.08
 """Half-width of predicted intervals above which they say little."""
-OVERSLEPT = 0.01
-"""Part of an iteration by which sleeps of emulated devices may end late."""
 BASELINES = ("naive overlap", "perfect scaling", "no overlap", "pipelined overlap")
 
 
@@ -165,10 +163,6 @@ def show_report(report: "ValidationReport") -> None:
     print(f"inside the interval: {report.coverage:.0%}; it reaches {report.half_width:.1%} to either side")
     if report.gain is not None:
         print(gain_sentence(report.gain))
-    shortest_ns = min(row.measured_ns for row in report.rows)
-    if report.overslept_ns is not None and report.overslept_ns > OVERSLEPT * shortest_ns:
-        late = f"one in a hundred sleeps ended more than {report.overslept_ns / 1e6:.1f} ms late"
-        print(f"the machine is too slow or too busy: {late}; try a larger --dilation or a smaller --byte-scale")
     if report.half_width > WIDE_INTERVAL:
         print(
             f"the predicted intervals are wide (more than {WIDE_INTERVAL:.0%} to either side), because iterations "

@@ -1,18 +1,13 @@
 """Emulated device: a module that takes recorded time instead of computing, with real gradients.
 
-`ddplab record`, `calibrate` and `validate` accept it as `--model emulated:TRACE`, on a clock that sleeps.
-
 `EmulatedModel` has the parameters and buffers of a recorded workload. Its forward pass, each of its gradients and its
-optimiser step take the time that they took in the recording, on a clock that the caller supplies: a virtual clock,
-which jumps, or one that sleeps. Everything else is real: autograd runs a chain of nodes, one for each gradient, in
-ready order, and accumulates tensors of the recorded shapes. So any reducer can wrap the module.
+optimiser step take the time that they took in the recording, on a clock that the caller supplies. Everything else is
+real: autograd runs a chain of nodes, one for each gradient, in ready order, and accumulates tensors of the recorded
+shapes. So any reducer can wrap the module.
 """
 
-import ctypes
-import sys
-import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from functools import partial
 from itertools import groupby
@@ -21,10 +16,8 @@ from typing import Any, Literal, Protocol, Self
 import torch
 from torch import Tensor, nn
 
-from ..calibration.repeated_timing import clock_ns
-from ..reference.recording.reducer_observer import Future, Observer
-from ..reference.trace import Buffer, Parameter, Trace, Workload
-from ..simulator.workload.compute_times import ComputeTimes, recorded_model
+from ..reference.trace import Buffer, Parameter, Workload
+from ..simulator.workload.compute_times import ComputeTimes
 
 Activity = Literal["forward", "backward", "step"]
 
@@ -34,65 +27,6 @@ class EmulatedClock(Protocol):
 
     def computing(self, duration_ns: int, activity: Activity) -> AbstractContextManager[None]:
         """A context that ends when the device has computed for this long; code in it runs on the host meanwhile."""
-
-
-class WallClock(Observer):
-    """Sleeps until the emulated device would have finished, with absolute deadlines and without holding the GIL.
-
-    As on a GPU's stream, the work of the host beside the device costs the device no time: within a backward pass,
-    each deadline follows from the one before, however late the host woke, and the host does not wait for the end of
-    the forward pass. At the start of a forward pass and of an optimiser step the device has waited for the host, so
-    these start at the present time if that is later. The stream of a GPU also copies gradients into buckets. An
-    observer of ddplab's reducer, the clock therefore counts the time in which the host packs and launches buckets as
-    time of the device.
-
-    Attributes:
-        overslept_ns: By how much each sleep ended after its deadline, also one that had passed before the sleep.
-        due_ns: When the device will have finished, or finished last, by `clock_ns`.
-    """
-
-    def __init__(self) -> None:
-        self.overslept_ns: list[int] = []
-        self.due_ns = 0
-        self._copying_since_ns = 0
-        least_timer_slack()
-
-    @contextmanager
-    def computing(self, duration_ns: int, activity: Activity) -> Iterator[None]:
-        """Sleep at the end of the context until `duration_ns` after the last deadline; see the class.
-
-        A forward pass only moves the deadline.
-        """
-        if activity != "backward":
-            self.due_ns = max(self.due_ns, clock_ns())
-        self.due_ns += duration_ns
-        yield
-        if duration_ns and activity != "forward":
-            remaining_ns = self.due_ns - clock_ns()
-            if remaining_ns > 0:
-                time.sleep(remaining_ns / 1e9)
-            self.overslept_ns.append(clock_ns() - self.due_ns)
-
-    def bucket_packing(self, bucket: int) -> None:
-        """Begin to count time of the host as time of the device."""
-        self._copying_since_ns = clock_ns()
-
-    def bucket_ready(self, bucket: int, future: Future | None = None) -> None:
-        """Stop to count: the bucket may have to wait for those before it, or has been launched."""
-        self.due_ns += clock_ns() - self._copying_since_ns
-
-    bucket_launching, bucket_launched = bucket_packing, bucket_ready
-
-
-def least_timer_slack() -> None:
-    """Let sleeps of this thread end as close to their deadlines as Linux can; by default they end up to 50 us later.
-
-    Does nothing without Linux's prctl(2).
-    """
-    pr_set_timerslack, least_ns = 29, 1
-    prctl = getattr(ctypes.CDLL(None), "prctl", None) if sys.platform == "linux" else None
-    if prctl is not None:
-        prctl(pr_set_timerslack, least_ns)
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,36 +65,6 @@ class IterationTimes:
         moments = [forward_ns, *(moment for moment, _ in ready)]
         gradients = tuple((index, moment - before) for (moment, index), before in zip(ready, moments, strict=False))
         return cls(forward_ns, gradients, backward_end_ns - moments[-1], step_ns)
-
-
-class EmulatedTraining:
-    """A `loss_fn` (see `models`) that trains an emulated model through the recorded iterations, again and again.
-
-    Rank r emulates rank r of the trace, or starts again at rank 0 if there are more ranks.
-
-    Attributes:
-        next_iteration: Index of the recorded iteration that is next.
-        observer: To be appended to the observers of ddplab's reducer.
-    """
-
-    def __init__(self, trace: Trace, rank: int) -> None:
-        recorded = recorded_model(trace, unused_allowed=True).compute_times
-        own, count = recorded[rank % len(recorded)], min(len(of_rank.iterations) for of_rank in trace.ranks)
-        self._iterations = [IterationTimes.of_rank(own[number]) for number in range(count)]
-        self.next_iteration = 0
-        self.batch = trace.workload.batch
-        self.observer = WallClock()
-        self.model = EmulatedModel(trace.workload, self.observer)
-
-    def __call__(self, module: nn.Module) -> Tensor:
-        """Run the forward pass of the next recorded iteration; returns the loss."""
-        self.model.times = self._iterations[self.next_iteration % len(self._iterations)]
-        self.next_iteration += 1
-        return module()  # type: ignore[no-any-return]
-
-    def optimizer(self) -> torch.optim.Optimizer:
-        """An optimiser whose step takes the recorded time and changes nothing."""
-        return EmulatedOptimizer(self.model.parameters(), self.model)
 
 
 class EmulatedOptimizer(torch.optim.SGD):

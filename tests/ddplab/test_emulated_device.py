@@ -1,19 +1,16 @@
 """The emulated device: real gradients of the recorded shapes, in ready order, at the recorded times."""
 
-import time
 from contextlib import contextmanager
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ddplab import models
-from ddplab.emulation.emulated_device import EmulatedModel, EmulatedTraining, IterationTimes, WallClock
+from ddplab.emulation.emulated_device import EmulatedModel, IterationTimes
 from ddplab.reference.recorder import described_buffers, described_parameters
 from ddplab.reference.trace import Buffer, Parameter, Workload
 
 from ..strategies import traces
-from .small_trace import small_trace
 
 
 class Stopwatch:
@@ -111,52 +108,3 @@ def test_a_sparse_gradient_has_the_rows_that_a_batch_touches():
     model().backward()
     assert model.token.weight.grad.is_sparse
     assert model.token.weight.grad._nnz() == 7
-
-
-def test_a_wall_clock_sleeps_until_absolute_deadlines():
-    clock = WallClock()
-    before_ns = time.monotonic_ns()
-    with clock.computing(2_000_000, "forward"):
-        time.sleep(0.001)  # work of the host, beside the device
-    for _ in range(5):
-        with clock.computing(1_000_000, "backward"):
-            pass
-    with clock.computing(0, "step"):
-        pass
-    assert time.monotonic_ns() - before_ns >= 7_000_000
-    assert len(clock.overslept_ns) == 5
-    assert min(clock.overslept_ns) >= 0
-
-
-def test_a_late_host_costs_the_device_no_time_but_copies_do():
-    clock = WallClock()
-    with clock.computing(0, "forward"):
-        pass
-    start_ns = time.monotonic_ns()
-    with clock.computing(1_000_000, "backward"):
-        time.sleep(0.02)
-    with clock.computing(1_000_000, "backward"):
-        pass
-    assert clock.overslept_ns[0] >= 18_000_000
-    assert clock.overslept_ns[1] >= 17_000_000  # its deadline had passed, too
-    clock.bucket_packing(0)
-    time.sleep(0.01)
-    clock.bucket_ready(0)
-    clock.bucket_launching(0)
-    time.sleep(0.01)
-    clock.bucket_launched(0, None)
-    with clock.computing(30_000_000, "backward"):
-        pass
-    assert time.monotonic_ns() - start_ns >= 51_500_000
-
-
-def test_a_trace_is_a_model(tmp_path):
-    small_trace().save(tmp_path / "trace.json")
-    module, loss_fn = models.build(f"emulated:{tmp_path / 'trace.json'}")
-    optimizer = models.optimizer_of(module, loss_fn)
-    for _ in range(4):  # it has three iterations
-        optimizer.zero_grad()
-        loss_fn(module).backward()
-        optimizer.step()
-        assert all(bool((parameter.grad == 1).all()) for parameter in module.parameters())
-    assert isinstance(loss_fn, EmulatedTraining)

@@ -40,7 +40,6 @@ PREDICT = ("predict", "t.json", "--fabric", "pod.yaml")
         ("plan", "t.json", "pod.yaml", "--report", "a", "--json", "a"),
         ("show", "pod.yaml", "--json", "pod.yaml"),
         ("import", "kineto", "t.json", "--out", "t.json"),
-        ("record", "--model", "emulated:t.json", "--out", "t.json"),
         ("synthesize", "--model", "mine:tiny", "--out", "mine.py"),
         ("record", "--model", "mine:tiny", "--out", "mine.py"),
         ("conform", "mine:tiny", "--junit", "mine.py"),
@@ -59,7 +58,7 @@ def test_a_command_that_would_overwrite_its_inputs_is_refused(here, folder, monk
 
 def test_a_command_that_would_fill_the_folder_of_its_input_is_refused(here, folder, monkeypatch):
     monkeypatch.chdir(folder)
-    done = here("validate", "--emulate", "t.json", "--out", ".")
+    done = here("validate", "--plan", "t.json", "--out", ".")
     assert done.returncode == 1
     assert done.stderr == "ddplab: t.json: expected inputs outside of ., which the command fills; change --out\n"
 

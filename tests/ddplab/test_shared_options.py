@@ -3,8 +3,10 @@
 import json
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
-from ddplab.cli.shared_options import read_settings
+from ddplab.cli.shared_options import bits_per_s, read_settings
 
 STEPS = ("recording", "predicting", "tuning")
 """Words of progress that are printed where there is no terminal."""
@@ -46,7 +48,7 @@ def test_a_version_of_nccl_keeps_its_digits(topology):
 
 
 MISTAKES = {
-    "record --model alexnet": "--model: expected emulated:TRACE, module:callable or a name that `ddplab show` lists",
+    "record --model alexnet": "--model: expected module:callable or a name that `ddplab show` lists",
     "predict {trace} --fabric dgx-h10": "got 'dgx-h10'; did you mean dgx-h100",
     "show llama": "got 'llama'; did you mean llama-3.2-1b or llama-3.1-8b",
     "record --model no_such:thing": "No module named 'no_such'",
@@ -102,3 +104,17 @@ def test_a_mistake_is_reported_in_one_line(line, here, trace, fabric):
     assert MISTAKES[line] in done.stderr
     lines = [line for line in done.stderr.splitlines() if line not in STEPS]
     assert [line.startswith("ddplab: ") for line in lines] == [True]
+
+
+@given(
+    st.floats(0.001, 1000), st.sampled_from([("", 1e9), ("gbit", 1e9), ("Mbit", 1e6), (" kbit/s", 1e3), ("bps", 1)])
+)
+def test_a_rate_is_read_with_its_unit(number, unit):
+    word, factor = unit
+    assert bits_per_s(f"{number:f}{word}") == pytest.approx(float(f"{number:f}") * factor)
+
+
+@pytest.mark.parametrize("text", ["", "fast", "0", "-1gbit", "1 gbyte", "1tbit", "nan"])
+def test_a_text_that_is_no_rate_is_refused(text):
+    with pytest.raises(ValueError, match=r"^link rate: expected a rate above 0, such as 1gbit, .*, got"):
+        bits_per_s(text)

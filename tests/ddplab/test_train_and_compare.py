@@ -2,23 +2,20 @@
 
 import hashlib
 import json
-from math import inf
 from unittest import mock
 
 import pytest
 
-from ddplab import train_and_compare as validate
-from ddplab.emulation.time_dilation import ScaleModel
+from ddplab import train_and_compare
 from ddplab.prediction_errors import Configuration
 from ddplab.reference.launch import RankPool
-from ddplab.reference.trace import Trace
 from ddplab.simulator import BucketPlan, tune
+from ddplab.train_and_compare import validate
 from ddplab.training_runs import TargetRun, Turn, record_computation, train_turn
 
 from ..validation_rows import FABRIC, TRACE
 from .small_trace import small_trace
 
-MS = 1_000_000
 TINY = "tests.models_for_cli:tiny"
 
 
@@ -32,7 +29,7 @@ def test_predictions_are_written_before_the_first_target_run_and_do_not_depend_o
     def run(body, *arguments, **_):
         if body is record_computation:
             return [TRACE]
-        model, runs, _first, word = arguments
+        model, runs, _turn, word = arguments
         assert (body, model) == (train_turn, "m")
         if "rehearsal" in word:
             assert not written.exists()
@@ -43,8 +40,8 @@ def test_predictions_are_written_before_the_first_target_run_and_do_not_depend_o
 
     pool = mock.create_autospec(RankPool, instance=True, world_size=2)
     pool.run.side_effect = run
-    with mock.patch.object(validate, "_calibrate", return_value=FABRIC):
-        report = validate.validate(pool, "m", [Configuration(1.0), Configuration(25.0)], out=tmp_path, repeat=2)
+    with mock.patch.object(train_and_compare, "calibrate", return_value=FABRIC):
+        report = validate(pool, "m", [Configuration(1.0), Configuration(25.0)], out=tmp_path, repeat=2)
     assert seen == [written.read_bytes()] * 2
     assert orders[0] == orders[1][::-1], "every other turn is in reverse order"
     assert [row.measured_ns for row in report.rows] == [measured_ns] * 2
@@ -53,31 +50,12 @@ def test_predictions_are_written_before_the_first_target_run_and_do_not_depend_o
     assert json.loads((tmp_path / "report.json").read_text()) == json.loads(json.dumps(report.to_json()))
 
 
-def test_emulated_devices_are_measured_in_the_original_time(tmp_path):
-    configurations = [Configuration(0.01), Configuration(inf, "forward")]
-    scale = ScaleModel(dilation=2, byte_scale=0.5)
-    with RankPool(2, timeout_s=100) as pool:  # ranks of their own, without what earlier tests left behind
-        how = {"scale": scale, "out": tmp_path, "repeat": 1}
-        report = validate.validate(pool, small_trace(unit=5000), configurations, **how)
-    assert [row.configuration for row in report.rows] == configurations
-    recorded = Trace.load(tmp_path / "trace.json.gz")
-    assert len(recorded.ranks) == 2
-    for rank in recorded.ranks:  # what the devices slept for, and the work of their hosts
-        assert all(one.end_ns - one.forward_start_ns >= 2 * 20 * MS for one in rank.iterations)
-    for row in report.rows:
-        assert len(row.times_ns) == 3
-        assert min(row.times_ns) > 20 * MS
-        assert 20 * MS < row.predicted_ns < 200 * MS
-    assert report.scale_model == scale
-    assert report.overslept_ns >= 0
-
-
 def test_a_plan_trains_beside_torchs_default_and_both_classes_train_its_buckets(tmp_path, two_ranks):
     recorded = two_ranks.run(record_computation, TINY)[0]
     plan = tune(recorded, FABRIC, world_size=2, assume=False)
     both = [Configuration("default"), Configuration("plan")]
-    with mock.patch.object(validate, "_calibrate", return_value=FABRIC):
-        report = validate.validate(two_ranks, TINY, both, out=tmp_path, repeat=2, plan=plan, with_torch=True)
+    with mock.patch.object(train_and_compare, "calibrate", return_value=FABRIC):
+        report = validate(two_ranks, TINY, both, out=tmp_path, repeat=2, plan=plan, with_torch=True)
     assert [row.cap_mb for row in report.rows] == ["default", "plan"]
     assert report.rows[1].buckets == len(plan.buckets)
     assert report.gain is not None
@@ -88,10 +66,10 @@ def test_a_plan_trains_beside_torchs_default_and_both_classes_train_its_buckets(
 def test_settings_that_torch_lacks_and_a_plan_of_another_model_are_refused_before_anything_is_calibrated(tmp_path):
     pool = mock.create_autospec(RankPool, instance=True, world_size=2)
     with pytest.raises(ValueError, match=r"torch: expected the order ready and the hook none, got forward and none"):
-        validate.validate(pool, "m", [Configuration(1.0, "forward")], out=tmp_path, with_torch=True)
+        validate(pool, "m", [Configuration(1.0, "forward")], out=tmp_path, with_torch=True)
     assert not pool.run.called
     pool.run.side_effect = lambda *_, **__: [TRACE]
     plan: BucketPlan = tune(small_trace(), FABRIC, world_size=2, assume=False)
     with pytest.raises(ValueError, match="plan: expected"):
-        validate.validate(pool, "m", [Configuration("plan")], out=tmp_path, plan=plan)
+        validate(pool, "m", [Configuration("plan")], out=tmp_path, plan=plan)
     assert pool.run.call_count == 1, "only the recording"

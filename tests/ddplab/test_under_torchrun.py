@@ -11,8 +11,8 @@ import pytest
 
 from ddplab.reference.trace import Trace
 from ddplab.simulator import Fabric, tune
+from validation.tests.test_virtual_links import NEEDS_LINKS
 
-from ..reference.test_network_namespaces import NEEDS_LINKS
 from .command_process import ROOT
 
 pytestmark = pytest.mark.slow
@@ -61,14 +61,6 @@ def test_calibrate(tmp_path):
     assert Fabric.load(tmp_path / "fabric.json").world_sizes == [2]
 
 
-EMULATED = ("--caps", "single", "--repeat", 1, "--dilation", 20, "--out")
-
-
-def test_validate_on_emulated_devices(trace, tmp_path):
-    assert printed("ddplab", "validate", "--emulate", trace, *EMULATED, tmp_path).count("noise floor") == 1
-    assert (tmp_path / "trace.json.gz").exists()
-
-
 def test_conform():
     conforms = "torch.nn.parallel:DistributedDataParallel conforms: 1 passed"
     assert printed("ddplab", "conform", "torch", "--only", "one weight").count(conforms) == 1
@@ -84,7 +76,6 @@ def test_the_benchmark_of_the_reducer():
     [
         (["record", "--model", "nosuch"], r"^ddplab: rank \d on \S+: --model: expected .* got 'nosuch'$"),
         (["record", *TINY, "--world-size", 3], r"^ddplab: ranks: expected at most the 2 .* started, got 3$"),
-        (["calibrate", *TINY, "--link-rate", "1gbit"], r"^ddplab: link rate: expected none under a launcher"),
     ],
 )
 def test_an_error_is_one_line_of_rank_0(words, says):

@@ -12,7 +12,7 @@ from pathlib import Path
 ROOT = Path(__file__).parents[2]
 sys.path.insert(0, str(ROOT))
 
-from ddplab.reference.ranks.network_namespaces import Links, bits_per_s, enter  # noqa: E402
+from validation.virtual_links import Links, bits_per_s, enter  # noqa: E402
 
 NODES, RANKS_PER_NODE = 2, 2
 

@@ -1,4 +1,8 @@
-"""Virtual links: each rank of one machine runs in its own network namespace, on a link of a given rate.
+"""Virtual links: a launcher that runs each rank of a program in a network namespace, on a link of a given rate.
+
+`python -m validation.virtual_links 4 10gbit -m ddplab validate --model resnet18` runs the program on 4 ranks, which
+are connected by links of 10 Gbit/s; with the rate `10gbit,2:5gbit`, they are in nodes of 2, each with an uplink of
+5 Gbit/s. The program finds its ranks as under torchrun.
 
 Each rank is connected to a bridge by a virtual Ethernet pair, like a machine to a switch. With uplinks, the ranks of
 a node share a bridge, and each of these bridges is connected to one in the middle. A token-bucket filter (tc-tbf(8))
@@ -9,13 +13,17 @@ process that holds them open exits, so nothing is left behind, even if the launc
 import contextlib
 import ctypes
 import os
-import re
+import subprocess
+import sys
 import threading
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
-from ..errors import LinkError
+from ddplab.cli.shared_options import bits_per_s
+from ddplab.reference.errors import Error
 
 if TYPE_CHECKING:
     from pyroute2 import IPRoute
@@ -41,21 +49,10 @@ QUEUE_BYTES = 64 * 2**20
 control. Several links feed one uplink, whose queue would overflow if it were short."""
 
 CLONE_NEWNET = 0x40000000
-FACTORS = {None: 1e9, "": 1.0, "k": 1e3, "m": 1e6, "g": 1e9}
-"""Bits per second of each unit, by its first letter; None: a number without a unit, in Gbit/s."""
 
 
-def bits_per_s(text: str) -> float:
-    """Parse a rate such as `1gbit`, `500mbit` or `2.5Gbit/s`; a number without a unit is in Gbit/s.
-
-    Raises:
-        ValueError: The text is not a rate, or the rate is not above 0.
-    """
-    match = re.fullmatch(r"(\d*\.?\d+)\s*(?:([kmg]?)(?:bits?/s|bits?|bps))?", text.strip().lower())
-    rate = float(match[1]) * FACTORS[match[2]] if match else 0.0
-    if rate <= 0:
-        raise ValueError(f"link rate: expected a rate above 0, such as 1gbit, 500mbit or 2.5 (Gbit/s), got {text!r}")
-    return rate
+class LinkError(Error, OSError):
+    """Network namespaces or virtual links are not possible on this machine or for this user."""
 
 
 class Uplinks(NamedTuple):
@@ -186,7 +183,54 @@ def _switch_on(own: "IPRoute", device: str, rate: float, *, bridge: str = "", ad
 
 def _needs(problem: str) -> str:
     """Error message: the requirements of virtual links, and the problem."""
-    return (
-        f"links of a given rate: expected Linux, root and pyroute2 (pip install pyroute2); {problem}. Without "
-        "--link-rate ranks use the loopback interface"
-    )
+    return f"links of a given rate: expected Linux, root and pyroute2 (pip install pyroute2); {problem}"
+
+
+# The launcher
+
+
+def read_rates(text: str) -> tuple[float, Uplinks | None]:
+    """Parse the rates of links and uplinks, such as `10gbit` and `10gbit,2:5gbit`, in bits per second.
+
+    Raises:
+        ValueError: The text has another form.
+    """
+    inside, _, uplinks = text.partition(",")
+    ranks, _, uplink_rate = uplinks.partition(":")
+    if not uplinks:
+        return bits_per_s(inside), None
+    if not (ranks.isdecimal() and int(ranks) > 0):
+        raise ValueError(f"link rate: expected K:RATE after the comma, such as 4:1gbit, got {uplinks!r}")
+    return bits_per_s(inside), Uplinks(int(ranks), bits_per_s(uplink_rate))
+
+
+def run_linked(words: Sequence[object], world_size: int, rate: float, uplinks: Uplinks | None = None) -> int:
+    """Run `python WORDS...` as every rank of a program; return the exit status of rank 0, which prints and writes.
+
+    All ranks count as ranks of one machine, which they are: they share its cores and its clock.
+    """
+    with Links(world_size, rate, uplinks) as links:
+        ranks = []
+        for rank in range(world_size):
+            place = {"TORCHELASTIC_RUN_ID": "links", "RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": world_size}
+            place |= {"MASTER_ADDR": "10.0.0.1", "MASTER_PORT": 29500, "GLOO_SOCKET_IFNAME": DEVICE}
+            ranks.append(
+                subprocess.Popen(
+                    [sys.executable, *map(str, words)],
+                    env=os.environ | {name: str(value) for name, value in place.items()},
+                    preexec_fn=partial(enter, links.namespace(rank)),
+                )
+            )
+        try:
+            return ranks[0].wait()
+        finally:
+            for process in ranks:
+                process.kill()
+                process.wait()
+
+
+if __name__ == "__main__":
+    try:
+        sys.exit(run_linked(sys.argv[3:], int(sys.argv[1]), *read_rates(sys.argv[2])))
+    except (IndexError, ValueError, LinkError) as error:
+        sys.exit(f"{error}\nusage: python -m validation.virtual_links RANKS RATE[,K:RATE] WORDS OF PYTHON...")

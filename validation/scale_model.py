@@ -7,11 +7,14 @@ of time. Dilation of time was introduced by Gupta et al., "To Infinity and Beyon
 """
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
-from ..reference.files.value_ranges import MILLION
-from ..reference.trace import Buffer, Iteration, Parameter, RankTrace, Trace
-from ..simulator.workload.compute_times import end_of_computation_ns
+from ddplab.prediction_errors import Configuration, ValidationRow
+from ddplab.reference.files.value_ranges import MILLION
+from ddplab.reference.trace import Buffer, Iteration, Parameter, RankTrace, Trace
+from ddplab.simulator.workload.compute_times import end_of_computation_ns
+
+from .virtual_links import Uplinks
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -34,17 +37,31 @@ class ScaleModel:
             if not 1 / MILLION <= (value := getattr(self, name)) <= MILLION:
                 raise ValueError(f"{name}: expected a factor from {1 / MILLION:g} to {MILLION}, got {value:g}")
 
-    def rate(self, original: float) -> float:
-        """Return the rate of a link in the model."""
-        return original * self.byte_scale / self.dilation
+    def rates(self, of_links: float, uplinks: Uplinks | None = None) -> tuple[float, Uplinks | None]:
+        """Return the rates of links and uplinks in the model."""
+        factor = self.byte_scale / self.dilation
+        return of_links * factor, uplinks and uplinks._replace(rate=uplinks.rate * factor)
 
-    def cap_mb(self, original: float) -> float:
-        """Return a bucket cap in the model."""
-        return original * self.byte_scale
+    def configuration(self, original: Configuration) -> Configuration:
+        """Return a configuration in the model."""
+        cap_mb = original.cap_mb
+        return original if isinstance(cap_mb, str) else replace(original, cap_mb=cap_mb * self.byte_scale)
 
     def original_ns(self, in_model_ns: float) -> int:
         """Return a time in the original."""
         return round(in_model_ns / self.dilation)
+
+    def original_row(self, in_model: ValidationRow) -> ValidationRow:
+        """Return a row of a report with times of the original."""
+        ns = self.original_ns
+        return replace(
+            in_model,
+            turns=tuple(turn._replace(times_ns=tuple(map(ns, turn.times_ns))) for turn in in_model.turns),
+            measured_ns=ns(in_model.measured_ns),
+            quartiles_ns=(ns(in_model.quartiles_ns[0]), ns(in_model.quartiles_ns[1])),
+            predicted_ns=ns(in_model.predicted_ns),
+            interval_ns=(ns(in_model.interval_ns[0]), ns(in_model.interval_ns[1])),
+        )
 
     def trace(self, original: Trace, iterations: int) -> Trace:
         """Return the trace of the model's computation.

@@ -1,5 +1,6 @@
 """Virtual links: ranks in network namespaces of their own, at a given rate, of which nothing is left afterwards."""
 
+import ast
 import contextlib
 import os
 import signal
@@ -12,18 +13,16 @@ from unittest import mock
 import pytest
 import torch
 import torch.distributed as dist
-from hypothesis import given
-from hypothesis import strategies as st
 
-from ddplab.reference.errors import LinkError
 from ddplab.reference.launch import RankPool
-from ddplab.reference.ranks import network_namespaces
-from ddplab.reference.ranks.network_namespaces import DEVICE, Links, Uplinks, bits_per_s
+from ddplab.reference.ranks.launcher import on_rank_0
+from validation import virtual_links
+from validation.virtual_links import DEVICE, LinkError, Links, Uplinks, read_rates, run_linked
 
 ELEMENTS = 100_000
 LAUNCHER = """
 import os, sys
-from ddplab.reference.ranks.network_namespaces import Links
+from validation.virtual_links import Links
 links = Links(2, 1e9)
 print(*[os.stat(links.namespace(rank)).st_ino for rank in range(2)], flush=True)
 sys.stdin.read()
@@ -39,23 +38,8 @@ def links_are_permitted() -> bool:
     return True
 
 
-# Only the kernel makes namespaces and links, for root on Linux alone: nothing could stand in for it. Reading
-# a rate is tested everywhere.
+# Only the kernel makes namespaces and links, for root on Linux alone: nothing could stand in for it.
 NEEDS_LINKS = pytest.mark.skipif(not links_are_permitted(), reason="virtual links need Linux and root")
-
-
-@given(
-    st.floats(0.001, 1000), st.sampled_from([("", 1e9), ("gbit", 1e9), ("Mbit", 1e6), (" kbit/s", 1e3), ("bps", 1)])
-)
-def test_a_rate_is_read_with_its_unit(number, unit):
-    word, factor = unit
-    assert bits_per_s(f"{number:f}{word}") == pytest.approx(float(f"{number:f}") * factor)
-
-
-@pytest.mark.parametrize("text", ["", "fast", "0", "-1gbit", "1 gbyte", "1tbit", "nan"])
-def test_a_text_that_is_no_rate_is_refused(text):
-    with pytest.raises(ValueError, match=r"^link rate: expected a rate above 0, such as 1gbit, .*, got"):
-        bits_per_s(text)
 
 
 def reduce_and_look(rank: int, world_size: int) -> tuple[float, list[str], int, set[str]]:
@@ -80,28 +64,36 @@ def rates() -> dict[str, float]:
     return {names[one["index"]]: one.get("options").get("TCA_TBF_PARMS")["rate"] for one in limits}
 
 
+def main(path: str) -> None:
+    """The program of the test below: rank 0 writes what all ranks see."""
+
+    def look() -> None:
+        with RankPool(int(os.environ["WORLD_SIZE"]), timeout_s=60) as pool:
+            Path(path).write_text(repr(pool.run(reduce_and_look)))
+
+    on_rank_0(look)
+
+
 @NEEDS_LINKS
-@pytest.mark.parametrize("world_size", [2, 3])
-def test_ranks_reach_each_other_by_their_links_and_by_nothing_else(world_size):
+@pytest.mark.parametrize(("world_size", "ranks_per_node"), [(2, None), (3, 2)])
+def test_ranks_reach_each_other_by_their_links_and_by_nothing_else(tmp_path, world_size, ranks_per_node):
     """A ring sends 2 (n - 1) / n of the message from each rank."""
-    with RankPool(world_size, link_rate=1e9, timeout_s=60) as pool:
-        for total, devices, sent, limited in pool.run(reduce_and_look):
-            assert total == world_size * (world_size + 1) / 2
-            assert devices == ["lo", DEVICE]
-            assert sent >= 4 * ELEMENTS * 2 * (world_size - 1) // world_size
-            assert limited == {DEVICE}
+    program = f"from {__name__} import main; main({str(tmp_path / 'seen')!r})"
+    uplinks = None if ranks_per_node is None else Uplinks(ranks_per_node, 1e9)
+    assert not run_linked(["-c", program], world_size, 1e9, uplinks)
+    for total, devices, sent, limited in ast.literal_eval((tmp_path / "seen").read_text()):
+        assert total == world_size * (world_size + 1) / 2
+        assert devices == ["lo", DEVICE]
+        assert sent >= 4 * ELEMENTS * 2 * (world_size - 1) // world_size
+        assert limited == {DEVICE}
 
 
 @NEEDS_LINKS
 @pytest.mark.parametrize(("world_size", "ranks_per_node"), [(3, 2), (4, 1), (2, 4)])
-def test_ranks_of_different_nodes_reach_each_other_by_uplinks_of_their_rate(world_size, ranks_per_node):
-    with RankPool(world_size, link_rate=1e9, uplinks=Uplinks(ranks_per_node, 2e8), timeout_s=60) as pool:
-        for total, devices, _sent, _limited in pool.run(reduce_and_look):
-            assert total == world_size * (world_size + 1) / 2
-            assert devices == ["lo", DEVICE]
-        assert pool._links is not None
-        hub = f"/proc/{os.getpid()}/fd/{pool._links._open[0]}"
-        with ThreadPoolExecutor(1, initializer=network_namespaces.enter, initargs=(hub,)) as thread:
+def test_links_and_uplinks_have_their_rates(world_size, ranks_per_node):
+    with Links(world_size, 1e9, Uplinks(ranks_per_node, 2e8)) as links:
+        hub = f"/proc/{os.getpid()}/fd/{links._open[0]}"
+        with ThreadPoolExecutor(1, initializer=virtual_links.enter, initargs=(hub,)) as thread:
             found = thread.submit(rates).result()
     nodes = -(-world_size // ranks_per_node)
     expected = {f"node{node}{end}": 2e8 / 8 for node in range(nodes) for end in ("up", "down")}
@@ -141,16 +133,14 @@ def test_nothing_is_left_of_a_launcher_that_was_killed():
     assert not inside & namespaces()
 
 
-def test_the_loopback_interface_is_as_it_was(two_ranks):
-    """Ranks without links share it, and with links have one of their own."""
-    assert two_ranks.run(_own_namespace) == [os.readlink("/proc/self/ns/net")] * 2
-
-
-def _own_namespace(_rank: int, _world_size: int) -> str:
-    return os.readlink("/proc/self/ns/net")
-
-
 # What goes wrong
+
+
+@pytest.mark.parametrize("text", ["fast", "1gbit,2", "1gbit,:1gbit", "1gbit,0:1gbit", "1gbit,2:fast"])
+def test_a_text_without_rates_is_refused(text):
+    assert read_rates("10gbit,2:500mbit") == (1e10, Uplinks(2, 5e8))
+    with pytest.raises(ValueError, match=r"^link rate: expected"):
+        read_rates(text)
 
 
 def test_too_many_ranks_are_refused():
@@ -168,25 +158,25 @@ def test_rates_that_no_link_can_have_are_refused(rate, got):
 def test_a_namespace_that_cannot_be_opened_is_reported_in_one_line():
     problem = OSError(24, "Too many open files", "/proc/self/ns/net")
     with (
-        mock.patch.object(network_namespaces, "_call"),  # so that this thread stays where it is
+        mock.patch.object(virtual_links, "_call"),  # so that this thread stays where it is
         mock.patch.object(os, "open", side_effect=problem),
-        pytest.raises(LinkError, match=r"; /proc/self/ns/net: Too many open files\. Without"),
+        pytest.raises(LinkError, match=r"; /proc/self/ns/net: Too many open files$"),
     ):
         Links(2, 1e9)
 
 
-NOT_PERMITTED = LinkError(network_namespaces._needs("unshare: not permitted"))
+NOT_PERMITTED = LinkError(virtual_links._needs("unshare: not permitted"))
 
 
 @NEEDS_LINKS
 @pytest.mark.parametrize(
     ("patch", "message"),
     [
-        (mock.patch.object(network_namespaces, "_enter_new_namespace", side_effect=NOT_PERMITTED),
+        (mock.patch.object(virtual_links, "_enter_new_namespace", side_effect=NOT_PERMITTED),
          "unshare: not permitted"),
         (mock.patch.dict(sys.modules, pyroute2=None), "pyroute2 is missing"),
         (
-            mock.patch.object(network_namespaces, "MTU_BYTES", 1),
+            mock.patch.object(virtual_links, "MTU_BYTES", 1),
             "the kernel refuses a link: .*22, 'Invalid argument'",
         ),
     ],

@@ -6,14 +6,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ddplab.emulation.time_dilation import ScaleModel
+from ddplab.prediction_errors import Configuration, make_row, policy_of, predict_target
 from ddplab.reference.trace import Buffer, Trace
 from ddplab.simulator.fabric import Fabric
 from ddplab.simulator.prediction import predict
 from ddplab.simulator.workload.compute_times import recorded_model
-
-from ..simulator.changed_traces import with_workload
-from ..strategies import traces
+from ddplab.training_runs import Turn
+from tests.simulator.changed_traces import with_workload
+from tests.strategies import traces
+from tests.validation_rows import FABRIC, TRACE
+from validation.scale_model import ScaleModel
 
 
 @given(traces(), st.integers(1, 50), st.floats(0.001, 1000))
@@ -58,3 +60,15 @@ def test_tensors_are_scaled_to_whole_elements_and_none_vanishes(trace, byte_scal
 def test_a_factor_that_is_not_above_zero_is_named(name, value):
     with pytest.raises(ValueError, match=rf"^{name}: expected a factor from 1e-06 to 1000000, got"):
         ScaleModel(**{name: value})
+
+
+@given(st.lists(st.integers(1, 10**4), min_size=1, max_size=9), st.floats(0.5, 20))
+def test_all_times_of_a_row_are_converted_to_those_of_the_original_and_no_errors(times, dilation):
+    target = predict_target(TRACE, FABRIC, policy_of(Configuration(25.0)), 2)
+    in_model = make_row("m", Configuration(25.0), target, [Turn(tuple(times))])
+    scale = ScaleModel(dilation=dilation, byte_scale=0.5)
+    original = scale.original_row(in_model)
+    assert original.measured_ns == round(in_model.measured_ns / dilation)
+    assert original.interval_ns == tuple(round(ns / dilation) for ns in in_model.interval_ns)
+    assert original.times_ns == [round(ns / dilation) for ns in times]
+    assert (original.error, original.coverage) == (in_model.error, in_model.coverage)
