@@ -85,7 +85,7 @@ def _peak_bytes() -> int:
 def _return_freed_memory() -> None:
     """Make glibc map each large tensor separately, so that the peak does not include holes in the heap.
 
-    Undoes what the launcher sets for steady times; see `ddplab.reference.launch.keep_freed_memory`.
+    Undoes what the launcher sets for steady times; see `ddplab.reference.ranks.process_settings.keep_freed_memory`.
     """
     m_mmap_threshold, m_mmap_max = -3, -4
     mallopt = ctypes.CDLL(None).mallopt

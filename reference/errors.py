@@ -32,20 +32,35 @@ class ModelError(Error, ValueError):
 
 
 class RankError(Error, RuntimeError):
-    """A rank failed; the message names the rank and, if it raised an error, contains its traceback.
+    """A rank failed.
 
     Attributes:
         rank: The first rank that failed.
+        cause: What happened, with the name of the rank; nearly always one line.
+        advice: What may be the reason, and the cure; empty if nothing is known.
+        traceback: Where the rank raised an error; empty if it raised none.
+        last_output: Stacks of ranks that hang, or the end of the standard error of a lost one; empty without them.
         returned: What other ranks had returned, by rank, if this rank was still running at a time-out.
     """
 
-    def __init__(self, rank: int, message: str, *, returned: Mapping[int, Any] | None = None) -> None:
-        super().__init__(message)
-        self.rank = rank
-        self.returned = returned or {}
+    def __init__(
+        self,
+        rank: int,
+        cause: str,
+        *,
+        advice: str = "",
+        traceback: str = "",
+        last_output: str = "",
+        returned: Mapping[int, Any] | None = None,
+    ) -> None:
+        super().__init__(rank, cause)
+        self.rank, self.cause, self.advice = rank, cause, advice
+        self.traceback, self.last_output, self.returned = traceback, last_output, returned or {}
 
-    def __reduce__(self) -> tuple[Any, ...]:
-        return type(self), (self.rank, str(self)), vars(self)
+    def __str__(self) -> str:
+        advised = f"{self.cause.removesuffix('.')}: {self.advice}." if self.advice else self.cause
+        parts = f"{advised} Traceback:" if self.traceback else advised, self.traceback, self.last_output
+        return "\n\n".join(filter(None, parts))
 
 
 class RanksUnmatchedError(RankError):

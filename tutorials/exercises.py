@@ -118,7 +118,7 @@ class Exercise:
         try:
             judged = self.judge(answer)
         except Exception as error:  # noqa: BLE001  # the answer may be anything, and a traceback does not help
-            message = str(error).partition("\n")[0].removesuffix(" Traceback:").rstrip(".")
+            message = str(getattr(error, "cause", error)).partition("\n")[0].rstrip(".")
             judged = f"the check raised {type(error).__name__} ({message}). Hint: {self.hints[0]}"
         if isinstance(judged, str) or not judged:
             return "\n".join([f"{NOT_YET}: {judged or self.hints[0]}", *self._further(hints)])

@@ -13,7 +13,7 @@ from typing import Any
 from ddplab import RankPool
 from ddplab.conformance.all_checks import CHECKS
 from ddplab.conformance.check_outcomes import CheckResult
-from ddplab.conformance.check_runner import QUICK, bench_on, run_check
+from ddplab.conformance.check_runner import QUICK, bench_on, run_checks
 from ddplab.conformance.class_under_test import Subject
 
 from .exercises import is_open
@@ -75,7 +75,9 @@ def check(pool: RankPool, name: str, checks: Collection[str]) -> list[CheckResul
     forget()
     pool.run(forget)
     with bench_on(pool, name, QUICK) as bench:
-        for one in sorted(checks, key=list(CHECKS).index):
-            if run_check(one, CHECKS[one], bench).problem:
+        results = []
+        for result in run_checks(bench, {one: CHECKS[one] for one in sorted(checks, key=list(CHECKS).index)}):
+            results.append(result)
+            if result.problem:
                 break
-        return bench.results
+        return results

@@ -69,20 +69,20 @@ def overlap(bench: Bench) -> None:
             raise FindingError(f"{schedule.model} on {schedule.network}: {problem}")
 
 
-def not_slower(bench: Bench) -> None:
+def not_slower(bench: Bench, baseline: Sequence[EmulatedSchedule]) -> None:
     """No schedule in virtual time is slower than in the baseline."""
-    if slower := compare(schedules(bench), bench.baseline):
+    if slower := compare(schedules(bench), baseline):
         raise FindingError("; ".join(slower))
 
 
 def schedules(bench: Bench) -> Sequence[EmulatedSchedule]:
     """Return what the class does in virtual time, which is found out once."""
-    if stuck := [one.message for one in bench.results if (one.check, one.outcome) == ("any timing", "not supported")]:
-        raise NotSupportedError(stuck[0])
+    if bench.not_in_virtual_time:
+        raise NotSupportedError(bench.not_in_virtual_time)
     try:
         bench.schedules = bench.schedules or list(schedules_of(bench.subject))
     except NoTurnError as error:
-        raise NotSupportedError(cause_of(str(error))) from None
+        raise NotSupportedError(cause_of(error)) from None
     except RankError as error:
         raise not_modelled(error) or error from None
     return bench.schedules
@@ -260,7 +260,7 @@ def sparse_gradients(bench: Bench) -> None:
         try:
             bench.try_body(real_models.trains, make=make, what=what)
         except RankError as error:
-            raise NotSupportedError(f"it refuses them: {cause_of(str(error))}") from None
+            raise NotSupportedError(f"it refuses them: {cause_of(error)}") from None
     if "find_unused_parameters" in bench.subject.options:
         bench.averages_or_raises(real_models.trains, **unused_parameters.SPARSE_ON_SOME_RANKS)
     if "join" in bench.methods:
@@ -362,5 +362,16 @@ CHECKS: dict[str, Check] = {
     "a lost rank": partial(lost_ranks.check, kind="killed"),
 }
 """All checks by name, in the order in which they run: first those in virtual time, then those on real ranks."""
-BASELINE: dict[str, Check] = {"baseline": not_slower}
-"""The check that runs only with a baseline."""
+
+
+def chosen(only: str | None, baseline: Sequence[EmulatedSchedule] | None) -> dict[str, Check]:
+    """Return the checks in a list of names, or all; a baseline adds the check that no schedule is slower.
+
+    Raises:
+        ValueError: There is no check of a name.
+    """
+    names = list(CHECKS) if only is None else [name.strip() for name in only.split(",")]
+    if unknown := sorted(set(names) - set(CHECKS)):
+        raise ValueError(f"--only: expected names of checks, got {', '.join(unknown)}; there are {', '.join(CHECKS)}")
+    checks = {name: check for name, check in CHECKS.items() if name in names}
+    return checks if baseline is None else checks | {"baseline": partial(not_slower, baseline=baseline)}

@@ -1,16 +1,21 @@
-"""Outcomes of checks beside what was expected of them, and a script that shows a fault."""
+"""Outcomes of checks beside what was expected of them, the verdict on a class, and a script that shows a fault."""
 
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal, get_args
+from typing import TYPE_CHECKING, Any, Literal, get_args
 
 from pydantic import TypeAdapter
 
+from ..junit import TestCase
 from ..reference.errors import RanksUnmatchedError
 from ..reference.files.reading import one_line_errors, parse_yaml, read_text
 from ..reference.files.writing import write_atomically
 from .training_programs import Program
+
+if TYPE_CHECKING:
+    from .overlap import EmulatedSchedule
 
 Outcome = Literal["passed", "failed", "not supported", "left out"]
 Expectation = Literal["must-pass", "expected-fail", "skip"]
@@ -66,6 +71,62 @@ class CheckResult:
         """Return the outcome; the program as text."""
         shown = {name: value for name, value in vars(self).items() if name not in ("unmatched", "seconds")}
         return shown | {"program": None if self.program is None else repr(self.program)}
+
+    def test_case(self) -> TestCase:
+        """Return the outcome for JUnit XML; what is neither a problem nor passed was skipped."""
+        skipped = "" if self.outcome == "passed" or self.problem else f"{self.outcome}: {self.message}"
+        details = "" if self.program is None else repr(self.program)
+        return TestCase(self.check, self.seconds, self.problem, skipped, details)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Verdict:
+    """Whether a class conforms, after its checks.
+
+    Attributes:
+        subject: Name of the class.
+        results: Outcomes of the checks.
+        schedules: What the class does in virtual time, as far as it is known.
+        needs_schedules: Whether their absence is a problem.
+    """
+
+    subject: str
+    results: Sequence[CheckResult]
+    schedules: Sequence["EmulatedSchedule"]
+    needs_schedules: bool
+
+    @property
+    def problems(self) -> list[str]:
+        """All that is not as expected, one sentence each."""
+        found = [result.problem for result in self.results if result.problem]
+        if all(result.outcome not in ("passed", "failed") for result in self.results):
+            found = ["no check ran; a run without a check is no proof"]
+        if self.needs_schedules and not self.schedules:
+            found.append("--save-schedule: no schedule, because the class did not run in virtual time")
+        return found
+
+    def __str__(self) -> str:
+        counts, problems = Counter(result.outcome for result in self.results), self.problems
+        if not problems:
+            failed = f"{counts['failed']} failed as expected, " if counts["failed"] else ""
+            passed = f"{self.subject} conforms: {counts['passed']} passed"
+            return f"{passed}, {failed}{counts['not supported']} not supported"
+        rest = f", {counts['left out']} checks left out" if counts["left out"] else ""
+        wrong = f"{self.subject} does not conform"
+        if len(problems) == 1:
+            return f"{wrong}: 1 problem{rest}"
+        first = f"the first, and perhaps the cause of the others, is {problems[0]}"
+        return f"{wrong}: {len(problems)} problems{rest}; {first}"
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the verdict with the outcomes and the schedules."""
+        return {
+            "subject": self.subject,
+            "conforms": not self.problems,
+            "problems": self.problems,
+            "checks": [result.to_json() for result in self.results],
+            **({"schedules": [schedule.row() for schedule in self.schedules]} if self.schedules else {}),
+        }
 
 
 def is_unmatched(fault: BaseException) -> bool:

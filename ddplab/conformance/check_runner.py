@@ -1,15 +1,16 @@
 """Bench: the class under test on ranks, on which checks run programs."""
 
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
+from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 
 import torch
 
 from ..reference.errors import RankError, RankLostError, RanksStillRunningError
-from ..reference.launch import UNEVEN, RankPool
+from ..reference.launch import RankPool
 from .check_outcomes import CheckResult, Expectation, Outcome, is_unmatched, why_left_out
 from .class_under_test import OWN_HOOK, NotSupportedError, Subject, methods_of
 from .local_training import AS_TORCH, FindingError, WeakProgramError, check_program
@@ -27,7 +28,10 @@ SHRINK_S = 20.0
 """How long smaller programs with the same fault are sought; an error ends the ranks, and new ones take seconds."""
 START_TIMEOUT_S = 60.0
 """Time-out of the first program, which starts the ranks."""
-KIT = ("/ddplab/conformance/", "/ddplab/learn/checks.py", "/ddplab/emulation/", "/reference/launch.py")
+KIT = (
+    *("/ddplab/conformance/", "/ddplab/learn/checks.py", "/ddplab/emulation/"),
+    *("/reference/launch.py", "/reference/ranks/"),
+)
 """Parts of the paths of files whose calls are not those of a class."""
 
 
@@ -50,9 +54,8 @@ class Bench:
     wrong, `RankError` if a rank failed, and `HangError` if the ranks did not end in time.
 
     Attributes:
-        results: Outcomes of the checks so far.
         schedules: What the class does in virtual time, as far as the check `overlap` has found out.
-        baseline: Schedules of which none may be faster; empty: none are known.
+        not_in_virtual_time: Why the class does not run in virtual time, found out by `any timing`; empty: it may run.
         shrinks: Whether a random program that shows a fault is made smaller: until a first fault has been shown.
     """
 
@@ -60,9 +63,8 @@ class Bench:
         self.subject, self.pool, self.effort, self.against = subject, pool, effort, against
         self.world_size, self.device = pool.world_size, pool.device
         self.methods: frozenset[str] = frozenset()
-        self.results: list[CheckResult] = []
         self.schedules: list[EmulatedSchedule] = []
-        self.baseline: Sequence[EmulatedSchedule] = ()
+        self.not_in_virtual_time = ""
         self.shrinks = True
 
     def start(self) -> None:
@@ -78,7 +80,7 @@ class Bench:
         except HangError:
             raise ValueError(f"{expected}, got no answer within {TIMEOUT_S:g} s") from None
         except RankError as error:
-            raise ValueError(f"{expected}; {cause_of(str(error))}") from error
+            raise ValueError(f"{expected}; {cause_of(error)}") from error
         self.methods = frozenset(found[0])
 
     def run(self, body: Callable[..., Any], *arguments: Any, timeout_s: float | None = None) -> list[Any]:
@@ -89,12 +91,12 @@ class Bench:
             HangError: It did not end in time.
             RankError: A rank failed.
         """
-        first = not self.pool._ranks
+        usual_s = TIMEOUT_S if self.pool.is_running else START_TIMEOUT_S
         try:
-            return self.pool.run(body, *arguments, timeout_s=timeout_s or (START_TIMEOUT_S if first else TIMEOUT_S))
+            return self.pool.run(body, *arguments, timeout_s=timeout_s or usual_s)
         except RanksStillRunningError as error:
             report([one for one in error.returned.values() if isinstance(one, str)])
-            raise HangError(str(error)) from error
+            raise HangError(cause_of(error)) from error
 
     def needs(self, *names: str) -> None:
         """Raise `NotSupportedError` if the class lacks one of these methods and options."""
@@ -121,9 +123,9 @@ class Bench:
         try:
             self.try_body(body, *arguments, **keywords)
         except RankLostError as error:
-            raise FindingError(cause_of(str(error))) from error
+            raise FindingError(cause_of(error)) from error
         except RankError as error:
-            return cause_of(str(error))
+            return cause_of(error)
         return ""
 
     def try_program(self, program: Program, habits: Sequence[str] = (AS_TORCH,)) -> list[str]:
@@ -131,7 +133,7 @@ class Bench:
         try:
             return check_program(self.subject, program, self, habits)
         except (FindingError, RankError) as error:
-            raise FindingError(str(error), program) from error
+            raise FindingError(cause_of(error), program) from error
 
     def try_random(
         self,
@@ -197,23 +199,31 @@ Check = Callable[[Bench], str | None]
 NotSupportedError."""
 
 
-def run_check(name: str, check: Check, bench: Bench, expected: Expectation | None = None) -> CheckResult:
-    """Run one check, unless it would say nothing new; the result is added to those of the bench."""
-    outcome: Outcome = "left out"
-    program, unmatched, start = None, False, time.monotonic()
-    message = "it is in the list skip" if expected == "skip" else why_left_out(name, bench.results)
-    if not message:
-        try:
-            outcome, message = "passed", check(bench) or ""
-        except NotSupportedError as reason:
-            outcome, message = "not supported", str(reason)
-        except (FindingError, RankError, HangError) as fault:
-            outcome, message, program = "failed", cause_of(str(fault)), getattr(fault, "program", None)
-            unmatched = is_unmatched(fault)
-            bench.shrinks = bench.shrinks and program is None  # one small program is enough
-    seconds = time.monotonic() - start
-    bench.results.append(CheckResult(name, outcome, message, program, expected, unmatched, seconds))
-    return bench.results[-1]
+def run_checks(
+    bench: Bench, checks: Mapping[str, Check], expected: Mapping[str, Expectation] | None = None
+) -> Iterator[CheckResult]:
+    """Run checks, one after the other; one that would say nothing new after the others is left out.
+
+    `expected` has what is expected of checks, by name.
+    """
+    results: list[CheckResult] = []
+    for name, check in checks.items():
+        expectation = (expected or {}).get(name)
+        outcome: Outcome = "left out"
+        program, unmatched, start = None, False, time.monotonic()
+        message = "it is in the list skip" if expectation == "skip" else why_left_out(name, results)
+        if not message:
+            try:
+                outcome, message = "passed", check(bench) or ""
+            except NotSupportedError as reason:
+                outcome, message = "not supported", str(reason)
+            except (FindingError, RankError, HangError) as fault:
+                outcome, message, program = "failed", cause_of(fault), getattr(fault, "program", None)
+                unmatched = is_unmatched(fault)
+                bench.shrinks = bench.shrinks and program is None  # one small program is enough
+        seconds = time.monotonic() - start
+        results.append(CheckResult(name, outcome, message, program, expectation, unmatched, seconds))
+        yield results[-1]
 
 
 @contextmanager
@@ -236,20 +246,32 @@ def bench_on(ranks: RankPool, name: str | Subject, effort: int, against: str | N
         torch.set_num_threads(threads)
 
 
+def check_possible(subjects: Iterable[str], world_size: int, device: str | None) -> None:
+    """Raise ValueError if a class cannot be imported, there are too few ranks, or Hypothesis is not installed."""
+    if find_spec("hypothesis") is None:
+        raise ValueError("expected the package hypothesis; install it with `pip install 'ddplab[conform]'`")
+    if world_size < (1 if device == "cuda" else 2):
+        raise ValueError(f"world size: expected at least 2, got {world_size}")
+    for subject in subjects:
+        Subject(subject).check()
+
+
 def report(problems: Sequence[str]) -> None:
     """Raise `FindingError` for the first problem that a rank returned, if there is one."""
     for problem in filter(None, problems):
         raise FindingError(problem)
 
 
-def cause_of(message: str) -> str:
-    """Return the cause of a rank's failure, without its traceback and without the advice on uneven inputs.
+def cause_of(fault: BaseException) -> str:
+    """Return the message of an error; of a rank's failure the cause, without its traceback and without advice.
 
-    The advice never applies, because a check with uneven inputs trains inside `join()`. Of the stacks of ranks that
-    hang, the calls in the class and its callees are left, down to those of the kit.
+    The advice, on uneven inputs, never applies, because a check of these trains inside `join()`. Of the stacks of
+    ranks that hang, the calls in the class and its callees are left, down to those of the kit.
     """
-    shown, is_kit = [], False
-    for line in message.partition(" Traceback:\n")[0].replace(f": {UNEVEN}", "").splitlines():
+    if not isinstance(fault, RankError):
+        return str(fault)
+    shown, is_kit = [fault.cause, ""] if fault.last_output else [fault.cause], False
+    for line in fault.last_output.splitlines():
         is_frame = line.startswith("  File ")
         is_kit = is_frame and (is_kit or any(path in line for path in KIT))
         if not is_kit and not (is_frame and "<frozen " in line):

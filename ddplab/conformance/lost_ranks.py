@@ -13,8 +13,8 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch._C._distributed_c10d import FileStore
 
-from ..reference.launch import choose_network
 from ..reference.ranks.fork_server import OUTPUTS, Surroundings, ctrl_c_blocked, process_context
+from ..reference.ranks.process_settings import choose_network
 from .check_runner import Bench
 from .class_under_test import Subject
 from .local_training import FindingError

@@ -127,6 +127,18 @@ class EmulatedSchedule(Schema):
     launches: tuple[EmulatedLaunch, ...] = Field(description="all-reduces in launch order")
     other_collectives: int = Field(ge=0, description="number of further collectives")
 
+    def row(self) -> dict[str, str]:
+        """Return the schedule as a row of a table."""
+        return {
+            "model": self.model,
+            "network": self.network,
+            "all-reduces": str(len(self.launches)),
+            "launched early": str(sum(launch.launched_ns < self.last_ready_ns for launch in self.launches)),
+            "others": str(self.other_collectives),
+            "iteration ms": f"{self.iteration_ns / MS:.3f}",
+            "exposed ms": f"{self.exposed_ns / MS:.3f}",
+        }
+
 
 class ScheduleFile(Schema):
     """Schedules of a class, as a file."""

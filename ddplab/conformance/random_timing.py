@@ -98,7 +98,7 @@ def _wait_after_backward(wrapped: nn.Module, group: ModelledGroup) -> None:
 def not_modelled(error: RankError) -> NotSupportedError | None:
     """Return the same as "not supported" if a rank used what the modelled network does not have."""
     is_missing = isinstance(error.__cause__, NotImplementedError)
-    return NotSupportedError(f"virtual time: {cause_of(str(error))}") if is_missing else None
+    return NotSupportedError(f"virtual time: {cause_of(error)}") if is_missing else None
 
 
 def check_timing(bench: Bench) -> None:
@@ -111,11 +111,11 @@ def check_timing(bench: Bench) -> None:
             seen = run_in_virtual_time(bench.subject, program, world_size, program.seed)
             _, problem = next(findings(seen, expected, rtol), (0, ""))
         except NoTurnError as error:
-            raise HangError(str(error)) from None  # another program would take as long
+            raise HangError(cause_of(error)) from None  # another program would take as long
         except RankError as error:
             if reason := not_modelled(error):
                 raise reason from None
-            raise FindingError(f"{at_fault}: {error}", program) from error
+            raise FindingError(f"{at_fault}: {cause_of(error)}", program) from error
         if problem:
             raise FindingError(f"{at_fault}: {problem}", program)
 
@@ -126,4 +126,5 @@ def check_timing(bench: Bench) -> None:
         for seed in LATE_FIRST:
             attempt(program_of(LARGE, ["train"], bench.world_size, seed=seed))
     except HangError as error:
-        raise NotSupportedError(cause_of(str(error))) from None
+        bench.not_in_virtual_time = str(error)
+        raise NotSupportedError(str(error)) from None

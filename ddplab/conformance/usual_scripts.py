@@ -194,7 +194,7 @@ def check_interpreters(bench: Bench) -> None:
             _train_separately(Bench(bench.subject, pool, bench.effort))
         except (FindingError, RankError, HangError) as fault:
             seeds = f"on {size} ranks, of which {NEW} are new interpreters, so that their sets have other orders"
-            raise FindingError(f"{seeds}: {cause_of(str(fault))}") from fault
+            raise FindingError(f"{seeds}: {cause_of(fault)}") from fault
 
 
 def _train_separately(bench: Bench) -> None:

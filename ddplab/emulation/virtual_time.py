@@ -174,7 +174,8 @@ class VirtualTime(Generic[Result]):
                 raise NoTurnError(
                     rank.rank,
                     f"rank {rank.rank} {NO_TURN} {TURN_TIMEOUT_S:g} s; in virtual time a reducer may wait "
-                    f"only for its process group, not for other threads or in C++. Traceback:\n{stack}",
+                    "only for its process group, not for other threads or in C++.",
+                    traceback=stack,
                 )
         if self.failure is not None or len(self._results) == len(self.ranks):
             return

@@ -132,7 +132,7 @@ def described(fault: BaseException, subject: Subject) -> str:
     if isinstance(fault, LearnerError | NotSupportedError):
         return str(fault) if isinstance(fault, LearnerError) else f"not supported: {fault}"
     line = error_line(fault, getattr(subject, "path", ""))
-    told = cause_of(str(fault)).partition("\n\n")[0]  # without stacks, which would bury it
+    told = cause_of(fault).partition("\n\n")[0]  # without stacks, which would bury it
     return f"{re.sub(GLOO, '', told)}{f' ({line})' if line else ''}"
 
 

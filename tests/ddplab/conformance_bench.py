@@ -2,7 +2,7 @@
 
 from ddplab.conformance.all_checks import CHECKS
 from ddplab.conformance.check_outcomes import CheckResult
-from ddplab.conformance.check_runner import Bench, run_check
+from ddplab.conformance.check_runner import Bench, run_checks
 
 OURS = "ddplab.reference.data_parallel:DistributedDataParallel"
 TORCHS = "torch.nn.parallel:DistributedDataParallel"
@@ -18,4 +18,4 @@ def faulty(name: str) -> str:
 
 def outcomes(bench: Bench, checks=None) -> dict[str, CheckResult]:
     names = [name for name in CHECKS if name not in SLOW] if checks is None else checks
-    return {name: run_check(name, CHECKS[name], bench) for name in names}
+    return {result.check: result for result in run_checks(bench, {name: CHECKS[name] for name in names})}

@@ -9,7 +9,7 @@ import torch.distributed as dist
 from hypothesis import Phase
 
 from ddplab.conformance import check_runner as bench_module
-from ddplab.conformance.check_runner import cause_of, run_check
+from ddplab.conformance.check_runner import cause_of, run_checks
 from ddplab.conformance.class_under_test import Subject
 from ddplab.conformance.local_training import FindingError
 from ddplab.reference.errors import RankError
@@ -40,8 +40,8 @@ def test_what_a_rank_returned_is_the_finding_when_others_hang_and_the_cause_has_
     bench = bench_of(NAIVE)
     with pytest.raises(FindingError, match="wrong on rank 0") as error:
         bench.run(wrong_on_rank_0, bench.subject)
-    hang = str(error.value.__context__)
-    assert "join" in hang
+    hang = error.value.__context__
+    assert "join" in str(hang)
     assert "Ranks [0] had returned." in cause_of(hang)
     assert "join" not in cause_of(hang)
 
@@ -99,7 +99,7 @@ def test_a_lost_rank_is_one_whatever_the_messages_say(bench_of, monkeypatch, run
     monkeypatch.setattr(bench_module, "TIMEOUT_S", 2.0 if body is hang else 20.0)
     as_it_is = RankError.__init__
     monkeypatch.setattr(
-        RankError, "__init__", lambda self, rank, _message, **more: as_it_is(self, rank, "in other words", **more)
+        RankError, "__init__", lambda self, rank, _cause, **more: as_it_is(self, rank, "in other words", **more)
     )
-    result = run_check("bucket caps", lambda bench: getattr(bench, run)(body), bench)
+    (result,) = run_checks(bench, {"bucket caps": lambda bench: getattr(bench, run)(body)})
     assert (result.outcome, result.unmatched) == (outcome, unmatched)

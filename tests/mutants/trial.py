@@ -16,7 +16,7 @@ from pathlib import Path
 
 from ddplab.conformance.all_checks import CHECKS
 from ddplab.conformance.check_outcomes import Expectation
-from ddplab.conformance.check_runner import QUICK, bench_on, run_check
+from ddplab.conformance.check_runner import QUICK, bench_on, run_checks
 from ddplab.conformance.class_under_test import Subject
 from ddplab.reference.errors import RankError
 from ddplab.reference.launch import RankPool
@@ -42,15 +42,16 @@ def kit(folder: Path) -> Caught:
     must_pass = json.loads(path.read_text()) if path.exists() else ()
     try:
         with RankPool(WORLD_SIZE) as ranks, bench_on(ranks, NAME, QUICK) as bench:
-            for check, run in CHECKS.items():
-                expected: Expectation | None = "must-pass" if check in must_pass else None
-                if run_check(check, run, bench, expected).problem:
+            results, expected = [], dict[str, Expectation].fromkeys(must_pass, "must-pass")
+            for result in run_checks(bench, CHECKS, expected):
+                results.append(result)
+                if result.problem:
                     break
     except RankError as error:
         return "start", str(error)
     if not path.exists():
-        path.write_text(json.dumps([result.check for result in bench.results if result.outcome == "passed"]))
-    check, _, message = next((one.problem for one in bench.results if one.problem), "").partition(": ")
+        path.write_text(json.dumps([result.check for result in results if result.outcome == "passed"]))
+    check, _, message = next((result.problem for result in results if result.problem), "").partition(": ")
     return check, message
 
 

@@ -5,9 +5,9 @@ from functools import partial
 from unittest import mock
 
 from ddplab.calibration import repeated_timing
-from ddplab.reference import launch, launcher
 from ddplab.reference.errors import RankError
 from ddplab.reference.launch import RankPool, run_ranks
+from ddplab.reference.ranks import launcher, pool_members
 from ddplab.reference.ranks.fork_server import Surroundings
 from ddplab.reference.ranks.launcher import on_rank_0
 from ddplab.training_runs import record_computation
@@ -46,7 +46,7 @@ def serve_or_run(surroundings: Surroundings, case: str) -> None:
 
 def main(case: str) -> None:
     if case == "hang":
-        launch.LEAVE_S = 3.0  # the rank that hangs never leaves
+        pool_members.LEAVE_S = 3.0  # the rank that hangs never leaves
     if case == "some":
         print(run_ranks(rank_and_size, 3), run_ranks(rank_and_size, 2))
         traces = [run_ranks(record_computation, 2, "tests.models_for_cli:tiny", 1)[0] for _ in range(2)]

@@ -19,11 +19,20 @@ def test_an_error_is_ours_and_a_built_in_one(kind, built_in):
             raise kind("what was expected")
 
 
-@given(st.sampled_from(OF_RANKS), st.integers(0, 9), st.text(), st.dictionaries(st.integers(0, 9), st.text()))
-def test_an_error_of_a_rank_is_the_same_in_another_process(kind, rank, message, returned):
-    error = pickle.loads(pickle.dumps(kind(rank, message, returned=returned)))
+@given(st.sampled_from(OF_RANKS), st.integers(0, 9), *[st.text()] * 4, st.dictionaries(st.integers(), st.text()))
+def test_an_error_of_a_rank_is_the_same_in_another_process(kind, rank, cause, advice, trace, last_output, returned):
+    fields = {"advice": advice, "traceback": trace, "last_output": last_output, "returned": returned}
+    error = pickle.loads(pickle.dumps(kind(rank, cause, **fields)))
     assert type(error) is kind
-    assert (str(error), error.rank, error.returned) == (message, rank, returned)
+    assert vars(error) == fields | {"rank": rank, "cause": cause}
+    assert str(error) == str(kind(rank, cause, **fields))
+
+
+def test_the_text_of_an_error_of_a_rank_has_all_of_its_fields():
+    error = RankError(3, "rank 3 hung.", advice="use join", traceback="File 1", last_output="Stack: 2")
+    assert str(error) == "rank 3 hung: use join. Traceback:\n\nFile 1\n\nStack: 2"
+    assert str(RankError(3, "rank 3 hung.", last_output="Stack: 2")) == "rank 3 hung.\n\nStack: 2"
+    assert str(RankError(3, "rank 3 hung.")) == "rank 3 hung."
 
 
 def test_the_tree_of_errors_is_that_of_the_classes():

@@ -9,8 +9,6 @@ from subprocess import run
 
 import pytest
 import torch
-from hypothesis import given
-from hypothesis import strategies as st
 
 from ddplab.reference import launch
 from ddplab.reference.errors import (
@@ -21,7 +19,8 @@ from ddplab.reference.errors import (
     RankLostError,
     RanksStillRunningError,
 )
-from ddplab.reference.launch import RankPool, cores_of, run_ranks
+from ddplab.reference.launch import RankPool, run_ranks
+from ddplab.reference.ranks import pool_members
 from ddplab.reference.ranks.fork_server import OUTPUTS, Surroundings, process_context
 
 from . import launch_bodies as bodies
@@ -39,7 +38,7 @@ DIED_FIRST = r"rank 0 exited without .* \(exit code 17\)\. Rank 1 then failed: R
 def mortal_ranks() -> Iterator[RankPool]:
     """Ranks that a test may end: the next test that uses the pool starts new ones."""
     with pytest.MonkeyPatch.context() as patch, RankPool(2, timeout_s=60) as pool:
-        patch.setattr(launch, "TAIL_TIMEOUT_S", 0.5)
+        patch.setattr(pool_members, "TAIL_TIMEOUT_S", 0.5)
         yield pool
 
 
@@ -180,7 +179,8 @@ def test_ranks_without_the_device_that_they_are_given_end_with_one_line():
 
 AS_UNDER_TORCHRUN = """
 import torch
-from ddplab.reference.launch import _states_of_threads, run_ranks
+from ddplab.reference.launch import run_ranks
+from ddplab.reference.ranks.rank_process import _states_of_threads
 def train(_rank, _world_size):
     ddp = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(2, 2))
     ddp(torch.ones(1, 2)).sum().backward()
@@ -212,24 +212,3 @@ def test_ranks_end_silently_when_their_launcher_is_gone():
 
 def test_ranks_share_the_cores(four_ranks):
     assert four_ranks.run(bodies.count_threads) == [max(1, (os.cpu_count() or 1) // 4)] * 4
-
-
-@given(st.integers(1, 20), st.integers(1, 16))
-def test_ranks_share_the_cores_evenly_or_not_at_all(world_size, count):
-    available = list(range(100, 100 + count))
-    shares = [cores_of(rank, world_size, available) for rank in range(world_size)]
-    used = [core for share in shares for core in share]
-    if world_size <= count:
-        assert sorted(used) == available
-        assert max(map(len, shares)) - min(map(len, shares)) <= 1
-    elif world_size % count == 0:
-        assert sorted(used) == sorted(available * (world_size // count))
-    else:
-        assert shares == [available] * world_size
-
-
-@pytest.mark.skipif(sys.platform != "linux", reason="needs sched_setaffinity")
-def test_a_pinned_rank_keeps_to_its_cores():
-    available = sorted(os.sched_getaffinity(0))
-    with RankPool(2, pinned=True) as pool:
-        assert pool.run(bodies.cores) == [cores_of(rank, 2, available) for rank in range(2)]

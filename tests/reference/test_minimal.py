@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from torch import nn
 
 from ddplab.conformance.all_checks import CHECKS
-from ddplab.conformance.check_runner import bench_on, run_check
+from ddplab.conformance.check_runner import bench_on, run_checks
 from ddplab.reference import minimal
 from ddplab.reference.bucketing import MIB, initial_buckets
 
@@ -33,8 +33,8 @@ RANKS = 4
 def outcomes(ranks, name, checks):
     """Outcome and message of each check on a class of `ddplab.reference.minimal`."""
     with bench_on(ranks, f"ddplab.reference.minimal:{name}", LITTLE) as bench:
-        results = {check: run_check(check, CHECKS[check], bench) for check in checks}
-    return {check: (result.outcome, result.message) for check, result in results.items()}
+        results = list(run_checks(bench, {check: CHECKS[check] for check in checks}))
+    return {result.check: (result.outcome, result.message) for result in results}
 
 
 @pytest.mark.parametrize("name", NAMES)
