@@ -10,8 +10,8 @@ from ddplab.conformance.class_under_test import Subject
 from ddplab.learn import gains, notebook
 from ddplab.learn.progress import load_progress
 from ddplab.learn.rungs import RUNGS
+from ddplab.learn.solutions import SOLUTIONS
 from ddplab.simulator import plot_colours
-from docs.ladder import SOLUTIONS
 
 from .plots import mark_guess, new_axes
 
@@ -42,7 +42,7 @@ def iteration_ms(name: str) -> float:
 def ours_ms() -> dict[str, float]:
     """Milliseconds of an iteration under our class, by rung of `SHOWN`, and under torch's."""
     rungs = {f"{number}. {RUNGS[number - 1].title}": SOLUTIONS[number - 1].__name__ for number in SHOWN}
-    classes = {title: f"docs.ladder:{name}" for title, name in rungs.items()}
+    classes = {title: f"ddplab.learn.solutions:{name}" for title, name in rungs.items()}
     return {title: iteration_ms(name) for title, name in {**classes, "torch's": TORCHS}.items()}
 
 

@@ -70,7 +70,7 @@ def conform(
     from ..conformance.all_checks import CHECKS, chosen
     from ..conformance.check_outcomes import Verdict, read_expectations, write_script
     from ..conformance.check_runner import FULL, QUICK, bench_on, check_possible, run_checks
-    from ..conformance.overlap import load, save
+    from ..conformance.timing_and_overlap import load, save
     from ..reference.launch import RankPool, world_size_or
 
     outputs = SCRIPT, save_schedule, junit, json_path

@@ -8,26 +8,22 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
-from ..emulation.virtual_time import NoTurnError
 from ..reference.errors import RankError
 from . import (
     backward_passes,
     bucket_layouts,
     comm_hooks,
     lost_ranks,
-    number_formats,
     real_models,
     several_modules,
     uneven_inputs,
     unused_parameters,
     usual_scripts,
 )
-from . import groups_and_ignored_parameters as groups
 from .check_runner import VIEWS, Bench, Check, cause_of
 from .class_under_test import NotSupportedError
 from .local_training import HABITS, FindingError, differences, run_locally
-from .overlap import EmulatedSchedule, averages_by_a_call, compare, late_launches, schedules_of
-from .random_timing import check_timing, not_modelled
+from .timing_and_overlap import EmulatedSchedule, check_overlap, check_timing, not_slower
 from .training_programs import (
     BUFFER_OPTIONS,
     PLAIN,
@@ -58,34 +54,6 @@ def run_program(
 ) -> None:
     """Run a program; arguments as for `program_of`."""
     bench.try_program(program_of(weights, kinds, bench.world_size, **further))
-
-
-def overlap(bench: Bench) -> None:
-    """All-reduces of several buckets are launched in one order, the first ones before the backward pass ends."""
-    for schedule in schedules(bench):
-        if problem := late_launches(schedule):
-            if averages_by_a_call(bench.subject):
-                raise NotSupportedError("it averages after the backward pass, by a call of the script: no overlap")
-            raise FindingError(f"{schedule.model} on {schedule.network}: {problem}")
-
-
-def not_slower(bench: Bench, baseline: Sequence[EmulatedSchedule]) -> None:
-    """No schedule in virtual time is slower than in the baseline."""
-    if slower := compare(schedules(bench), baseline):
-        raise FindingError("; ".join(slower))
-
-
-def schedules(bench: Bench) -> Sequence[EmulatedSchedule]:
-    """Return what the class does in virtual time, which is found out once."""
-    if bench.not_in_virtual_time:
-        raise NotSupportedError(bench.not_in_virtual_time)
-    try:
-        bench.schedules = bench.schedules or list(schedules_of(bench.subject))
-    except NoTurnError as error:
-        raise NotSupportedError(cause_of(error)) from None
-    except RankError as error:
-        raise not_modelled(error) or error from None
-    return bench.schedules
 
 
 def construction(bench: Bench) -> None:
@@ -316,7 +284,7 @@ def check_of(body: Callable[..., Any], *needs: str, **keywords: Any) -> Check:
 
 CHECKS: dict[str, Check] = {
     "any timing": check_timing,  # first: in virtual time, a rank that waits for ever is named at once
-    "overlap": overlap,
+    "overlap": check_overlap,
     "one weight": one_weight,
     "construction": construction,
     "bucket caps": bucket_caps,
@@ -325,15 +293,15 @@ CHECKS: dict[str, Check] = {
     "kept gradients": kept_gradients,
     "buffers": buffers,
     "real models": real,
-    "special values": number_formats.check_special_values,
+    "special values": real_models.check_special_values,
     "large gradients": large_gradients,
     "repeated forward passes": check_of(real_models.trains, **backward_passes.REPEATED_FORWARD),
     "nested no_sync": check_of(backward_passes.nested_no_sync, "no_sync"),
-    "process group": groups.check_group,
-    "ignored parameters": groups.check_ignored,
+    "process group": several_modules.check_groups,
+    "ignored parameters": unused_parameters.check_ignored,
     "nested outputs": unused_parameters.check_outputs,
     "untouched gradients": check_of(unused_parameters.untouched_gradients, "find_unused_parameters"),
-    "mixed precision": number_formats.check_mixed_precision,
+    "mixed precision": real_models.check_mixed_precision,
     "checkpoints": backward_passes.check_checkpoints,
     "hooks of the script": usual_scripts.check_hooks,
     "skipped all-reduces": unused_parameters.check_skipped,
@@ -342,7 +310,7 @@ CHECKS: dict[str, Check] = {
     "gradients that nothing waits for": backward_passes.check_not_waited_for,
     "a backward pass that raises": backward_passes.check_raising,
     "first pass of a static graph": backward_passes.check_static_first,
-    "several modules": several_modules.check,
+    "several modules": several_modules.check_modules,
     "plans": plans,
     "comm hooks": comm_hooks.check,
     "compressing hooks": comm_hooks.check_compressing,

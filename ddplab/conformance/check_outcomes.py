@@ -15,7 +15,7 @@ from ..reference.files.writing import write_atomically
 from .training_programs import Program
 
 if TYPE_CHECKING:
-    from .overlap import EmulatedSchedule
+    from .timing_and_overlap import EmulatedSchedule
 
 Outcome = Literal["passed", "failed", "not supported", "left out"]
 Expectation = Literal["must-pass", "expected-fail", "skip"]

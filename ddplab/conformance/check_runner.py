@@ -19,7 +19,7 @@ from .training_programs import Program
 if TYPE_CHECKING:
     from hypothesis import settings
 
-    from .overlap import EmulatedSchedule
+    from .timing_and_overlap import EmulatedSchedule
 
 VIEWS = "gradient_as_bucket_view"
 TIMEOUT_S = 10.0

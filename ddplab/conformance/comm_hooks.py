@@ -10,8 +10,8 @@ from torch import Tensor, nn
 from ..reference.comm_hooks import allreduce, compress, powersgd, quantization
 from .check_runner import VIEWS, Bench
 from .class_under_test import Subject
-from .groups_and_ignored_parameters import group_of
 from .real_models import STEPS, Training, mean_square, mlp, outside
+from .several_modules import group_of
 
 # What a hook receives, and what becomes of its result
 

@@ -1,18 +1,20 @@
-"""Several modules: two modules in one loss, and copies of a module; none may disturb another."""
+"""Modules and groups side by side: two modules in one loss, copies of a module, two process groups."""
 
 import copy
 import pickle
-from collections.abc import Callable
-from functools import partial
+from collections.abc import Callable, Sequence
+from functools import cache, partial
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch import Tensor, nn
 
-from .check_runner import Bench, report
+from .check_runner import VIEWS, Bench, report
 from .class_under_test import Subject
 from .local_training import FindingError
-from .real_models import STEPS, build, difference, local_gradients, mean_square, mlp
+from .real_models import STEPS, Training, batch, build, difference, local_gradients, mean_square, mlp
+from .training_programs import BUFFER_OPTIONS
 
 COPY: dict[str, Callable[[nn.Module], nn.Module]] = {
     "a deep copy": copy.deepcopy,
@@ -94,7 +96,7 @@ def copied(rank: int, world_size: int, subject: Subject, how: str, *, trained: b
     return problem, shortcoming
 
 
-def check(bench: Bench) -> str:
+def check_modules(bench: Bench) -> str:
     """Two modules train side by side, and an original beside its copy; copies may stay local or be refused.
 
     A copy that stays local is a fault if the class determines how it is copied. Returns how copies behave that are
@@ -114,3 +116,67 @@ def check(bench: Bench) -> str:
             if shortcoming and f"{how} {shortcoming}" not in notes:
                 notes.append(f"{how} {shortcoming}")
     return "; ".join(notes)
+
+
+# Process groups
+
+
+class _Grouped(nn.Module):
+    """Two heads, of which forward may use one, and a buffer, different on each rank, to which each pass adds."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.heads = nn.ModuleList(nn.Linear(6, 3) for _ in range(2))
+        self.register_buffer("sum", torch.tensor(100.0 * dist.get_rank()))
+
+    def forward(self, x: Tensor, used: Sequence[int], rank: int) -> Tensor:
+        if self.training:
+            self.get_buffer("sum").add_(rank + 1)
+        return torch.stack([self.heads[index](x) for index in used]).sum(dim=0)
+
+
+@cache
+def _group_of(members: tuple[int, ...], _default: dist.ProcessGroup | None) -> dist.ProcessGroup:
+    return dist.new_group(list(members))  # type: ignore[no-any-return]
+
+
+def group_of(members: Sequence[int]) -> dist.ProcessGroup:
+    """Return a group of some ranks of the pool, which is made once; call on every rank."""
+    return _group_of(tuple(members), dist.group.WORLD)
+
+
+def in_groups(
+    rank: int, world_size: int, subject: Subject, options: dict[str, Any], used: Sequence[Sequence[int]] | None
+) -> str:
+    """Train in two groups at the same time, the first rank alone and the others together.
+
+    Each group uses the heads in `used`. None: both use both.
+    """
+    groups = [[0], list(range(1, world_size))]
+    handles = [group_of(members) for members in groups]  # every rank takes part in making each group
+    number = min(rank, 1)
+    members = groups[number]
+
+    def run(module: nn.Module, step: int, rank: int) -> Tensor:
+        return module(batch(step, rank), used[number] if used else (0, 1), rank).square().mean()  # type: ignore[no-any-return]
+
+    training = Training(subject, _Grouped, members, process_group=handles[number], **options)
+    if problem := training.train(run):
+        return f"group of ranks {members}, {problem}"
+    first = members[0]
+    expected = 100 * first + (STEPS - 1) * (first + 1) + rank + 1
+    got = training.module.get_buffer("sum").item()
+    if set(BUFFER_OPTIONS) & subject.options and got != expected:
+        return (
+            f"group of ranks {members}, rank {rank}: the buffer is {got:g}, expected {expected}, with rank {first}'s"
+        )
+    return ""
+
+
+def check_groups(bench: Bench) -> None:
+    """Two groups train side by side, and the buffers of each are those of its first rank."""
+    bench.needs("process_group")
+    for options in bench.variants({}, VIEWS, "static_graph"):
+        bench.try_body(in_groups, options, None)
+    if "find_unused_parameters" in bench.subject.options:
+        bench.try_body(in_groups, {"find_unused_parameters": True}, [(0,), (1,)])

@@ -1,17 +1,18 @@
-"""Parameters that some ranks or outputs leave unused: nested outputs, skipped all-reduces, sparse gradients."""
+"""Parameters without an average: unused ones in nested outputs, skipped all-reduces, sparse ones, ignored ones."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch import Tensor, nn
 
 from .check_runner import VIEWS, Bench
-from .class_under_test import Subject
+from .class_under_test import NotSupportedError, Subject
 from .comm_hooks import averaging_hook
 from .local_training import describe_difference, same
-from .real_models import Training, batch, trains, words
+from .real_models import STEPS, Training, batch, build, difference, mean_square, mlp, trains, words
 from .training_programs import PLAIN, program_of
 
 
@@ -143,6 +144,52 @@ def untouched_gradients(rank: int, world_size: int, subject: Subject) -> str:
     return problem
 
 
+IGNORE = "_set_params_and_buffers_to_ignore_for_model"
+
+
+class _WithIgnored(nn.Module):
+    """A perceptron beside a layer and a buffer that are to be ignored."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.averaged, self.ignored = mlp(), nn.Linear(6, 3)
+        self.register_buffer("count", torch.zeros(()))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.averaged(x) + self.ignored(x)  # type: ignore[no-any-return]
+
+
+def ignored_parameters(rank: int, world_size: int, subject: Subject) -> str:
+    """Train with parameters and a buffer that the module asks to ignore: they stay each rank's own."""
+    names = ("ignored.weight", "ignored.bias")
+
+    def make() -> nn.Module:
+        module = _WithIgnored()
+        getattr(subject.make, IGNORE)(module, [*names, "count"])
+        return module
+
+    training = Training(subject, make)
+    module, own = training.module, build(_WithIgnored, rank)
+    for name in names:
+        if not torch.equal(module.get_parameter(name), own.get_parameter(name)):
+            return f"rank {rank}: construction overwrote the ignored parameter {name!r}"
+    for step in range(STEPS):
+        module.get_buffer("count").fill_(10 * step + rank)
+        training.backward(mean_square, step)
+        (alone,) = training.local(mean_square, step, [rank])
+        for name in names:
+            if not torch.equal(module.get_parameter(name).grad, alone[name]):  # type: ignore[arg-type]
+                return f"iteration {step}, rank {rank}: the ignored parameter {name!r} has not its own gradient"
+        if module.get_buffer("count").item() != 10 * step + rank:
+            return f"iteration {step}, rank {rank}: the ignored buffer was overwritten"
+        everyones: list[Any] = [None] * world_size
+        dist.all_gather_object(everyones, alone)
+        if problem := difference(module, [one | {name: alone[name] for name in names} for one in everyones]):
+            return f"iteration {step}, rank {rank}: {problem}"
+        training.optimizer.step()
+    return ""
+
+
 def check_outputs(bench: Bench) -> None:
     """Outputs in dicts, lists and dataclasses, of which the loss ignores one, may be changed in place."""
     bench.needs("find_unused_parameters")
@@ -159,3 +206,10 @@ def check_skipped(bench: Bench) -> None:
         bench.try_program(program_of(PLAIN, ["train"] * len(USED), bench.world_size, **further))
     if "register_comm_hook" in bench.methods:
         bench.try_body(skipped_for_hooks)
+
+
+def check_ignored(bench: Bench) -> None:
+    """Parameters and buffers that the module asks to ignore stay each rank's own."""
+    if not hasattr(bench.subject.make, IGNORE):
+        raise NotSupportedError(f"it has no {IGNORE}")
+    bench.try_body(ignored_parameters)

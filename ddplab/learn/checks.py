@@ -17,8 +17,16 @@ from ..conformance.bucket_layouts import RULES
 from ..conformance.check_runner import VIEWS, Bench, Check
 from ..conformance.class_under_test import Subject
 from ..conformance.local_training import FindingError, compare, gradients_of_rank, run_locally, same
-from ..conformance.overlap import MODELS, MS, EmulatedSchedule, Network, late_launches, schedule_of, trace_of_layers
 from ..conformance.real_models import REAL_MODELS, Training, mean_square, trains
+from ..conformance.timing_and_overlap import (
+    MODELS,
+    MS,
+    EmulatedSchedule,
+    Network,
+    late_launches,
+    schedule_of,
+    trace_of_layers,
+)
 from ..conformance.training_programs import PLAIN, SPECIAL, Net, Program, Seen, Weight, program_of, run_on_rank
 from ..memory_counter import LiveBytes
 from ..reference.bucketing import MIB

@@ -5,7 +5,7 @@ from functools import cache
 from typing import Any, NamedTuple
 
 from ..conformance.class_under_test import NotSupportedError, Subject
-from ..conformance.overlap import MS, Network, emulated
+from ..conformance.timing_and_overlap import MS, Network, emulated
 from ..demo import TRACE
 from ..reference.errors import RankError
 from ..reference.trace import Trace

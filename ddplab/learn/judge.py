@@ -16,7 +16,7 @@ from ..conformance.check_outcomes import is_unmatched
 from ..conformance.check_runner import HangError, bench_on, cause_of, idle
 from ..conformance.class_under_test import NotSupportedError, Subject
 from ..conformance.local_training import FindingError
-from ..conformance.overlap import averages_by_a_call
+from ..conformance.timing_and_overlap import averages_by_a_call
 from ..junit import TestCase, write_junit
 from ..reference.errors import RankError
 from ..reference.launch import RankPool

@@ -11,7 +11,7 @@ from ..reference.torch_suite.run import has_version_of_table
 from ..torch_options import takes
 from .conformance_bench import OURS, TORCHS, faulty, outcomes
 
-LADDER = "docs.ladder:Buffered"
+LADDER = "ddplab.learn.solutions:Buffered"
 LOCAL = "gradients that nothing waits for"
 FUNCTIONS = ["bucket caps", "accumulation", "random programs"]
 

@@ -13,7 +13,7 @@ import pytest
 import yaml
 
 from ddplab.conformance.local_training import FindingError
-from ddplab.learn import climb, judge, load_ipython_extension
+from ddplab.learn import climb, judge, load_ipython_extension, solutions
 from ddplab.learn.checks import ALL
 from ddplab.learn.gains import Gain, gain, picture_of
 from ddplab.learn.judge import Judge, Judgement
@@ -25,9 +25,8 @@ from ddplab.reference import minimal
 from ddplab.reference.errors import RankLostError
 from ddplab.reference.launch import RankPool
 from ddplab.simulator.engines.timeline import Span
-from docs import ladder
 
-FILES = {"solutions": Path(ladder.__file__), "minimal": Path(minimal.__file__)}
+FILES = {"solutions": Path(solutions.__file__), "minimal": Path(minimal.__file__)}
 NUMBERS = range(1, len(RUNGS) + 1)
 TITLES = [rung.title for rung in RUNGS]
 WRONG = yaml.safe_load(Path(__file__).with_name("wrong_answers.yaml").read_text())
@@ -37,7 +36,7 @@ IMPORTS = """
 from contextlib import contextmanager
 import torch, torch.distributed as dist
 from torch import nn
-from docs.ladder import *
+from ddplab.learn.solutions import *
 """
 AVERAGES = """
 import torch.distributed as dist
@@ -78,7 +77,7 @@ def shared(judging, monkeypatch):
 
 def edited(file: str, name: str, edits=()) -> LearnerClass:
     """A class of a file of ours, in which each text was replaced by another one."""
-    source = FILES[file].read_text().replace("from .bucketing", "from ddplab.reference.bucketing")
+    source = re.sub(r"from \.(\.reference\.)?", "from ddplab.reference.", FILES[file].read_text())
     for edit in edits:
         assert source.count(edit["old"]) == 1, edit
         source = source.replace(edit["old"], edit["new"])
@@ -86,7 +85,7 @@ def edited(file: str, name: str, edits=()) -> LearnerClass:
 
 
 def solution(number: int) -> LearnerClass:
-    return edited("solutions", ladder.SOLUTIONS[number - 1].__name__)
+    return edited("solutions", solutions.SOLUTIONS[number - 1].__name__)
 
 
 def answer(divisor: object) -> str:
@@ -332,9 +331,9 @@ def test_a_cell_goes_on_from_those_of_lower_rungs_and_an_error_names_its_line(ma
 def test_our_solutions_pass_in_the_cells_of_tutorial_2_each_going_on_from_the_one_before(home, magics, capsys):
     bases = {1: minimal.NaiveDataParallel, 2: minimal.FlatDataParallel}
     for number in range(1, 9):
-        text = inspect.getsource(bases.get(number) or ladder.SOLUTIONS[number - 1])
+        text = inspect.getsource(bases.get(number) or solutions.SOLUTIONS[number - 1])
         base = "nn.Module" if number == 1 else "MyDDP"
-        needs = "from docs.ladder import *\nfrom ddplab.reference.minimal import *\n" * (number == 1)
+        needs = "from ddplab.learn.solutions import *\nfrom ddplab.reference.minimal import *\n" * (number == 1)
         own = re.sub(r"class \w+\(\w+(\.\w+)?\)", f"class MyDDP({base})", text, count=1)
         magics["rung"](str(number), needs + own)
         assert f"{number} of 17 rungs" in (told := capsys.readouterr().out), told

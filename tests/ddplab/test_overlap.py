@@ -2,7 +2,7 @@
 
 import pytest
 
-from ddplab.conformance import overlap
+from ddplab.conformance import timing_and_overlap as overlap
 from ddplab.conformance.class_under_test import Subject
 
 from .conformance_bench import OURS, TORCHS

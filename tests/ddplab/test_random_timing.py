@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 from ddplab.conformance.class_under_test import Subject
 from ddplab.conformance.local_training import same
 from ddplab.conformance.random_programs import programs
-from ddplab.conformance.random_timing import run_in_virtual_time
+from ddplab.conformance.timing_and_overlap import run_in_virtual_time
 from ddplab.emulation import virtual_time
 
 from ..explore import examples

@@ -57,7 +57,7 @@ def kit(folder: Path) -> Caught:
 
 def baseline(folder: Path) -> Caught:
     """Compare the schedules in virtual time with those without a fault."""
-    from ddplab.conformance.overlap import compare, load, save, schedules_of
+    from ddplab.conformance.timing_and_overlap import compare, load, save, schedules_of
 
     schedules = list(schedules_of(Subject(NAME)))
     path = folder / SCHEDULES

@@ -14,9 +14,9 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.algorithms.join import Join, Joinable, JoinHook
 
-from ddplab.reference.bucketing import assign_buckets, bucket_caps, rebuild_order
-from ddplab.reference.comm_hooks.interface import GradBucket
-from ddplab.reference.minimal import FlatDataParallel, InFlight, NaiveDataParallel
+from ..reference.bucketing import assign_buckets, bucket_caps, rebuild_order
+from ..reference.comm_hooks.interface import GradBucket
+from ..reference.minimal import FlatDataParallel, InFlight, NaiveDataParallel
 
 Parameters = list[nn.Parameter]
 reduce_scatter = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor  # the older name
