@@ -27,8 +27,8 @@ from torch.nn.parallel.distributed import _BufferCommHook, _BufferCommHookLocati
 
 from .backward_exceptions import ExceptionSafeReducer
 from .backward_pass import Expecting, Idle
+from .broadcast import are_due, send_buffers
 from .bucketing import MIB, bucket_caps
-from .buffers import are_due, send_buffers
 from .checks import construction
 from .checks.launch_order import CheckedLaunchOrder, new_series
 from .comm_hooks.allreduce import allreduce

@@ -14,13 +14,13 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import nn
+from torch._compile import _disable_dynamo as not_compiled  # unlike torch.compiler.disable, loads no compiler yet
 from torch.distributed.algorithms.join import Join
 from torch.nn.parallel.distributed import DistributedDataParallel as TorchDDP
 
-from . import buffers
 from .autograd_hooks import call_at_backward, tensors_in
 from .backward_exceptions import ExceptionSafeReducer
-from .broadcast import send_state
+from .broadcast import send_buffers_if_due, send_state
 from .bucket_copies import allocator
 from .buckets import Buckets
 from .checks import construction
@@ -31,7 +31,6 @@ from .features.join import JoinableModule, ranks_present
 from .features.parameter_stand_ins import replaced_parameters, thawed
 from .features.unused_parameters import make_tracker
 from .features.view_and_sparse_buckets import make_bucket
-from .not_compiled import not_compiled
 from .parameters import ModuleTensors
 from .reducer_options import WrapperState
 
@@ -151,7 +150,7 @@ class DataParallel(JoinableModule, nn.Module):
         if with_gradients or joining:
             self.reducer.rebuild_if_due()
         if own.has_buffers:
-            buffers.send_if_due(self, after_forward=False)
+            send_buffers_if_due(self, after_forward=False)
         if joining:
             self._check_global_requires_backward_grad_sync(is_joined_rank=False)
         for step in tuple(own.input_steps):  # the first one removes itself
@@ -181,7 +180,7 @@ class DataParallel(JoinableModule, nn.Module):
     def _post_forward(self, output: Any) -> Any:
         own = self._own
         if own.has_buffers:
-            buffers.send_if_due(self, after_forward=True)
+            send_buffers_if_due(self, after_forward=True)
         averaging = torch.is_grad_enabled() and self.require_backward_grad_sync
         # As in torch: buffers are sent again only after a forward pass whose gradients are averaged.
         self.require_forward_param_sync = averaging

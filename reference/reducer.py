@@ -24,8 +24,16 @@ from torch import Tensor, nn
 from torch._C._distributed_c10d import DebugLevel, get_debug_level
 from torch.autograd.graph import Node
 
-from .autograd_graph import accumulators, distributed_autograd_runs, reachable
-from .autograd_hooks import NEVER, Inbox, PassEnd, attach_hooks, gradients_until_pack
+from .autograd_hooks import (
+    NEVER,
+    Inbox,
+    PassEnd,
+    accumulators,
+    attach_hooks,
+    distributed_autograd_runs,
+    gradients_until_pack,
+    reachable,
+)
 from .backward_pass import Expecting, Failed, Idle, InFlight, Reduction, Running, State
 from .buckets import Bucket, Buckets, SecondGradientError
 from .checks.changed_gradients import ChangedGradients, separate

@@ -7,8 +7,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from .. import models
-from ..reference.autograd_graph import accumulators, reachable
-from ..reference.autograd_hooks import tensors_in
+from ..reference.autograd_hooks import accumulators, reachable, tensors_in
 from ..reference.bucketing import MIB
 from ..reference.buckets import Bucket
 from ..reference.data_parallel import DistributedDataParallel

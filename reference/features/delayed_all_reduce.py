@@ -12,7 +12,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from ..autograd_graph import accumulators
+from ..autograd_hooks import accumulators
 from ..bucketing import ONE_BUCKET, assign_buckets
 from ..parameters import bucket_key, sparse_parameters
 from ..recording.reducer_observer import Future

@@ -11,8 +11,7 @@ import torch.distributed as dist
 from torch.distributed.algorithms.join import Join, Joinable, JoinHook
 from torch.nn.parallel import DistributedDataParallel as TorchDDP
 
-from .. import buffers
-from ..broadcast import send_state
+from ..broadcast import send_buffers_if_due, send_state
 from ..message_sizes import JOIN_RANK_BYTES
 from ..parameters import INTEGERS
 
@@ -35,9 +34,9 @@ class UnevenInputsHook(JoinHook):
         """Match one forward and backward pass, collective by collective, in the order of a real pass."""
         ddp = self._ddp
         ddp.reducer.rebuild_if_due()
-        buffers.send_if_due(ddp, after_forward=False, candidate=False)
+        send_buffers_if_due(ddp, after_forward=False, candidate=False)
         averaging = ddp._check_global_requires_backward_grad_sync(is_joined_rank=True)
-        buffers.send_if_due(ddp, after_forward=True, candidate=False)
+        send_buffers_if_due(ddp, after_forward=True, candidate=False)
         ddp.require_forward_param_sync = averaging
         if averaging:
             match_backward(ddp.reducer)

@@ -11,9 +11,9 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch._compile import _disable_dynamo as not_compiled  # see `module_wrapper`
 from torch.utils.hooks import RemovableHandle
 
-from ..not_compiled import not_compiled
 from ..parameters import Slot, ignored_names, slots
 
 StandIn = Callable[[Tensor], Tensor]

@@ -15,7 +15,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.autograd.graph import Node
 
-from ..autograd_graph import reachable
+from ..autograd_hooks import reachable
 from ..message_sizes import USED_MAP_BYTES
 from ..parameters import INTEGERS
 from ..reducer import AllParametersUsed

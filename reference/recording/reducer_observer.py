@@ -5,8 +5,7 @@ from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import torch
-
-from ..not_compiled import not_compiled
+from torch._compile import _disable_dynamo as not_compiled  # see `module_wrapper`
 
 Future = torch.futures.Future[Any]
 

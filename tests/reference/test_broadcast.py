@@ -1,13 +1,16 @@
-"""Broadcasts of tensors in pieces."""
+"""Broadcasts of tensors in pieces, and of buffers."""
 
 import functools
+import warnings
 
 import torch
 import torch.distributed as dist
 from hypothesis import given
 from hypothesis import strategies as st
+from torch import nn
 
 from ddplab.reference.broadcast import broadcast_coalesced
+from ddplab.reference.data_parallel import DistributedDataParallel
 
 from .. import scenarios
 from ..explore import examples
@@ -46,3 +49,18 @@ def test_tensors_of_any_layout_are_sent_from_any_rank_of_a_group(four_ranks, kin
     """Expanded and conjugate ones too: torch's class raises for the former and leaves the latter as they are."""
     for seen in four_ranks.run(broadcast_odd_tensors, kinds, source, piece_bytes):
         assert all(got == sent for got, sent in seen)
+
+
+def local_buffers(rank: int, _world_size: int) -> bool:
+    module = nn.Linear(1, 1)
+    module.register_buffer("own", torch.full((1 + rank,), float(rank)))
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        ddp = DistributedDataParallel(module, broadcast_buffers=False)
+    ddp(torch.ones(1, 1)).sum().backward()
+    return bool((module.own == rank).all())
+
+
+def test_buffers_that_stay_local_may_differ(two_ranks):
+    """With broadcast_buffers=False nothing is ever done with them."""
+    assert all(two_ranks.run(local_buffers))
