@@ -1,9 +1,12 @@
 """Exceptions in the backward pass: training goes on wherever every rank still issues the same collectives."""
 
 from contextlib import suppress
+from typing import TYPE_CHECKING
 
 from .backward_pass import Expecting, Failed, Reduction, Running, State
-from .reducer import Reducer
+
+if TYPE_CHECKING:
+    from .reducer import Reducer
 
 
 def after_exception(state: Running, message: str, *, arrived: int, by_reducer: bool, alone: bool) -> State:
@@ -29,53 +32,49 @@ def after_exception(state: Running, message: str, *, arrived: int, by_reducer: b
     return Failed(message, resumes=alone or (reduction.launched_all and not by_reducer))
 
 
-class ExceptionSafeReducer(Reducer):
-    """A reducer that permits another backward or forward pass after an exception if no rank is left behind."""
+def end_interrupted(reducer: "Reducer", state: Running, error: BaseException | None) -> None:
+    """End a backward pass that an exception has ended; `error`: the exception, if the reducer itself raised it.
 
-    def _backward_raises(self, task: int, error: BaseException | None = None) -> None:
-        """An exception ends the backward pass; `error`: the exception, if the reducer itself raised it.
+    If training may go on, all collectives in flight have ended when this returns, because the next pass, or a
+    script that clears its gradients in place, writes into their buffers. After an error of the reducer's own it
+    may not: other ranks may have launched less, and the error must not wait for them.
+    """
+    reduction = state.reduction
+    launched, arrived = 0, len(reducer.inbox.indices)
+    if reduction is not None:
+        launched, arrived = len(reduction.in_flight), arrived + reduction.arrived - state.arrived_before
+    reducer.inbox.reset()
+    message = reducer.messages.interrupted(launched, len(reducer.buckets), error)
+    by_reducer = isinstance(error, Exception)  # not Ctrl-C
+    after = after_exception(state, message, arrived=arrived, by_reducer=by_reducer, alone=reducer.group.size() == 1)
+    reducer.state = Failed(message, resumes=False)  # stays if a collective fails too, or Ctrl-C ends the waiting
+    with suppress(Exception):
+        if reduction is not None and isinstance(after, Expecting) and arrived:
+            _start_again(reducer, reduction)
+        elif reduction is not None and isinstance(after, Failed) and after.resumes:
+            _wait_for_all(reducer, reduction)
+            reducer.close(reduction)
+        reducer.state = after
 
-        If training may go on, all collectives in flight have ended when this returns, because the next pass, or a
-        script that clears its gradients in place, writes into their buffers. After an error of the reducer's own it
-        may not: other ranks may have launched less, and the error must not wait for them.
-        """
-        state = self._state
-        if not isinstance(state, Running) or state.task != task:
-            return
-        reduction = state.reduction
-        launched, arrived = 0, len(self.inbox.indices)
-        if reduction is not None:
-            launched, arrived = len(reduction.in_flight), arrived + reduction.arrived - state.arrived_before
-        self.inbox.reset()
-        message = self._messages.interrupted(launched, len(self.buckets), error)
-        by_reducer = isinstance(error, Exception)  # not Ctrl-C
-        after = after_exception(state, message, arrived=arrived, by_reducer=by_reducer, alone=self._group.size() == 1)
-        self._state = Failed(message, resumes=False)  # stays if a collective fails too, or Ctrl-C ends the waiting
-        with suppress(Exception):
-            if reduction is not None and isinstance(after, Expecting) and arrived:
-                self._start_again(reduction)
-            elif reduction is not None and isinstance(after, Failed) and after.resumes:
-                self._wait_for_all(reduction)
-                self._close(reduction)
-            self._state = after
 
-    def _start_again(self, reduction: Reduction) -> None:
-        """Forget all gradients that have arrived: no bucket was launched, and a further pass brings them again."""
-        self.wait_for_others()
-        for bucket in self.buckets:
-            bucket.unpack(reduction.scale)
-            bucket.reset()
-        reduction.begun = False
-        reduction.arrived = reduction.next_bucket = 0  # buckets without used parameters may have been skipped
-        reduction.ready_order = []
-        self.tracker.abandoned()
+def _start_again(reducer: "Reducer", reduction: Reduction) -> None:
+    """Forget all gradients that have arrived: no bucket was launched, and a further pass brings them again."""
+    reducer.wait_for_others()
+    for bucket in reducer.buckets:
+        bucket.unpack(reduction.scale)
+        bucket.reset()
+    reduction.begun = False
+    reduction.arrived = reduction.next_bucket = 0  # buckets without used parameters may have been skipped
+    reduction.ready_order = []
+    reducer.tracker.abandoned()
 
-    def _wait_for_all(self, reduction: Reduction) -> None:
-        """Wait for all collectives; the future of a comm hook may hold an error, but must have a result."""
-        for number, launched in reduction.in_flight.items():
-            try:
-                self.wait(reduction.in_flight, number)
-            except Exception:
-                if not launched.future.done():
-                    raise
-        self.tracker.untouched()
+
+def _wait_for_all(reducer: "Reducer", reduction: Reduction) -> None:
+    """Wait for all collectives; the future of a comm hook may hold an error, but must have a result."""
+    for number, launched in reduction.in_flight.items():
+        try:
+            reducer.wait(reduction.in_flight, number)
+        except Exception:
+            if not launched.future.done():
+                raise
+    reducer.tracker.untouched()

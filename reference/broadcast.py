@@ -80,12 +80,12 @@ def _overwrite(tensors: list[Tensor], values: list[Tensor]) -> None:
 
 def are_due(ddp: "DataParallel") -> bool:
     """Whether the next synchronised forward pass sends buffers."""
-    return ddp.require_forward_param_sync and ddp.forward_sync_buffers and ddp._own.has_buffers
+    return ddp.require_forward_param_sync and ddp.forward_sync_buffers and ddp._has_buffers
 
 
 def send_buffers_if_due(ddp: "DataParallel", *, after_forward: bool, candidate: bool = True) -> None:
     """Send the buffers if that is due at this place, before or after the module runs."""
-    hook = ddp._own.buffer_hook
+    hook = vars(ddp).get("buffer_hook")
     hooked_after = hook is not None and hook.buffer_comm_hook_location == _BufferCommHookLocation.POST_FORWARD
     if are_due(ddp) and hooked_after == after_forward:
         send_buffers(ddp, candidate=candidate)
@@ -100,7 +100,7 @@ def send_buffers(ddp: "DataParallel", *, candidate: bool = True) -> None:
     named = synchronized_buffers(ddp.module)
     # The graph of an earlier forward pass may have saved a buffer; its backward pass must still be allowed.
     with torch.no_grad(), _unsafe_preserve_version_counter(tuple(named.values())):
-        if (hook := ddp._own.buffer_hook) is None:
+        if (hook := vars(ddp).get("buffer_hook")) is None:
             broadcast_coalesced(list(named.values()), ddp.process_group, source=source)
         else:  # returns None, or futures that the backward pass waits for
-            ddp.reducer.after_backward += hook.buffer_comm_hook(hook.buffer_comm_hook_state, named) or []
+            ddp._reducer.after_backward += hook.buffer_comm_hook(hook.buffer_comm_hook_state, named) or []

@@ -11,11 +11,11 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from .bucket_copies import Allocate, ScaledCopies, aligned_buffer, views_of
+from .bucket_copies import ScaledCopies
+from .bucket_memory import Allocate, aligned_buffer, views_of
 from .bucketing import BucketAssignment, rebuild_order, rebuilt_buckets
 from .message_sizes import READY_ORDER_BYTES
 from .parameters import INTEGERS, dense_strides
-from .reducer_options import PLAIN, Features
 
 SUM = dist.AllreduceOptions()
 """torch's options of an all-reduce, as they are by default: a process group written in Python must be given some."""
@@ -39,8 +39,8 @@ class Bucket:
     Args:
         indices: Parameter index of each slot.
         parameters: The parameter of each slot; all of one dtype on one device.
-        features: See `Features`.
-        allocate: See `bucket_copies.allocator`.
+        batched: Whether large gradients are copied by one operation too.
+        allocate: See `bucket_memory.allocator`.
 
     Attributes:
         buffer: Flat tensor with all elements of the bucket; the all-reduce works on it in place.
@@ -55,7 +55,8 @@ class Bucket:
         self,
         indices: Sequence[int],
         parameters: Sequence[nn.Parameter],
-        features: Features = PLAIN,
+        *,
+        batched: bool = False,
         allocate: Allocate = torch.empty,
     ) -> None:
         self.indices = tuple(indices)
@@ -63,7 +64,7 @@ class Bucket:
         self.parameters = list(parameters)
         self.size_bytes = sum(parameter.nbytes for parameter in self.parameters)
         self._make_buffer()
-        self._copies = ScaledCopies(self.buffer, self.views, batched=features.batched_grad_copy)
+        self._copies = ScaledCopies(self.buffer, self.views, batched=batched)
         self.reset()
 
     def __repr__(self) -> str:
@@ -186,7 +187,7 @@ class Bucket:
         return views_of(flat, self.views)
 
 
-BucketMaker = Callable[[Sequence[int], Sequence[nn.Parameter], Features], Bucket]
+BucketMaker = Callable[[Sequence[int], Sequence[nn.Parameter]], Bucket]
 
 
 class Buckets(Sequence[Bucket]):
@@ -197,8 +198,7 @@ class Buckets(Sequence[Bucket]):
         assignment: Parameter indices by bucket, in launch order.
         rebuild_caps_bytes: Caps for the rebuild in ready order. None: `assignment` stays.
         sparse: Parameter indices whose gradients are sparse tensors.
-        features: See `Features`; may be set again.
-        make_bucket: Makes a bucket of the kind that the features need; see `view_and_sparse_buckets`.
+        make_bucket: Makes a bucket of the kind that the options need; see `view_and_sparse_buckets`.
 
     Attributes:
         bucket_of: By parameter index the index of its bucket.
@@ -215,15 +215,13 @@ class Buckets(Sequence[Bucket]):
         *,
         rebuild_caps_bytes: Sequence[int] | None,
         sparse: frozenset[int],
-        features: Features,
         make_bucket: BucketMaker,
     ) -> None:
         self._parameters = parameters
         self._make_bucket = make_bucket
         self.kinds = [(parameter.dtype, parameter.device) for parameter in parameters]
         self._rebuild_caps = rebuild_caps_bytes
-        self._sparse = sparse
-        self.features = features
+        self.sparse = sparse
         self._initial = assignment
         self.reset()
         self.initial_sizes_bytes = [bucket.size_bytes for bucket in self]
@@ -250,8 +248,7 @@ class Buckets(Sequence[Bucket]):
 
     def _allocate(self, assignment: Sequence[Sequence[int]]) -> None:
         self._buckets = [
-            self._make_bucket(indices, [self._parameters[index] for index in indices], self.features)
-            for indices in assignment
+            self._make_bucket(indices, [self._parameters[index] for index in indices]) for indices in assignment
         ]
         self.bucket_of, self.slot_of = [0] * len(self._parameters), [0] * len(self._parameters)
         for number, bucket in enumerate(self._buckets):
@@ -259,11 +256,11 @@ class Buckets(Sequence[Bucket]):
                 self.bucket_of[index], self.slot_of[index] = number, slot
 
     def rebuild_if_due(self, ready_order: Sequence[int], group: dist.ProcessGroup) -> bool:
-        """Rebuild once, in ready order, as soon as that order is known; returns whether this call rebuilt.
+        """Rebuild in ready order if that order is known and there are caps for it; returns whether this call rebuilt.
 
         `ready_order` is empty until it is known. It may differ between the ranks of `group`; rank 0's is used.
         """
-        if self.rebuilt or not ready_order or self._rebuild_caps is None or self.features.graph_may_change:
+        if not ready_order or self._rebuild_caps is None:
             return False
         own = rebuild_order(ready_order, len(self._parameters))
         order = torch.tensor(own, dtype=INTEGERS[READY_ORDER_BYTES], device=self._parameters[0].device)
@@ -284,7 +281,7 @@ class Buckets(Sequence[Bucket]):
             [parameter.nbytes for parameter in self._parameters],
             caps_bytes,
             keys=self.kinds,
-            sparse=[index in self._sparse for index in range(len(self._parameters))],
+            sparse=[index in self.sparse for index in range(len(self._parameters))],
             order=order,
             small_last=os.environ.get("DDP_SET_LAST_BUCKET_CAP") == "1",
         )

@@ -1,14 +1,12 @@
-"""A drop-in for torch's DistributedDataParallel: its arguments and names, on top of `module_wrapper.DataParallel`.
+"""A drop-in for torch's DistributedDataParallel: its arguments, construction and names, on top of `module_wrapper`.
 
 Most of torch's names begin with an underscore, or torch keeps them for old scripts.
 """
 
-import time
 import warnings
 import weakref
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from functools import partial
 from operator import attrgetter
 from typing import Any
@@ -16,8 +14,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
-from torch._C._distributed_c10d import BuiltinCommHookType, Logger
-from torch._C._distributed_c10d import Reducer as TorchReducer
+from torch._C._distributed_c10d import BuiltinCommHookType
 from torch.distributed.algorithms.ddp_comm_hooks import optimizer_overlap_hooks
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.distributed_c10d import _rank_not_in_group
@@ -25,17 +22,17 @@ from torch.distributed.utils import _to_kwargs
 from torch.nn.parallel.distributed import DistributedDataParallel as TorchDDP
 from torch.nn.parallel.distributed import _BufferCommHook, _BufferCommHookLocation, _MixedPrecision
 
-from .backward_exceptions import ExceptionSafeReducer
-from .backward_pass import Expecting, Idle
-from .broadcast import are_due, send_buffers
+from .between_iterations import register_comm_hook, set_group, set_options
+from .broadcast import are_due, send_buffers, send_state
+from .bucket_memory import allocator
 from .bucketing import MIB, bucket_caps
+from .buckets import Buckets
 from .checks import construction
 from .checks.launch_order import CheckedLaunchOrder, new_series
 from .comm_hooks.allreduce import allreduce
 from .comm_hooks.compress import fp16_compress
 from .comm_hooks.interface import Hook
 from .features.delayed_all_reduce import DelayedAllReduce, resolve_delayed
-from .features.join import UnevenInputsHook, ranks_present
 from .features.mixed_precision import (
     ReductionState,
     cast_buffers,
@@ -46,117 +43,22 @@ from .features.mixed_precision import (
 )
 from .features.parameter_stand_ins import ForwardParameters, compose
 from .features.tensor_parallel import is_slice, localize, put_back, stand_ins
+from .features.unused_parameters import make_tracker
+from .features.view_and_sparse_buckets import make_bucket
 from .message_sizes import PIECE_BYTES
-from .module_wrapper import DataParallel
-from .parameters import ModuleTensors, ignored_names, sparse_parameters, synchronized_buffers, trainable_parameters
+from .module_wrapper import DataParallel, sync_enabled
+from .parameters import ModuleTensors, ignored_names, module_tensors, synchronized_buffers
 from .recording.logging_data import LoggingData
-from .recording.reducer_observer import Future, Observer, RecordingHook
-from .reducer_options import Features, WrapperState
+from .recording.reducer_observer import RecordingHook
+from .reducer import Reducer
+from .reducer_options import Options
+from .torch_names import TorchNames
 
-
-class TorchNamedReducer(ExceptionSafeReducer):
-    """A reducer whose features and ranks may change between iterations; with the names of torch's, `ddp.reducer`."""
-
-    def set_features(self, features: Features) -> None:
-        """Change how unused parameters are found.
-
-        Raises:
-            RuntimeError: `static_graph` is set after the first iteration.
-        """
-        if features.static_graph and not self.features.static_graph and self.iterations > 0:
-            self.fail("static_graph should be called before training loop starts, on the wrapped module")
-        self.features = self.buckets.features = features
-        self.tracker = self.make_tracker(features, self._parameters, self._accumulators, self._group)
-
-    def set_group(self, group: dist.ProcessGroup) -> None:
-        """Average over other ranks from now on, as if the reducer had just been constructed.
-
-        The buckets are those of construction again, because ranks that come from different groups may have rebuilt
-        theirs at different times. A backward pass that is under way is forgotten. Its collectives may never end, so
-        nothing waits for them; they keep the old buckets' memory.
-        """
-        self._group = group
-        if self._hook is not None:
-            self._hook.group = group
-        self._messages.rank = group.rank()
-        self._state = Idle()
-        self.iterations = 0
-        self.ready_order = []
-        self.after_backward.clear()
-        self.inbox.reset()
-        self.buckets.reset()
-        self.tracker = self.make_tracker(self.features, self._parameters, self._accumulators, group)
-        self._thorough = True
-
-    count_ranks: Callable[[], int] | None = None  # of the next backward pass
-    _clock: "_ReadyTimes | None" = None
-
-    def prepare_for_backward(self, outputs: Sequence[Tensor], count_ranks: Callable[[], int] | None = None) -> None:
-        """See `Reducer.prepare_for_backward`; after `_set_forward_pass_work_handle`, its divisor is the default."""
-        counted, self.count_ranks = self.count_ranks, None
-        super().prepare_for_backward(outputs, count_ranks or counted)
-
-    def _set_forward_pass_work_handle(self, work: dist.Work, use_static_world_size: bool) -> None:  # noqa: FBT001
-        self.count_ranks = None if use_static_world_size else partial(ranks_present, work)
-
-    def _rebuild_buckets(self) -> bool:
-        before = self.buckets.rebuilt
-        self.rebuild_if_due()
-        return self.buckets.rebuilt and not before
-
-    def _push_all_rebuilt_params(self) -> None:
-        self.ready_order = self.ready_order or list(range(len(self._parameters)))
-
-    def _delay_all_reduce(self) -> None:
-        """Average now what has arrived of a pass that waits for more; what has not counts as unused."""
-        if isinstance(self._state, Expecting) and self._state.reduction.begun:
-            reduction = self._state.reduction
-            self._mark_ready(reduction, self._missing())
-            self._finish(reduction)
-            self._state = Idle()
-
-    def _install_post_backward_futures(self, futures: Sequence[Future]) -> None:
-        self.after_backward += futures
-
-    def get_backward_stats(self) -> list[int]:
-        """When each gradient arrived in the last backward pass, in ns from its start; after the first call."""
-        if self._clock is None:
-            self._clock = _ReadyTimes(len(self._parameters))
-            self.observers.append(self._clock)
-        return list(self._clock.ready_ns)
-
-    def _get_local_used_map(self) -> Tensor:
-        used: Tensor = self.tracker.used.tensor  # type: ignore[attr-defined]  # of the trackers that have a map
-        return used
-
-    def _ddp_graph_static(self) -> bool:
-        return self.tracker.is_static
-
-    def _run_allreduce_hook(self, bucket: Any) -> "torch.futures.Future[Any]":
-        work: Any = dist.all_reduce(bucket.buffer(), group=self._group, async_op=True)
-        future: torch.futures.Future[Any] = work.get_future()
-        return future
-
-    def _set_optimizer_in_backward(self) -> None:
-        self.optimizers_in_backward = True
-
-
-class _ReadyTimes(Observer):
-    """Takes the time of each gradient since the backward pass began, for torch's `get_backward_stats`."""
-
-    watches_parameters = True
-
-    def __init__(self, count: int) -> None:
-        self.ready_ns = [0] * count
-        self._start_ns = time.perf_counter_ns()
-
-    def backward_started(self) -> None:
-        """See `Observer`."""
-        self._start_ns = time.perf_counter_ns()
-
-    def parameter_ready(self, index: int) -> None:
-        """See `Observer`."""
-        self.ready_ns[index] = time.perf_counter_ns() - self._start_ns
+PROCESS_LOCAL = (
+    *("process_group", "reducer", "_reducer", "_ddp_log", "_trained_slots", "_frozen_slots", "_input_steps"),
+    "_ranks_averaging",
+)
+"""Attributes of the wrapper that are neither pickled nor copied."""
 
 
 def _feature(name: str) -> Any:
@@ -167,7 +69,7 @@ def _feature(name: str) -> Any:
             f"{name} cannot be changed after construction: the buckets depend on it. Wrap the module again"
         )
 
-    return property(lambda ddp: getattr(ddp._own.features, name), refuse)
+    return property(lambda ddp: getattr(ddp._reducer.options, name), refuse)
 
 
 class _ActiveModule:
@@ -220,9 +122,6 @@ class DistributedDataParallel(DataParallel):
         TypeError: `mixed_precision` is not a configuration of mixed precision.
     """
 
-    _reducer_class = TorchNamedReducer
-    reducer: TorchNamedReducer
-
     def __init__(
         self,
         module: nn.Module,
@@ -254,33 +153,34 @@ class DistributedDataParallel(DataParallel):
             broadcast_buffers=broadcast_buffers,
             forward_sync_buffers=forward_sync_buffers,
         )
-        group = construction.resolve_group(process_group, device_mesh)
+        super().__init__()
+        self.process_group = construction.resolve_group(process_group, device_mesh)
+        self.module = module
         self.mixed_precision, self.dim = mixed_precision, dim
-        own = WrapperState(
-            features=Features(
-                find_unused_parameters=find_unused_parameters,
-                skip_all_reduce_unused_params=skip_all_reduce_unused_params,
-                static_graph=static_graph,
-                gradient_as_bucket_view=gradient_as_bucket_view,
-                batched_grad_copy=batched_grad_copy,
-            ),
+        self.forward_sync_buffers = forward_sync
+        self.require_backward_grad_sync = self.require_forward_param_sync = True
+        self._comm_hooks: list[tuple[Hook, Any]] = []  # of the user, which copies and pickles of the module keep
+        self._forward_parameters = None
+        options = Options(
+            find_unused_parameters=find_unused_parameters,
+            skip_all_reduce_unused_params=skip_all_reduce_unused_params,
+            static_graph=static_graph,
+            gradient_as_bucket_view=gradient_as_bucket_view,
+            batched_grad_copy=batched_grad_copy,
             bucket_cap_mb=bucket_cap_mb,
             bucket_cap_mb_list=bucket_cap_mb_list,
             plan=plan,
             debug=debug,
-            given_devices=(device_ids, output_device),
-            delay=(delay_all_reduce_named_params, param_to_hook_all_reduce),
+            device_ids=device_ids,
+            output_device=output_device,
+            delay_all_reduce_named_params=delay_all_reduce_named_params,
+            param_to_hook_all_reduce=param_to_hook_all_reduce,
         )
         shards = localize(module) if is_slice(device_mesh) else {}
         try:
-            super().__init__(
-                module,
-                own=own,
-                process_group=group,
-                forward_sync_buffers=forward_sync,
-                init_sync=init_sync,
-                init_sync_buffers=initial_sync,
-            )
+            self._make_reducer(options, exchange=init_sync, with_buffers=initial_sync)
+            if init_sync:
+                send_state(module, self.process_group, with_buffers=initial_sync)
         except BaseException:
             put_back(module, shards)  # a refused module stays as it was
             raise
@@ -291,30 +191,63 @@ class DistributedDataParallel(DataParallel):
 
     # Construction
 
-    def _set_up(self, *, with_buffers: bool) -> tuple[ModuleTensors, construction.Setup]:
-        """See `DataParallel._set_up`; also checks the other arguments."""
-        check_config(self.mixed_precision)
-        self._own.delayed_parameters = resolve_delayed(self.module, *self._own.delay)
-        tensors, setup = super()._set_up(with_buffers=with_buffers)
-        trainable = tensors.trainable.values()
-        self.device_ids, self.output_device = construction.resolve_devices(trainable, *self._own.given_devices)
-        return tensors, setup
+    def _make_reducer(self, options: Options, *, exchange: bool, with_buffers: bool, launch_series: str = "") -> None:
+        """Assign the buckets and make the reducer; with `exchange`, ranks check that they have the same module.
 
-    def _make_reducer(self, *, exchange: bool, with_buffers: bool) -> None:
-        """See `DataParallel._make_reducer`."""
-        super()._make_reducer(exchange=exchange, with_buffers=with_buffers)
-        own = self._own
-        own.log = LoggingData(self.device)
-        own.log.attach(self.reducer)
-        own.input_steps.append(partial(_first_forward, weakref.ref(self)))
+        `launch_series` is the name of the launches with `debug`. Empty: a new one.
+        """
+        make = partial(self._set_up, options, with_buffers=with_buffers)
+        tensors, setup = construction.verify_setup(make, self.process_group, self.module, exchange=exchange)
+        bucketed, this = tensors.bucketed, weakref.ref(self)
+        allocate = allocator(lambda: this().process_group)  # type: ignore[union-attr]  # alive as long as the buckets
+        buckets = Buckets(
+            list(bucketed.values()),
+            setup.buckets,
+            rebuild_caps_bytes=setup.rebuild_caps_bytes,
+            sparse=setup.sparse,
+            make_bucket=partial(make_bucket, options=options, sparse=setup.sparse, allocate=allocate),
+        )
+        self._reducer = reducer = Reducer(
+            bucketed,
+            buckets,
+            options=options,
+            group=self.process_group,
+            make_tracker=make_tracker,
+            sync_enabled=partial(sync_enabled, this),
+        )
+        self.reducer = TorchNames(reducer)
+        if options.debug:
+            reducer.launch_order = CheckedLaunchOrder(
+                self.process_group, launch_series or new_series(self.process_group)
+            )
+        if (trigger := options.param_to_hook_all_reduce) is not None:
+            reducer.delayed = DelayedAllReduce(tensors.delayed, trigger, self.process_group)
+        self._trained_slots, self._frozen_slots = tensors.slots, tensors.frozen
+        self._has_buffers = bool(tensors.buffers)
+        self.device = tensors.slots[0].parameter.device
+        self._ddp_log = LoggingData(self.device)
+        self._ddp_log.attach(reducer)
+        self._lazy_init_ran = False
+        self._input_steps = []
         if self.device_ids:
-            own.input_steps.append(partial(_move, torch.device(self.device.type, self.device_ids[0])))
+            self._input_steps.append(partial(_move, torch.device(self.device.type, self.device_ids[0])))
         if self.mixed_precision is not None:
-            own.input_steps.append(partial(cast_inputs, self.mixed_precision))
+            self._input_steps.append(partial(cast_inputs, self.mixed_precision))
             if (dtype := self.mixed_precision.reduce_dtype or self.mixed_precision.param_dtype) is not None:
-                self._use_comm_hook(ReductionState(dtype, weakref.ref(self)), sum_in_low_precision)
-        if (trigger := own.delay[1]) is not None:
-            own.delayed = DelayedAllReduce(self._delay_all_reduce_params, trigger, self.process_group)
+                register_comm_hook(reducer, ReductionState(dtype, this), sum_in_low_precision)
+
+    def _set_up(self, options: Options, *, with_buffers: bool) -> tuple[ModuleTensors, construction.Setup]:
+        """The module's tensors, and everything that must be the same on all ranks; checks the arguments."""
+        check_config(self.mixed_precision)
+        delayed = resolve_delayed(
+            self.module, options.delay_all_reduce_named_params, options.param_to_hook_all_reduce
+        )
+        tensors = module_tensors(self.module, delayed)
+        setup = construction.set_up(self.module, tensors, options, with_buffers=with_buffers)
+        self.device_ids, self.output_device = construction.resolve_devices(
+            tensors.trainable.values(), options.device_ids, options.output_device
+        )
+        return tensors, setup
 
     def _replace_in_forward(self, sharded: dict[nn.Parameter, Callable[[Tensor], Tensor]]) -> None:
         """Have forward compute with low-precision copies, sharded tensors or both instead of the parameters."""
@@ -323,25 +256,29 @@ class DistributedDataParallel(DataParallel):
             cast_buffers(self.module, self.mixed_precision)
             replaced = compose(casts(self.module, self.mixed_precision), sharded)
         if replaced:
-            self._own.forward_parameters = parameters = ForwardParameters(self.module, replaced)
-            self._own.input_steps.append(partial(_restore, parameters))
+            self._forward_parameters = parameters = ForwardParameters(self.module, replaced)
+            self._input_steps.append(partial(_restore, parameters))
             if not sharded:  # a sharded module cannot do without
                 weakref.finalize(self, parameters.detach)
 
-    def _use_comm_hook(self, state: object, hook: Hook) -> None:
-        """See `DataParallel._use_comm_hook`; keeps an error, or the hook's name, in the logging data."""
-        log = self._own.log
-        try:
-            super()._use_comm_hook(state, hook)
-        except Exception as error:
-            log.error = f"{type(error).__name__}: {error}"
-            raise
-        log.comm_hook = getattr(hook, "__qualname__", repr(hook))
+    def _lazy_init(self) -> None:
+        """Before the first forward pass; the script has made optimisers that run in the backward pass by then."""
+        super()._lazy_init()
+        self._setup_in_backward_optimizers()
 
-    def join_hook(self, **kwargs: Any) -> UnevenInputsHook:
-        """See `JoinableModule.join_hook`."""
-        self._own.log.uneven_inputs = True
-        return super().join_hook(**kwargs)
+    def register_comm_hook(self, state: object, hook: Hook) -> None:
+        """Replace the all-reduce by `hook(state, bucket)`; call once, between two iterations.
+
+        The hook gets `state` and a `GradBucket`, and returns a future of the flat tensor that becomes the gradients.
+        Deep copies and pickles of the module keep the hook, with a copy of its state.
+
+        Raises:
+            TypeError: The hook is not callable.
+            ValueError: The hook has no parameter `bucket`, or its annotations are not those of a comm hook.
+            RuntimeError: A comm hook is registered already, or a backward pass has begun and not ended.
+        """
+        register_comm_hook(self._reducer, state, hook)
+        self._comm_hooks.append((hook, state))
 
     # Names of torch's class
 
@@ -357,11 +294,11 @@ class DistributedDataParallel(DataParallel):
     @property
     def find_unused_parameters(self) -> bool:
         """Whether the graph is searched for unused parameters; may change between iterations, on all ranks alike."""
-        return self._own.features.find_unused_parameters
+        return self._reducer.options.find_unused_parameters
 
     @find_unused_parameters.setter
     def find_unused_parameters(self, value: bool) -> None:
-        self._set_features(find_unused_parameters=value)
+        set_options(self._reducer, find_unused_parameters=value)
 
     gradient_as_bucket_view = _feature("gradient_as_bucket_view")
     batched_grad_copy = _feature("batched_grad_copy")
@@ -371,17 +308,17 @@ class DistributedDataParallel(DataParallel):
     @property
     def bucket_bytes_cap(self) -> int:
         """Size in bytes at which a bucket closes; with a list of caps, the largest."""
-        return max(bucket_caps(self._own.bucket_cap_mb, self._own.bucket_cap_mb_list))
+        return max(bucket_caps(self._reducer.options.bucket_cap_mb, self._reducer.options.bucket_cap_mb_list))
 
     @property
     def bucket_bytes_cap_default(self) -> bool:
         """Whether the user has given no cap, so that the first bucket is smaller."""
-        return self._own.bucket_cap_mb is None and not self._own.bucket_cap_mb_list
+        return self._reducer.options.bucket_cap_mb is None and not self._reducer.options.bucket_cap_mb_list
 
     @property
     def bucket_bytes_cap_list(self) -> list[int]:
         """The caps in `bucket_cap_mb_list`, in bytes."""
-        return [int(cap * MIB) for cap in self._own.bucket_cap_mb_list or []]
+        return [int(cap * MIB) for cap in self._reducer.options.bucket_cap_mb_list or []]
 
     device_type = property(attrgetter("device.type"), doc="Type of the module's device.")
     broadcast_bucket_size = PIECE_BYTES
@@ -424,60 +361,48 @@ class DistributedDataParallel(DataParallel):
     @property
     def _module_parameters(self) -> list[nn.Parameter]:
         """All parameters but those that are ignored or whose all-reduce is delayed."""
-        skipped = self.parameters_to_ignore | set(self._own.delayed_parameters)
+        delayed = self._reducer.delayed.named if self._reducer.delayed is not None else {}
+        skipped = self.parameters_to_ignore | set(delayed)
         return [parameter for name, parameter in self.module.named_parameters() if name not in skipped]
 
     @property
     def _delay_all_reduce_params(self) -> list[nn.Parameter]:
-        return list(dict.fromkeys(self._own.delayed_parameters.values()))
+        return self._reducer.delayed.parameters if self._reducer.delayed is not None else []
 
     @property
     def _delay_all_reduce_all_params(self) -> bool:
-        return not self._own.bucketed(trainable_parameters(self.module))
+        return not self._reducer.parameters
 
     _sync_buffers = send_buffers
 
     def _remove_autograd_hooks(self) -> None:
-        self.reducer.detach()
+        self._reducer.detach()
 
     def _check_reducer_finalized(self) -> None:
-        self.reducer.check_finished()
+        self._reducer.check_finished()
 
     # Logging
 
     @property
     def logger(self) -> Any:
         """A logger of torch's own type, for torch functions that report errors to a logger."""
-        if not self._own.torch_logger:
-            dummy = nn.Parameter(torch.empty(1))  # torch's logger needs torch's reducer, which needs a parameter
-            reducer = TorchReducer([dummy], [[0]], [1], self.process_group)
-            self._own.torch_logger = Logger(reducer), reducer
-        return self._own.torch_logger[0]
+        return self._ddp_log.torchs_logger(self.process_group)
 
     def _get_ddp_logging_data(self) -> dict[str, str | int]:
-        data: dict[str, str | int] = self._own.log.data(self)
-        if self._own.torch_logger:
-            torchs = self.logger._get_ddp_logging_data()
-            if torchs.ints_map.get("has_error"):
-                data |= {"has_error": 1, "error": torchs.strs_map["error"]}
-        return data
+        return self._ddp_log.data(self)
 
     def _set_ddp_runtime_logging_sample_rate(self, sample_rate: int) -> None:
         if sample_rate < 1:
             raise ValueError("DDP runtime logging sample rate should be equal or greater than 1")
-        self._own.log.set_sample_rate(sample_rate)
+        self._ddp_log.set_sample_rate(sample_rate)
 
     # Features that torch switches on after construction
-
-    def _set_features(self, **changed: bool) -> None:
-        self.reducer.set_features(replace(self._own.features, **changed))
-        self._own.features = self.reducer.features
 
     def _set_static_graph(self) -> None:
         if self.static_graph:
             warnings.warn("You've set static_graph to be True, no need to set it again.", stacklevel=2)
             return
-        self._set_features(static_graph=True)
+        set_options(self._reducer, static_graph=True)
         if self.find_unused_parameters:
             warnings.warn(
                 "You passed find_unused_parameters=true to DistributedDataParallel; a static graph needs no search, "
@@ -494,14 +419,10 @@ class DistributedDataParallel(DataParallel):
         left_out = _rank_not_in_group(new_process_group)
         if not left_out:
             self.process_group = construction.resolve_group(new_process_group)
-        self.reducer.set_group(self.process_group)
-        own = self._own
-        if own.delayed is not None:
-            own.delayed.set_group(self.process_group)
-        if own.debug and not left_out:
-            own.launch_series = new_series(self.process_group)
-            self.reducer.launch_order = CheckedLaunchOrder(self.process_group, own.launch_series)
-        own.torch_logger = ()
+        set_group(self._reducer, self.process_group)
+        if self._reducer.launch_order is not None and not left_out:
+            self._reducer.launch_order = CheckedLaunchOrder(self.process_group, new_series(self.process_group))
+        self._ddp_log.forget_group()
 
     def _register_builtin_comm_hook(self, comm_hook_type: BuiltinCommHookType) -> None:
         hooks: dict[BuiltinCommHookType, Callable[..., Any]] = {
@@ -509,7 +430,7 @@ class DistributedDataParallel(DataParallel):
             BuiltinCommHookType.FP16_COMPRESS: fp16_compress,
         }
         self.register_comm_hook(self.process_group, hooks[comm_hook_type])
-        self._own.log.comm_hook = str(comm_hook_type)
+        self._reducer.hook.name = str(comm_hook_type)  # type: ignore[union-attr]  # just registered
 
     def _register_buffer_comm_hook(
         self,
@@ -519,15 +440,11 @@ class DistributedDataParallel(DataParallel):
     ) -> None:
         if not callable(hook):
             raise TypeError(f"buffer hook: expected hook(state, buffers_by_name), got {hook!r}")
-        self._own.buffer_hook = _BufferCommHook(hook, state, comm_hook_location)
+        self.buffer_hook = _BufferCommHook(hook, state, comm_hook_location)
 
     def _setup_in_backward_optimizers(self) -> None:
         """Make optimisers that run in the backward pass step after averaging instead of after accumulation."""
-        parameters = [
-            p
-            for p in self._own.bucketed(trainable_parameters(self.module)).values()
-            if hasattr(p, "_in_backward_optimizers")
-        ]
+        parameters = [p for p in self._reducer.parameters if hasattr(p, "_in_backward_optimizers")]
         if not parameters:
             return
         # Imported here, because the import takes a second and warns; the user's script has done it already.
@@ -539,8 +456,8 @@ class DistributedDataParallel(DataParallel):
         hook = optimizer_overlap_hooks._apply_optim_in_backward_hook(
             gradient_is_bucket_view=self.gradient_as_bucket_view
         )
-        self._use_comm_hook(weakref.ref(self), hook)
-        self.reducer._set_optimizer_in_backward()
+        register_comm_hook(self._reducer, weakref.ref(self), hook)
+        self._reducer.optimizers_in_backward = True
 
     # Parameters
 
@@ -550,9 +467,8 @@ class DistributedDataParallel(DataParallel):
         return set(ignored_names(self.module))
 
     def _build_params_for_reducer(self) -> tuple[list[nn.Parameter], list[bool]]:
-        trainable = self._own.bucketed(trainable_parameters(self.module))
-        sparse = sparse_parameters(self.module)
-        return list(trainable.values()), [name in sparse for name in trainable]
+        sparse = self._reducer.buckets.sparse
+        return self._reducer.parameters, [index in sparse for index in range(len(self._reducer.parameters))]
 
     # Pickling
 
@@ -562,34 +478,28 @@ class DistributedDataParallel(DataParallel):
                 "DDP Pickling/Unpickling are only supported when using DDP with the default process group: this "
                 "module has another, which cannot be pickled"
             )
-        state = {name: value for name, value in self.__dict__.items() if name not in ("process_group", "reducer")}
-        if self._own.comm_hook[1:] == (self.process_group,):
-            state["_own"] = replace(self._own, comm_hook=self._own.comm_hook[:1])
+        state = {name: value for name, value in self.__dict__.items() if name not in PROCESS_LOCAL}
+        order = self._reducer.launch_order
+        state["options"], state["launch_series"] = self._reducer.options, order.series if order is not None else ""
+        # A process group cannot be pickled.
+        state["_comm_hooks"] = [hook[: 1 if hook[1] is self.process_group else 2] for hook in self._comm_hooks]
         for hooks in ("_forward_pre_hooks", "_forward_hooks"):
             kept = ((key, hook) for key, hook in state[hooks].items() if not isinstance(hook, RecordingHook))
             state[hooks] = OrderedDict(kept)
         return state
 
     def __setstate__(self, state: dict[str, Any]) -> None:
+        options, series, comm_hooks = (state.pop(name) for name in ("options", "launch_series", "_comm_hooks"))
         super().__setstate__(state)  # type: ignore[no-untyped-call]
-        self.process_group = construction.resolve_group(None)
-        self._make_reducer(exchange=False, with_buffers=False)
-        if self._own.forward_parameters is not None:
-            self._own.input_steps.append(partial(_restore, self._own.forward_parameters))
-        if self._own.comm_hook:
-            hook, hook_state = (*self._own.comm_hook, self.process_group)[:2]
-            self.register_comm_hook(hook_state, hook)
+        self.process_group, self._comm_hooks = construction.resolve_group(None), []
+        self._make_reducer(options, exchange=False, with_buffers=False, launch_series=series)
+        if self._forward_parameters is not None:
+            self._input_steps.append(partial(_restore, self._forward_parameters))
+        for hook, *hook_state in comm_hooks:
+            self.register_comm_hook(hook_state[0] if hook_state else self.process_group, hook)
 
 
 TorchDDP.register(DistributedDataParallel)  # for all that asks isinstance: trainers, checkpoints, torch.compile
-
-
-def _first_forward(this: "weakref.ref[DistributedDataParallel]", inputs: Any, kwargs: Any) -> tuple[Any, Any]:
-    """Set up optimisers that run in the backward pass: the script has made them by the first forward pass."""
-    if (ddp := this()) is not None:
-        del ddp._own.input_steps[0]
-        ddp._setup_in_backward_optimizers()
-    return inputs, kwargs
 
 
 def _move(device: torch.device, inputs: Any, kwargs: Any) -> tuple[Any, Any]:

@@ -18,12 +18,6 @@ class Slot(NamedTuple):
     name: str
     parameter: nn.Parameter
 
-    @property
-    def now(self) -> Tensor | None:
-        """What is in this place now."""
-        there = self.module._parameters  # of a module of TorchScript: no dict
-        return there[self.name] if self.name in there else None  # noqa: SIM401
-
 
 def slots(module: nn.Module, parameters: Iterable[nn.Parameter]) -> list[Slot]:
     """All slots of `module` that hold one of `parameters`."""
@@ -40,11 +34,13 @@ def slots(module: nn.Module, parameters: Iterable[nn.Parameter]) -> list[Slot]:
 class ModuleTensors:
     """The tensors of a module that ranks synchronise, by name, as of the moment when the module is wrapped.
 
-    `parameters` are trainable or not, `sparse` names those whose gradients are sparse tensors, and `slots` are the
-    places of the trainable ones, `frozen` of the others.
+    `parameters` are trainable or not, `sparse` names those whose gradients are sparse tensors, `bucketed` are those
+    that are not delayed, and `slots` are the places of the trainable ones, `frozen` of the others.
     """
 
     trainable: dict[str, nn.Parameter]
+    delayed: dict[str, nn.Parameter]
+    bucketed: dict[str, nn.Parameter]
     sparse: set[str]
     parameters: dict[str, Tensor]
     buffers: dict[str, Tensor]
@@ -52,15 +48,15 @@ class ModuleTensors:
     frozen: list[Slot]
 
 
-def module_tensors(module: nn.Module) -> ModuleTensors:
-    """Read the tensors of a module, without the ignored ones."""
+def module_tensors(module: nn.Module, delayed: dict[str, nn.Parameter]) -> ModuleTensors:
+    """Read the tensors of a module, without the ignored ones; see `delayed_all_reduce` for `delayed`."""
     trainable = trainable_parameters(module)
+    bucketed = {name: parameter for name, parameter in trainable.items() if name not in delayed}
     parameters = synchronized_tensors(module, with_buffers=False)
     places = slots(module, trainable.values())
     frozen = slots(module, (p for p in parameters.values() if isinstance(p, nn.Parameter) and not p.requires_grad))
-    return ModuleTensors(
-        trainable, sparse_parameters(module), parameters, synchronized_buffers(module), places, frozen
-    )
+    sparse, buffers = sparse_parameters(module), synchronized_buffers(module)
+    return ModuleTensors(trainable, delayed, bucketed, sparse, parameters, buffers, places, frozen)
 
 
 def ignored_names(module: nn.Module) -> frozenset[str]:

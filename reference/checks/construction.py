@@ -13,8 +13,8 @@ from torch._utils import _get_device_index
 from torch.distributed.device_mesh import DeviceMesh
 
 from ..bucketing import BucketAssignment, check_partition, initial_buckets, two_stage_caps
-from ..parameters import ModuleTensors, module_tensors
-from ..reducer_options import WrapperState
+from ..parameters import ModuleTensors
+from ..reducer_options import Options
 
 Devices = Sequence[int | torch.device]
 
@@ -227,8 +227,8 @@ def _pickled(error: Exception) -> bytes:
     return data
 
 
-def set_up(module: nn.Module, own: WrapperState, *, with_buffers: bool) -> tuple[ModuleTensors, Setup]:
-    """The tensors of `module`, and this rank's setup: buckets follow the plan or, without one, are assigned by size.
+def set_up(module: nn.Module, tensors: ModuleTensors, options: Options, *, with_buffers: bool) -> Setup:
+    """This rank's setup, for the tensors of `module`: buckets follow the plan or, without one, are assigned by size.
 
     Buffers are compared only `with_buffers`, that is, if they are synchronised.
 
@@ -236,11 +236,11 @@ def set_up(module: nn.Module, own: WrapperState, *, with_buffers: bool) -> tuple
         RuntimeError: As for `check_module`.
         ValueError: As for `check_module`, or the plan is not a partition of the parameters.
     """
-    tensors = module_tensors(module)
     check_module(module, tensors.trainable.values())
-    bucketed, sparse, plan = own.bucketed(tensors.trainable), tensors.sparse, own.plan
-    graph_may_change = own.features.graph_may_change
-    initial_caps, rebuild_caps = two_stage_caps(own.bucket_cap_mb, own.bucket_cap_mb_list, graph_may_change)
+    bucketed, sparse, plan = tensors.bucketed, tensors.sparse, options.plan
+    initial_caps, rebuild_caps = two_stage_caps(
+        options.bucket_cap_mb, options.bucket_cap_mb_list, options.graph_may_change
+    )
     if plan is None:
         buckets = initial_buckets(
             [parameter.nbytes for parameter in bucketed.values()],
@@ -250,7 +250,7 @@ def set_up(module: nn.Module, own: WrapperState, *, with_buffers: bool) -> tuple
         )
     else:
         buckets = _resolve_plan(plan, bucketed, sparse)
-    return tensors, Setup(
+    return Setup(
         parameters=[_describe(*named) for named in tensors.parameters.items()],
         buffers=[_describe(*named) for named in tensors.buffers.items() if with_buffers],
         buckets=buckets,

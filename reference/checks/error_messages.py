@@ -13,7 +13,7 @@ from torch._C._distributed_c10d import DebugLevel, get_debug_level
 
 from ..buckets import Bucket
 from ..parameters import dense_strides
-from ..reducer_options import Features
+from ..reducer_options import Options
 
 NAMED_AT_MOST = 5  # unless TORCH_DISTRIBUTED_DEBUG asks for more
 
@@ -35,19 +35,19 @@ class ErrorMessages:
         return f"{self._names[index]} (parameter {index}, shape {self._shapes[index]})"
 
     def unfinished(
-        self, missing: Sequence[int], reachable: Collection[int] | None, buckets: Sequence[int], features: Features
+        self, missing: Sequence[int], reachable: Collection[int] | None, buckets: Sequence[int], options: Options
     ) -> str:
         """Error: the last backward pass left out the gradients `missing`, so `buckets` were never launched.
 
         `reachable` has the parameters behind forward's outputs; None: not known.
         """
-        if features.static_graph:
+        if options.static_graph:
             cause = (
                 "This error indicates that your training graph has changed in this iteration, e.g., one parameter "
                 "is used in first iteration, but then got unused in the second iteration. this is not compatible "
                 "with static_graph set to True."
             )
-        elif features.find_unused_parameters:
+        elif options.find_unused_parameters:
             cause = (
                 "find_unused_parameters=True is on, so outputs that were found in forward's return value depend on "
                 "these parameters, but the loss uses none of these outputs. Compute the loss from forward's outputs, "

@@ -37,18 +37,18 @@ class CheckedLaunchOrder:
 
     def __init__(self, group: dist.ProcessGroup, series: str) -> None:
         self._group = group
-        self._series = series
+        self.series = series
         self._store = PrefixStore(f"ddplab/order/{series}", dist.distributed_c10d._get_process_group_store(group))
         self._rank = dist.get_rank(group)
 
     @property
     def launches(self) -> int:
         """Number of launches so far, of the module and its copies."""
-        return self._launches[self._series]
+        return self._launches[self.series]
 
     def launching(self, bucket: int, size_bytes: int) -> int:
         """Write the launch into the store before its collective is issued, which may never return."""
-        self._launches[self._series] += 1
+        self._launches[self.series] += 1
         self._store.set(f"{self._rank}/{self.launches}", f"bucket {bucket} ({size_bytes} bytes)")
         self._store.set(f"{self._rank}/last", str(self.launches))
         if self.launches > KEPT:

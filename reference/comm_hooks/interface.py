@@ -166,6 +166,7 @@ class HookCaller:
     hook: Hook
     state: Any
     group: ProcessGroup
+    name: str = ""  # in the logging data; empty: the hook's own
 
     def call(self, bucket: Bucket, number: int, *, is_last: bool) -> "torch.futures.Future[Any]":
         """Call the hook for a bucket; returns its future.

@@ -26,14 +26,15 @@ class DelayedAllReduce:
 
     All ranks must compute the trigger's gradient at the same place among the gradients of the other parameters,
     because the all-reduce is launched between those of the buckets. By then the gradients of `parameters`, of which
-    the trigger may be one, must be complete. Gradients are views of the flat buffers.
+    the trigger may be one, must be complete. Gradients are views of the flat buffers. `named` has the parameters by
+    all of their names.
     """
 
-    def __init__(self, parameters: Sequence[nn.Parameter], trigger: nn.Parameter, group: dist.ProcessGroup) -> None:
-        self._parameters = parameters
+    def __init__(self, named: dict[str, nn.Parameter], trigger: nn.Parameter, group: dist.ProcessGroup) -> None:
+        self.named, self.parameters = named, list(dict.fromkeys(named.values()))
         # On a GPU, autograd makes the stream of a node wait for the gradient. All nodes are made here, on one stream,
         # and held; so when the trigger's gradient has arrived, that stream has waited for all others.
-        self._accumulators = accumulators([*parameters, trigger])
+        self._accumulators = accumulators([*self.parameters, trigger])
         self.set_group(group)
         this = weakref.proxy(self)
         hook = trigger.register_post_accumulate_grad_hook(lambda _trigger: this._launch())
@@ -48,11 +49,11 @@ class DelayedAllReduce:
         self._wanted: bool | None = None  # None: gradients stay local; False: those of this forward pass are averaged
         self._in_flight: list[Future] = []
         together = assign_buckets(
-            [parameter.nbytes for parameter in self._parameters],
+            [parameter.nbytes for parameter in self.parameters],
             [ONE_BUCKET],
-            keys=[bucket_key(parameter) for parameter in self._parameters],
+            keys=[bucket_key(parameter) for parameter in self.parameters],
         )
-        self._buckets = [ViewBucket(indices, [self._parameters[i] for i in indices]) for indices in together]
+        self._buckets = [ViewBucket(indices, [self.parameters[i] for i in indices]) for indices in together]
 
     def forward_done(self, *, averaging: bool) -> None:
         """Average in the coming backward pass or, under `no_sync`, leave gradients local.
@@ -79,7 +80,7 @@ class DelayedAllReduce:
                 "all but the last under no_sync()"
             )
         self._wanted = False
-        self._absent = [parameter for parameter in self._parameters if parameter.grad is None]
+        self._absent = [parameter for parameter in self.parameters if parameter.grad is None]
         for bucket in self._buckets:
             bucket.reset()
             bucket.put(range(len(bucket.indices)))

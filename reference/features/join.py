@@ -11,6 +11,7 @@ import torch.distributed as dist
 from torch.distributed.algorithms.join import Join, Joinable, JoinHook
 from torch.nn.parallel import DistributedDataParallel as TorchDDP
 
+from ..backward_pass import Idle
 from ..broadcast import send_buffers_if_due, send_state
 from ..message_sizes import JOIN_RANK_BYTES
 from ..parameters import INTEGERS
@@ -20,7 +21,6 @@ __all__ = ["Join", "JoinHook", "Joinable", "JoinableModule", "UnevenInputsHook"]
 if TYPE_CHECKING:
     from ..module_wrapper import DataParallel
     from ..reducer import Reducer
-    from ..reducer_options import WrapperState
 
 
 class UnevenInputsHook(JoinHook):
@@ -33,13 +33,13 @@ class UnevenInputsHook(JoinHook):
     def main_hook(self) -> None:
         """Match one forward and backward pass, collective by collective, in the order of a real pass."""
         ddp = self._ddp
-        ddp.reducer.rebuild_if_due()
+        ddp._reducer.rebuild_if_due()
         send_buffers_if_due(ddp, after_forward=False, candidate=False)
         averaging = ddp._check_global_requires_backward_grad_sync(is_joined_rank=True)
         send_buffers_if_due(ddp, after_forward=True, candidate=False)
         ddp.require_forward_param_sync = averaging
         if averaging:
-            match_backward(ddp.reducer)
+            match_backward(ddp._reducer)
 
     def post_hook(self, is_last_joiner: bool) -> None:  # noqa: FBT001 - torch's signature
         """Give all ranks the model of a rank that had inputs to the end."""
@@ -59,20 +59,22 @@ def match_backward(reducer: "Reducer") -> None:
     reducer.tracker.untouched()
     reducer.wait_for_others()
     reducer.tracker.finished()
-    reducer.matched()
+    reducer.iterations += 1
+    reducer.state = Idle()  # a forward pass that still waits is over
+    reducer.note_ready_order([])
 
 
 class JoinableModule(Joinable):
     """Join support. `DataParallel` supplies the attributes below."""
 
     module: torch.nn.Module
-    reducer: "Reducer"
+    _reducer: "Reducer"
     process_group: dist.ProcessGroup
     device: torch.device
     forward_sync_buffers: bool
     require_backward_grad_sync: bool
     require_forward_param_sync: bool
-    _own: "WrapperState"
+    _has_buffers: bool
 
     join = TorchDDP.join
     """Context in which ranks may run out of inputs at different times: torch's method, with torch's arguments.
@@ -89,12 +91,12 @@ class JoinableModule(Joinable):
         Raises:
             NotImplementedError: With `skip_all_reduce_unused_params` or delayed all-reduces.
         """
-        if self._own.delayed is not None:
+        if self._reducer.delayed is not None:
             raise NotImplementedError(
                 "delay_all_reduce_named_params is not supported under Join: a rank without inputs cannot know "
                 "between which buckets the others launch the delayed all-reduce. Construct the module without it"
             )
-        if self._own.features.skip_all_reduce_unused_params:
+        if self._reducer.options.skip_all_reduce_unused_params:
             raise NotImplementedError(
                 "skip_all_reduce_unused_params is not supported under Join: a rank without inputs cannot know which "
                 "buckets the others skip. Construct the module without it"
@@ -108,7 +110,7 @@ class JoinableModule(Joinable):
         ranks = torch.full((1,), float(wanted), device=self.device)  # on CUDA the host does not wait
         work = dist.all_reduce(ranks, group=self.process_group, async_op=True)
         if not is_joined_rank:
-            self._own.counted = ranks
+            self._ranks_averaging = ranks  # kept alive until it has been sent
             return wanted
         work.wait()
         return bool(ranks.item())

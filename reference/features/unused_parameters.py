@@ -19,16 +19,16 @@ from ..autograd_hooks import reachable
 from ..message_sizes import USED_MAP_BYTES
 from ..parameters import INTEGERS
 from ..reducer import AllParametersUsed
-from ..reducer_options import Features
+from ..reducer_options import Options
 
 
 def make_tracker(
-    features: Features, parameters: Sequence[nn.Parameter], accumulators: Sequence[Node], group: dist.ProcessGroup
+    options: Options, parameters: Sequence[nn.Parameter], accumulators: Sequence[Node], group: dist.ProcessGroup
 ) -> AllParametersUsed:
-    """The tracker that the features require; a static graph needs no search."""
-    if features.static_graph:
+    """The tracker that the options require; a static graph needs no search."""
+    if options.static_graph:
         return StaticGraph(accumulators, UsedParameterMap(parameters, group))
-    if features.find_unused_parameters:
+    if options.find_unused_parameters:
         return UnusedFoundInGraph(accumulators, UsedParameterMap(parameters, group))
     return AllParametersUsed()
 

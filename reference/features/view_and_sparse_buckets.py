@@ -6,9 +6,9 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor, nn
 
-from ..bucket_copies import Allocate
+from ..bucket_memory import Allocate
 from ..buckets import Bucket
-from ..reducer_options import Features
+from ..reducer_options import Options
 
 MOST_WAITING_BYTES = 2**18
 """A bucket whose views become the gradients is packed as soon as gradients of more bytes in total wait in it, because
@@ -18,16 +18,16 @@ until then each of them takes memory beside its view."""
 def make_bucket(
     indices: Sequence[int],
     parameters: Sequence[nn.Parameter],
-    features: Features,
     *,
+    options: Options,
     sparse: frozenset[int],
-    allocate: Allocate = torch.empty,
+    allocate: Allocate,
 ) -> Bucket:
-    """A bucket of the kind that the features need; `sparse`: parameter indices whose gradients are sparse tensors."""
-    kind: type[Bucket] = ViewBucket if features.gradient_as_bucket_view else Bucket
+    """A bucket of the kind that the options need; `sparse`: parameter indices whose gradients are sparse tensors."""
+    kind: type[Bucket] = ViewBucket if options.gradient_as_bucket_view else Bucket
     if sparse.intersection(indices):
         kind = SparseBucket
-    return kind(indices, parameters, features, allocate)
+    return kind(indices, parameters, batched=options.batched_grad_copy, allocate=allocate)
 
 
 class ViewBucket(Bucket):

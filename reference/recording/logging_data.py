@@ -9,10 +9,12 @@ from functools import partial
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch import nn
+from torch._C._distributed_c10d import Logger
+from torch._C._distributed_c10d import Reducer as TorchReducer
 
 from ..message_sizes import GLOO_THREADS
-from ..parameters import trainable_parameters
 from ..reducer import Reducer
 from .device_clock import Clock, Reading, clock_of, nanoseconds
 from .reducer_observer import Observer
@@ -77,18 +79,13 @@ class LoggingData(Observer):
 
     Attributes:
         sample_rate: After the first ten iterations, one in `sample_rate` is timed.
-        error: Message of the last error. None: no error.
-        uneven_inputs: Whether the module has run under `join`.
-        comm_hook: The comm hook's name. None: no comm hook.
         iteration: Number of the last timed iteration; 0 before the first.
     """
 
     def __init__(self, device: torch.device, clock: Clock | None = None) -> None:
         self.sample_rate = SAMPLE_RATE
-        self.error: str | None = None
-        self.uneven_inputs = False
-        self.comm_hook: str | None = None
         self.iteration = 0
+        self._torchs: tuple[Any, ...] = ()  # a logger of torch's, and the reducer of torch's that it refers to
         self._clock = clock or clock_of(device, time.time_ns)
         self._number = 0  # of the iteration that is being timed
         self._averaged = False  # whether the reducer has waited for one of its buckets
@@ -100,9 +97,8 @@ class LoggingData(Observer):
         self._totals_ns = dict.fromkeys(DURATIONS, 0)
 
     def attach(self, reducer: Reducer) -> None:
-        """Time iterations of this reducer, and keep its errors. In other iterations, nothing here runs."""
+        """Time iterations of this reducer. In other iterations, nothing here runs."""
         self._reducer = weakref.ref(reducer)
-        reducer.on_error = partial(setattr, self, "error")
         reducer.observers.append(self)
 
     def set_sample_rate(self, sample_rate: int) -> None:
@@ -181,19 +177,35 @@ class LoggingData(Observer):
 
     def data(self, ddp: Any) -> Data:
         """All logging data by torch's keys: strings, and ints for counts, bytes, nanoseconds and flags."""
-        data: Data = {**_construction(ddp), **_buckets(ddp.reducer), **self.runtime()}
+        reducer: Reducer = ddp._reducer
+        data: Data = {**_construction(ddp), **_buckets(reducer), **self.runtime()}
         data["iteration"] = self.iteration
-        if self.comm_hook is not None:
-            data["comm_hook"] = self.comm_hook
-        if self.uneven_inputs:
+        if (caller := reducer.hook) is not None:
+            data["comm_hook"] = caller.name or getattr(caller.hook, "__qualname__", repr(caller.hook))
+        if "_divide_by_initial_world_size" in vars(ddp):  # the module has run under `join`
             data["join_uneven_inputs"] = 1
-        if self.error is not None:
-            data |= {"has_error": 1, "error": self.error}
+        error = reducer.last_error
+        if self._torchs and (torchs := self._torchs[0]._get_ddp_logging_data()).ints_map.get("has_error"):
+            error = torchs.strs_map["error"]
+        if error is not None:
+            data |= {"has_error": 1, "error": error}
         return data
+
+    def torchs_logger(self, group: dist.ProcessGroup) -> Any:
+        """A logger of torch's own type, for torch functions that report errors to a logger."""
+        if not self._torchs:
+            dummy = nn.Parameter(torch.empty(1))  # torch's logger needs torch's reducer, which needs a parameter
+            torchs_reducer = TorchReducer([dummy], [[0]], [1], group)
+            self._torchs = Logger(torchs_reducer), torchs_reducer
+        return self._torchs[0]
+
+    def forget_group(self) -> None:
+        """Have the next call of `torchs_logger` make another logger."""
+        self._torchs = ()
 
 
 def _construction(ddp: Any) -> Data:
-    parameters = ddp._own.bucketed(trainable_parameters(ddp.module)).values()
+    parameters = ddp._reducer.parameters
     backend = ddp.process_group.name()
     environment = (*_ENVIRONMENT, *_BACKEND_ENVIRONMENT.get(backend, ()))
     return {
@@ -222,7 +234,7 @@ def _buckets(reducer: Any) -> Data:
     def listed(sizes: Any) -> str:
         return ", ".join(map(str, sizes))
 
-    unused = sum(reducer._parameters[index].nbytes for index in reducer.tracker.unused)
+    unused = sum(reducer.parameters[index].nbytes for index in reducer.tracker.unused)
     data: Data = {
         "bucket_sizes": listed(reducer.buckets.initial_sizes_bytes),
         "num_buckets_reduced": reducer.reduced_buckets,

@@ -1,21 +1,12 @@
 """Observer interface: callbacks at each step of a reducer, for recorders, logs and emulated devices."""
 
 from collections.abc import Callable
-from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import torch
 from torch._compile import _disable_dynamo as not_compiled  # see `module_wrapper`
 
 Future = torch.futures.Future[Any]
-
-
-def profiled(name: str) -> AbstractContextManager[Any]:
-    """A range in the profile, under the name that torch's reducer gives it; costs nothing without a profiler."""
-    return torch.profiler.record_function(name) if torch.autograd._profiler_enabled() else _NOTHING  # type: ignore[attr-defined]
-
-
-_NOTHING = nullcontext()
 
 
 class Observer:

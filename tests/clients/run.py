@@ -113,10 +113,11 @@ def difference(torchs: Any, ours: Any) -> str:
 
 
 def names_missing() -> list[str]:
-    """Methods of torch's reducer that the source of a client calls, and that our reducer lacks."""
+    """Methods of torch's reducer that the source of a client calls, and that `ddp.reducer` lacks."""
     from torch._C._distributed_c10d import Reducer
 
-    from ddplab.reference.data_parallel import TorchNamedReducer
+    from ddplab.reference.reducer import Reducer as OurReducer
+    from ddplab.reference.torch_names import TorchNames
 
     called = {
         name
@@ -125,7 +126,8 @@ def names_missing() -> list[str]:
         for name in re.findall(r"\breducer\.(\w+)\(", path.read_text(errors="ignore"))
     }
     assert "prepare_for_backward" in called
-    return sorted(name for name in called if hasattr(Reducer, name) and not hasattr(TorchNamedReducer, name))
+    ours = set(dir(OurReducer)) | set(dir(TorchNames))
+    return sorted(name for name in called if hasattr(Reducer, name) and name not in ours)
 
 
 def main() -> int:

@@ -166,7 +166,6 @@ def clients_step(wrap: Wrap, rank: int, step: str, options: dict) -> list:
 def reducers_names(wrap: Wrap, rank: int) -> list:
     """What the reducer's further names do."""
     ddp = wrap(Tower(3), bucket_cap_mb=1e-4)
-    ddp.reducer.get_backward_stats()
     trained(ddp, rank, steps=1)
     done: list[int] = []
     future: torch.futures.Future[int] = torch.futures.Future()
@@ -182,10 +181,9 @@ def reducers_names(wrap: Wrap, rank: int) -> list:
     ddp.reducer._set_forward_pass_work_handle(presence, False)
     ddp.reducer.prepare_for_backward([])
     out.sum().backward()
-    stats = ddp.reducer.get_backward_stats()
     ddp.reducer._push_all_rebuilt_params()
     caps = [ddp.bucket_bytes_cap_default, wrap(Tower(1)).bucket_bytes_cap_default]
-    return [rebuilt, done, len(stats), all(ns > 0 for ns in stats), gradients(ddp), *caps]
+    return [rebuilt, done, gradients(ddp), *caps]
 
 
 # Profiles, modules of TorchScript, parameters and gradients that are left out

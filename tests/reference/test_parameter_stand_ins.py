@@ -71,7 +71,7 @@ def test_a_composed_stand_in_is_the_first_ones_then_the_others(first, then):
 
 def test_a_stand_in_has_replaced_no_parameter_but_another_parameter_has():
     module = Layers(2, shares=False)
-    wrapped = module_tensors(module).slots
+    wrapped = module_tensors(module, {}).slots
     module.layers[0]._parameters["weight"] = module.layers[0].weight * 2
     assert replaced_parameters(module, wrapped) is None
     module.layers[1].weight = nn.Parameter(torch.ones(1, 1))

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_hook
 
-from ddplab.reference.bucket_copies import CACHE_LINE_BYTES
+from ddplab.reference.bucket_memory import CACHE_LINE_BYTES
 from ddplab.reference.data_parallel import DistributedDataParallel
 from ddplab.reference.features.view_and_sparse_buckets import MOST_WAITING_BYTES, ViewBucket
 

@@ -1,10 +1,10 @@
-"""Copies into buckets: slots that begin a cache line."""
+"""The memory of buckets: slots that begin a cache line."""
 
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ddplab.reference.bucket_copies import lead_in
+from ddplab.reference.bucket_memory import lead_in
 from ddplab.reference.buckets import Bucket
 
 
