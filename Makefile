@@ -31,7 +31,7 @@ setup: $(READY)  ## make .venv; then `. .venv/bin/activate` gives you the comman
 tutorials: .venv/.tutorials  ## open the tutorials in JupyterLab
 	$(BIN)/jupyter lab $(if $(filter 0,$(shell id -u)),--allow-root) --notebook-dir=. tutorials/00_all_reduce_opened.ipynb
 
-slides: .venv/.site  ## make slides of the tutorials, with notes for the instructor, in out/slides; outputs are those of the last `make site`
+slides: .venv/.tutorials  ## make slides of the tutorials with their outputs, in out/slides
 	$(BIN)/python -m docs.slides
 
 figures: $(READY)  ## draw all figures again from committed data, and their captions

@@ -1,4 +1,4 @@
-"""Build the site in `out/site`: run the tutorials in a copy of the tree, render pages and slides, check all links.
+"""Build the site in `out/site`: run the tutorials in a copy of the tree, render pages, check all links.
 
 The tutorials in the tree itself stay without outputs. The build stops with an error if a cell raises, Sphinx warns
 about a page, or a link is broken (links to other sites are not followed).
@@ -12,7 +12,6 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from . import map as code_map
-from . import slides
 from .executed_tutorials import EXECUTED, publish
 
 ROOT = Path(__file__).parent.parent
@@ -57,10 +56,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
     if chosen.publish:
         publish(tree / "tutorials", ROOT / EXECUTED)
     (tree / "docs" / "code_map.md").write_text(code_map.site_page())
-    (tree / "docs" / "slides.md").write_text(slides.site_page(tree / "tutorials"))
     _run("sphinx", "--fail-on-warning", "--keep-going", "-c", "docs", "-b", "html", ".", pages, folder=tree)
     (pages / "index.html").write_text(ENTRANCE)
-    slides.write(tree / "tutorials", pages / "slides")
     _run("docs.links", "--no-status", pages / "docs" / "index.html", folder=tree)
     print(f"\nopen {pages / 'index.html'}")
 

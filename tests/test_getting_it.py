@@ -24,7 +24,7 @@ FOR_WHAT = {
     "": "ddplab synthesize --model mlp --out t.json.gz && python -c 'import ddplab; ddplab.DistributedDataParallel'",
     "conform": "ddplab conform torch --only 'one weight'",
     "tutorials": "python -c 'import anywidget, ipywidgets, jupyterlab'",
-    "site": "sphinx-build --version && python -c 'import furo, myst_nb, sphinx_revealjs' && linkchecker --version",
+    "site": "sphinx-build --version && python -c 'import furo, myst_nb' && linkchecker --version",
     "dev": "ruff --version && mypy --version && pytest --version"
     " && python -c 'import distributed, expecttest, nbmake, playwright, pytest_timeout, xdist'",
 }
