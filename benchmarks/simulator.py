@@ -22,7 +22,7 @@ from matplotlib.figure import Figure
 
 from ddplab import Fabric, Policy, Trace, Variation, predict, sweep
 from ddplab.simulator.engines.closed_form import Engine, simulate
-from ddplab.simulator.engines.engine_input import EngineInput
+from ddplab.simulator.engines.timeline import EngineInput
 from ddplab.simulator.fabric import Processor
 from ddplab.simulator.plot_colours import COMPUTATION, COPIES, EXPOSED, QUIET
 from ddplab.simulator.schedule.schedule import build_schedule

@@ -8,13 +8,13 @@ from .engines.timeline import Span
 from .fabric import Fabric, Topology
 from .predicted_iteration import Prediction
 from .prediction import predict
+from .prediction_inputs import assume_gpu
 from .profiler_import.trace_of_profile import import_profile
 from .schedule.comm_hook_messages import CommHook
 from .schedule.policy import Policy
 from .sweep import sweep
 from .tuning.bucket_plan import BucketPlan
 from .tuning.tune import tune
-from .workload.default_gpu_costs import assume_gpu
 from .workload.variation import Straggler, Variation
 
 __all__ = [

@@ -340,3 +340,13 @@ def load_fabric(path: str | os.PathLike[str]) -> Fabric:
     if node is None:
         raise ValueError(unknown("fabric", name, listed.nodes, others="a file or"))
     return Fabric.from_topology(listed.topology(node))
+
+
+def entry_of(device_name: str) -> DeviceEntry | None:
+    """Return the catalogue's entry of the GPU of this name; None: not a known GPU.
+
+    Args:
+        device_name: The name that the driver gives to the GPU, such as "NVIDIA A100-SXM4-80GB".
+    """
+    name, devices = device_name.lower(), read_catalogue().devices.values()
+    return next((one for one in devices if re.search(rf"\b(?:{one.pattern})\b", name)), None)

@@ -6,30 +6,13 @@ from typing import Any, NamedTuple
 
 from ..reference.trace import Trace
 from .fabric import Fabric, Linear
-from .predicted_iteration import Prediction
-from .prediction import predict
+from .prediction import predicted
+from .prediction_inputs import Inputs, complete
 from .schedule.policy import Policy
-from .workload.default_gpu_costs import assume_gpu
 from .workload.variation import RECORDED, Variation
 
 NEXT_TO_NOTHING = 1e-6
 """`scale` of a fabric whose collectives are left out: the least that it may be."""
-
-
-class Inputs(NamedTuple):
-    """What a prediction computes from, beside the trace."""
-
-    fabric: Fabric
-    variation: Variation
-    policy: Policy
-
-    def with_processor(self, **changed: object) -> "Inputs":
-        """Return a copy with these processor costs changed."""
-        return self._replace(fabric=self.fabric.with_processor(**changed))
-
-    def with_variation(self, **changed: object) -> "Inputs":
-        """Return a copy with these fields of the variation changed."""
-        return self._replace(variation=self.variation.model_copy(update=changed))
 
 
 class Term(NamedTuple):
@@ -53,7 +36,7 @@ TERMS = {
         "the fabric; for described links, NCCL's own cost model and logs of nccl-tests of eight systems",
     ),
     "buffers": Term(
-        lambda inputs: inputs._replace(policy=inputs.policy.model_copy(update={"broadcast_buffers": False})),
+        lambda inputs: inputs.with_policy(broadcast_buffers=False),
         (),
         "the trace's buffers, which rank 0 broadcasts before each forward pass",
     ),
@@ -122,33 +105,29 @@ def leave_out(names: Iterable[str], inputs: Inputs) -> Inputs:
     return reduce(lambda rest, name: TERMS[name].without(rest), names, inputs)
 
 
-def origins(trace: Trace, given: Inputs, used: Inputs, world_size: int) -> dict[str, str]:
+def origins(inputs: Inputs, world_size: int) -> dict[str, str]:
     """Return where each value of a prediction comes from, by term and for `computation`.
 
     An origin is "measured", "described" (by the user, or by a data sheet), "extrapolated" from measured world sizes,
     "assumed", or "none" if the term has no effect.
-
-    Args:
-        trace: The trace.
-        given: What the user gave.
-        used: The same, completed by `assume_gpu`.
-        world_size: Number of ranks.
     """
-    known = used.fabric.origin(world_size)
-    found = {"computation": "measured" if trace.workload.compute_bounds == (1.0, 1.0) else "assumed"}
+    known, workload = inputs.fabric.origin(world_size), inputs.trace.workload
+    fabric, variation = inputs.given
+    given = inputs._replace(fabric=fabric, variation=variation)
+    found = {"computation": "measured" if workload.compute_bounds == (1.0, 1.0) else "assumed"}
     for name, term in TERMS.items():
-        if term.without(used) == used:
+        if term.without(inputs) == inputs:
             found[name] = "none"
         elif name in ("collectives", "buffers"):
             found[name] = known
         elif name in ("device_spread", "jitter"):
-            before, after = getattr(given.variation, name), getattr(used.variation, name)
+            before, after = getattr(variation, name), getattr(inputs.variation, name)
             found[name] = "assumed" if before != after else "measured" if after is None else "described"
         elif term.without(given) == given:
             found[name] = "assumed"
         else:
-            found[name] = "measured" if used.fabric.all_reduce else "described"
-    if not trace.workload.buffers:
+            found[name] = "measured" if inputs.fabric.all_reduce else "described"
+    if not workload.buffers:
         found["buffers"] = "none"
     return found
 
@@ -172,7 +151,7 @@ def explain(
         policy: As for `predict`. None: the default settings.
         variation: As for `predict`.
         without: Terms to leave out of all predictions.
-        settings: Further arguments of `predict`, but no fields of `Policy`.
+        settings: Stragglers and inputs, as for `predict`, but no fields of `Policy`.
 
     Returns:
         One row for each term that has an effect on the inputs, in the order of `TERMS`.
@@ -180,19 +159,18 @@ def explain(
     Raises:
         ValueError: As for `predict`, or a term to leave out is not known.
     """
-    given = Inputs(fabric, variation, policy or Policy())
-    completed = assume_gpu(trace, fabric, variation)
-    used = leave_out(without, Inputs(completed.fabric, completed.variation, given.policy))
+    return effects(
+        leave_out(without, complete(trace, fabric, policy=policy, variation=variation, **settings)), world_size
+    )
 
-    def predicted(inputs: Inputs) -> Prediction:
-        how = {"policy": inputs.policy, "variation": inputs.variation, "assume": False, **settings}
-        return predict(trace, inputs.fabric, world_size=world_size, **how)
 
-    whole, origin_of = predicted(used), origins(trace, given, used, world_size)
+def effects(inputs: Inputs, world_size: int) -> list[Effect]:
+    """Do as `explain`, with complete inputs."""
+    whole, origin_of = predicted(inputs, world_size), origins(inputs, world_size)
     return [
         Effect(
             term=name,
-            adds_ns=whole.iteration_ns - predicted(term.without(used)).iteration_ns,
+            adds_ns=whole.iteration_ns - predicted(term.without(inputs), world_size).iteration_ns,
             origin=origin_of[name],
             width=sum(whole.shares_of_width.get(cause, 0.0) for cause in term.causes),
             evidence=term.evidence if origin_of[name] == "assumed" else "",

@@ -9,7 +9,7 @@ import numpy as np
 
 from ..reference.files.value_ranges import YEAR_NS, as_int64
 from ..reference.trace import Trace
-from .engines.engine_input import EngineInput
+from .engines.timeline import EngineInput
 from .fabric import Fabric, Linear, LinkShare, Processor
 from .schedule.comm_hook_messages import Transport
 from .schedule.policy import Policy
@@ -130,6 +130,7 @@ class ScheduleCosts:
             launch[..., -1] = times.backward_end_ns
         if schedule.launches_last_at_the_end or (full[..., 1:] > full[..., :-1]).all():
             return launch, np.broadcast_to(self.pack_ns, full.shape)
+        # Twice the time leaves a bit for the order at equal times: 0 for unused parameters, which come first, else 1.
         counts_later = ready_ns if schedule.launches_at_the_end else 2 * ready_ns + ~times.unused
         place = counts_later.argsort(axis=-1, kind="stable").argsort(axis=-1, kind="stable")
         turn = np.maximum.reduceat(place[..., members], first, axis=-1)  # of packing

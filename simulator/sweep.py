@@ -1,7 +1,10 @@
 """Sweep: predictions of all combinations of traces, fabrics, world sizes and settings, as one table."""
 
+import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from itertools import product
+from concurrent.futures import ProcessPoolExecutor
+from itertools import product, starmap
+from multiprocessing import get_context
 from typing import TYPE_CHECKING, Annotated, Any
 
 from pydantic import InstanceOf, PlainValidator
@@ -10,10 +13,11 @@ from ..reference.files.reading import SHORT
 from ..reference.trace import Trace
 from .argument_checks import Listed, Measured, Ranks, Stragglers, checked
 from .fabric import Fabric
-from .interval import TAIL
-from .predicted_iteration import ties_of
-from .prediction import predict
+from .predicted_iteration import TAIL, ties_of
+from .prediction import System
+from .prediction_inputs import Inputs, complete
 from .schedule.policy import Policy
+from .workload.compute_times import check_stragglers
 from .workload.variation import RECORDED, Variation
 
 if TYPE_CHECKING:
@@ -77,8 +81,8 @@ def sweep(
         stragglers: Slow ranks.
         measured: As for `predict`, with the policy's settings, or those of the only configuration.
         assume: As for `predict`.
-        n_jobs: Number of parallel tasks, one for each trace, fabric and world size. None: the number in
-            `joblib.parallel_config` if that is more than one, else one per core, or one for few configurations.
+        n_jobs: Number of processes, among which traces, fabrics and world sizes are divided. None: one per core, or
+            one for few configurations; -1: one per core.
         on_progress: Called with a label, the number of configurations done and the total number.
         settings: Fields of `Policy`, as an alternative to `policy`, as for `predict`.
 
@@ -109,14 +113,22 @@ def sweep(
         if len(values) > 1 and (fixed_by := policy.overruled.get(name)):
             raise ValueError(f"{name}: expected one value, which the policy's {fixed_by} fixes, got {len(values)}")
     policies = [Policy(**(dict(policy) | dict(zip(AXES[3:], choice, strict=True)))) for choice in product(*choices)]
-    how: dict[str, Any] = {"variation": variation, "stragglers": stragglers, "assume": assume}
+    of_runs = policies[0] if len(policies) == 1 else policy
+    how: dict[str, Any] = {"policy": of_runs, "variation": variation, "stragglers": stragglers, "assume": assume}
     if measured and (several := [name for name, axis in (("trace", traces), ("fabric", fabrics)) if len(axis) > 1]):
         raise ValueError(
             f"measured: expected one trace and one fabric, those of the measured runs, got several {several[0]}s"
         )
     cells = list(product(traces, fabrics, world_sizes))
-    of_runs = policies[0] if len(policies) == 1 else policy
-    tasks = [(traces[one], fabrics[other], size, policies, how, measured, of_runs) for one, other, size in cells]
+    check_stragglers(min(world_sizes), stragglers)
+    systems = {
+        (one, other): System(complete(traces[one], fabrics[other], measured=measured, **how))
+        for one, other in product(traces, fabrics)
+    }
+    tasks = [
+        (systems[one, other], size, [systems[one, other].inputs._replace(policy=policy) for policy in policies])
+        for one, other, size in cells
+    ]
     rows: list[dict[str, Any]] = []
     for cell, some in zip(cells, _run(tasks, n_jobs), strict=True):
         rows += (dict(zip(AXES, cell, strict=False)) | row for row in some)
@@ -127,44 +139,33 @@ def sweep(
     return pd.DataFrame(rows, columns=COLUMNS).astype(dict.fromkeys(TAIL, "Int64"))
 
 
-def _rows(
-    trace: Trace,
-    fabric: Fabric,
-    world_size: int,
-    policies: Sequence[Policy],
-    how: Mapping[str, Any],
-    measured: Mapping[int, int] | None,
-    measured_policy: Policy,
-) -> list[dict[str, Any]]:
-    """Predict each policy on one fabric and world size; `how` has further arguments of `predict`."""
-    predictions = [predict(trace, fabric, world_size=world_size, policy=policy, **how) for policy in policies]
-    if measured:
-        asked = {**how, "stragglers": (), "policy": measured_policy}
-        on_few = {ranks: predict(trace, fabric, world_size=ranks, **asked) for ranks in {1, *measured}}
-        predictions = [one.anchored(world_size, measured, on_few) for one in predictions]
+def rows_of(system: System, world_size: int, each: Sequence[Inputs]) -> list[dict[str, Any]]:
+    """Predict an iteration from each of some inputs on one number of ranks; return rows of the table."""
+    predictions = [system.at(world_size, one) for one in each]
     return [
         {
-            "bucket_cap_mb": policy.bucket_cap_mb,
-            "order": policy.order,
-            "hook": policy.hook.name,
+            "world_size": world_size,
+            "bucket_cap_mb": given.policy.bucket_cap_mb,
+            "order": given.policy.order,
+            "hook": given.policy.hook.name,
             **{name: getattr(one, name) for name in (*FIGURES, "efficiency")},
             **dict(zip(("low_ns", "high_ns"), one.interval_ns, strict=True)),
             **dict(zip(("efficiency_low", "efficiency_high"), one.efficiency_interval, strict=True)),
             "buckets": len(one.buckets),
             "is_tie": is_tie,
         }
-        for policy, one, is_tie in zip(policies, predictions, ties_of(predictions), strict=True)
+        for given, one, is_tie in zip(each, predictions, ties_of(predictions), strict=True)
     ]
 
 
 def _run(tasks: Sequence[tuple[Any, ...]], n_jobs: int | None) -> Iterator[list[dict[str, Any]]]:
-    """Yield the rows of each task, which has the arguments of `_rows`, in the order of the tasks."""
-    import joblib  # loading joblib takes longer than most predictions
-    from joblib.parallel import get_active_backend
-
-    if n_jobs is None:
-        _backend, n_jobs = get_active_backend()
-        if n_jobs == 1 and len(tasks) > 1 and sum(len(task[3]) for task in tasks) > FEW:
-            n_jobs = -1
-    parallel = joblib.Parallel(n_jobs=n_jobs, return_as="generator")
-    yield from parallel(joblib.delayed(_rows)(*task) for task in tasks)
+    """Yield the rows of each task, which has the arguments of `rows_of`, in the order of the tasks."""
+    if n_jobs is None and (len(tasks) == 1 or sum(len(each) for *_, each in tasks) <= FEW):
+        n_jobs = 1
+    if n_jobs == 1:
+        yield from starmap(rows_of, tasks)
+        return
+    workers = n_jobs if n_jobs is not None and n_jobs > 0 else os.cpu_count()
+    # Forked processes need neither an importable main program nor the modules of the caller loaded again.
+    with ProcessPoolExecutor(workers, get_context("fork")) as pool:
+        yield from pool.map(rows_of, *zip(*tasks, strict=True))

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from ddplab.conformance.training_programs import Program, ProgramStep, Weight
 from ddplab.reference.bucketing import ORDERS
 from ddplab.reference.trace import Buffer, Iteration, Parameter, RankTrace, Trace, Workload
-from ddplab.simulator.engines.engine_input import EngineInput
+from ddplab.simulator.engines.timeline import EngineInput
 from ddplab.simulator.fabric import Fabric, Linear, Processor, Sharing, Timing
 from ddplab.simulator.fabric.processor_costs import HookCost
 from ddplab.simulator.predicted_iteration import Prediction

@@ -12,7 +12,7 @@ from ddplab.simulator.baseline_predictions import BASELINES
 from ddplab.simulator.fabric.uncertainty import BAND
 from ddplab.simulator.plot_colours import INK
 from ddplab.simulator.plot_colours import SMALL as SMALL_COLOUR
-from ddplab.simulator.workload.default_gpu_costs import STALL_NS
+from ddplab.simulator.prediction_inputs import STALL_NS
 
 from .comparison import (
     LIMITS,

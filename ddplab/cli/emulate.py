@@ -8,8 +8,8 @@ from typer import Option
 from ..reference.trace import Trace
 from ..simulator.predicted_iteration import Prediction
 from ..simulator.prediction import predict
+from ..simulator.prediction_inputs import assume_gpu
 from ..simulator.schedule.policy import Policy
-from ..simulator.workload.default_gpu_costs import assume_gpu
 from . import shared_options as options
 from .shared_options import cells_of_axes, values_of_axes
 from .terminal_output import progress, show_table, write_json

@@ -32,10 +32,9 @@ from ..simulator.capacity.memory import MemoryUse, Optimizer
 from ..simulator.capacity.plan import CapacityPlan, SystemPlan
 from ..simulator.capacity.plan import plan as make_plan
 from ..simulator.capacity.report import report_page
-from ..simulator.catalogue import Rate, load_fabric, read_catalogue, unknown
+from ..simulator.catalogue import Rate, entry_of, load_fabric, read_catalogue, unknown
 from ..simulator.fabric import Fabric
 from ..simulator.workload.built_in_operations import counted_models
-from ..simulator.workload.default_gpu_costs import entry_of
 from ..simulator.workload.roofline import Device, Operations, find_device, with_precision
 from ..simulator.workload.trace_synthesis import check_measured, synthesize, with_batch
 from . import shared_options as options
@@ -320,10 +319,10 @@ def _show(result: CapacityPlan, *, details: bool) -> None:
 
 
 def _sentences(one: SystemPlan, *, details: bool) -> list[str]:
-    workload = one.scaling.system.trace.workload
+    workload = one.scaling.system.inputs.trace.workload
     batch = one.scaling.batch
     more = [
-        re.split(r"; all-red| \(sources", one.scaling.system.used.fabric.source)[0],
+        re.split(r"; all-red| \(sources", one.scaling.system.inputs.fabric.source)[0],
         knee_sentence(one.scaling.knee, one.scaling.world_sizes[-1]),
         one.sensitivity,
         *one.assumed,

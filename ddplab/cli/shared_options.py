@@ -221,19 +221,6 @@ def read_settings(words: Sequence[str] | None, *, refused: Mapping[str, str] = O
     )
 
 
-MERGED = " + "
-"""Stands between the names of files that are merged into one fabric."""
-
-
-def fabric_choices(words: Sequence[Path]) -> dict[str, list[Path]]:
-    """Return the fabrics to compare, each by a name and with the files to merge.
-
-    Each word may be several files with commas between them; each of them is merged with those of all other words.
-    """
-    choices = [[word] if word.exists() else [Path(one) for one in str(word).split(",")] for word in words]
-    return {MERGED.join(map(str, files)): list(files) for files in product(*choices)}
-
-
 def combined(base: Policy, caps: str | None, orders: str | None, hooks: str) -> list[Policy]:
     """Return the settings of each combination of cap, order and hook; all others are those of `base`.
 

@@ -2,7 +2,6 @@
 
 import math
 from collections.abc import Sequence
-from functools import partial
 from pathlib import Path
 from typing import Annotated, Any, get_args
 
@@ -10,16 +9,15 @@ from typer import Option
 
 from ..reference.bucketing import MIB
 from ..reference.trace import Trace
-from ..simulator.fabric import Fabric
 from ..simulator.predicted_iteration import Comparison
-from ..simulator.prediction import predict
+from ..simulator.prediction import System, predict
+from ..simulator.prediction_inputs import Inputs, complete
 from ..simulator.schedule.policy import Policy
 from ..simulator.schedule.schedule import buckets_of
 from ..simulator.tuning.bucket_plan import DEFAULT, BucketPlan
 from ..simulator.tuning.plan_times import Objective
-from ..simulator.tuning.tune import tune as search
+from ..simulator.tuning.tune import tuned
 from ..simulator.workload.compute_times import RecordedModel, recorded_model
-from ..simulator.workload.default_gpu_costs import assume_gpu
 from . import shared_options as options
 from .predict import assumptions
 from .terminal_output import progress, show_table, write_json
@@ -66,34 +64,25 @@ def tune(
         changes, refused=dict.fromkeys(CHOSEN, "none, because tune chooses the buckets,")
     )
     base, recorded = settings.policy, Trace.load(trace)
-    completed = assume_gpu(recorded, settings.fabric(files), settings.variation)
-    costs = completed.fabric
-    varied: dict[str, Any] = {"variation": completed.variation, "assume": False}
+    inputs = complete(recorded, settings.fabric(files), policy=base, variation=settings.variation)
     with progress("tuning"):
-        plan = search(
-            recorded,
-            costs,
-            world_size=world_size,
-            objective=objective,
-            policy=base,
-            **varied,
-        )
-    forecast = partial(predict, recorded, costs, world_size=world_size, **varied)
-    default = forecast(policy=base.model_copy(update={"bucket_cap_mb": None}))
-    comparison = default.compare(forecast(policy=base.model_copy(update={"plan": plan.buckets})))
+        plan = tuned(inputs, world_size, objective)
+    system = System(inputs)
+    default = system.at(world_size, inputs.with_policy(bucket_cap_mb=None))
+    comparison = default.compare(system.at(world_size, inputs.with_policy(plan=plan.buckets)))
     print(answer(plan, comparison))
     title = f"{recorded.workload.described}, on {world_size} ranks: predicted iteration ({plan.objective}) by buckets"
     show_table(plan_rows(plan, comparison), title)
     plan.save(out)
     for line in (
         *to_paste(plan, recorded_model(recorded, unused_allowed=base.unused_allowed), out),
-        *assumptions("the trace", recorded, (*completed.sentences, *plan.assumed), [costs], [base]),
+        *assumptions(recorded, plan.assumed, inputs.fabric, [base]),
     ):
         print(line)
     answers = {"default_ns": plan.default_ns, "gain": plan.gain, "gap": plan.gap}
     result = plan.model_dump(mode="json") | answers | {"gain_interval": list(gain_interval(comparison))}
     if verify is not None:
-        result["verification"] = verify_in_virtual_time(recorded, costs, plan, base, world_size)
+        result["verification"] = verify_in_virtual_time(inputs, plan, world_size)
         show_verification(result["verification"], world_size)
     write_json(json_path, result)
 
@@ -196,9 +185,7 @@ def short_caps_mb(
 # Verification
 
 
-def verify_in_virtual_time(
-    trace: Trace, fabric: Fabric, plan: BucketPlan, policy: Policy, world_size: int
-) -> list[dict[str, Any]]:
+def verify_in_virtual_time(inputs: Inputs, plan: BucketPlan, world_size: int) -> list[dict[str, Any]]:
     """Run both real reducers in virtual time, where they take the predicted time to the nanosecond.
 
     Copies and launches of torch's class count as free; it does not run a plan that no list of caps makes.
@@ -213,11 +200,11 @@ def verify_in_virtual_time(
         planned["torch"] = {"bucket_cap_mb_list": plan.bucket_cap_mb_list}
     rows = []
     for reducer, changes in planned.items():
-        costs = emulated_fabric(fabric, reducer)
+        costs = emulated_fabric(inputs.fabric, reducer)
         for buckets, update in ((DEFAULT, {"bucket_cap_mb": None}), ("plan", changes)):
-            one = policy.model_copy(update=update)
-            emulated = emulate(trace, costs, reducer=reducer, policy=one, world_size=world_size, assume=False)
-            predicted = predict(trace, costs, policy=one, world_size=world_size, assume=False)
+            how: dict[str, Any] = {"policy": inputs.policy.model_copy(update=update), "assume": False}
+            emulated = emulate(inputs.trace, costs, reducer=reducer, world_size=world_size, **how)
+            predicted = predict(inputs.trace, costs, world_size=world_size, **how)
             times = {"emulated_ns": emulated.iteration_ns, "predicted_ns": predicted.iteration_ns}
             rows.append({"class": reducer, "buckets": buckets, **times})
     return rows

@@ -24,8 +24,9 @@ from ..simulator.argument_checks import Batches, Ranks, Stragglers, checked
 from ..simulator.engines.event_replay import Cluster, CollectiveCost
 from ..simulator.engines.timeline import Timeline
 from ..simulator.fabric import Fabric, Linear, LinkShare
-from ..simulator.interval import no_overlap_ns, place_of_median, summarize
-from ..simulator.predicted_iteration import Prediction
+from ..simulator.predicted_iteration import Prediction, place_of_median, summarize
+from ..simulator.prediction import no_overlap_ns
+from ..simulator.prediction_inputs import complete
 from ..simulator.schedule.comm_hook_messages import CommHook, named_hook
 from ..simulator.schedule.policy import Policy
 from ..simulator.schedule.schedule import (
@@ -38,7 +39,6 @@ from ..simulator.schedule.schedule import (
 )
 from ..simulator.step_costs import counted_as_free, price, price_collectives, rebucketed
 from ..simulator.workload.compute_times import IterationSampler, recorded_model
-from ..simulator.workload.default_gpu_costs import completed
 from ..simulator.workload.variation import RECORDED, Variation
 from .emulated_device import IterationTimes
 from .modelled_network import CollectiveMessage, ModelledCollective, ModelledGroup, ModelledNetwork, run_on_network
@@ -95,8 +95,9 @@ def emulate(
         ValueError: As for `predict`; or the reducer does not offer a setting.
         RankError: A rank raised an error, the ranks wait for each other, or they launch different collectives.
     """
-    policy = Policy.given(policy, settings, joins=inputs is not None)
-    make = _class_of(reducer)
+    how: dict[str, Any] = {"stragglers": stragglers, "inputs": inputs, "assume": assume, "settings": settings}
+    completed = complete(trace, fabric, policy=policy, variation=variation, **how)
+    policy, make = completed.policy, _class_of(reducer)
     if policy.grouping == "module" and (_is_ours(make) or make is TorchDistributedDataParallel):
         raise ValueError("reducer: expected 'replicate' with grouping='module', because DDP averages buckets")
     if policy.grouping != "module" and make is replicate_modules:
@@ -109,11 +110,10 @@ def emulate(
         raise ValueError(f"phase: expected 'steady' with inputs, got {policy.phase!r}")
     _check_hook(policy.hook)
     model = recorded_model(trace, **policy.recorded_as(world_size))
-    fabric, variation, assumed = completed(trace, fabric, variation, assume=assume, cuda_graph=policy.cuda_graph)
-    fabric = emulated_fabric(fabric, make)
+    fabric = emulated_fabric(completed.fabric, make)
     model, charged = rebucketed(trace, model, fabric, buckets_of(policy, model))
     sampler = IterationSampler(
-        model.compute_times, world_size, variation, stragglers, inputs, sync_every=policy.sync_every
+        model.compute_times, world_size, completed.variation, stragglers, inputs, sync_every=policy.sync_every
     )
     plan = None if policy.plan is None and policy.order == "ready" else buckets_of(policy, model)
     try:
@@ -143,7 +143,7 @@ def emulate(
     timelines = [emulation.timelines[cycle] for cycle in range(sampler.count)]
     latency_ns = np.array([one.iteration_ns for one in timelines])
     alone_ns = np.concatenate([sampler.alone_ns(sampler.draw([cycle])) for cycle in range(sampler.count)])
-    serial_ns = np.array([no_overlap_ns(one.engine_input) for one in timelines])
+    serial_ns = np.array([no_overlap_ns(one.engine_input.duration_ns, one.engine_input.cost_ns) for one in timelines])
     median = timelines[place_of_median(latency_ns)]
     end = emulation.timelines.get("join end")
     return Prediction(
@@ -152,7 +152,7 @@ def emulate(
         buckets=emulation.buckets,
         epoch_end_ns=0 if end is None else end.iteration_ns,
         counted_as_free=counted_as_free(policy, fabric),
-        assumed=assumed,
+        assumed=completed.assumed,
     )
 
 

@@ -24,16 +24,16 @@ from ddplab.simulator.capacity.memory import (
 )
 from ddplab.simulator.catalogue import read_catalogue
 from ddplab.simulator.fabric import Processor
-from ddplab.simulator.profiler_import import training_steps
-from ddplab.simulator.profiler_import.gradient_sizes import DTYPES
-from ddplab.simulator.profiler_import.profiler_events import LONGEST_US
-from ddplab.simulator.workload.default_gpu_costs import (
+from ddplab.simulator.prediction_inputs import (
     COPY_START_NS,
     LAUNCH_NS,
     STALL_NS,
     default_processor,
     memory_of,
 )
+from ddplab.simulator.profiler_import import training_steps
+from ddplab.simulator.profiler_import.gradient_sizes import DTYPES
+from ddplab.simulator.profiler_import.profiler_events import LONGEST_US
 from figures.interactive_timeline.browser_code import joined, markup, style, timeline_script
 from figures.interactive_timeline.simulate_choices import of_median_iterations
 

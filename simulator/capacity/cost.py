@@ -9,8 +9,7 @@ from typing import Annotated, Any, Literal, NamedTuple
 from pydantic import Field, StringConstraints
 
 from ...reference.files.reading import Settings, read_text
-from .scaling import Size
-from .system import Band
+from .scaling import Band, Size
 
 Answer = Literal["yes", "no", "open"]
 """Whether a limit is kept: `open` if it lies inside the interval."""

@@ -11,13 +11,13 @@ from typing import NamedTuple
 from ..cost_terms import origins
 from ..fabric import Fabric
 from ..predicted_iteration import Prediction, ties_of
+from ..prediction import System
 from ..workload.compute_times import LEAST_RECORDED
 from ..workload.roofline import EAGER_PACE_NS
 from .cost import Offer, Question, cheapest
 from .digits import band, percent
 from .limits import BUCKETS, Limits, Needs, NetworkNeed
 from .scaling import LEAST_GAIN, Knee, NextMeasurement
-from .system import System
 
 COVERAGE = "90 % ranges (they held 39 of 39 times on one node, 19 of 22 on new clusters)"
 """See docs/accuracy.md."""
@@ -87,7 +87,7 @@ def network_sentence(limits: Limits, need: NetworkNeed) -> str:
     """Return how fast the links must be, if the model explains the measured iterations."""
     if limits.now.contradictions:
         return "which links would suffice does not follow, because the model does not explain the measured iterations"
-    return need.sentence() + inside_one_node(limits.system.used.fabric, limits.world_size)
+    return need.sentence() + inside_one_node(limits.system.inputs.fabric, limits.world_size)
 
 
 def inside_one_node(fabric: Fabric, world_size: int) -> str:
@@ -115,15 +115,15 @@ def needs_sentence(limits: Limits, needs: Needs, target: float, batch: int) -> s
         parts.append(f"accumulation over {needs.accumulated} iterations")
     if not parts:
         return f"{asked} is reached" if has else f"{asked}: no rate, latency, batch or accumulation alone suffices"
-    where = inside_one_node(limits.system.used.fabric, limits.world_size)
+    where = inside_one_node(limits.system.inputs.fabric, limits.world_size)
     return f"{asked} {'would remain with either of' if has else 'needs one of'}: {'; '.join(parts)}{where}"
 
 
 def assumed_sentence(system: System, world_size: int) -> str:
     """Name the costs that are assumed, and the pace of the host where it decides how long computation takes."""
-    found = origins(system.trace, system.given, system.used, world_size)
+    found = origins(system.inputs, world_size)
     parts = [name.replace("_", " ") for name, origin in found.items() if origin == "assumed"]
-    if system.trace.workload.compute_bounds != (1.0, 1.0):
+    if system.inputs.trace.workload.compute_bounds != (1.0, 1.0):
         parts.insert(0, f"a host that launches a kernel every {EAGER_PACE_NS / 1e3:.0f} us")
     return f"assumed, not measured: {', '.join(parts)}" if parts else ""
 

@@ -10,15 +10,16 @@ from math import ceil, exp, log
 from typing import NamedTuple
 
 from ...reference.bucketing import DEFAULT_BUCKET_CAP_MB
-from ..cost_terms import TERMS, Inputs, leave_out
+from ..cost_terms import TERMS, leave_out
 from ..engines.closed_form import latencies_ns
 from ..fabric import Fabric
 from ..fabric.algorithms import sent_share
 from ..predicted_iteration import Prediction
+from ..prediction import System
+from ..prediction_inputs import Inputs
 from ..schedule.comm_hook_messages import named_hook
 from ..tuning.plan_times import with_plan
-from ..tuning.tune import tune
-from .system import System, among
+from ..tuning.tune import tuned
 
 TARGET = 0.9
 """The efficiency for which the network is asked."""
@@ -46,7 +47,7 @@ CURES: Mapping[str, Callable[[Inputs], Inputs]] = {
     "copies": TERMS["copies"].without,
     "host": lambda inputs: leave_out(["launches", "stalls"], inputs),
     "slow-downs": TERMS["slow_downs"].without,
-    "stragglers": lambda inputs: leave_out(["device_spread", "jitter"], inputs),
+    "stragglers": lambda inputs: leave_out(["device_spread", "jitter"], inputs)._replace(stragglers=()),
 }
 """What may limit an iteration, and the inputs of a prediction without it. The host's cost is that of launches."""
 
@@ -140,11 +141,7 @@ class Limits:
         if self.now.contradictions:
             return saved
         for name, cure in CURES.items():
-            inputs = cure(system.used)
-            slow = () if name == "stragglers" else system.stragglers
-            changed = inputs != system.used or slow != system.stragglers
-            after_ns = system.changed(self.world_size, inputs, stragglers=slow).iteration_ns if changed else whole_ns
-            saved[name] = max(0, whole_ns - after_ns)
+            saved[name] = max(0, whole_ns - system.at(self.world_size, cure(system.inputs)).iteration_ns)
         return saved | {"first bucket": self._saved_by_first(), "last bucket": self._saved_by_last()}
 
     @property
@@ -168,18 +165,18 @@ class Limits:
         """Return how fast the links must be for this efficiency, from 0 to 1."""
         if self.now.contradictions:
             return NetworkNeed(target, None, *_largest_message(self.now), None)
-        fabric = self.system.used.fabric
+        fabric = self.system.inputs.fabric
         return network_need(lambda multiple: self._on(fabric.with_links(rates=multiple)), target=target)
 
     def needs(self, target: float) -> Needs:
         """Return how far one thing alone must change for this efficiency, from 0 to 1."""
-        has_network, used = self.world_size > 1, self.system.used.fabric
+        has_network, links = self.world_size > 1, self.system.inputs.fabric
         rate = self.needed_rate(target) if has_network else None
         if self.now.contradictions:
             return Needs(rate, None, None, None)
 
         def with_speed(multiple: float) -> float:  # of empty messages
-            return self._on(used.with_links(latencies=1 / multiple)).efficiency
+            return self._on(links.with_links(latencies=1 / multiple)).efficiency
 
         speed = least_multiple(with_speed, target, tolerance=TOLERANCE) if has_network else None
         latency = None if speed is None else 1 / speed
@@ -187,7 +184,7 @@ class Limits:
 
     def changes(self) -> list[Change]:
         """Return what other bucket caps, comm hooks and accumulation would give, the fastest first."""
-        used, policy = self.system.used, self.system.used.policy
+        inputs, policy = self.system.inputs, self.system.inputs.policy
         others: dict[str, dict[str, object]] = {}
         if policy.hook.name == "none" and policy.grouping != "module":
             others = {f"hook {hook}": {"hook": named_hook(hook)} for hook in HOOKS}
@@ -195,26 +192,17 @@ class Limits:
             others[f"accumulate {ACCUMULATED}"] = {"sync_every": ACCUMULATED}
         changed = {BEST_BUCKETS: self.best_buckets()}
         for name, settings in others.items():
-            inputs = used._replace(policy=policy.model_copy(update=settings))
-            changed[name] = self.system.changed(self.world_size, inputs)
+            changed[name] = self.system.at(self.world_size, inputs.with_policy(**settings))
         found = [Change(name, one.iteration_ns, self.now.compare(one).is_tie) for name, one in changed.items()]
         return sorted(found, key=lambda one: one.iteration_ns)
 
     def best_buckets(self) -> Prediction:
         """Return the prediction with the buckets that `tune` finds; today's where nothing can be tuned."""
-        system, used = self.system, self.system.used
-        if used.policy.grouping == "module" or used.policy.phase != "steady":
+        inputs = self.system.inputs
+        if inputs.policy.grouping == "module" or inputs.policy.phase != "steady":
             return self.now
-        found = tune(
-            system.trace,
-            used.fabric,
-            world_size=self.world_size,
-            policy=used.policy,
-            variation=used.variation,
-            stragglers=among(system.stragglers, self.world_size),
-            assume=False,
-        )
-        other = system.changed(self.world_size, used._replace(policy=with_plan(used.policy, found.buckets)))
+        found = tuned(inputs, self.world_size)
+        other = self.system.at(self.world_size, with_plan(inputs, found.buckets))
         return min(self.now, other, key=lambda one: one.iteration_ns)
 
     @property
@@ -223,16 +211,15 @@ class Limits:
         return self.system.at(self.world_size)
 
     def _on(self, fabric: Fabric) -> Prediction:
-        return self.system.changed(self.world_size, self.system.used._replace(fabric=fabric))
+        return self.system.at(self.world_size, self.system.inputs._replace(fabric=fabric))
 
     def _saved_by_first(self) -> int:
-        used, system = self.system.used, self.system
-        if used.policy.overruled or used.policy.bucket_cap_mb_list is not None or self.world_size == 1:
+        inputs, policy = self.system.inputs, self.system.inputs.policy
+        if policy.overruled or policy.bucket_cap_mb_list is not None or self.world_size == 1:
             return 0
-        least_mb, cap_mb = min(1, *system.trace.sizes_bytes) / 2**20, used.policy.bucket_cap_mb
+        least_mb, cap_mb = min(1, *inputs.trace.sizes_bytes) / 2**20, policy.bucket_cap_mb
         caps_mb = (least_mb, DEFAULT_BUCKET_CAP_MB if cap_mb is None else cap_mb)
-        policy = used.policy.model_copy(update={"bucket_cap_mb_list": caps_mb})
-        changed = system.changed(self.world_size, used._replace(policy=policy))
+        changed = self.system.at(self.world_size, inputs.with_policy(bucket_cap_mb_list=caps_mb))
         return max(0, self.now.iteration_ns - changed.iteration_ns)
 
     def _saved_by_last(self) -> int:
@@ -244,25 +231,25 @@ class Limits:
         free = [0 if one.bucket == last else 1 for one in collectives]
         without = replace(engine_input, cost_ns=engine_input.cost_ns * free)
         saved_ns = int(latencies_ns(engine_input)) - int(latencies_ns(without))
-        return max(0, saved_ns // self.system.used.policy.sync_every)
+        return max(0, saved_ns // self.system.inputs.policy.sync_every)
 
     def _needed_batch(self, target: float) -> float | None:
         system = self.system
 
         def with_batch(multiple: float) -> float:
-            trace = system.trace if multiple == 1 else system.with_batch(multiple)
-            return 0.0 if trace is None else system.changed(self.world_size, system.used, trace=trace).efficiency
+            trace = system.inputs.trace if multiple == 1 else system.with_batch(multiple)
+            return (
+                0.0 if trace is None else system.at(self.world_size, system.inputs._replace(trace=trace)).efficiency
+            )
 
         return least_multiple(with_batch, target, enough=MOST_BATCH, least=1.0, tolerance=TOLERANCE)
 
     def _needed_accumulation(self, target: float) -> int | None:
         """Return the need from cycles of one and of two iterations: each further one adds the same time."""
-        system, used = self.system, self.system.used
-        now = self.now
-        if used.policy.sync_every > 1 or now.efficiency >= target:
-            return used.policy.sync_every if now.efficiency >= target else None
-        policy = used.policy.model_copy(update={"sync_every": 2})
-        two = system.changed(self.world_size, used._replace(policy=policy))
+        inputs, now = self.system.inputs, self.now
+        if inputs.policy.sync_every > 1 or now.efficiency >= target:
+            return inputs.policy.sync_every if now.efficiency >= target else None
+        two = self.system.at(self.world_size, inputs.with_policy(sync_every=2))
         local_ns = 2 * two.iteration_ns - now.iteration_ns
         room_ns = now.efficiency * now.iteration_ns / target - local_ns
         if room_ns <= 0:

@@ -7,9 +7,9 @@ from math import prod
 from typing import Literal, get_args
 
 from ...reference.trace import StepMemory, Trace
+from ..catalogue import entry_of
 from ..schedule.policy import Policy
 from ..workload.compute_times import largest_shard
-from ..workload.default_gpu_costs import entry_of
 
 Optimizer = Literal["sgd", "momentum", "adam", "adam-fp32"]
 OPTIMIZERS: tuple[Optimizer, ...] = get_args(Optimizer)

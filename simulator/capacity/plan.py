@@ -9,8 +9,10 @@ from pydantic import Field, InstanceOf
 
 from ...reference.trace import Trace
 from ..argument_checks import Listed, Measured, Ranks, Stragglers, checked
-from ..cost_terms import Inputs, origins
+from ..cost_terms import origins
 from ..fabric import Fabric
+from ..prediction import System
+from ..prediction_inputs import complete
 from ..schedule.policy import Policy
 from ..workload.variation import RECORDED, Variation
 from .cost import Offer, Price, Question, cheapest, fastest, front, offer_of
@@ -18,7 +20,6 @@ from .judgement import Verdict, contradiction_sentence, verdict, width_sentence
 from .limits import TARGET, Change, Limits, Needs
 from .memory import OPTIMIZERS, MemoryUse, Optimizer, memory_use
 from .scaling import NextMeasurement, Scaling
-from .system import System
 
 Several = Mapping[str, Any]
 Fraction = Annotated[float, Field(gt=0, le=1)]
@@ -76,10 +77,10 @@ class SystemPlan:
     @cached_property
     def memory_by_optimizer(self) -> dict[Optimizer, MemoryUse]:
         """The same for each optimiser; with states in float32 only if parameters have less."""
-        system = self.scaling.system
-        is_low = any(one.dtype != "float32" for one in system.trace.workload.parameters)
+        inputs = self.scaling.system.inputs
+        is_low = any(one.dtype != "float32" for one in inputs.trace.workload.parameters)
         names = [one for one in OPTIMIZERS if is_low or one in ("sgd", "adam", self.optimizer)]
-        return {name: memory_use(system.trace, system.used.policy, name, self.at) for name in names}
+        return {name: memory_use(inputs.trace, inputs.policy, name, self.at) for name in names}
 
     @property
     def sensitivity(self) -> str:
@@ -89,19 +90,18 @@ class SystemPlan:
     @property
     def assumed(self) -> tuple[str, ...]:
         """What was assumed; one sentence each."""
-        system = self.scaling.system
-        return *system.assumed, *system.at(self.at).assumed
+        return self.scaling.system.at(self.at).assumed
 
     def to_json(self) -> dict[str, Any]:
         """Return the plan of the system as part of `CapacityPlan.to_json`."""
-        system, prediction = self.scaling.system, self.scaling.system.at(self.at)
+        inputs, prediction = self.scaling.system.inputs, self.scaling.system.at(self.at)
         rate = self.needs.rate
         measure = self.next_measurement
         return {
             "system": self.name,
-            "model": system.trace.workload.model,
-            "device": system.trace.workload.device_name,
-            "fabric": system.used.fabric.source,
+            "model": inputs.trace.workload.model,
+            "device": inputs.trace.workload.device_name,
+            "fabric": inputs.fabric.source,
             "batch": self.scaling.batch,
             "total_batch": self.scaling.total_batch,
             "knee": self.scaling.knee.world_size,
@@ -136,7 +136,7 @@ class SystemPlan:
             "width": measure.width,
             "width_with_sizes": measure.width_with_sizes,
             "width_with_messages": measure.width_with_messages,
-            "origins": origins(system.trace, system.given, system.used, self.at),
+            "origins": origins(inputs, self.at),
             "assumed": list(self.assumed),
         }
 
@@ -304,9 +304,9 @@ def plan(
     chosen = set(asked or sizes)
     systems = []
     for name, (one_trace, one_fabric) in pairs.items():
-        given = Inputs(one_fabric, variation, policy)
-        changed = (rebatched or {}).get(name)
-        system = System(name, one_trace, given, tuple(stragglers), measured, assume=assume, rebatched=changed)
+        how: dict[str, Any] = {"stragglers": stragglers, "measured": measured, "assume": assume}
+        inputs = complete(one_trace, one_fabric, policy=policy, variation=variation, **how)
+        system = System(inputs, name, (rebatched or {}).get(name))
         each = batch or one_trace.workload.batch or 1
         scaling = Scaling(system, sizes, each, total_batch or each * sizes[0])
         offers = tuple(offer_of(name, size, question, by_system.get(name)) for size in scaling.sizes)

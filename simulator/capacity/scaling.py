@@ -13,8 +13,10 @@ from typing import NamedTuple
 from ..anchoring import covariance_of
 from ..fabric.uncertainty import NORMAL_HALF_BAND
 from ..predicted_iteration import Prediction
-from .system import Band, System
+from ..prediction import System
 
+Band = tuple[float, float]
+"""Both ends of an interval that holds nine in ten true values."""
 LEAST_GAIN = 0.8
 """Part of its share that a step to more GPUs must add; a step that adds less begins at the knee. The share of a
 doubling is the throughput before the doubling."""
@@ -121,12 +123,12 @@ class Scaling:
         Parts of a node may be measured, and the numbers of GPUs that are predicted. The buyer counts as having one
         node, or as many GPUs as were measured.
         """
-        system, known = self.system, self.system.measured_ns or {}
-        whole, topology = system.at(world_size), system.used.fabric.topology
+        system, known = self.system, self.system.inputs.measured or {}
+        whole, topology = system.at(world_size), system.inputs.fabric.topology
         node = 1 if topology is None else topology.levels[0].size
         owned = max([node, *known])
         candidates = {1, node // 4, node // 2, node, *self.world_sizes} - {0, *known}
-        if system.trace.workload.compute_bounds == (1.0, 1.0):
+        if system.inputs.trace.workload.compute_bounds == (1.0, 1.0):
             candidates -= {1}  # one GPU alone was measured
         smaller = {ranks: system.at(ranks) for ranks in sorted(candidates) if ranks < world_size and ranks <= owned}
         narrowed = {
@@ -158,7 +160,7 @@ class Scaling:
         if other is None:
             return None
         if multiple != 1:
-            prediction = self.system.changed(world_size, self.system.used, trace=other)
+            prediction = self.system.at(world_size, self.system.inputs._replace(trace=other))
         return samples * 1e9 / max(1, prediction.iteration_ns)
 
 

@@ -1,9 +1,10 @@
 """Simulation: by a closed form where one is known, else by the event replay.
 
 The closed form computes the timeline of the event replay by a recurrence. All ranks follow the schedule together, so
-each instruction is one operation on arrays over the ranks, and over any number of iterations on leading axes. Many
-iterations in which collectives run one at a time and slow computation down have a recurrence too: a collective starts
-after its last launch, so the speeds at which the ranks compute up to a launch are known before it.
+each instruction is one operation on arrays over the ranks, and over any number of iterations on leading axes. What a
+rank has computed is its progress, and a clock says when it has come so far: progress is time if speeds are constant.
+Collectives that run one at a time and slow computation down have a clock too: a collective starts after its last
+launch, so the speeds at which the ranks compute up to a launch are known before it.
 """
 
 from typing import Literal
@@ -12,157 +13,164 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..schedule.schedule import Compute, LaunchCollective
-from ..workload.compute_times import Floats, Nanoseconds
-from .engine_input import EngineInput
+from ..workload.compute_times import Nanoseconds
 from .event_replay import FACTOR_BITS, FULL_SPEED, PROGRESS_BITS, replay
-from .timeline import Timeline
+from .timeline import EngineInput, Timeline
 
 Engine = Literal["auto", "events", "closed_form"]
-"""The event replay, the closed form for constant speeds, or "auto": arrays where they serve, else the replay."""
+"""The event replay, the closed form for constant speeds, or "auto": the closed form where there is one, else the
+replay."""
 
-MANY = 5
-"""Least number of iterations for which arrays are faster than as many replays."""
 SHORT_NS, SLOW = 2**40, 4.0
 """Iterations of 18 minutes, and slow-downs, from which on progress times a factor needs more than 64 bits."""
 
 
-def simulate(engine_input: EngineInput, engine: Engine = "auto") -> Timeline:
-    """Simulate one iteration."""
-    run = solve if _has_recurrence(engine_input, engine) else replay
-    return Timeline(engine_input, *run(engine_input))
+def simulate(engine_input: EngineInput, engine: Engine = "auto", *, ends_only: bool = False) -> Timeline:
+    """Simulate one iteration, or as many as there are on the leading axes of the input.
+
+    Args:
+        engine_input: The iterations.
+        engine: The engine.
+        ends_only: Whether only the ends of iterations are needed: ends of other computing steps may be too small.
+
+    Raises:
+        ValueError: The closed form was asked for, but speeds are not constant.
+    """
+    constant = has_constant_speeds(engine_input)
+    if engine == "closed_form" and not constant:
+        raise ValueError("closed form: expected constant speeds, but the fabric has slow-downs; use engine='auto'")
+    if engine != "events" and (constant or _slows_only_computation(engine_input)):
+        return solve(engine_input, ends_only=ends_only)
+    if several := engine_input.duration_ns.shape[:-2]:
+        each = [replay(engine_input.at(place)) for place in np.ndindex(several)]
+        moments = (np.reshape(one, (*several, *one[0].shape)) for one in zip(*each, strict=True))
+        return Timeline(engine_input, *moments)
+    return Timeline(engine_input, *replay(engine_input))
 
 
 def latencies_ns(engine_input: EngineInput, engine: Engine = "auto") -> Nanoseconds:
     """Return the duration of each iteration; shape: the leading axes of durations."""
-    several = engine_input.duration_ns.shape[:-2]
-    if _has_recurrence(engine_input, engine):
-        last_ns = solve(engine_input)[0][..., -1]
-    elif engine == "auto" and _fits_arrays(engine_input):
-        last_ns = _solve_slowed(engine_input)
-    elif several:
-        each_ns = [latencies_ns(engine_input.at(place), engine) for place in np.ndindex(several)]
-        return np.reshape(each_ns, several)
-    else:
-        last_ns = replay(engine_input)[0][:, -1]
-    latest: Nanoseconds = last_ns.max(axis=-1)
+    latest: Nanoseconds = simulate(engine_input, engine, ends_only=True).end_ns[..., -1].max(axis=-1)
     return latest
 
 
-def _has_recurrence(engine_input: EngineInput, engine: Engine) -> bool:
-    return engine == "closed_form" or (engine == "auto" and has_constant_speeds(engine_input))
-
-
-def solve(engine_input: EngineInput) -> tuple[Nanoseconds, Nanoseconds, Nanoseconds]:
-    """Execute the instructions of one iteration, or of many, in order, for all ranks at once.
-
-    Each collective starts at `max(last launch, first free slot)` and runs for its cost.
-
-    Returns:
-        The end of each instruction, shape [..., ranks, instructions], and start and end of each collective, shape
-        [..., collectives]; the leading axes are those of durations.
-
-    Raises:
-        ValueError: Speeds are not constant; use the event replay.
-    """
-    if not has_constant_speeds(engine_input):
-        raise ValueError("closed form: expected constant speeds, but the fabric has slow-downs; use engine='auto'")
-    schedule, duration_ns, cost_ns = engine_input.schedule, engine_input.duration_ns, engine_input.cost_ns
-    iterations = duration_ns.shape[:-2]
-    now = np.zeros(duration_ns.shape[:-1], np.int64)
-    end = np.empty((*now.shape, len(schedule.instructions)), np.int64)
-    start, done = (np.empty((*iterations, len(schedule.collectives)), np.int64) for _ in range(2))
-    free = np.zeros((*iterations, engine_input.concurrency), np.int64)  # when each slot is free again
+def solve(engine_input: EngineInput, *, ends_only: bool = False) -> Timeline:
+    """Execute the instructions of one iteration, or of many, in order, for all ranks at once; see `simulate`."""
+    schedule, duration_ns = engine_input.schedule, engine_input.duration_ns
+    iterations, last = duration_ns.shape[:-2], len(schedule.instructions) - 1
+    cost_ns = np.broadcast_to(engine_input.cost_ns, (*iterations, len(schedule.collectives)))
+    now, progress = np.zeros((2, *duration_ns.shape[:-1]), np.int64)
+    end = np.zeros((*now.shape, last + 1), np.int64)
+    start, done = np.empty((2, *cost_ns.shape), np.int64)
+    clock: _Time | _SlowedTime = (
+        _Time(engine_input) if has_constant_speeds(engine_input) else _SlowedTime(engine_input)
+    )
     step = 0
     for place, instruction in enumerate(schedule.instructions):
-        if isinstance(instruction, Compute):
-            now = now + duration_ns[..., step]
+        is_step = isinstance(instruction, Compute)
+        if is_step:
+            progress = progress + (duration_ns[..., step] << clock.bits)
             step += 1
-        elif isinstance(instruction, LaunchCollective):
+        if not is_step or not ends_only or place == last:
+            now = np.maximum(now, clock.reaches(progress))
+        if isinstance(instruction, LaunchCollective):
             number = instruction.collective
-            start[..., number] = np.maximum(now.max(axis=-1), free.min(axis=-1))
-            done[..., number] = start[..., number] + cost_ns[..., number]
-            np.put_along_axis(free, free.argmin(axis=-1)[..., None], done[..., number, None], axis=-1)
-        else:
-            waited = np.maximum(now, done[..., instruction.collective, None])
-            now = waited if instruction.only is None else np.where(engine_input.meets[instruction.only], waited, now)
+            start[..., number], done[..., number] = clock.run(now.max(axis=-1), cost_ns[..., number])
+        elif not isinstance(instruction, Compute):
+            met = True if instruction.only is None else engine_input.meets[instruction.only]
+            now = np.where(met, np.maximum(now, done[..., instruction.collective, None]), now)
+            progress = np.where(met, clock.at(now), progress)
         end[..., place] = now
-    return end, start, done
+    return Timeline(engine_input, end, start, done)
 
 
-def _fits_arrays(engine_input: EngineInput) -> bool:
-    """Whether there are many short iterations in which collectives run one at a time."""
-    duration_ns, slow_down = engine_input.duration_ns, engine_input.slow_down
-    slowest = np.max(slow_down)
-    if engine_input.concurrency > 1 or duration_ns.ndim != 3 or len(duration_ns) < MANY or slowest >= SLOW:
+def _slows_only_computation(engine_input: EngineInput) -> bool:
+    """Whether collectives run one at a time, and the iterations are so short that progress fits into 64 bits."""
+    slowest = np.max(engine_input.slow_down)
+    if engine_input.concurrency > 1 or slowest >= SLOW:
         return False
-    longest_ns = duration_ns.sum(axis=-1, dtype=float).max() + engine_input.cost_ns.sum(axis=-1, dtype=float).max()
+    duration_ns, cost_ns = engine_input.duration_ns, engine_input.cost_ns
+    longest_ns = duration_ns.sum(axis=-1, dtype=float).max() + cost_ns.sum(axis=-1, dtype=float).max()
     return bool(longest_ns * slowest < SHORT_NS)
 
 
-def _solve_slowed(engine_input: EngineInput) -> Nanoseconds:
-    """Return when each rank ends iterations in which collectives, which run one at a time, slow computation down."""
-    schedule, duration_ns = engine_input.schedule, engine_input.duration_ns
-    cost_ns = np.broadcast_to(engine_input.cost_ns, (len(duration_ns), len(schedule.collectives)))
-    clock = _SlowedProgress(duration_ns.shape[:-1], len(schedule.collectives), engine_input.slow_down)
-    now, progress = np.zeros((2, *duration_ns.shape[:-1]), np.int64)
-    done, step = np.empty(cost_ns.shape, np.int64), 0
-    for instruction in schedule.instructions:
-        if isinstance(instruction, Compute):
-            progress = progress + (duration_ns[..., step] << PROGRESS_BITS)
-            step += 1
-            continue
-        now = np.maximum(now, clock.reaches(progress))
-        number = instruction.collective
-        if isinstance(instruction, LaunchCollective):
-            done[:, number] = clock.run(now.max(axis=-1), cost_ns[:, number])
-        else:
-            met = True if instruction.only is None else engine_input.meets[instruction.only]
-            now = np.where(met, np.maximum(now, done[:, number, None]), now)
-            progress = np.where(met, clock.at(now), progress)
-    last_ns: Nanoseconds = np.maximum(now, clock.reaches(progress))
-    return last_ns
+class _Time:
+    """The clock at constant speeds, with the slots in which collectives run; progress is in nanoseconds."""
+
+    bits = 0
+
+    def __init__(self, engine_input: EngineInput) -> None:
+        slots = (*engine_input.duration_ns.shape[:-2], engine_input.concurrency)
+        self._free = np.zeros(slots, np.int64)  # when each is free again
+
+    def run(self, launched_ns: Nanoseconds, cost_ns: Nanoseconds) -> tuple[Nanoseconds, Nanoseconds]:
+        """Run a collective after its last launch in the first free slot; returns its start and end."""
+        start_ns = np.maximum(launched_ns, self._free.min(axis=-1))
+        done_ns = start_ns + cost_ns
+        np.put_along_axis(self._free, self._free.argmin(axis=-1)[..., None], np.expand_dims(done_ns, -1), axis=-1)
+        return start_ns, done_ns
+
+    def reaches(self, progress: NDArray[np.int64]) -> Nanoseconds:
+        return progress
+
+    def at(self, moment_ns: Nanoseconds) -> NDArray[np.int64]:
+        return moment_ns
 
 
-class _SlowedProgress:
-    """Progress of computation in many iterations, slower while a collective runs; what `ProgressClock` is for one."""
+class _SlowedTime:
+    """The clock if computation is slower while a collective runs, one at a time; what `ProgressClock` is for events.
 
-    def __init__(self, shape: tuple[int, ...], collectives: int, slow_down: float | Floats) -> None:
-        self._factor = (np.broadcast_to(slow_down, shape[0])[:, None] * FULL_SPEED).astype(np.int64)
-        self._rows, self._edges = np.arange(shape[0])[:, None], 0
-        self._edge_ns, self._progress = np.full((2, shape[0], 2 * collectives + 2), np.iinfo(np.int64).max)
-        self._edge_ns[:, 0] = self._progress[:, 0] = 0  # then at each start, in odd places, and at each end
-        self._place = np.zeros(shape, np.int64)  # the last edge that each rank has passed
+    *Edges* are the starts and ends of collectives, between which the speed is constant: after an edge in an odd place
+    computation is slow.
+    """
 
-    def run(self, launched_ns: Nanoseconds, cost_ns: Nanoseconds) -> Nanoseconds:
-        """Run a collective after its last launch and the one before; returns its end."""
+    bits = PROGRESS_BITS
+
+    def __init__(self, engine_input: EngineInput) -> None:
+        self._shape = engine_input.duration_ns.shape[:-1]
+        rows, edges = int(np.prod(self._shape[:-1])), 2 * len(engine_input.schedule.collectives) + 2
+        self._factor = (np.broadcast_to(engine_input.slow_down, rows)[:, None] * FULL_SPEED).astype(np.int64)
+        self._rows, self._edges = np.arange(rows)[:, None], 0
+        self._edge_ns, self._progress = np.full((2, rows, edges), np.iinfo(np.int64).max)
+        self._edge_ns[:, 0] = self._progress[:, 0] = 0
+        self._place = np.zeros((rows, self._shape[-1]), np.int64)  # the last edge that each rank has passed
+
+    def run(self, launched_ns: Nanoseconds, cost_ns: Nanoseconds) -> tuple[Nanoseconds, Nanoseconds]:
+        """Run a collective after its last launch and the one before; returns its start and end."""
         before_ns, progress = self._edge_ns[:, self._edges], self._progress[:, self._edges]
-        start_ns = np.maximum(launched_ns, before_ns)
+        start_ns = np.maximum(launched_ns.reshape(-1), before_ns)
         progress = progress + ((start_ns - before_ns) << PROGRESS_BITS)
-        done_ns: Nanoseconds = start_ns + cost_ns
-        gained = self._slowed(cost_ns[:, None])[:, 0]
+        done_ns = start_ns + cost_ns.reshape(-1)
+        gained = self._slowed(cost_ns.reshape(-1, 1))[:, 0]
         both = slice(self._edges + 1, self._edges + 3)
         self._edge_ns[:, both] = np.stack([start_ns, done_ns], axis=-1)
         self._progress[:, both] = np.stack([progress, progress + gained], axis=-1)
         self._edges += 2
-        return done_ns
+        return start_ns.reshape(launched_ns.shape), done_ns.reshape(launched_ns.shape)
 
     def reaches(self, progress: NDArray[np.int64]) -> Nanoseconds:
-        """Return the first whole nanosecond with a progress of at least `progress`."""
+        """Return the first whole nanosecond with a progress of at least `progress`.
+
+        Progress is rounded up, so it is at least p from the first nanosecond on at which the exact progress exceeds
+        p - 1. The last edge with less than p is before that moment.
+        """
+        progress = progress.reshape(self._place.shape)
         place = self._pass(self._progress, progress - 1)
         missing = progress - self._progress[self._rows, place] - 1
         high, low = missing >> FACTOR_BITS, missing & (FULL_SPEED - 1)
         rest = ((low >> 16) * self._factor + ((low & 0xFFFF) * self._factor >> 16)) >> 16
         slowed_ns = (high * self._factor + rest) >> PROGRESS_BITS  # missing * factor >> 52, in 64 bits
         own_ns = 1 + np.where(place % 2, slowed_ns, missing >> PROGRESS_BITS)
-        moment_ns: Nanoseconds = self._edge_ns[self._rows, place] + own_ns
+        moment_ns: Nanoseconds = (self._edge_ns[self._rows, place] + own_ns).reshape(self._shape)
         return moment_ns
 
     def at(self, moment_ns: Nanoseconds) -> NDArray[np.int64]:
         """Return the progress at a moment."""
+        moment_ns = moment_ns.reshape(self._place.shape)
         place = self._pass(self._edge_ns, moment_ns)
         own_ns = moment_ns - self._edge_ns[self._rows, place]
-        progress: NDArray[np.int64] = self._progress[self._rows, place]
-        return progress + np.where(place % 2, self._slowed(own_ns), own_ns << PROGRESS_BITS)
+        gained = np.where(place % 2, self._slowed(own_ns), own_ns << PROGRESS_BITS)
+        return (self._progress[self._rows, place] + gained).reshape(self._shape)
 
     def _pass(self, edges: NDArray[np.int64], sought: NDArray[np.int64]) -> NDArray[np.int64]:
         """Move each rank on to the last edge that is not above what it seeks."""

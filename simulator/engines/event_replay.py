@@ -17,7 +17,7 @@ from ...reference.files.value_ranges import LARGEST
 from ..fabric import LinkShare
 from ..schedule.schedule import Compute, Condition, LaunchCollective
 from ..workload.compute_times import Nanoseconds
-from .engine_input import EngineInput
+from .timeline import EngineInput
 
 Process = Generator[simpy.Event, Any, None]
 

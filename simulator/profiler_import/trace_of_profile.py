@@ -12,12 +12,10 @@ from pydantic import ValidationError
 from ...reference.errors import TraceError
 from ...reference.files.reading import first_problem
 from ...reference.trace import BucketTimes, Iteration, Parameter, RankTrace, Trace, Workload
+from ..workload.compute_times import HOST_BOUND, host_bound
 from .gradient_sizes import ModelGradients, model_gradients, shapeless_outside_buckets, with_shapes
 from .profiler_events import ProfilerFile, grouped, read_profiler_file
 from .training_steps import FORWARD, AccumulatedGradient, ProfiledStep, read_steps, slow_down_beside_collectives
-
-HOST_BOUND = 0.1
-"""Fraction of a step in which the GPU waits for the host above which the run counts as host-bound."""
 
 
 @dataclass(frozen=True)
@@ -158,12 +156,6 @@ def _all_reduces_ns(
             durations.append(min(ends[host] - starts[host] for host in starts))
         every_step.append(durations)
     return tuple(round(statistics.median(of_steps)) for of_steps in zip(*every_step, strict=True))
-
-
-def host_bound(trace: Trace) -> float:
-    """Return the fraction of the recorded iterations in which the GPU waited for its host; 0 if not recorded."""
-    iterations = [one for rank in trace.ranks for one in rank.iterations]
-    return sum(one.host_bound_ns or 0 for one in iterations) / max(1, sum(one.duration_ns for one in iterations))
 
 
 def _in_order(files: Sequence[ProfilerFile]) -> list[ProfilerFile]:

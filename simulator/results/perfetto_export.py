@@ -13,8 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from ..engines.engine_input import EngineInput
-from ..engines.timeline import Span, Timeline
+from ..engines.timeline import EngineInput, Span, Timeline
 from .breakdown import PARTS
 
 COMPUTE_TRACK = 1

@@ -190,7 +190,7 @@ def build_schedule(
             support sparse gradients, or the parameters have several dtypes with `zero`.
     """
     writer = _Writer()
-    by_module = policy.grouping == "module"
+    by_module, updated_bytes = policy.grouping == "module", _updated_bytes(policy, model, world_size)
     sends_buffers = policy.broadcast_buffers and not by_module and not model.has_communication
     buffers = model.buffers if sends_buffers else ()
     _precede_forward(writer, policy, model, buffers, joins=joins)
@@ -225,7 +225,7 @@ def build_schedule(
         writer.wait(bitmap, only=Condition("all_used"))
     writer.compute("step")
     updated = []
-    for size in _updated_bytes(policy, model, world_size):
+    for size in updated_bytes:
         writer.compute("launch")
         updated.append(writer.launch(Collective("broadcast", None, "broadcast", size)))
     for broadcast in updated:

@@ -1,6 +1,5 @@
 """Plan times: the iteration time of any buckets, as `predict` computes it, without interval and timeline."""
 
-from collections.abc import Sequence
 from dataclasses import replace
 from functools import cached_property
 from typing import Literal
@@ -8,16 +7,16 @@ from typing import Literal
 import numpy as np
 
 from ...reference.files.value_ranges import as_int64
-from ...reference.trace import BucketLayout, Trace
+from ...reference.trace import BucketLayout
 from ..engines.closed_form import latencies_ns, solve
 from ..fabric import Fabric, LinkShare
-from ..interval import CELLS, place_of_median
+from ..predicted_iteration import place_of_median
+from ..prediction import CELLS
+from ..prediction_inputs import Inputs
 from ..schedule.comm_hook_messages import Transport
-from ..schedule.policy import Policy
 from ..schedule.schedule import Compute, build_schedule
 from ..step_costs import ScheduleCosts, charged_fabric, price_schedule, rebucketed
 from ..workload.compute_times import CycleTimes, Floats, IterationSampler, Nanoseconds, RecordedModel, recorded_model
-from ..workload.variation import Straggler, Variation
 
 Objective = Literal["median", "mean", "p95", "p99", "worst_case"]
 """What should be short: the median, mean, 95th or 99th percentile of the iterations, or the median iteration with all
@@ -30,12 +29,8 @@ class PlanTimes:
     """Iteration times of one model on one fabric, for any buckets.
 
     Args:
-        trace: As for `predict`.
-        fabric: As for `predict`, with all that is assumed of the GPU.
+        inputs: Complete inputs of predictions; the buckets that their policy gives are not used.
         world_size: Number of ranks.
-        policy: Settings of the reducer; the buckets that they give are not used.
-        variation: As for `predict`, with all that is assumed of the GPU.
-        stragglers: Slow ranks.
         objective: What `value_ns` returns.
 
     Attributes:
@@ -45,20 +40,11 @@ class PlanTimes:
             the cycle in the middle is the median with any buckets.
     """
 
-    def __init__(
-        self,
-        trace: Trace,
-        fabric: Fabric,
-        world_size: int,
-        policy: Policy,
-        variation: Variation,
-        stragglers: Sequence[Straggler],
-        objective: Objective,
-    ) -> None:
-        self.trace, self.world_size, self.policy, self.objective = trace, world_size, policy, objective
-        self.fabric = _at_upper_ends(fabric) if objective == "worst_case" else fabric
-        self.recorded = recorded_model(trace, **policy.recorded_as(world_size))
-        self._how = world_size, variation, stragglers
+    def __init__(self, inputs: Inputs, world_size: int, objective: Objective) -> None:
+        self.trace, self.world_size, self.policy, self.objective = inputs.trace, world_size, inputs.policy, objective
+        self.fabric = _at_upper_ends(inputs.fabric) if objective == "worst_case" else inputs.fabric
+        self.recorded = recorded_model(inputs.trace, **inputs.policy.recorded_as(world_size))
+        self._how = world_size, inputs.variation, inputs.stragglers
         self.sampler = self._sampler(self.recorded)
         self.deciding_cycles, self.is_ordered = self._deciding()
         self._known: dict[BucketLayout, Nanoseconds] = {}
@@ -82,7 +68,7 @@ class PlanTimes:
         Raises:
             ValueError: The buckets are no plan for this model; see `buckets_of`.
         """
-        policy = with_plan(self.policy, plan)
+        policy = self.policy.model_copy(update={"plan": plan, "order": "ready"})
         charged = charged_fabric(self.fabric, self.recorded, plan)
         schedule = build_schedule(policy, self.recorded, world_size=self.world_size)
         costs = price_schedule(schedule, charged, policy, self.world_size)
@@ -165,13 +151,13 @@ class PlanTimes:
         schedule = engine_input.schedule
         first = replace(schedule, instructions=schedule.instructions[: schedule.instructions.index(FORWARD) + 1])
         shares = (LinkShare(),) * len(schedule.collectives)
-        end_ns, _start_ns, _done_ns = solve(replace(engine_input, schedule=first, sharing=shares, slow_down=1.0))
-        return times, end_ns[..., -1] - engine_input.duration_ns[..., schedule.steps.index(FORWARD)]
+        timeline = solve(replace(engine_input, schedule=first, sharing=shares, slow_down=1.0))
+        return times, timeline.end_ns[..., -1] - engine_input.duration_ns[..., schedule.steps.index(FORWARD)]
 
 
-def with_plan(policy: Policy, plan: BucketLayout) -> Policy:
-    """Return the policy with these buckets in place of caps."""
-    return policy.model_copy(update={"plan": plan, "order": "ready"})
+def with_plan(inputs: Inputs, plan: BucketLayout) -> Inputs:
+    """Return the inputs with these buckets in place of caps."""
+    return inputs.with_policy(plan=plan, order="ready")
 
 
 def _at_upper_ends(fabric: Fabric) -> Fabric:

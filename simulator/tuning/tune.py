@@ -18,10 +18,10 @@ from ...reference.trace import BucketLayout, Trace
 from ..argument_checks import Ranks, Stragglers, checked
 from ..fabric import Fabric
 from ..fabric.measured_tables import segment_at
-from ..prediction import predict
+from ..prediction import System
+from ..prediction_inputs import Inputs, complete
 from ..schedule.policy import Policy
 from ..schedule.schedule import buckets_of
-from ..workload.default_gpu_costs import completed
 from ..workload.variation import RECORDED, Variation
 from . import known_rules
 from .bucket_plan import DEFAULT, GIVEN, Baseline, BucketPlan
@@ -78,30 +78,34 @@ def tune(
             tuned.
         TypeError: A keyword argument is not a field of `Policy`.
     """
-    policy = Policy.given(policy, settings)
+    inputs = complete(
+        trace, fabric, policy=policy, variation=variation, stragglers=stragglers, assume=assume, settings=settings
+    )
+    return tuned(inputs, world_size, objective, cap_rule)
+
+
+def tuned(
+    inputs: Inputs, world_size: int, objective: Objective = "median", cap_rule: CapRule = "reaches the cap"
+) -> BucketPlan:
+    """Do as `tune`, with complete inputs."""
+    policy = inputs.policy
     if policy.grouping == "module":
         raise ValueError("grouping: expected 'buckets', because FSDP2's modules are no buckets to tune, got 'module'")
     if policy.phase != "steady":
         raise ValueError(f"phase: expected 'steady', the iterations that buckets are tuned for, got {policy.phase!r}")
-    given, policy = policy, policy.model_copy(update={"plan": None, "order": "ready"})
-    assumed, spread, _ = completed(trace, fabric, variation, assume=assume, cuda_graph=policy.cuda_graph)
-    times = PlanTimes(trace, assumed, world_size, policy, spread, stragglers, objective)
+    times = PlanTimes(inputs.with_policy(plan=None, order="ready"), world_size, objective)
     fields = ("bucket_cap_mb", "bucket_cap_mb_list", "plan")
-    is_given = any(getattr(given, name) != Policy.model_fields[name].default for name in fields)
-    present = as_layout(buckets_of(given, times.recorded)) if is_given else None
+    is_given = any(getattr(policy, name) != Policy.model_fields[name].default for name in fields)
+    present = as_layout(buckets_of(policy, times.recorded)) if is_given else None
     search = _Search(partition_costs(times), cap_rule, present)
     best = search.run()
-    forecast = partial(
-        predict, trace, fabric, world_size=world_size, variation=variation, stragglers=stragglers, assume=assume
-    )
-    chosen = forecast(policy=with_plan(policy, best))
-    today = present or search.rules[DEFAULT]
-    default = forecast(policy=with_plan(policy, today))
+    today, system = present or search.rules[DEFAULT], System(inputs)
+    chosen, default = (system.at(world_size, with_plan(inputs, plan)) for plan in (best, today))
     iteration_ns = times.value_ns(best)
     ranked = sorted(search.rules.items(), key=lambda item: times.value_ns(item[1]))
     return BucketPlan(
-        model=trace.workload.model,
-        parameters=tuple(one.name for one in trace.workload.parameters),
+        model=inputs.trace.workload.model,
+        parameters=tuple(one.name for one in inputs.trace.workload.parameters),
         world_size=world_size,
         objective=objective,
         buckets=best,

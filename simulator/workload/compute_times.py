@@ -205,6 +205,16 @@ def _copies_after_backward(recorded: Iteration) -> bool:
     return any((bucket.copied_out_ns or 0) > recorded.backward_end_ns for bucket in recorded.buckets)
 
 
+HOST_BOUND = 0.1
+"""Fraction of a step in which the GPU waits for the host above which the run counts as host-bound."""
+
+
+def host_bound(trace: Trace) -> float:
+    """Return the fraction of the recorded iterations in which the GPU waited for its host; 0 if not recorded."""
+    iterations = [one for rank in trace.ranks for one in rank.iterations]
+    return sum(one.host_bound_ns or 0 for one in iterations) / max(1, sum(one.duration_ns for one in iterations))
+
+
 def largest_shard(elements: Sequence[int], shards: int) -> float:
     """Return the part of all elements that the largest of `optimizer_shards` has."""
     sums = [sum(elements[index] for index in shard) for shard in optimizer_shards(elements, shards)]

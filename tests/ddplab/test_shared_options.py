@@ -72,7 +72,6 @@ MISTAKES = {
     "predict {trace} --fabric {fabric} --set order=size": "--set: expected --orders for order",
     "predict {trace} --fabric {fabric} --set sync_every=0": "--set: sync_every: input",
     "predict {trace} --fabric {fabric} --straggler 3": "--straggler: expected RANK:FACTOR",
-    "predict {trace} --fabric {fabric},dgx-h100 --measured 2:1s": "--measured: expected one",
     "predict {trace} --fabric {fabric} --world-size 2,4 --explain": "--explain: expected one",
     "predict {trace} --fabric {fabric} --set kind=wild": "--set: kind: input",
     "predict {trace} --fabric {fabric} --heat-map h.gif": "--heat-map: expected a name that",

@@ -6,12 +6,14 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ddplab.simulator.engines.closed_form import MANY, has_constant_speeds, latencies_ns, simulate
-from ddplab.simulator.engines.engine_input import EngineInput
+from ddplab.simulator.engines.closed_form import has_constant_speeds, latencies_ns, simulate
+from ddplab.simulator.engines.timeline import EngineInput
 from ddplab.simulator.fabric import LinkShare
 
 from ..explore import examples
 from ..strategies import engine_inputs
+
+MANY = 5
 
 
 @examples(30)
@@ -30,7 +32,7 @@ def test_events_and_recurrence_agree_to_the_nanosecond(engine_input, concurrency
 @examples(60)
 @given(engine_inputs(), st.sampled_from([1.0 + 2**-31, 1.1, 1.5, 3.9]), st.sampled_from([1, 999, 10**8]), st.data())
 def test_many_iterations_with_slow_downs_agree_with_the_events(engine_input, slow_down, times, data):
-    """Arrays over the iterations, and one replay of each; durations differ between them."""
+    """In every moment, by arrays over the iterations and by one replay of each; durations differ between them."""
     shape, seed = (MANY, *engine_input.duration_ns.shape), data.draw(st.integers(0, 999))
     factors = np.random.default_rng(seed).integers(0, 2 * times, shape)
     many = replace(
@@ -41,7 +43,10 @@ def test_many_iterations_with_slow_downs_agree_with_the_events(engine_input, slo
         slow_down=slow_down,
         meets={only: np.broadcast_to(ranks, (MANY, len(ranks))) for only, ranks in engine_input.meets.items()},
     )
-    np.testing.assert_array_equal(latencies_ns(many, "auto"), latencies_ns(many, "events"))
+    by_events, by_recurrence = simulate(many, "events"), simulate(many)
+    for moments in ("end_ns", "start_ns", "done_ns"):
+        np.testing.assert_array_equal(getattr(by_events, moments), getattr(by_recurrence, moments))
+    np.testing.assert_array_equal(latencies_ns(many), by_events.end_ns[..., -1].max(axis=-1))
 
 
 @examples(30)

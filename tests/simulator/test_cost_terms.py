@@ -4,8 +4,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ddplab.simulator import Fabric, Policy, Topology, Variation, assume_gpu, explain, predict
-from ddplab.simulator.cost_terms import TERMS, Inputs, leave_out, origins
+from ddplab.simulator import Fabric, Policy, Topology, Variation, explain, predict
+from ddplab.simulator.cost_terms import TERMS, leave_out, origins
+from ddplab.simulator.prediction_inputs import complete
 
 from ..explore import examples
 from .changed_traces import gpu_trace
@@ -20,8 +21,7 @@ TABLE = Fabric.from_table([(n, size, 30_000 + size // 50) for n in (8, 16) for s
 @given(st.sampled_from([LINKS, TABLE]), st.sampled_from([8, 16]), st.lists(st.sampled_from(list(TERMS)), unique=True))
 def test_a_term_adds_the_difference_to_the_prediction_without_it(fabric, world_size, left_out):
     trace, policy = gpu_trace(GPU, buffer_bytes=(4096,)), Policy(bucket_cap_mb=4)
-    completed = assume_gpu(trace, fabric)
-    used = leave_out(left_out, Inputs(completed.fabric, completed.variation, policy))
+    used = leave_out(left_out, complete(trace, fabric, policy=policy))
 
     def iteration_ns(inputs):
         return predict(
@@ -45,17 +45,14 @@ def test_a_term_adds_the_difference_to_the_prediction_without_it(fabric, world_s
 
 def test_all_terms_together_are_the_time_that_data_parallelism_adds():
     trace = gpu_trace(GPU, buffer_bytes=(4096,))
-    completed = assume_gpu(trace, LINKS)
-    bare = leave_out(TERMS, Inputs(completed.fabric, completed.variation, Policy()))
+    bare = leave_out(TERMS, complete(trace, LINKS))
     without = predict(trace, bare.fabric, world_size=16, policy=bare.policy, variation=bare.variation, assume=False)
     assert without.iteration_ns == pytest.approx(trace.ranks[0].iterations[0].duration_ns, abs=10)
     assert [one.term for one in explain(trace, LINKS, world_size=16)] == list(TERMS)
 
 
 def origins_on(trace, fabric, variation, world_size):
-    completed = assume_gpu(trace, fabric, variation)
-    given = Inputs(fabric, variation, Policy())
-    return origins(trace, given, Inputs(completed.fabric, completed.variation, Policy()), world_size)
+    return origins(complete(trace, fabric, variation=variation), world_size)
 
 
 def test_each_value_says_where_it_comes_from():

@@ -10,7 +10,6 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from ddplab.simulator.engines.closed_form import simulate
-from ddplab.simulator.engines.engine_input import EngineInput
 from ddplab.simulator.engines.event_replay import (
     FULL_SPEED,
     PROGRESS_BITS,
@@ -19,7 +18,7 @@ from ddplab.simulator.engines.event_replay import (
     ProgressClock,
     RunningCollective,
 )
-from ddplab.simulator.engines.timeline import Span
+from ddplab.simulator.engines.timeline import EngineInput, Span
 from ddplab.simulator.fabric import Fabric, LinkShare, Timing
 from ddplab.simulator.schedule.policy import Policy
 from ddplab.simulator.schedule.schedule import Compute, build_schedule

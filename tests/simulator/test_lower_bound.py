@@ -4,6 +4,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ddplab.simulator import Fabric, Policy, tune
+from ddplab.simulator.prediction_inputs import complete
 from ddplab.simulator.tuning.local_search import as_layout
 from ddplab.simulator.tuning.lower_bound import lower_bound_ns
 from ddplab.simulator.tuning.partition_costs import partition_costs
@@ -38,8 +39,8 @@ def test_no_buckets_are_faster_under_any_settings(asked, objective, data):
     policy = asked.policy.model_copy(update={"plan": None, "phase": "steady", "order": "ready"} | varied)
     kinds = [(one.dtype, one.name if one.sparse else "") for one in asked.trace.workload.parameters]
     plan = as_layout(data.draw(partitions(len(kinds), tuple(map(str, kinds)))))
-    given_ = asked.trace, asked.fabric, asked.world_size, policy, asked.variation, asked.stragglers
-    times = PlanTimes(*given_, objective)
+    how = {"variation": asked.variation, "stragglers": asked.stragglers, "assume": False}
+    times = PlanTimes(complete(asked.trace, asked.fabric, policy=policy, **how), asked.world_size, objective)
     assert lower_bound_ns(partition_costs(times)) <= times.value_ns(plan)
 
 

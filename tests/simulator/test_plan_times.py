@@ -6,6 +6,7 @@ from hypothesis import strategies as st
 
 from ddplab.simulator import Fabric, predict
 from ddplab.simulator.fabric import Processor, Timing
+from ddplab.simulator.prediction_inputs import complete
 from ddplab.simulator.tuning.local_search import as_layout
 from ddplab.simulator.tuning.plan_times import PlanTimes, with_plan
 from tests.explore import examples
@@ -20,17 +21,14 @@ def test_the_objective_is_that_of_predict(asked, objective, data):
     policy = asked.policy.model_copy(update={"plan": None, "phase": "steady"})
     kinds = tuple(f"{one.dtype} {one.name if one.sparse else ''}" for one in asked.trace.workload.parameters)
     plan = as_layout(data.draw(partitions(len(kinds), kinds)))
-    given_ = asked.trace, asked.fabric, asked.world_size, policy, asked.variation, asked.stragglers
+    how = {"variation": asked.variation, "stragglers": asked.stragglers}
+    inputs = complete(asked.trace, asked.fabric, policy=policy, **how)
     predicted = predict(
-        *given_[:2],
-        world_size=asked.world_size,
-        policy=with_plan(policy, plan),
-        variation=asked.variation,
-        stragglers=asked.stragglers,
+        asked.trace, asked.fabric, world_size=asked.world_size, policy=with_plan(inputs, plan).policy, **how
     )
     expected = predicted.iteration_ns if objective == "median" else predicted.mean_ns
     # replays round the ends of slowed steps, so the iteration in the middle may be another one of equal length
-    assert PlanTimes(*given_, objective).value_ns(plan) == pytest.approx(expected, abs=1)
+    assert PlanTimes(inputs, asked.world_size, objective).value_ns(plan) == pytest.approx(expected, abs=1)
 
 
 def test_two_iterations_of_which_neither_is_slower_in_every_moment_are_not_ordered():

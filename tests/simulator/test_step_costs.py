@@ -11,7 +11,7 @@ from ddplab import emulate
 from ddplab.reference.trace import BucketTimes
 from ddplab.simulator import predict, sweep
 from ddplab.simulator.fabric import Fabric, Linear, Processor
-from ddplab.simulator.interval import COMPUTATION
+from ddplab.simulator.prediction import COMPUTATION
 from ddplab.simulator.schedule.comm_hook_messages import CommHook, named_hook
 
 from ..explore import examples

@@ -1,9 +1,7 @@
 """Sweeps: every row is the prediction of its configuration, wherever and however it was computed."""
 
-from functools import partial
 from itertools import product
 
-import joblib
 import numpy as np
 import pandas as pd
 import pytest
@@ -142,22 +140,6 @@ def test_progress_reaches_the_number_of_configurations():
 def test_two_processes_give_the_same_table_as_one():
     one, two = (sweep(TRACE, BOTH, **ASKED, n_jobs=jobs) for jobs in (1, 2))
     pd.testing.assert_frame_equal(one, two)
-
-
-def test_replays_run_on_a_dask_cluster():
-    """In tasks that the scheduler has seen; with the same table as here."""
-    distributed = pytest.importorskip("distributed")
-    asked = partial(sweep, TRACE, BOTH, **ASKED)
-    cluster = distributed.LocalCluster(n_workers=2, threads_per_worker=1, processes=False, dashboard_address=None)
-    with (
-        cluster,
-        distributed.Client(cluster) as client,
-        distributed.get_task_stream(client) as ran,
-        joblib.parallel_config(backend="dask"),
-    ):
-        on_cluster = asked()
-    assert {task["status"] for task in ran.data} == {"OK"}
-    pd.testing.assert_frame_equal(on_cluster, asked(n_jobs=1))
 
 
 def test_a_sweep_takes_from_the_policy_what_no_axis_gives():

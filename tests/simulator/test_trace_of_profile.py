@@ -15,7 +15,7 @@ from ddplab.reference.errors import TraceError
 from ddplab.reference.trace import Trace
 from ddplab.simulator import Fabric, import_profile, predict
 from ddplab.simulator.fabric import Linear
-from ddplab.simulator.profiler_import.trace_of_profile import host_bound
+from ddplab.simulator.workload.compute_times import host_bound
 
 from ..explore import examples
 from . import kineto_bodies as bodies

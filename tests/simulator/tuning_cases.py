@@ -6,9 +6,9 @@ from hypothesis import strategies as st
 
 from ddplab.reference.trace import BucketLayout, Trace
 from ddplab.simulator.fabric import Fabric, Linear, Processor, Timing
+from ddplab.simulator.prediction_inputs import complete
 from ddplab.simulator.schedule.policy import Policy
 from ddplab.simulator.tuning.plan_times import Objective, PlanTimes
-from ddplab.simulator.workload.variation import RECORDED
 from tests.strategies import iteration, trace_of
 
 WORLD_SIZE = 2
@@ -52,7 +52,7 @@ def fabrics(draw, *, slow_down: float = 1.0) -> Fabric:
 
 
 def plan_times(trace: Trace, fabric: Fabric, objective: Objective = "median", policy: Policy = DEFAULT) -> PlanTimes:
-    return PlanTimes(trace, fabric, WORLD_SIZE, policy, RECORDED, (), objective)
+    return PlanTimes(complete(trace, fabric, policy=policy, assume=False), WORLD_SIZE, objective)
 
 
 def contiguous_partitions(order: Sequence[int]) -> Iterator[BucketLayout]:

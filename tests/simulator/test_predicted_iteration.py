@@ -9,7 +9,7 @@ from scipy.stats import norm
 
 from ddplab.simulator import Fabric, predict
 from ddplab.simulator.fabric import Timing
-from ddplab.simulator.interval import reach_of_difference
+from ddplab.simulator.predicted_iteration import reach_of_difference
 from ddplab.simulator.workload.variation import Straggler, Variation
 
 from ..explore import examples

@@ -1,4 +1,4 @@
-"""Default costs of data parallelism on GPUs, for predictions without a calibration.
+"""Inputs of predictions: what the user gave, completed by the usual costs of data parallelism on a GPU.
 
 Copies into buckets and out of them run at the rate of the GPU's memory, a launch delays the computation, computation
 is slower beside collectives, and GPUs of one model differ in speed. The figures come from published measurements and
@@ -6,14 +6,15 @@ profiles. They are rough: a calibration or a profile of the machine in question 
 the catalogue has of a GPU on which they were measured.
 """
 
-import re
-from typing import NamedTuple
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
 
-from ...reference.trace import Trace
-from ..catalogue import DeviceEntry, read_catalogue
-from ..fabric import Fabric, Linear, Processor
-from .compute_times import LEAST_RECORDED
-from .variation import RECORDED, Variation
+from ..reference.trace import Trace
+from .catalogue import entry_of
+from .fabric import Fabric, Linear, Processor
+from .schedule.policy import Policy
+from .workload.compute_times import LEAST_RECORDED
+from .workload.variation import RECORDED, Straggler, Variation
 
 COPY_START_NS = 2_100
 """Fixed time of a copy of one gradient into its bucket, or out of it. A profile of DDP with ResNet-50 on 2 A100s
@@ -44,16 +45,6 @@ standard deviations (arXiv 2208.11035, abstract). Clusters whose GPUs differ by 
 JITTER = 0.007
 """Standard deviation of the iterations of one GPU, for traces with few iterations: 0.1 to 0.4 % with synthetic data
 (willgpaik/pytorch-ddp-scaling-benchmark), 0.9 to 2.8 % in training (ByteDance-Seed/StragglerAnalysis)."""
-
-
-def entry_of(device_name: str) -> DeviceEntry | None:
-    """Return the catalogue's entry of the GPU of this name; None: not a known GPU.
-
-    Args:
-        device_name: The name that the driver gives to the GPU, such as "NVIDIA A100-SXM4-80GB".
-    """
-    name, devices = device_name.lower(), read_catalogue().devices.values()
-    return next((one for one in devices if re.search(rf"\b(?:{one.pattern})\b", name)), None)
 
 
 def memory_of(device_name: str) -> float | None:
@@ -95,23 +86,8 @@ class Assumed(NamedTuple):
     sentences: tuple[str, ...]  # what was assumed, for the user
 
 
-def completed(trace: Trace, fabric: Fabric, variation: Variation, *, assume: bool, cuda_graph: bool) -> Assumed:
-    """Return what a prediction computes from: as given or, with `assume`, by `assume_gpu`.
-
-    With `cuda_graph`, iterations are replayed from a CUDA graph: no host, so no jitter.
-    """
-    given = assume_gpu(trace, fabric, variation) if assume else Assumed(fabric, variation, ())
-    if not cuda_graph:
-        return given
-    launch_ns = min(given.fabric.processor.launch_ns, GRAPH_LAUNCH_NS)
-    replayed = given.variation.model_copy(update={"jitter": 0.0})
-    return given._replace(fabric=given.fabric.with_processor(launch_ns=launch_ns), variation=replayed)
-
-
 def assume_gpu(trace: Trace, fabric: Fabric, variation: Variation = RECORDED) -> Assumed:
     """Complete what a prediction for GPUs needs; nothing changes if the trace is not of a GPU.
-
-    Predictions, sweeps and emulations call this function unless `assume` is False.
 
     Args:
         trace: The trace, whose workload has the bandwidth of the GPU's memory, or at least names the GPU.
@@ -166,3 +142,74 @@ def assume_gpu(trace: Trace, fabric: Fabric, variation: Variation = RECORDED) ->
             "and in a longer step communication is a smaller part; measure the step, or parts of it"
         )
     return Assumed(fabric, variation, tuple(sentences))
+
+
+class Inputs(NamedTuple):
+    """What a prediction computes from; nothing is missing.
+
+    Attributes:
+        trace: Recorded or synthesised iterations of one rank or several.
+        fabric: Costs of collectives, and processor costs.
+        policy: Settings of the reducer and how the training script uses it.
+        variation: How the simulated iterations are generated from the recorded ones.
+        stragglers: Slow ranks.
+        batches: Number of batches of each rank under Join. None: every rank has a batch in every iteration.
+        measured: Measured median iteration times, in nanoseconds by number of ranks.
+        measured_policy: Settings of the measured runs, which had no stragglers.
+        assumed: What was assumed about the GPU; one sentence each.
+        given: Fabric and variation as the user gave them.
+    """
+
+    trace: Trace
+    fabric: Fabric
+    policy: Policy
+    variation: Variation
+    stragglers: tuple[Straggler, ...]
+    batches: Sequence[int] | None
+    measured: Mapping[int, int] | None
+    measured_policy: Policy
+    assumed: tuple[str, ...]
+    given: tuple[Fabric, Variation]
+
+    def with_policy(self, **changed: object) -> "Inputs":
+        """Return a copy with these settings changed."""
+        return self._replace(policy=self.policy.model_copy(update=changed))
+
+    def with_processor(self, **changed: object) -> "Inputs":
+        """Return a copy with these processor costs changed."""
+        return self._replace(fabric=self.fabric.with_processor(**changed))
+
+    def with_variation(self, **changed: object) -> "Inputs":
+        """Return a copy with these fields of the variation changed."""
+        return self._replace(variation=self.variation.model_copy(update=changed))
+
+
+def complete(
+    trace: Trace,
+    fabric: Fabric,
+    *,
+    policy: Policy | None = None,
+    variation: Variation = RECORDED,
+    stragglers: Sequence[Straggler] = (),
+    inputs: Sequence[int] | None = None,
+    measured: Mapping[int, int] | None = None,
+    assume: bool = True,
+    settings: Mapping[str, Any] | None = None,
+) -> Inputs:
+    """Return what a prediction computes from; the arguments are those of `predict`.
+
+    If iterations are replayed from a CUDA graph, there is no host: launches are short, and there is no jitter.
+
+    Raises:
+        ValueError: See `Policy.given`; or there are measured times under Join.
+        TypeError: A setting is not a field of `Policy`.
+    """
+    if inputs is not None and measured:
+        raise ValueError("measured: expected none with inputs, because an epoch of Join has no steady iteration")
+    policy = Policy.given(policy, settings or {}, joins=inputs is not None)
+    given = fabric, variation
+    fabric, variation, assumed = assume_gpu(trace, fabric, variation) if assume else Assumed(fabric, variation, ())
+    if policy.cuda_graph:
+        fabric = fabric.with_processor(launch_ns=min(fabric.processor.launch_ns, GRAPH_LAUNCH_NS))
+        variation = variation.model_copy(update={"jitter": 0.0})
+    return Inputs(trace, fabric, policy, variation, tuple(stragglers), inputs, measured, policy, assumed, given)
