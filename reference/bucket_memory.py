@@ -1,37 +1,20 @@
 """The memory of a bucket: a buffer, aligned to the cache lines of a CPU, and a view of it for each parameter."""
 
-import os
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from itertools import accumulate, pairwise
 
 import torch
-import torch.distributed as dist
 from torch import Tensor
 
 CACHE_LINE_BYTES = 64
-Allocate = Callable[..., Tensor]
-"""`allocate(elements, dtype=..., device=...)` returns an uninitialised flat tensor, as `torch.empty` does."""
 
 
-def allocator(group: Callable[[], dist.ProcessGroup]) -> Allocate:
-    """`torch.empty` or, with `DDP_DISABLE_COMM_MEM=0`, the backend of the present group where it can allocate."""
-
-    def allocate(elements: int, *, dtype: torch.dtype, device: torch.device) -> Tensor:
-        backend = group()._get_backend(device)
-        if not backend.supports_tensor_alloc(device):
-            return torch.empty(elements, dtype=dtype, device=device)
-        return backend.allocate_tensor(elements, dtype=dtype, device=device)
-
-    disabled = os.environ.get("DDP_DISABLE_COMM_MEM", "1").lower() not in ("n", "no", "0", "f", "false")
-    return torch.empty if disabled else allocate
-
-
-def aligned_buffer(parameters: Sequence[Tensor], allocate: Allocate = torch.empty) -> tuple[Tensor, list[Tensor]]:
+def aligned_buffer(parameters: Sequence[Tensor]) -> tuple[Tensor, list[Tensor]]:
     """An uninitialised flat buffer for the parameters' gradients, aligned to a CPU's cache lines, and its views."""
     first, elements = parameters[0], [parameter.numel() for parameter in parameters]
     lead = lead_in(elements, CACHE_LINE_BYTES // first.element_size()) if first.device.type == "cpu" else 0
-    buffer = allocate(lead + sum(elements), dtype=first.dtype, device=first.device)[lead:]
+    buffer = torch.empty(lead + sum(elements), dtype=first.dtype, device=first.device)[lead:]
     return buffer, views_of(buffer, parameters)
 
 

@@ -12,7 +12,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from .bucket_copies import ScaledCopies
-from .bucket_memory import Allocate, aligned_buffer, views_of
+from .bucket_memory import aligned_buffer, views_of
 from .bucketing import BucketAssignment, rebuild_order, rebuilt_buckets
 from .message_sizes import READY_ORDER_BYTES
 from .parameters import INTEGERS, dense_strides
@@ -40,7 +40,6 @@ class Bucket:
         indices: Parameter index of each slot.
         parameters: The parameter of each slot; all of one dtype on one device.
         batched: Whether large gradients are copied by one operation too.
-        allocate: See `bucket_memory.allocator`.
 
     Attributes:
         buffer: Flat tensor with all elements of the bucket; the all-reduce works on it in place.
@@ -57,10 +56,8 @@ class Bucket:
         parameters: Sequence[nn.Parameter],
         *,
         batched: bool = False,
-        allocate: Allocate = torch.empty,
     ) -> None:
         self.indices = tuple(indices)
-        self._allocate = allocate
         self.parameters = list(parameters)
         self.size_bytes = sum(parameter.nbytes for parameter in self.parameters)
         self._make_buffer()
@@ -71,7 +68,7 @@ class Bucket:
         return f"Bucket(parameters {list(self.indices)}, {self.size_bytes} bytes, {self._pending} pending)"
 
     def _make_buffer(self) -> None:
-        self.buffer, self.views = aligned_buffer(self.parameters, self._allocate)
+        self.buffer, self.views = aligned_buffer(self.parameters)
 
     @property
     def ready(self) -> bool:

@@ -18,13 +18,11 @@ from torch._C._distributed_c10d import BuiltinCommHookType
 from torch.distributed.algorithms.ddp_comm_hooks import optimizer_overlap_hooks
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.distributed_c10d import _rank_not_in_group
-from torch.distributed.utils import _to_kwargs
 from torch.nn.parallel.distributed import DistributedDataParallel as TorchDDP
 from torch.nn.parallel.distributed import _BufferCommHook, _BufferCommHookLocation, _MixedPrecision
 
 from .between_iterations import register_comm_hook, set_group, set_options
 from .broadcast import are_due, send_buffers, send_state
-from .bucket_memory import allocator
 from .bucketing import MIB, bucket_caps
 from .buckets import Buckets
 from .checks import construction
@@ -36,7 +34,6 @@ from .features.delayed_all_reduce import DelayedAllReduce, resolve_delayed
 from .features.mixed_precision import (
     ReductionState,
     cast_buffers,
-    cast_inputs,
     casts,
     check_config,
     sum_in_low_precision,
@@ -55,8 +52,8 @@ from .reducer_options import Options
 from .torch_names import TorchNames
 
 PROCESS_LOCAL = (
-    *("process_group", "reducer", "_reducer", "_ddp_log", "_trained_slots", "_frozen_slots", "_input_steps"),
-    "_ranks_averaging",
+    *("process_group", "reducer", "_reducer", "_ddp_log"),
+    *("_trained_slots", "_frozen_slots", "_ranks_averaging"),
 )
 """Attributes of the wrapper that are neither pickled nor copied."""
 
@@ -199,13 +196,12 @@ class DistributedDataParallel(DataParallel):
         make = partial(self._set_up, options, with_buffers=with_buffers)
         tensors, setup = construction.verify_setup(make, self.process_group, self.module, exchange=exchange)
         bucketed, this = tensors.bucketed, weakref.ref(self)
-        allocate = allocator(lambda: this().process_group)  # type: ignore[union-attr]  # alive as long as the buckets
         buckets = Buckets(
             list(bucketed.values()),
             setup.buckets,
             rebuild_caps_bytes=setup.rebuild_caps_bytes,
             sparse=setup.sparse,
-            make_bucket=partial(make_bucket, options=options, sparse=setup.sparse, allocate=allocate),
+            make_bucket=partial(make_bucket, options=options, sparse=setup.sparse),
         )
         self._reducer = reducer = Reducer(
             bucketed,
@@ -221,20 +217,15 @@ class DistributedDataParallel(DataParallel):
                 self.process_group, launch_series or new_series(self.process_group)
             )
         if (trigger := options.param_to_hook_all_reduce) is not None:
-            reducer.delayed = DelayedAllReduce(tensors.delayed, trigger, self.process_group)
+            delayed = dict.fromkeys(p for name, p in tensors.trainable.items() if name not in bucketed)
+            reducer.delayed = DelayedAllReduce(list(delayed), trigger, self.process_group)
         self._trained_slots, self._frozen_slots = tensors.slots, tensors.frozen
         self._has_buffers = bool(tensors.buffers)
         self.device = tensors.slots[0].parameter.device
-        self._ddp_log = LoggingData(self.device)
-        self._ddp_log.attach(reducer)
+        self._ddp_log = LoggingData(self.device, reducer)
         self._lazy_init_ran = False
-        self._input_steps = []
-        if self.device_ids:
-            self._input_steps.append(partial(_move, torch.device(self.device.type, self.device_ids[0])))
-        if self.mixed_precision is not None:
-            self._input_steps.append(partial(cast_inputs, self.mixed_precision))
-            if (dtype := self.mixed_precision.reduce_dtype or self.mixed_precision.param_dtype) is not None:
-                register_comm_hook(reducer, ReductionState(dtype, this), sum_in_low_precision)
+        if (config := self.mixed_precision) is not None and (dtype := config.reduce_dtype or config.param_dtype):
+            register_comm_hook(reducer, ReductionState(dtype, this), sum_in_low_precision)
 
     def _set_up(self, options: Options, *, with_buffers: bool) -> tuple[ModuleTensors, construction.Setup]:
         """The module's tensors, and everything that must be the same on all ranks; checks the arguments."""
@@ -257,7 +248,6 @@ class DistributedDataParallel(DataParallel):
             replaced = compose(casts(self.module, self.mixed_precision), sharded)
         if replaced:
             self._forward_parameters = parameters = ForwardParameters(self.module, replaced)
-            self._input_steps.append(partial(_restore, parameters))
             if not sharded:  # a sharded module cannot do without
                 weakref.finalize(self, parameters.detach)
 
@@ -361,17 +351,13 @@ class DistributedDataParallel(DataParallel):
     @property
     def _module_parameters(self) -> list[nn.Parameter]:
         """All parameters but those that are ignored or whose all-reduce is delayed."""
-        delayed = self._reducer.delayed.named if self._reducer.delayed is not None else {}
-        skipped = self.parameters_to_ignore | set(delayed)
-        return [parameter for name, parameter in self.module.named_parameters() if name not in skipped]
+        delayed = set(self._delay_all_reduce_params)
+        named, ignored = self.module.named_parameters(), self.parameters_to_ignore
+        return [parameter for name, parameter in named if name not in ignored and parameter not in delayed]
 
     @property
     def _delay_all_reduce_params(self) -> list[nn.Parameter]:
         return self._reducer.delayed.parameters if self._reducer.delayed is not None else []
-
-    @property
-    def _delay_all_reduce_all_params(self) -> bool:
-        return not self._reducer.parameters
 
     _sync_buffers = send_buffers
 
@@ -493,21 +479,8 @@ class DistributedDataParallel(DataParallel):
         super().__setstate__(state)  # type: ignore[no-untyped-call]
         self.process_group, self._comm_hooks = construction.resolve_group(None), []
         self._make_reducer(options, exchange=False, with_buffers=False, launch_series=series)
-        if self._forward_parameters is not None:
-            self._input_steps.append(partial(_restore, self._forward_parameters))
         for hook, *hook_state in comm_hooks:
             self.register_comm_hook(hook_state[0] if hook_state else self.process_group, hook)
 
 
 TorchDDP.register(DistributedDataParallel)  # for all that asks isinstance: trainers, checkpoints, torch.compile
-
-
-def _move(device: torch.device, inputs: Any, kwargs: Any) -> tuple[Any, Any]:
-    (moved,), (moved_kwargs,) = _to_kwargs(inputs, kwargs, device, use_side_stream_for_tensor_copies=True)
-    return moved, moved_kwargs
-
-
-def _restore(parameters: ForwardParameters, inputs: Any, kwargs: Any) -> tuple[Any, Any]:
-    """Put all parameters back if the last forward pass was interrupted; the inputs stay as they are."""
-    parameters.restore()
-    return inputs, kwargs

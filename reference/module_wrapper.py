@@ -6,7 +6,7 @@
 
 import warnings
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import partial
 from typing import Any
@@ -15,12 +15,14 @@ import torch
 from torch import nn
 from torch._compile import _disable_dynamo as not_compiled  # unlike torch.compiler.disable, loads no compiler yet
 from torch.distributed.algorithms.join import Join
+from torch.distributed.utils import _to_kwargs
 from torch.nn.parallel.distributed import DistributedDataParallel as TorchDDP
 
 from .autograd_hooks import call_at_backward, tensors_in
 from .broadcast import send_buffers_if_due
 from .features.backward_sink import through_sink
 from .features.join import JoinableModule, ranks_present
+from .features.mixed_precision import cast_inputs
 from .features.parameter_stand_ins import ForwardParameters, replaced_parameters, thawed
 from .parameters import Slot
 
@@ -41,8 +43,8 @@ class DataParallel(JoinableModule, nn.Module):
     """The places of the trainable parameters when the module was wrapped."""
     _frozen_slots: list[Slot]
     """Those of the others, until one of them has become trainable."""
-    _input_steps: list[Callable[[Any, Any], tuple[Any, Any]]]
-    """Functions that change forward's inputs in turn: `step(inputs, kwargs)`."""
+    device_ids: list[int] | None
+    mixed_precision: Any
     _forward_parameters: ForwardParameters | None
     """Puts other tensors in place of parameters during forward passes. None: forward uses them."""
     _ddp_sink_clone = True
@@ -84,8 +86,13 @@ class DataParallel(JoinableModule, nn.Module):
             self._check_global_requires_backward_grad_sync(is_joined_rank=False)
         if not self._lazy_init_ran:
             self._lazy_init()
-        for step in self._input_steps:
-            inputs, kwargs = step(inputs, kwargs)
+        if self.device_ids:
+            gpu = torch.device(self.device.type, self.device_ids[0])
+            (inputs,), (kwargs,) = _to_kwargs(inputs, kwargs, gpu, use_side_stream_for_tensor_copies=True)
+        if self.mixed_precision is not None:
+            inputs, kwargs = cast_inputs(self.mixed_precision, inputs, kwargs)
+        if self._forward_parameters is not None:
+            self._forward_parameters.restore()  # if the last forward pass was interrupted
         return inputs, kwargs
 
     def _lazy_init(self) -> None:

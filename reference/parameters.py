@@ -39,7 +39,6 @@ class ModuleTensors:
     """
 
     trainable: dict[str, nn.Parameter]
-    delayed: dict[str, nn.Parameter]
     bucketed: dict[str, nn.Parameter]
     sparse: set[str]
     parameters: dict[str, Tensor]
@@ -56,7 +55,7 @@ def module_tensors(module: nn.Module, delayed: dict[str, nn.Parameter]) -> Modul
     places = slots(module, trainable.values())
     frozen = slots(module, (p for p in parameters.values() if isinstance(p, nn.Parameter) and not p.requires_grad))
     sparse, buffers = sparse_parameters(module), synchronized_buffers(module)
-    return ModuleTensors(trainable, delayed, bucketed, sparse, parameters, buffers, places, frozen)
+    return ModuleTensors(trainable, bucketed, sparse, parameters, buffers, places, frozen)
 
 
 def ignored_names(module: nn.Module) -> frozenset[str]:

@@ -31,7 +31,3 @@ class Options:
     def graph_may_change(self) -> bool:
         """Whether each iteration finds its own unused parameters; then one ready order does not predict the next."""
         return self.find_unused_parameters and not self.static_graph
-
-
-PLAIN = Options()
-"""No optional behaviour."""

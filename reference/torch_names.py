@@ -59,6 +59,3 @@ class TorchNames:
         work: Any = dist.all_reduce(bucket.buffer(), group=self.group, async_op=True)
         future: torch.futures.Future[Any] = work.get_future()
         return future
-
-    def _set_optimizer_in_backward(self) -> None:
-        self._reducer.optimizers_in_backward = True

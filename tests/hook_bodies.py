@@ -11,7 +11,6 @@ from torch.distributed.algorithms.ddp_comm_hooks import default_hooks, post_loca
 
 from ddplab.reference.comm_hooks.allreduce import allreduce, noop
 from ddplab.reference.comm_hooks.compress import bf16_compress, compress, fp16_compress
-from ddplab.reference.comm_hooks.post_local_sgd import PostLocalSGDState, post_local_sgd
 from ddplab.reference.comm_hooks.powersgd import PowerSGDState, batched_power_sgd, power_sgd
 from ddplab.reference.comm_hooks.quantization import quantize_per_channel, quantize_per_tensor
 
@@ -38,7 +37,6 @@ OURS: dict[str, tuple[Callable, Callable[..., Any]]] = {
         compress(torch.bfloat16)(power_sgd),
         lambda **options: PowerSGDState(None, **(POWER | options)),
     ),
-    "local": (post_local_sgd, lambda **options: PostLocalSGDState(None, **(LOCAL | options))),
 }
 # Without those that quantise, which fail on Gloo under torch's class too, and batched PowerSGD, which fails anywhere.
 TORCHS: dict[str, tuple[Callable, Callable[..., Any]]] = {

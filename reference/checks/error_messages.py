@@ -181,24 +181,30 @@ class ErrorMessages:
         index, gradient, view = bucket.indices[slot], bucket.parameters[slot].grad, bucket.views[slot]
         assert gradient is not None
         if gradient.dtype != view.dtype or gradient.device != view.device or gradient.layout != view.layout:
-            return self.mismatch(index, number, gradient, view)
+            return (
+                f"rank {self.rank}: expected the gradient of {self.describe(index)} in bucket {number} to be "
+                f"{_kind(view)}, got {_kind(gradient)}. Convert the module before it is wrapped, not after."
+            )
         if gradient.requires_grad:
-            self._warn_once("create_graph", self.graph_not_averaged(index))
+            self._warn_once(
+                "create_graph",
+                f"rank {self.rank}: backward was called with create_graph=True. The gradient of "
+                f"{self.describe(index)} is averaged in place, outside of the graph: derivatives of it are those of "
+                "this rank's gradient.",
+            )
         if not view.is_sparse and dense_strides(gradient) != dense_strides(view):
-            self._warn_once("strides", self.strides(index, gradient, view))
+            self._warn_once(
+                "strides",
+                f"rank {self.rank}: the gradient of {self.describe(index)} has strides {gradient.stride()}, its "
+                f"parameter {view.stride()}. Grad strides do not match bucket view strides: copying it is slow. "
+                "Wrap the module after converting it to its memory format.",
+            )
         return None
 
     def _warn_once(self, kind: str, message: str) -> None:
         if kind not in self._warned:
             self._warned.add(kind)
             warnings.warn(message, stacklevel=2)
-
-    def mismatch(self, index: int, bucket: int, gradient: Tensor, buffer: Tensor) -> str:
-        """Error: a gradient has another dtype, device or layout than its bucket."""
-        return (
-            f"rank {self.rank}: expected the gradient of {self.describe(index)} in bucket {bucket} to be "
-            f"{_kind(buffer)}, got {_kind(gradient)}. Convert the module before it is wrapped, not after."
-        )
 
     def converted(self, index: int, bucket: int, parameter: Tensor, dtype: torch.dtype, device: torch.device) -> str:
         """Error: a parameter was converted after wrapping, so autograd does not call its hook any more."""
@@ -208,21 +214,6 @@ class ErrorMessages:
         return (
             f"rank {self.rank}: {self.describe(index)} in bucket {bucket} {what}. Convert the module before it is "
             "wrapped, not after."
-        )
-
-    def strides(self, index: int, gradient: Tensor, view: Tensor) -> str:
-        """Warning: a gradient has other strides than its parameter, which is correct but slow."""
-        return (
-            f"rank {self.rank}: the gradient of {self.describe(index)} has strides {gradient.stride()}, its "
-            f"parameter {view.stride()}. Grad strides do not match bucket view strides: copying it is slow. "
-            "Wrap the module after converting it to its memory format."
-        )
-
-    def graph_not_averaged(self, index: int) -> str:
-        """Warning: the gradients are differentiable, but their averages are not."""
-        return (
-            f"rank {self.rank}: backward was called with create_graph=True. The gradient of {self.describe(index)} "
-            "is averaged in place, outside of the graph: derivatives of it are those of this rank's gradient."
         )
 
     def retried(self, failure: str) -> str:

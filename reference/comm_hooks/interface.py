@@ -1,4 +1,4 @@
-"""The comm hook interface: what a hook receives and returns, hook states, and errors that name a failing hook.
+"""The comm hook interface: what a hook receives and returns, and errors that name a failing hook.
 
 A callback of a future must not hold a process group, also not through a hook's state. A thread of Gloo frees the
 callback, some time after it has set the result. If the callback then has the last reference to the thread's own
@@ -9,14 +9,12 @@ Callbacks hold the world size, or the part of a state that they change.
 import functools
 import inspect
 import threading
-import warnings
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from datetime import timedelta
-from typing import Any, ClassVar
+from typing import Any
 
 import torch
-import torch.distributed as dist
 from torch import Tensor
 from torch._C._distributed_c10d import GradBucket as TorchGradBucket
 from torch._C._distributed_c10d import ProcessGroup
@@ -107,48 +105,6 @@ def used_on_this_stream(*tensors: Tensor) -> None:
     for tensor in tensors:
         if tensor.is_cuda:
             tensor.record_stream(torch.cuda.current_stream(tensor.device))
-
-
-@dataclass(eq=False, repr=False)
-class HookState:
-    """Base class of hook states, which can be saved and loaded (`torch.save`, pickle) without their process groups.
-
-    A loaded state has None in place of each group. Loading warns about each group except a
-    `process_group` of all ranks.
-
-    Attributes:
-        process_group: The ranks to average over. None: all.
-        iter: Iterations so far.
-    """
-
-    GROUPS: ClassVar[tuple[str, ...]] = ("process_group",)
-    """Names of the attributes that hold process groups."""
-
-    process_group: dist.ProcessGroup | None
-    iter: int = field(default=0, init=False)
-
-    def __getstate__(self) -> dict[str, Any]:
-        groups = {name: getattr(self, name) for name in self.GROUPS}
-        ranks = {name: _ranks(group) for name, group in groups.items() if group is not None}
-        return self.__dict__ | dict.fromkeys(groups) | {"_saved_ranks": ranks}
-
-    def __setstate__(self, saved: dict[str, Any]) -> None:
-        ranks = saved.pop("_saved_ranks")
-        self.__dict__.update(saved)
-        for name, was in ranks.items():
-            if name != "process_group" or not dist.is_initialized() or was != list(range(dist.get_world_size())):
-                warnings.warn(
-                    f"{type(self).__name__}: process groups are not saved, so {name} is None now. Its ranks were "
-                    f"{was}; set {name} again before training.",
-                    stacklevel=2,
-                )
-
-
-def _ranks(group: dist.ProcessGroup) -> list[int] | str:
-    try:
-        return dist.get_process_group_ranks(group)
-    except KeyError:
-        return "unknown, because the group was destroyed"
 
 
 GRACE_S = 5.0

@@ -13,10 +13,10 @@ callbacks run at once, on streams that wait for the collectives. What depends on
 finite, stays on the device.
 """
 
-import logging
+import warnings
 from collections import defaultdict
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from hashlib import sha256
 from typing import Any
@@ -29,20 +29,19 @@ from torch.utils.weak import WeakTensorKeyDictionary
 
 from ..message_sizes import MIN_COMPRESSION_RATE, factors, factors_of_gradient, square_side
 from .allreduce import average
-from .interface import HookState, used_on_this_stream
-
-logger = logging.getLogger(__name__)
+from .interface import used_on_this_stream
 
 
 @dataclass(eq=False, repr=False)
-class PowerSGDState(HookState):
+class PowerSGDState:
     """The settings of PowerSGD, and the errors and Qs that it keeps from one iteration to the next.
 
-    Errors differ between ranks, so save the state of every rank. `power_sgd` keeps an error and a Q for each
-    parameter: a new process that loads them continues as if training had not stopped. `batched_power_sgd` keeps them
-    for each bucket: the first iteration of a new process has one bucket of another size, so bucket 0 starts again
-    from a zero error. For a parameter that no rank used, the errors are updated as if the average had been applied,
-    although the reducer leaves its gradient unchanged.
+    It can be saved and loaded (`torch.save`, pickle), but has no process group then; loading warns about a group that
+    is not of all ranks. Errors differ between ranks, so save the state of every rank. `power_sgd` keeps an error and
+    a Q for each parameter: a new process that loads them continues as if training had not stopped.
+    `batched_power_sgd` keeps them for each bucket: the first iteration of a new process has one bucket of another
+    size, so bucket 0 starts again from a zero error. For a parameter that no rank used, the errors are updated as if
+    the average had been applied, although the reducer leaves its gradient unchanged.
 
     Args:
         process_group: The ranks to average over. None: all.
@@ -55,16 +54,18 @@ class PowerSGDState(HookState):
         warm_start: Whether to start from the last Q instead of a random one.
         orthogonalization_epsilon: See `orthogonalize`.
         random_seed: Seed of the random Qs, the same on all ranks.
-        compression_stats_logging_frequency: Log `compression_stats` once in this many iterations.
         batch_tensors_with_same_shape: Whether to multiply matrices of one shape together: fewer, larger operations.
 
     Attributes:
+        iter: Iterations so far.
         waiting: The average whose second collective has not been issued yet.
 
     Raises:
         ValueError: `start_powerSGD_iter` is too small.
     """
 
+    process_group: dist.ProcessGroup | None
+    iter: int = field(default=0, init=False)
     matrix_approximation_rank: int = 1
     start_powerSGD_iter: int = 1_000  # noqa: N815 - torch's name
     min_compression_rate: float = MIN_COMPRESSION_RATE
@@ -72,7 +73,6 @@ class PowerSGDState(HookState):
     warm_start: bool = True
     orthogonalization_epsilon: float = 0
     random_seed: int = 0
-    compression_stats_logging_frequency: int = 10_000
     batch_tensors_with_same_shape: bool = False
 
     def __post_init__(self) -> None:
@@ -81,7 +81,6 @@ class PowerSGDState(HookState):
                 f"start_powerSGD_iter: expected at least 2 with use_error_feedback or warm_start, got "
                 f"{self.start_powerSGD_iter}: buckets are rebuilt after the first iteration"
             )
-        self.compression_stats_logging_frequency = max(1, self.compression_stats_logging_frequency)
         self._before, self._after = 0, 0  # elements of the gradients, and elements sent instead
         self._errors: dict[str, Tensor] = {}
         self._qs: dict[str, Tensor] = {}
@@ -97,11 +96,19 @@ class PowerSGDState(HookState):
     def __getstate__(self) -> dict[str, Any]:
         # Clones, because these tensors are views, and a view is saved together with the whole tensor behind it.
         memory = {name: {key: t.clone() for key, t in getattr(self, name).items()} for name in ("_errors", "_qs")}
-        return super().__getstate__() | memory | {"_numbers": None, "waiting": None}
+        ranks = self.process_group and _ranks(self.process_group)
+        return vars(self) | memory | {"process_group": None, "_saved_ranks": ranks, "_numbers": None, "waiting": None}
 
     def __setstate__(self, saved: dict[str, Any]) -> None:
-        super().__setstate__(saved)
+        ranks = saved.pop("_saved_ranks")
+        vars(self).update(saved)
         self._start_process()
+        if ranks and (not dist.is_initialized() or ranks != list(range(dist.get_world_size()))):
+            warnings.warn(
+                f"PowerSGDState: process groups are not saved, so process_group is None now. Its ranks were {ranks}; "
+                "set process_group again before training.",
+                stacklevel=2,
+            )
 
     def compression_stats(self) -> tuple[float, int, int]:
         """Compression rate, elements before and elements after compression, over all compressed iterations."""
@@ -147,13 +154,16 @@ class PowerSGDState(HookState):
         return self._errors if self.use_error_feedback else {}, self._qs if self.warm_start else {}
 
     def count(self, bucket: GradBucket, elements_sent: int) -> None:
-        """Add a bucket to the statistics, and log them every `compression_stats_logging_frequency` iterations."""
+        """Add a bucket to the statistics."""
         self._before += bucket.buffer().numel()
         self._after += elements_sent
-        compressed = self.iter - self.start_powerSGD_iter - 1
-        if bucket.is_last() and compressed % self.compression_stats_logging_frequency == 0:
-            rate, before, after = self.compression_stats()
-            logger.info("PowerSGD: iteration %d, %d elements as %d, rate %.1f", self.iter, before, after, rate)
+
+
+def _ranks(group: dist.ProcessGroup) -> list[int] | str:
+    try:
+        return dist.get_process_group_ranks(group)
+    except KeyError:
+        return "unknown, because the group was destroyed"
 
 
 def power_sgd(state: PowerSGDState, bucket: GradBucket) -> torch.futures.Future[Tensor]:

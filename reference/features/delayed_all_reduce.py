@@ -26,12 +26,11 @@ class DelayedAllReduce:
 
     All ranks must compute the trigger's gradient at the same place among the gradients of the other parameters,
     because the all-reduce is launched between those of the buckets. By then the gradients of `parameters`, of which
-    the trigger may be one, must be complete. Gradients are views of the flat buffers. `named` has the parameters by
-    all of their names.
+    the trigger may be one, must be complete. Gradients are views of the flat buffers.
     """
 
-    def __init__(self, named: dict[str, nn.Parameter], trigger: nn.Parameter, group: dist.ProcessGroup) -> None:
-        self.named, self.parameters = named, list(dict.fromkeys(named.values()))
+    def __init__(self, parameters: Sequence[nn.Parameter], trigger: nn.Parameter, group: dist.ProcessGroup) -> None:
+        self.parameters = list(parameters)
         # On a GPU, autograd makes the stream of a node wait for the gradient. All nodes are made here, on one stream,
         # and held; so when the trigger's gradient has arrived, that stream has waited for all others.
         self._accumulators = accumulators([*self.parameters, trigger])

@@ -27,9 +27,9 @@ def make_tracker(
 ) -> AllParametersUsed:
     """The tracker that the options require; a static graph needs no search."""
     if options.static_graph:
-        return StaticGraph(accumulators, UsedParameterMap(parameters, group))
+        return StaticGraph(parameters, accumulators, group)
     if options.find_unused_parameters:
-        return UnusedFoundInGraph(accumulators, UsedParameterMap(parameters, group))
+        return UnusedFoundInGraph(parameters, accumulators, group)
     return AllParametersUsed()
 
 
@@ -78,9 +78,11 @@ class UnusedFoundInGraph(AllParametersUsed):
     counts_gradients = True
     needs_sink = True
 
-    def __init__(self, accumulators: Sequence[Node], used: UsedParameterMap) -> None:
+    def __init__(
+        self, parameters: Sequence[nn.Parameter], accumulators: Sequence[Node], group: dist.ProcessGroup
+    ) -> None:
         self._indices = {node: index for index, node in enumerate(accumulators)}
-        self.used = used
+        self.used = UsedParameterMap(parameters, group)
         self._searched = False
 
     def forward_done(self, outputs: Iterable[Tensor]) -> None:
@@ -109,21 +111,20 @@ class UnusedFoundInGraph(AllParametersUsed):
         self.used.own.clear()
 
 
-class StaticGraph(AllParametersUsed):
+class StaticGraph(UnusedFoundInGraph):
     """Counts each parameter's gradients in the first iteration and expects as many in all others.
 
     A parameter that several activation checkpoints share is therefore ready when its last gradient has arrived. The
     first iteration launches all buckets at its end. Its graph alone is searched, for the parameters to wait for.
     """
 
-    counts_gradients = True
-    needs_sink = True
     launches_during_backward = False
     iterations_without_ready_order = 1
 
-    def __init__(self, accumulators: Sequence[Node], used: UsedParameterMap) -> None:
-        self._indices = {node: index for index, node in enumerate(accumulators)}
-        self.used = used
+    def __init__(
+        self, parameters: Sequence[nn.Parameter], accumulators: Sequence[Node], group: dist.ProcessGroup
+    ) -> None:
+        super().__init__(parameters, accumulators, group)
         self._awaited: frozenset[int] = frozenset()  # parameters whose gradients the first iteration waits for
         self._expected: Counter[int] = Counter()  # gradients per parameter in the first iteration
         self._remaining: Counter[int] = Counter()

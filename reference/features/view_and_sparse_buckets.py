@@ -6,7 +6,6 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor, nn
 
-from ..bucket_memory import Allocate
 from ..buckets import Bucket
 from ..reducer_options import Options
 
@@ -21,13 +20,12 @@ def make_bucket(
     *,
     options: Options,
     sparse: frozenset[int],
-    allocate: Allocate,
 ) -> Bucket:
     """A bucket of the kind that the options need; `sparse`: parameter indices whose gradients are sparse tensors."""
     kind: type[Bucket] = ViewBucket if options.gradient_as_bucket_view else Bucket
     if sparse.intersection(indices):
         kind = SparseBucket
-    return kind(indices, parameters, batched=options.batched_grad_copy, allocate=allocate)
+    return kind(indices, parameters, batched=options.batched_grad_copy)
 
 
 class ViewBucket(Bucket):

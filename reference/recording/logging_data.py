@@ -4,7 +4,6 @@ import os
 import time
 import weakref
 from collections import deque
-from enum import StrEnum, auto
 from functools import partial
 from typing import Any
 
@@ -44,35 +43,17 @@ _DTYPES = {
 """Names of dtypes in torch's logging data."""
 
 
-class TimedMoment(StrEnum):
-    """A moment of an iteration that is timed."""
-
-    FORWARD_STARTED = auto()
-    BACKWARD_STARTED = auto()
-    FIRST_LAUNCH = auto()
-    BACKWARD_COMPUTED = auto()
-    LAST_DONE = auto()
-
-
 DURATIONS = {
-    "forward_compute_time": (TimedMoment.FORWARD_STARTED, TimedMoment.BACKWARD_STARTED),
-    "backward_compute_time": (TimedMoment.BACKWARD_STARTED, TimedMoment.BACKWARD_COMPUTED),
-    "backward_comm_time": (TimedMoment.FIRST_LAUNCH, TimedMoment.LAST_DONE),
-    "backward_compute_comm_overlap_time": (TimedMoment.FIRST_LAUNCH, TimedMoment.BACKWARD_COMPUTED),
+    "forward_compute_time": ("forward_compute_time_start", "backward_compute_time_start"),
+    "backward_compute_time": ("backward_compute_time_start", "backward_compute_time_end"),
+    "backward_comm_time": ("backward_comm_time_start", "backward_comm_time_end"),
+    "backward_compute_comm_overlap_time": ("backward_comm_time_start", "backward_compute_time_end"),
 }
-"""Start and end of each duration, by torch's key."""
-STARTS_AND_ENDS = {
-    "forward_compute_time_start": TimedMoment.FORWARD_STARTED,
-    "backward_compute_time_start": TimedMoment.BACKWARD_STARTED,
-    "backward_compute_time_end": TimedMoment.BACKWARD_COMPUTED,
-    "backward_comm_time_start": TimedMoment.FIRST_LAUNCH,
-    "backward_comm_time_end": TimedMoment.LAST_DONE,
-}
-"""The moment of each reading, by torch's key."""
+"""Start and end of each duration; the names of durations and moments are torch's keys."""
 
 
 class LoggingData(Observer):
-    """Times sampled iterations and keeps the last error.
+    """Times sampled iterations of a reducer; in the others, nothing here runs.
 
     A GPU is timed by events on its streams. Their times are read in a later iteration, once the GPU has reached them,
     so training never waits for them; only `runtime` does. (torch's class waits in `forward`.)
@@ -82,22 +63,19 @@ class LoggingData(Observer):
         iteration: Number of the last timed iteration; 0 before the first.
     """
 
-    def __init__(self, device: torch.device, clock: Clock | None = None) -> None:
+    def __init__(self, device: torch.device, reducer: Reducer, clock: Clock | None = None) -> None:
         self.sample_rate = SAMPLE_RATE
         self.iteration = 0
         self._torchs: tuple[Any, ...] = ()  # a logger of torch's, and the reducer of torch's that it refers to
         self._clock = clock or clock_of(device, time.time_ns)
         self._number = 0  # of the iteration that is being timed
         self._averaged = False  # whether the reducer has waited for one of its buckets
-        self._readings: dict[TimedMoment, Reading] = {}
+        self._readings: dict[str, Reading] = {}
         # Numbers and readings of sampled iterations. The device has not reached all of their events.
-        self._sampled: deque[tuple[int, dict[TimedMoment, Reading]]] = deque()
-        self._moments_ns: dict[TimedMoment, int] = {}  # of the last timed iteration, since the epoch
+        self._sampled: deque[tuple[int, dict[str, Reading]]] = deque()
+        self._moments_ns: dict[str, int] = {}  # of the last timed iteration, since the epoch
         self._timed = 0
         self._totals_ns = dict.fromkeys(DURATIONS, 0)
-
-    def attach(self, reducer: Reducer) -> None:
-        """Time iterations of this reducer. In other iterations, nothing here runs."""
         self._reducer = weakref.ref(reducer)
         reducer.observers.append(self)
 
@@ -121,12 +99,12 @@ class LoggingData(Observer):
         self._settle()
         self._readings, self._averaged, self._number = {}, False, reducer.iterations
         if self._number <= ALWAYS_SAMPLED or self._number % self.sample_rate == 0:
-            self._read(TimedMoment.FORWARD_STARTED)
+            self._read("forward_compute_time_start")
         else:
             reducer.observers.remove(self)
             self._sleep(reducer)
 
-    def _read(self, moment: TimedMoment) -> None:
+    def _read(self, moment: str) -> None:
         self._readings[moment] = self._clock.now()
 
     def _settle(self, *, wait: bool = False) -> None:
@@ -147,21 +125,21 @@ class LoggingData(Observer):
 
     def backward_started(self) -> None:
         """See `Observer`."""
-        self._read(TimedMoment.BACKWARD_STARTED)
+        self._read("backward_compute_time_start")
 
     def bucket_launching(self, bucket: int) -> None:
         """See `Observer`."""
-        if TimedMoment.FIRST_LAUNCH not in self._readings:
-            self._read(TimedMoment.FIRST_LAUNCH)
+        if "backward_comm_time_start" not in self._readings:
+            self._read("backward_comm_time_start")
 
     def backward_computed(self) -> None:
         """See `Observer`."""
-        self._read(TimedMoment.BACKWARD_COMPUTED)
+        self._read("backward_compute_time_end")
 
     def bucket_done(self, bucket: int) -> None:
         """See `Observer`."""
         self._averaged = True
-        self._read(TimedMoment.LAST_DONE)
+        self._read("backward_comm_time_end")
 
     def runtime(self) -> Data:
         """Times of the last sampled iteration, and averages over all sampled ones, in nanoseconds.
@@ -172,8 +150,7 @@ class LoggingData(Observer):
         if not self.iteration:
             return {}
         averages = {f"avg_{name}": round(total / self._timed) for name, total in self._totals_ns.items()}
-        moments = {name: self._moments_ns[moment] for name, moment in STARTS_AND_ENDS.items()}
-        return {"iteration": self.iteration, **self._durations_ns(), **moments, **averages}
+        return {"iteration": self.iteration, **self._durations_ns(), **self._moments_ns, **averages}
 
     def data(self, ddp: Any) -> Data:
         """All logging data by torch's keys: strings, and ints for counts, bytes, nanoseconds and flags."""

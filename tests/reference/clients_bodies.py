@@ -24,11 +24,11 @@ from .drop_in_bodies import Tower
 
 
 class Delegates(dist.ProcessGroup):
-    """A group written in Python that must be given options, whose backend allocates buckets and has no options."""
+    """A group written in Python that must be given options, whose backend has no options."""
 
     def __init__(self, inner: dist.ProcessGroup) -> None:
         super().__init__(inner.rank(), inner.size())
-        self.inner, self.allocated = inner, []
+        self.inner = inner
 
     def getBackendName(self) -> str:  # noqa: N802 - torch's
         return "delegates"
@@ -44,13 +44,6 @@ class Delegates(dist.ProcessGroup):
 
     def _get_backend(self, _device: torch.device) -> "Delegates":
         return self
-
-    def supports_tensor_alloc(self, _device: torch.device) -> bool:
-        return True
-
-    def allocate_tensor(self, size: int, *, dtype: torch.dtype, device: torch.device) -> Tensor:
-        self.allocated.append(size)
-        return torch.empty(size, dtype=dtype, device=device)
 
 
 made = 0
@@ -78,12 +71,9 @@ def groups_by_hand(rank: int, world_size: int) -> dict[str, Any]:
         hooked.register_comm_hook(group, default_hooks.allreduce_hook)
         seen[f"{name}, hook"] = trained(hooked, rank)
         seen[f"{name}, logged"] = hooked._get_ddp_logging_data()["backend_name"]
-    for disabled in ("0", "1"):
-        python_group = Delegates(by_hand(rank, world_size))
-        with mock.patch.dict(os.environ, DDP_DISABLE_COMM_MEM=disabled):
-            ddp = DistributedDataParallel(Tower(3), process_group=python_group, bucket_cap_mb=1e-4)
-            seen[f"python {disabled}"] = trained(ddp, rank)
-            seen[f"allocated {disabled}"] = python_group.allocated
+    python_group = Delegates(by_hand(rank, world_size))
+    ddp = DistributedDataParallel(Tower(3), process_group=python_group, bucket_cap_mb=1e-4)
+    seen["python"] = trained(ddp, rank)
     with mock.patch.object(dist, "is_initialized", return_value=False):
         seen["alone"] = trained(DistributedDataParallel(Tower(3), process_group=python_group), rank)
     hooked = DistributedDataParallel(Tower(3), process_group=python_group)

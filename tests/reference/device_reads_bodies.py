@@ -34,9 +34,7 @@ HOOKS = ["none", *OURS, *VARIANTS]
 
 def register_variant(ddp: nn.Module, hook: str, group: dist.ProcessGroup) -> None:
     """Register one of `HOOKS`, which averages over the ranks of the group."""
-    if hook == "local":
-        register(ddp, hook, group, subgroup=group, post_local_gradient_allreduce=True)
-    elif hook != "none":
+    if hook != "none":
         register(ddp, hook.partition(",")[0], group, **VARIANTS.get(hook, {}))
 
 

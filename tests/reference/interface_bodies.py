@@ -18,7 +18,6 @@ from torch._C._distributed_c10d import BuiltinCommHookType
 from torch.nn.parallel.distributed import _MixedPrecision
 
 from ddplab.reference.comm_hooks.allreduce import allreduce
-from ddplab.reference.comm_hooks.post_local_sgd import PostLocalSGDState
 from ddplab.reference.comm_hooks.powersgd import PowerSGDState
 from ddplab.reference.data_parallel import DistributedDataParallel
 
@@ -57,13 +56,12 @@ def train_and_save(
 
 
 def saved_with_a_group(rank: int, world_size: int) -> list[list[str]]:
-    """Warnings on loading a state whose group was: none given, all ranks, a part, that of a subgroup."""
+    """Warnings on loading a state whose group was: none given, all ranks, a part."""
     part = dist.new_group([rank], use_local_synchronization=True)
     states = [
         PowerSGDState(None),
         PowerSGDState(dist.group.WORLD),
         PowerSGDState(part),
-        PostLocalSGDState(None, part, 3),
     ]
     said = []
     for state in states:

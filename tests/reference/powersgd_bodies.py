@@ -4,7 +4,7 @@ import copy
 import io
 from contextlib import suppress
 from typing import Any
-from unittest import TestCase, mock
+from unittest import mock
 
 import torch
 import torch.distributed as dist
@@ -104,11 +104,3 @@ def averages_around_a_failure(rank: int, _world_size: int, shapes: Shapes) -> li
         ddp(given_gradients(rank, shapes, 0, step)).backward()
         seen.append([p.grad.clone() for p in ddp.parameters()])
     return seen
-
-
-def logged_statistics(rank: int, world_size: int, every: int) -> list[str]:
-    """What PowerSGD logs in 8 iterations, 6 of which compress."""
-    options = {"compression_stats_logging_frequency": every}
-    with TestCase().assertLogs("ddplab.reference.comm_hooks.powersgd") as logged:
-        averages(rank, world_size, ("ours", "power"), "ours", ((8, 8),), 0, steps=8, state_options=options)
-    return [record.getMessage() for record in logged.records]

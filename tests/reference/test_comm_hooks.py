@@ -45,7 +45,6 @@ def test_torchs_powersgd_does_the_same_on_torchs_class_and_on_ours(two_ranks, sh
         (("ours", "fp16"), ("torch", "fp16")),
         (("ours", "bf16"), ("torch", "bf16")),
         (("ours", "bf16"), ("torch", "bf16 wrapper")),
-        (("ours", "local"), ("torch", "local")),
     ],
     ids=str,
 )

@@ -71,9 +71,7 @@ def test_inputs_are_moved_to_the_device(gpu_ranks):
     assert all(gpu_ranks.run(gpu_bodies.inputs_on_cpu))
 
 
-@pytest.mark.parametrize(
-    "hook", [name for name in hook_bodies.OURS if name not in ("noop", "local", "compress(bf16)(power)")]
-)
+@pytest.mark.parametrize("hook", [name for name in hook_bodies.OURS if name not in ("noop", "compress(bf16)(power)")])
 def test_comm_hooks_average(gpu_ranks, hook):
     """To what rounding and quantisation allow, several buckets in flight, on both classes; PowerSGD at full rank."""
     shapes, seed = ((300, 200), (64,), (200, 300), (9, 9)), 0

@@ -38,8 +38,7 @@ class Iterations:
 def test_logging_data_averages_without_keeping_every_iteration(gaps):
     """The first ten iterations are timed, then one in a hundred; memory does not grow with their number."""
     reducer = Iterations()
-    log = LoggingData(torch.device("cpu"))
-    log.attach(reducer)
+    log = LoggingData(torch.device("cpu"), reducer)
     timed = []
     for number, (forward, launch, rest, wait) in enumerate(gaps, start=1):
         readings = accumulate([number * 10**12, forward, launch, rest, wait])
@@ -70,8 +69,8 @@ def test_logging_data_averages_without_keeping_every_iteration(gaps):
 def test_logging_data_has_the_times_of_the_gpu_without_waiting_for_it(iterations):
     gpu = SimulatedGpu()
     clock = gpu.clock()
-    log, reducer = LoggingData(torch.device("cpu"), clock), Iterations()
-    log.attach(reducer)
+    reducer = Iterations()
+    log = LoggingData(torch.device("cpu"), reducer, clock)
     waits = gpu.synchronizations
     for forward_ns, first_ns, rest_ns, wait_ns in iterations:
         reducer.start()
@@ -101,8 +100,8 @@ def test_logging_data_has_the_times_of_the_gpu_without_waiting_for_it(iterations
 
 
 def test_a_new_sample_rate_holds_at_once():
-    log, reducer = LoggingData(torch.device("cpu")), Iterations()
-    log.attach(reducer)
+    reducer = Iterations()
+    log = LoggingData(torch.device("cpu"), reducer)
     for _ in range(23):
         reducer.start()
     log.set_sample_rate(4)

@@ -166,14 +166,6 @@ def test_batched_powersgd_sends_two_columns_of_a_square_per_rank_of_approximatio
     assert statistics == (99 / 40, 99, 40)
 
 
-def test_statistics_are_logged_every_so_many_iterations(two_ranks):
-    (records, _) = two_ranks.run(bodies.logged_statistics, 3)
-    assert records == [
-        "PowerSGD: iteration 3, 64 elements as 32, rate 2.0",
-        "PowerSGD: iteration 6, 256 elements as 128, rate 2.0",
-    ]
-
-
 def test_the_last_bucket_may_be_skipped(two_ranks):
     assert two_ranks.run(bodies.skips_unused_parameters) == [[True] * 6] * 2
 
