@@ -23,7 +23,7 @@ SMI = (
     "temperature.gpu,ecc.mode.current,mig.mode.current,pcie.link.gen.current,pcie.link.width.current"
 )
 """What nvidia-smi is asked for."""
-PACKAGES = ("torch", "numpy", "scipy", "pydantic", "msgspec", "typer", "pytest", "hypothesis")
+PACKAGES = ("torch", "numpy", "pydantic", "msgspec", "typer", "pytest", "hypothesis")
 PRECISIONS = {
     "float32": (torch.float32, "highest"),
     "tf32": (torch.float32, "high"),

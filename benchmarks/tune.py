@@ -11,11 +11,11 @@ from pathlib import Path
 import numpy as np
 
 from ddplab import BucketPlan, Trace, tune
+from ddplab.demo import TRACE
 from ddplab.reference.trace import Iteration, Parameter, RankTrace, Workload
 from ddplab.simulator.catalogue import load_fabric
 
-RECORDED = (Path(__file__).parent / "resnet50.json.gz",
-            Path(__file__).parents[1] / "ddplab" / "validation" / "resnet50_v100.json.gz")  # fmt: skip
+RECORDED = (Path(__file__).parent / "resnet50.json.gz", TRACE)
 NODE = "aws-p4d"
 GOALS_S = {161: 1.0, 400: 1.0, 2000: 20.0}
 """Limits in processor seconds by number of parameters."""

@@ -23,10 +23,12 @@ TIMEOUT_S = 900
 FOR_WHAT = {
     "": "ddplab synthesize --model mlp --out t.json.gz && python -c 'import ddplab; ddplab.DistributedDataParallel'",
     "conform": "ddplab conform torch --only 'one weight'",
+    "predict": "ddplab synthesize --model mlp --out t.json.gz"
+    " && ddplab predict t.json.gz --fabric aws-p4d --world-size 8 --caps 25 --timeline t.png",
     "tutorials": "python -c 'import anywidget, ipywidgets, jupyterlab'",
     "site": "sphinx-build --version && python -c 'import furo, myst_nb' && linkchecker --version",
     "dev": "ruff --version && mypy --version && pytest --version"
-    " && python -c 'import distributed, expecttest, nbmake, playwright, pytest_timeout, xdist'",
+    " && python -c 'import expecttest, nbmake, playwright, pytest_timeout, xdist'",
 }
 """By extra, commands that need it."""
 

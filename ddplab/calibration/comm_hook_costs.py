@@ -36,7 +36,7 @@ REAL_HOOKS: dict[str, Hook] = {
     "power_sgd": power_sgd,
     "batched_power_sgd": batched_power_sgd,
 }
-"""Hook functions by name; the names are those of `schedule.comm_hooks.HOOKS` without `none`."""
+"""Hook functions by name; the names are those of `schedule.comm_hook_messages.HOOKS` without `none`."""
 HALVES = {"fp16": torch.float16, "bf16": torch.bfloat16}
 """Half-precision types by the prefix that `named_hook` takes."""
 

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import cache, wraps
-from math import isnan, sqrt
+from math import comb, sqrt
 from statistics import fmean
 from typing import Any, NamedTuple
 from unittest import mock
@@ -19,7 +19,6 @@ from unittest import mock
 import numpy as np
 import torch
 import torch.distributed as dist
-from scipy.optimize import nnls
 
 from ..reference.launch import rank_device, spans_nodes
 from ..reference.recording.device_clock import Clock, Reading, clock_of, nanoseconds
@@ -228,10 +227,10 @@ def interval_of_median(samples: Sequence[float]) -> tuple[float, float] | None:
     Holds for independent samples of any continuous distribution: the number of them below its median is binomial
     (David and Nagaraja, "Order Statistics", 2003, section 7.1). None for fewer than 5 samples, which reach 87.5 %.
     """
-    from scipy.stats import quantile_test  # here, because the import takes a second on every rank
-
-    low, high = quantile_test(samples, p=0.5).confidence_interval(BAND)
-    return None if isnan(low) else (float(low), float(high))
+    ordered, count, left_out = sorted(samples), len(samples), 0
+    while sum(comb(count, below) for below in range(left_out + 1, count - left_out)) >= BAND * 2**count:
+        left_out += 1
+    return (float(ordered[left_out - 1]), float(ordered[-left_out])) if left_out else None
 
 
 def _half_band(samples: Sequence[float]) -> float:
@@ -248,8 +247,10 @@ def fit_linear(samples: Mapping[int, Sequence[float]]) -> Linear:
         return Linear()
     sizes = np.array(list(samples), dtype=float)
     times = np.maximum(1.0, [statistics.median(of_size) for of_size in samples.values()])
-    rows = np.column_stack([1 / times, sizes / times])
-    (fixed, per_byte), _residual = nnls(rows, np.ones(len(times)))
+    rows, ones = np.column_stack([1 / times, sizes / times]), np.ones(len(times))
+    fits = [part * (rows @ part).sum() / ((rows @ part) ** 2).sum() for part in np.eye(2)]  # one cost alone
+    fits = [np.linalg.lstsq(rows, ones)[0], *fits] if len(times) > 1 else fits[1:]
+    fixed, per_byte = min((fit for fit in fits if min(fit) >= 0), key=lambda fit: ((rows @ fit - 1) ** 2).sum())
     return Linear(fixed_ns=float(fixed), ns_per_byte=float(per_byte))
 
 

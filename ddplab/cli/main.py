@@ -202,6 +202,10 @@ def main() -> None:
         _end(f"{message}{'' if message[-1:] in '.?' else '.'} See `{command_path} --help`.", error.exit_code)
     except (Error, ValueError, OSError) as error:
         _end(str(error), 1)
+    except ModuleNotFoundError as error:
+        if (package := str(error.name).partition(".")[0]) not in ("pandas", "matplotlib"):
+            raise
+        _end(f"expected the package {package}; install it with `pip install 'ddplab[predict]'`", 1)
     sys.exit(status)
 
 

@@ -2,6 +2,8 @@
 
 import re
 import shlex
+import sys
+from unittest import mock
 
 import typer
 
@@ -35,3 +37,12 @@ def test_help_shows_the_usual_order_and_examples_that_fit_a_terminal(here):
         for example in shown:
             (line,) = (line for line in lines if line.strip() == example)
             assert len(line) <= 80
+
+
+def test_without_the_packages_of_pictures_one_line_says_what_to_install(here, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    with mock.patch.dict(sys.modules, {"matplotlib": None}):
+        done = here("plan", "resnet50", "aws-p4d", "--world-size", "8,16", "--report", "plan.html")
+    assert done.returncode == 1
+    wanted = "ddplab: expected the package matplotlib; install it with `pip install 'ddplab[predict]'`\n"
+    assert done.stderr.endswith(wanted)

@@ -15,7 +15,7 @@ from ..test_architecture import modules_after
 @pytest.mark.filterwarnings("ignore:Mismatch dtype")
 @pytest.mark.parametrize(("model", "autocast"), [("resnet50-224", None), ("bert-large", "bfloat16")])
 def test_the_file_equals_a_new_count(model, autocast):
-    """One code counts all models, which takes minutes; `ddplab.count_built_in_models` does."""
+    """One code counts all models, which takes minutes; `validation.count_built_in_models` does."""
     known = built_in_operations(model, autocast)
     if known.torch_version != torch.__version__:
         pytest.skip(f"counted with torch {known.torch_version}; other versions may run other operations")
