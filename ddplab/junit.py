@@ -20,15 +20,15 @@ class TestCase(NamedTuple):
 
 def write_junit(path: Path, suite: str, subject: str, cases: Sequence[TestCase]) -> None:
     """Write a suite of test cases on one subject; characters that XML does not permit are escaped."""
-    counts = {"tests": len(cases), "failures": sum(bool(one.failure) for one in cases), "errors": 0}
-    counts["skipped"] = sum(bool(one.skipped) for one in cases)
+    counts = {"tests": len(cases), "failures": sum(bool(case.failure) for case in cases), "errors": 0}
+    counts["skipped"] = sum(bool(case.skipped) for case in cases)
     suites = ElementTree.Element("testsuites")
     attributes = {"name": suite} | {name: str(number) for name, number in counts.items()}
     element = ElementTree.SubElement(suites, "testsuite", attributes)
-    for one in cases:
-        known = {"classname": subject, "name": one.name, "time": f"{one.seconds:.3f}"}
-        case = ElementTree.SubElement(element, "testcase", known)
+    for case in cases:
+        known = {"classname": subject, "name": case.name, "time": f"{case.seconds:.3f}"}
+        child = ElementTree.SubElement(element, "testcase", known)
         for kind in ("failure", "skipped"):
-            if message := getattr(one, kind):
-                ElementTree.SubElement(case, kind, message=printable(message)).text = printable(one.details)
+            if message := getattr(case, kind):
+                ElementTree.SubElement(child, kind, message=printable(message)).text = printable(case.details)
     write_atomically(path, ElementTree.tostring(suites, encoding="utf-8", xml_declaration=True) + b"\n")

@@ -104,7 +104,7 @@ def default_backend(world_size: int) -> str:
     """Return NCCL's name where it is and each rank has a CUDA device, else Gloo's."""
     found = launched_ranks()
     if found is not None:
-        enough = all(one.devices for one in found.all()[:world_size])
+        enough = all(rank.devices for rank in found.all()[:world_size])
     else:
         enough = torch.cuda.device_count() >= world_size
     return "nccl" if enough and dist.is_nccl_available() else "gloo"
@@ -158,7 +158,7 @@ class RankPool(contextlib.AbstractContextManager["RankPool"]):
         """The node of each rank, by its name with the launcher; all ranks of this machine are on one."""
         if self._launched is None:
             return [""] * self.world_size
-        return [one.place.node for one in self._launched.all()[: self.world_size]]
+        return [rank.place.node for rank in self._launched.all()[: self.world_size]]
 
     def name(self, rank: int) -> str:
         """How errors name a rank: under a launcher, with the machine that it is on."""
@@ -184,9 +184,9 @@ class RankPool(contextlib.AbstractContextManager["RankPool"]):
         if not self._ranks:
             self._start()
         try:
-            for one in self._ranks:
+            for member in self._ranks:
                 with contextlib.suppress(ConnectionError):  # the rank is gone, which `_collect` reports
-                    one.connection.send_bytes(pickle.dumps((body, args)))
+                    member.connection.send_bytes(pickle.dumps((body, args)))
             return self._collect(timeout_s or self.timeout_s, on_progress)
         except BaseException:  # a failed body or Ctrl-C leaves ranks in an unknown state
             self.close()
@@ -195,10 +195,10 @@ class RankPool(contextlib.AbstractContextManager["RankPool"]):
     def close(self) -> None:
         """End the ranks, even if they are running a body."""
         atexit.unregister(self.close)
-        for one in self._ranks:
-            one.let_leave()
-        for one in self._ranks:
-            one.wait_until_left()
+        for member in self._ranks:
+            member.let_leave()
+        for member in self._ranks:
+            member.wait_until_left()
         self._ranks = []
         self._resources.close()
 
@@ -224,7 +224,7 @@ class RankPool(contextlib.AbstractContextManager["RankPool"]):
 
     def _memberships(self, store: Path | tuple[str, int]) -> list[Membership]:
         """Return what makes each process a rank of this pool."""
-        known = [one.place for one in self._launched.all()] if self._launched else []
+        known = [rank.place for rank in self._launched.all()] if self._launched else []
         nodes = [place.node for place in known] or self.nodes
         addresses: Sequence[str | None] = [None] * self.world_size
         if self._launched is not None and len(set(self.nodes)) > 1:
@@ -279,8 +279,8 @@ class RankPool(contextlib.AbstractContextManager["RankPool"]):
                 else:
                     results[rank] = value
                     remind_at = time.monotonic() + REMINDER_S if len(results) < self.world_size else math.inf
-        for one in self._ranks:
-            one.forward_errors()
+        for member in self._ranks:
+            member.forward_errors()
         return [results[rank] for rank in range(self.world_size)]
 
     def _answered(self, ranks: Sequence[int], deadline: float) -> list[int]:
@@ -291,15 +291,15 @@ class RankPool(contextlib.AbstractContextManager["RankPool"]):
 
     def _receive(self, rank: int, *, others: str = "") -> tuple[int, Any]:
         """The message of a rank; if it was lost, an error with what the others report, unless that is known."""
-        one = self._ranks[rank]
+        member = self._ranks[rank]
         try:
-            kind, value = pickle.loads(one.connection.recv_bytes())
+            kind, value = pickle.loads(member.connection.recv_bytes())
         except (EOFError, ConnectionResetError):
-            status = one.exit_status()
+            status = member.exit_status()
             code = "" if status is None else f" (exit code {status})"
             hint = f"; {MISMATCH}" if status == -signal.SIGABRT and self.backend == "gloo" else ""
             cause = f"{self.name(rank)} exited without reporting an error{code}{hint}{others or self._others(rank)}"
-            raise RankLostError(rank, cause, last_output=one.end_of_errors()) from None
+            raise RankLostError(rank, cause, last_output=member.end_of_errors()) from None
         if kind == FAILURE and not isinstance(value, RankError):
             raise value if self._launched is None else type(value)(f"{self.name(rank)}: {value}")
         if kind == FAILURE:  # the first failure is the cause: other ranks fail because they lost that rank

@@ -191,7 +191,7 @@ def _memory_bytes_per_s(device: Any) -> float | None:
 
 def shape_of_input(inputs: Sequence[Any]) -> tuple[int, ...] | None:
     """Return the shape of the first tensor among the inputs of a module; None if there is none."""
-    return next((tuple(one.shape) for one in inputs if isinstance(one, torch.Tensor)), None)
+    return next((tuple(tensor.shape) for tensor in inputs if isinstance(tensor, torch.Tensor)), None)
 
 
 def _device_of(model: str, parameters: dict[str, nn.Parameter]) -> torch.device:

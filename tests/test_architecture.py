@@ -84,7 +84,7 @@ def modules_after(code: str) -> set[str]:
     return set(subprocess.run(run, timeout=60, check=True, capture_output=True, text=True, cwd=ROOT).stdout.split())
 
 
-HINTS = "ddplab.cli.learn, ddplab.learn.progress, ddplab.learn.source_text"
+HINTS = "ddplab.cli.learn, ddplab.learn.rungs"
 
 
 @pytest.mark.parametrize("modules", ["ddplab.simulator, ddplab.reference.trace, ddplab.reference.bucketing", HINTS])

@@ -11,9 +11,9 @@ import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ddplab.conformance import overlap
+from ddplab.conformance import timing_and_overlap
 from ddplab.conformance.check_outcomes import read_expectations
-from ddplab.learn.progress import Progress, load_progress
+from ddplab.learn.rungs import Progress, load_progress
 from ddplab.reference.files.value_ranges import YEAR_NS
 from ddplab.reference.trace import Trace
 from ddplab.simulator import Fabric, Prediction, predict
@@ -45,13 +45,13 @@ TOPOLOGY = {
         "nic": {"of": "nvlink", "latency_us": 10, "gb_per_s": 50},
     },
 }
-SCHEDULE = overlap.EmulatedSchedule(
+SCHEDULE = timing_and_overlap.EmulatedSchedule(
     model="m",
     network="n",
     iteration_ns=10,
     exposed_ns=2,
     last_ready_ns=7,
-    launches=(overlap.EmulatedLaunch(size_bytes=4, launched_ns=3, done_ns=6),),
+    launches=(timing_and_overlap.EmulatedLaunch(size_bytes=4, launched_ns=3, done_ns=6),),
     other_collectives=1,
 )
 
@@ -63,8 +63,8 @@ READERS: dict[str, tuple[str, Callable[[Path], object], str]] = {
     "log": (".log", Fabric.load, nccl_log(4, {2**power: 20.0 + power for power in range(10, 20)})),
     "schedules": (
         ".json",
-        overlap.load,
-        overlap.ScheduleFile(subject="m:C", schedules=(SCHEDULE,)).model_dump_json(),
+        timing_and_overlap.load,
+        timing_and_overlap.ScheduleFile(subject="m:C", schedules=(SCHEDULE,)).model_dump_json(),
     ),
     "expectations": (
         ".yaml",

@@ -8,8 +8,7 @@ from matplotlib.axes import Axes
 from ddplab import Fabric
 from ddplab.conformance.class_under_test import Subject
 from ddplab.learn import gains, notebook
-from ddplab.learn.progress import load_progress
-from ddplab.learn.rungs import RUNGS
+from ddplab.learn.rungs import RUNGS, load_progress
 from ddplab.learn.solutions import SOLUTIONS
 from ddplab.simulator import plot_colours
 

@@ -14,7 +14,7 @@ from numbers import Real
 from textwrap import dedent
 from typing import Any
 
-from ddplab.learn.source_text import TO_WRITE
+from ddplab.learn.rungs import TO_WRITE
 
 NOT_ATTEMPTED = "not attempted"
 RIGHT = "right"

@@ -44,8 +44,7 @@ def learn(
         raise ValueError("--json: expected neither --watch nor --hint, which give no single result")
     if find_spec("hypothesis") is None:
         raise ValueError("learn: expected the package hypothesis; install it with `pip install 'ddplab[conform]'`")
-    from ..learn.progress import load_progress, next_hint
-    from ..learn.source_text import CLASS, TUTOR, write_skeleton
+    from ..learn.rungs import CLASS, TUTOR, load_progress, next_hint, write_skeleton
 
     path, _, name = str(file).partition(":")
     file, name = Path(path), name or CLASS
@@ -61,8 +60,7 @@ def learn(
             print(f"{file}: an empty class to begin with")
         _flushed("starting ranks")
     start_server()  # it imports torch while this process does
-    from ..learn.climb import climb, saves, strip
-    from ..learn.judge import Judge, grades
+    from ..learn.judge import Judge, climb, grades, saves, strip
     from ..learn.learner_file import learner_class
 
     with Judge() as judge:

@@ -133,7 +133,7 @@ def describe_trace(trace: Trace) -> dict[str, str]:
         "gradient MB": f"{sum(trace.sizes_bytes) / 2**20:.1f}",
         "ranks": str(len(trace.ranks)),
         "iterations": str(len(iterations)),
-        "median iteration ms": f"{median_high(one.duration_ns for one in iterations) / 1e6:.1f}",
+        "median iteration ms": f"{median_high(iteration.duration_ns for iteration in iterations) / 1e6:.1f}",
     }
 
 

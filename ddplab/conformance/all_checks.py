@@ -28,9 +28,9 @@ from .training_programs import (
     BUFFER_OPTIONS,
     PLAIN,
     SPECIAL,
-    Kind,
     Program,
     Seen,
+    StepKind,
     Weight,
     Zero,
     before_and_after_construction,
@@ -49,7 +49,7 @@ MANY = (Weight((1,)),) * 300
 def run_program(
     bench: Bench,
     weights: Sequence[Weight] = PLAIN,
-    kinds: Sequence[Kind] = ("train", "train", "train"),
+    kinds: Sequence[StepKind] = ("train", "train", "train"),
     **further: Any,
 ) -> None:
     """Run a program; arguments as for `program_of`."""
@@ -102,8 +102,8 @@ bucket_caps = fixed(
     {"weights": MANY, "kinds": ["train"] * 2, "options": {"bucket_cap_mb": 1e-6}},
 )
 # SGD has momentum; the learning rate changes, with evaluation before training, in inference mode, and in between.
-changing: Sequence[Kind] = ("evaluate", "train", "evaluate", "train", "change_lr", "train")
-optimizers = fixed(*({"kinds": changing, "optimizer": one, "options": SMALL_CAP} for one in ("sgd", "adam")))
+changing: Sequence[StepKind] = ("evaluate", "train", "evaluate", "train", "change_lr", "train")
+optimizers = fixed(*({"kinds": changing, "optimizer": name, "options": SMALL_CAP} for name in ("sgd", "adam")))
 # Gradients are set to zeros, also in another order of memory, or not cleared.
 kept_gradients = fixed(*({"zeros": [zero] * 3, "options": SMALL_CAP} for zero in ("zeros", "restrided", "keep")))
 
@@ -130,7 +130,7 @@ def large_gradients(bench: Bench) -> None:
 
 
 def _accumulate(bench: Bench, **options: Any) -> None:
-    kinds: list[Kind] = ["accumulate", "accumulate", "train", "train", "accumulate", "train"]
+    kinds: list[StepKind] = ["accumulate", "accumulate", "train", "train", "accumulate", "train"]
     zeros: list[Zero] = ["none", "keep", "keep", "none", "none", "keep"]
     run_program(bench, PLAIN, kinds, zeros=zeros, options=SMALL_CAP | options)
 
@@ -159,7 +159,7 @@ def unused(bench: Bench) -> None:
 def static_graph(bench: Bench) -> None:
     """A graph that never changes, with a parameter that is never used."""
     bench.needs("static_graph")
-    kinds: list[Kind] = ["train"] * 4
+    kinds: list[StepKind] = ["train"] * 4
     if "no_sync" in bench.methods:
         kinds += ["accumulate", "train", "train"]  # not at first, where torch's class fails
     zeros: list[Zero] = ["none", "none", "none", "none", "none", "keep", "none"]
@@ -192,7 +192,7 @@ def buffers(bench: Bench) -> str:
     names = [name for name in BUFFER_OPTIONS if name in bench.subject.options]
     if not names:
         raise NotSupportedError("it has neither broadcast_buffers nor forward_sync_buffers")
-    kinds: list[Kind] = ["train", "train", "evaluate", "forward", "train", "train"]
+    kinds: list[StepKind] = ["train", "train", "evaluate", "forward", "train", "train"]
     if "no_sync" in bench.methods:
         kinds[2:2] = ["accumulate", "accumulate", "train"]
     habits = list(HABITS)
@@ -237,7 +237,7 @@ def sparse_gradients(bench: Bench) -> None:
 
 def long_programs(bench: Bench) -> None:
     """Any sequence of up to twelve training steps on one module."""
-    kinds: list[Kind] = ["train", "evaluate", "change_lr"]
+    kinds: list[StepKind] = ["train", "evaluate", "change_lr"]
     if "no_sync" in bench.methods:
         kinds.insert(1, "accumulate")
     bench.try_random(kinds=kinds, keep=True, most_steps=12, examples=max(3, bench.effort // 3))
@@ -250,7 +250,7 @@ def same_as_another(bench: Bench) -> None:
 
     def attempt(program: Program) -> None:
         run_locally(program, bench.world_size, device=bench.device)  # raises an error if the program is weak
-        mine, theirs = (bench.run(run_until_error, one, program) for one in (bench.subject, other))
+        mine, theirs = (bench.run(run_until_error, subject, program) for subject in (bench.subject, other))
         for rank, (got, expected) in enumerate(zip(mine, theirs, strict=True)):
             if problem := difference_of_runs(got, expected):
                 raise FindingError(f"rank {rank}, unlike {other.name}: {problem}", program)
@@ -263,12 +263,12 @@ def difference_of_runs(got: tuple[list[Seen], str], expected: tuple[list[Seen], 
     (mine, error), (theirs, other_error) = got, expected
     if error != other_error:
         return f"ended with {error or 'no error'}, the other with {other_error or 'no error'}"
-    for number, (one, two) in enumerate(zip(mine, theirs, strict=True)):
-        for kind, name, how in differences(one, two):
+    for number, (seen, others) in enumerate(zip(mine, theirs, strict=True)):
+        for kind, name, how in differences(seen, others):
             return f"iteration {number}: {kind}s {name!r}: {how}"
         # torch orders the last buckets of different dtypes by a hash, so their order is no part of the layout.
-        if one.buckets and two.buckets and sorted(one.buckets) != sorted(two.buckets):
-            return f"iteration {number}: buckets {one.buckets}, the other's {two.buckets}"
+        if seen.buckets and others.buckets and sorted(seen.buckets) != sorted(others.buckets):
+            return f"iteration {number}: buckets {seen.buckets}, the other's {others.buckets}"
     return ""
 
 

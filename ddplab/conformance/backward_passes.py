@@ -315,7 +315,10 @@ def _backward_for_each(module: nn.Module, step: int, rank: int) -> None:
 NOT_WAITED_FOR: dict[str, tuple[type[_Branches], Pass]] = {
     "a backward pass inside of forward": (_BackwardInside, _inside),
     "two forward passes, then a backward pass for each": (_Branches, _backward_for_each),
-    "a call of the wrapped module itself": (_Branches, lambda one, *at: usual(getattr(one, "module", one), *at)),
+    "a call of the wrapped module itself": (
+        _Branches,
+        lambda ddp, *at: usual(getattr(ddp, "module", ddp), *at),
+    ),
     "a layer unfrozen after construction": (_SecondLayerFrozen, usual),
 }
 """Models and passes by description."""
@@ -336,7 +339,7 @@ def stays_local(_rank: int, _world_size: int, subject: Subject, name: str) -> tu
         for step in range(STEPS):
             training.backward(run, step)
             problem = problem or training.wrong(run, step)
-    return problem, any(issubclass(one.category, UserWarning) for one in given)
+    return problem, any(issubclass(warning.category, UserWarning) for warning in given)
 
 
 # Several forward passes for one backward pass

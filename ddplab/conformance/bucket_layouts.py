@@ -30,7 +30,7 @@ def fill(order: Sequence[int], sizes: Sequence[int], *caps: int, exceeds: bool) 
     """
     buckets: list[list[int]] = [[]]
     for index in order:
-        held, cap = BYTES * sum(sizes[one] for one in buckets[-1]), caps[min(len(buckets), len(caps)) - 1]
+        held, cap = BYTES * sum(sizes[placed] for placed in buckets[-1]), caps[min(len(buckets), len(caps)) - 1]
         if buckets[-1] and (held >= cap if exceeds else held + BYTES * sizes[index] > cap):
             buckets.append([])
         buckets[-1].append(index)
@@ -73,7 +73,7 @@ def _check_layouts(bench: Bench, cases: Sequence[tuple[tuple[int, ...], dict[str
             if got is None:
                 raise NotSupportedError("it does not report its buckets")
             words = f"parameters of {[BYTES * size for size in sizes]} bytes, cap {', '.join(map(str, caps))} bytes"
-            if any(one != got for one in by_rank):
+            if any(layout != got for layout in by_rank):
                 raise FindingError(f"{words}: ranks have different buckets: {by_rank}")
             order = range(len(sizes) - 1, -1, -1)
             possible &= {name for name, rule in RULES.items() if rule(order, sizes, *caps) == got}

@@ -141,7 +141,7 @@ def why_left_out(check: str, results: Sequence[CheckResult]) -> str:
 
     Where ranks launch different collectives, nearly every program ends in a hang, and says nothing new.
     """
-    unmatched = [one.check for one in results if one.unmatched and one.problem]
+    unmatched = [result.check for result in results if result.unmatched and result.problem]
     if len(unmatched) >= MOST_UNMATCHED:
         return f"the ranks did not match in {' and '.join(unmatched)}"
     if unmatched and unmatched[0] in PLAIN and check not in STILL_TELLING:

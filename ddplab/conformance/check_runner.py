@@ -95,7 +95,7 @@ class Bench:
         try:
             return self.pool.run(body, *arguments, timeout_s=timeout_s or usual_s)
         except RanksStillRunningError as error:
-            report([one for one in error.returned.values() if isinstance(one, str)])
+            report([problem for problem in error.returned.values() if isinstance(problem, str)])
             raise HangError(cause_of(error)) from error
 
     def needs(self, *names: str) -> None:

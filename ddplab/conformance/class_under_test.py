@@ -61,7 +61,7 @@ class Subject:
     is_finished: bool = field(default=True, kw_only=True)
 
     def __reduce__(self) -> tuple[Callable[[], Self], tuple[()]]:
-        given = {one.name: getattr(self, one.name) for one in fields(self)}
+        given = {attribute.name: getattr(self, attribute.name) for attribute in fields(self)}
         return partial(type(self), **given), ()  # each rank imports the class by itself
 
     def check(self) -> None:
@@ -137,13 +137,12 @@ class Subject:
     @cached_property
     def _arguments(self) -> dict[str, inspect.Parameter]:
         """The arguments after the module; `**options` of a subclass stands for those of the class above it."""
+        named = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
         found: dict[str, inspect.Parameter] = {}
         for maker in self.make.__mro__ if isinstance(self.make, type) else (self.make,):
             own = list(inspect.signature(maker).parameters.values())
-            found = {
-                one.name: one for one in own[1:] if one.kind in (one.POSITIONAL_OR_KEYWORD, one.KEYWORD_ONLY)
-            } | found
-            if all(one.kind is not one.VAR_KEYWORD for one in own):
+            found = {argument.name: argument for argument in own[1:] if argument.kind in named} | found
+            if all(argument.kind is not argument.VAR_KEYWORD for argument in own):
                 break
         return found
 

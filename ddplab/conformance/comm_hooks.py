@@ -61,10 +61,10 @@ def compare_hook(_rank: int, world_size: int, subject: Subject, factor: float, o
 def _wrong_gradients(bucket: Any) -> list[str]:
     """Compare a bucket's gradients with its parameters and its buffer."""
     gradients, parameters = bucket.gradients(), bucket.parameters()
-    shapes = [tuple(one.shape) for one in gradients], [tuple(one.shape) for one in parameters]
+    shapes = [tuple(tensor.shape) for tensor in gradients], [tuple(tensor.shape) for tensor in parameters]
     if shapes[0] != shapes[1]:
         return [f"a bucket's gradients have the shapes {shapes[0]}, its parameters {shapes[1]}"]
-    if not torch.equal(torch.cat([one.flatten() for one in gradients]), bucket.buffer()):
+    if not torch.equal(torch.cat([gradient.flatten() for gradient in gradients]), bucket.buffer()):
         return ["a bucket's gradients are not the parts of its buffer"]
     return []
 
@@ -106,9 +106,9 @@ def compare_compressing(rank: int, world_size: int, subject: Subject, name: str,
     for step in range(STEPS):
         training.backward(mean_square, step)
         local = training.local(mean_square, step)
-        largest = max(_range(one) for one in local)
+        largest = max(_range(gradients) for gradients in local)
         for key, parameter in training.module.named_parameters():
-            parts = torch.stack([gradient for one in local if (gradient := one[key]) is not None])
+            parts = torch.stack([gradient for of_rank in local if (gradient := of_rank[key]) is not None])
             assert parameter.grad is not None
             errors = (parameter.grad - parts.mean(dim=0)).abs()
             if bool((errors > bound(parts, largest)).any()):
@@ -120,7 +120,7 @@ def compare_compressing(rank: int, world_size: int, subject: Subject, name: str,
 
 
 def _range(gradients: dict[str, Tensor | None]) -> float:
-    flat = torch.cat([one.flatten() for one in gradients.values() if one is not None])
+    flat = torch.cat([gradient.flatten() for gradient in gradients.values() if gradient is not None])
     return float(flat.max().clamp(min=0) - flat.min().clamp(max=0))
 
 

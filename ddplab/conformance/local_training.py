@@ -16,10 +16,10 @@ from torch import Tensor
 from .class_under_test import Subject
 from .training_programs import (
     BUFFER_OPTIONS,
-    Kind,
     Net,
     Program,
     Seen,
+    StepKind,
     buffer_values,
     halve_learning_rate,
     loss_of,
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from ..reference.launch import RankPool
     from .check_runner import Bench
 
-Habit = Callable[[Kind, Kind], bool]
+Habit = Callable[[StepKind, StepKind], bool]
 """Whether a class broadcasts buffers before a forward pass, by the kinds of the forward pass before it and of it."""
 AS_TORCH = "in each forward pass that follows a synchronised one"
 HABITS: Mapping[str, Habit] = {
@@ -77,7 +77,7 @@ def run_locally(
     ranks: list[dict[str, Tensor | None]] = [dict.fromkeys(names) for _ in range(world_size)]  # gradients
     samples = [0] * world_size
     expected = []
-    before: Kind | None = None  # buffers are equal at first
+    before: StepKind | None = None  # buffers are equal at first
     sends_buffers = False not in (program.options.get(name) for name in BUFFER_OPTIONS)
     largest = 0.0
     for number, step in enumerate(program.steps):
@@ -206,7 +206,7 @@ def describe_difference(got: Tensor | None, expected: Tensor | None) -> str:
     first = tuple(wrong.nonzero()[0].tolist())
     at = f" at {list(first)}" if first else ""
     numbers = [tensor[first].item() for tensor in (got, expected)]
-    values = [f"{one:.9g}" for one in numbers]
+    values = [f"{number:.9g}" for number in numbers]
     if values[0] == values[1]:
         values = list(map(str, numbers))
     return f"{int(wrong.sum())} of {wrong.numel()} elements differ; got {values[0]}{at}, expected {values[1]}"

@@ -6,7 +6,7 @@ from typing import Any, get_args
 
 from hypothesis import strategies as st
 
-from .training_programs import MOST_PASSES, ROWS, Kind, Layout, Program, ProgramStep, Weight
+from .training_programs import MOST_PASSES, ROWS, Layout, Program, ProgramStep, StepKind, Weight
 
 CAPS_MB = (1e-6, 3e-5, 1e-4, 3e-4, 25.0)
 """Bucket caps, from one parameter in each bucket to a single bucket."""
@@ -18,7 +18,7 @@ def programs(
     draw: Callable[[st.SearchStrategy[Any]], Any],
     world_size: int,
     *,
-    kinds: Sequence[Kind] = ("train", "train", "evaluate", "change_lr"),
+    kinds: Sequence[StepKind] = ("train", "train", "evaluate", "change_lr"),
     options: st.SearchStrategy[dict[str, Any]] | None = None,
     any_use: bool = False,
     static: bool = False,
@@ -53,7 +53,7 @@ def programs(
     for step in draw(st.lists(steps, min_size=2, max_size=most_steps)):
         drawn.append(replace(step, zero="keep") if keep and accumulated else step)
         accumulated = step.kind == "accumulate" or (accumulated and step.kind != "train")
-        if [one.kind for one in drawn].count("train") == MOST_PASSES:
+        if [step.kind for step in drawn].count("train") == MOST_PASSES:
             break
     drawn[-1] = replace(drawn[-1], kind="train")
     return Program(

@@ -151,12 +151,12 @@ def difference(
         dtype: The dtype in which the average rounds. None: the parameter's.
     """
     for name, parameter in module.named_parameters():
-        parts = [one[name] for one in local]
+        parts = [of_rank[name] for of_rank in local]
         if all(part is None for part in parts):
             if parameter.grad is not None:
                 return f"gradient of {name!r}: got a tensor, expected None, because no rank has one"
             continue
-        stacked = torch.stack([torch.zeros_like(parameter) if one is None else one for one in parts]).double()
+        stacked = torch.stack([torch.zeros_like(parameter) if part is None else part for part in parts]).double()
         stacked *= len(parts) / (divisor or len(parts))
         if problem := outside(parameter.grad, stacked, dtype or parameter.dtype):
             return f"gradient of {name!r}: {problem}"
@@ -236,7 +236,7 @@ class Training:
 
 def differing_ranks(tensors: Iterable[Tensor], like: int) -> list[int]:
     """Return the ranks on which these tensors are not those of the rank `like`; call on every rank."""
-    digest = torch.cat([one.detach().flatten().double() for one in tensors])
+    digest = torch.cat([tensor.detach().flatten().double() for tensor in tensors])
     every = [torch.empty_like(digest) for _ in range(dist.get_world_size())]
     dist.all_gather(every, digest)
     return [rank for rank, one in enumerate(every) if not torch.equal(one, every[like])]
@@ -285,7 +285,7 @@ class _ScaledWeights(nn.Module):
 
     def forward(self, factors: Sequence[Tensor]) -> Tensor:
         scaled = [one * factor for one, factor in zip(self.weights, factors, strict=True)]
-        return torch.stack([one.sum(dtype=torch.float32) for one in scaled]).sum()
+        return torch.stack([weight.sum(dtype=torch.float32) for weight in scaled]).sum()
 
 
 def compare_special_values(rank: int, world_size: int, subject: Subject) -> str:

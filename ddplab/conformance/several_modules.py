@@ -32,7 +32,7 @@ def two_modules(rank: int, world_size: int, subject: Subject) -> str:
     wrapped = [subject.wrap(module, bucket_cap_mb=1e-4) for module in modules]
 
     def loss(chosen: Any, step: int, rank: int) -> Tensor:
-        return torch.stack([mean_square(one, step, rank) for one in chosen]).prod()
+        return torch.stack([mean_square(module, step, rank) for module in chosen]).prod()
 
     problem = ""  # returned at the end, because the other ranks go on
     for step in range(STEPS):
@@ -40,8 +40,8 @@ def two_modules(rank: int, world_size: int, subject: Subject) -> str:
         for module in modules:
             module.zero_grad()
         loss(wrapped[chosen], step, rank).backward()
-        for one, module in zip(wrapped[chosen], modules[chosen], strict=True):
-            subject.finish(one, torch.optim.SGD(module.parameters(), lr=0.1))
+        for wrapper, module in zip(wrapped[chosen], modules[chosen], strict=True):
+            subject.finish(wrapper, torch.optim.SGD(module.parameters(), lr=0.1))
         local = local_gradients(nn.ModuleList(twins[chosen]), loss, step, range(world_size))
         if not problem and (wrong := difference(nn.ModuleList(modules[chosen]), local)):
             problem = f"two modules, iteration {step}, rank {rank}: {wrong}"
@@ -59,9 +59,9 @@ def copied(rank: int, world_size: int, subject: Subject, how: str, *, trained: b
     module = build(mlp, rank)
     wrapped = subject.wrap(module, bucket_cap_mb=1e-4)
 
-    def backward(one: nn.Module, loss: Tensor) -> None:
+    def backward(replica: nn.Module, loss: Tensor) -> None:
         loss.backward()
-        subject.finish(one, torch.optim.SGD(one.parameters(), lr=0.1))
+        subject.finish(replica, torch.optim.SGD(replica.parameters(), lr=0.1))
 
     if trained:
         backward(wrapped, mean_square(wrapped, 0, rank))
@@ -69,8 +69,8 @@ def copied(rank: int, world_size: int, subject: Subject, how: str, *, trained: b
         copy_of_wrapped = COPY[how](wrapped)
     except Exception as error:  # noqa: BLE001 - a class may refuse with any exception
         return "", f"is refused with {type(error).__name__}"
-    inner = [one for one in copy_of_wrapped.modules() if isinstance(one, nn.Sequential)][-1]
-    if any(one is other for one in module.parameters() for other in inner.parameters()):
+    inner = [part for part in copy_of_wrapped.modules() if isinstance(part, nn.Sequential)][-1]
+    if any(parameter is other for parameter in module.parameters() for other in inner.parameters()):
         return f"{how} shares the parameters of the original", ""
     problem = shortcoming = ""
     for step in range(1, STEPS + 2):
@@ -78,18 +78,18 @@ def copied(rank: int, world_size: int, subject: Subject, how: str, *, trained: b
         copy_of_wrapped.zero_grad()
         order = [(wrapped, step), (copy_of_wrapped, step + 10)]
         if step % 2:
-            for one, number in order:
-                backward(one, mean_square(one, number, rank))
+            for replica, number in order:
+                backward(replica, mean_square(replica, number, rank))
         else:
-            losses = [(one, mean_square(one, number, rank)) for one, number in order]
-            for one, loss in losses[::-1]:
-                backward(one, loss)
-        for name, one, number in (("the original", module, step), (how, inner, step + 10)):
+            losses = [(replica, mean_square(replica, number, rank)) for replica, number in order]
+            for replica, loss in losses[::-1]:
+                backward(replica, loss)
+        for name, replica, number in (("the original", module, step), (how, inner, step + 10)):
             twin = mlp()
-            twin.load_state_dict(one.state_dict())
+            twin.load_state_dict(replica.state_dict())
             local = local_gradients(twin, mean_square, number, range(world_size))
-            wrong = difference(one, local)
-            if wrong and one is inner and not difference(one, [local[rank]]):
+            wrong = difference(replica, local)
+            if wrong and replica is inner and not difference(replica, [local[rank]]):
                 shortcoming = LOCAL
             elif wrong:
                 problem = problem or f"{name}, after {how} was made: iteration {step}, rank {rank}: {wrong}"
@@ -104,13 +104,13 @@ def check_modules(bench: Bench) -> str:
     """
     bench.try_body(two_modules)
     classes = bench.subject.make.__mro__ if isinstance(bench.subject.make, type) else ()
-    determines = any(name in vars(one) for one in {*classes} - {*nn.Module.__mro__} for name in CUSTOM)
+    determines = any(name in vars(base) for base in {*classes} - {*nn.Module.__mro__} for name in CUSTOM)
     notes = []
     for how in COPY:
         for trained in (False, True):
             outcomes = bench.run(partial(copied, trained=trained), bench.subject, how)
             report([problem for problem, _ in outcomes])
-            shortcoming = next((one for _, one in outcomes if one), "")
+            shortcoming = next((noted for _, noted in outcomes if noted), "")
             if shortcoming == LOCAL and determines:
                 raise FindingError(f"{how} {shortcoming}, although the class determines how it is copied")
             if shortcoming and f"{how} {shortcoming}" not in notes:

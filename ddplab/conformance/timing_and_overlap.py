@@ -380,7 +380,7 @@ def load(path: Path) -> tuple[EmulatedSchedule, ...]:
 
 def compare(schedules: Sequence[EmulatedSchedule], baseline: Sequence[EmulatedSchedule]) -> list[str]:
     """Return one sentence for each schedule that is slower than the baseline's; it names the first late bucket."""
-    before = {(one.model, one.network): one for one in baseline}
+    before = {(schedule.model, schedule.network): schedule for schedule in baseline}
     sentences = []
     for now in schedules:
         then = before.get((now.model, now.network))

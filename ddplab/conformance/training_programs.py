@@ -17,7 +17,7 @@ from ..reference.launch import rank_device
 from ..reference.recording.logging_data import buckets_of
 from .class_under_test import Subject
 
-Kind = Literal["train", "accumulate", "evaluate", "forward", "change_lr"]
+StepKind = Literal["train", "accumulate", "evaluate", "forward", "change_lr"]
 """A pass with averaging, one under `no_sync`, one in evaluation mode, a forward pass without a backward pass, or a
 change of the learning rate."""
 Zero = Literal["none", "zeros", "restrided", "keep"]
@@ -60,7 +60,7 @@ class ProgramStep:
         evaluation: Whether the module is in evaluation mode, as for fine-tuning with frozen statistics.
     """
 
-    kind: Kind
+    kind: StepKind
     used: tuple[tuple[int, ...], ...]
     rows: tuple[int, ...]
     zero: Zero = "none"
@@ -101,7 +101,7 @@ SPECIAL = (
 
 def program_of(
     weights: Sequence[Weight],
-    kinds: Sequence[Kind],
+    kinds: Sequence[StepKind],
     world_size: int,
     *,
     used: Callable[[int, int], Sequence[int]] | None = None,

@@ -66,7 +66,7 @@ def long_run(rank: int, _world_size: int, subject: Subject, *, accumulates: bool
         training.optimizer.step()
         if step == SETTLED:
             held = memory.memory_info().rss
-    grown, size = memory.memory_info().rss - held, sum(one.nbytes for one in training.module.parameters())
+    grown, size = memory.memory_info().rss - held, sum(parameter.nbytes for parameter in training.module.parameters())
     if grown > size * (LONG - SETTLED) / 2:
         problem = problem or (
             f"rank {rank}: memory grew by {grown / 2**20:.0f} MiB from iteration {SETTLED} to {LONG}, by "
@@ -155,7 +155,7 @@ def check_hooks(bench: Bench) -> str:
 def _flattened() -> nn.Module:
     module = mlp()
     parameters = list(module.parameters())
-    flat = torch.cat([one.detach().flatten() for one in parameters])
+    flat = torch.cat([parameter.detach().flatten() for parameter in parameters])
     for parameter, part in zip(parameters, flat.split([one.numel() for one in parameters]), strict=True):
         parameter.data = part.view_as(parameter)
     return module
@@ -165,7 +165,7 @@ def in_one_memory(rank: int, _world_size: int, subject: Subject) -> str:
     """Train views of one flat tensor, as fused optimisers make them; they stay so until the script separates them."""
     training = Training(subject, _flattened)
     problems = [training.train()]
-    pieces = {one.untyped_storage().data_ptr() for one in training.module.parameters()}
+    pieces = {parameter.untyped_storage().data_ptr() for parameter in training.module.parameters()}
     for parameter in training.module.parameters():
         parameter.data = parameter.data.clone()
     problems.append(training.train())

@@ -54,7 +54,7 @@ def possible_mistakes(
     world_size = len(alone)
     if got is None:
         return ["it is missing: was it set to None, or to what dist.all_reduce returns, which is None?"]
-    parts = [part for one in alone if (part := one[name]) is not None]
+    parts = [part for gradients in alone if (part := gradients[name]) is not None]
     total, own = torch.stack(parts).sum(dim=0), alone[rank][name]
     known = {
         "it is a sum, not an average: divide by the world size": total,
@@ -71,8 +71,8 @@ def possible_mistakes(
         if number != world_size
     }
     for other in alone[0]:
-        every = [one[other] for one in alone]
-        if other != name and all(one is not None for one in every):
+        every = [gradients[other] for gradients in alone]
+        if other != name and all(gradient is not None for gradient in every):
             known[f"it is the average of {other!r}: it was copied back into another parameter"] = (
                 torch.stack(every).sum(dim=0) / world_size  # type: ignore[arg-type]
             )
@@ -138,7 +138,7 @@ def _likely(program: Program, got: Mapping[int, Seen], expected: Sequence[Seen])
                 possible.append(mistakes)
     if not possible:
         return "the gradients are right, so the parameters were changed by something else than the optimiser"
-    words = next((one for one in possible[0] if all(one in others for others in possible)), "")
+    words = next((words for words in possible[0] if all(words in others for others in possible)), "")
     if words == OWN_GRADIENT and (
         telling := [name for name, mistakes in right if words not in mistakes]
     ):  # others fit both
@@ -257,7 +257,7 @@ FORWARDS, BACKWARDS = range(len(_SIZES)), range(len(_SIZES))[::-1]
 def _buckets(bench: Bench, ready_order: Sequence[int] | None = None) -> tuple[list[int], int]:
     """Return the bytes of each all-reduce in launch order, and the number of further collectives."""
     bench.needs("bucket_cap_mb")
-    trace = trace_of_layers("unequal layers", [(one,) for one in _SIZES], FORWARD_NS, MS, ready_order=ready_order)
+    trace = trace_of_layers("unequal layers", [(size,) for size in _SIZES], FORWARD_NS, MS, ready_order=ready_order)
     schedule = _schedule(bench, trace, FAST, bucket_cap_mb=CAP_MB)
     return [launch.size_bytes for launch in schedule.launches], schedule.other_collectives
 
@@ -271,7 +271,7 @@ def buckets_by_size(bench: Bench) -> None:
 
     if not fits(MIB):
         why = next((words for words, unit in WRONG_CAPS.items() if fits(unit)), "")
-        if len(got) > 7 and sum(one not in [4 * size for size in _SIZES] for one in got) == 1:
+        if len(got) > 7 and sum(sent not in [4 * size for size in _SIZES] for sent in got) == 1:
             why = "after one bucket, each gradient has its own: does a new bucket begin with a size of 0?"
         if sum(got) != 4 * sum(_SIZES):
             why = (
@@ -281,7 +281,7 @@ def buckets_by_size(bench: Bench) -> None:
             why
             or f"buckets of {got} bytes with a cap of {CAP_MB * MIB:.0f} bytes; expected each to close when it "
             f"reaches the cap, or before it exceeds the cap, such as {_filled(FORWARDS)[0]}, for layers of "
-            f"{[4 * one for one in _SIZES]} bytes in the order of registration"
+            f"{[4 * size for size in _SIZES]} bytes in the order of registration"
         )
     if problem := late_launches(schedule_of(bench.subject, MODELS[0], FAST)):
         raise FindingError(problem)
@@ -329,8 +329,8 @@ def _memory(_rank: int, _world_size: int, subject: Subject) -> str:
     for step in range(2):
         training.backward(mean_square, step)
         training.optimizer.step()
-    gradients = [one.grad for one in training.module.parameters() if one.grad is not None]
-    pieces = {one.untyped_storage().data_ptr() for one in gradients}
+    gradients = [parameter.grad for parameter in training.module.parameters() if parameter.grad is not None]
+    pieces = {gradient.untyped_storage().data_ptr() for gradient in gradients}
     if len(pieces) > 1:
         return (
             f"{len(gradients)} gradients of one bucket have {len(pieces)} pieces of memory, expected 1: they are "
@@ -343,7 +343,7 @@ def partly_used(bench: Bench) -> None:
     """Each rank leaves out a parameter of its own."""
     bench.needs("find_unused_parameters")
     options = SMALL_CAP | {"find_unused_parameters": True}
-    try_alike(bench, PLAIN, used=lambda _, rank: [one for one in range(len(PLAIN)) if one != rank], options=options)
+    try_alike(bench, PLAIN, used=lambda _, rank: sorted({*range(len(PLAIN))} - {rank}), options=options)
 
 
 def sent_buffers(bench: Bench) -> None:
@@ -439,7 +439,7 @@ class Stepping:
 
     def wrap(self, module: Any, **options: Any) -> Any:
         """Wrap the emulated device, and follow all memory that this thread allocates from now on."""
-        given = {one.untyped_storage()._cdata for one in module.parameters()}
+        given = {parameter.untyped_storage()._cdata for parameter in module.parameters()}
         live = LiveBytes([*module.parameters(), *module.buffers()])
         live.__enter__()  # type: ignore[no-untyped-call]
         wrapped: Any = self._subject.wrap(module, **options)
@@ -447,8 +447,8 @@ class Stepping:
 
         def step() -> None:
             gc.collect()
-            storages = {one.untyped_storage()._cdata: one.untyped_storage().nbytes() for one in module.parameters()}
-            self.held_bytes.append(live.bytes - sum(size for one, size in storages.items() if one not in given))
+            storages = {one._cdata: one.nbytes() for one in map(Tensor.untyped_storage, module.parameters())}
+            self.held_bytes.append(live.bytes - sum(size for own, size in storages.items() if own not in given))
             device_step()
             optimizer.step()
 
@@ -462,8 +462,8 @@ def scattered(bench: Bench) -> None:
     network = Network("8 ranks at 80 Gbit/s", 8, 10_000, 10e9)
     stepping = Stepping(bench.subject)
     schedule = schedule_of(stepping, MODELS[0], network)  # type: ignore[arg-type]
-    whole = sum(one.size_bytes for one in MODELS[0].workload.parameters)
-    share, sent = whole / 8 / MIB, sum(one.size_bytes for one in schedule.launches) / MIB
+    whole = sum(parameter.size_bytes for parameter in MODELS[0].workload.parameters)
+    share, sent = whole / 8 / MIB, sum(launch.size_bytes for launch in schedule.launches) / MIB
     if schedule.other_collectives or sent > 2.2 * share:
         raise FindingError(
             f"a model of {8 * share:.0f} MiB on 8 ranks: a rank gives collectives of {sent:.1f} MiB and "

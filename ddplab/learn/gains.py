@@ -27,7 +27,7 @@ def model(*, registered_backwards: bool = False) -> Trace:
     if not registered_backwards:
         return trace
     (rank,) = trace.ranks
-    iterations = tuple(one.model_copy(update={"ready_ns": one.ready_ns[::-1]}) for one in rank.iterations)
+    iterations = tuple(each.model_copy(update={"ready_ns": each.ready_ns[::-1]}) for each in rank.iterations)
     workload = trace.workload.model_copy(update={"parameters": trace.workload.parameters[::-1]})
     return Trace(workload=workload, ranks=(rank.model_copy(update={"iterations": iterations}),))
 

@@ -14,7 +14,7 @@ from types import ModuleType
 
 from ..conformance.class_under_test import Subject
 from ..reference.files.reading import read_text
-from .source_text import CLASS
+from .rungs import CLASS
 
 
 class LearnerError(Exception):

@@ -4,12 +4,9 @@ import re
 from pathlib import Path
 from typing import Any
 
-from .climb import climb, judge_rung, strip
-from .judge import Judge
+from .judge import Judge, climb, judge_rung, strip
 from .learner_file import LearnerClass
-from .progress import next_hint
-from .rungs import RUNGS
-from .source_text import CLASS, TO_WRITE
+from .rungs import CLASS, RUNGS, TO_WRITE, next_hint
 
 NAME = "my_ddp"
 """Of the module that the cells make; its progress is the only file that is written."""
@@ -35,7 +32,7 @@ def register(ipython: Any) -> None:
         if TO_WRITE in cell:
             print("not attempted")
             return
-        above = "".join(f"{cells[one].rstrip()}\n" for one in sorted(cells) if 0 < one < number)
+        above = "".join(f"{cells[lower].rstrip()}\n" for lower in sorted(cells) if 0 < lower < number)
         cells[number] = cell
         if not ipython.run_cell(above + cell).success:
             return

@@ -216,7 +216,7 @@ class LaunchedRanks(contextlib.AbstractContextManager["LaunchedRanks"]):
         Where a machine is connected to several networks, these addresses name one that all machines share.
         """
         known = self.all()
-        others = [one.connection for one in known if one.connection and one.place.node != self.place.node]
+        others = [rank.connection for rank in known if rank.connection and rank.place.node != self.place.node]
         own = _address_of(others[0], peer=False) if others else self.address
         connections = [known[rank].connection for rank in ranks]
         return [own if connection is None else _address_of(connection, peer=True) for connection in connections]

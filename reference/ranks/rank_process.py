@@ -143,7 +143,7 @@ def _failure(rank: int, error: Exception) -> Error:
     text = traceback.format_exc()
     kind: type[RankError] = CollectiveError if LOST_PEER.search(text) else RankError
     if isinstance(error, RankError):  # a class of another module may have another constructor
-        kind = next(one for one in type(error).__mro__ if one.__module__ == RankError.__module__)
+        kind = next(ancestor for ancestor in type(error).__mro__ if ancestor.__module__ == RankError.__module__)
     lines = "".join(traceback.format_exception_only(error)).splitlines()
     return kind(rank, next(line for line in lines if line and not line.startswith(" ")), traceback=text)
 

@@ -160,7 +160,7 @@ class NsTimestamps(NamedTuple):
 def _since(zero: int, value: Any) -> Any:
     """Copy readings, and what contains them, with nanoseconds since `zero` in place of the readings."""
     if isinstance(value, list):
-        return [_since(zero, one) for one in value]
+        return [_since(zero, reading) for reading in value]
     if isinstance(value, BucketTimestamps | IterationTimestamps):
         return replace(value, **{field.name: _since(zero, getattr(value, field.name)) for field in fields(value)})
     if isinstance(value, bool) or not isinstance(value, Reading):
@@ -403,7 +403,7 @@ def _iteration(
     buckets: list[BucketTimes] = []
     if layout is not None:
         ready = [[timestamps.ready[index] for index in indices] for indices in layout]
-        buckets = [_bucket(*one, end) for one in zip(timestamps.buckets, ready, strict=True)]
+        buckets = [_bucket(*bucket, end) for bucket in zip(timestamps.buckets, ready, strict=True)]
     if on_device and buckets:
         buckets, end = _copies_after_backward(buckets, timestamps.ready, end)
     return Iteration(

@@ -13,14 +13,12 @@ import pytest
 import yaml
 
 from ddplab.conformance.local_training import FindingError
-from ddplab.learn import climb, judge, load_ipython_extension, solutions
+from ddplab.learn import judge, load_ipython_extension, solutions
 from ddplab.learn.checks import ALL
 from ddplab.learn.gains import Gain, gain, picture_of
 from ddplab.learn.judge import Judge, Judgement
 from ddplab.learn.learner_file import LearnerClass, learner_class
-from ddplab.learn.progress import Progress, load_progress, next_hint, progress_file, update_progress
-from ddplab.learn.rungs import RUNGS
-from ddplab.learn.source_text import SKELETON
+from ddplab.learn.rungs import RUNGS, SKELETON, Progress, load_progress, next_hint, progress_file, update_progress
 from ddplab.reference import minimal
 from ddplab.reference.errors import RankLostError
 from ddplab.reference.launch import RankPool
@@ -180,17 +178,17 @@ def test_climbing_keeps_progress_and_times_and_stops_at_the_next_rung(judging, h
         next_hint(path)
         return Gain("300.0 ms", plain_ms=300.0)
 
-    monkeypatch.setattr(climb, "gain", gain_while_a_hint_is_shown)
+    monkeypatch.setattr(judge, "gain", gain_while_a_hint_is_shown)
     path.write_text(answer("dist.get_world_size()"))
-    verdict = climb.climb(judging, learner_class(path), said.append)
+    verdict = judge.climb(judging, learner_class(path), said.append)
     assert (verdict.rung, verdict.passed, verdict.check) == (2, False, "one all-reduce for each dtype")
     assert load_progress(path) == Progress(passed=1, introduced=2, hints={1: 1}, iteration_ms={1: 300.0})
-    assert climb.strip(path) == "■□□□□□□□□□□□□□□□□ 1 of 17 rungs"
+    assert judge.strip(path) == "■□□□□□□□□□□□□□□□□ 1 of 17 rungs"
     assert "Rung 1 of 17: average gradients" in said[0]
     assert "300.0 ms" in said[2]
     for introduces in (False, True):  # the task comes again only if it is asked for
         said.clear()
-        climb.climb(judging, learner_class(path), said.append, introduces=introduces)
+        judge.climb(judging, learner_class(path), said.append, introduces=introduces)
         assert any("Rung 2 of 17" in one for one in said) == introduces
 
 
@@ -198,7 +196,7 @@ def test_climbing_keeps_progress_and_times_and_stops_at_the_next_rung(judging, h
 def test_an_introduction_fits_into_the_terminal(monkeypatch, columns):
     monkeypatch.setenv("COLUMNS", str(columns))
     for number in NUMBERS:
-        assert max(map(len, climb.introduction(number).splitlines())) <= min(columns, 100)
+        assert max(map(len, judge.introduction(number).splitlines())) <= min(columns, 100)
 
 
 def test_a_new_idea_that_breaks_an_old_rung_is_no_progress(judging, home):
@@ -206,7 +204,7 @@ def test_a_new_idea_that_breaks_an_old_rung_is_no_progress(judging, home):
     edits = [{"old": "keys=dtypes, order=order", "new": "order=order"}]
     path.write_text(edited("solutions", "Reversed", edits).source)
     update_progress(path, passed=5)
-    verdict = climb.climb(judging, learner_class(path, "Reversed"), said.append)
+    verdict = judge.climb(judging, learner_class(path, "Reversed"), said.append)
     assert (verdict.rung, verdict.passed) == (2, False)
     assert "An earlier rung is broken" in said[-1]
     assert load_progress(path).passed == 5
@@ -221,7 +219,7 @@ def test_hints_come_one_after_the_other_and_the_last_one_stays(home):
 def test_every_save_is_seen_also_while_the_file_is_away(home):
     path = home / "my_ddp.py"
     path.write_text("1")
-    versions = climb.saves(path, poll_s=0.001)
+    versions = judge.saves(path, poll_s=0.001)
     assert next(versions) == 0
     path.write_text("22")
     assert next(versions) == 1
@@ -293,7 +291,7 @@ def test_a_grade_has_a_point_for_each_rung_and_junit(here, home, shared, monkeyp
 @pytest.fixture
 def magics(home, shared, monkeypatch):
     """The magics of a notebook, by name."""
-    monkeypatch.setattr(climb, "gain", lambda *_: Gain("300.0 ms", plain_ms=300.0))
+    monkeypatch.setattr(judge, "gain", lambda *_: Gain("300.0 ms", plain_ms=300.0))
     found = {}
     ipython = SimpleNamespace(
         run_cell=lambda _cell: SimpleNamespace(success=True),

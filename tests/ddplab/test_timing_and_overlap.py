@@ -1,11 +1,18 @@
-"""The check of overlap: schedules on an emulated network, and those of a baseline."""
+"""Virtual time: a seed determines it, faults of timing are found; schedules, and those of a baseline."""
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from ddplab.conformance import timing_and_overlap as overlap
 from ddplab.conformance.class_under_test import Subject
+from ddplab.conformance.local_training import same
+from ddplab.conformance.random_programs import programs
+from ddplab.conformance.timing_and_overlap import run_in_virtual_time
+from ddplab.emulation import virtual_time
 
-from .conformance_bench import OURS, TORCHS
+from ..explore import examples
+from .conformance_bench import OURS, TORCHS, faulty, outcomes
 
 
 def schedule_of(name: str, model: int = 0) -> overlap.EmulatedSchedule:
@@ -53,3 +60,20 @@ def test_a_slower_schedule_is_named_by_its_first_late_bucket(schedule):
     assert "1 buckets instead of" in says(later(1, 5).model_copy(update={"launches": schedule.launches[:1]}))
     by_a_nanosecond = schedule.model_copy(update={"iteration_ns": schedule.iteration_ns + 1})
     assert says(by_a_nanosecond).startswith("the same launches, but the iteration ends later: +1 ns")
+
+
+def test_a_class_that_waits_where_virtual_time_cannot_see_it_does_not_support_virtual_time(bench_of, monkeypatch):
+    monkeypatch.setattr(virtual_time, "TURN_TIMEOUT_S", 0.5)
+    found = outcomes(bench_of(faulty("WaitsForAThread")), ["any timing", "overlap"])
+    assert [one.outcome for one in found.values()] == ["not supported"] * 2
+    assert all("rank 0 has not come back for 0.5 s" in one.message for one in found.values())
+    assert not any("\n" in one.message for one in found.values())
+
+
+@examples(10)
+@given(programs(2), st.integers(0, 99))
+def test_a_seed_determines_all_timing(program, seed):
+    first, second = (run_in_virtual_time(Subject(faulty("DoesNotWait")), program, 2, seed) for _ in range(2))
+    for one, two in zip(first, second, strict=True):
+        for a, b in zip(one, two, strict=True):
+            assert all(same(a.gradients[name], b.gradients[name]) for name in a.gradients)
