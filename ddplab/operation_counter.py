@@ -25,7 +25,7 @@ from . import models
 from .reference.errors import ModelError
 from .reference.parameters import trainable_parameters
 from .reference.recorder import described_buffers, described_parameters, shape_of_input
-from .simulator.workload.measured_ceilings import Kind
+from .simulator.workload.measured_ceilings import OperationKind
 from .simulator.workload.roofline import GradientOperations, Operation, Operations, merge, sgd_step
 
 aten = torch.ops.aten
@@ -198,7 +198,7 @@ def _is_kernel(func: Any, args: Any, kwargs: Any, result: Any) -> bool:
     return bool(func._schema.is_mutable or returned - given)
 
 
-def _kind(func: Any, args: Any) -> tuple[Kind, bool]:
+def _kind(func: Any, args: Any) -> tuple[OperationKind, bool]:
     """Return the kind of an operation that computes, and whether it is a convolution of channels-last images."""
     packet = func._overloadpacket
     if packet not in (aten.convolution, aten.convolution_backward):
@@ -208,7 +208,7 @@ def _kind(func: Any, args: Any) -> tuple[Kind, bool]:
     layout = torch.channels_last if images.dim() == 4 else torch.channels_last_3d
     channels_last = images.dim() in (4, 5) and not images.is_contiguous()
     channels_last &= images.is_contiguous(memory_format=layout)
-    kind: Kind = "conv" if groups == 1 else "depthwise" if weight.shape[1] == 1 else "grouped"
+    kind: OperationKind = "conv" if groups == 1 else "depthwise" if weight.shape[1] == 1 else "grouped"
     return kind, channels_last
 
 

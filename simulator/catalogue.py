@@ -24,7 +24,7 @@ FILE = Path(__file__).with_name("catalogue.yaml")
 
 Precision = Literal["fp32", "tf32", "fp16", "bf16"]
 Name = Annotated[str, StringConstraints(pattern=r"^[a-z0-9][a-z0-9.-]*$")]
-Kind = Literal["nvlink", "network"]
+LinkKind = Literal["nvlink", "network"]
 """A kind of link."""
 Share = Annotated[str, StringConstraints(pattern=r"^\d+ of \d+$")]
 Positive = Annotated[float, Field(gt=0, le=1e6, allow_inf_nan=False)]
@@ -171,7 +171,7 @@ class Node(Schema):
 
     product: str
     device: str
-    links: dict[Kind, Link] = Field(min_length=1)
+    links: dict[LinkKind, Link] = Field(min_length=1)
     inside: dict[Literal["all_reduces", "iterations"], Share] = Field(default={})
 
 
@@ -186,7 +186,7 @@ class Catalogue(Schema):
     """
 
     sources: dict[str, Source]
-    latencies: dict[Kind, Latency]
+    latencies: dict[LinkKind, Latency]
     devices: dict[Name, DeviceEntry]
     nodes: dict[Name, Node]
 
@@ -269,7 +269,7 @@ class Catalogue(Schema):
         node = self.node_like(name)
         return next(matches, None) or (node and self.nodes[node].device)
 
-    def _source_of(self, name: str, links: Mapping[Kind, Link]) -> str:
+    def _source_of(self, name: str, links: Mapping[LinkKind, Link]) -> str:
         words = ", ".join(
             f"{kind} {link.rate}, of which {link.reached.part:.3g} is reached" for kind, link in links.items()
         )

@@ -20,7 +20,7 @@ from ddplab.simulator.schedule.policy import Policy
 from ddplab.simulator.schedule.schedule import build_schedule
 from ddplab.simulator.step_costs import price_schedule
 from ddplab.simulator.workload.compute_times import IterationSampler, recorded_model
-from ddplab.simulator.workload.variation import Kind, Straggler, Variation
+from ddplab.simulator.workload.variation import Straggler, Variation, VariationKind
 
 DTYPES = ("float32", "float64")
 
@@ -262,7 +262,7 @@ def engine_inputs(draw, fabrics=steady_fabrics) -> EngineInput:
     return costs.engine_input(sampler, sampler.draw([0]), 0)
 
 
-def variations(*, kinds: Sequence[Kind] = ("recorded", "resampled", "fitted")):
+def variations(*, kinds: Sequence[VariationKind] = ("recorded", "resampled", "fitted")):
     """Variation(kind="fitted", iterations=3, device_spread=0.02)"""
     return st.builds(
         Variation,

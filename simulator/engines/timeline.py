@@ -20,7 +20,7 @@ from ..schedule.schedule import (
 )
 from ..workload.compute_times import Floats, Nanoseconds
 
-Kind = ComputeKind | CollectiveKind | Literal["wait", "straggler", "queued"]
+SpanKind = ComputeKind | CollectiveKind | Literal["wait", "straggler", "queued"]
 Stream = Literal["compute", "comm"]
 
 
@@ -108,7 +108,7 @@ class Span(NamedTuple):
 
     rank: int
     stream: Stream
-    kind: Kind
+    kind: SpanKind
     bucket: int | None
     start_ns: int
     end_ns: int
@@ -163,7 +163,7 @@ class Timeline:
             yield from self._computation(row, rank)
             for number, collective in enumerate(self.engine_input.schedule.collectives):
                 moments = (int(launched[row, number]), launched_by_all[number], starts[number], ends[number])
-                kinds: tuple[Kind, ...] = ("straggler", "queued", collective.kind)
+                kinds: tuple[SpanKind, ...] = ("straggler", "queued", collective.kind)
                 for kind, start, end in zip(kinds, moments, moments[1:], strict=False):
                     if start < end:
                         yield Span(rank, "comm", kind, collective.bucket, start, end)

@@ -7,9 +7,9 @@ from matplotlib.axes import Axes
 from matplotlib.patches import Patch
 
 from .. import plot_colours
-from ..engines.timeline import Kind, Span
+from ..engines.timeline import Span, SpanKind
 
-KINDS: dict[str, tuple[Kind, ...]] = {
+KINDS: dict[str, tuple[SpanKind, ...]] = {
     plot_colours.FORWARD: ("forward",),
     plot_colours.OPTIMISER: ("step",),
     plot_colours.STRAGGLER: ("straggler",),
@@ -22,7 +22,7 @@ KINDS: dict[str, tuple[Kind, ...]] = {
     plot_colours.HIDDEN: ("join", "order", "broadcast", "bitmap", "all_reduce", "second_all_reduce"),
 }
 COLOURS = {kind: colour for colour, kinds in KINDS.items() for kind in kinds}
-NOT_RUNNING: tuple[Kind, ...] = ("straggler", "queued")
+NOT_RUNNING: tuple[SpanKind, ...] = ("straggler", "queued")
 """Kinds of spans before a collective runs."""
 
 HEIGHT, HEIGHT_NOT_RUNNING = 0.8, 0.25

@@ -17,10 +17,10 @@ from ...reference.files.reading import Schema, read_schema
 
 FILE = Path(__file__).with_name("measured_ceilings.json")
 
-Kind = Literal["conv", "grouped", "depthwise", "matmul", "attention", "memory"]
+OperationKind = Literal["conv", "grouped", "depthwise", "matmul", "attention", "memory"]
 """Kind of an operation: a convolution with one, several or as many groups as channels, a matrix product, fused
 attention, and anything without arithmetic that counts."""
-CONVOLUTIONS: tuple[Kind, ...] = ("conv", "grouped", "depthwise")
+CONVOLUTIONS: tuple[OperationKind, ...] = ("conv", "grouped", "depthwise")
 Unmeasured = Literal["cell", "model", "device", "generation", "family"]
 """What errors were measured without: steps of one model on one device in one precision, of a model, of a device, of
 a generation of devices, or of models of one design."""
@@ -112,7 +112,9 @@ def measured_ceilings() -> MeasuredCeilings:
 
 
 @cache
-def parts_reached(kind: Kind, generation: str, precision: str, *, channels_last: bool) -> tuple[float, float]:
+def parts_reached(
+    kind: OperationKind, generation: str, precision: str, *, channels_last: bool
+) -> tuple[float, float]:
     """Return the parts of the peak arithmetic rate and of the memory's bandwidth that operations of a kind reach."""
     measured = measured_ceilings()
     return (

@@ -24,7 +24,7 @@ from ...reference.files.reading import Schema, read_schema
 from ...reference.files.value_ranges import Batch, Bytes, BytesPerS, Count, Nanoseconds
 from ...reference.trace import Buffer, Length, Parameter, StepMemory
 from ..catalogue import Precision, read_catalogue, unknown
-from .measured_ceilings import Kind, measured_ceilings, parts_reached
+from .measured_ceilings import OperationKind, measured_ceilings, parts_reached
 
 USUAL = (1.2, 6.0)
 """Usual times of iterations, as multiples of the roofline time at the peak rates, on devices without a generation."""
@@ -46,7 +46,7 @@ class Operation(Schema):
     )
     bytes_moved: Bytes = Field(description="bytes that must be read and written, each tensor once; from shapes")
     kernels: Count = Field(default=1, description="number of kernels, a count")
-    kind: Kind = Field(default="matmul", description="kind of the kernels")
+    kind: OperationKind = Field(default="matmul", description="kind of the kernels")
     channels_last: bool = Field(default=False, description="whether a convolution's images are channels-last")
 
 

@@ -7,13 +7,13 @@ from pydantic import Field
 from ...reference.files.reading import Settings
 from ...reference.files.value_ranges import Iterations, Rank, SlowdownFactor
 
-Kind = Literal["recorded", "resampled", "fitted", "slowest"]
+VariationKind = Literal["recorded", "resampled", "fitted", "slowest"]
 
 
 class Variation(Settings):
     """How the simulated iterations are generated from the recorded ones."""
 
-    kind: Kind = Field(
+    kind: VariationKind = Field(
         default="recorded",
         description="how iterations are generated, a name: `recorded` (as recorded, with recorded ranks repeated in "
         "turn), `resampled` (a random recorded iteration for each rank), `fitted` (each rank's median "

@@ -10,7 +10,7 @@ from matplotlib.colors import to_hex
 from matplotlib.figure import Figure
 
 from ddplab.simulator import Fabric, Straggler, predict
-from ddplab.simulator.engines.timeline import Kind
+from ddplab.simulator.engines.timeline import SpanKind
 from ddplab.simulator.plot_colours import EXPOSED
 from ddplab.simulator.results.timeline_plot import COLOURS, draw_timeline
 
@@ -31,7 +31,7 @@ def test_a_plot_is_drawn_on_the_given_axes_or_on_new_ones():
 
 
 def test_every_kind_of_span_has_a_colour():
-    assert set(COLOURS) == {name for literal in get_args(Kind) for name in get_args(literal)}
+    assert set(COLOURS) == {name for literal in get_args(SpanKind) for name in get_args(literal)}
 
 
 def test_each_rank_has_a_lane_for_computing_and_one_for_the_network():
