@@ -173,7 +173,7 @@ class Bench:
         try:
             self.settings(examples or (QUICK // 3 if self.effort == QUICK else self.effort))(given(drawn)(run))()
         except _ShrunkError:
-            raise found[-1][1] from None
+            raise found[-1][1] from found[-1][1].__cause__  # which shows whether ranks did not match
 
     def settings(self, examples: int) -> "settings":
         """Return settings of Hypothesis for so many random programs."""
