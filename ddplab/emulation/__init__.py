@@ -1,1 +1,1 @@
-"""Emulation: a real reducer trains on an emulated device and a modelled network, in virtual time or by the clock."""
+"""Emulation: a real reducer trains on an emulated device and a modelled network, in virtual time."""
