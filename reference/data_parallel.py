@@ -122,7 +122,7 @@ class DistributedDataParallel(DataParallel):
     def __init__(
         self,
         module: nn.Module,
-        device_ids: construction.Devices | None = None,
+        device_ids: Sequence[int | torch.device] | None = None,
         output_device: int | torch.device | None = None,
         dim: int = 0,
         broadcast_buffers: bool | None = None,  # noqa: FBT001 - this order and these names are torch's
@@ -217,8 +217,8 @@ class DistributedDataParallel(DataParallel):
                 self.process_group, launch_series or new_series(self.process_group)
             )
         if (trigger := options.param_to_hook_all_reduce) is not None:
-            delayed = dict.fromkeys(p for name, p in tensors.trainable.items() if name not in bucketed)
-            reducer.delayed = DelayedAllReduce(list(delayed), trigger, self.process_group)
+            delayed = [parameter for name, parameter in tensors.trainable.items() if name not in bucketed]
+            reducer.delayed = DelayedAllReduce(delayed, trigger, self.process_group)
         self._trained_slots, self._frozen_slots = tensors.slots, tensors.frozen
         self._has_buffers = bool(tensors.buffers)
         self.device = tensors.slots[0].parameter.device
@@ -230,14 +230,10 @@ class DistributedDataParallel(DataParallel):
     def _set_up(self, options: Options, *, with_buffers: bool) -> tuple[ModuleTensors, construction.Setup]:
         """The module's tensors, and everything that must be the same on all ranks; checks the arguments."""
         check_config(self.mixed_precision)
-        delayed = resolve_delayed(
-            self.module, options.delay_all_reduce_named_params, options.param_to_hook_all_reduce
-        )
-        tensors = module_tensors(self.module, delayed)
+        tensors = module_tensors(self.module, resolve_delayed(self.module, options))
         setup = construction.set_up(self.module, tensors, options, with_buffers=with_buffers)
-        self.device_ids, self.output_device = construction.resolve_devices(
-            tensors.trainable.values(), options.device_ids, options.output_device
-        )
+        trainable = tensors.trainable.values()
+        self.device_ids, self.output_device = construction.resolve_devices(trainable, options)
         return tensors, setup
 
     def _replace_in_forward(self, sharded: dict[nn.Parameter, Callable[[Tensor], Tensor]]) -> None:

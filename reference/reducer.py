@@ -273,7 +273,7 @@ class Reducer:
         state = self.state
         if not isinstance(state, Idle | Expecting):
             return
-        from torch._dynamo import compiled_autograd  # loaded by the first forward pass; see `not_compiled`
+        from torch._dynamo import compiled_autograd  # loaded by the first forward pass; see `module_wrapper`
 
         task = _current_task()
         if compiled_autograd.in_compiled_autograd_region:  # it traces the hooks, and may swallow the error

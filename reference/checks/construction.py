@@ -16,8 +16,6 @@ from ..bucketing import BucketAssignment, check_partition, initial_buckets, two_
 from ..parameters import ModuleTensors
 from ..reducer_options import Options
 
-Devices = Sequence[int | torch.device]
-
 
 def resolve_group(group: dist.ProcessGroup | None, mesh: DeviceMesh | None = None) -> dist.ProcessGroup:
     """The process group to average over: `group`, the group of a one-dimensional `mesh`, or the default group.
@@ -28,7 +26,7 @@ def resolve_group(group: dist.ProcessGroup | None, mesh: DeviceMesh | None = Non
     if group is None and mesh is None and not dist.is_initialized():
         raise RuntimeError(
             "expected an initialised process group, there is none: call torch.distributed.init_process_group "
-            "first, or start the script with reference.launch.run_ranks"
+            "first, or start the script with ddplab.run_ranks"
         )
     if mesh is None:
         group = group if group is not None else dist.group.WORLD
@@ -45,9 +43,7 @@ def resolve_group(group: dist.ProcessGroup | None, mesh: DeviceMesh | None = Non
     return mesh.get_group(mesh_dim=0)
 
 
-def resolve_devices(
-    parameters: Collection[nn.Parameter], device_ids: Devices | None, output_device: int | torch.device | None
-) -> tuple[list[int] | None, int | None]:
+def resolve_devices(parameters: Collection[nn.Parameter], options: Options) -> tuple[list[int] | None, int | None]:
     """Check `device_ids` and `output_device`, and convert them to device indices.
 
     Returns:
@@ -58,6 +54,7 @@ def resolve_devices(
         ValueError: `device_ids` has several elements; devices are given although the module is on the CPU or on
             several devices; or the module is on several types of devices.
     """
+    device_ids, output_device = options.device_ids, options.output_device
     if device_ids is not None and len(device_ids) > 1:
         raise ValueError(f"device_ids can only be None or contain a single element, got {list(device_ids)}")
     devices = {parameter.device for parameter in parameters}

@@ -11,8 +11,6 @@ from torch.utils._pytree import tree_map
 
 from ..autograd_hooks import call_at_backward, tensors_in
 
-Change = Callable[[Tensor], Tensor]
-
 
 def through_sink(output: Any, on_backward: Callable[[], None], *, clone: bool = True) -> Any:
     """Pass tensors in `output` that have a `grad_fn` through one autograd node, the *sink*; returns the new output.
@@ -44,7 +42,7 @@ class _Sink(torch.autograd.Function):
         return (None, None, *gradients)
 
 
-def map_tensors(change: Change, output: Any) -> Any:
+def map_tensors(change: Callable[[Tensor], Tensor], output: Any) -> Any:
     """The same structure with every tensor replaced by `change(tensor)`; a part without tensors stays as it is.
 
     So does a part of a class that permits no copies. Constructors of lists and tuples are not called, because a
@@ -60,7 +58,7 @@ def map_tensors(change: Change, output: Any) -> Any:
         return output
 
 
-def _with_parts_changed(change: Change, output: Any) -> Any:
+def _with_parts_changed(change: Callable[[Tensor], Tensor], output: Any) -> Any:
     if isinstance(output, tuple):
         parts = [map_tensors(change, part) for part in output]
         if hasattr(output, "n_fields"):  # a type of torch.return_types

@@ -5,7 +5,6 @@ backward pass ends, and passes inside `no_sync` average nothing.
 """
 
 import weakref
-from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -16,6 +15,7 @@ from ..autograd_hooks import accumulators
 from ..bucketing import ONE_BUCKET, assign_buckets
 from ..parameters import bucket_key, sparse_parameters
 from ..recording.reducer_observer import Future
+from ..reducer_options import Options
 from .view_and_sparse_buckets import ViewBucket
 
 _engine: Any = torch.autograd.Variable._execution_engine
@@ -29,8 +29,8 @@ class DelayedAllReduce:
     the trigger may be one, must be complete. Gradients are views of the flat buffers.
     """
 
-    def __init__(self, parameters: Sequence[nn.Parameter], trigger: nn.Parameter, group: dist.ProcessGroup) -> None:
-        self.parameters = list(parameters)
+    def __init__(self, parameters: list[nn.Parameter], trigger: nn.Parameter, group: dist.ProcessGroup) -> None:
+        self.parameters = parameters
         # On a GPU, autograd makes the stream of a node wait for the gradient. All nodes are made here, on one stream,
         # and held; so when the trigger's gradient has arrived, that stream has waited for all others.
         self._accumulators = accumulators([*self.parameters, trigger])
@@ -104,9 +104,7 @@ class DelayedAllReduce:
             bucket.copy_out()
 
 
-def resolve_delayed(
-    module: nn.Module, named: Sequence[tuple[str, nn.Parameter]] | None, trigger: nn.Parameter | None
-) -> dict[str, nn.Parameter]:
+def resolve_delayed(module: nn.Module, options: Options) -> dict[str, nn.Parameter]:
     """Check the two arguments.
 
     Returns:
@@ -116,6 +114,7 @@ def resolve_delayed(
         ValueError: Only one of the two is given; a name is not that of the parameter; a parameter is frozen or has
             sparse gradients; or the trigger gets no gradient.
     """
+    named, trigger = options.delay_all_reduce_named_params, options.param_to_hook_all_reduce
     if (named is None) != (trigger is None):
         raise ValueError(
             "delay_all_reduce_named_params and param_to_hook_all_reduce need to be set at the same time: got only "

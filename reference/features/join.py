@@ -1,22 +1,20 @@
 """Join support: a rank that has run out of inputs matches the collectives of the ranks that continue.
 
-`Join`, `Joinable` and `JoinHook` are torch's, so `with Join([ddp, optimizer, mine]):` also accepts torch's
-`ZeroRedundancyOptimizer` and user-defined `Joinable` classes.
+`Join` is torch's, so `with Join([ddp, optimizer, mine]):` also accepts torch's `ZeroRedundancyOptimizer` and
+user-defined `Joinable` classes.
 """
 
 from typing import TYPE_CHECKING, Any, cast
 
 import torch
 import torch.distributed as dist
-from torch.distributed.algorithms.join import Join, Joinable, JoinHook
+from torch.distributed.algorithms.join import Joinable, JoinHook
 from torch.nn.parallel import DistributedDataParallel as TorchDDP
 
 from ..backward_pass import Idle
 from ..broadcast import send_buffers_if_due, send_state
 from ..message_sizes import JOIN_RANK_BYTES
 from ..parameters import INTEGERS
-
-__all__ = ["Join", "JoinHook", "Joinable", "JoinableModule", "UnevenInputsHook"]
 
 if TYPE_CHECKING:
     from ..module_wrapper import DataParallel

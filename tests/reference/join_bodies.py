@@ -8,10 +8,10 @@ from unittest import mock
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
+from torch.distributed.algorithms.join import Join, Joinable, JoinHook
 from torch.nn.parallel.distributed import _BufferCommHookLocation
 
 from ddplab.reference.data_parallel import DistributedDataParallel
-from ddplab.reference.features.join import Join, Joinable, JoinHook
 
 from ..hook_bodies import register
 from ..scenarios import Branches, Wrap, batch, gradients, linears, on_both_classes, trained
