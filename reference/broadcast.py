@@ -85,7 +85,7 @@ def are_due(ddp: "DataParallel") -> bool:
 
 def send_buffers_if_due(ddp: "DataParallel", *, after_forward: bool, candidate: bool = True) -> None:
     """Send the buffers if that is due at this place, before or after the module runs."""
-    hook = vars(ddp).get("buffer_hook")
+    hook = vars(ddp).get("buffer_hook")  # `getattr` would find the module's, in subclasses that pass names through
     hooked_after = hook is not None and hook.buffer_comm_hook_location == _BufferCommHookLocation.POST_FORWARD
     if are_due(ddp) and hooked_after == after_forward:
         send_buffers(ddp, candidate=candidate)

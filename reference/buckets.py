@@ -15,7 +15,7 @@ from .bucket_copies import ScaledCopies
 from .bucket_memory import aligned_buffer, views_of
 from .bucketing import BucketAssignment, rebuild_order, rebuilt_buckets
 from .message_sizes import READY_ORDER_BYTES
-from .parameters import INTEGERS, dense_strides
+from .parameters import INTEGERS, bucket_key, dense_strides
 
 SUM = dist.AllreduceOptions()
 """torch's options of an all-reduce, as they are by default: a process group written in Python must be given some."""
@@ -200,7 +200,7 @@ class Buckets(Sequence[Bucket]):
     Attributes:
         bucket_of: By parameter index the index of its bucket.
         slot_of: By parameter index its slot in that bucket.
-        kinds: By parameter index its dtype and device at construction.
+        keys: By parameter index its dtype and device at construction; those of one bucket are equal.
         rebuilt: Whether the buckets have been rebuilt.
         initial_sizes_bytes: Sizes of the buckets at construction.
     """
@@ -216,7 +216,7 @@ class Buckets(Sequence[Bucket]):
     ) -> None:
         self._parameters = parameters
         self._make_bucket = make_bucket
-        self.kinds = [(parameter.dtype, parameter.device) for parameter in parameters]
+        self.keys = [bucket_key(parameter) for parameter in parameters]
         self._rebuild_caps = rebuild_caps_bytes
         self.sparse = sparse
         self._initial = assignment
@@ -277,7 +277,7 @@ class Buckets(Sequence[Bucket]):
         return rebuilt_buckets(
             [parameter.nbytes for parameter in self._parameters],
             caps_bytes,
-            keys=self.kinds,
+            keys=self.keys,
             sparse=[index in self.sparse for index in range(len(self._parameters))],
             order=order,
             small_last=os.environ.get("DDP_SET_LAST_BUCKET_CAP") == "1",

@@ -222,10 +222,10 @@ class Reducer:
         One that was converted back has another accumulating node.
         """
         for index in indices:
-            now, kind = self.parameters[index], self.buckets.kinds[index]
+            now, key = self.parameters[index], self.buckets.keys[index]
             node = accumulators([now])[0] if now.requires_grad else self.accumulators[index]
-            if (now.dtype, now.device) != kind or node is not self.accumulators[index]:
-                self.fail(self.messages.converted(index, self.buckets.bucket_of[index], now, *kind))
+            if (now.dtype, now.device) != key or node is not self.accumulators[index]:
+                self.fail(self.messages.converted(index, self.buckets.bucket_of[index], now, *key))
 
     def prepare_for_backward(self, outputs: Sequence[Tensor]) -> None:
         """Average the gradients of the coming backward pass, which starts at `outputs`."""

@@ -13,7 +13,7 @@ from torch._utils import _get_device_index
 from torch.distributed.device_mesh import DeviceMesh
 
 from ..bucketing import BucketAssignment, check_partition, initial_buckets, two_stage_caps
-from ..parameters import ModuleTensors
+from ..parameters import ModuleTensors, bucket_key
 from ..reducer_options import Options
 
 
@@ -242,7 +242,7 @@ def set_up(module: nn.Module, tensors: ModuleTensors, options: Options, *, with_
         buckets = initial_buckets(
             [parameter.nbytes for parameter in bucketed.values()],
             initial_caps,
-            keys=[(parameter.dtype, parameter.device) for parameter in bucketed.values()],
+            keys=[bucket_key(parameter) for parameter in bucketed.values()],
             sparse=[name in sparse for name in bucketed],
         )
     else:
@@ -293,7 +293,7 @@ def _resolve_plan(
         raise ValueError(f"plan: no trainable parameter is called {sorted(unknown)[0]!r}")
     buckets = [[indices[entry] if isinstance(entry, str) else entry for entry in bucket] for bucket in plan]
     check_partition(buckets, len(parameters))
-    keys = [(parameter.dtype, parameter.device) for parameter in parameters.values()]
+    keys = [bucket_key(parameter) for parameter in parameters.values()]
     names = list(parameters)
     for number, bucket in enumerate(buckets):
         if len({keys[index] for index in bucket}) > 1:

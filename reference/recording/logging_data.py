@@ -159,7 +159,7 @@ class LoggingData(Observer):
         data["iteration"] = self.iteration
         if (caller := reducer.hook) is not None:
             data["comm_hook"] = caller.name or getattr(caller.hook, "__qualname__", repr(caller.hook))
-        if "_divide_by_initial_world_size" in vars(ddp):  # the module has run under `join`
+        if "_divide_by_initial_world_size" in vars(ddp):  # `join` sets it for good
             data["join_uneven_inputs"] = 1
         error = reducer.last_error
         if self._torchs and (torchs := self._torchs[0]._get_ddp_logging_data()).ints_map.get("has_error"):
