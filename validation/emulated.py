@@ -22,7 +22,7 @@ from ddplab.cli.terminal_output import progress, show_report
 from ddplab.prediction_errors import Configuration, ValidationReport, summarize
 from ddplab.reference.files.reading import read_schema
 from ddplab.reference.launch import Progress, RankPool, no_progress
-from ddplab.reference.ranks.launcher import on_rank_0
+from ddplab.reference.ranks.launcher import launched, on_rank_0
 from ddplab.reference.trace import Trace
 from ddplab.simulator import BucketPlan, Fabric
 from ddplab.simulator.fabric.processor_costs import EMULATED_MODEL_ERROR
@@ -155,9 +155,8 @@ def main(words: Sequence[str]) -> None:
     parser.add_argument("--out", type=Path, default=Path("out/emulated"), help="folder for the files")
     options = parser.parse_args(words)
     scale = ScaleModel(dilation=options.dilation, byte_scale=options.byte_scale)
-    if options.link_rate is not None:
-        place = words.index("--link-rate")
-        own = ["-m", "validation.emulated", *words[:place], *words[place + 2 :]]
+    if options.link_rate is not None and launched() is None:
+        own = ["-m", "validation.emulated", *words]
         sys.exit(run_linked(own, options.world_size, *scale.rates(*options.link_rate)))
     caps = ["default", "plan"] if options.plan else ["default" if cap is None else cap for cap in options.caps]
     axes = product(caps, options.orders, options.hooks)

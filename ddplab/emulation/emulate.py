@@ -17,7 +17,6 @@ from pydantic import InstanceOf
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel as TorchDistributedDataParallel
 
-from ..composable import replicate_modules
 from ..reference.data_parallel import DistributedDataParallel
 from ..reference.trace import Trace
 from ..simulator.argument_checks import Batches, Ranks, Stragglers, checked
@@ -41,6 +40,7 @@ from ..simulator.step_costs import counted_as_free, price, price_collectives, re
 from ..simulator.workload.compute_times import IterationSampler, recorded_model
 from ..simulator.workload.variation import RECORDED, Variation
 from .emulated_device import IterationTimes
+from .fsdp2_replicate import replicate_modules
 from .modelled_network import CollectiveMessage, ModelledCollective, ModelledGroup, ModelledNetwork, run_on_network
 from .virtual_streams import virtual_streams
 from .virtual_time import LogEntry, VirtualRank, VirtualTime

@@ -12,7 +12,7 @@ import torch.distributed as dist
 from torch import nn
 from torch.distributed.fsdp import MixedPrecisionPolicy
 
-from .reference.bucketing import wrapped_modules
+from ..reference.bucketing import wrapped_modules
 
 
 class Replicated(nn.Module):
