@@ -68,7 +68,7 @@ def conform(
         os.environ.setdefault(name, value)
     start_server()  # it imports torch while this process does
     from ..conformance.all_checks import CHECKS, chosen
-    from ..conformance.check_outcomes import Verdict, read_expectations, write_script
+    from ..conformance.check_outcomes import ConformanceReport, read_expectations, write_script
     from ..conformance.check_runner import FULL, QUICK, bench_on, check_possible, run_checks
     from ..conformance.timing_and_overlap import load, save
     from ..reference.launch import RankPool, world_size_or
@@ -91,19 +91,21 @@ def conform(
             if stop and result.problem:
                 break
     needs_schedules = save_schedule is not None
-    verdict = Verdict(subject=name, results=results, schedules=bench.schedules, needs_schedules=needs_schedules)
+    report = ConformanceReport(
+        subject=name, results=results, schedules=bench.schedules, needs_schedules=needs_schedules
+    )
     if bench.schedules:
         rows = [schedule.row() for schedule in bench.schedules]
         show_table(rows, "schedules in virtual time", optional=("others",))
         if save_schedule is not None:
             save(save_schedule, name, bench.schedules)
-    write_json(json_path, verdict.to_json())
+    write_json(json_path, report.to_json())
     if junit is not None:
         write_junit(junit, f"conformance of {name}", name, [result.test_case() for result in results])
     shown = next((result for result in results if result.outcome == "failed" and result.program is not None), None)
     if shown is not None:
         write_script(SCRIPT, name, ranks, shown)
         print(f"written to {SCRIPT}: a program that fails the check {shown.check}, without random choices")
-    if verdict.problems:
-        raise ValueError(str(verdict))
-    print(verdict)
+    if report.problems:
+        raise ValueError(str(report))
+    print(report)

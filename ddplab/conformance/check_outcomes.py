@@ -1,4 +1,4 @@
-"""Outcomes of checks beside what was expected of them, the verdict on a class, and a script that shows a fault."""
+"""Outcomes of checks beside what was expected of them, the report on a class, and a script that shows a fault."""
 
 from collections import Counter
 from collections.abc import Sequence
@@ -80,7 +80,7 @@ class CheckResult:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Verdict:
+class ConformanceReport:
     """Whether a class conforms, after its checks.
 
     Attributes:
@@ -119,7 +119,7 @@ class Verdict:
         return f"{wrong}: {len(problems)} problems{rest}; {first}"
 
     def to_json(self) -> dict[str, Any]:
-        """Return the verdict with the outcomes and the schedules."""
+        """Return the report with outcomes and schedules."""
         return {
             "subject": self.subject,
             "conforms": not self.problems,

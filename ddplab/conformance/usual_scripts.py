@@ -29,7 +29,7 @@ LONG, SETTLED = 200, 50
 LONG_TIMEOUT_S = 40.0
 
 
-class _Branches(nn.Module):
+class _UnequalLayers(nn.Module):
     """Layers of different sizes side by side, which forward uses in any order; gradients come in reverse order."""
 
     def __init__(self) -> None:
@@ -50,7 +50,7 @@ def _order(step: int, rank: int) -> list[int]:
 
 def long_run(rank: int, _world_size: int, subject: Subject, *, accumulates: bool) -> str:
     """Train for long, and compare every average and the growth of memory; some passes may accumulate."""
-    training = Training(subject, _Branches, bucket_cap_mb=0.01)  # three buckets
+    training = Training(subject, _UnequalLayers, bucket_cap_mb=0.01)  # three buckets
 
     def run(module: nn.Module, step: int, rank: int) -> None:
         passes = 1 + (accumulates and random.Random(step).random() < 0.5)
@@ -82,7 +82,7 @@ def _frozen_in_turn(module: nn.Module, step: int, rank: int) -> Tensor:
     return module(batch(step, rank), _order(LONG, rank + step))  # type: ignore[no-any-return]
 
 
-FROZEN_IN_TURN: dict[str, Any] = {"make": _Branches, "run": _frozen_in_turn, "steps": 6}
+FROZEN_IN_TURN: dict[str, Any] = {"make": _UnequalLayers, "run": _frozen_in_turn, "steps": 6}
 """Arguments of `trains`: layers are frozen and thawed, and ranks differ in their ready orders."""
 
 
