@@ -25,8 +25,7 @@ from . import models
 from .reference.errors import ModelError
 from .reference.parameters import trainable_parameters
 from .reference.recorder import described_buffers, described_parameters, shape_of_input
-from .simulator.workload.measured_ceilings import OperationKind
-from .simulator.workload.roofline import GradientOperations, Operation, Operations, merge, sgd_step
+from .simulator.workload.roofline import GradientOperations, Operation, OperationKind, Operations, merge, sgd_step
 
 aten = torch.ops.aten
 

@@ -20,7 +20,7 @@ from .reference.trace import Trace
 from .simulator.baseline_predictions import BASELINES as BASELINE_NAMES
 from .simulator.baseline_predictions import baselines_ns
 from .simulator.fabric import Fabric
-from .simulator.fabric.uncertainty import NORMAL_HALF_BAND
+from .simulator.fabric.cost_curves import NORMAL_HALF_BAND
 from .simulator.predicted_iteration import Prediction
 from .simulator.prediction import predict
 from .simulator.schedule.comm_hook_messages import named_hook

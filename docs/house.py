@@ -26,9 +26,13 @@ import threading
 import tomllib
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator
+from contextlib import redirect_stdout
 from enum import Enum
+from functools import partial
+from io import StringIO
 from itertools import groupby
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from types import CodeType, FrameType
 from typing import Any, Literal, NamedTuple
 
@@ -42,7 +46,7 @@ from ddplab.cli.show import SETTINGS
 from ddplab.reference.data_parallel import DistributedDataParallel
 from ddplab.reference.launch import run_ranks
 from ddplab.reference.trace import Trace
-from ddplab.simulator import Fabric, predict
+from ddplab.simulator import Fabric, Policy, predict
 
 ROOT = Path(__file__).parent.parent
 PACKAGES = ("ddplab.reference", "ddplab.simulator", "ddplab")
@@ -51,6 +55,9 @@ ALL_REDUCES = [(8, 1_000, 100_000), (8, 100_000_000, 50_000_000)]
 """Ranks, bytes and nanoseconds."""
 WARM_UP = 20
 """Iterations before the traced pass: buckets are rebuilt after the first, and each of the first ten is timed."""
+PREDICT = ("predict", str(TRACE), "--fabric", "FABRIC", "--world-size", "8")
+"""FABRIC is a file of `ALL_REDUCES`."""
+PLAN = ("plan", "resnet50", "aws-p4d")
 LAYERS, WIDTH = 12, 1024
 """48 MiB of parameters: three buckets with the default caps."""
 
@@ -168,7 +175,7 @@ def returns(route: Iterable[str]) -> int:
 def route_of(action: Callable[[], object], followed: object, apart: object = None) -> list[str]:
     """Files of the named functions that an action passes `followed` to, or what has become of it, by first calls.
 
-    `apart` is another argument of the action: its parts are not followed, although functions may return them.
+    `apart` has other arguments of the action: their parts are not followed, although functions may return them.
     """
     first_calls: dict[tuple[str, int], str] = {}
     passed_on: dict[int, object] = {}  # held, so that no other object gets its id
@@ -249,6 +256,15 @@ def _short(file: str) -> str:
     return Path(file).relative_to(ROOT).as_posix()
 
 
+def run_command(words: Iterable[str]) -> None:
+    """Run a command of ddplab in this process, without its output."""
+    with TemporaryDirectory() as folder, redirect_stdout(StringIO()):
+        fabric = Path(folder) / "fabric.json"
+        Fabric.from_table(ALL_REDUCES).save(fabric)
+        given = [str(fabric) if word == "FABRIC" else word for word in words]
+        typer.main.get_command(app)(given, standalone_mode=False)
+
+
 def train(_rank: int, _world_size: int) -> tuple[list[str], dict[str, set[int]]]:
     """Route of the constructor, and the lines of a pass; both of a small model."""
     module = nn.Sequential(*(nn.Linear(WIDTH, WIDTH) for _ in range(LAYERS)))
@@ -285,13 +301,17 @@ def rows() -> Iterator[Row]:
     """All rows of the table."""
     construction, lines = run_ranks(train, 2)[0]
     trace, fabric = Trace.load(TRACE), Fabric.from_table(ALL_REDUCES)
-    prediction = route_of(lambda: predict(trace, fabric, world_size=8), trace, fabric)
+    policy = Policy()
+    prediction = route_of(lambda: predict(trace, fabric, world_size=8, policy=policy), trace, (fabric, policy))
     yield Row("files of one forward and backward pass", len(lines), 5, names=lines)
     yield Row("lines of these files", _length(ROOT / file for file in lines), 1_300)
     yield Row("lines of them that run", sum(map(len, lines.values())))
-    yield Row("stays on the route of predict", len(stays(prediction)), 15, names=_stems(prediction))
-    yield Row("modules on it", len(set(prediction)), 8)
-    yield Row("returns on it", returns(prediction), 5)
+    yield Row("stays on the route of predict", len(stays(prediction)), 12, names=_stems(prediction))
+    yield Row("modules on it", len(set(prediction)), 7)
+    yield Row("returns on it", returns(prediction), 4)
+    for target, words in ((30, PREDICT), (40, PLAN)):
+        entered = lines_of(partial(run_command, words))
+        yield Row(f"files that `ddplab {words[0]}` enters", len(entered), target, names=entered)
     yield Row("stays on the route of the constructor", len(stays(construction)), 18, names=_stems(construction))
     for name, target, find in (
         ("modules of simulator that import torch", 0, torch_imports),
@@ -308,7 +328,7 @@ def rows() -> Iterator[Row]:
     for package in PACKAGES:
         own = [path for path in files if _package_and_part(path, ROOT)[0] == package]
         yield Row(f"lines of {package}", _length(own))
-    yield Row("lines of the three packages", _length(files), 27_000)
+    yield Row("lines of the three packages", _length(files), 33_000)
     commands = commands_of(app)
     yield Row("commands", len(commands), 14, names=[f"{name} {len(own)}" for name, own in commands.items()])
     yield Row("parameters of the commands", sum(map(len, commands.values())), 120)

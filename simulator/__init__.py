@@ -1,8 +1,8 @@
 """Discrete-event simulator of data-parallel training: predicts iteration times from recorded traces."""
 
 from ..reference.trace import Trace
-from .capacity.cost import Price
 from .capacity.plan import CapacityPlan, plan
+from .capacity.scaling import Price
 from .cost_terms import explain
 from .engines.timeline import Span
 from .fabric import Fabric, Topology

@@ -13,7 +13,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from .fabric.uncertainty import NORMAL_HALF_BAND
+from .fabric.cost_curves import NORMAL_HALF_BAND
 
 CORRELATED_DOUBLINGS = 6.0
 """Doublings of the number of ranks over which the correlation of an error falls to 1/e. On the systems of part (i) of

@@ -22,9 +22,6 @@ from .workload.compute_times import Floats, IterationSampler, Nanoseconds, check
 from .workload.trace_synthesis import with_batch
 from .workload.variation import RECORDED, Straggler, Variation
 
-CELLS = 4_000_000
-"""Durations simulated at a time, to limit memory: 32 MB of int64."""
-
 COMPUTATION: tuple[ComputeKind, ...] = ("unsynchronized", "forward", "backward", "step")
 """Computing steps of training without data parallelism."""
 
@@ -166,7 +163,13 @@ def predicted(inputs: Inputs, world_size: int, engine: Engine = "auto") -> Predi
         sync_every=policy.sync_every,
         compute_bounds=trace.workload.compute_bounds,
     )
-    times_ns = _times_of_all(costs, sampler, engine)
+    distinct, place_of_cycle = sampler.distinct()
+    batches = []  # duration, computation alone and duration without overlap of each iteration
+    for drawn in sampler.in_batches(distinct.tolist(), len(schedule.instructions)):
+        alone_ns, batch = sampler.alone_ns(drawn), costs.engine_input(sampler, drawn)
+        serial_ns = no_overlap_ns(batch.duration_ns, batch.cost_ns)
+        batches.append(np.stack([latencies_ns(batch, engine), alone_ns, serial_ns]))
+    times_ns = np.concatenate(batches, axis=-1)[:, place_of_cycle] / sampler.sync_every
 
     # Drawn again, because keeping what all batches drew would take memory without a limit.
     place = place_of_median(times_ns[0])
@@ -190,20 +193,6 @@ def predicted(inputs: Inputs, world_size: int, engine: Engine = "auto") -> Predi
         assumed=(*inputs.assumed, *costs.assumed),
         compute_errors=sampler.compute_errors,
     )
-
-
-def _times_of_all(costs: ScheduleCosts, sampler: IterationSampler, engine: Engine) -> Floats:
-    """Return duration, computation alone and duration without overlap of each iteration; shape [3, cycles]."""
-    distinct, place_of_cycle = sampler.distinct()
-    width = max(len(costs.untimed.schedule.instructions), sampler.parameters)
-    at_a_time = max(1, CELLS // (len(sampler.ranks) * width))
-    batches = []
-    for first in range(0, len(distinct), at_a_time):
-        drawn = sampler.draw(distinct[first : first + at_a_time].tolist())
-        alone_ns, batch = sampler.alone_ns(drawn), costs.engine_input(sampler, drawn)
-        serial_ns = no_overlap_ns(batch.duration_ns, batch.cost_ns)
-        batches.append(np.stack([latencies_ns(batch, engine), alone_ns, serial_ns]))
-    return np.concatenate(batches, axis=-1)[:, place_of_cycle] / sampler.sync_every
 
 
 def no_overlap_ns(duration_ns: Nanoseconds, cost_ns: Nanoseconds) -> Nanoseconds:

@@ -12,7 +12,7 @@ from ddplab.memory_counter import measure_memory
 from ddplab.models import BUILT_IN
 from ddplab.operation_counter import measure_operations
 from ddplab.reference.files.writing import write_atomically
-from ddplab.simulator.workload.built_in_operations import FILE, PARAMETERS_DTYPE
+from ddplab.simulator.workload.roofline import OPERATIONS_FILE, PARAMETERS_DTYPE
 
 from .published_nodes import OPERATIONS, models_of_cases
 
@@ -33,7 +33,7 @@ def main() -> None:
     of_cases = {
         name: measure_operations(name).model_dump(mode="json", exclude_defaults=True) for name in models_of_cases()
     }
-    for file, content in (FILE, counted), (OPERATIONS, of_cases):
+    for file, content in (OPERATIONS_FILE, counted), (OPERATIONS, of_cases):
         text = json.dumps(content, separators=(",", ":"))
         write_atomically(file, gzip.compress(text.encode(), 9, mtime=0))
 

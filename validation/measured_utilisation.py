@@ -20,7 +20,7 @@ import numpy as np
 
 from ddplab.reference.files.writing import write_atomically
 from ddplab.simulator.workload.compute_times import Floats
-from ddplab.simulator.workload.measured_ceilings import FILE, Unmeasured
+from ddplab.simulator.workload.roofline import CEILINGS_FILE, Unmeasured
 
 from .published_steps import Step, read, read_steps
 
@@ -162,7 +162,7 @@ def main() -> None:
             f"median error {left.median_error:.0%}"
         )
     if sys.argv[1:] == ["--write"]:
-        write_atomically(FILE, (json.dumps(ceilings(fitted, steps, errors), indent=1) + "\n").encode())
+        write_atomically(CEILINGS_FILE, (json.dumps(ceilings(fitted, steps, errors), indent=1) + "\n").encode())
 
 
 if __name__ == "__main__":

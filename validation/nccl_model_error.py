@@ -20,7 +20,7 @@ import numpy as np
 import pandas as pd
 
 from ddplab.simulator.fabric import Fabric, Level, Topology
-from ddplab.simulator.fabric.nccl_cost_model import MULTIPLES, Multiple, nccl_all_reduce
+from ddplab.simulator.fabric.algorithms import MULTIPLES, Multiple, nccl_all_reduce
 
 DATA = Path(__file__).parent / "data" / "nccl_all_reduces.csv"
 NVLINK_GB_PER_S = {"V100": 134.5, "A100": 230.9, "H100": 340.0, "GH200": 340.0}

@@ -29,8 +29,8 @@ from ddplab.prediction_errors import (
 from ddplab.reference.trace import Trace
 from ddplab.simulator import Fabric
 from ddplab.simulator.baseline_predictions import BASELINES
+from ddplab.simulator.fabric.cost_curves import BAND
 from ddplab.simulator.fabric.processor_costs import EMULATED_MODEL_ERROR, MODEL_ERROR
-from ddplab.simulator.fabric.uncertainty import BAND
 from ddplab.training_runs import Turn
 
 from .comparison import FEWER_BUCKETS, RANKING_BASELINES, CaseScore, Comparison, Part

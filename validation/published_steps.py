@@ -18,9 +18,14 @@ from statistics import median
 from typing import NamedTuple
 
 from ddplab.simulator.catalogue import read_catalogue
-from ddplab.simulator.workload.built_in_operations import built_in_operations
-from ddplab.simulator.workload.measured_ceilings import arithmetic_terms, memory_terms
-from ddplab.simulator.workload.roofline import EAGER_PACE_NS, find_device, merge
+from ddplab.simulator.workload.roofline import (
+    EAGER_PACE_NS,
+    arithmetic_terms,
+    built_in_operations,
+    find_device,
+    memory_terms,
+    merge,
+)
 
 DATA, RUNS = Path(__file__).parent / "data", Path(__file__).parent / "gpu"
 STEP_BYTES = {"none": 0, "SGD": 12, "SGD momentum": 20, "RMSprop": 20, "Adam": 28, "AdamW": 28, "LAMB": 28}

@@ -9,7 +9,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from ddplab.simulator.baseline_predictions import BASELINES
-from ddplab.simulator.fabric.uncertainty import BAND
+from ddplab.simulator.fabric.cost_curves import BAND
 from ddplab.simulator.plot_colours import INK
 from ddplab.simulator.plot_colours import SMALL as SMALL_COLOUR
 from ddplab.simulator.prediction_inputs import STALL_NS

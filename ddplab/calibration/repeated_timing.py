@@ -23,7 +23,7 @@ import torch.distributed as dist
 from ..reference.launch import rank_device, spans_nodes
 from ..reference.recording.device_clock import Clock, Reading, clock_of, nanoseconds
 from ..simulator.fabric import Linear
-from ..simulator.fabric.uncertainty import BAND, NORMAL_HALF_BAND
+from ..simulator.fabric.cost_curves import BAND, NORMAL_HALF_BAND
 
 _ahead_of_rank_0_ns = 0  # by how much this machine's clock is ahead of rank 0's; see `share_clock`
 

@@ -15,30 +15,31 @@ from typer import Argument, Option
 from ..reference.files.value_ranges import YEAR_NS
 from ..reference.files.writing import write_atomically
 from ..reference.trace import Trace
-from ..simulator.capacity.cost import Offer, read_prices
-from ..simulator.capacity.digits import band, carried, percent
 from ..simulator.capacity.judgement import (
     COVERAGE,
     assumed_sentence,
+    band,
+    carried,
     contradiction_sentence,
     inside_one_node,
     knee_sentence,
     limit_sentence,
     measure_sentence,
     needs_sentence,
+    percent,
 )
 from ..simulator.capacity.limits import BEST_BUCKETS
 from ..simulator.capacity.memory import MemoryUse, Optimizer
 from ..simulator.capacity.plan import CapacityPlan, SystemPlan
 from ..simulator.capacity.plan import plan as make_plan
 from ..simulator.capacity.report import report_page
+from ..simulator.capacity.scaling import Offer, read_prices
 from ..simulator.catalogue import Rate, entry_of, load_fabric, read_catalogue, unknown
 from ..simulator.fabric import Fabric
-from ..simulator.workload.built_in_operations import counted_models
-from ..simulator.workload.roofline import Device, Operations, find_device, with_precision
+from ..simulator.workload.roofline import Device, Operations, counted_models, find_device, with_precision
 from ..simulator.workload.trace_synthesis import check_measured, synthesize, with_batch
 from . import shared_options as options
-from .synthesize import element_type, operations_of, with_samples
+from .shared_options import element_type, operations_of, with_samples
 from .terminal_output import show_table, write_json
 
 DOUBLINGS = 6

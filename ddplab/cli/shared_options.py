@@ -4,6 +4,7 @@ import json
 import math
 import re
 import sys
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -23,12 +24,14 @@ from ..reference.files.writing import (
     open_descriptor,
     write_atomically,
 )
+from ..reference.trace import Parameter
 from ..simulator.catalogue import load_fabric
 from ..simulator.cost_terms import TERMS
 from ..simulator.fabric import Fabric
-from ..simulator.fabric.nccl_tests import ranks_and_log
+from ..simulator.fabric.measured_tables import ranks_and_log
 from ..simulator.schedule.comm_hook_messages import CommHook, named_hook
 from ..simulator.schedule.policy import Policy
+from ..simulator.workload.roofline import Operations, built_in_operations
 from ..simulator.workload.variation import Straggler, Variation
 from .terminal_output import PrintableStream
 
@@ -338,6 +341,37 @@ def cap_json(cap_mb: float | str | None) -> float | str | None:
     """Convert a cap for JSON: a size in MB, null for a single bucket (JSON has no infinity), or `default`."""
     word = cap_word(cap_mb)
     return {"single": None, "default": word}.get(word, cap_mb)
+
+
+def element_type(parameters: Sequence[Parameter]) -> str:
+    """Return the element type of most bytes of the parameters."""
+    sizes = Counter[str]()
+    for parameter in parameters:
+        sizes[parameter.dtype] += parameter.size_bytes
+    return sizes.most_common(1)[0][0]
+
+
+def operations_of(model: str, autocast: str | None = None) -> Operations:
+    """Return the operations of a model: from the file of the built-in ones, or else counted, which loads torch."""
+    known = built_in_operations(model, autocast)
+    if known is not None:
+        return known
+    from ..memory_counter import measure_memory
+    from ..operation_counter import measure_operations
+
+    operations = measure_operations(model, autocast=autocast)
+    return operations.model_copy(update={"memory": measure_memory(model, autocast=autocast)})
+
+
+def with_samples(operations: Operations, batch: int | None) -> Operations:
+    """Return the operations with this batch; None: as they are."""
+    if batch is None:
+        return operations
+    if operations.batch is None:
+        raise ValueError(
+            f"--batch: expected a model with a known batch, {operations.model} has none (`loss_fn.batch`)"
+        )
+    return operations.with_batch(batch / operations.batch)
 
 
 ENDINGS = (".png", ".svg", ".pdf")

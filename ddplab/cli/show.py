@@ -19,8 +19,7 @@ from ..simulator.fabric.fabric import NOT_A_TRACE
 from ..simulator.fabric.processor_costs import HookCost
 from ..simulator.schedule.comm_hook_messages import HOOKS
 from ..simulator.schedule.policy import Policy
-from ..simulator.workload.built_in_operations import built_in_operations, counted_models
-from ..simulator.workload.roofline import Device
+from ..simulator.workload.roofline import Device, built_in_operations, counted_models
 from ..simulator.workload.variation import Straggler, Variation
 from .shared_options import Json, check_outputs
 from .terminal_output import describe_trace, show_table, write_json

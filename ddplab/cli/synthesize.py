@@ -2,7 +2,6 @@
 
 import math
 import re
-from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated
@@ -12,11 +11,25 @@ from typer import Option
 from ..reference.files.value_ranges import YEAR_NS
 from ..reference.trace import Parameter, Trace
 from ..simulator.catalogue import read_catalogue
-from ..simulator.workload.built_in_operations import built_in_operations
-from ..simulator.workload.roofline import USUAL, Operations, data_sheets, find_device, with_precision
+from ..simulator.workload.roofline import (
+    USUAL,
+    data_sheets,
+    find_device,
+    with_precision,
+)
 from ..simulator.workload.trace_synthesis import check_measured, rescale
 from ..simulator.workload.trace_synthesis import synthesize as synthesize_trace
-from .shared_options import Model, TraceOut, check_outputs, files_of, naming, refuse
+from .shared_options import (
+    Model,
+    TraceOut,
+    check_outputs,
+    element_type,
+    files_of,
+    naming,
+    operations_of,
+    refuse,
+    with_samples,
+)
 from .terminal_output import save_trace
 
 SHEETS = (
@@ -123,37 +136,6 @@ def choose_precision(device: str, parameters: Sequence[Parameter]) -> str:
             f"precision, name {' or '.join(others)}"
         )
     return sheet
-
-
-def element_type(parameters: Sequence[Parameter]) -> str:
-    """Return the element type of most bytes of the parameters."""
-    sizes = Counter[str]()
-    for parameter in parameters:
-        sizes[parameter.dtype] += parameter.size_bytes
-    return sizes.most_common(1)[0][0]
-
-
-def operations_of(model: str, autocast: str | None = None) -> Operations:
-    """Return the operations of a model: from the file of the built-in ones, or else counted, which loads torch."""
-    known = built_in_operations(model, autocast)
-    if known is not None:
-        return known
-    from ..memory_counter import measure_memory
-    from ..operation_counter import measure_operations
-
-    operations = measure_operations(model, autocast=autocast)
-    return operations.model_copy(update={"memory": measure_memory(model, autocast=autocast)})
-
-
-def with_samples(operations: Operations, batch: int | None) -> Operations:
-    """Return the operations with this batch; None: as they are."""
-    if batch is None:
-        return operations
-    if operations.batch is None:
-        raise ValueError(
-            f"--batch: expected a model with a known batch, {operations.model} has none (`loss_fn.batch`)"
-        )
-    return operations.with_batch(batch / operations.batch)
 
 
 def judgement(roofline_ns: int, paced_ns: int, step_ms: float | None, usual: tuple[float, float] = USUAL) -> str:

@@ -15,11 +15,10 @@ from ..prediction import System
 from ..prediction_inputs import complete
 from ..schedule.policy import Policy
 from ..workload.variation import RECORDED, Variation
-from .cost import Offer, Price, Question, cheapest, fastest, front, offer_of
 from .judgement import Verdict, contradiction_sentence, verdict, width_sentence
 from .limits import TARGET, Change, Limits, Needs
 from .memory import OPTIMIZERS, MemoryUse, Optimizer, memory_use
-from .scaling import NextMeasurement, Scaling
+from .scaling import NextMeasurement, Offer, Price, Question, Scaling, cheapest, fastest, front, offer_of
 
 Several = Mapping[str, Any]
 Fraction = Annotated[float, Field(gt=0, le=1)]

@@ -15,8 +15,7 @@ from urllib.parse import quote
 
 from .. import plot_colours
 from . import report_pictures as pictures
-from .digits import band, carried
-from .judgement import COVERAGE, knee_sentence
+from .judgement import COVERAGE, band, carried, knee_sentence
 from .scaling import Knee
 
 UNITS = {"_ns": 1e6, "_bytes": 1e9, "efficiency": 0.01, "width": 0.01, "/ratio": 0.01}

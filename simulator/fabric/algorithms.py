@@ -1,9 +1,19 @@
-"""Closed formulas for the cost of each collective algorithm on a hierarchy of links.
+"""Algorithms: the cost of each collective algorithm on a hierarchy of links, by closed formulas and by NCCL's model.
 
 `levels` is the hierarchy from the innermost level outwards, each level with its number of members in use; the product
 of these numbers is the world size. A level with one member costs nothing. A link carries its full rate in both
 directions at the same time. Additions cost no time because they overlap with the transfer. In the formulas S is the
 size of the message, B a level's rate and m its number of members.
+
+NCCL's own cost model, by which NCCL chooses algorithm and protocol, is restated from NVIDIA/nccl, tag v2.30.7-1,
+src/graph/tuning.cc, and from the same file of earlier versions. A time is a latency of hops plus bytes over a rate.
+Both depend on the algorithm (ring or tree) and on the protocol: LL and LL128 send flags with the data and have short
+latencies; Simple has the full rate. NCCL takes the pair with the least time. The innermost level of links is NVLink
+or PCI, inside a node; all outer levels are the network. Units of that part are NCCL's: microseconds, and bytes per
+nanosecond, which are 10^9 bytes per second.
+
+Measured times agree with the model for small and for large messages, and are longer between 16 KiB and 32 MiB, where
+buckets lie (`MULTIPLES`): the model knows neither chunks in a pipeline nor congestion.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -17,8 +27,268 @@ from numpy.typing import NDArray
 
 from ...reference.message_sizes import GLOO_THREADS
 from .measured_tables import Sizes, Table
-from .nccl_cost_model import NcclCost, nccl_all_reduce, nccl_broadcast, published_multiple
 from .topology import Level
+
+Pattern = Literal["ring", "tree"]
+PROTOCOLS = ("LL", "LL128", "Simple")
+Latencies = tuple[float, float, float]
+"""Microseconds by protocol."""
+
+
+class Version(NamedTuple):
+    """Latencies of one range of versions, in microseconds by protocol.
+
+    Attributes:
+        base: Fixed part of a collective, by algorithm.
+        hop: Of one hop, by kind of link and algorithm.
+        lonely_ll128: Part of LL128's rate that a ring reaches with one GPU per node.
+    """
+
+    base: dict[Pattern, Latencies]
+    hop: dict[str, dict[Pattern, Latencies]]
+    lonely_ll128: float
+
+
+def _version(base_tree: float, tree_simple: tuple[float, float, float], lonely_ll128: float) -> Version:
+    nvlink, pci, network = tree_simple
+    return Version(
+        {"ring": (6.6, 14.0, 8.4), "tree": (6.8, 14.0, base_tree)},
+        {
+            "nvlink": {"ring": (0.6, 1.9, 3.4), "tree": (0.6, 1.25, nvlink)},
+            "pci": {"ring": (1.0, 2.5, 5.7), "tree": (1.0, 1.9, pci)},
+            "network": {"ring": (2.7, 4.0, 14.0), "tree": (5.0, 8.5, network)},
+        },
+        lonely_ll128,
+    )
+
+
+VERSIONS: dict[tuple[int, int], Version] = {
+    (2, 18): _version(0.0, (4.0, 6.0, 14.0), 0.7),
+    (2, 19): _version(0.0, (28.0, 28.0, 28.0), 0.7),
+    (2, 23): _version(8.4, (4.0, 4.0, 14.0), 1.0),
+}
+"""By the first version of each range; earlier versions than the first count as the first."""
+LATEST = "2.30"
+
+
+class Generation(NamedTuple):
+    """Upper limits of rates by generation of GPUs, in 10^9 bytes per second on 1, 2 and more nodes.
+
+    Attributes:
+        up_to: Largest rate of a GPU's NVLinks, by which the generation is recognised.
+        ll: Limit of LL on one node, for the whole ring or tree.
+        ring_ll128: Limit of one channel of a ring with LL128.
+        tree_ll128: The same for a tree.
+        tree: Limit of one channel of a tree with any protocol.
+    """
+
+    up_to: float
+    ll: float
+    ring_ll128: float
+    tree_ll128: tuple[float, float, float]
+    tree: tuple[float, float, float]
+
+
+GENERATIONS = (
+    Generation(160, 39.0, 20.0, (20.0, 20.0, 20.0), (26.5, 18.5, 10.0)),  # Volta
+    Generation(310, 87.7, 20.0, (20.0, 20.0, 20.0), (24.0, 23.6, 17.8)),  # Ampere
+    Generation(480, 141.0, 36.7, (36.7, 36.7, 29.0), (38.7, 41.4, 36.0)),  # Hopper
+    Generation(np.inf, 282.0, 40.0, (55.6, 31.67, 20.0), (70.0, 42.8, 24.0)),  # Blackwell
+)
+LL_BETWEEN_NODES = (39.0, 20.4)
+"""Limit of LL on 2 and on more nodes, with processors of Intel or Arm."""
+NVLINK_FROM = 40.0
+"""Slower links inside a node count as PCI."""
+CHANNEL = 24.0
+"""Rate of a channel from which the number of channels follows; at least `LEAST_CHANNELS`."""
+LEAST_CHANNELS = 16
+NET_OVERHEAD_US = 1.0
+"""Work of the processor for each step on the network; three times as much with Simple."""
+LATE_RING = 1.4
+"""Multiple of the latency of a ring with Simple between nodes, for messages of at least 64 bytes per step."""
+NVLS_US, NVLS_NETWORK_US, NVLS_RATE = 25.0, 18.0, 0.85
+"""Reduction in NVSwitches: latencies, and the part of the switches' rate that is used."""
+
+TREE_RATES = np.array(
+    [
+        [1, 1, 1, 1, 0.9, 0.8, 0.7, 0.7, 0.7, 0.7, 0.6, 0.5, 0.4, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 1, 1, 1, 1, 1],
+        [1, 1, 1, 1, 1, 0.9, 0.8, 0.8, 0.8, 0.7, 0.6, 0.6, 0.6, 0.6, 0.6, 0.6, 0.8, 0.9, 0.9, 0.9, 0.9, 1, 1, 1],
+        [0.9] * 7 + [0.8, 0.7, 0.6, 0.6, 0.5, 0.5, 0.5, 0.5, 0.6, 0.7, 0.8, 0.7, 0.7, 0.8, 0.9, 0.9, 1],
+    ]
+)
+"""Part of a tree's rate that is reached, by protocol and by powers of two of the message from 64 bytes on."""
+
+
+class NcclCost(NamedTuple):
+    """Time of an all-reduce with one algorithm and protocol.
+
+    Attributes:
+        latency_ns: Nanoseconds of an empty message.
+        ns_per_byte: Nanoseconds per byte at the full rate.
+        rates: Part of the rate that is reached, as in `TREE_RATES`; empty: all of it.
+        late_from_bytes: Message size from which the latency is `LATE_RING` times as long.
+    """
+
+    latency_ns: float
+    ns_per_byte: float
+    rates: tuple[float, ...] = ()
+    late_from_bytes: float = np.inf
+
+    def costs_ns(self, sizes_bytes: Sizes) -> NDArray[np.float64]:
+        """Return the nanoseconds by size."""
+        sizes = sizes_bytes.astype(np.float64)
+        late = np.where(sizes >= self.late_from_bytes, LATE_RING, 1.0)
+        bytes_ns = sizes * self.ns_per_byte
+        if self.rates:
+            place = np.log2(np.maximum(sizes, 64) / 64).astype(np.int64)
+            bytes_ns = bytes_ns / np.array(self.rates)[np.minimum(place, len(self.rates) - 1)]
+        return late * self.latency_ns + bytes_ns
+
+
+def nccl_all_reduce(levels: Sequence[Level], version: str = LATEST) -> dict[str, NcclCost]:
+    """Return the cost of an all-reduce by algorithm and protocol, such as "ring LL128", on links in use.
+
+    Args:
+        levels: Links from the innermost level outwards, with the members in use. A level's `latency_ns` is that of
+            a hop of a ring with Simple; the latencies of all protocols and algorithms change in proportion.
+        version: NCCL's version, such as 2.21.5.
+    """
+    inside, *network = levels
+    gpus, nodes = inside.size, prod(level.size for level in network)
+    ranks = gpus * nodes
+    inside_rate = 1 / inside.ns_per_byte
+    network_rate = min((1 / level.ns_per_byte for level in network if level.size > 1), default=np.inf)
+    rate = min(inside_rate if gpus > 1 else np.inf, network_rate)
+    constants, generation = _constants(version), _generation(inside_rate)
+    link = "nvlink" if inside_rate >= NVLINK_FROM else "pci"
+    of_nodes = min(nodes, 3) - 1
+    channels = max(LEAST_CHANNELS, ceil(rate / CHANNEL))
+    ll_limit = generation.ll if nodes == 1 else LL_BETWEEN_NODES[of_nodes - 1]
+    costs = {}
+    for place, protocol in enumerate(PROTOCOLS):
+        if protocol == "LL128" and link != "nvlink":
+            continue
+        ring, tree = constants.hop[link]["ring"][place], constants.hop[link]["tree"][place]
+        inner_ring, inner_tree = (
+            us * inside.latency_ns / 1e3 / constants.hop[link]["ring"][2] for us in (ring, tree)
+        )
+        outer = max((level.latency_ns / 1e3 / constants.hop["network"]["ring"][2] for level in network), default=1.0)
+        outer_tree = outer * constants.hop["network"]["tree"][place]
+        outer_ring = outer_tree if gpus == 1 else outer * constants.hop["network"]["ring"][place]
+        overhead = NET_OVERHEAD_US * (3 if protocol == "Simple" else 1) if nodes > 1 else 0.0
+
+        ring_us = constants.base["ring"][place] + 2 * (nodes - 1) * outer_ring
+        ring_us += 2 * (ranks - nodes) * max(inner_ring, overhead)
+        ring_rate = {
+            "LL": min(ll_limit, rate / 2),
+            "LL128": min((0.92 if gpus > 1 else constants.lonely_ll128) * rate, channels * generation.ring_ll128),
+            "Simple": rate,
+        }[protocol]
+        late = 64.0 * channels * ranks if protocol == "Simple" and nodes > 1 else np.inf
+        share = 2 * (ranks - 1) / ranks
+        costs[f"ring {protocol}"] = NcclCost(1e3 * ring_us, share / ring_rate, late_from_bytes=late)
+
+        tree_us = constants.base["tree"][place] + 2 * ((gpus - 1) * inner_tree + int(log2(nodes)) * outer_tree)
+        tree_rate = min(0.92 * rate, channels * generation.tree[of_nodes])
+        tree_rate = {
+            "LL": min(tree_rate / 3.8, ll_limit),
+            "LL128": min(
+                tree_rate * (7 / 9 if nodes == 1 else 120 / 128), channels * generation.tree_ll128[of_nodes]
+            ),
+            "Simple": tree_rate,
+        }[protocol]
+        costs[f"tree {protocol}"] = NcclCost(1e3 * tree_us, 2 / tree_rate, tuple(TREE_RATES[place].tolist()))
+    if inside.reduces and gpus > 1:
+        switches = inside_rate * NVLS_RATE * (channels - 1) / channels * 2
+        reduced = min(switches, network_rate * (2 if nodes <= 2 else 1))
+        us = NVLS_US + (2 * int(log2(nodes)) * NVLS_NETWORK_US if nodes > 1 else 0.0)
+        costs["NVLS Simple"] = NcclCost(1e3 * us, 2 * (ranks - 1) / ranks / reduced)
+    return costs
+
+
+def nccl_broadcast(levels: Sequence[Level], version: str = LATEST) -> dict[str, NcclCost]:
+    """Return the cost of a broadcast by protocol; it passes the ring once, an all-reduce twice.
+
+    Args:
+        levels: As for `nccl_all_reduce`.
+        version: As for `nccl_all_reduce`.
+    """
+    all_reduces, ranks = nccl_all_reduce(levels, version), prod(level.size for level in levels)
+    costs = {}
+    for protocol, base_us in zip(PROTOCOLS, _constants(version).base["ring"], strict=True):
+        if ring := all_reduces.get(f"ring {protocol}"):
+            share = 2 * (ranks - 1) / ranks
+            costs[f"ring {protocol}"] = NcclCost((ring.latency_ns + 1e3 * base_us) / 2, ring.ns_per_byte / share)
+    return costs
+
+
+def _constants(version: str) -> Version:
+    number = tuple(int(part) for part in version.split(".")[:2])
+    known = [first for first in VERSIONS if first <= number]
+    return VERSIONS[max(known, default=min(VERSIONS))]
+
+
+def _generation(inside_rate: float) -> Generation:
+    return next(one for one in GENERATIONS if inside_rate <= one.up_to)
+
+
+class Multiple(NamedTuple):
+    """Measured over modelled time at one message size, from the published logs of several systems.
+
+    Attributes:
+        mean: Geometric mean over the systems.
+        deviation: Standard deviation of the logarithm between systems.
+    """
+
+    mean: float
+    deviation: float
+
+
+MIB = 2**20
+MULTIPLES: dict[bool, dict[int, Multiple]] = {
+    False: {
+        MIB // 256: Multiple(1.29, 0.5),
+        MIB // 16: Multiple(1.42, 0.5),
+        MIB: Multiple(1.53, 0.45),
+        2 * MIB: Multiple(1.30, 0.26),
+        4 * MIB: Multiple(1.22, 0.19),
+        8 * MIB: Multiple(1.19, 0.18),
+        16 * MIB: Multiple(1.13, 0.16),
+        32 * MIB: Multiple(1.06, 0.07),
+        64 * MIB: Multiple(1.03, 0.03),
+        256 * MIB: Multiple(1.02, 0.02),
+    },
+    True: {
+        MIB // 256: Multiple(1.61, 0.5),
+        MIB // 64: Multiple(2.36, 0.5),
+        MIB: Multiple(1.85, 0.55),
+        4 * MIB: Multiple(1.81, 0.56),
+        8 * MIB: Multiple(1.74, 0.46),
+        16 * MIB: Multiple(1.49, 0.33),
+        32 * MIB: Multiple(1.24, 0.18),
+        64 * MIB: Multiple(1.14, 0.11),
+        128 * MIB: Multiple(1.07, 0.08),
+        256 * MIB: Multiple(1.03, 0.04),
+    },
+}
+"""On one node (False; 4 systems) and on several (True; 8 systems, 2 to 16 nodes), by message size in bytes.
+
+The rate of the largest message is given. `python -m validation.nccl_model_error` computes the figures from published
+logs and names them. Deviations of sizes that fewer than four systems measured are set to 0.5.
+"""
+
+
+def published_multiple(sizes_bytes: Sizes, *, several_nodes: bool) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+    """Return measured over modelled times by size, and the standard deviation of their logarithms between systems.
+
+    Both are interpolated linearly over the logarithm of the size, and constant beyond the sizes of `MULTIPLES`.
+    """
+    known = MULTIPLES[several_nodes]
+    places = np.log2(np.maximum(sizes_bytes, 1))
+    at = np.log2(list(known))
+    mean = np.exp(np.interp(places, at, np.log([one.mean for one in known.values()])))
+    return mean, np.interp(places, at, [one.deviation for one in known.values()])
+
 
 Levels = Sequence[Level]
 POWERS_OF_TWO = 2 ** np.arange(41)

@@ -1,19 +1,19 @@
-"""Cost curves: which costs by size hold at a world size: measured, extrapolated, or of described links."""
+"""Cost curves: which costs hold at a world size (measured, extrapolated or of described links), and their errors."""
 
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import cached_property
+from math import log2
 from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
 
-from .algorithms import AlgorithmCosts, all_reduce_costs, broadcast_costs, ring
+from .algorithms import AlgorithmCosts, Library, all_reduce_costs, broadcast_costs, published_multiple, ring
 from .extrapolation import USUAL_NODE, Growth, extrapolated_table, growth_of
 from .measured_tables import FREE, CostCurve, Sizes, Table, tables_by_world_size
-from .topology import Level
-from .uncertainty import described_errors, errors_beyond, extrapolation_error, table_error
+from .topology import Level, Topology
 
 if TYPE_CHECKING:
     from .fabric import Fabric
@@ -156,3 +156,118 @@ class CostCurves:
             f"got {world_size}; measure it (ddplab calibrate --world-size {world_size}), extrapolate "
             "(extrapolate=True, --set extrapolate=true), or describe the links (a YAML file is a --fabric too)"
         )
+
+
+# Relative errors
+#
+# With a relative error e, nine in ten costs lie between the cost divided by 1 + e and the cost times 1 + e, because a
+# network is more often much slower than expected than much faster.
+
+
+LINKS_ERROR = 0.14
+"""Relative error of costs computed from links, and of a world size between two measured ones."""
+BAND = 0.9
+"""Fraction of the costs that the error band contains."""
+NORMAL_HALF_BAND = 1.645
+"""Half-width of the band that holds 90 % of normally distributed values, in standard deviations."""
+ERROR_PER_DOUBLING = 0.05, 0.15
+"""Relative error added by each further doubling beyond the measured world sizes, on one node and between nodes. With
+it, the band contains nine of ten all-reduces on 64 GH200s from 16 (Alps) and on 64 and 128 A100s from 16 (Azure), and
+all on 2,160 A100s from 32 (Polaris)."""
+SEVERAL_NODES_ERROR = 0.25
+"""Relative error of extrapolating NCCL's tables from several nodes to more: nine in ten of the errors for messages of
+256 KiB and more on 32 to 128 A100s from 2 to 16 (NetX-lab/Echo), and on 64 to 2,048 GH200s from 4 to 64 (Alps)."""
+RATE_DEVIATION = {False: 0.08, True: 0.25}
+"""Standard deviation of the logarithm of measured over described rates of large messages, on one node and on several.
+
+On one node, all-reduces of 1 GiB reach 0.69 to 0.90 of NVLink's data sheet (A100: 0.77 Echo, 0.76 vTrain; GH200
+0.76; V100 0.90). On more than two nodes they reach 0.96 (Alps), 0.92 (Isambard-AI) and 0.63 (Azure ND A100 v4) of the
+network cards' rate, on two nodes 0.45 (Oracle BM.GPU4), 0.64 and 0.94 (Azure) and up to 1.6 (AWS, GH200, Alps)."""
+MANY_NODES, MANY_NODES_DEVIATION = 16, 0.1
+"""Nodes beyond which congestion adds to `RATE_DEVIATION`, and what each doubling adds to it.
+
+Up to 16 nodes (Azure ND A100 v4) the spread does not grow. On 540 nodes of Polaris, times are 2.4 times those that
+the data sheets give, on 8 nodes 1.6 times."""
+
+
+def described_errors(sizes_bytes: Sizes, nodes: int | None) -> NDArray[np.float64]:
+    """Return the relative errors by size of costs computed from links.
+
+    Args:
+        sizes_bytes: Message sizes.
+        nodes: Number of nodes of NCCL's model. None: another library or algorithm.
+    """
+    if nodes is None:
+        return np.full(sizes_bytes.shape, LINKS_ERROR)
+    _, deviation = published_multiple(sizes_bytes, several_nodes=nodes > 1)
+    of_rate = RATE_DEVIATION[nodes > 1] + MANY_NODES_DEVIATION * max(0.0, log2(nodes / MANY_NODES))
+    return np.exp(NORMAL_HALF_BAND * np.hypot(deviation, of_rate)) - 1
+
+
+JOINED_ERROR = {False: 0.15, True: 0.25}
+"""Logarithm of the error that nine of ten all-reduces do not exceed one doubling of the size beyond a table that
+described links continue, on one node and on several; it grows with the root of the doublings.
+`python -m validation.nccl_model_error` cuts published tables off, continues them and compares the times with the
+rest."""
+LINE_ERROR = 0.4
+"""The same for each doubling where the first or last line of a table is continued. On several nodes only three of
+four do not exceed it."""
+LARGEST_BEYOND, LARGEST_BELOW = 50.0, 5.0
+"""Upper limits of the relative error beyond a table, and below one whose first line is continued."""
+
+
+def errors_beyond(table: Table, sizes_bytes: Sizes) -> NDArray[np.float64]:
+    """Return the relative errors by size that come from continuing a table to other sizes; 0 within it."""
+    first, last = np.maximum(1, table.sizes_bytes[[0, -1]])
+    doublings = np.log2(first / np.clip(sizes_bytes, 1, first)) + np.log2(np.maximum(sizes_bytes, last) / last)
+    one_node = isinstance(table.beyond, AlgorithmCosts) and table.beyond.nodes == 1
+    if table.beyond is not None:
+        return _relative(JOINED_ERROR[not one_node] * np.sqrt(doublings))
+    # A smaller message takes no longer than the smallest measured one, so the time is not much above its upper end.
+    most = np.maximum(LARGEST_BELOW, table.ns[0] / np.maximum(1, table.costs_ns(sizes_bytes)) - 1)
+    errors = _relative(LINE_ERROR * doublings)
+    return np.where(sizes_bytes < first, np.minimum(errors, most), errors)
+
+
+def _relative(logarithms: NDArray[np.float64]) -> NDArray[np.float64]:
+    return np.expm1(np.minimum(logarithms, np.log1p(LARGEST_BEYOND)))
+
+
+def table_error(tables: Mapping[int, Table], world_size: int, node: int | None, extrapolation_error: float) -> float:
+    """Return the relative error at a world size that was not measured.
+
+    Interpolation and extrapolation add to the spread of the nearest table. `node` is `Growth.node`, and
+    `extrapolation_error` the result of the function of that name.
+    """
+    nearest = min(tables, key=lambda measured: abs(log2(world_size / measured)))
+    if min(tables) < world_size < max(tables):
+        return tables[nearest].spread + LINKS_ERROR
+    by_levels = world_size > nearest > (node or world_size)
+    further_doublings = max(abs(log2(world_size / nearest)) - 1, 0.0)
+    return (
+        tables[nearest].spread
+        + max(SEVERAL_NODES_ERROR if by_levels else LINKS_ERROR, extrapolation_error)
+        + ERROR_PER_DOUBLING[by_levels] * further_doublings
+    )
+
+
+def extrapolation_error(tables: Mapping[int, Table], library: Library, topology: Topology | None) -> float:
+    """Return the 90th percentile of the relative error of extrapolating to the largest measured world size.
+
+    The costs at the largest world size are extrapolated from the smaller ones and compared with the measurements, at
+    message sizes within the range of both. 0 if there are no common sizes, or fewer than two smaller world sizes that
+    use as many levels of links: one of them does not show how costs grow, so its error would say nothing of an
+    extrapolation from both.
+    """
+    *smaller, largest = sorted(tables)
+    growth = growth_of(tables, library, topology)
+    if sum(growth.levels(n) == growth.levels(largest) for n in smaller) < 2:
+        return 0.0
+    inputs = {n: tables[n] for n in smaller}
+    predicted = extrapolated_table(inputs, largest, growth_of(inputs, library, topology))
+    measured = tables[largest]
+    common = (measured.sizes_bytes >= predicted.sizes_bytes[0]) & (measured.sizes_bytes <= predicted.sizes_bytes[-1])
+    if not common.any():
+        return 0.0
+    times = np.maximum(measured.ns[common], 1)
+    return float(np.quantile(np.abs(predicted.costs_ns(measured.sizes_bytes[common]) / times - 1), BAND))

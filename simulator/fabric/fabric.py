@@ -16,16 +16,15 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import Field, ValidationInfo, field_validator, model_validator
 
-from ...reference.files.reading import Schema, one_line_errors, read_schema
+from ...reference.files.reading import Schema, one_line_errors, read_schema, read_text
 from ...reference.files.value_ranges import YEAR_NS, InParallel, Multiple, SlowdownFactor, as_int64
 from ...reference.files.writing import write_atomically
 from ...reference.trace import VERSION_FIELD
-from .algorithms import CONCURRENCY, AlgorithmCosts, AlgorithmSetting, Library
+from .algorithms import CONCURRENCY, LATEST, AlgorithmCosts, AlgorithmSetting, Library
 from .cost_curves import CostCurves
 from .link_sharing import LinkShare, Sharing, measured_share
 from .measured_tables import CostCurve, Segment, Sizes, Table, Timing, segments, tables_by_world_size
-from .nccl_cost_model import LATEST
-from .nccl_tests import is_of_nccl_tests, read_log
+from .nccl_tests import read_log
 from .processor_costs import Processor
 from .topology import Topology, load_topology
 
@@ -221,7 +220,7 @@ class Fabric(Schema, strict=False):
         ending = Path(path).suffix.lower()
         if ending in (".yaml", ".yml"):
             return cls.from_topology(path)
-        if ending in (".log", ".txt", ".csv") or (ending == ".json" and is_of_nccl_tests(path)):
+        if ending in (".log", ".txt", ".csv") or (ending == ".json" and _is_of_nccl_tests(path)):
             return cls.from_nccl_tests(path)
         return read_schema(
             cls, path, what="a fabric file", cure="run `ddplab calibrate`", mistaken=(VERSION_FIELD, NOT_A_TRACE)
@@ -433,3 +432,9 @@ def _check_mergeable(fabrics: Sequence[Fabric]) -> None:
                     "leave one of the two out"
                 )
             described = name
+
+
+def _is_of_nccl_tests(path: str | os.PathLike[str]) -> bool:
+    """Return whether a JSON file has results of nccl-tests or rccl-tests."""
+    text = read_text(path)
+    return '"out_of_place"' in text or '"busBw"' in text

@@ -4,6 +4,8 @@ Times between neighbouring sizes are interpolated linearly. One line through all
 because libraries switch protocols at certain sizes.
 """
 
+import os
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -196,3 +198,12 @@ def _fit(sizes_bytes: Sizes, ns: NDArray[np.float64]) -> tuple[float, Segment]:
         through_zero = weights @ (sizes * ns) / (weights @ sizes**2) if sizes.any() else 0.0
         lines = [Segment(start, float(level), 0.0), Segment(start, 0.0, float(through_zero))]
     return min((relative_squared_error(line, sizes_bytes, ns), line) for line in lines)
+
+
+RANKS_AND_LOG = re.compile(r"([1-9]\d{0,5}):(.+)", re.DOTALL)
+
+
+def ranks_and_log(path: str | os.PathLike[str]) -> tuple[int | None, str]:
+    """Split `40:file.log` into the number of ranks and the log; the number is None if the path has none."""
+    match = RANKS_AND_LOG.fullmatch(os.fspath(path))
+    return (int(match[1]), match[2]) if match else (None, os.fspath(path))

@@ -24,6 +24,7 @@ from typing import Any, NamedTuple
 
 from ...reference.files.reading import read_text
 from .algorithms import sent_share
+from .measured_tables import ranks_and_log
 
 TYPE_BYTES = {
     **dict.fromkeys(("int8", "uint8", "char", "f8e4m3", "f8e5m2", "fp8_e4m3", "fp8_e5m2"), 1),
@@ -58,7 +59,6 @@ COUNT = re.compile(r"\d+|\d(?:\.\d+)?e\+\d+")
 NUMBER = re.compile(r"-?\d+(\.\d+)?")
 
 ADVICE = "give the whole output of all_reduce_perf"
-RANKS_AND_LOG = re.compile(r"([1-9]\d{0,5}):(.+)", re.DOTALL)
 
 
 class LogRow(NamedTuple):
@@ -95,18 +95,6 @@ class LogContents(NamedTuple):
 
     rows: list[tuple[int, int, int]]
     others: tuple[str, ...]
-
-
-def ranks_and_log(path: str | os.PathLike[str]) -> tuple[int | None, str]:
-    """Split `40:file.log` into the number of ranks and the log; the number is None if the path has none."""
-    match = RANKS_AND_LOG.fullmatch(os.fspath(path))
-    return (int(match[1]), match[2]) if match else (None, os.fspath(path))
-
-
-def is_of_nccl_tests(path: str | os.PathLike[str]) -> bool:
-    """Return whether a JSON file has results of nccl-tests or rccl-tests."""
-    text = read_text(path)
-    return '"out_of_place"' in text or '"busBw"' in text
 
 
 def read_log(path: str | os.PathLike[str]) -> LogContents:

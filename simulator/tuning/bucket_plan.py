@@ -8,8 +8,7 @@ from pydantic import Field
 from ...reference.files.reading import Schema, read_schema
 from ...reference.files.writing import write_atomically
 from ...reference.trace import BucketLayout
-from .known_rules import CapRule
-from .plan_times import Objective
+from .plan_times import CapRule, Objective
 
 DEFAULT = "torch's default"
 GIVEN = "the given buckets"

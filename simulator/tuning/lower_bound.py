@@ -25,7 +25,7 @@ from numpy.typing import NDArray
 
 from ..schedule.comm_hook_messages import Quantized
 from ..workload.compute_times import Floats
-from .partition_costs import PartitionCosts, is_additive, least_message_bytes
+from .plan_times import PartitionCosts, is_additive, least_message_bytes
 
 RATES = 8
 """Rates that are tried, of those at which the lower convex hull of the costs has its edges."""

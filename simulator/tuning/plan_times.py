@@ -1,26 +1,47 @@
-"""Plan times: the iteration time of any buckets, as `predict` computes it, without interval and timeline."""
+"""Plan times: the iteration time of any buckets, as `predict` computes it, and by a recurrence that is faster."""
 
-from dataclasses import replace
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Literal
+from math import prod
+from typing import Literal, cast
 
 import numpy as np
 
+from ...reference.bucketing import rebuild_order
 from ...reference.files.value_ranges import as_int64
-from ...reference.trace import BucketLayout
+from ...reference.trace import BucketLayout, Parameter
 from ..engines.closed_form import latencies_ns, solve
 from ..fabric import Fabric, LinkShare
 from ..predicted_iteration import place_of_median
-from ..prediction import CELLS
 from ..prediction_inputs import Inputs
-from ..schedule.comm_hook_messages import Transport
+from ..schedule.comm_hook_messages import (
+    CommHook,
+    HalfPrecision,
+    Message,
+    PowerSGD,
+    Quantized,
+    Transport,
+    gradient_bytes,
+)
 from ..schedule.schedule import Compute, build_schedule
 from ..step_costs import ScheduleCosts, charged_fabric, price_schedule, rebucketed
-from ..workload.compute_times import CycleTimes, Floats, IterationSampler, Nanoseconds, RecordedModel, recorded_model
+from ..workload.compute_times import (
+    CELLS,
+    CycleTimes,
+    Floats,
+    IterationSampler,
+    Nanoseconds,
+    RecordedModel,
+    recorded_model,
+)
 
 Objective = Literal["median", "mean", "p95", "p99", "worst_case"]
 """What should be short: the median, mean, 95th or 99th percentile of the iterations, or the median iteration with all
 costs of communication at the upper end of their error bands."""
+CapRule = Literal["reaches the cap", "at most the cap"]
+"""When a bucket is closed: when it has reached the cap, as in torch, or before it would exceed the cap, as in the
+reducers of Stanford's CS336 and in torch's inductor."""
 FORWARD = Compute("forward")
 QUANTILES = {"p95": 0.95, "p99": 0.99}
 
@@ -85,11 +106,9 @@ class PlanTimes:
         if self.recorded.has_communication:
             model, _ = rebucketed(self.trace, self.recorded, self.fabric, plan)
             sampler = self._sampler(model)
-        width = max(sampler.parameters, len(costs.untimed.schedule.instructions))
-        at_a_time = max(1, CELLS // (len(sampler.ranks) * width))
         batches = [
-            latencies_ns(costs.engine_input(sampler, sampler.draw(cycles[first : first + at_a_time])))
-            for first in range(0, len(cycles), at_a_time)
+            latencies_ns(costs.engine_input(sampler, drawn))
+            for drawn in sampler.in_batches(cycles, len(costs.untimed.schedule.instructions))
         ]
         self._known[plan] = np.concatenate(batches)
         return self._known[plan]
@@ -171,3 +190,206 @@ def _at_upper_ends(fabric: Fabric) -> Fabric:
         launch_ns=round(processor.launch_ns * launches),
         stall_ns=round(processor.stall_ns * launches),
     )
+
+
+# Partition costs: all that the buckets of one iteration decide, and the recurrence that gives its end
+#
+# With one queue and constant speeds, bucket k, which ends at position j of the order, is launched at `L_k =
+# ready(j) + packed(j) + k * launch`, where `ready(j)` is when the slowest rank has the first j gradients. Its
+# all-reduce ends at `D_k = max(L_k, D_{k-1}) + cost_k`. The iteration ends when the slowest rank has computed,
+# packed, launched and copied everything, or later: at the largest `D_k` plus the copies of bucket k and all later
+# ones.
+#
+# While a collective of cost C runs, computing that takes s times as long loses `(1 - 1 / s) * C`. `W_k` is the sum
+# of these delays, by which later launches and the end of computing are later. With slow-downs the recurrence is a
+# lower bound of the event replay (`lower_bound` has the argument), and exact as long as no collective outlasts the
+# computing beside it. Collectives that share the link count with the part of the link's time that they take.
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class PartitionCosts:
+    """Costs of iterations for any buckets, in nanoseconds and bytes.
+
+    Attributes:
+        times: Prices collectives.
+        order: Parameter indices in the order in which contiguous buckets are cut from them.
+        ready_ns: When the slowest rank has each gradient; shape [cycles, parameters].
+        pack_ns: Copying each gradient into its bucket, and the part of compression that grows with its bytes.
+        copy_ns: Copying each average out, likewise.
+        shared_ns: What both copies cost a gradient in a bucket with others, and are not in the two before; shape
+            [2, parameters]. Only where a gradient alone is not copied.
+        launch_ns: Computing that each bucket costs.
+        unpack_ns: Decompression that each bucket costs, without the part for its bytes.
+        computed_ns: End of the iteration on the slowest rank without communication, packing, launches and copies;
+            shape [cycles].
+        step_ns: Longest time after the backward pass of a rank; shape [cycles].
+    """
+
+    times: PlanTimes
+    order: tuple[int, ...]
+    ready_ns: Floats
+    pack_ns: Floats
+    copy_ns: Floats
+    shared_ns: Floats
+    launch_ns: float
+    unpack_ns: float
+    computed_ns: Floats
+    step_ns: Floats
+
+    @cached_property
+    def parameters(self) -> tuple[Parameter, ...]:
+        """By parameter index."""
+        return self.times.recorded.parameters
+
+    @cached_property
+    def kinds(self) -> list[tuple[str, int]]:
+        """By parameter index: parameters of unequal kinds are in unequal buckets."""
+        return [(one.dtype, index if one.sparse else -1) for index, one in enumerate(self.parameters)]
+
+    @cached_property
+    def runs(self) -> list[int]:
+        """By position in the order: the first position from which on all parameters have the same kind."""
+        starts = [0]
+        for place in range(1, len(self.order)):
+            same = self.kinds[self.order[place]] == self.kinds[self.order[place - 1]]
+            starts.append(starts[-1] if same else place)
+        return starts
+
+    @cached_property
+    def messages(self) -> list[Message | None]:
+        """The message of each gradient alone, by parameter index."""
+        policy = self.times.policy
+        return [policy.hook.message([one], policy.sparse_density) for one in self.parameters]
+
+    @cached_property
+    def message_bytes(self) -> Floats:
+        """Bytes of first and second messages of each gradient alone; shape [2, parameters]."""
+        pairs = [(0, 0) if one is None else (one.first_bytes, one.second_bytes or 0) for one in self.messages]
+        return np.array(pairs, float).reshape(-1, 2).T
+
+    def link_of_buckets_ns(self, members: Sequence[Sequence[int]]) -> Floats:
+        """Return the time of the link that each bucket takes, undisturbed; shape [buckets]."""
+        policy = self.times.policy
+        costs: Floats = np.zeros(len(members))
+        rows: dict[Transport, list[tuple[int, int]]] = {}
+        for place, bucket in enumerate(members):
+            message = policy.hook.message([self.parameters[index] for index in bucket], policy.sparse_density)
+            if message is not None:
+                some = rows.setdefault(message.transport, [])
+                some.append((place, message.first_bytes))
+                if message.second_bytes is not None:
+                    some.append((place, message.second_bytes))
+        for transport, sent in rows.items():
+            places, sizes = np.array(sent, np.int64).T
+            np.add.at(costs, places, self.link_ns(transport, sizes))
+        return costs
+
+    def link_ns(self, transport: Transport, sizes_bytes: Nanoseconds) -> Floats:
+        """Return how long the link is busy with messages of these sizes; shape [sizes].
+
+        Of collectives that run at the same time and share the link, each counts with the least part of its time
+        alone that it can take of the link; see `busy_share`.
+        """
+        costs = self.times.collectives_ns(transport, sizes_bytes).astype(float)
+        return costs * self.busy_share(sizes_bytes) if self.times.fabric.concurrency > 1 else costs
+
+    def busy_share(self, sizes_bytes: Nanoseconds) -> Floats:
+        """Return, by size, a part of each collective's cost such that these parts never overlap.
+
+        If r collectives of equal weight run, each takes f(r) = 1 + (x - 1) (r - 1) times as long as alone. So with
+        parts of at most f(r) / r for every r, they progress at most at the rate of one. f(r) / r is monotone in r.
+        With measured weights, a collective counts as one of `Fabric.concurrency`.
+        """
+        fabric, most = self.times.fabric, self.times.fabric.concurrency
+        if any(row.weight != 1 for row in fabric.sharing):
+            return np.full(len(sizes_bytes), 1 / most)
+        slow = np.array([fabric.link_share(int(size), self.times.world_size).slow_down for size in sizes_bytes])
+        shares: Floats = np.minimum(1.0, (1 + np.maximum(0.0, slow - 1) * (most - 1)) / most)
+        return shares
+
+    @property
+    def lost_share(self) -> float:
+        """The computing that a collective delays, as a part of its duration."""
+        return 1 - 1 / self.times.fabric.processor.slow_down
+
+    def recurrence_ns(self, plan: BucketLayout) -> Floats:
+        """Return the end of each cycle with these buckets by the recurrence; shape [cycles]."""
+        members = np.concatenate([np.array(bucket) for bucket in plan])
+        first = np.cumsum([0, *map(len, plan[:-1])])
+        full = np.maximum.reduceat(self.ready_ns[:, members], first, axis=-1)
+        shared_ns = np.array([len(bucket) > 1 for bucket in plan for _ in bucket]) * self.shared_ns[:, members]
+        packs = np.add.reduceat(self.pack_ns[members] + shared_ns[0], first)
+        launched = np.maximum.accumulate(full, axis=-1) + packs.cumsum()
+        launched += self.launch_ns * np.arange(1, len(plan) + 1)
+        copies = np.add.reduceat(self.copy_ns[members] + shared_ns[1], first) + self.unpack_ns
+        still = copies[::-1].cumsum()[::-1].tolist()
+        link = self.link_of_buckets_ns(plan)
+        done, delay, last = (np.zeros(len(self.ready_ns)) for _ in range(3))
+        for bucket, (cost, loss) in enumerate(zip(link.tolist(), (link * self.lost_share).tolist(), strict=True)):
+            done = np.maximum(done, launched[:, bucket] + delay) + cost
+            delay = delay + loss
+            last = np.maximum(last, done + still[bucket])
+        computed = self.computed_ns + packs.sum() + self.launch_ns * len(plan) + still[0] + delay
+        ends: Floats = np.maximum(computed, last + self.step_ns)
+        return ends
+
+    def value_ns(self, plan: BucketLayout) -> int:
+        """Return the objective by the recurrence."""
+        return self.times.deciding_ns(self.recurrence_ns(plan))
+
+
+def partition_costs(times: PlanTimes) -> PartitionCosts:
+    """Return the costs of the cycles of iterations that decide the objective."""
+    policy, (model, fabric) = times.policy, times.changed
+    processor = fabric.processor
+    hook = policy.hook.charged(processor.hooks, times.world_size)
+    count = len(model.parameters)
+    order = tuple(rebuild_order(model.ready_order, count))
+    alone = tuple((index,) for index in range(count))
+    drawn, start_ns = times.forward_starts_ns(alone)
+    search_ns = round(processor.search_ns_per_parameter * count) if policy.graph_may_change else 0
+    before_ns = start_ns + search_ns
+    sizes = np.array(gradient_bytes(model.parameters, policy.sparse_density), np.int64)
+    packs = [processor.pack(size) for size in sizes.tolist()]
+    copies = [0 if policy.gradient_as_bucket_view else processor.copy_out(size) for size in sizes.tolist()]
+    both_ns = np.array([packs, copies], float)
+    shared_ns = np.zeros_like(both_ns) if policy.grouping != "fusion" else both_ns
+    packed_ns, copied_ns = both_ns - shared_ns
+    compress_ns, copy_ns = hook.compress.ns_per_byte * sizes, copied_ns + hook.decompress.ns_per_byte * sizes
+    if policy.skip_all_reduce_unused_params:  # a bucket of such parameters alone is packed and not sent
+        compress_ns[list(model.never_used)] = copy_ns[list(model.never_used)] = 0
+    launch_ns: float = 0 if model.has_communication else processor.launch_on(times.world_size)
+    return PartitionCosts(
+        times=times,
+        order=order,
+        ready_ns=(drawn.ready_ns + before_ns[..., None]).max(axis=1).astype(float),
+        pack_ns=packed_ns + compress_ns,
+        copy_ns=copy_ns,
+        shared_ns=shared_ns,
+        launch_ns=launch_ns + hook.compress.fixed_ns,
+        unpack_ns=hook.decompress.fixed_ns,
+        computed_ns=(before_ns + drawn.backward_end_ns + drawn.step_ns).max(axis=-1).astype(float),
+        step_ns=drawn.step_ns.max(axis=-1).astype(float),
+    )
+
+
+def least_message_bytes(parameter: Parameter, hook: CommHook) -> float:
+    """Return bytes that a gradient adds at least to the messages of any bucket; 0 if nothing is known of the hook."""
+    if parameter.sparse:
+        return 0.0
+    if type(hook) is HalfPrecision:
+        half = parameter.model_copy(update={"size_bytes": 2 * prod(parameter.shape)})
+        return least_message_bytes(half, hook.of)
+    if type(hook) in (CommHook, PowerSGD):
+        message = cast("Message", hook.dense_message([parameter]))
+        return message.first_bytes + (message.second_bytes or 0)
+    if type(hook) is Quantized:
+        return prod(parameter.shape)
+    return 0.0
+
+
+def is_additive(hook: CommHook) -> bool:
+    """Whether the message of a bucket is the sum of those of its gradients."""
+    if type(hook) is HalfPrecision:
+        return is_additive(hook.of)
+    return type(hook) in (CommHook, PowerSGD)

@@ -1,35 +1,32 @@
 """Tune: fast buckets for a recorded model on a fabric.
 
 The search starts from the buckets of single caps and of known rules, so the plan is never slower than any of them.
-`local_search` improves the best of these, and `predict` gives the times. `lower_bound` limits the gain of all others.
+`improve` improves the best of these, and `predict` gives the times. `lower_bound` limits the gain of all others.
 """
 
-from collections.abc import Collection, Sequence
+from bisect import bisect_left, bisect_right
+from collections.abc import Callable, Collection, Iterator, Sequence
 from functools import partial
 from itertools import accumulate, pairwise
-from math import floor
+from math import floor, inf, sqrt
 from typing import Any
 
 import numpy as np
 from pydantic import InstanceOf
 
-from ...reference.bucketing import MIB
+from ...reference.bucketing import MIB, BucketAssignment
 from ...reference.trace import BucketLayout, Trace
 from ..argument_checks import Ranks, Stragglers, checked
-from ..fabric import Fabric
+from ..fabric import Fabric, Segment
 from ..fabric.measured_tables import segment_at
 from ..prediction import System
 from ..prediction_inputs import Inputs, complete
 from ..schedule.policy import Policy
 from ..schedule.schedule import buckets_of
 from ..workload.variation import RECORDED, Variation
-from . import known_rules
 from .bucket_plan import DEFAULT, GIVEN, Baseline, BucketPlan
-from .known_rules import CapRule
-from .local_search import as_layout, improve
 from .lower_bound import lower_bound_ns
-from .partition_costs import PartitionCosts, partition_costs
-from .plan_times import Objective, PlanTimes, with_plan
+from .plan_times import CapRule, Objective, PartitionCosts, PlanTimes, partition_costs, with_plan
 
 CAPS = 48
 """Single caps that are tried first, evenly spaced in logarithms; then as many that make different buckets, from the
@@ -166,7 +163,7 @@ class _Search:
         self._sizes = [costs.parameters[index].size_bytes for index in costs.order]
         few = self._ranked_caps_mb()[:CHECKED]
         best = round(MIB * min(few, key=lambda cap: self.times.value_ns(self.by_cap(cap))))
-        (below,) = known_rules.distinct_caps(self._cap_rule, self._sizes, 2, start=best)[1:] or [0]
+        (below,) = distinct_caps(self._cap_rule, self._sizes, 2, start=best)[1:] or [0]
         self.best_cap_mb = roundest_mb(below, best)
         self.rules = self._known_rules() | {"best single cap": self.by_cap(self.best_cap_mb)}
         self.rules |= {} if given is None else {GIVEN: given}
@@ -176,7 +173,7 @@ class _Search:
         """Return caps in MiB in the order of their times by the recurrence."""
         total, smallest = sum(self._sizes), min((size for size in self._sizes if size), default=1)
         grid = np.geomspace(max(smallest, total), smallest, CAPS).astype(int).tolist()
-        distinct = partial(known_rules.distinct_caps, self._cap_rule, self._sizes, CAPS)
+        distinct = partial(distinct_caps, self._cap_rule, self._sizes, CAPS)
         ns = {int(cap): self.costs.value_ns(self.by_cap(cap / MIB)) for cap in {*grid, *distinct()}}
         ranked = sorted(ns, key=lambda cap: (ns[cap], -cap))
         above = max(0, grid.index(min(grid, key=lambda cap: abs(cap - ranked[0]))) - 1)
@@ -186,7 +183,7 @@ class _Search:
     def by_cap(self, cap_mb: float) -> BucketLayout:
         """Return the buckets of one cap by the reducer's rule."""
         if self._cap_rule == "at most the cap":
-            return self._cut(known_rules.closed_by(self._cap_rule, self._sizes, cap_mb * MIB))
+            return self._cut(closed_by(self._cap_rule, self._sizes, cap_mb * MIB))
         return self._assigned(bucket_cap_mb=cap_mb)
 
     def _assigned(self, **caps: float | None) -> BucketLayout:
@@ -198,16 +195,14 @@ class _Search:
         costs, fabric, total = self.costs, self.times.fabric, sum(self._sizes)
         line = segment_at(fabric.segments(self.times.world_size), total / 8)
         ready_ns = np.maximum.accumulate(np.median(costs.ready_ns, axis=0)[list(costs.order)]).tolist()
-        at_most = partial(known_rules.closed_by, "at most the cap", self._sizes)
+        at_most = partial(closed_by, "at most the cap", self._sizes)
         return {
             DEFAULT: self._assigned(),
             "one bucket": self._assigned(bucket_cap_mb=total / MIB),
             "each gradient alone": self._cut([1] * len(self._sizes)),
-            "inductor's cap": self._cut(at_most(known_rules.saturating_cap_bytes(line))),
-            "square root of latency, size and rate": self._cut(
-                at_most(known_rules.square_root_cap_bytes(line, total))
-            ),
-            "MG-WFBP": self._cut(known_rules.merged_gradients(line, self._sizes, ready_ns)),
+            "inductor's cap": self._cut(at_most(saturating_cap_bytes(line))),
+            "square root of latency, size and rate": self._cut(at_most(square_root_cap_bytes(line, total))),
+            "MG-WFBP": self._cut(merged_gradients(line, self._sizes, ready_ns)),
         }
 
     def _cut(self, counts: Sequence[int]) -> BucketLayout:
@@ -230,3 +225,163 @@ class _Search:
     def _ranked(self, plans: Collection[BucketLayout]) -> list[BucketLayout]:
         """Return plans by their times by the recurrence, those with fewer buckets first."""
         return sorted(plans, key=lambda plan: (self.costs.value_ns(plan), len(plan)))
+
+
+# Known rules: buckets as reducers and papers choose them, for comparison with the best ones
+#
+# Each rule is a function of the sizes in ready order and of a line for the cost of an all-reduce, and returns the
+# number of gradients in each bucket. None of them looks at copies, launches or slow-downs.
+
+
+INDUCTOR_MIB = (10.0, 500.0)
+"""Limits of `saturating_cap_bytes`, in MiB: `pre_bucketing_fsdp_collectives_min_bucket_cap_mb` and `..._max_...`."""
+
+
+def closed_by(rule: CapRule, sizes_bytes: Sequence[int], cap_bytes: float) -> list[int]:
+    """Return the number of gradients in each bucket, walking the sizes; a gradient is never split."""
+    counts: list[int] = []
+    filled = 0
+    for size in sizes_bytes:
+        is_full = filled >= cap_bytes if rule == "reaches the cap" else filled + size > cap_bytes
+        if is_full or not counts:
+            counts.append(0)
+            filled = 0
+        counts[-1] += 1
+        filled += size
+    return counts
+
+
+def distinct_caps(rule: CapRule, sizes_bytes: Sequence[int], most: int, start: int | None = None) -> list[int]:
+    """Return the largest cap in bytes of each way in which the rule can fill buckets, from `start` or one bucket on.
+
+    The largest cap comes first; there are at most `most`. Only gradients without bytes may join another bucket at
+    caps in between.
+    """
+    ends = list(accumulate(sizes_bytes, initial=0))
+    caps: list[int] = []
+    cap = max(1, ends[-1] if start is None else start)
+    while cap > 0 and len(caps) < most:
+        caps.append(cap)
+        first, splits = 0, 0  # the largest cap at which some bucket loses a gradient
+        while first < len(sizes_bytes):
+            if rule == "reaches the cap":
+                end = min(len(sizes_bytes), bisect_left(ends, ends[first] + cap, first + 1))
+                splits = max(splits, ends[end - 1] - ends[first])
+            else:
+                end = max(first + 1, bisect_right(ends, ends[first] + cap) - 1)
+                splits = max(splits, (ends[end] - ends[first] - 1) * (end > first + 1))
+            first = end
+        cap = splits
+    return caps
+
+
+def saturating_cap_bytes(line: Segment, efficiency: float = 0.9) -> float:
+    """Return the size at which an all-reduce has this part of the network's rate, within `INDUCTOR_MIB`.
+
+    The cap of inductor for FSDP in torch 2.13: `compute_pre_bucket_cap_mb` in torch/_inductor/fx_passes/fsdp.py, with
+    `compute_min_saturation_bytes` of torch/_inductor/comm_analysis.py. Buckets hold at most the cap.
+    """
+    least, most = (mib * MIB for mib in INDUCTOR_MIB)
+    if not line.ns_per_byte:
+        return least
+    return min(most, max(least, efficiency / (1 - efficiency) * line.alpha_ns / line.ns_per_byte))
+
+
+def square_root_cap_bytes(line: Segment, total_bytes: int) -> float:
+    """Return the bucket size that minimises `latency * buckets + rate * bucket size`.
+
+    The overhead beyond an ideal overlap is the latency of every bucket and the last bucket, which cannot overlap: the
+    model of Stanford's CS336, assignment 2 (2025), problem ddp_bucketed_benchmarking. Buckets hold at most the cap.
+    """
+    return sqrt(line.alpha_ns * total_bytes / line.ns_per_byte) if line.ns_per_byte else inf
+
+
+def merged_gradients(line: Segment, sizes_bytes: Sequence[int], ready_ns: Sequence[float]) -> list[int]:
+    """Merge a gradient with the next one if waiting for that one costs less than the latency that the merge saves.
+
+    MG-WFBP (Shi, Chu and Li 2019, "MG-WFBP: Efficient Data Communication for Distributed Synchronous SGD Algorithms",
+    INFOCOM, Algorithm 1): l is merged with l - 1 if that is ready before l could start plus one latency.
+
+    Args:
+        line: Cost of an all-reduce.
+        sizes_bytes: Sizes in ready order.
+        ready_ns: When each gradient is ready, in the same order.
+    """
+    counts = [1]
+    free, filled = 0.0, sizes_bytes[0]
+    for place in range(1, len(sizes_bytes)):
+        start = max(free, ready_ns[place - 1])
+        if ready_ns[place] < start + line.alpha_ns:
+            counts[-1] += 1
+            filled += sizes_bytes[place]
+        else:
+            free = start + line.alpha_ns + line.ns_per_byte * filled
+            counts.append(1)
+            filled = sizes_bytes[place]
+    return counts
+
+
+# Local search
+
+
+STEPS = (1, 2, 4, 8, 16, 32)
+"""By how many gradients a border between two buckets moves."""
+
+
+def improve(
+    plan: BucketLayout,
+    costs: PartitionCosts,
+    value_ns: Callable[[BucketLayout], float],
+    evaluations: int,
+) -> BucketLayout:
+    """Return the plan after changes that make `value_ns`, or at equal value the number of buckets, smaller.
+
+    Stops when no change does, or all evaluations are used.
+
+    Args:
+        plan: Parameter indices by bucket, in launch order.
+        costs: Which parameters may share a bucket.
+        value_ns: What should become small.
+        evaluations: How often `value_ns` may be called.
+    """
+    best, tried = (value_ns(plan), len(plan)), {plan}
+    improved = True
+    while improved:
+        improved = False
+        for changed in _neighbours(plan, costs):
+            if changed in tried:
+                continue
+            if evaluations <= 0:
+                return plan
+            evaluations -= 1
+            tried.add(changed)
+            value = value_ns(changed), len(changed)
+            if value < best:
+                plan, best, improved = changed, value, True
+                break
+    return plan
+
+
+def _neighbours(plan: BucketLayout, costs: PartitionCosts) -> Iterator[BucketLayout]:
+    """Return plans in which two successive buckets are merged, one is split, or a border has moved."""
+    kinds = costs.kinds
+    pairs = [(n, a, b) for n, (a, b) in enumerate(pairwise(plan)) if kinds[a[0]] == kinds[b[0]]]
+    for number, one, other in pairs:
+        yield (*plan[:number], one + other, *plan[number + 2 :])
+    for number, bucket in enumerate(plan):
+        if len(bucket) > 1:
+            sizes = list(accumulate(costs.parameters[index].size_bytes for index in bucket))
+            half = next(place for place, size in enumerate(sizes, start=1) if 2 * size >= sizes[-1])
+            for edge in {1, min(half, len(bucket) - 1), len(bucket) - 1}:
+                yield (*plan[:number], bucket[:edge], bucket[edge:], *plan[number + 1 :])
+    for number, one, other in pairs:
+        both = one + other
+        for step in STEPS:
+            for edge in (len(one) - step, len(one) + step):
+                if 0 < edge < len(both):
+                    yield (*plan[:number], both[:edge], both[edge:], *plan[number + 2 :])
+
+
+def as_layout(buckets: BucketAssignment) -> BucketLayout:
+    """Return buckets as tuples, which are hashable."""
+    return tuple(map(tuple, buckets))

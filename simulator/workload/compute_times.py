@@ -3,7 +3,7 @@
 These are times of computation alone. The engines add slow-downs and waiting.
 """
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, fields, replace
 from functools import cached_property
 from math import prod
@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from ...reference.bucketing import optimizer_shards
 from ...reference.files.value_ranges import MILLION, as_int64
 from ...reference.trace import BucketLayout, Buffer, Iteration, Parameter, Trace
-from ..fabric.uncertainty import BAND, NORMAL_HALF_BAND
+from ..fabric.cost_curves import BAND, NORMAL_HALF_BAND
 from .variation import Straggler, Variation
 
 Nanoseconds = NDArray[np.int64]
@@ -247,6 +247,8 @@ def end_of_computation_ns(recorded: Iteration, *, with_communication: bool) -> i
     return max((moment for moment in recorded.ready_ns if moment is not None), default=recorded.backward_end_ns)
 
 
+CELLS = 4_000_000
+"""Durations simulated at a time, to limit memory: 32 MB of int64."""
 SEED = 0
 """Seed of all random numbers."""
 
@@ -365,6 +367,12 @@ class IterationSampler:
     def draw(self, cycles: Iterable[int]) -> CycleTimes:
         """Sample these cycles, given by number; shape [cycles, `ranks`]."""
         return CycleTimes.combined(np.stack, [self._draw_cycle(cycle) for cycle in cycles])
+
+    def in_batches(self, cycles: Sequence[int], instructions: int) -> Iterator[CycleTimes]:
+        """Sample these cycles, as many at a time as fit into memory with a schedule of so many instructions."""
+        at_a_time = max(1, CELLS // (len(self.ranks) * max(instructions, self.parameters)))
+        for first in range(0, len(cycles), at_a_time):
+            yield self.draw(cycles[first : first + at_a_time])
 
     def alone_ns(self, cycles: CycleTimes) -> Floats:
         """Return how long undisturbed ranks would take for each cycle alone, mean over all ranks; shape [cycles]."""

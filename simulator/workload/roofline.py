@@ -10,21 +10,140 @@ operations of the backward pass from the previous gradient until this one is rea
 The time of a kernel is the time of its arithmetic at the device's peak rate or of its bytes at the peak bandwidth,
 whichever is longer (Williams, Waterman and Patterson 2009, "Roofline: an insightful visual performance model for
 multicore architectures", CACM 52(4)). Kernels seldom reach either peak. For devices of the catalogue, the rates are
-therefore those that published training steps reached (`measured_ceilings`). A measured step time is more accurate.
+therefore those that published training steps reached. A measured step time is more accurate.
+
+These parts of the rates are products of terms, by kind of operation, generation of the device and precision.
+`python -m validation.measured_utilisation --write` fits the terms and their errors to 421 published steps and 25 that
+`make gpu` measured, and writes them into the file beside this module. A term that was not measured changes nothing.
+
+Operations of the built-in models are in a file too, so that a prediction from names needs neither torch nor a count:
+by model, then by element type of autocast, the fields of `Operations`. A test compares the file with a count, and
+`python -m validation.count_built_in_models` writes it again.
 """
 
-from collections.abc import Iterable, Sequence
+import json
+import math
+import re
+from collections.abc import Iterable, Mapping, Sequence
 from functools import cache
 from math import gcd, prod
-from typing import Literal, Self
+from pathlib import Path
+from typing import Any, Literal, Self
 
 from pydantic import Field, model_validator
 
-from ...reference.files.reading import Schema, read_schema
+from ...reference.files.reading import Schema, read_bytes, read_schema
 from ...reference.files.value_ranges import Batch, Bytes, BytesPerS, Count, Nanoseconds
 from ...reference.trace import Buffer, Length, Parameter, StepMemory
 from ..catalogue import Precision, read_catalogue, unknown
-from .measured_ceilings import OperationKind, measured_ceilings, parts_reached
+
+CEILINGS_FILE = Path(__file__).with_name("measured_ceilings.json")
+
+OperationKind = Literal["conv", "grouped", "depthwise", "matmul", "attention", "memory"]
+"""Kind of an operation: a convolution with one, several or as many groups as channels, a matrix product, fused
+attention, and anything without arithmetic that counts."""
+CONVOLUTIONS: tuple[OperationKind, ...] = ("conv", "grouped", "depthwise")
+Unmeasured = Literal["cell", "model", "device", "generation", "family"]
+"""What errors were measured without: steps of one model on one device in one precision, of a model, of a device, of
+a generation of devices, or of models of one design."""
+SAME_SIZE = 0.01
+"""Models of a family whose numbers of parameters differ by no more than this part are one model."""
+
+
+class MeasuredCeilings(Schema):
+    """Contents of the file.
+
+    Attributes:
+        steps: Number of published steps.
+        logs: Logarithms of the terms.
+        generations: Generation of each device, by its name.
+        families: Numbers of parameters of the measured models, by family.
+        errors: Half-width of the interval that contains nine in ten steps which were left out of the fit, as a part
+            of the prediction: +30 % and 1/1.3 are 0.3.
+    """
+
+    steps: int
+    logs: dict[str, float]
+    generations: dict[str, str]
+    families: dict[str, tuple[int, ...]]
+    errors: dict[Unmeasured, float] = Field(min_length=5)
+
+    def part(self, terms: tuple[str, ...]) -> float:
+        """Return the part of a peak rate that operations with these terms reach."""
+        return math.exp(sum(self.logs.get(term, 0.0) for term in terms))
+
+    def error(self, model: str, parameters: int, generation: str, *, is_listed: bool) -> float:
+        """Return the half-width of the interval, the widest of all that apply to what was not measured.
+
+        Args:
+            model: Name of the model; its family is the one with which a word of the name begins.
+            parameters: Number of parameters.
+            generation: Generation of the device.
+            is_listed: Whether the device is one of the catalogue.
+        """
+        words = re.split(r"[^a-z0-9]+", model.lower())
+        counts = [
+            count
+            for one, several in self.families.items()
+            if any(w.startswith(one) for w in words)
+            for count in several
+        ]
+        unknown: list[Unmeasured] = ["cell"]
+        if not any(abs(count / parameters - 1) <= SAME_SIZE for count in counts):
+            unknown.append("model" if counts else "family")
+        if not is_listed:
+            unknown.append("device" if generation in self.generations.values() else "generation")
+        return max(self.errors[one] for one in unknown)
+
+
+def arithmetic_terms(kind: str, generation: str, precision: str) -> tuple[str, ...]:
+    """Return the terms of the part of the peak arithmetic rate."""
+    return generation, kind, f"{kind}, {_width(precision) if _is_short(precision) else precision}"
+
+
+def memory_terms(
+    kind: str, generation: str, precision: str, *, channels_last: bool = False, fused: str = "no"
+) -> tuple[str, ...]:
+    """Return the terms of the part of the memory's bandwidth.
+
+    Args:
+        kind: OperationKind of the operations.
+        generation: Generation of the device.
+        precision: Precision of the arithmetic, such as bf16.
+        channels_last: Whether convolutions run on channels-last tensors.
+        fused: What fuses element-wise operations: "no", "jit", "compile" or "kernels".
+    """
+    terms = ["memory", f"memory, {generation}", f"memory, {_width(precision)}", f"memory of {kind}"]
+    if kind in CONVOLUTIONS and _is_short(precision) and not channels_last:
+        terms.append("memory, contiguous")
+    return (*terms, f"memory, fused: {fused}") if fused != "no" else tuple(terms)
+
+
+def _is_short(precision: str) -> bool:
+    return precision in ("fp16", "bf16")
+
+
+def _width(precision: str) -> str:
+    return "16 bit" if _is_short(precision) else "32 bit"
+
+
+@cache
+def measured_ceilings() -> MeasuredCeilings:
+    """Return the contents of the file."""
+    return read_schema(MeasuredCeilings, CEILINGS_FILE, what="a file of measured ceilings")
+
+
+@cache
+def parts_reached(
+    kind: OperationKind, generation: str, precision: str, *, channels_last: bool
+) -> tuple[float, float]:
+    """Return the parts of the peak arithmetic rate and of the memory's bandwidth that operations of a kind reach."""
+    measured = measured_ceilings()
+    return (
+        measured.part(arithmetic_terms(kind, generation, precision)),
+        measured.part(memory_terms(kind, generation, precision, channels_last=channels_last)),
+    )
+
 
 USUAL = (1.2, 6.0)
 """Usual times of iterations, as multiples of the roofline time at the peak rates, on devices without a generation."""
@@ -282,3 +401,33 @@ def find_device(name: str) -> Device:
         raise ValueError(f"device: expected one with a precision, got {name!r}, of which the catalogue has {given}")
     names = [*(one for one, entry in read_catalogue().devices.items() if entry.peaks), *data_sheets()]
     raise ValueError(unknown("device", name, names, others="a data sheet's .json file or"))
+
+
+# The operations of the built-in models
+
+
+OPERATIONS_FILE = Path(__file__).with_name("built_in_operations.json.gz")
+PARAMETERS_DTYPE = "none"
+"""Key of the operations without autocast."""
+
+
+@cache
+def _counted() -> Mapping[str, Mapping[str, Any]]:
+    counted: Mapping[str, Mapping[str, Any]] = json.loads(read_bytes(OPERATIONS_FILE))
+    return counted
+
+
+def counted_models() -> list[str]:
+    """Return the names of the models in the file."""
+    return list(_counted())
+
+
+def built_in_operations(model: str, autocast: str | None = None) -> Operations | None:
+    """Return the operations of a built-in model as `ddplab.operation_counter` counted them; None: not in the file.
+
+    Args:
+        model: Name of the model.
+        autocast: Element type of torch.autocast, "bfloat16" or "float16". None: no autocast.
+    """
+    counted = _counted().get(model, {}).get(autocast or PARAMETERS_DTYPE)
+    return None if counted is None else Operations.model_validate_json(json.dumps(counted))

@@ -9,7 +9,7 @@ import torch
 from ddplab import models
 from ddplab.memory_counter import held_by_a_step
 from ddplab.operation_counter import count_operations
-from ddplab.simulator.workload.built_in_operations import built_in_operations
+from ddplab.simulator.workload.roofline import built_in_operations
 
 CLASSES = {"transformer": 8192, "small-tensors": 16}
 SMALLEST_NORMAL = torch.finfo(torch.float32).tiny

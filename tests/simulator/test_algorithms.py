@@ -9,8 +9,7 @@ from hypothesis import strategies as st
 
 from ddplab.simulator import Fabric
 from ddplab.simulator.fabric import Level, Topology, algorithms
-from ddplab.simulator.fabric.algorithms import ALL_REDUCE, BROADCAST, all_reduce_costs
-from ddplab.simulator.fabric.nccl_cost_model import LATEST
+from ddplab.simulator.fabric.algorithms import ALL_REDUCE, BROADCAST, LATEST, all_reduce_costs
 
 FORMULAS = {**ALL_REDUCE, **{f"broadcast of {library}": cost for library, cost in BROADCAST.items()}}
 every_formula = pytest.mark.parametrize("name", FORMULAS)

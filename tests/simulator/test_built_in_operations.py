@@ -4,8 +4,7 @@ import pytest
 import torch
 
 from ddplab.models import BUILT_IN
-from ddplab.simulator.workload.built_in_operations import built_in_operations, counted_models
-from ddplab.simulator.workload.roofline import Operations
+from ddplab.simulator.workload.roofline import Operations, built_in_operations, counted_models
 from validation.count_built_in_models import count
 
 from ..test_architecture import modules_after

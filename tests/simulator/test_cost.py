@@ -7,7 +7,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ddplab.simulator import Fabric
-from ddplab.simulator.capacity.cost import (
+from ddplab.simulator.capacity.judgement import verdict
+from ddplab.simulator.capacity.plan import plan
+from ddplab.simulator.capacity.scaling import (
     Offer,
     Price,
     Question,
@@ -18,8 +20,6 @@ from ddplab.simulator.capacity.cost import (
     offer_of,
     read_prices,
 )
-from ddplab.simulator.capacity.judgement import verdict
-from ddplab.simulator.capacity.plan import plan
 
 from ..explore import examples
 from ..strategies import iteration, trace_of

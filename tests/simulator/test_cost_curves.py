@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from ddplab.simulator import Fabric
 from ddplab.simulator.fabric import Level, Timing, Topology
-from ddplab.simulator.fabric.nccl_cost_model import nccl_all_reduce, nccl_broadcast
+from ddplab.simulator.fabric.algorithms import nccl_all_reduce, nccl_broadcast
 
 from ..strategies import tables
 from .test_nccl_cost_model import links

@@ -5,7 +5,7 @@ import re
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ddplab.simulator.capacity.digits import band, carried, percent
+from ddplab.simulator.capacity.judgement import band, carried, percent
 
 
 def number(text):

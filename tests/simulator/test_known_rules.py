@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 
 from ddplab.reference.bucketing import MIB, assign_buckets
 from ddplab.simulator.fabric import Segment
-from ddplab.simulator.tuning.known_rules import (
+from ddplab.simulator.tuning.tune import (
     closed_by,
     distinct_caps,
     merged_gradients,

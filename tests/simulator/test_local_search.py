@@ -4,8 +4,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ddplab.reference.bucketing import check_partition
-from ddplab.simulator.tuning.local_search import as_layout, improve
-from ddplab.simulator.tuning.partition_costs import partition_costs
+from ddplab.simulator.tuning.plan_times import partition_costs
+from ddplab.simulator.tuning.tune import as_layout, improve
 from tests.explore import examples
 from tests.strategies import partitions
 

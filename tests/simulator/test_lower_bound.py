@@ -5,10 +5,9 @@ from hypothesis import strategies as st
 
 from ddplab.simulator import Fabric, Policy, tune
 from ddplab.simulator.prediction_inputs import complete
-from ddplab.simulator.tuning.local_search import as_layout
 from ddplab.simulator.tuning.lower_bound import lower_bound_ns
-from ddplab.simulator.tuning.partition_costs import partition_costs
-from ddplab.simulator.tuning.plan_times import PlanTimes
+from ddplab.simulator.tuning.plan_times import PlanTimes, partition_costs
+from ddplab.simulator.tuning.tune import as_layout
 from tests.explore import examples
 from tests.strategies import emulations, iteration, partitions, trace_of
 

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ddplab.simulator.fabric import Level
-from ddplab.simulator.fabric.nccl_cost_model import nccl_all_reduce, published_multiple
+from ddplab.simulator.fabric.algorithms import nccl_all_reduce, published_multiple
 
 KIB, MIB = 2**10, 2**20
 

@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ddplab.simulator.schedule.policy import Policy
-from ddplab.simulator.tuning.partition_costs import partition_costs
+from ddplab.simulator.tuning.plan_times import partition_costs
 from tests.explore import examples
 from tests.strategies import partitions
 

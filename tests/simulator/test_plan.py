@@ -8,14 +8,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ddplab.simulator import Fabric, predict, sweep, tune
-from ddplab.simulator.capacity.cost import Price
 from ddplab.simulator.capacity.limits import CURES, FASTEST_LINKS, MOST_OF_IT, NEGLIGIBLE
 from ddplab.simulator.capacity.plan import plan
-from ddplab.simulator.capacity.scaling import LEAST_GAIN
+from ddplab.simulator.capacity.scaling import LEAST_GAIN, Price
 from ddplab.simulator.catalogue import load_fabric
 from ddplab.simulator.schedule.policy import Policy
-from ddplab.simulator.workload.built_in_operations import built_in_operations
-from ddplab.simulator.workload.roofline import find_device
+from ddplab.simulator.workload.roofline import built_in_operations, find_device
 from ddplab.simulator.workload.trace_synthesis import synthesize, with_batch
 from ddplab.simulator.workload.variation import RECORDED, Straggler, Variation
 

@@ -7,8 +7,8 @@ from hypothesis import strategies as st
 from ddplab.simulator import Fabric, predict
 from ddplab.simulator.fabric import Processor, Timing
 from ddplab.simulator.prediction_inputs import complete
-from ddplab.simulator.tuning.local_search import as_layout
 from ddplab.simulator.tuning.plan_times import PlanTimes, with_plan
+from ddplab.simulator.tuning.tune import as_layout
 from tests.explore import examples
 from tests.strategies import emulations, iteration, partitions, trace_of
 

@@ -11,10 +11,10 @@ from hypothesis import strategies as st
 from matplotlib.figure import Figure
 
 from ddplab.simulator import Fabric
-from ddplab.simulator.capacity.cost import Price
 from ddplab.simulator.capacity.plan import plan
 from ddplab.simulator.capacity.report import report_page
 from ddplab.simulator.capacity.report_pictures import draw_costs, draw_efficiency, draw_throughput
+from ddplab.simulator.capacity.scaling import Price
 
 from ..chromium import Watched
 from ..explore import examples

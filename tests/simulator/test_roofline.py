@@ -7,8 +7,7 @@ import pytest
 from hypothesis import given
 
 from ddplab.reference.files.reading import one_line_errors
-from ddplab.simulator.workload.measured_ceilings import measured_ceilings
-from ddplab.simulator.workload.roofline import Device, Operation, Operations, find_device, merge
+from ddplab.simulator.workload.roofline import Device, Operation, Operations, find_device, measured_ceilings, merge
 
 from .random_operations import DOCUMENT, OPERATION, SLOW, devices, some_operations
 

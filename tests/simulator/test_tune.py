@@ -10,7 +10,7 @@ from ddplab.reference.trace import Trace
 from ddplab.simulator import BucketPlan, Fabric, Policy, predict, tune
 from ddplab.simulator.catalogue import load_fabric
 from ddplab.simulator.tuning.bucket_plan import GIVEN
-from ddplab.simulator.tuning.local_search import as_layout
+from ddplab.simulator.tuning.tune import as_layout
 from tests.explore import examples
 from tests.strategies import emulations, iteration, partitions, trace_of
 

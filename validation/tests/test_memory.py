@@ -11,8 +11,7 @@ import pytest
 
 from ddplab.simulator.capacity.memory import COUNT_ERROR, WORKSPACE_BYTES, memory_use
 from ddplab.simulator.schedule.policy import Policy
-from ddplab.simulator.workload.built_in_operations import built_in_operations
-from ddplab.simulator.workload.roofline import find_device
+from ddplab.simulator.workload.roofline import built_in_operations, find_device
 from ddplab.simulator.workload.trace_synthesis import synthesize
 
 from ..retinanet_memory import count, logged_peaks

@@ -4,7 +4,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from ddplab.simulator.fabric.nccl_cost_model import MULTIPLES
+from ddplab.simulator.fabric.algorithms import MULTIPLES
 from tests.simulator.test_nccl_cost_model import cheapest_us, links
 from validation.nccl_model_error import DATA, covered, logarithms, multiples
 

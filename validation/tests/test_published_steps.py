@@ -4,8 +4,7 @@ import pytest
 
 from ddplab import models
 from ddplab.operation_counter import measure_operations
-from ddplab.simulator.workload.built_in_operations import built_in_operations
-from ddplab.simulator.workload.roofline import data_sheets
+from ddplab.simulator.workload.roofline import built_in_operations, data_sheets
 from ddplab.simulator.workload.trace_synthesis import synthesize
 from validation import published_models
 

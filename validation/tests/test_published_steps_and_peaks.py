@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from ddplab.operation_counter import measure_operations
-from ddplab.simulator.workload.measured_ceilings import FILE
+from ddplab.simulator.workload.roofline import CEILINGS_FILE
 from validation import measured_utilisation
 from validation.published_nodes import counted_operations, models_of_cases, operations_of
 from validation.published_steps import DATA, read, read_steps
@@ -77,7 +77,7 @@ def test_steps_of_left_out_models_and_devices_are_predicted_within_their_interva
 def test_the_file_of_measured_ceilings_is_what_the_analysis_gives(errors):
     steps = read_steps()
     found = measured_utilisation.ceilings(measured_utilisation.Efficiencies(steps), steps, errors)
-    written = json.loads(FILE.read_text())
+    written = json.loads(CEILINGS_FILE.read_text())
     for field in ("logs", "errors"):
         assert written.pop(field) == pytest.approx(found.pop(field), abs=0.002)
     assert written == found
