@@ -1,15 +1,15 @@
 """Terms of the model: what each adds to a prediction, where its value comes from, and how to leave it out."""
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from functools import reduce
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from ..reference.trace import Trace
 from .fabric import Fabric, Linear
 from .prediction import predicted
 from .prediction_inputs import Inputs, complete
 from .schedule.policy import Policy
-from .workload.variation import RECORDED, Variation
+from .workload.variation import RECORDED, Straggler, Variation
 
 NEXT_TO_NOTHING = 1e-6
 """`scale` of a fabric whose collectives are left out: the least that it may be."""
@@ -140,7 +140,8 @@ def explain(
     policy: Policy | None = None,
     variation: Variation = RECORDED,
     without: Iterable[str] = (),
-    **settings: Any,
+    stragglers: Sequence[Straggler] = (),
+    inputs: Sequence[int] | None = None,
 ) -> list[Effect]:
     """Predict an iteration without each of its terms in turn.
 
@@ -151,7 +152,8 @@ def explain(
         policy: As for `predict`. None: the default settings.
         variation: As for `predict`.
         without: Terms to leave out of all predictions.
-        settings: Stragglers and inputs, as for `predict`, but no fields of `Policy`.
+        stragglers: As for `predict`.
+        inputs: As for `predict`.
 
     Returns:
         One row for each term that has an effect on the inputs, in the order of `TERMS`.
@@ -159,9 +161,8 @@ def explain(
     Raises:
         ValueError: As for `predict`, or a term to leave out is not known.
     """
-    return effects(
-        leave_out(without, complete(trace, fabric, policy=policy, variation=variation, **settings)), world_size
-    )
+    given = complete(trace, fabric, policy=policy, variation=variation, stragglers=stragglers, inputs=inputs)
+    return effects(leave_out(without, given), world_size)
 
 
 def effects(inputs: Inputs, world_size: int) -> list[Effect]:

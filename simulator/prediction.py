@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Collection
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Unpack
 
 import numpy as np
 from pydantic import InstanceOf
@@ -15,7 +15,7 @@ from .engines.timeline import EngineInput
 from .fabric import Fabric
 from .predicted_iteration import Prediction, place_of_median, summarize
 from .prediction_inputs import Inputs, complete
-from .schedule.policy import Policy
+from .schedule.policy import Policy, PolicySettings
 from .schedule.schedule import ComputeKind, build_join_end, build_schedule
 from .step_costs import ScheduleCosts, counted_as_free, price_collectives, price_schedule, rebucketed
 from .workload.compute_times import Floats, IterationSampler, Nanoseconds, check_stragglers, recorded_model
@@ -39,7 +39,7 @@ def predict(
     measured: Measured | None = None,
     assume: bool = True,
     engine: Engine = "auto",
-    **settings: Any,
+    **settings: Unpack[PolicySettings],
 ) -> Prediction:
     """Predict the time of a training iteration.
 

@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from itertools import product, starmap
 from multiprocessing import get_context
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Unpack
 
 from pydantic import InstanceOf, PlainValidator
 
@@ -16,7 +16,7 @@ from .fabric import Fabric
 from .predicted_iteration import TAIL, ties_of
 from .prediction import System
 from .prediction_inputs import Inputs, complete
-from .schedule.policy import Policy
+from .schedule.policy import Policy, PolicySettings
 from .workload.compute_times import check_stragglers
 from .workload.variation import RECORDED, Variation
 
@@ -65,7 +65,7 @@ def sweep(
     assume: bool = True,
     n_jobs: int | None = None,
     on_progress: Callable[[str, int, int], None] = lambda _label, _done, _total: None,
-    **settings: Any,
+    **settings: Unpack[PolicySettings],
 ) -> "pd.DataFrame":
     """Predict the iteration time of every combination of traces, fabrics, world sizes and settings.
 

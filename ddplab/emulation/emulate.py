@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import replace
 from functools import lru_cache, partial
-from typing import Any
+from typing import Any, Unpack
 
 import numpy as np
 from pydantic import InstanceOf
@@ -27,7 +27,7 @@ from ..simulator.predicted_iteration import Prediction, place_of_median, summari
 from ..simulator.prediction import no_overlap_ns
 from ..simulator.prediction_inputs import complete
 from ..simulator.schedule.comm_hook_messages import CommHook, named_hook
-from ..simulator.schedule.policy import Policy
+from ..simulator.schedule.policy import Policy, PolicySettings
 from ..simulator.schedule.schedule import (
     Collective,
     Compute,
@@ -66,7 +66,7 @@ def emulate(
     stragglers: Stragglers = (),
     inputs: Batches | None = None,
     assume: bool = True,
-    **settings: Any,
+    **settings: Unpack[PolicySettings],
 ) -> Prediction:
     """Run a real reducer in virtual time and report its iteration time.
 

@@ -3,7 +3,7 @@
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Annotated, Any
+from typing import Annotated, Any, Unpack
 
 from pydantic import Field, InstanceOf
 
@@ -13,7 +13,7 @@ from ..cost_terms import origins
 from ..fabric import Fabric
 from ..prediction import System
 from ..prediction_inputs import complete
-from ..schedule.policy import Policy
+from ..schedule.policy import Policy, PolicySettings
 from ..workload.variation import RECORDED, Variation
 from .judgement import Verdict, contradiction_sentence, verdict, width_sentence
 from .limits import TARGET, Change, Limits, Needs
@@ -259,7 +259,7 @@ def plan(
     measured: Measured | None = None,
     assume: bool = True,
     rebatched: Mapping[str, Callable[[float], Any]] | None = None,
-    **settings: Any,
+    **settings: Unpack[PolicySettings],
 ) -> CapacityPlan:
     """Plan a training run: throughput and efficiency by number of GPUs, the knee, limits, costs and measurements.
 

@@ -1,8 +1,8 @@
 """Policy: settings of the reducer, and how the training script uses it."""
 
 import reprlib
-from collections.abc import Mapping
-from typing import Any, Literal, Self
+from collections.abc import Mapping, Sequence
+from typing import Any, Literal, Self, TypedDict
 
 from pydantic import Field, field_validator, model_validator
 
@@ -22,6 +22,28 @@ DDP_ONLY = (
     *("skip_all_reduce_unused_params", "gradient_as_bucket_view", "hook", "zero"),
 )
 """Fields of `Policy` that have no counterpart in FSDP2's `replicate()`."""
+
+
+class PolicySettings(TypedDict, total=False):
+    """The fields of `Policy`, as keyword arguments of `predict` and of the other functions that take them."""
+
+    bucket_cap_mb: float | None
+    bucket_cap_mb_list: Sequence[float] | None
+    plan: Sequence[Sequence[int]] | None
+    grouping: Grouping
+    reduce_dtype: ReduceDtype | None
+    order: Order
+    broadcast_buffers: bool
+    find_unused_parameters: bool
+    static_graph: bool
+    skip_all_reduce_unused_params: bool
+    gradient_as_bucket_view: bool
+    hook: CommHook | str
+    sparse_density: float
+    zero: ZeroBroadcasts | None
+    cuda_graph: bool
+    sync_every: int
+    phase: Phase
 
 
 class Policy(Settings, strict=False):

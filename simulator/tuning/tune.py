@@ -9,7 +9,7 @@ from collections.abc import Callable, Collection, Iterator, Sequence
 from functools import partial
 from itertools import accumulate, pairwise
 from math import floor, inf, sqrt
-from typing import Any
+from typing import Unpack
 
 import numpy as np
 from pydantic import InstanceOf
@@ -21,7 +21,7 @@ from ..fabric import Fabric, Segment
 from ..fabric.measured_tables import segment_at
 from ..prediction import System
 from ..prediction_inputs import Inputs, complete
-from ..schedule.policy import Policy
+from ..schedule.policy import Policy, PolicySettings
 from ..schedule.schedule import buckets_of
 from ..workload.variation import RECORDED, Variation
 from .bucket_plan import DEFAULT, GIVEN, Baseline, BucketPlan
@@ -51,7 +51,7 @@ def tune(
     variation: InstanceOf[Variation] = RECORDED,
     stragglers: Stragglers = (),
     assume: bool = True,
-    **settings: Any,
+    **settings: Unpack[PolicySettings],
 ) -> BucketPlan:
     """Search for the buckets with the shortest predicted iteration.
 

@@ -4,6 +4,7 @@ import pytest
 from hypothesis import given
 
 from ddplab.simulator import Fabric, Policy, predict, sweep
+from ddplab.simulator.schedule.policy import PolicySettings
 
 from ..explore import examples
 from ..strategies import any_predictions, iteration, trace_of
@@ -43,3 +44,7 @@ def test_settings_that_make_no_sense_are_named_in_one_line(function, settings, k
     with pytest.raises(kind, match=message) as raised:
         function(TRACE, FABRIC, **world, **settings)
     assert "\n" not in str(raised.value)
+
+
+def test_keyword_arguments_are_typed_by_the_fields_of_the_policy():
+    assert list(PolicySettings.__annotations__) == list(Policy.model_fields)
