@@ -13,7 +13,6 @@ from typing import Annotated
 from typer import Argument, Option
 
 from ..reference.files.value_ranges import YEAR_NS
-from ..reference.files.writing import write_atomically
 from ..reference.trace import Trace
 from ..simulator.capacity.judgement import (
     COVERAGE,
@@ -32,7 +31,6 @@ from ..simulator.capacity.limits import BEST_BUCKETS
 from ..simulator.capacity.memory import MemoryUse, Optimizer
 from ..simulator.capacity.plan import CapacityPlan, SystemPlan
 from ..simulator.capacity.plan import plan as make_plan
-from ..simulator.capacity.report import report_page
 from ..simulator.capacity.scaling import Offer, read_prices
 from ..simulator.catalogue import Rate, entry_of, load_fabric, read_catalogue, unknown
 from ..simulator.fabric import Fabric
@@ -76,7 +74,6 @@ HELP = {
     "prices": "CSV file of prices: system, per_gpu_hour, currency, source, date.",
     "efficiency": "Least part of the GPUs' time that has to be training, such as 0.9 or 90 %.",
     "details": "Also print the knee, other settings, sources, what makes ranges wide and everything assumed.",
-    "report": "Write the plan as one HTML page with pictures.",
 }
 
 
@@ -94,7 +91,6 @@ def plan(
     efficiency: Annotated[str | None, Option(metavar="PART", help=HELP["efficiency"])] = None,
     changes: options.Changes = None,
     measured: options.Measured = None,
-    report: Annotated[Path | None, Option(metavar="PATH", help=HELP["report"])] = None,
     details: Annotated[bool, Option("--details", help=HELP["details"])] = False,  # noqa: FBT002 - an option
     json_path: options.Json = None,
 ) -> None:
@@ -102,11 +98,11 @@ def plan(
 
     The first line is the verdict. Then one table: throughput, efficiency and iteration by system and number of GPUs.
     Then, for each system: the limit, how far one thing alone would have to improve, the best buckets, memory, what is
-    assumed, and what to measure next. --details and --report have more. If the range is wider than the decision, the
+    assumed, and what to measure next. --details has more. If the range is wider than the decision, the
     command ends with one line and exit status 1.
     """
     files = [Path(one) for one in (model, *systems) if Path(one).is_file()]
-    options.check_outputs(report, json_path, inputs=[*files, *options.files_of(model), prices])
+    options.check_outputs(json_path, inputs=[*files, *options.files_of(model), prices])
     asked = None if world_size is None else options.read_world_sizes(world_size)
     described = {name: _read_system(name, network, device) for name in dict.fromkeys(systems)}
     settings = options.read_settings(changes)
@@ -131,11 +127,8 @@ def plan(
         measured=options.read_measured(measured),
         rebatched={name: rebatched for name, (_, rebatched) in workloads.items() if rebatched is not None},
     )
-    if report is not None or json_path is not None:
-        document = result.to_json()
-        write_json(json_path, document)
-        if report is not None:
-            write_atomically(report, report_page(document).encode(errors="xmlcharrefreplace"))
+    if json_path is not None:
+        write_json(json_path, result.to_json())
     if result.verdict.answer == "open":
         about = next(one for one in result.systems if one.name == result.verdict.offer.system)
         raise ValueError(f"the range is wider than the decision: {result.verdict.sentence}; {about.sensitivity}")
