@@ -94,6 +94,11 @@ def bucket_caps(bucket_cap_mb: float | None = None, bucket_cap_mb_list: Sequence
     return [int(min(cap * MIB, float(ONE_BUCKET))) for cap in caps_mb]  # int(infinity) would raise
 
 
+def may_change(*, find_unused_parameters: bool, static_graph: bool) -> bool:
+    """Whether each iteration finds its own unused parameters; then one ready order does not predict the next."""
+    return find_unused_parameters and not static_graph
+
+
 def two_stage_caps(
     bucket_cap_mb: float | None,
     bucket_cap_mb_list: Sequence[float] | None,

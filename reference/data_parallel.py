@@ -30,6 +30,7 @@ from .checks.launch_order import CheckedLaunchOrder, new_series
 from .comm_hooks.allreduce import allreduce
 from .comm_hooks.compress import fp16_compress
 from .comm_hooks.interface import Hook
+from .constructor_arguments import Options
 from .features.delayed_all_reduce import DelayedAllReduce, resolve_delayed
 from .features.mixed_precision import (
     ReductionState,
@@ -48,7 +49,6 @@ from .parameters import ModuleTensors, ignored_names, module_tensors, synchroniz
 from .recording.logging_data import LoggingData
 from .recording.reducer_observer import RecordingHook
 from .reducer import Reducer
-from .reducer_options import Options
 from .torch_names import TorchNames
 
 PROCESS_LOCAL = (

@@ -42,10 +42,10 @@ from .checks.changed_gradients import ChangedGradients, separate
 from .checks.error_messages import ErrorMessages
 from .checks.launch_order import CheckedLaunchOrder
 from .comm_hooks.interface import HookCaller
+from .constructor_arguments import Options
 from .errors import LaunchOrderError
 from .features.delayed_all_reduce import DelayedAllReduce
 from .recording.reducer_observer import Future, Observer
-from .reducer_options import Options
 
 NO_TASK = -1
 """The number that torch returns for the running backward pass when no backward pass runs."""

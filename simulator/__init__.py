@@ -6,9 +6,9 @@ from .capacity.scaling import Price
 from .cost_terms import explain
 from .engines.timeline import Span
 from .fabric import Fabric, Topology
+from .inputs_with_default_costs import assume_gpu
 from .predicted_iteration import Prediction
 from .prediction import predict
-from .prediction_inputs import assume_gpu
 from .profiler_import.trace_of_profile import import_profile
 from .schedule.comm_hook_messages import CommHook
 from .schedule.policy import Policy

@@ -6,8 +6,8 @@ from typing import NamedTuple
 
 from ..reference.trace import Trace
 from .fabric import Fabric, Linear
+from .inputs_with_default_costs import Inputs, complete
 from .prediction import predicted
-from .prediction_inputs import Inputs, complete
 from .schedule.policy import Policy
 from .workload.variation import RECORDED, Straggler, Variation
 

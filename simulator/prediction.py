@@ -13,8 +13,8 @@ from .argument_checks import Batches, Measured, Ranks, Stragglers, checked
 from .engines.closed_form import Engine, latencies_ns, simulate
 from .engines.timeline import EngineInput
 from .fabric import Fabric
+from .inputs_with_default_costs import Inputs, complete
 from .predicted_iteration import Prediction, place_of_median, summarize
-from .prediction_inputs import Inputs, complete
 from .schedule.policy import Policy, PolicySettings
 from .schedule.schedule import ComputeKind, build_join_end, build_schedule
 from .step_costs import ScheduleCosts, counted_as_free, price_collectives, price_schedule, rebucketed

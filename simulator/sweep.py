@@ -13,9 +13,9 @@ from ..reference.files.reading import SHORT
 from ..reference.trace import Trace
 from .argument_checks import Listed, Measured, Ranks, Stragglers, checked
 from .fabric import Fabric
+from .inputs_with_default_costs import Inputs, complete
 from .predicted_iteration import TAIL, ties_of
 from .prediction import System
-from .prediction_inputs import Inputs, complete
 from .schedule.policy import Policy, PolicySettings
 from .workload.compute_times import check_stragglers
 from .workload.variation import RECORDED, Variation

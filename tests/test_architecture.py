@@ -11,10 +11,7 @@ from docs import house
 from docs.house import ROOT
 
 REFERENCE, SIMULATOR = ("ddplab.reference",), ("ddplab.simulator",)
-PURE = tuple(
-    f"ddplab.reference.{name}"
-    for name in ("bucketing", "message_sizes", "errors", "files", "reducer_options", "trace")
-)
+PURE = tuple(f"ddplab.reference.{name}" for name in ("bucketing", "message_sizes", "errors", "files", "trace"))
 """The parts of `reference` that `simulator` uses: none of them needs torch."""
 
 

@@ -11,7 +11,7 @@ from matplotlib.figure import Figure
 from ddplab import CommHook, Fabric, Trace, models, simulator
 from ddplab.simulator import plot_colours
 from ddplab.simulator.fabric import Linear
-from ddplab.simulator.prediction_inputs import COPY_START_NS, memory_of
+from ddplab.simulator.inputs_with_default_costs import COPY_START_NS, memory_of
 from ddplab.simulator.schedule.comm_hook_messages import named_hook
 from figures.traces_and_fabrics import resnet50
 

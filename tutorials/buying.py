@@ -19,7 +19,7 @@ from torch.profiler import profile, schedule
 import ddplab
 from ddplab import Prediction, Trace
 from ddplab.simulator import plot_colours
-from ddplab.simulator.prediction_inputs import Assumed, assume_gpu
+from ddplab.simulator.inputs_with_default_costs import Assumed, assume_gpu
 
 from . import own_code
 from .plots import mark_guess, new_axes

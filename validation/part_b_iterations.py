@@ -13,7 +13,7 @@ from ddplab.reference.trace import Trace
 from ddplab.simulator import Fabric, predict
 from ddplab.simulator.baseline_predictions import BASELINES, baselines_ns
 from ddplab.simulator.fabric import Level, Processor, Topology
-from ddplab.simulator.prediction_inputs import JITTER, SLOW_DOWN_ERROR, UNEXPLAINED
+from ddplab.simulator.inputs_with_default_costs import JITTER, SLOW_DOWN_ERROR, UNEXPLAINED
 from ddplab.simulator.workload.variation import Variation
 
 from .cases import IterationInputs, IterationsCase, Link, MeasuredIteration, Model

@@ -14,7 +14,7 @@ from ddplab.simulator import Fabric, predict
 from ddplab.simulator.baseline_predictions import BASELINES, baselines_ns
 from ddplab.simulator.fabric import Linear, Processor
 from ddplab.simulator.fabric.algorithms import sent_share
-from ddplab.simulator.prediction_inputs import COPY_ERROR, SLOW_DOWN_ERROR, UNEXPLAINED
+from ddplab.simulator.inputs_with_default_costs import COPY_ERROR, SLOW_DOWN_ERROR, UNEXPLAINED
 
 from .cases import MeasuredSchedule, MergingCosts, ScheduleInputs, SchedulesCase, Throughput
 from .comparison import FEWER_BUCKETS, RANKING_BASELINES, CaseScore, Comparison, FastestChoice, fastest, times_of

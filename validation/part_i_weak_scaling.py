@@ -15,7 +15,7 @@ from ddplab.simulator import Fabric, Prediction, predict
 from ddplab.simulator.baseline_predictions import BASELINES, baselines_ns
 from ddplab.simulator.fabric import topology_of
 from ddplab.simulator.fabric.cost_curves import BAND
-from ddplab.simulator.prediction_inputs import STALL_NS, assume_gpu
+from ddplab.simulator.inputs_with_default_costs import STALL_NS, assume_gpu
 from ddplab.simulator.workload.roofline import Device
 from ddplab.simulator.workload.variation import Variation
 

@@ -13,7 +13,7 @@ from ddplab.reference.files.reading import read_bytes
 from ddplab.reference.trace import Trace
 from ddplab.simulator import Fabric
 from ddplab.simulator.fabric import Level, Topology
-from ddplab.simulator.prediction_inputs import Assumed, assume_gpu
+from ddplab.simulator.inputs_with_default_costs import Assumed, assume_gpu
 from ddplab.simulator.workload.roofline import Device, Operations
 from ddplab.simulator.workload.trace_synthesis import synthesize
 from ddplab.simulator.workload.variation import Variation

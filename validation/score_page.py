@@ -10,9 +10,9 @@ from matplotlib.figure import Figure
 
 from ddplab.simulator.baseline_predictions import BASELINES
 from ddplab.simulator.fabric.cost_curves import BAND
+from ddplab.simulator.inputs_with_default_costs import STALL_NS
 from ddplab.simulator.plot_colours import INK
 from ddplab.simulator.plot_colours import SMALL as SMALL_COLOUR
-from ddplab.simulator.prediction_inputs import STALL_NS
 
 from .comparison import (
     LIMITS,

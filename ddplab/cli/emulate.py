@@ -6,9 +6,9 @@ from typing import Annotated, Any
 from typer import Option
 
 from ..reference.trace import Trace
+from ..simulator.inputs_with_default_costs import assume_gpu
 from ..simulator.predicted_iteration import Prediction
 from ..simulator.prediction import predict
-from ..simulator.prediction_inputs import assume_gpu
 from ..simulator.schedule.policy import Policy
 from . import shared_options as options
 from .shared_options import cells_of_axes, values_of_axes

@@ -87,7 +87,6 @@ COMMANDS: Mapping[str, Mapping[Command, tuple[str, ...]]] = {
             "ddplab predict trace.json.gz --fabric pod.yaml --straggler 3:1.5",
             "ddplab predict trace.json.gz --fabric aws-p4d --world-size 8,64,512",
             "ddplab predict trace.json.gz --fabric 8.log --fabric 16.log --world-size 16",
-            "ddplab predict t.json.gz --world-size 2,8,64 --heat-map out/map.png",
         ),
         tune: (
             "Find fast buckets, and a bound that none beats.",

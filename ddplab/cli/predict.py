@@ -1,12 +1,12 @@
 """`ddplab predict`: iteration times for each combination of bucket cap, order and comm hook, and what limits them.
 
-Several world sizes are compared as one table and a heat map.
+Several world sizes are compared as one table.
 """
 
 from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 from typer import Option
 
@@ -22,34 +22,26 @@ from ..simulator.capacity.judgement import (
 from ..simulator.capacity.limits import Limits
 from ..simulator.cost_terms import Effect, effects, leave_out, origins
 from ..simulator.fabric import Fabric
+from ..simulator.inputs_with_default_costs import Inputs, complete
 from ..simulator.predicted_iteration import Prediction
 from ..simulator.prediction import System
-from ..simulator.prediction_inputs import Inputs, complete
 from ..simulator.schedule.policy import Policy
 from ..simulator.step_costs import counted_as_free
-from ..simulator.sweep import AXES, rows_of
 from ..simulator.workload.compute_times import HOST_BOUND, check_stragglers, host_bound
 from . import shared_options as options
 from .shared_options import cells_of_axes, values_of_axes
 from .terminal_output import show_table, write_json
 
-if TYPE_CHECKING:
-    import pandas as pd
-
 SPARED = ("hook", "critical buckets", "computation ms", "buckets")
 """Columns to leave out on a narrow terminal, the first one first."""
 SHOWN_ROWS = 40
 """World sizes whose rows are printed."""
-HELP = {
-    "world_size": "Numbers of ranks.",
-    "heat_map": "Plot a heat map to this file (.png, .svg, .pdf).",
-}
 
 
 def predict(
     trace: options.TraceFile,
     fabric: options.FabricFiles = None,
-    world_size: Annotated[str, Option(metavar="N,...", help=HELP["world_size"])] = "2",
+    world_size: Annotated[str, Option(metavar="N,...", help="Numbers of ranks.")] = "2",
     caps: options.Caps = None,
     orders: options.Orders = None,
     hooks: options.Hooks = "none",
@@ -59,7 +51,6 @@ def predict(
     without: options.Without = None,
     explains: options.Explain = False,  # noqa: FBT002
     timeline: options.Timeline = None,
-    heat_map: Annotated[Path | None, Option(metavar="PATH", help=HELP["heat_map"])] = None,
     json_path: options.Json = None,
 ) -> None:
     """Predict the iteration time for each combination of bucket cap, order and comm hook.
@@ -71,15 +62,13 @@ def predict(
     intervals. The verdict says how much of the ranks' time becomes training, and how fast the network must be for
     90 %. A trace of one rank is enough for any world size.
 
-    With several world sizes, the table has the fastest configuration for each of them, followed by the verdict of
-    each. The axes of the heat map are the first two of ranks, bucket cap, order and hook that have several values;
-    each cell shows the efficiency of its fastest configuration. To compare fabrics, see `ddplab plan`.
+    With several world sizes, the table has the fastest configuration for each of them. To compare fabrics, see
+    `ddplab plan`.
     """
     files = fabric or [options.FABRIC]
     if timeline is None or timeline.suffix != ".json":
         options.check_picture("--timeline", timeline)
-    options.check_picture("--heat-map", heat_map)
-    options.check_outputs(timeline, heat_map, json_path, inputs=[trace, *files])
+    options.check_outputs(timeline, json_path, inputs=[trace, *files])
     world_sizes = options.read_world_sizes(world_size)
     asked = options.read_settings(changes)
     stragglers, anchors = options.read_stragglers(straggler), options.read_measured(measured)
@@ -101,8 +90,6 @@ def predict(
     system = System(inputs._replace(measured_policy=inputs.policy))
     with options.naming("--measured") if anchors else nullcontext():
         predictions = {ranks: [system.at(ranks, one) for one in each] for ranks in world_sizes}
-    if heat_map is not None:
-        _draw(system, world_sizes, each, heat_map)
     model = inputs.trace.workload.model
     if len(world_sizes) > 1:
         write_json(json_path, {"model": model, "rows": _show_sizes(policies, predictions)})
@@ -289,30 +276,4 @@ def _save_timeline(prediction: Prediction, path: Path, recorded: Trace, policy: 
     draw_timeline(prediction, axes[0])
     if with_memory:
         draw_memory(prediction, recorded, policy, axes[1])
-    options.save_picture(figure, path)
-
-
-def heat_map_axes(table: "pd.DataFrame") -> tuple[str, str]:
-    """Return the axes for rows and columns: the first two of the table with several values, the longer as columns.
-
-    Without two of them, bucket caps and world sizes are shown.
-    """
-    axes = [axis for axis in AXES if table[axis].nunique(dropna=False) > 1]
-    axes = [*axes, *(axis for axis in ("bucket_cap_mb", "world_size") if axis not in axes)][:2]
-    rows, columns = sorted(axes, key=lambda axis: table[axis].nunique(dropna=False))
-    return ("bucket_cap_mb", "world_size") if {rows, columns} == {"bucket_cap_mb", "world_size"} else (rows, columns)
-
-
-def _draw(system: System, world_sizes: Sequence[int], each: Sequence[Inputs], path: Path) -> None:
-    import pandas as pd  # loading pandas and matplotlib takes longer than most predictions
-    from matplotlib.figure import Figure
-
-    from ..simulator.results.heat_map import draw_heat_maps
-
-    configurations = [row for ranks in world_sizes for row in rows_of(system, ranks, each)]
-    table = pd.DataFrame(configurations).assign(trace="", fabric="", **each[0].policy.overruled)
-    rows, columns = heat_map_axes(table)
-    figure = Figure(layout="constrained")
-    maps = draw_heat_maps(table, figure, rows=rows, columns=columns)
-    figure.set_size_inches(8, 4.5 * len(maps))
     options.save_picture(figure, path)

@@ -9,9 +9,9 @@ from typer import Option
 
 from ..reference.bucketing import MIB
 from ..reference.trace import Trace
+from ..simulator.inputs_with_default_costs import Inputs, complete
 from ..simulator.predicted_iteration import Comparison
 from ..simulator.prediction import System, predict
-from ..simulator.prediction_inputs import Inputs, complete
 from ..simulator.schedule.policy import Policy
 from ..simulator.schedule.schedule import buckets_of
 from ..simulator.tuning.bucket_plan import DEFAULT, BucketPlan

@@ -23,9 +23,9 @@ from ..simulator.argument_checks import Batches, Ranks, Stragglers, checked
 from ..simulator.engines.event_replay import Cluster, CollectiveCost
 from ..simulator.engines.timeline import Timeline
 from ..simulator.fabric import Fabric, Linear, LinkShare
+from ..simulator.inputs_with_default_costs import complete
 from ..simulator.predicted_iteration import Prediction, place_of_median, summarize
 from ..simulator.prediction import no_overlap_ns
-from ..simulator.prediction_inputs import complete
 from ..simulator.schedule.comm_hook_messages import CommHook, named_hook
 from ..simulator.schedule.policy import Policy, PolicySettings
 from ..simulator.schedule.schedule import (

@@ -24,7 +24,7 @@ from ddplab.simulator.capacity.memory import (
 )
 from ddplab.simulator.catalogue import read_catalogue
 from ddplab.simulator.fabric import Processor
-from ddplab.simulator.prediction_inputs import (
+from ddplab.simulator.inputs_with_default_costs import (
     COPY_START_NS,
     LAUNCH_NS,
     STALL_NS,

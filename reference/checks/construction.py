@@ -13,8 +13,8 @@ from torch._utils import _get_device_index
 from torch.distributed.device_mesh import DeviceMesh
 
 from ..bucketing import BucketAssignment, check_partition, initial_buckets, two_stage_caps
+from ..constructor_arguments import Options
 from ..parameters import ModuleTensors, bucket_key
-from ..reducer_options import Options
 
 
 def resolve_group(group: dist.ProcessGroup | None, mesh: DeviceMesh | None = None) -> dist.ProcessGroup:

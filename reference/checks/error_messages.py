@@ -12,8 +12,8 @@ from torch import Tensor, nn
 from torch._C._distributed_c10d import DebugLevel, get_debug_level
 
 from ..buckets import Bucket
+from ..constructor_arguments import Options
 from ..parameters import dense_strides
-from ..reducer_options import Options
 
 NAMED_AT_MOST = 5  # unless TORCH_DISTRIBUTED_DEBUG asks for more
 

@@ -13,9 +13,9 @@ from torch import nn
 
 from ..autograd_hooks import accumulators
 from ..bucketing import ONE_BUCKET, assign_buckets
+from ..constructor_arguments import Options
 from ..parameters import bucket_key, sparse_parameters
 from ..recording.reducer_observer import Future
-from ..reducer_options import Options
 from .view_and_sparse_buckets import ViewBucket
 
 _engine: Any = torch.autograd.Variable._execution_engine

@@ -16,10 +16,10 @@ from torch import Tensor, nn
 from torch.autograd.graph import Node
 
 from ..autograd_hooks import reachable
+from ..constructor_arguments import Options
 from ..message_sizes import USED_MAP_BYTES
 from ..parameters import INTEGERS
 from ..reducer import AllParametersUsed
-from ..reducer_options import Options
 
 
 def make_tracker(

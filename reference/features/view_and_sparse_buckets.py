@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from ..buckets import Bucket
-from ..reducer_options import Options
+from ..constructor_arguments import Options
 
 MOST_WAITING_BYTES = 2**18
 """A bucket whose views become the gradients is packed as soon as gradients of more bytes in total wait in it, because

@@ -14,9 +14,9 @@ from ..cost_terms import TERMS, leave_out
 from ..engines.closed_form import latencies_ns
 from ..fabric import Fabric
 from ..fabric.algorithms import sent_share
+from ..inputs_with_default_costs import Inputs
 from ..predicted_iteration import Prediction
 from ..prediction import System
-from ..prediction_inputs import Inputs
 from ..schedule.comm_hook_messages import named_hook
 from ..tuning.plan_times import with_plan
 from ..tuning.tune import tuned

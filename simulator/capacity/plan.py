@@ -11,8 +11,8 @@ from ...reference.trace import Trace
 from ..argument_checks import Listed, Measured, Ranks, Stragglers, checked
 from ..cost_terms import origins
 from ..fabric import Fabric
+from ..inputs_with_default_costs import complete
 from ..prediction import System
-from ..prediction_inputs import complete
 from ..schedule.policy import Policy, PolicySettings
 from ..workload.variation import RECORDED, Variation
 from .judgement import Verdict, contradiction_sentence, verdict, width_sentence

@@ -6,10 +6,9 @@ from typing import Any, Literal, Self, TypedDict
 
 from pydantic import Field, field_validator, model_validator
 
-from ...reference.bucketing import Order, two_stage_caps
+from ...reference.bucketing import Order, may_change, two_stage_caps
 from ...reference.files.reading import Settings
 from ...reference.files.value_ranges import CycleLength
-from ...reference.reducer_options import Options
 from .comm_hook_messages import NO_HOOK, CommHook, named_hook
 
 Phase = Literal["steady", "first", "second", "rebuild"]
@@ -233,8 +232,7 @@ class Policy(Settings, strict=False):
     @property
     def graph_may_change(self) -> bool:
         """Whether each iteration searches the graph for unused parameters, and buckets are never rebuilt."""
-        given = Options(find_unused_parameters=self.find_unused_parameters, static_graph=self.static_graph)
-        return given.graph_may_change
+        return may_change(find_unused_parameters=self.find_unused_parameters, static_graph=self.static_graph)
 
     @property
     def rebuilds(self) -> bool:

@@ -13,8 +13,8 @@ from ...reference.files.value_ranges import as_int64
 from ...reference.trace import BucketLayout, Parameter
 from ..engines.closed_form import latencies_ns, solve
 from ..fabric import Fabric, LinkShare
+from ..inputs_with_default_costs import Inputs
 from ..predicted_iteration import place_of_median
-from ..prediction_inputs import Inputs
 from ..schedule.comm_hook_messages import (
     CommHook,
     HalfPrecision,

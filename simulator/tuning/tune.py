@@ -19,8 +19,8 @@ from ...reference.trace import BucketLayout, Trace
 from ..argument_checks import Ranks, Stragglers, checked
 from ..fabric import Fabric, Segment
 from ..fabric.measured_tables import segment_at
+from ..inputs_with_default_costs import Inputs, complete
 from ..prediction import System
-from ..prediction_inputs import Inputs, complete
 from ..schedule.policy import Policy, PolicySettings
 from ..schedule.schedule import buckets_of
 from ..workload.variation import RECORDED, Variation

@@ -15,7 +15,6 @@ IMPOSSIBLE = [
     ((*TRACE, "--measured", "1:220ms,8:190ms"), "the 220 ms that one rank takes alone less noise, got 190 ms on 8"),
     ((*TRACE, "--measured", "1:100ms"), "the 212 ms that one rank takes alone less noise, got 100 ms on 1 ranks"),
     ((*VIT, "--step-ms", 212, "--measured", "8:120ms"), "212 ms that one rank takes alone less noise, got 120 ms"),
-    (("predict", "{trace}", "{trace}", "--fabric", "aws-p4d", "--measured", "8:20ms"), "expected one trace"),
     (("predict", "{trace}", "--fabric", "aws-p4d", "--world-size", "8,16", "--measured", "8:20ms"), "got 20 ms on 8"),
     # of another order
     *(((*command, "--measured", f"8:{word}"), "at most 100 times the predicted") for command in (TRACE, PREDICT)

@@ -3,12 +3,14 @@
 import re
 import shlex
 import sys
+from pathlib import Path
 from unittest import mock
 
 import typer
 
 from ddplab.cli.main import COMMANDS, app, name_of
 
+ROOT = Path(__file__).parents[2]
 EXAMPLES = {name_of(command): examples for group in COMMANDS.values() for command, (_, *examples) in group.items()}
 
 
@@ -42,7 +44,9 @@ def test_help_shows_the_usual_order_and_examples_that_fit_a_terminal(here):
 def test_without_the_packages_of_pictures_one_line_says_what_to_install(here, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     with mock.patch.dict(sys.modules, {"matplotlib": None}):
-        done = here("plan", "resnet50", "aws-p4d", "--world-size", "8,16", "--report", "plan.html")
+        done = here(
+            "predict", ROOT / "benchmarks" / "resnet50.json.gz", "--fabric", "aws-p4d", "--timeline", "timeline.png"
+        )
     assert done.returncode == 1
     wanted = "ddplab: expected the package matplotlib; install it with `pip install 'ddplab[predict]'`\n"
     assert done.stderr.endswith(wanted)

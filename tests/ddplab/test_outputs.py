@@ -31,7 +31,7 @@ PREDICT = ("predict", "t.json", "--fabric", "pod.yaml")
         (*PREDICT, "--json", "t.json"),
         (*PREDICT, "--json", "pod.yaml"),
         (*PREDICT, "--timeline", "t.json"),
-        (*PREDICT, "--json", "a.png", "--heat-map", "./a.png"),
+        (*PREDICT, "--json", "a.png", "--timeline", "./a.png"),
         ("predict", "t.json", "--json", "out/fabric.json"),
         ("tune", "t.json", "--fabric", "pod.yaml", "--out", "t.json"),
         ("synthesize", "--rescale", "t.json", "--from", "v100", "--out", "t.json"),

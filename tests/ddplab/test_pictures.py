@@ -79,11 +79,6 @@ def _overlap(one: Bbox, other: Bbox) -> float:
 COMMANDS = (
     ("predict", TRACE, "--fabric", "pod.yaml", "--world-size", 64, "--timeline", "picture.png"),
     ("predict", TRACE, "--fabric", "pod.yaml", "--caps", "0.01", "--timeline", "picture.png"),
-    ("predict", TRACE, "--fabric", "pod.yaml", "--world-size", "8,64", "--heat-map", "picture.png"),
-    (
-        *("predict", TRACE, "--fabric", "pod.yaml", "--world-size", "1,2,4,8,16,32,64,128,256,512"),
-        *("--heat-map", "picture.png"),
-    ),
 )
 
 

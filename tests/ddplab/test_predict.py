@@ -3,13 +3,11 @@
 import json
 import re
 
-import pandas as pd
 import pytest
 
-from ddplab.cli.predict import conclusion, heat_map_axes
+from ddplab.cli.predict import conclusion
 from ddplab.reference.trace import Trace
 from ddplab.simulator import Fabric, Policy, predict
-from ddplab.simulator.sweep import AXES
 
 from ..strategies import iteration, trace_of
 
@@ -110,33 +108,17 @@ def test_logs_are_merged_into_one_fabric(answered, trace, logs):
         assert row["iteration_ns"] == expected.iteration_ns
 
 
-def test_several_world_sizes_are_a_table_and_a_heat_map(answered, trace, topology, tmp_path):
+def test_several_world_sizes_are_a_table(answered, trace, topology):
     shown, document = answered(
         *("predict", trace, "--fabric", topology, "--world-size", "2,4", "--caps", "0.01,single"),
         *("--hooks", "none,power_sgd:2", "--set", "sync_every=2", "--straggler", "1:1.5"),
-        *("--set", "kind=fitted", "--set", "iterations=5", "--heat-map", tmp_path / "h.svg"),
+        *("--set", "kind=fitted", "--set", "iterations=5"),
     )
     assert "the fastest configuration at each world size" in shown
     rows = document["rows"]
     assert [(row["world_size"], row["cap_mb"]) for row in rows] == [
         (2, 0.01), (2, 0.01), (2, None), (2, None), (4, 0.01), (4, 0.01), (4, None), (4, None),
     ]  # fmt: skip
-    picture = (tmp_path / "h.svg").read_text()
-    assert all(f"<!-- {word} -->" in picture for word in ("bucket cap", "ranks"))
-
-
-@pytest.mark.parametrize(
-    ("several", "axes"),
-    [
-        ({}, ("bucket_cap_mb", "world_size")),
-        ({"world_size": 3, "bucket_cap_mb": 2}, ("bucket_cap_mb", "world_size")),
-        ({"world_size": 2, "bucket_cap_mb": 1, "hook": 3}, ("world_size", "hook")),
-        ({"order": 3, "hook": 2}, ("hook", "order")),
-    ],
-)
-def test_the_heat_map_shows_the_first_two_axes_with_several_values(several, axes):
-    table = pd.DataFrame({axis: [min(row, several.get(axis, 1) - 1) for row in range(6)] for axis in AXES})
-    assert heat_map_axes(table) == axes
 
 
 def test_the_output_says_what_counts_as_free_what_ties_and_what_it_leaves_out(answered, trace, topology):

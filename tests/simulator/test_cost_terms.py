@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 
 from ddplab.simulator import Fabric, Policy, Topology, Variation, explain, predict
 from ddplab.simulator.cost_terms import TERMS, leave_out, origins
-from ddplab.simulator.prediction_inputs import complete
+from ddplab.simulator.inputs_with_default_costs import complete
 
 from ..explore import examples
 from .changed_traces import gpu_trace

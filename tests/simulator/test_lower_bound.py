@@ -4,7 +4,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ddplab.simulator import Fabric, Policy, tune
-from ddplab.simulator.prediction_inputs import complete
+from ddplab.simulator.inputs_with_default_costs import complete
 from ddplab.simulator.tuning.lower_bound import lower_bound_ns
 from ddplab.simulator.tuning.plan_times import PlanTimes, partition_costs
 from ddplab.simulator.tuning.tune import as_layout

@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 
 from ddplab.simulator import Fabric, predict
 from ddplab.simulator.fabric import Processor, Timing
-from ddplab.simulator.prediction_inputs import complete
+from ddplab.simulator.inputs_with_default_costs import complete
 from ddplab.simulator.tuning.plan_times import PlanTimes, with_plan
 from ddplab.simulator.tuning.tune import as_layout
 from tests.explore import examples

@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 
 from ddplab.reference.trace import BucketLayout, Trace
 from ddplab.simulator.fabric import Fabric, Linear, Processor, Timing
-from ddplab.simulator.prediction_inputs import complete
+from ddplab.simulator.inputs_with_default_costs import complete
 from ddplab.simulator.schedule.policy import Policy
 from ddplab.simulator.tuning.plan_times import Objective, PlanTimes
 from tests.strategies import iteration, trace_of

@@ -4,6 +4,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from .bucketing import may_change
+
 if TYPE_CHECKING:
     import torch
     from torch import nn
@@ -29,5 +31,5 @@ class Options:
 
     @property
     def graph_may_change(self) -> bool:
-        """Whether each iteration finds its own unused parameters; then one ready order does not predict the next."""
-        return self.find_unused_parameters and not self.static_graph
+        """Whether each iteration finds its own unused parameters; see `bucketing.may_change`."""
+        return may_change(find_unused_parameters=self.find_unused_parameters, static_graph=self.static_graph)

@@ -8,7 +8,7 @@ from ddplab.simulator.capacity.judgement import width_sentence
 from ddplab.simulator.catalogue import read_catalogue
 from ddplab.simulator.fabric import Processor
 from ddplab.simulator.fabric.processor_costs import HookCost
-from ddplab.simulator.prediction_inputs import (
+from ddplab.simulator.inputs_with_default_costs import (
     DEVICE_SPREAD,
     GRAPH_LAUNCH_NS,
     LAUNCH_NS,
