@@ -13,6 +13,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from ..reference.files.writing import milliseconds
 from .fabric.cost_curves import NORMAL_HALF_BAND
 
 CORRELATED_DOUBLINGS = 6.0
@@ -77,7 +78,7 @@ class Anchor(NamedTuple):
 
     def sentence(self) -> str:
         """Return the effect as a sentence."""
-        measured, predicted = (f"{ns / 1e6:,.1f} ms" for ns in (self.measured_ns, self.predicted_ns))
+        measured, predicted = (f"{milliseconds(ns, ',.1f')} ms" for ns in (self.measured_ns, self.predicted_ns))
         moved = f"measured {measured} on {self.world_size} ranks, predicted {predicted}: "
         moved += f"changes the prediction by {self.moved - 1:+.1%}"
         if abs(self.surprise) <= CONTRADICTION:
@@ -133,16 +134,15 @@ def _check_possible(ns: int, one: Expected, alone_ns: int | None) -> None:
     compute_ns = one.compute_ns if alone_ns is None or one.ranks == 1 else alone_ns
     least_ns = one.least_ns * compute_ns / max(1, one.compute_ns)
     if ns < least_ns:
-        limit = (
-            f"at least {least_ns / 1e6:,.4g} ms, the {compute_ns / 1e6:,.4g} ms that one rank takes alone less noise"
-        )
+        least, alone = milliseconds(least_ns, ",.4g"), milliseconds(compute_ns, ",.4g")
+        limit = f"at least {least} ms, the {alone} ms that one rank takes alone less noise"
     elif ns > LONGEST * one.iteration_ns:
-        limit = f"at most {LONGEST:g} times the predicted {one.iteration_ns / 1e6:,.4g} ms"
+        limit = f"at most {LONGEST:g} times the predicted {milliseconds(one.iteration_ns, ',.4g')} ms"
     else:
         return
     raise ValueError(
-        f"measured: expected {limit}, got {ns / 1e6:,.4g} ms on {one.ranks} ranks; check the unit, and that batch, "
-        "precision and device are those of the trace"
+        f"measured: expected {limit}, got {milliseconds(ns, ',.4g')} ms on {one.ranks} ranks; check the unit, and "
+        "that batch, precision and device are those of the trace"
     )
 
 

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from ..reference.files.value_ranges import as_int64
-from ..reference.files.writing import write_atomically
+from ..reference.files.writing import milliseconds, write_atomically
 from .anchoring import Anchor, Expected, correct
 from .engines.timeline import Span, Timeline
 from .results import perfetto_export
@@ -321,7 +321,7 @@ class Comparison:
         return low <= 0 <= high
 
     def __repr__(self) -> str:
-        parts = ", ".join(f"{_in_words(part)} {ns / 1e6:+.2f}" for part, ns in self.parts_ns.items() if ns)
+        parts = ", ".join(f"{_in_words(part)} {milliseconds(ns, '+.2f')}" for part, ns in self.parts_ns.items() if ns)
         return f"{self._verdict}; by part, ms: {parts or 'no difference'}"
 
     @property
@@ -337,7 +337,7 @@ class Comparison:
 
 
 def _ms(ns: int) -> str:
-    return f"{ns / 1e6:,.2f} ms"
+    return f"{milliseconds(ns, ',.2f')} ms"
 
 
 def _in_words(part: str) -> str:

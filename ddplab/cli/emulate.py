@@ -5,6 +5,7 @@ from typing import Annotated, Any
 
 from typer import Option
 
+from ..reference.files.writing import milliseconds
 from ..reference.trace import Trace
 from ..simulator.inputs_with_default_costs import assume_gpu
 from ..simulator.predicted_iteration import Prediction
@@ -77,8 +78,8 @@ def _row(policy: Policy, emulated: Prediction, predicted: Prediction) -> dict[st
     return {
         **cells_of_axes(policy),
         "buckets": str(len(emulated.buckets) or "?"),
-        "emulated ms": f"{emulated.iteration_ns / 1e6:.3f}",
-        "predicted ms": f"{predicted.iteration_ns / 1e6:.3f}",
+        "emulated ms": milliseconds(emulated.iteration_ns, ".3f"),
+        "predicted ms": milliseconds(predicted.iteration_ns, ".3f"),
         "difference ns": str(emulated.iteration_ns - predicted.iteration_ns),
-        "without overlap ms": f"{predicted.no_overlap_ns / 1e6:.1f}",
+        "without overlap ms": milliseconds(predicted.no_overlap_ns),
     }

@@ -6,6 +6,7 @@ from typing import Annotated
 import typer
 from typer import Argument, Option
 
+from ..reference.files.writing import milliseconds
 from ..simulator.profiler_import.trace_of_profile import ImportedProfile, import_profile
 from .shared_options import Json, TraceOut, check_outputs, files_of
 from .terminal_output import describe_trace, progress, show_table, write_json
@@ -76,4 +77,4 @@ def _step_rows(profile: ImportedProfile) -> list[dict[str, str]]:
 
 
 def _ms(ns: int) -> str:
-    return f"{ns / 1e6:.2f}"
+    return milliseconds(ns, ".2f")

@@ -10,6 +10,7 @@ from typing import Annotated, Any
 
 from typer import Option
 
+from ..reference.files.writing import milliseconds
 from ..reference.trace import Trace
 from ..simulator.capacity.judgement import (
     contradiction_sentence,
@@ -122,7 +123,7 @@ def _show_one(
     moves = [anchor.sentence() for anchor in fastest.anchors]
     for sentence in (*moves, *assumptions(trace, assumed, inputs.fabric, policies)):
         print(sentence)
-    parts = {part.replace("_", " "): f"{ns / 1e6:.1f}" for part, ns in fastest.breakdown.items() if ns}
+    parts = {part.replace("_", " "): milliseconds(ns) for part, ns in fastest.breakdown.items() if ns}
     span = "iteration" if policy.sync_every == 1 else f"cycle of {policy.sync_every} iterations"
     show_table([parts], f"fastest configuration: parts of the median {span} on the slowest rank, ms")
     if explains:
@@ -181,10 +182,10 @@ def _prediction_row(policy: Policy, prediction: Prediction) -> dict[str, str]:
     return {
         **cells_of_axes(policy),
         "buckets": str(len(prediction.buckets)),
-        "iteration ms": f"{prediction.iteration_ns / 1e6:.1f}",
-        "90 % ms": f"{prediction.interval_ns[0] / 1e6:.1f} - {prediction.interval_ns[1] / 1e6:.1f}",
-        "computation ms": f"{prediction.compute_ns / 1e6:.1f}",
-        "added ms": f"{(prediction.iteration_ns - prediction.compute_ns) / 1e6:.1f}",
+        "iteration ms": milliseconds(prediction.iteration_ns),
+        "90 % ms": f"{milliseconds(prediction.interval_ns[0])} - {milliseconds(prediction.interval_ns[1])}",
+        "computation ms": milliseconds(prediction.compute_ns),
+        "added ms": milliseconds(prediction.iteration_ns - prediction.compute_ns),
         "critical buckets": counted(prediction.critical_buckets, len(prediction.buckets)),
     }
 
@@ -201,7 +202,7 @@ def counted(buckets: Sequence[int], total: int) -> str:
 def _effect_row(effect: Effect) -> dict[str, str]:
     return {
         "term": effect.term,
-        "adds ms": f"{effect.adds_ns / 1e6:.2f}",
+        "adds ms": milliseconds(effect.adds_ns, ".2f"),
         "origin": effect.origin,
         "width": f"{effect.width:.0%}",
         "source": effect.evidence,
@@ -234,7 +235,7 @@ def conclusion(policies: Sequence[Policy], predictions: Sequence[Prediction]) ->
     """Describe the fastest configuration, and which others tie with it."""
     best, ties = ranking(predictions)
     policy, fastest = policies[best], predictions[best]
-    sentences = [f"fastest: {_in_words(policy)}, {fastest.iteration_ns / 1e6:.1f} ms"]
+    sentences = [f"fastest: {_in_words(policy)}, {milliseconds(fastest.iteration_ns)} ms"]
     differing = [
         place
         for place, one in enumerate(predictions)
@@ -242,9 +243,8 @@ def conclusion(policies: Sequence[Policy], predictions: Sequence[Prediction]) ->
     ]
 
     def compared(place: int) -> str:
-        return (
-            f"{_in_words(policies[place])} (+{(predictions[place].iteration_ns - fastest.iteration_ns) / 1e6:.1f} ms)"
-        )
+        longer = milliseconds(predictions[place].iteration_ns - fastest.iteration_ns)
+        return f"{_in_words(policies[place])} (+{longer} ms)"
 
     if len(differing) < len(predictions) - 1:
         sentences.append(f"{len(predictions) - 1 - len(differing)} others have the same buckets")

@@ -7,6 +7,7 @@ from typing import Annotated, Any
 
 from typer import Option
 
+from ..reference.files.writing import milliseconds
 from ..reference.ranks.fork_server import start_server
 from . import shared_options as options
 from .show import show_fabric
@@ -170,8 +171,8 @@ def _demo_row(row: dict[str, Any]) -> dict[str, str]:
     return {
         "cap": row["cap"],
         "order": row["order"],
-        "reducer ms": f"{reducer_ns / 1e6:.3f}",
-        "predicted ms": f"{row['predicted_ns'] / 1e6:.3f}",
+        "reducer ms": milliseconds(reducer_ns, ".3f"),
+        "predicted ms": milliseconds(row["predicted_ns"], ".3f"),
         "difference ns": str(row["predicted_ns"] - reducer_ns),
         **{name: f"{ns / reducer_ns - 1:+.0%}" for name, ns in row["baselines_ns"].items()},
     }

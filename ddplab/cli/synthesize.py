@@ -9,6 +9,7 @@ from typing import Annotated
 from typer import Option
 
 from ..reference.files.value_ranges import YEAR_NS
+from ..reference.files.writing import milliseconds
 from ..reference.trace import Parameter, Trace
 from ..simulator.catalogue import read_catalogue
 from ..simulator.workload.roofline import (
@@ -158,8 +159,8 @@ def judgement(roofline_ns: int, paced_ns: int, step_ms: float | None, usual: tup
         else:
             advice = f"the step takes {step_ms:.4g} ms"
         return (
-            f"the host needs {paced_ns / 1e6:.3g} ms to launch the kernels of an iteration one by one, and the "
-            f"device {roofline_ns / 1e6:.3g} ms to run them {rates}; {advice}"
+            f"the host needs {milliseconds(paced_ns, '.3g')} ms to launch the kernels of an iteration one by one, "
+            f"and the device {milliseconds(roofline_ns, '.3g')} ms to run them {rates}; {advice}"
         )
     roofline_ms, often = roofline_ns / 1e6, f"{usual[0]:.2g} to {usual[1]:.2g} times"
     if step_ms is None:

@@ -12,7 +12,7 @@ from rich.console import Console, JustifyMethod
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
-from ..reference.files.writing import printable, write_atomically
+from ..reference.files.writing import milliseconds, printable, write_atomically
 from ..reference.trace import Trace
 
 if TYPE_CHECKING:
@@ -133,7 +133,7 @@ def describe_trace(trace: Trace) -> dict[str, str]:
         "gradient MB": f"{sum(trace.sizes_bytes) / 2**20:.1f}",
         "ranks": str(len(trace.ranks)),
         "iterations": str(len(iterations)),
-        "median iteration ms": f"{median_high(iteration.duration_ns for iteration in iterations) / 1e6:.1f}",
+        "median iteration ms": milliseconds(median_high(iteration.duration_ns for iteration in iterations)),
     }
 
 
@@ -184,10 +184,10 @@ def _report_row(row: "ValidationRow") -> dict[str, str]:
         "order": row.order,
         "hook": row.hook,
         "buckets": str(row.buckets),
-        "measured": f"{row.measured_ns / 1e6:.1f}",
-        "quartiles": "-".join(f"{ns / 1e6:.1f}" for ns in row.quartiles_ns),
-        "predicted": f"{row.predicted_ns / 1e6:.1f}",
-        "interval": "-".join(f"{ns / 1e6:.1f}" for ns in row.interval_ns),
+        "measured": milliseconds(row.measured_ns),
+        "quartiles": "-".join(milliseconds(ns) for ns in row.quartiles_ns),
+        "predicted": milliseconds(row.predicted_ns),
+        "interval": "-".join(milliseconds(ns) for ns in row.interval_ns),
         **({} if row.torchs_multiple is None else {"torch's / ours": f"{row.torchs_multiple:.3f}"}),
         "error": f"{row.error:+.1%}",
         "perfect scaling": f"{row.perfect_scaling_error:+.0%}",

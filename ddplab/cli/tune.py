@@ -8,6 +8,7 @@ from typing import Annotated, Any, get_args
 from typer import Option
 
 from ..reference.bucketing import MIB
+from ..reference.files.writing import milliseconds
 from ..reference.trace import Trace
 from ..simulator.inputs_with_default_costs import Inputs, complete
 from ..simulator.predicted_iteration import Comparison
@@ -134,7 +135,7 @@ def plan_rows(plan: BucketPlan, comparison: Comparison) -> list[dict[str, str]]:
         return {
             "name": name,
             "buckets": "" if buckets is None else str(buckets),
-            "iteration ms": f"{ns / 1e6:.{digits}f}",
+            "iteration ms": f"{milliseconds(ns, f'.{digits}f')}",
             "gain": f"{1 - ns / max(1, plan.default_ns):+.{percent}%}",
             "regret": "" if buckets is None else f"{ns / max(1, plan.iteration_ns) - 1:.{percent}%}",
         }
@@ -215,8 +216,8 @@ def show_verification(rows: Sequence[dict[str, Any]], world_size: int) -> None:
     cells = [
         {
             "name": f"{row['class']}, {row['buckets']}",
-            "emulated ms": f"{row['emulated_ns'] / 1e6:.3f}",
-            "predicted ms": f"{row['predicted_ns'] / 1e6:.3f}",
+            "emulated ms": milliseconds(row["emulated_ns"], ".3f"),
+            "predicted ms": milliseconds(row["predicted_ns"], ".3f"),
             "difference ns": str(row["emulated_ns"] - row["predicted_ns"]),
         }
         for row in rows

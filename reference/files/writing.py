@@ -13,6 +13,11 @@ NOT_PRINTABLE = re.compile("[^\t\n -~\xa0-\u2029\u202f-\u2065\u206a-\ud7ff\ue000
 """Characters that XML 1.0 or UTF-8 cannot encode, and characters that control a terminal or the direction of text."""
 
 
+def milliseconds(ns: float, form: str = ".1f") -> str:
+    """Return nanoseconds as text in milliseconds, without the unit."""
+    return f"{ns / 1e6:{form}}"
+
+
 def printable(text: str) -> str:
     r"""Replace each character that a file or a terminal may not show by its Python escape, such as `\x1b`."""
     return NOT_PRINTABLE.sub(lambda match: ascii(match[0])[1:-1], text)

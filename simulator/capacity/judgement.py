@@ -9,6 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from math import ceil, floor, isfinite, log10
 from typing import NamedTuple
 
+from ...reference.files.writing import milliseconds
 from ..cost_terms import origins
 from ..fabric import Fabric
 from ..predicted_iteration import Prediction, ties_of
@@ -54,8 +55,8 @@ def ranking(predictions: Sequence[Prediction]) -> Ranking:
 def contradiction_sentence(prediction: Prediction) -> str:
     """Say that measured iterations contradict the model; "" if they do not."""
     parts = [
-        f"{one.measured_ns / 1e6:,.1f} ms on {gpus(one.world_size)}, predicted {one.predicted_ns / 1e6:,.1f} ms "
-        f"({one.surprise:+.0f} standard deviations)"
+        f"{milliseconds(one.measured_ns, ',.1f')} ms on {gpus(one.world_size)}, predicted "
+        f"{milliseconds(one.predicted_ns, ',.1f')} ms ({one.surprise:+.0f} standard deviations)"
         for one in prediction.contradictions
     ]
     return f"the measured iterations contradict the model: {'; '.join(parts)}" if parts else ""

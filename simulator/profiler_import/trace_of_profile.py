@@ -11,6 +11,7 @@ from pydantic import ValidationError
 
 from ...reference.errors import TraceError
 from ...reference.files.reading import first_problem
+from ...reference.files.writing import milliseconds
 from ...reference.trace import BucketTimes, Iteration, Parameter, RankTrace, Trace, Workload
 from ..workload.compute_times import HOST_BOUND, host_bound
 from .gradient_sizes import ModelGradients, model_gradients, shapeless_outside_buckets, with_shapes
@@ -328,11 +329,13 @@ def _observations(
         )
     if len(files) > 1:
         uncertainty_ns = max(rank.clock_uncertainty_ns for rank in trace.ranks)
-        notes.append(f"clocks of the ranks are aligned at the ends of all-reduces, to {uncertainty_ns / 1e6:.3f} ms")
+        notes.append(
+            f"clocks of the ranks are aligned at the ends of all-reduces, to {milliseconds(uncertainty_ns, '.3f')} ms"
+        )
     if all_reduces_ns:
         notes.append(
             f"without the wait for other ranks{' that have a file' * (len(files) < world_size)}, the all-reduces of "
-            f"the buckets take {', '.join(f'{ns / 1e6:.3f}' for ns in all_reduces_ns)} ms"
+            f"the buckets take {', '.join(milliseconds(ns, '.3f') for ns in all_reduces_ns)} ms"
         )
     elif world_size > 1 and last.all_reduces:
         notes.append("all-reduces include the wait for the other ranks, so no bandwidth follows from their durations")

@@ -6,6 +6,7 @@ from typing import Any
 from matplotlib.axes import Axes
 from matplotlib.patches import Patch
 
+from ...reference.files.writing import milliseconds
 from .. import plot_colours
 from ..engines.timeline import Span, SpanKind
 
@@ -79,8 +80,8 @@ def draw_timeline(prediction: Any, ax: Axes, *, ranks: Sequence[int] | None = No
     ax.set_xlabel("ms", loc="right")
     low, high = prediction.interval_ns
     ax.set_title(
-        f"{prediction.iteration_ns / 1e6:.1f} ms (90 %: {low / 1e6:.1f} to {high / 1e6:.1f}), "
-        f"{prediction.exposed_comm_ns / 1e6:.1f} ms exposed communication; framed: the critical path",
+        f"{milliseconds(prediction.iteration_ns)} ms (90 %: {milliseconds(low)} to {milliseconds(high)}), "
+        f"{milliseconds(prediction.exposed_comm_ns)} ms exposed communication; framed: the critical path",
         loc="left",
         fontsize=10,
     )

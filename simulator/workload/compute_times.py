@@ -333,21 +333,23 @@ class IterationSampler:
         counts = np.array([len(times.forward_ns) for times in self._recorded])
         self._counts, self._first = counts[self._source], (np.cumsum(counts) - counts)[self._source]
 
-        if inputs is not None:
-            iterations = max(inputs)
-        elif is_typical:
-            iterations = (SLOWEST_ITERATIONS if self._varies else 1) * sync_every
-        elif variation.kind in ("recorded", "slowest"):
-            iterations = int(counts.min())
-        else:
-            iterations = variation.iterations
-        self.count = max(1, iterations // sync_every)
+        self.count = max(1, self._iterations(int(counts.min()), is_typical=is_typical) // sync_every)
         durations = self.count * sync_every * len(self.ranks) * self.parameters
         if self._varies and durations > MOST_DURATIONS:
             raise ValueError(
                 f"variation: expected at most {MOST_DURATIONS:,} gradients (iterations x ranks x parameters) to "
                 f"sample, got {durations:,}; give fewer iterations or ranks, or kind=recorded"
             )
+
+    def _iterations(self, recorded: int, *, is_typical: bool) -> int:
+        """Number of iterations to sample; `recorded`: the fewest that a rank recorded."""
+        if self._inputs is not None:
+            return int(self._inputs.max())
+        if is_typical:
+            return (SLOWEST_ITERATIONS if self._varies else 1) * self.sync_every
+        if self._variation.kind in ("recorded", "slowest"):
+            return recorded
+        return self._variation.iterations
 
     def distinct(self) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
         """Return one cycle of each set of equal cycles, and for every cycle the index of its set."""

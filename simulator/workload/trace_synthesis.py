@@ -13,6 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ...reference.files.reading import one_line_errors
+from ...reference.files.writing import milliseconds
 from ...reference.trace import WIDEST_BOUND, Iteration, RankTrace, Trace, Workload
 from .compute_times import Floats
 from .roofline import EAGER_PACE_ERROR, Device, Operation, Operations
@@ -96,7 +97,7 @@ def synthesize(
         ready_ns=tuple(by_index[index] for index in range(count)),
     )
     given = {"step": step_ns, **measured}
-    scaled = ", ".join(f"{name} of {ns / 1e6:.3f} ms" for name, ns in given.items() if ns is not None)
+    scaled = ", ".join(f"{name} of {milliseconds(ns, '.3f')} ms" for name, ns in given.items() if ns is not None)
     origin = "its roofline" if device.generation is None else "measured utilisation"
     workload = Workload(
         **{name: getattr(operations, name) for name in OF_OPERATIONS},
@@ -132,12 +133,13 @@ def check_measured(operations: Operations, device: Device, measured_ns: Mapping[
         usual_ns = max(device.time_ns(done), device.pace_ns * sum(one.kernels for one in done))
         if not done or least_ns <= ns <= usual_ns * LONGEST:
             continue
-        limit = f"at least {least_ns / 1e6:.3g} ms, which the arithmetic takes at the peak rate of {device.name}"
+        least, most = milliseconds(least_ns, ".3g"), milliseconds(usual_ns * LONGEST, ".3g")
+        limit = f"at least {least} ms, which the arithmetic takes at the peak rate of {device.name}"
         if ns > least_ns:
-            limit = f"at most {usual_ns * LONGEST / 1e6:.3g} ms, {LONGEST:,} times the time on {device.name}"
+            limit = f"at most {most} ms, {LONGEST:,} times the time on {device.name}"
         raise ValueError(
-            f"{name.removesuffix('_ns')}: expected {limit}, got {ns / 1e6:.4g} ms; check the unit, the batch, the "
-            "device and its precision, such as h100-bf16"
+            f"{name.removesuffix('_ns')}: expected {limit}, got {milliseconds(ns, '.4g')} ms; check the unit, the "
+            "batch, the device and its precision, such as h100-bf16"
         )
 
 
