@@ -52,11 +52,9 @@ demo: $(READY)  ## the real reducer in virtual time beside its predictions, exac
 test: $(READY) .venv/.chromium  ## run the tests, in four processes, which mostly wait: under 6 minutes on two cores
 	$(BIN)/pytest -n 4 --dist worksteal
 
-coverage: $(READY) .venv/.chromium  ## the same, and which lines of the packages ran, in ranks too; fails below the floor in pyproject.toml
-	rm -rf out/coverage && mkdir -p out/coverage
-	$(BIN)/python -m coverage run -m pytest -n 4 --dist worksteal
-	$(BIN)/python -m coverage combine --quiet
-	$(BIN)/python -m coverage report
+coverage: $(READY) .venv/.chromium  ## the same, and which lines of the packages ran in the processes of the tests; fails below the floor in pyproject.toml
+	@mkdir -p out
+	$(BIN)/pytest -n 4 --dist worksteal --cov
 
 test-lab: $(READY)  ## test the laboratory, validation/: the score, published tables, committed runs; 3 minutes
 	$(BIN)/pytest -n 2 --dist loadfile validation/tests
