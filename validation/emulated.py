@@ -36,7 +36,7 @@ from .virtual_links import read_rates, run_linked
 LAUNCH_ROUNDS = 8
 TURNS = 3
 OVERSLEPT = 0.01
-"""Part of an iteration by which sleeps may end late."""
+"""Largest delay of the end of a sleep, as a part of an iteration."""
 
 
 @dataclass(frozen=True)

@@ -86,7 +86,7 @@ class ConformanceReport:
     Attributes:
         subject: Name of the class.
         results: Outcomes of the checks.
-        schedules: What the class does in virtual time, as far as it is known.
+        schedules: What the class does in virtual time; checks that were not run are missing.
         needs_schedules: Whether their absence is a problem.
     """
 

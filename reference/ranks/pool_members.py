@@ -142,7 +142,7 @@ class StandardError(threading.Thread):
                 return not self._pipe.closed
             unwritten = piece = os.read(self._pipe.fileno(), 2**16)  # all that a pipe holds
             self._end = (self._end + piece)[-TAIL_BYTES:]
-            with contextlib.suppress(OSError):  # nobody reads the launcher's
+            with contextlib.suppress(OSError):  # the reader of the launcher's standard error has closed it
                 while self._forward_to is not None and unwritten:
                     unwritten = unwritten[os.write(self._forward_to, unwritten) :]
         return bool(piece)

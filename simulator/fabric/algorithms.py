@@ -5,7 +5,7 @@ of these numbers is the world size. A level with one member costs nothing. A lin
 directions at the same time. Additions cost no time because they overlap with the transfer. In the formulas S is the
 size of the message, B a level's rate and m its number of members.
 
-NCCL's own cost model, by which NCCL chooses algorithm and protocol, is restated from NVIDIA/nccl, tag v2.30.7-1,
+NCCL's own cost model, with which NCCL chooses algorithm and protocol, is restated from NVIDIA/nccl, tag v2.30.7-1,
 src/graph/tuning.cc, and from the same file of earlier versions. A time is a latency of hops plus bytes over a rate.
 Both depend on the algorithm (ring or tree) and on the protocol: LL and LL128 send flags with the data and have short
 latencies; Simple has the full rate. NCCL takes the pair with the least time. The innermost level of links is NVLink
@@ -75,7 +75,7 @@ class Generation(NamedTuple):
     """Upper limits of rates by generation of GPUs, in 10^9 bytes per second on 1, 2 and more nodes.
 
     Attributes:
-        up_to: Largest rate of a GPU's NVLinks, by which the generation is recognised.
+        up_to: Largest rate of a GPU's NVLinks; it identifies the generation.
         ll: Limit of LL on one node, for the whole ring or tree.
         ring_ll128: Limit of one channel of a ring with LL128.
         tree_ll128: The same for a tree.

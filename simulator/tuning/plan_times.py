@@ -201,7 +201,7 @@ def _at_upper_ends(fabric: Fabric) -> Fabric:
 # ones.
 #
 # While a collective of cost C runs, computing that takes s times as long loses `(1 - 1 / s) * C`. `W_k` is the sum
-# of these delays, by which later launches and the end of computing are later. With slow-downs the recurrence is a
+# of these delays; they postpone later launches and the end of computing. With slow-downs the recurrence is a
 # lower bound of the event replay (`lower_bound` has the argument), and exact as long as no collective outlasts the
 # computing beside it. Collectives that share the link count with the part of the link's time that they take.
 
