@@ -27,7 +27,7 @@ from ..explore import examples
 from ..simulator.changed_traces import with_iterations, with_workload
 from ..simulator.profiler_files import REAL
 from ..strategies import iteration, partitions, trace_of, traces
-from .timeline_reader import assert_parts_add_up, cuts, drag, frames, number
+from .timeline_reader import assert_parts_add_up, cuts, drag, frames, number, settle
 
 ADDRESS = annotated.PATH.as_uri()
 PROFILES = sorted(REAL.glob("*.json.gz"))
@@ -426,12 +426,12 @@ def test_the_goal_has_a_score_and_the_best_known_time(opened):
 def test_the_address_holds_the_state(opened):
     page = opened("#scene=rebuilt&model=ResNet-50&gbit=100&gpus=64&straggler=1.5&cap=10")
     drag(page, 1, -20)
-    page.wait_for_function("location.hash.includes('cuts')")
+    settle(page)
     hash_, places, now = page.evaluate("location.hash"), cuts(page), number(page, "iteration_ns")
     again = opened(hash_)
     assert cuts(again) == places
     assert number(again, "iteration_ns") == now
-    again.wait_for_timeout(400)
+    settle(again)
     assert again.evaluate("location.hash") == hash_
     again.evaluate("location.hash = '#scene=naive&gbit=5'")
     frames(again)

@@ -39,6 +39,11 @@ def frames(page, count=3) -> None:
     )
 
 
+def settle(page) -> None:
+    """Wait until the page has put the state into its address; its timers end in the order in which they are due."""
+    page.evaluate("() => new Promise(done => setTimeout(done, 400))")
+
+
 def cuts(page) -> list[int]:
     return [int(one.get_attribute("aria-valuenow")) for one in page.locator(".boundary").all()]
 
