@@ -11,11 +11,12 @@ import threading
 import weakref
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
 import torch.distributed.rpc
 from torch import Tensor, nn
+from torch._C._dynamo.eval_frame import _FrameAction, _FrameExecStrategy, set_code_exec_strategy
 from torch.autograd.graph import Node, get_gradient_edge
 from torch.utils._pytree import SUPPORTED_NODES, tree_leaves
 from torch.utils.hooks import RemovableHandle
@@ -28,8 +29,19 @@ if TYPE_CHECKING:
 AutogradHook = Callable[[Any, Any], None]  # called by an autograd node after its work: `hook(outputs, gradients)`
 MOST_BUCKETS_TO_COUNT = 8
 """If more buckets than this are left, counting the gradients that each lacks costs more than the calls it saves."""
+F = TypeVar("F", bound=Callable[..., Any])
 NEVER = 2**62
 """An inbox limit that is never reached."""
+
+
+def not_traced(function: F) -> F:
+    """Have `torch.compile` run a function, and what it calls, instead of tracing it.
+
+    A step that is compiled as a whole runs autograd's hooks too. Unlike `torch.compiler.disable`, this costs nothing
+    when the function is called.
+    """
+    set_code_exec_strategy(function.__code__, _FrameExecStrategy(_FrameAction.SKIP, _FrameAction.SKIP))
+    return function
 
 
 # The nodes that accumulate gradients
@@ -69,6 +81,17 @@ def reachable(outputs: Iterable[Tensor], indices: dict[Node, int]) -> frozenset[
     return frozenset(found)
 
 
+transforms_active: Callable[[], bool] = torch._C._are_functorch_transforms_active
+"""Whether a transform of `torch.func`, such as `grad` or `vmap`, runs."""
+
+
+def outside_of_transforms(tensor: Tensor) -> Tensor:
+    """The tensor that a transform of `torch.func` has wrapped, whose graph leads to the module's parameters."""
+    while torch._C._functorch.is_functorch_wrapped_tensor(tensor):
+        tensor = torch._C._functorch.get_unwrapped(tensor)
+    return tensor
+
+
 # Where gradients arrive
 
 
@@ -77,13 +100,15 @@ class Inbox:
 
     Attributes:
         indices: Parameter indices, in the order in which their gradients arrived.
+        undefined: Those whose gradients were undefined, so that nothing was accumulated, in this backward pass.
         limit: Number of gradients at which the hooks call the reducer.
     """
 
-    __slots__ = ("indices", "limit")
+    __slots__ = ("indices", "limit", "undefined")
 
     def __init__(self) -> None:
         self.indices: list[int] = []  # never replaced by another list, because the hooks hold this one
+        self.undefined: set[int] = set()
         self.limit = 1
 
     def take(self) -> list[int]:
@@ -95,6 +120,7 @@ class Inbox:
     def reset(self) -> None:
         """Forget all gradients, and have the hooks call the reducer for the next one."""
         self.indices.clear()
+        self.undefined.clear()
         self.limit = 1
 
 
@@ -124,15 +150,19 @@ def attach_hooks(nodes: Sequence[Node], reducer: "Reducer", *, locked: bool) -> 
 def _gradient_hook(reducer: "weakref.ref[Reducer]", inbox: Inbox, index: int) -> AutogradHook:
     indices = inbox.indices
 
+    @not_traced
     def gradient_accumulated(_outputs: Any, gradients: Any) -> None:
         indices.append(index)
+        if gradients[0] is None:
+            inbox.undefined.add(index)
         if len(indices) >= inbox.limit and (alive := reducer()) is not None:
-            alive.gradients_arrived(gradients[0])
+            alive.gradients_arrived()
 
     return gradient_accumulated
 
 
 def _with_lock(hook: AutogradHook, lock: Any) -> AutogradHook:
+    @not_traced
     def gradient_accumulated(outputs: Any, gradients: Any) -> None:
         with lock:
             hook(outputs, gradients)
@@ -180,6 +210,7 @@ class _Calls:
 
     action: Callable[[], None]
 
+    @not_traced
     def __call__(self, _gradient: Tensor) -> None:
         self.action()
 
@@ -213,11 +244,13 @@ class PassEnd:
         self._task, self._ended, self._raised = task, ended, raised
         self._was_called = False
 
+    @not_traced
     def __call__(self) -> None:
         """Called by autograd when the backward pass ends without an exception."""
         self._was_called = True
         self._ended(self._task)
 
+    @not_traced
     def __del__(self) -> None:
         if not self._was_called:
             self._raised(self._task)

@@ -42,8 +42,9 @@ def end_interrupted(reducer: "Reducer", state: Running, error: BaseException | N
     reduction = state.reduction
     launched, arrived = 0, len(reducer.inbox.indices)
     if reduction is not None:
-        launched, arrived = len(reduction.in_flight), arrived + reduction.arrived - state.arrived_before
+        launched, arrived = len(reduction.in_flight), arrived + len(reduction.arrived) - state.arrived_before
     reducer.inbox.reset()
+    reducer.changes.forget()
     message = reducer.messages.interrupted(launched, len(reducer.buckets), error)
     by_reducer = isinstance(error, Exception)  # not Ctrl-C
     after = after_exception(state, message, arrived=arrived, by_reducer=by_reducer, alone=reducer.group.size() == 1)
@@ -64,8 +65,8 @@ def _start_again(reducer: "Reducer", reduction: Reduction) -> None:
         bucket.unpack(reduction.scale)
         bucket.reset()
     reduction.begun = False
-    reduction.arrived = reduction.next_bucket = 0  # buckets without used parameters may have been skipped
-    reduction.ready_order = []
+    reduction.next_bucket = 0  # buckets without used parameters may have been skipped
+    reduction.arrived, reduction.ready_order = [], []
     reducer.tracker.abandoned()
 
 

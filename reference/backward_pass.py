@@ -14,6 +14,7 @@ from typing import NamedTuple
 from torch import nn
 
 from .buckets import Bucket
+from .checks.changed_gradients import Snapshot
 from .recording.reducer_observer import Future
 
 
@@ -34,7 +35,10 @@ class Reduction:
         reachable: Indices of the parameters that forward's outputs depend on, for error messages. None: not searched.
         ready_order: Parameter indices in the order in which their gradients became ready.
         begun: Whether a gradient has arrived.
-        arrived: Number of gradients that have arrived.
+        arrived: Parameter indices in the order in which gradients arrived, undefined ones too.
+        inside: Autograd's number of the backward pass in which the forward pass ran, to recompute; -1: in none.
+        beside: Whether that pass had reached the outputs of another forward pass by then.
+        before: The parameters and their gradients at the end of the last backward pass that left gradients out.
         owners: Parameters by the address of their gradients' memory, as far as it was looked at.
         scale: Factor by which gradients are multiplied when they are packed.
         to_send: Indices of the buckets to send, in launch order; the others are skipped.
@@ -48,7 +52,10 @@ class Reduction:
     reachable: frozenset[int] | None
     ready_order: list[int] = field(default_factory=list)
     begun: bool = False
-    arrived: int = 0
+    arrived: list[int] = field(default_factory=list)
+    inside: int = -1
+    beside: bool = False
+    before: Snapshot = ()
     owners: dict[int, nn.Parameter] = field(default_factory=dict)
     scale: float = 1.0
     to_send: Sequence[int] = ()
@@ -83,12 +90,15 @@ class Running:
         reduction: The reduction to which the pass contributes. None: its gradients stay local.
         before: The state before the pass, restored after it unless the averaging is complete or has failed.
         arrived_before: Number of gradients that earlier passes brought for `reduction`.
+        local: Parameter indices whose gradients arrived without a reduction. They count if the pass then reaches the
+            outputs of the forward pass that waits.
     """
 
     task: int
     reduction: Reduction | None
     before: "Idle | Expecting"
     arrived_before: int = 0
+    local: list[int] = field(default_factory=list)
 
 
 @dataclass(frozen=True, slots=True)

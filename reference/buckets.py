@@ -103,7 +103,7 @@ class Bucket:
         return not self._pending
 
     def misfits(self, *, thorough: bool) -> list[int]:
-        """Waiting slots whose gradients do not fit their views, or are differentiable.
+        """Waiting slots without a gradient, and those whose gradients do not fit their views or are differentiable.
 
         Without `thorough`, all are compared by dtype and layout, the first also by device, and none by strides.
         """
@@ -111,6 +111,7 @@ class Bucket:
         for slot in self.waiting:
             gradient, view = self.parameters[slot].grad, self.views[slot]
             if gradient is None:
+                found.append(slot)
                 continue
             fits = gradient.dtype is view.dtype and gradient.layout is view.layout
             if fits and (thorough or slot == self.waiting[0]):
@@ -162,7 +163,7 @@ class Bucket:
         if any(map(is_, gradients, repeat(None))):  # another rank had a gradient
             for parameter, view in zip(parameters, views, strict=True):
                 if parameter.grad is None:
-                    parameter.grad = view.clone()
+                    parameter.grad = view.to(parameter.dtype, copy=True)  # a comm hook's may be of a lower precision
                 else:
                     parameter.grad.copy_(view)
         elif gradients:

@@ -45,7 +45,7 @@ from .features.unused_parameters import make_tracker
 from .features.view_and_sparse_buckets import make_bucket
 from .message_sizes import PIECE_BYTES
 from .module_wrapper import DataParallel, sync_enabled
-from .parameters import ModuleTensors, ignored_names, module_tensors, synchronized_buffers
+from .parameters import ModuleTensors, Registrations, ignored_names, module_tensors, synchronized_buffers
 from .recording.logging_data import LoggingData
 from .recording.reducer_observer import RecordingHook
 from .reducer import Reducer
@@ -53,7 +53,7 @@ from .torch_names import TorchNames
 
 PROCESS_LOCAL = (
     *("process_group", "reducer", "_reducer", "_ddp_log"),
-    *("_trained_slots", "_frozen_slots", "_ranks_averaging"),
+    *("_trained_slots", "_frozen_slots", "_added_slots", "_ranks_averaging"),
 )
 """Attributes of the wrapper that are neither pickled nor copied."""
 
@@ -219,7 +219,8 @@ class DistributedDataParallel(DataParallel):
         if (trigger := options.param_to_hook_all_reduce) is not None:
             delayed = [parameter for name, parameter in tensors.trainable.items() if name not in bucketed]
             reducer.delayed = DelayedAllReduce(delayed, trigger, self.process_group)
-        self._trained_slots, self._frozen_slots = tensors.slots, tensors.frozen
+        self._trained_slots, self._frozen_slots, self._added_slots = tensors.slots, tensors.frozen, []
+        self._registrations = Registrations.count
         self._has_buffers = bool(tensors.buffers)
         self.device = tensors.slots[0].parameter.device
         self._ddp_log = LoggingData(self.device, reducer)
@@ -243,9 +244,7 @@ class DistributedDataParallel(DataParallel):
             cast_buffers(self.module, self.mixed_precision)
             replaced = compose(casts(self.module, self.mixed_precision), sharded)
         if replaced:
-            self._forward_parameters = parameters = ForwardParameters(self.module, replaced)
-            if not sharded:  # a sharded module cannot do without
-                weakref.finalize(self, parameters.detach)
+            self._forward_parameters = ForwardParameters(self.module, replaced, always=bool(sharded))
 
     def _lazy_init(self) -> None:
         """Before the first forward pass; the script has made optimisers that run in the backward pass by then."""

@@ -18,13 +18,13 @@ from torch.distributed.algorithms.join import Join
 from torch.distributed.utils import _to_kwargs
 from torch.nn.parallel.distributed import DistributedDataParallel as TorchDDP
 
-from .autograd_hooks import call_at_backward, tensors_in
+from .autograd_hooks import call_at_backward, outside_of_transforms, tensors_in, transforms_active
 from .broadcast import send_buffers_if_due
 from .features.backward_sink import through_sink
 from .features.join import JoinableModule, ranks_present
 from .features.mixed_precision import cast_inputs
-from .features.parameter_stand_ins import ForwardParameters, replaced_parameters, thawed
-from .parameters import Slot
+from .features.parameter_stand_ins import ForwardParameters
+from .parameters import Registrations, Slot, added, all_there, new_parameters, replaced, thawed
 
 
 class DataParallel(JoinableModule, nn.Module):
@@ -43,6 +43,10 @@ class DataParallel(JoinableModule, nn.Module):
     """The places of the trainable parameters when the module was wrapped."""
     _frozen_slots: list[Slot]
     """Those of the others, until one of them has become trainable."""
+    _added_slots: list[Slot]
+    """Those of trainable parameters that were added later."""
+    _registrations: int
+    """Value of `Registrations.count` when the module was last looked at."""
     device_ids: list[int] | None
     mixed_precision: Any
     _forward_parameters: ForwardParameters | None
@@ -54,10 +58,10 @@ class DataParallel(JoinableModule, nn.Module):
     def forward(self, *inputs: Any, **kwargs: Any) -> Any:
         """Run the module on this rank's inputs and return its output."""
         with torch.autograd.profiler.record_function("DistributedDataParallel.forward"):
-            inputs, kwargs = self._pre_forward(*inputs, **kwargs)
             try:
+                inputs, kwargs = self._pre_forward(*inputs, **kwargs)
                 output = self._run_ddp_forward(*inputs, **kwargs)
-            except BaseException:  # Ctrl-C too, after which the hooks of modules do not run
+            except BaseException:  # Ctrl-C too
                 if self._forward_parameters is not None:
                     self._forward_parameters.restore()
                 raise
@@ -92,7 +96,7 @@ class DataParallel(JoinableModule, nn.Module):
         if self.mixed_precision is not None:
             inputs, kwargs = cast_inputs(self.mixed_precision, inputs, kwargs)
         if self._forward_parameters is not None:
-            self._forward_parameters.restore()  # if the last forward pass was interrupted
+            self._forward_parameters.enter()
         return inputs, kwargs
 
     def _lazy_init(self) -> None:
@@ -102,18 +106,23 @@ class DataParallel(JoinableModule, nn.Module):
         """Raise RuntimeError if a parameter has been replaced by another since the module was wrapped.
 
         If all are replaced, looking at any of them finds out. If only some are, the others' gradients arrive, so an
-        unfinished backward pass is reported, unless parameters may be unused: then all are looked at. Warn once if a
-        frozen one has become trainable.
+        unfinished backward pass is reported, unless parameters may be unused: then all are looked at. Layers that
+        were registered since the last forward pass are looked at too. Warn once of new parameters, and if a frozen
+        one has become trainable.
         """
         slots, frozen = self._trained_slots, self._frozen_slots
         turn = self._reducer.iterations % len(slots)
-        for owner, name, wrapped in slots if self._reducer.tracker.counts_gradients else slots[turn : turn + 1]:
-            there = owner._parameters  # of a module of TorchScript: no dict, and it has no `get`
-            if name in there and there[name] is wrapped:
-                continue
-            if message := replaced_parameters(self.module, slots, frozen):
-                self._reducer.fail(f"rank {self.process_group.rank()}: {message}")
-            break
+        looked_at = slots if self._reducer.tracker.counts_gradients else slots[turn : turn + 1]
+        # `_parameters` of a module of TorchScript is no dict, and has no `get`.
+        there = all(name in owner._parameters and owner._parameters[name] is own for owner, name, own in looked_at)
+        if not there or self._registrations != Registrations.count:
+            self._registrations = Registrations.count
+            new = new_parameters(self.module, [*slots, *frozen, *self._added_slots])
+            if new and not (there and all_there(self.module, slots)):
+                self._reducer.fail(f"rank {self.process_group.rank()}: {replaced(new)}")
+            if new:
+                self._added_slots += new
+                warnings.warn(f"rank {self.process_group.rank()}: {added(new)}", stacklevel=4)
         if any(slot.parameter.requires_grad for slot in frozen):
             warnings.warn(f"rank {self.process_group.rank()}: {thawed(self.module, frozen)}", stacklevel=4)
             frozen.clear()
@@ -121,19 +130,24 @@ class DataParallel(JoinableModule, nn.Module):
     @not_compiled
     def _post_forward(self, output: Any) -> Any:
         reducer = self._reducer
+        if self._forward_parameters is not None:
+            self._forward_parameters.leave()
         if self._has_buffers:
             send_buffers_if_due(self, after_forward=True)
         averaging = torch.is_grad_enabled() and self.require_backward_grad_sync
         # As in torch: buffers are sent again only after a forward pass whose gradients are averaged.
         self.require_forward_param_sync = averaging
         if averaging:
-            outputs = list(tensors_in(output))
+            outputs = [outside_of_transforms(tensor) for tensor in tensors_in(output)]
             reducer.prepare_for_backward(outputs)
-            if reducer.tracker.needs_sink:
-                return through_sink(output, reducer.backward_starts, clone=self._ddp_sink_clone)
-            call_at_backward(outputs, reducer.backward_starts)
+            if reducer.tracker.needs_sink and not transforms_active():
+                output = through_sink(output, reducer.backward_starts, clone=self._ddp_sink_clone)
+            else:
+                call_at_backward(outputs, reducer.backward_starts)
         elif torch.is_grad_enabled():
             reducer.prepare_without_averaging()
+        if self._forward_parameters is not None and torch.is_grad_enabled():
+            call_at_backward(tensors_in(output), self._forward_parameters.backward_starts)
         return output
 
     @contextmanager

@@ -1,4 +1,4 @@
-"""A module's synchronised parameters and buffers, in the order of the parameter index."""
+"""A module's synchronised parameters and buffers, in the order of the parameter index, and later changes."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -6,6 +6,10 @@ from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
+from torch.nn.modules.module import (
+    register_module_module_registration_hook,
+    register_module_parameter_registration_hook,
+)
 
 INTEGERS = {4: torch.int32, 8: torch.int64}
 """Element types of integers, by their size in bytes."""
@@ -109,3 +113,72 @@ def dense_strides(tensor: Tensor) -> list[int]:
 def bucket_key(tensor: Tensor) -> tuple[torch.dtype, torch.device]:
     """Key of a tensor: tensors in one bucket have the same dtype and device."""
     return tensor.dtype, tensor.device
+
+
+# Parameters that are not those that were wrapped
+
+
+class Registrations:
+    """How many modules and parameters modules have registered in this process.
+
+    When it has grown, a wrapped module may have another layer than before.
+    """
+
+    count = 0
+
+    @classmethod
+    def grow(cls, *_registered: object) -> None:
+        """A hook of torch's, which calls it for every module and parameter."""
+        cls.count += 1
+
+
+register_module_module_registration_hook(Registrations.grow)
+register_module_parameter_registration_hook(Registrations.grow)
+
+
+def new_parameters(module: nn.Module, known: Iterable[Slot]) -> list[Slot]:
+    """Trainable parameters of `module`, by their names in it, that are in none of the `known` slots."""
+    ids = {id(slot.parameter) for slot in known}
+    ignored = ignored_names(module)
+    return [
+        Slot(module, name, now)
+        for name, now in module.named_parameters()
+        # Other tensors are stand-ins.
+        if isinstance(now, nn.Parameter) and now.requires_grad and id(now) not in ids and name not in ignored
+    ]
+
+
+def all_there(module: nn.Module, wrapped: Iterable[Slot]) -> bool:
+    """Whether the module still has all parameters of `wrapped`."""
+    return {id(slot.parameter) for slot in wrapped} <= {id(parameter) for parameter in module.parameters()}
+
+
+def replaced(new: Iterable[Slot]) -> str:
+    """An error that names parameters that have taken the place of others."""
+    return (
+        f"{_names(new)}: other parameters than those that were wrapped. A new layer, an assignment or "
+        "load_state_dict(assign=True) has replaced them, or a parametrization has, and their gradients would not be "
+        "averaged. Load without assign=True, and change layers before wrapping, or wrap the module again"
+    )
+
+
+def added(new: Iterable[Slot]) -> str:
+    """A warning that names parameters that the module did not have when it was wrapped."""
+    return (
+        f"{_names(new)}: added after the module was wrapped. Their gradients are not averaged, so the ranks diverge. "
+        "Add layers before wrapping, or wrap the module again"
+    )
+
+
+def thawed(module: nn.Module, frozen: Iterable[Slot]) -> str:
+    """A warning that names parameters that were frozen when the module was wrapped, and are trained now."""
+    names = {id(parameter): name for name, parameter in module.named_parameters()}
+    now = dict.fromkeys(names.get(id(slot.parameter), slot.name) for slot in frozen if slot.parameter.requires_grad)
+    return (
+        f"{', '.join(now)}: frozen when the module was wrapped, trainable now. Their gradients are not averaged, so "
+        "the ranks diverge. Unfreeze parameters before wrapping, or wrap the module again"
+    )
+
+
+def _names(of: Iterable[Slot]) -> str:
+    return ", ".join(slot.name for slot in of)

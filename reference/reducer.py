@@ -12,7 +12,9 @@ One iteration:
 """
 
 import math
+import time
 import warnings
+import weakref
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from functools import partial
@@ -34,11 +36,12 @@ from .autograd_hooks import (
     distributed_autograd_runs,
     gradients_until_pack,
     reachable,
+    transforms_active,
 )
 from .backward_exceptions import end_interrupted
 from .backward_pass import Expecting, Failed, Idle, InFlight, Reduction, Running, State
 from .buckets import Bucket, Buckets, SecondGradientError
-from .checks.changed_gradients import ChangedGradients, separate
+from .checks.changed_gradients import ChangedGradients, Snapshot, first_assigned, first_changed, separate, snapshot
 from .checks.error_messages import ErrorMessages
 from .checks.launch_order import CheckedLaunchOrder
 from .comm_hooks.interface import HookCaller
@@ -49,6 +52,9 @@ from .recording.reducer_observer import Future, Observer
 
 NO_TASK = -1
 """The number that torch returns for the running backward pass when no backward pass runs."""
+
+LATE_END_S = 1.0
+"""On a GPU, autograd may drop the end of a backward pass that raised so much later than the script sees the error."""
 
 _engine: Any = torch.autograd.Variable._execution_engine
 _current_task = torch._C._current_graph_task_id
@@ -72,8 +78,8 @@ class AllParametersUsed:
     def forward_done(self, outputs: Iterable[Tensor]) -> None:
         """Called after a synchronised forward pass with the tensors that it returned."""
 
-    def gradient_arrived(self, index: int, gradient: Tensor | None, expected: bool) -> int:  # noqa: FBT001 - in every hook
-        """Called after `gradient` (None: an undefined one) was accumulated, and is `expected` to be averaged or not.
+    def gradient_arrived(self, index: int, *, defined: bool, expected: bool) -> int:
+        """Called after a gradient, `defined` or not, was accumulated, and is `expected` to be averaged or not.
 
         Returns the number of gradients still expected for this parameter; negative if too many arrived.
         """
@@ -164,11 +170,13 @@ class Reducer:
         self.hook: HookCaller | None = None
         self.messages = ErrorMessages(parameters, group.rank())
         self.thorough = True  # check every gradient: in the first iteration and in the one after the rebuild
-        self._changes = ChangedGradients()
+        self.changes = ChangedGradients()
         self._separates = False  # whether gradients have shared memory
         self._sync_enabled = sync_enabled
         self._forward_under_no_sync = False
-        self._warned_of_local = False
+        self._searched = False  # whether a graph was searched for error messages
+        self._averaged_inside = NO_TASK  # the backward pass in which a forward pass ran whose gradients were averaged
+        self._pass_end: weakref.ref[PassEnd] | None = None  # of the last backward pass; autograd holds it
         self._compared_with_forward = True  # whether `no_sync` is known to be the same in forward and backward
         self.inbox = Inbox()
         self.state: State = Idle()
@@ -197,6 +205,8 @@ class Reducer:
             match self.state:
                 case Running(reduction=Reduction(begun=True)) if _current_task() != NO_TASK:
                     self.fail(self.messages.forward_inside_backward())
+                case Expecting(Reduction(begun=False, before=before)) if before:
+                    self._warn_of_assigned(before)
             self.iterations += 1
             if self.iterations >= self.alarm_at:
                 self.alarm_at = math.inf
@@ -211,6 +221,8 @@ class Reducer:
                 or the module was converted to another dtype or device after it was wrapped.
         """
         self.check_finished()
+        if transforms_active():  # they would wrap new buckets, and hide the nodes of the parameters
+            return
         every = range(len(self.parameters))
         self._check_not_converted(every if self.thorough else [bucket.indices[0] for bucket in self.buckets])
         if isinstance(self.state, Idle) and not self.buckets.rebuilt and not self.options.graph_may_change:
@@ -229,16 +241,26 @@ class Reducer:
 
     def prepare_for_backward(self, outputs: Sequence[Tensor]) -> None:
         """Average the gradients of the coming backward pass, which starts at `outputs`."""
+        unused_before = self.tracker.unused
         with profiled("torch.distributed.ddp.reducer::search_unused_parameters"):
             for bucket in self.buckets:
                 bucket.reset()
             self.tracker.forward_done(outputs)
-        self._check_not_converted(sorted(self.tracker.unused))  # a converted one would count as unused
+        # A converted one would count as unused from now on. One that always was may be converted, then used.
+        turn = self.iterations % len(self.parameters) if self.tracker.unused else 0
+        if not transforms_active():
+            self._check_not_converted(sorted(self.tracker.unused - unused_before | ({turn} & self.tracker.unused)))
         behind = None  # parameters behind the outputs, for error messages
-        if self.iterations <= 1 or get_debug_level() != DebugLevel.OFF:  # the first search finds what is never used
+        if not self._searched or get_debug_level() != DebugLevel.OFF:  # the first search finds what is never used
             behind = reachable(outputs, {node: index for index, node in enumerate(self.accumulators)})
+            self._searched = True
         count_ranks, self.count_ranks = self.count_ranks or self.group.size, None
-        self.state = Expecting(Reduction(count_ranks=count_ranks, reachable=behind))
+        if _current_task() == NO_TASK:  # another thread may have begun a backward pass during forward
+            self._end_raised_pass()
+        beside = isinstance(self.state, Running) and self.state.reduction is not None
+        self.state = Expecting(
+            Reduction(count_ranks=count_ranks, reachable=behind, inside=_current_task(), beside=beside)
+        )
         self._watch_gradients(synchronized=True)
 
     def prepare_without_averaging(self) -> None:
@@ -261,12 +283,15 @@ class Reducer:
         There the outermost backward pass is running. So `_backward_ends` runs after all re-entrant passes that
         activation checkpoints start in between.
         """
-        if isinstance(self.state, Running) and self.state.task != _current_task():
-            self._backward_raises(self.state.task)  # autograd has not dropped the end of a pass that raised, yet
+        self._end_raised_pass()
+        if _current_task() == self._averaged_inside:
+            self.fail(self.messages.forward_inside_backward())
         self._enter_backward()
         match self.state:
-            case Running(task=task, reduction=None, before=Expecting(reduction) as before):
-                self.state = Running(task, reduction, before, reduction.arrived)
+            case Running(task=task, reduction=None, before=Expecting(reduction) as before, local=local):
+                self._resume(task, reduction, before)
+                self.inbox.indices[:0] = local
+                self.inbox.limit = 1
 
     def _enter_backward(self) -> None:
         """Autograd has reached an output that has the reducer's hook or, if none has one, a parameter."""
@@ -280,20 +305,36 @@ class Reducer:
             self._fail_for_good(self.messages.compiled_autograd())
         if distributed_autograd_runs():  # it hides errors of hooks, which the next forward pass therefore reports
             self._fail_for_good(self.messages.distributed_autograd())
+        if isinstance(state, Expecting) and state.reduction.beside and task != state.reduction.inside:
+            self.fail(self.messages.forward_inside_backward())
         # After a forward pass under `no_sync`, an earlier synchronised one keeps waiting for its gradients.
         stays_local = self._forward_under_no_sync and not self._sync_enabled()
         if isinstance(state, Expecting) and not stays_local:
-            self.state = Running(task, state.reduction, state, state.reduction.arrived)
+            self._resume(task, state.reduction, state)
         else:
             self.state = Running(task, None, state)
-        _engine.queue_callback(PassEnd(task, self._backward_ends, self._backward_raises))
+        end = PassEnd(task, self._backward_ends, self._backward_raises)
+        self._pass_end = weakref.ref(end)
+        _engine.queue_callback(end)
+
+    def _resume(self, task: int, reduction: Reduction, before: Expecting) -> None:
+        """This backward pass contributes to a reduction, which an earlier pass may have begun."""
+        self.state = Running(task, reduction, before, len(reduction.arrived))
+        if not reduction.begun:
+            return
+        # A comm hook may write into the gradients at any time, if they are in its buckets.
+        only_parameters = self.options.gradient_as_bucket_view and self.hook is not None
+        now = snapshot(self.parameters)
+        index = first_changed(reduction.before, now, reduction.arrived, only_parameters=only_parameters)
+        if index is not None:
+            self.messages.warn_once("between", self.messages.changed_between(index))
 
     def _fail_for_good(self, message: str) -> NoReturn:
         self.state = Failed(message, resumes=False)
         self.fail(message)
 
-    def gradients_arrived(self, gradient: Tensor | None) -> None:
-        """Called by autograd when `inbox.limit` gradients have arrived; `gradient`: the last one, or None."""
+    def gradients_arrived(self) -> None:
+        """Called by autograd when `inbox.limit` gradients have arrived."""
         self._enter_backward()
         state = self.state
         if isinstance(state, Failed):
@@ -303,16 +344,14 @@ class Reducer:
             self.fail(message)
         assert isinstance(state, Running)
         try:
-            if state.reduction is not None and not state.reduction.begun:
-                self._begin(state.reduction)
-            self._take_from_inbox(state.reduction, gradient)
+            self._take_from_inbox(state)
         except BaseException as error:
             self._backward_raises(state.task, error)
             raise
         if self.tracker.counts_gradients or self._parameter_observers:
             self.inbox.limit = 1
         elif state.reduction is None:
-            self.inbox.limit = NEVER
+            self.inbox.limit = NEVER if isinstance(state.before, Idle) else 1
         elif self.thorough or self._separates:
             self.inbox.limit = 1
         else:
@@ -329,13 +368,16 @@ class Reducer:
             return
         try:
             if state.reduction is not None:
-                self._end(state.reduction)
+                self._end(state, state.reduction)
         except BaseException as error:
             self._backward_raises(task, error)
             raise
         self.inbox.reset()
-        complete = state.reduction is not None and state.reduction.next_bucket == len(self.buckets)
-        self.state = Idle() if complete else state.before
+        self.state = state.before
+        if state.reduction is not None and state.reduction.next_bucket == len(self.buckets):
+            self.state = Idle()
+            if state.reduction.inside != task:  # an inner pass, of a re-entrant checkpoint
+                self._averaged_inside = state.reduction.inside
 
     def _backward_raises(self, task: int, error: BaseException | None = None) -> None:
         """An exception, `error` if the reducer raised it, ends the backward pass."""
@@ -344,8 +386,8 @@ class Reducer:
 
     def check_finished(self) -> None:
         """Raise RuntimeError if the last backward pass did not average its gradients; the message names the cause."""
-        if isinstance(self.state, Running) and _current_task() == NO_TASK:
-            self._backward_raises(self.state.task)  # autograd has not dropped the end of a pass that raised, yet
+        if _current_task() == NO_TASK:
+            self._end_raised_pass()
         match self.state:
             case Failed(resumes=True):
                 self.state = Idle()
@@ -353,6 +395,23 @@ class Reducer:
                 self.fail(message)
             case Expecting(Reduction(begun=True) as reduction):
                 self.fail(self._unfinished(reduction))
+
+    def _end_raised_pass(self) -> None:
+        """End another backward pass than the current one: it has raised, but autograd has not dropped its end yet.
+
+        Raises:
+            RuntimeError: It still runs, in another thread or around this one, and averages gradients.
+        """
+        state, task = self.state, _current_task()
+        if not isinstance(state, Running) or state.task == task:
+            return
+        if state.reduction is not None and state.reduction.begun:
+            give_up = time.monotonic() + LATE_END_S
+            while self.state is state and self._pass_end is not None and self._pass_end() is not None:
+                if time.monotonic() > give_up:
+                    self.fail(self.messages.pass_still_runs())
+                time.sleep(0.001)  # autograd's thread drops the end, or the pass ends in the other thread
+        self._backward_raises(state.task)
 
     def missing(self) -> list[int]:
         """Parameter indices whose gradients are not ready."""
@@ -379,6 +438,8 @@ class Reducer:
         skip = self.tracker.unused if self.options.skip_all_reduce_unused_params else frozenset()
         reduction.to_send = [n for n, bucket in enumerate(self.buckets) if not skip.issuperset(bucket.indices)]
         reduction.begun = True
+        if self.thorough:
+            self.changes.begin(self.parameters)
         self.mark_ready(reduction, sorted(self.tracker.unused))
 
     def _compare_with_forward(self, *, averaged: bool) -> None:
@@ -387,33 +448,41 @@ class Reducer:
         differs = inside if averaged else self._forward_under_no_sync and not inside
         if differs and not self._compared_with_forward:
             warnings.warn(self.messages.changed_mind(averaged=averaged), stacklevel=2)
-        elif not averaged and not inside and not self._warned_of_local:
-            self._warned_of_local = True
-            warnings.warn(self.messages.not_expected(), stacklevel=2)
+        elif not averaged and not inside:
+            self.messages.warn_once("local", self.messages.not_expected())
         self._compared_with_forward = True
 
-    def _take_from_inbox(self, reduction: Reduction | None, gradient: Tensor | None = None) -> None:
-        arrived = self.inbox.take()
-        if reduction is not None:
-            reduction.arrived += len(arrived)
+    def _warn_of_assigned(self, before: Snapshot) -> None:
+        """Warn if the script set gradients after a backward pass that brought none, and stepped with them."""
+        if (index := first_assigned(before, snapshot(self.parameters))) is not None:
+            self.messages.warn_once("assigned", self.messages.assigned(index))
+
+    def _take_from_inbox(self, state: Running) -> None:
+        arrived, undefined, reduction = self.inbox.take(), self.inbox.undefined, state.reduction
+        if reduction is not None and arrived:
+            if not reduction.begun:
+                self._begin(reduction)
+            reduction.arrived += arrived
             if self._separates or self.thorough or self.tracker.counts_gradients:
                 for index in arrived:
                     self._separates |= separate(self.parameters[index], reduction.owners)
             if self.thorough:
                 for index in arrived:
-                    self._changes.arrived(index, self.parameters[index].grad)
+                    if self.changes.arrived(index, self.parameters[index]):
+                        self.messages.warn_once("stepped", self.messages.stepped_too_early(index))
         if reduction is not None and not self.tracker.counts_gradients and not self._parameter_observers:
             reduction.ready_order += arrived
             self.mark_ready(reduction, arrived)
             return
         for index in arrived:
-            remaining = 0
+            remaining, defined = 0, index not in undefined
             if self.tracker.counts_gradients:
-                remaining = self.tracker.gradient_arrived(index, gradient, reduction is not None)
-            if self._parameter_observers and gradient is not None:
+                remaining = self.tracker.gradient_arrived(index, defined=defined, expected=reduction is not None)
+            if self._parameter_observers and defined:
                 for parameter_ready in self._parameter_observers:
                     parameter_ready(index)
             if reduction is None:
+                state.local.append(index)
                 self._compare_with_forward(averaged=False)
             elif remaining == 0:
                 reduction.ready_order.append(index)
@@ -433,20 +502,30 @@ class Reducer:
                 unused = error.args[0] in self.tracker.unused
                 self.fail(self.messages.ready_twice(error.args[0], number, unused=unused))
             if should_pack:
-                self._pack(bucket, number, reduction.scale)
+                self._pack(reduction, number)
             if bucket.ready:
                 self.notify(Observer.bucket_ready, number)
                 self._launch_ready_buckets(reduction)
 
-    def _pack(self, bucket: Bucket, number: int, scale: float) -> None:
+    def _pack(self, reduction: Reduction, number: int) -> None:
+        bucket = self.buckets[number]
         for slot in bucket.misfits(thorough=self.thorough):
-            if error := self.messages.misfit(bucket, number, slot):
+            if error := self._misfit(reduction, bucket, number, slot):
                 self.fail(error)
-        if self.thorough and (changed := self._changes.first_changed(bucket)) is not None:
+        if self.thorough and (changed := self.changes.first_changed(bucket)) is not None:
             self.fail(self.messages.changed(changed, number))
         self.notify(Observer.bucket_packing, number)
         with profiled("torch::distributed::reducer::mul_out"):
-            bucket.pack(scale)
+            bucket.pack(reduction.scale)
+
+    def _misfit(self, reduction: Reduction, bucket: Bucket, number: int, slot: int) -> str | None:
+        """Why a gradient cannot be averaged; see `Bucket.misfits`."""
+        index = bucket.indices[slot]
+        if bucket.parameters[slot].grad is not None:
+            return self.messages.misfit(bucket, number, slot)
+        if index in reduction.arrived and index not in self.inbox.undefined:
+            return self.messages.removed(index, number)
+        return None
 
     def _launch_ready_buckets(self, reduction: Reduction) -> None:
         while reduction.next_bucket < len(self.buckets) and self.buckets[reduction.next_bucket].ready:
@@ -463,15 +542,17 @@ class Reducer:
         reduction.in_flight[number] = launched
         self.notify(Observer.bucket_launched, number, launched.future)
 
-    def _end(self, reduction: Reduction) -> None:
-        self._take_from_inbox(reduction)
+    def _end(self, state: Running, reduction: Reduction) -> None:
+        self._take_from_inbox(state)
         if not self.tracker.launches_during_backward and self.tracker.all_arrived():
             self.mark_ready(reduction, range(len(self.parameters)))
         if reduction.next_bucket == len(self.buckets):
             self.finish(reduction)
-        elif reduction.begun:
+            return
+        if reduction.begun:
             for number in range(reduction.next_bucket, len(self.buckets)):
-                self._pack(self.buckets[number], number, reduction.scale)
+                self._pack(reduction, number)
+        reduction.before = snapshot(self.parameters)
 
     @torch.no_grad()
     def finish(self, reduction: Reduction) -> None:

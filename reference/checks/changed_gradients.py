@@ -1,4 +1,9 @@
-"""Gradients that change after they have arrived: by the script, or with another gradient in the same memory."""
+"""Gradients that change after they have arrived: by the script, or with another gradient in the same memory.
+
+Also parameters that change before their gradients are averaged, as by an optimiser that steps too early.
+"""
+
+from collections.abc import Iterable, Sequence
 
 import torch
 from torch import Tensor, nn
@@ -14,11 +19,17 @@ class ChangedGradients:
 
     def __init__(self) -> None:
         self._as_arrived: dict[int, tuple[Tensor, int]] = {}  # by parameter index
+        self._parameter_versions: list[int] = []  # when the first gradient arrived
 
-    def arrived(self, index: int, gradient: Tensor | None) -> None:
-        """Note the gradient of a parameter index; None: it was undefined."""
-        if gradient is not None:
-            self._as_arrived[index] = gradient, version_of(gradient)
+    def begin(self, parameters: Sequence[nn.Parameter]) -> None:
+        """Note the versions of all parameters: the first gradient has arrived."""
+        self._parameter_versions = [parameter._version for parameter in parameters]
+
+    def arrived(self, index: int, parameter: nn.Parameter) -> bool:
+        """Note the gradient of a parameter index; returns whether the parameter has changed since `begin`."""
+        if parameter.grad is not None:
+            self._as_arrived[index] = parameter.grad, version_of(parameter.grad)
+        return parameter._version != self._parameter_versions[index]
 
     def first_changed(self, bucket: Bucket) -> int | None:
         """The index of a parameter in the bucket whose waiting gradient has changed; None: none has."""
@@ -27,6 +38,34 @@ class ChangedGradients:
             if arrived is not None and (now is not arrived[0] or version_of(now) != arrived[1]):
                 return bucket.indices[slot]
         return None
+
+    def forget(self) -> None:
+        """An exception ended the backward pass: the gradients will not be packed, and must not stay in memory."""
+        self._as_arrived.clear()
+
+
+Snapshot = Sequence[tuple[int, int, int]]
+"""By parameter index the version of the parameter, and the identity and version of its gradient; zeros: none."""
+
+
+def snapshot(parameters: Sequence[nn.Parameter]) -> Snapshot:
+    """The versions that show at a later time what the script has changed."""
+    now = [(parameter._version, parameter.grad) for parameter in parameters]
+    return [(version, 0, 0) if g is None else (version, id(g), g._version) for version, g in now]
+
+
+def first_changed(before: Snapshot, now: Snapshot, indices: Iterable[int], *, only_parameters: bool) -> int | None:
+    """The first of these parameter indices whose parameter or gradient has changed; None: none has."""
+    length = 1 if only_parameters else 3
+    return next((index for index in indices if before[index][:length] != now[index][:length]), None)
+
+
+def first_assigned(before: Snapshot, now: Snapshot) -> int | None:
+    """The first parameter index that has changed with a gradient which it had not `before`; None: none has."""
+    for index, ((version, gradient, _), (new_version, new_gradient, _)) in enumerate(zip(before, now, strict=True)):
+        if version != new_version and (not gradient or new_gradient not in (0, gradient)):
+            return index
+    return None
 
 
 def separate(parameter: nn.Parameter, owners: dict[int, nn.Parameter]) -> bool:

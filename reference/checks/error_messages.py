@@ -142,6 +142,49 @@ class ErrorMessages:
             "backward(), or in a hook of the parameter itself"
         )
 
+    def removed(self, index: int, bucket: int) -> str:
+        """Error: a gradient arrived, and the script has set it to None before it was averaged."""
+        return (
+            f"rank {self.rank}: the gradient of {self.describe(index)} in bucket {bucket} arrived and was then set "
+            "to None before it was averaged, as by a post-accumulate hook that steps an optimiser or moves the "
+            "gradient elsewhere. Step after backward(), or have "
+            "torch.distributed.optim._apply_optimizer_in_backward make the optimisers before the module is wrapped: "
+            "they then step with averages"
+        )
+
+    def stepped_too_early(self, index: int) -> str:
+        """Warning, given once: a parameter changed during the backward pass, before its gradient was averaged."""
+        return (
+            f"rank {self.rank}: {self.describe(index)} was changed during the backward pass, before its gradient was "
+            "averaged. If an optimiser did that, as in a post-accumulate hook, it stepped with this rank's own "
+            "gradient, and the ranks diverge: step after backward(), or have "
+            "torch.distributed.optim._apply_optimizer_in_backward make the optimisers before the module is wrapped"
+        )
+
+    def changed_between(self, index: int) -> str:
+        """Warning, given once: the script used gradients between two backward passes of one forward pass."""
+        return (
+            f"rank {self.rank}: {self.describe(index)} or its gradient was changed between two backward passes of "
+            "one forward pass. Its gradient is averaged at the end of the last one only: an optimiser that stepped "
+            "before used this rank's own gradient, so the ranks diverge, and clipping or scaling the gradient there "
+            "gives wrong averages. Run all backward passes, then clip and step; or one forward pass for each"
+        )
+
+    def assigned(self, index: int) -> str:
+        """Warning, given once: gradients from `autograd.grad` that were not averaged."""
+        return (
+            f"rank {self.rank}: {self.describe(index)} was changed with a gradient that was not averaged: the last "
+            "backward pass through the wrapper brought none, as torch.autograd.grad, whose results a script assigns "
+            "to .grad. Call loss.backward() instead, or all-reduce such gradients yourself"
+        )
+
+    def pass_still_runs(self) -> str:
+        """Error: a forward pass starts while another thread runs a backward pass that averages."""
+        return (
+            f"rank {self.rank}: a backward pass of the wrapped module still runs, in another thread or around this "
+            "one, and its gradients are not averaged yet. Wait for its end before the next forward pass"
+        )
+
     def replaced(self, index: int, bucket: int) -> str:
         """Error: a gradient is not the bucket's view any more."""
         return (
@@ -186,14 +229,14 @@ class ErrorMessages:
                 f"{_kind(view)}, got {_kind(gradient)}. Convert the module before it is wrapped, not after."
             )
         if gradient.requires_grad:
-            self._warn_once(
+            self.warn_once(
                 "create_graph",
                 f"rank {self.rank}: backward was called with create_graph=True. The gradient of "
                 f"{self.describe(index)} is averaged in place, outside of the graph: derivatives of it are those of "
                 "this rank's gradient.",
             )
         if not view.is_sparse and dense_strides(gradient) != dense_strides(view):
-            self._warn_once(
+            self.warn_once(
                 "strides",
                 f"rank {self.rank}: the gradient of {self.describe(index)} has strides {gradient.stride()}, its "
                 f"parameter {view.stride()}. Grad strides do not match bucket view strides: copying it is slow. "
@@ -201,7 +244,8 @@ class ErrorMessages:
             )
         return None
 
-    def _warn_once(self, kind: str, message: str) -> None:
+    def warn_once(self, kind: str, message: str) -> None:
+        """Warn, unless a warning of this kind was given."""
         if kind not in self._warned:
             self._warned.add(kind)
             warnings.warn(message, stacklevel=2)

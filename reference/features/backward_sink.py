@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from torch.utils._pytree import tree_map
 
-from ..autograd_hooks import call_at_backward, tensors_in
+from ..autograd_hooks import call_at_backward, not_traced, tensors_in
 
 
 def through_sink(output: Any, on_backward: Callable[[], None], *, clone: bool = True) -> Any:
@@ -37,6 +37,7 @@ class _Sink(torch.autograd.Function):
         return tuple(tensor.clone() for tensor in inputs) if clone else inputs
 
     @staticmethod
+    @not_traced
     def backward(context: Any, *gradients: Tensor | None) -> tuple[Tensor | None, ...]:
         context.on_backward()
         return (None, None, *gradients)

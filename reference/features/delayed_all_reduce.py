@@ -11,7 +11,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from ..autograd_hooks import accumulators
+from ..autograd_hooks import accumulators, not_traced
 from ..bucketing import ONE_BUCKET, assign_buckets
 from ..constructor_arguments import Options
 from ..parameters import bucket_key, sparse_parameters
@@ -36,7 +36,7 @@ class DelayedAllReduce:
         self._accumulators = accumulators([*self.parameters, trigger])
         self.set_group(group)
         this = weakref.proxy(self)
-        hook = trigger.register_post_accumulate_grad_hook(lambda _trigger: this._launch())
+        hook = trigger.register_post_accumulate_grad_hook(not_traced(lambda _trigger: this._launch()))
         weakref.finalize(self, hook.remove)
 
     def set_group(self, group: dist.ProcessGroup) -> None:
@@ -88,6 +88,7 @@ class DelayedAllReduce:
         self._versions = [bucket.buffer._version for bucket in self._buckets]
         _engine.queue_callback(self._finish)
 
+    @not_traced
     def _finish(self) -> None:
         """At the end of the backward pass: wait (on CUDA: the current stream waits), and set missing gradients."""
         in_flight, self._in_flight = self._in_flight, []

@@ -5,16 +5,16 @@ Mixed precision computes with low-precision copies of the parameters, tensor par
 accumulated in the parameters themselves, where the reducer finds them, and the optimiser never sees the stand-ins.
 """
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch._compile import _disable_dynamo as not_compiled  # see `module_wrapper`
-from torch.utils.hooks import RemovableHandle
 
-from ..parameters import Slot, ignored_names, slots
+from ..autograd_hooks import PassEnd
+from ..parameters import slots
 
 StandIn = Callable[[Tensor], Tensor]
 """Computes the tensor that stands in place of a parameter."""
@@ -32,109 +32,81 @@ def _both(first: StandIn, then: StandIn, parameter: Tensor) -> Tensor:
     return then(first(parameter))
 
 
-def replaced_parameters(module: nn.Module, wrapped: Iterable[Slot], frozen: Iterable[Slot] = ()) -> str | None:
-    """An error that names all trainable parameters that were not there when the module was wrapped. None: no such."""
-    known = {id(slot.parameter) for slot in (*wrapped, *frozen)}
-    ignored = ignored_names(module)
-    new = [
-        name
-        for name, now in module.named_parameters()
-        if isinstance(now, nn.Parameter) and now.requires_grad and id(now) not in known and name not in ignored
-    ]
-    if not new:
-        return None  # other tensors are stand-ins, and a parametrization may have moved the parameter
-    return (
-        f"{', '.join(new)}: other parameters than those that were wrapped. load_state_dict(assign=True) or an "
-        "assignment has replaced them, or a parametrization has, and their gradients would not be averaged. "
-        "Load without assign=True, or wrap the module afterwards"
-    )
-
-
-def thawed(module: nn.Module, frozen: Iterable[Slot]) -> str:
-    """A warning that names parameters that were frozen when the module was wrapped, and are trained now."""
-    names = {id(parameter): name for name, parameter in module.named_parameters()}
-    now = dict.fromkeys(names.get(id(slot.parameter), slot.name) for slot in frozen if slot.parameter.requires_grad)
-    return (
-        f"{', '.join(now)}: frozen when the module was wrapped, trainable now. Their gradients are not averaged, so "
-        "the ranks diverge. Unfreeze parameters before wrapping, or wrap the module again"
-    )
-
-
 class ForwardParameters:
-    """Puts stand-ins in place of parameters of `module` during every forward pass, and the parameters back after it.
+    """Puts stand-ins in place of parameters of `module` while it computes, and the parameters back afterwards.
 
-    Every submodule does the same when it runs outside of the whole module's forward pass: activation checkpoints
-    run submodules again in the backward pass. What runs again must be a module, or use only parameters of modules
-    that it calls. A parameter that several modules share has one stand-in.
+    It computes in the wrapper's forward pass, and once more in the backward pass if activation checkpoints run parts
+    of it again. Between passes the script finds the parameters, also for `ddp.module(x)` and copies of the module. A
+    parameter that several modules share has one stand-in.
+
+    `always`: also in forward passes of the module itself, which cannot do without.
     """
 
-    def __init__(self, module: nn.Module, stand_ins: Mapping[nn.Parameter, StandIn]) -> None:
-        self._module = module
+    def __init__(self, module: nn.Module, stand_ins: Mapping[nn.Parameter, StandIn], *, always: bool) -> None:
         self._stand_ins = dict(stand_ins)
-        self._slots: dict[nn.Module, list[Slot]] = {part: [] for part in module.modules()}
-        for slot in slots(module, self._stand_ins):
-            self._slots[slot.module].append(slot)
-        self._running: list[nn.Module] = []  # modules that are in their forward passes, the outermost first
-        self._handles: list[RemovableHandle] = []
-        for part in self._slots:
-            whole = part is module
-            # Hooks of the user's on the whole module run outside, those on its parts inside: with stand-ins.
-            before = part.register_forward_pre_hook(self._before_whole if whole else self._before, prepend=not whole)
-            after = part.register_forward_hook(
-                self._after_whole if whole else self._after, prepend=whole, always_call=True
-            )
-            self._handles += [before, after]
+        self._slots = slots(module, self._stand_ins)
+        self._last: dict[nn.Parameter, Tensor] = {}  # those of a forward pass whose backward pass has not ended
+        self._depth = 0  # forward and backward passes that use stand-ins now, one inside the other
+        self._task = -1  # the backward pass among them
+        if always:
+            module.register_forward_pre_hook(self._before_forward)
+            module.register_forward_hook(self._after_forward, prepend=True, always_call=True)
 
-    def detach(self) -> None:
-        """Remove all hooks: the module computes with its parameters again."""
-        self.restore()
-        for handle in self._handles:
-            handle.remove()
+    def enter(self) -> None:
+        """Before a forward pass."""
+        if not self._depth:
+            self._put_in_place(self._compute())
+        self._depth += 1
+
+    def leave(self) -> None:
+        """After a forward or backward pass."""
+        self._depth -= 1
+        if self._depth <= 0:  # below: a hook of the module raised an error before `enter`
+            self.restore()
 
     def restore(self) -> None:
-        """Put all parameters back; needed only after a forward pass that was interrupted, as by Ctrl-C."""
-        if self._running:
-            self._running.clear()
-            self._put_back(self._module)
+        """Put all parameters back; as such needed only after a forward pass that was interrupted, as by Ctrl-C."""
+        self._depth, self._task = 0, -1
+        for owner, name, parameter in self._slots:
+            owner._parameters[name] = parameter
+            if isinstance(owner, nn.RNNBase):
+                setattr(owner, name, parameter)  # it then drops its reference to the stand-in
 
-    # Hooks
+    def backward_starts(self) -> None:
+        """Checkpoints may run parts of the module again until the backward pass ends."""
+        if self._task == (task := torch._C._current_graph_task_id()):
+            return
+        if not self._depth:
+            with torch.enable_grad():
+                self._put_in_place(self._last or self._compute())
+        self._depth += 1
+        self._task = task
+        torch.autograd.Variable._execution_engine.queue_callback(
+            PassEnd(task, self._backward_ends, self._backward_ends)
+        )
+
+    def _backward_ends(self, task: int) -> None:
+        if task == self._task:
+            self._last = {}
+            self._task = -1
+            self.leave()
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "_last": {}}  # tensors within a graph can be neither copied nor pickled
+
+    def _compute(self) -> dict[nn.Parameter, Tensor]:
+        computed = {parameter: stand_in(parameter) for parameter, stand_in in self._stand_ins.items()}
+        self._last = computed if torch.is_grad_enabled() else {}
+        return computed
+
+    def _put_in_place(self, computed: Mapping[nn.Parameter, Tensor]) -> None:
+        for owner, name, parameter in self._slots:
+            owner._parameters[name] = computed[parameter]  # type: ignore[assignment]  # as functional_call does
 
     @not_compiled
-    def _before_whole(self, module: nn.Module, _inputs: Any) -> None:
-        self._enter(module)
+    def _before_forward(self, _module: nn.Module, _inputs: Any) -> None:
+        self.enter()
 
     @not_compiled
-    def _after_whole(self, module: nn.Module, _inputs: Any, _output: Any) -> None:
-        self._leave(module)
-
-    def _before(self, part: nn.Module, _inputs: Any) -> None:
-        if not torch.compiler.is_compiling():  # a compiled part runs inside the whole module
-            self._enter(part)
-
-    def _after(self, part: nn.Module, _inputs: Any, _output: Any) -> None:
-        if not torch.compiler.is_compiling():
-            self._leave(part)
-
-    def _enter(self, module: nn.Module) -> None:
-        if not self._running:
-            computed: dict[nn.Parameter, Tensor] = {}
-            for owner, name, parameter in self._slots_in(module):
-                if parameter not in computed:
-                    computed[parameter] = self._stand_ins[parameter](parameter)
-                owner._parameters[name] = computed[parameter]  # type: ignore[assignment]  # as functional_call does
-        self._running.append(module)
-
-    def _leave(self, module: nn.Module) -> None:
-        if not self._running or self._running[-1] is not module:
-            return  # an earlier hook raised an error, so this module's forward pass never began
-        self._running.pop()
-        if not self._running:
-            self._put_back(module)
-
-    def _put_back(self, module: nn.Module) -> None:
-        for owner, name, parameter in self._slots_in(module):
-            setattr(owner, name, parameter)  # recurrent layers then drop their references to the stand-in
-
-    def _slots_in(self, module: nn.Module) -> Iterator[Slot]:
-        for part in module.modules():
-            yield from self._slots.get(part, ())
+    def _after_forward(self, _module: nn.Module, _inputs: Any, _output: Any) -> None:
+        self.leave()

@@ -53,7 +53,7 @@ class UsedParameterMap:
         """
         self.wait()  # an exchange that an exception has left still uses the tensor
         self.own = {index for index in self.own if self._parameters[index].grad is not None}
-        used = torch.zeros(len(self.tensor), dtype=self.tensor.dtype, pin_memory=self.tensor.is_cuda)
+        used = torch.zeros(len(self.tensor), dtype=self.tensor.dtype, device="cpu", pin_memory=self.tensor.is_cuda)
         used[sorted(self.own)] = 1
         self.tensor.copy_(used, non_blocking=True)  # on CUDA from pinned memory, as in torch: the host does not wait
         self._work = dist.all_reduce(self.tensor, group=self._group, async_op=True)
@@ -91,9 +91,9 @@ class UnusedFoundInGraph(AllParametersUsed):
         self.is_static = self.is_static and (not self._searched or unused == self.unused)
         self.unused, self._searched = unused, True
 
-    def gradient_arrived(self, index: int, gradient: Tensor | None, expected: bool) -> int:  # noqa: FBT001
+    def gradient_arrived(self, index: int, *, defined: bool, expected: bool) -> int:
         """Note the use, also under `no_sync`: the next synchronised backward pass averages that gradient."""
-        if gradient is not None:
+        if defined:
             self.used.own.add(index)
         return 0
 
@@ -126,7 +126,8 @@ class StaticGraph(UnusedFoundInGraph):
     ) -> None:
         super().__init__(parameters, accumulators, group)
         self._awaited: frozenset[int] = frozenset()  # parameters whose gradients the first iteration waits for
-        self._expected: Counter[int] = Counter()  # gradients per parameter in the first iteration
+        self._arrived: set[int] = set()  # parameters whose gradients, undefined or not, have arrived in it
+        self._expected: Counter[int] = Counter()  # gradients per parameter in it, without undefined ones
         self._remaining: Counter[int] = Counter()
         self._exchanged = False
         self._untouched: frozenset[int] | None = None
@@ -135,23 +136,28 @@ class StaticGraph(UnusedFoundInGraph):
         """Expect as many gradients of each parameter as in the first iteration; search the first one's graph."""
         self._remaining = Counter(self._expected)
         if not self.launches_during_backward:
-            self._expected.clear()
+            self._start_counting()
             through_the_sink = [output for output in outputs if output.grad_fn is not None]
             all_indices = frozenset(self._indices.values())  # outputs that are in an iterator, say, are not found
             self._awaited = reachable(through_the_sink, self._indices) if through_the_sink else all_indices
 
-    def gradient_arrived(self, index: int, gradient: Tensor | None, expected: bool) -> int:  # noqa: FBT001
-        """Count up in the first iteration, count down in the others."""
+    def gradient_arrived(self, index: int, *, defined: bool, expected: bool) -> int:
+        """Count up in the first iteration, count down in the others.
+
+        An undefined gradient is that of an output that the loss ignores. Later iterations have no sink, so it does
+        not come again.
+        """
         if not self.launches_during_backward:
-            if gradient is not None:
+            if defined:
                 self.used.own.add(index)
             if expected:
-                self._expected[index] += 1
+                self._arrived.add(index)
+                self._expected[index] += defined
             return 1  # all buckets are launched at the end
+        if not defined and not self._expected[index]:
+            return 1
         if expected:
             self._remaining[index] -= 1
-        if gradient is not None and self._untouched is not None and index in self._untouched:
-            return -1  # the first iteration brought an undefined gradient, as for an output that the loss ignores
         return self._remaining[index]
 
     def all_arrived(self) -> bool:
@@ -160,7 +166,7 @@ class StaticGraph(UnusedFoundInGraph):
         `autograd.grad` and a pass through a module whose parameters are all frozen reach the outputs but bring none.
         """
         trainable = any(node.variable.requires_grad for node in self._indices)  # type: ignore[attr-defined]  # of C++
-        return trainable and self._awaited <= self._expected.keys()
+        return trainable and self._awaited <= self._arrived
 
     def launched_all(self) -> None:
         """Exchange which parameters each rank used, in the first iteration only."""
@@ -177,8 +183,8 @@ class StaticGraph(UnusedFoundInGraph):
     def finished(self) -> None:
         """After this rank's first iteration: fix the set of unused parameters; the sink is no longer needed."""
         self.used.wait()
-        if self._expected and not self.launches_during_backward:
-            self.unused = frozenset(range(len(self.used.tensor))) - frozenset(self._expected)
+        if self._arrived and not self.launches_during_backward:
+            self.unused = frozenset(range(len(self.used.tensor))) - frozenset(+self._expected)
             self.launches_during_backward, self.needs_sink = True, False
 
     def abandoned(self) -> None:
@@ -186,4 +192,8 @@ class StaticGraph(UnusedFoundInGraph):
         if self.launches_during_backward:
             self._remaining = Counter(self._expected)
         else:
-            self._expected.clear()
+            self._start_counting()
+
+    def _start_counting(self) -> None:
+        self._arrived.clear()
+        self._expected.clear()

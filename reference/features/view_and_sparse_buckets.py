@@ -135,7 +135,7 @@ class SparseBucket(Bucket):
     def copy_out(self, averages: Tensor | None = None, *, unused: frozenset[int] = frozenset()) -> None:
         """Overwrite the parameter's gradient with the averages; see `Bucket.copy_out`."""
         (parameter,) = self.parameters
-        averages = self.buffer if averages is None else averages
+        averages = self.buffer if averages is None else averages.to(parameter.dtype)
         if self.indices[0] in unused:
             return
         if parameter.grad is None:

@@ -218,7 +218,7 @@ def mixed_layers(rank: int, world_size: int, kind: str) -> tuple[list, list]:
         expected.append([(a + b) / world_size for a, b in zip(*map(gradients, alone), strict=True)])
     copied = copy.deepcopy(ddp.module) if kind != "weight norm in hooks" else ddp.module
     assert {parameter.dtype for parameter in copied.parameters()} == {torch.float32}
-    loss(copied(batch(rank, 2, 3, 4).to(dtype)))
+    loss(copied(batch(rank, 2, 3, 4)))
     return got, expected
 
 

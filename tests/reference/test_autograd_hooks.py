@@ -19,7 +19,7 @@ class Meets:
         self.met = []
         self.inbox = Inbox()
 
-    def gradients_arrived(self, gradient):
+    def gradients_arrived(self):
         try:
             self.barrier.wait(timeout=0.5)
         except threading.BrokenBarrierError:

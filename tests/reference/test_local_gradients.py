@@ -1,0 +1,148 @@
+"""No gradient stays local in silence: each program gets averages, or hears why it does not."""
+
+import pytest
+
+from . import local_gradients_bodies as bodies
+
+OPTIONS = tuple(bodies.OPTIONS)
+
+
+def assert_trains(seen):
+    for one in seen:
+        assert not one.error
+        assert one.right
+        assert not one.warned
+
+
+def assert_warned_of(seen, *words):
+    """One warning on each rank, which names it."""
+    for rank, one in enumerate(seen):
+        assert not one.error
+        assert len(one.warned) == 1, one.warned
+        assert one.warned[0].startswith(f"rank {rank}: ")
+        assert all(word in one.warned[0] for word in words)
+
+
+def assert_raises(seen, *words):
+    for rank, one in enumerate(seen):
+        assert f"rank {rank}: " in one.error
+        assert all(word in one.error for word in words)
+
+
+@pytest.mark.parametrize("how", ["mixed precision", "comm hook"])
+@pytest.mark.parametrize("option", ["plain", "views"])
+def test_averages_in_low_precision_reach_a_rank_without_a_gradient(two_ranks, option, how):
+    assert_trains(two_ranks.run(bodies.absent_in_low_precision, option, how))
+
+
+def test_sparse_averages_in_low_precision_reach_a_rank_without_a_gradient(two_ranks):
+    assert_trains(two_ranks.run(bodies.absent_sparse))
+
+
+@pytest.mark.parametrize("option", ["plain", "views"])
+def test_after_a_batch_that_was_skipped_the_next_takes_another_branch_and_memory_is_free(two_ranks, option):
+    seen = two_ranks.run(bodies.batch_skipped, option)
+    assert_trains([one for one, _ in seen])
+    assert [alive for _, alive in seen] == [0, 0]
+
+
+@pytest.mark.parametrize("option", ["plain", "views", "small buckets"])
+def test_a_pass_under_no_sync_that_reaches_a_synchronized_output_is_averaged(two_ranks, option):
+    assert_trains(two_ranks.run(bodies.sum_of_synchronized_and_not, option))
+
+
+@pytest.mark.parametrize("option", OPTIONS)
+def test_a_forward_pass_beside_a_backward_pass_in_another_thread_raises(two_ranks, option):
+    assert_raises(two_ranks.run(bodies.forward_beside_backward, option), "another thread")
+
+
+@pytest.mark.parametrize("option", OPTIONS)
+def test_functional_transforms_see_the_module(two_ranks, option):
+    seen = two_ranks.run(bodies.functional_transforms, option)
+    assert_trains([one for one, _ in seen])
+    assert [equal for _, equal in seen] == [True, True]
+
+
+@pytest.mark.parametrize("option", OPTIONS)
+def test_a_loss_of_functional_derivatives_is_averaged(two_ranks, option):
+    assert_trains(two_ranks.run(bodies.physics_informed, option))
+
+
+@pytest.mark.parametrize("reentrant", [False, True])
+def test_in_mixed_precision_a_checkpointed_method_may_use_its_own_parameter(two_ranks, reentrant):
+    assert_trains(two_ranks.run(bodies.checkpointed_method, reentrant))
+
+
+def test_in_mixed_precision_the_module_and_its_copy_compute_in_full_precision(two_ranks):
+    assert_trains(two_ranks.run(bodies.module_in_full_precision))
+
+
+@pytest.mark.parametrize("option", OPTIONS)
+def test_the_default_device_may_be_another(two_ranks, option):
+    assert_trains(two_ranks.run(bodies.on_another_default_device, option))
+
+
+@pytest.mark.parametrize("what", ["step", "clip"])
+@pytest.mark.parametrize("option", ["plain", "views", "small buckets"])
+def test_what_happens_between_two_backward_passes_of_one_forward_pass_is_a_warning(two_ranks, option, what):
+    assert_warned_of(two_ranks.run(bodies.step_between, option, what), "heads.0.", "between two backward passes")
+
+
+@pytest.mark.parametrize("option", ["plain", "views", "small buckets"])
+def test_two_backward_passes_of_one_forward_pass_are_no_warning(two_ranks, option):
+    assert all(not one.error and not one.warned for one in two_ranks.run(bodies.step_between, option, "nothing"))
+
+
+@pytest.mark.parametrize("option", OPTIONS)
+@pytest.mark.parametrize("what", ["step and remove", "remove"])
+def test_a_gradient_that_a_hook_has_removed_is_an_error(two_ranks, option, what):
+    assert_raises(two_ranks.run(bodies.optimizer_in_a_hook, option, what), "arrived and was then set to None")
+
+
+@pytest.mark.parametrize("option", OPTIONS)
+def test_an_optimizer_that_steps_in_a_hook_is_a_warning(two_ranks, option):
+    assert_warned_of(two_ranks.run(bodies.optimizer_in_a_hook, option, "step"), "during the backward pass")
+
+
+@pytest.mark.parametrize("option", OPTIONS)
+@pytest.mark.parametrize("what", ["head", "module"])
+def test_a_layer_that_was_replaced_after_wrapping_is_an_error(two_ranks, option, what):
+    assert_raises(two_ranks.run(bodies.layer_changed, option, what), "heads.1.weight", "other parameters than those")
+
+
+@pytest.mark.parametrize("option", OPTIONS)
+@pytest.mark.parametrize("what", ["append", "parameter"])
+def test_a_layer_that_was_added_after_wrapping_is_a_warning(two_ranks, option, what):
+    name = {"append": "heads.2.weight, heads.2.bias: added", "parameter": "trunk.extra: added"}[what]
+    assert_warned_of(two_ranks.run(bodies.layer_changed, option, what), name)
+
+
+@pytest.mark.parametrize("option", OPTIONS)
+def test_a_frozen_layer_may_be_added(two_ranks, option):
+    assert_trains(two_ranks.run(bodies.layer_changed, option, "frozen"))
+
+
+@pytest.mark.parametrize("option", OPTIONS)
+def test_gradients_that_were_assigned_are_a_warning(two_ranks, option):
+    assert_warned_of(two_ranks.run(bodies.assigned_gradients, option, "assigned"), "trunk.weight", "autograd.grad")
+
+
+@pytest.mark.parametrize("option", OPTIONS)
+def test_gradients_of_inputs_are_no_warning(two_ranks, option):
+    assert_trains(two_ranks.run(bodies.assigned_gradients, option, "of inputs"))
+
+
+@pytest.mark.parametrize("option", ["plain", "views", "small buckets"])
+def test_a_static_graph_may_have_an_output_that_the_loss_ignores(two_ranks, option):
+    assert_trains(two_ranks.run(bodies.ignored_output_of_a_static_graph, option))
+
+
+@pytest.mark.parametrize("order", ["before", "after"])
+@pytest.mark.parametrize("option", OPTIONS)
+def test_a_reentrant_checkpoint_of_the_wrapper_beside_another_forward_pass_raises(two_ranks, option, order):
+    assert_raises(two_ranks.run(bodies.checkpoint_of_the_wrapper, option, order), "inside a backward pass")
+
+
+@pytest.mark.parametrize("option", bodies.COMPILED)
+def test_a_step_that_is_compiled_as_a_whole_is_averaged(two_ranks, option):
+    assert_trains(two_ranks.run(bodies.compiled_steps, option))
