@@ -2,9 +2,10 @@
 
 A synchronised forward pass leads from *idle* to *expecting*, the start of its backward pass to *running*, and the
 end of that pass, with all buckets averaged, back to *idle*. A forward pass under `no_sync` changes nothing. Several
-backward passes may bring the gradients of one forward pass, so a pass that ends before all have arrived leads back to
-*expecting*. The next forward pass raises an error if only some gradients of the last one have arrived, or if the
-state is *failed* and the failure does not permit to go on.
+backward passes may bring the gradients of one forward pass, so a pass that ends before all have arrived leads back
+to *expecting*; so does one whose averages the script asks for later, see `between_iterations.finalize_backward`.
+The next forward pass raises an error if only some gradients of the last one have arrived, or if the state is
+*failed* and the failure does not permit to go on.
 """
 
 from collections.abc import Callable, Sequence
@@ -46,6 +47,7 @@ class Reduction:
         launches: Number of launches attempted. One that raised may have issued a collective, but is not in
             `in_flight`.
         in_flight: Launched collectives by bucket index.
+        averaged: Whether all have ended, and the averages are in the gradients.
     """
 
     count_ranks: Callable[[], int]
@@ -62,6 +64,7 @@ class Reduction:
     next_bucket: int = 0
     launches: int = 0
     in_flight: dict[int, InFlight] = field(default_factory=dict)
+    averaged: bool = False
 
     @property
     def launched_all(self) -> bool:

@@ -1,11 +1,11 @@
-"""Changes of a reducer between two iterations: a comm hook, how unused parameters are found, other ranks."""
+"""Changes of a reducer between two iterations: a comm hook, how unused parameters are found, other ranks, the end."""
 
 from dataclasses import replace
 from typing import Any
 
 import torch.distributed as dist
 
-from .backward_pass import Expecting, Idle, Running
+from .backward_pass import Expecting, Idle, Reduction, Running
 from .comm_hooks.interface import Hook, HookCaller, check_hook
 from .reducer import Reducer
 
@@ -39,6 +39,43 @@ def set_options(reducer: Reducer, **changed: bool) -> None:
         reducer.fail("static_graph should be called before training loop starts, on the wrapped module")
     reducer.options = options
     reducer.tracker = reducer.make_tracker(options, reducer.parameters, reducer.accumulators, reducer.group)
+
+
+def require_manual_backward_finalization(reducer: Reducer, *, required: bool) -> None:
+    """Have the script decide when a backward pass waits for its collectives; see `finalize_backward`.
+
+    Raises:
+        RuntimeError: A backward pass has begun and not ended, or the all-reduce of all parameters is delayed.
+    """
+    if required and not reducer.buckets:
+        reducer.fail("Manual backward finalization is not supported when the all-reduce of all parameters is delayed")
+    match reducer.state:
+        case Running() | Expecting(Reduction(begun=True)):
+            reducer.fail("require_manual_backward_finalization: expected to be set between two iterations")
+    reducer.options = replace(reducer.options, require_manual_backward_finalization=required)
+
+
+def finalize_backward(reducer: Reducer) -> None:
+    """Wait for all collectives and copy the averages into the gradients, after the backward pass or in a hook of it.
+
+    Raises:
+        RuntimeError: Nothing waits for this call, or gradients are missing.
+    """
+    match reducer.state:
+        case Expecting(reduction) | Running(reduction=Reduction() as reduction) if (
+            reducer.options.require_manual_backward_finalization
+            and reduction.begun
+            and not reduction.averaged
+            and reduction.next_bucket == len(reducer.buckets)
+        ):
+            reducer.finish(reduction)
+            if isinstance(reducer.state, Expecting):
+                reducer.state = Idle()
+        case _:
+            reducer.fail(
+                "finalize_backward: expected require_manual_backward_finalization to be set, and one call after the "
+                "last gradient of each synchronised backward pass has arrived"
+            )
 
 
 def set_group(reducer: Reducer, group: dist.ProcessGroup) -> None:

@@ -28,6 +28,9 @@ class Options:
     output_device: "int | torch.device | None" = None
     delay_all_reduce_named_params: "Sequence[tuple[str, nn.Parameter]] | None" = None
     param_to_hook_all_reduce: "nn.Parameter | None" = None
+    lazy_bucket_allocation: bool = False
+    require_manual_backward_finalization: bool = False
+    """Set between iterations."""
 
     @property
     def graph_may_change(self) -> bool:

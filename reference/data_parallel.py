@@ -21,7 +21,13 @@ from torch.distributed.distributed_c10d import _rank_not_in_group
 from torch.nn.parallel.distributed import DistributedDataParallel as TorchDDP
 from torch.nn.parallel.distributed import _BufferCommHook, _BufferCommHookLocation, _MixedPrecision
 
-from .between_iterations import register_comm_hook, set_group, set_options
+from .between_iterations import (
+    finalize_backward,
+    register_comm_hook,
+    require_manual_backward_finalization,
+    set_group,
+    set_options,
+)
 from .broadcast import are_due, send_buffers, send_state
 from .bucketing import MIB, bucket_caps
 from .buckets import Buckets
@@ -108,6 +114,8 @@ class DistributedDataParallel(DataParallel):
         bucket_cap_mb_list: Size in MiB of each bucket, the last for all further ones; overrides `bucket_cap_mb`.
         batched_grad_copy: Whether large gradients are packed by one fused copy too; small ones always are.
         forward_sync_buffers: Whether to broadcast rank 0's buffers in each synchronised forward pass. None: True.
+        lazy_bucket_allocation: Whether buckets have memory in backward passes only; without effect on gradients that
+            are views (torch: from 2.15).
         plan: Parameter indices or names by bucket, in launch order; such buckets are never rebuilt.
         debug: Whether each rank writes its launches to the process group's store, so that the error of a failed
             collective names the rank that left the launch order. With NCCL only its watchdog sees failures.
@@ -141,6 +149,7 @@ class DistributedDataParallel(DataParallel):
         bucket_cap_mb_list: Sequence[float] | None = None,
         batched_grad_copy: bool = False,  # noqa: FBT001, FBT002
         forward_sync_buffers: bool | None = None,  # noqa: FBT001
+        lazy_bucket_allocation: bool = False,  # noqa: FBT001, FBT002
         *,
         plan: Sequence[Sequence[int | str]] | None = None,
         debug: bool = False,
@@ -172,6 +181,7 @@ class DistributedDataParallel(DataParallel):
             output_device=output_device,
             delay_all_reduce_named_params=delay_all_reduce_named_params,
             param_to_hook_all_reduce=param_to_hook_all_reduce,
+            lazy_bucket_allocation=lazy_bucket_allocation,
         )
         shards = localize(module) if is_slice(device_mesh) else {}
         try:
@@ -289,6 +299,27 @@ class DistributedDataParallel(DataParallel):
     batched_grad_copy = _feature("batched_grad_copy")
     skip_all_reduce_unused_params = _feature("skip_all_reduce_unused_params")
     static_graph = _feature("static_graph")
+    lazy_bucket_allocation = _feature("lazy_bucket_allocation")
+
+    @property
+    def require_manual_backward_finalization(self) -> bool:
+        """Whether backward passes leave averages in flight until `finalize_backward` is called; set it in between."""
+        return self._reducer.options.require_manual_backward_finalization
+
+    @require_manual_backward_finalization.setter
+    def require_manual_backward_finalization(self, required: bool) -> None:
+        require_manual_backward_finalization(self._reducer, required=required)
+
+    @property
+    def should_finalize_after_backward(self) -> bool:
+        """Whether the coming `finalize_backward` must be called after the backward pass, not in a hook of it."""
+        reducer = self._reducer
+        waits = not (reducer.buckets.rebuilt or reducer.options.graph_may_change) or self.mixed_precision is not None
+        return self.require_manual_backward_finalization and waits
+
+    def finalize_backward(self) -> None:
+        """Wait for the averages of a backward pass; see `between_iterations.finalize_backward`."""
+        finalize_backward(self._reducer)
 
     @property
     def bucket_bytes_cap(self) -> int:
@@ -309,6 +340,8 @@ class DistributedDataParallel(DataParallel):
     broadcast_bucket_size = PIECE_BYTES
     """Size in bytes of the pieces in which parameters and buffers are broadcast."""
     use_side_stream_for_tensor_copies = True
+    _use_python_reducer = False
+    _static_graph_delay_allreduce_enqueued = False
     _has_rebuilt_buckets = property(attrgetter("reducer.buckets.rebuilt"))
     will_sync_module_buffers = are_due
 
@@ -316,6 +349,9 @@ class DistributedDataParallel(DataParallel):
     scatter = TorchDDP.scatter
     gather = TorchDDP.gather
     to_kwargs = TorchDDP.to_kwargs
+    _check_sync_bufs_pre_fwd = TorchDDP._check_sync_bufs_pre_fwd
+    _check_sync_bufs_post_fwd = TorchDDP._check_sync_bufs_post_fwd
+    _sync_module_buffers = TorchDDP._sync_module_buffers
     _build_debug_param_to_name_mapping = TorchDDP._build_debug_param_to_name_mapping
     _default_broadcast_coalesced = TorchDDP._default_broadcast_coalesced
     _distributed_broadcast_coalesced = TorchDDP._distributed_broadcast_coalesced
@@ -355,6 +391,9 @@ class DistributedDataParallel(DataParallel):
         return self._reducer.delayed.parameters if self._reducer.delayed is not None else []
 
     _sync_buffers = send_buffers
+
+    def _assign_modules_buffers(self) -> None:
+        """Nothing to do: `modules_buffers` are read anew each time."""
 
     def _remove_autograd_hooks(self) -> None:
         self._reducer.detach()

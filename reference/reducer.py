@@ -374,7 +374,7 @@ class Reducer:
             raise
         self.inbox.reset()
         self.state = state.before
-        if state.reduction is not None and state.reduction.next_bucket == len(self.buckets):
+        if state.reduction is not None and state.reduction.averaged:
             self.state = Idle()
             if state.reduction.inside != task:  # an inner pass, of a re-entrant checkpoint
                 self._averaged_inside = state.reduction.inside
@@ -393,6 +393,8 @@ class Reducer:
                 self.state = Idle()
             case Failed(message):
                 self.fail(message)
+            case Expecting(Reduction(begun=True, next_bucket=done)) if done == len(self.buckets):
+                self.fail(self.messages.not_finalized())
             case Expecting(Reduction(begun=True) as reduction):
                 self.fail(self._unfinished(reduction))
 
@@ -547,7 +549,8 @@ class Reducer:
         if not self.tracker.launches_during_backward and self.tracker.all_arrived():
             self.mark_ready(reduction, range(len(self.parameters)))
         if reduction.next_bucket == len(self.buckets):
-            self.finish(reduction)
+            if not self.options.require_manual_backward_finalization:
+                self.finish(reduction)
             return
         if reduction.begun:
             for number in range(reduction.next_bucket, len(self.buckets)):
@@ -579,6 +582,7 @@ class Reducer:
         self.wait_for_others()
         self.tracker.finished()
         self.thorough = False
+        reduction.averaged = True
 
     def note_ready_order(self, ready_order: list[int]) -> None:
         """Ranks rebuild together, so what they share decides: the number of averaged iterations."""

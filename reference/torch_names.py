@@ -55,6 +55,16 @@ class TorchNames:
     def _ddp_graph_static(self) -> bool:
         return self._reducer.tracker.is_static
 
+    def _remove_autograd_hooks(self) -> None:
+        self._reducer.detach()
+
+    def _check_reducer_finalized(self) -> None:
+        self._reducer.check_finished()
+
+    def _run_comm_hook(self, bucket: Any) -> "torch.futures.Future[Any]":
+        hook = self._reducer.hook
+        return hook.hook(hook.state, bucket) if hook is not None else self._run_allreduce_hook(bucket)
+
     def _run_allreduce_hook(self, bucket: Any) -> "torch.futures.Future[Any]":
         work: Any = dist.all_reduce(bucket.buffer(), group=self.group, async_op=True)
         future: torch.futures.Future[Any] = work.get_future()

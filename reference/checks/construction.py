@@ -64,7 +64,7 @@ def resolve_devices(parameters: Collection[nn.Parameter], options: Options) -> t
             f"parameters locate in {sorted(map(str, devices))}."
         )
     if not device_ids or len(devices) > 1 or next(iter(devices)).type == "cpu":
-        if device_ids or output_device is not None:
+        if device_ids or output_device:  # torch's class accepts 0 for a module on the CPU too
             raise ValueError(
                 "DistributedDataParallel device_ids and output_device arguments only work with a module on a single "
                 f"GPU, but got device_ids {device_ids}, output_device {output_device}, and module parameters on "

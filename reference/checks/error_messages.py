@@ -178,6 +178,13 @@ class ErrorMessages:
             "to .grad. Call loss.backward() instead, or all-reduce such gradients yourself"
         )
 
+    def not_finalized(self) -> str:
+        """Error: the script has not ended the last backward pass, as it said it would."""
+        return (
+            f"rank {self.rank}: require_manual_backward_finalization is set, and the averages of the last backward "
+            "pass were not asked for. Call finalize_backward() once after each synchronised backward pass"
+        )
+
     def pass_still_runs(self) -> str:
         """Error: a forward pass starts while another thread runs a backward pass that averages."""
         return (
@@ -280,7 +287,9 @@ class ErrorMessages:
         return (
             f"rank {self.rank}: outside of no_sync(), gradients arrived that no forward pass of the wrapper waits "
             "for. They stay local, so the ranks may diverge. Causes: a second backward pass after one forward pass, "
-            "or several forward passes and then a backward pass for each (run all but the last under no_sync()); a "
+            "or several forward passes and then a backward pass for each (run all but the last backward pass under "
+            "no_sync(), with its forward pass; if the last one belongs to an earlier forward pass, run every forward "
+            "pass under no_sync(), and ddp.reducer.prepare_for_backward(outputs) before the last backward pass); a "
             "backward pass inside forward; a call of ddp.module(...) instead of ddp(...)."
         )
 

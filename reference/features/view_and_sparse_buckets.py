@@ -1,4 +1,4 @@
-"""Kinds of buckets: those whose views are the gradients (`gradient_as_bucket_view`), those of sparse gradients."""
+"""Kinds of buckets: views that are the gradients, memory only in backward passes, and sparse gradients."""
 
 import copy
 from collections.abc import Sequence
@@ -22,7 +22,9 @@ def make_bucket(
     sparse: frozenset[int],
 ) -> Bucket:
     """A bucket of the kind that the options need; `sparse`: parameter indices whose gradients are sparse tensors."""
-    kind: type[Bucket] = ViewBucket if options.gradient_as_bucket_view else Bucket
+    kind: type[Bucket] = LazyBucket if options.lazy_bucket_allocation else Bucket
+    if options.gradient_as_bucket_view:
+        kind = ViewBucket
     if sparse.intersection(indices):
         kind = SparseBucket
     return kind(indices, parameters, batched=options.batched_grad_copy)
@@ -98,6 +100,42 @@ class ViewBucket(Bucket):
             if parameter.grad is not view and index not in unused:
                 return index
         return None
+
+
+class LazyBucket(Bucket):
+    """A bucket whose buffer exists from its first packed gradient until its averages are copied out.
+
+    So it takes no memory beside the activations of a forward pass (torch: `lazy_bucket_allocation`).
+    """
+
+    def _make_buffer(self) -> None:
+        super()._make_buffer()
+        self._without_memory = self.buffer, self.views  # keep shapes, strides and offsets
+        self.buffer.untyped_storage().resize_(0)
+
+    def reset(self) -> None:
+        """See `Bucket.reset`."""
+        super().reset()
+        self._release()
+
+    def pack(self, scale: float) -> None:
+        """See `Bucket.pack`."""
+        if self.buffer is self._without_memory[0]:
+            flat, views = self._without_memory
+            lead = flat.storage_offset()
+            self.buffer = flat.new_empty(lead + flat.numel())[lead:]
+            self.views = [self.buffer.as_strided(v.size(), v.stride(), v.storage_offset()) for v in views]
+            self._copies = self._copies.into(self.buffer, self.views)
+        super().pack(scale)
+
+    def copy_out(self, averages: Tensor | None = None, *, unused: frozenset[int] = frozenset()) -> None:
+        """See `Bucket.copy_out`."""
+        super().copy_out(averages, unused=unused)
+        self._release()
+
+    def _release(self) -> None:
+        self.buffer, self.views = self._without_memory
+        self._copies = self._copies.into(self.buffer, self.views)
 
 
 class SparseBucket(Bucket):

@@ -481,3 +481,77 @@ def compiled_steps(rank: int, world_size: int, option: str) -> Seen:
             ddp.zero_grad()
             step(torch.ones(rows, 3))
     return seen[0]
+
+
+# Who ends a backward pass, and which one is averaged
+
+
+def manual_finalization(rank: int, world_size: int, option: str, where: str) -> Seen:
+    """`finalize_backward` after the backward pass, in a hook of it, twice, or never."""
+    module, seen = Heads(), []
+    ddp = DistributedDataParallel(module, **OPTIONS[option])
+    ddp.require_manual_backward_finalization = True
+    expected = averages(module, lambda one, x: total(one(x)).backward(), world_size)
+    right = []
+
+    def in_hook(_gradient: Tensor) -> None:
+        if where == "in a hook" and not ddp.should_finalize_after_backward:
+            ddp.finalize_backward()
+
+    with watched(seen, lambda: all(right)):
+        for _ in range(4):
+            ddp.zero_grad()
+            x = inputs(rank).requires_grad_()
+            x.register_hook(in_hook)
+            total(ddp(x * 1)).backward()
+            after = where != "in a hook" or ddp.should_finalize_after_backward
+            if after and where != "never":
+                if option != "views":  # which collectives write into while the script waits
+                    right.append(not same(module, expected))
+                ddp.finalize_backward()
+            if where == "twice":
+                ddp.finalize_backward()
+            right.append(same(module, expected))
+    return seen[0]
+
+
+def micro_batches_in_flight(rank: int, world_size: int, option: str) -> Seen:
+    """Four forward passes, then their backward passes, first in, first out; the last one is averaged."""
+    module, seen = Heads(), []
+    ddp = DistributedDataParallel(module, **OPTIONS[option])
+    factors = (1.0, 2.0, 3.0, 4.0)
+
+    def step(one: nn.Module, x: Tensor) -> None:
+        for factor in factors:
+            total(one(factor * x)).backward()
+
+    expected = averages(module, step, world_size)
+    with watched(seen, lambda: same(module, expected)):
+        for _ in range(3):
+            ddp.zero_grad()
+            with ddp.no_sync():
+                outputs = [ddp(factor * inputs(rank)) for factor in factors]
+                for waiting in outputs[:-1]:
+                    total(waiting).backward()
+            ddp.reducer.prepare_for_backward(outputs[-1])
+            total(outputs[-1]).backward()
+    return seen[0]
+
+
+def buckets_without_memory(rank: int, world_size: int, option: str) -> tuple[Seen, list[int]]:
+    """`lazy_bucket_allocation`: bytes of all buffers after construction and after each iteration."""
+    module, seen, sizes = Heads(), [], []
+    ddp = DistributedDataParallel(module, lazy_bucket_allocation=True, **OPTIONS[option])
+    ddp.register_comm_hook(None, in_half)
+    expected = averages(module, lambda one, x: total(one(x)).backward(), world_size)
+
+    def measure() -> None:
+        sizes.append(sum(bucket.buffer.untyped_storage().nbytes() for bucket in ddp.reducer.buckets))
+
+    measure()
+    with watched(seen, lambda: same(module, expected, loosely=True)):
+        for _ in range(3):
+            ddp.zero_grad()
+            total(ddp(inputs(rank))).backward()
+            measure()
+    return seen[0], sizes

@@ -146,3 +146,29 @@ def test_a_reentrant_checkpoint_of_the_wrapper_beside_another_forward_pass_raise
 @pytest.mark.parametrize("option", bodies.COMPILED)
 def test_a_step_that_is_compiled_as_a_whole_is_averaged(two_ranks, option):
     assert_trains(two_ranks.run(bodies.compiled_steps, option))
+
+
+@pytest.mark.parametrize("where", ["after", "in a hook"])
+@pytest.mark.parametrize("option", OPTIONS)
+def test_the_script_may_end_a_backward_pass_itself(two_ranks, option, where):
+    assert_trains(two_ranks.run(bodies.manual_finalization, option, where))
+
+
+@pytest.mark.parametrize("option", OPTIONS)
+def test_a_backward_pass_that_the_script_does_not_end_or_ends_twice_is_an_error(two_ranks, option):
+    assert_raises(two_ranks.run(bodies.manual_finalization, option, "never"), "Call finalize_backward()")
+    for one in two_ranks.run(bodies.manual_finalization, option, "twice"):
+        assert "finalize_backward: expected" in one.error
+
+
+@pytest.mark.parametrize("option", ["plain", "views", "small buckets"])
+def test_micro_batches_in_flight_have_a_supported_way(two_ranks, option):
+    assert_trains(two_ranks.run(bodies.micro_batches_in_flight, option))
+
+
+@pytest.mark.parametrize("option", OPTIONS)
+def test_buckets_have_memory_in_backward_passes_only_if_asked(two_ranks, option):
+    seen = two_ranks.run(bodies.buckets_without_memory, option)
+    assert_trains([one for one, _ in seen])
+    for _, sizes in seen:
+        assert all(size > 0 for size in sizes) if option == "views" else sizes == [0] * 4
