@@ -14,7 +14,6 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
-import torch.distributed.rpc
 from torch import Tensor, nn
 from torch._C._dynamo.eval_frame import _FrameAction, _FrameExecStrategy, set_code_exec_strategy
 from torch.autograd.graph import Node, get_gradient_edge
@@ -63,22 +62,6 @@ def accumulators(parameters: Sequence[nn.Parameter]) -> list[Node]:
                 "leaves of autograd's graph"
             )
     return nodes
-
-
-def reachable(outputs: Iterable[Tensor], indices: dict[Node, int]) -> frozenset[int]:
-    """Indices of the parameters that a backward pass from `outputs` can reach; `indices` are by accumulating node."""
-    found = set()
-    seen: set[Node] = set()
-    pending = [get_gradient_edge(output).node for output in outputs if output.requires_grad]
-    while pending:
-        node = pending.pop()
-        if node in seen:
-            continue
-        seen.add(node)
-        if node in indices:
-            found.add(indices[node])
-        pending.extend(following for following, _ in node.next_functions if following is not None)
-    return frozenset(found)
 
 
 transforms_active: Callable[[], bool] = torch._C._are_functorch_transforms_active
@@ -171,18 +154,6 @@ def _with_lock(hook: AutogradHook, lock: Any) -> AutogradHook:
 
 
 # Where a backward pass starts
-
-
-def distributed_autograd_runs() -> bool:
-    """Whether a context of `torch.distributed.autograd` is open in this thread, or a backward pass of it runs."""
-    rpc: Any = torch.distributed.rpc
-    if not (rpc.is_available() and rpc._is_current_rpc_agent_set()):
-        return False
-    autograd = torch._C._distributed_autograd
-    try:
-        return autograd._current_context() is not None
-    except RuntimeError:  # no context is open, or only in another thread
-        return int(autograd._get_debug_info()["num_current_backward_passes"]) > 0
 
 
 def tensors_in(output: Any) -> Iterator[Tensor]:

@@ -1,12 +1,77 @@
-"""Exceptions in the backward pass: training goes on wherever every rank still issues the same collectives."""
+"""Backward passes that did not end as they should: by an exception, without all gradients, or not yet.
 
+After an exception training goes on wherever every rank still issues the same collectives.
+"""
+
+import time
 from contextlib import suppress
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NoReturn
 
-from .backward_pass import Expecting, Failed, Reduction, Running, State
+import torch
+
+from .backward_pass import Expecting, Failed, Idle, Reduction, Running, State
 
 if TYPE_CHECKING:
     from .reducer import Reducer
+
+NO_TASK = -1
+"""The number that torch returns for the running backward pass when no backward pass runs."""
+LATE_END_S = 1.0
+"""On a GPU, autograd may drop the end of a backward pass that raised so much later than the script sees the error."""
+
+
+def check_finished(reducer: "Reducer") -> None:
+    """See `Reducer.check_finished`."""
+    if isinstance(reducer.state, Running) and torch._C._current_graph_task_id() == NO_TASK:
+        end_raised_pass(reducer)
+    match reducer.state:
+        case Failed(resumes=True):
+            reducer.state = Idle()
+        case Failed(message):
+            reducer.fail(message)
+        case Expecting(Reduction(begun=True, next_bucket=done)) if done == len(reducer.buckets):
+            reducer.fail(reducer.messages.not_finalized())
+        case Expecting(Reduction(begun=True) as reduction):
+            reducer.fail(unfinished(reducer, reduction))
+
+
+def fail_again(reducer: "Reducer", state: Failed) -> NoReturn:
+    """Another backward pass brings gradients after a failed one, without a forward pass."""
+    message = reducer.messages.retried(state.message)
+    reducer.state = Failed(message, resumes=False) if state.resumes else state
+    reducer.inbox.reset()
+    reducer.fail(message)
+
+
+def missing(reducer: "Reducer") -> list[int]:
+    """Parameter indices whose gradients are not ready."""
+    buckets = reducer.buckets
+    return sorted(index for bucket in buckets for slot, index in enumerate(bucket.indices) if not bucket.is_put[slot])
+
+
+def unfinished(reducer: "Reducer", reduction: Reduction) -> str:
+    """Error: the last backward pass left gradients out."""
+    without = missing(reducer)
+    reducer.check_not_converted(without)
+    unlaunched = range(reduction.next_bucket, len(reducer.buckets))
+    return reducer.messages.unfinished(without, reduction.reachable, unlaunched, reducer.options)
+
+
+def end_raised_pass(reducer: "Reducer") -> None:
+    """End a backward pass that has raised, although autograd has not dropped its end yet.
+
+    Raises:
+        RuntimeError: It still runs, in another thread or around this one, and averages gradients.
+    """
+    state = reducer.state
+    assert isinstance(state, Running)
+    if state.reduction is not None and state.reduction.begun:
+        give_up = time.monotonic() + LATE_END_S
+        while reducer.state is state and reducer.pass_end() is not None:
+            if time.monotonic() > give_up:
+                reducer.fail(reducer.messages.pass_still_runs())
+            time.sleep(0.001)  # autograd's thread drops the end, or the pass ends in the other thread
+    reducer.backward_raises(state.task)
 
 
 def after_exception(state: Running, message: str, *, arrived: int, by_reducer: bool, alone: bool) -> State:
@@ -79,3 +144,12 @@ def _wait_for_all(reducer: "Reducer", reduction: Reduction) -> None:
             if not launched.future.done():
                 raise
     reducer.tracker.untouched()
+
+
+def distributed_autograd_runs() -> bool:
+    """Whether a context of `torch.distributed.autograd` is open in this thread or a pass runs; RPC must run."""
+    autograd = torch._C._distributed_autograd
+    try:
+        return autograd._current_context() is not None
+    except RuntimeError:  # no context is open, or only in another thread
+        return int(autograd._get_debug_info()["num_current_backward_passes"]) > 0

@@ -15,8 +15,10 @@ from typing import NamedTuple
 from torch import nn
 
 from .buckets import Bucket
-from .checks.changed_gradients import Snapshot
 from .recording.reducer_observer import Future
+
+Snapshot = Sequence[tuple[int, int, int]]
+"""By parameter index the version of the parameter, and the identity and version of its gradient; zeros: none."""
 
 
 class InFlight(NamedTuple):

@@ -1,6 +1,5 @@
 """Copies of gradients into a bucket: fused for small gradients."""
 
-import copy
 from collections.abc import Sequence
 from itertools import accumulate
 from operator import is_
@@ -28,12 +27,6 @@ class ScaledCopies:
         all_fused = batched or buffer.device.type != "cpu"
         self._is_large = [not all_fused and view.numel() >= LARGE_ELEMENTS for view in views]
         self._all_small = not any(self._is_large)
-
-    def into(self, buffer: Tensor, views: list[Tensor]) -> "ScaledCopies":
-        """The same copies into other memory of the same layout."""
-        other = copy.copy(self)
-        other._buffer, other._views = buffer, views
-        return other
 
     def copy(self, slots: Sequence[int], gradients: Sequence[Tensor], scale: float) -> None:
         """Copy the gradients of these slots, which ascend; a gradient that is its view already is only scaled."""

@@ -60,6 +60,7 @@ class Bucket:
         self.indices = tuple(indices)
         self.parameters = list(parameters)
         self.size_bytes = sum(parameter.nbytes for parameter in self.parameters)
+        self._batched = batched
         self._make_buffer()
         self._copies = ScaledCopies(self.buffer, self.views, batched=batched)
         self.reset()

@@ -4,7 +4,6 @@
 `minimal` has simpler classes of the same kind.
 """
 
-import warnings
 import weakref
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -24,7 +23,7 @@ from .features.backward_sink import through_sink
 from .features.join import JoinableModule, ranks_present
 from .features.mixed_precision import cast_inputs
 from .features.parameter_stand_ins import ForwardParameters
-from .parameters import Registrations, Slot, added, all_there, new_parameters, replaced, thawed
+from .parameters import Registrations, Slot, check_registered, warn_of_thawed
 
 
 class DataParallel(JoinableModule, nn.Module):
@@ -105,10 +104,8 @@ class DataParallel(JoinableModule, nn.Module):
     def _check_parameters(self) -> None:
         """Raise RuntimeError if a parameter has been replaced by another since the module was wrapped.
 
-        If all are replaced, looking at any of them finds out. If only some are, the others' gradients arrive, so an
-        unfinished backward pass is reported, unless parameters may be unused: then all are looked at. Layers that
-        were registered since the last forward pass are looked at too. Warn once of new parameters, and if a frozen
-        one has become trainable.
+        Warn once of further ones, and if a frozen one has become trainable. All are looked at if parameters may be
+        unused; if not, and only some are replaced, the backward pass does not finish, which is reported.
         """
         slots, frozen = self._trained_slots, self._frozen_slots
         turn = self._reducer.iterations % len(slots)
@@ -116,16 +113,9 @@ class DataParallel(JoinableModule, nn.Module):
         # `_parameters` of a module of TorchScript is no dict, and has no `get`.
         there = all(name in owner._parameters and owner._parameters[name] is own for owner, name, own in looked_at)
         if not there or self._registrations != Registrations.count:
-            self._registrations = Registrations.count
-            new = new_parameters(self.module, [*slots, *frozen, *self._added_slots])
-            if new and not (there and all_there(self.module, slots)):
-                self._reducer.fail(f"rank {self.process_group.rank()}: {replaced(new)}")
-            if new:
-                self._added_slots += new
-                warnings.warn(f"rank {self.process_group.rank()}: {added(new)}", stacklevel=4)
+            check_registered(self, all_known=there)
         if any(slot.parameter.requires_grad for slot in frozen):
-            warnings.warn(f"rank {self.process_group.rank()}: {thawed(self.module, frozen)}", stacklevel=4)
-            frozen.clear()
+            warn_of_thawed(self)
 
     @not_compiled
     def _post_forward(self, output: Any) -> Any:
@@ -145,7 +135,7 @@ class DataParallel(JoinableModule, nn.Module):
             else:
                 call_at_backward(outputs, reducer.backward_starts)
         elif torch.is_grad_enabled():
-            reducer.prepare_without_averaging()
+            reducer.watch_gradients(synchronized=False)
         if self._forward_parameters is not None and torch.is_grad_enabled():
             call_at_backward(tensors_in(output), self._forward_parameters.backward_starts)
         return output

@@ -1,15 +1,20 @@
 """A module's synchronised parameters and buffers, in the order of the parameter index, and later changes."""
 
+import warnings
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 from torch import Tensor, nn
+from torch.autograd.graph import Node, get_gradient_edge
 from torch.nn.modules.module import (
     register_module_module_registration_hook,
     register_module_parameter_registration_hook,
 )
+
+if TYPE_CHECKING:
+    from .module_wrapper import DataParallel
 
 INTEGERS = {4: torch.int32, 8: torch.int64}
 """Element types of integers, by their size in bytes."""
@@ -115,6 +120,22 @@ def bucket_key(tensor: Tensor) -> tuple[torch.dtype, torch.device]:
     return tensor.dtype, tensor.device
 
 
+def reachable(outputs: Iterable[Tensor], indices: dict[Node, int]) -> frozenset[int]:
+    """Indices of the parameters that a backward pass from `outputs` can reach; `indices` are by accumulating node."""
+    found = set()
+    seen: set[Node] = set()
+    pending = [get_gradient_edge(output).node for output in outputs if output.requires_grad]
+    while pending:
+        node = pending.pop()
+        if node in seen:
+            continue
+        seen.add(node)
+        if node in indices:
+            found.add(indices[node])
+        pending.extend(following for following, _ in node.next_functions if following is not None)
+    return frozenset(found)
+
+
 # Parameters that are not those that were wrapped
 
 
@@ -134,6 +155,27 @@ class Registrations:
 
 register_module_module_registration_hook(Registrations.grow)
 register_module_parameter_registration_hook(Registrations.grow)
+
+
+def check_registered(ddp: "DataParallel", *, all_known: bool) -> None:
+    """Raise RuntimeError if parameters of the wrapped module have been replaced, and warn once of further ones.
+
+    `all_known`: no slot that was looked at has another parameter than the one that was wrapped.
+    """
+    slots, frozen, rank = ddp._trained_slots, ddp._frozen_slots, ddp.process_group.rank()
+    ddp._registrations = Registrations.count
+    new = new_parameters(ddp.module, [*slots, *frozen, *ddp._added_slots])
+    if new and not (all_known and all_there(ddp.module, slots)):
+        ddp._reducer.fail(f"rank {rank}: {replaced(new)}")
+    if new:
+        ddp._added_slots += new
+        warnings.warn(f"rank {rank}: {added(new)}", stacklevel=5)
+
+
+def warn_of_thawed(ddp: "DataParallel") -> None:
+    """Warn once that frozen parameters have become trainable."""
+    warnings.warn(f"rank {ddp.process_group.rank()}: {thawed(ddp.module, ddp._frozen_slots)}", stacklevel=5)
+    ddp._frozen_slots.clear()
 
 
 def new_parameters(module: nn.Module, known: Iterable[Slot]) -> list[Slot]:

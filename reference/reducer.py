@@ -12,13 +12,12 @@ One iteration:
 """
 
 import math
-import time
 import warnings
 import weakref
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from functools import partial
-from itertools import groupby
+from itertools import count, groupby
 from typing import Any, Concatenate, NoReturn, ParamSpec
 
 import torch
@@ -33,31 +32,33 @@ from .autograd_hooks import (
     PassEnd,
     accumulators,
     attach_hooks,
-    distributed_autograd_runs,
     gradients_until_pack,
-    reachable,
     transforms_active,
 )
-from .backward_exceptions import end_interrupted
+from .backward_exceptions import (
+    NO_TASK,
+    check_finished,
+    distributed_autograd_runs,
+    end_interrupted,
+    end_raised_pass,
+    fail_again,
+    unfinished,
+)
 from .backward_pass import Expecting, Failed, Idle, InFlight, Reduction, Running, State
 from .buckets import Bucket, Buckets, SecondGradientError
-from .checks.changed_gradients import ChangedGradients, Snapshot, first_assigned, first_changed, separate, snapshot
+from .checks.changed_gradients import ChangedGradients, misfit, separate, snapshot, warn_of_assigned, warn_of_changes
 from .checks.error_messages import ErrorMessages
 from .checks.launch_order import CheckedLaunchOrder
 from .comm_hooks.interface import HookCaller
 from .constructor_arguments import Options
 from .errors import LaunchOrderError
 from .features.delayed_all_reduce import DelayedAllReduce
+from .parameters import reachable
 from .recording.reducer_observer import Future, Observer
-
-NO_TASK = -1
-"""The number that torch returns for the running backward pass when no backward pass runs."""
-
-LATE_END_S = 1.0
-"""On a GPU, autograd may drop the end of a backward pass that raised so much later than the script sees the error."""
 
 _engine: Any = torch.autograd.Variable._execution_engine
 _current_task = torch._C._current_graph_task_id
+_rpc_runs: Callable[[], bool] = getattr(dist.rpc, "_is_current_rpc_agent_set", lambda: False)
 _NOTHING = nullcontext()
 P = ParamSpec("P")
 
@@ -77,6 +78,10 @@ class AllParametersUsed:
 
     def forward_done(self, outputs: Iterable[Tensor]) -> None:
         """Called after a synchronised forward pass with the tensors that it returned."""
+
+    def seldom_unused(self) -> Iterable[int]:
+        """Parameters that count as unused and may not be: a converted one has another accumulating node."""
+        return ()
 
     def gradient_arrived(self, index: int, *, defined: bool, expected: bool) -> int:
         """Called after a gradient, `defined` or not, was accumulated, and is `expected` to be averaged or not.
@@ -176,7 +181,7 @@ class Reducer:
         self._forward_under_no_sync = False
         self._searched = False  # whether a graph was searched for error messages
         self._averaged_inside = NO_TASK  # the backward pass in which a forward pass ran whose gradients were averaged
-        self._pass_end: weakref.ref[PassEnd] | None = None  # of the last backward pass; autograd holds it
+        self.pass_end: Callable[[], PassEnd | None] = lambda: None  # of the last backward pass; autograd holds it
         self._compared_with_forward = True  # whether `no_sync` is known to be the same in forward and backward
         self.inbox = Inbox()
         self.state: State = Idle()
@@ -200,13 +205,13 @@ class Reducer:
         """Start a forward pass; `synchronized`: its gradients will be averaged."""
         self.count_ranks = None
         if synchronized:
-            if distributed_autograd_runs():
+            if _rpc_runs() and distributed_autograd_runs():
                 self.fail(self.messages.distributed_autograd())
             match self.state:
                 case Running(reduction=Reduction(begun=True)) if _current_task() != NO_TASK:
                     self.fail(self.messages.forward_inside_backward())
                 case Expecting(Reduction(begun=False, before=before)) if before:
-                    self._warn_of_assigned(before)
+                    warn_of_assigned(self, before)
             self.iterations += 1
             if self.iterations >= self.alarm_at:
                 self.alarm_at = math.inf
@@ -224,11 +229,11 @@ class Reducer:
         if transforms_active():  # they would wrap new buckets, and hide the nodes of the parameters
             return
         every = range(len(self.parameters))
-        self._check_not_converted(every if self.thorough else [bucket.indices[0] for bucket in self.buckets])
+        self.check_not_converted(every if self.thorough else [bucket.indices[0] for bucket in self.buckets])
         if isinstance(self.state, Idle) and not self.buckets.rebuilt and not self.options.graph_may_change:
             self.thorough |= self.buckets.rebuild_if_due(self.ready_order, self.group)
 
-    def _check_not_converted(self, indices: Iterable[int]) -> None:
+    def check_not_converted(self, indices: Iterable[int]) -> None:
         """Raise RuntimeError if one of these parameters was converted: autograd does not call its hook any more.
 
         One that was converted back has another accumulating node.
@@ -241,33 +246,24 @@ class Reducer:
 
     def prepare_for_backward(self, outputs: Sequence[Tensor]) -> None:
         """Average the gradients of the coming backward pass, which starts at `outputs`."""
-        unused_before = self.tracker.unused
         with profiled("torch.distributed.ddp.reducer::search_unused_parameters"):
             for bucket in self.buckets:
                 bucket.reset()
             self.tracker.forward_done(outputs)
-        # A converted one would count as unused from now on. One that always was may be converted, then used.
-        turn = self.iterations % len(self.parameters) if self.tracker.unused else 0
-        if not transforms_active():
-            self._check_not_converted(sorted(self.tracker.unused - unused_before | ({turn} & self.tracker.unused)))
-        behind = None  # parameters behind the outputs, for error messages
-        if not self._searched or get_debug_level() != DebugLevel.OFF:  # the first search finds what is never used
-            behind = reachable(outputs, {node: index for index, node in enumerate(self.accumulators)})
-            self._searched = True
-        count_ranks, self.count_ranks = self.count_ranks or self.group.size, None
-        if _current_task() == NO_TASK:  # another thread may have begun a backward pass during forward
-            self._end_raised_pass()
+        if self.tracker.unused and not transforms_active():
+            self.check_not_converted(self.tracker.seldom_unused())
+        wanted = not self._searched or get_debug_level() != DebugLevel.OFF  # the first finds what is never used
+        behind = reachable(outputs, dict(zip(self.accumulators, count(), strict=False))) if wanted else None
+        self._searched = True  # for error messages
+        count_ranks, self.count_ranks, task = self.count_ranks or self.group.size, None, _current_task()
+        if isinstance(self.state, Running) and task == NO_TASK:
+            end_raised_pass(self)  # another thread may have begun it during forward
         beside = isinstance(self.state, Running) and self.state.reduction is not None
-        self.state = Expecting(
-            Reduction(count_ranks=count_ranks, reachable=behind, inside=_current_task(), beside=beside)
-        )
-        self._watch_gradients(synchronized=True)
+        self.state = Expecting(Reduction(count_ranks=count_ranks, reachable=behind, inside=task, beside=beside))
+        self.watch_gradients(synchronized=True)
 
-    def prepare_without_averaging(self) -> None:
-        """Add nothing to what is to be averaged: the forward pass ran under `no_sync`."""
-        self._watch_gradients(synchronized=False)
-
-    def _watch_gradients(self, *, synchronized: bool) -> None:
+    def watch_gradients(self, *, synchronized: bool) -> None:
+        """After a forward pass; those under `no_sync` add nothing to what is to be averaged."""
         if not isinstance(self.state, Running):  # an activation checkpoint runs forward inside a backward pass
             self.inbox.reset()
         if self.delayed is not None:
@@ -283,7 +279,8 @@ class Reducer:
         There the outermost backward pass is running. So `_backward_ends` runs after all re-entrant passes that
         activation checkpoints start in between.
         """
-        self._end_raised_pass()
+        if isinstance(self.state, Running) and self.state.task != _current_task():
+            end_raised_pass(self)
         if _current_task() == self._averaged_inside:
             self.fail(self.messages.forward_inside_backward())
         self._enter_backward()
@@ -303,7 +300,7 @@ class Reducer:
         task = _current_task()
         if compiled_autograd.in_compiled_autograd_region:  # it traces the hooks, and may swallow the error
             self._fail_for_good(self.messages.compiled_autograd())
-        if distributed_autograd_runs():  # it hides errors of hooks, which the next forward pass therefore reports
+        if _rpc_runs() and distributed_autograd_runs():  # it hides errors of hooks; the next forward pass reports it
             self._fail_for_good(self.messages.distributed_autograd())
         if isinstance(state, Expecting) and state.reduction.beside and task != state.reduction.inside:
             self.fail(self.messages.forward_inside_backward())
@@ -313,21 +310,15 @@ class Reducer:
             self._resume(task, state.reduction, state)
         else:
             self.state = Running(task, None, state)
-        end = PassEnd(task, self._backward_ends, self._backward_raises)
-        self._pass_end = weakref.ref(end)
+        end = PassEnd(task, self._backward_ends, self.backward_raises)
+        self.pass_end = weakref.ref(end)
         _engine.queue_callback(end)
 
     def _resume(self, task: int, reduction: Reduction, before: Expecting) -> None:
         """This backward pass contributes to a reduction, which an earlier pass may have begun."""
         self.state = Running(task, reduction, before, len(reduction.arrived))
-        if not reduction.begun:
-            return
-        # A comm hook may write into the gradients at any time, if they are in its buckets.
-        only_parameters = self.options.gradient_as_bucket_view and self.hook is not None
-        now = snapshot(self.parameters)
-        index = first_changed(reduction.before, now, reduction.arrived, only_parameters=only_parameters)
-        if index is not None:
-            self.messages.warn_once("between", self.messages.changed_between(index))
+        if reduction.begun:
+            warn_of_changes(self, reduction)
 
     def _fail_for_good(self, message: str) -> NoReturn:
         self.state = Failed(message, resumes=False)
@@ -338,15 +329,12 @@ class Reducer:
         self._enter_backward()
         state = self.state
         if isinstance(state, Failed):
-            message = self.messages.retried(state.message)
-            self.state = Failed(message, resumes=False) if state.resumes else state
-            self.inbox.reset()
-            self.fail(message)
+            fail_again(self, state)
         assert isinstance(state, Running)
         try:
             self._take_from_inbox(state)
         except BaseException as error:
-            self._backward_raises(state.task, error)
+            self.backward_raises(state.task, error)
             raise
         if self.tracker.counts_gradients or self._parameter_observers:
             self.inbox.limit = 1
@@ -370,7 +358,7 @@ class Reducer:
             if state.reduction is not None:
                 self._end(state, state.reduction)
         except BaseException as error:
-            self._backward_raises(task, error)
+            self.backward_raises(task, error)
             raise
         self.inbox.reset()
         self.state = state.before
@@ -379,55 +367,15 @@ class Reducer:
             if state.reduction.inside != task:  # an inner pass, of a re-entrant checkpoint
                 self._averaged_inside = state.reduction.inside
 
-    def _backward_raises(self, task: int, error: BaseException | None = None) -> None:
+    def backward_raises(self, task: int, error: BaseException | None = None) -> None:
         """An exception, `error` if the reducer raised it, ends the backward pass."""
         if isinstance(self.state, Running) and self.state.task == task:
             end_interrupted(self, self.state, error)
 
     def check_finished(self) -> None:
         """Raise RuntimeError if the last backward pass did not average its gradients; the message names the cause."""
-        if _current_task() == NO_TASK:
-            self._end_raised_pass()
-        match self.state:
-            case Failed(resumes=True):
-                self.state = Idle()
-            case Failed(message):
-                self.fail(message)
-            case Expecting(Reduction(begun=True, next_bucket=done)) if done == len(self.buckets):
-                self.fail(self.messages.not_finalized())
-            case Expecting(Reduction(begun=True) as reduction):
-                self.fail(self._unfinished(reduction))
-
-    def _end_raised_pass(self) -> None:
-        """End another backward pass than the current one: it has raised, but autograd has not dropped its end yet.
-
-        Raises:
-            RuntimeError: It still runs, in another thread or around this one, and averages gradients.
-        """
-        state, task = self.state, _current_task()
-        if not isinstance(state, Running) or state.task == task:
-            return
-        if state.reduction is not None and state.reduction.begun:
-            give_up = time.monotonic() + LATE_END_S
-            while self.state is state and self._pass_end is not None and self._pass_end() is not None:
-                if time.monotonic() > give_up:
-                    self.fail(self.messages.pass_still_runs())
-                time.sleep(0.001)  # autograd's thread drops the end, or the pass ends in the other thread
-        self._backward_raises(state.task)
-
-    def missing(self) -> list[int]:
-        """Parameter indices whose gradients are not ready."""
-        buckets = self.buckets
-        return sorted(
-            index for bucket in buckets for slot, index in enumerate(bucket.indices) if not bucket.is_put[slot]
-        )
-
-    def _unfinished(self, reduction: Reduction) -> str:
-        """Error: the last backward pass left gradients out."""
-        missing = self.missing()
-        self._check_not_converted(missing)
-        unlaunched = range(reduction.next_bucket, len(self.buckets))
-        return self.messages.unfinished(missing, reduction.reachable, unlaunched, self.options)
+        if not isinstance(self.state, Idle):
+            check_finished(self)
 
     # Averaging
 
@@ -453,11 +401,6 @@ class Reducer:
         elif not averaged and not inside:
             self.messages.warn_once("local", self.messages.not_expected())
         self._compared_with_forward = True
-
-    def _warn_of_assigned(self, before: Snapshot) -> None:
-        """Warn if the script set gradients after a backward pass that brought none, and stepped with them."""
-        if (index := first_assigned(before, snapshot(self.parameters))) is not None:
-            self.messages.warn_once("assigned", self.messages.assigned(index))
 
     def _take_from_inbox(self, state: Running) -> None:
         arrived, undefined, reduction = self.inbox.take(), self.inbox.undefined, state.reduction
@@ -491,7 +434,7 @@ class Reducer:
                 self.mark_ready(reduction, [index])
             elif remaining < 0:
                 # As in torch, every further forward pass reports the gradients that are missing.
-                self.state = Failed(self._unfinished(reduction), resumes=False)
+                self.state = Failed(unfinished(self, reduction), resumes=False)
                 self.fail(self.messages.graph_changed(index, self.buckets.bucket_of[index]))
 
     def mark_ready(self, reduction: Reduction, indices: Sequence[int]) -> None:
@@ -512,22 +455,13 @@ class Reducer:
     def _pack(self, reduction: Reduction, number: int) -> None:
         bucket = self.buckets[number]
         for slot in bucket.misfits(thorough=self.thorough):
-            if error := self._misfit(reduction, bucket, number, slot):
+            if error := misfit(self, reduction, number, slot):
                 self.fail(error)
         if self.thorough and (changed := self.changes.first_changed(bucket)) is not None:
             self.fail(self.messages.changed(changed, number))
         self.notify(Observer.bucket_packing, number)
         with profiled("torch::distributed::reducer::mul_out"):
             bucket.pack(reduction.scale)
-
-    def _misfit(self, reduction: Reduction, bucket: Bucket, number: int, slot: int) -> str | None:
-        """Why a gradient cannot be averaged; see `Bucket.misfits`."""
-        index = bucket.indices[slot]
-        if bucket.parameters[slot].grad is not None:
-            return self.messages.misfit(bucket, number, slot)
-        if index in reduction.arrived and index not in self.inbox.undefined:
-            return self.messages.removed(index, number)
-        return None
 
     def _launch_ready_buckets(self, reduction: Reduction) -> None:
         while reduction.next_bucket < len(self.buckets) and self.buckets[reduction.next_bucket].ready:
@@ -540,8 +474,8 @@ class Reducer:
     def _launch(self, reduction: Reduction, number: int) -> None:
         self.notify(Observer.bucket_launching, number)
         reduction.launches += 1
-        launched = self.send(self.buckets[number], number, is_last=number == reduction.to_send[-1])
-        reduction.in_flight[number] = launched
+        is_last = number == reduction.to_send[-1]
+        reduction.in_flight[number] = launched = self.send(self.buckets[number], number, is_last=is_last)
         self.notify(Observer.bucket_launched, number, launched.future)
 
     def _end(self, state: Running, reduction: Reduction) -> None:

@@ -8,6 +8,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from .backward_exceptions import missing
 from .backward_pass import Expecting, Idle
 from .features.join import ranks_present
 
@@ -41,7 +42,7 @@ class TorchNames:
         reducer = self._reducer
         if isinstance(reducer.state, Expecting) and reducer.state.reduction.begun:
             reduction = reducer.state.reduction
-            reducer.mark_ready(reduction, reducer.missing())
+            reducer.mark_ready(reduction, missing(reducer))
             reducer.finish(reduction)
             reducer.state = Idle()
 

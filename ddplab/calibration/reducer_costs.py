@@ -7,12 +7,12 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from .. import models
-from ..reference.autograd_hooks import accumulators, reachable, tensors_in
+from ..reference.autograd_hooks import accumulators, tensors_in
 from ..reference.bucketing import MIB
 from ..reference.buckets import Bucket
 from ..reference.data_parallel import DistributedDataParallel
 from ..reference.launch import rank_device
-from ..reference.parameters import trainable_parameters
+from ..reference.parameters import reachable, trainable_parameters
 from .collective_times import within_budget
 from .repeated_timing import (
     clock_ns,

@@ -4,11 +4,16 @@ Also parameters that change before their gradients are averaged, as by an optimi
 """
 
 from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor, nn
 
+from ..backward_pass import Reduction, Snapshot
 from ..buckets import Bucket
+
+if TYPE_CHECKING:
+    from ..reducer import Reducer
 
 
 class ChangedGradients:
@@ -44,10 +49,6 @@ class ChangedGradients:
         self._as_arrived.clear()
 
 
-Snapshot = Sequence[tuple[int, int, int]]
-"""By parameter index the version of the parameter, and the identity and version of its gradient; zeros: none."""
-
-
 def snapshot(parameters: Sequence[nn.Parameter]) -> Snapshot:
     """The versions that show at a later time what the script has changed."""
     now = [(parameter._version, parameter.grad) for parameter in parameters]
@@ -65,6 +66,33 @@ def first_assigned(before: Snapshot, now: Snapshot) -> int | None:
     for index, ((version, gradient, _), (new_version, new_gradient, _)) in enumerate(zip(before, now, strict=True)):
         if version != new_version and (not gradient or new_gradient not in (0, gradient)):
             return index
+    return None
+
+
+def warn_of_changes(reducer: "Reducer", reduction: Reduction) -> None:
+    """Warn if the script used gradients between two backward passes that contribute to one reduction."""
+    # A comm hook may write into the gradients at any time, if they are in its buckets.
+    only_parameters = reducer.options.gradient_as_bucket_view and reducer.hook is not None
+    now = snapshot(reducer.parameters)
+    index = first_changed(reduction.before, now, reduction.arrived, only_parameters=only_parameters)
+    if index is not None:
+        reducer.messages.warn_once("between", reducer.messages.changed_between(index))
+
+
+def warn_of_assigned(reducer: "Reducer", before: Snapshot) -> None:
+    """Warn if the script set gradients after a backward pass that brought none, and stepped with them."""
+    if (index := first_assigned(before, snapshot(reducer.parameters))) is not None:
+        reducer.messages.warn_once("assigned", reducer.messages.assigned(index))
+
+
+def misfit(reducer: "Reducer", reduction: Reduction, number: int, slot: int) -> str | None:
+    """Why a gradient in bucket `number` cannot be averaged, None: it can; see `Bucket.misfits`."""
+    bucket = reducer.buckets[number]
+    index = bucket.indices[slot]
+    if bucket.parameters[slot].grad is not None:
+        return reducer.messages.misfit(bucket, number, slot)
+    if index in reduction.arrived and index not in reducer.inbox.undefined:
+        return reducer.messages.removed(index, number)
     return None
 
 

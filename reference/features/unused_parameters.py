@@ -15,10 +15,9 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.autograd.graph import Node
 
-from ..autograd_hooks import reachable
 from ..constructor_arguments import Options
 from ..message_sizes import USED_MAP_BYTES
-from ..parameters import INTEGERS
+from ..parameters import INTEGERS, reachable
 from ..reducer import AllParametersUsed
 
 
@@ -84,12 +83,20 @@ class UnusedFoundInGraph(AllParametersUsed):
         self._indices = {node: index for index, node in enumerate(accumulators)}
         self.used = UsedParameterMap(parameters, group)
         self._searched = False
+        self._newly_unused: frozenset[int] = frozenset()
+        self._turn = 0
 
     def forward_done(self, outputs: Iterable[Tensor]) -> None:
         """Search the graph behind the outputs for unused parameters."""
         unused = frozenset(range(len(self._indices))) - reachable(outputs, self._indices)
         self.is_static = self.is_static and (not self._searched or unused == self.unused)
+        self._newly_unused = unused - self.unused
+        self._turn = (self._turn + 1) % len(self._indices)
         self.unused, self._searched = unused, True
+
+    def seldom_unused(self) -> Iterable[int]:
+        """Those that were used in the last iteration, and one of the others in turn."""
+        return sorted(self._newly_unused | ({self._turn} & self.unused))
 
     def gradient_arrived(self, index: int, *, defined: bool, expected: bool) -> int:
         """Note the use, also under `no_sync`: the next synchronised backward pass averages that gradient."""

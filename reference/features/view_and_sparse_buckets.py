@@ -6,6 +6,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor, nn
 
+from ..bucket_copies import ScaledCopies
 from ..buckets import Bucket
 from ..constructor_arguments import Options
 
@@ -110,7 +111,8 @@ class LazyBucket(Bucket):
 
     def _make_buffer(self) -> None:
         super()._make_buffer()
-        self._without_memory = self.buffer, self.views  # keep shapes, strides and offsets
+        copies = ScaledCopies(self.buffer, self.views, batched=self._batched)
+        self._without_memory = self.buffer, self.views, copies  # these keep shapes, strides and offsets
         self.buffer.untyped_storage().resize_(0)
 
     def reset(self) -> None:
@@ -121,11 +123,11 @@ class LazyBucket(Bucket):
     def pack(self, scale: float) -> None:
         """See `Bucket.pack`."""
         if self.buffer is self._without_memory[0]:
-            flat, views = self._without_memory
+            flat, views, _ = self._without_memory
             lead = flat.storage_offset()
             self.buffer = flat.new_empty(lead + flat.numel())[lead:]
             self.views = [self.buffer.as_strided(v.size(), v.stride(), v.storage_offset()) for v in views]
-            self._copies = self._copies.into(self.buffer, self.views)
+            self._copies = ScaledCopies(self.buffer, self.views, batched=self._batched)
         super().pack(scale)
 
     def copy_out(self, averages: Tensor | None = None, *, unused: frozenset[int] = frozenset()) -> None:
@@ -134,8 +136,7 @@ class LazyBucket(Bucket):
         self._release()
 
     def _release(self) -> None:
-        self.buffer, self.views = self._without_memory
-        self._copies = self._copies.into(self.buffer, self.views)
+        self.buffer, self.views, self._copies = self._without_memory
 
 
 class SparseBucket(Bucket):

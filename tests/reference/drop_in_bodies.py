@@ -170,6 +170,13 @@ def copied(ddp: nn.Module, how: str) -> nn.Module:
     return torch.load(io.BytesIO(file.getvalue()), weights_only=False)
 
 
+OF_TORCH_2_15 = {
+    *("finalize_backward", "lazy_bucket_allocation", "require_manual_backward_finalization"),
+    *("should_finalize_after_backward", "_static_graph_delay_allreduce_enqueued"),
+}
+"""Names that torch's class has from 2.15 on, and one that it has with a static graph only."""
+
+
 def as_torchs(rank: int, _world_size: int) -> dict[str, Any]:
     """What clients ask of an instance."""
     ddp = DistributedDataParallel(Named(rank))
@@ -186,7 +193,7 @@ def as_torchs(rank: int, _world_size: int) -> dict[str, Any]:
         "subclass": issubclass(PassesThrough, TorchDDP),
         "active": [*active, DistributedDataParallel._active_ddp_module],
         "passed": [passing.slots, passing.debug, passing.plan, passing.features is passing.module.features],
-        "names": sorted(set(dir(ddp)) - set(dir(torchs)) - {"_active_ddp_module"}),
+        "names": sorted(set(dir(ddp)) - set(dir(torchs)) - {"_active_ddp_module"} - OF_TORCH_2_15),
         "keys": list(get_model_state_dict(ddp)),
         "trained": trained,
     }

@@ -8,7 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import nn
 
-from ddplab.reference.autograd_hooks import Inbox, accumulators, attach_hooks, reachable
+from ddplab.reference.autograd_hooks import Inbox, accumulators, attach_hooks
+from ddplab.reference.parameters import reachable
 
 
 class Meets:
