@@ -1,11 +1,13 @@
 """Run a script with our class where it uses torch's: `python -m ddplab.replace_ddp SCRIPT ARGUMENTS...`.
 
-Under a launcher: `torchrun --nproc-per-node 2 -m ddplab.replace_ddp SCRIPT ARGUMENTS...`. Every rank must be started
-in this way. So a script that starts its own ranks needs `with ddplab.replace_ddp():` in each of them.
+Under a launcher: `torchrun --nproc-per-node 2 -m ddplab.replace_ddp SCRIPT ARGUMENTS...`. Ranks that the script
+starts itself, as Lightning's trainer and `torch.multiprocessing.spawn` do, get our class too.
 """
 
+import os
 import runpy
 import sys
+import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -61,6 +63,52 @@ class _Callable(ModuleType):
 sys.modules[__name__].__class__ = _Callable
 
 
+AT_THE_START_OF_PYTHON = """
+import sys
+
+sys.path = [folder for folder in sys.path if folder != {folder!r}]
+this = sys.modules.pop("sitecustomize")
+try:
+    import sitecustomize  # another one, which this one hides
+except ImportError:
+    sys.modules["sitecustomize"] = this
+
+
+class AfterTorch:
+    def find_spec(self, name, path=None, target=None):
+        if name != "torch":
+            return None
+        import importlib.util
+
+        sys.meta_path.remove(self)
+        spec = importlib.util.find_spec(name)
+        execute = spec.loader.exec_module
+
+        def execute_and_replace(module):
+            execute(module)
+            from ddplab.replace_ddp import replace_ddp
+
+            self.context = replace_ddp()
+            self.context.__enter__()
+
+        spec.loader.exec_module = execute_and_replace
+        return spec
+
+
+sys.meta_path.insert(0, AfterTorch())
+"""
+"""Replaces the class as soon as torch is imported: Python imports a module `sitecustomize` when it starts."""
+
+
+@contextmanager
+def _children_replace_too() -> Iterator[None]:
+    """Have Python processes that this one starts replace the class."""
+    with tempfile.TemporaryDirectory(prefix="ddplab-") as folder:
+        Path(folder, "sitecustomize.py").write_text(AT_THE_START_OF_PYTHON.format(folder=folder))
+        os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, (folder, os.environ.get("PYTHONPATH"))))
+        yield
+
+
 def main() -> None:
     """Run the script that `sys.argv` names, as `python SCRIPT ARGUMENTS...` would."""
     if len(sys.argv) < 2 or not Path(sys.argv[1]).is_file():
@@ -70,7 +118,7 @@ def main() -> None:
         )
     del sys.argv[0]
     sys.path[0] = str(Path(sys.argv[0]).resolve().parent)
-    with replace_ddp():
+    with replace_ddp(), _children_replace_too():
         runpy.run_path(sys.argv[0], run_name="__main__")
 
 

@@ -13,6 +13,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed._composable import replicate
 from torch.distributed.checkpoint.state_dict import get_model_state_dict
+from torch.distributed.device_mesh import init_device_mesh
 from torch.nn.parallel import DistributedDataParallel as TorchDDP
 
 import ddplab
@@ -219,6 +220,40 @@ def replaced(rank: int, _world_size: int) -> list:
             ddp(batch(rank, 2, 600)).sum().backward()
             seen[-1].append(counter.frame_count)
     return seen
+
+
+def pipelined(rank: int, _world_size: int, name: str) -> tuple[list, list]:
+    """Two stages of a pipeline on two ranks each: four micro-batches in flight; what one process computes beside it.
+
+    torch's class sometimes raises an internal error here, when it rebuilds its buckets.
+    """
+    from torch.distributed import pipelining
+
+    mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("stage", "replica"))
+    index = rank // 2
+    stages = []
+    for number in range(2):
+        torch.manual_seed(number)
+        stages.append(nn.Sequential(nn.Linear(4, 4), nn.Tanh()))
+    alone = copy.deepcopy(nn.Sequential(*stages))
+    ddp = DistributedDataParallel(stages[index], process_group=mesh["replica"].get_group())
+    stage = pipelining.PipelineStage(ddp, index, 2, torch.device("cpu"), group=mesh["stage"].get_group())
+    schedule = getattr(pipelining, name)(stage, n_microbatches=4, loss_fn=nn.functional.mse_loss)
+    got, expected = [], []
+    for step in range(3):
+        ddp.zero_grad()
+        alone.zero_grad()
+        x = batch(rank % 2, 8, 4, step=step)
+        if index == 0:
+            schedule.step(x)
+        else:
+            schedule.step(target=x.cos())
+        got += gradients(ddp)
+        for replica in range(2):
+            x = batch(replica, 8, 4, step=step)
+            nn.functional.mse_loss(alone(x), x.cos()).div(2).backward()
+        expected += gradients(alone[index])
+    return got, expected
 
 
 # torch.compile

@@ -1,5 +1,6 @@
 """Names and features that scripts and libraries know from torch's class: groups, torch.compile, attributes."""
 
+import os
 import subprocess
 import sys
 from importlib import import_module
@@ -11,6 +12,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from packaging.specifiers import SpecifierSet
 from packaging.version import Version
+
+import ddplab
 
 from ..explore import examples
 from ..scenarios import assert_same, assert_same_pairs
@@ -121,6 +124,12 @@ def test_clients_take_the_wrapper_for_torchs_class(two_ranks):
         assert_same(first, passing)
 
 
+@pytest.mark.parametrize("schedule", ["ScheduleGPipe", "Schedule1F1B"])
+def test_stages_of_a_pipeline_are_averaged_over_their_replicas(four_ranks, schedule):
+    for got, expected in four_ranks.run(drop_in_bodies.pipelined, schedule):
+        torch.testing.assert_close(got, expected)
+
+
 def test_our_class_in_torchs_place(two_ranks):
     """Under every name that a client imports; torch.compile splits graphs at buckets all the same."""
     for inside, after in two_ranks.run(drop_in_bodies.replaced):
@@ -128,6 +137,45 @@ def test_our_class_in_torchs_place(two_ranks):
         assert set(names) == {"ddplab.reference.data_parallel"}
         assert after == [*["torch.nn.parallel.distributed"] * 3, graphs]
         assert graphs > 1
+
+
+SPAWNS = """
+import os, subprocess, sys
+import torch.multiprocessing as mp
+
+def rank(index):
+    from torch.nn.parallel import DistributedDataParallel as DDP
+    print(index, DDP.__module__, flush=True)
+
+if __name__ == "__main__":
+    if len(sys.argv) == 1:
+        mp.spawn(rank, nprocs=2)
+        subprocess.run([sys.executable, __file__, "alone"], check=True)
+        quick = "import sys; import site_of_the_user; print('torch' in sys.modules)"
+        subprocess.run([sys.executable, "-c", quick], check=True)
+    else:
+        rank(2)
+"""
+
+
+def test_ranks_that_a_script_starts_itself_have_our_class_too(tmp_path, monkeypatch):
+    """Other Python processes do not load torch, and a `sitecustomize` of the user's still runs."""
+    (tmp_path / "train.py").write_text(SPAWNS)
+    (tmp_path / "sitecustomize.py").write_text("import sys; sys.modules['site_of_the_user'] = sys")
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path), prepend=os.pathsep)
+    command = [sys.executable, "-m", "ddplab.replace_ddp", tmp_path / "train.py"]
+    ran = subprocess.run(command, capture_output=True, text=True, check=True)
+    ours = "ddplab.reference.data_parallel"
+    assert sorted(ran.stdout.splitlines()) == [f"{index} {ours}" for index in range(3)] + ["False"], ran.stderr
+
+
+def test_a_context_inside_another_leaves_our_class_in_place():
+    with ddplab.replace_ddp():
+        with ddplab.replace_ddp():
+            pass
+        from torch.nn.parallel import DistributedDataParallel as Inside
+    assert Inside is ddplab.DistributedDataParallel
+    assert torch.nn.parallel.DistributedDataParallel is not Inside
 
 
 def test_a_script_run_with_our_class(tmp_path, monkeypatch):
