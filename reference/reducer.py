@@ -534,7 +534,7 @@ class Reducer:
     def send(self, bucket: Bucket, number: int, *, is_last: bool) -> InFlight:
         """Launch the collective of a bucket; returns at once. Raises RuntimeError if the comm hook failed."""
         self.notify(Observer.bucket_sending, number)
-        launch = self.launch_order.launching(number, bucket.size_bytes) if self.launch_order is not None else 0
+        launch = self.launch_order.launching(number, bucket.size_bytes, self.iterations) if self.launch_order else 0
         if self.hook is None:
             return InFlight(bucket.all_reduce(self.group), bucket, launch)
         try:

@@ -1,14 +1,19 @@
-"""Checked launch order (`debug=True`): after a failed collective, names the rank that launched something else.
+"""Checked launch order (`debug=True`): names the rank that launched something else.
 
-The ranks are compared when waiting for a collective raises, as with Gloo. With NCCL the host does not wait. After a
+Each launch is compared with what other ranks have launched at its place among all launches of the group, because
+collectives of equal size that cross would add up what does not belong together. The ranks are also compared when
+waiting for a collective raises, as with Gloo. With NCCL the host does not wait. After a
 hang or an asynchronous error its watchdog ends the process; torch's flight recorder has the launches of each rank.
 """
 
+import warnings
 from collections import Counter
 from typing import ClassVar
 
 import torch.distributed as dist
 from torch._C._distributed_c10d import PrefixStore
+
+from ..errors import LaunchOrderError
 
 KEPT = 256
 """Number of launches of each rank that the store keeps."""
@@ -34,26 +39,55 @@ class CheckedLaunchOrder:
     """
 
     _launches: ClassVar[Counter[str]] = Counter()  # by series
+    _of_all: ClassVar[Counter[str]] = Counter()  # by group
 
     def __init__(self, group: dist.ProcessGroup, series: str) -> None:
         self._group = group
         self.series = series
-        self._store = PrefixStore(f"ddplab/order/{series}", dist.distributed_c10d._get_process_group_store(group))
+        store = dist.distributed_c10d._get_process_group_store(group)
+        self._store = PrefixStore(f"ddplab/order/{series}", store)
+        self._store_of_all = PrefixStore(f"ddplab/all_launches/{group.group_name}", store)
         self._rank = dist.get_rank(group)
+        self._warned = False
 
     @property
     def launches(self) -> int:
         """Number of launches so far, of the module and its copies."""
         return self._launches[self.series]
 
-    def launching(self, bucket: int, size_bytes: int) -> int:
-        """Write the launch into the store before its collective is issued, which may never return."""
+    def launching(self, bucket: int, size_bytes: int, iteration: int) -> int:
+        """Write the launch into the store before its collective is issued, which may never return.
+
+        Raises:
+            LaunchOrderError: Another rank has launched a bucket of another size or module at this place.
+        """
+        self._compare(f"{self.series} {bucket} {size_bytes}", iteration)
         self._launches[self.series] += 1
         self._store.set(f"{self._rank}/{self.launches}", f"bucket {bucket} ({size_bytes} bytes)")
         self._store.set(f"{self._rank}/last", str(self.launches))
         if self.launches > KEPT:
             self._store.delete_key(f"{self._rank}/{self.launches - KEPT}")
         return self.launches
+
+    def _compare(self, what: str, iteration: int) -> None:
+        self._of_all[self._group.group_name] += 1
+        number = self._of_all[self._group.group_name]
+        self._store_of_all.set(f"{self._rank}/{number}", f"{what} {iteration}")
+        if number > KEPT:
+            self._store_of_all.delete_key(f"{self._rank}/{number - KEPT}")
+        for rank in set(range(self._group.size())) - {self._rank}:
+            if not self._store_of_all.check([key := f"{rank}/{number}"]):
+                continue
+            theirs, _, their_iteration = self._store_of_all.get(key).decode().rpartition(" ")
+            message = (
+                f"rank {self._rank}: launch {number} of this rank is {_in_words(what)} in iteration {iteration}, "
+                f"that of rank {rank} {_in_words(theirs)} in iteration {their_iteration}: they do not belong together"
+            )
+            if theirs != what:
+                raise LaunchOrderError(self._rank, message)
+            if their_iteration != str(iteration) and not self._warned:
+                self._warned = True
+                warnings.warn(f"{message}, unless one rank ran further forward passes", stacklevel=2)
 
     def explain(self, launch: int) -> str:
         """Describe which ranks launched something else, or nothing, as launch number `launch`."""
@@ -73,3 +107,8 @@ class CheckedLaunchOrder:
     def _read(self, rank: int, launch: int) -> str | None:
         key = f"{rank}/{launch}"
         return self._store.get(key).decode() if self._store.check([key]) else None
+
+
+def _in_words(what: str) -> str:
+    series, bucket, size_bytes = what.rsplit(" ", 2)
+    return f"bucket {bucket} ({size_bytes} bytes) of module {series}"

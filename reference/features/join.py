@@ -46,6 +46,7 @@ class UnevenInputsHook(JoinHook):
 
 def match_backward(reducer: "Reducer") -> None:
     """Match the collectives of the other ranks' backward pass with buckets of zeros."""
+    reducer.iterations += 1
     last = len(reducer.buckets) - 1
     in_flight = {
         number: reducer.send(bucket.zeros(), number, is_last=number == last)
@@ -57,7 +58,6 @@ def match_backward(reducer: "Reducer") -> None:
     reducer.tracker.untouched()
     reducer.wait_for_others()
     reducer.tracker.finished()
-    reducer.iterations += 1
     reducer.state = Idle()  # a forward pass that still waits is over
     reducer.note_ready_order([])
 

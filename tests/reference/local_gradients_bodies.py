@@ -555,3 +555,59 @@ def buckets_without_memory(rank: int, world_size: int, option: str) -> tuple[See
             total(ddp(inputs(rank))).backward()
             measure()
     return seen[0], sizes
+
+
+# With debug=True
+
+
+def crossed(rank: int, _world_size: int) -> None:
+    """Two wrappers of equal size, whose backward passes run in another order on rank 1."""
+    wrappers = [DistributedDataParallel(Heads(), debug=True) for _ in range(2)]
+    losses = [total(ddp(inputs(rank))) for ddp in wrappers]
+    for loss in losses if rank == 0 else losses[::-1]:
+        loss.backward()
+
+
+def batch_left_out(rank: int, _world_size: int) -> Seen:
+    """Rank 1 skips the backward pass of its second batch, as if the loss were NaN, and goes on."""
+    ddp, seen = DistributedDataParallel(Heads(), debug=True), []
+    with watched(seen, lambda: None):
+        for number in range(4 + rank):
+            loss = total(ddp(inputs(rank)))
+            if (rank, number) != (1, 1):
+                loss.backward()
+    return seen[0]
+
+
+def gradients_with_other_data(rank: int, world_size: int) -> Seen:
+    """Views whose data the script replaces between iterations."""
+    module, seen = Heads(), []
+    ddp = DistributedDataParallel(module, gradient_as_bucket_view=True)
+    expected = averages(module, lambda one, x: total(one(x)).backward(), world_size)
+    right = []
+    with watched(seen, lambda: all(right)):
+        for _ in range(3):
+            for parameter in module.parameters():
+                if parameter.grad is not None:
+                    parameter.grad.data = torch.zeros_like(parameter)
+            total(ddp(inputs(rank))).backward()
+            right.append(same(module, expected))
+    return seen[0]
+
+
+def used_under_no_sync_only(rank: int, world_size: int, option: str) -> Seen:
+    """Each head is used in one of two passes, the first of them under `no_sync`."""
+    module, seen = Heads(), []
+    ddp = DistributedDataParallel(module, **{**OPTIONS[option], "find_unused_parameters": True})
+
+    def step(one: nn.Module, x: Tensor) -> None:
+        with one.no_sync() if isinstance(one, DistributedDataParallel) else nullcontext():
+            total(one(x, 0)).backward()
+        total(one(x, 1)).backward()
+
+    expected = averages(module, step, world_size)
+    with watched(seen, lambda: same(module, expected)):
+        for _ in range(3):
+            ddp.zero_grad()
+            step(ddp, inputs(rank))
+    return seen[0]

@@ -2,6 +2,8 @@
 
 import pytest
 
+from ddplab.reference.errors import RankError
+
 from . import local_gradients_bodies as bodies
 
 OPTIONS = tuple(bodies.OPTIONS)
@@ -172,3 +174,24 @@ def test_buckets_have_memory_in_backward_passes_only_if_asked(two_ranks, option)
     assert_trains([one for one, _ in seen])
     for _, sizes in seen:
         assert all(size > 0 for size in sizes) if option == "views" else sizes == [0] * 4
+
+
+def test_collectives_of_equal_size_that_cross_are_named_with_debug(two_ranks):
+    with pytest.raises(RankError, match=r"rank \d: launch \d+ of .* bucket 0 .*: they do not belong together"):
+        two_ranks.run(bodies.crossed)
+
+
+def test_a_batch_that_one_rank_leaves_out_is_a_warning_with_debug(two_ranks):
+    seen = two_ranks.run(bodies.batch_left_out)
+    assert not any(one.error for one in seen)
+    warned = [warning for one in seen for warning in one.warned]
+    assert any("in iteration 3, that of rank 0" in one or "in iteration 2, that of rank 1" in one for one in warned)
+
+
+def test_views_whose_data_the_script_has_replaced_are_averaged(two_ranks):
+    assert_trains(two_ranks.run(bodies.gradients_with_other_data))
+
+
+@pytest.mark.parametrize("option", ["plain", "views", "small buckets"])
+def test_what_was_used_under_no_sync_only_is_averaged(two_ranks, option):
+    assert_trains(two_ranks.run(bodies.used_under_no_sync_only, option))
