@@ -341,7 +341,11 @@ class DistributedDataParallel(DataParallel):
     """Size in bytes of the pieces in which parameters and buffers are broadcast."""
     use_side_stream_for_tensor_copies = True
     _use_python_reducer = False
-    _static_graph_delay_allreduce_enqueued = False
+
+    @property
+    def _static_graph_delay_allreduce_enqueued(self) -> bool:
+        return self.static_graph and not self._reducer.tracker.needs_sink
+
     _has_rebuilt_buckets = property(attrgetter("reducer.buckets.rebuilt"))
     will_sync_module_buffers = are_due
 
@@ -509,6 +513,11 @@ class DistributedDataParallel(DataParallel):
         return state
 
     def __setstate__(self, state: dict[str, Any]) -> None:
+        if "options" not in state:
+            raise RuntimeError(
+                "this data-parallel module was saved by torch's class: load it without ddplab.replace_ddp() and wrap "
+                "its .module again, or save state_dict() instead"
+            )
         options, series, comm_hooks = (state.pop(name) for name in ("options", "launch_series", "_comm_hooks"))
         super().__setstate__(state)  # type: ignore[no-untyped-call]
         self.process_group, self._comm_hooks = construction.resolve_group(None), []

@@ -3,6 +3,7 @@
 The results must be equal to the bit, or the same type of error. Names of scenarios as arguments run those alone.
 """
 
+import inspect
 import os
 import re
 import socket
@@ -15,8 +16,13 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
+from . import import_torchvision
+
 MODES = ("torch", "ours")
-CLIENTS = ("lightning", "accelerate", "transformers", "peft", "timm", "torchft", "mmengine", "ignite")
+CLIENTS = (
+    *("lightning", "accelerate", "transformers", "peft", "timm", "torchft", "mmengine", "ignite"),
+    "sentence_transformers",
+)
 TIMEOUT_S = 480
 
 
@@ -34,12 +40,7 @@ def run_rank(mode: str, rank: int, out: Path, names: list[str]) -> None:
     warnings.simplefilter("ignore")
     torch.set_num_threads(1)
     results: dict[str, Any] = {}
-    try:
-        import torchvision  # noqa: F401
-    except RuntimeError:  # built for another torch: its models need none of its operators
-        operators = torch.library.Library("torchvision", "DEF")
-        for name in ("nms", "qnms"):
-            operators.define(f"{name}(Tensor boxes, Tensor scores, float threshold) -> Tensor")
+    import_torchvision()
     from .scenarios import BY_HAND, SCENARIOS
 
     dist.init_process_group("gloo", timeout=timedelta(seconds=60))
@@ -113,21 +114,47 @@ def difference(torchs: Any, ours: Any) -> str:
 
 
 def names_missing() -> list[str]:
-    """Methods of torch's reducer that the source of a client calls, and that `ddp.reducer` lacks."""
+    """Names of torch's wrapper and reducer that the source of a client touches, and that ours lack."""
+    from torch import nn
     from torch._C._distributed_c10d import Reducer
 
+    from ddplab.reference import data_parallel, module_wrapper
+    from ddplab.reference.features import join
     from ddplab.reference.reducer import Reducer as OurReducer
     from ddplab.reference.torch_names import TorchNames
 
-    called = {
-        name
-        for client in CLIENTS
-        for path in Path(str(find_spec(client).origin)).parent.rglob("*.py")
-        for name in re.findall(r"\breducer\.(\w+)\(", path.read_text(errors="ignore"))
-    }
-    assert "prepare_for_backward" in called
-    ours = set(dir(OurReducer)) | set(dir(TorchNames))
-    return sorted(name for name in called if hasattr(Reducer, name) and name not in ours)
+    def attributes(*sources: Any) -> set[str]:
+        return {name for source in sources for name in re.findall(r"self\.(\w+)\b", inspect.getsource(source))}
+
+    torchs_class, our_class = nn.parallel.DistributedDataParallel, data_parallel.DistributedDataParallel
+    torchs = {*dir(torchs_class), *attributes(torchs_class)} - set(dir(nn.Module))
+    ours = {*dir(our_class), *attributes(data_parallel, module_wrapper, join)}
+    reducers = set(dir(Reducer)) - set(dir(OurReducer)) - set(dir(TorchNames))
+    missing, touched = set(), set()
+    for client in CLIENTS:
+        for path in Path(str(find_spec(client).origin)).parent.rglob("*.py"):
+            text = path.read_text(errors="ignore")
+            missing |= {f"reducer.{name}" for name in re.findall(r"\breducer\.(\w+)\(", text) if name in reducers}
+            if "DistributedDataParallel" in text:
+                touched |= torchs.intersection(re.findall(r"\.(\w+)\b", text))
+    assert "_static_graph_delay_allreduce_enqueued" in touched
+    return sorted(missing | (touched - ours))
+
+
+def self_started_ranks() -> str:
+    """How a training whose script starts its second rank differs under our class; empty: not at all."""
+    script = str(Path(__file__).with_name("starts_its_ranks.py"))
+    printed = []
+    for launcher in ([], ["-m", "ddplab.replace_ddp"]):
+        command = [sys.executable, *launcher, script]
+        environment = os.environ | {"PYTHONPATH": str(Path(__file__).parents[2])}
+        ran = subprocess.run(command, capture_output=True, text=True, timeout=TIMEOUT_S, check=False, env=environment)
+        printed.append(sorted(line for line in ran.stdout.splitlines() if line.startswith("rank ")))
+        if len(printed[-1]) != 2:
+            return f"{' '.join(command)} failed: {ran.stderr[-1000:]}"
+    torchs, ours = printed
+    expected = [line.replace("torch.nn.parallel.distributed", "ddplab.reference.data_parallel") for line in torchs]
+    return "" if ours == expected else f"torch's: {torchs}; ours: {ours}"
 
 
 def main() -> int:
@@ -156,7 +183,10 @@ def main() -> int:
         lost = set(results["torch", 0]) - set(results["ours", 0])
         wrong += len(lost)
         wrong += len(missing := names_missing())
-        print("".join(f"reducer.{name} is called and missing\n" for name in missing), end="")
+        print("".join(f"{name} is touched and missing\n" for name in missing), end="")
+        if not names:
+            wrong += bool(reason := self_started_ranks())
+            print(f"{'DIFFERS' if reason else 'equal':8}replaced ranks that the script starts itself {reason}")
         print("".join(f"MISSING {name}\n" for name, _ in sorted(lost)), end="")
     count = len(results["torch", 0])
     print(f"{count} scenarios, {wrong} differences, {time.monotonic() - began:.0f} s")

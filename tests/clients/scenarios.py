@@ -373,6 +373,78 @@ def compiled(wrap: Any, *, compiled: str) -> Tensors:
     return state(net)
 
 
+@scenario(plain={}, views={"gradient_as_bucket_view": True}, unused={"find_unused_parameters": True})
+def compiled_step(wrap: Any, **options: Any) -> Tensors:
+    """Forward, loss and backward in one compiled function."""
+    torch._dynamo.reset()
+    ddp = wrap(Net(), **options)
+    optimizer = torch.optim.SGD(ddp.parameters(), lr=0.1)
+
+    @torch.compile(backend="aot_eager")
+    def step(x: Tensor) -> None:
+        ddp(x).square().mean().backward()
+
+    for number, x in enumerate(batches()):
+        optimizer.zero_grad()
+        step(x[: 2 + number % 2])
+        optimizer.step()
+    return state(ddp)
+
+
+@scenario(plain={}, static={"static_graph": True}, unused={"find_unused_parameters": True})
+def cached_loss(wrap: Any, **options: Any) -> Tensors:
+    """The contrastive loss of sentence-transformers that runs forward and backward again inside a backward hook."""
+    from sentence_transformers import SentenceTransformer
+    from sentence_transformers.sentence_transformer.losses import CachedMultipleNegativesRankingLoss
+
+    class Embedding(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.net = Net()
+
+        def forward(self, features: dict[str, Tensor]) -> dict[str, Tensor]:
+            return {**features, "sentence_embedding": self.net(features["input_ids"])}
+
+    model = SentenceTransformer(modules=[Embedding()], device="cpu")
+    loss = CachedMultipleNegativesRankingLoss(model, mini_batch_size=2)
+    loss.model = ddp = wrap(model, **options)
+    optimizer = torch.optim.SGD(ddp.parameters(), lr=0.1)
+    for x in batches():
+        optimizer.zero_grad()
+        loss([{"input_ids": x}, {"input_ids": x.cos()}], torch.empty(0)).backward()
+        optimizer.step()
+    return state(model)
+
+
+@scenario()
+def wrapper_in_the_style_of_mmcv(wrap: Any) -> Tensors:
+    """A subclass that does in `train_step` what forward does, by the private names of torch's class."""
+
+    class Wrapper(wrap):  # type: ignore[misc]
+        def train_step(self, x: Tensor) -> Tensor:
+            self.reducer.prepare_for_forward()
+            self.reducer._rebuild_buckets()
+            if self._check_sync_bufs_pre_fwd():
+                self._sync_buffers()
+            output: Tensor = self.module(x).square().mean()
+            if self._check_sync_bufs_post_fwd():
+                self._sync_buffers()
+            if torch.is_grad_enabled() and self.require_backward_grad_sync:
+                self.require_forward_param_sync = True
+                self.reducer.prepare_for_backward([])
+            else:
+                self.require_forward_param_sync = False
+            return output
+
+    ddp = Wrapper(nn.Sequential(Net(), nn.BatchNorm1d(4)))
+    optimizer = torch.optim.SGD(ddp.parameters(), lr=0.1)
+    for x in batches():
+        optimizer.zero_grad()
+        ddp.train_step(x).backward()
+        optimizer.step()
+    return state(ddp)
+
+
 @scenario()
 def zero_redundancy_optimizer(wrap: Any) -> Tensors:
     ddp = wrap(Net())

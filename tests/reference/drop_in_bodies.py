@@ -256,6 +256,17 @@ def pipelined(rank: int, _world_size: int, name: str) -> tuple[list, list]:
     return got, expected
 
 
+def saved_by_torchs_class(_rank: int, _world_size: int) -> str:
+    """The error of a wrapper that torch's class has pickled and ours is to load."""
+    saved = pickle.dumps(TorchDDP(nn.Linear(2, 2)))
+    with ddplab.replace_ddp():
+        try:
+            pickle.loads(saved)
+        except RuntimeError as error:
+            return str(error)
+    return ""
+
+
 # torch.compile
 
 

@@ -130,6 +130,10 @@ def test_stages_of_a_pipeline_are_averaged_over_their_replicas(four_ranks, sched
         torch.testing.assert_close(got, expected)
 
 
+def test_a_wrapper_that_torchs_class_has_saved_says_how_to_load_it(two_ranks):
+    assert all("wrap its .module again" in error for error in two_ranks.run(drop_in_bodies.saved_by_torchs_class))
+
+
 def test_our_class_in_torchs_place(two_ranks):
     """Under every name that a client imports; torch.compile splits graphs at buckets all the same."""
     for inside, after in two_ranks.run(drop_in_bodies.replaced):
