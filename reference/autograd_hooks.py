@@ -180,6 +180,7 @@ class _Calls:
     """A hook of a tensor that calls `action`."""
 
     action: Callable[[], None]
+    __torch_unserializable__ = True  # a saved tensor comes without it, without a warning
 
     @not_traced
     def __call__(self, _gradient: Tensor) -> None:

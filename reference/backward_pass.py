@@ -17,8 +17,8 @@ from torch import nn
 from .buckets import Bucket
 from .recording.reducer_observer import Future
 
-Snapshot = Sequence[tuple[int, int, int]]
-"""By parameter index the version of the parameter, and the identity and version of its gradient; zeros: none."""
+Snapshot = Sequence[tuple[int, int]]
+"""By parameter index the identity and version of its gradient; zeros: it has none."""
 
 
 class InFlight(NamedTuple):
@@ -41,7 +41,7 @@ class Reduction:
         arrived: Parameter indices in the order in which gradients arrived, undefined ones too.
         inside: Autograd's number of the backward pass in which the forward pass ran, to recompute; -1: in none.
         beside: Whether that pass had reached the outputs of another forward pass by then.
-        before: The parameters and their gradients at the end of the last backward pass that left gradients out.
+        before: The gradients at the end of the last backward pass that left some out.
         owners: Parameters by the address of their gradients' memory, as far as it was looked at.
         scale: Factor by which gradients are multiplied when they are packed.
         to_send: Indices of the buckets to send, in launch order; the others are skipped.

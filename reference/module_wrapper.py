@@ -57,12 +57,13 @@ class DataParallel(JoinableModule, nn.Module):
     def forward(self, *inputs: Any, **kwargs: Any) -> Any:
         """Run the module on this rank's inputs and return its output."""
         with torch.autograd.profiler.record_function("DistributedDataParallel.forward"):
+            depth = self._forward_parameters.depth if self._forward_parameters is not None else 0
             try:
                 inputs, kwargs = self._pre_forward(*inputs, **kwargs)
                 output = self._run_ddp_forward(*inputs, **kwargs)
             except BaseException:  # Ctrl-C too
                 if self._forward_parameters is not None:
-                    self._forward_parameters.restore()
+                    self._forward_parameters.return_to(depth)
                 raise
             return self._post_forward(output)
 
@@ -102,19 +103,10 @@ class DataParallel(JoinableModule, nn.Module):
         self._lazy_init_ran = True
 
     def _check_parameters(self) -> None:
-        """Raise RuntimeError if a parameter has been replaced by another since the module was wrapped.
-
-        Warn once of further ones, and if a frozen one has become trainable. All are looked at if parameters may be
-        unused; if not, and only some are replaced, the backward pass does not finish, which is reported.
-        """
-        slots, frozen = self._trained_slots, self._frozen_slots
-        turn = self._reducer.iterations % len(slots)
-        looked_at = slots if self._reducer.tracker.counts_gradients else slots[turn : turn + 1]
-        # `_parameters` of a module of TorchScript is no dict, and has no `get`.
-        there = all(name in owner._parameters and owner._parameters[name] is own for owner, name, own in looked_at)
-        if not there or self._registrations != Registrations.count:
-            check_registered(self, all_known=there)
-        if any(slot.parameter.requires_grad for slot in frozen):
+        """Raise RuntimeError if parameters have been replaced since the module was wrapped; warn of further ones."""
+        if self._registrations != Registrations.count:
+            check_registered(self)
+        if any(slot.parameter.requires_grad for slot in self._frozen_slots):
             warn_of_thawed(self)
 
     @not_compiled

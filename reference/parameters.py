@@ -1,8 +1,10 @@
 """A module's synchronised parameters and buffers, in the order of the parameter index, and later changes."""
 
+import sys
 import warnings
 from collections.abc import Iterable
 from dataclasses import dataclass
+from types import FrameType
 from typing import TYPE_CHECKING, NamedTuple
 
 import torch
@@ -12,6 +14,7 @@ from torch.nn.modules.module import (
     register_module_module_registration_hook,
     register_module_parameter_registration_hook,
 )
+from torch.nn.utils import stateless
 
 if TYPE_CHECKING:
     from .module_wrapper import DataParallel
@@ -157,36 +160,57 @@ register_module_module_registration_hook(Registrations.grow)
 register_module_parameter_registration_hook(Registrations.grow)
 
 
-def check_registered(ddp: "DataParallel", *, all_known: bool) -> None:
-    """Raise RuntimeError if parameters of the wrapped module have been replaced, and warn once of further ones.
+def check_registered(ddp: "DataParallel") -> None:
+    """Raise RuntimeError if parameters of the wrapped module have been replaced; watch further ones.
 
-    `all_known`: no slot that was looked at has another parameter than the one that was wrapped.
+    `functional_call` replaces parameters for the time of a call, which is no mistake.
     """
-    slots, frozen, rank = ddp._trained_slots, ddp._frozen_slots, ddp.process_group.rank()
-    ddp._registrations = Registrations.count
+    slots, frozen = ddp._trained_slots, ddp._frozen_slots
     new = new_parameters(ddp.module, [*slots, *frozen, *ddp._added_slots])
-    if new and not (all_known and all_there(ddp.module, slots)):
-        ddp._reducer.fail(f"rank {rank}: {replaced(new)}")
-    if new:
-        ddp._added_slots += new
-        warnings.warn(f"rank {rank}: {added(new)}", stacklevel=5)
+    trainable = [slot for slot in new if slot.parameter.requires_grad]
+    if trainable and not all_there(ddp.module, slots):
+        if _inside_functional_call():
+            return
+        ddp._reducer.fail(f"rank {ddp.process_group.rank()}: {replaced(trainable)}")
+    ddp._registrations = Registrations.count
+    ddp._added_slots += trainable
+    frozen += [slot for slot in new if not slot.parameter.requires_grad]
+    _warn_at_first_gradient(trainable, f"rank {ddp.process_group.rank()}: {added(trainable)}")
+
+
+def _inside_functional_call() -> bool:
+    frame: FrameType | None = sys._getframe()
+    while frame is not None and frame.f_code is not stateless._functional_call.__code__:
+        frame = frame.f_back
+    return frame is not None
+
+
+def _warn_at_first_gradient(added: Iterable[Slot], message: str) -> None:
+    """Parameters that never get one, such as a teacher's, are no mistake."""
+
+    def warn(_parameter: Tensor) -> None:
+        for handle in handles:
+            handle.remove()
+        warnings.warn(message, stacklevel=2)
+
+    handles = [slot.parameter.register_post_accumulate_grad_hook(warn) for slot in added]
 
 
 def warn_of_thawed(ddp: "DataParallel") -> None:
     """Warn once that frozen parameters have become trainable."""
     warnings.warn(f"rank {ddp.process_group.rank()}: {thawed(ddp.module, ddp._frozen_slots)}", stacklevel=5)
-    ddp._frozen_slots.clear()
+    ddp._frozen_slots[:] = [slot for slot in ddp._frozen_slots if not slot.parameter.requires_grad]
 
 
 def new_parameters(module: nn.Module, known: Iterable[Slot]) -> list[Slot]:
-    """Trainable parameters of `module`, by their names in it, that are in none of the `known` slots."""
+    """Parameters of `module`, by their names in it, that are in none of the `known` slots."""
     ids = {id(slot.parameter) for slot in known}
     ignored = ignored_names(module)
     return [
         Slot(module, name, now)
         for name, now in module.named_parameters()
         # Other tensors are stand-ins.
-        if isinstance(now, nn.Parameter) and now.requires_grad and id(now) not in ids and name not in ignored
+        if isinstance(now, nn.Parameter) and id(now) not in ids and name not in ignored
     ]
 
 

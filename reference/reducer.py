@@ -44,9 +44,9 @@ from .backward_exceptions import (
     fail_again,
     unfinished,
 )
-from .backward_pass import Expecting, Failed, Idle, InFlight, Reduction, Running, State
+from .backward_pass import Expecting, Failed, Idle, InFlight, Reduction, Running, Snapshot, State
 from .buckets import Bucket, Buckets, SecondGradientError
-from .checks.changed_gradients import ChangedGradients, misfit, separate, snapshot, warn_of_assigned, warn_of_changes
+from .checks.changed_gradients import ChangedGradients, misfit, separate, snapshot, warn_of_changes, watch_steps
 from .checks.error_messages import ErrorMessages
 from .checks.launch_order import CheckedLaunchOrder
 from .comm_hooks.interface import HookCaller
@@ -179,6 +179,7 @@ class Reducer:
         self._separates = False  # whether gradients have shared memory
         self._sync_enabled = sync_enabled
         self._forward_under_no_sync = False
+        self.without_gradients: Snapshot | None = None  # at the end of a backward pass that brought none
         self._searched = False  # whether a graph was searched for error messages
         self._averaged_inside = NO_TASK  # the backward pass in which a forward pass ran whose gradients were averaged
         self.pass_end: Callable[[], PassEnd | None] = lambda: None  # of the last backward pass; autograd holds it
@@ -188,6 +189,7 @@ class Reducer:
         self._parameter_observers: list[Callable[[int], None]] = []
         several_devices = len({parameter.device for parameter in self.parameters}) > 1
         self.detach = attach_hooks(self.accumulators, self, locked=several_devices)
+        watch_steps(self)
 
     def notify(self, event: Callable[Concatenate[Any, P], None], *args: P.args, **kwargs: P.kwargs) -> None:
         """Call this method of `Observer` on all observers."""
@@ -210,8 +212,6 @@ class Reducer:
             match self.state:
                 case Running(reduction=Reduction(begun=True)) if _current_task() != NO_TASK:
                     self.fail(self.messages.forward_inside_backward())
-                case Expecting(Reduction(begun=False, before=before)) if before:
-                    warn_of_assigned(self, before)
             self.iterations += 1
             if self.iterations >= self.alarm_at:
                 self.alarm_at = math.inf
@@ -226,7 +226,7 @@ class Reducer:
                 or the module was converted to another dtype or device after it was wrapped.
         """
         self.check_finished()
-        if transforms_active():  # they would wrap new buckets, and hide the nodes of the parameters
+        if transforms_active():  # they would wrap new buckets
             return
         every = range(len(self.parameters))
         self.check_not_converted(every if self.thorough else [bucket.indices[0] for bucket in self.buckets])
@@ -238,7 +238,7 @@ class Reducer:
 
         One that was converted back has another accumulating node.
         """
-        for index in indices:
+        for index in () if transforms_active() else indices:  # they hide the nodes
             now, key = self.parameters[index], self.buckets.keys[index]
             node = accumulators([now])[0] if now.requires_grad else self.accumulators[index]
             if (now.dtype, now.device) != key or node is not self.accumulators[index]:
@@ -250,8 +250,10 @@ class Reducer:
             for bucket in self.buckets:
                 bucket.reset()
             self.tracker.forward_done(outputs)
-        if self.tracker.unused and not transforms_active():
+        if self.tracker.unused:
             self.check_not_converted(self.tracker.seldom_unused())
+        if transforms_active():
+            self.without_gradients = snapshot(self.parameters)  # they compute gradients without a backward pass
         wanted = not self._searched or get_debug_level() != DebugLevel.OFF  # the first finds what is never used
         behind = reachable(outputs, dict(zip(self.accumulators, count(), strict=False))) if wanted else None
         self._searched = True  # for error messages
@@ -388,8 +390,7 @@ class Reducer:
         skip = self.tracker.unused if self.options.skip_all_reduce_unused_params else frozenset()
         reduction.to_send = [n for n, bucket in enumerate(self.buckets) if not skip.issuperset(bucket.indices)]
         reduction.begun = True
-        if self.thorough:
-            self.changes.begin(self.parameters)
+        self.without_gradients = None
         self.mark_ready(reduction, sorted(self.tracker.unused))
 
     def _compare_with_forward(self, *, averaged: bool) -> None:
@@ -413,8 +414,7 @@ class Reducer:
                     self._separates |= separate(self.parameters[index], reduction.owners)
             if self.thorough:
                 for index in arrived:
-                    if self.changes.arrived(index, self.parameters[index]):
-                        self.messages.warn_once("stepped", self.messages.stepped_too_early(index))
+                    self.changes.arrived(index, self.parameters[index].grad)
         if reduction is not None and not self.tracker.counts_gradients and not self._parameter_observers:
             reduction.ready_order += arrived
             self.mark_ready(reduction, arrived)
@@ -489,7 +489,9 @@ class Reducer:
         if reduction.begun:
             for number in range(reduction.next_bucket, len(self.buckets)):
                 self._pack(reduction, number)
-        reduction.before = snapshot(self.parameters)
+            reduction.before = snapshot(self.parameters)
+        else:
+            self.without_gradients = snapshot(self.parameters)
 
     @torch.no_grad()
     def finish(self, reduction: Reduction) -> None:

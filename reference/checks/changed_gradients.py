@@ -1,15 +1,18 @@
 """Gradients that change after they have arrived: by the script, or with another gradient in the same memory.
 
-Also parameters that change before their gradients are averaged, as by an optimiser that steps too early.
+Also optimisers that step before the gradients are averaged.
 """
 
-from collections.abc import Iterable, Sequence
+import weakref
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor, nn
+from torch.optim import Optimizer
+from torch.optim.optimizer import register_optimizer_step_pre_hook
 
-from ..backward_pass import Reduction, Snapshot
+from ..backward_pass import Expecting, Idle, Reduction, Running, Snapshot
 from ..buckets import Bucket
 
 if TYPE_CHECKING:
@@ -24,17 +27,11 @@ class ChangedGradients:
 
     def __init__(self) -> None:
         self._as_arrived: dict[int, tuple[Tensor, int]] = {}  # by parameter index
-        self._parameter_versions: list[int] = []  # when the first gradient arrived
 
-    def begin(self, parameters: Sequence[nn.Parameter]) -> None:
-        """Note the versions of all parameters: the first gradient has arrived."""
-        self._parameter_versions = [parameter._version for parameter in parameters]
-
-    def arrived(self, index: int, parameter: nn.Parameter) -> bool:
-        """Note the gradient of a parameter index; returns whether the parameter has changed since `begin`."""
-        if parameter.grad is not None:
-            self._as_arrived[index] = parameter.grad, version_of(parameter.grad)
-        return parameter._version != self._parameter_versions[index]
+    def arrived(self, index: int, gradient: Tensor | None) -> None:
+        """Note the gradient of a parameter index; None: it was undefined."""
+        if gradient is not None:
+            self._as_arrived[index] = gradient, version_of(gradient)
 
     def first_changed(self, bucket: Bucket) -> int | None:
         """The index of a parameter in the bucket whose waiting gradient has changed; None: none has."""
@@ -50,39 +47,51 @@ class ChangedGradients:
 
 
 def snapshot(parameters: Sequence[nn.Parameter]) -> Snapshot:
-    """The versions that show at a later time what the script has changed."""
-    now = [(parameter._version, parameter.grad) for parameter in parameters]
-    return [(version, 0, 0) if g is None else (version, id(g), g._version) for version, g in now]
-
-
-def first_changed(before: Snapshot, now: Snapshot, indices: Iterable[int], *, only_parameters: bool) -> int | None:
-    """The first of these parameter indices whose parameter or gradient has changed; None: none has."""
-    length = 1 if only_parameters else 3
-    return next((index for index in indices if before[index][:length] != now[index][:length]), None)
-
-
-def first_assigned(before: Snapshot, now: Snapshot) -> int | None:
-    """The first parameter index that has changed with a gradient which it had not `before`; None: none has."""
-    for index, ((version, gradient, _), (new_version, new_gradient, _)) in enumerate(zip(before, now, strict=True)):
-        if version != new_version and (not gradient or new_gradient not in (0, gradient)):
-            return index
-    return None
+    """What shows at a later time whether the script has set or changed gradients."""
+    gradients = [parameter.grad for parameter in parameters]
+    return [(0, 0) if gradient is None else (id(gradient), gradient._version) for gradient in gradients]
 
 
 def warn_of_changes(reducer: "Reducer", reduction: Reduction) -> None:
-    """Warn if the script used gradients between two backward passes that contribute to one reduction."""
-    # A comm hook may write into the gradients at any time, if they are in its buckets.
-    only_parameters = reducer.options.gradient_as_bucket_view and reducer.hook is not None
+    """Warn if the script changed gradients between two backward passes that contribute to one reduction."""
+    if (reducer.options.gradient_as_bucket_view and reducer.hook is not None) or reducer.optimizers_in_backward:
+        return  # a comm hook may write into the gradients at any time
     now = snapshot(reducer.parameters)
-    index = first_changed(reduction.before, now, reduction.arrived, only_parameters=only_parameters)
-    if index is not None:
-        reducer.messages.warn_once("between", reducer.messages.changed_between(index))
+    changed = next((index for index in reduction.arrived if reduction.before[index] != now[index]), None)
+    if changed is not None:
+        reducer.messages.warn_once("between", reducer.messages.changed_between(changed))
 
 
-def warn_of_assigned(reducer: "Reducer", before: Snapshot) -> None:
-    """Warn if the script set gradients after a backward pass that brought none, and stepped with them."""
-    if (index := first_assigned(before, snapshot(reducer.parameters))) is not None:
-        reducer.messages.warn_once("assigned", reducer.messages.assigned(index))
+def watch_steps(reducer: "Reducer") -> None:
+    """Warn once if an optimiser steps with gradients that wait to be averaged, or that the script has set."""
+    this = weakref.ref(reducer)
+
+    def before_step(optimizer: Optimizer, _args: object, _kwargs: object) -> None:
+        alive = this()
+        if alive is not None and not (isinstance(alive.state, Idle) and alive.without_gradients is None):
+            _check_step(alive, optimizer)
+
+    weakref.finalize(reducer, register_optimizer_step_pre_hook(before_step).remove)
+
+
+def _check_step(reducer: "Reducer", optimizer: Optimizer) -> None:
+    own = {id(parameter): index for index, parameter in enumerate(reducer.parameters)}
+    held = (parameter for group in optimizer.param_groups for parameter in group["params"])
+    stepped = [own[id(p)] for p in held if p.grad is not None and id(p) in own]
+    match reducer.state:
+        case Running(reduction=Reduction(averaged=False)) if not reducer.optimizers_in_backward:
+            when, wrong = "during the backward pass", stepped
+        case Expecting(Reduction(begun=True) as waiting) if not reducer.optimizers_in_backward:
+            when = "between two backward passes of one forward pass"
+            wrong = [index for index in stepped if index in waiting.arrived]
+        case Idle() | Expecting() if (before := reducer.without_gradients) is not None:
+            when = "after a pass that brought no gradients, as torch.autograd.grad,"
+            now = snapshot(reducer.parameters)
+            wrong = [index for index in stepped if now[index][0] != before[index][0]]
+        case _:
+            return
+    if wrong:
+        reducer.messages.warn_once("step", reducer.messages.stepped_too_early(min(wrong), when))
 
 
 def misfit(reducer: "Reducer", reduction: Reduction, number: int, slot: int) -> str | None:

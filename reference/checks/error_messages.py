@@ -152,30 +152,21 @@ class ErrorMessages:
             "they then step with averages"
         )
 
-    def stepped_too_early(self, index: int) -> str:
-        """Warning, given once: a parameter changed during the backward pass, before its gradient was averaged."""
+    def stepped_too_early(self, index: int, when: str) -> str:
+        """Warning, given once: an optimiser used gradients that were not averaged; `when` it did."""
         return (
-            f"rank {self.rank}: {self.describe(index)} was changed during the backward pass, before its gradient was "
-            "averaged. If an optimiser did that, as in a post-accumulate hook, it stepped with this rank's own "
-            "gradient, and the ranks diverge: step after backward(), or have "
+            f"rank {self.rank}: an optimiser stepped {when} and used the gradient of {self.describe(index)}, which "
+            "was not averaged, so the ranks diverge. Step after the last backward pass of each forward pass, which "
+            "must bring the gradients by backward(); all-reduce gradients that you set yourself; or have "
             "torch.distributed.optim._apply_optimizer_in_backward make the optimisers before the module is wrapped"
         )
 
     def changed_between(self, index: int) -> str:
-        """Warning, given once: the script used gradients between two backward passes of one forward pass."""
+        """Warning, given once: the script changed a gradient between two backward passes of one forward pass."""
         return (
-            f"rank {self.rank}: {self.describe(index)} or its gradient was changed between two backward passes of "
-            "one forward pass. Its gradient is averaged at the end of the last one only: an optimiser that stepped "
-            "before used this rank's own gradient, so the ranks diverge, and clipping or scaling the gradient there "
-            "gives wrong averages. Run all backward passes, then clip and step; or one forward pass for each"
-        )
-
-    def assigned(self, index: int) -> str:
-        """Warning, given once: gradients from `autograd.grad` that were not averaged."""
-        return (
-            f"rank {self.rank}: {self.describe(index)} was changed with a gradient that was not averaged: the last "
-            "backward pass through the wrapper brought none, as torch.autograd.grad, whose results a script assigns "
-            "to .grad. Call loss.backward() instead, or all-reduce such gradients yourself"
+            f"rank {self.rank}: the gradient of {self.describe(index)} was changed between two backward passes of "
+            "one forward pass. It is averaged at the end of the last one, so clipping or scaling it before is lost, "
+            "or gives a wrong average. Clip after the last backward pass, or run one forward pass for each"
         )
 
     def not_finalized(self) -> str:

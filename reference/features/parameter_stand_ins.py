@@ -46,7 +46,7 @@ class ForwardParameters:
         self._stand_ins = dict(stand_ins)
         self._slots = slots(module, self._stand_ins)
         self._last: dict[nn.Parameter, Tensor] = {}  # those of a forward pass whose backward pass has not ended
-        self._depth = 0  # forward and backward passes that use stand-ins now, one inside the other
+        self.depth = 0  # forward and backward passes that use stand-ins now, one inside the other
         self._task = -1  # the backward pass among them
         if always:
             module.register_forward_pre_hook(self._before_forward)
@@ -54,19 +54,20 @@ class ForwardParameters:
 
     def enter(self) -> None:
         """Before a forward pass."""
-        if not self._depth:
+        if not self.depth:
             self._put_in_place(self._compute())
-        self._depth += 1
+        self.depth += 1
 
     def leave(self) -> None:
         """After a forward or backward pass."""
-        self._depth -= 1
-        if self._depth <= 0:  # below: a hook of the module raised an error before `enter`
-            self.restore()
+        self.return_to(self.depth - 1)
 
-    def restore(self) -> None:
-        """Put all parameters back; as such needed only after a forward pass that was interrupted, as by Ctrl-C."""
-        self._depth, self._task = 0, -1
+    def return_to(self, depth: int) -> None:
+        """After a pass, or one that was interrupted: `depth` passes go on; without any, the parameters return."""
+        self.depth = max(0, depth)  # below: a hook of the module raised an error before `enter`
+        if self.depth:
+            return
+        self._task = -1
         for owner, name, parameter in self._slots:
             owner._parameters[name] = parameter
             if isinstance(owner, nn.RNNBase):
@@ -76,10 +77,10 @@ class ForwardParameters:
         """Checkpoints may run parts of the module again until the backward pass ends."""
         if self._task == (task := torch._C._current_graph_task_id()):
             return
-        if not self._depth:
+        if not self.depth:
             with torch.enable_grad():
                 self._put_in_place(self._last or self._compute())
-        self._depth += 1
+        self.depth += 1
         self._task = task
         torch.autograd.Variable._execution_engine.queue_callback(
             PassEnd(task, self._backward_ends, self._backward_ends)

@@ -394,14 +394,76 @@ def layer_changed(rank: int, _world_size: int, option: str, what: str) -> Seen:
         module.heads.append(nn.Linear(3, 2))
     elif what == "module":
         ddp.module = Heads()
-    elif what == "parameter":
-        module.trunk.register_parameter("extra", nn.Parameter(torch.zeros(3)))
+    elif what == "teacher":
+        module.teacher = Heads()
     elif what == "frozen":
         module.average = copy.deepcopy(module).requires_grad_(requires_grad=False)
+    elif what == "frozen, then not":
+        module.heads.append(nn.Linear(3, 2).requires_grad_(requires_grad=False))
+        total(ddp(inputs(rank))).backward()
+        module.heads[2].requires_grad_()
     with watched(seen, lambda: True):
         for _ in range(2):
             ddp.zero_grad()
+            total(ddp(inputs(rank), *range(len(module.heads)))).backward()
+    return seen[0]
+
+
+def swapped_for_a_call(rank: int, world_size: int, option: str) -> Seen:
+    """`functional_call` with the parameters of an average, and a layer that appears at the same time."""
+    module, seen = nn.Sequential(nn.Linear(3, 3), nn.Linear(3, 2)), []
+    ddp = DistributedDataParallel(module, **OPTIONS[option])
+    average = copy.deepcopy(module)
+    names = {f"module.{name}": parameter for name, parameter in average.named_parameters()}
+
+    def step(one: nn.Module, x: Tensor) -> None:
+        one(x).square().sum().backward()
+
+    expected = averages(module, step, world_size)
+    with watched(seen, lambda: same(module, expected)):
+        for _ in range(3):
+            ddp.zero_grad()
+            nn.Linear(1, 1)
+            torch.func.functional_call(ddp, names, (inputs(rank),)).detach()
+            step(ddp, inputs(rank))
+    return seen[0]
+
+
+def probe_then_changed_parameters(rank: int, _world_size: int, option: str) -> Seen:
+    """`autograd.grad` of the inputs; then the parameters become others, as those of an average, and back."""
+    module, seen = Heads(), []
+    ddp = DistributedDataParallel(module, **OPTIONS[option])
+    optimizer = torch.optim.SGD(module.parameters(), lr=0.1)
+    with watched(seen, lambda: True):
+        for _ in range(3):
+            x = inputs(rank).requires_grad_()
+            torch.autograd.grad(total(ddp(x)), x)
+            with torch.no_grad():
+                for parameter in module.parameters():
+                    parameter.mul_(0.5)
+            optimizer.zero_grad()
             total(ddp(inputs(rank))).backward()
+            nn.utils.clip_grad_norm_(module.parameters(), 0.1)
+            optimizer.step()
+    return seen[0]
+
+
+def functional_gradients_assigned(rank: int, _world_size: int, option: str) -> Seen:
+    """Gradients of `torch.func.grad` become those of the parameters, and an optimiser steps with them."""
+    module, seen = nn.Linear(3, 2), []
+    ddp = DistributedDataParallel(module, **OPTIONS[option])
+    optimizer = torch.optim.SGD(module.parameters(), lr=0.1)
+
+    def loss(values: dict[str, Tensor]) -> Tensor:
+        return torch.func.functional_call(ddp, values, (inputs(rank),)).square().sum()
+
+    with watched(seen, lambda: True):
+        for _ in range(2):
+            optimizer.zero_grad()
+            gradients = torch.func.grad(loss)({name: p.detach() for name, p in ddp.named_parameters()})
+            for name, parameter in ddp.named_parameters():
+                parameter.grad = gradients[name]
+            optimizer.step()
     return seen[0]
 
 

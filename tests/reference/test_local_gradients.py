@@ -113,15 +113,36 @@ def test_a_layer_that_was_replaced_after_wrapping_is_an_error(two_ranks, option,
 
 
 @pytest.mark.parametrize("option", OPTIONS)
-@pytest.mark.parametrize("what", ["append", "parameter"])
-def test_a_layer_that_was_added_after_wrapping_is_a_warning(two_ranks, option, what):
-    name = {"append": "heads.2.weight, heads.2.bias: added", "parameter": "trunk.extra: added"}[what]
-    assert_warned_of(two_ranks.run(bodies.layer_changed, option, what), name)
+def test_a_layer_that_was_added_after_wrapping_is_a_warning(two_ranks, option):
+    words = "heads.2.weight, heads.2.bias: added after"
+    assert_warned_of(two_ranks.run(bodies.layer_changed, option, "append"), words)
 
 
 @pytest.mark.parametrize("option", OPTIONS)
-def test_a_frozen_layer_may_be_added(two_ranks, option):
-    assert_trains(two_ranks.run(bodies.layer_changed, option, "frozen"))
+def test_a_layer_that_was_added_frozen_and_is_trained_later_is_a_warning(two_ranks, option):
+    words = "heads.2.weight, heads.2.bias: frozen when"
+    assert_warned_of(two_ranks.run(bodies.layer_changed, option, "frozen, then not"), words)
+
+
+@pytest.mark.parametrize("what", ["frozen", "teacher"])
+@pytest.mark.parametrize("option", OPTIONS)
+def test_a_layer_that_gets_no_gradient_may_be_added(two_ranks, option, what):
+    assert_trains(two_ranks.run(bodies.layer_changed, option, what))
+
+
+@pytest.mark.parametrize("option", OPTIONS)
+def test_a_functional_call_may_have_other_parameters(two_ranks, option):
+    assert_trains(two_ranks.run(bodies.swapped_for_a_call, option))
+
+
+@pytest.mark.parametrize("option", OPTIONS)
+def test_parameters_may_change_after_gradients_of_the_inputs(two_ranks, option):
+    assert_trains(two_ranks.run(bodies.probe_then_changed_parameters, option))
+
+
+@pytest.mark.parametrize("option", OPTIONS)
+def test_gradients_of_torch_func_that_were_assigned_are_a_warning(two_ranks, option):
+    assert_warned_of(two_ranks.run(bodies.functional_gradients_assigned, option), "weight", "all-reduce gradients")
 
 
 @pytest.mark.parametrize("option", OPTIONS)
