@@ -142,7 +142,7 @@ def test_parameters_may_change_after_gradients_of_the_inputs(two_ranks, option):
 
 @pytest.mark.parametrize("option", OPTIONS)
 def test_gradients_of_torch_func_that_were_assigned_are_a_warning(two_ranks, option):
-    assert_warned_of(two_ranks.run(bodies.functional_gradients_assigned, option), "weight", "all-reduce gradients")
+    assert_warned_of(two_ranks.run(bodies.functional_gradients_assigned, option), "weight", "has not averaged")
 
 
 @pytest.mark.parametrize("option", OPTIONS)
