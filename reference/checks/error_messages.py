@@ -156,8 +156,8 @@ class ErrorMessages:
         """Warning, given once: an optimiser used gradients that were not averaged; `when` it did."""
         return (
             f"rank {self.rank}: an optimiser stepped {when} and used the gradient of {self.describe(index)}, which "
-            "the wrapper has not averaged, so the ranks diverge, unless the script has all-reduced it. Step after the "
-            "last backward pass of each forward pass, which must bring the gradients by backward(); or have "
+            "the wrapper has not averaged, so the ranks diverge, unless the script has all-reduced it. Step after "
+            "the last backward pass of each forward pass, which must bring the gradients by backward(); or have "
             "torch.distributed.optim._apply_optimizer_in_backward make the optimisers before the module is wrapped"
         )
 
