@@ -1,4 +1,4 @@
-"""Tensors that stand in place of a module's parameters while its forward pass runs.
+"""Tensors that stand in place of a module's parameters while it computes.
 
 Mixed precision computes with low-precision copies of the parameters, tensor parallelism with sharded tensors
 (`DTensor`). Both are computed from the parameters by operations that autograd records. So gradients are
