@@ -70,7 +70,7 @@ def end_raised_pass(reducer: "Reducer") -> None:
         while reducer.state is state and reducer.pass_end() is not None:
             if time.monotonic() > give_up:
                 reducer.fail(reducer.messages.pass_still_runs())
-            time.sleep(0.001)  # autograd's thread drops the end, or the pass ends in the other thread
+            time.sleep(0.001)  # only a destructor in autograd's thread, or the end of the pass, ends the wait
     reducer.backward_raises(state.task)
 
 
@@ -140,7 +140,7 @@ def _wait_for_all(reducer: "Reducer", reduction: Reduction) -> None:
     for number, launched in reduction.in_flight.items():
         try:
             reducer.wait(reduction.in_flight, number)
-        except Exception:
+        except Exception:  # a hook may raise anything, and its collective may have ended all the same
             if not launched.future.done():
                 raise
     reducer.tracker.untouched()

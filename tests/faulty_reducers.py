@@ -445,7 +445,7 @@ class HasAHook(nn.parallel.DistributedDataParallel):
 def wrong_on_rank_0(rank: int, _world_size: int, _subject: Any) -> str:
     """Rank 0 returns what is wrong, and the others hang."""
     if rank:
-        time.sleep(60)
+        time.sleep(60)  # hangs: rank 0's report must end this rank long before
     return "wrong on rank 0"
 
 

@@ -31,7 +31,7 @@ this project had ("found here"). We planted each into our own reducer, by a chan
 its message, without the seed. A plain test, which compares the gradients of a toy model on two ranks
 ([code](../tests/mutants/plain.py)), catches {plain} of these {bugs} bugs.
 
-`make mutants` plants them, and {others} faults that nobody has published, and writes this page. Caught in their last
+`make mutants` plants them, and {others} unpublished faults, and writes this page. Caught in their last
 runs: {caught}.
 """
 SEED = re.compile(r"^with seed \d+ in virtual time, on \d+ ranks: ")
