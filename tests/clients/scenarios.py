@@ -7,6 +7,7 @@ import inspect
 import io
 import tempfile
 from collections.abc import Callable, Iterator
+from itertools import product
 from typing import Any
 
 import accelerate
@@ -46,6 +47,41 @@ def scenario(**cases: dict[str, Any]) -> Callable[[Callable[..., Tensors]], Call
         return function
 
     return register
+
+
+def crossed(*axes: dict[str, dict[str, Any]]) -> dict[str, dict[str, Any]]:
+    """Cases with one choice of each axis; settings of one keyword add up. Empty choices have no part in the name."""
+    cases = {}
+    for choices in product(*(axis.items() for axis in axes)):
+        merged: dict[str, Any] = {}
+        for _, settings in choices:
+            for keyword, value in settings.items():
+                merged[keyword] = merged.get(keyword, {}) | value if isinstance(value, dict) else value
+        cases[", ".join(name for name, settings in choices if settings) or "plain"] = merged
+    return cases
+
+
+WRAPPER: dict[str, dict[str, Any]] = {
+    "": {},
+    "views": {"gradient_as_bucket_view": True},
+    "static": {"static_graph": True},
+    "static views": {"static_graph": True, "gradient_as_bucket_view": True},
+    "unused": {"find_unused_parameters": True},
+    "unused views": {"find_unused_parameters": True, "gradient_as_bucket_view": True},
+    "small buckets": {"bucket_cap_mb": 0.001},
+    "no buffers": {"broadcast_buffers": False},
+}
+"""Options of the wrapper, by name."""
+
+
+def without(*names: str) -> dict[str, dict[str, Any]]:
+    """Options of the wrapper but these."""
+    return {name: options for name, options in WRAPPER.items() if name not in names}
+
+
+def wrapped(keyword: str) -> dict[str, dict[str, Any]]:
+    """The options of the wrapper as the value of one keyword of a scenario."""
+    return {name: {keyword: options} if options else {} for name, options in WRAPPER.items()}
 
 
 class Net(nn.Module):
@@ -155,24 +191,24 @@ def trainer(strategy: dict[str, Any], **options: Any) -> lightning.Trainer:
     )
 
 
+HOW: dict[str, dict[str, Any]] = {
+    "": {},
+    "accumulation": {"options": {"accumulate_grad_batches": 3}},
+    "clipping": {"options": {"gradient_clip_val": 0.5}},
+    "bf16": {"options": {"precision": "bf16-mixed"}},
+    "manual": {"how": "manual"},
+    "manual accumulation": {"how": "accumulate"},
+    "gan": {"how": "gan"},
+    "a part of the module": {"every": False},
+}
+
+
 @scenario(
-    plain={},
-    accumulation={"options": {"accumulate_grad_batches": 3}},
-    clipping={"options": {"gradient_clip_val": 0.5}},
+    **crossed(wrapped("strategy"), HOW),
     clipping_by_value={"options": {"gradient_clip_val": 0.1, "gradient_clip_algorithm": "value"}},
-    views={"strategy": {"gradient_as_bucket_view": True}},
-    static_graph={"strategy": {"static_graph": True}},
-    unused={"strategy": {"find_unused_parameters": True}, "every": False},
-    unused_without_search={"every": False},
-    bf16={"options": {"precision": "bf16-mixed"}},
     fp16_hook={"strategy": {"ddp_comm_hook": default_hooks.fp16_compress_hook}},
     anomaly={"options": {"detect_anomaly": True}},
     finetuning={"callback": Finetune},
-    manual={"how": "manual"},
-    manual_accumulation={"how": "accumulate"},
-    manual_views={"how": "manual", "strategy": {"gradient_as_bucket_view": True}},
-    manual_unused={"how": "manual", "strategy": {"find_unused_parameters": True}, "every": False},
-    gan={"how": "gan", "strategy": {"find_unused_parameters": True}},
 )
 def lightning_trainer(
     _wrap: Any,
@@ -215,9 +251,10 @@ def lightning_resume(_wrap: Any) -> Tensors:
     return [*state(module), torch.tensor([ord(letter) for letter in "".join(keys)])]
 
 
-@scenario(plain={}, no_backward_sync={"accumulate": True}, clipping={"clip": True})
-def fabric(_wrap: Any, *, accumulate: bool = False, clip: bool = False) -> Tensors:
-    fabric = lightning.fabric.Fabric(accelerator="cpu", devices=2, strategy="ddp")
+@scenario(**crossed(wrapped("ddp"), {"": {}, "no_backward_sync": {"accumulate": True}, "clipping": {"clip": True}}))
+def fabric(_wrap: Any, *, accumulate: bool = False, clip: bool = False, ddp: dict | None = None) -> Tensors:
+    strategy = lightning.fabric.strategies.DDPStrategy(**(ddp or {}))
+    fabric = lightning.fabric.Fabric(accelerator="cpu", devices=2, strategy=strategy)
     fabric.launch()
     net = Net()
     model, optimizer = fabric.setup(net, torch.optim.SGD(net.parameters(), lr=0.1))
@@ -236,12 +273,16 @@ def fabric(_wrap: Any, *, accumulate: bool = False, clip: bool = False) -> Tenso
 
 
 @scenario(
-    plain={},
-    accumulation={"accumulate": 3},
-    clipping={"clip": True},
-    fp16_hook={"comm_hook": accelerate.utils.DDPCommunicationHookType.FP16},
-    views={"ddp": {"gradient_as_bucket_view": True}},
-    unused={"ddp": {"find_unused_parameters": True}, "every": False},
+    **crossed(
+        wrapped("ddp"),
+        {
+            "": {},
+            "accumulation": {"accumulate": 3},
+            "clipping": {"clip": True},
+            "fp16 hook": {"comm_hook": accelerate.utils.DDPCommunicationHookType.FP16},
+            "a part of the module": {"every": False},
+        },
+    ),
     passed={"passed": True},
 )
 def accelerate_loop(
@@ -314,15 +355,22 @@ def language_model(kind: str = "gpt2") -> nn.Module:
 
 
 @scenario(
-    plain={},
-    llama={"kind": "llama"},
-    accumulation={"options": {"gradient_accumulation_steps": 2}},
-    checkpointing={"options": {"gradient_checkpointing": True}},
-    static_graph={"options": {"ddp_static_graph": True}},
-    unused={"options": {"ddp_find_unused_parameters": True}},
-    lora={"lora": True},
-    lora_checkpointing={"lora": True, "options": {"gradient_checkpointing": True}},
-    bf16={"options": {"bf16": True}},
+    **crossed(
+        {"": {}, "llama": {"kind": "llama"}, "lora": {"lora": True}},
+        {
+            "": {},
+            "accumulation": {"options": {"gradient_accumulation_steps": 2}},
+            "checkpointing": {"options": {"gradient_checkpointing": True}},
+            "bf16": {"options": {"bf16": True}},
+        },
+        {
+            "": {},
+            "static": {"options": {"ddp_static_graph": True}},
+            "unused": {"options": {"ddp_find_unused_parameters": True}},
+            "small buckets": {"options": {"ddp_bucket_cap_mb": 1}},
+            "no buffers": {"options": {"ddp_broadcast_buffers": False}},
+        },
+    )
 )
 def trainer_of_transformers(
     _wrap: Any, *, kind: str = "gpt2", options: dict | None = None, lora: bool = False
@@ -348,12 +396,17 @@ def trainer_of_transformers(
 
 
 @scenario(
-    resnet={"name": "resnet18"},
-    mobilenet={"name": "mobilenet_v3_small"},
-    convnext_of_timm={"name": "timm/convnext_atto"},
-    resnet_of_timm={"name": "timm/resnet10t"},
+    **crossed(
+        {
+            "resnet": {"name": "resnet18"},
+            "mobilenet": {"name": "mobilenet_v3_small"},
+            "convnext of timm": {"name": "timm/convnext_atto"},
+            "resnet of timm": {"name": "timm/resnet10t"},
+        },
+        wrapped("ddp"),
+    )
 )
-def vision(wrap: Any, *, name: str) -> Tensors:
+def vision(wrap: Any, *, name: str, ddp: dict | None = None) -> Tensors:
     import timm
     import torchvision
 
@@ -361,19 +414,19 @@ def vision(wrap: Any, *, name: str) -> Tensors:
         model = timm.create_model(name.removeprefix("timm/"), num_classes=4)
     else:
         model = torchvision.models.get_model(name, num_classes=4)
-    return train(wrap(model), batches(3, (2, 3, 32, 32)))
+    return train(wrap(model, **(ddp or {})), batches(3, (2, 3, 32, 32)))
 
 
-@scenario(module={"compiled": "module"}, wrapper={"compiled": "wrapper"})
-def compiled(wrap: Any, *, compiled: str) -> Tensors:
+@scenario(**crossed({"module": {"compiled": "module"}, "wrapper": {"compiled": "wrapper"}}, WRAPPER))
+def compiled(wrap: Any, *, compiled: str, **options: Any) -> Tensors:
     torch._dynamo.reset()
     net: Any = Net()
-    ddp = wrap(torch.compile(net, backend="aot_eager") if compiled == "module" else net)
+    ddp = wrap(torch.compile(net, backend="aot_eager") if compiled == "module" else net, **options)
     train(torch.compile(ddp, backend="aot_eager") if compiled == "wrapper" else ddp)
     return state(net)
 
 
-@scenario(plain={}, views={"gradient_as_bucket_view": True}, unused={"find_unused_parameters": True})
+@scenario(**crossed(WRAPPER))
 def compiled_step(wrap: Any, **options: Any) -> Tensors:
     """Forward, loss and backward in one compiled function."""
     torch._dynamo.reset()
@@ -391,7 +444,7 @@ def compiled_step(wrap: Any, **options: Any) -> Tensors:
     return state(ddp)
 
 
-@scenario(plain={}, static={"static_graph": True}, unused={"find_unused_parameters": True})
+@scenario(**crossed(WRAPPER))
 def cached_loss(wrap: Any, **options: Any) -> Tensors:
     """The contrastive loss of sentence-transformers that runs forward and backward again inside a backward hook."""
     from sentence_transformers import SentenceTransformer
@@ -416,9 +469,12 @@ def cached_loss(wrap: Any, **options: Any) -> Tensors:
     return state(model)
 
 
-@scenario()
-def wrapper_in_the_style_of_mmcv(wrap: Any) -> Tensors:
-    """A subclass that does in `train_step` what forward does, by the private names of torch's class."""
+@scenario(**crossed(without("static", "static views")))
+def wrapper_in_the_style_of_mmcv(wrap: Any, **options: Any) -> Tensors:
+    """A subclass that does in `train_step` what forward does, by the private names of torch's class.
+
+    With a static graph torch's class then averages nothing in the first iteration, and ours does.
+    """
 
     class Wrapper(wrap):  # type: ignore[misc]
         def train_step(self, x: Tensor) -> Tensor:
@@ -436,7 +492,7 @@ def wrapper_in_the_style_of_mmcv(wrap: Any) -> Tensors:
                 self.require_forward_param_sync = False
             return output
 
-    ddp = Wrapper(nn.Sequential(Net(), nn.BatchNorm1d(4)))
+    ddp = Wrapper(nn.Sequential(Net(), nn.BatchNorm1d(4)), **options)
     optimizer = torch.optim.SGD(ddp.parameters(), lr=0.1)
     for x in batches():
         optimizer.zero_grad()
@@ -445,9 +501,9 @@ def wrapper_in_the_style_of_mmcv(wrap: Any) -> Tensors:
     return state(ddp)
 
 
-@scenario()
-def zero_redundancy_optimizer(wrap: Any) -> Tensors:
-    ddp = wrap(Net())
+@scenario(**crossed(WRAPPER))
+def zero_redundancy_optimizer(wrap: Any, **options: Any) -> Tensors:
+    ddp = wrap(Net(), **options)
     optimizer = ZeroRedundancyOptimizer(ddp.parameters(), torch.optim.Adam, lr=0.01)
     for x in batches():
         optimizer.zero_grad()
@@ -456,23 +512,24 @@ def zero_redundancy_optimizer(wrap: Any) -> Tensors:
     return state(ddp)
 
 
-@scenario()
-def uneven_inputs(wrap: Any) -> Tensors:
-    ddp = wrap(Net())
+@scenario(**crossed(WRAPPER))
+def uneven_inputs(wrap: Any, **options: Any) -> Tensors:
+    ddp = wrap(Net(), **options)
     with ddp.join():
         return train(ddp, batches(3 + dist.get_rank()))[: len(ddp.state_dict())]
 
 
-@scenario()
-def powersgd(wrap: Any) -> Tensors:
-    ddp = wrap(Net())
+@scenario(**crossed(without("small buckets")))
+def powersgd(wrap: Any, **options: Any) -> Tensors:
+    """With several buckets the collectives of torch's hook cross, and the process ends under torch's class."""
+    ddp = wrap(Net(), **options)
     ddp.register_comm_hook(powerSGD_hook.PowerSGDState(None, start_powerSGD_iter=2), powerSGD_hook.powerSGD_hook)
     return train(ddp)
 
 
-@scenario()
-def distributed_checkpoint(wrap: Any) -> Tensors:
-    ddp = wrap(Net())
+@scenario(**crossed(WRAPPER))
+def distributed_checkpoint(wrap: Any, **options: Any) -> Tensors:
+    ddp = wrap(Net(), **options)
     optimizer = torch.optim.Adam(ddp.parameters())
     ddp(next(batches())).sum().backward()
     optimizer.step()
@@ -481,10 +538,10 @@ def distributed_checkpoint(wrap: Any) -> Tensors:
     return [*model.values(), torch.tensor([ord(letter) for letter in names])]
 
 
-@scenario()
-def whole_wrapper_saved(wrap: Any) -> Tensors:
+@scenario(**crossed(WRAPPER))
+def whole_wrapper_saved(wrap: Any, **options: Any) -> Tensors:
     file = io.BytesIO()
-    torch.save(wrap(Net()), file)
+    torch.save(wrap(Net(), **options), file)
     return train(torch.load(io.BytesIO(file.getvalue()), weights_only=False))
 
 
@@ -523,8 +580,8 @@ def torchft_wrapper(_wrap: Any) -> Tensors:
     return train(DistributedDataParallel(manager, Net()))
 
 
-@scenario()
-def mmengine_wrapper(_wrap: Any) -> Tensors:
+@scenario(**crossed(WRAPPER))
+def mmengine_wrapper(_wrap: Any, **options: Any) -> Tensors:
     """A subclass that mmengine defines when it is imported, of the class that is in place then."""
     from mmengine.model import BaseModel, MMDistributedDataParallel
     from mmengine.optim import OptimWrapper
@@ -537,7 +594,7 @@ def mmengine_wrapper(_wrap: Any) -> Tensors:
         def forward(self, inputs: Tensor, mode: str = "loss") -> Any:
             return {"loss": self.net(inputs).square().mean()}
 
-    ddp = MMDistributedDataParallel(Model())
+    ddp = MMDistributedDataParallel(Model(), **options)
     wrapper = OptimWrapper(torch.optim.SGD(ddp.parameters(), lr=0.1), accumulative_counts=2)
     for number, x in enumerate(batches()):
         wrapper.initialize_count_status(ddp, number, 4)
@@ -545,9 +602,9 @@ def mmengine_wrapper(_wrap: Any) -> Tensors:
     return state(ddp)
 
 
-@scenario()
-def ignite_trainer(_wrap: Any) -> Tensors:
-    model = ignite.distributed.auto_model(Net())
+@scenario(**crossed(WRAPPER))
+def ignite_trainer(_wrap: Any, **options: Any) -> Tensors:
+    model = ignite.distributed.auto_model(Net(), **options)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     step = ignite.engine.create_supervised_trainer(model, optimizer, nn.functional.cross_entropy)
     step.run(DataLoader(Pairs(), 4), max_epochs=1)
