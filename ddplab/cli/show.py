@@ -1,6 +1,8 @@
 """`ddplab show`: describes a trace, a fabric, a name of the catalogue, or all settings."""
 
-from itertools import accumulate
+import ast
+import inspect
+from itertools import accumulate, pairwise
 from math import prod
 from operator import mul
 from pathlib import Path
@@ -128,8 +130,8 @@ def _show_processor(processor: Processor) -> None:
         print("the fabric has no processor costs; `ddplab calibrate` measures them")
         return
     rows = [
-        {"name": name, "value": _cost(getattr(processor, name)), "meaning": str(field.description).split(";")[0]}
-        for name, field in Processor.model_fields.items()
+        {"name": name, "value": _cost(getattr(processor, name)), "meaning": meaning.partition(";")[0]}
+        for name, meaning in _meanings(Processor).items()
         if name != "hooks"
     ]
     show_table(rows, "processor costs")
@@ -267,10 +269,21 @@ def _show_settings() -> dict[str, Any]:
 
 
 def _field_rows(schema: type[BaseModel]) -> list[dict[str, str]]:
+    meanings = _meanings(schema)
     return [
-        {"name": name, "default": _default(field.default), "meaning": field.description or ""}
+        {"name": name, "default": _default(field.default), "meaning": meanings[name]}
         for name, field in schema.model_fields.items()
     ]
+
+
+def _meanings(schema: type[BaseModel]) -> dict[str, str]:
+    """Return the text below each field of a class; pydantic would read them whenever the class is loaded."""
+    definition: Any = ast.parse(inspect.getsource(schema)).body[0]
+    return {
+        ast.unparse(field.target): " ".join(ast.literal_eval(text.value).split())
+        for field, text in pairwise(definition.body)
+        if isinstance(field, ast.AnnAssign) and isinstance(text, ast.Expr)
+    }
 
 
 def _default(value: object) -> str:

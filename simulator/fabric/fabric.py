@@ -41,57 +41,35 @@ class Fabric(Schema, strict=False):
     with `merged`.
     """
 
-    all_reduce: tuple[Timing, ...] = Field(
-        default=(), description="measured all-reduces; from nccl-tests or `ddplab calibrate`"
-    )
-    broadcast: tuple[Timing, ...] = Field(default=(), description="measured broadcasts; from `ddplab calibrate`")
-    topology: Topology | None = Field(
-        default=None, description="links, for world sizes that were not measured; from the machine's data sheet"
-    )
-    library: Library = Field(
-        default="nccl",
-        description="collective library, for described links and extrapolated tables, a name; from the backend",
-    )
-    algorithm: AlgorithmSetting = Field(
-        default="library",
-        description="all-reduce algorithm on described links, a name (`library`: the cheapest that the library has); "
-        "from the settings of the library",
-    )
-    nccl_version: str = Field(
-        default=LATEST,
-        description="NCCL's version, for described links, such as 2.21.5; from the log or torch.cuda.nccl.version()",
-    )
-    extrapolate: bool = Field(
-        default=False,
-        description="whether tables are extrapolated to world sizes that were not measured, yes or no; "
-        "chosen by the user",
-    )
-    slow_link: SlowdownFactor = Field(
-        default=1.0,
-        description="time of a byte on the slowest rank's link as a multiple of the others'; from a pairwise test",
-    )
-    scale: Multiple = Field(
-        default=1.0,
-        description="cost of every collective, as a multiple; chosen by the user",
-    )
-    concurrency: InParallel = Field(
-        default=None,
-        validate_default=True,
-        description="collectives of a process group that run at the same time, a count (None: 1 with NCCL, 2 with "
-        "Gloo); from the backend in use",
-    )
-    sharing: tuple[Sharing, ...] = Field(
-        default=(),
-        description="slow-down of two collectives that run at the same time, factors (empty: they share the "
-        "bandwidth); from `ddplab calibrate`",
-    )
-    processor: Processor = Field(
-        default=Processor(),
-        description="processor costs of data parallelism, nanoseconds and factors; from `ddplab calibrate`",
-    )
-    source: str = Field(
-        default="", description="where the figures come from: machine, versions, data set; written by the user"
-    )
+    all_reduce: tuple[Timing, ...] = ()
+    """measured all-reduces; from nccl-tests or `ddplab calibrate`"""
+    broadcast: tuple[Timing, ...] = ()
+    """measured broadcasts; from `ddplab calibrate`"""
+    topology: Topology | None = None
+    """links, for world sizes that were not measured; from the machine's data sheet"""
+    library: Library = "nccl"
+    """collective library, for described links and extrapolated tables, a name; from the backend"""
+    algorithm: AlgorithmSetting = "library"
+    """all-reduce algorithm on described links, a name (`library`: the cheapest that the library has); from the
+    settings of the library"""
+    nccl_version: str = LATEST
+    """NCCL's version, for described links, such as 2.21.5; from the log or torch.cuda.nccl.version()"""
+    extrapolate: bool = False
+    """whether tables are extrapolated to world sizes that were not measured, yes or no; chosen by the user"""
+    slow_link: SlowdownFactor = 1.0
+    """time of a byte on the slowest rank's link as a multiple of the others'; from a pairwise test"""
+    scale: Multiple = 1.0
+    """cost of every collective, as a multiple; chosen by the user"""
+    concurrency: InParallel = Field(default=None, validate_default=True)
+    """collectives of a process group that run at the same time, a count (None: 1 with NCCL, 2 with Gloo); from the
+    backend in use"""
+    sharing: tuple[Sharing, ...] = ()
+    """slow-down of two collectives that run at the same time, factors (empty: they share the bandwidth); from `ddplab
+    calibrate`"""
+    processor: Processor = Processor()
+    """processor costs of data parallelism, nanoseconds and factors; from `ddplab calibrate`"""
+    source: str = ""
+    """where the figures come from: machine, versions, data set; written by the user"""
 
     @field_validator("nccl_version")
     @classmethod

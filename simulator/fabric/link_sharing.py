@@ -34,18 +34,13 @@ class Sharing(Schema):
     Gloo sends the segments of two messages in turn, and a larger message has larger segments, up to 1 MiB.
     """
 
-    size_bytes: Bytes = Field(description="message of one rank, bytes; chosen in the calibration")
-    factor: float = Field(
-        ge=LEAST_FACTOR,
-        le=LARGEST_FACTOR,
-        allow_inf_nan=False,
-        description="time with two at a time as a multiple of the time alone; measured by the calibration",
-    )
-    weight: Multiple = Field(
-        default=1.0,
-        description="what a message of this size takes of the link beside messages of other sizes, relative to their "
-        "weights; measured by the calibration, 1 if every message takes equally much",
-    )
+    size_bytes: Bytes
+    """message of one rank, bytes; chosen in the calibration"""
+    factor: float = Field(ge=LEAST_FACTOR, le=LARGEST_FACTOR, allow_inf_nan=False)
+    """time with two at a time as a multiple of the time alone; measured by the calibration"""
+    weight: Multiple = 1.0
+    """what a message of this size takes of the link beside messages of other sizes, relative to their weights;
+    measured by the calibration, 1 if every message takes equally much"""
 
     @classmethod
     def of_times(cls, size_bytes: int, *, two_at_a_time_ns: float, alone_ns: float, weight: float = 1.0) -> Self:

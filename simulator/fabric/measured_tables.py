@@ -16,7 +16,6 @@ from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
-from pydantic import Field
 
 from ...reference.files.reading import Schema
 from ...reference.files.value_ranges import Bytes, Nanoseconds, RelativeError, WorldSize
@@ -35,14 +34,15 @@ class CostCurve(Protocol):
 class Timing(Schema):
     """A measured collective: `world_size` ranks with a message of `size_bytes` each took `ns`."""
 
-    world_size: WorldSize = Field(description="ranks that took part, a count; from the measurement's set-up")
-    size_bytes: Bytes = Field(description="message of one rank, bytes; from the log's column of sizes")
-    ns: Nanoseconds = Field(description="time of the collective, nanoseconds; from the log's out-of-place time")
-    spread: RelativeError = Field(
-        default=0.0,
-        description="half-width of the band that holds 90 % of the repeated measurements, a fraction of `ns`; "
-        "from the repetitions, 0 if they were not kept",
-    )
+    world_size: WorldSize
+    """ranks that took part, a count; from the measurement's set-up"""
+    size_bytes: Bytes
+    """message of one rank, bytes; from the log's column of sizes"""
+    ns: Nanoseconds
+    """time of the collective, nanoseconds; from the log's out-of-place time"""
+    spread: RelativeError = 0.0
+    """half-width of the band that holds 90 % of the repeated measurements, a fraction of `ns`; from the repetitions,
+    0 if they were not kept"""
 
 
 @dataclass(frozen=True, eq=False)

@@ -23,14 +23,10 @@ EMULATED_MODEL_ERROR = 0.009
 class Linear(Schema):
     """A cost that grows linearly with the bytes handled."""
 
-    fixed_ns: FractionalNanoseconds = Field(
-        default=0.0,
-        description="fixed cost of each call, nanoseconds; from a line fitted to measured times",
-    )
-    ns_per_byte: NanosecondsPerByte = Field(
-        default=0.0,
-        description="cost per byte, nanoseconds; from the slope of the same line",
-    )
+    fixed_ns: FractionalNanoseconds = 0.0
+    """fixed cost of each call, nanoseconds; from a line fitted to measured times"""
+    ns_per_byte: NanosecondsPerByte = 0.0
+    """cost per byte, nanoseconds; from the slope of the same line"""
 
     def __call__(self, size_bytes: int) -> int:
         """Return the cost of `size_bytes`, in nanoseconds."""
@@ -44,20 +40,15 @@ class Linear(Schema):
 class HookCost(Schema):
     """Computing time of a comm hook for one bucket, by bytes of the bucket's gradients."""
 
-    name: str = Field(description="name of the hook, as for `--hook`; chosen by the user")
-    compress: Linear = Field(
-        default=Linear(),
-        description="computation before the first collective, nanoseconds; from `ddplab calibrate --hook`",
-    )
-    recompress: Linear = Field(
-        default=Linear(),
-        description="computation between the two collectives, nanoseconds; from `ddplab calibrate --hook`",
-    )
-    decompress: Linear = Field(
-        default=Linear(),
-        description="computation after the last collective, nanoseconds, for each rank if the hook gathers the "
-        "gradients of all; from `ddplab calibrate --hook`",
-    )
+    name: str
+    """name of the hook, as for `--hook`; chosen by the user"""
+    compress: Linear = Linear()
+    """computation before the first collective, nanoseconds; from `ddplab calibrate --hook`"""
+    recompress: Linear = Linear()
+    """computation between the two collectives, nanoseconds; from `ddplab calibrate --hook`"""
+    decompress: Linear = Linear()
+    """computation after the last collective, nanoseconds, for each rank if the hook gathers the gradients of all;
+    from `ddplab calibrate --hook`"""
 
     @model_validator(mode="before")
     @classmethod
@@ -71,68 +62,42 @@ class HookCost(Schema):
 class Processor(Schema):
     """Costs that data parallelism has for the processor that also computes the model."""
 
-    pack: Linear = Field(
-        default=Linear(),
-        description="copying one gradient into its ready bucket, nanoseconds; from `ddplab calibrate`",
-    )
-    launch_ns: Nanoseconds = Field(
-        default=0, description="issuing one all-reduce, nanoseconds; from `ddplab calibrate` or a profiler"
-    )
-    stall_ns: Nanoseconds = Field(
-        default=0,
-        description="computation that an all-reduce holds up, because its blocks wait on the device for other ranks, "
-        "nanoseconds for each doubling of the ranks; from iterations with few and with many buckets",
-    )
-    launch_error: RelativeError = Field(
-        default=0.0,
-        description="relative error e of `launch_ns` and `stall_ns`: nine in ten lie between 1 / (1 + e) and 1 + e "
-        "times the value; from measurements on other machines, 0 if measured on this one",
-    )
-    copy_out: Linear = Field(
-        default=Linear(),
-        description="copying one gradient out of its bucket, nanoseconds; from `ddplab calibrate`",
-    )
-    copy_error: RelativeError = Field(
-        default=0.0,
-        description="relative error e of `pack` and `copy_out`, as `launch_error`; from measurements on other "
-        "machines, 0 if measured on this one",
-    )
-    slow_down: SlowdownFactor = Field(
-        default=1.0,
-        description="slow-down of computation while collectives are in flight, a factor on its time alone; "
-        "from `ddplab calibrate`",
-    )
-    slow_down_error: RelativeError = Field(
-        default=0.0,
-        description="half-width of the band that holds 90 % of repeated measurements of `slow_down`, a fraction of "
-        "it; from `ddplab calibrate`, 0 if they were not kept",
-    )
-    search_ns_per_parameter: FractionalNanoseconds = Field(
-        default=0.0,
-        description="searching the autograd graph for unused parameters, nanoseconds per parameter; "
-        "from `ddplab calibrate`, or from steps with and without find_unused_parameters",
-    )
-    rebuild_ns: Nanoseconds = Field(
-        default=0,
-        description="allocating new buckets and assigning parameters to them at the rebuild, nanoseconds; "
-        "from `ddplab calibrate`, or from a profile, as the second iteration minus the third",
-    )
-    iteration_spread: RelativeError = Field(
-        default=0.0,
-        description="half-width of the band that holds 90 % of the iterations of one training run around their "
-        "predicted median, a fraction; from a training run of `ddplab validate` and the errors of medians in the "
-        "public score, 0 if none was measured",
-    )
-    unexplained: RelativeError = Field(
-        default=0.0,
-        description="relative error e of predicted iterations that no other cost explains, on 2 ranks; it grows with "
-        "the square root of the doublings; from published training, 0 if the costs were measured on this machine",
-    )
-    hooks: tuple[HookCost, ...] = Field(
-        default=(),
-        strict=False,  # the validator below gets the lists of a file
-        description="computation of comm hooks, nanoseconds; from `ddplab calibrate --hook`",
-    )
+    pack: Linear = Linear()
+    """copying one gradient into its ready bucket, nanoseconds; from `ddplab calibrate`"""
+    launch_ns: Nanoseconds = 0
+    """issuing one all-reduce, nanoseconds; from `ddplab calibrate` or a profiler"""
+    stall_ns: Nanoseconds = 0
+    """computation that an all-reduce holds up, because its blocks wait on the device for other ranks, nanoseconds for
+    each doubling of the ranks; from iterations with few and with many buckets"""
+    launch_error: RelativeError = 0.0
+    """relative error e of `launch_ns` and `stall_ns`: nine in ten lie between 1 / (1 + e) and 1 + e times the value;
+    from measurements on other machines, 0 if measured on this one"""
+    copy_out: Linear = Linear()
+    """copying one gradient out of its bucket, nanoseconds; from `ddplab calibrate`"""
+    copy_error: RelativeError = 0.0
+    """relative error e of `pack` and `copy_out`, as `launch_error`; from measurements on other machines, 0 if
+    measured on this one"""
+    slow_down: SlowdownFactor = 1.0
+    """slow-down of computation while collectives are in flight, a factor on its time alone; from `ddplab
+    calibrate`"""
+    slow_down_error: RelativeError = 0.0
+    """half-width of the band that holds 90 % of repeated measurements of `slow_down`, a fraction of it; from `ddplab
+    calibrate`, 0 if they were not kept"""
+    search_ns_per_parameter: FractionalNanoseconds = 0.0
+    """searching the autograd graph for unused parameters, nanoseconds per parameter; from `ddplab calibrate`, or from
+    steps with and without find_unused_parameters"""
+    rebuild_ns: Nanoseconds = 0
+    """allocating new buckets and assigning parameters to them at the rebuild, nanoseconds; from `ddplab calibrate`,
+    or from a profile, as the second iteration minus the third"""
+    iteration_spread: RelativeError = 0.0
+    """half-width of the band that holds 90 % of the iterations of one training run around their predicted median, a
+    fraction; from a training run of `ddplab validate` and the errors of medians in the public score, 0 if none was
+    measured"""
+    unexplained: RelativeError = 0.0
+    """relative error e of predicted iterations that no other cost explains, on 2 ranks; it grows with the square root
+    of the doublings; from published training, 0 if the costs were measured on this machine"""
+    hooks: tuple[HookCost, ...] = Field(default=(), strict=False)  # the validator below gets the lists of a file
+    """computation of comm hooks, nanoseconds; from `ddplab calibrate --hook`"""
 
     @model_validator(mode="before")
     @classmethod

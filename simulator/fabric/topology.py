@@ -25,10 +25,6 @@ from ...reference.files.value_ranges import YEAR_NS, BytesPerS, Count, Nanosecon
 
 OTHER = "other"
 GbPerS = Annotated[float, Field(ge=1e-9, le=1e9, allow_inf_nan=False)]
-Source = Annotated[
-    str,
-    Field(description="where the figures come from, such as a data sheet's title, no unit; written by the user"),
-]
 
 
 class Level(Schema):
@@ -38,30 +34,18 @@ class Level(Schema):
     the total rate of its links: a node with eight network cards has the rate of all eight.
     """
 
-    name: str = Field(
-        min_length=1, description="name of the level, such as nvlink or nic, no unit; chosen by the user"
-    )
-    members: Count | None = Field(
-        default=None,
-        description="members joined, a count (None: as many as needed); from the machine's data sheet",
-    )
-    latency_ns: Nanoseconds = Field(
-        description="time of an empty message to another member, nanoseconds; half a measured ping-pong, with NCCL "
-        "that of a hop with Simple (3,400 over NVLink, 14,000 between nodes)"
-    )
-    bytes_per_s: BytesPerS = Field(
-        description="rate at which one member sends to the others while it receives as much, bytes per second; "
-        "from a measured large message, or the data sheet (a two-way rate halved), whose peak is 6-25 % too high",
-    )
-    bytes_per_s_by_members: dict[int, BytesPerS] = Field(
-        default={},
-        description="other rates where fewer members take part, as on direct links without a switch, bytes per "
-        "second by the number of members in use; from the machine's plan of links",
-    )
-    reduces: bool = Field(
-        default=False,
-        description="whether its switches reduce (SHARP, NVLS), yes or no; from the switch's data sheet",
-    )
+    name: str = Field(min_length=1)  # name of the level, such as nvlink or nic, no unit; chosen by the user
+    members: Count | None = None  # members joined, a count (None: as many as needed); from the machine's data sheet
+    latency_ns: Nanoseconds
+    """time of an empty message to another member, nanoseconds; half a measured ping-pong, with NCCL that of a hop
+    with Simple (3,400 over NVLink, 14,000 between nodes)"""
+    bytes_per_s: BytesPerS
+    """rate at which one member sends to the others while it receives as much, bytes per second; from a measured large
+    message, or the data sheet (a two-way rate halved), whose peak is 6-25 % too high"""
+    bytes_per_s_by_members: dict[int, BytesPerS] = Field(default={})
+    """other rates where fewer members take part, as on direct links without a switch, bytes per second by the number
+    of members in use; from the machine's plan of links"""
+    reduces: bool = False  # whether its switches reduce (SHARP, NVLS), yes or no; from the switch's data sheet
 
     @property
     def size(self) -> int:
@@ -77,10 +61,9 @@ class Level(Schema):
 class Topology(Schema, strict=False):
     """Levels of links, innermost first: the first level joins ranks, each further one groups of the previous."""
 
-    levels: tuple[Level, ...] = Field(
-        min_length=1, description="levels of links, innermost first, no unit; from the machine's data sheet"
-    )
-    source: Source = ""
+    levels: tuple[Level, ...] = Field(min_length=1)
+    """levels of links, innermost first, no unit; from the machine's data sheet"""
+    source: str = ""
 
     @model_validator(mode="after")
     def _inner_levels_are_bounded(self) -> Self:
@@ -152,26 +135,17 @@ ADVICE = "write levels as in pod.yaml of the README, such as `nvlink: {members: 
 class LevelEntry(Schema):
     """A level in a topology file."""
 
-    of: str | None = Field(
-        default=None,
-        description="level whose groups this level joins, a name (None: it joins ranks); from the machine's plan",
-    )
-    members: Count | None = Field(
-        default=None,
-        description="groups or ranks joined, a count (None, outermost only: as many as needed); from the data sheet",
-    )
-    latency_us: float = Field(
-        ge=0,
-        le=YEAR_NS / 1000,
-        allow_inf_nan=False,
-        description="time of an empty message, microseconds; half a measured ping-pong, with NCCL that of a hop with "
-        "Simple (3.4 over NVLink, 14 between nodes)",
-    )
-    gb_per_s: Annotated[GbPerS, WrapValidator(_by_members), PlainSerializer(lambda rates: rates)] = Field(
-        description="rate at which one member sends while it receives as much, 10^9 bytes per second, an eighth of "
-        "its Gbit/s; from a large message, or the data sheet (a two-way rate halved), whose peak is 6-25 % too high; "
-        "on direct links without a switch, rates by the number of members in use, and `other`",
-    )
+    of: str | None = None
+    """level whose groups this level joins, a name (None: it joins ranks); from the machine's plan"""
+    members: Count | None = None
+    """groups or ranks joined, a count (None, outermost only: as many as needed); from the data sheet"""
+    latency_us: float = Field(ge=0, le=YEAR_NS / 1000, allow_inf_nan=False)
+    """time of an empty message, microseconds; half a measured ping-pong, with NCCL that of a hop with Simple (3.4
+    over NVLink, 14 between nodes)"""
+    gb_per_s: Annotated[GbPerS, WrapValidator(_by_members), PlainSerializer(lambda rates: rates)]
+    """rate at which one member sends while it receives as much, 10^9 bytes per second, an eighth of its Gbit/s; from
+    a large message, or the data sheet (a two-way rate halved), whose peak is 6-25 % too high; on direct links without
+    a switch, rates by the number of members in use, and `other`"""
 
     @model_validator(mode="before")
     @classmethod
@@ -189,14 +163,12 @@ class LevelEntry(Schema):
 class TopologyFile(Schema):
     """The fields of a topology file."""
 
-    source: Source = ""
-    levels: dict[str, LevelEntry] = Field(
-        min_length=1, description="levels by name, in any order, no unit; from the machine's plan"
-    )
-    in_network: list[str] = Field(
-        default=[],
-        description="names of levels whose switches reduce (SHARP, NVLS), no unit; from the switch's data sheet",
-    )
+    source: str = ""
+    """where the figures come from, such as a data sheet's title, no unit; written by the user"""
+    levels: dict[str, LevelEntry] = Field(min_length=1)
+    """levels by name, in any order, no unit; from the machine's plan"""
+    in_network: list[str] = Field(default=[])
+    """names of levels whose switches reduce (SHARP, NVLS), no unit; from the switch's data sheet"""
 
 
 def load_topology(path: str | os.PathLike[str]) -> Topology:

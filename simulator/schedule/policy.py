@@ -51,93 +51,52 @@ class Policy(Settings, strict=False):
     `hook` also accepts the name of a comm hook; see `named_hook`.
     """
 
-    bucket_cap_mb: float | None = Field(
-        default=None, description="bucket cap, MiB (None: 25, and 1 for the first bucket); DDP's argument"
-    )
-    bucket_cap_mb_list: tuple[float, ...] | None = Field(
-        default=None,
-        description="caps of the first, second, ... bucket, MiB (the last cap applies to all later buckets); "
-        "DDP's argument",
-    )
-    plan: tuple[tuple[int, ...], ...] | None = Field(
-        default=None,
-        description="explicit buckets in launch order, which replace caps and order, parameter indices; "
-        "argument of `reference`'s DDP",
-    )
-    grouping: Grouping = Field(
-        default="buckets",
-        description="what is all-reduced together, a name: `buckets`, as by DDP; `fusion`, the same, but a gradient "
-        "that is alone in its bucket is not copied, as by Horovod and `torch._utils._flatten_dense_tensors`; or "
-        "`module`, as by FSDP2's `replicate()`, each module that it wraps "
-        "(`wrapped_modules` in `reference/bucketing.py`); chosen by the user",
-    )
-    reduce_dtype: ReduceDtype | None = Field(
-        default=None,
-        description="dtype of the all-reduces with the grouping `module`, a name (None: the gradients'); "
-        "MixedPrecisionPolicy's argument",
-    )
-    order: Order = Field(
-        default="ready",
-        description="order in which parameters fill buckets, a name (in training, all but `ready` "
-        "need a plan, and `ready_from_last` the variable DDP_SET_LAST_BUCKET_CAP=1); chosen by the user",
-    )
-    broadcast_buffers: bool = Field(
-        default=True,
-        description="whether rank 0 broadcasts its buffers before forward passes, yes or no; DDP's argument",
-    )
-    find_unused_parameters: bool = Field(
-        default=False,
-        description="whether the reducer searches the graph for unused parameters, all-reduces a bitmap of "
-        "them and never rebuilds its buckets, yes or no; DDP's argument",
-    )
-    static_graph: bool = Field(
-        default=False,
-        description="whether the graph is the same in each iteration, so that all buckets of the first "
-        "iteration are launched after its backward pass, yes or no; DDP's argument",
-    )
-    skip_all_reduce_unused_params: bool = Field(
-        default=False,
-        description="whether buckets of which no rank uses a parameter are left out, yes or no; DDP's argument",
-    )
-    gradient_as_bucket_view: bool = Field(
-        default=False,
-        description="whether gradients are views of buckets, so that averages are not copied out, yes or no; "
-        "DDP's argument",
-    )
-    hook: CommHook = Field(
-        default=NO_HOOK,
-        description="comm hook, which determines the bytes sent and the time computed for each bucket, a name; "
-        "argument of register_comm_hook",
-    )
-    sparse_density: float = Field(
-        default=1.0,
-        gt=0,
-        le=1,
-        description="rows of a sparse gradient that one batch touches, a fraction of the parameter's rows; "
-        "distinct tokens of a batch divided by the size of the vocabulary",
-    )
-    zero: ZeroBroadcasts | None = Field(
-        default=None,
-        description="what torch's ZeroRedundancyOptimizer broadcasts after its step, a name: `parameters`, each "
-        "alone, or `buckets`, those of a rank together, as with parameters_as_bucket_view (None: no such optimizer); "
-        "from the training script",
-    )
-    cuda_graph: bool = Field(
-        default=False,
-        description="whether an iteration is replayed from a CUDA graph, so that no kernel waits for the host, yes "
-        "or no; from the training script",
-    )
-    sync_every: CycleLength = Field(
-        default=1,
-        description="iterations per cycle, of which all but the last run under `no_sync`, a count; "
-        "from the training script",
-    )
-    phase: Phase = Field(
-        default="steady",
-        description="iteration to predict, a name: `first`, `second` (only for a static graph, which rebuilds "
-        "buckets in the third iteration), `rebuild` (the iteration that rebuilds buckets), `steady` (all later); "
-        "chosen by the user",
-    )
+    bucket_cap_mb: float | None = None
+    """bucket cap, MiB (None: 25, and 1 for the first bucket); DDP's argument"""
+    bucket_cap_mb_list: tuple[float, ...] | None = None
+    """caps of the first, second, ... bucket, MiB (the last cap applies to all later buckets); DDP's argument"""
+    plan: tuple[tuple[int, ...], ...] | None = None
+    """explicit buckets in launch order, which replace caps and order, parameter indices; argument of `reference`'s
+    DDP"""
+    grouping: Grouping = "buckets"
+    """what is all-reduced together, a name: `buckets`, as by DDP; `fusion`, the same, but a gradient that is alone in
+    its bucket is not copied, as by Horovod and `torch._utils._flatten_dense_tensors`; or `module`, as by FSDP2's
+    `replicate()`, each module that it wraps (`wrapped_modules` in `reference/bucketing.py`); chosen by the user"""
+    reduce_dtype: ReduceDtype | None = None
+    """dtype of the all-reduces with the grouping `module`, a name (None: the gradients'); MixedPrecisionPolicy's
+    argument"""
+    order: Order = "ready"
+    """order in which parameters fill buckets, a name (in training, all but `ready` need a plan, and `ready_from_last`
+    the variable DDP_SET_LAST_BUCKET_CAP=1); chosen by the user"""
+    broadcast_buffers: bool = True
+    """whether rank 0 broadcasts its buffers before forward passes, yes or no; DDP's argument"""
+    find_unused_parameters: bool = False
+    """whether the reducer searches the graph for unused parameters, all-reduces a bitmap of them and never rebuilds
+    its buckets, yes or no; DDP's argument"""
+    static_graph: bool = False
+    """whether the graph is the same in each iteration, so that all buckets of the first iteration are launched after
+    its backward pass, yes or no; DDP's argument"""
+    skip_all_reduce_unused_params: bool = False
+    """whether buckets of which no rank uses a parameter are left out, yes or no; DDP's argument"""
+    gradient_as_bucket_view: bool = False
+    """whether gradients are views of buckets, so that averages are not copied out, yes or no; DDP's argument"""
+    hook: CommHook = NO_HOOK
+    """comm hook, which determines the bytes sent and the time computed for each bucket, a name; argument of
+    register_comm_hook"""
+    sparse_density: float = Field(default=1.0, gt=0, le=1)
+    """rows of a sparse gradient that one batch touches, a fraction of the parameter's rows; distinct tokens of a
+    batch divided by the size of the vocabulary"""
+    zero: ZeroBroadcasts | None = None
+    """what torch's ZeroRedundancyOptimizer broadcasts after its step, a name: `parameters`, each alone, or `buckets`,
+    those of a rank together, as with parameters_as_bucket_view (None: no such optimizer); from the training script"""
+    cuda_graph: bool = False
+    """whether an iteration is replayed from a CUDA graph, so that no kernel waits for the host, yes or no; from the
+    training script"""
+    sync_every: CycleLength = 1
+    """iterations per cycle, of which all but the last run under `no_sync`, a count; from the training script"""
+    phase: Phase = "steady"
+    """iteration to predict, a name: `first`, `second` (only for a static graph, which rebuilds buckets in the third
+    iteration), `rebuild` (the iteration that rebuilds buckets), `steady` (all later); chosen by the user"""
 
     @field_validator("hook", mode="before")
     @classmethod

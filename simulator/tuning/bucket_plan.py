@@ -3,8 +3,6 @@
 import os
 from typing import Self
 
-from pydantic import Field
-
 from ...reference.files.reading import Schema, read_schema
 from ...reference.files.writing import write_atomically
 from ...reference.trace import BucketLayout
@@ -17,10 +15,10 @@ GIVEN = "the given buckets"
 class Baseline(Schema):
     """Buckets by a known rule, and their predicted time."""
 
-    name: str = Field(description="the rule")
-    iteration_ns: int = Field(description="predicted objective, nanoseconds")
-    buckets: int = Field(description="number of buckets")
-    regret: float = Field(description="time of this rule over that of the plan, minus one, a fraction")
+    name: str  # the rule
+    iteration_ns: int  # predicted objective, nanoseconds
+    buckets: int  # number of buckets
+    regret: float  # time of this rule over that of the plan, minus one, a fraction
 
 
 class BucketPlan(Schema):
@@ -31,27 +29,25 @@ class BucketPlan(Schema):
     `keep_default`.
     """
 
-    model: str = Field(description="name of the model in the trace")
-    parameters: tuple[str, ...] = Field(description="names of the parameters, by parameter index")
-    world_size: int = Field(description="number of ranks")
-    objective: Objective = Field(description="statistic of the iteration time that is short, a name")
-    buckets: BucketLayout = Field(description="parameter indices by bucket, in launch order")
-    bucket_cap_mb_list: tuple[float, ...] | None = Field(
-        description="caps in MiB with which torch's class, and ours, close exactly these buckets after the rebuild; "
-        "None: no list does"
-    )
-    iteration_ns: int = Field(description="objective with these buckets, as `predict` gives it")
-    interval_ns: tuple[int, int] = Field(description="interval that contains 90 % of the iterations")
-    lower_bound_ns: int = Field(description="objective that no buckets can beat, in any order and of any sizes")
-    keep_default: bool = Field(
-        description="whether the gain over torch's default may be due to the errors of the costs, which both share "
-        "(`Comparison.is_tie`), or is smaller than the error that no cost explains (`unexplained`)"
-    )
-    cap_rule: CapRule = Field(description="when a bucket is closed in `best_cap_mb`")
-    best_cap_mb: float = Field(description="best single cap for all buckets, MiB")
-    best_cap_ns: int = Field(description="objective with this cap")
-    baselines: tuple[Baseline, ...] = Field(description="known rules, the fastest first")
-    assumed: tuple[str, ...] = Field(default=(), description="as in a prediction, one sentence each")
+    model: str  # name of the model in the trace
+    parameters: tuple[str, ...]  # names of the parameters, by parameter index
+    world_size: int  # number of ranks
+    objective: Objective  # statistic of the iteration time that is short, a name
+    buckets: BucketLayout  # parameter indices by bucket, in launch order
+    bucket_cap_mb_list: tuple[float, ...] | None
+    """caps in MiB with which torch's class, and ours, close exactly these buckets after the rebuild; None: no list
+    does"""
+    iteration_ns: int  # objective with these buckets, as `predict` gives it
+    interval_ns: tuple[int, int]  # interval that contains 90 % of the iterations
+    lower_bound_ns: int  # objective that no buckets can beat, in any order and of any sizes
+    keep_default: bool
+    """whether the gain over torch's default may be due to the errors of the costs, which both share
+    (`Comparison.is_tie`), or is smaller than the error that no cost explains (`unexplained`)"""
+    cap_rule: CapRule  # when a bucket is closed in `best_cap_mb`
+    best_cap_mb: float  # best single cap for all buckets, MiB
+    best_cap_ns: int  # objective with this cap
+    baselines: tuple[Baseline, ...]  # known rules, the fastest first
+    assumed: tuple[str, ...] = ()  # as in a prediction, one sentence each
 
     @property
     def default_ns(self) -> int:

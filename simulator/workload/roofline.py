@@ -158,15 +158,12 @@ class Operation(Schema):
     lie on the same side of the ridge; see `merge`.
     """
 
-    flops: int = Field(
-        ge=0,
-        le=MOST_FLOPS,
-        description="floating-point operations, multiplication and addition counting as two; by formula",
-    )
-    bytes_moved: Bytes = Field(description="bytes that must be read and written, each tensor once; from shapes")
-    kernels: Count = Field(default=1, description="number of kernels, a count")
-    kind: OperationKind = Field(default="matmul", description="kind of the kernels")
-    channels_last: bool = Field(default=False, description="whether a convolution's images are channels-last")
+    flops: int = Field(ge=0, le=MOST_FLOPS)
+    """floating-point operations, multiplication and addition counting as two; by formula"""
+    bytes_moved: Bytes  # bytes that must be read and written, each tensor once; from shapes
+    kernels: Count = 1  # number of kernels, a count
+    kind: OperationKind = "matmul"  # kind of the kernels
+    channels_last: bool = False  # whether a convolution's images are channels-last
 
 
 def merge(operations: Iterable[Operation]) -> tuple[Operation, ...]:
@@ -194,7 +191,7 @@ class GradientOperations(Schema):
     Often empty, because the operations for the layer's previous gradient also computed this one.
     """
 
-    parameter: int = Field(ge=0, description="parameter index")
+    parameter: int = Field(ge=0)  # parameter index
     operations: tuple[Operation, ...]
 
 
@@ -202,17 +199,17 @@ class Operations(Schema):
     """Operations of one iteration of a model; the module's docstring defines the intervals."""
 
     model: str
-    batch: Batch | None = Field(default=None, description="samples per iteration, where known")
-    input_shape: tuple[Length, ...] | None = Field(default=None, description="shape of the input, where known")
+    batch: Batch | None = None  # samples per iteration, where known
+    input_shape: tuple[Length, ...] | None = None  # shape of the input, where known
     torch_version: str
     parameters: tuple[Parameter, ...] = Field(min_length=1)
     buffers: tuple[Buffer, ...] = ()
     forward: tuple[Operation, ...]
     loss: tuple[Operation, ...] = ()
-    gradients: tuple[GradientOperations, ...] = Field(description="of every parameter, in ready order")
+    gradients: tuple[GradientOperations, ...]  # of every parameter, in ready order
     tail: tuple[Operation, ...] = ()
-    step: tuple[Operation, ...] = Field(description="operations of the optimiser step")
-    memory: StepMemory | None = Field(default=None, description="what a step holds, where it was counted")
+    step: tuple[Operation, ...]  # operations of the optimiser step
+    memory: StepMemory | None = None  # what a step holds, where it was counted
 
     @model_validator(mode="after")
     def _every_parameter_once(self) -> Self:
@@ -270,32 +267,22 @@ def sgd_step(parameters: Sequence[Parameter]) -> tuple[Operation, ...]:
 class Device(Schema):
     """Peak rates of a processor, and what its kernels cost."""
 
-    name: str = Field(description="name written into traces, with the precision, no unit; chosen by the user")
-    flops_per_s: float = Field(
-        ge=1,
-        le=MOST_FLOPS,
-        allow_inf_nan=False,
-        description="peak rate of matrix products and convolutions in the precision used, floating-point operations "
-        "per second; from the data sheet (the rate without sparsity), or from timing a large product",
-    )
-    bytes_per_s: BytesPerS = Field(
-        description="peak memory bandwidth, bytes per second; from the data sheet, or from timing a large addition",
-    )
-    pace_ns: Nanoseconds = Field(
-        default=0,
-        description="time in which the host launches one kernel, nanoseconds; hidden while the device is behind its "
-        "host, and known to a factor of 1.8; from a step of a small batch, divided by its kernels",
-    )
-    generation: str | None = Field(
-        default=None,
-        description="GPU generation, such as Hopper, whose measured ceilings limit the rates; with another name, the "
-        "mean of all generations does (None: kernels reach the rates); chosen by the user",
-    )
-    precision: Precision = Field(
-        default="fp32",
-        description="precision of the arithmetic; with bf16 and fp16, models of float32 parameters compute under "
-        "autocast; chosen by the user",
-    )
+    name: str
+    """name written into traces, with the precision, no unit; chosen by the user"""
+    flops_per_s: float = Field(ge=1, le=MOST_FLOPS, allow_inf_nan=False)
+    """peak rate of matrix products and convolutions in the precision used, floating-point operations per second; from
+    the data sheet (the rate without sparsity), or from timing a large product"""
+    bytes_per_s: BytesPerS
+    """peak memory bandwidth, bytes per second; from the data sheet, or from timing a large addition"""
+    pace_ns: Nanoseconds = 0
+    """time in which the host launches one kernel, nanoseconds; hidden while the device is behind its host, and known
+    to a factor of 1.8; from a step of a small batch, divided by its kernels"""
+    generation: str | None = None
+    """GPU generation, such as Hopper, whose measured ceilings limit the rates; with another name, the mean of all
+    generations does (None: kernels reach the rates); chosen by the user"""
+    precision: Precision = "fp32"
+    """precision of the arithmetic; with bf16 and fp16, models of float32 parameters compute under autocast; chosen by
+    the user"""
 
     @property
     def autocast(self) -> Literal["bfloat16", "float16"] | None:

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from ddplab import models
-from ddplab.cli.show import SETTINGS
+from ddplab.cli.show import SETTINGS, _field_rows
 from ddplab.reference.trace import Trace
 from ddplab.simulator import Fabric
 from ddplab.simulator.catalogue import read_catalogue
@@ -83,6 +83,6 @@ def test_every_setting_is_listed_with_its_meaning(printed):
     listed = printed("show", "settings")
     for title, record in SETTINGS.items():
         assert title in listed
-        for name, field in record.model_fields.items():
-            assert name in listed
-            assert re.fullmatch(r".{8,}; .+", field.description or ""), f"{name}: expected WHAT, UNIT; SOURCE"
+        for row in _field_rows(record):
+            assert row["name"] in listed
+            assert re.fullmatch(r".{8,}; .+", row["meaning"]), f"{row['name']}: expected WHAT, UNIT; SOURCE"
