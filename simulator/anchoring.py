@@ -55,21 +55,13 @@ class Expected(NamedTuple):
 
 
 class Anchor(NamedTuple):
-    """The effect of one measurement on a prediction.
+    """The effect of one measurement on a prediction."""
 
-    Attributes:
-        world_size: Number of ranks of the measurement.
-        measured_ns: Measured median iteration time.
-        predicted_ns: The same, predicted without measurements.
-        moved: Factor on the predicted time that is due to this measurement.
-        surprise: Distance between measured and predicted time, in standard deviations of their difference.
-    """
-
-    world_size: int
-    measured_ns: int
-    predicted_ns: int
-    moved: float
-    surprise: float
+    world_size: int  #: number of ranks of the measurement
+    measured_ns: int  #: measured median iteration time
+    predicted_ns: int  #: the same, predicted without measurements
+    moved: float  #: factor on the predicted time that is due to this measurement
+    surprise: float  #: distance between measured and predicted time, in standard deviations of their difference
 
     @property
     def is_far(self) -> bool:

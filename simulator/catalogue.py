@@ -31,15 +31,11 @@ Positive = Annotated[float, Field(gt=0, le=1e6, allow_inf_nan=False)]
 
 
 class Source(Schema):
-    """Where figures come from.
+    """Where figures come from."""
 
-    Attributes:
-        title: Title of a data sheet or page, or repository and file.
-        date: Year, or year and month, of publication; if the source has none, when it was read.
-    """
-
-    title: str = Field(min_length=1)
+    title: str = Field(min_length=1)  #: title of a data sheet or page, or repository and file
     date: Annotated[str, StringConstraints(pattern=r"^20\d\d(-[01]\d)?$")]
+    """Year, or year and month, of publication; if the source has none, when it was read."""
 
 
 class _Figure(Schema):
@@ -120,19 +116,12 @@ class Latency(_Figure):
 
 
 class Link(Schema):
-    """Links of one level.
+    """Links of one level."""
 
-    Attributes:
-        members: Members joined. None, outermost only: as many as needed.
-        rate: Of one member, by the data sheet.
-        reached: Part of the rate that is reached while all members take part.
-        reached_by_members: The same where fewer take part.
-    """
-
-    members: Count | None = None
-    rate: Rate
-    reached: Reached
-    reached_by_members: dict[int, Reached] = Field(default={})
+    members: Count | None = None  #: members joined; None, outermost only: as many as needed
+    rate: Rate  #: of one member, by the data sheet
+    reached: Reached  #: part of the rate that is reached while all members take part
+    reached_by_members: dict[int, Reached] = Field(default={})  #: the same where fewer take part
 
     def bytes_per_s(self, reached: Reached) -> float:
         """Return the rate that is reached, in whole bytes per second, as in topology files."""
@@ -140,55 +129,33 @@ class Link(Schema):
 
 
 class DeviceEntry(Schema):
-    """A device.
+    """A device."""
 
-    Attributes:
-        product: Its full name.
-        pattern: Matches whole words of the name that a driver gives to the device, in lower case.
-        memory: Its memory.
-        peaks: None: not in the catalogue, so the device is known by its memory only.
-        costs: None: not measured.
-    """
-
-    product: str
-    pattern: str
+    product: str  #: its full name
+    pattern: str  #: matches whole words of the name that a driver gives to the device, in lower case
     memory: Memory
-    peaks: Peaks | None = None
-    costs: MeasuredCosts | None = None
+    peaks: Peaks | None = None  #: None: not in the catalogue, so the device is known by its memory only
+    costs: MeasuredCosts | None = None  #: None: not measured
 
 
 class Node(Schema):
-    """A node.
+    """A node."""
 
-    Attributes:
-        product: Its full name.
-        device: Name of its devices.
-        links: By kind, innermost first.
-        inside: How many of the measured times of the system, or of nodes of the same build, lie in the 90 % interval
-            of the prediction, such as "10 of 12": all-reduces of 256 KiB and more, and iterations. Empty: none are
-            known.
-    """
-
-    product: str
-    device: str
-    links: dict[LinkKind, Link] = Field(min_length=1)
+    product: str  #: its full name
+    device: str  #: name of its devices
+    links: dict[LinkKind, Link] = Field(min_length=1)  #: by kind, innermost first
     inside: dict[Literal["all_reduces", "iterations"], Share] = Field(default={})
+    """How many of the measured times of the system, or of nodes of the same build, lie in the 90 % interval of the
+    prediction, such as "10 of 12": all-reduces of 256 KiB and more, and iterations. Empty: none are known."""
 
 
 class Catalogue(Schema):
-    """The contents of `catalogue.yaml`; a figure whose source is not listed, or a source without figure, is an error.
+    """The contents of `catalogue.yaml`; a figure without a listed source, or a source without figure, is an error."""
 
-    Attributes:
-        sources: By key.
-        latencies: By kind of link.
-        devices: By name; the order is that in which patterns are tried.
-        nodes: By name.
-    """
-
-    sources: dict[str, Source]
-    latencies: dict[LinkKind, Latency]
-    devices: dict[Name, DeviceEntry]
-    nodes: dict[Name, Node]
+    sources: dict[str, Source]  #: by key
+    latencies: dict[LinkKind, Latency]  #: by kind of link
+    devices: dict[Name, DeviceEntry]  #: by name; the order is that in which patterns are tried
+    nodes: dict[Name, Node]  #: by name
 
     @model_validator(mode="after")
     def _refers_to_what_there_is(self) -> Self:

@@ -16,17 +16,11 @@ NEXT_TO_NOTHING = 1e-6
 
 
 class Term(NamedTuple):
-    """A term of the model.
+    """A term of the model."""
 
-    Attributes:
-        without: Returns the inputs of a prediction without the term.
-        causes: Causes of the interval's width that come from the term; see `Prediction.causes_ns`.
-        evidence: The source of its usual value.
-    """
-
-    without: Callable[[Inputs], Inputs]
-    causes: tuple[str, ...]
-    evidence: str
+    without: Callable[[Inputs], Inputs]  #: returns the inputs of a prediction without the term
+    causes: tuple[str, ...]  #: causes of the interval's width that come from the term; see `Prediction.causes_ns`
+    evidence: str  #: the source of its usual value
 
 
 TERMS = {

@@ -81,9 +81,9 @@ GRAPH_LAUNCH_NS = 1_252
 class Assumed(NamedTuple):
     """What a prediction assumes about the GPU of a trace."""
 
-    fabric: Fabric  # with the default costs of the GPU, if it had none
-    variation: Variation  # with the usual spread of GPUs, if it was not chosen
-    sentences: tuple[str, ...]  # what was assumed, for the user
+    fabric: Fabric  #: with the default costs of the GPU, if it had none
+    variation: Variation  #: with the usual spread of GPUs, if it was not chosen
+    sentences: tuple[str, ...]  #: what was assumed, for the user
 
 
 def assume_gpu(trace: Trace, fabric: Fabric, variation: Variation = RECORDED) -> Assumed:
@@ -145,31 +145,19 @@ def assume_gpu(trace: Trace, fabric: Fabric, variation: Variation = RECORDED) ->
 
 
 class Inputs(NamedTuple):
-    """What a prediction computes from; nothing is missing.
+    """What a prediction computes from; nothing is missing."""
 
-    Attributes:
-        trace: Recorded or synthesised iterations of one rank or several.
-        fabric: Costs of collectives, and processor costs.
-        policy: Settings of the reducer and how the training script uses it.
-        variation: How the simulated iterations are generated from the recorded ones.
-        stragglers: Slow ranks.
-        batches: Number of batches of each rank under Join. None: every rank has a batch in every iteration.
-        measured: Measured median iteration times, in nanoseconds by number of ranks.
-        measured_policy: Settings of the measured runs, which had no stragglers.
-        assumed: What was assumed about the GPU; one sentence each.
-        given: Fabric and variation as the user gave them.
-    """
-
-    trace: Trace
-    fabric: Fabric
-    policy: Policy
-    variation: Variation
-    stragglers: tuple[Straggler, ...]
+    trace: Trace  #: recorded or synthesised iterations of one rank or several
+    fabric: Fabric  #: costs of collectives, and processor costs
+    policy: Policy  #: settings of the reducer and how the training script uses it
+    variation: Variation  #: how the simulated iterations are generated from the recorded ones
+    stragglers: tuple[Straggler, ...]  #: slow ranks
     batches: Sequence[int] | None
-    measured: Mapping[int, int] | None
-    measured_policy: Policy
-    assumed: tuple[str, ...]
-    given: tuple[Fabric, Variation]
+    """Number of batches of each rank under Join. None: every rank has a batch in every iteration."""
+    measured: Mapping[int, int] | None  #: measured median iteration times, in nanoseconds by number of ranks
+    measured_policy: Policy  #: settings of the measured runs, which had no stragglers
+    assumed: tuple[str, ...]  #: what was assumed about the GPU; one sentence each
+    given: tuple[Fabric, Variation]  #: fabric and variation as the user gave them
 
     def with_policy(self, **changed: object) -> "Inputs":
         """Return a copy with these settings changed."""

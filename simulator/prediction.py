@@ -90,18 +90,13 @@ class System:
     """A model on GPUs of one kind and one network, whose iterations are predicted for any number of ranks.
 
     Each prediction is made once, because limits, needs and changes share several.
-
-    Attributes:
-        inputs: What predictions compute from, as long as nothing is changed.
-        name: Name of the system.
-        rebatched: Returns the trace with a multiple of its batch. None: see `trace_synthesis.with_batch`.
-        engine: As for `predict`.
     """
 
-    inputs: Inputs
-    name: str = ""
+    inputs: Inputs  #: what predictions compute from, as long as nothing is changed
+    name: str = ""  #: its name
     rebatched: Callable[[float], Trace] | None = None
-    engine: Engine = "auto"
+    """Returns the trace with a multiple of its batch. None: see `trace_synthesis.with_batch`."""
+    engine: Engine = "auto"  #: as for `predict`
     _known: list[tuple[tuple[int, Inputs], Prediction]] = field(
         default_factory=list, init=False, repr=False, compare=False
     )

@@ -36,31 +36,21 @@ In that iteration the rank contributes zeros to every bucket.
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ScheduleCosts:
-    """A schedule with all costs except the compute times of the ranks.
+    """A schedule with all costs except the compute times of the ranks."""
 
-    Attributes:
-        untimed: The schedule and the costs of its collectives, on a rank whose steps take no time.
-        same_ns: Duration of each step whose duration is equal on all ranks.
-        pack_ns: Duration of copying each bucket's gradients into it; shape [buckets].
-        relative_errors: Of the collectives, see `Fabric.relative_errors`; shape of `untimed.cost_ns`.
-        step_errors: The same for steps of some kinds, by the name of their cost.
-        unexplained: The same for the whole iteration.
-        spread: Half-width of the 90 % interval of iterations as a fraction of their median, if a training run on
-            this number of ranks was measured. 0: from the variation of the recorded iterations and the errors of the
-            costs.
-        slow_down_bounds: The slow-down of computing at the low, and at the high, end of its error band.
-        assumed: See `Fabric.assumed`.
-    """
-
-    untimed: EngineInput
-    same_ns: dict[Compute, int]
-    pack_ns: Nanoseconds
-    relative_errors: Floats
+    untimed: EngineInput  #: the schedule and the costs of its collectives, on a rank whose steps take no time
+    same_ns: dict[Compute, int]  #: duration of each step whose duration is equal on all ranks
+    pack_ns: Nanoseconds  #: duration of copying each bucket's gradients into it; shape [buckets]
+    relative_errors: Floats  #: of the collectives, see `Fabric.relative_errors`; shape of `untimed.cost_ns`
     step_errors: dict[str, tuple[tuple[ComputeKind, ...], float]]
-    unexplained: float
+    """The same for steps of some kinds, by the name of their cost."""
+    unexplained: float  #: the same for the whole iteration
     spread: float
+    """Half-width of the 90 % interval of iterations as a fraction of their median, if a training run on this number
+    of ranks was measured. 0: from the variation of the recorded iterations and the errors of the costs."""
     slow_down_bounds: tuple[float, float]
-    assumed: tuple[str, ...]
+    """The slow-down of computing at the low, and at the high, end of its error band."""
+    assumed: tuple[str, ...]  #: see `Fabric.assumed`
 
     def engine_input(self, sampler: IterationSampler, times: CycleTimes, chosen: Any = ...) -> EngineInput:
         """Combine the costs with compute times of cycles, whose axis comes first in the durations.

@@ -159,17 +159,11 @@ def width_sentence(shares: Mapping[str, float]) -> str:
 
 
 class Verdict(NamedTuple):
-    """The answer.
+    """The answer."""
 
-    Attributes:
-        answer: "yes", "no", "open" if an interval is wider than the decision, or "" if nothing was asked.
-        sentence: The answer in words.
-        offer: The offer that the sentence is about.
-    """
-
-    answer: str
-    sentence: str
-    offer: Offer
+    answer: str  #: "yes", "no", "open" if an interval is wider than the decision, or "" if nothing was asked
+    sentence: str  #: the answer in words
+    offer: Offer  #: the offer that the sentence is about
 
 
 def verdict(question: Question, offers: Sequence[Offer]) -> Verdict:

@@ -53,37 +53,25 @@ CURES: Mapping[str, Callable[[Inputs], Inputs]] = {
 
 
 class Change(NamedTuple):
-    """Another setting of the reducer or the script.
-
-    Attributes:
-        name: The setting.
-        iteration_ns: The predicted iteration with it.
-        is_tie: Whether errors of the costs may explain the difference; see `Comparison.is_tie`.
-    """
+    """Another setting of the reducer or the script."""
 
     name: str
     iteration_ns: int
-    is_tie: bool
+    is_tie: bool  #: whether errors of the costs may explain the difference; see `Comparison.is_tie`
 
 
 class NetworkNeed(NamedTuple):
-    """How fast the links must be for an efficiency.
+    """How fast the links must be for an efficiency."""
 
-    Attributes:
-        target: The efficiency, from 0 to 1.
-        multiple: Least multiple of the links' rates with which the target is reached; latencies stay. None: not even
-            links of infinite rate suffice, or it does not follow from the model.
-        message_bytes: The largest message of a bucket, after the comm hook.
-        bus_gb_per_s: Bus bandwidth of this message today, in 10**9 bytes per second; defined as in nccl-tests: bytes
-            that a rank sends over time.
-        needed_gb_per_s: The same with the rates that are needed, or None.
-    """
-
-    target: float
+    target: float  #: the efficiency, from 0 to 1
     multiple: float | None
-    message_bytes: int
+    """Least multiple of the links' rates with which the target is reached; latencies stay. None: not even links of
+    infinite rate suffice, or it does not follow from the model."""
+    message_bytes: int  #: the largest message of a bucket, after the comm hook
     bus_gb_per_s: float
-    needed_gb_per_s: float | None
+    """Bus bandwidth of this message today, in 10**9 bytes per second; defined as in nccl-tests: bytes that a rank
+    sends over time."""
+    needed_gb_per_s: float | None  #: the same with the rates that are needed, or None
 
     @property
     def links(self) -> str:
@@ -107,19 +95,12 @@ class NetworkNeed(NamedTuple):
 
 
 class Needs(NamedTuple):
-    """How far one thing alone must change for the target efficiency; None: no change of it suffices.
+    """How far one thing alone must change for the target efficiency; None: no change of it suffices."""
 
-    Attributes:
-        rate: The need of faster links. None: one GPU has no network.
-        latency: Largest multiple of the latencies that suffices.
-        batch: Least multiple of the batch per GPU, from 1 to `MOST_BATCH`.
-        accumulated: Least number of iterations per synchronisation, at most `MOST_ACCUMULATED`.
-    """
-
-    rate: NetworkNeed | None
-    latency: float | None
-    batch: float | None
-    accumulated: int | None
+    rate: NetworkNeed | None  #: the need of faster links; None: one GPU has no network
+    latency: float | None  #: largest multiple of the latencies that suffices
+    batch: float | None  #: least multiple of the batch per GPU, from 1 to `MOST_BATCH`
+    accumulated: int | None  #: least number of iterations per synchronisation, at most `MOST_ACCUMULATED`
 
 
 class Limits:

@@ -36,22 +36,17 @@ CONTEXT_BYTES = 800_000_000, 1_400_000_000
 
 @dataclass(frozen=True)
 class MemoryUse:
-    """What training holds on each GPU.
-
-    Attributes:
-        parts: Bytes by what holds them; None: not known. `peak_bytes` is not their sum: peaks do not coincide.
-        peak_bytes: Most bytes of tensors at one time. None: activations are not known.
-        band_bytes: What the GPU has in use at the peak, at least and at most, with fragments and CUDA's context. The
-            upper end is None if activations are not known.
-        capacity_bytes: What the GPU offers. None: not known.
-        largest_batch: The largest batch per GPU that certainly fits. None: not known; 0: not even one sample does.
-    """
+    """What training holds on each GPU."""
 
     parts: dict[str, int | None]
-    peak_bytes: int | None
+    """Bytes by what holds them; None: not known. `peak_bytes` is not their sum: peaks do not coincide."""
+    peak_bytes: int | None  #: most bytes of tensors at one time; None: activations are not known
     band_bytes: tuple[int, int | None]
-    capacity_bytes: int | None
+    """What the GPU has in use at the peak, at least and at most, with fragments and CUDA's context. The upper end is
+    None if activations are not known."""
+    capacity_bytes: int | None  #: what the GPU offers; None: not known
     largest_batch: int | None
+    """The largest batch per GPU that certainly fits. None: not known; 0: not even one sample does."""
 
     @property
     def answer(self) -> Literal["fits", "does not fit", "unknown"]:

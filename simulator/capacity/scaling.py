@@ -29,71 +29,45 @@ doubling is the throughput before the doubling."""
 
 
 class Size(NamedTuple):
-    """Training on one number of GPUs, with the same batch on each of them (weak scaling).
+    """Training on one number of GPUs, with the same batch on each of them (weak scaling)."""
 
-    Attributes:
-        world_size: Number of GPUs.
-        prediction: The predicted iteration.
-        samples_per_s: Samples per second on all GPUs.
-        samples_per_s_band: Both ends of its 90 % interval.
-        strong_samples_per_s: The same with one total batch (strong scaling). None: fewer samples than GPUs, or a
-            trace with communication.
-    """
-
-    world_size: int
+    world_size: int  #: number of GPUs
     prediction: Prediction
-    samples_per_s: float
-    samples_per_s_band: Band
+    samples_per_s: float  #: samples per second on all GPUs
+    samples_per_s_band: Band  #: both ends of its 90 % interval
     strong_samples_per_s: float | None
+    """The same with one total batch (strong scaling). None: fewer samples than GPUs, or recorded communication."""
 
 
 class Knee(NamedTuple):
-    """Where the next step to more GPUs adds less than `LEAST_GAIN` of its share.
+    """Where the next step to more GPUs adds less than `LEAST_GAIN` of its share."""
 
-    Attributes:
-        world_size: Number of GPUs before that step. None: every step adds enough.
-        earliest: The same if every step adds as little as its 90 % interval allows. None: likewise.
-        latest: The same if every step adds as much as its interval allows. None: likewise.
-    """
-
-    world_size: int | None
-    earliest: int | None
-    latest: int | None
+    world_size: int | None  #: number of GPUs before that step; None: every step adds enough
+    earliest: int | None  #: the same if every step adds as little as its 90 % interval allows; None: likewise
+    latest: int | None  #: the same if every step adds as much as its interval allows; None: likewise
 
 
 class NextMeasurement(NamedTuple):
-    """What to measure next.
+    """What to measure next."""
 
-    Attributes:
-        width: Half of the interval of the iteration over its median, now.
-        world_sizes: The two numbers of GPUs, or the only one, whose measured iterations narrow the interval most.
-            Empty: there is no smaller one.
-        width_with_sizes: Expected width after measuring these.
-        width_with_messages: Expected width after measuring all-reduces of the largest bucket's size on as many GPUs.
-            None: the buyer has fewer.
-    """
-
-    width: float
+    width: float  #: half of the interval of the iteration over its median, now
     world_sizes: tuple[int, ...]
-    width_with_sizes: float
+    """The two numbers of GPUs, or the only one, whose measured iterations narrow the interval most. Empty: there is
+    no smaller one."""
+    width_with_sizes: float  #: expected width after measuring these
     width_with_messages: float | None
+    """Expected width after measuring all-reduces of the largest bucket's size on as many GPUs. None: the buyer has
+    fewer."""
 
 
 @dataclass(frozen=True)
 class Scaling:
-    """A system on several numbers of GPUs.
-
-    Attributes:
-        system: The system.
-        world_sizes: Numbers of GPUs, in ascending order.
-        batch: Samples per GPU and iteration.
-        total_batch: Samples on all GPUs and iteration for strong scaling.
-    """
+    """A system on several numbers of GPUs."""
 
     system: System
-    world_sizes: Sequence[int]
-    batch: int
-    total_batch: int
+    world_sizes: Sequence[int]  #: numbers of GPUs, in ascending order
+    batch: int  #: samples per GPU and iteration
+    total_batch: int  #: samples on all GPUs and iteration for strong scaling
 
     @cached_property
     def sizes(self) -> tuple[Size, ...]:
@@ -233,26 +207,17 @@ def read_prices(path: str | os.PathLike[str]) -> list[Price]:
 
 
 class Offer(NamedTuple):
-    """A system on a number of GPUs, for the samples of a training run.
+    """A system on a number of GPUs, for the samples of a training run."""
 
-    Attributes:
-        system: Name of the system.
-        size: The predictions.
-        hours: Duration of the run. None: no number of samples was given.
-        hours_band: Both ends of its 90 % interval.
-        cost: Price of all GPUs for this time. None: no price is known.
-        cost_band: Both ends of its 90 % interval.
-        answers: Whether the duration is within the deadline (`deadline`), the cost within the budget (`budget`), and
-            the efficiency at least the one asked for (`efficiency`); of each that was asked.
-    """
-
-    system: str
-    size: Size
-    hours: float | None
-    hours_band: Band | None
-    cost: float | None
-    cost_band: Band | None
+    system: str  #: name of the system
+    size: Size  #: the predictions
+    hours: float | None  #: duration of the run; None: no number of samples was given
+    hours_band: Band | None  #: both ends of its 90 % interval
+    cost: float | None  #: price of all GPUs for this time; None: no price is known
+    cost_band: Band | None  #: both ends of its 90 % interval
     answers: Mapping[str, Answer]
+    """Whether the duration is within the deadline (`deadline`), the cost within the budget (`budget`), and the
+    efficiency at least the one asked for (`efficiency`); of each that was asked."""
 
     @property
     def answer(self) -> Answer:
@@ -262,19 +227,12 @@ class Offer(NamedTuple):
 
 
 class Question(NamedTuple):
-    """What is asked of a plan.
+    """What is asked of a plan."""
 
-    Attributes:
-        samples: Samples to train on, over all epochs.
-        deadline_hours: Longest duration.
-        budget: Largest cost.
-        efficiency: Least efficiency, from 0 to 1.
-    """
-
-    samples: float | None = None
-    deadline_hours: float | None = None
-    budget: float | None = None
-    efficiency: float | None = None
+    samples: float | None = None  #: samples to train on, over all epochs
+    deadline_hours: float | None = None  #: longest duration
+    budget: float | None = None  #: largest cost
+    efficiency: float | None = None  #: least efficiency, from 0 to 1
 
 
 def offer_of(system: str, size: Size, question: Question, price: Price | None) -> Offer:

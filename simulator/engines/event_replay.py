@@ -80,16 +80,11 @@ class _Replay:
 
 
 class CollectiveCost(NamedTuple):
-    """How long a collective runs, and how it and the others that run at the same time slow each other down.
+    """How long a collective runs, and how it and the others that run at the same time slow each other down."""
 
-    Attributes:
-        cost_ns: Duration while no other collective runs.
-        sharing: How much the other collectives that run slow it down. A collective with twice its weight slows it
-            down by twice as much.
-    """
-
-    cost_ns: int
+    cost_ns: int  #: duration while no other collective runs
     sharing: LinkShare
+    """How much the others that run slow it down. One with twice its weight slows it down by twice as much."""
 
 
 class RunningCollective:

@@ -29,31 +29,24 @@ class EngineInput:
     """An iteration to simulate: a schedule and its durations.
 
     Of ranks with identical behaviour, only one is simulated.
-
-    Attributes:
-        schedule: Steps of every rank.
-        duration_ns: Duration of each computing step at full speed; shape [ranks, steps of the schedule]. For the
-            closed form there may be more leading axes, for example one for the iterations.
-        ranks: The simulated ranks.
-        represented_by: For every rank, the simulated rank that behaves the same; shape [world size].
-        cost_ns: Duration of each collective while no other collective runs; shape [collectives] or, see `stack`,
-            [iterations, collectives].
-        concurrency: Collectives that run at the same time; they start in launch order.
-        sharing: How each collective shares the link with others that run at the same time.
-        slow_down: Factor on the time of computing while any collective runs, or one for each iteration.
-        meets: By condition of a `Wait`, whether each rank meets it; shape [ranks] or, for the closed form, the
-            leading axes of `duration_ns`.
     """
 
-    schedule: IterationSchedule
+    schedule: IterationSchedule  #: steps of every rank
     duration_ns: Nanoseconds
-    ranks: tuple[int, ...]
-    represented_by: NDArray[np.int64]
+    """Duration of each computing step at full speed; shape [ranks, steps of the schedule]. For the closed form there
+    may be more leading axes, for example one for the iterations."""
+    ranks: tuple[int, ...]  #: the simulated ranks
+    represented_by: NDArray[np.int64]  #: for every rank, the simulated rank that behaves the same; shape [world size]
     cost_ns: Nanoseconds
-    concurrency: int = 1
-    sharing: tuple[LinkShare, ...]
+    """Duration of each collective while no other collective runs; shape [collectives] or, see `stack`, [iterations,
+    collectives]."""
+    concurrency: int = 1  #: collectives that run at the same time; they start in launch order
+    sharing: tuple[LinkShare, ...]  #: how each collective shares the link with others that run at the same time
     slow_down: float | Floats = 1.0
+    """Factor on the time of computing while any collective runs, or one for each iteration."""
     meets: Mapping[Condition, NDArray[np.bool_]] = field(default_factory=dict)
+    """By condition of a `Wait`, whether each rank meets it; shape [ranks] or, for the closed form, the leading axes
+    of `duration_ns`."""
 
     @classmethod
     def stack(cls, iterations: Sequence[Self]) -> Self:
@@ -121,19 +114,12 @@ class Span(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Timeline:
-    """When everything in one simulated iteration happened, in nanoseconds from the start of the iteration.
+    """When everything in one simulated iteration happened, in nanoseconds from the start of the iteration."""
 
-    Attributes:
-        engine_input: The simulated iteration.
-        end_ns: When each rank ended each instruction of the schedule; shape [ranks, instructions].
-        start_ns: When each collective started to run; shape [collectives].
-        done_ns: When each collective finished; shape [collectives].
-    """
-
-    engine_input: EngineInput
-    end_ns: Nanoseconds
-    start_ns: Nanoseconds
-    done_ns: Nanoseconds
+    engine_input: EngineInput  #: the simulated iteration
+    end_ns: Nanoseconds  #: when each rank ended each instruction of the schedule; shape [ranks, instructions]
+    start_ns: Nanoseconds  #: when each collective started to run; shape [collectives]
+    done_ns: Nanoseconds  #: when each collective finished; shape [collectives]
 
     @property
     def iteration_ns(self) -> int:

@@ -36,17 +36,11 @@ Latencies = tuple[float, float, float]
 
 
 class Version(NamedTuple):
-    """Latencies of one range of versions, in microseconds by protocol.
+    """Latencies of one range of versions, in microseconds by protocol."""
 
-    Attributes:
-        base: Fixed part of a collective, by algorithm.
-        hop: Of one hop, by kind of link and algorithm.
-        lonely_ll128: Part of LL128's rate that a ring reaches with one GPU per node.
-    """
-
-    base: dict[Pattern, Latencies]
-    hop: dict[str, dict[Pattern, Latencies]]
-    lonely_ll128: float
+    base: dict[Pattern, Latencies]  #: fixed part of a collective, by algorithm
+    hop: dict[str, dict[Pattern, Latencies]]  #: of one hop, by kind of link and algorithm
+    lonely_ll128: float  #: part of LL128's rate that a ring reaches with one GPU per node
 
 
 def _version(base_tree: float, tree_simple: tuple[float, float, float], lonely_ll128: float) -> Version:
@@ -72,21 +66,13 @@ LATEST = "2.30"
 
 
 class Generation(NamedTuple):
-    """Upper limits of rates by generation of GPUs, in 10^9 bytes per second on 1, 2 and more nodes.
+    """Upper limits of rates by generation of GPUs, in 10^9 bytes per second on 1, 2 and more nodes."""
 
-    Attributes:
-        up_to: Largest rate of a GPU's NVLinks; it identifies the generation.
-        ll: Limit of LL on one node, for the whole ring or tree.
-        ring_ll128: Limit of one channel of a ring with LL128.
-        tree_ll128: The same for a tree.
-        tree: Limit of one channel of a tree with any protocol.
-    """
-
-    up_to: float
-    ll: float
-    ring_ll128: float
-    tree_ll128: tuple[float, float, float]
-    tree: tuple[float, float, float]
+    up_to: float  #: largest rate of a GPU's NVLinks; it identifies the generation
+    ll: float  #: limit of LL on one node, for the whole ring or tree
+    ring_ll128: float  #: limit of one channel of a ring with LL128
+    tree_ll128: tuple[float, float, float]  #: the same for a tree
+    tree: tuple[float, float, float]  #: limit of one channel of a tree with any protocol
 
 
 GENERATIONS = (
@@ -120,19 +106,12 @@ TREE_RATES = np.array(
 
 
 class NcclCost(NamedTuple):
-    """Time of an all-reduce with one algorithm and protocol.
+    """Time of an all-reduce with one algorithm and protocol."""
 
-    Attributes:
-        latency_ns: Nanoseconds of an empty message.
-        ns_per_byte: Nanoseconds per byte at the full rate.
-        rates: Part of the rate that is reached, as in `TREE_RATES`; empty: all of it.
-        late_from_bytes: Message size from which the latency is `LATE_RING` times as long.
-    """
-
-    latency_ns: float
-    ns_per_byte: float
-    rates: tuple[float, ...] = ()
-    late_from_bytes: float = np.inf
+    latency_ns: float  #: nanoseconds of an empty message
+    ns_per_byte: float  #: nanoseconds per byte at the full rate
+    rates: tuple[float, ...] = ()  #: part of the rate that is reached, as in `TREE_RATES`; empty: all of it
+    late_from_bytes: float = np.inf  #: message size from which the latency is `LATE_RING` times as long
 
     def costs_ns(self, sizes_bytes: Sizes) -> NDArray[np.float64]:
         """Return the nanoseconds by size."""
@@ -233,15 +212,10 @@ def _generation(inside_rate: float) -> Generation:
 
 
 class Multiple(NamedTuple):
-    """Measured over modelled time at one message size, from the published logs of several systems.
+    """Measured over modelled time at one message size, from the published logs of several systems."""
 
-    Attributes:
-        mean: Geometric mean over the systems.
-        deviation: Standard deviation of the logarithm between systems.
-    """
-
-    mean: float
-    deviation: float
+    mean: float  #: geometric mean over the systems
+    deviation: float  #: standard deviation of the logarithm between systems
 
 
 MIB = 2**20
@@ -298,9 +272,9 @@ POWERS_OF_TWO = 2 ** np.arange(41)
 class Cost(NamedTuple):
     """The cost of a collective by its size: `latency_ns + ns_per_byte * size`, or that of a pipeline."""
 
-    latency_ns: float  # of an empty message
+    latency_ns: float  #: of an empty message
     ns_per_byte: float
-    fill: int = 0  # steps after the first one until the first piece reaches the last rank; 0: no pipeline
+    fill: int = 0  #: steps after the first one until the first piece reaches the last rank; 0: no pipeline
 
     def costs_ns(self, sizes_bytes: Sizes) -> NDArray[np.float64]:
         """Return the nanoseconds by size; a pipeline uses the number of pieces that is best for the size.
@@ -411,16 +385,12 @@ CONCURRENCY: dict[str, int] = {"gloo": GLOO_THREADS, "nccl": 1}
 
 @dataclass(frozen=True, eq=False)
 class AlgorithmCosts:
-    """The cost of an all-reduce at one world size by each algorithm that may be chosen.
+    """The cost of an all-reduce at one world size by each algorithm that may be chosen."""
 
-    Attributes:
-        costs: By name of the algorithm.
-        nodes: Number of nodes of NCCL's model, which is multiplied by what published logs add to it; see `MULTIPLES`.
-            None: the costs are not of NCCL's model.
-    """
-
-    costs: Mapping[str, Cost | NcclCost]
+    costs: Mapping[str, Cost | NcclCost]  #: by name of the algorithm
     nodes: int | None = None
+    """Number of nodes of NCCL's model, which is multiplied by what published logs add to it; see `MULTIPLES`. None:
+    the costs are not of NCCL's model."""
 
     def costs_ns(self, sizes_bytes: Sizes) -> NDArray[np.float64]:
         """Return the nanoseconds by size, each with the cheapest algorithm.

@@ -48,12 +48,12 @@ FITTED_BYTES = (2**18, 2**26)
 class Growth(NamedTuple):
     """How an all-reduce grows with the world size."""
 
-    latency: Law | None  # relative latency; None: that of the hops is described
-    hops_ns: Law  # nanoseconds of all hops, if they are described
-    ns_per_byte: Law  # relative time of a byte
-    levels: Law  # number of levels of links in use; growth that tables show on one number says nothing of another
-    weight_of_tables: float  # see `WEIGHT_OF_TABLES`
-    node: int | None  # ranks of a node from which trees grow by levels; None: they do not
+    latency: Law | None  #: relative latency; None: that of the hops is described
+    hops_ns: Law  #: nanoseconds of all hops, if they are described
+    ns_per_byte: Law  #: relative time of a byte
+    levels: Law  #: number of levels of links in use; growth that tables show on one number says nothing of another
+    weight_of_tables: float  #: see `WEIGHT_OF_TABLES`
+    node: int | None  #: ranks of a node from which trees grow by levels; None: they do not
 
     def of(self, table: Table, measured: int, ranks: int) -> NDArray[np.float64]:
         """Return the times on `ranks` ranks relative to those on `measured` ranks in `table`; shape [sizes]."""

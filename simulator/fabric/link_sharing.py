@@ -17,15 +17,10 @@ large factor when two run at a time."""
 
 
 class LinkShare(NamedTuple):
-    """How a collective shares the link with other collectives.
+    """How a collective shares the link with other collectives."""
 
-    Attributes:
-        slow_down: Factor on its duration while another collective of the same weight runs.
-        weight: What it takes of the link, relative to the weights of the others that run.
-    """
-
-    slow_down: float = 1.0
-    weight: float = 1.0
+    slow_down: float = 1.0  #: factor on its duration while another collective of the same weight runs
+    weight: float = 1.0  #: what it takes of the link, relative to the weights of the others that run
 
 
 class Sharing(Schema):

@@ -47,19 +47,13 @@ class Timing(Schema):
 
 @dataclass(frozen=True, eq=False)
 class Table:
-    """Times of one world size.
+    """Times of one world size."""
 
-    Attributes:
-        sizes_bytes: Message sizes, strictly ascending; shape [sizes].
-        ns: Nanoseconds by size, floats that hold whole numbers; shape [sizes].
-        spread: Half-width of the band that holds 90 % of repetitions, as a fraction; median over the sizes.
-        beyond: Costs of described links, which continue the table to other sizes. None: its first and last line do.
-    """
-
-    sizes_bytes: NDArray[np.int64]
-    ns: NDArray[np.float64]
-    spread: float = 0.0
+    sizes_bytes: NDArray[np.int64]  #: message sizes, strictly ascending; shape [sizes]
+    ns: NDArray[np.float64]  #: nanoseconds by size, floats that hold whole numbers; shape [sizes]
+    spread: float = 0.0  #: half-width of the band that holds 90 % of repetitions, a fraction; median over the sizes
     beyond: CostCurve | None = None
+    """Costs of described links, which continue the table to other sizes. None: its first and last line do."""
 
     def costs_ns(self, sizes_bytes: Sizes) -> NDArray[np.float64]:
         """Return the nanoseconds by size, interpolated linearly.

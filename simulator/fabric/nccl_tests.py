@@ -68,18 +68,18 @@ class LogRow(NamedTuple):
     ns: int
     algbw: str
     busbw: str
-    other: str  # the collective, by its columns, if it is no all-reduce
+    other: str  #: the collective, by its columns, if it is no all-reduce
 
 
 @dataclass
 class Run:
     """A run on one number of ranks."""
 
-    program: str = ""  # without `_perf`; "" if it is not named
-    groups: dict[int, int] = field(default_factory=dict)  # by listed rank; with NCCL_TESTS_SPLIT there are several
-    zeros: set[str] = field(default_factory=set)  # lines of rank 0 before the first row, also of lists before this
-    shortened: bool = False  # whether the list says that it leaves out ranks
-    rows: dict[int, LogRow] = field(default_factory=dict)  # by number of the line
+    program: str = ""  #: without `_perf`; "" if it is not named
+    groups: dict[int, int] = field(default_factory=dict)  #: by listed rank; with NCCL_TESTS_SPLIT there are several
+    zeros: set[str] = field(default_factory=set)  #: lines of rank 0 before the first row, also of lists before this
+    shortened: bool = False  #: whether the list says that it leaves out ranks
+    rows: dict[int, LogRow] = field(default_factory=dict)  #: by number of the line
 
     @property
     def other(self) -> str:

@@ -34,8 +34,8 @@ class Level(Schema):
     the total rate of its links: a node with eight network cards has the rate of all eight.
     """
 
-    name: str = Field(min_length=1)  # name of the level, such as nvlink or nic, no unit; chosen by the user
-    members: Count | None = None  # members joined, a count (None: as many as needed); from the machine's data sheet
+    name: str = Field(min_length=1)  #: name of the level, such as nvlink or nic, no unit; chosen by the user
+    members: Count | None = None  #: members joined, a count (None: as many as needed); from the machine's data sheet
     latency_ns: Nanoseconds
     """time of an empty message to another member, nanoseconds; half a measured ping-pong, with NCCL that of a hop
     with Simple (3,400 over NVLink, 14,000 between nodes)"""
@@ -45,7 +45,7 @@ class Level(Schema):
     bytes_per_s_by_members: dict[int, BytesPerS] = Field(default={})
     """other rates where fewer members take part, as on direct links without a switch, bytes per second by the number
     of members in use; from the machine's plan of links"""
-    reduces: bool = False  # whether its switches reduce (SHARP, NVLS), yes or no; from the switch's data sheet
+    reduces: bool = False  #: whether its switches reduce (SHARP, NVLS), yes or no; from the switch's data sheet
 
     @property
     def size(self) -> int:

@@ -99,15 +99,15 @@ class Activity(NamedTuple):
     """A kernel, a copy or a memset on the GPU; times in nanoseconds from the first event of the file."""
 
     name: str
-    kind: str  # category in the file, in lower case
+    kind: str  #: category in the file, in lower case
     stream: Stream
     start_ns: int
     end_ns: int
-    launch_start_ns: int  # of the call on the host
+    launch_start_ns: int  #: of the call on the host
     launch_end_ns: int
-    thread: Thread  # the host thread that launched it
-    size_bytes: int | None  # of a copy, if recorded
-    shape: str  # grid and block; kernels of one name and shape do the same work
+    thread: Thread  #: the host thread that launched it
+    size_bytes: int | None  #: of a copy, if recorded
+    shape: str  #: grid and block; kernels of one name and shape do the same work
 
     @property
     def communicates(self) -> bool:
@@ -123,13 +123,13 @@ class ProfilerFile:
     gpu: str | None
     rank: int | None
     world_size: int | None
-    backend: str | None  # for collectives
-    host: str | None  # whose clock the times are of
-    first_ns: int  # of the first event, on the clock of the host
-    operations: Sequence[HostOperation]  # by start; of two that start together, the longer first
-    activities: Sequence[Activity]  # by launch
-    lost: int  # activities left out, because their launch was not recorded
-    lost_until_ns: int  # end of those that ran before all others: the GPU was behind its host when the file began
+    backend: str | None  #: for collectives
+    host: str | None  #: whose clock the times are of
+    first_ns: int  #: of the first event, on the clock of the host
+    operations: Sequence[HostOperation]  #: by start; of two that start together, the longer first
+    activities: Sequence[Activity]  #: by launch
+    lost: int  #: activities left out, because their launch was not recorded
+    lost_until_ns: int  #: end of those that ran before all others: the GPU was behind its host when the file began
 
     @cached_property
     def by_name(self) -> dict[str, list[HostOperation]]:

@@ -61,22 +61,22 @@ THREAD: Callable[[Any], Thread] = attrgetter("thread")
 class AccumulatedGradient(NamedTuple):
     """The accumulation of one gradient; None: not recorded."""
 
-    ready_ns: int  # when it was computed
+    ready_ns: int  #: when it was computed
     shape: tuple[int, ...] | None
     dtype: str | None
-    hooks: HostOperation  # inside which the reducer's hook ran
+    hooks: HostOperation  #: inside which the reducer's hook ran
 
 
 class ProfiledAllReduce(NamedTuple):
     """An all-reduce."""
 
-    issued_ns: int  # when the host called it
-    start_ns: int  # from then on it also waits for the other ranks
+    issued_ns: int  #: when the host called it
+    start_ns: int  #: from then on it also waits for the other ranks
     end_ns: int
-    size_bytes: int | None  # None: unknown
-    dtype: str | None  # None: not recorded
-    gradients: int  # of the step, accumulated when it was called; includes the one in whose hook it was called
-    in_hook: bool  # whether the hook of a gradient called it, as torch's reducer does
+    size_bytes: int | None  #: None: unknown
+    dtype: str | None  #: None: not recorded
+    gradients: int  #: of the step, accumulated when it was called; includes the one in whose hook it was called
+    in_hook: bool  #: whether the hook of a gradient called it, as torch's reducer does
 
 
 class Copy(NamedTuple):
@@ -91,20 +91,20 @@ class Copy(NamedTuple):
 class ProfiledStep:
     """One training step; moments in nanoseconds from the first event of the file."""
 
-    name: str  # number of the step in the file
-    on_gpu: bool  # whether the moments are those of a GPU
-    start_ns: int  # when the step had begun and the one before was over
+    name: str  #: number of the step in the file
+    on_gpu: bool  #: whether the moments are those of a GPU
+    start_ns: int  #: when the step had begun and the one before was over
     forward_end_ns: int
-    backward_start_ns: int  # start of the loss
-    gradients: tuple[AccumulatedGradient, ...]  # as they were accumulated
-    all_reduces: tuple[ProfiledAllReduce, ...]  # as they were called
-    other_collectives: dict[str, int]  # number of each kind
-    copies: tuple[Copy, ...]  # out of buckets, as they were called
-    optimizer: Span | None  # None: no optimiser step
+    backward_start_ns: int  #: start of the loss
+    gradients: tuple[AccumulatedGradient, ...]  #: as they were accumulated
+    all_reduces: tuple[ProfiledAllReduce, ...]  #: as they were called
+    other_collectives: dict[str, int]  #: number of each kind
+    copies: tuple[Copy, ...]  #: out of buckets, as they were called
+    optimizer: Span | None  #: None: no optimiser step
     end_ns: int
-    computing_ns: int  # time in the backward pass in which the GPU computed; of the whole pass without a GPU
-    host_bound_ns: int  # time in which the GPU waited for the host to launch something; 0 without a GPU
-    backward_host_bound_ns: int  # the part of it in the backward pass
+    computing_ns: int  #: time in the backward pass in which the GPU computed; of the whole pass without a GPU
+    host_bound_ns: int  #: time in which the GPU waited for the host to launch something; 0 without a GPU
+    backward_host_bound_ns: int  #: the part of it in the backward pass
 
     @property
     def last_ready_ns(self) -> int:

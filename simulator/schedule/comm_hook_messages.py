@@ -41,8 +41,8 @@ class CommHook(Settings, HookCost):
     """
 
     takes_sparse: ClassVar[bool] = True
-    name: str = "none"  # name in tables, no unit; chosen by the user
-    decompress: Linear = Linear()  # computation after the last collective, ns; from `calibrate --hook`
+    name: str = "none"  #: name in tables, no unit; chosen by the user
+    decompress: Linear = Linear()  #: computation after the last collective, ns; from `calibrate --hook`
 
     def message(self, parameters: Sequence[Parameter], sparse_density: float = 1.0) -> Message | None:
         """Return the message of a bucket of these parameters; None if the hook sends nothing.
@@ -124,7 +124,7 @@ class HalfPrecision(CommHook):
 
     takes_sparse = False
     name: str = "fp16"
-    of: CommHook = CommHook()  # hook that gets the half-precision gradients, a hook; argument of `compress`
+    of: CommHook = CommHook()  #: hook that gets the half-precision gradients, a hook; argument of `compress`
 
     def dense_message(self, parameters: Sequence[Parameter]) -> Message | None:
         """Return the inner hook's message for 2-byte elements."""
@@ -165,7 +165,7 @@ class PowerSGD(CommHook):
 
     takes_sparse = False
     name: str = "power_sgd:1"
-    matrix_approximation_rank: int = Field(default=1, ge=1)  # columns of P and Q, a count; PowerSGDState's argument
+    matrix_approximation_rank: int = Field(default=1, ge=1)  #: columns of P and Q, a count; PowerSGDState's argument
     min_compression_rate: float = Field(default=collectives.MIN_COMPRESSION_RATE, gt=0)
     """least compression rate at which a matrix is compressed, a factor; PowerSGDState's argument"""
 

@@ -54,16 +54,11 @@ class LaunchCollective(NamedTuple):
 
 
 class Condition(NamedTuple):
-    """A condition that only some ranks meet.
-
-    Attributes:
-        kind: "without_inputs": the rank has run out of inputs under Join; "with_unused": some parameter got no
-            gradient; "all_used": the opposite.
-        iteration: For "without_inputs": before which iteration of the cycle, as an index.
-    """
+    """A condition that only some ranks meet."""
 
     kind: Literal["without_inputs", "with_unused", "all_used"]
-    iteration: int = 0
+    """The rank has run out of inputs under Join; some parameter got no gradient; or every parameter got one."""
+    iteration: int = 0  #: for "without_inputs": before which iteration of the cycle, as an index
 
 
 class Wait(NamedTuple):
@@ -88,27 +83,21 @@ class Collective(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class IterationSchedule:
-    """What every rank does in one iteration, or in one cycle.
+    """What every rank does in one iteration, or in one cycle."""
 
-    Attributes:
-        instructions: Steps, launches and waits, in order.
-        collectives: The collectives that the ranks launch and wait for, in launch order.
-        buckets: Parameter indices by bucket, in launch order.
-        gradient_bytes: Bytes of each gradient's values, likewise.
-        buffer_bytes: Bytes of each buffer that rank 0 broadcasts.
-        launches_at_the_end: Whether all buckets are launched after the backward pass.
-        launches_last_at_the_end: Whether the last bucket is, and each bucket is packed right before its launch.
-        steps: The computing steps, in order: the columns of `EngineInput.duration_ns`.
-    """
-
-    instructions: tuple[Instruction, ...]
-    collectives: tuple[Collective, ...]
+    instructions: tuple[Instruction, ...]  #: steps, launches and waits, in order
+    collectives: tuple[Collective, ...]  #: the collectives that the ranks launch and wait for, in launch order
     buckets: tuple[tuple[int, ...], ...] = field(default=(), compare=False)
+    """Parameter indices by bucket, in launch order."""
     gradient_bytes: tuple[tuple[int, ...], ...] = field(default=(), compare=False)
-    buffer_bytes: tuple[int, ...] = field(default=(), compare=False)
+    """Bytes of each gradient's values, likewise."""
+    buffer_bytes: tuple[int, ...] = field(default=(), compare=False)  #: bytes of each buffer that rank 0 broadcasts
     launches_at_the_end: bool = field(default=False, compare=False)
+    """Whether all buckets are launched after the backward pass."""
     launches_last_at_the_end: bool = field(default=False, compare=False)
+    """Whether the last bucket is, and each bucket is packed right before its launch."""
     steps: tuple[Compute, ...] = field(init=False, repr=False, compare=False)
+    """The computing steps, in order: the columns of `EngineInput.duration_ns`."""
 
     def __post_init__(self) -> None:
         steps = tuple(instruction for instruction in self.instructions if isinstance(instruction, Compute))

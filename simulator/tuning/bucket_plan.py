@@ -15,10 +15,10 @@ GIVEN = "the given buckets"
 class Baseline(Schema):
     """Buckets by a known rule, and their predicted time."""
 
-    name: str  # the rule
-    iteration_ns: int  # predicted objective, nanoseconds
-    buckets: int  # number of buckets
-    regret: float  # time of this rule over that of the plan, minus one, a fraction
+    name: str  #: the rule
+    iteration_ns: int  #: predicted objective, nanoseconds
+    buckets: int  #: number of buckets
+    regret: float  #: time of this rule over that of the plan, minus one, a fraction
 
 
 class BucketPlan(Schema):
@@ -29,25 +29,24 @@ class BucketPlan(Schema):
     `keep_default`.
     """
 
-    model: str  # name of the model in the trace
-    parameters: tuple[str, ...]  # names of the parameters, by parameter index
-    world_size: int  # number of ranks
-    objective: Objective  # statistic of the iteration time that is short, a name
-    buckets: BucketLayout  # parameter indices by bucket, in launch order
+    model: str  #: name of the model in the trace
+    parameters: tuple[str, ...]  #: names of the parameters, by parameter index
+    world_size: int  #: number of ranks
+    objective: Objective  #: statistic of the iteration time that is short, a name
+    buckets: BucketLayout  #: parameter indices by bucket, in launch order
     bucket_cap_mb_list: tuple[float, ...] | None
-    """caps in MiB with which torch's class, and ours, close exactly these buckets after the rebuild; None: no list
-    does"""
-    iteration_ns: int  # objective with these buckets, as `predict` gives it
-    interval_ns: tuple[int, int]  # interval that contains 90 % of the iterations
-    lower_bound_ns: int  # objective that no buckets can beat, in any order and of any sizes
+    """caps in MiB with which torch's class, and ours, close exactly these buckets after the rebuild; None: none do"""
+    iteration_ns: int  #: objective with these buckets, as `predict` gives it
+    interval_ns: tuple[int, int]  #: interval that contains 90 % of the iterations
+    lower_bound_ns: int  #: objective that no buckets can beat, in any order and of any sizes
     keep_default: bool
     """whether the gain over torch's default may be due to the errors of the costs, which both share
     (`Comparison.is_tie`), or is smaller than the error that no cost explains (`unexplained`)"""
-    cap_rule: CapRule  # when a bucket is closed in `best_cap_mb`
-    best_cap_mb: float  # best single cap for all buckets, MiB
-    best_cap_ns: int  # objective with this cap
-    baselines: tuple[Baseline, ...]  # known rules, the fastest first
-    assumed: tuple[str, ...] = ()  # as in a prediction, one sentence each
+    cap_rule: CapRule  #: when a bucket is closed in `best_cap_mb`
+    best_cap_mb: float  #: best single cap for all buckets, MiB
+    best_cap_ns: int  #: objective with this cap
+    baselines: tuple[Baseline, ...]  #: known rules, the fastest first
+    assumed: tuple[str, ...] = ()  #: as in a prediction, one sentence each
 
     @property
     def default_ns(self) -> int:

@@ -208,33 +208,21 @@ def _at_upper_ends(fabric: Fabric) -> Fabric:
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class PartitionCosts:
-    """Costs of iterations for any buckets, in nanoseconds and bytes.
+    """Costs of iterations for any buckets, in nanoseconds and bytes."""
 
-    Attributes:
-        times: Prices collectives.
-        order: Parameter indices in the order in which contiguous buckets are cut from them.
-        ready_ns: When the slowest rank has each gradient; shape [cycles, parameters].
-        pack_ns: Copying each gradient into its bucket, and the part of compression that grows with its bytes.
-        copy_ns: Copying each average out, likewise.
-        shared_ns: What both copies cost a gradient in a bucket with others, and are not in the two before; shape
-            [2, parameters]. Only where a gradient alone is not copied.
-        launch_ns: Computing that each bucket costs.
-        unpack_ns: Decompression that each bucket costs, without the part for its bytes.
-        computed_ns: End of the iteration on the slowest rank without communication, packing, launches and copies;
-            shape [cycles].
-        step_ns: Longest time after the backward pass of a rank; shape [cycles].
-    """
-
-    times: PlanTimes
-    order: tuple[int, ...]
-    ready_ns: Floats
-    pack_ns: Floats
-    copy_ns: Floats
+    times: PlanTimes  #: prices collectives
+    order: tuple[int, ...]  #: parameter indices in the order in which contiguous buckets are cut from them
+    ready_ns: Floats  #: when the slowest rank has each gradient; shape [cycles, parameters]
+    pack_ns: Floats  #: copying each gradient into its bucket, and the part of compression that grows with its bytes
+    copy_ns: Floats  #: copying each average out, likewise
     shared_ns: Floats
-    launch_ns: float
-    unpack_ns: float
+    """What both copies cost a gradient in a bucket with others, and are not in the two before; shape [2, parameters].
+    Only where a gradient alone is not copied."""
+    launch_ns: float  #: computing that each bucket costs
+    unpack_ns: float  #: decompression that each bucket costs, without the part for its bytes
     computed_ns: Floats
-    step_ns: Floats
+    """End of the iteration on the slowest rank without communication, packing, launches, copies; shape [cycles]."""
+    step_ns: Floats  #: longest time after the backward pass of a rank; shape [cycles]
 
     @cached_property
     def parameters(self) -> tuple[Parameter, ...]:

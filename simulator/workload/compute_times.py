@@ -28,24 +28,18 @@ class ComputeTimes:
     """Times of iterations without communication, in nanoseconds from the start of each iteration.
 
     All arrays have the same leading axes: iterations, ranks, both, or none for one iteration of one rank.
-
-    Attributes:
-        forward_ns: End of the forward pass.
-        ready_ns: When each gradient is ready, by parameter index along the last axis.
-        unused: Whether each parameter gets no gradient, likewise. Its `ready_ns` is that of the first gradient, which
-            is when the reducer marks unused parameters.
-        backward_end_ns: End of the backward pass.
-        step_ns: Duration of everything after the backward pass: the optimiser step, and all else up to the next
-            iteration.
-        optimizer_ns: Duration of the optimiser step, which is part of `step_ns`; iterations under `no_sync` skip it.
     """
 
-    forward_ns: Nanoseconds
-    ready_ns: Nanoseconds
+    forward_ns: Nanoseconds  #: end of the forward pass
+    ready_ns: Nanoseconds  #: when each gradient is ready, by parameter index along the last axis
     unused: NDArray[np.bool_]
-    backward_end_ns: Nanoseconds
+    """Whether each parameter gets no gradient, likewise. Its `ready_ns` is that of the first gradient, which is when
+    the reducer marks unused parameters."""
+    backward_end_ns: Nanoseconds  #: end of the backward pass
     step_ns: Nanoseconds
+    """Duration of everything after the backward pass: the optimiser step, and all else up to the next iteration."""
     optimizer_ns: Nanoseconds
+    """Duration of the optimiser step, which is part of `step_ns`; iterations under `no_sync` skip it."""
 
     @property
     def compute_ns(self) -> Nanoseconds:
@@ -76,48 +70,37 @@ class ComputeTimes:
 
 @dataclass(frozen=True, slots=True)
 class CycleTimes(ComputeTimes):
-    """Times of the last iteration of each cycle, which synchronises, and of the iterations before it.
-
-    Attributes:
-        before_ns: Duration of each preceding iteration of the cycle, which run under `no_sync`, along the last axis.
-        some_unused: Whether some parameter gets no gradient in the whole cycle.
-        joined: Whether the rank has run out of inputs before each iteration of the cycle, along the last axis.
-        undisturbed_ns: Duration of the whole cycle if the rank were alone and as fast as usual, see
-            `IterationSampler`; 0 for iterations that the rank has no inputs for.
-    """
+    """Times of the last iteration of each cycle, which synchronises, and of the iterations before it."""
 
     before_ns: Nanoseconds
-    some_unused: NDArray[np.bool_]
+    """Duration of each preceding iteration of the cycle, which run under `no_sync`, along the last axis."""
+    some_unused: NDArray[np.bool_]  #: whether some parameter gets no gradient in the whole cycle
     joined: NDArray[np.bool_]
+    """Whether the rank has run out of inputs before each iteration of the cycle, along the last axis."""
     undisturbed_ns: Nanoseconds
+    """Duration of the whole cycle if the rank were alone and as fast as usual, see `IterationSampler`; 0 for
+    iterations that the rank has no inputs for."""
 
 
 @dataclass(frozen=True, slots=True)
 class RecordedModel:
-    """The part of a trace that a prediction uses: the model, and the compute times of every recorded rank.
+    """The part of a trace that a prediction uses: the model, and the compute times of every recorded rank."""
 
-    Attributes:
-        parameters: By parameter index.
-        buffers: In the order in which they are broadcast.
-        layout: Buckets of rank 0's last recorded iteration; None: recorded without communication, or not recorded.
-        has_communication: Whether the trace was recorded with communication, so that its times already include
-            packing, launches, broadcasts and slow-downs.
-        includes_copy_out: Whether the copies out of buckets count as part of `ComputeTimes.step_ns`. On a GPU they
-            all come after the backward pass, because the host launches them after the last bucket.
-        ready_order: Parameter indices in the order in which gradients became ready in rank 0's last recorded
-            iteration. The rebuild assigns buckets in this order.
-        never_used: Parameter indices that got no gradient in any recorded iteration.
-        compute_times: One entry per recorded rank; the first axis of each is the iterations.
-    """
-
-    parameters: tuple[Parameter, ...]
-    buffers: tuple[Buffer, ...]
+    parameters: tuple[Parameter, ...]  #: by parameter index
+    buffers: tuple[Buffer, ...]  #: in the order in which they are broadcast
     layout: BucketLayout | None
+    """Buckets of rank 0's last recorded iteration; None: recorded without communication, or not recorded."""
     has_communication: bool
+    """Whether the trace was recorded with communication, so that its times already include packing, launches,
+    broadcasts and slow-downs."""
     includes_copy_out: bool
+    """Whether the copies out of buckets count as part of `ComputeTimes.step_ns`. On a GPU they all come after the
+    backward pass, because the host launches them after the last bucket."""
     ready_order: tuple[int, ...]
-    never_used: frozenset[int]
-    compute_times: tuple[ComputeTimes, ...]
+    """Parameter indices in the order in which gradients became ready in rank 0's last recorded iteration. The rebuild
+    assigns buckets in this order."""
+    never_used: frozenset[int]  #: parameter indices that got no gradient in any recorded iteration
+    compute_times: tuple[ComputeTimes, ...]  #: one entry per recorded rank; the first axis of each is the iterations
 
 
 def recorded_model(

@@ -51,22 +51,15 @@ SAME_SIZE = 0.01
 
 
 class MeasuredCeilings(Schema):
-    """Contents of the file.
+    """Contents of the file."""
 
-    Attributes:
-        steps: Number of published steps.
-        logs: Logarithms of the terms.
-        generations: Generation of each device, by its name.
-        families: Numbers of parameters of the measured models, by family.
-        errors: Half-width of the interval that contains nine in ten steps which were left out of the fit, as a part
-            of the prediction: +30 % and 1/1.3 are 0.3.
-    """
-
-    steps: int
-    logs: dict[str, float]
-    generations: dict[str, str]
-    families: dict[str, tuple[int, ...]]
+    steps: int  #: number of published steps
+    logs: dict[str, float]  #: logarithms of the terms
+    generations: dict[str, str]  #: generation of each device, by its name
+    families: dict[str, tuple[int, ...]]  #: numbers of parameters of the measured models, by family
     errors: dict[Unmeasured, float] = Field(min_length=5)
+    """Half-width of the interval that contains nine in ten steps which were left out of the fit, as a part of the
+    prediction: +30 % and 1/1.3 are 0.3."""
 
     def part(self, terms: tuple[str, ...]) -> float:
         """Return the part of a peak rate that operations with these terms reach."""
@@ -160,10 +153,10 @@ class Operation(Schema):
 
     flops: int = Field(ge=0, le=MOST_FLOPS)
     """floating-point operations, multiplication and addition counting as two; by formula"""
-    bytes_moved: Bytes  # bytes that must be read and written, each tensor once; from shapes
-    kernels: Count = 1  # number of kernels, a count
-    kind: OperationKind = "matmul"  # kind of the kernels
-    channels_last: bool = False  # whether a convolution's images are channels-last
+    bytes_moved: Bytes  #: bytes that must be read and written, each tensor once; from shapes
+    kernels: Count = 1  #: number of kernels, a count
+    kind: OperationKind = "matmul"  #: kind of the kernels
+    channels_last: bool = False  #: whether a convolution's images are channels-last
 
 
 def merge(operations: Iterable[Operation]) -> tuple[Operation, ...]:
@@ -191,7 +184,7 @@ class GradientOperations(Schema):
     Often empty, because the operations for the layer's previous gradient also computed this one.
     """
 
-    parameter: int = Field(ge=0)  # parameter index
+    parameter: int = Field(ge=0)  #: parameter index
     operations: tuple[Operation, ...]
 
 
@@ -199,17 +192,17 @@ class Operations(Schema):
     """Operations of one iteration of a model; the module's docstring defines the intervals."""
 
     model: str
-    batch: Batch | None = None  # samples per iteration, where known
-    input_shape: tuple[Length, ...] | None = None  # shape of the input, where known
+    batch: Batch | None = None  #: samples per iteration, where known
+    input_shape: tuple[Length, ...] | None = None  #: shape of the input, where known
     torch_version: str
     parameters: tuple[Parameter, ...] = Field(min_length=1)
     buffers: tuple[Buffer, ...] = ()
     forward: tuple[Operation, ...]
     loss: tuple[Operation, ...] = ()
-    gradients: tuple[GradientOperations, ...]  # of every parameter, in ready order
+    gradients: tuple[GradientOperations, ...]  #: of every parameter, in ready order
     tail: tuple[Operation, ...] = ()
-    step: tuple[Operation, ...]  # operations of the optimiser step
-    memory: StepMemory | None = None  # what a step holds, where it was counted
+    step: tuple[Operation, ...]  #: operations of the optimiser step
+    memory: StepMemory | None = None  #: what a step holds, where it was counted
 
     @model_validator(mode="after")
     def _every_parameter_once(self) -> Self:
