@@ -17,14 +17,7 @@ BASELINES = ("perfect scaling", "no overlap", "naive overlap", "pipelined overla
 
 
 def baselines_ns(trace: Trace, fabric: Fabric, *, world_size: int, **settings: Any) -> dict[str, int]:
-    """Nanoseconds of an iteration by baseline.
-
-    Args:
-        trace: As for `predict`.
-        fabric: The fabric of the prediction, with its processor costs; nothing is assumed.
-        world_size: Number of ranks.
-        settings: As for `predict`.
-    """
+    """Nanoseconds of an iteration by baseline; arguments as for `predict`, but no cost is assumed."""
     free = fabric.model_copy(update={"processor": Processor(), "concurrency": 1, "sharing": ()})
     naive = predict(trace, free, world_size=world_size, assume=False, **settings)
     without_slow_downs = fabric.with_processor(slow_down=1.0, slow_down_error=0.0, copy_error=0.0, launch_error=0.0)

@@ -137,17 +137,9 @@ def explain(
     stragglers: Sequence[Straggler] = (),
     inputs: Sequence[int] | None = None,
 ) -> list[Effect]:
-    """Predict an iteration without each of its terms in turn.
+    """Predict an iteration without each of its terms in turn, and in all predictions without those in `without`.
 
-    Args:
-        trace: As for `predict`.
-        fabric: As for `predict`; on a GPU, costs that it does not have take their usual values.
-        world_size: As for `predict`.
-        policy: As for `predict`. None: the default settings.
-        variation: As for `predict`.
-        without: Terms to leave out of all predictions.
-        stragglers: As for `predict`.
-        inputs: As for `predict`.
+    The other arguments are those of `predict`. On a GPU, costs that the fabric does not have take their usual values.
 
     Returns:
         One row for each term that has an effect on the inputs, in the order of `TERMS`.

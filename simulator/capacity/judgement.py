@@ -143,11 +143,7 @@ def measure_sentence(world_size: int, measure: NextMeasurement, needs: Needs) ->
 
 
 def width_sentence(shares: Mapping[str, float]) -> str:
-    """Say what makes an interval wide, and what to do about it; "" if nothing does.
-
-    Args:
-        shares: See `Prediction.shares_of_width`.
-    """
+    """Say what makes an interval wide, by its `Prediction.shares_of_width`, and what to do; "" if nothing does."""
     causes = [f"{cause} ({share:.0%})" for cause, share in shares.items() if share >= SHOWN_SHARE]
     if not causes:
         return ""
@@ -167,12 +163,7 @@ class Verdict(NamedTuple):
 
 
 def verdict(question: Question, offers: Sequence[Offer]) -> Verdict:
-    """Answer a question.
-
-    Args:
-        question: What was asked.
-        offers: The systems and numbers of GPUs among which to choose; at least one.
-    """
+    """Answer a question, given the systems and numbers of GPUs among which to choose, at least one."""
     if not offers[0].answers:
         best = max(offers, key=lambda one: one.size.samples_per_s)
         return Verdict("", _described(best), best)
@@ -199,12 +190,7 @@ def _offered(offer: Offer) -> str:
 
 
 def knee_sentence(knee: Knee, largest: int) -> str:
-    """Return the knee and its band in words.
-
-    Args:
-        knee: The knee.
-        largest: Largest number of GPUs that was predicted.
-    """
+    """Return the knee and its band in words; `largest` is the largest number of GPUs that was predicted."""
     adds_less = f"the next step adds less than {LEAST_GAIN:.0%} of its share"
     if knee.world_size is None:
         doubt = f"; given the errors of the costs, {knee.earliest:,} GPUs may be the knee" if knee.earliest else ""

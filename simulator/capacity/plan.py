@@ -207,35 +207,24 @@ def _named(offer: Offer | None) -> dict[str, Any] | None:
 
 def _offer_json(offer: Offer) -> dict[str, Any]:
     size, prediction = offer.size, offer.size.prediction
-    bands = {
-        "iteration_ns": prediction.interval_ns,
-        "efficiency": prediction.efficiency_interval,
-        "samples_per_s": size.samples_per_s_band,
-        "hours": offer.hours_band,
-        "cost": offer.cost_band,
+    figures = {
+        "iteration_ns": (prediction.iteration_ns, prediction.interval_ns),
+        "efficiency": (prediction.efficiency, prediction.efficiency_interval),
+        "samples_per_s": (size.samples_per_s, size.samples_per_s_band),
+        "hours": (offer.hours, offer.hours_band),
+        "cost": (offer.cost, offer.cost_band),
     }
-    values = {
-        "iteration_ns": prediction.iteration_ns,
-        "efficiency": prediction.efficiency,
-        "samples_per_s": size.samples_per_s,
-        "hours": offer.hours,
-        "cost": offer.cost,
-    }
-    return {
+    row: dict[str, Any] = {
         "system": offer.system,
         "world_size": size.world_size,
         "compute_ns": prediction.compute_ns,
         "exposed_comm_ns": prediction.exposed_comm_ns,
-        **{
-            key: value
-            for name, both in bands.items()
-            for key, value in zip(
-                (name, f"{name}_low", f"{name}_high"), (values[name], *(both or (None, None))), strict=True
-            )
-        },
-        "strong_samples_per_s": size.strong_samples_per_s,
-        **{f"answer_{name}": offer.answers.get(name) for name in ("deadline", "budget", "efficiency")},
     }
+    for name, (value, both) in figures.items():
+        row[name] = value
+        row[f"{name}_low"], row[f"{name}_high"] = both or (None, None)
+    answers = {f"answer_{name}": offer.answers.get(name) for name in ("deadline", "budget", "efficiency")}
+    return {**row, "strong_samples_per_s": size.strong_samples_per_s, **answers}
 
 
 @checked

@@ -24,59 +24,42 @@ Process = Generator[simpy.Event, Any, None]
 
 def replay(engine_input: EngineInput) -> tuple[Nanoseconds, Nanoseconds, Nanoseconds]:
     """Simulate one iteration; the results are those of `closed_form.solve`."""
-    simulation = _Replay(engine_input)
-    end_ns = simulation.run()
-    moments = [(one.start_ns, one.done_ns) for one in simulation.collectives]
-    start_ns, done_ns = np.array(moments, np.int64).reshape(-1, 2).T
-    return end_ns, start_ns, done_ns
+    cluster = Cluster(concurrency=engine_input.concurrency, slow_down=float(engine_input.slow_down))
+    costs = zip(engine_input.cost_ns.tolist(), engine_input.sharing, strict=True)
+    collectives = [RunningCollective(cluster.env, CollectiveCost(*cost)) for cost in costs]
+    launches_missing = [len(engine_input.ranks)] * len(collectives)
 
-
-class _Replay:
-    """State of one simulation."""
-
-    def __init__(self, engine_input: EngineInput) -> None:
-        self.engine_input = engine_input
-        self.cluster = Cluster(concurrency=engine_input.concurrency, slow_down=float(engine_input.slow_down))
-        costs_ns: list[int] = engine_input.cost_ns.tolist()
-        self.collectives = [
-            RunningCollective(self.cluster.env, CollectiveCost(*cost))
-            for cost in zip(costs_ns, engine_input.sharing, strict=True)
-        ]
-        self.launches_missing = [len(engine_input.ranks)] * len(self.collectives)
-
-    def run(self) -> Nanoseconds:
-        """Run all ranks; returns when each ended each instruction, shape [ranks, instructions]."""
-        ends_ns: list[list[int]] = []
-        for row, duration_ns in enumerate(self.engine_input.duration_ns.tolist()):
-            met = {condition for condition, ranks in self.engine_input.meets.items() if ranks[row]}
-            ends_ns.append([])
-            self.cluster.env.process(self._rank(duration_ns, met, ends_ns[-1]))
-        self.cluster.env.run()
-        if self.cluster.now_ns > LARGEST:
-            raise ValueError(
-                "expected cycles of sync_every iterations to take at most 146 years, got "
-                f"{self.cluster.now_ns:.3g} ns with slow-downs; check the factors of the fabric"
-            )
-        return np.array(ends_ns, np.int64)
-
-    def _rank(self, duration_ns: list[int], met: set[Condition], ends_ns: list[int]) -> Process:
+    def follow(duration_ns: list[int], met: set[Condition], ends_ns: list[int]) -> Process:
         """Follow the schedule. Between two waits progress adds up exactly, so steps do not add up rounding errors."""
-        cluster, computation = self.cluster, self.cluster.computation
         durations, progress = iter(duration_ns), 0
-        for instruction in self.engine_input.schedule.instructions:
+        for instruction in engine_input.schedule.instructions:
             if isinstance(instruction, Compute):
                 if own_ns := next(durations):
                     progress += own_ns << PROGRESS_BITS
-                    yield computation.reaches(progress)
+                    yield cluster.computation.reaches(progress)
             elif isinstance(instruction, LaunchCollective):
                 number = instruction.collective
-                self.launches_missing[number] -= 1
-                if not self.launches_missing[number]:
-                    cluster.launched_by_all(self.collectives[number])
+                launches_missing[number] -= 1
+                if not launches_missing[number]:
+                    cluster.launched_by_all(collectives[number])
             elif instruction.only is None or instruction.only in met:
-                yield self.collectives[instruction.collective].done
-                progress = computation.progress()
+                yield collectives[instruction.collective].done
+                progress = cluster.computation.progress()
             ends_ns.append(cluster.now_ns)
+
+    ends_ns: list[list[int]] = [[] for _ in engine_input.ranks]
+    for row, duration_ns in enumerate(engine_input.duration_ns.tolist()):
+        met = {condition for condition, ranks in engine_input.meets.items() if ranks[row]}
+        cluster.env.process(follow(duration_ns, met, ends_ns[row]))
+    cluster.env.run()
+    if cluster.now_ns > LARGEST:
+        raise ValueError(
+            "expected cycles of sync_every iterations to take at most 146 years, got "
+            f"{cluster.now_ns:.3g} ns with slow-downs; check the factors of the fabric"
+        )
+    moments = [(one.start_ns, one.done_ns) for one in collectives]
+    start_ns, done_ns = np.array(moments, np.int64).reshape(-1, 2).T
+    return np.array(ends_ns, np.int64), start_ns, done_ns
 
 
 class CollectiveCost(NamedTuple):
@@ -88,21 +71,14 @@ class CollectiveCost(NamedTuple):
 
 
 class RunningCollective:
-    """A collective that was launched by at least one rank.
-
-    Attributes:
-        cost: See `CollectiveCost`.
-        start_ns: When it started to run; 0 before.
-        done_ns: When it finished; 0 before.
-        done: The event of its end.
-    """
+    """A collective that was launched by at least one rank."""
 
     __slots__ = ("cost", "done", "done_ns", "start_ns")
 
     def __init__(self, env: simpy.Environment, cost: CollectiveCost) -> None:
         self.cost = cost
-        self.start_ns = self.done_ns = 0
-        self.done = env.event()
+        self.start_ns = self.done_ns = 0  #: when it started to run, and when it finished; 0 before
+        self.done = env.event()  #: its end
 
 
 class Cluster:

@@ -15,7 +15,6 @@ from ..schedule.schedule import (
     Condition,
     Instruction,
     IterationSchedule,
-    LaunchCollective,
     Wait,
 )
 from ..workload.compute_times import Floats, Nanoseconds
@@ -134,11 +133,7 @@ class Timeline:
     @property
     def launched_ns(self) -> Nanoseconds:
         """When each rank launched each collective, in nanoseconds; shape [ranks, collectives]."""
-        instructions = self.engine_input.schedule.instructions
-        launches = [
-            place for place, instruction in enumerate(instructions) if isinstance(instruction, LaunchCollective)
-        ]
-        return self.end_ns[:, launches]
+        return self.end_ns[:, self.engine_input.schedule.launches]
 
     def spans(self) -> Iterator[Span]:
         """Yield all spans longer than 0 ns, rank by rank: first the rank's computation, then its collectives."""

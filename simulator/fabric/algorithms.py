@@ -138,7 +138,7 @@ def nccl_all_reduce(levels: Sequence[Level], version: str = LATEST) -> dict[str,
     inside_rate = 1 / inside.ns_per_byte
     network_rate = min((1 / level.ns_per_byte for level in network if level.size > 1), default=np.inf)
     rate = min(inside_rate if gpus > 1 else np.inf, network_rate)
-    constants, generation = _constants(version), _generation(inside_rate)
+    constants, generation = _constants(version), next(one for one in GENERATIONS if inside_rate <= one.up_to)
     link = "nvlink" if inside_rate >= NVLINK_FROM else "pci"
     of_nodes = min(nodes, 3) - 1
     channels = max(LEAST_CHANNELS, ceil(rate / CHANNEL))
@@ -186,12 +186,7 @@ def nccl_all_reduce(levels: Sequence[Level], version: str = LATEST) -> dict[str,
 
 
 def nccl_broadcast(levels: Sequence[Level], version: str = LATEST) -> dict[str, NcclCost]:
-    """Return the cost of a broadcast by protocol; it passes the ring once, an all-reduce twice.
-
-    Args:
-        levels: As for `nccl_all_reduce`.
-        version: As for `nccl_all_reduce`.
-    """
+    """Return the cost of a broadcast by protocol; it passes the ring once, `nccl_all_reduce` twice."""
     all_reduces, ranks = nccl_all_reduce(levels, version), prod(level.size for level in levels)
     costs = {}
     for protocol, base_us in zip(PROTOCOLS, _constants(version).base["ring"], strict=True):
@@ -205,10 +200,6 @@ def _constants(version: str) -> Version:
     number = tuple(int(part) for part in version.split(".")[:2])
     known = [first for first in VERSIONS if first <= number]
     return VERSIONS[max(known, default=min(VERSIONS))]
-
-
-def _generation(inside_rate: float) -> Generation:
-    return next(one for one in GENERATIONS if inside_rate <= one.up_to)
 
 
 class Multiple(NamedTuple):

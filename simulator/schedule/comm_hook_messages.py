@@ -5,7 +5,7 @@ by `ddplab.reference.message_sizes`, which the hooks call too. Computing times a
 gradients; they are measured (`ddplab calibrate --hook NAME`) or given by the user.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from math import prod
 from typing import ClassVar, Literal, NamedTuple, Self
 
@@ -197,21 +197,17 @@ class BatchedPowerSGD(PowerSGD):
 
 NO_HOOK = CommHook()
 HALVES = ("fp16", "bf16")
-HOOKS: dict[str, Callable[[int], CommHook]] = {
-    "none": lambda _rank: NO_HOOK,
-    "noop": lambda _rank: Noop(),
-    "fp16": lambda _rank: HalfPrecision(name="fp16"),
-    "bf16": lambda _rank: HalfPrecision(name="bf16"),
-    "quantize_per_tensor": lambda _rank: Quantized(),
-    "quantize_per_channel": lambda _rank: Quantized(
-        name="quantize_per_channel", channel_elements=collectives.CHANNEL_ELEMENTS
-    ),
-    "power_sgd": lambda rank: PowerSGD(name=f"power_sgd:{rank}", matrix_approximation_rank=rank),
-    "batched_power_sgd": lambda rank: BatchedPowerSGD(
-        name=f"batched_power_sgd:{rank}", matrix_approximation_rank=rank
-    ),
+HOOKS = {
+    "none": NO_HOOK,
+    "noop": Noop(),
+    "fp16": HalfPrecision(),
+    "bf16": HalfPrecision(name="bf16"),
+    "quantize_per_tensor": Quantized(),
+    "quantize_per_channel": Quantized(name="quantize_per_channel", channel_elements=collectives.CHANNEL_ELEMENTS),
+    "power_sgd": PowerSGD(),
+    "batched_power_sgd": BatchedPowerSGD(),
 }
-"""Constructors by hook name; the argument is the approximation rank, which only PowerSGD uses."""
+"""The hooks by name, those of PowerSGD with an approximation rank of 1."""
 
 
 def named_hook(name: str) -> CommHook:
@@ -231,7 +227,8 @@ def named_hook(name: str) -> CommHook:
     takes_rank = word.endswith("power_sgd")
     if word not in HOOKS or (colon and not (takes_rank and rank.isdecimal() and int(rank))):
         raise ValueError(f"hook: expected one of {', '.join(HOOKS)}, power_sgd:RANK, or fp16+ANOTHER; got {name!r}")
-    return HOOKS[word](int(rank or 1))
+    named = {"name": f"{word}:{int(rank)}", "matrix_approximation_rank": int(rank)} if rank else {}
+    return HOOKS[word].model_copy(update=named)
 
 
 def gradient_bytes(parameters: Sequence[Parameter], sparse_density: float) -> list[int]:
