@@ -69,7 +69,7 @@ def critical_path(timeline: Timeline) -> tuple[Span, ...]:
 
 def _backwards(timeline: Timeline) -> Iterator[Span]:
     engine_input, launched = timeline.engine_input, timeline.launched_ns
-    schedule = engine_input.schedule
+    schedule, launches = engine_input.schedule, engine_input.schedule.launches
     row, place = timeline.slowest_row, len(schedule.instructions) - 1
     while place >= 0:
         instruction = schedule.instructions[place]
@@ -82,7 +82,7 @@ def _backwards(timeline: Timeline) -> Iterator[Span]:
                 start_ns = timeline.start_ns[number]  # when the end of another collective freed a slot
                 number = next(other for other in range(number) if timeline.done_ns[other] == start_ns)
                 yield from _ran(timeline, number, row)
-            row, place = int(launched[:, number].argmax()), schedule.launches[number]
+            row, place = int(launched[:, number].argmax()), launches[number]
         elif isinstance(instruction, Compute) and end > start:
             yield Span(engine_input.ranks[row], "compute", instruction.kind, instruction.bucket, start, end)
         place -= 1

@@ -13,7 +13,6 @@ are then views of the averages, so nothing is copied out. The rank waits after t
 
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
-from functools import cached_property
 from math import prod
 from typing import Literal, NamedTuple
 
@@ -82,7 +81,7 @@ class Collective(NamedTuple):
     size_bytes: int
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class IterationSchedule:
     """What every rank does in one iteration, or in one cycle."""
 
@@ -97,13 +96,14 @@ class IterationSchedule:
     """Whether all buckets are launched after the backward pass."""
     launches_last_at_the_end: bool = field(default=False, compare=False)
     """Whether the last bucket is, and each bucket is packed right before its launch."""
+    steps: tuple[Compute, ...] = field(init=False, repr=False, compare=False)
+    """The computing steps, in order: the columns of `EngineInput.duration_ns`."""
 
-    @cached_property
-    def steps(self) -> tuple[Compute, ...]:
-        """The computing steps, in order: the columns of `EngineInput.duration_ns`."""
-        return tuple(one for one in self.instructions if isinstance(one, Compute))
+    def __post_init__(self) -> None:
+        steps = tuple(instruction for instruction in self.instructions if isinstance(instruction, Compute))
+        object.__setattr__(self, "steps", steps)
 
-    @cached_property
+    @property
     def launches(self) -> list[int]:
         """By collective, the place of its launch among the instructions."""
         return [place for place, one in enumerate(self.instructions) if isinstance(one, LaunchCollective)]
