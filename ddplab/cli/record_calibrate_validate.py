@@ -121,11 +121,7 @@ def validate(
     if plan is None:
         caps_mb = options.read_caps(options.PREDICT_CAPS if caps is None else caps)
         of_caps = ["default" if cap is None else cap for cap in caps_mb]
-    axes = product(
-        of_caps,
-        options.read_orders("ready" if orders is None else orders),
-        options.read_hooks(hooks),
-    )
+    axes = product(of_caps, options.read_orders("ready" if orders is None else orders), options.read_hooks(hooks))
     configurations = [Configuration(cap, order, hook.name) for cap, order, hook in axes]
     ranks = world_size or world_size_or(2)
     pool = RankPool(ranks, backend=backend or default_backend(ranks), pinned=True)

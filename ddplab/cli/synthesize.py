@@ -12,12 +12,7 @@ from ..reference.files.value_ranges import YEAR_NS
 from ..reference.files.writing import milliseconds
 from ..reference.trace import Parameter, Trace
 from ..simulator.catalogue import read_catalogue
-from ..simulator.workload.roofline import (
-    USUAL,
-    data_sheets,
-    find_device,
-    with_precision,
-)
+from ..simulator.workload.roofline import USUAL, data_sheets, find_device, with_precision
 from ..simulator.workload.trace_synthesis import check_measured, rescale
 from ..simulator.workload.trace_synthesis import synthesize as synthesize_trace
 from .shared_options import (

@@ -315,10 +315,7 @@ def _backward_for_each(module: nn.Module, step: int, rank: int) -> None:
 NOT_WAITED_FOR: dict[str, tuple[type[_Branches], Pass]] = {
     "a backward pass inside of forward": (_BackwardInside, _inside),
     "two forward passes, then a backward pass for each": (_Branches, _backward_for_each),
-    "a call of the wrapped module itself": (
-        _Branches,
-        lambda ddp, *at: usual(getattr(ddp, "module", ddp), *at),
-    ),
+    "a call of the wrapped module itself": (_Branches, lambda ddp, *at: usual(getattr(ddp, "module", ddp), *at)),
     "a layer unfrozen after construction": (_SecondLayerFrozen, usual),
 }
 """Models and passes by description."""

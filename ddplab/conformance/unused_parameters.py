@@ -61,11 +61,7 @@ USED = ((0, 2), (1, 2, 3), (3,), (0, 1, 2), (0,))
 def skipped_for_hooks(_rank: int, _world_size: int, subject: Subject) -> str:
     """Train with a comm hook, which gets the buckets that are not skipped."""
     training = Training(
-        subject,
-        _Chosen,
-        bucket_cap_mb=1e-6,
-        find_unused_parameters=True,
-        skip_all_reduce_unused_params=True,
+        subject, _Chosen, bucket_cap_mb=1e-6, find_unused_parameters=True, skip_all_reduce_unused_params=True
     )
     seen: list[tuple[int, bool]] = []
 

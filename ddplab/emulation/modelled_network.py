@@ -16,12 +16,7 @@ from typing import Any, NamedTuple
 import torch
 import torch.distributed as dist
 from torch import Tensor
-from torch._C._distributed_c10d import (
-    AllgatherOptions,
-    HashStore,
-    _register_process_group,
-    _unregister_process_group,
-)
+from torch._C._distributed_c10d import AllgatherOptions, HashStore, _register_process_group, _unregister_process_group
 from torch.distributed import distributed_c10d
 
 from ..reference.errors import RanksUnmatchedError
@@ -173,11 +168,7 @@ class ModelledNetwork:
         return launched
 
     def launch(
-        self,
-        rank: VirtualRank,
-        message: CollectiveMessage,
-        contribution: Arguments,
-        reduction: Reduction,
+        self, rank: VirtualRank, message: CollectiveMessage, contribution: Arguments, reduction: Reduction
     ) -> tuple[int, VirtualFuture]:
         """Launch a rank's next collective; returns its number and its future.
 
