@@ -62,7 +62,6 @@ class _Callable(ModuleType):
 
 sys.modules[__name__].__class__ = _Callable
 
-
 AT_THE_START_OF_PYTHON = """
 import sys
 

@@ -26,7 +26,6 @@ from .repeated_timing import TimedCollective, let_host_lead, meet, read_clock, t
 
 # Real hooks by name
 
-
 REAL_HOOKS: dict[str, Hook] = {
     "noop": noop,
     "fp16": fp16_compress,
@@ -61,7 +60,6 @@ CAPS_BYTES = [MIB // 64, MIB // 16, MIB // 4, MIB, 4 * MIB, 16 * MIB, 25 * MIB]
 
 WARM_UP = 4
 """Warm-up calls: PowerSGD compresses from the third call on, and reuses its last Q from the fourth."""
-
 
 HOOK_LEAD_MS = 20.0
 """More than the host takes to launch a hook's kernels; PowerSGD has hundreds."""

@@ -23,7 +23,6 @@ QUIET = {"TORCH_CPP_LOG_LEVEL": "ERROR", "PYTHONWARNINGS": "ignore::UserWarning:
 """Environment variables of the ranks, unless the user has set them. Programs do on purpose what torch warns about, so
 its warnings would only stand between the outcomes."""
 
-
 HELP = {
     "class": "The class under test: ddplab, torch, or MODULE:CLASS with the constructor of torch's class or a part "
     "of it, or MODULE:FUNCTION that wraps a module.",

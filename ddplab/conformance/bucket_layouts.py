@@ -19,14 +19,10 @@ CAPS = (16, 33, 64, 1 << 20)
 
 
 def fill(order: Sequence[int], sizes: Sequence[int], *caps: int, exceeds: bool) -> Layout:
-    """Return the buckets by one of two rules; each bucket has its cap, and the last cap holds on.
+    """Return the buckets by one of two rules; each bucket has its cap in bytes, and the last cap holds on.
 
-    Args:
-        order: The parameters in launch order.
-        sizes: Elements of each parameter.
-        caps: Caps in bytes.
-        exceeds: torch's rule: a bucket is closed when its bytes reach its cap. False: a bucket never exceeds its cap,
-            unless a single parameter does.
+    `order` has the parameters in launch order, and `sizes` the elements of each. With `exceeds`, torch's rule, a
+    bucket is closed when its bytes reach its cap; without, it never exceeds its cap, unless one parameter does.
     """
     buckets: list[list[int]] = [[]]
     for index in order:

@@ -8,6 +8,7 @@ import signal
 import tempfile
 from datetime import timedelta
 from pathlib import Path
+from typing import Any
 
 import torch.distributed as dist
 from torch import Tensor, nn
@@ -31,22 +32,9 @@ WORDS = {"killed": "was killed", "raises": "raised an error"}
 
 def check(bench: Bench, kind: str) -> None:
     """An error in the last rank's backward pass, or its end there if it is killed, ends the others with an error."""
-    outcome, how = outcome_of(bench.subject, kind), f"the last rank {WORDS[kind]} during its backward pass"
-    if outcome is None:
-        raise FindingError(f"{how}: rank 0 was still running {PATIENCE_S:g} s later")
-    if outcome == 0:
-        raise FindingError(f"{how}: rank 0 ended without an error")
-
-
-def outcome_of(subject: Subject, kind: str) -> int | None:
-    """Return the exit status of rank 0 after the last rank failed; None if it did not end in time.
-
-    Raises:
-        FindingError: The ranks did not begin to train.
-    """
     context, surroundings = process_context(), Surroundings()
     with tempfile.TemporaryDirectory() as folder:
-        arguments = subject.name, kind, str(Path(folder) / "store"), surroundings
+        arguments = bench.subject.name, kind, str(Path(folder) / "store"), surroundings
         ranks = [context.Process(target=_serve, args=(*arguments, rank)) for rank in range(WORLD_SIZE)]
         try:
             for process in ranks:
@@ -56,34 +44,32 @@ def outcome_of(subject: Subject, kind: str) -> int | None:
             if ranks[-1].exitcode is None:
                 raise FindingError(f"the last rank did not reach its fault in {START_S:g} s")
             ranks[0].join(timeout=PATIENCE_S)
-            return ranks[0].exitcode
+            outcome = ranks[0].exitcode
         finally:
             surroundings.close()
             for process in ranks:
                 process.kill()
                 process.join()
+    how = f"the last rank {WORDS[kind]} during its backward pass"
+    if outcome is None:
+        raise FindingError(f"{how}: rank 0 was still running {PATIENCE_S:g} s later")
+    if outcome == 0:
+        raise FindingError(f"{how}: rank 0 ended without an error")
 
 
 def _serve(name: str, kind: str, store: str, surroundings: Surroundings, rank: int) -> None:
-    """Be a rank, without a launcher; the errors that it reports are expected."""
+    """Train, without a launcher; the errors that a rank reports are expected.
+
+    In the second iteration the last rank is killed, or raises an error, in its backward pass.
+    """
     surroundings.enter()
     silent = os.open(os.devnull, os.O_WRONLY)
     for output in OUTPUTS:
         os.dup2(silent, output)
     choose_network(None)
-    dist.init_process_group(
-        "gloo",
-        store=FileStore(store, WORLD_SIZE),
-        rank=rank,
-        world_size=WORLD_SIZE,
-        timeout=timedelta(seconds=COLLECTIVES_S),
-    )
-    train_until(rank, Subject(name), kind)
-
-
-def train_until(rank: int, subject: Subject, kind: str) -> None:
-    """Train; in the second iteration the last rank is killed, or raises an error, in its backward pass."""
-    training = Training(subject, lambda: nn.Sequential(*(nn.Linear(6, 6) for _ in range(6))))
+    how: dict[str, Any] = {"store": FileStore(store, WORLD_SIZE), "timeout": timedelta(seconds=COLLECTIVES_S)}
+    dist.init_process_group("gloo", rank=rank, world_size=WORLD_SIZE, **how)
+    training = Training(Subject(name), lambda: nn.Sequential(*(nn.Linear(6, 6) for _ in range(6))))
 
     def fail(_gradient: Tensor) -> None:
         if kind == "killed":

@@ -97,7 +97,6 @@ SPARSE_MODELS: dict[str, Callable[[], nn.Module]] = {
 }
 STEPS = 3
 
-
 Pass = Callable[[nn.Module, int, int], Tensor | None]
 """Runs forward for a step and the batch of a rank; returns the loss, or None if it has run backward."""
 

@@ -181,15 +181,10 @@ def trace_of_layers(
     dtypes: Sequence[str] | None = None,
     ready_order: Sequence[int] | None = None,
 ) -> Trace:
-    """Make the trace of a model whose gradients become ready one after the other.
+    """Make the trace of a model whose gradients become ready one after the other, each `gap_ns` after the one before.
 
-    Args:
-        model: Its name.
-        shapes: Shape of each parameter.
-        forward_ns: Duration of the forward pass.
-        gap_ns: Time from one gradient to the next.
-        dtypes: Dtype of each parameter. None: float32.
-        ready_order: Parameter indices in ready order. None: the last parameter's gradient comes first.
+    `dtypes` is the dtype of each parameter; None: float32. `ready_order` has the parameter indices in ready order;
+    None: the last parameter's gradient comes first.
     """
     parameters = tuple(
         Parameter(
@@ -214,16 +209,8 @@ def trace_of_layers(
         synchronized=False,
         ready_ns=tuple(ready_ns),
     )
-    workload = Workload(
-        model=model,
-        source="module",
-        parameters=parameters,
-        device="cpu",
-        device_name="emulated",
-        backend=None,
-        world_size=1,
-        torch_version="",
-    )
+    where: dict[str, Any] = {"device": "cpu", "device_name": "emulated", "backend": None, "world_size": 1}
+    workload = Workload(model=model, source="module", parameters=parameters, torch_version="", **where)
     return Trace(workload=workload, ranks=(RankTrace(rank=0, iterations=(iteration,)),))
 
 
@@ -274,11 +261,7 @@ class ScheduleFile(Schema):
 
 
 def schedules_of(subject: Subject) -> Iterator[EmulatedSchedule]:
-    """Emulate all models on all networks.
-
-    Raises:
-        RankError: A rank raised an error, the ranks wait for each other, or they launch different collectives.
-    """
+    """Emulate all models on all networks; errors are those of `schedule_of`."""
     for trace in MODELS:
         for network in NETWORKS:
             yield schedule_of(subject, trace, network)
@@ -302,13 +285,13 @@ def schedule_of(subject: Subject, trace: Trace, network: Network, **settings: An
     The cap is `CAP_MB` without one.
 
     Raises:
-        RankError: As for `schedules_of`.
+        RankError: A rank raised an error, the ranks wait for each other, or they launch different collectives.
     """
     prediction = emulated(subject, trace, network, **settings)
     timeline = prediction.timeline
     collectives = timeline.engine_input.schedule.collectives
     reduced = [number for number, one in enumerate(collectives) if one.kind in OF_GRADIENTS]
-    launched_ns = timeline.launched_ns.max(axis=0)
+    launched_ns, done_ns = timeline.launched_ns.max(axis=0).tolist(), timeline.done_ns.tolist()
     iteration = trace.ranks[0].iterations[0]
     return EmulatedSchedule(
         model=trace.workload.model,
@@ -317,12 +300,8 @@ def schedule_of(subject: Subject, trace: Trace, network: Network, **settings: An
         exposed_ns=prediction.exposed_comm_ns,
         last_ready_ns=max(moment for moment in iteration.ready_ns if moment is not None),
         launches=tuple(
-            EmulatedLaunch(
-                size_bytes=collectives[number].size_bytes,
-                launched_ns=int(launched_ns[number]),
-                done_ns=int(timeline.done_ns[number]),
-            )
-            for number in reduced
+            EmulatedLaunch(size_bytes=collectives[one].size_bytes, launched_ns=launched_ns[one], done_ns=done_ns[one])
+            for one in reduced
         ),
         other_collectives=len(collectives) - len(reduced),
     )

@@ -108,15 +108,10 @@ def program_of(
     zeros: Sequence[Zero] | None = None,
     **further: Any,
 ) -> Program:
-    """Make a program.
+    """Make a program; `further` are other fields of it.
 
-    Args:
-        weights: The model.
-        kinds: Kind of each step.
-        world_size: Number of ranks.
-        used: Returns what a step uses on a rank. None: everything, in an order that differs from rank to rank.
-        zeros: What happens to the gradients before each step. None: they are set to None.
-        further: Other fields of the program.
+    `used` returns what a step uses on a rank; None: everything, in an order that differs from rank to rank. `zeros`
+    is what happens to the gradients before each step; None: they are set to None.
     """
 
     def rotated(_step: int, rank: int) -> Sequence[int]:

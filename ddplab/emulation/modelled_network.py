@@ -29,6 +29,8 @@ Arguments = tuple[Any, ...]
 """Tensors of a collective as lists: those to overwrite and, of an all-gather or a reduce-scatter, the inputs."""
 Reduction = Callable[[Mapping[int, Arguments]], None]
 """Computes the result of a collective from the arguments by rank, and writes it into them."""
+Compute = Callable[[Sequence[Tensor]], Tensor]
+"""Computes a tensor from those of all simulated ranks."""
 
 
 class CollectiveMessage(NamedTuple):
@@ -44,6 +46,9 @@ class CollectiveMessage(NamedTuple):
     transport: Transport
     size_bytes: int
     name: str = ""
+
+
+Price = Callable[[CollectiveMessage], CollectiveCost]
 
 
 class VirtualFuture(torch.futures.Future):  # type: ignore[type-arg]
@@ -82,7 +87,7 @@ class VirtualFuture(torch.futures.Future):  # type: ignore[type-arg]
             self.set_exception(error)
 
 
-class ModelledWork(dist.Work):
+class _ModelledWork(dist.Work):
     """A launched collective of one rank."""
 
     def __init__(self, future: "torch.futures.Future[Any]") -> None:
@@ -95,11 +100,9 @@ class ModelledWork(dist.Work):
         return True
 
     def get_future(self) -> "torch.futures.Future[Any]":
-        """The future of the tensors that the collective was given."""
         return self._future
 
     def is_completed(self) -> bool:
-        """Whether the collective is done."""
         return self._future.done()
 
 
@@ -134,12 +137,7 @@ class ModelledNetwork:
         entered: Returns a context in which a rank's group is the default group.
     """
 
-    def __init__(
-        self,
-        time: VirtualTime[Any],
-        represented_by: Sequence[int],
-        price: Callable[[CollectiveMessage], CollectiveCost],
-    ) -> None:
+    def __init__(self, time: VirtualTime[Any], represented_by: Sequence[int], price: Price) -> None:
         self._time, self._price = time, price
         counts = Counter(represented_by)
         self._counts = {rank.rank: counts[rank.rank] for rank in time.ranks}
@@ -252,10 +250,7 @@ class ModelledNetwork:
         raise NotImplementedError(f"modelled network: expected SUM, AVG, MAX or MIN, got {opts.reduceOp}")
 
     def _overwrite(
-        self,
-        compute: Callable[[Sequence[Tensor]], Tensor],
-        contributions: Mapping[int, Arguments],
-        written: int | None = None,
+        self, compute: Compute, contributions: Mapping[int, Arguments], written: int | None = None
     ) -> None:
         """Overwrite the n-th tensor of every rank with what a function computes from those of all simulated ranks.
 
@@ -267,7 +262,7 @@ class ModelledNetwork:
                 if tensor is not result and written in (None, rank):
                     tensor.copy_(result)
 
-    def _scatter(self, compute: Callable[[Sequence[Tensor]], Tensor], contributions: Mapping[int, Arguments]) -> None:
+    def _scatter(self, compute: Compute, contributions: Mapping[int, Arguments]) -> None:
         """Overwrite every rank's output with what a function computes from the inputs for this rank."""
         for rank, (outputs, _) in contributions.items():
             for position, output in enumerate(outputs):
@@ -314,73 +309,73 @@ class ModelledGroup(dist.ProcessGroup):
         """Name of the backend."""
         return "modelled"
 
-    def allreduce(self, tensors: Any, opts: Any = None) -> ModelledWork:  # type: ignore[override]
+    def allreduce(self, tensors: Any, opts: Any = None) -> _ModelledWork:  # type: ignore[override]
         """Reduce tensors over all ranks, in place."""
         tensors = [tensors] if isinstance(tensors, Tensor) else list(tensors)
         return self._launch(all_reduce_message(tensors), "allreduce", (tensors,), opts or dist.AllreduceOptions())
 
-    def broadcast(self, tensors: Any, opts: Any = None) -> ModelledWork:  # type: ignore[override]
+    def broadcast(self, tensors: Any, opts: Any = None) -> _ModelledWork:  # type: ignore[override]
         """Overwrite tensors with those of one rank."""
         tensors = [tensors] if isinstance(tensors, Tensor) else list(tensors)
         message = CollectiveMessage("broadcast", sum(map(tensor_bytes, tensors)))
         return self._launch(message, "broadcast", (tensors,), opts or dist.BroadcastOptions())
 
-    def allgather(self, outputs: Any, inputs: Any, opts: Any = None) -> ModelledWork:
+    def allgather(self, outputs: Any, inputs: Any, opts: Any = None) -> _ModelledWork:
         """Give every rank the tensors of all ranks."""
         outputs, inputs = ([outputs], [inputs]) if isinstance(inputs, Tensor) else (outputs, inputs)
         message = CollectiveMessage("all_gather", sum(map(tensor_bytes, inputs)))
         return self._launch(message, "allgather", (outputs, inputs), opts or AllgatherOptions())
 
-    def reduce(self, tensors: Any, opts: Any) -> ModelledWork:  # type: ignore[override]
+    def reduce(self, tensors: Any, opts: Any) -> _ModelledWork:  # type: ignore[override]
         """Reduce tensors over all ranks, for one rank."""
         message = CollectiveMessage("broadcast", sum(map(tensor_bytes, tensors)), "reduce")
         return self._launch(message, "reduce", (tensors,), opts)
 
-    def reduce_scatter(self, outputs: Any, inputs: Any, opts: Any = None) -> ModelledWork:  # type: ignore[override]
+    def reduce_scatter(self, outputs: Any, inputs: Any, opts: Any = None) -> _ModelledWork:  # type: ignore[override]
         """Reduce a list of tensors over all ranks, one for each rank."""
         message = CollectiveMessage("all_gather", sum(map(tensor_bytes, outputs)), "reduce_scatter")
         return self._launch(message, "reduce_scatter", (outputs, inputs), opts or dist.ReduceScatterOptions())
 
-    def reduce_scatter_single(self, output: Tensor, whole: Tensor, opts: Any = None) -> ModelledWork:
+    def reduce_scatter_single(self, output: Tensor, whole: Tensor, opts: Any = None) -> _ModelledWork:
         """Reduce a tensor of one part for each rank."""
         return self.reduce_scatter([output], [list(whole.view(self.size(), *output.shape))], opts)
 
-    def all_gather_single(self, whole: Tensor, part: Tensor, opts: Any = None) -> ModelledWork:
+    def all_gather_single(self, whole: Tensor, part: Tensor, opts: Any = None) -> _ModelledWork:
         """Give every rank the parts of all ranks, in one tensor."""
         return self.allgather([list(whole.view(self.size(), *part.shape))], [part], opts)
 
     _reduce_scatter_base: Any = reduce_scatter_single  # its name in torch 2.11
     _allgather_base: Any = all_gather_single
 
-    def barrier(self, opts: Any = None) -> ModelledWork:
+    def barrier(self, opts: Any = None) -> _ModelledWork:
         """Wait for all ranks."""
         return self.allreduce([torch.zeros(0)])
 
-    def send(self, tensors: Any, peer: int, tag: int = 0) -> ModelledWork:
+    def send(self, tensors: Any, peer: int, tag: int = 0) -> _ModelledWork:
         """Send a tensor to a rank."""
         return self._transfer(tensors, (self.rank(), peer, tag))
 
-    def recv(self, tensors: Any, peer: int, tag: int = 0) -> ModelledWork:
+    def recv(self, tensors: Any, peer: int, tag: int = 0) -> _ModelledWork:
         """Receive a tensor from a rank."""
         return self._transfer(tensors, (peer, self.rank(), tag))
 
-    def _not_modelled(self, *_arguments: Any, **_options: Any) -> ModelledWork:
+    def _not_modelled(self, *_arguments: Any, **_options: Any) -> _ModelledWork:
         raise NotImplementedError("modelled network: expected NCCL's collectives, or a send and a receive")
 
     alltoall = alltoall_base = gather = scatter = recv_anysource = _not_modelled
 
-    def _launch(self, message: CollectiveMessage, method: str, arguments: Arguments, opts: Any) -> ModelledWork:
+    def _launch(self, message: CollectiveMessage, method: str, arguments: Arguments, opts: Any) -> _ModelledWork:
         """Launch a collective that a method of `ProcessGroup` with these arguments describes."""
         self.before_launch(message, [one if isinstance(one, Tensor) else one[0] for one in arguments[-1]])
         reduction = self._network.reduction(method, opts)
         number, future = self._network.launch(self._virtual_rank, message, arguments, reduction)
         self._virtual_rank.launched(number)
         self.after_launch(number, future)
-        return ModelledWork(future)
+        return _ModelledWork(future)
 
-    def _transfer(self, tensors: Sequence[Tensor], path: tuple[int, int, int]) -> ModelledWork:
+    def _transfer(self, tensors: Sequence[Tensor], path: tuple[int, int, int]) -> _ModelledWork:
         self.before_launch(CollectiveMessage("broadcast", tensor_bytes(tensors[0]), "send"), tensors)
-        return ModelledWork(self._network.transfer(self._virtual_rank, tensors[0], path))
+        return _ModelledWork(self._network.transfer(self._virtual_rank, tensors[0], path))
 
 
 def all_reduce_message(tensors: Sequence[Tensor]) -> CollectiveMessage:

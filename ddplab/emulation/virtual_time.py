@@ -19,7 +19,6 @@ from ..simulator.schedule.schedule import Compute, Instruction, LaunchCollective
 
 Result = TypeVar("Result")
 
-
 TURN_TIMEOUT_S = 20.0
 """Longest real time between two waits of a rank."""
 NO_TURN = "has not come back for"
@@ -147,9 +146,8 @@ class VirtualTime(Generic[Result]):
             RankError: A rank raised an error, all ranks wait, or a rank has not come back in time.
         """
         for rank in self.ranks:
-            rank.thread = threading.Thread(
-                target=self._live, args=(rank, body), name=f"rank {rank.rank}", daemon=True
-            )
+            name = f"rank {rank.rank}"
+            rank.thread = threading.Thread(target=self._live, args=(rank, body), name=name, daemon=True)
             self.runnable.append(rank)
             rank.thread.start()
         try:
@@ -159,7 +157,11 @@ class VirtualTime(Generic[Result]):
             self.failure = self.failure or error
             raise
         finally:
-            self._end_threads()
+            for rank in self.ranks:
+                rank.may_run.release()
+            for rank in self.ranks:
+                if rank.thread is not None and rank.thread.is_alive():
+                    rank.thread.join(timeout=END_TIMEOUT_S)
         if self.failure is not None:
             raise self.failure
         return [self._results[rank.rank] for rank in self.ranks]
@@ -208,10 +210,3 @@ class VirtualTime(Generic[Result]):
                 self.failure.__cause__ = error
         finally:
             self.turn_is_over.release()
-
-    def _end_threads(self) -> None:
-        for rank in self.ranks:
-            rank.may_run.release()
-        for rank in self.ranks:
-            if rank.thread is not None and rank.thread.is_alive():
-                rank.thread.join(timeout=END_TIMEOUT_S)

@@ -155,9 +155,12 @@ class RankTraining:
             self._device.at_backward_end = self._wait_for_everything
         self._step: Callable[[], object] = self._device.step
         if policy.zero is not None:
-            local = partial(EmulatedOptimizer, model=self._device)
-            views = {"parameters_as_bucket_view": policy.zero == "buckets"}
-            self._step = _zero_redundancy_optimizer()(ddp.parameters(), local, **views).step
+            with warnings.catch_warnings():  # of deprecated functions in torch's module
+                warnings.simplefilter("ignore", DeprecationWarning)
+                from torch.distributed.optim import ZeroRedundancyOptimizer
+            local: Any = partial(EmulatedOptimizer, model=self._device)
+            views = policy.zero == "buckets"
+            self._step = ZeroRedundancyOptimizer(ddp.parameters(), local, parameters_as_bucket_view=views).step
         # On a rank without inputs, only a comm hook identifies the all-reduces of torch's buckets.
         self._hooked = training.hook != NO_HOOK or (self._torch_ddp is not None and training.inputs is not None)
         if self._hooked:
@@ -285,10 +288,7 @@ class RankTraining:
             future.after_wait = lambda: self.charge("rebuild", None, self._training.processor.rebuild_ns)
 
     def _wait_for_everything(self) -> None:
-        """Wait for all buckets in order, as torch's C++ reducer does next, where virtual time cannot see it.
-
-        Usually called at the end of a backward pass.
-        """
+        """Wait for all buckets in order, as torch's C++ reducer does next, where virtual time cannot see it."""
         while self._awaited:
             self._awaited.pop(0).wait()
 
@@ -297,22 +297,12 @@ class RankTraining:
 
         It does so in the first iteration of a static graph, and on a rank without inputs.
         """
-        if self._torch_ddp is None:
-            return
-        if not self._buckets_left and self._doing == "between":
+        if not self._buckets_left and self._doing == "between" and self._torch_ddp is not None:
             self._buckets_left = _bucket_count(self._torch_ddp)
         if self._buckets_left:
             self._buckets_left -= 1
             if not self._buckets_left:
                 self._wait_for_everything()
-
-
-def _zero_redundancy_optimizer() -> Any:
-    """Return torch's class, whose module warns of deprecated functions when it is imported."""
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", DeprecationWarning)
-        from torch.distributed.optim import ZeroRedundancyOptimizer
-    return ZeroRedundancyOptimizer
 
 
 def _real_hook(hook: CommHook, policy: Policy) -> tuple[Callable[[Any, Any], Any], Any]:
@@ -333,22 +323,18 @@ class _Reports(Observer):
         self._training, self._ddp, self._costs = training, ddp, costs
 
     def bucket_sending(self, bucket: int) -> None:
-        """Report a launch."""
         self._training.bucket_launches(bucket)
 
     def bucket_ready(self, bucket: int) -> None:
-        """Charge the copies into the bucket."""
         self._charge("pack", bucket, self._costs.processor.pack)
 
     def bucket_copied_out(self, bucket: int) -> None:
-        """Charge the copies out of the bucket."""
         if not self._costs.policy.gradient_as_bucket_view:
             self._charge("copy_out", bucket, self._costs.processor.copy_out)
 
     def _charge(self, kind: ComputeKind, bucket: int, cost_ns: Callable[[int], int]) -> None:
         parameters, density = self._costs.workload.parameters, self._costs.policy.sparse_density
-        indices = self._ddp.reducer.buckets[bucket].indices
-        sizes = gradient_bytes([parameters[index] for index in indices], density)
+        sizes = gradient_bytes([parameters[one] for one in self._ddp.reducer.buckets[bucket].indices], density)
         self._training.charge(kind, bucket, sum(map(cost_ns, sizes)))
 
 
@@ -370,17 +356,14 @@ class _EndOfIteration(Joinable, JoinHook):
     main_hook = notify
 
     def join_hook(self, **_: Any) -> JoinHook:
-        """The hook that a rank without inputs runs."""
         return self
 
     @property
     def join_device(self) -> torch.device:
-        """Device of Join's collectives."""
         return torch.device("cpu")
 
     @property
     def join_process_group(self) -> Any:
-        """The ranks that take part in Join."""
         return self._ddp.process_group
 
 

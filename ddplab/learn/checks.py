@@ -40,7 +40,6 @@ CAP_MB = 5 / 1024
 
 # What the gradients are
 
-
 OWN_GRADIENT = "it is still this rank's own: nobody has averaged it"
 
 

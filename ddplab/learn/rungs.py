@@ -76,7 +76,6 @@ class Rung(Schema):
 RUNGS: tuple[Rung, ...] = tuple(TypeAdapter(list[Rung]).validate_python(parse_yaml(read_text(FILE))))
 """All rungs, from the first."""
 
-
 # Text that a learner begins with
 
 TUTOR = Path(__file__).with_name("tutor.md")
