@@ -5,12 +5,13 @@ Several world sizes are compared as one table.
 
 from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
+from io import BytesIO
 from pathlib import Path
 from typing import Annotated, Any
 
 from typer import Option
 
-from ..reference.files.writing import milliseconds
+from ..reference.files.writing import milliseconds, write_atomically
 from ..reference.trace import Trace
 from ..simulator.capacity.judgement import (
     contradiction_sentence,
@@ -37,6 +38,8 @@ SPARED = ("hook", "critical buckets", "computation ms", "buckets")
 """Columns to leave out on a narrow terminal, the first one first."""
 SHOWN_ROWS = 40
 """World sizes whose rows are printed."""
+PICTURES = (".png", ".svg", ".pdf")
+"""Endings of the names of pictures."""
 
 
 def predict(
@@ -67,8 +70,8 @@ def predict(
     `ddplab plan`.
     """
     files = fabric or [options.FABRIC]
-    if timeline is None or timeline.suffix != ".json":
-        options.check_picture("--timeline", timeline)
+    if timeline is not None and timeline.suffix not in (*PICTURES, ".json"):
+        raise ValueError(f"--timeline: expected a name that ends in {', '.join(PICTURES)}, got {timeline}")
     options.check_outputs(timeline, json_path, inputs=[trace, *files])
     world_sizes = options.read_world_sizes(world_size)
     asked = options.read_settings(changes)
@@ -276,4 +279,7 @@ def _save_timeline(prediction: Prediction, path: Path, recorded: Trace, policy: 
     draw_timeline(prediction, axes[0])
     if with_memory:
         draw_memory(prediction, recorded, policy, axes[1])
-    options.save_picture(figure, path)
+    data = BytesIO()
+    figure.savefig(data, format=path.suffix.lstrip("."), dpi=120)
+    write_atomically(path, data.getvalue())
+    print(f"plot written to {path}")

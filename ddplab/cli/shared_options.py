@@ -8,22 +8,15 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from io import BytesIO
 from itertools import product
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, TypeVar, cast
+from typing import Annotated, Any, TypeVar, cast
 
 from typer import Argument, Option
 
 from ..reference.bucketing import ORDERS, Order, cap_name
 from ..reference.files.reading import Schema, one_line_errors, parse_json
-from ..reference.files.writing import (
-    STANDARD_OUTPUT,
-    check_distinct,
-    check_writable,
-    open_descriptor,
-    write_atomically,
-)
+from ..reference.files.writing import STANDARD_OUTPUT, check_distinct, check_writable, open_descriptor
 from ..reference.trace import Parameter
 from ..simulator.catalogue import load_fabric
 from ..simulator.cost_terms import TERMS
@@ -34,9 +27,6 @@ from ..simulator.schedule.policy import Policy
 from ..simulator.workload.roofline import Operations, built_in_operations
 from ..simulator.workload.variation import Straggler, Variation
 from .terminal_output import PrintableStream
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
 
 R = TypeVar("R", bound=Schema)
 
@@ -245,15 +235,16 @@ def combined(base: Policy, caps: str | None, orders: str | None, hooks: str) -> 
 
 def values_of_axes(policy: Policy) -> dict[str, Any]:
     """Return cap, order and hook for JSON; a field that overrides the axis stands in place of the value."""
-    values = {"bucket_cap_mb": policy.bucket_cap_mb, "order": policy.order, "hook": policy.hook.name}
-    values |= policy.overruled
-    return {"cap_mb": cap_json(values.pop("bucket_cap_mb")), **values}
+    cells, cap_mb = cells_of_axes(policy), policy.overruled.get("bucket_cap_mb", policy.bucket_cap_mb)
+    words = {"single": None, "default": "default"}  # JSON has no infinity
+    return {"cap_mb": words.get(cells.pop("cap"), cap_mb), **cells}
 
 
 def cells_of_axes(policy: Policy) -> dict[str, str]:
     """Return cap, order and hook for a table, as `values_of_axes`."""
-    cap_mb = policy.overruled.get("bucket_cap_mb", policy.bucket_cap_mb)
-    return {"cap": cap_word(cap_mb), "order": policy.overruled.get("order", policy.order), "hook": policy.hook.name}
+    cap = "default" if policy.bucket_cap_mb is None else cap_name(policy.bucket_cap_mb)
+    cells = {"bucket_cap_mb": cap, "order": policy.order, "hook": policy.hook.name} | policy.overruled
+    return {"cap": cells.pop("bucket_cap_mb"), **cells}
 
 
 def _changed(record: R, words: Sequence[str]) -> R:
@@ -330,19 +321,6 @@ def files_of(name: str) -> list[Path]:
     return [path for path in (Path(f"{module}.py"), Path(f"{module}/__init__.py")) if path.is_file()]
 
 
-def cap_word(cap_mb: float | str | None) -> str:
-    """Format a cap for a table: a size in MB, `single` or `default`; text is returned unchanged."""
-    if isinstance(cap_mb, str):
-        return cap_mb
-    return "default" if cap_mb is None or math.isnan(cap_mb) else cap_name(cap_mb)
-
-
-def cap_json(cap_mb: float | str | None) -> float | str | None:
-    """Convert a cap for JSON: a size in MB, null for a single bucket (JSON has no infinity), or `default`."""
-    word = cap_word(cap_mb)
-    return {"single": None, "default": word}.get(word, cap_mb)
-
-
 def element_type(parameters: Sequence[Parameter]) -> str:
     """Return the element type of most bytes of the parameters."""
     sizes = Counter[str]()
@@ -372,20 +350,3 @@ def with_samples(operations: Operations, batch: int | None) -> Operations:
             f"--batch: expected a model with a known batch, {operations.model} has none (`loss_fn.batch`)"
         )
     return operations.with_batch(batch / operations.batch)
-
-
-ENDINGS = (".png", ".svg", ".pdf")
-
-
-def check_picture(option: str, path: Path | None) -> None:
-    """Check that the name of a picture, if given, ends in one of `ENDINGS`."""
-    if path is not None and path.suffix not in ENDINGS:
-        raise ValueError(f"{option}: expected a name that ends in {', '.join(ENDINGS)}, got {path}")
-
-
-def save_picture(figure: "Figure", path: Path) -> None:
-    """Write a picture and print its path."""
-    data = BytesIO()
-    figure.savefig(data, format=path.suffix.lstrip("."), dpi=120)
-    write_atomically(path, data.getvalue())
-    print(f"plot written to {path}")

@@ -28,12 +28,9 @@ from .shared_options import (
 )
 from .terminal_output import save_trace
 
-SHEETS = (
-    "a device that `ddplab show` lists, such as h100 (in the precision of the model) or h100-bf16, or a JSON "
-    "file with name, flops_per_s and bytes_per_s"
-)
 HELP = {
-    "device": f"The device's data sheet: {SHEETS}.",
+    "device": "The device's data sheet: a device that `ddplab show` lists, such as h100 (in the precision of the "
+    "model) or h100-bf16, or a JSON file with name, flops_per_s and bytes_per_s.",
     "step_ms": "Measured time of an iteration on one device, without communication, or of its forward pass, backward "
     "pass and optimiser; the trace is scaled to it.",
     "batch": "Samples per iteration. Default: those of the model.",

@@ -84,7 +84,6 @@ def tune(
     result = plan.model_dump(mode="json") | answers | {"gain_interval": list(gain_interval(comparison))}
     if verify is not None:
         result["verification"] = verify_in_virtual_time(inputs, plan, world_size)
-        show_verification(result["verification"], world_size)
     write_json(json_path, result)
 
 
@@ -187,7 +186,7 @@ def short_caps_mb(
 
 
 def verify_in_virtual_time(inputs: Inputs, plan: BucketPlan, world_size: int) -> list[dict[str, Any]]:
-    """Run both real reducers in virtual time, where they take the predicted time to the nanosecond.
+    """Run both real reducers in virtual time, where they take the predicted time to the nanosecond; print the times.
 
     Copies and launches of torch's class count as free; it does not run a plan that no list of caps makes.
 
@@ -208,11 +207,6 @@ def verify_in_virtual_time(inputs: Inputs, plan: BucketPlan, world_size: int) ->
             predicted = predict(inputs.trace, costs, world_size=world_size, **how)
             times = {"emulated_ns": emulated.iteration_ns, "predicted_ns": predicted.iteration_ns}
             rows.append({"class": reducer, "buckets": buckets, **times})
-    return rows
-
-
-def show_verification(rows: Sequence[dict[str, Any]], world_size: int) -> None:
-    """Print predicted and emulated times of default and plan, and the gain of each reducer."""
     cells = [
         {
             "name": f"{row['class']}, {row['buckets']}",
@@ -223,5 +217,6 @@ def show_verification(rows: Sequence[dict[str, Any]], world_size: int) -> None:
         for row in rows
     ]
     show_table(cells, f"verified in virtual time, on {world_size} ranks")
-    for default, plan in zip(rows[::2], rows[1::2], strict=True):
-        print(f"{plan['class']}: gain {1 - plan['emulated_ns'] / max(1, default['emulated_ns']):.2%}")
+    for default, of_plan in zip(rows[::2], rows[1::2], strict=True):
+        print(f"{of_plan['class']}: gain {1 - of_plan['emulated_ns'] / max(1, default['emulated_ns']):.2%}")
+    return rows
