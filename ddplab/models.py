@@ -154,11 +154,10 @@ BUILT_IN: dict[str, Callable[[], Model]] = {
         llama, 128256, 2, 4096, tied=False, width=4096, heads=32, pairs=8, layers=32, inner=14336
     ),
 }
-CHECKPOINTED = {
+BUILT_IN |= {
     f"{name}-checkpointed": partial(checkpointed, BUILT_IN[name])
     for name in ("bert-large", "llama-3.2-1b", "llama-3.1-8b")
 }
-BUILT_IN |= CHECKPOINTED
 
 
 @dataclass(frozen=True)

@@ -13,25 +13,23 @@ _SIZES = {"cpu": (1024, 1 << 24), "cuda": (8192, 1 << 28)}
 _REPEATS = 5
 
 
-def measure_device(
-    name: str | None = None, device: torch.device | None = None, dtype: torch.dtype = torch.float32
-) -> Device:
+def measure_device(device: torch.device | None = None, dtype: torch.dtype = torch.float32) -> Device:
     """Measure FLOPs per second and bytes per second, in about a second.
 
     The result serves as the old device in `rescale` for traces recorded on this machine. It is valid for the number
-    of threads that torch uses now. Its default name is that of the GPU, or the architecture of the processor.
+    of threads that torch uses now. Its name is that of the GPU, or the architecture of the processor.
     """
     where = device or torch.device("cpu")
-    on_gpu = where.type == "cuda"
     rows, elements = _SIZES[where.type]
     matrix = torch.randn(rows, rows, device=where, dtype=dtype)  # GPUs multiply constants faster
     ones, sums = (torch.ones(elements, device=where, dtype=dtype) for _ in range(2))
 
     product_s = _fastest_s(lambda: matrix @ matrix)
     addition_s = _fastest_s(lambda: torch.add(ones, sums, out=sums))
-    usual = torch.cuda.get_device_name(where) if on_gpu else platform.processor() or platform.machine()
     return Device(
-        name=name or usual,
+        name=torch.cuda.get_device_name(where)
+        if where.type == "cuda"
+        else platform.processor() or platform.machine(),
         flops_per_s=2 * rows**3 / product_s,
         bytes_per_s=3 * elements * ones.element_size() / addition_s,
     )

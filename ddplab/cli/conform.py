@@ -89,10 +89,8 @@ def conform(
             print(f"{result.outcome:13}  {result.check}{': ' if result.message else ''}{result.message}", flush=True)
             if stop and result.problem:
                 break
-    needs_schedules = save_schedule is not None
-    report = ConformanceReport(
-        subject=name, results=results, schedules=bench.schedules, needs_schedules=needs_schedules
-    )
+    needed = save_schedule is not None
+    report = ConformanceReport(subject=name, results=results, schedules=bench.schedules, needs_schedules=needed)
     if bench.schedules:
         rows = [schedule.row() for schedule in bench.schedules]
         show_table(rows, "schedules in virtual time", optional=("others",))

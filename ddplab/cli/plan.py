@@ -321,11 +321,9 @@ def _sentences(one: SystemPlan, *, details: bool) -> list[str]:
         one.sensitivity,
         *one.assumed,
     ]
-    unknown_batch = (
-        "; samples/s are iterations/s, because the batch is unknown (--batch)" if not workload.batch else ""
-    )
+    note = "; samples/s are iterations/s, because the batch is unknown (--batch)" if not workload.batch else ""
     return [
-        f"{workload.model}, {batch} sample{'s' * (batch > 1)} per GPU, on {workload.device_name}{unknown_batch}",
+        f"{workload.model}, {batch} sample{'s' * (batch > 1)} per GPU, on {workload.device_name}{note}",
         limit_sentence(one.limits),
         needs_sentence(one.limits, one.needs, one.target, batch),
         _changes_sentence(one, details=details),

@@ -165,9 +165,8 @@ def _show_sizes(policies: Sequence[Policy], predictions: Mapping[int, Sequence[P
         best, ties = ranking(some)
         tie = next((cells_of_axes(policies[one]) for one in ties if some[one].buckets != some[best].buckets), {})
         row = {"ranks": str(ranks), **_prediction_row(policies[best], some[best])}
-        shown.append(
-            row | {"efficiency": f"{some[best].efficiency:.0%}", "a tie with": ", ".join(tie.values()) or "none"}
-        )
+        row |= {"efficiency": f"{some[best].efficiency:.0%}", "a tie with": ", ".join(tie.values()) or "none"}
+        shown.append(row)
     show_table(shown[:SHOWN_ROWS], "the fastest configuration at each world size", optional=SPARED)
     if len(shown) > SHOWN_ROWS:
         print(f"{len(shown) - SHOWN_ROWS} more rows of the table not shown; at most {SHOWN_ROWS} are printed")
@@ -216,10 +215,8 @@ def assumptions(trace: Trace, assumed: Sequence[str], fabric: Fabric, policies: 
     """Return what predictions from a trace assume, and which costs count as free; one sentence each."""
     sentences = [*assumed]
     if (share := host_bound(trace)) > HOST_BOUND and not all(policy.cuda_graph for policy in policies):
-        waits = (
-            f"the trace is host-bound: its GPU waited for its host {share:.0%} of the time; counted as computation"
-        )
-        sentences.insert(0, waits)
+        wait = f"the trace is host-bound: its GPU waited for its host {share:.0%} of the time; counted as computation"
+        sentences.insert(0, wait)
     free = (sentence for policy in policies for sentence in counted_as_free(policy, fabric))
     return list(dict.fromkeys([*sentences, *free]))
 

@@ -167,9 +167,8 @@ def read_measured(text: str | None) -> dict[int, int] | None:
         found = re.fullmatch(r"0*([1-9]\d*):(\d+(?:\.\d+)?)(ns|us|ms|s)", word)
         if found is None or not (time_ns := round(float(found[2]) * UNITS_NS[found[3]])):
             meant = f"; did you mean {word}ms?" if re.fullmatch(r"[1-9]\d*:\d+(\.\d+)?", word) else ""
-            raise ValueError(
-                f"--measured: expected ranks and a time above 0, such as 4:1020.5ms,8:1.04s; got {word!r}{meant}"
-            )
+            expected = "expected ranks and a time above 0, such as 4:1020.5ms,8:1.04s"
+            raise ValueError(f"--measured: {expected}; got {word!r}{meant}")
         if int(found[1]) in measured:
             raise ValueError(f"--measured: expected one time for each number of ranks, got two for {found[1]}")
         measured[int(found[1])] = time_ns

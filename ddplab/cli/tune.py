@@ -61,11 +61,9 @@ def tune(
         raise ValueError(f"--objective: expected one of {', '.join(OBJECTIVES)}; got {objective!r}")
     files = fabric or [options.FABRIC]
     options.check_outputs(out, json_path, inputs=[trace, *files])
-    settings = options.read_settings(
-        changes, refused=dict.fromkeys(CHOSEN, "none, because tune chooses the buckets,")
-    )
-    base, recorded = settings.policy, Trace.load(trace)
-    inputs = complete(recorded, settings.fabric(files), policy=base, variation=settings.variation)
+    asked = options.read_settings(changes, refused=dict.fromkeys(CHOSEN, "none, because tune chooses the buckets,"))
+    base, recorded = asked.policy, Trace.load(trace)
+    inputs = complete(recorded, asked.fabric(files), policy=base, variation=asked.variation)
     with progress("tuning"):
         plan = tuned(inputs, world_size, objective)
     system = System(inputs)

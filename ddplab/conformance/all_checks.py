@@ -8,7 +8,6 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
-from ..reference.errors import RankError
 from . import (
     backward_passes,
     bucket_layouts,
@@ -20,7 +19,7 @@ from . import (
     unused_parameters,
     usual_scripts,
 )
-from .check_runner import VIEWS, Bench, Check, cause_of
+from .check_runner import VIEWS, Bench, Check
 from .class_under_test import NotSupportedError
 from .local_training import HABITS, FindingError, differences, run_locally
 from .timing_and_overlap import EmulatedSchedule, check_overlap, check_timing, not_slower
@@ -225,10 +224,8 @@ def sparse_gradients(bench: Bench) -> None:
     A class may refuse them with an error.
     """
     for what, make in real_models.SPARSE_MODELS.items():
-        try:
-            bench.try_body(real_models.trains, make=make, what=what)
-        except RankError as error:
-            raise NotSupportedError(f"it refuses them: {cause_of(error)}") from None
+        if refusal := bench.averages_or_raises(real_models.trains, make=make, what=what):
+            raise NotSupportedError(f"it refuses them: {refusal}")
     if "find_unused_parameters" in bench.subject.options:
         bench.averages_or_raises(real_models.trains, **unused_parameters.SPARSE_ON_SOME_RANKS)
     if "join" in bench.methods:

@@ -69,13 +69,11 @@ def _inputs(step: int, rank: int) -> Tensor:
     return batch(step, rank).requires_grad_()
 
 
-def usual(module: nn.Module, step: int, rank: int) -> Tensor:
-    """One forward pass, one backward pass."""
+def _usual(module: nn.Module, step: int, rank: int) -> Tensor:
     return _loss(module, _inputs(step, rank))
 
 
-def gradient_of_the_inputs_first(module: nn.Module, step: int, rank: int) -> None:
-    """`autograd.grad` with respect to the inputs, before the backward pass and after it."""
+def _gradient_of_the_inputs_first(module: nn.Module, step: int, rank: int) -> None:
     x = _inputs(step, rank)
     loss = _loss(module, x)
     torch.autograd.grad(loss, x, retain_graph=True)
@@ -83,38 +81,34 @@ def gradient_of_the_inputs_first(module: nn.Module, step: int, rank: int) -> Non
     torch.autograd.grad(loss, x)
 
 
-def gradient_of_the_parameters_first(module: nn.Module, step: int, rank: int) -> Tensor:
-    """`autograd.grad` with respect to the parameters, before the backward pass."""
+def _gradient_of_the_parameters_first(module: nn.Module, step: int, rank: int) -> Tensor:
     loss = _loss(module, _inputs(step, rank))
     torch.autograd.grad(loss, list(module.parameters()), retain_graph=True)
     return loss
 
 
-def gradient_of_the_inputs_only(module: nn.Module, step: int, rank: int) -> Tensor:
-    """A forward pass followed only by `autograd.grad`, then a usual iteration."""
+def _gradient_of_the_inputs_only(module: nn.Module, step: int, rank: int) -> Tensor:
     x = _inputs(step + 10, rank)
     torch.autograd.grad(_loss(module, x), x)
-    return usual(module, step, rank)
+    return _usual(module, step, rank)
 
 
-def gradient_penalty(module: nn.Module, step: int, rank: int) -> Tensor:
-    """A loss that contains its own gradient with respect to the inputs."""
+def _gradient_penalty(module: nn.Module, step: int, rank: int) -> Tensor:
     x = _inputs(step, rank)
     loss = _loss(module, x)
     (gradient,) = torch.autograd.grad(loss, x, create_graph=True)
     return loss + gradient.square().sum()
 
 
-def one_pass_for_each_output(module: nn.Module, step: int, rank: int) -> None:
+def _one_pass_for_each_output(module: nn.Module, step: int, rank: int) -> None:
     """One backward pass for each output, in an order that differs between ranks; the outputs share no parameter."""
     outputs: Sequence[Tensor] = module(_inputs(step, rank))
     for number in range(len(outputs)):
         outputs[(number + rank + step) % len(outputs)].square().mean().backward()
 
 
-def evaluation_in_between(module: nn.Module, step: int, rank: int) -> Tensor:
-    """A forward pass without gradients between forward and backward."""
-    loss = usual(module, step, rank)
+def _evaluation_in_between(module: nn.Module, step: int, rank: int) -> Tensor:
+    loss = _usual(module, step, rank)
     module.eval()
     with torch.no_grad():
         module(batch(step + 10, rank))
@@ -122,34 +116,33 @@ def evaluation_in_between(module: nn.Module, step: int, rank: int) -> Tensor:
     return loss
 
 
-def frozen_for_a_pass(module: nn.Module, step: int, rank: int) -> Tensor:
+def _frozen_for_a_pass(module: nn.Module, step: int, rank: int) -> Tensor:
     """A pass through frozen parameters, as when a GAN trains its generator, then a usual iteration."""
     module.requires_grad_(requires_grad=False)
-    usual(module, step + 10, rank).backward()
+    _usual(module, step + 10, rank).backward()
     module.requires_grad_()
-    return usual(module, step, rank)
+    return _usual(module, step, rank)
 
 
-def frozen_in_part(module: nn.Module, step: int, rank: int) -> None:
-    """A pass in which the second layer is frozen."""
+def _frozen_in_part(module: nn.Module, step: int, rank: int) -> None:
     second_layer = list(module.parameters())[2:4]
     for parameter in second_layer:
         parameter.requires_grad = False
-    usual(module, step, rank).backward()
+    _usual(module, step, rank).backward()
     for parameter in second_layer:
         parameter.requires_grad = True
 
 
 FORCES = "a gradient inside of forward"
 PASSES: dict[str, Pass] = {
-    "autograd.grad of the inputs first": gradient_of_the_inputs_first,
-    "autograd.grad of the parameters first": gradient_of_the_parameters_first,
-    "autograd.grad of the inputs only, then another iteration": gradient_of_the_inputs_only,
-    "a gradient penalty": gradient_penalty,
-    "a backward pass for each output": one_pass_for_each_output,
-    "evaluation between forward and backward": evaluation_in_between,
-    "parameters frozen for a pass": frozen_for_a_pass,
-    FORCES: usual,
+    "autograd.grad of the inputs first": _gradient_of_the_inputs_first,
+    "autograd.grad of the parameters first": _gradient_of_the_parameters_first,
+    "autograd.grad of the inputs only, then another iteration": _gradient_of_the_inputs_only,
+    "a gradient penalty": _gradient_penalty,
+    "a backward pass for each output": _one_pass_for_each_output,
+    "evaluation between forward and backward": _evaluation_in_between,
+    "parameters frozen for a pass": _frozen_for_a_pass,
+    FORCES: _usual,
 }
 """Passes by description."""
 
@@ -210,7 +203,7 @@ def skips_a_batch(
         training.finish()
         if fails:
             return f"iteration {step}, rank {rank}: the error of the backward pass did not reach the script"
-        problem = problem or training.wrong(usual, step)
+        problem = problem or training.wrong(_usual, step)
         training.module.zero_grad(set_to_none=step % 2 == 0)
     where = "in a comm hook" if in_comm_hook else "after the last gradient"
     return problem and f"an error {where} on ranks {list(failing)}, rank {late} late: {problem}"
@@ -231,10 +224,10 @@ def raises_before_the_first_gradient(
     for step in range(STEPS):
         fails = step < STEPS - 1 and rank in failing
         module.zero_grad()
-        older = usual(wrapped, step, rank) if then == "older graph" else None
+        older = _usual(wrapped, step, rank) if then == "older graph" else None
         if fails and where == "inside":
             module.raises = [1]
-        loss = usual(wrapped, step, rank)
+        loss = _usual(wrapped, step, rank)
         if fails:
             loss = _raises(loss, [1]) if where == "outside" else loss
             with suppress(ArithmeticError):  # without `finish`, which the other ranks call once
@@ -242,13 +235,13 @@ def raises_before_the_first_gradient(
             if older is not None:
                 loss = older
             elif then == "new iteration":
-                loss = usual(wrapped, step, rank)
+                loss = _usual(wrapped, step, rank)
         loss.backward()
         training.finish()
         problems: list[Any] = [None] * world_size
-        dist.all_gather_object(problems, training.wrong(usual, step))
+        dist.all_gather_object(problems, training.wrong(_usual, step))
         if any(problems):
-            usual(wrapped, step, rank)  # the class may still raise an error here
+            _usual(wrapped, step, rank)  # the class may still raise an error here
             problem = problems[rank] or "another rank is wrong"
             return f"{described}: {problem}, and the next forward pass raised no error"
     return ""
@@ -256,7 +249,7 @@ def raises_before_the_first_gradient(
 
 # The first pass of a static graph
 
-FIRST = {"frozen in part": frozen_in_part, "parameters frozen for a pass": frozen_for_a_pass} | {
+FIRST = {"frozen in part": _frozen_in_part, "parameters frozen for a pass": _frozen_for_a_pass} | {
     name: run for name, run in PASSES.items() if name not in ("a gradient penalty", FORCES)
 }
 """First passes of a static graph that differ from the later ones."""
@@ -267,14 +260,14 @@ def static_graph_first(_rank: int, _world_size: int, subject: Subject, first: st
     """Train a static graph whose first pass is one of `FIRST`, or `LOCAL`; returns what is wrong."""
     training = Training(subject, _Branches, static_graph=True)
     for step in range(STEPS):
-        run = usual if step else FIRST.get(first, usual)
+        run = _usual if step else FIRST.get(first, _usual)
         is_local = first == LOCAL and not step
         if is_local:
             with training.wrapped.no_sync():
-                usual(training.wrapped, step, training.rank).backward()
+                _usual(training.wrapped, step, training.rank).backward()
         else:
             training.backward(run, step)
-        if run is not frozen_in_part and not is_local and (problem := training.wrong(run, step)):
+        if run is not _frozen_in_part and not is_local and (problem := training.wrong(run, step)):
             return f"the first pass of a static graph: {first}: {problem}"
     return ""
 
@@ -308,15 +301,15 @@ def _inside(module: nn.Module, step: int, rank: int) -> None:
 
 def _backward_for_each(module: nn.Module, step: int, rank: int) -> None:
     """Run two forward passes and then a backward pass for each, as pipelines do."""
-    for loss in [usual(module, step + 10 * number, rank) for number in range(2)]:
+    for loss in [_usual(module, step + 10 * number, rank) for number in range(2)]:
         loss.backward()
 
 
 NOT_WAITED_FOR: dict[str, tuple[type[_Branches], Pass]] = {
     "a backward pass inside of forward": (_BackwardInside, _inside),
     "two forward passes, then a backward pass for each": (_Branches, _backward_for_each),
-    "a call of the wrapped module itself": (_Branches, lambda ddp, *at: usual(getattr(ddp, "module", ddp), *at)),
-    "a layer unfrozen after construction": (_SecondLayerFrozen, usual),
+    "a call of the wrapped module itself": (_Branches, lambda ddp, *at: _usual(getattr(ddp, "module", ddp), *at)),
+    "a layer unfrozen after construction": (_SecondLayerFrozen, _usual),
 }
 """Models and passes by description."""
 

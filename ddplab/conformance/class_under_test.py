@@ -124,15 +124,13 @@ class Subject:
         """The Python module that the class is in."""
         path, colon, attribute = self.name.partition(":")
         if not path or (colon and not attribute.isidentifier()):
-            raise ValueError(
-                f"expected MODULE:CLASS, such as torch.nn.parallel:DistributedDataParallel, got {self.name!r}"
-            )
+            expected = "expected MODULE:CLASS, such as torch.nn.parallel:DistributedDataParallel"
+            raise ValueError(f"{expected}, got {self.name!r}")
         try:
             return import_first_here(path)
         except ImportError as error:
-            raise ValueError(
-                f"{self.name}: expected the name of an importable module before the colon: {error}"
-            ) from None
+            expected = "expected the name of an importable module before the colon"
+            raise ValueError(f"{self.name}: {expected}: {error}") from None
 
     @cached_property
     def _arguments(self) -> dict[str, inspect.Parameter]:

@@ -112,10 +112,8 @@ def compare_compressing(rank: int, world_size: int, subject: Subject, name: str,
             assert parameter.grad is not None
             errors = (parameter.grad - parts.mean(dim=0)).abs()
             if bool((errors > bound(parts, largest)).any()):
-                limit = bound(parts, largest).max().item()
-                return (
-                    f"{name}, iteration {step}, rank {rank}: {key!r} is off by {errors.max():.3g}, limit {limit:.3g}"
-                )
+                error, limit = errors.max(), bound(parts, largest).max()
+                return f"{name}, iteration {step}, rank {rank}: {key!r} is off by {error:.3g}, limit {limit:.3g}"
     return ""
 
 

@@ -164,12 +164,10 @@ def in_groups(
     if problem := training.train(run):
         return f"group of ranks {members}, {problem}"
     first = members[0]
-    expected = 100 * first + (STEPS - 1) * (first + 1) + rank + 1
+    want = 100 * first + (STEPS - 1) * (first + 1) + rank + 1
     got = training.module.get_buffer("sum").item()
-    if set(BUFFER_OPTIONS) & subject.options and got != expected:
-        return (
-            f"group of ranks {members}, rank {rank}: the buffer is {got:g}, expected {expected}, with rank {first}'s"
-        )
+    if set(BUFFER_OPTIONS) & subject.options and got != want:
+        return f"group of ranks {members}, rank {rank}: the buffer is {got:g}, expected {want}, with rank {first}'s"
     return ""
 
 

@@ -72,11 +72,9 @@ def skipped_for_hooks(_rank: int, _world_size: int, subject: Subject) -> str:
     for step, used in enumerate(USED):
         seen.clear()
         training.backward(lambda module, step, _: torch.stack(module(USED[step])).sum(), step)
-        expected = sorted(2 + index for index in used)
-        if sorted(size for size, _ in seen) != expected:
-            return (
-                f"iteration {step}: the comm hook got buckets of {seen} elements, expected {expected} in some order"
-            )
+        sizes = sorted(2 + index for index in used)
+        if sorted(size for size, _ in seen) != sizes:
+            return f"iteration {step}: the comm hook got buckets of {seen} elements, expected {sizes} in some order"
         if any(is_last for _, is_last in seen[:-1]):  # torch names none if the last bucket of all is skipped
             return f"iteration {step}: a bucket was called the last, but others followed: {seen}"
     return ""

@@ -113,9 +113,7 @@ class EmulatedModel(nn.Module):
         self._parameters |= named._parameters
         self._buffers |= named._buffers
         paths = [name.split(".") for name, _ in self.named_parameters()]
-        self._around = [
-            [self.get_submodule(".".join(path[:depth])) for depth in range(1, len(path))] for path in paths
-        ]
+        self._around = [[self.get_submodule(".".join(path[:end])) for end in range(1, len(path))] for path in paths]
         self._places = [([self, *around][-1], path[-1]) for around, path in zip(self._around, paths, strict=True)]
         self._rows = [
             parameter.touched_rows(sparse_density) if parameter.sparse else None for parameter in workload.parameters

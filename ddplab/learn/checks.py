@@ -138,9 +138,8 @@ def _likely(program: Program, got: Mapping[int, Seen], expected: Sequence[Seen])
     if not possible:
         return "the gradients are right, so the parameters were changed by something else than the optimiser"
     words = next((words for words in possible[0] if all(words in others for others in possible)), "")
-    if words == OWN_GRADIENT and (
-        telling := [name for name, mistakes in right if words not in mistakes]
-    ):  # others fit both
+    # Other right gradients than these fit both.
+    if words == OWN_GRADIENT and (telling := [name for name, mistakes in right if words not in mistakes]):
         return f"{words}, but {min(telling)!r} is right: is the last bucket, or the last parameter, left out?"
     return words or next((one for one in possible[0] if "another parameter" in one), "")
 
@@ -151,10 +150,8 @@ def averages(bench: Bench) -> None:
     In virtual time before, where a collective that some ranks launch is found without a time-out.
     """
     iterations = SMALL_LAYERS.ranks[0].iterations
-    each = SMALL_LAYERS.model_copy(
-        update={"ranks": tuple(RankTrace(rank=one, iterations=iterations) for one in range(3))}
-    )
-    _schedule(bench, each, SLOW._replace(world_size=3))
+    ranks = tuple(RankTrace(rank=one, iterations=iterations) for one in range(3))
+    _schedule(bench, SMALL_LAYERS.model_copy(update={"ranks": ranks}), SLOW._replace(world_size=3))
     try_alike(bench, PLAIN, options=SMALL_CAP)
     perceptron = REAL_MODELS["multi-layer perceptron"]
     bench.try_body(trains, make=perceptron, what="with a loss that is a square (does forward() change the output?)")
@@ -195,17 +192,15 @@ def _two_dtypes(bench: Bench, network: Network) -> EmulatedSchedule:
     """Emulate a model whose last layers have another dtype."""
     dtypes = ["float32"] * 6 + ["float64"] * 6
     schedule = _schedule(bench, trace_of_layers("two dtypes", _LAYERS, FORWARD_NS, MS, dtypes=dtypes), network)
-    if (number := len(schedule.launches)) != 2:
-        if number < 2:
-            why = (
-                "make a flat tensor for each dtype: one tensor has one dtype (torch.cat converts to the wider dtype)"
-            )
-        elif number % 2 == 0 and number != len(dtypes):
-            why = f"each is launched {number // 2} times in one pass: is a hook registered in every forward pass?"
-        else:
-            why = "each message pays the latency; copy the gradients of a dtype into one flat tensor, launched once"
-        raise FindingError(f"{number} all-reduces for {len(dtypes)} small layers of two dtypes, expected 2: {why}")
-    return schedule
+    if (number := len(schedule.launches)) == 2:
+        return schedule
+    if number < 2:
+        why = "make a flat tensor for each dtype: one tensor has one dtype (torch.cat converts to the wider dtype)"
+    elif number % 2 == 0 and number != len(dtypes):
+        why = f"each is launched {number // 2} times in one pass: is a hook registered in every forward pass?"
+    else:
+        why = "each message pays the latency; copy the gradients of a dtype into one flat tensor, launched once"
+    raise FindingError(f"{number} all-reduces for {len(dtypes)} small layers of two dtypes, expected 2: {why}")
 
 
 def one_for_each_dtype(bench: Bench) -> None:
@@ -272,10 +267,8 @@ def buckets_by_size(bench: Bench) -> None:
         why = next((words for words, unit in WRONG_CAPS.items() if fits(unit)), "")
         if len(got) > 7 and sum(sent not in [4 * size for size in _SIZES] for sent in got) == 1:
             why = "after one bucket, each gradient has its own: does a new bucket begin with a size of 0?"
-        if sum(got) != 4 * sum(_SIZES):
-            why = (
-                f"all-reduces of {sum(got)} bytes for gradients of {4 * sum(_SIZES)}: is one in no bucket, or in two?"
-            )
+        if sum(got) != (whole := 4 * sum(_SIZES)):
+            why = f"all-reduces of {sum(got)} bytes for gradients of {whole}: is one in no bucket, or in two?"
         raise FindingError(
             why
             or f"buckets of {got} bytes with a cap of {CAP_MB * MIB:.0f} bytes; expected each to close when it "
@@ -358,22 +351,18 @@ def sent_buffers(bench: Bench) -> None:
 
     sent, unsent = samples(1), samples(1, broadcast_buffers=False)
     if samples(0) != list(first):
-        problem = (
-            "after one pass, a rank's buffers are not its own: send rank 0's before the module runs, not after it"
-        )
+        why = "after one pass, a rank's buffers are not its own: send rank 0's before the module runs, not after it"
     elif sent == own:
-        problem = (
-            "each rank has buffers of its own: broadcast rank 0's before each averaged forward pass, integers too"
-        )
+        why = "each rank has buffers of its own: broadcast rank 0's before each averaged forward pass, integers too"
     elif sent != [first[0] + rows for rows in second]:
-        problem = (
+        why = (
             "before the second pass, ranks get other buffers than rank 0's: a broadcast copies, an all-reduce adds up"
         )
     elif unsent != own:
-        problem = "with broadcast_buffers=False each rank must keep its own buffers, but they are sent"
+        why = "with broadcast_buffers=False each rank must keep its own buffers, but they are sent"
     else:
         return
-    raise FindingError(problem)
+    raise FindingError(why)
 
 
 def nothing_beside(bench: Bench) -> None:

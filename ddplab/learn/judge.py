@@ -1,6 +1,7 @@
 """The judge of the ladder: runs the checks of a rung on a learner's class, names the likely mistake, and grades.
 
-`climb` judges the next rungs of a file, keeps the progress, and `saves` waits for the next save of the file.
+`climb` judges the next rungs of a file, keeps the progress, and `saves` waits for the next save of the file. All that
+reads the progress raises a ValueError if its file is damaged.
 """
 
 import os
@@ -205,11 +206,7 @@ def _fitted(text: object) -> str:
 
 
 def strip(path: Path) -> str:
-    """Return the progress of a learner's file as a row of squares, one for each rung.
-
-    Raises:
-        ValueError: The progress file is damaged.
-    """
+    """Return the progress of a learner's file as a row of squares, one for each rung."""
     passed = load_progress(path).passed
     return f"{'■' * passed}{'□' * (len(RUNGS) - passed)} {passed} of {len(RUNGS)} rungs"
 
@@ -219,9 +216,6 @@ def climb(judge: Judge, subject: LearnerClass, report: Report, *, introduces: bo
 
     After a rung is passed, the rungs before are judged again, because a new idea may break an old one. The progress
     is kept beside the class's file. With `introduces`, the present rung's task is reported even if it was before.
-
-    Raises:
-        ValueError: The progress file is damaged.
     """
     path = Path(subject.path)
     progress = load_progress(path)
@@ -243,11 +237,7 @@ def climb(judge: Judge, subject: LearnerClass, report: Report, *, introduces: bo
 
 
 def judge_rung(judge: Judge, subject: LearnerClass, number: int, report: Report) -> Judgement:
-    """Judge a class on one rung and on those before; keeps the progress, reports the gain, returns the last verdict.
-
-    Raises:
-        ValueError: The progress file is damaged.
-    """
+    """Judge a class on one rung and those before; keeps the progress, reports the gain, returns the last verdict."""
     verdict = judge.verdict(subject, number)
     report(_fitted(verdict))
     if not verdict.passed:

@@ -58,9 +58,8 @@ class LearnerClass(Subject):
             exec(compile(self.source, self.path, "exec"), module.__dict__)
         except Exception as error:
             del sys.modules[name]
-            raise LearnerError(
-                f"{error_line(error, self.path) or self.path}: {type(error).__name__}: {error}"
-            ) from error
+            where = error_line(error, self.path) or self.path
+            raise LearnerError(f"{where}: {type(error).__name__}: {error}") from error
         return module
 
 

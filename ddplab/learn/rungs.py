@@ -147,11 +147,7 @@ def update_progress(path: Path, **changes: Any) -> Progress:
 
 
 def next_hint(path: Path) -> str:
-    """Return the next hint for the present rung, and count it; the last one comes again.
-
-    Raises:
-        ValueError: The progress file is damaged.
-    """
+    """Return the next hint for the present rung, and count it; the last one comes again. Errors: `load_progress`."""
     progress = load_progress(path)
     number = min(progress.passed + 1, len(RUNGS))
     shown = min(progress.hints.get(number, 0) + 1, len(RUNGS[number - 1].hints))
