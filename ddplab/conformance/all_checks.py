@@ -73,9 +73,7 @@ def construction(bench: Bench) -> None:
 def special_parameters(bench: Bench) -> None:
     """Frozen, tied, empty and scalar parameters, of two dtypes, in any order of memory, and of subclasses of Tensor.
 
-    Parameters that share one piece of memory go on to do so.
-
-    A class may refuse a subclass with an error.
+    Parameters that share one piece of memory go on to do so. A class may refuse a subclass with an error.
     """
     for cap_mb in (1e-6, 25.0):
         run_program(bench, SPECIAL, options={"bucket_cap_mb": cap_mb})
@@ -185,8 +183,7 @@ def gradient_views(bench: Bench) -> None:
 def buffers(bench: Bench) -> str:
     """Before synchronised forward passes, all ranks get rank 0's buffers, unless an option turns that off.
 
-    Returns:
-        When the class broadcasts them.
+    Returns when the class broadcasts them.
     """
     names = [name for name in BUFFER_OPTIONS if name in bench.subject.options]
     if not names:

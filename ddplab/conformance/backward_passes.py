@@ -261,13 +261,12 @@ def static_graph_first(_rank: int, _world_size: int, subject: Subject, first: st
     training = Training(subject, _Branches, static_graph=True)
     for step in range(STEPS):
         run = _usual if step else FIRST.get(first, _usual)
-        is_local = first == LOCAL and not step
-        if is_local:
+        if first == LOCAL and not step:
             with training.wrapped.no_sync():
                 _usual(training.wrapped, step, training.rank).backward()
-        else:
-            training.backward(run, step)
-        if run is not _frozen_in_part and not is_local and (problem := training.wrong(run, step)):
+            continue
+        training.backward(run, step)
+        if run is not _frozen_in_part and (problem := training.wrong(run, step)):
             return f"the first pass of a static graph: {first}: {problem}"
     return ""
 
@@ -315,11 +314,7 @@ NOT_WAITED_FOR: dict[str, tuple[type[_Branches], Pass]] = {
 
 
 def stays_local(_rank: int, _world_size: int, subject: Subject, name: str) -> tuple[str, bool]:
-    """Train one of `NOT_WAITED_FOR`.
-
-    Returns:
-        Which gradient is not the average, empty if all are, and whether the class warned.
-    """
+    """Train one of `NOT_WAITED_FOR`; returns which gradient is not the average, if any, and if the class warned."""
     make, run = NOT_WAITED_FOR[name]
     training, problem = Training(subject, make), ""
     for module in (training.module, training.twin):
@@ -466,13 +461,10 @@ def check_static_first(bench: Bench) -> None:
 def check_not_waited_for(bench: Bench) -> str:
     """Passes of which a class may not know: it averages their gradients, warns or raises an error.
 
-    A class that leaves them local in silence, as torch's does, does not support them.
-
-    Returns:
-        Passes that the class warns of or refuses; empty if it averages all.
+    A class that leaves them local in silence, as torch's does, does not support them. Returns the passes that the
+    class warns of or refuses; empty if it averages all.
     """
-    noticed: list[str] = []
-    silent: list[str] = []
+    noticed, silent = list[str](), list[str]()
     for name in NOT_WAITED_FOR:
         try:
             outcomes = bench.run(stays_local, bench.subject, name)

@@ -117,8 +117,7 @@ class Bench:
     def averages_or_raises(self, body: Callable[..., Any], *arguments: Any, **keywords: Any) -> str:
         """Run a body as `try_body` does; a class may also raise an error, but not lose a rank.
 
-        Returns:
-            The first line of the error; empty if there was none.
+        Returns the first line of the error; empty if there was none.
         """
         try:
             self.try_body(body, *arguments, **keywords)

@@ -51,10 +51,8 @@ def two_modules(rank: int, world_size: int, subject: Subject) -> str:
 def copied(rank: int, world_size: int, subject: Subject, how: str, *, trained: bool) -> tuple[str, str]:
     """Train a module and a copy of it, in turn and with both backward passes after both forward passes.
 
-    `how` is a key of `COPY`; the module may be trained before it is copied.
-
-    Returns:
-        What is wrong, and why the copy is not averaged, although nothing is wrong; each empty if nothing.
+    `how` is a key of `COPY`; the module may be trained before it is copied. Returns what is wrong, and why the copy
+    is not averaged, although nothing is wrong; each empty if nothing.
     """
     module = build(mlp, rank)
     wrapped = subject.wrap(module, bucket_cap_mb=1e-4)

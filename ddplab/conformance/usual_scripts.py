@@ -137,8 +137,7 @@ def with_script_hooks(_rank: int, _world_size: int, subject: Subject, *, late: b
 def check_hooks(bench: Bench) -> str:
     """What hooks of the script make of a gradient is averaged.
 
-    Returns:
-        What becomes of a post-accumulate hook that is registered after construction; empty if it counts too.
+    Returns what becomes of a post-accumulate hook that is registered after construction; empty if it counts too.
     """
     for options in bench.variants({}, VIEWS):
         bench.try_body(with_script_hooks, late=False, **options)
@@ -164,14 +163,14 @@ def _flattened() -> nn.Module:
 def in_one_memory(rank: int, _world_size: int, subject: Subject) -> str:
     """Train views of one flat tensor, as fused optimisers make them; they stay so until the script separates them."""
     training = Training(subject, _flattened)
-    problems = [training.train()]
+    problem = training.train()
     pieces = {parameter.untyped_storage().data_ptr() for parameter in training.module.parameters()}
     for parameter in training.module.parameters():
         parameter.data = parameter.data.clone()
-    problems.append(training.train())
+    later = training.train()
     if len(pieces) > 1:
         return f"rank {rank}: parameters that shared one piece of memory now have {len(pieces)}"
-    problem = next(filter(None, problems), "")
+    problem = problem or later
     return problem and f"parameters that share memory, or did so at first: {problem}"
 
 

@@ -310,10 +310,7 @@ def observed_schedule(
 def _between_launches(
     log: Sequence[LogEntry], collectives: Sequence[Collective]
 ) -> list[dict[Instruction, tuple[int, int]]]:
-    """Return the instructions of a rank before each launch, and after the last one.
-
-    Each has its elapsed nanoseconds and its duration at full speed.
-    """
+    """Return a rank's instructions before each launch and after the last: elapsed nanoseconds, and at full speed."""
     pieces: list[dict[Instruction, tuple[int, int]]] = [{}]
     before_ns = 0
     for entry in log:
