@@ -13,19 +13,8 @@ from ..reference.buckets import Bucket
 from ..reference.data_parallel import DistributedDataParallel
 from ..reference.launch import rank_device
 from ..reference.parameters import reachable, trainable_parameters
+from . import repeated_timing as timing
 from .collective_times import within_budget
-from .repeated_timing import (
-    clock_ns,
-    fit_linear,
-    in_ns,
-    let_host_lead,
-    median_ns,
-    meet,
-    of_slowest_rank,
-    read_clock,
-    time_ns,
-    timed_collectives,
-)
 
 GRADIENT_BYTES = [1024, 64 * 1024, MIB, 8 * MIB]
 """Sizes of the gradients that are copied."""
@@ -53,19 +42,20 @@ def time_copies(_rank: int, _world_size: int, repeats: int) -> dict[str, Any]:
         packed_ns, copied_ns = list[int](), list[int]()
         for _ in within_budget(repeats):
             bucket.reset()
-            meet()
-            packed_ns.append(time_ns(pack_bucket, bucket))
-            meet()
-            let_host_lead()
-            start = read_clock()
+            timing.meet()
+            packed_ns.append(timing.time_ns(pack_bucket, bucket))
+            timing.meet()
+            timing.let_host_lead()
+            start = timing.read_clock()
             future = bucket.all_reduce(group)
-            start_ns, end_ns = in_ns(start, read_clock())
+            start_ns, end_ns = timing.in_ns(start, timing.read_clock())
             launching.append(end_ns - start_ns)
             future.wait()
-            copied_ns.append(time_ns(bucket.copy_out))
-        packing[size] = [ns / len(parameters) for ns in of_slowest_rank(packed_ns)]
-        copying_out[size] = [ns / len(parameters) for ns in of_slowest_rank(copied_ns)]
-    return {"pack": fit_linear(packing), "copy_out": fit_linear(copying_out), "launch_ns": median_ns(launching)}
+            copied_ns.append(timing.time_ns(bucket.copy_out))
+        packing[size] = [ns / len(parameters) for ns in timing.of_slowest_rank(packed_ns)]
+        copying_out[size] = [ns / len(parameters) for ns in timing.of_slowest_rank(copied_ns)]
+    pack, copy_out = timing.fit_linear(packing), timing.fit_linear(copying_out)
+    return {"pack": pack, "copy_out": copy_out, "launch_ns": timing.median_ns(launching)}
 
 
 def pack_bucket(bucket: Bucket, scale: float = 0.5) -> None:
@@ -92,19 +82,19 @@ def _search_ns(module: nn.Module, loss_fn: models.Loss, parameters: list[nn.Para
     with module.register_forward_hook(lambda _module, _inputs, output: outputs.extend(tensors_in(output))):
         loss_fn(module)
     indices = {node: index for index, node in enumerate(accumulators(parameters))}
-    start = clock_ns()  # the host searches, whatever a GPU does meanwhile
+    start = timing.clock_ns()  # the host searches, whatever a GPU does meanwhile
     reachable(outputs, indices)
-    return clock_ns() - start
+    return timing.clock_ns() - start
 
 
 def _rebuild_ns(module: nn.Module) -> int:
     """Return the nanoseconds to rebuild one bucket into default buckets, without the broadcast of the ready order."""
     ddp = wrapped(module)
     buckets = ddp.reducer.buckets
-    with torch.no_grad(), timed_collectives("broadcast") as broadcasts:
-        start = clock_ns()
+    with torch.no_grad(), timing.timed_collectives("broadcast") as broadcasts:
+        start = timing.clock_ns()
         buckets.rebuild_if_due(range(len(buckets.bucket_of))[::-1], ddp.process_group)
-        total_ns = clock_ns() - start
+        total_ns = timing.clock_ns() - start
     (broadcast,) = broadcasts
     return total_ns - (broadcast.wait() - broadcast.issued_ns)
 

@@ -14,19 +14,9 @@ import torch.distributed as dist
 from .. import models
 from ..reference.bucketing import MIB
 from ..reference.launch import rank_device, report_progress
+from . import repeated_timing as timing
 from .collective_times import AllReduceQueue, GpuAllReduceQueue, MessageBuffer, within_budget
 from .reducer_costs import pack_bucket, wrapped
-from .repeated_timing import (
-    ContentionTimes,
-    clock_ns,
-    in_ns,
-    meet,
-    of_slowest_rank,
-    read_clock,
-    share_clock,
-    slowdown_factor,
-    time_ns,
-)
 
 SIZES_BYTES = [MIB, 8 * MIB]
 """Message sizes: that of the first bucket, and a large one; above 8 MiB little changes."""
@@ -39,8 +29,8 @@ BUDGET_NS = 45_000_000_000
 class ContinuousTimes(NamedTuple):
     """Times of passes through a model and of collectives without a pause, each alone and beside the other."""
 
-    passes: ContentionTimes
-    collectives: ContentionTimes
+    passes: timing.ContentionTimes
+    collectives: timing.ContentionTimes
 
 
 def time_contention(rank: int, world_size: int, model: str, rounds: int) -> dict[int, ContinuousTimes]:
@@ -52,9 +42,9 @@ def time_contention(rank: int, world_size: int, model: str, rounds: int) -> dict
     contending = ContendingModel(model, dist.new_group(backend="gloo"))
     usual = GPU_SIZES_BYTES if rank_device().type == "cuda" else SIZES_BYTES
     sizes = [size for size in usual if size <= contending.gradient_bytes] or [contending.gradient_bytes]
-    times = {size: ContinuousTimes(ContentionTimes([], []), ContentionTimes([], [])) for size in sizes}
+    times = {size: ContinuousTimes(timing.ContentionTimes([], []), timing.ContentionTimes([], [])) for size in sizes}
     for number in within_budget(rounds - 1, BUDGET_NS):
-        share_clock(rank, world_size)
+        timing.share_clock(rank, world_size)
         if rank == 0:
             report_progress("calibrating slow-downs", number, rounds)
         before = contending.time_pass()
@@ -84,7 +74,7 @@ def fit_slow_down(by_rank: Sequence[Mapping[int, ContinuousTimes]]) -> tuple[flo
     delayed, errors = [], []
     for size in by_rank[0]:
         of_ranks = zip(*(of_rank[size] for of_rank in by_rank), strict=True)
-        (compute, error), (collective, _) = map(slowdown_factor, of_ranks)
+        (compute, error), (collective, _) = map(timing.slowdown_factor, of_ranks)
         delayed.append(collective * (1 - 1 / compute))
         errors.append(collective * error / compute)
     factor = 1 / (1 - min(MOST_DELAYED, fmean(min(1.0, part) for part in delayed)))
@@ -116,29 +106,29 @@ class ContendingModel:
         self.gradient_bytes = sum(bucket.size_bytes for bucket in self._buckets) // 4 * 4
         self._buffer = MessageBuffer(self.gradient_bytes)
         self.time_pass()  # the first one also allocates all gradients and does not count
-        self._pass_ns = time_ns(self.time_pass)
+        self._pass_ns = timing.time_ns(self.time_pass)
 
     def time_pass(self) -> int:
         """Return the nanoseconds of a pass without collectives, up to the end of the slowest rank."""
-        meet()
+        timing.meet()
         return self._timed_pass()
 
     def time_with_collectives(self, size: int) -> tuple[int, int, list[int]]:
         """Return the nanoseconds of a collective alone, of one during passes, and of each of these passes."""
         about_ns, _ = self._time_queue(size, LEAST_COLLECTIVES)
         most = MOST_ON_GPU if rank_device().type == "cuda" else MOST_COLLECTIVES
-        (per_pass,) = of_slowest_rank([min(max(LEAST_COLLECTIVES, self._pass_ns // about_ns), most)])
+        (per_pass,) = timing.of_slowest_rank([min(max(LEAST_COLLECTIVES, self._pass_ns // about_ns), most)])
         alone_ns, _ = self._time_queue(size, per_pass)
         contended_ns, passes_ns = self._time_queue(size, 2 * PASSES * per_pass, passes=PASSES)
         return alone_ns, contended_ns, passes_ns
 
     def _time_queue(self, size: int, count: int, *, passes: int = 0) -> tuple[int, list[int]]:
         """Return the mean nanoseconds of `count` collectives, and the nanoseconds of each pass during them."""
-        meet()
+        timing.meet()
         messages, on_gpu = self._buffer.messages(size, count), rank_device().type == "cuda"
         queue = GpuAllReduceQueue(messages) if on_gpu else AllReduceQueue(messages)
         passes_ns = [self._timed_pass() for _ in range(passes)]
-        until_ns = clock_ns() if passes else float("inf")
+        until_ns = timing.clock_ns() if passes else float("inf")
         queue.wait()
         return queue.ns_per_all_reduce(until_ns), passes_ns
 
@@ -150,14 +140,14 @@ class ContendingModel:
         """
         self._module.zero_grad()
         loss = self._loss_fn(self._module)
-        start = read_clock()
+        start = timing.read_clock()
         loss.backward()
         for bucket in self._buckets:
             bucket.reset()
             pack_bucket(bucket)
             bucket.copy_out()
-        start_ns, end_ns = in_ns(start, read_clock())
+        start_ns, end_ns = timing.in_ns(start, timing.read_clock())
         if rank_device().type == "cuda":  # as in `last_to_last_ns`
-            return of_slowest_rank([end_ns - start_ns], self.meeting_group)[0]
-        last_start, last_end = of_slowest_rank([start_ns, end_ns], self.meeting_group)
+            return timing.of_slowest_rank([end_ns - start_ns], self.meeting_group)[0]
+        last_start, last_end = timing.of_slowest_rank([start_ns, end_ns], self.meeting_group)
         return last_end - last_start

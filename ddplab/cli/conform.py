@@ -9,7 +9,6 @@ from typer import Argument, Option
 from ..junit import write_junit
 from ..reference.ranks.fork_server import start_server
 from . import shared_options as options
-from .shared_options import check_outputs, files_of
 from .terminal_output import show_table, write_json
 
 SHORT = {
@@ -72,8 +71,8 @@ def conform(
     from ..conformance.timing_and_overlap import load, save
     from ..reference.launch import RankPool, world_size_or
 
-    outputs = SCRIPT, save_schedule, junit, json_path
-    check_outputs(*outputs, inputs=[expect, baseline, *files_of(ddp), *files_of(against or "")])
+    inputs = [expect, baseline, *options.files_of(ddp), *options.files_of(against or "")]
+    options.check_outputs(SCRIPT, save_schedule, junit, json_path, inputs=inputs)
     checks = chosen(only, None if baseline is None else load(baseline))
     if "overlap" not in checks and save_schedule is not None:
         raise ValueError("--only: expected the check overlap too, which makes the schedules")

@@ -12,7 +12,6 @@ from ..simulator.predicted_iteration import Prediction
 from ..simulator.prediction import predict
 from ..simulator.schedule.policy import Policy
 from . import shared_options as options
-from .shared_options import cells_of_axes, values_of_axes
 from .terminal_output import progress, show_table, write_json
 
 CLASS = (
@@ -64,7 +63,7 @@ def emulate(
     for sentence in dict.fromkeys((*completed.sentences, *stated)):
         print(sentence)
     results = [
-        values_of_axes(one)
+        options.values_of_axes(one)
         | {"emulated_ns": emulated.iteration_ns, "predicted_ns": predicted.iteration_ns}
         | emulated.to_json()
         for one, emulated, predicted in runs
@@ -76,7 +75,7 @@ def emulate(
 
 def _row(policy: Policy, emulated: Prediction, predicted: Prediction) -> dict[str, str]:
     return {
-        **cells_of_axes(policy),
+        **options.cells_of_axes(policy),
         "buckets": str(len(emulated.buckets) or "?"),
         "emulated ms": milliseconds(emulated.iteration_ns, ".3f"),
         "predicted ms": milliseconds(predicted.iteration_ns, ".3f"),

@@ -14,19 +14,7 @@ from typer import Argument, Option
 
 from ..reference.files.value_ranges import YEAR_NS
 from ..reference.trace import Trace
-from ..simulator.capacity.judgement import (
-    COVERAGE,
-    assumed_sentence,
-    band,
-    carried,
-    contradiction_sentence,
-    inside_one_node,
-    knee_sentence,
-    limit_sentence,
-    measure_sentence,
-    needs_sentence,
-    percent,
-)
+from ..simulator.capacity import judgement
 from ..simulator.capacity.limits import BEST_BUCKETS
 from ..simulator.capacity.memory import MemoryUse, Optimizer
 from ..simulator.capacity.plan import CapacityPlan, SystemPlan
@@ -37,7 +25,6 @@ from ..simulator.fabric import Fabric
 from ..simulator.workload.roofline import Device, Operations, counted_models, find_device, with_precision
 from ..simulator.workload.trace_synthesis import check_measured, synthesize, with_batch
 from . import shared_options as options
-from .shared_options import element_type, operations_of, with_samples
 from .terminal_output import show_table, write_json
 
 DOUBLINGS = 6
@@ -109,7 +96,7 @@ def plan(
     fabrics = {name: settings.changed(fabric) for name, (_, fabric) in described.items()}
     sizes = _sizes(asked, fabrics)
     if network is not None and asked is None:  # the question is about GPUs that use this network
-        asked = [size for size in sizes if not any(inside_one_node(one, size) for one in fabrics.values())]
+        asked = [size for size in sizes if not any(judgement.inside_one_node(one, size) for one in fabrics.values())]
     steps_ms = _read_steps(step_ms, systems)
     workloads = {name: _workload(model, one, batch, steps_ms.get(name)) for name, (one, _) in described.items()}
     result = make_plan(
@@ -184,8 +171,8 @@ def _workload(
     if device is None:
         raise ValueError("--device: expected the device on which the model computes, because a file has none")
     name = f"{model}{LARGER}" if f"{model}{LARGER}" in counted_models() else model
-    sheet = find_device(with_precision(device, element_type(operations_of(name).parameters)))
-    operations = with_samples(operations_of(name, sheet.autocast), batch)
+    sheet = find_device(with_precision(device, options.element_type(options.operations_of(name).parameters)))
+    operations = options.with_samples(options.operations_of(name, sheet.autocast), batch)
     if step_ms is not None:
         with options.naming("--step-ms"):
             check_measured(operations, sheet, {"step_ns": round(step_ms * 1e6)})
@@ -294,7 +281,7 @@ def _read_efficiency(text: str) -> float:
 def _show(result: CapacityPlan, *, details: bool) -> None:
     """Print the verdict, one table, and what follows for each system."""
     for one in result.systems:
-        if found := contradiction_sentence(one.scaling.system.at(one.at)):
+        if found := judgement.contradiction_sentence(one.scaling.system.at(one.at)):
             _say(f"{one.name}: {found}")
     _say(result.verdict.sentence)
     several = len(result.systems) > 1
@@ -304,7 +291,7 @@ def _show(result: CapacityPlan, *, details: bool) -> None:
         for offer in (one.offers if details else result.asked)
         if offer.system == one.name
     ]
-    show_table(rows, COVERAGE, optional=SPARED)
+    show_table(rows, judgement.COVERAGE, optional=SPARED)
     for one in result.systems:
         for sentence in _sentences(one, details=details):
             _say(f"{one.name}: {sentence}" if several and sentence else sentence)
@@ -317,21 +304,21 @@ def _sentences(one: SystemPlan, *, details: bool) -> list[str]:
     batch = one.scaling.batch
     more = [
         re.split(r"; all-red| \(sources", one.scaling.system.inputs.fabric.source)[0],
-        knee_sentence(one.scaling.knee, one.scaling.world_sizes[-1]),
+        judgement.knee_sentence(one.scaling.knee, one.scaling.world_sizes[-1]),
         one.sensitivity,
         *one.assumed,
     ]
     note = "; samples/s are iterations/s, because the batch is unknown (--batch)" if not workload.batch else ""
     return [
         f"{workload.model}, {batch} sample{'s' * (batch > 1)} per GPU, on {workload.device_name}{note}",
-        limit_sentence(one.limits),
-        needs_sentence(one.limits, one.needs, one.target, batch),
+        judgement.limit_sentence(one.limits),
+        judgement.needs_sentence(one.limits, one.needs, one.target, batch),
         _changes_sentence(one, details=details),
         _memory_sentence(one, details=details),
         *([_fsdp_sentence(one)] * details),
-        assumed_sentence(one.scaling.system, one.at),
+        judgement.assumed_sentence(one.scaling.system, one.at),
         *(more if details else ()),
-        measure_sentence(one.at, one.next_measurement, one.needs),
+        judgement.measure_sentence(one.at, one.next_measurement, one.needs),
     ]
 
 
@@ -346,15 +333,15 @@ def _row(offer: Offer, currency: str | None) -> dict[str, str]:
     low_ns, high_ns = size.prediction.interval_ns
     row = {
         "GPUs": f"{size.world_size:,}",
-        "samples/s": band(*size.samples_per_s_band),
-        "efficiency": percent(*size.prediction.efficiency_interval),
-        "iteration ms": band(low_ns / 1e6, high_ns / 1e6),
+        "samples/s": judgement.band(*size.samples_per_s_band),
+        "efficiency": judgement.percent(*size.prediction.efficiency_interval),
+        "iteration ms": judgement.band(low_ns / 1e6, high_ns / 1e6),
         "fixed total": _strong(offer),
     }
     if offer.hours_band is not None:
-        row["hours"] = band(*offer.hours_band)
+        row["hours"] = judgement.band(*offer.hours_band)
     if offer.cost_band is not None:
-        row[f"{currency}"] = band(*offer.cost_band)
+        row[f"{currency}"] = judgement.band(*offer.cost_band)
     return row | {ANSWERS[name]: answer for name, answer in offer.answers.items()}
 
 
@@ -364,7 +351,7 @@ def _strong(offer: Offer) -> str:
     if size.strong_samples_per_s is None:
         return "-"
     part = size.strong_samples_per_s / size.samples_per_s
-    return carried(size.strong_samples_per_s, *(part * end for end in size.samples_per_s_band))
+    return judgement.carried(size.strong_samples_per_s, *(part * end for end in size.samples_per_s_band))
 
 
 def _changes_sentence(one: SystemPlan, *, details: bool) -> str:
@@ -406,5 +393,5 @@ def _fits(optimizer: Optimizer, use: MemoryUse) -> str:
 def _front_words(offer: Offer) -> str:
     assert offer.hours_band is not None
     assert offer.cost_band is not None
-    cost, hours = band(*offer.cost_band), band(*offer.hours_band, unit=" h")
+    cost, hours = judgement.band(*offer.cost_band), judgement.band(*offer.hours_band, unit=" h")
     return f"{offer.size.world_size:,} of {offer.system} ({hours}, {cost})"

@@ -13,14 +13,7 @@ from typer import Option
 
 from ..reference.files.writing import milliseconds, write_atomically
 from ..reference.trace import Trace
-from ..simulator.capacity.judgement import (
-    contradiction_sentence,
-    efficiency_sentence,
-    limit_sentence,
-    network_sentence,
-    ranking,
-    width_sentence,
-)
+from ..simulator.capacity import judgement
 from ..simulator.capacity.limits import Limits
 from ..simulator.cost_terms import Effect, effects, leave_out, origins
 from ..simulator.fabric import Fabric
@@ -31,7 +24,6 @@ from ..simulator.schedule.policy import Policy
 from ..simulator.step_costs import counted_as_free
 from ..simulator.workload.compute_times import HOST_BOUND, check_stragglers, host_bound
 from . import shared_options as options
-from .shared_options import cells_of_axes, values_of_axes
 from .terminal_output import show_table, write_json
 
 SPARED = ("hook", "critical buckets", "computation ms", "buckets")
@@ -113,12 +105,12 @@ def _show_one(
     timeline: Path | None,
 ) -> dict[str, Any]:
     """Print the predictions for one world size, the parts of the fastest one and its verdict; return all as JSON."""
-    policies, best = [one.policy for one in each], ranking(predictions).fastest
+    policies, best = [one.policy for one in each], judgement.ranking(predictions).fastest
     inputs, fastest = each[best]._replace(measured_policy=measured_policy), predictions[best]
     trace, policy = inputs.trace, inputs.policy
     title = f"{trace.workload.described}, on {ranks} ranks, predicted"
     show_table(list(map(_prediction_row, policies, predictions)), title, optional=SPARED)
-    if found := contradiction_sentence(fastest):
+    if found := judgement.contradiction_sentence(fastest):
         print(found)
     from_where = origins(each[0], ranks)
     print(origins_sentence(from_where))
@@ -134,17 +126,20 @@ def _show_one(
         show_table(list(map(_effect_row, effects(inputs, ranks))), title, optional=("source",))
     if timeline is not None:
         _save_timeline(fastest, timeline, trace, policy)
-    if sentence := width_sentence(fastest.shares_of_width):
+    if sentence := judgement.width_sentence(fastest.shares_of_width):
         print(sentence)
     print(conclusion(policies, predictions))
-    rows = [values_of_axes(one) | prediction.to_json() for one, prediction in zip(policies, predictions, strict=True)]
+    rows = [
+        options.values_of_axes(one) | prediction.to_json()
+        for one, prediction in zip(policies, predictions, strict=True)
+    ]
     result: dict[str, Any] = {"rows": rows, "assumed": assumed, "origins": from_where}
     if ranks > 1:
         system = System(inputs)
         limits = Limits(system, ranks)
         need = limits.needed_rate()
-        print(limit_sentence(limits))
-        print(f"verdict: {efficiency_sentence(system, ranks)}; {network_sentence(limits, need)}")
+        print(judgement.limit_sentence(limits))
+        print(f"verdict: {judgement.efficiency_sentence(system, ranks)}; {judgement.network_sentence(limits, need)}")
         result["verdict"] = {
             "efficiency": fastest.efficiency,
             "limit": limits.limit,
@@ -162,8 +157,10 @@ def _show_sizes(policies: Sequence[Policy], predictions: Mapping[int, Sequence[P
     """Print the fastest configuration for each world size, and what is assumed; return all predictions as JSON."""
     shown = []
     for ranks, some in predictions.items():
-        best, ties = ranking(some)
-        tie = next((cells_of_axes(policies[one]) for one in ties if some[one].buckets != some[best].buckets), {})
+        best, ties = judgement.ranking(some)
+        tie = next(
+            (options.cells_of_axes(policies[one]) for one in ties if some[one].buckets != some[best].buckets), {}
+        )
         row = {"ranks": str(ranks), **_prediction_row(policies[best], some[best])}
         row |= {"efficiency": f"{some[best].efficiency:.0%}", "a tie with": ", ".join(tie.values()) or "none"}
         shown.append(row)
@@ -174,7 +171,7 @@ def _show_sizes(policies: Sequence[Policy], predictions: Mapping[int, Sequence[P
     for sentence in dict.fromkeys(sentence for one in last for sentence in (*one.assumed, *one.counted_as_free)):
         print(sentence)
     return [
-        values_of_axes(policy) | {"world_size": ranks} | prediction.to_json()
+        options.values_of_axes(policy) | {"world_size": ranks} | prediction.to_json()
         for ranks, some in predictions.items()
         for policy, prediction in zip(policies, some, strict=True)
     ]
@@ -182,7 +179,7 @@ def _show_sizes(policies: Sequence[Policy], predictions: Mapping[int, Sequence[P
 
 def _prediction_row(policy: Policy, prediction: Prediction) -> dict[str, str]:
     return {
-        **cells_of_axes(policy),
+        **options.cells_of_axes(policy),
         "buckets": str(len(prediction.buckets)),
         "iteration ms": milliseconds(prediction.iteration_ns),
         "90 % ms": f"{milliseconds(prediction.interval_ns[0])} - {milliseconds(prediction.interval_ns[1])}",
@@ -233,7 +230,7 @@ def origins_sentence(origins: Mapping[str, str]) -> str:
 
 def conclusion(policies: Sequence[Policy], predictions: Sequence[Prediction]) -> str:
     """Describe the fastest configuration, and which others tie with it."""
-    best, ties = ranking(predictions)
+    best, ties = judgement.ranking(predictions)
     policy, fastest = policies[best], predictions[best]
     sentences = [f"fastest: {_in_words(policy)}, {milliseconds(fastest.iteration_ns)} ms"]
     differing = [
@@ -257,7 +254,7 @@ def conclusion(policies: Sequence[Policy], predictions: Sequence[Prediction]) ->
 
 
 def _in_words(policy: Policy) -> str:
-    return ", ".join(f"{axis} {value}" for axis, value in cells_of_axes(policy).items())
+    return ", ".join(f"{axis} {value}" for axis, value in options.cells_of_axes(policy).items())
 
 
 def _save_timeline(prediction: Prediction, path: Path, recorded: Trace, policy: Policy) -> None:

@@ -15,17 +15,7 @@ from ..simulator.catalogue import read_catalogue
 from ..simulator.workload.roofline import USUAL, data_sheets, find_device, with_precision
 from ..simulator.workload.trace_synthesis import check_measured, rescale
 from ..simulator.workload.trace_synthesis import synthesize as synthesize_trace
-from .shared_options import (
-    Model,
-    TraceOut,
-    check_outputs,
-    element_type,
-    files_of,
-    naming,
-    operations_of,
-    refuse,
-    with_samples,
-)
+from . import shared_options as options
 from .terminal_output import save_trace
 
 HELP = {
@@ -42,13 +32,13 @@ HOST_BOUND = 1.2
 
 
 def synthesize(
-    model: Model = "resnet50",
+    model: options.Model = "resnet50",
     device: Annotated[str, Option(metavar="DEVICE", help=HELP["device"])] = "a100-40gb-tf32",
     step_ms: Annotated[str | None, Option(metavar="MS[,MS,MS]", help=HELP["step_ms"])] = None,
     batch: Annotated[int | None, Option(min=1, max=10**6, metavar="N", help=HELP["batch"])] = None,
     recorded: Annotated[Path | None, Option("--rescale", metavar="TRACE", help=HELP["rescale"])] = None,
     old: Annotated[str | None, Option("--from", metavar="DEVICE", help=HELP["from"], show_default="this")] = None,
-    out: TraceOut = Path("out/synthetic.json.gz"),
+    out: options.TraceOut = Path("out/synthetic.json.gz"),
 ) -> None:
     """Make a trace from a model and a data sheet, by counting the model's operations.
 
@@ -61,19 +51,20 @@ def synthesize(
     the operations between gradients. Differences between iterations and between ranks are kept. Traces recorded with
     communication are refused, because communication does not scale with the device.
     """
-    check_outputs(out, inputs=[recorded, *files_of(model)])
+    options.check_outputs(out, inputs=[recorded, *options.files_of(model)])
     if recorded is not None:
         given = {"--step-ms": step_ms, "--batch": batch}
-        refuse(given, "expected none with --rescale, which scales the recorded times of one batch")
+        options.refuse(given, "expected none with --rescale, which scales the recorded times of one batch")
         _rescale(recorded, model, old or "this", device, out)
         return
-    refuse({"--from": old}, "expected --rescale with it, the trace that was recorded on this device")
+    options.refuse({"--from": old}, "expected --rescale with it, the trace that was recorded on this device")
     if not device.endswith(".json"):
-        device = choose_precision(read_catalogue().device_like(device) or device, operations_of(model).parameters)
+        device = read_catalogue().device_like(device) or device
+        device = choose_precision(device, options.operations_of(model).parameters)
     sheet = find_device(device)
-    operations = with_samples(operations_of(model, sheet.autocast), batch)
+    operations = options.with_samples(options.operations_of(model, sheet.autocast), batch)
     measured_ns = read_step(step_ms)
-    with naming("--step-ms"):
+    with options.naming("--step-ms"):
         check_measured(operations, sheet, measured_ns)
     trace = synthesize_trace(operations, sheet, **measured_ns)
     save_trace(trace, out, f"{model} on {device}, saved as {out}")
@@ -118,7 +109,7 @@ def choose_precision(device: str, parameters: Sequence[Parameter]) -> str:
 
     The precision is that of a model: the element type of most bytes of its parameters.
     """
-    dtype = element_type(parameters)
+    dtype = options.element_type(parameters)
     sheet = with_precision(device, dtype)
     if sheet != device:
         precision = sheet.removeprefix(f"{device}-")
