@@ -112,10 +112,7 @@ def last_to_last_ns(action: Callable[..., object], *arguments: object) -> int:
 
 
 def affordable_repeats(once_ns: int, repeats: int, budget_ns: int = BUDGET_NS) -> int:
-    """Return how many repetitions of `once_ns` fit into `budget_ns`, from `LEAST_REPEATS` to `repeats`.
-
-    The result is the minimum over all ranks.
-    """
+    """Return how many repetitions of `once_ns` fit into `budget_ns` on all ranks: `LEAST_REPEATS` to `repeats`."""
     affordable = torch.tensor(min(repeats, max(LEAST_REPEATS, budget_ns // max(1, once_ns))), device=rank_device())
     dist.all_reduce(affordable, op=dist.ReduceOp.MIN)
     return int(affordable)

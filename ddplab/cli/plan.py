@@ -154,11 +154,7 @@ def _read_system(name: str, network: str | None, device: str | None) -> tuple[st
 def _workload(
     model: str, device: str | None, batch: int | None, step_ms: float | None
 ) -> tuple[Trace, Callable[[float], Trace] | None]:
-    """Load a trace, or make one of a model on a device.
-
-    Returns:
-        The trace and, if it was made, a function that makes it with a multiple of the batch.
-    """
+    """Load a trace, or make one of a model; then also return a function that makes it with a multiple of the batch."""
     if Path(model).is_file() or model.endswith((".json", ".json.gz")):
         options.refuse({"--step-ms": step_ms}, "expected a model, not a trace, with it")
         trace = _on_device(Trace.load(model), device)

@@ -129,10 +129,7 @@ def _show_one(
     if sentence := judgement.width_sentence(fastest.shares_of_width):
         print(sentence)
     print(conclusion(policies, predictions))
-    rows = [
-        options.values_of_axes(one) | prediction.to_json()
-        for one, prediction in zip(policies, predictions, strict=True)
-    ]
+    rows = [options.values_of_axes(one) | found.to_json() for one, found in zip(policies, predictions, strict=True)]
     result: dict[str, Any] = {"rows": rows, "assumed": assumed, "origins": from_where}
     if ranks > 1:
         system = System(inputs)

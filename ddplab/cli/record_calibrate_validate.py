@@ -122,19 +122,12 @@ def validate(
         caps_mb = options.read_caps(options.PREDICT_CAPS if caps is None else caps)
         of_caps = ["default" if cap is None else cap for cap in caps_mb]
     axes = product(of_caps, options.read_orders("ready" if orders is None else orders), options.read_hooks(hooks))
-    configurations = [Configuration(cap, order, hook.name) for cap, order, hook in axes]
+    targets = [Configuration(cap, order, hook.name) for cap, order, hook in axes]
     ranks = world_size or world_size_or(2)
     pool = RankPool(ranks, backend=backend or default_backend(ranks), pinned=True)
     with progress() as on_progress, pool:
         result = run(
-            pool,
-            model,
-            configurations,
-            out=out,
-            repeat=repeat,
-            with_torch=torch,
-            plan=planned,
-            on_progress=on_progress,
+            pool, model, targets, out=out, repeat=repeat, with_torch=torch, plan=planned, on_progress=on_progress
         )
     show_report(result)
     write_json(json_path, result.to_json())

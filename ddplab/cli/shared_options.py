@@ -295,12 +295,8 @@ def refuse(given: Mapping[str, object], reason: str) -> None:
 def check_outputs(*paths: Path | None, inputs: Iterable[Path | None] = (), folder: Path | None = None) -> None:
     """Check that these files can be written, before anything is computed; None: no file.
 
-    If one of them is the standard output, the rest of the command prints to the standard error instead.
-
-    Args:
-        paths: The outputs.
-        inputs: The files that the command reads; none may be an output.
-        folder: A folder to which the command writes a report and other data; no input may lie in it.
+    If one of them is the standard output, the rest of the command prints to the standard error instead. None of the
+    `inputs`, which the command reads, may be an output, or lie in the `folder` that it fills with a report and data.
     """
     outputs = [path for path in (*paths, folder and folder / "report.json") if path is not None]
     for path in outputs:

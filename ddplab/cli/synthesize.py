@@ -123,13 +123,10 @@ def choose_precision(device: str, parameters: Sequence[Parameter]) -> str:
 
 
 def judgement(roofline_ns: int, paced_ns: int, step_ms: float | None, usual: tuple[float, float] = USUAL) -> str:
-    """Compare the time of a step with the roofline, or with the pace of the host.
+    """Compare the measured time of a step, if it is given, with the roofline, or with the pace of the host.
 
-    Args:
-        roofline_ns: Time of an iteration by the data sheet's peak rates, or by measured utilisation, in nanoseconds.
-        paced_ns: The same if each kernel waits for the host to launch it.
-        step_ms: Measured time of an iteration, in milliseconds. None: not given.
-        usual: Multiples of `roofline_ns` that are usual; `USUAL`: it is that by peak rates.
+    `roofline_ns` is the time of an iteration by peak rates or, if the `usual` multiples of it are not `USUAL`, by
+    measured utilisation; `paced_ns` the same if each kernel waits for the host to launch it.
     """
     rates = (
         "at the peak rates of its data sheet" if usual == USUAL else "by the measured utilisation of its generation"

@@ -52,8 +52,7 @@ TEXT = (
 def progress(first: str = "starting ranks") -> Iterator[Callable[[str, int, int], None]]:
     """Show progress: as a bar on a terminal, at first with the label `first`, else as one line per step.
 
-    Yields:
-        A function that reports progress; takes the label of the step, the parts done and the number of parts.
+    Yields a function that reports progress; takes the label of the step, the parts done and the number of parts.
     """
     label = TextColumn("{task.description}", markup=False)
     columns = (SpinnerColumn(), label, BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())

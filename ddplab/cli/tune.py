@@ -186,10 +186,8 @@ def short_caps_mb(
 def verify_in_virtual_time(inputs: Inputs, plan: BucketPlan, world_size: int) -> list[dict[str, Any]]:
     """Run both real reducers in virtual time, where they take the predicted time to the nanosecond; print the times.
 
-    Copies and launches of torch's class count as free; it does not run a plan that no list of caps makes.
-
-    Returns:
-        A row for each reducer, with torch's default and with the plan; times in nanoseconds.
+    Copies and launches of torch's class count as free; it does not run a plan that no list of caps makes. Returns a
+    row for each reducer, with torch's default and with the plan; times in nanoseconds.
     """
     from ..emulation.emulate import emulate, emulated_fabric
 

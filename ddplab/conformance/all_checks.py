@@ -46,10 +46,7 @@ MANY = (Weight((1,)),) * 300
 
 
 def run_program(
-    bench: Bench,
-    weights: Sequence[Weight] = PLAIN,
-    kinds: Sequence[StepKind] = ("train", "train", "train"),
-    **further: Any,
+    bench: Bench, weights: Sequence[Weight] = PLAIN, kinds: Sequence[StepKind] = ("train",) * 3, **further: Any
 ) -> None:
     """Run a program; arguments as for `program_of`."""
     bench.try_program(program_of(weights, kinds, bench.world_size, **further))
@@ -224,7 +221,8 @@ def sparse_gradients(bench: Bench) -> None:
         if refusal := bench.averages_or_raises(real_models.trains, make=make, what=what):
             raise NotSupportedError(f"it refuses them: {refusal}")
     if "find_unused_parameters" in bench.subject.options:
-        bench.averages_or_raises(real_models.trains, **unused_parameters.SPARSE_ON_SOME_RANKS)
+        options = {"find_unused_parameters": True}
+        bench.averages_or_raises(real_models.trains, **unused_parameters.SPARSE_ON_SOME_RANKS, **options)
     if "join" in bench.methods:
         bench.averages_or_raises(uneven_inputs.compare, tuple(range(0, 2 * bench.world_size, 2)), sparse=True)
 

@@ -144,11 +144,9 @@ class Bench:
     ) -> None:
         """Try random programs, and shrink the first one that shows a fault.
 
-        Args:
-            attempt: Tries a program; may raise WeakProgramError. None: `try_program`.
-            examples: Number of programs. None: that of the effort, of `QUICK` a third, because ranks are slow.
-            options: Arguments for the class, of which each program has one choice.
-            how: Further arguments for `programs`.
+        `attempt` tries a program, and may raise WeakProgramError; None: `try_program`. Without a number of
+        `examples`, there are as many as the effort, of `QUICK` a third, because ranks are slow. Each program has one
+        of the `options` of the class; `how` are further arguments for `programs`.
         """
         from hypothesis import assume, given
         from hypothesis import strategies as st

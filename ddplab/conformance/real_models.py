@@ -83,7 +83,8 @@ def _convolutions() -> nn.Module:
     return nn.Sequential(nn.Unflatten(1, (1, 3, 2)), first, nn.GroupNorm(1, 3), nn.ReLU(), nn.Conv2d(3, 2, 2))
 
 
-REAL_MODELS: dict[str, Callable[[], nn.Module]] = {
+Make = Callable[[], nn.Module]
+REAL_MODELS: dict[str, Make] = {
     "multi-layer perceptron": mlp,
     "layers of four dtypes": _Precisions,
     "convolutions": _convolutions,
@@ -91,12 +92,8 @@ REAL_MODELS: dict[str, Callable[[], nn.Module]] = {
     "language model with tied weights": _Words,
 }
 """Models with real-valued weights that take inputs of shape [rows, 6]."""
-SPARSE_MODELS: dict[str, Callable[[], nn.Module]] = {
-    "sparse embedding": partial(_Words, sparse=True),
-    "bag of sparse embeddings": _Bag,
-}
+SPARSE_MODELS: dict[str, Make] = {"sparse embedding": partial(_Words, sparse=True), "bag of sparse embeddings": _Bag}
 STEPS = 3
-
 Pass = Callable[[nn.Module, int, int], Tensor | None]
 """Runs forward for a step and the batch of a rank; returns the loss, or None if it has run backward."""
 
@@ -106,7 +103,7 @@ def batch(step: int, rank: int) -> Tensor:
     return torch.randn(4, 6, generator=torch.Generator().manual_seed(100 * step + rank)).to(rank_device())
 
 
-def build(make: Callable[[], nn.Module], seed: int) -> nn.Module:
+def build(make: Make, seed: int) -> nn.Module:
     """Build a model with random weights."""
     torch.manual_seed(seed)
     return make().to(rank_device())
@@ -141,13 +138,10 @@ def difference(
     divisor: float | None = None,
     dtype: torch.dtype | None = None,
 ) -> str:
-    """Say which gradient of a module is not the average of these; empty if all are.
+    """Say which gradient of a module is not the average of these of each rank; empty if all are.
 
-    Args:
-        module: The module after a backward pass.
-        local: The gradients of each rank; None counts as zero, and stays None if all ranks have None.
-        divisor: What the sum is divided by. None: the number of ranks in `local`.
-        dtype: The dtype in which the average rounds. None: the parameter's.
+    A gradient None counts as zero, and stays None if all ranks have None. The sum is divided by `divisor` (None: the
+    number of ranks in `local`), and rounds in `dtype` (None: the parameter's).
     """
     for name, parameter in module.named_parameters():
         parts = [of_rank[name] for of_rank in local]
@@ -185,11 +179,7 @@ class Training:
     """
 
     def __init__(
-        self,
-        subject: Subject,
-        make: Callable[[], nn.Module] = mlp,
-        ranks: Sequence[int] | None = None,
-        **options: Any,
+        self, subject: Subject, make: Make = mlp, ranks: Sequence[int] | None = None, **options: Any
     ) -> None:
         self.subject, self.rank = subject, dist.get_rank()
         self.ranks = range(dist.get_world_size()) if ranks is None else ranks
@@ -246,7 +236,7 @@ def trains(
     _world_size: int,
     subject: Subject,
     *,
-    make: Callable[[], nn.Module] = mlp,
+    make: Make = mlp,
     run: Pass = mean_square,
     steps: int = STEPS,
     what: str = "",

@@ -60,8 +60,6 @@ LARGE, LATE_FIRST = (Weight((3,)), Weight((800, 800))), (5, 6)
 def run_in_virtual_time(subject: Subject, program: Program, world_size: int, seed: int) -> list[list[Seen]]:
     """Run a program on ranks in virtual time, each a thread; returns what each rank saw, by rank and step.
 
-    The seed determines all durations.
-
     Raises:
         RankError: A rank raised an error, the ranks wait for each other, or they launch different collectives.
     """
@@ -73,7 +71,6 @@ def run_in_virtual_time(subject: Subject, program: Program, world_size: int, see
 
     time: VirtualTime[list[Seen]] = VirtualTime(cluster, range(world_size))
     network = ModelledNetwork(time, range(world_size), price)
-
     with warnings.catch_warnings():  # a class may choose the order of its averages in memory
         warnings.filterwarnings("ignore", message="grad and param do not obey")
         return run_on_network(time, network, partial(_train, subject, program, seed))

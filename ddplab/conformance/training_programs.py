@@ -316,10 +316,7 @@ def run_until_error(rank: int, world_size: int, subject: Subject, program: Progr
 def before_and_after_construction(
     rank: int, world_size: int, subject: Subject, program: Program
 ) -> tuple[Seen, Seen, float]:
-    """Return what a rank has before and after construction, and a random number after a forward pass.
-
-    Buffers and seeds differ.
-    """
+    """Return what a rank has before and after construction, and a random number drawn after it; seeds differ."""
     net = Net(program, rank).to(rank_device())
     for buffer in net.buffers():
         buffer.add_(rank)

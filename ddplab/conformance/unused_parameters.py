@@ -99,12 +99,7 @@ def _embeds_on_some_ranks(module: nn.Module, step: int, rank: int) -> Tensor:
     return module(batch(step, rank), embeds=embeds).square().mean()  # type: ignore[no-any-return]
 
 
-SPARSE_ON_SOME_RANKS: dict[str, Any] = {
-    "make": _SparseOrNot,
-    "run": _embeds_on_some_ranks,
-    "steps": 6,
-    "find_unused_parameters": True,
-}
+SPARSE_ON_SOME_RANKS: dict[str, Any] = {"make": _SparseOrNot, "run": _embeds_on_some_ranks, "steps": 6}
 """Arguments of `trains`."""
 
 

@@ -320,17 +320,6 @@ class Static(Searching):
         return unused
 
 
-class HookResult:
-    """The result of a comm hook, which is waited for and copied into its bucket."""
-
-    def __init__(self, future: "torch.futures.Future[Tensor]", flat: Tensor) -> None:
-        self.future, self.flat = future, flat
-
-    def wait(self) -> None:
-        """Wait for the result, and copy it into the bucket."""
-        self.flat.copy_(self.future.wait())
-
-
 class Hookable(Static):
     """14. A function of the user's replaces the all-reduce of a bucket."""
 
@@ -347,8 +336,8 @@ class Hookable(Static):
         index = next(number for number, one in enumerate(self.buckets) if one is parameters)
         views_of = partial(split, parameters=parameters)
         memory: Any = SimpleNamespace(buffer=flat, views=views_of(flat), views_of=views_of, parameters=parameters)
-        bucket = GradBucket(memory, index, is_last=index == len(self.buckets) - 1)
-        return HookResult(self.comm_hook(bucket), flat)
+        future = self.comm_hook(GradBucket(memory, index, is_last=index == len(self.buckets) - 1))
+        return SimpleNamespace(wait=lambda: flat.copy_(future.wait()))
 
 
 class Joined(Hookable, Joinable):
