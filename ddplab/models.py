@@ -357,10 +357,8 @@ class _LlamaBlock(nn.Module):
         return x + self.down(functional.silu(self.gate(y)) * self.up(y))  # type: ignore[no-any-return]
 
     def _attended(self, x: Tensor, rotation: tuple[Tensor, Tensor]) -> Tensor:
-        q, k, v = (
-            layer(x).unflatten(-1, (-1, self.head_width)).transpose(1, 2)
-            for layer in (self.query, self.key, self.value)
-        )
+        layers = self.query, self.key, self.value
+        q, k, v = (layer(x).unflatten(-1, (-1, self.head_width)).transpose(1, 2) for layer in layers)
         q, k = (_rotated(heads, *rotation) for heads in (q, k))
         read = functional.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=True)
         return self.output(read.transpose(1, 2).flatten(2))  # type: ignore[no-any-return]

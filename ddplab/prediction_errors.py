@@ -83,7 +83,6 @@ class ValidationRow:
 
     Attributes:
         cap_mb: As in `Configuration`, and so are `order` and `hook`.
-        buckets: Number of buckets.
         measured_ns: Median of the measured iterations.
         quartiles_ns: First and third quartile of the measured iterations.
         predicted_ns: Median of the predicted iterations.

@@ -17,7 +17,6 @@ from . import repeated_timing as timing
 from .collective_times import within_budget
 
 GRADIENT_BYTES = [1024, 64 * 1024, MIB, 8 * MIB]
-"""Sizes of the gradients that are copied."""
 BUCKET_BYTES = 64 * MIB
 """Size of the bucket that large gradients fill; exceeds the caches, as the gradients of a model do."""
 

@@ -15,7 +15,6 @@ SHORT = {
     "ddplab": "ddplab.reference.data_parallel:DistributedDataParallel",
     "torch": "torch.nn.parallel:DistributedDataParallel",
 }
-"""Short names of classes."""
 SCRIPT = Path("out/conform.py")
 """Where a script that shows the first fault is written."""
 QUIET = {"TORCH_CPP_LOG_LEVEL": "ERROR", "PYTHONWARNINGS": "ignore::UserWarning:torch.autograd.graph"}
@@ -30,11 +29,9 @@ HELP = {
     "is allowed. Only checks that train programs run on a GPU.",
     "against": "Also compare with this class: equal gradients, errors and buckets.",
     "stop": "Stop after the first check that fails unexpectedly.",
-    "only": "Run only these checks.",
     "expect": "YAML file with the lists must-pass, expected-fail and skip of checks.",
     "baseline": "Fail if a schedule is slower than in this file of --save-schedule.",
     "save_schedule": "Write the schedules as JSON, for --baseline.",
-    "junit": "Write the outcomes as JUnit XML, for CI.",
 }
 PROCESSES = options.HELP["processes"].format(3)
 NVIDIA = "cuda with nccl"
@@ -48,11 +45,13 @@ def conform(
     device: Annotated[str | None, Option(metavar="NAME", help=HELP["device"], show_default=NVIDIA)] = None,
     against: Annotated[str | None, Option(metavar="CLASS", help=HELP["against"])] = None,
     stop: Annotated[bool, Option("--exitfirst", "-x", help=HELP["stop"])] = False,  # noqa: FBT002 - a flag
-    only: Annotated[str | None, Option(metavar="CHECK,...", help=HELP["only"], show_default="all")] = None,
+    only: Annotated[
+        str | None, Option(metavar="CHECK,...", help="Run only these checks.", show_default="all")
+    ] = None,
     expect: Annotated[Path | None, Option(metavar="PATH", help=HELP["expect"])] = None,
     baseline: Annotated[Path | None, Option(metavar="PATH", help=HELP["baseline"])] = None,
     save_schedule: Annotated[Path | None, Option(metavar="PATH", help=HELP["save_schedule"])] = None,
-    junit: Annotated[Path | None, Option(metavar="PATH", help=HELP["junit"])] = None,
+    junit: Annotated[Path | None, Option(metavar="PATH", help="Write the outcomes as JUnit XML, for CI.")] = None,
     json_path: options.Json = None,
 ) -> None:
     """Check whether a data-parallel class is mathematically local training, is safe, and overlaps.

@@ -36,11 +36,9 @@ LARGER = "-224"
 LINE = 80
 """Width of sentences if the output is not a terminal."""
 HOURS = {"s": 1 / 3600, "min": 1 / 60, "h": 1.0, "d": 24.0}
-"""Hours of the units of a deadline."""
 SPARED = ("fixed total", "iteration ms")
 """Columns to leave out on a narrow terminal, the first one first."""
 ANSWERS = {"deadline": "in time", "budget": "in budget", "efficiency": "efficient"}
-"""Columns of the answers."""
 FILE = re.compile(r"[/:]|\.(ya?ml|log|txt|csv|json)$")
 """In the name of a file, rather than of a node or a device."""
 LINKS = re.compile(r"((?:\d+ ?[x*] ?)?\d+) ?g(?:b|bit|bps|bit/s)?|nvlink|nvswitch|infiniband|ib|roce|ethernet|efa")
@@ -154,7 +152,7 @@ def _read_system(name: str, network: str | None, device: str | None) -> tuple[st
 def _workload(
     model: str, device: str | None, batch: int | None, step_ms: float | None
 ) -> tuple[Trace, Callable[[float], Trace] | None]:
-    """Load a trace, or make one of a model; then also return a function that makes it with a multiple of the batch."""
+    """Load a trace, or make one of a model; also return a function that makes it with a multiple of the batch."""
     if Path(model).is_file() or model.endswith((".json", ".json.gz")):
         options.refuse({"--step-ms": step_ms}, "expected a model, not a trace, with it")
         trace = _on_device(Trace.load(model), device)

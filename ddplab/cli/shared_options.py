@@ -66,7 +66,6 @@ HELP = {
     "timeline": "Write the timeline of the fastest configuration: a picture (.png, .svg, .pdf), or a Chrome trace "
     "for ui.perfetto.dev (.json).",
 }
-"""Help of the options below."""
 
 TraceFile = Annotated[Path, Argument(metavar="TRACE", help=HELP["trace"])]
 TraceOut = Annotated[Path, Option(metavar="PATH", help=HELP["trace_out"])]
@@ -155,7 +154,6 @@ def read_stragglers(words: Sequence[str] | None) -> list[Straggler]:
 
 
 UNITS_NS = {"ns": 1, "us": 1e3, "ms": 1e6, "s": 1e9}
-"""Nanoseconds of the units of time."""
 
 
 def read_measured(text: str | None) -> dict[int, int] | None:

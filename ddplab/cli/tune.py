@@ -31,7 +31,6 @@ CHOSEN = ("bucket_cap_mb", "bucket_cap_mb_list", "plan", "order")
 
 HELP = {
     "objective": f"Statistic of the iteration time that should be short: {', '.join(OBJECTIVES)}.",
-    "out": "Where to write the plan.",
     "verify": "`virtual` runs the real reducers with torch's default and with the plan, in virtual time.",
 }
 
@@ -42,7 +41,7 @@ def tune(
     world_size: options.WorldSize = 2,
     objective: Annotated[str, Option(metavar="NAME", help=HELP["objective"])] = "median",
     changes: options.Changes = None,
-    out: Annotated[Path, Option(metavar="PATH", help=HELP["out"])] = Path("out/plan.json"),
+    out: Annotated[Path, Option(metavar="PATH", help="Where to write the plan.")] = Path("out/plan.json"),
     verify: Annotated[str | None, Option(metavar="HOW", help=HELP["verify"])] = None,
     json_path: options.Json = None,
 ) -> None:
@@ -194,7 +193,7 @@ def verify_in_virtual_time(inputs: Inputs, plan: BucketPlan, world_size: int) ->
     planned: dict[str, dict[str, Any]] = {"ddplab": {"plan": plan.buckets}}
     if plan.bucket_cap_mb_list is not None:
         planned["torch"] = {"bucket_cap_mb_list": plan.bucket_cap_mb_list}
-    rows = []
+    rows: list[dict[str, Any]] = []
     for reducer, changes in planned.items():
         costs = emulated_fabric(inputs.fabric, reducer)
         for buckets, update in ((DEFAULT, {"bucket_cap_mb": None}), ("plan", changes)):

@@ -144,7 +144,6 @@ PASSES: dict[str, Pass] = {
     "parameters frozen for a pass": _frozen_for_a_pass,
     FORCES: _usual,
 }
-"""Passes by description."""
 
 
 # Backward passes that raise an error
@@ -310,7 +309,6 @@ NOT_WAITED_FOR: dict[str, tuple[type[_Branches], Pass]] = {
     "a call of the wrapped module itself": (_Branches, lambda ddp, *at: _usual(getattr(ddp, "module", ddp), *at)),
     "a layer unfrozen after construction": (_SecondLayerFrozen, _usual),
 }
-"""Models and passes by description."""
 
 
 def stays_local(_rank: int, _world_size: int, subject: Subject, name: str) -> tuple[str, bool]:

@@ -28,7 +28,6 @@ from ..user_modules import import_first_here
 CAP_NAMES = ("bucket_cap_mb", "bucket_size_mb")
 """Names of the argument with the bucket cap in MB."""
 METHODS = ("no_sync", "register_comm_hook", "join", "shard_optimizer")
-"""Methods that a class may have."""
 OWN_HOOK = "a comm hook of its own"
 """Stands for `register_comm_hook` in a class that has registered a hook and permits no other."""
 FINISHING = ("finish_gradient_synchronization", "average_gradients")

@@ -148,14 +148,9 @@ def compare_powersgd(rank: int, world_size: int, subject: Subject, *, feedback: 
     count, steps = (SIDE, 48) if feedback else (1, 4)
     training = Training(subject, _Bilinear, bucket_cap_mb=25.0)
     weight, bias = training.module.parameters()
-    state = powersgd.PowerSGDState(
-        None,
-        matrix_approximation_rank=2 if feedback else world_size,
-        start_powerSGD_iter=2,
-        min_compression_rate=0.1,
-        use_error_feedback=feedback,
-        warm_start=feedback,
-    )
+    how: dict[str, Any] = {"use_error_feedback": feedback, "warm_start": feedback, "min_compression_rate": 0.1}
+    matrix_rank = 2 if feedback else world_size
+    state = powersgd.PowerSGDState(None, matrix_rank, start_powerSGD_iter=2, **how)
     training.wrapped.register_comm_hook(state, powersgd.power_sgd)
     everyone = [_samples(one, count) for one in range(world_size)]
     expected = torch.stack([left.mT @ right for left, right in everyone]).mean(dim=0)

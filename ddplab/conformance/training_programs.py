@@ -84,7 +84,6 @@ class Program:
 
 
 PLAIN = (Weight((2, 3)), Weight((4,), depth=2), Weight((5,)), Weight((3, 2)))
-"""Weights of a model."""
 SPECIAL = (
     Weight((3,)),
     Weight((2,), dtype="float64", depth=1),

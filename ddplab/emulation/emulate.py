@@ -51,7 +51,6 @@ REDUCERS: dict[str, Callable[..., nn.Module]] = {
     "torch": TorchDistributedDataParallel,
     "replicate": replicate_modules,
 }
-"""Reducers by name."""
 
 
 @checked
@@ -198,11 +197,8 @@ def _times_of_cycles(sampler: IterationSampler) -> Callable[[int, int], list[Ite
     draw = lru_cache(maxsize=every)(sampler.draw_iteration)
 
     def of_cycle(rank: int, cycle: int) -> list[IterationTimes]:
-        last = (cycle + 1) * every - 1
-        return [
-            IterationTimes.of_rank(draw(number)[row_of[rank]], optimizes=number == last)
-            for number in range(cycle * every, last + 1)
-        ]
+        numbers = range(cycle * every, (cycle + 1) * every)
+        return [IterationTimes.of_rank(draw(one)[row_of[rank]], optimizes=one == numbers[-1]) for one in numbers]
 
     return of_cycle
 

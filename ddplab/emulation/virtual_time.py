@@ -21,8 +21,6 @@ Result = TypeVar("Result")
 
 TURN_TIMEOUT_S = 20.0
 """Longest real time between two waits of a rank."""
-NO_TURN = "has not come back for"
-"""Part of the message of `NoTurnError`."""
 END_TIMEOUT_S = 1.0
 """How long to wait for a rank's thread after a failure; a thread that is blocked outside of Python never ends."""
 
@@ -102,10 +100,8 @@ class VirtualRank:
 
     def _block(self, what: str) -> None:
         if self._time.failure is None and threading.current_thread() is not self.thread:
-            self._time.failure = RankError(
-                self.rank,
-                f"rank {self.rank}: a callback of a collective may launch collectives, but not wait or compute",
-            )
+            cause = "a callback of a collective may launch collectives, but not wait or compute"
+            self._time.failure = RankError(self.rank, f"rank {self.rank}: {cause}")
         if self._time.failure is not None:
             raise RanksEndedError
         self.blocked_on = what
@@ -175,8 +171,8 @@ class VirtualTime(Generic[Result]):
                 stack = "".join(traceback.format_stack(frame)[-3:])
                 raise NoTurnError(
                     rank.rank,
-                    f"rank {rank.rank} {NO_TURN} {TURN_TIMEOUT_S:g} s; in virtual time a reducer may wait "
-                    "only for its process group, not for other threads or in C++.",
+                    f"rank {rank.rank} has not come back for {TURN_TIMEOUT_S:g} s; in virtual time a reducer may "
+                    "wait only for its process group, not for other threads or in C++.",
                     traceback=stack,
                 )
         if self.failure is not None or len(self._results) == len(self.ranks):

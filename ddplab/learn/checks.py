@@ -64,11 +64,8 @@ def possible_mistakes(
         "it is divided by the world size twice": total / world_size**2,
         "it is the largest one: ReduceOp.SUM adds up": torch.stack(parts).amax(dim=0),
     }
-    known |= {
-        f"it is divided by {number}, not by the world size {world_size}": total / number
-        for number in range(2, 9)
-        if number != world_size
-    }
+    numbers = [number for number in range(2, 9) if number != world_size]
+    known |= {f"it is divided by {one}, not by the world size {world_size}": total / one for one in numbers}
     for other in alone[0]:
         every = [gradients[other] for gradients in alone]
         if other != name and all(gradient is not None for gradient in every):
@@ -398,12 +395,8 @@ def _sharded(rank: int, world_size: int, subject: Subject) -> str:
                     f"iteration {step}, rank {rank}: parameter {number} is not that of an unsharded step with "
                     "averaged gradients: does its owner send it after the step?"
                 )
-    held = sum(
-        value.numel()
-        for state in sharded.state.values()
-        for value in state.values()
-        if isinstance(value, Tensor) and value.numel() > 1
-    )
+    values = [value for state in sharded.state.values() for value in state.values() if isinstance(value, Tensor)]
+    held = sum(value.numel() for value in values if value.numel() > 1)
     sizes = [parameter.numel() for parameter in twin]
     share = sum(sizes) // world_size
     if not problem and held > share + max(sizes):
@@ -488,6 +481,5 @@ OWN: Mapping[str, Check] = {
     "sharded step": check_of(_sharded, "shard_optimizer"),
     "reduce-scattered buckets": scattered,
 }
-"""The checks of this module by name."""
 ALL: Mapping[str, Callable[[Bench], str | None]] = {**CHECKS, **OWN}
 """These and the checks of the kit."""

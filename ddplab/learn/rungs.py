@@ -74,7 +74,6 @@ class Rung(Schema):
 
 
 RUNGS: tuple[Rung, ...] = tuple(TypeAdapter(list[Rung]).validate_python(parse_yaml(read_text(FILE))))
-"""All rungs, from the first."""
 
 # Text that a learner begins with
 
