@@ -36,13 +36,8 @@ def demo(out: Path) -> list[dict[str, Any]]:
         emulated = emulate(trace, fabric, assume=False, **how)
         if policy is SHOWN_IN_PERFETTO:
             emulated.save_perfetto(out / "perfetto.json")
-        rows.append(
-            {
-                "cap": cap_name(policy.bucket_cap_mb or 25),
-                "order": policy.order,
-                "reducer_ns": emulated.iteration_ns,
-                "predicted_ns": predict(trace, fabric, assume=False, **how).iteration_ns,
-                "baselines_ns": baselines_ns(trace, fabric, **how),
-            }
-        )
+        predicted_ns = predict(trace, fabric, assume=False, **how).iteration_ns
+        times = {"reducer_ns": emulated.iteration_ns, "predicted_ns": predicted_ns}
+        simpler = {"baselines_ns": baselines_ns(trace, fabric, **how)}
+        rows.append({"cap": cap_name(policy.bucket_cap_mb or 25), "order": policy.order, **times, **simpler})
     return rows

@@ -98,12 +98,8 @@ def _buckets(module: nn.Module) -> list[Bucket]:
     parameters = [parameter for name, parameter in trainable_parameters(module).items() if name not in sparse]
     for parameter in parameters:
         parameter.grad = torch.randn_like(parameter)
-    assigned = assign_buckets(
-        [parameter.nbytes for parameter in parameters],
-        CAPS_BYTES,
-        keys=[bucket_key(parameter) for parameter in parameters],
-        order=range(len(parameters))[::-1],
-    )
+    sizes_bytes, keys = [one.nbytes for one in parameters], list(map(bucket_key, parameters))
+    assigned = assign_buckets(sizes_bytes, CAPS_BYTES, keys=keys, order=range(len(parameters))[::-1])
     return [Bucket(indices, [parameters[index] for index in indices]) for indices in assigned]
 
 

@@ -23,16 +23,12 @@ def measure_device(device: torch.device | None = None, dtype: torch.dtype = torc
     rows, elements = _SIZES[where.type]
     matrix = torch.randn(rows, rows, device=where, dtype=dtype)  # GPUs multiply constants faster
     ones, sums = (torch.ones(elements, device=where, dtype=dtype) for _ in range(2))
-
     product_s = _fastest_s(lambda: matrix @ matrix)
     addition_s = _fastest_s(lambda: torch.add(ones, sums, out=sums))
-    return Device(
-        name=torch.cuda.get_device_name(where)
-        if where.type == "cuda"
-        else platform.processor() or platform.machine(),
-        flops_per_s=2 * rows**3 / product_s,
-        bytes_per_s=3 * elements * ones.element_size() / addition_s,
-    )
+    name, moved_bytes = platform.processor() or platform.machine(), 3 * elements * ones.element_size()
+    if where.type == "cuda":
+        name = torch.cuda.get_device_name(where)
+    return Device(name=name, flops_per_s=2 * rows**3 / product_s, bytes_per_s=moved_bytes / addition_s)
 
 
 def _fastest_s(action: Callable[[], object]) -> float:

@@ -230,11 +230,8 @@ def conclusion(policies: Sequence[Policy], predictions: Sequence[Prediction]) ->
     best, ties = judgement.ranking(predictions)
     policy, fastest = policies[best], predictions[best]
     sentences = [f"fastest: {_in_words(policy)}, {milliseconds(fastest.iteration_ns)} ms"]
-    differing = [
-        place
-        for place, one in enumerate(predictions)
-        if place != best and (one.buckets != fastest.buckets or policies[place].hook != policy.hook)
-    ]
+    each = enumerate(zip(policies, predictions, strict=True))
+    differing = [place for place, (one, its) in each if its.buckets != fastest.buckets or one.hook != policy.hook]
 
     def compared(place: int) -> str:
         longer = milliseconds(predictions[place].iteration_ns - fastest.iteration_ns)

@@ -204,11 +204,8 @@ def read_settings(words: Sequence[str] | None, *, refused: Mapping[str, str] = O
         if name in refused:
             raise ValueError(f"--set: expected {refused[name]} for {name}, got {word!r}")
         by_record[record].append(word)
-    return Asked(
-        policy=_changed(Policy(), by_record[Policy]),
-        variation=_changed(Variation(), by_record[Variation]),
-        fabric_words=tuple(by_record[Fabric]),
-    )
+    policy, variation = _changed(Policy(), by_record[Policy]), _changed(Variation(), by_record[Variation])
+    return Asked(policy=policy, variation=variation, fabric_words=tuple(by_record[Fabric]))
 
 
 def combined(base: Policy, caps: str | None, orders: str | None, hooks: str) -> list[Policy]:

@@ -176,15 +176,9 @@ class Bench:
         """Return settings of Hypothesis for so many random programs."""
         from hypothesis import HealthCheck, Phase, settings
 
-        return settings(
-            max_examples=examples,
-            derandomize=True,
-            deadline=None,
-            database=None,
-            phases=[Phase.generate, Phase.shrink] if self.shrinks else [Phase.generate],
-            report_multiple_bugs=False,
-            suppress_health_check=list(HealthCheck),
-        )
+        phases = [Phase.generate, Phase.shrink] if self.shrinks else [Phase.generate]
+        how: dict[str, Any] = {"derandomize": True, "deadline": None, "database": None, "report_multiple_bugs": False}
+        return settings(max_examples=examples, phases=phases, suppress_health_check=list(HealthCheck), **how)
 
 
 def idle(_rank: int, _world_size: int) -> None:

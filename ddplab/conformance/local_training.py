@@ -109,17 +109,11 @@ def run_locally(
                     parameter.grad = ranks[0][name]
                 optimizer.step()
         parameters = {name: on_cpu(one.detach()) for name, one in net.named_parameters()}
-        expected.append(
-            [
-                Seen(
-                    {name: None if one is None else on_cpu(one) for name, one in gradients.items()},
-                    parameters,
-                    buffer_values(count) if program.buffer else {},
-                    None,
-                )
-                for gradients, count in zip(ranks, samples, strict=True)
-            ]
-        )
+        of_step = []
+        for own, count in zip(ranks, samples, strict=True):
+            seen = {name: None if one is None else on_cpu(one) for name, one in own.items()}
+            of_step.append(Seen(seen, parameters, buffer_values(count) if program.buffer else {}, None))
+        expected.append(of_step)
     if not largest:
         raise WeakProgramError
     return expected

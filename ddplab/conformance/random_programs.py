@@ -56,13 +56,9 @@ def programs(
         if [step.kind for step in drawn].count("train") == MOST_PASSES:
             break
     drawn[-1] = replace(drawn[-1], kind="train")
-    return Program(
-        weights=weights,
-        steps=tuple(drawn),
-        options={"bucket_cap_mb": draw(st.sampled_from(CAPS_MB))} | (draw(options) if options is not None else {}),
-        optimizer=draw(st.sampled_from(["sgd", "adam"])),
-        seed=draw(st.integers(0, 999)),
-    )
+    given = {"bucket_cap_mb": draw(st.sampled_from(CAPS_MB))} | (draw(options) if options is not None else {})
+    optimizer, seed = draw(st.sampled_from(["sgd", "adam"])), draw(st.integers(0, 999))
+    return Program(weights, tuple(drawn), given, optimizer, seed=seed)
 
 
 @st.composite
@@ -76,13 +72,8 @@ def _weights(draw: Callable[[st.SearchStrategy[Any]], Any], shapes: Sequence[tup
             tied_to = draw(st.sampled_from([number for number, one in enumerate(weights) if one.tied_to is None]))
             weights.append(replace(weights[tied_to], depth=draw(depths), tied_to=tied_to))
         else:
-            weights.append(
-                Weight(
-                    shape=draw(st.sampled_from(shapes)) if index else (3,),
-                    dtype=draw(st.sampled_from(["float32", "float32", "float64"])),
-                    depth=draw(depths),
-                    frozen=kind == "frozen",
-                    layout=draw(st.sampled_from(get_args(Layout))),
-                )
-            )
+            shape = draw(st.sampled_from(shapes)) if index else (3,)
+            dtype, depth = draw(st.sampled_from(["float32", "float32", "float64"])), draw(depths)
+            layout = draw(st.sampled_from(get_args(Layout)))
+            weights.append(Weight(shape, dtype, depth, frozen=kind == "frozen", layout=layout))
     return tuple(weights)

@@ -183,15 +183,10 @@ def trace_of_layers(
     `dtypes` is the dtype of each parameter; None: float32. `ready_order` has the parameter indices in ready order;
     None: the last parameter's gradient comes first.
     """
-    parameters = tuple(
-        Parameter(
-            name=f"layers.{number}.weight",
-            shape=shape,
-            dtype=dtype,
-            size_bytes=prod(shape) * getattr(torch, dtype).itemsize,
-        )
-        for number, (shape, dtype) in enumerate(zip(shapes, dtypes or ["float32"] * len(shapes), strict=True))
-    )
+    parameters = []
+    for number, (shape, dtype) in enumerate(zip(shapes, dtypes or ["float32"] * len(shapes), strict=True)):
+        size = prod(shape) * getattr(torch, dtype).itemsize
+        parameters.append(Parameter(name=f"layers.{number}.weight", shape=shape, dtype=dtype, size_bytes=size))
     order = list(range(len(shapes))[::-1]) if ready_order is None else list(ready_order)
     ready_ns = [forward_ns + gap_ns * (1 + order.index(index)) for index in range(len(shapes))]
     end = max(ready_ns) + gap_ns
@@ -207,7 +202,7 @@ def trace_of_layers(
         ready_ns=tuple(ready_ns),
     )
     where: dict[str, Any] = {"device": "cpu", "device_name": "emulated", "backend": None, "world_size": 1}
-    workload = Workload(model=model, source="module", parameters=parameters, torch_version="", **where)
+    workload = Workload(model=model, source="module", parameters=tuple(parameters), torch_version="", **where)
     return Trace(workload=workload, ranks=(RankTrace(rank=0, iterations=(iteration,)),))
 
 
@@ -267,13 +262,8 @@ def schedules_of(subject: Subject) -> Iterator[EmulatedSchedule]:
 def emulated(subject: Subject, trace: Trace, network: Network, **settings: Any) -> Prediction:
     """Emulate one model on one network; arguments and errors are those of `schedule_of`."""
     fabric = Fabric.from_alpha_beta(alpha_ns=network.latency_ns, bytes_per_s=network.bytes_per_s)
-    return emulate(
-        *(trace, fabric),
-        world_size=network.world_size,
-        reducer=partial(wrap_emulated, subject),
-        assume=False,
-        **{"bucket_cap_mb": CAP_MB} | settings,
-    )
+    how: dict[str, Any] = {"bucket_cap_mb": CAP_MB, "assume": False} | settings
+    return emulate(trace, fabric, world_size=network.world_size, reducer=partial(wrap_emulated, subject), **how)
 
 
 def schedule_of(subject: Subject, trace: Trace, network: Network, **settings: Any) -> EmulatedSchedule:

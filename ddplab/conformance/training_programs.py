@@ -117,16 +117,12 @@ def program_of(
         first = rank % len(weights)
         return [*range(first, len(weights)), *range(first)]
 
-    steps = tuple(
-        ProgramStep(
-            kind,
-            tuple(tuple((used or rotated)(number, rank)) for rank in range(world_size)),
-            tuple(1 + (rank + number) % 3 for rank in range(world_size)),
-            zeros[number] if zeros else "none",
-        )
-        for number, kind in enumerate(kinds)
-    )
-    return Program(tuple(weights), steps, **further)
+    steps = []
+    for number, kind in enumerate(kinds):
+        of_ranks = tuple(tuple((used or rotated)(number, rank)) for rank in range(world_size))
+        rows = tuple(1 + (rank + number) % 3 for rank in range(world_size))
+        steps.append(ProgramStep(kind, of_ranks, rows, zeros[number] if zeros else "none"))
+    return Program(tuple(weights), tuple(steps), **further)
 
 
 def arranged(values: Tensor, layout: Layout) -> Tensor:
