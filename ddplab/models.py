@@ -92,7 +92,7 @@ def vit(batch: int) -> Model:
 
 
 def llama(
-    vocabulary: int, batch: int, length: int, *, tied: bool, dtype: torch.dtype = torch.bfloat16, **sizes: int
+    vocabulary: int, batch: int, length: int, *, tied: bool = False, dtype: torch.dtype = torch.bfloat16, **sizes: int
 ) -> Model:
     """A Llama 3 on sequences of `length` tokens; its published configuration is in bfloat16."""
     module = _Llama(vocabulary, tied=tied, dtype=dtype, **sizes)
@@ -150,9 +150,7 @@ BUILT_IN: dict[str, Callable[[], Model]] = {
     "vit-b-16": partial(vit, batch=64),
     # config.json of meta-llama/Llama-3.2-1B and Llama-3.1-8B: 1,235,814,400 and 8,030,261,248 parameters
     "llama-3.2-1b": partial(llama, 128256, 2, 4096, tied=True, width=2048, heads=32, pairs=8, layers=16, inner=8192),
-    "llama-3.1-8b": partial(
-        llama, 128256, 2, 4096, tied=False, width=4096, heads=32, pairs=8, layers=32, inner=14336
-    ),
+    "llama-3.1-8b": partial(llama, 128256, 2, 4096, width=4096, heads=32, pairs=8, layers=32, inner=14336),
 }
 BUILT_IN |= {
     f"{name}-checkpointed": partial(checkpointed, BUILT_IN[name])

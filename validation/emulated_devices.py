@@ -17,7 +17,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from ddplab.calibration.collective_times import AllReduceQueue, MessageBuffer, last_to_last_ns
+from ddplab.calibration.collective_times import AllReduceQueue, adjacent_messages, last_to_last_ns
 from ddplab.calibration.reducer_costs import GRADIENT_BYTES, pack_bucket
 from ddplab.calibration.repeated_timing import clock_ns, median_ns, meet, of_slowest_rank, share_clock
 from ddplab.emulation.emulated_device import Activity, EmulatedModel, EmulatedOptimizer, IterationTimes
@@ -201,11 +201,11 @@ def time_launch_beside_network(_rank: int, _world_size: int, size_bytes: int, ro
     parameter = nn.Parameter(torch.ones(GRADIENT_BYTES[0] // 4))
     parameter.grad = torch.ones_like(parameter)
     buckets = [Bucket([0], [parameter]) for _ in range(LAUNCHES_PER_ROUND)]
-    buffer = MessageBuffer(4 * size_bytes)
-    first, again = buffer.messages(size_bytes, 2)
+    memory = torch.ones(size_bytes)  # four messages
+    first, again = adjacent_messages(memory, size_bytes, 2)
     dist.all_reduce(first)  # the first one of a size is slow
     all_reduce_ns = last_to_last_ns(dist.all_reduce, again)
-    in_flight = buffer.messages(size_bytes, 1 + LAUNCHES_PER_ROUND * PAUSE_NS // all_reduce_ns)
+    in_flight = adjacent_messages(memory, size_bytes, 1 + LAUNCHES_PER_ROUND * PAUSE_NS // all_reduce_ns)
     launching_ns = []
     for _ in range(rounds):
         meet()

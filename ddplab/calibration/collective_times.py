@@ -2,6 +2,7 @@
 
 import threading
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from itertools import pairwise
 
 import torch
@@ -36,14 +37,14 @@ def time_collectives(rank: int, world_size: int, sizes_bytes: Sequence[int], rep
     Repetitions of all sizes are interleaved, so that a drift of the machine's speed affects every size alike. A size
     that takes long, as on a slow link, is repeated as `BUDGET_NS` allows, but at least `LEAST_REPEATS` times.
     """
-    buffer = MessageBuffer(2 * sizes_bytes[-1])
+    messages = partial(adjacent_messages, torch.ones(2 * sizes_bytes[-1] // 4, device=rank_device()))
     queued = {size: min(max(SHORTEST_QUEUE, sizes_bytes[-1] // size), LONGEST_QUEUE) for size in sizes_bytes}
     larger = dict(pairwise(sizes_bytes))
     measurements: dict[str, Callable[[int], int]] = {
-        "all_reduce": lambda size: last_to_last_ns(dist.all_reduce, *buffer.messages(size, 1)),
-        "two": lambda size: two_at_a_time_ns(buffer.messages(size, queued[size])),
-        "beside_larger": lambda size: beside_larger_ns(size, *buffer.messages(larger[size], 2)),
-        "broadcast": lambda size: last_to_last_ns(dist.broadcast, *buffer.messages(size, 1), 0),
+        "all_reduce": lambda size: last_to_last_ns(dist.all_reduce, *messages(size, 1)),
+        "two": lambda size: two_at_a_time_ns(messages(size, queued[size])),
+        "beside_larger": lambda size: beside_larger_ns(size, *messages(larger[size], 2)),
+        "broadcast": lambda size: last_to_last_ns(dist.broadcast, *messages(size, 1), 0),
     }
     beside = sizes_bytes if CONCURRENCY[dist.get_backend()] > 1 else ()
     sizes_of = {"two": beside, "beside_larger": beside[:-1]}
@@ -205,14 +206,8 @@ class GpuAllReduceQueue:
         return (counted[-1] - start_ns) // len(counted)
 
 
-class MessageBuffer:
-    """A large buffer, such as one for all gradients, of which messages are successive parts, as buckets are."""
-
-    def __init__(self, total_bytes: int) -> None:
-        self._memory = torch.ones(total_bytes // 4, device=rank_device())
-
-    def messages(self, size_bytes: int, count: int) -> list[Tensor]:
-        """Return `count` adjacent float32 views of `size_bytes` each; after the end of the buffer, start again."""
-        elements = size_bytes // 4
-        places = max(1, len(self._memory) // elements)
-        return [self._memory[elements * (n % places) :][:elements] for n in range(count)]
+def adjacent_messages(memory: Tensor, size_bytes: int, count: int) -> list[Tensor]:
+    """Return `count` adjacent float32 views of `size_bytes`, as buckets are; after its end, start again."""
+    elements = size_bytes // 4
+    places = max(1, len(memory) // elements)
+    return [memory[elements * (n % places) :][:elements] for n in range(count)]

@@ -9,13 +9,14 @@ from collections.abc import Mapping, Sequence
 from statistics import fmean
 from typing import NamedTuple
 
+import torch
 import torch.distributed as dist
 
 from .. import models
 from ..reference.bucketing import MIB
 from ..reference.launch import rank_device, report_progress
 from . import repeated_timing as timing
-from .collective_times import AllReduceQueue, GpuAllReduceQueue, MessageBuffer, within_budget
+from .collective_times import AllReduceQueue, GpuAllReduceQueue, adjacent_messages, within_budget
 from .reducer_costs import pack_bucket, wrapped
 
 SIZES_BYTES = [MIB, 8 * MIB]
@@ -104,7 +105,7 @@ class ContendingModel:
         self._module, self._loss_fn = models.build(model)
         self._buckets = wrapped(self._module).reducer.buckets
         self.gradient_bytes = sum(bucket.size_bytes for bucket in self._buckets) // 4 * 4
-        self._buffer = MessageBuffer(self.gradient_bytes)
+        self._memory = torch.ones(self.gradient_bytes // 4, device=rank_device())
         self.time_pass()  # the first one also allocates all gradients and does not count
         self._pass_ns = timing.time_ns(self.time_pass)
 
@@ -125,7 +126,7 @@ class ContendingModel:
     def _time_queue(self, size: int, count: int, *, passes: int = 0) -> tuple[int, list[int]]:
         """Return the mean nanoseconds of `count` collectives, and the nanoseconds of each pass during them."""
         timing.meet()
-        messages, on_gpu = self._buffer.messages(size, count), rank_device().type == "cuda"
+        messages, on_gpu = adjacent_messages(self._memory, size, count), rank_device().type == "cuda"
         queue = GpuAllReduceQueue(messages) if on_gpu else AllReduceQueue(messages)
         passes_ns = [self._timed_pass() for _ in range(passes)]
         until_ns = timing.clock_ns() if passes else float("inf")

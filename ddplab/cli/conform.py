@@ -29,6 +29,7 @@ HELP = {
     "is allowed. Only checks that train programs run on a GPU.",
     "against": "Also compare with this class: equal gradients, errors and buckets.",
     "stop": "Stop after the first check that fails unexpectedly.",
+    "only": "Run only these checks.",
     "expect": "YAML file with the lists must-pass, expected-fail and skip of checks.",
     "baseline": "Fail if a schedule is slower than in this file of --save-schedule.",
     "save_schedule": "Write the schedules as JSON, for --baseline.",
@@ -45,9 +46,7 @@ def conform(
     device: Annotated[str | None, Option(metavar="NAME", help=HELP["device"], show_default=NVIDIA)] = None,
     against: Annotated[str | None, Option(metavar="CLASS", help=HELP["against"])] = None,
     stop: Annotated[bool, Option("--exitfirst", "-x", help=HELP["stop"])] = False,  # noqa: FBT002 - a flag
-    only: Annotated[
-        str | None, Option(metavar="CHECK,...", help="Run only these checks.", show_default="all")
-    ] = None,
+    only: Annotated[str | None, Option(metavar="CHECK,...", help=HELP["only"], show_default="all")] = None,
     expect: Annotated[Path | None, Option(metavar="PATH", help=HELP["expect"])] = None,
     baseline: Annotated[Path | None, Option(metavar="PATH", help=HELP["baseline"])] = None,
     save_schedule: Annotated[Path | None, Option(metavar="PATH", help=HELP["save_schedule"])] = None,

@@ -155,9 +155,8 @@ def _show_sizes(policies: Sequence[Policy], predictions: Mapping[int, Sequence[P
     shown = []
     for ranks, some in predictions.items():
         best, ties = judgement.ranking(some)
-        tie = next(
-            (options.cells_of_axes(policies[one]) for one in ties if some[one].buckets != some[best].buckets), {}
-        )
+        others = [one for one in ties if some[one].buckets != some[best].buckets]
+        tie = options.cells_of_axes(policies[others[0]]) if others else {}
         row = {"ranks": str(ranks), **_prediction_row(policies[best], some[best])}
         row |= {"efficiency": f"{some[best].efficiency:.0%}", "a tie with": ", ".join(tie.values()) or "none"}
         shown.append(row)

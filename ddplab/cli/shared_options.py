@@ -174,7 +174,7 @@ def read_measured(text: str | None) -> dict[int, int] | None:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Asked:
+class _Asked:
     """The records that the words of `--set` change: settings of the reducer, of the fabric and of the variation."""
 
     policy: Policy
@@ -186,11 +186,10 @@ class Asked:
         return self.changed(Fabric.merged(*map(load_fabric, paths)))
 
     def changed(self, fabric: Fabric) -> Fabric:
-        """Change a fabric."""
         return _changed(fabric, self.fabric_words)
 
 
-def read_settings(words: Sequence[str] | None, *, refused: Mapping[str, str] = OPTIONS) -> Asked:
+def read_settings(words: Sequence[str] | None, *, refused: Mapping[str, str] = OPTIONS) -> _Asked:
     """Parse the words of `--set`, each NAME=VALUE; `refused` names are errors, each with what to use in its place."""
     by_record: dict[type, list[str]] = {record: [] for record in RECORDS}
     for word in words or ():
@@ -205,7 +204,7 @@ def read_settings(words: Sequence[str] | None, *, refused: Mapping[str, str] = O
             raise ValueError(f"--set: expected {refused[name]} for {name}, got {word!r}")
         by_record[record].append(word)
     policy, variation = _changed(Policy(), by_record[Policy]), _changed(Variation(), by_record[Variation])
-    return Asked(policy=policy, variation=variation, fabric_words=tuple(by_record[Fabric]))
+    return _Asked(policy=policy, variation=variation, fabric_words=tuple(by_record[Fabric]))
 
 
 def combined(base: Policy, caps: str | None, orders: str | None, hooks: str) -> list[Policy]:

@@ -99,20 +99,14 @@ def gain_interval(comparison: Comparison) -> tuple[float, float]:
     return -high_ns / default_ns, -low_ns / default_ns
 
 
-def gain_decimals(comparison: Comparison) -> int:
-    """Return how many decimals to print of a gain in percent."""
-    low, high = gain_interval(comparison)
-    return decimals(100 * (high - low))
-
-
 def answer(plan: BucketPlan, comparison: Comparison) -> str:
     """Return the recommendation in one sentence."""
     if plan.buckets == comparison.baseline.buckets:
         return f"keep torch's default: no other buckets were found to be faster, and none saves over {plan.gap:.1%}"
-    digits = gain_decimals(comparison)
+    low, high = gain_interval(comparison)
+    digits = decimals(100 * (high - low))
     gain = f"{plan.gain:.{digits}%}"
     if plan.objective == "median":
-        low, high = gain_interval(comparison)
         gain += f" ({low:.{digits}%} to {high:.{digits}%})"
     is_one = len(plan.buckets) == 1
     buckets = "one bucket" if is_one else f"{len(plan.buckets)} buckets"
@@ -124,8 +118,8 @@ def answer(plan: BucketPlan, comparison: Comparison) -> str:
 
 def plan_rows(plan: BucketPlan, comparison: Comparison) -> list[dict[str, str]]:
     """Return the rows of the table: torch's default, the plan, all known rules and the bound."""
-    low_ns, high_ns = plan.interval_ns
-    digits, percent = decimals((high_ns - low_ns) / 1e6), gain_decimals(comparison)
+    (low_ns, high_ns), (low, high) = plan.interval_ns, gain_interval(comparison)
+    digits, percent = decimals((high_ns - low_ns) / 1e6), decimals(100 * (high - low))
 
     def row(name: str, buckets: int | None, ns: int) -> dict[str, str]:
         return {

@@ -32,7 +32,7 @@ from .training_programs import (
     StepKind,
     Weight,
     Zero,
-    before_and_after_construction,
+    around_construction,
     program_of,
     run_until_error,
 )
@@ -56,7 +56,7 @@ def construction(bench: Bench) -> None:
     """Ranks that were initialised differently start from rank 0's parameters and buffers, and keep their seeds."""
     has_buffers = any(name in bench.subject.options for name in BUFFER_OPTIONS)
     program = program_of(SPECIAL, ["evaluate"], bench.world_size, buffer=has_buffers)
-    seen = bench.run(before_and_after_construction, bench.subject, program)
+    seen = bench.run(around_construction, bench.subject, program)
     (own, first, _), *_ = seen
     for rank, (_, after, _) in enumerate(seen):
         for kind, name, how in differences(after, first):

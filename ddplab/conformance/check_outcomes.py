@@ -78,8 +78,6 @@ class ConformanceReport:
     """Whether a class conforms, after its checks.
 
     Attributes:
-        subject: Name of the class.
-        results: Outcomes of the checks.
         schedules: What the class does in virtual time; checks that were not run are missing.
         needs_schedules: Whether their absence is a problem.
     """

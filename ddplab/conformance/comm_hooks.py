@@ -145,11 +145,10 @@ def _samples(rank: int, count: int) -> tuple[Tensor, Tensor]:
 
 def compare_powersgd(rank: int, world_size: int, subject: Subject, *, feedback: bool) -> str:
     """Average with PowerSGD: exact for matrices of low rank, and with error feedback exact in the long run."""
-    count, steps = (SIDE, 48) if feedback else (1, 4)
+    count, steps, matrix_rank = (SIDE, 48, 2) if feedback else (1, 4, world_size)
     training = Training(subject, _Bilinear, bucket_cap_mb=25.0)
     weight, bias = training.module.parameters()
     how: dict[str, Any] = {"use_error_feedback": feedback, "warm_start": feedback, "min_compression_rate": 0.1}
-    matrix_rank = 2 if feedback else world_size
     state = powersgd.PowerSGDState(None, matrix_rank, start_powerSGD_iter=2, **how)
     training.wrapped.register_comm_hook(state, powersgd.power_sgd)
     everyone = [_samples(one, count) for one in range(world_size)]

@@ -93,9 +93,8 @@ def run_locally(
             ranks = [{name: _zeroed(one, step.zero) for name, one in gradients.items()} for gradients in ranks]
         if step.kind in ("train", "accumulate"):
             added = [gradients_of_rank(net, program, number, rank, world_size) for rank in range(world_size)]
-            ranks = [
-                {name: _sum(kept[name], new[name]) for name in names} for kept, new in zip(ranks, added, strict=True)
-            ]
+            for kept, new in zip(ranks, added, strict=True):
+                kept.update({name: _sum(kept[name], new[name]) for name in names})
         if step.kind == "train":
             for name in names:
                 if any(new[name] is not None for new in added):

@@ -114,8 +114,7 @@ def mean_square(module: nn.Module, step: int, rank: int) -> Tensor:
     return module(batch(step, rank)).square().mean()  # type: ignore[no-any-return]
 
 
-def run_backward(run: Pass, module: nn.Module, step: int, rank: int) -> None:
-    """Run forward and backward."""
+def _run_backward(run: Pass, module: nn.Module, step: int, rank: int) -> None:
     if (loss := run(module, step, rank)) is not None:
         loss.backward()
 
@@ -125,10 +124,9 @@ def local_gradients(twin: nn.Module, run: Pass, step: int, ranks: Sequence[int])
     found = []
     for rank in ranks:
         twin.zero_grad()
-        run_backward(run, twin, step, rank)
-        found.append(
-            {name: None if (grad := one.grad) is None else grad.to_dense() for name, one in twin.named_parameters()}
-        )
+        _run_backward(run, twin, step, rank)
+        gradients = {name: one.grad for name, one in twin.named_parameters()}
+        found.append({name: None if one is None else one.to_dense() for name, one in gradients.items()})
     return found
 
 
@@ -175,14 +173,12 @@ class Training:
     """A model that trains on this rank, beside a twin that computes what each rank would have alone.
 
     Only the average rounds: each of its additions and divisions by at most one unit of the sum of absolute values.
-    `ranks` train together, and start from the first one's parameters; None: all.
+    `ranks` train together, and start from the first one's parameters; without any: all.
     """
 
-    def __init__(
-        self, subject: Subject, make: Make = mlp, ranks: Sequence[int] | None = None, **options: Any
-    ) -> None:
+    def __init__(self, subject: Subject, make: Make = mlp, ranks: Sequence[int] = (), **options: Any) -> None:
         self.subject, self.rank = subject, dist.get_rank()
-        self.ranks = range(dist.get_world_size()) if ranks is None else ranks
+        self.ranks = ranks or range(dist.get_world_size())
         self.module, self.twin = build(make, self.rank), build(make, self.ranks[0])
         self.wrapped: Any = subject.wrap(self.module, **{"bucket_cap_mb": 1e-4} | options)
         self.optimizer = torch.optim.SGD(self.wrapped.parameters(), lr=0.1)
@@ -190,7 +186,7 @@ class Training:
     def backward(self, run: Pass, step: int) -> None:
         """Run forward and backward of a step, from gradients that are None."""
         self.module.zero_grad()
-        run_backward(run, self.wrapped, step, self.rank)
+        _run_backward(run, self.wrapped, step, self.rank)
         self.finish()
 
     def finish(self) -> None:

@@ -52,7 +52,6 @@ class ProgramStep:
     """One step of a program.
 
     Attributes:
-        kind: What the step does.
         used: By rank, the weights that forward uses, in this order; gradients become ready in reverse order.
         rows: By rank, the number of samples.
         zero: What happens to the gradients before its forward pass; in every other step, before its backward pass.
@@ -308,9 +307,7 @@ def run_until_error(rank: int, world_size: int, subject: Subject, program: Progr
     return seen, ""
 
 
-def before_and_after_construction(
-    rank: int, world_size: int, subject: Subject, program: Program
-) -> tuple[Seen, Seen, float]:
+def around_construction(rank: int, world_size: int, subject: Subject, program: Program) -> tuple[Seen, Seen, float]:
     """Return what a rank has before and after construction, and a random number drawn after it; seeds differ."""
     net = Net(program, rank).to(rank_device())
     for buffer in net.buffers():

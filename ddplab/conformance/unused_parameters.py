@@ -56,13 +56,12 @@ class _Chosen(nn.Module):
 
 USED = ((0, 2), (1, 2, 3), (3,), (0, 1, 2), (0,))
 """Weights that each step uses, the same ones on all ranks."""
+SKIPPING: dict[str, Any] = {"skip_all_reduce_unused_params": True, "find_unused_parameters": True}
 
 
 def skipped_for_hooks(_rank: int, _world_size: int, subject: Subject) -> str:
     """Train with a comm hook, which gets the buckets that are not skipped."""
-    training = Training(
-        subject, _Chosen, bucket_cap_mb=1e-6, find_unused_parameters=True, skip_all_reduce_unused_params=True
-    )
+    training = Training(subject, _Chosen, bucket_cap_mb=1e-6, **SKIPPING)
     seen: list[tuple[int, bool]] = []
 
     def look(state: Any, bucket: Any) -> None:
@@ -188,11 +187,10 @@ def check_outputs(bench: Bench) -> None:
 
 def check_skipped(bench: Bench) -> None:
     """Buckets that no rank uses are skipped."""
-    bench.needs("skip_all_reduce_unused_params", "find_unused_parameters")
-    options = {"find_unused_parameters": True, "skip_all_reduce_unused_params": True}
+    bench.needs(*SKIPPING)
     for cap_mb in (1e-6, 3e-5, 25.0):
-        further: dict[str, Any] = {"used": lambda step, _: USED[step], "options": options | {"bucket_cap_mb": cap_mb}}
-        bench.try_program(program_of(PLAIN, ["train"] * len(USED), bench.world_size, **further))
+        how: dict[str, Any] = {"used": lambda step, _: USED[step], "options": SKIPPING | {"bucket_cap_mb": cap_mb}}
+        bench.try_program(program_of(PLAIN, ["train"] * len(USED), bench.world_size, **how))
     if "register_comm_hook" in bench.methods:
         bench.try_body(skipped_for_hooks)
 

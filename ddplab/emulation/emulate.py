@@ -222,7 +222,6 @@ class _Emulation:
         self._ranks: dict[int, RankTraining] = {}
 
     def run(self) -> None:
-        """Train all cycles."""
         with new_garbage_collected():
             try:
                 with virtual_streams():

@@ -115,9 +115,7 @@ class EmulatedModel(nn.Module):
         paths = [name.split(".") for name, _ in self.named_parameters()]
         self._around = [[self.get_submodule(".".join(path[:end])) for end in range(1, len(path))] for path in paths]
         self._places = [([self, *around][-1], path[-1]) for around, path in zip(self._around, paths, strict=True)]
-        self._rows = [
-            parameter.touched_rows(sparse_density) if parameter.sparse else None for parameter in workload.parameters
-        ]
+        self._rows = [one.touched_rows(sparse_density) if one.sparse else None for one in workload.parameters]
 
     def forward(self) -> Tensor:
         """Compute for the time of a forward pass; returns a loss whose backward pass takes recorded time."""

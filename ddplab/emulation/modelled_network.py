@@ -245,21 +245,19 @@ class ModelledNetwork:
             if opts.reduceOp == operation and method == "reduce_scatter":
                 return partial(self._scatter, compute)
             if opts.reduceOp == operation:
-                written = self._simulated[opts.rootRank] if method == "reduce" else None
-                return partial(self._overwrite, compute, written=written)
+                only = self._simulated[opts.rootRank] if method == "reduce" else None
+                return partial(self._overwrite, compute, only=only)
         raise NotImplementedError(f"modelled network: expected SUM, AVG, MAX or MIN, got {opts.reduceOp}")
 
-    def _overwrite(
-        self, compute: Compute, contributions: Mapping[int, Arguments], written: int | None = None
-    ) -> None:
+    def _overwrite(self, compute: Compute, contributions: Mapping[int, Arguments], only: int | None = None) -> None:
         """Overwrite the n-th tensor of every rank with what a function computes from those of all simulated ranks.
 
-        `written`: the only rank whose tensors are overwritten.
+        `only`: the only rank whose tensors are overwritten.
         """
         for tensors in zip(*(contributions[rank][0] for rank in self._counts), strict=True):
             result = compute(tensors)
             for rank, tensor in zip(self._counts, tensors, strict=True):
-                if tensor is not result and written in (None, rank):
+                if tensor is not result and only in (None, rank):
                     tensor.copy_(result)
 
     def _scatter(self, compute: Compute, contributions: Mapping[int, Arguments]) -> None:

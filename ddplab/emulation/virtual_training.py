@@ -44,14 +44,11 @@ class TrainingPlan:
     """What all ranks train.
 
     Attributes:
-        workload: The recorded model.
-        policy: Settings of the reducer.
         plan: Explicit buckets in launch order. None: the reducer assigns buckets by the caps.
         reducer: The class that averages gradients; see `emulate`.
         hook: The comm hook, with its costs.
         processor: Processor costs to charge.
         warm_up: By simulated rank, the times of each warm-up iteration.
-        cycles: Number of cycles.
         times: Returns the times of a rank in each iteration of a cycle; all but the last are under `no_sync`.
         inputs: By rank, the number of batches under Join. None: no Join.
     """

@@ -51,11 +51,10 @@ def picture_of(timeline: Timeline) -> str:
     """Draw when rank 0 computes and when the network is busy, as two rows of text; collectives have two shades."""
     spans = [span for span in timeline.spans() if span.rank == 0 and span.kind not in ("wait", "straggler", "queued")]
     collectives = sorted((span.start_ns, span.end_ns) for span in spans if span.stream == "comm")
-    rows = {
-        "computes": [(span.start_ns, span.end_ns, SHADES[0]) for span in spans if span.stream == "compute"],
-        "network": [(*span, SHADES[number % 2]) for number, span in enumerate(collectives)],
-    }
-    return "\n".join(f"  {name:8}  {_bar(row, timeline.iteration_ns)}" for name, row in rows.items())
+    computes = [(span.start_ns, span.end_ns, SHADES[0]) for span in spans if span.stream == "compute"]
+    network = [(*span, SHADES[number % 2]) for number, span in enumerate(collectives)]
+    whole_ns = timeline.iteration_ns
+    return f"  computes  {_bar(computes, whole_ns)}\n  network   {_bar(network, whole_ns)}"
 
 
 def _bar(spans: Iterable[tuple[int, int, str]], whole_ns: int) -> str:

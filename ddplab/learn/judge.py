@@ -90,9 +90,8 @@ class Judgement:
 class Judge(AbstractContextManager["Judge"]):
     """Ranks that stay alive between verdicts; a verdict on a new save therefore takes seconds.
 
-    Args:
-        ranks: The ranks. None: new ones, which the context ends; all but one are new interpreters, so that sets are
-            ordered differently.
+    Without `ranks`, there are new ones, which the context ends; all but one are new interpreters, so that sets are
+    ordered differently.
     """
 
     def __init__(self, ranks: RankPool | None = None) -> None:

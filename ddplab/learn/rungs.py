@@ -43,7 +43,6 @@ class Rung(Schema):
     """One idea.
 
     Attributes:
-        title: Its name.
         task: What the class must do that it did not before.
         reading: Why, in one paragraph.
         code: `module:name`, whose lines show the idea in this project; named once the rung is passed.
