@@ -230,8 +230,7 @@ def module_buckets(names: Sequence[str], ready_order: Sequence[int]) -> BucketAs
     for index, module in enumerate(modules):
         buckets.setdefault(module, []).append(index)
     return sorted(
-        buckets.values(),
-        key=lambda bucket: (not modules[bucket[0]], max(place.get(index, -1) for index in bucket)),
+        buckets.values(), key=lambda bucket: (not modules[bucket[0]], max(place.get(index, -1) for index in bucket))
     )
 
 

@@ -50,13 +50,7 @@ class Bucket:
 
     buffer: Tensor
 
-    def __init__(
-        self,
-        indices: Sequence[int],
-        parameters: Sequence[nn.Parameter],
-        *,
-        batched: bool = False,
-    ) -> None:
+    def __init__(self, indices: Sequence[int], parameters: Sequence[nn.Parameter], *, batched: bool = False) -> None:
         self.indices = tuple(indices)
         self.parameters = list(parameters)
         self.size_bytes = sum(parameter.nbytes for parameter in self.parameters)

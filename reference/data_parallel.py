@@ -38,13 +38,7 @@ from .comm_hooks.compress import fp16_compress
 from .comm_hooks.interface import Hook
 from .constructor_arguments import Options
 from .features.delayed_all_reduce import DelayedAllReduce, resolve_delayed
-from .features.mixed_precision import (
-    ReductionState,
-    cast_buffers,
-    casts,
-    check_config,
-    sum_in_low_precision,
-)
+from .features.mixed_precision import ReductionState, cast_buffers, casts, check_config, sum_in_low_precision
 from .features.parameter_stand_ins import ForwardParameters, compose
 from .features.tensor_parallel import is_slice, localize, put_back, stand_ins
 from .features.unused_parameters import make_tracker

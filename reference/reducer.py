@@ -26,15 +26,7 @@ from torch import Tensor, nn
 from torch._C._distributed_c10d import DebugLevel, get_debug_level
 from torch.autograd.graph import Node
 
-from .autograd_hooks import (
-    NEVER,
-    Inbox,
-    PassEnd,
-    accumulators,
-    attach_hooks,
-    gradients_until_pack,
-    transforms_active,
-)
+from .autograd_hooks import NEVER, Inbox, PassEnd, accumulators, attach_hooks, gradients_until_pack, transforms_active
 from .backward_exceptions import (
     NO_TASK,
     check_finished,

@@ -16,11 +16,7 @@ until then each of them takes memory beside its view."""
 
 
 def make_bucket(
-    indices: Sequence[int],
-    parameters: Sequence[nn.Parameter],
-    *,
-    options: Options,
-    sparse: frozenset[int],
+    indices: Sequence[int], parameters: Sequence[nn.Parameter], *, options: Options, sparse: frozenset[int]
 ) -> Bucket:
     """A bucket of the kind that the options need; `sparse`: parameter indices whose gradients are sparse tensors."""
     kind: type[Bucket] = LazyBucket if options.lazy_bucket_allocation else Bucket

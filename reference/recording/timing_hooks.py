@@ -442,8 +442,5 @@ def _bucket(timestamps: BucketTimestamps[int], ready: Sequence[int | None], back
     if last is None:  # a further backward pass may have produced some of these gradients again
         last = min(max((moment for moment in ready if moment is not None), default=backward_end), timestamps.launched)
     return BucketTimes(
-        ready_ns=last,
-        launched_ns=timestamps.launched,
-        done_ns=min(seen),
-        copied_out_ns=timestamps.copied_out,
+        ready_ns=last, launched_ns=timestamps.launched, done_ns=min(seen), copied_out_ns=timestamps.copied_out
     )
