@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, NoReturn
 import torch
 
 from .backward_pass import Expecting, Failed, Idle, Reduction, Running, State
+from .checks.error_messages import Text
 
 if TYPE_CHECKING:
     from .reducer import Reducer
@@ -30,14 +31,14 @@ def check_finished(reducer: "Reducer") -> None:
         case Failed(message):
             reducer.fail(message)
         case Expecting(Reduction(begun=True, next_bucket=done)) if done == len(reducer.buckets):
-            reducer.fail(reducer.messages.not_finalized())
+            reducer.fail(reducer.messages.message(Text.NOT_FINALIZED))
         case Expecting(Reduction(begun=True) as reduction):
             reducer.fail(unfinished(reducer, reduction))
 
 
 def fail_again(reducer: "Reducer", state: Failed) -> NoReturn:
     """Another backward pass brings gradients after a failed one, without a forward pass."""
-    message = reducer.messages.retried(state.message)
+    message = f"{state.message}\n{reducer.messages.message(Text.RETRIED)}"
     reducer.state = Failed(message, resumes=False) if state.resumes else state
     reducer.inbox.reset()
     reducer.fail(message)
@@ -69,7 +70,7 @@ def end_raised_pass(reducer: "Reducer") -> None:
         give_up = time.monotonic() + LATE_END_S
         while reducer.state is state and reducer.pass_end() is not None:
             if time.monotonic() > give_up:
-                reducer.fail(reducer.messages.pass_still_runs())
+                reducer.fail(reducer.messages.message(Text.PASS_STILL_RUNS))
             time.sleep(0.001)  # only a destructor in autograd's thread, or the end of the pass, ends the wait
     reducer.backward_raises(state.task)
 

@@ -39,7 +39,7 @@ from .backward_exceptions import (
 from .backward_pass import Expecting, Failed, Idle, InFlight, Reduction, Running, Snapshot, State
 from .buckets import Bucket, Buckets, SecondGradientError
 from .checks.changed_gradients import ChangedGradients, misfit, separate, snapshot, warn_of_changes, watch_steps
-from .checks.error_messages import ErrorMessages
+from .checks.error_messages import ErrorMessages, Text
 from .checks.launch_order import CheckedLaunchOrder
 from .comm_hooks.interface import HookCaller
 from .constructor_arguments import Options
@@ -200,10 +200,10 @@ class Reducer:
         self.count_ranks = None
         if synchronized:
             if _rpc_runs() and distributed_autograd_runs():
-                self.fail(self.messages.distributed_autograd())
+                self.fail(self.messages.message(Text.DISTRIBUTED_AUTOGRAD))
             match self.state:
                 case Running(reduction=Reduction(begun=True)) if _current_task() != NO_TASK:
-                    self.fail(self.messages.forward_inside_backward())
+                    self.fail(self.messages.message(Text.FORWARD_INSIDE_BACKWARD))
             self.iterations += 1
             if self.iterations >= self.alarm_at:
                 self.alarm_at = math.inf
@@ -276,7 +276,7 @@ class Reducer:
         if isinstance(self.state, Running) and self.state.task != _current_task():
             end_raised_pass(self)
         if _current_task() == self._averaged_inside:
-            self.fail(self.messages.forward_inside_backward())
+            self.fail(self.messages.message(Text.FORWARD_INSIDE_BACKWARD))
         self._enter_backward()
         match self.state:
             case Running(task=task, reduction=None, before=Expecting(reduction) as before, local=local):
@@ -293,11 +293,11 @@ class Reducer:
 
         task = _current_task()
         if compiled_autograd.in_compiled_autograd_region:  # it traces the hooks, and may swallow the error
-            self._fail_for_good(self.messages.compiled_autograd())
+            self._fail_for_good(self.messages.message(Text.COMPILED_AUTOGRAD))
         if _rpc_runs() and distributed_autograd_runs():  # it hides errors of hooks; the next forward pass reports it
-            self._fail_for_good(self.messages.distributed_autograd())
+            self._fail_for_good(self.messages.message(Text.DISTRIBUTED_AUTOGRAD))
         if isinstance(state, Expecting) and state.reduction.beside and task != state.reduction.inside:
-            self.fail(self.messages.forward_inside_backward())
+            self.fail(self.messages.message(Text.FORWARD_INSIDE_BACKWARD))
         # After a forward pass under `no_sync`, an earlier synchronised one keeps waiting for its gradients.
         stays_local = self._forward_under_no_sync and not self._sync_enabled()
         if isinstance(state, Expecting) and not stays_local:
@@ -392,7 +392,7 @@ class Reducer:
         if differs and not self._compared_with_forward:
             warnings.warn(self.messages.changed_mind(averaged=averaged), stacklevel=2)
         elif not averaged and not inside:
-            self.messages.warn_once("local", self.messages.not_expected())
+            self.messages.warn_once(Text.NOT_EXPECTED)
         self._compared_with_forward = True
 
     def _take_from_inbox(self, state: Running) -> None:
@@ -427,7 +427,7 @@ class Reducer:
             elif remaining < 0:
                 # As in torch, every further forward pass reports the gradients that are missing.
                 self.state = Failed(unfinished(self, reduction), resumes=False)
-                self.fail(self.messages.graph_changed(index, self.buckets.bucket_of[index]))
+                self.fail(self.messages.message(Text.GRAPH_CHANGED, index, self.buckets.bucket_of[index]))
 
     def mark_ready(self, reduction: Reduction, indices: Sequence[int]) -> None:
         """Put gradients into their buckets; pack those that are full, and launch those whose turn it is."""
@@ -450,7 +450,7 @@ class Reducer:
             if error := misfit(self, reduction, number, slot):
                 self.fail(error)
         if self.thorough and (changed := self.changes.first_changed(bucket)) is not None:
-            self.fail(self.messages.changed(changed, number))
+            self.fail(self.messages.message(Text.CHANGED, changed, number))
         self.notify(Observer.bucket_packing, number)
         with profiled("torch::distributed::reducer::mul_out"):
             bucket.pack(reduction.scale)
@@ -499,7 +499,7 @@ class Reducer:
                 with profiled("torch.distributed.ddp.reducer::copy_bucket_to_grad"):
                     bucket.copy_out(averages, unused=untouched)
                 if (replaced := bucket.replaced(untouched)) is not None:
-                    self.fail(self.messages.replaced(replaced, number))
+                    self.fail(self.messages.message(Text.REPLACED, replaced, number))
                 self.notify(Observer.bucket_copied_out, number)
         self.close(reduction)
 

@@ -14,6 +14,7 @@ from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from ..backward_pass import Expecting, Idle, Reduction, Running, Snapshot
 from ..buckets import Bucket
+from .error_messages import Text
 
 if TYPE_CHECKING:
     from ..reducer import Reducer
@@ -59,7 +60,7 @@ def warn_of_changes(reducer: "Reducer", reduction: Reduction) -> None:
     now = snapshot(reducer.parameters)
     changed = next((index for index in reduction.arrived if reduction.before[index] != now[index]), None)
     if changed is not None:
-        reducer.messages.warn_once("between", reducer.messages.changed_between(changed))
+        reducer.messages.warn_once(Text.CHANGED_BETWEEN, changed)
 
 
 def watch_steps(reducer: "Reducer") -> None:
@@ -91,7 +92,7 @@ def _check_step(reducer: "Reducer", optimizer: Optimizer) -> None:
         case _:
             return
     if wrong:
-        reducer.messages.warn_once("step", reducer.messages.stepped_too_early(min(wrong), when))
+        reducer.messages.warn_once(Text.STEPPED_TOO_EARLY, min(wrong), when=when)
 
 
 def misfit(reducer: "Reducer", reduction: Reduction, number: int, slot: int) -> str | None:
@@ -101,7 +102,7 @@ def misfit(reducer: "Reducer", reduction: Reduction, number: int, slot: int) -> 
     if bucket.parameters[slot].grad is not None:
         return reducer.messages.misfit(bucket, number, slot)
     if index in reduction.arrived and index not in reducer.inbox.undefined:
-        return reducer.messages.removed(index, number)
+        return reducer.messages.message(Text.REMOVED, index, number)
     return None
 
 

@@ -6,6 +6,7 @@ for are kept.
 
 import warnings
 from collections.abc import Collection, Sequence
+from enum import StrEnum
 
 import torch
 from torch import Tensor, nn
@@ -18,21 +19,105 @@ from ..parameters import dense_strides
 NAMED_AT_MOST = 5  # unless TORCH_DISTRIBUTED_DEBUG asks for more
 
 
-class ErrorMessages:
-    """The texts; `parameters` are in the order of the parameter index, and the attribute `rank` may be set again.
+class Text(StrEnum):
+    """Messages after the rank; `{parameter}` stands for a parameter's name, index and shape."""
 
-    Warnings about gradients that do not fit their buckets are given once.
-    """
+    COMPILED_AUTOGRAD = (
+        "compiled autograd cannot run a data-parallel backward pass: it would leave gradients without averages. Set "
+        "torch._dynamo.config.compiled_autograd = False"
+    )
+    DISTRIBUTED_AUTOGRAD = (
+        "expected gradients in .grad, got a context of torch.distributed.autograd, which keeps them to itself, where "
+        "they are not averaged. Call loss.backward() outside, or use torch's class"
+    )
+    FORWARD_INSIDE_BACKWARD = (
+        "the wrapped module's forward pass runs inside a backward pass that has brought gradients of an earlier "
+        "forward pass, as with checkpoint(ddp, x, use_reentrant=True) beside another forward pass. Checkpoint parts "
+        "of the module instead of the wrapper, or use use_reentrant=False"
+    )
+    PASS_STILL_RUNS = (
+        "a backward pass of the wrapped module still runs, in another thread or around this one, and its gradients "
+        "are not averaged yet. Wait for its end before the next forward pass"
+    )
+    RETRIED = "now another backward pass runs without a forward pass before it, so its gradients cannot be averaged."
+    NOT_FINALIZED = (
+        "require_manual_backward_finalization is set, and the averages of the last backward pass were not asked for. "
+        "Call finalize_backward() once after each synchronised backward pass"
+    )
+    CHANGED = (
+        "the gradient of {parameter} in bucket {bucket} was changed or replaced during the backward pass, after it "
+        "had arrived and before it was averaged. Change gradients after backward(), or in a hook of the parameter "
+        "itself"
+    )
+    REMOVED = (
+        "the gradient of {parameter} in bucket {bucket} arrived and was then set to None before it was averaged, as "
+        "by a post-accumulate hook that steps an optimiser or moves the gradient elsewhere. Step after backward(), "
+        "or have torch.distributed.optim._apply_optimizer_in_backward make the optimisers before the module is "
+        "wrapped: they then step with averages"
+    )
+    REPLACED = (
+        "the gradient of {parameter} is not the expected DDP bucket view with gradient_as_bucket_view=True, in "
+        "bucket {bucket}. Another data-parallel module has this parameter too, or the script replaced the gradient "
+        "during the backward pass. Wrap a parameter once, and change gradients after backward()"
+    )
+    GRAPH_CHANGED = (
+        "Your training graph has changed in this iteration: {parameter} in bucket {bucket} got more gradients than "
+        "in the first iteration, e.g., one parameter is unused in first iteration, but then got used in the second "
+        "iteration. this is not compatible with static_graph set to True."
+    )
+    # Warnings, each given once
+    STEPPED_TOO_EARLY = (
+        "an optimiser stepped {when} and used the gradient of {parameter}, which the wrapper has not averaged, so "
+        "the ranks diverge, unless the script has all-reduced it. Step after the last backward pass of each forward "
+        "pass, which must bring the gradients by backward(); or have "
+        "torch.distributed.optim._apply_optimizer_in_backward make the optimisers before the module is wrapped"
+    )
+    CHANGED_BETWEEN = (
+        "the gradient of {parameter} was changed between two backward passes of one forward pass. It is averaged at "
+        "the end of the last one, so clipping or scaling it before is lost, or gives a wrong average. Clip after the "
+        "last backward pass, or run one forward pass for each"
+    )
+    CREATE_GRAPH = (
+        "backward was called with create_graph=True. The gradient of {parameter} is averaged in place, outside of "
+        "the graph: derivatives of it are those of this rank's gradient."
+    )
+    STRIDES = (
+        "the gradient of {parameter} has strides {strides}, its parameter {expected}. Grad strides do not match "
+        "bucket view strides: copying it is slow. Wrap the module after converting it to its memory format."
+    )
+    NOT_EXPECTED = (
+        "outside of no_sync(), gradients arrived that no forward pass of the wrapper waits for. They stay local, so "
+        "the ranks may diverge. Causes: a second backward pass after one forward pass, or several forward passes and "
+        "then a backward pass for each (run all but the last backward pass under no_sync(), with its forward pass; "
+        "if the last one belongs to an earlier forward pass, run every forward pass under no_sync(), and "
+        "ddp.reducer.prepare_for_backward(outputs) before the last backward pass); a backward pass inside forward; a "
+        "call of ddp.module(...) instead of ddp(...)."
+    )
+
+
+class ErrorMessages:
+    """Completes the texts; `parameters` are in the order of the parameter index, and `rank` may be set again."""
 
     def __init__(self, parameters: dict[str, nn.Parameter], rank: int) -> None:
         self._names = list(parameters)
         self._shapes = [tuple(parameter.shape) for parameter in parameters.values()]
         self.rank = rank
-        self._warned: set[str] = set()
+        self._warned: set[Text] = set()
 
     def describe(self, index: int) -> str:
         """A parameter's name, index and shape."""
         return f"{self._names[index]} (parameter {index}, shape {self._shapes[index]})"
+
+    def message(self, text: Text, index: int | None = None, bucket: int | None = None, **values: object) -> str:
+        """A text with this rank, a parameter, its bucket and further values."""
+        parameter = None if index is None else self.describe(index)
+        return f"rank {self.rank}: {text.format(parameter=parameter, bucket=bucket, **values)}"
+
+    def warn_once(self, text: Text, index: int | None = None, **values: object) -> None:
+        """Warn, unless a warning with this text was given."""
+        if text not in self._warned:
+            self._warned.add(text)
+            warnings.warn(self.message(text, index, None, **values), stacklevel=2)
 
     def unfinished(
         self, missing: Sequence[int], reachable: Collection[int] | None, buckets: Sequence[int], options: Options
@@ -59,16 +144,14 @@ class ErrorMessages:
                 "`find_unused_parameters=True` to the constructor, and by making sure that all `forward` function "
                 "outputs participate in calculating loss."
             )
-        names, hint = "", ""
-        debug_off = get_debug_level() == DebugLevel.OFF
-        if debug_off:
+        every = ", ".join(self._names[index] for index in missing)
+        names, hint = f"\nParameters which did not receive grad for rank {self.rank}: {every}", ""
+        if debug_off := get_debug_level() == DebugLevel.OFF:
+            names = ""
             hint = (
                 "\nTo list all of them by cause, in every iteration, set the environment variable "
                 "TORCH_DISTRIBUTED_DEBUG to either INFO or DETAIL."
             )
-        else:
-            names = ", ".join(self._names[index] for index in missing)
-            names = f"\nParameters which did not receive grad for rank {self.rank}: {names}"
         return (
             f"rank {self.rank}: Expected to have finished reduction in the prior iteration before starting a new "
             f"one. {cause}\n"
@@ -112,86 +195,6 @@ class ErrorMessages:
             f"{bucket} got a second gradient since the last forward pass; the cause is {cause}."
         )
 
-    def compiled_autograd(self) -> str:
-        """Error: the backward pass is compiled."""
-        return (
-            f"rank {self.rank}: compiled autograd cannot run a data-parallel backward pass: it would leave gradients "
-            "without averages. Set torch._dynamo.config.compiled_autograd = False"
-        )
-
-    def distributed_autograd(self) -> str:
-        """Error: the gradients go to a context of `torch.distributed.autograd`."""
-        return (
-            f"rank {self.rank}: expected gradients in .grad, got a context of torch.distributed.autograd, which "
-            "keeps them to itself, where they are not averaged. Call loss.backward() outside, or use torch's class"
-        )
-
-    def forward_inside_backward(self) -> str:
-        """Error: a synchronised forward pass runs while gradients of an earlier one are averaged."""
-        return (
-            f"rank {self.rank}: the wrapped module's forward pass runs inside a backward pass that has brought "
-            "gradients of an earlier forward pass, as with checkpoint(ddp, x, use_reentrant=True) beside another "
-            "forward pass. Checkpoint parts of the module instead of the wrapper, or use use_reentrant=False"
-        )
-
-    def changed(self, index: int, bucket: int) -> str:
-        """Error: the script changed a gradient between its arrival and its averaging."""
-        return (
-            f"rank {self.rank}: the gradient of {self.describe(index)} in bucket {bucket} was changed or replaced "
-            "during the backward pass, after it had arrived and before it was averaged. Change gradients after "
-            "backward(), or in a hook of the parameter itself"
-        )
-
-    def removed(self, index: int, bucket: int) -> str:
-        """Error: a gradient arrived, and the script has set it to None before it was averaged."""
-        return (
-            f"rank {self.rank}: the gradient of {self.describe(index)} in bucket {bucket} arrived and was then set "
-            "to None before it was averaged, as by a post-accumulate hook that steps an optimiser or moves the "
-            "gradient elsewhere. Step after backward(), or have "
-            "torch.distributed.optim._apply_optimizer_in_backward make the optimisers before the module is wrapped: "
-            "they then step with averages"
-        )
-
-    def stepped_too_early(self, index: int, when: str) -> str:
-        """Warning, given once: an optimiser used gradients that were not averaged; `when` it did."""
-        return (
-            f"rank {self.rank}: an optimiser stepped {when} and used the gradient of {self.describe(index)}, which "
-            "the wrapper has not averaged, so the ranks diverge, unless the script has all-reduced it. Step after "
-            "the last backward pass of each forward pass, which must bring the gradients by backward(); or have "
-            "torch.distributed.optim._apply_optimizer_in_backward make the optimisers before the module is wrapped"
-        )
-
-    def changed_between(self, index: int) -> str:
-        """Warning, given once: the script changed a gradient between two backward passes of one forward pass."""
-        return (
-            f"rank {self.rank}: the gradient of {self.describe(index)} was changed between two backward passes of "
-            "one forward pass. It is averaged at the end of the last one, so clipping or scaling it before is lost, "
-            "or gives a wrong average. Clip after the last backward pass, or run one forward pass for each"
-        )
-
-    def not_finalized(self) -> str:
-        """Error: the script has not ended the last backward pass, as it said it would."""
-        return (
-            f"rank {self.rank}: require_manual_backward_finalization is set, and the averages of the last backward "
-            "pass were not asked for. Call finalize_backward() once after each synchronised backward pass"
-        )
-
-    def pass_still_runs(self) -> str:
-        """Error: a forward pass starts while another thread runs a backward pass that averages."""
-        return (
-            f"rank {self.rank}: a backward pass of the wrapped module still runs, in another thread or around this "
-            "one, and its gradients are not averaged yet. Wait for its end before the next forward pass"
-        )
-
-    def replaced(self, index: int, bucket: int) -> str:
-        """Error: a gradient is not the bucket's view any more."""
-        return (
-            f"rank {self.rank}: the gradient of {self.describe(index)} is not the expected DDP bucket view with "
-            f"gradient_as_bucket_view=True, in bucket {bucket}. Another data-parallel module has this parameter too, "
-            "or the script replaced the gradient during the backward pass. Wrap a parameter once, and change "
-            "gradients after backward()"
-        )
-
     def interrupted(self, launched: int, buckets: int, error: BaseException | None) -> str:
         """Error: an exception ended the last backward pass after `launched` of its buckets had been launched.
 
@@ -208,15 +211,6 @@ class ErrorMessages:
             "theirs. Remove the cause, then wrap the module again on every rank, or restart all ranks."
         )
 
-    def graph_changed(self, index: int, bucket: int) -> str:
-        """Error: under `static_graph`, a parameter got more gradients than in the first iteration."""
-        return (
-            f"rank {self.rank}: Your training graph has changed in this iteration: {self.describe(index)} in bucket "
-            f"{bucket} got more gradients than in the first iteration, e.g., one parameter is unused in first "
-            "iteration, but then got used in the second iteration. this is not compatible with static_graph set to "
-            "True."
-        )
-
     def misfit(self, bucket: Bucket, number: int, slot: int) -> str | None:
         """Warn of a slow copy or of create_graph; an error message if the gradient cannot be copied."""
         index, gradient, view = bucket.indices[slot], bucket.parameters[slot].grad, bucket.views[slot]
@@ -227,26 +221,10 @@ class ErrorMessages:
                 f"{_kind(view)}, got {_kind(gradient)}. Convert the module before it is wrapped, not after."
             )
         if gradient.requires_grad:
-            self.warn_once(
-                "create_graph",
-                f"rank {self.rank}: backward was called with create_graph=True. The gradient of "
-                f"{self.describe(index)} is averaged in place, outside of the graph: derivatives of it are those of "
-                "this rank's gradient.",
-            )
+            self.warn_once(Text.CREATE_GRAPH, index)
         if not view.is_sparse and dense_strides(gradient) != dense_strides(view):
-            self.warn_once(
-                "strides",
-                f"rank {self.rank}: the gradient of {self.describe(index)} has strides {gradient.stride()}, its "
-                f"parameter {view.stride()}. Grad strides do not match bucket view strides: copying it is slow. "
-                "Wrap the module after converting it to its memory format.",
-            )
+            self.warn_once(Text.STRIDES, index, strides=gradient.stride(), expected=view.stride())
         return None
-
-    def warn_once(self, kind: str, message: str) -> None:
-        """Warn, unless a warning of this kind was given."""
-        if kind not in self._warned:
-            self._warned.add(kind)
-            warnings.warn(message, stacklevel=2)
 
     def converted(self, index: int, bucket: int, parameter: Tensor, dtype: torch.dtype, device: torch.device) -> str:
         """Error: a parameter was converted after wrapping, so autograd does not call its hook any more."""
@@ -258,30 +236,12 @@ class ErrorMessages:
             "wrapped, not after."
         )
 
-    def retried(self, failure: str) -> str:
-        """Error: another backward pass runs after a failed one, without a forward pass; `failure`: its error."""
-        return (
-            f"{failure}\nrank {self.rank}: now another backward pass runs without a forward pass before it, so its "
-            "gradients cannot be averaged."
-        )
-
     def changed_mind(self, *, averaged: bool) -> str:
         """Warning: of forward and backward, one ran inside `no_sync` and the other outside."""
         inside, outside = ("backward", "forward") if averaged else ("forward", "backward")
         return (
             f"rank {self.rank}: {outside} ran outside of no_sync(), but its {inside} inside. forward decides, so "
             f"these gradients are {'averaged' if averaged else 'not averaged'}. Run both inside, or both outside."
-        )
-
-    def not_expected(self) -> str:
-        """Warning, given once: gradients that no forward pass of the wrapper waits for."""
-        return (
-            f"rank {self.rank}: outside of no_sync(), gradients arrived that no forward pass of the wrapper waits "
-            "for. They stay local, so the ranks may diverge. Causes: a second backward pass after one forward pass, "
-            "or several forward passes and then a backward pass for each (run all but the last backward pass under "
-            "no_sync(), with its forward pass; if the last one belongs to an earlier forward pass, run every forward "
-            "pass under no_sync(), and ddp.reducer.prepare_for_backward(outputs) before the last backward pass); a "
-            "backward pass inside forward; a call of ddp.module(...) instead of ddp(...)."
         )
 
 
