@@ -161,11 +161,12 @@ def tensors_in(output: Any) -> Iterator[Tensor]:
     if isinstance(output, Tensor):
         yield output
     else:
-        for part in _parts(output):
+        for part in parts_of(output):
             yield from tensors_in(part)
 
 
-def _parts(output: Any) -> list[Any]:
+def parts_of(output: Any) -> list[Any]:
+    """What a structure consists of; nothing, if `output` is no structure in which tensors are found."""
     if isinstance(output, list | tuple):
         return list(output)
     if isinstance(output, dict):

@@ -41,18 +41,19 @@ def set_options(reducer: Reducer, **changed: bool) -> None:
     reducer.tracker = reducer.make_tracker(options, reducer.parameters, reducer.accumulators, reducer.group)
 
 
-def require_manual_backward_finalization(reducer: Reducer, *, required: bool) -> None:
+def set_manual_finalization(reducer: Reducer, **changed: bool) -> None:
     """Have the script decide when a backward pass waits for its collectives; see `finalize_backward`.
 
     Raises:
         RuntimeError: A backward pass has begun and not ended, or the all-reduce of all parameters is delayed.
     """
-    if required and not reducer.buckets:
+    options = replace(reducer.options, **changed)  # type: ignore[arg-type]  # a flag
+    if options.require_manual_backward_finalization and not reducer.buckets:
         reducer.fail("Manual backward finalization is not supported when the all-reduce of all parameters is delayed")
     match reducer.state:
         case Running() | Expecting(Reduction(begun=True)):
             reducer.fail("require_manual_backward_finalization: expected to be set between two iterations")
-    reducer.options = replace(reducer.options, require_manual_backward_finalization=required)
+    reducer.options = options
 
 
 def finalize_backward(reducer: Reducer) -> None:

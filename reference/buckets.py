@@ -2,7 +2,7 @@
 
 import copy
 import os
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from itertools import repeat
 from operator import is_
 from typing import Any
@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from .bucket_copies import ScaledCopies
 from .bucket_memory import aligned_buffer, views_of
-from .bucketing import BucketAssignment, rebuild_order, rebuilt_buckets
+from .bucketing import rebuild_order, rebuilt_buckets
 from .message_sizes import READY_ORDER_BYTES
 from .parameters import INTEGERS, bucket_key, dense_strides
 
@@ -183,7 +183,7 @@ class Bucket:
 BucketMaker = Callable[[Sequence[int], Sequence[nn.Parameter]], Bucket]
 
 
-class Buckets(Sequence[Bucket]):
+class Buckets(list[Bucket]):
     """All buckets of a reducer, in launch order.
 
     Args:
@@ -219,15 +219,6 @@ class Buckets(Sequence[Bucket]):
         self.reset()
         self.initial_sizes_bytes = [bucket.size_bytes for bucket in self]
 
-    def __len__(self) -> int:
-        return len(self._buckets)
-
-    def __iter__(self) -> Iterator[Bucket]:
-        return iter(self._buckets)
-
-    def __getitem__(self, index: Any) -> Any:
-        return self._buckets[index]
-
     @property
     def assignment(self) -> tuple[tuple[int, ...], ...]:
         """Parameter indices by bucket, in launch order."""
@@ -235,46 +226,36 @@ class Buckets(Sequence[Bucket]):
 
     def reset(self) -> None:
         """Return to the buckets of construction, which will be rebuilt once."""
-        self._buckets: list[Bucket] = []  # frees the old buffers before the new ones are allocated
         self.rebuilt = False
         self._allocate(self._initial)
 
     def _allocate(self, assignment: Sequence[Sequence[int]]) -> None:
-        self._buckets = [
-            self._make_bucket(indices, [self._parameters[index] for index in indices]) for indices in assignment
-        ]
+        self.clear()  # frees the old buffers before the new ones are allocated
+        self += [self._make_bucket(indices, [self._parameters[index] for index in indices]) for indices in assignment]
         self.bucket_of, self.slot_of = [0] * len(self._parameters), [0] * len(self._parameters)
-        for number, bucket in enumerate(self._buckets):
+        for number, bucket in enumerate(self):
             for slot, index in enumerate(bucket.indices):
                 self.bucket_of[index], self.slot_of[index] = number, slot
 
     def rebuild_if_due(self, ready_order: Sequence[int], group: dist.ProcessGroup) -> bool:
         """Rebuild in ready order if that order is known and there are caps for it; returns whether this call rebuilt.
 
-        `ready_order` is empty until it is known. It may differ between the ranks of `group`; rank 0's is used.
+        `ready_order` is empty until it is known. It may differ between the ranks of `group`, but all must send the
+        same buckets, so rank 0's is used.
         """
         if not ready_order or self._rebuild_caps is None:
             return False
         own = rebuild_order(ready_order, len(self._parameters))
         order = torch.tensor(own, dtype=INTEGERS[READY_ORDER_BYTES], device=self._parameters[0].device)
-        self.rebuild(order, self._rebuild_caps, group)
-        return True
-
-    def rebuild(self, order: Tensor, caps_bytes: Sequence[int], group: dist.ProcessGroup) -> None:
-        """Fill the buckets again in the ready order of rank 0; `order` is that of this rank, as parameter indices."""
-        # The ready orders of ranks may differ, but all must send the same buckets.
         dist.broadcast(order, group_src=0, group=group)
-        assignment = self._filled(caps_bytes, order.tolist())
-        self._buckets = []  # frees the old buffers before the new ones are allocated
-        self._allocate(assignment)
-        self.rebuilt = True
-
-    def _filled(self, caps_bytes: Sequence[int], order: list[int]) -> BucketAssignment:
-        return rebuilt_buckets(
+        assignment = rebuilt_buckets(
             [parameter.nbytes for parameter in self._parameters],
-            caps_bytes,
+            self._rebuild_caps,
             keys=self.keys,
             sparse=[index in self.sparse for index in range(len(self._parameters))],
-            order=order,
+            order=order.tolist(),
             small_last=os.environ.get("DDP_SET_LAST_BUCKET_CAP") == "1",
         )
+        self._allocate(assignment)
+        self.rebuilt = True
+        return True

@@ -24,8 +24,8 @@ from torch.nn.parallel.distributed import _BufferCommHook, _BufferCommHookLocati
 from .between_iterations import (
     finalize_backward,
     register_comm_hook,
-    require_manual_backward_finalization,
     set_group,
+    set_manual_finalization,
     set_options,
 )
 from .broadcast import are_due, send_buffers, send_state
@@ -58,15 +58,17 @@ PROCESS_LOCAL = (
 """Attributes of the wrapper that are neither pickled nor copied."""
 
 
-def _feature(name: str) -> Any:
-    """A read-only attribute of the wrapper; only construction and `_set_static_graph` set it."""
+def _option(name: str, change: Callable[..., None] | None = None) -> Any:
+    """An option as an attribute of the wrapper; without `change`, the script cannot set it."""
 
-    def refuse(_ddp: Any, _value: Any) -> None:
-        raise AttributeError(
-            f"{name} cannot be changed after construction: the buckets depend on it. Wrap the module again"
-        )
+    def set_option(ddp: Any, value: Any) -> None:
+        if change is None:
+            raise AttributeError(
+                f"{name} cannot be changed after construction: the buckets depend on it. Wrap the module again"
+            )
+        change(ddp._reducer, **{name: value})
 
-    return property(lambda ddp: getattr(ddp._reducer.options, name), refuse)
+    return property(lambda ddp: getattr(ddp._reducer.options, name), set_option)
 
 
 class _ActiveModule:
@@ -280,36 +282,22 @@ class DistributedDataParallel(DataParallel):
     def broadcast_buffers(self, value: bool) -> None:
         self.forward_sync_buffers = value
 
-    @property
-    def find_unused_parameters(self) -> bool:
-        """Whether the graph is searched for unused parameters; may change between iterations, on all ranks alike."""
-        return self._reducer.options.find_unused_parameters
-
-    @find_unused_parameters.setter
-    def find_unused_parameters(self, value: bool) -> None:
-        set_options(self._reducer, find_unused_parameters=value)
-
-    gradient_as_bucket_view = _feature("gradient_as_bucket_view")
-    batched_grad_copy = _feature("batched_grad_copy")
-    skip_all_reduce_unused_params = _feature("skip_all_reduce_unused_params")
-    static_graph = _feature("static_graph")
-    lazy_bucket_allocation = _feature("lazy_bucket_allocation")
-
-    @property
-    def require_manual_backward_finalization(self) -> bool:
-        """Whether backward passes leave averages in flight until `finalize_backward` is called; set it in between."""
-        return self._reducer.options.require_manual_backward_finalization
-
-    @require_manual_backward_finalization.setter
-    def require_manual_backward_finalization(self, required: bool) -> None:
-        require_manual_backward_finalization(self._reducer, required=required)
+    find_unused_parameters = _option("find_unused_parameters", set_options)
+    """Whether the graph is searched for unused parameters; may change between iterations, on all ranks alike."""
+    gradient_as_bucket_view = _option("gradient_as_bucket_view")
+    batched_grad_copy = _option("batched_grad_copy")
+    skip_all_reduce_unused_params = _option("skip_all_reduce_unused_params")
+    static_graph = _option("static_graph")
+    lazy_bucket_allocation = _option("lazy_bucket_allocation")
+    require_manual_backward_finalization = _option("require_manual_backward_finalization", set_manual_finalization)
+    """Whether backward passes leave averages in flight until `finalize_backward` is called; set it in between."""
 
     @property
     def should_finalize_after_backward(self) -> bool:
         """Whether the coming `finalize_backward` must be called after the backward pass, not in a hook of it."""
         reducer = self._reducer
         waits = not (reducer.buckets.rebuilt or reducer.options.graph_may_change) or self.mixed_precision is not None
-        return self.require_manual_backward_finalization and waits
+        return bool(self.require_manual_backward_finalization and waits)
 
     def finalize_backward(self) -> None:
         """Wait for the averages of a backward pass; see `between_iterations.finalize_backward`."""
@@ -336,10 +324,9 @@ class DistributedDataParallel(DataParallel):
     use_side_stream_for_tensor_copies = True
     _use_python_reducer = False
 
-    @property
-    def _static_graph_delay_allreduce_enqueued(self) -> bool:
-        return self.static_graph and not self._reducer.tracker.needs_sink
-
+    _static_graph_delay_allreduce_enqueued = property(
+        lambda ddp: ddp.static_graph and not ddp._reducer.tracker.needs_sink
+    )
     _has_rebuilt_buckets = property(attrgetter("reducer.buckets.rebuilt"))
     will_sync_module_buffers = are_due
 
@@ -388,16 +375,12 @@ class DistributedDataParallel(DataParallel):
     def _delay_all_reduce_params(self) -> list[nn.Parameter]:
         return self._reducer.delayed.parameters if self._reducer.delayed is not None else []
 
-    _sync_buffers = send_buffers
-
     def _assign_modules_buffers(self) -> None:
         """Nothing to do: `modules_buffers` are read anew each time."""
 
-    def _remove_autograd_hooks(self) -> None:
-        self._reducer.detach()
-
-    def _check_reducer_finalized(self) -> None:
-        self._reducer.check_finished()
+    _sync_buffers = send_buffers
+    _remove_autograd_hooks = property(attrgetter("_reducer.detach"))
+    _check_reducer_finalized = property(attrgetter("_reducer.check_finished"))
 
     # Logging
 

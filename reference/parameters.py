@@ -165,17 +165,33 @@ def check_registered(ddp: "DataParallel") -> None:
 
     `functional_call` replaces parameters for the time of a call, which is no mistake.
     """
-    slots, frozen = ddp._trained_slots, ddp._frozen_slots
+    rank, slots, frozen = ddp.process_group.rank(), ddp._trained_slots, ddp._frozen_slots
     new = new_parameters(ddp.module, [*slots, *frozen, *ddp._added_slots])
     trainable = [slot for slot in new if slot.parameter.requires_grad]
-    if trainable and not all_there(ddp.module, slots):
+    names = ", ".join(slot.name for slot in trainable)
+    if trainable and not {slot.parameter for slot in slots} <= set(ddp.module.parameters()):
         if _inside_functional_call():
             return
-        ddp._reducer.fail(f"rank {ddp.process_group.rank()}: {replaced(trainable)}")
+        ddp._reducer.fail(
+            f"rank {rank}: {names}: other parameters than those that were wrapped. A new layer, an assignment or "
+            "load_state_dict(assign=True) has replaced them, or a parametrization has, and their gradients would not "
+            "be averaged. Load without assign=True, and change layers before wrapping, or wrap the module again"
+        )
     ddp._registrations = Registrations.count
     ddp._added_slots += trainable
     frozen += [slot for slot in new if not slot.parameter.requires_grad]
-    _warn_at_first_gradient(trainable, f"rank {ddp.process_group.rank()}: {added(trainable)}")
+
+    def warn(_parameter: Tensor) -> None:
+        for handle in handles:
+            handle.remove()
+        warnings.warn(
+            f"rank {rank}: {names}: added after the module was wrapped. Their gradients are not averaged, so the "
+            "ranks diverge. Add layers before wrapping, or wrap the module again",
+            stacklevel=2,
+        )
+
+    # At the first gradient: parameters that never get one, such as a teacher's, are no mistake.
+    handles = [slot.parameter.register_post_accumulate_grad_hook(warn) for slot in trainable]
 
 
 def _inside_functional_call() -> bool:
@@ -185,20 +201,17 @@ def _inside_functional_call() -> bool:
     return frame is not None
 
 
-def _warn_at_first_gradient(added: Iterable[Slot], message: str) -> None:
-    """Parameters that never get one, such as a teacher's, are no mistake."""
-
-    def warn(_parameter: Tensor) -> None:
-        for handle in handles:
-            handle.remove()
-        warnings.warn(message, stacklevel=2)
-
-    handles = [slot.parameter.register_post_accumulate_grad_hook(warn) for slot in added]
-
-
 def warn_of_thawed(ddp: "DataParallel") -> None:
     """Warn once that frozen parameters have become trainable."""
-    warnings.warn(f"rank {ddp.process_group.rank()}: {thawed(ddp.module, ddp._frozen_slots)}", stacklevel=5)
+    names = {parameter: name for name, parameter in ddp.module.named_parameters()}
+    thawed = (slot for slot in ddp._frozen_slots if slot.parameter.requires_grad)
+    first_names = ", ".join(dict.fromkeys(names.get(slot.parameter, slot.name) for slot in thawed))
+    warnings.warn(
+        f"rank {ddp.process_group.rank()}: {first_names}: "
+        "frozen when the module was wrapped, trainable now. Their gradients are not averaged, so the ranks diverge. "
+        "Unfreeze parameters before wrapping, or wrap the module again",
+        stacklevel=5,
+    )
     ddp._frozen_slots[:] = [slot for slot in ddp._frozen_slots if not slot.parameter.requires_grad]
 
 
@@ -212,39 +225,3 @@ def new_parameters(module: nn.Module, known: Iterable[Slot]) -> list[Slot]:
         # Other tensors are stand-ins.
         if isinstance(now, nn.Parameter) and id(now) not in ids and name not in ignored
     ]
-
-
-def all_there(module: nn.Module, wrapped: Iterable[Slot]) -> bool:
-    """Whether the module still has all parameters of `wrapped`."""
-    return {id(slot.parameter) for slot in wrapped} <= {id(parameter) for parameter in module.parameters()}
-
-
-def replaced(new: Iterable[Slot]) -> str:
-    """An error that names parameters that have taken the place of others."""
-    return (
-        f"{_names(new)}: other parameters than those that were wrapped. A new layer, an assignment or "
-        "load_state_dict(assign=True) has replaced them, or a parametrization has, and their gradients would not be "
-        "averaged. Load without assign=True, and change layers before wrapping, or wrap the module again"
-    )
-
-
-def added(new: Iterable[Slot]) -> str:
-    """A warning that names parameters that the module did not have when it was wrapped."""
-    return (
-        f"{_names(new)}: added after the module was wrapped. Their gradients are not averaged, so the ranks diverge. "
-        "Add layers before wrapping, or wrap the module again"
-    )
-
-
-def thawed(module: nn.Module, frozen: Iterable[Slot]) -> str:
-    """A warning that names parameters that were frozen when the module was wrapped, and are trained now."""
-    names = {id(parameter): name for name, parameter in module.named_parameters()}
-    now = dict.fromkeys(names.get(id(slot.parameter), slot.name) for slot in frozen if slot.parameter.requires_grad)
-    return (
-        f"{', '.join(now)}: frozen when the module was wrapped, trainable now. Their gradients are not averaged, so "
-        "the ranks diverge. Unfreeze parameters before wrapping, or wrap the module again"
-    )
-
-
-def _names(of: Iterable[Slot]) -> str:
-    return ", ".join(slot.name for slot in of)

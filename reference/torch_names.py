@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from functools import partial
+from operator import attrgetter
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -56,11 +57,8 @@ class TorchNames:
     def _ddp_graph_static(self) -> bool:
         return self._reducer.tracker.is_static
 
-    def _remove_autograd_hooks(self) -> None:
-        self._reducer.detach()
-
-    def _check_reducer_finalized(self) -> None:
-        self._reducer.check_finished()
+    _remove_autograd_hooks = property(attrgetter("_reducer.detach"))
+    _check_reducer_finalized = property(attrgetter("_reducer.check_finished"))
 
     def _run_comm_hook(self, bucket: Any) -> "torch.futures.Future[Any]":
         hook = self._reducer.hook

@@ -7,9 +7,9 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.utils._pytree import tree_map
+from torch.utils._pytree import tree_structure, tree_unflatten
 
-from ..autograd_hooks import call_at_backward, not_traced, tensors_in
+from ..autograd_hooks import call_at_backward, not_traced, parts_of, tensors_in
 
 
 def through_sink(output: Any, on_backward: Callable[[], None], *, clone: bool = True) -> Any:
@@ -54,32 +54,28 @@ def map_tensors(change: Callable[[Tensor], Tensor], output: Any) -> Any:
     if not any(True for _ in tensors_in(output)):
         return output
     try:
-        return _with_parts_changed(change, output)
+        return _with_parts(output, [map_tensors(change, part) for part in parts_of(output)])
     except Exception:  # noqa: BLE001 - the class's own code may raise anything
         return output
 
 
-def _with_parts_changed(change: Callable[[Tensor], Tensor], output: Any) -> Any:
+def _with_parts(output: Any, parts: list[Any]) -> Any:
     if isinstance(output, tuple):
-        parts = [map_tensors(change, part) for part in output]
         if hasattr(output, "n_fields"):  # a type of torch.return_types
             return type(output)(parts)
         twin: Any = tuple.__new__(type(output), parts)
         if hasattr(output, "__dict__"):
             twin.__dict__.update(output.__dict__)
         return twin
+    if not (isinstance(output, list | dict) or dataclasses.is_dataclass(output)):  # a registered pytree node
+        return tree_unflatten(parts, tree_structure(output))
+    twin = copy.copy(output)  # keeps the class and other attributes
     if isinstance(output, list):
-        twin = copy.copy(output)  # keeps the class and other attributes
-        list.__setitem__(twin, slice(None), [map_tensors(change, part) for part in output])
-        return twin
-    if isinstance(output, dict):
-        twin = copy.copy(output)
-        for key, part in output.items():
-            twin[key] = map_tensors(change, part)
-        return twin
-    if not dataclasses.is_dataclass(output):  # a registered pytree node
-        return tree_map(lambda part: change(part) if isinstance(part, Tensor) else part, output)
-    twin = copy.copy(output)
-    for field in dataclasses.fields(output):
-        object.__setattr__(twin, field.name, map_tensors(change, getattr(output, field.name)))  # frozen ones too
+        list.__setitem__(twin, slice(None), parts)
+    elif isinstance(output, dict):
+        for key, part in zip(output, parts, strict=True):
+            twin[key] = part
+    else:
+        for field, part in zip(dataclasses.fields(output), parts, strict=True):
+            object.__setattr__(twin, field.name, part)  # frozen ones too
     return twin
