@@ -45,7 +45,7 @@ from .features.unused_parameters import make_tracker
 from .features.view_and_sparse_buckets import make_bucket
 from .message_sizes import PIECE_BYTES
 from .module_wrapper import DataParallel, sync_enabled
-from .parameters import ModuleTensors, Registrations, ignored_names, module_tensors, synchronized_buffers
+from .parameters import ModuleTensors, Registrations, ignored_names, synchronized_buffers
 from .recording.logging_data import LoggingData
 from .recording.reducer_observer import RecordingHook
 from .reducer import Reducer
@@ -189,8 +189,12 @@ class DistributedDataParallel(DataParallel):
             raise
         if device_mesh is not None:
             self.device_mesh = device_mesh
-        if shards or mixed_precision is not None:
-            self._replace_in_forward(stand_ins(shards))
+        replaced = stand_ins(shards)
+        if mixed_precision is not None:
+            cast_buffers(module, mixed_precision)
+            replaced = compose(casts(module, mixed_precision), replaced)
+        if replaced:
+            self._forward_parameters = ForwardParameters(module, replaced, always=bool(shards))
 
     # Construction
 
@@ -237,20 +241,11 @@ class DistributedDataParallel(DataParallel):
     def _set_up(self, options: Options, *, with_buffers: bool) -> tuple[ModuleTensors, construction.Setup]:
         """The module's tensors, and everything that must be the same on all ranks; checks the arguments."""
         check_config(self.mixed_precision)
-        tensors = module_tensors(self.module, resolve_delayed(self.module, options))
+        tensors = ModuleTensors(self.module, resolve_delayed(self.module, options))
         setup = construction.set_up(self.module, tensors, options, with_buffers=with_buffers)
         trainable = tensors.trainable.values()
         self.device_ids, self.output_device = construction.resolve_devices(trainable, options)
         return tensors, setup
-
-    def _replace_in_forward(self, sharded: dict[nn.Parameter, Callable[[Tensor], Tensor]]) -> None:
-        """Have forward compute with low-precision copies, sharded tensors or both instead of the parameters."""
-        replaced = sharded
-        if self.mixed_precision is not None:
-            cast_buffers(self.module, self.mixed_precision)
-            replaced = compose(casts(self.module, self.mixed_precision), sharded)
-        if replaced:
-            self._forward_parameters = ForwardParameters(self.module, replaced, always=bool(sharded))
 
     def _lazy_init(self) -> None:
         """Before the first forward pass; the script has made optimisers that run in the backward pass by then."""

@@ -223,7 +223,6 @@ class RankPool(contextlib.AbstractContextManager["RankPool"]):
                 raise Error(f"{self.name(rank)} was lost; start the program again") from None
 
     def _memberships(self, store: Path | tuple[str, int]) -> list[Membership]:
-        """Return what makes each process a rank of this pool."""
         known = [rank.place for rank in self._launched.all()] if self._launched else []
         nodes = [place.node for place in known] or self.nodes
         addresses: Sequence[str | None] = [None] * self.world_size
@@ -280,7 +279,8 @@ class RankPool(contextlib.AbstractContextManager["RankPool"]):
                     results[rank] = value
                     remind_at = time.monotonic() + REMINDER_S if len(results) < self.world_size else math.inf
         for member in self._ranks:
-            member.forward_errors()
+            if member.standard_error is not None:
+                member.standard_error.forward()
         return [results[rank] for rank in range(self.world_size)]
 
     def _answered(self, ranks: Sequence[int], deadline: float) -> list[int]:
@@ -299,7 +299,8 @@ class RankPool(contextlib.AbstractContextManager["RankPool"]):
             code = "" if status is None else f" (exit code {status})"
             hint = f"; {MISMATCH}" if status == -signal.SIGABRT and self.backend == "gloo" else ""
             cause = f"{self.name(rank)} exited without reporting an error{code}{hint}{others or self._others(rank)}"
-            raise RankLostError(rank, cause, last_output=member.end_of_errors()) from None
+            last_output = member.standard_error.tail() if member.standard_error is not None else ""
+            raise RankLostError(rank, cause, last_output=last_output) from None
         if kind == FAILURE and not isinstance(value, RankError):
             raise value if self._launched is None else type(value)(f"{self.name(rank)}: {value}")
         if kind == FAILURE:  # the first failure is the cause: other ranks fail because they lost that rank

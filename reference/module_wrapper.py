@@ -14,14 +14,13 @@ import torch
 from torch import nn
 from torch._compile import _disable_dynamo as not_compiled  # unlike torch.compiler.disable, loads no compiler yet
 from torch.distributed.algorithms.join import Join
-from torch.distributed.utils import _to_kwargs
+from torch.distributed.utils import _cast_forward_inputs, _to_kwargs
 from torch.nn.parallel.distributed import DistributedDataParallel as TorchDDP
 
 from .autograd_hooks import call_at_backward, outside_of_transforms, tensors_in, transforms_active
 from .broadcast import send_buffers_if_due
 from .features.backward_sink import through_sink
 from .features.join import JoinableModule, ranks_present
-from .features.mixed_precision import cast_inputs
 from .features.parameter_stand_ins import ForwardParameters
 from .parameters import Registrations, Slot, check_registered, warn_of_thawed
 
@@ -94,7 +93,7 @@ class DataParallel(JoinableModule, nn.Module):
             gpu = torch.device(self.device.type, self.device_ids[0])
             (inputs,), (kwargs,) = _to_kwargs(inputs, kwargs, gpu, use_side_stream_for_tensor_copies=True)
         if self.mixed_precision is not None:
-            inputs, kwargs = cast_inputs(self.mixed_precision, inputs, kwargs)
+            inputs, kwargs = _cast_forward_inputs(self.mixed_precision.param_dtype, *inputs, **kwargs)
         if self._forward_parameters is not None:
             self._forward_parameters.enter()
         return inputs, kwargs

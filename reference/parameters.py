@@ -3,7 +3,6 @@
 import sys
 import warnings
 from collections.abc import Iterable
-from dataclasses import dataclass
 from types import FrameType
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -42,32 +41,23 @@ def slots(module: nn.Module, parameters: Iterable[nn.Parameter]) -> list[Slot]:
     ]
 
 
-@dataclass(frozen=True)
 class ModuleTensors:
     """The tensors of a module that ranks synchronise, by name, as of the moment when the module is wrapped.
 
     `parameters` are trainable or not, `sparse` names those whose gradients are sparse tensors, `bucketed` are those
-    that are not delayed, and `slots` are the places of the trainable ones, `frozen` of the others.
+    that are not `delayed` (see `delayed_all_reduce`), and `slots` are the places of the trainable ones, `frozen` of
+    the others.
     """
 
-    trainable: dict[str, nn.Parameter]
-    bucketed: dict[str, nn.Parameter]
-    sparse: set[str]
-    parameters: dict[str, Tensor]
-    buffers: dict[str, Tensor]
-    slots: list[Slot]
-    frozen: list[Slot]
-
-
-def module_tensors(module: nn.Module, delayed: dict[str, nn.Parameter]) -> ModuleTensors:
-    """Read the tensors of a module, without the ignored ones; see `delayed_all_reduce` for `delayed`."""
-    trainable = trainable_parameters(module)
-    bucketed = {name: parameter for name, parameter in trainable.items() if name not in delayed}
-    parameters = synchronized_tensors(module, with_buffers=False)
-    places = slots(module, trainable.values())
-    frozen = slots(module, (p for p in parameters.values() if isinstance(p, nn.Parameter) and not p.requires_grad))
-    sparse, buffers = sparse_parameters(module), synchronized_buffers(module)
-    return ModuleTensors(trainable, bucketed, sparse, parameters, buffers, places, frozen)
+    def __init__(self, module: nn.Module, delayed: dict[str, nn.Parameter]) -> None:
+        self.trainable = trainable_parameters(module)
+        self.bucketed = {name: parameter for name, parameter in self.trainable.items() if name not in delayed}
+        self.sparse = sparse_parameters(module)
+        self.parameters = synchronized_tensors(module, with_buffers=False)
+        self.buffers = synchronized_buffers(module)
+        self.slots = slots(module, self.trainable.values())
+        parameters = (tensor for tensor in self.parameters.values() if isinstance(tensor, nn.Parameter))
+        self.frozen = slots(module, (parameter for parameter in parameters if not parameter.requires_grad))
 
 
 def ignored_names(module: nn.Module) -> frozenset[str]:

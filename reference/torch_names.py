@@ -51,7 +51,7 @@ class TorchNames:
         self._reducer.after_backward += futures
 
     def _get_local_used_map(self) -> Tensor:
-        used: Tensor = self.tracker.used.tensor  # only trackers of unused parameters have a map
+        used: Tensor = self.tracker.used  # only trackers of unused parameters have a map
         return used
 
     def _ddp_graph_static(self) -> bool:

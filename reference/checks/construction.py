@@ -84,22 +84,19 @@ def resolve_deprecated(
     Returns:
         Whether buffers are broadcast before each synchronised forward pass, and whether at construction.
     """
-    messages = []
-    if check_reduction:
-        messages.append(
-            "The `check_reduction` argument in `DistributedDataParallel` module is deprecated. Avoid using it."
-        )
-    if broadcast_buffers is not None and forward_sync_buffers is not None:
-        messages.append(
+    message = (
+        "`broadcast_buffers` is deprecated. Use `forward_sync_buffers` instead, which still broadcasts buffers "
+        "at construction; `broadcast_buffers=False` does not."
+    )
+    if forward_sync_buffers is not None:
+        message = (
             "Both `broadcast_buffers` and `forward_sync_buffers` were specified. `broadcast_buffers` is deprecated "
             "and its value is ignored when `forward_sync_buffers` is provided."
         )
-    elif broadcast_buffers is not None:
-        messages.append(
-            "`broadcast_buffers` is deprecated. Use `forward_sync_buffers` instead, which still broadcasts buffers "
-            "at construction; `broadcast_buffers=False` does not."
-        )
-    for message in messages:
+    if check_reduction:
+        unused = "The `check_reduction` argument in `DistributedDataParallel` module is deprecated. Avoid using it."
+        warnings.warn(unused, FutureWarning, stacklevel=3)
+    if broadcast_buffers is not None:
         warnings.warn(message, FutureWarning, stacklevel=3)
     if forward_sync_buffers is not None:
         return forward_sync_buffers, True
@@ -282,12 +279,6 @@ def _difference(first: Setup, other: Setup, rank: int) -> str:
 def _resolve_plan(
     plan: Sequence[Sequence[int | str]], parameters: dict[str, nn.Parameter], sparse: set[str]
 ) -> BucketAssignment:
-    """Replace names by parameter indices.
-
-    Raises:
-        ValueError: A name is unknown, the plan is no partition, a bucket mixes dtypes or devices, or a parameter
-            with sparse gradients shares its bucket.
-    """
     indices = {name: index for index, name in enumerate(parameters)}
     if unknown := {entry for bucket in plan for entry in bucket if isinstance(entry, str)} - set(indices):
         raise ValueError(f"plan: no trainable parameter is called {sorted(unknown)[0]!r}")

@@ -20,7 +20,6 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch._C._distributed_c10d import GradBucket
-from torch.distributed.utils import _cast_forward_inputs
 
 from ..comm_hooks.interface import only_tensor
 from ..parameters import ignored_names, sparse_parameters
@@ -101,11 +100,6 @@ def cast_buffers(module: nn.Module, config: Any) -> None:
     for name, buffer in module.named_buffers():
         if name not in ignored and buffer.is_floating_point():
             buffer.data = buffer.to(config.buffer_dtype)
-
-
-def cast_inputs(config: Any, inputs: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, Any]:
-    """Forward's inputs with all floating-point tensors cast to `param_dtype`, in any structure that torch casts."""
-    return _cast_forward_inputs(config.param_dtype, *inputs, **kwargs)
 
 
 def sum_in_low_precision(state: ReductionState, bucket: GradBucket) -> torch.futures.Future[Tensor]:

@@ -32,47 +32,12 @@ def make_tracker(
     return AllParametersUsed()
 
 
-class UsedParameterMap:
-    """How many ranks used each of `parameters`, summed over `group` (torch: `local_used_map`)."""
-
-    def __init__(self, parameters: Sequence[nn.Parameter], group: dist.ProcessGroup) -> None:
-        self._parameters = parameters
-        device = parameters[0].device if parameters else None  # none: the all-reduce of each one is delayed
-        self.tensor = torch.zeros(len(parameters), dtype=INTEGERS[USED_MAP_BYTES], device=device)
-        """Number of ranks that used each parameter, as of the last exchange."""
-        self.own: set[int] = set()
-        """Parameters that this rank used."""
-        self._group = group
-        self._work: dist.Work | None = None
-
-    def exchange(self) -> None:
-        """Start the all-reduce of the map; every rank must call this at the same place among its collectives.
-
-        A gradient that was accumulated under `no_sync` and then set to None does not count as a use.
-        """
-        self.wait()  # an exchange that an exception has left still uses the tensor
-        self.own = {index for index in self.own if self._parameters[index].grad is not None}
-        used = torch.zeros(len(self.tensor), dtype=self.tensor.dtype, device="cpu", pin_memory=self.tensor.is_cuda)
-        used[sorted(self.own)] = 1
-        self.tensor.copy_(used, non_blocking=True)  # on CUDA from pinned memory, as in torch: the host does not wait
-        self._work = dist.all_reduce(self.tensor, group=self._group, async_op=True)
-
-    def unused(self) -> frozenset[int]:
-        """Parameters that no rank used. As in torch, the host waits for the exchange unless this rank used all."""
-        if len(self.own) == len(self.tensor):
-            return frozenset()
-        self.wait()
-        return frozenset(index for index, count in enumerate(self.tensor.tolist()) if not count)
-
-    def wait(self) -> None:
-        """Wait for the exchange."""
-        if self._work is not None:
-            self._work.wait()
-            self._work = None
-
-
 class UnusedFoundInGraph(AllParametersUsed):
-    """Searches the graph behind forward's outputs for parameters that the graph leaves out."""
+    """Searches the graph behind forward's outputs for parameters that the graph leaves out.
+
+    Attributes:
+        used: Number of ranks that used each parameter, as of the last exchange (torch: `local_used_map`).
+    """
 
     counts_gradients = True
     needs_sink = True
@@ -80,8 +45,12 @@ class UnusedFoundInGraph(AllParametersUsed):
     def __init__(
         self, parameters: Sequence[nn.Parameter], accumulators: Sequence[Node], group: dist.ProcessGroup
     ) -> None:
+        self._parameters, self._group = parameters, group
         self._indices = {node: index for index, node in enumerate(accumulators)}
-        self.used = UsedParameterMap(parameters, group)
+        device = parameters[0].device if parameters else None  # none: the all-reduce of each one is delayed
+        self.used = torch.zeros(len(parameters), dtype=INTEGERS[USED_MAP_BYTES], device=device)
+        self._used_here: set[int] = set()
+        self._exchange: dist.Work | None = None
         self._searched = False
         self._newly_unused: frozenset[int] = frozenset()
         self._turn = 0
@@ -101,21 +70,37 @@ class UnusedFoundInGraph(AllParametersUsed):
     def gradient_arrived(self, index: int, *, defined: bool, expected: bool) -> int:
         """Note the use, also under `no_sync`: the next synchronised backward pass averages that gradient."""
         if defined:
-            self.used.own.add(index)
+            self._used_here.add(index)
         return 0
 
     def launched_all(self) -> None:
-        """Exchange which parameters each rank used."""
-        self.used.exchange()
+        """Start to add up which parameters each rank used.
+
+        A gradient that was accumulated under `no_sync` and then set to None does not count as a use.
+        """
+        self._wait()  # an exchange that an exception has left still uses the tensor
+        self._used_here = {index for index in self._used_here if self._parameters[index].grad is not None}
+        used = torch.zeros(len(self.used), dtype=self.used.dtype, device="cpu", pin_memory=self.used.is_cuda)
+        used[sorted(self._used_here)] = 1
+        self.used.copy_(used, non_blocking=True)  # on CUDA from pinned memory, as in torch: the host does not wait
+        self._exchange = dist.all_reduce(self.used, group=self._group, async_op=True)
 
     def untouched(self) -> frozenset[int]:
-        """Parameters that no rank used since the last synchronised backward pass."""
-        return self.used.unused()
+        """Parameters that no rank used. As in torch, the host waits for the exchange unless this rank used all."""
+        if len(self._used_here) == len(self.used):
+            return frozenset()
+        self._wait()
+        return frozenset(index for index, count in enumerate(self.used.tolist()) if not count)
 
     def finished(self) -> None:
         """Forget which parameters were used in this iteration."""
-        self.used.wait()
-        self.used.own.clear()
+        self._wait()
+        self._used_here.clear()
+
+    def _wait(self) -> None:
+        if self._exchange is not None:
+            self._exchange.wait()
+            self._exchange = None
 
 
 class StaticGraph(UnusedFoundInGraph):
@@ -156,7 +141,7 @@ class StaticGraph(UnusedFoundInGraph):
         """
         if not self.launches_during_backward:
             if defined:
-                self.used.own.add(index)
+                self._used_here.add(index)
             if expected:
                 self._arrived.add(index)
                 self._expected[index] += defined
@@ -179,19 +164,19 @@ class StaticGraph(UnusedFoundInGraph):
         """Exchange which parameters each rank used, in the first iteration only."""
         if not self._exchanged:
             self._exchanged = True
-            self.used.exchange()
+            super().launched_all()
 
     def untouched(self) -> frozenset[int]:
         """Parameters that no rank used in the first iteration, and therefore uses in no iteration."""
         if self._untouched is None:
-            self._untouched = self.used.unused()
+            self._untouched = super().untouched()
         return self._untouched
 
     def finished(self) -> None:
         """After this rank's first iteration: fix the set of unused parameters; the sink is no longer needed."""
-        self.used.wait()
+        self._wait()
         if self._arrived and not self.launches_during_backward:
-            self.unused = frozenset(range(len(self.used.tensor))) - frozenset(+self._expected)
+            self.unused = frozenset(range(len(self.used))) - frozenset(+self._expected)
             self.launches_during_backward, self.needs_sink = True, False
 
     def abandoned(self) -> None:

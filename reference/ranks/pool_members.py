@@ -41,7 +41,7 @@ class StartedRank:
         surroundings.close()
         for pipe in theirs:
             pipe.close()  # so that it ends when the process exits
-        self._standard_error = StandardError(errors)
+        self.standard_error = StandardError(errors)
 
     def let_leave(self) -> None:
         """End the process, even if it runs a body."""
@@ -52,7 +52,7 @@ class StartedRank:
     def wait_until_left(self) -> None:
         """Wait for the end of the process."""
         self._process.join()
-        self._standard_error.join(TAIL_TIMEOUT_S)
+        self.standard_error.join(TAIL_TIMEOUT_S)
 
     def python_stack(self) -> str:
         """The Python stack of a rank that hangs, written by a signal handler in the rank's process."""
@@ -71,17 +71,11 @@ class StartedRank:
         self._process.join(timeout=1)
         return self._process.exitcode
 
-    def forward_errors(self) -> None:
-        """Forward what the process has written to its standard error so far."""
-        self._standard_error.forward()
-
-    def end_of_errors(self) -> str:
-        """The end of what the process wrote to its standard error, for an error message."""
-        return self._standard_error.tail()
-
 
 class JoinedRank:
     """The program's end of what connects it to a launcher's rank, whose process it can neither end nor look into."""
+
+    standard_error = None  # the launcher has it
 
     def __init__(self, connection: Connection, membership: Membership) -> None:
         self.connection = connection
@@ -108,13 +102,6 @@ class JoinedRank:
     def exit_status(self) -> int | None:
         """Exit status of the rank's process, which only the launcher knows."""
         return None
-
-    def forward_errors(self) -> None:
-        """Do nothing: the launcher forwards the standard error of its processes."""
-
-    def end_of_errors(self) -> str:
-        """What the rank's process wrote last, which the launcher has."""
-        return ""
 
 
 class StandardError(threading.Thread):

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from torch import nn
 
 from ddplab.reference.features.parameter_stand_ins import ForwardParameters, compose
-from ddplab.reference.parameters import module_tensors, new_parameters
+from ddplab.reference.parameters import ModuleTensors, new_parameters
 
 
 class Layers(nn.Module):
@@ -102,7 +102,7 @@ def test_a_composed_stand_in_is_the_first_ones_then_the_others(first, then):
 
 def test_a_stand_in_has_replaced_no_parameter_but_another_parameter_has():
     module = Layers(2, shares=False)
-    wrapped = module_tensors(module, {}).slots
+    wrapped = ModuleTensors(module, {}).slots
     module.layers[0]._parameters["weight"] = module.layers[0].weight * 2
     assert new_parameters(module, wrapped) == []
     module.layers[1].weight = nn.Parameter(torch.ones(1, 1))

@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import nn
 
-from ddplab.reference.parameters import dense_strides, module_tensors
+from ddplab.reference.parameters import ModuleTensors, dense_strides
 
 NAMES = "abcdef"
 
@@ -26,7 +26,7 @@ def test_a_shared_parameter_counts_once_under_its_first_name_that_is_not_ignored
     for name, number in zip(NAMES, which, strict=False):
         if number not in frozen and name not in ignored:
             first.setdefault(number, name)
-    found = module_tensors(module, {})
+    found = ModuleTensors(module, {})
     assert {name: id(one) for name, one in found.trainable.items()} == {
         name: id(tensors[number]) for number, name in first.items()
     }
@@ -38,7 +38,7 @@ def test_a_shared_parameter_counts_once_under_its_first_name_that_is_not_ignored
 def test_ignored_and_sparse_tensors_are_told_apart_by_name():
     module = nn.ModuleDict({"rows": nn.Embedding(3, 2, sparse=True), "norm": nn.BatchNorm1d(2)})
     module._ddp_params_and_buffers_to_ignore = ["norm.running_mean", "norm.weight"]
-    found = module_tensors(module, {})
+    found = ModuleTensors(module, {})
     assert list(found.trainable) == ["rows.weight", "norm.bias"]
     assert found.sparse == {"rows.weight"}
     assert list(found.buffers) == ["norm.running_var", "norm.num_batches_tracked"]
