@@ -49,8 +49,7 @@ def not_traced(function: F) -> F:
 def accumulators(parameters: Sequence[nn.Parameter]) -> list[Node]:
     """The autograd node that accumulates each parameter's gradient; the caller must keep the nodes alive.
 
-    Raises:
-        TypeError: A parameter is not a leaf of autograd's graph, so nothing accumulates its gradient.
+    Raises TypeError for a parameter that is not a leaf of autograd's graph, so that nothing accumulates its gradient.
     """
     with torch._C.DisableTorchFunctionSubclass():  # a subclass of Tensor may put nodes of its own in between
         nodes = [get_gradient_edge(parameter).node for parameter in parameters]
@@ -178,8 +177,6 @@ def parts_of(output: Any) -> list[Any]:
 
 @dataclasses.dataclass(frozen=True)
 class _Calls:
-    """A hook of a tensor that calls `action`."""
-
     action: Callable[[], None]
     __torch_unserializable__ = True  # a saved tensor comes without it, without a warning
 

@@ -61,8 +61,7 @@ def unfinished(reducer: "Reducer", reduction: Reduction) -> str:
 def end_raised_pass(reducer: "Reducer") -> None:
     """End a backward pass that has raised, although autograd has not dropped its end yet.
 
-    Raises:
-        RuntimeError: It still runs, in another thread or around this one, and averages gradients.
+    Raises RuntimeError if the pass still runs, in another thread or around this one, and averages gradients.
     """
     state = reducer.state
     assert isinstance(state, Running)

@@ -29,11 +29,7 @@ def register_comm_hook(reducer: Reducer, state: Any, hook: Hook) -> None:
 
 
 def set_options(reducer: Reducer, **changed: bool) -> None:
-    """Change how unused parameters are found.
-
-    Raises:
-        RuntimeError: `static_graph` is set after the first iteration.
-    """
+    """Change how unused parameters are found; raises RuntimeError for a `static_graph` after the first iteration."""
     options = replace(reducer.options, **changed)  # type: ignore[arg-type]  # all are flags
     if options.static_graph and not reducer.options.static_graph and reducer.iterations > 0:
         reducer.fail("static_graph should be called before training loop starts, on the wrapped module")
@@ -44,8 +40,7 @@ def set_options(reducer: Reducer, **changed: bool) -> None:
 def set_manual_finalization(reducer: Reducer, **changed: bool) -> None:
     """Have the script decide when a backward pass waits for its collectives; see `finalize_backward`.
 
-    Raises:
-        RuntimeError: A backward pass has begun and not ended, or the all-reduce of all parameters is delayed.
+    Raises RuntimeError within a backward pass, and if the all-reduce of all parameters is delayed.
     """
     options = replace(reducer.options, **changed)  # type: ignore[arg-type]  # a flag
     if options.require_manual_backward_finalization and not reducer.buckets:
@@ -59,8 +54,7 @@ def set_manual_finalization(reducer: Reducer, **changed: bool) -> None:
 def finalize_backward(reducer: Reducer) -> None:
     """Wait for all collectives and copy the averages into the gradients, after the backward pass or in a hook of it.
 
-    Raises:
-        RuntimeError: Nothing waits for this call, or gradients are missing.
+    Raises RuntimeError if nothing waits for this call, or gradients are missing.
     """
     match reducer.state:
         case Expecting(reduction) | Running(reduction=Reduction() as reduction) if (

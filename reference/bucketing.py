@@ -168,10 +168,7 @@ def plan_buckets(
     "ready" is `ready_order`, as at the rebuild; "reverse" and "forward" are registration order, reversed or not;
     "size" is the smallest parameter first, and among equals the one registered last; "ready_from_last" is
     `ready_order` from its end, see `small_last` of `rebuilt_buckets`. The other arguments are those of
-    `assign_buckets`.
-
-    Raises:
-        ValueError: `order` is not one of `ORDERS`.
+    `assign_buckets`. Raises ValueError if `order` is not one of `ORDERS`.
     """
     registration = range(len(sizes_bytes))
     walks: dict[str, Callable[[], Sequence[int]]] = {
@@ -221,8 +218,7 @@ def module_buckets(names: Sequence[str], ready_order: Sequence[int]) -> BucketAs
     A module is averaged when its backward pass is done, and the root after that of all others. If the root has no
     parameters, the last one is the module that comes first in the forward pass.
 
-    Raises:
-        ValueError: See `wrapped_modules`.
+    Raises ValueError as `wrapped_modules` does.
     """
     modules = wrapped_modules(names)
     place = {index: number for number, index in enumerate(ready_order)}

@@ -85,8 +85,7 @@ class Bucket:
     def put(self, slots: Sequence[int]) -> bool:
         """Note that the gradients of these slots are ready; returns whether `pack` should be called now.
 
-        Raises:
-            SecondGradientError: One of them was put already.
+        Raises SecondGradientError if one of them was put already.
         """
         is_put = self.is_put
         for slot in slots:

@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch import Tensor, nn
+from torch import nn
 from torch._C._distributed_c10d import BuiltinCommHookType
 from torch.distributed.algorithms.ddp_comm_hooks import optimizer_overlap_hooks
 from torch.distributed.device_mesh import DeviceMesh
@@ -344,20 +344,11 @@ class DistributedDataParallel(DataParallel):
     _set_ddp_sink_clone = TorchDDP._set_ddp_sink_clone
     _set_params_and_buffers_to_ignore_for_model = staticmethod(TorchDDP._set_params_and_buffers_to_ignore_for_model)
 
-    @property
-    def is_multi_device_module(self) -> bool:
-        """Whether the module's parameters are on several devices."""
-        return len({parameter.device for parameter in self._module_parameters}) > 1
-
-    @property
-    def modules_buffers(self) -> list[Tensor]:
-        """Buffers that are synchronised."""
-        return list(self.named_module_buffers.values())
-
-    @property
-    def named_module_buffers(self) -> dict[str, Tensor]:
-        """Buffers that are synchronised, by name."""
-        return synchronized_buffers(self.module)
+    is_multi_device_module = property(lambda ddp: len({parameter.device for parameter in ddp._module_parameters}) > 1)
+    """Whether the module's parameters are on several devices."""
+    named_module_buffers = property(lambda ddp: synchronized_buffers(ddp.module))
+    """Buffers that are synchronised, by name."""
+    modules_buffers = property(lambda ddp: list(ddp.named_module_buffers.values()))
 
     @property
     def _module_parameters(self) -> list[nn.Parameter]:
@@ -379,10 +370,8 @@ class DistributedDataParallel(DataParallel):
 
     # Logging
 
-    @property
-    def logger(self) -> Any:
-        """A logger of torch's own type, for torch functions that report errors to a logger."""
-        return self._ddp_log.torchs_logger(self.process_group)
+    logger = property(lambda ddp: ddp._ddp_log.torchs_logger(ddp.process_group))
+    """A logger of torch's own type, for torch functions that report errors to a logger."""
 
     def _get_ddp_logging_data(self) -> dict[str, str | int]:
         return self._ddp_log.data(self)
@@ -457,10 +446,8 @@ class DistributedDataParallel(DataParallel):
 
     # Parameters
 
-    @property
-    def parameters_to_ignore(self) -> set[str]:
-        """Names of the parameters and buffers that are not synchronised."""
-        return set(ignored_names(self.module))
+    parameters_to_ignore = property(lambda ddp: set(ignored_names(ddp.module)))
+    """Names of the parameters and buffers that are not synchronised."""
 
     def _build_params_for_reducer(self) -> tuple[list[nn.Parameter], list[bool]]:
         sparse = self._reducer.buckets.sparse

@@ -195,11 +195,7 @@ def shape_of_input(inputs: Sequence[Any]) -> tuple[int, ...] | None:
 
 
 def _device_of(model: str, parameters: dict[str, nn.Parameter]) -> torch.device:
-    """The one device of all parameters.
-
-    Raises:
-        ValueError: There are no parameters, or the recorder cannot time work on their devices.
-    """
+    """The one device of all parameters; raises ValueError if there is none that the recorder can time."""
     if not parameters:
         raise ValueError(f"recording: expected at least one trainable parameter, {model} has none")
     devices = {parameter.device: name for name, parameter in reversed(parameters.items())}
@@ -223,7 +219,6 @@ def _current(device: torch.device) -> AbstractContextManager[object]:
 
 
 def _processor_name() -> str:
-    """The processor's model name on Linux, elsewhere its architecture."""
     cpuinfo = Path("/proc/cpuinfo")
     if cpuinfo.exists() and (model := re.search(r"^model name\s*:(.*)", cpuinfo.read_text(), re.MULTILINE)):
         return model[1].strip()

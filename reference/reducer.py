@@ -374,7 +374,6 @@ class Reducer:
     # Averaging
 
     def _begin(self, reduction: Reduction) -> None:
-        """The first gradient has arrived."""
         self._compare_with_forward(averaged=True)
         # Multiplying is faster than dividing, and gives the same bits as torch's default path, which multiplies too.
         reduction.scale = 1.0 if self.hook is not None else 1.0 / reduction.count_ranks()

@@ -311,21 +311,19 @@ class Trace(Schema):
         return self
 
     def _check_iteration(self, where: str, iteration: Iteration) -> None:
-        if len(iteration.ready_ns) != len(self.workload.parameters):
-            raise ValueError(
-                f"{where}.ready_ns: expected {len(self.workload.parameters)} entries, one for each parameter, "
-                f"got {len(iteration.ready_ns)}"
-            )
         if iteration.layout is not None and not 0 <= iteration.layout < len(self.layouts):
             raise ValueError(
                 f"{where}.layout: expected an index into {len(self.layouts)} layouts, got {iteration.layout}"
             )
         layout = () if iteration.layout is None else self.layouts[iteration.layout]
-        expected = len(layout) if iteration.synchronized else 0
-        if len(iteration.buckets) != expected:
-            raise ValueError(
-                f"{where}.buckets: expected {expected} entries, one for each bucket, got {len(iteration.buckets)}"
-            )
+        for name, part, times, expected in (
+            ("ready_ns", "parameter", iteration.ready_ns, len(self.workload.parameters)),
+            ("buckets", "bucket", iteration.buckets, len(layout) if iteration.synchronized else 0),
+        ):
+            if len(times) != expected:
+                raise ValueError(
+                    f"{where}.{name}: expected {expected} entries, one for each {part}, got {len(times)}"
+                )
 
     @property
     def sizes_bytes(self) -> list[int]:

@@ -20,8 +20,7 @@ from ..parameters import ModuleTensors, bucket_key
 def resolve_group(group: dist.ProcessGroup | None, mesh: DeviceMesh | None = None) -> dist.ProcessGroup:
     """The process group to average over: `group`, the group of a one-dimensional `mesh`, or the default group.
 
-    Raises:
-        RuntimeError: There is no process group, both arguments were given, or the mesh has more than one dimension.
+    Raises RuntimeError if there is no process group, for both arguments, and for a mesh of more than one dimension.
     """
     if group is None and mesh is None and not dist.is_initialized():
         raise RuntimeError(
@@ -104,12 +103,7 @@ def resolve_deprecated(
 
 
 def check_module(module: nn.Module, parameters: Collection[nn.Parameter]) -> None:
-    """Raise an error for a module, with these trainable parameters, that cannot be trained data-parallel.
-
-    Raises:
-        RuntimeError: No parameter is trainable, or some have no shape yet.
-        ValueError: The module is on the CPU and has a SyncBatchNorm layer.
-    """
+    """Raise RuntimeError or ValueError for a module, with these trainable parameters, that cannot be trained."""
     name = type(module).__name__
     if not parameters:
         raise RuntimeError(
@@ -156,9 +150,7 @@ def verify_setup(
     collective. Ranks compare digests. Only if those differ, or a rank raised an error, do they exchange setups and
     errors. Without `exchange`, nothing is communicated.
 
-    Raises:
-        RuntimeError: The setups differ, or `make` raised it on some rank.
-        ValueError: `make` raised it on some rank.
+    Raises RuntimeError if the setups differ.
     """
     if not exchange:
         return make()
@@ -224,11 +216,8 @@ def _pickled(error: Exception) -> bytes:
 def set_up(module: nn.Module, tensors: ModuleTensors, options: Options, *, with_buffers: bool) -> Setup:
     """This rank's setup, for the tensors of `module`: buckets follow the plan or, without one, are assigned by size.
 
-    Buffers are compared only `with_buffers`, that is, if they are synchronised.
-
-    Raises:
-        RuntimeError: As for `check_module`.
-        ValueError: As for `check_module`, or the plan is not a partition of the parameters.
+    Buffers are compared only `with_buffers`, that is, if they are synchronised. Raises errors as `check_module` does,
+    and ValueError if the plan is not a partition of the parameters.
     """
     check_module(module, tensors.trainable.values())
     bucketed, sparse, plan = tensors.bucketed, tensors.sparse, options.plan

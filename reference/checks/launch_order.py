@@ -58,8 +58,7 @@ class CheckedLaunchOrder:
     def launching(self, bucket: int, size_bytes: int, iteration: int) -> int:
         """Write the launch into the store before its collective is issued, which may never return.
 
-        Raises:
-            LaunchOrderError: Another rank has launched a bucket of another size or module at this place.
+        Raises LaunchOrderError if another rank has launched a bucket of another size or module at this place.
         """
         self._compare(f"{self.series} {bucket} {size_bytes}", iteration)
         self._launches[self.series] += 1

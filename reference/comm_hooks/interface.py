@@ -65,12 +65,7 @@ class GradBucket:
 
 
 def check_hook(hook: object) -> None:
-    """Raise an error for an object that cannot be a comm hook.
-
-    Raises:
-        TypeError: It is not callable.
-        ValueError: It has no parameter called `bucket`, or its annotations are not those of a comm hook.
-    """
+    """Raise TypeError for what is not callable, and ValueError for what has not the signature of a comm hook."""
     if not callable(hook):
         raise TypeError(f"Communication hook must be callable: expected hook(state, bucket), got {hook!r}")
     signature = inspect.signature(hook)
@@ -125,11 +120,7 @@ class HookCaller:
     name: str = ""  # in the logging data; empty: the hook's own
 
     def call(self, bucket: Bucket, number: int, *, is_last: bool) -> "torch.futures.Future[Any]":
-        """Call the hook for a bucket; returns its future.
-
-        Raises:
-            RuntimeError: The hook raised an error, or returned something that is not a future.
-        """
+        """Call the hook for a bucket; returns its future. Raises RuntimeError if the hook raises or returns none."""
         try:
             future = self.hook(self.state, GradBucket(bucket, number, is_last=is_last))
         except Exception as error:
@@ -144,12 +135,8 @@ class HookCaller:
     def wait(self, future: "torch.futures.Future[Any]", bucket: Bucket, number: int) -> Tensor | None:
         """Block until a hook's future has a result (on CUDA: make the current stream wait).
 
-        Returns:
-            The flat tensor that the future holds. None: that is the bucket's own buffer.
-
-        Raises:
-            RuntimeError: The future holds an error, or had no result in time.
-            TypeError: The future holds something other than a tensor as long as the bucket.
+        Returns the flat tensor that the future holds. None: that is the bucket's own buffer. Raises RuntimeError if
+        the future holds an error, or had no result in time; TypeError if it holds no tensor as long as the bucket.
         """
         timeout_s = self._timeout_s(bucket)
         if timeout_s is not None and not future.done():

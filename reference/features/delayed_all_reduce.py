@@ -57,8 +57,7 @@ class DelayedAllReduce:
     def forward_done(self, *, averaging: bool) -> None:
         """Average in the coming backward pass or, under `no_sync`, leave gradients local.
 
-        Raises:
-            RuntimeError: An exception ended the last backward pass after the all-reduce was launched.
+        Raises RuntimeError if an exception ended the last backward pass after the all-reduce was launched.
         """
         if self._in_flight and self._group.size() > 1:
             raise RuntimeError(
@@ -106,14 +105,10 @@ class DelayedAllReduce:
 
 
 def resolve_delayed(module: nn.Module, options: Options) -> dict[str, nn.Parameter]:
-    """Check the two arguments.
+    """The parameters to delay by name; a parameter with several names has all of them.
 
-    Returns:
-        The parameters to delay by name; a parameter with several names has all of them.
-
-    Raises:
-        ValueError: Only one of the two is given; a name is not that of the parameter; a parameter is frozen or has
-            sparse gradients; or the trigger gets no gradient.
+    Raises ValueError if only one of the two arguments is given; a name is not that of the parameter; a parameter is
+    frozen or has sparse gradients; or the trigger gets no gradient.
     """
     named, trigger = options.delay_all_reduce_named_params, options.param_to_hook_all_reduce
     if (named is None) != (trigger is None):

@@ -37,11 +37,9 @@ class ReductionState(NamedTuple):
 
 
 def check_config(config: Any) -> None:
-    """Raise an error for an object that is neither None nor a configuration of mixed precision.
+    """Raise TypeError if an object is neither None nor has the attributes of torch's `_MixedPrecision`.
 
-    Raises:
-        TypeError: It lacks an attribute of torch's `_MixedPrecision`.
-        ValueError: One of its dtypes is not a floating-point dtype.
+    Raises ValueError if one of its dtypes is not a floating-point dtype.
     """
     for name in DTYPES if config is not None else ():
         if not hasattr(config, name):

@@ -56,11 +56,7 @@ def write_atomically(path: str | os.PathLike[str], data: bytes) -> None:
 
 
 def check_writable(path: str | os.PathLike[str]) -> None:
-    """Check that a file can be written; call this before an expensive computation of its content.
-
-    Raises:
-        OSError: The path is a folder or a read-only file, or no file can be made there.
-    """
+    """Raise OSError if a file cannot be written; call this before an expensive computation of its content."""
     path = Path(path)
     if open_descriptor(path) is not None:
         return
@@ -80,11 +76,7 @@ def check_writable(path: str | os.PathLike[str]) -> None:
 
 
 def check_distinct(outputs: Iterable[Path], inputs: Iterable[Path]) -> None:
-    """Check that no output would overwrite an input or another output; devices and the like may be named twice.
-
-    Raises:
-        ValueError: Two paths are one file.
-    """
+    """Raise ValueError if an output would overwrite an input or another output; devices may be named twice."""
     outputs = [path for path in outputs if open_descriptor(path) is None and (path.is_file() or not path.exists())]
     for number, path in enumerate(outputs):
         for others, role in ((inputs, "an input"), (outputs[:number], "another output")):
@@ -107,7 +99,6 @@ def _same_file(one: Path, other: Path) -> bool:
 
 
 def _replace(path: Path, data: bytes) -> None:
-    """Write a new file beside the old one, then rename it."""
     path.parent.mkdir(parents=True, exist_ok=True)
     part = path.with_name(f".{path.name}.{secrets.token_hex(8)}.part")
     try:

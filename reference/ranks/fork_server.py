@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 from multiprocessing import forkserver, resource_tracker
 from multiprocessing.connection import Connection
 from typing import TYPE_CHECKING
+from unittest import mock
 
 if TYPE_CHECKING:
     from multiprocessing.context import ForkServerContext, SpawnContext
@@ -40,14 +41,8 @@ def start_server(*further_modules: str) -> None:
         return
     with _starting, ctrl_c_blocked():
         multiprocessing.set_forkserver_preload([*IMPORTED, *further_modules])
-        before = dict(os.environ)
-        os.environ.update(IN_SERVER)
-        try:
+        with mock.patch.dict(os.environ, IN_SERVER):
             forkserver.ensure_running()
-        finally:
-            for name in IN_SERVER:
-                del os.environ[name]
-            os.environ.update(before)
 
 
 def process_context() -> "ForkServerContext | SpawnContext":

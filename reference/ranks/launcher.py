@@ -55,10 +55,8 @@ class Place(NamedTuple):
 def launched(environment: Mapping[str, str] = os.environ) -> Place | None:
     """Return the place that a launcher has given this process; None if no launcher started it.
 
-    A step of Slurm or MPI with a single task counts as none: interactive shells are such steps.
-
-    Raises:
-        Error: The launcher gave no address at which the processes could meet.
+    A step of Slurm or MPI with a single task counts as none: interactive shells are such steps. Raises Error if the
+    launcher gave no address at which the processes could meet.
     """
     port = environment.get("MASTER_PORT")
 
@@ -89,11 +87,7 @@ def launched(environment: Mapping[str, str] = os.environ) -> Place | None:
 
 
 def first_host(nodes: str) -> str:
-    """Return the first host of a list of Slurm's, such as `gpu[003-006,9],login1`.
-
-    Raises:
-        Error: The list is empty.
-    """
+    """Return the first host of a list of Slurm's, such as `gpu[003-006,9],login1`; raises Error if it is empty."""
     match = re.match(r"([^\[,]+)(?:\[(\d+)[^\]]*\]([^,]*))?", nodes)
     if match is None:
         raise Error(f"srun: expected a list of nodes in SLURM_STEP_NODELIST, got {nodes!r}; set MASTER_ADDR")
@@ -148,8 +142,7 @@ class LaunchedRank(NamedTuple):
 class LaunchedRanks(contextlib.AbstractContextManager["LaunchedRanks"]):
     """The processes that the launcher has started, as the program has them; at the end, all others exit.
 
-    Raises:
-        Error: The port of the store is taken.
+    The constructor raises Error if the port of the store is taken.
     """
 
     def __init__(self, place: Place) -> None:
@@ -176,11 +169,7 @@ class LaunchedRanks(contextlib.AbstractContextManager["LaunchedRanks"]):
         self._wait_for_all(LATE_S)
 
     def all(self) -> list[LaunchedRank]:
-        """Return the processes by rank, this one first; wait until all of them have connected.
-
-        Raises:
-            Error: Some did not connect in time.
-        """
+        """Return the processes by rank when all have connected; raises Error if some have not in time."""
         if missing := self._wait_for_all(MEETING_S):
             ranks = f"rank {missing[0]}" + (f" and {len(missing) - 1} others" if missing[1:] else "")
             raise Error(f"{ranks} did not connect to rank 0 at {self.address} within {MEETING_S:g} s")
@@ -231,7 +220,6 @@ def _let_exit(connection: Connection) -> None:
 
 
 def _serve(place: Place) -> int:
-    """Join the pools that the program starts; return the exit status of this process."""
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT):
         signal.signal(number, signal.SIG_DFL)  # end without a word
     address, port, key = _rank_0(place)
@@ -257,7 +245,6 @@ def _end_with_program(watcher: Connection) -> None:
 
 
 def _rank_0(place: Place) -> tuple[str, int, bytes]:
-    """Return the address, port and key of rank 0."""
     import ast
 
     from torch.distributed import DistStoreError

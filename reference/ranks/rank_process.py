@@ -114,7 +114,6 @@ def join(connection: Connection, membership: Membership) -> None:
 
 
 def _run_bodies(connection: Connection, own: Membership) -> None:
-    """Run the bodies of a pool, until there is none."""
     global _pool
     _pool = connection, own
     if own.pinned:

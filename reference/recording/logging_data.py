@@ -86,7 +86,6 @@ class LoggingData(Observer):
             self._sleep(reducer)
 
     def _sleep(self, reducer: Reducer) -> None:
-        """Have the reducer wake this observer in the next iteration that is to be timed."""
         reducer.alarm_at = (reducer.iterations // self.sample_rate + 1) * self.sample_rate
         reducer.alarm = partial(reducer.observers.insert, 0, self)
 

@@ -359,10 +359,7 @@ def rank_trace(rank: int, timestamps: NsTimestamps, *, zero: int, layouts: dict[
     """Convert the readings of one rank.
 
     `zero` is when rank 0's recording began, on its own clock. New bucket layouts are added to `layouts`, which maps
-    each to its index.
-
-    Raises:
-        RuntimeError: There is no complete iteration.
+    each to its index. Raises RuntimeError if there is no complete iteration.
     """
     if not timestamps.iterations:
         raise RuntimeError(
