@@ -92,10 +92,7 @@ def send_buffers_if_due(ddp: "DataParallel", *, after_forward: bool, candidate: 
 
 
 def send_buffers(ddp: "DataParallel", *, candidate: bool = True) -> None:
-    """Broadcast rank 0's buffers, or call the buffer hook.
-
-    Under Join, the source is the highest rank among the candidates, which still have inputs.
-    """
+    """Broadcast buffers of rank 0 or, under Join, of the highest candidate with inputs; or call the buffer hook."""
     source = ddp._find_common_rank(ddp.process_group.rank(), candidate) if ddp._join_config.enable else 0
     named = synchronized_buffers(ddp.module)
     # The graph of an earlier forward pass may have saved a buffer; its backward pass must still be allowed.

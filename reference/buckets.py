@@ -83,10 +83,7 @@ class Bucket:
         self._absent: list[int] = []
 
     def put(self, slots: Sequence[int]) -> bool:
-        """Note that the gradients of these slots are ready; returns whether `pack` should be called now.
-
-        Raises SecondGradientError if one of them was put already.
-        """
+        """Note that slots are ready; returns whether to `pack` now. Raises SecondGradientError for one put before."""
         is_put = self.is_put
         for slot in slots:
             if is_put[slot]:
@@ -118,10 +115,7 @@ class Bucket:
 
     @torch.no_grad()
     def pack(self, scale: float) -> None:
-        """Copy the gradients that were put since the last call into the buffer, multiplied by `scale`.
-
-        A parameter without a gradient contributes zeros.
-        """
+        """Copy what was put since the last call into the buffer, times `scale`; zeros where there is no gradient."""
         slots = sorted(self.waiting)  # the order of the buffer, which the cache prefers
         self.waiting = []
         gradients = [self.parameters[slot].grad for slot in slots]

@@ -223,9 +223,8 @@ class DistributedDataParallel(DataParallel):
         )
         self.reducer = TorchNames(reducer)
         if options.debug:
-            reducer.launch_order = CheckedLaunchOrder(
-                self.process_group, launch_series or new_series(self.process_group)
-            )
+            series = launch_series or new_series(self.process_group)
+            reducer.launch_order = CheckedLaunchOrder(self.process_group, series)
         if (trigger := options.param_to_hook_all_reduce) is not None:
             delayed = [parameter for name, parameter in tensors.trainable.items() if name not in bucketed]
             reducer.delayed = DelayedAllReduce(delayed, trigger, self.process_group)
@@ -438,9 +437,7 @@ class DistributedDataParallel(DataParallel):
         for parameter in parameters:
             for handle in param_to_optim_hook_handle_map.get(parameter, []):
                 handle.remove()
-        hook = optimizer_overlap_hooks._apply_optim_in_backward_hook(
-            gradient_is_bucket_view=self.gradient_as_bucket_view
-        )
+        hook = optimizer_overlap_hooks._apply_optim_in_backward_hook(self.gradient_as_bucket_view)
         register_comm_hook(self._reducer, weakref.ref(self), hook)
         self._reducer.optimizers_in_backward = True
 

@@ -133,10 +133,7 @@ def reachable(outputs: Iterable[Tensor], indices: dict[Node, int]) -> frozenset[
 
 
 class Registrations:
-    """How many modules and parameters modules have registered in this process.
-
-    When it has grown, a wrapped module may have another layer than before.
-    """
+    """How many modules and parameters modules have registered in this process; when it grows, a layer may be new."""
 
     count = 0
 

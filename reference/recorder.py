@@ -182,10 +182,7 @@ record = Recording
 
 
 def _memory_bytes_per_s(device: Any) -> float | None:
-    """Return the peak bandwidth of a GPU's memory from its clock in kHz and its width in bits; two transfers a cycle.
-
-    None: torch, or the driver, reports neither.
-    """
+    """Return the peak bandwidth of a GPU's memory, with two transfers a cycle; None: torch or the driver has none."""
     return getattr(device, "memory_clock_rate", 0) * 1000 * 2 * getattr(device, "memory_bus_width", 0) / 8 or None
 
 

@@ -226,10 +226,7 @@ class Reducer:
             self.thorough |= self.buckets.rebuild_if_due(self.ready_order, self.group)
 
     def check_not_converted(self, indices: Iterable[int]) -> None:
-        """Raise RuntimeError if one of these parameters was converted: autograd does not call its hook any more.
-
-        One that was converted back has another accumulating node.
-        """
+        """Raise RuntimeError if one of these parameters was converted, or back: it has another accumulating node."""
         for index in () if transforms_active() else indices:  # they hide the nodes
             now, key = self.parameters[index], self.buckets.keys[index]
             node = accumulators([now])[0] if now.requires_grad else self.accumulators[index]
@@ -537,10 +534,7 @@ class Reducer:
             raise
 
     def wait(self, in_flight: dict[int, InFlight], number: int) -> Tensor | None:
-        """Block until a bucket is done (on CUDA: make the current stream wait); see `HookCaller.wait`.
-
-        An error names ranks that left the launch order, if that is checked.
-        """
+        """Wait for a bucket, see `HookCaller.wait`; an error names ranks that left the launch order, if checked."""
         future, bucket, launch = in_flight[number]
         try:
             if self.hook is not None:

@@ -221,9 +221,8 @@ def set_up(module: nn.Module, tensors: ModuleTensors, options: Options, *, with_
     """
     check_module(module, tensors.trainable.values())
     bucketed, sparse, plan = tensors.bucketed, tensors.sparse, options.plan
-    initial_caps, rebuild_caps = two_stage_caps(
-        options.bucket_cap_mb, options.bucket_cap_mb_list, options.graph_may_change
-    )
+    caps_mb = options.bucket_cap_mb, options.bucket_cap_mb_list
+    initial_caps, rebuild_caps = two_stage_caps(*caps_mb, options.graph_may_change)
     if plan is None:
         buckets = initial_buckets(
             [parameter.nbytes for parameter in bucketed.values()],

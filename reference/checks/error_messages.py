@@ -196,10 +196,7 @@ class ErrorMessages:
         )
 
     def interrupted(self, launched: int, buckets: int, error: BaseException | None) -> str:
-        """Error: an exception ended the last backward pass after `launched` of its buckets had been launched.
-
-        `error` is the exception; None: it was raised outside of the reducer.
-        """
+        """Error: an exception, `error` if the reducer raised it, ended the last backward pass after some launches."""
         cause = (
             f"{type(error).__name__}: {error}"
             if error is not None

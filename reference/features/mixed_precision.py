@@ -37,10 +37,7 @@ class ReductionState(NamedTuple):
 
 
 def check_config(config: Any) -> None:
-    """Raise TypeError if an object is neither None nor has the attributes of torch's `_MixedPrecision`.
-
-    Raises ValueError if one of its dtypes is not a floating-point dtype.
-    """
+    """Raise TypeError for what is neither None nor a `_MixedPrecision`, ValueError if its dtypes are no floats."""
     for name in DTYPES if config is not None else ():
         if not hasattr(config, name):
             raise TypeError(

@@ -82,9 +82,8 @@ class ForwardParameters:
                 self._put_in_place(self._last or self._compute())
         self.depth += 1
         self._task = task
-        torch.autograd.Variable._execution_engine.queue_callback(
-            PassEnd(task, self._backward_ends, self._backward_ends)
-        )
+        end = PassEnd(task, self._backward_ends, self._backward_ends)
+        torch.autograd.Variable._execution_engine.queue_callback(end)
 
     def _backward_ends(self, task: int) -> None:
         if task == self._task:

@@ -42,11 +42,9 @@ class UnusedFoundInGraph(AllParametersUsed):
     counts_gradients = True
     needs_sink = True
 
-    def __init__(
-        self, parameters: Sequence[nn.Parameter], accumulators: Sequence[Node], group: dist.ProcessGroup
-    ) -> None:
+    def __init__(self, parameters: Sequence[nn.Parameter], nodes: Sequence[Node], group: dist.ProcessGroup) -> None:
         self._parameters, self._group = parameters, group
-        self._indices = {node: index for index, node in enumerate(accumulators)}
+        self._indices = {node: index for index, node in enumerate(nodes)}
         device = parameters[0].device if parameters else None  # none: the all-reduce of each one is delayed
         self.used = torch.zeros(len(parameters), dtype=INTEGERS[USED_MAP_BYTES], device=device)
         self._used_here: set[int] = set()
@@ -113,10 +111,8 @@ class StaticGraph(UnusedFoundInGraph):
     launches_during_backward = False
     iterations_without_ready_order = 1
 
-    def __init__(
-        self, parameters: Sequence[nn.Parameter], accumulators: Sequence[Node], group: dist.ProcessGroup
-    ) -> None:
-        super().__init__(parameters, accumulators, group)
+    def __init__(self, parameters: Sequence[nn.Parameter], nodes: Sequence[Node], group: dist.ProcessGroup) -> None:
+        super().__init__(parameters, nodes, group)
         self._awaited: frozenset[int] = frozenset()  # parameters whose gradients the first iteration waits for
         self._arrived: set[int] = set()  # parameters whose gradients, undefined or not, have arrived in it
         self._expected: Counter[int] = Counter()  # gradients per parameter in it, without undefined ones

@@ -140,10 +140,7 @@ class LaunchedRank(NamedTuple):
 
 
 class LaunchedRanks(contextlib.AbstractContextManager["LaunchedRanks"]):
-    """The processes that the launcher has started, as the program has them; at the end, all others exit.
-
-    The constructor raises Error if the port of the store is taken.
-    """
+    """The processes that the launcher has started; at the end, all others exit. Raises Error if the port is taken."""
 
     def __init__(self, place: Place) -> None:
         self.place = place

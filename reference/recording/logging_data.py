@@ -141,10 +141,7 @@ class LoggingData(Observer):
         self._read("backward_comm_time_end")
 
     def runtime(self) -> Data:
-        """Times of the last sampled iteration, and averages over all sampled ones, in nanoseconds.
-
-        Waits until a GPU has reached the end of that iteration.
-        """
+        """Times of the last sampled iteration, whose end this waits for, and averages over all, in nanoseconds."""
         self._settle(wait=bool(self._sampled))
         if not self.iteration:
             return {}

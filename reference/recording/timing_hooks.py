@@ -370,27 +370,23 @@ def rank_trace(rank: int, timestamps: NsTimestamps, *, zero: int, layouts: dict[
         rank=rank,
         clock_offset_ns=timestamps.offset_ns + timestamps.zero - zero,  # a rank's times count from its own zero
         clock_uncertainty_ns=timestamps.uncertainty_ns,
-        iterations=tuple(
-            _iteration(iteration, layouts, on_device=timestamps.on_device) for iteration in timestamps.iterations
-        ),
+        iterations=tuple(_iteration(one, layouts, on_device=timestamps.on_device) for one in timestamps.iterations),
     )
 
 
-def _iteration(
-    timestamps: IterationTimestamps[int], layouts: dict[BucketLayout, int], *, on_device: bool
-) -> Iteration:
-    start, end = timestamps.backward_start, timestamps.backward_end
+def _iteration(times: IterationTimestamps[int], layouts: dict[BucketLayout, int], *, on_device: bool) -> Iteration:
+    start, end = times.backward_start, times.backward_end
     assert start is not None
     assert end is not None
-    assert timestamps.forward_end is not None
+    assert times.forward_end is not None
     # Hooks of outputs run in graph order, so a gradient may be ready shortly before the hook records the start.
-    start = min([start, *(ready for ready in timestamps.ready if ready is not None)])
+    start = min([start, *(ready for ready in times.ready if ready is not None)])
     # A comm hook may launch any collectives. Without exactly one all-reduce per bucket, bucket times are unknown.
-    layout = timestamps.layout
-    if layout is not None and len(layout) != len(timestamps.buckets):
+    layout = times.layout
+    if layout is not None and len(layout) != len(times.buckets):
         layout = None
-    optimizer_start, optimizer_end = timestamps.optimizer_start, timestamps.optimizer_end
-    last = max(optimizer_end or end, end) if timestamps.end is None else timestamps.end
+    optimizer_start, optimizer_end = times.optimizer_start, times.optimizer_end
+    last = max(optimizer_end or end, end) if times.end is None else times.end
     if optimizer_end is not None and optimizer_end > end:
         begun = optimizer_start is not None and optimizer_start < optimizer_end
         # A step whose closure runs forward and backward began before this iteration; it updates after the closure.
@@ -399,21 +395,21 @@ def _iteration(
         optimizer_start = optimizer_end = None
     buckets: list[BucketTimes] = []
     if layout is not None:
-        ready = [[timestamps.ready[index] for index in indices] for indices in layout]
-        buckets = [_bucket(*bucket, end) for bucket in zip(timestamps.buckets, ready, strict=True)]
+        ready = [[times.ready[index] for index in indices] for indices in layout]
+        buckets = [_bucket(*bucket, end) for bucket in zip(times.buckets, ready, strict=True)]
     if on_device and buckets:
-        buckets, end = _copies_after_backward(buckets, timestamps.ready, end)
+        buckets, end = _copies_after_backward(buckets, times.ready, end)
     return Iteration(
-        forward_start_ns=timestamps.forward_start,
-        forward_end_ns=min(timestamps.forward_end, start),
+        forward_start_ns=times.forward_start,
+        forward_end_ns=min(times.forward_end, start),
         backward_start_ns=start,
         backward_end_ns=end,
         optimizer_start_ns=optimizer_start,
         optimizer_end_ns=optimizer_end,
         end_ns=last,
-        synchronized=timestamps.synchronized,
+        synchronized=times.synchronized,
         layout=None if layout is None else layouts.setdefault(layout, len(layouts)),
-        ready_ns=tuple(timestamps.ready),
+        ready_ns=tuple(times.ready),
         buckets=tuple(buckets),
     )
 
@@ -432,12 +428,10 @@ def _copies_after_backward(
     return buckets, max([*computed, *(bucket.done_ns for bucket in buckets)])
 
 
-def _bucket(timestamps: BucketTimestamps[int], ready: Sequence[int | None], backward_end: int) -> BucketTimes:
+def _bucket(times: BucketTimestamps[int], ready: Sequence[int | None], backward_end: int) -> BucketTimes:
     # The completion callback needs the interpreter lock, and may get it later than the waiting thread.
-    seen = [moment for moment in (timestamps.done, timestamps.waited, backward_end) if moment is not None]
-    last = timestamps.ready
+    seen = [moment for moment in (times.done, times.waited, backward_end) if moment is not None]
+    last = times.ready
     if last is None:  # a further backward pass may have produced some of these gradients again
-        last = min(max((moment for moment in ready if moment is not None), default=backward_end), timestamps.launched)
-    return BucketTimes(
-        ready_ns=last, launched_ns=timestamps.launched, done_ns=min(seen), copied_out_ns=timestamps.copied_out
-    )
+        last = min(max((moment for moment in ready if moment is not None), default=backward_end), times.launched)
+    return BucketTimes(ready_ns=last, launched_ns=times.launched, done_ns=min(seen), copied_out_ns=times.copied_out)
