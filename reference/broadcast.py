@@ -1,7 +1,7 @@
 """Broadcast of parameters and buffers from one rank to all: at construction, and of buffers in each forward pass."""
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.distributed as dist
@@ -11,7 +11,7 @@ from torch.autograd.grad_mode import _unsafe_preserve_version_counter
 from torch.nn.parallel.distributed import _BufferCommHookLocation
 
 from .message_sizes import PIECE_BYTES, send_in_pieces
-from .parameters import synchronized_buffers, synchronized_tensors
+from .parameters import bucket_key, synchronized_buffers, synchronized_tensors
 
 if TYPE_CHECKING:
     from .module_wrapper import DataParallel
@@ -26,40 +26,33 @@ def broadcast_coalesced(
     Tensors of one dtype and device are flattened into pieces of about `piece_bytes`, of which few are in flight; see
     `send_in_pieces`. Blocks until all pieces have arrived.
     """
-    send_in_pieces(
-        [tensor.nbytes for tensor in tensors],
-        [(tensor.dtype, tensor.device) for tensor in tensors],
-        lambda indices: _Piece([tensors[index] for index in indices], group, source),
-        _Piece.finish,
-        piece_bytes,
-    )
+    is_source = group.rank() == source
+
+    def launch(indices: list[int]) -> tuple[list[Tensor], Tensor, Any]:
+        piece = [tensors[index] for index in indices]
+        if is_source:
+            flat: Tensor = _flatten_dense_tensors([tensor.detach() for tensor in piece])
+            flat = flat.resolve_conj().resolve_neg()  # collectives send memory as it is
+        else:
+            elements = sum(tensor.numel() for tensor in piece)
+            flat = torch.empty(elements, dtype=piece[0].dtype, device=piece[0].device)
+        return piece, flat, dist.broadcast(flat, group_src=source, group=group, async_op=True)
+
+    def finish(sent: tuple[list[Tensor], Tensor, Any]) -> None:
+        piece, flat, work = sent
+        work.wait()
+        if not is_source:
+            with torch.no_grad():
+                _overwrite(piece, _unflatten_dense_tensors(flat, piece))
+
+    sizes_bytes = [tensor.nbytes for tensor in tensors]
+    send_in_pieces(sizes_bytes, [bucket_key(tensor) for tensor in tensors], launch, finish, piece_bytes)
 
 
 def send_state(module: nn.Module, group: dist.ProcessGroup, *, source: int = 0, with_buffers: bool) -> None:
     """Overwrite every rank's parameters and buffers of `module`, but the ignored ones, with those of `source`."""
     tensors = synchronized_tensors(module, with_buffers=with_buffers)
     broadcast_coalesced(list(tensors.values()), group, source=source)
-
-
-class _Piece:
-    """Tensors of one dtype and device that are sent as one flat tensor."""
-
-    def __init__(self, tensors: list[Tensor], group: dist.ProcessGroup, source: int) -> None:
-        self._tensors = tensors
-        self._is_source = group.rank() == source
-        if self._is_source:
-            flat: Tensor = _flatten_dense_tensors([tensor.detach() for tensor in tensors])
-            self._flat = flat.resolve_conj().resolve_neg()  # collectives send memory as it is
-        else:
-            elements = sum(tensor.numel() for tensor in tensors)
-            self._flat = torch.empty(elements, dtype=tensors[0].dtype, device=tensors[0].device)
-        self._work = dist.broadcast(self._flat, group_src=source, group=group, async_op=True)
-
-    def finish(self) -> None:
-        self._work.wait()
-        if not self._is_source:
-            with torch.no_grad():
-                _overwrite(self._tensors, _unflatten_dense_tensors(self._flat, self._tensors))
 
 
 def _overwrite(tensors: list[Tensor], values: list[Tensor]) -> None:

@@ -126,10 +126,6 @@ class Bucket:
             slots = [slot for slot, gradient in zip(slots, gradients, strict=True) if gradient is not None]
             gradients = [self.parameters[slot].grad for slot in slots]
         self._copies.copy(slots, gradients, scale)  # type: ignore[arg-type]  # none is None
-        self._packed(slots)
-
-    def _packed(self, slots: Sequence[int]) -> None:
-        """Called after the gradients of these slots were copied into their views."""
 
     def unpack(self, scale: float) -> None:
         """Undo what `pack` did to the parameters' gradients, because the bucket will not be sent."""

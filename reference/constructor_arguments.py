@@ -2,13 +2,11 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+
+import torch
+from torch import nn
 
 from .bucketing import may_change
-
-if TYPE_CHECKING:
-    import torch
-    from torch import nn
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -24,10 +22,10 @@ class Options:
     bucket_cap_mb_list: Sequence[float] | None = None
     plan: Sequence[Sequence[int | str]] | None = None
     debug: bool = False
-    device_ids: "Sequence[int | torch.device] | None" = None
-    output_device: "int | torch.device | None" = None
-    delay_all_reduce_named_params: "Sequence[tuple[str, nn.Parameter]] | None" = None
-    param_to_hook_all_reduce: "nn.Parameter | None" = None
+    device_ids: Sequence[int | torch.device] | None = None
+    output_device: int | torch.device | None = None
+    delay_all_reduce_named_params: Sequence[tuple[str, nn.Parameter]] | None = None
+    param_to_hook_all_reduce: nn.Parameter | None = None
     lazy_bucket_allocation: bool = False
     require_manual_backward_finalization: bool = False
     """Set between iterations."""

@@ -8,6 +8,7 @@ import weakref
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from functools import partial
+from inspect import getattr_static
 from operator import attrgetter
 from typing import Any
 
@@ -56,6 +57,13 @@ PROCESS_LOCAL = (
     *("_trained_slots", "_frozen_slots", "_added_slots", "_ranks_averaging"),
 )
 """Attributes of the wrapper that are neither pickled nor copied."""
+TORCHS_OWN = (
+    *("scatter", "gather", "to_kwargs", "_distributed_rank", "_get_active_ddp_module", "_get_data_parallel_params"),
+    *("_check_sync_bufs_pre_fwd", "_check_sync_bufs_post_fwd", "_sync_module_buffers", "_log_and_throw"),
+    *("_default_broadcast_coalesced", "_distributed_broadcast_coalesced", "_build_debug_param_to_name_mapping"),
+    *("_register_fused_optim", "_set_ddp_sink_clone", "_set_params_and_buffers_to_ignore_for_model"),
+)
+"""torch's own methods, which need only the wrapper's attributes; the wrapper itself does not call them."""
 
 
 def _option(name: str, change: Callable[..., None] | None = None) -> Any:
@@ -324,25 +332,7 @@ class DistributedDataParallel(DataParallel):
     _has_rebuilt_buckets = property(attrgetter("reducer.buckets.rebuilt"))
     will_sync_module_buffers = are_due
 
-    # torch's own methods, which need only the attributes above; the wrapper itself does not call them
-    scatter = TorchDDP.scatter
-    gather = TorchDDP.gather
-    to_kwargs = TorchDDP.to_kwargs
-    _check_sync_bufs_pre_fwd = TorchDDP._check_sync_bufs_pre_fwd
-    _check_sync_bufs_post_fwd = TorchDDP._check_sync_bufs_post_fwd
-    _sync_module_buffers = TorchDDP._sync_module_buffers
-    _build_debug_param_to_name_mapping = TorchDDP._build_debug_param_to_name_mapping
-    _default_broadcast_coalesced = TorchDDP._default_broadcast_coalesced
-    _distributed_broadcast_coalesced = TorchDDP._distributed_broadcast_coalesced
-    _distributed_rank = TorchDDP._distributed_rank
     _active_ddp_module = _ActiveModule()
-    _get_active_ddp_module = TorchDDP._get_active_ddp_module
-    _get_data_parallel_params = staticmethod(TorchDDP._get_data_parallel_params)
-    _log_and_throw = TorchDDP._log_and_throw
-    _register_fused_optim = TorchDDP._register_fused_optim
-    _set_ddp_sink_clone = TorchDDP._set_ddp_sink_clone
-    _set_params_and_buffers_to_ignore_for_model = staticmethod(TorchDDP._set_params_and_buffers_to_ignore_for_model)
-
     is_multi_device_module = property(lambda ddp: len({parameter.device for parameter in ddp._module_parameters}) > 1)
     """Whether the module's parameters are on several devices."""
     named_module_buffers = property(lambda ddp: synchronized_buffers(ddp.module))
@@ -482,4 +472,6 @@ class DistributedDataParallel(DataParallel):
             self.register_comm_hook(hook_state[0] if hook_state else self.process_group, hook)
 
 
+for _name in TORCHS_OWN:
+    setattr(DistributedDataParallel, _name, getattr_static(TorchDDP, _name))
 TorchDDP.register(DistributedDataParallel)  # for all that asks isinstance: trainers, checkpoints, torch.compile

@@ -5,9 +5,7 @@ from functools import partial
 from operator import attrgetter
 from typing import TYPE_CHECKING, Any
 
-import torch
 import torch.distributed as dist
-from torch import Tensor
 
 from .backward_exceptions import missing
 from .backward_pass import Expecting, Idle
@@ -50,9 +48,8 @@ class TorchNames:
     def _install_post_backward_futures(self, futures: "Sequence[Future]") -> None:
         self._reducer.after_backward += futures
 
-    def _get_local_used_map(self) -> Tensor:
-        used: Tensor = self.tracker.used  # only trackers of unused parameters have a map
-        return used
+    def _get_local_used_map(self) -> Any:
+        return self.tracker.used  # only trackers of unused parameters have a map
 
     def _ddp_graph_static(self) -> bool:
         return self._reducer.tracker.is_static
@@ -60,11 +57,9 @@ class TorchNames:
     _remove_autograd_hooks = property(attrgetter("_reducer.detach"))
     _check_reducer_finalized = property(attrgetter("_reducer.check_finished"))
 
-    def _run_comm_hook(self, bucket: Any) -> "torch.futures.Future[Any]":
+    def _run_comm_hook(self, bucket: Any) -> Any:
         hook = self._reducer.hook
         return hook.hook(hook.state, bucket) if hook is not None else self._run_allreduce_hook(bucket)
 
-    def _run_allreduce_hook(self, bucket: Any) -> "torch.futures.Future[Any]":
-        work: Any = dist.all_reduce(bucket.buffer(), group=self.group, async_op=True)
-        future: torch.futures.Future[Any] = work.get_future()
-        return future
+    def _run_allreduce_hook(self, bucket: Any) -> Any:
+        return dist.all_reduce(bucket.buffer(), group=self.group, async_op=True).get_future()

@@ -1,10 +1,6 @@
 """Unused parameters: trackers of which parameters get a gradient in a backward pass.
 
-The reducer calls one of three trackers, which have the same methods:
-
-- `reducer.AllParametersUsed` (default): every parameter gets one gradient in each backward pass;
-- `UnusedFoundInGraph` (`find_unused_parameters`): searches the graph behind forward's outputs in every iteration;
-- `StaticGraph` (`static_graph`): counts each parameter's gradients in the first iteration and expects as many later.
+By default the reducer calls `reducer.AllParametersUsed`, which has the same methods.
 """
 
 from collections import Counter
@@ -33,7 +29,7 @@ def make_tracker(
 
 
 class UnusedFoundInGraph(AllParametersUsed):
-    """Searches the graph behind forward's outputs for parameters that the graph leaves out.
+    """Searches the graph behind forward's outputs for parameters that it leaves out (`find_unused_parameters`).
 
     Attributes:
         used: Number of ranks that used each parameter, as of the last exchange (torch: `local_used_map`).
@@ -102,7 +98,7 @@ class UnusedFoundInGraph(AllParametersUsed):
 
 
 class StaticGraph(UnusedFoundInGraph):
-    """Counts each parameter's gradients in the first iteration and expects as many in all others.
+    """Counts each parameter's gradients in the first iteration and expects as many in all others (`static_graph`).
 
     A parameter that several activation checkpoints share is therefore ready when its last gradient has arrived. The
     first iteration launches all buckets at its end. Its graph alone is searched, for the parameters to wait for.

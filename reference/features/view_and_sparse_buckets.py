@@ -58,8 +58,12 @@ class ViewBucket(Bucket):
 
     def pack(self, scale: float) -> None:
         """See `Bucket.pack`."""
+        packed = self.waiting
         super().pack(scale)
         self._waiting_bytes = 0
+        for slot in packed:
+            if self.parameters[slot].grad is not None:
+                self.parameters[slot].grad = self.views[slot]
 
     def _make_buffer(self) -> None:
         super()._make_buffer()
@@ -71,10 +75,6 @@ class ViewBucket(Bucket):
             if parameter.grad is not None:
                 self.views[slot].copy_(parameter.grad)
                 parameter.grad = self.views[slot]
-
-    def _packed(self, slots: Sequence[int]) -> None:
-        for slot in slots:
-            self.parameters[slot].grad = self.views[slot]
 
     @torch.no_grad()
     def unpack(self, scale: float) -> None:
