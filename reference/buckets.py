@@ -11,8 +11,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from .bucket_copies import ScaledCopies
-from .bucket_memory import aligned_buffer, views_of
+from .bucket_memory import ScaledCopies, aligned_buffer, views_of
 from .bucketing import rebuild_order, rebuilt_buckets
 from .message_sizes import READY_ORDER_BYTES
 from .parameters import INTEGERS, bucket_key, dense_strides

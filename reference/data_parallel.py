@@ -275,15 +275,10 @@ class DistributedDataParallel(DataParallel):
 
     # Names of torch's class
 
-    @property
-    def broadcast_buffers(self) -> bool:
-        """Deprecated name of `forward_sync_buffers`."""
-        return self.forward_sync_buffers
-
-    @broadcast_buffers.setter
-    def broadcast_buffers(self, value: bool) -> None:
-        self.forward_sync_buffers = value
-
+    broadcast_buffers = property(
+        attrgetter("forward_sync_buffers"), lambda ddp, value: setattr(ddp, "forward_sync_buffers", value)
+    )
+    """Deprecated name of `forward_sync_buffers`."""
     find_unused_parameters = _option("find_unused_parameters", set_options)
     """Whether the graph is searched for unused parameters; may change between iterations, on all ranks alike."""
     gradient_as_bucket_view = _option("gradient_as_bucket_view")
@@ -399,11 +394,8 @@ class DistributedDataParallel(DataParallel):
         self._ddp_log.forget_group()
 
     def _register_builtin_comm_hook(self, comm_hook_type: BuiltinCommHookType) -> None:
-        hooks: dict[BuiltinCommHookType, Callable[..., Any]] = {
-            BuiltinCommHookType.ALLREDUCE: allreduce,
-            BuiltinCommHookType.FP16_COMPRESS: fp16_compress,
-        }
-        self.register_comm_hook(self.process_group, hooks[comm_hook_type])
+        hook = allreduce if comm_hook_type == BuiltinCommHookType.ALLREDUCE else fp16_compress
+        self.register_comm_hook(self.process_group, hook)
         self._reducer.hook.name = str(comm_hook_type)  # type: ignore[union-attr]  # just registered
 
     def _register_buffer_comm_hook(

@@ -159,22 +159,20 @@ class Recording:
         return Trace(workload=self._workload(len(ranks)), layouts=tuple(layouts), ranks=ranks)
 
     def _workload(self, world_size: int) -> Workload:
-        is_cpu = self._device.type == "cpu"
+        gpu = None if self._device.type == "cpu" else torch.cuda.get_device_properties(self._device)
         return Workload(
             model=self._model,
             source=self._source,
             parameters=described_parameters(self._inner),
             buffers=described_buffers(self._inner),
             device=self._device.type,
-            device_name=_processor_name() if is_cpu else torch.cuda.get_device_name(self._device),
+            device_name=_processor_name() if gpu is None else gpu.name,
             backend=None if self._group is None else dist.get_backend(self._group),
             world_size=world_size,
             torch_version=torch.__version__,
             batch=self._batch,
             input_shape=self._input_shape,
-            memory_bytes_per_s=None
-            if is_cpu
-            else _memory_bytes_per_s(torch.cuda.get_device_properties(self._device)),
+            memory_bytes_per_s=_memory_bytes_per_s(gpu),
         )
 
 

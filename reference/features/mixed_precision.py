@@ -22,7 +22,7 @@ from torch import Tensor, nn
 from torch._C._distributed_c10d import GradBucket
 
 from ..comm_hooks.interface import only_tensor
-from ..parameters import ignored_names, sparse_parameters
+from ..parameters import ignored_names, sparse_parameters, synchronized_buffers
 from .parameter_stand_ins import StandIn
 
 DTYPES = ("param_dtype", "reduce_dtype", "buffer_dtype")
@@ -91,9 +91,8 @@ def cast_buffers(module: nn.Module, config: Any) -> None:
     """Cast all floating-point buffers but the ignored ones to `buffer_dtype`, for good."""
     if config.buffer_dtype is None:
         return
-    ignored = ignored_names(module)
-    for name, buffer in module.named_buffers():
-        if name not in ignored and buffer.is_floating_point():
+    for buffer in synchronized_buffers(module).values():
+        if buffer.is_floating_point():
             buffer.data = buffer.to(config.buffer_dtype)
 
 

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor, nn
 
-from ..bucket_copies import ScaledCopies
+from ..bucket_memory import ScaledCopies
 from ..buckets import Bucket
 from ..constructor_arguments import Options
 

@@ -115,8 +115,7 @@ def test_clients_take_the_wrapper_for_torchs_class(two_ranks):
         assert seen["passed"] == [3, 4, "a subclass's own", True]
         assert seen["names"] == [
             *("_added_slots", "_check_parameters", "_ddp_log", "_forward_parameters", "_frozen_slots"),
-            *("_has_buffers", "_make_reducer", "_reducer", "_registrations", "_replace_in_forward", "_set_up"),
-            "_trained_slots",
+            *("_has_buffers", "_make_reducer", "_reducer", "_registrations", "_set_up", "_trained_slots"),
         ]
         assert seen["keys"] == ["features.weight", "features.bias"]
         first, passing, _, *copies = seen["trained"]
