@@ -37,7 +37,7 @@ def set_options(reducer: Reducer, **changed: bool) -> None:
     reducer.tracker = reducer.make_tracker(options, reducer.parameters, reducer.accumulators, reducer.group)
 
 
-def set_manual_finalization(reducer: Reducer, **changed: bool) -> None:
+def set_finalization(reducer: Reducer, **changed: bool) -> None:
     """Have the script decide when a backward pass waits for its collectives; see `finalize_backward`.
 
     Raises RuntimeError within a backward pass, and if the all-reduce of all parameters is delayed.

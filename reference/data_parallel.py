@@ -22,13 +22,7 @@ from torch.distributed.distributed_c10d import _rank_not_in_group
 from torch.nn.parallel.distributed import DistributedDataParallel as TorchDDP
 from torch.nn.parallel.distributed import _BufferCommHook, _BufferCommHookLocation, _MixedPrecision
 
-from .between_iterations import (
-    finalize_backward,
-    register_comm_hook,
-    set_group,
-    set_manual_finalization,
-    set_options,
-)
+from .between_iterations import finalize_backward, register_comm_hook, set_finalization, set_group, set_options
 from .broadcast import are_due, send_buffers, send_state
 from .bucketing import MIB, bucket_caps
 from .buckets import Buckets
@@ -286,7 +280,7 @@ class DistributedDataParallel(DataParallel):
     skip_all_reduce_unused_params = _option("skip_all_reduce_unused_params")
     static_graph = _option("static_graph")
     lazy_bucket_allocation = _option("lazy_bucket_allocation")
-    require_manual_backward_finalization = _option("require_manual_backward_finalization", set_manual_finalization)
+    require_manual_backward_finalization = _option("require_manual_backward_finalization", set_finalization)
     """Whether backward passes leave averages in flight until `finalize_backward` is called; set it in between."""
 
     @property

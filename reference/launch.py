@@ -211,14 +211,11 @@ class RankPool(contextlib.AbstractContextManager["RankPool"]):
             meeting = TCPStore("0.0.0.0", 0, is_master=True, wait_for_workers=False)
             self._resources.callback(lambda: meeting)  # keep it open
             store = self._launched.address, meeting.port
-        for rank, membership in enumerate(self._memberships(store)):
+        for rank, own in enumerate(self._memberships(store)):
             launched = self._launched and self._launched.all()[rank].connection
+            is_fork = rank >= self.new_interpreters
             try:
-                self._ranks.append(
-                    JoinedRank(launched, membership)
-                    if launched
-                    else StartedRank(membership, is_fork=rank >= self.new_interpreters)
-                )
+                self._ranks += [JoinedRank(launched, own) if launched else StartedRank(own, is_fork=is_fork)]
             except OSError:
                 raise Error(f"{self.name(rank)} was lost; start the program again") from None
 
@@ -228,19 +225,10 @@ class RankPool(contextlib.AbstractContextManager["RankPool"]):
         addresses: Sequence[str | None] = [None] * self.world_size
         if self._launched is not None and len(set(self.nodes)) > 1:
             addresses = self._launched.addresses(range(self.world_size))
+        shared = self.world_size, store, self.backend, self.timeout_s, self.pinned, self.device
+        local_ranks = [place.local_rank for place in known] or range(self.world_size)
         return [
-            Membership(
-                rank,
-                self.world_size,
-                store,
-                self.backend,
-                self.timeout_s,
-                local_rank=known[rank].local_rank if known else rank,
-                local_size=nodes.count(nodes[rank]),
-                pinned=self.pinned,
-                device=self.device,
-                address=address,
-            )
+            Membership(*shared, rank, local_ranks[rank], local_size=nodes.count(nodes[rank]), address=address)
             for rank, address in enumerate(addresses)
         ]
 

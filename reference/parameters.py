@@ -9,10 +9,6 @@ from typing import TYPE_CHECKING, NamedTuple
 import torch
 from torch import Tensor, nn
 from torch.autograd.graph import Node, get_gradient_edge
-from torch.nn.modules.module import (
-    register_module_module_registration_hook,
-    register_module_parameter_registration_hook,
-)
 from torch.nn.utils import stateless
 
 if TYPE_CHECKING:
@@ -143,8 +139,8 @@ class Registrations:
         cls.count += 1
 
 
-register_module_module_registration_hook(Registrations.grow)
-register_module_parameter_registration_hook(Registrations.grow)
+nn.modules.module.register_module_module_registration_hook(Registrations.grow)
+nn.modules.module.register_module_parameter_registration_hook(Registrations.grow)
 
 
 def check_registered(ddp: "DataParallel") -> None:

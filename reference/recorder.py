@@ -31,18 +31,10 @@ from torch import nn
 
 from .data_parallel import DistributedDataParallel
 from .parameters import dtype_name, sparse_parameters, synchronized_buffers, trainable_parameters
+from .recording import timing_hooks
 from .recording.device_clock import clock_of
 from .recording.reducer_observer import RecordingHook
-from .recording.timing_hooks import (
-    Timestamps,
-    TorchDDP,
-    rank_trace,
-    watch_gradients,
-    watch_optimizers,
-    watch_our_buckets,
-    watch_passes,
-    watch_torch_buckets,
-)
+from .recording.timing_hooks import Timestamps, TorchDDP, rank_trace
 from .trace import BucketLayout, Buffer, Parameter, Trace, Workload
 
 OFFSET_ROUNDS = 10
@@ -109,14 +101,14 @@ class Recording:
         self._hooks = ExitStack()
         self._hooks.callback(self._module.register_forward_pre_hook(RecordingHook(self._note_input)).remove)
         parameters = list(self._parameters.values())
-        watch_passes(self._hooks, self._module, self._timestamps)
-        watch_optimizers(self._hooks, parameters, self._timestamps)
+        timing_hooks.watch_passes(self._hooks, self._module, self._timestamps)
+        timing_hooks.watch_optimizers(self._hooks, parameters, self._timestamps)
         if isinstance(self._module, DistributedDataParallel):
-            watch_our_buckets(self._hooks, self._module, self._timestamps)
+            timing_hooks.watch_our_buckets(self._hooks, self._module, self._timestamps)
         else:
-            watch_gradients(self._hooks, parameters, self._timestamps)
+            timing_hooks.watch_gradients(self._hooks, parameters, self._timestamps)
         if self._source == "torch":
-            watch_torch_buckets(self._hooks, parameters, self._timestamps)
+            timing_hooks.watch_torch_buckets(self._hooks, parameters, self._timestamps)
         return self
 
     def _note_input(self, _module: nn.Module, inputs: tuple[Any, ...]) -> None:
@@ -244,13 +236,9 @@ def described_parameters(module: nn.Module) -> tuple[Parameter, ...]:
     sparse = sparse_parameters(module)
     return tuple(
         Parameter(
-            name=name,
-            shape=tuple(parameter.shape),
-            dtype=dtype_name(parameter),
-            size_bytes=parameter.nbytes,
-            sparse=name in sparse,
+            name=name, shape=tuple(one.shape), dtype=dtype_name(one), size_bytes=one.nbytes, sparse=name in sparse
         )
-        for name, parameter in trainable_parameters(module).items()
+        for name, one in trainable_parameters(module).items()
     )
 
 

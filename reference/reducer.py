@@ -26,16 +26,9 @@ from torch import Tensor, nn
 from torch._C._distributed_c10d import DebugLevel, get_debug_level
 from torch.autograd.graph import Node
 
+from . import backward_exceptions
 from .autograd_hooks import NEVER, Inbox, PassEnd, accumulators, attach_hooks, gradients_until_pack, transforms_active
-from .backward_exceptions import (
-    NO_TASK,
-    check_finished,
-    distributed_autograd_runs,
-    end_interrupted,
-    end_raised_pass,
-    fail_again,
-    unfinished,
-)
+from .backward_exceptions import NO_TASK, distributed_autograd_runs
 from .backward_pass import Expecting, Failed, Idle, InFlight, Reduction, Running, Snapshot, State
 from .buckets import Bucket, Buckets, SecondGradientError
 from .checks.changed_gradients import ChangedGradients, misfit, separate, snapshot, warn_of_changes, watch_steps
@@ -248,7 +241,7 @@ class Reducer:
         self._searched = True  # for error messages
         count_ranks, self.count_ranks, task = self.count_ranks or self.group.size, None, _current_task()
         if isinstance(self.state, Running) and task == NO_TASK:
-            end_raised_pass(self)  # another thread may have begun it during forward
+            backward_exceptions.end_raised_pass(self)  # another thread may have begun it during forward
         beside = isinstance(self.state, Running) and self.state.reduction is not None
         self.state = Expecting(Reduction(count_ranks=count_ranks, reachable=behind, inside=task, beside=beside))
         self.watch_gradients(synchronized=True)
@@ -271,7 +264,7 @@ class Reducer:
         activation checkpoints start in between.
         """
         if isinstance(self.state, Running) and self.state.task != _current_task():
-            end_raised_pass(self)
+            backward_exceptions.end_raised_pass(self)
         if _current_task() == self._averaged_inside:
             self.fail(self.messages.message(Text.FORWARD_INSIDE_BACKWARD))
         self._enter_backward()
@@ -320,7 +313,7 @@ class Reducer:
         self._enter_backward()
         state = self.state
         if isinstance(state, Failed):
-            fail_again(self, state)
+            backward_exceptions.fail_again(self, state)
         assert isinstance(state, Running)
         try:
             self._take_from_inbox(state)
@@ -361,12 +354,12 @@ class Reducer:
     def backward_raises(self, task: int, error: BaseException | None = None) -> None:
         """An exception, `error` if the reducer raised it, ends the backward pass."""
         if isinstance(self.state, Running) and self.state.task == task:
-            end_interrupted(self, self.state, error)
+            backward_exceptions.end_interrupted(self, self.state, error)
 
     def check_finished(self) -> None:
         """Raise RuntimeError if the last backward pass did not average its gradients; the message names the cause."""
         if not isinstance(self.state, Idle):
-            check_finished(self)
+            backward_exceptions.check_finished(self)
 
     # Averaging
 
@@ -422,7 +415,7 @@ class Reducer:
                 self.mark_ready(reduction, [index])
             elif remaining < 0:
                 # As in torch, every further forward pass reports the gradients that are missing.
-                self.state = Failed(unfinished(self, reduction), resumes=False)
+                self.state = Failed(backward_exceptions.unfinished(self, reduction), resumes=False)
                 self.fail(self.messages.message(Text.GRAPH_CHANGED, index, self.buckets.bucket_of[index]))
 
     def mark_ready(self, reduction: Reduction, indices: Sequence[int]) -> None:

@@ -43,15 +43,11 @@ def resolve_group(group: dist.ProcessGroup | None, mesh: DeviceMesh | None = Non
 
 
 def resolve_devices(parameters: Collection[nn.Parameter], options: Options) -> tuple[list[int] | None, int | None]:
-    """Check `device_ids` and `output_device`, and convert them to device indices.
+    """The GPU that inputs are moved to, as a list of one index, and `output_device` as an index.
 
-    Returns:
-        The GPU that inputs are moved to, as a list of one index, and `output_device` as an index. None for both: the
-        module is not on a single GPU, or no device was given.
-
-    Raises:
-        ValueError: `device_ids` has several elements; devices are given although the module is on the CPU or on
-            several devices; or the module is on several types of devices.
+    None for both: the module is not on a single GPU, or no device was given. Raises ValueError if `device_ids` has
+    several elements; devices are given although the module is on the CPU or on several devices; or the module is on
+    several types of devices.
     """
     device_ids, output_device = options.device_ids, options.output_device
     if device_ids is not None and len(device_ids) > 1:
@@ -78,11 +74,7 @@ def resolve_devices(parameters: Collection[nn.Parameter], options: Options) -> t
 def resolve_deprecated(
     *, check_reduction: bool, broadcast_buffers: bool | None, forward_sync_buffers: bool | None
 ) -> tuple[bool, bool]:
-    """Warn of deprecated arguments.
-
-    Returns:
-        Whether buffers are broadcast before each synchronised forward pass, and whether at construction.
-    """
+    """Warn of deprecated arguments; returns whether to send buffers before forward passes, and at construction."""
     message = (
         "`broadcast_buffers` is deprecated. Use `forward_sync_buffers` instead, which still broadcasts buffers "
         "at construction; `broadcast_buffers=False` does not."
@@ -138,11 +130,7 @@ class Setup:
 
 
 def verify_setup(
-    make: Callable[[], tuple[ModuleTensors, Setup]],
-    group: dist.ProcessGroup,
-    module: nn.Module,
-    *,
-    exchange: bool = True,
+    make: Callable[[], tuple[ModuleTensors, Setup]], group: dist.ProcessGroup, module: nn.Module, *, exchange: bool
 ) -> tuple[ModuleTensors, Setup]:
     """Make this rank's setup from the module's tensors, and check that all ranks have the same.
 

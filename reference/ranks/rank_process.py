@@ -49,15 +49,15 @@ class Membership(NamedTuple):
     that connects the ranks; None: all of them are on one machine.
     """
 
-    rank: int
     world_size: int
     store: Path | tuple[str, int]
     backend: str
     timeout_s: float
-    local_rank: int
-    local_size: int
     pinned: bool
     device: str | None
+    rank: int
+    local_rank: int
+    local_size: int
     address: str | None
 
 
