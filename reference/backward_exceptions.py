@@ -109,7 +109,7 @@ def end_interrupted(reducer: "Reducer", state: Running, error: BaseException | N
     if reduction is not None:
         launched, arrived = len(reduction.in_flight), arrived + len(reduction.arrived) - state.arrived_before
     reducer.inbox.reset()
-    reducer.changes.forget()
+    reducer.changes.clear()  # they will not be packed, and must not stay in memory
     message = reducer.messages.interrupted(launched, len(reducer.buckets), error)
     by_reducer = isinstance(error, Exception)  # not Ctrl-C
     after = after_exception(state, message, arrived=arrived, by_reducer=by_reducer, alone=reducer.group.size() == 1)

@@ -168,9 +168,6 @@ class Bucket:
         return views_of(flat, self.views)
 
 
-BucketMaker = Callable[[Sequence[int], Sequence[nn.Parameter]], Bucket]
-
-
 class Buckets(list[Bucket]):
     """All buckets of a reducer, in launch order.
 
@@ -196,7 +193,7 @@ class Buckets(list[Bucket]):
         *,
         rebuild_caps_bytes: Sequence[int] | None,
         sparse: frozenset[int],
-        make_bucket: BucketMaker,
+        make_bucket: Callable[[Sequence[int], Sequence[nn.Parameter]], Bucket],
     ) -> None:
         self._parameters = parameters
         self._make_bucket = make_bucket

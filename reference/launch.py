@@ -37,23 +37,19 @@ from .ranks.rank_process import spans_nodes as spans_nodes
 
 Body = Callable[..., Any]
 """An importable function `body(rank, world_size, *args)`; arguments and result must be picklable."""
-
 Progress = Callable[[str, int, int], None]
 """Called as `progress(step, done, total)`: the name of a step, how many of its parts are done, and their total."""
-
-
-def no_progress(_step: str, _done: int, _total: int) -> None:
-    """Ignore all progress."""
-
-
 DEFAULT_TIMEOUT_S = 600.0
-
 REMINDER_S = 20.0
 """Time after the last return of a rank after which the launcher says that others are still running."""
 UNEVEN = "if they had fewer batches, the others wait for them in a collective: train inside `with model.join():`"
 MISMATCH = "Gloo ends a process whose collectives differ from those of the other ranks"
 OTHERS_S = 2.0
 """How long to wait for what the other ranks report after one was lost or has lost another."""
+
+
+def no_progress(_step: str, _done: int, _total: int) -> None:
+    """Ignore all progress."""
 
 
 def run_ranks(

@@ -32,6 +32,7 @@ CHANNEL_ELEMENTS = 512
 FLOAT32_BYTES = 4
 
 Piece = TypeVar("Piece")
+Shape = tuple[int, int]
 
 
 def send_in_pieces(
@@ -49,9 +50,6 @@ def send_in_pieces(
         in_flight.append(launch(indices))
     while in_flight:
         finish(in_flight.popleft())
-
-
-Shape = tuple[int, int]
 
 
 def factors(rows: int, columns: int, max_rank: int) -> tuple[Shape, Shape]:

@@ -46,6 +46,7 @@ _current_task = torch._C._current_graph_task_id
 _rpc_runs: Callable[[], bool] = getattr(dist.rpc, "_is_current_rpc_agent_set", lambda: False)
 _NOTHING = nullcontext()
 P = ParamSpec("P")
+TrackerMaker = Callable[[Options, Sequence[nn.Parameter], Sequence[Node], dist.ProcessGroup], "AllParametersUsed"]
 
 
 class AllParametersUsed:
@@ -93,9 +94,6 @@ class AllParametersUsed:
         """Called after an exception ended a backward pass before the first launch: the next pass starts again."""
 
 
-TrackerMaker = Callable[[Options, Sequence[nn.Parameter], Sequence[Node], dist.ProcessGroup], AllParametersUsed]
-
-
 class Reducer:
     """Averages the gradients of `parameters` over `group` during every backward pass it was prepared for.
 
@@ -135,7 +133,9 @@ class Reducer:
         *,
         options: Options,
         group: dist.ProcessGroup,
-        make_tracker: TrackerMaker,
+        make_tracker: Callable[
+            [Options, Sequence[nn.Parameter], Sequence[Node], dist.ProcessGroup], AllParametersUsed
+        ],
         sync_enabled: Callable[[], bool],
     ) -> None:
         self.parameters = list(parameters.values())

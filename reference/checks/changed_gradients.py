@@ -20,31 +20,24 @@ if TYPE_CHECKING:
     from ..reducer import Reducer
 
 
-class ChangedGradients:
-    """Notes each gradient and its version when it arrives, and compares them when its bucket is packed.
+class ChangedGradients(dict[int, tuple[Tensor, int]]):
+    """Each gradient and its version when it arrived, by parameter index, to be compared when its bucket is packed.
 
     Torch's class copies a gradient when it arrives, so a change between the two would have no effect there.
     """
 
-    def __init__(self) -> None:
-        self._as_arrived: dict[int, tuple[Tensor, int]] = {}  # by parameter index
-
     def arrived(self, index: int, gradient: Tensor | None) -> None:
         """Note the gradient of a parameter index; None: it was undefined."""
         if gradient is not None:
-            self._as_arrived[index] = gradient, version_of(gradient)
+            self[index] = gradient, version_of(gradient)
 
     def first_changed(self, bucket: Bucket) -> int | None:
         """The index of a parameter in the bucket whose waiting gradient has changed; None: none has."""
         for slot in bucket.waiting:
-            arrived, now = self._as_arrived.pop(bucket.indices[slot], None), bucket.parameters[slot].grad
+            arrived, now = self.pop(bucket.indices[slot], None), bucket.parameters[slot].grad
             if arrived is not None and (now is not arrived[0] or version_of(now) != arrived[1]):
                 return bucket.indices[slot]
         return None
-
-    def forget(self) -> None:
-        """An exception ended the backward pass: the gradients will not be packed, and must not stay in memory."""
-        self._as_arrived.clear()
 
 
 def snapshot(parameters: Sequence[nn.Parameter]) -> Snapshot:

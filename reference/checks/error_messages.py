@@ -197,11 +197,9 @@ class ErrorMessages:
 
     def interrupted(self, launched: int, buckets: int, error: BaseException | None) -> str:
         """Error: an exception, `error` if the reducer raised it, ended the last backward pass after some launches."""
-        cause = (
-            f"{type(error).__name__}: {error}"
-            if error is not None
-            else "raised outside of the reducer, for example by a hook of the model or for lack of memory"
-        )
+        cause = "raised outside of the reducer, for example by a hook of the model or for lack of memory"
+        if error is not None:
+            cause = f"{type(error).__name__}: {error}"
         return (
             f"rank {self.rank}: an exception ended the last backward pass ({cause}) after {launched} of {buckets} "
             "buckets had been launched. Other ranks may be waiting for the rest, so no further iteration would match "

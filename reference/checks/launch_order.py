@@ -17,6 +17,7 @@ from ..errors import LaunchOrderError
 
 KEPT = 256
 """Number of launches of each rank that the store keeps."""
+_constructed: Counter[str] = Counter()  # modules by group; ranks construct the modules of a group in the same order
 
 
 def new_series(group: dist.ProcessGroup) -> str:
@@ -27,9 +28,6 @@ def new_series(group: dist.ProcessGroup) -> str:
     """
     _constructed[group.group_name] += 1
     return f"{group.group_name}/{_constructed[group.group_name]}"
-
-
-_constructed: Counter[str] = Counter()  # modules by group; ranks construct the modules of a group in the same order
 
 
 class CheckedLaunchOrder:

@@ -23,6 +23,8 @@ from ..buckets import Bucket
 
 Hook = Callable[[Any, Any], "torch.futures.Future[Any]"]
 """A function of a state and a `GradBucket`; returns a future of a tensor as long as the bucket's buffer."""
+GRACE_S = 5.0
+"""Wait at most this much longer than the group's time-out, so that a collective can report its time-out first."""
 
 
 class GradBucket:
@@ -100,10 +102,6 @@ def used_on_this_stream(*tensors: Tensor) -> None:
     for tensor in tensors:
         if tensor.is_cuda:
             tensor.record_stream(torch.cuda.current_stream(tensor.device))
-
-
-GRACE_S = 5.0
-"""Wait at most this much longer than the group's time-out, so that a collective can report its time-out first."""
 
 
 @dataclass(eq=False)

@@ -24,14 +24,32 @@ LEVELS = 256
 
 def quantize_per_tensor(state: dist.ProcessGroup | None, bucket: GradBucket) -> torch.futures.Future[Tensor]:
     """Average with one scale for each bucket; a rank's error is at most half a level, 1 / 510 of its range."""
-    return _average(bucket, state, channel_elements=None)
+    return quantize_per_channel(state, bucket, None)
 
 
 def quantize_per_channel(
-    state: dist.ProcessGroup | None, bucket: GradBucket, channel_elements: int = CHANNEL_ELEMENTS
+    state: dist.ProcessGroup | None, bucket: GradBucket, channel_elements: int | None = CHANNEL_ELEMENTS
 ) -> torch.futures.Future[Tensor]:
-    """Average with one scale for every `channel_elements` elements: smaller ranges, so a smaller error."""
-    return _average(bucket, state, channel_elements=channel_elements)
+    """Average with one scale for every `channel_elements` elements (None: all): smaller ranges, smaller error."""
+    flat = bucket.buffer()
+    if not flat.is_floating_point():
+        raise TypeError(f"quantisation: expected real gradients, got {flat.dtype}")
+    if not flat.numel():
+        return noop(state, bucket)
+    shape = channel_shape(flat.numel(), channel_elements)
+    padded = torch.nn.functional.pad(flat.float(), (0, prod(shape) - flat.numel())).view(shape)
+    mine = quantize(padded)
+    everyones = [torch.empty_like(mine) for _ in range(dist.get_world_size(state))]
+
+    def add(_gathered: torch.futures.Future[Any]) -> Tensor:
+        used_on_this_stream(*everyones)
+        total = torch.zeros_like(padded)
+        for data in everyones:
+            total += dequantize(data, shape)
+        return flat.copy_(total.flatten()[: flat.numel()].div_(len(everyones)))
+
+    gathering: torch.futures.Future[Any] = dist.all_gather(everyones, mine, group=state, async_op=True).get_future()
+    return gathering.then(add)
 
 
 def quantize(channels: Tensor) -> Tensor:
@@ -58,27 +76,3 @@ def dequantize(data: Tensor, shape: tuple[int, int]) -> Tensor:
     scales, zeros, levels = data.split(quantized_parts_bytes(*shape))
     steps: Tensor = levels.view(shape) - zeros.view(torch.float32)[:, None]
     return steps.mul_(scales.view(torch.float32)[:, None])  # r = S (q - Z)
-
-
-def _average(
-    bucket: GradBucket, group: dist.ProcessGroup | None, *, channel_elements: int | None
-) -> torch.futures.Future[Tensor]:
-    flat = bucket.buffer()
-    if not flat.is_floating_point():
-        raise TypeError(f"quantisation: expected real gradients, got {flat.dtype}")
-    if not flat.numel():
-        return noop(group, bucket)
-    shape = channel_shape(flat.numel(), channel_elements)
-    padded = torch.nn.functional.pad(flat.float(), (0, prod(shape) - flat.numel())).view(shape)
-    mine = quantize(padded)
-    everyones = [torch.empty_like(mine) for _ in range(dist.get_world_size(group))]
-
-    def add(_gathered: torch.futures.Future[Any]) -> Tensor:
-        used_on_this_stream(*everyones)
-        total = torch.zeros_like(padded)
-        for data in everyones:
-            total += dequantize(data, shape)
-        return flat.copy_(total.flatten()[: flat.numel()].div_(len(everyones)))
-
-    gathering: torch.futures.Future[Any] = dist.all_gather(everyones, mine, group=group, async_op=True).get_future()
-    return gathering.then(add)

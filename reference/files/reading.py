@@ -25,6 +25,7 @@ SHORT = Repr()
 """Shows values in messages."""
 SHORT.maxstring, SHORT.maxlong = 80, 40
 GZIP_MAGIC = b"\x1f\x8b"
+R = TypeVar("R")
 
 
 class Schema(BaseModel):
@@ -39,9 +40,6 @@ class Settings(Schema):
     def __init__(self, **fields: Any) -> None:
         with one_line_errors():
             super().__init__(**fields)
-
-
-R = TypeVar("R")
 
 
 @contextmanager

@@ -11,6 +11,8 @@ from pathlib import Path
 
 NOT_PRINTABLE = re.compile("[^\t\n -~\xa0-\u2029\u202f-\u2065\u206a-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
 """Characters that XML 1.0 or UTF-8 cannot encode, and characters that control a terminal or the direction of text."""
+STANDARD_OUTPUT = 1
+"""Number of the open file that is the standard output."""
 
 
 def milliseconds(ns: float, form: str = ".1f") -> str:
@@ -21,10 +23,6 @@ def milliseconds(ns: float, form: str = ".1f") -> str:
 def printable(text: str) -> str:
     r"""Replace each character that a file or a terminal may not show by its Python escape, such as `\x1b`."""
     return NOT_PRINTABLE.sub(lambda match: ascii(match[0])[1:-1], text)
-
-
-STANDARD_OUTPUT = 1
-"""Number of the open file that is the standard output."""
 
 
 def write_atomically(path: str | os.PathLike[str], data: bytes) -> None:

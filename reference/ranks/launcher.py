@@ -33,6 +33,7 @@ MEETING_S = 300.0
 """How long processes wait for each other at the start; those of slow file systems import torch for minutes."""
 LATE_S = 10.0
 """How long the program stays for processes that have not found it yet at its end, and these stay after its end."""
+_launched_ranks: "LaunchedRanks | None" = None
 
 
 class Place(NamedTuple):
@@ -119,9 +120,6 @@ def on_rank_0(main: Callable[[], Result]) -> Result:
 def launched_ranks() -> "LaunchedRanks | None":
     """Return the launcher's ranks in a program within `on_rank_0`; None elsewhere and without a launcher."""
     return _launched_ranks
-
-
-_launched_ranks: "LaunchedRanks | None" = None
 
 
 # In the program

@@ -40,6 +40,7 @@ FINISH_PAUSE_S, FINISH_TIMEOUT_S = 0.01, 2.0
 """How often and how long to look whether Gloo's threads have freed the last collectives."""
 LOST_PEER = re.compile("gloo/transport|remote process")
 """In the error of a rank whose connection to another was lost, with Gloo and with NCCL."""
+_pool: "tuple[Connection, Membership] | None" = None  # in a rank's process: the pipe to its pool, and its place there
 
 
 class Membership(NamedTuple):
@@ -59,9 +60,6 @@ class Membership(NamedTuple):
     local_rank: int
     local_size: int
     address: str | None
-
-
-_pool: tuple[Connection, Membership] | None = None  # in a rank's process: the pipe to its pool, and its place there
 
 
 def report_progress(step: str, done: int, total: int) -> None:

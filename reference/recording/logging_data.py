@@ -20,9 +20,7 @@ from .reducer_observer import Observer
 
 SAMPLE_RATE = 100
 ALWAYS_SAMPLED = 10  # iterations at the start, at any sample rate
-
 Data = dict[str, str | int]
-
 _ENVIRONMENT = ("MASTER_PORT", "MASTER_ADDR", "TORCH_DISTRIBUTED_DEBUG", "CUDA_VISIBLE_DEVICES")
 _BACKEND_ENVIRONMENT = {
     "gloo": ("GLOO_SOCKET_IFNAME", "GLOO_DEVICE_TRANSPORT"),
@@ -41,8 +39,6 @@ _DTYPES = {
     torch.complex128: "c10::complex<double>",
 }
 """Names of dtypes in torch's logging data."""
-
-
 DURATIONS = {
     "forward_compute_time": ("forward_compute_time_start", "backward_compute_time_start"),
     "backward_compute_time": ("backward_compute_time_start", "backward_compute_time_end"),

@@ -27,7 +27,8 @@ from .reducer_observer import Future, Observer, RecordingHook
 
 TorchDDP = nn.parallel.DistributedDataParallel
 _engine: Any = torch.autograd.Variable._execution_engine
-
+Launched = Callable[[int], Callable[[Future], None] | None]
+"""Called with the number of elements of an all-reduce; returns what to call with its future, or None."""
 R = TypeVar("R")
 """`Reading` while the training runs; int, in nanoseconds, once the readings are converted."""
 
@@ -309,10 +310,6 @@ def watch_torch_buckets(hooks: ExitStack, parameters: Sequence[nn.Parameter], ti
         return lambda future: timestamps.when_done(future, partial(setattr, bucket, "done"))
 
     hooks.enter_context(_all_reduces.watched_by(launched))
-
-
-Launched = Callable[[int], Callable[[Future], None] | None]
-"""Called with the number of elements of an all-reduce; returns what to call with its future, or None."""
 
 
 class _AllReduceKernel:
