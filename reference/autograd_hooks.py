@@ -31,6 +31,8 @@ MOST_BUCKETS_TO_COUNT = 8
 F = TypeVar("F", bound=Callable[..., Any])
 NEVER = 2**62
 """An inbox limit that is never reached."""
+transforms_active: Callable[[], bool] = torch._C._are_functorch_transforms_active
+"""Whether a transform of `torch.func`, such as `grad` or `vmap`, runs."""
 
 
 def not_traced(function: F) -> F:
@@ -61,10 +63,6 @@ def accumulators(parameters: Sequence[nn.Parameter]) -> list[Node]:
                 "leaves of autograd's graph"
             )
     return nodes
-
-
-transforms_active: Callable[[], bool] = torch._C._are_functorch_transforms_active
-"""Whether a transform of `torch.func`, such as `grad` or `vmap`, runs."""
 
 
 def outside_of_transforms(tensor: Tensor) -> Tensor:

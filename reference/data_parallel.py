@@ -320,13 +320,14 @@ class DistributedDataParallel(DataParallel):
     )
     _has_rebuilt_buckets = property(attrgetter("reducer.buckets.rebuilt"))
     will_sync_module_buffers = are_due
-
     _active_ddp_module = _ActiveModule()
     is_multi_device_module = property(lambda ddp: len({parameter.device for parameter in ddp._module_parameters}) > 1)
     """Whether the module's parameters are on several devices."""
     named_module_buffers = property(lambda ddp: synchronized_buffers(ddp.module))
     """Buffers that are synchronised, by name."""
     modules_buffers = property(lambda ddp: list(ddp.named_module_buffers.values()))
+    parameters_to_ignore = property(lambda ddp: set(ignored_names(ddp.module)))
+    """Names of the parameters and buffers that are not synchronised."""
 
     @property
     def _module_parameters(self) -> list[nn.Parameter]:
@@ -338,6 +339,10 @@ class DistributedDataParallel(DataParallel):
     @property
     def _delay_all_reduce_params(self) -> list[nn.Parameter]:
         return self._reducer.delayed.parameters if self._reducer.delayed is not None else []
+
+    def _build_params_for_reducer(self) -> tuple[list[nn.Parameter], list[bool]]:
+        sparse = self._reducer.buckets.sparse
+        return self._reducer.parameters, [index in sparse for index in range(len(self._reducer.parameters))]
 
     def _assign_modules_buffers(self) -> None:
         """Nothing to do: `modules_buffers` are read anew each time."""
@@ -416,15 +421,6 @@ class DistributedDataParallel(DataParallel):
         hook = optimizer_overlap_hooks._apply_optim_in_backward_hook(self.gradient_as_bucket_view)
         register_comm_hook(self._reducer, weakref.ref(self), hook)
         self._reducer.optimizers_in_backward = True
-
-    # Parameters
-
-    parameters_to_ignore = property(lambda ddp: set(ignored_names(ddp.module)))
-    """Names of the parameters and buffers that are not synchronised."""
-
-    def _build_params_for_reducer(self) -> tuple[list[nn.Parameter], list[bool]]:
-        sparse = self._reducer.buckets.sparse
-        return self._reducer.parameters, [index in sparse for index in range(len(self._reducer.parameters))]
 
     # Pickling
 

@@ -16,6 +16,9 @@ from ..bucketing import BucketAssignment, check_partition, initial_buckets, two_
 from ..constructor_arguments import Options
 from ..parameters import ModuleTensors, bucket_key
 
+Description = tuple[str, tuple[int, ...], tuple[int, ...], str, bool]
+"""A tensor's name, shape, strides, dtype, and whether it is trained."""
+
 
 def resolve_group(group: dist.ProcessGroup | None, mesh: DeviceMesh | None = None) -> dist.ProcessGroup:
     """The process group to average over: `group`, the group of a one-dimensional `mesh`, or the default group.
@@ -111,10 +114,6 @@ def check_module(module: nn.Module, parameters: Collection[nn.Parameter]) -> Non
     on_cpu = next(iter(parameters)).device.type == "cpu"
     if on_cpu and any(isinstance(layer, nn.SyncBatchNorm) for layer in module.modules()):
         raise ValueError("SyncBatchNorm layers only work with GPU modules")
-
-
-Description = tuple[str, tuple[int, ...], tuple[int, ...], str, bool]
-"""A tensor's name, shape, strides, dtype, and whether it is trained."""
 
 
 @dataclass(frozen=True)

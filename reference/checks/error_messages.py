@@ -176,6 +176,11 @@ class ErrorMessages:
 
     def ready_twice(self, index: int, bucket: int, *, unused: bool) -> str:
         """Error: a parameter got a second gradient."""
+        cause = (
+            "either one backward pass too many per forward pass (accumulate under no_sync()), or several re-entrant "
+            "backward passes that share it, as with use_reentrant=True checkpoints (try static_graph=True), or a use "
+            "outside the `forward` function"
+        )
         if unused:
             cause = (
                 "that no output found in forward's return value depends on it, so it was counted as unused. "
@@ -183,12 +188,6 @@ class ErrorMessages:
                 "use_reentrant=False, or static_graph=True. Or it is used outside the `forward` function: move that "
                 "use into forward, or train it outside of this module. Or forward returned its output in an object "
                 "of another type: use lists, tuples, dicts or dataclasses"
-            )
-        else:
-            cause = (
-                "either one backward pass too many per forward pass (accumulate under no_sync()), or several "
-                "re-entrant backward passes that share it, as with use_reentrant=True checkpoints (try "
-                "static_graph=True), or a use outside the `forward` function"
             )
         return (
             f"rank {self.rank}: Expected to mark a variable ready only once. {self.describe(index)} in bucket "

@@ -69,9 +69,8 @@ def casts(module: nn.Module, config: Any) -> dict[nn.Parameter, StandIn]:
     return {p: partial(_cast_sparse if p in sparse else Tensor.to, dtype=config.param_dtype) for p in chosen}
 
 
-def _cast_sparse(parameter: Tensor, dtype: torch.dtype) -> Tensor:
-    low: Tensor = _CastOfSparseGradient.apply(parameter, dtype)  # type: ignore[no-untyped-call]
-    return low
+def _cast_sparse(parameter: Tensor, dtype: torch.dtype) -> Any:
+    return _CastOfSparseGradient.apply(parameter, dtype)  # type: ignore[no-untyped-call]
 
 
 class _CastOfSparseGradient(torch.autograd.Function):

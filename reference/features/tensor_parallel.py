@@ -56,7 +56,6 @@ def _complete(gradient: Tensor) -> Tensor:
 
 
 def _sharded(spec: DTensorSpec, shard: Tensor) -> Tensor:
-    sharded: Tensor = DTensor.from_local(
+    return DTensor.from_local(
         shard, spec.mesh, spec.placements, run_check=False, shape=spec.shape, stride=spec.stride
     )
-    return sharded
