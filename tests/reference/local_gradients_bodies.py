@@ -202,7 +202,7 @@ def batch_skipped(rank: int, world_size: int, option: str) -> tuple[Seen, int]:
         except MemoryError:
             handle.remove()
         ddp.zero_grad()
-        alive[0] = len(ddp._reducer.changes._as_arrived)
+        alive[0] = len(ddp._reducer.changes)
         total(ddp(inputs(rank), 1)).backward()
     return seen[0], alive[0]
 
