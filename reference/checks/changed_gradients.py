@@ -94,7 +94,8 @@ def misfit(reducer: "Reducer", reduction: Reduction, number: int, slot: int) -> 
     index = bucket.indices[slot]
     if bucket.parameters[slot].grad is not None:
         return reducer.messages.misfit(bucket, number, slot)
-    if index in reduction.arrived and index not in reducer.inbox.undefined:
+    arrived = index in reduction.arrived and index not in reducer.inbox.undefined
+    if arrived and bucket.parameters[slot].requires_grad:  # if frozen since forward, nothing was accumulated
         return reducer.messages.message(Text.REMOVED, index, number)
     return None
 

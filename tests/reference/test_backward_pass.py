@@ -490,5 +490,12 @@ def test_a_static_graph_with_some_parameters_frozen_in_the_first_pass_names_them
     assert "weights.1" in run(two_ranks, {"static_graph": True}, *steps).ended
 
 
+@pytest.mark.parametrize("options", [{}, {"gradient_as_bucket_view": True}], ids=str)
+def test_a_parameter_that_is_frozen_between_forward_and_backward_gets_no_gradient(two_ranks, options):
+    """Autograd calls the hook with a gradient, and accumulates none."""
+    steps = (Forward((1.0, 50.0)), Freeze((0,)), Backward())
+    assert averages(two_ranks, options, *steps) == [[0.0, *[25.5] * 3]] * 2
+
+
 def test_ctrl_c_while_the_reducer_finishes_leaves_no_collective_in_flight(two_ranks):
     assert two_ranks.run(bodies.interrupted_while_finishing) == [[36.5] * 4] * 2
