@@ -49,12 +49,12 @@ test-readme: $(READY)  ## run the README's commands and programs as they are wri
 demo: $(READY)  ## the real reducer in virtual time beside its predictions, exact to the nanosecond: seconds
 	$(BIN)/ddplab demo --out out/demo
 
-test: $(READY) .venv/.chromium  ## run the tests, in four processes, which mostly wait: under 6 minutes on two cores
-	$(BIN)/pytest -n 4 --dist worksteal
+test: $(READY) .venv/.chromium  ## run the tests, in three processes, which often wait: 5 minutes on two cores
+	$(BIN)/pytest -n 3 --dist worksteal
 
 coverage: $(READY) .venv/.chromium  ## the same, and which lines of the packages ran in the processes of the tests; fails below the floor in pyproject.toml
 	@mkdir -p out
-	$(BIN)/pytest -n 4 --dist worksteal --cov
+	$(BIN)/pytest -n 3 --dist worksteal --cov
 
 test-lab: $(READY)  ## test the laboratory, validation/: the score, published tables, committed runs; 3 minutes
 	$(BIN)/pytest -n 2 --dist loadfile validation/tests
@@ -68,7 +68,7 @@ test-reducer: $(READY)  ## conformance of our DDP, for the edit-and-test loop of
 test-torch: $(READY)  ## torch's own DDP tests with our class in torch's place, all of them: about 2 minutes
 	$(BIN)/python -m tests.reference.torch_suite.run
 
-test-clients:  ## real clients (Lightning, accelerate, transformers, peft, timm, torchft, mmengine, ignite) on our class, against torch's to the bit, in an environment of their own: 8 minutes
+test-clients:  ## real clients (Lightning, accelerate, transformers, peft, timm, torchft, mmengine, ignite) on our class, against torch's to the bit, in an environment of their own: 10 minutes
 	test -d .venv-clients || ($(PYTHON) -m venv .venv-clients && .venv-clients/bin/pip install --quiet -r tests/clients/requirements.txt -e .)
 	.venv-clients/bin/python -m tests.clients.run $(SCENARIOS)
 

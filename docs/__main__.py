@@ -9,6 +9,7 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from . import map as code_map
@@ -24,7 +25,7 @@ COPIED = (
 IGNORED = shutil.ignore_patterns("__pycache__", ".ipynb_checkpoints", "api", "executed")
 ENTRANCE = '<!doctype html><meta http-equiv="refresh" content="0; url=docs/index.html"><title>ddplab</title>\n'
 """The page at the root of the site."""
-CELL_TIMEOUT_S, TUTORIAL_TIMEOUT_S = 120, 300
+CELL_TIMEOUT_S = 120
 """Longer than the time-outs in the tutorials, so that an error for a hung rank, with its stack, comes first."""
 MEASURES = "tutorials.repeats"
 """Imported by the tutorials that measure times, beside which no other one runs."""
@@ -47,12 +48,12 @@ def main(arguments: Sequence[str] | None = None) -> None:
     tree, pages = out / "tree", out / "html"
     copy(tree)
     if not chosen.without_running:
-        limits = f"--nbmake-timeout={CELL_TIMEOUT_S}", f"--timeout={TUTORIAL_TIMEOUT_S}"
-        run = "pytest", "--nbmake", *limits, "--overwrite", "--durations=9"
         tutorials = sorted((tree / "tutorials").glob("*.ipynb"))
         alone = [path for path in tutorials if MEASURES in path.read_text()]
-        _run(*run, *alone, folder=tree)
-        _run(*run, "-n", "2", *(path for path in tutorials if path not in alone), folder=tree)
+        for path in alone:
+            execute(path)
+        with ThreadPoolExecutor(2) as pool:
+            list(pool.map(execute, (path for path in tutorials if path not in alone)))
     if chosen.publish:
         publish(tree / "tutorials", ROOT / EXECUTED)
     (tree / "docs" / "code_map.md").write_text(code_map.site_page())
@@ -60,6 +61,11 @@ def main(arguments: Sequence[str] | None = None) -> None:
     (pages / "index.html").write_text(ENTRANCE)
     _run("docs.links", "--no-status", pages / "docs" / "index.html", folder=tree)
     print(f"\nopen {pages / 'index.html'}")
+
+
+def execute(notebook: Path) -> None:
+    """Run a notebook from its first cell to its last, and keep the outputs in it."""
+    _run("jupyter", "execute", "--inplace", f"--timeout={CELL_TIMEOUT_S}", notebook, folder=notebook.parent)
 
 
 def copy(tree: Path) -> None:

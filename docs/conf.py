@@ -45,7 +45,7 @@ html_search_scorer = str(Path(__file__).parent / "static" / "search_order.js")
 html_extra_path = ["../figures/annotated_ddp.html"]  # a page of its own, which needs nothing from the site
 
 myst_heading_anchors = 4
-nb_execution_mode = "off"  # nbmake has executed them already
+nb_execution_mode = "off"  # `python -m docs` has executed them already
 nb_merge_streams = True
 nb_mime_priority_overrides = [("html", "application/vnd.jupyter.widget-view+json", None)]  # no kernel
 nb_render_markdown_format = "myst"  # has tables

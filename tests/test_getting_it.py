@@ -28,7 +28,7 @@ FOR_WHAT = {
     "tutorials": "python -c 'import anywidget, ipywidgets, jupyterlab'",
     "site": "sphinx-build --version && python -c 'import furo, myst_nb' && linkchecker --version",
     "dev": "ruff --version && mypy --version && pytest --version"
-    " && python -c 'import expecttest, nbmake, playwright, pytest_timeout, xdist'",
+    " && python -c 'import expecttest, playwright, pytest_timeout, xdist'",
 }
 """By extra, commands that need it."""
 

@@ -139,7 +139,7 @@ SCENES = (
         "How much does the real order of the gradients gain?",
         *("bucket", True, True),
         "reference/buckets.py",
-        ("Buckets.rebuild",),
+        ("Buckets.rebuild_if_due",),
     ),
 )
 

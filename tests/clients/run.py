@@ -109,7 +109,9 @@ def run_mode(mode: str, out: Path, names: list[str]) -> None:
 
 
 def difference(torchs: Any, ours: Any) -> str:
-    """Why two results differ; empty if they are equal to the bit, or both errors of one type."""
+    """Why two results differ; empty if they are equal to the bit, errors of one type, or only torch's an error."""
+    if isinstance(torchs, str) and isinstance(ours, list):
+        return ""
     if isinstance(torchs, str) or isinstance(ours, str) or ours is None or torchs is None:
         kinds = [str(result).partition(":")[0] if isinstance(result, str) else "tensors" for result in (torchs, ours)]
         return "" if kinds[0] == kinds[1] != "None" else f"torch's: {str(torchs)[:200]}; ours: {str(ours)[:300]}"
@@ -184,7 +186,9 @@ def main() -> int:
             found = {difference(torchs[rank], results["ours", rank].get((name, how))) for rank in range(2)}
             reasons = sorted(found - {""})
             wrong += bool(reasons)
-            note = f" ({torchs[0].partition(':')[0]} under both)" if isinstance(torchs[0], str) else ""
+            error = str(torchs[0]).partition(":")[0] if isinstance(torchs[0], str) else ""
+            trains = isinstance(results["ours", 0][name, how], list)
+            note = error and f" ({error} under {'torch alone' if trains else 'both'})"
             print(f"{'DIFFERS' if reasons else 'equal':8}{how:9}{name}{note} {'; '.join(reasons)}")
         lost = set(results["torch", 0]) - set(results["ours", 0])
         wrong += len(lost)

@@ -1,5 +1,6 @@
 """A script in which Lightning starts rank 1 itself; prints the class of the wrapper and the trained parameters."""
 
+import sys
 import warnings
 
 import torch
@@ -27,7 +28,8 @@ class Lit(lightning.LightningModule):
 
     def on_train_end(self) -> None:
         wrapper = type(self.trainer.strategy.model)
-        print(f"rank {self.global_rank} {wrapper.__module__} {self.net.weight.sum().item():.9g}", flush=True)
+        line = f"rank {self.global_rank} {wrapper.__module__} {self.net.weight.sum().item():.9g}\n"
+        sys.stdout.write(line)  # in one piece, beside the other rank
 
 
 if __name__ == "__main__":
