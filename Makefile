@@ -4,6 +4,7 @@ BIN    := .venv/bin
 READY  := .venv/.ready
 
 .DEFAULT_GOAL := help
+unexport PYTHONDONTWRITEBYTECODE  # tests start hundreds of interpreters, which would each compile the same files
 .PHONY: help setup demo tutorials slides figures site test coverage test-reducer explore test-lab test-tutorials test-readme test-torch test-clients test-torchrun test-install test-wheel versions mutants test-gpu gpu check format bench bench-simulator bench-timeline score house wheel clean
 
 help:  ## list the verbs

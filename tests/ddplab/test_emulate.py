@@ -94,7 +94,7 @@ def test_torchs_reducer_takes_the_predicted_time(asked):
     assert real.buckets in ((), predicted.buckets)  # torch does not tell the buckets that are never rebuilt
 
 
-@examples(8)
+@examples(4)
 @given(torch_emulations(), rate_fabrics(), st.sampled_from(["parameters", "buckets"]), st.integers(1, 40))
 def test_torchs_sharded_optimizer_broadcasts_as_predicted_under_both_classes(asked, fabrics, zero, world_size):
     policy = asked.policy.model_copy(update={"zero": zero})
