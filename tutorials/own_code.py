@@ -33,8 +33,13 @@ def folder() -> Path:
 
 
 def forget(_rank: int = 0, _world_size: int = 1) -> None:
-    """Forget the learner's modules in this process, so that the next import reads the files again."""
+    """Forget the learner's modules in this process, so that the next import reads the files again.
+
+    Bytecode of a module that was written twice in one second, with as many characters, would count as that of now.
+    """
     folder()
+    for bytecode in FOLDER.glob("__pycache__/*.pyc"):
+        bytecode.unlink(missing_ok=True)
     for name, module in list(sys.modules.items()):
         path = getattr(module, "__file__", None)
         if path is not None and FOLDER in Path(path).parents:

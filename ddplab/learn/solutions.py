@@ -337,7 +337,7 @@ class Hookable(Static):
         views_of = partial(split, parameters=parameters)
         memory: Any = SimpleNamespace(buffer=flat, views=views_of(flat), views_of=views_of, parameters=parameters)
         future = self.comm_hook(GradBucket(memory, index, is_last=index == len(self.buckets) - 1))
-        return SimpleNamespace(wait=lambda: flat.copy_(future.wait()))
+        return SimpleNamespace(future=future, wait=lambda: flat.copy_(future.wait()))
 
 
 class Joined(Hookable, Joinable):
