@@ -73,7 +73,11 @@ default_role = "code"  # docstrings quote code in single backticks
 napoleon_google_docstring = True
 napoleon_numpy_docstring = False
 napoleon_use_ivar = True  # describe each attribute once, in its class
-suppress_warnings = ["ref.python", "autodoc.mocked_object"]
+suppress_warnings = [
+    "ref.python",
+    "autodoc.mocked_object",
+    "toc.not_included",  # the list of all modules: in the sidebar it would take half the time of the build
+]
 
 
 def link_to_shown_code(app: Sphinx, tree: nodes.document, page: str) -> None:
