@@ -69,7 +69,7 @@ test-reducer: $(READY)  ## conformance of our DDP, for the edit-and-test loop of
 test-torch: $(READY)  ## torch's own DDP tests with our class in torch's place, all of them: about 2 minutes
 	$(BIN)/python -m tests.reference.torch_suite.run
 
-test-clients:  ## real clients (Lightning, accelerate, transformers, peft, timm, torchft, mmengine, ignite) on our class, against torch's to the bit, in an environment of their own: 10 minutes
+test-clients:  ## real clients (Lightning, accelerate, transformers, peft, timm, torchft, mmengine, ignite) on our class, against torch's to the bit, in an environment of their own: 5 minutes
 	test -d .venv-clients || ($(PYTHON) -m venv .venv-clients && .venv-clients/bin/pip install --quiet -r tests/clients/requirements.txt -e .)
 	.venv-clients/bin/python -m tests.clients.run $(SCENARIOS)
 
