@@ -70,7 +70,7 @@ def end_raised_pass(reducer: "Reducer") -> None:
         while reducer.state is state and reducer.pass_end() is not None:
             if time.monotonic() > give_up:
                 reducer.fail(reducer.messages.message(Text.PASS_STILL_RUNS))
-            time.sleep(0.001)  # only a destructor in autograd's thread, or the end of the pass, ends the wait
+            time.sleep(0.001)  # the pass ends in autograd's thread, which has no event to wait for
     reducer.backward_raises(state.task)
 
 

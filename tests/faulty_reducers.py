@@ -453,7 +453,7 @@ class NeverConstructed(nn.Module):
     """The constructor never returns."""
 
     def __init__(self, module: nn.Module) -> None:
-        time.sleep(60)
+        time.sleep(60)  # longer than the test's time limit for a body, which must end it
 
 
 class WaitsForAThread(NaiveDataParallel):

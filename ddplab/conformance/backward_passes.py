@@ -190,7 +190,7 @@ def skips_a_batch(
         x, fails = _inputs(step, rank), step == at and rank in failing
         loss = _loss(training.wrapped, _raises(x, [1]) if fails and not in_comm_hook else x)
         if step == at and rank == late:
-            time.sleep(LATE_S)  # the other ranks then wait for this one in a collective
+            time.sleep(LATE_S)  # this rank is late on purpose: the others must already wait in a collective
         try:
             loss.backward()
         except (ArithmeticError, RuntimeError):

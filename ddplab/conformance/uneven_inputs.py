@@ -73,7 +73,7 @@ def compare(
             if step % passes == 0:
                 training.optimizer.zero_grad()
             if not divide_by_all and rank == (step + 1) % world_size:
-                time.sleep(LATE_S)  # the others must not divide before this rank has been counted
+                time.sleep(LATE_S)  # late on purpose: a class that divides before this rank is counted must fail
             with nullcontext() if averages else wrapped.no_sync():
                 wrapped(batch(step, rank), rank + 1).square().mean().backward()
             if buffer and (got := module.get_buffer("samples").item()) != counts[step][rank]:

@@ -274,7 +274,7 @@ def saves(path: Path, poll_s: float = POLL_S) -> Iterator[int]:
         before: tuple[int, int] | None = known
         seen = before
         while seen in (None, known) or seen != before:  # an editor may still be writing
-            time.sleep(poll_s)  # a save shows only as another size or time of the file
+            time.sleep(poll_s)  # Python's library has no event for a changed file, so its size and time are polled
             before, seen = seen, _version(path)
         known = seen or known
 

@@ -235,7 +235,7 @@ def _end_with_program(watcher: Connection) -> None:
     """End this process when the program was lost, or has ended some time ago, even while this rank runs a body."""
     with contextlib.suppress(EOFError, OSError):
         watcher.recv()
-        time.sleep(LATE_S)  # a rank that can still end in order does so before this
+        time.sleep(LATE_S)  # a rank whose body ends within this time exits with its own status
     os._exit(1)
 
 

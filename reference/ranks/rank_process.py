@@ -183,7 +183,7 @@ def let_gloo_finish() -> None:
     calm = 0
     deadline = time.monotonic() + FINISH_TIMEOUT_S
     while calm < 2 and time.monotonic() < deadline:
-        time.sleep(FINISH_PAUSE_S)  # nothing tells when a thread of Gloo has freed what it holds
+        time.sleep(FINISH_PAUSE_S)  # Gloo has no event for the end of its threads' work, so they are looked at twice
         calm = 0 if "R" in _states_of_threads("pt_gloo_runloop") else calm + 1
 
 

@@ -20,7 +20,7 @@ class LinkShare(NamedTuple):
     """How a collective shares the link with other collectives."""
 
     slow_down: float = 1.0  #: factor on its duration while another collective of the same weight runs
-    weight: float = 1.0  #: what it takes of the link, relative to the weights of the others that run
+    weight: float = 1.0  #: larger if it slows other collectives more; only the ratio of two weights counts
 
 
 class Sharing(Schema):
@@ -34,8 +34,8 @@ class Sharing(Schema):
     factor: float = Field(ge=LEAST_FACTOR, le=LARGEST_FACTOR, allow_inf_nan=False)
     """time with two at a time as a multiple of the time alone; measured by the calibration"""
     weight: Multiple = 1.0
-    """what a message of this size takes of the link beside messages of other sizes, relative to their weights;
-    measured by the calibration, 1 if every message takes equally much"""
+    """larger if a message of this size slows messages of other sizes more; only the ratio of two weights counts;
+    measured by the calibration, 1 if all sizes are equal in this"""
 
     @classmethod
     def of_times(cls, size_bytes: int, *, two_at_a_time_ns: float, alone_ns: float, weight: float = 1.0) -> Self:
