@@ -140,10 +140,11 @@ def imports(path: Path, root: Path) -> set[str]:
 
 def _executed(node: ast.AST) -> Iterator[ast.AST]:
     """A node and all below it, without what only type checkers read."""
-    yield node
-    typing_only = isinstance(node, ast.If) and ast.unparse(node.test).removeprefix("typing.") == "TYPE_CHECKING"
-    for child in node.orelse if isinstance(node, ast.If) and typing_only else ast.iter_child_nodes(node):
-        yield from _executed(child)
+    left = [node]
+    while left:
+        yield (node := left.pop())
+        typing_only = isinstance(node, ast.If) and ast.unparse(node.test).removeprefix("typing.") == "TYPE_CHECKING"
+        left += node.orelse if isinstance(node, ast.If) and typing_only else ast.iter_child_nodes(node)
 
 
 def _package_and_part(path: Path, root: Path) -> tuple[str, str]:

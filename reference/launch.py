@@ -180,9 +180,10 @@ class RankPool(contextlib.AbstractContextManager["RankPool"]):
         if not self._ranks:
             self._start()
         try:
+            request = pickle.dumps((body, args))
             for member in self._ranks:
                 with contextlib.suppress(ConnectionError):  # the rank is gone, which `_collect` reports
-                    member.connection.send_bytes(pickle.dumps((body, args)))
+                    member.connection.send_bytes(request)
             return self._collect(timeout_s or self.timeout_s, on_progress)
         except BaseException:  # a failed body or Ctrl-C leaves ranks in an unknown state
             self.close()

@@ -5,13 +5,14 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Iterator
+from typing import TYPE_CHECKING
 
 import pytest
 
-from ddplab.reference.launch import RankPool
-from ddplab.reference.ranks.fork_server import start_server
-
 from .explore import load_profile
+
+if TYPE_CHECKING:  # the process that hands tests out runs none, and needs no torch
+    from ddplab.reference.launch import RankPool
 
 BODY_TIMEOUT_S = 60.0
 WORLD_SIZES = {"two_ranks": 2, "four_ranks": 4}
@@ -27,26 +28,36 @@ load_profile()
 @pytest.fixture(scope="session", autouse=True)
 def server(request) -> None:
     """The server that ranks are forked from imports while tests without ranks run."""
+    from ddplab.reference.ranks.fork_server import start_server
+    from ddplab.reference.ranks.process_settings import keep_freed_memory
+
+    keep_freed_memory()
     used = {name for item in request.session.items for name in item.fixturenames}
     if used & {*WORLD_SIZES, "bench_of", "judging"}:
         bodies = [name for name in sys.modules if name.startswith("tests.") and name.endswith("_bodies")]
         start_server(*bodies, *IMPORTED)
 
 
-@pytest.fixture(scope="module")
-def two_ranks(server) -> Iterator[RankPool]:
-    with RankPool(2, timeout_s=BODY_TIMEOUT_S) as pool:
-        yield pool
+def pool(world_size: int) -> "RankPool":
+    from ddplab.reference.launch import RankPool
+
+    return RankPool(world_size, timeout_s=BODY_TIMEOUT_S)
 
 
 @pytest.fixture(scope="module")
-def four_ranks(server) -> Iterator[RankPool]:
-    with RankPool(4, timeout_s=BODY_TIMEOUT_S) as pool:
-        yield pool
+def two_ranks(server) -> Iterator["RankPool"]:
+    with pool(2) as ranks:
+        yield ranks
+
+
+@pytest.fixture(scope="module")
+def four_ranks(server) -> Iterator["RankPool"]:
+    with pool(4) as ranks:
+        yield ranks
 
 
 @pytest.fixture
-def ranks(request, two_ranks, four_ranks) -> RankPool:
+def ranks(request, two_ranks, four_ranks) -> "RankPool":
     """The pool of `request.param` ranks."""
     return {2: two_ranks, 4: four_ranks}[request.param]
 

@@ -15,8 +15,10 @@ PURE = tuple(f"ddplab.reference.{name}" for name in ("bucketing", "message_sizes
 """The parts of `reference` that `simulator` uses: none of them needs torch."""
 
 
-IMPORTS = {name: house.imports(path, ROOT) for name, path in house.modules(ROOT).items()}
-"""By module, the full names of the modules, and of the names in them, that it imports anywhere but for types."""
+@pytest.fixture(scope="module")
+def imports():
+    """By module, the full names of the modules, and of the names in them, that it imports anywhere but for types."""
+    return {name: house.imports(path, ROOT) for name, path in house.modules(ROOT).items()}
 
 
 def within(name: str, parts: tuple[str, ...]) -> bool:
@@ -37,17 +39,17 @@ def test_imports_are_seen_in_functions_too_but_not_for_type_checkers(tmp_path):
     assert house.imports(path, tmp_path) == {"torchless", "ddplab.simulator.engine.events"}
 
 
-def test_no_modules_import_each_other():
-    loaded = {module: names | {name.rpartition(".")[0] for name in names} for module, names in IMPORTS.items()}
+def test_no_modules_import_each_other(imports):
+    loaded = {module: names | {name.rpartition(".")[0] for name in names} for module, names in imports.items()}
     graph = {
-        module: {name for name in names if name in IMPORTS and not within(module, (name,))}
+        module: {name for name in names if name in imports and not within(module, (name,))}
         for module, names in loaded.items()
     }
     TopologicalSorter(graph).prepare()  # raises CycleError
 
 
-def test_reference_imports_neither_of_the_other_packages():
-    for module, names in IMPORTS.items():
+def test_reference_imports_neither_of_the_other_packages(imports):
+    for module, names in imports.items():
         assert not (
             within(module, REFERENCE)
             and any(within(name, ("ddplab",)) and not within(name, REFERENCE) for name in names)
@@ -63,12 +65,12 @@ def test_the_packages_import_each_other_relatively_within_ddplab():
             assert not {"ddplab", "reference", "simulator"} & {name.partition(".")[0] for name in names}, module
 
 
-def test_no_package_imports_the_laboratory():
-    assert not [module for module, names in IMPORTS.items() if any(within(name, ("validation",)) for name in names)]
+def test_no_package_imports_the_laboratory(imports):
+    assert not [module for module, names in imports.items() if any(within(name, ("validation",)) for name in names)]
 
 
-def test_the_simulator_imports_no_torch_and_only_what_is_pure():
-    for module, names in IMPORTS.items():
+def test_the_simulator_imports_no_torch_and_only_what_is_pure(imports):
+    for module, names in imports.items():
         if within(module, SIMULATOR):
             assert not any(within(name, ("torch",)) for name in names), module
             others = {name for name in names if within(name, ("ddplab",)) and not within(name, SIMULATOR)}

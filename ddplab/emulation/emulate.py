@@ -7,7 +7,7 @@ Nothing sleeps, and the result depends on the arguments only. In virtual time th
 import gc
 import inspect
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import replace
 from functools import lru_cache, partial
 from typing import Any, Unpack
@@ -224,7 +224,7 @@ class _Emulation:
     def run(self) -> None:
         with new_garbage_collected():
             try:
-                with virtual_streams():
+                with virtual_streams() if self._training.policy.grouping == "module" else nullcontext():
                     run_on_network(self._time, self._network, self._train)
                 self.buckets = tuple(map(tuple, next(iter(self._ranks.values())).buckets))
             finally:

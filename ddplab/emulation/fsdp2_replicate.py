@@ -10,7 +10,6 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import nn
-from torch.distributed.fsdp import MixedPrecisionPolicy
 
 from ..reference.bucketing import wrapped_modules
 
@@ -53,6 +52,7 @@ def replicate_modules(module: nn.Module, *, reduce_dtype: str | None = None) -> 
     """
     try:
         from torch.distributed._composable.replicate_with_fsdp import replicate
+        from torch.distributed.fsdp import MixedPrecisionPolicy
     except ImportError:
         raise ValueError(
             f"replicate: expected torch 2.13, whose replicate() is built on FSDP2, got {torch.__version__}"

@@ -7,15 +7,18 @@ from the shard. Gradients, buckets, optimisers and the state dict are those of t
 
 from collections.abc import Mapping
 from functools import partial
+from typing import TYPE_CHECKING
 
 from torch import Tensor, nn
 from torch.distributed._functional_collectives import AsyncCollectiveTensor
 from torch.distributed.device_mesh import DeviceMesh
-from torch.distributed.tensor import DTensor
-from torch.distributed.tensor._dtensor_spec import DTensorSpec
 
 from ..parameters import slots
 from .parameter_stand_ins import StandIn
+
+if TYPE_CHECKING:
+    from torch.distributed.tensor import DTensor
+    from torch.distributed.tensor._dtensor_spec import DTensorSpec
 
 
 def is_slice(mesh: DeviceMesh | None) -> bool:
@@ -23,8 +26,10 @@ def is_slice(mesh: DeviceMesh | None) -> bool:
     return mesh is not None and mesh._get_root_mesh() != mesh
 
 
-def localize(module: nn.Module) -> dict[nn.Parameter, DTensor]:
+def localize(module: nn.Module) -> "dict[nn.Parameter, DTensor]":
     """Replace every DTensor among the parameters by its local shard; returns the DTensor of each shard."""
+    from torch.distributed.tensor import DTensor  # takes a second, and most modules have none
+
     shards: dict[nn.Parameter, nn.Parameter] = {}  # by DTensor, which several modules may share
     for part in list(module.modules()):
         for name, parameter in list(part._parameters.items()):
@@ -39,13 +44,13 @@ def localize(module: nn.Module) -> dict[nn.Parameter, DTensor]:
     return {shard: parameter for parameter, shard in shards.items()}  # type: ignore[misc]  # a DTensor too
 
 
-def put_back(module: nn.Module, shards: Mapping[nn.Parameter, DTensor]) -> None:
+def put_back(module: nn.Module, shards: "Mapping[nn.Parameter, DTensor]") -> None:
     """Undo `localize`."""
     for part, name, shard in slots(module, shards):
         part._parameters[name] = shards[shard]  # type: ignore[assignment]  # a parameter too
 
 
-def stand_ins(shards: Mapping[nn.Parameter, DTensor]) -> dict[nn.Parameter, StandIn]:
+def stand_ins(shards: "Mapping[nn.Parameter, DTensor]") -> dict[nn.Parameter, StandIn]:
     """For each shard the function that computes its DTensor."""
     return {shard: partial(_sharded, sharded._spec) for shard, sharded in shards.items()}
 
@@ -55,7 +60,9 @@ def _complete(gradient: Tensor) -> Tensor:
     return gradient.wait() if isinstance(gradient, AsyncCollectiveTensor) else gradient
 
 
-def _sharded(spec: DTensorSpec, shard: Tensor) -> Tensor:
+def _sharded(spec: "DTensorSpec", shard: Tensor) -> Tensor:
+    from torch.distributed.tensor import DTensor
+
     return DTensor.from_local(
         shard, spec.mesh, spec.placements, run_check=False, shape=spec.shape, stride=spec.stride
     )

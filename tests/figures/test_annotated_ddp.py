@@ -95,7 +95,7 @@ def functions(browser):
 
     call.evaluate = watched.page.evaluate
     yield call
-    watched.context.close()
+    watched.page.close()
 
 
 @cache
@@ -153,7 +153,7 @@ def predicted(trace: Trace, scene: str, plan, gbit_per_s: int, world_size: int, 
     )
 
 
-@examples(100)
+@examples(50)
 @given(
     trace=shown_traces(),
     scene=st.sampled_from(SCENES),
@@ -257,8 +257,8 @@ def test_the_score_is_0_at_the_default_and_100_at_the_best(functions, now, defau
 # The page
 
 
-def opened_at(browser, address="", **context):
-    watched = Watched(browser, **({"viewport": {"width": 1280, "height": 800}} | context))
+def opened_at(browser, address="", **window):
+    watched = Watched(browser, **window)
     watched.page.goto(ADDRESS + address)
     watched.page.wait_for_selector(".picture svg text")
     frames(watched.page)
@@ -270,13 +270,13 @@ def opened(browser):
     """Opens the committed page at an address; closes it at the end, when it must have had no error."""
     seen = []
 
-    def open_page(address="", **context):
-        seen.append(opened_at(browser, address, **context))
+    def open_page(address="", **window):
+        seen.append(opened_at(browser, address, **window))
         return seen[-1].page
 
     yield open_page
     for watched in seen:
-        watched.context.close()
+        watched.page.close()
         assert watched.problems == []
         assert {address.partition("#")[0] for address in watched.requested if "data:" not in address} == {ADDRESS}
 
@@ -329,7 +329,7 @@ def still_open(browser):
     """The page, opened once."""
     watched = opened_at(browser)
     yield watched.page
-    watched.context.close()
+    watched.page.close()
     assert watched.problems == []
 
 
@@ -384,7 +384,7 @@ def test_sliders_move_both_sides(opened):
 @pytest.mark.parametrize(("width", "height"), [(390, 800), (1280, 800)])
 def test_one_guesses_before_one_sees(opened, width, height):
     """The slider ends at the same moment in every scene, which is no hint; question and result are beside it."""
-    page = opened(viewport={"width": width, "height": height})
+    page = opened(width=width, height=height)
     slider, ends = page.get_by_role("slider", name="Moment in the iteration"), set()
     for scene in SCENES[1:]:
         click(page, scene.title())
@@ -486,7 +486,7 @@ def drop(page, path, x=20, y=20) -> None:
 @pytest.mark.parametrize(("path", "width"), list(zip(PROFILES, (390, 1280, 390), strict=True)), ids=PROFILE_NAMES)
 def test_a_dropped_profile_is_answered_in_one_picture(opened, path, width):
     """The step, three networks with three numbers of GPUs, each with the fastest cap, and the memory."""
-    trace, page = imported(path), opened(viewport={"width": width, "height": 800})
+    trace, page = imported(path), opened(width=width, height=800)
     drop(page, path)
     dialog = page.get_by_role("dialog")
     dialog.get_by_text("Fits?").wait_for()
@@ -559,7 +559,7 @@ def test_a_file_that_cannot_be_read_is_named_in_one_line(opened, tmp_path):
 @pytest.mark.parametrize("width", [390, 1280])
 def test_the_network_row_is_painted_for_as_long_as_all_reduces_run(opened, width):
     """Isolates edges that hid narrow bars; the tolerance covers bars that were widened to one pixel."""
-    page = opened("#scene=naive", viewport={"width": width, "height": 800})
+    page = opened("#scene=naive", width=width, height=800)
     axis = page.locator("path.axis").bounding_box()
     end_ms = float(page.locator("text.tick").last.text_content().removesuffix(" ms"))
     row = {"x": axis["x"], "y": round(axis["y"]) - 6, "width": axis["width"], "height": 1}
@@ -572,7 +572,7 @@ def test_the_network_row_is_painted_for_as_long_as_all_reduces_run(opened, width
 @pytest.mark.parametrize(("width", "height"), [(390, 800), (1280, 800)])
 def test_all_controls_are_reached_without_scrolling(opened, width, height):
     for address in ("", "#scene=rebuilt&straggler=1.5", "#scene=naive&gpus=7"):
-        page = opened(address, viewport={"width": width, "height": height})
+        page = opened(address, width=width, height=height)
         if "rebuilt" in address:
             page.wait_for_selector("text=Best known")
         assert page.evaluate("document.documentElement.scrollWidth <= innerWidth")
@@ -634,7 +634,7 @@ def test_boundaries_are_split_and_removed(opened):
 
 
 def test_a_finger_drags_a_boundary(opened):
-    page = opened("#scene=rebuilt", viewport={"width": 390, "height": 800}, has_touch=True, is_mobile=True)
+    page = opened("#scene=rebuilt", width=390, height=800, has_touch=True, is_mobile=True)
     before = cuts(page)
     knob = page.locator(".boundary .knob").nth(1).bounding_box()
     touch = page.context.new_cdp_session(page)

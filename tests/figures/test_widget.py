@@ -136,7 +136,7 @@ FAKE_MODEL = """
 @pytest.fixture
 def displayed(browser):
     """Displays a widget as anywidget does; its questions go to the kernel, or wait in `window.sent`."""
-    watched = Watched(browser, viewport={"width": 1000, "height": 1000})
+    watched = Watched(browser, width=1000, height=1000)
     page = watched.page
 
     def display(widget: InteractiveTimeline, *, answered: bool = True):
@@ -158,7 +158,7 @@ def displayed(browser):
         return page
 
     yield display
-    watched.context.close()
+    watched.page.close()
     assert watched.problems == []
 
 
