@@ -5,6 +5,7 @@ import signal
 import sys
 import threading
 from types import FrameType
+from typing import Any
 
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)
 """Signals that end the command in order: ranks end, temporary folders are removed, and no file is incomplete."""
@@ -46,7 +47,15 @@ def _run() -> None:
         received.append(signal.Signals(number))
         raise KeyboardInterrupt
 
-    for number in SIGNALS:
+    def ignored(unraisable: Any) -> None:
+        """Python drops what is raised in a destructor or a callback of a weak reference, as each import has one."""
+        if isinstance(unraisable.exc_value, KeyboardInterrupt):
+            signal.setitimer(signal.ITIMER_REAL, 0.001)
+        else:
+            sys.__unraisablehook__(unraisable)
+
+    sys.unraisablehook = ignored
+    for number in (*SIGNALS, signal.SIGALRM):
         if signal.getsignal(number) is not signal.SIG_IGN:  # as under nohup
             signal.signal(number, end)
     try:
@@ -56,7 +65,7 @@ def _run() -> None:
     except KeyboardInterrupt:
         pass
     finally:
-        for one in SIGNALS:
+        for one in (*SIGNALS, signal.SIGALRM):
             signal.signal(one, signal.SIG_IGN)  # the work is over; while Python shuts down, folders are removed
         if received:
             ended = f"ended by {received[0].name}; all ranks have ended, and no file is incomplete"

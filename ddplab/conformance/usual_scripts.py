@@ -182,7 +182,7 @@ IMPORT_TIMEOUT_S = 180.0
 
 
 def check_interpreters(bench: Bench) -> None:
-    """Five ranks, two of which have hash seeds and addresses of their own, as under torchrun: no order may be a set's."""
+    """Five ranks, two with hash seeds and addresses of their own, as under torchrun: no order may be a set's."""
     if launched_ranks() is not None:  # they are interpreters of their own
         _train_separately(bench)
         return

@@ -18,7 +18,6 @@ from .parameter_stand_ins import StandIn
 
 if TYPE_CHECKING:
     from torch.distributed.tensor import DTensor
-    from torch.distributed.tensor._dtensor_spec import DTensorSpec
 
 
 def is_slice(mesh: DeviceMesh | None) -> bool:
@@ -52,17 +51,15 @@ def put_back(module: nn.Module, shards: "Mapping[nn.Parameter, DTensor]") -> Non
 
 def stand_ins(shards: "Mapping[nn.Parameter, DTensor]") -> dict[nn.Parameter, StandIn]:
     """For each shard the function that computes its DTensor."""
-    return {shard: partial(_sharded, sharded._spec) for shard, sharded in shards.items()}
+    return {
+        shard: partial(
+            one.from_local, device_mesh=one.device_mesh, placements=one.placements, run_check=False, shape=one.shape,
+            stride=one.stride(),
+        )
+        for shard, one in shards.items()
+    }  # fmt: skip
 
 
 def _complete(gradient: Tensor) -> Tensor:
     """Wait for the tensor-parallel collective that a gradient is the result of, if there is one."""
     return gradient.wait() if isinstance(gradient, AsyncCollectiveTensor) else gradient
-
-
-def _sharded(spec: "DTensorSpec", shard: Tensor) -> Tensor:
-    from torch.distributed.tensor import DTensor
-
-    return DTensor.from_local(
-        shard, spec.mesh, spec.placements, run_check=False, shape=spec.shape, stride=spec.stride
-    )

@@ -92,6 +92,32 @@ def test_a_signal_while_the_command_starts_is_one_line(number, delay_s, tmp_path
         assert_ended_in_order(process.returncode, errors, number, tmp_path)
 
 
+IN_A_DESTRUCTOR = """
+import os, signal, time
+from ddplab import command
+from ddplab.cli import main
+
+class Interrupted:
+    def __del__(self):
+        os.kill(os.getpid(), signal.SIGINT)
+
+def run():
+    Interrupted()
+    time.sleep(60)
+
+main.main = run
+command.main()
+"""
+
+
+def test_a_signal_in_a_destructor_is_not_lost():
+    ran = subprocess.run(
+        [sys.executable, "-c", IN_A_DESTRUCTOR], cwd=ROOT, capture_output=True, text=True, check=False
+    )
+    assert ran.returncode == 128 + signal.SIGINT
+    assert ran.stderr == "ddplab: ended by SIGINT; all ranks have ended, and no file is incomplete\n"
+
+
 def _handles_sigterm(pid: int) -> bool:
     mask = re.search(r"^SigCgt:\s*(\w+)$", Path(f"/proc/{pid}/status").read_text(), re.MULTILINE)[1]
     return bool(int(mask, 16) >> (signal.SIGTERM - 1) & 1)
