@@ -84,7 +84,10 @@ class Efficiencies:
 
 
 def _design(names: Sequence[str], terms: Sequence[Sequence[str]]) -> Floats:
-    return np.array([[float(name in some) for name in names] for some in terms])
+    place, design = {name: column for column, name in enumerate(names)}, np.zeros((len(terms), len(names)))
+    for row, some in zip(design, terms, strict=True):
+        row[[place[term] for term in some]] = 1
+    return design
 
 
 class LeftOut(NamedTuple):
