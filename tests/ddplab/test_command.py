@@ -99,7 +99,7 @@ from ddplab.cli import main
 
 class Interrupted:
     def __del__(self):
-        os.kill(os.getpid(), signal.SIGINT)
+        os.kill(os.getpid(), signal.SIGTERM)
 
 def run():
     Interrupted()
@@ -114,8 +114,8 @@ def test_a_signal_in_a_destructor_is_not_lost():
     ran = subprocess.run(
         [sys.executable, "-c", IN_A_DESTRUCTOR], cwd=ROOT, capture_output=True, text=True, check=False
     )
-    assert ran.returncode == 128 + signal.SIGINT
-    assert ran.stderr == "ddplab: ended by SIGINT; all ranks have ended, and no file is incomplete\n"
+    assert ran.returncode == 128 + signal.SIGTERM
+    assert ran.stderr == "ddplab: ended by SIGTERM; all ranks have ended, and no file is incomplete\n"
 
 
 def _handles_sigterm(pid: int) -> bool:
