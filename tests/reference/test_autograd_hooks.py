@@ -15,14 +15,14 @@ from ddplab.reference.parameters import reachable
 class Meets:
     """Notices when two threads are told of gradients at the same time: only then do both reach the barrier."""
 
-    def __init__(self) -> None:
-        self.barrier = threading.Barrier(2)
+    def __init__(self, timeout_s: float) -> None:
+        self.barrier = threading.Barrier(2, timeout=timeout_s)
         self.met = []
         self.inbox = Inbox()
 
     def gradients_arrived(self):
         try:
-            self.barrier.wait(timeout=0.5)
+            self.barrier.wait()
         except threading.BrokenBarrierError:
             self.met.append(False)
         else:
@@ -33,7 +33,7 @@ class Meets:
 def test_gradients_from_several_threads_come_one_at_a_time_if_asked(threads):
     """As those of a module on several devices do."""
     parameters = [torch.nn.Parameter(torch.ones(1)) for _ in range(2)]
-    nodes, listener = accumulators(parameters), Meets()
+    nodes, listener = accumulators(parameters), Meets(timeout_s=0.5 if threads else 30)
     detach = attach_hooks(nodes, listener, locked=threads)
     workers = [threading.Thread(target=lambda p=p: (2 * p).sum().backward()) for p in parameters]
     for worker in workers:
