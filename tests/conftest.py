@@ -31,7 +31,7 @@ def server(request) -> None:
     from ddplab.reference.ranks.fork_server import start_server
     from ddplab.reference.ranks.process_settings import keep_freed_memory
 
-    keep_freed_memory()
+    keep_freed_memory()  # emulated devices allocate megabytes again and again
     used = {name for item in request.session.items for name in item.fixturenames}
     if used & {*WORLD_SIZES, "bench_of", "judging"}:
         bodies = [name for name in sys.modules if name.startswith("tests.") and name.endswith("_bodies")]

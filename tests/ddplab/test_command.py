@@ -39,14 +39,14 @@ def listening(session: int) -> set[str]:
     return {row[1].partition(":")[0] for row in rows if row[3] == "0A" and f"socket:[{row[9]}]" in sockets}
 
 
-@pytest.mark.skipif(sys.platform != "linux", reason="needs /proc")
+@pytest.mark.skipif(sys.platform != "linux", reason="reads in /proc who listens, which only Linux has")
 def test_ranks_listen_on_the_loopback_interface_alone(tmp_path):
     """Those of a pool that was started, and those that take the place of lost ones."""
     seen = set()
     with started("conform", "ddplab", "--only", "a lost rank", folder=tmp_path) as running:
         while running.poll() is None:
             seen |= listening(running.pid)
-            time.sleep(0.1)  # ranks live for longer, and a scan of /proc would take a core
+            time.sleep(0.1)  # /proc has no event; each rank lives for longer than this
         errors = running.communicate()[1]
     assert running.returncode == 0, errors
     assert seen == {"0100007F"}  # 127.0.0.1
@@ -103,7 +103,7 @@ class Interrupted:
 
 def run():
     Interrupted()
-    time.sleep(60)
+    time.sleep(60)  # a command at work; the signal must end it long before
 
 main.main = run
 command.main()

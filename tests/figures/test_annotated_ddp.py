@@ -153,7 +153,7 @@ def predicted(trace: Trace, scene: str, plan, gbit_per_s: int, world_size: int, 
     )
 
 
-@examples(50)
+@examples(100)
 @given(
     trace=shown_traces(),
     scene=st.sampled_from(SCENES),

@@ -141,3 +141,23 @@ def surroundings(rank: int, _world_size: int, variable: str) -> tuple[str | None
 
 def raise_two_lines(_rank: int, _world_size: int) -> None:
     raise ValueError("expected a weight\nsee the list of names")
+
+
+def some_tensors(rank: int, _world_size: int) -> dict[str, torch.Tensor]:
+    """Tensors of which each has something that a copy of its values alone would lose."""
+    named = torch.ones(2)
+    named.note = "of rank"  # type: ignore[attr-defined]
+    return {
+        "plain": torch.arange(6.0).reshape(2, 3) + rank,
+        "scalar": torch.tensor(2**62 + rank),
+        "empty": torch.zeros(0, 3, dtype=torch.bool),
+        "transposed": torch.arange(6.0).reshape(2, 3).t(),
+        "channels last": torch.arange(120.0).reshape(2, 3, 4, 5).to(memory_format=torch.channels_last),
+        "slice": torch.arange(10.0)[::3],
+        "bfloat16": torch.ones(3, dtype=torch.bfloat16),
+        "complex": torch.ones(3, dtype=torch.complex64).conj(),
+        "sparse": torch.eye(3).to_sparse(),
+        "differentiable": torch.ones(2, requires_grad=True),
+        "parameter": torch.nn.Parameter(torch.ones(2)),
+        "named": named,
+    }

@@ -212,3 +212,17 @@ def test_ranks_end_silently_when_their_launcher_is_gone():
 
 def test_ranks_share_the_cores(four_ranks):
     assert four_ranks.run(bodies.count_threads) == [max(1, (os.cpu_count() or 1) // 4)] * 4
+
+
+def test_tensors_arrive_as_ranks_have_made_them(two_ranks):
+    for rank, found in enumerate(two_ranks.run(bodies.some_tensors)):
+        for name, want in bodies.some_tensors(rank, 2).items():
+            got = found[name]
+            assert type(got) is type(want), name
+            assert (got.dtype, got.layout, got.requires_grad) == (want.dtype, want.layout, want.requires_grad), name
+            assert vars(got) == vars(want), name
+            assert got.shape == want.shape, name
+            if not want.is_sparse:
+                assert got.stride() == want.stride(), name
+            assert torch.equal(*(one.to_dense() if one.is_sparse else one for one in (got, want))), name
+        found["plain"].add_(1)  # it can be written
