@@ -52,10 +52,8 @@ def put_back(module: nn.Module, shards: "Mapping[nn.Parameter, DTensor]") -> Non
 def stand_ins(shards: "Mapping[nn.Parameter, DTensor]") -> dict[nn.Parameter, StandIn]:
     """For each shard the function that computes its DTensor."""
     return {
-        shard: partial(
-            one.from_local, device_mesh=one.device_mesh, placements=one.placements, run_check=False, shape=one.shape,
-            stride=one.stride(),
-        )
+        shard: partial(one.from_local, device_mesh=one.device_mesh, placements=one.placements, run_check=False,
+                       shape=one.shape, stride=one.stride())
         for shard, one in shards.items()
     }  # fmt: skip
 
