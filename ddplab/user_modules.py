@@ -2,6 +2,7 @@
 
 import os
 import sys
+import traceback
 from importlib import import_module
 from types import ModuleType
 
@@ -10,14 +11,23 @@ def import_first_here(name: str) -> ModuleType:
     """Import a module that a user names; the working directory comes first, as with `python -m`.
 
     It comes first for this import only: a file `torch.py` there must not replace torch, which is imported as it is
-    needed.
+    needed. Afterwards it comes last, where modules of the user's import each other.
 
     Raises:
-        ImportError: There is no such module.
+        ImportError: There is no such module, or it raises an error or exits when it is imported.
     """
     here = os.getcwd()
     sys.path.insert(0, here)
     try:
         return import_module(name)
+    except ImportError:
+        raise
+    except (Exception, SystemExit) as error:
+        place = traceback.extract_tb(error.__traceback__)[-1]
+        cure = "; put what it runs under `if __name__ == '__main__':`" if isinstance(error, SystemExit) else ""
+        seen = f"{type(error).__name__}: {error} ({place.filename}, line {place.lineno})"
+        raise ImportError(f"it raised {seen} when it was imported{cure}") from error
     finally:
         sys.path.remove(here)
+        if here not in sys.path:
+            sys.path.append(here)

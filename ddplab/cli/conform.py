@@ -76,27 +76,33 @@ def conform(
         raise ValueError("--only: expected the check overlap too, which makes the schedules")
     name, other = SHORT.get(ddp, ddp), SHORT.get(against or "", against)
     ranks = world_size or world_size_or(3)
-    check_possible({name, other or name}, ranks, device)
+    check_possible(ranks, device)
     expectations = {} if expect is None else read_expectations(expect, list(CHECKS))
-    results = []
     pool = RankPool(ranks, backend=backend, device=device or ("cuda" if backend == "nccl" else None))
-    with pool, bench_on(pool, name, FULL if full else QUICK, other) as bench:
-        for result in run_checks(bench, checks, {"baseline": "must-pass", **expectations}):
-            results.append(result)
-            print(f"{result.outcome:13}  {result.check}{': ' if result.message else ''}{result.message}", flush=True)
-            if stop and result.problem:
-                break
-    needed = save_schedule is not None
-    report = ConformanceReport(subject=name, results=results, schedules=bench.schedules, needs_schedules=needed)
-    if bench.schedules:
-        rows = [schedule.row() for schedule in bench.schedules]
+    report = ConformanceReport(subject=name, needs_schedules=save_schedule is not None)
+    try:
+        with pool, bench_on(pool, name, FULL if full else QUICK, other) as bench:
+            report.schedules = bench.schedules
+            for result in run_checks(bench, checks, {"baseline": "must-pass", **expectations}):
+                report.results.append(result)
+                told = f"{': ' if result.message else ''}{result.message}"
+                print(f"{result.outcome:13}  {result.check}{told}", flush=True)
+                if stop and result.problem:
+                    break
+    except BaseException as error:
+        report.ended = f"the run ended early: {str(error) or type(error).__name__}"
+        raise
+    finally:
+        write_json(json_path, report.to_json())
+        if junit is not None:
+            write_junit(junit, f"conformance of {name}", name, report.test_cases())
+    if report.schedules:
+        rows = [schedule.row() for schedule in report.schedules]
         show_table(rows, "schedules in virtual time", optional=("others",))
         if save_schedule is not None:
-            save(save_schedule, name, bench.schedules)
-    write_json(json_path, report.to_json())
-    if junit is not None:
-        write_junit(junit, f"conformance of {name}", name, [result.test_case() for result in results])
-    shown = next((result for result in results if result.outcome == "failed" and result.program is not None), None)
+            save(save_schedule, name, report.schedules)
+    failed = (result for result in report.results if result.outcome == "failed" and result.program is not None)
+    shown = next(failed, None)
     if shown is not None:
         write_script(SCRIPT, name, ranks, shown)
         print(f"written to {SCRIPT}: a program that fails the check {shown.check}, without random choices")

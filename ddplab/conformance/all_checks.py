@@ -54,7 +54,7 @@ def run_program(
 
 def construction(bench: Bench) -> None:
     """Ranks that were initialised differently start from rank 0's parameters and buffers, and keep their seeds."""
-    has_buffers = any(name in bench.subject.options for name in BUFFER_OPTIONS)
+    has_buffers = any(name in bench.offer.options for name in BUFFER_OPTIONS)
     program = program_of(SPECIAL, ["evaluate"], bench.world_size, buffer=has_buffers)
     seen = bench.run(around_construction, bench.subject, program)
     (own, first, _), *_ = seen
@@ -115,7 +115,7 @@ def large_gradients(bench: Bench) -> None:
     for options in bench.variants({"bucket_cap_mb": 25.0}, VIEWS):
         run_program(bench, weights, used=shuffled, options=options)
         bench.try_body(real_models.trains, steps=2, **usual_scripts.LARGE, **options)
-    if "find_unused_parameters" in bench.subject.options:
+    if "find_unused_parameters" in bench.offer.options:
         for options in bench.variants({"bucket_cap_mb": 25.0, "find_unused_parameters": True}, VIEWS):
             run_program(bench, weights, used=some, options=options)
 
@@ -182,7 +182,7 @@ def buffers(bench: Bench) -> str:
 
     Returns when the class broadcasts them.
     """
-    names = [name for name in BUFFER_OPTIONS if name in bench.subject.options]
+    names = [name for name in BUFFER_OPTIONS if name in bench.offer.options]
     if not names:
         raise NotSupportedError("it has neither broadcast_buffers nor forward_sync_buffers")
     kinds: list[StepKind] = ["train", "train", "evaluate", "forward", "train", "train"]
@@ -220,7 +220,7 @@ def sparse_gradients(bench: Bench) -> None:
     for what, make in real_models.SPARSE_MODELS.items():
         if refusal := bench.averages_or_raises(real_models.trains, make=make, what=what):
             raise NotSupportedError(f"it refuses them: {refusal}")
-    if "find_unused_parameters" in bench.subject.options:
+    if "find_unused_parameters" in bench.offer.options:
         options = {"find_unused_parameters": True}
         bench.averages_or_raises(real_models.trains, **unused_parameters.SPARSE_ON_SOME_RANKS, **options)
     if "join" in bench.methods:

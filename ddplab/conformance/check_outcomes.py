@@ -2,7 +2,7 @@
 
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
@@ -73,24 +73,28 @@ class CheckResult:
         return TestCase(self.check, self.seconds, self.problem, skipped, details)
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(kw_only=True)
 class ConformanceReport:
     """Whether a class conforms, after its checks.
 
     Attributes:
-        schedules: What the class does in virtual time; checks that were not run are missing.
+        ended: Why no check ran, or not all; empty if all ran, or up to the first problem.
+        schedules: What the class does in virtual time; empty if the check `overlap` did not find out.
         needs_schedules: Whether their absence is a problem.
     """
 
     subject: str
-    results: Sequence[CheckResult]
-    schedules: Sequence["EmulatedSchedule"]
     needs_schedules: bool
+    ended: str = ""
+    results: list[CheckResult] = field(default_factory=list)
+    schedules: list["EmulatedSchedule"] = field(default_factory=list)
 
     @property
     def problems(self) -> list[str]:
         """All that is not as expected, one sentence each."""
         found = [result.problem for result in self.results if result.problem]
+        if self.ended:
+            return [*found, self.ended]
         if all(result.outcome not in ("passed", "failed") for result in self.results):
             found = ["no check ran; a run without a check is no proof"]
         if self.needs_schedules and not self.schedules:
@@ -109,6 +113,12 @@ class ConformanceReport:
             return f"{wrong}: 1 problem{rest}"
         first = f"the first, and perhaps the cause of the others, is {problems[0]}"
         return f"{wrong}: {len(problems)} problems{rest}; {first}"
+
+    def test_cases(self) -> list[TestCase]:
+        """Return the outcomes for JUnit XML; what does not belong to a check is a further test case."""
+        own = [result.problem for result in self.results]
+        others = [TestCase("the run", 0.0, problem) for problem in self.problems if problem not in own]
+        return [*(result.test_case() for result in self.results), *others]
 
     def to_json(self) -> dict[str, Any]:
         """Return the report with outcomes and schedules."""

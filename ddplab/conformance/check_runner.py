@@ -1,7 +1,8 @@
 """Bench: the class under test on ranks, on which checks run programs."""
 
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+import traceback
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
 from importlib.util import find_spec
@@ -9,10 +10,11 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from ..emulation.virtual_time import NoTurnError
 from ..reference.errors import RankError, RankLostError, RanksStillRunningError
 from ..reference.launch import RankPool
 from .check_outcomes import CheckResult, Expectation, Outcome, is_unmatched, why_left_out
-from .class_under_test import OWN_HOOK, NotSupportedError, Subject, methods_of
+from .class_under_test import OWN_HOOK, NotSupportedError, Offer, Subject, methods_of
 from .local_training import AS_TORCH, FindingError, WeakProgramError, check_program
 from .training_programs import Program
 
@@ -62,26 +64,28 @@ class Bench:
     def __init__(self, subject: Subject, pool: RankPool, effort: int, *, against: Subject | None = None) -> None:
         self.subject, self.pool, self.effort, self.against = subject, pool, effort, against
         self.world_size, self.device = pool.world_size, pool.device
-        self.methods: frozenset[str] = frozenset()
+        self.offer, self.methods = Offer(frozenset(), frozenset()), frozenset[str]()
         self.schedules: list[EmulatedSchedule] = []
         self.not_in_virtual_time = ""
         self.shrinks = True
 
     def start(self) -> None:
-        """Start the ranks and find out which methods the class has.
+        """Start the ranks and find out what the class offers.
 
         Raises:
-            ValueError: The subject does not wrap a module.
+            ValueError: It cannot be imported, or does not wrap a module.
         """
-        expected = f"{self.subject.name}: expected a class or a function that wraps a module, given nn.Linear(2, 1)"
         self.run(idle)
+        expected = "an importable module"
         try:
-            found = self.run(methods_of, self.subject)
+            for subject in filter(None, (self.against, self.subject)):
+                self.offer = self.run_alone(Subject.offer, subject, timeout_s=TIMEOUT_S)
+            expected = "a class or a function that wraps a module, given nn.Linear(2, 1)"
+            self.methods = frozenset(self.run(methods_of, self.subject)[0])
         except HangError:
-            raise ValueError(f"{expected}, got no answer within {TIMEOUT_S:g} s") from None
+            raise ValueError(f"{self.subject.name}: expected {expected}, got no answer in {TIMEOUT_S:g} s") from None
         except RankError as error:
-            raise ValueError(f"{expected}; {cause_of(error)}") from error
-        self.methods = frozenset(found[0])
+            raise ValueError(f"{self.subject.name}: expected {expected}; {cause_of(error)}") from error
 
     def run(self, body: Callable[..., Any], *arguments: Any, timeout_s: float | None = None) -> list[Any]:
         """Run a body on all ranks.
@@ -98,17 +102,25 @@ class Bench:
             report([problem for problem in error.returned.values() if isinstance(problem, str)])
             raise HangError(cause_of(error)) from error
 
+    def run_alone(self, function: Callable[..., Any], *arguments: Any, **keywords: Any) -> Any:
+        """Run a function on rank 0 only, so that no code of the class runs in this process; see `run_alone`."""
+        try:
+            return run_alone(self.run, function, *arguments, **keywords)
+        except NoTurnError:
+            self.pool.close()  # it still runs there
+            raise
+
     def needs(self, *names: str) -> None:
         """Raise `NotSupportedError` if the class lacks one of these methods and options."""
         for name in names:
-            if name not in self.methods and name not in self.subject.options:
+            if name not in self.methods and name not in self.offer.options:
                 if name == "register_comm_hook" and OWN_HOOK in self.methods:
                     raise NotSupportedError(f"it has {OWN_HOOK}, so {name} raises an error")
                 raise NotSupportedError(f"it has no {name}")
 
     def variants(self, options: dict[str, Any], *further: str) -> list[dict[str, Any]]:
         """Return these options alone, and with each of the further ones that the class has."""
-        return [options, *(options | {name: True} for name in further if name in self.subject.options)]
+        return [options, *(options | {name: True} for name in further if name in self.offer.options)]
 
     def try_body(self, body: Callable[..., Any], *arguments: Any, **keywords: Any) -> None:
         """Run a body on all ranks that returns what is wrong."""
@@ -185,6 +197,36 @@ def idle(_rank: int, _world_size: int) -> None:
     """Do nothing; as the first body, start the ranks."""
 
 
+def run_alone(
+    run: Callable[..., list[Any]],
+    function: Callable[..., Any],
+    *arguments: Any,
+    timeout_s: float = START_TIMEOUT_S,
+    **keywords: Any,
+) -> Any:
+    """Run a function on rank 0 only, with the method `run` of a pool or a bench; return what it returns.
+
+    Raises:
+        Exception: What the function raises, with its traceback as a note.
+        HangError, RankError: As for `run`.
+    """
+    value, error = run(partial(_on_rank_0, function, **keywords), *arguments, timeout_s=timeout_s)[0]
+    if error is not None:
+        raise error
+    return value
+
+
+def _on_rank_0(function: Callable[..., Any], rank: int, _world_size: int, *arguments: Any, **keywords: Any) -> Any:
+    """Return the function's result and its error, as a value, after which the ranks live on."""
+    if rank:
+        return None
+    try:
+        return function(*arguments, **keywords), None
+    except (NotSupportedError, RankError, ValueError) as error:
+        error.add_note(traceback.format_exc())  # traceback and cause are lost on the way to another process
+        return None, error
+
+
 Check = Callable[[Bench], str | None]
 """Returns if the class passed, perhaps with a text on how; raises FindingError, RankError, HangError or
 NotSupportedError."""
@@ -237,14 +279,12 @@ def bench_on(ranks: RankPool, name: str | Subject, effort: int, against: str | N
         torch.set_num_threads(threads)
 
 
-def check_possible(subjects: Iterable[str], world_size: int, device: str | None) -> None:
-    """Raise ValueError if a class cannot be imported, there are too few ranks, or Hypothesis is not installed."""
+def check_possible(world_size: int, device: str | None) -> None:
+    """Raise ValueError if there are too few ranks, or Hypothesis is not installed."""
     if find_spec("hypothesis") is None:
         raise ValueError("expected the package hypothesis; install it with `pip install 'ddplab[conform]'`")
     if world_size < (1 if device == "cuda" else 2):
         raise ValueError(f"world size: expected at least 2, got {world_size}")
-    for subject in subjects:
-        Subject(subject).check()
 
 
 def report(problems: Sequence[str]) -> None:

@@ -16,7 +16,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field, fields, replace
 from functools import cached_property, partial
 from types import ModuleType
-from typing import Any, Self
+from typing import Any, NamedTuple, Self
 
 from torch import nn
 from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_hook
@@ -43,6 +43,18 @@ class NotSupportedError(Exception):
     """The subject does not offer an option or a method; nothing failed."""
 
 
+class Offer(NamedTuple):
+    """What a class shows before it has wrapped a module.
+
+    Attributes:
+        options: Names of the arguments that it takes, bucket caps as `bucket_cap_mb`.
+        defines: Names of what it and its bases below `nn.Module` define.
+    """
+
+    options: frozenset[str]
+    defines: frozenset[str]
+
+
 @dataclass(frozen=True)
 class Subject:
     """A data-parallel class under test.
@@ -63,9 +75,10 @@ class Subject:
         given = {attribute.name: getattr(self, attribute.name) for attribute in fields(self)}
         return partial(type(self), **given), ()  # each rank imports the class by itself
 
-    def check(self) -> None:
-        """Check that the class can be imported."""
-        _ = self.make
+    def offer(self) -> Offer:
+        """Import the class and look at it."""
+        classes = self.make.__mro__ if isinstance(self.make, type) else (self.make,)
+        return Offer(self.options, frozenset(name for one in {*classes} - {*nn.Module.__mro__} for name in vars(one)))
 
     @cached_property
     def make(self) -> Callable[..., nn.Module]:

@@ -188,7 +188,7 @@ def check_compressing(bench: Bench) -> None:
     bench.needs("register_comm_hook")
     for name in COMPRESSING:
         bench.try_body(compare_compressing, name, in_a_group=False)
-    if "process_group" in bench.subject.options:
+    if "process_group" in bench.offer.options:
         bench.try_body(compare_compressing, "allreduce", in_a_group=True)
     for feedback in (False, True):
         bench.try_body(compare_powersgd, feedback=feedback)

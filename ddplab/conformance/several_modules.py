@@ -101,8 +101,7 @@ def check_modules(bench: Bench) -> str:
     not averaged; empty if all are.
     """
     bench.try_body(two_modules)
-    classes = bench.subject.make.__mro__ if isinstance(bench.subject.make, type) else ()
-    determines = any(name in vars(base) for base in {*classes} - {*nn.Module.__mro__} for name in CUSTOM)
+    determines = not bench.offer.defines.isdisjoint(CUSTOM)
     notes = []
     for how in COPY:
         for trained in (False, True):
@@ -174,5 +173,5 @@ def check_groups(bench: Bench) -> None:
     bench.needs("process_group")
     for options in bench.variants({}, VIEWS, "static_graph"):
         bench.try_body(in_groups, options, None)
-    if "find_unused_parameters" in bench.subject.options:
+    if "find_unused_parameters" in bench.offer.options:
         bench.try_body(in_groups, {"find_unused_parameters": True}, [(0,), (1,)])

@@ -12,6 +12,7 @@ first bucket that is late.
 import random
 import warnings
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from functools import partial
 from math import prod
 from pathlib import Path
@@ -57,6 +58,18 @@ LARGE, LATE_FIRST = (Weight((3,)), Weight((800, 800))), (5, 6)
 """Weights that a class may send in several pieces, and seeds with which the first piece ends after the last one."""
 
 
+@contextmanager
+def as_modelled() -> Iterator[None]:
+    """Around virtual time: what the modelled network does not have is "not supported"."""
+    try:
+        yield
+    except RankError as error:
+        if isinstance(error.__cause__, NotImplementedError):
+            raise NotSupportedError(f"virtual time: {cause_of(error)}") from None
+        raise
+
+
+@as_modelled()
 def run_in_virtual_time(subject: Subject, program: Program, world_size: int, seed: int) -> list[list[Seen]]:
     """Run a program on ranks in virtual time, each a thread; returns what each rank saw, by rank and step.
 
@@ -109,12 +122,6 @@ def _wait_after_backward(wrapped: nn.Module, group: ModelledGroup) -> None:
     wrapped.register_forward_hook(after_forward)
 
 
-def not_modelled(error: RankError) -> NotSupportedError | None:
-    """Return the same as "not supported" if a rank used what the modelled network does not have."""
-    is_missing = isinstance(error.__cause__, NotImplementedError)
-    return NotSupportedError(f"virtual time: {cause_of(error)}") if is_missing else None
-
-
 def check_timing(bench: Bench) -> None:
     """Results never depend on when collectives end and gradients become ready, on any number of ranks."""
 
@@ -122,13 +129,11 @@ def check_timing(bench: Bench) -> None:
         expected = run_locally(program, world_size)
         at_fault = f"with seed {program.seed} in virtual time, on {world_size} ranks"
         try:
-            seen = run_in_virtual_time(bench.subject, program, world_size, program.seed)
+            seen = bench.run_alone(run_in_virtual_time, bench.subject, program, world_size, program.seed)
             _, problem = next(findings(seen, expected, rtol), (0, ""))
         except NoTurnError as error:
             raise HangError(cause_of(error)) from None  # another program would take as long
         except RankError as error:
-            if reason := not_modelled(error):
-                raise reason from None
             raise FindingError(f"{at_fault}: {cause_of(error)}", program) from error
         if problem:
             raise FindingError(f"{at_fault}: {problem}", program)
@@ -252,13 +257,12 @@ class ScheduleFile(Schema):
     schedules: tuple[EmulatedSchedule, ...] = Field(description="by model and network")
 
 
-def schedules_of(subject: Subject) -> Iterator[EmulatedSchedule]:
+def schedules_of(subject: Subject) -> list[EmulatedSchedule]:
     """Emulate all models on all networks; errors are those of `schedule_of`."""
-    for trace in MODELS:
-        for network in NETWORKS:
-            yield schedule_of(subject, trace, network)
+    return [schedule_of(subject, trace, network) for trace in MODELS for network in NETWORKS]
 
 
+@as_modelled()
 def emulated(subject: Subject, trace: Trace, network: Network, **settings: Any) -> Prediction:
     """Emulate one model on one network; arguments and errors are those of `schedule_of`."""
     fabric = Fabric.from_alpha_beta(alpha_ns=network.latency_ns, bytes_per_s=network.bytes_per_s)
@@ -272,6 +276,7 @@ def schedule_of(subject: Subject, trace: Trace, network: Network, **settings: An
     The cap is `CAP_MB` without one.
 
     Raises:
+        NotSupportedError: It uses what the modelled network does not have.
         RankError: A rank raised an error, the ranks wait for each other, or they launch different collectives.
     """
     prediction = emulated(subject, trace, network, **settings)
@@ -381,7 +386,7 @@ def check_overlap(bench: Bench) -> None:
     """All-reduces of several buckets are launched in one order, the first ones before the backward pass ends."""
     for schedule in schedules(bench):
         if problem := late_launches(schedule):
-            if averages_by_a_call(bench.subject):
+            if bench.run_alone(averages_by_a_call, bench.subject):
                 raise NotSupportedError("it averages after the backward pass, by a call of the script: no overlap")
             raise FindingError(f"{schedule.model} on {schedule.network}: {problem}")
 
@@ -397,9 +402,8 @@ def schedules(bench: Bench) -> Sequence[EmulatedSchedule]:
     if bench.not_in_virtual_time:
         raise NotSupportedError(bench.not_in_virtual_time)
     try:
-        bench.schedules = bench.schedules or list(schedules_of(bench.subject))
+        if not bench.schedules:
+            bench.schedules += bench.run_alone(schedules_of, bench.subject)
     except NoTurnError as error:
         raise NotSupportedError(cause_of(error)) from None
-    except RankError as error:
-        raise not_modelled(error) or error from None
     return bench.schedules

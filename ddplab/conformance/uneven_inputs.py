@@ -111,7 +111,7 @@ def _counts(batches: Sequence[int], passes: int) -> list[list[int]]:
 def check(bench: Bench) -> None:
     """Ranks run out of inputs in any order, some at once; with buffers, no_sync, and unused parameters."""
     bench.needs("join")
-    options = bench.subject.options
+    options = bench.offer.options
     ranks = range(bench.world_size)
     up, down = tuple(1 + rank for rank in ranks), tuple(2 * rank for rank in reversed(ranks))
     divisors = [{"divide_by_all": True}, {"divide_by_all": False}]

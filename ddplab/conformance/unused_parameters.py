@@ -197,6 +197,6 @@ def check_skipped(bench: Bench) -> None:
 
 def check_ignored(bench: Bench) -> None:
     """Parameters and buffers that the module asks to ignore stay each rank's own."""
-    if not hasattr(bench.subject.make, IGNORE):
+    if IGNORE not in bench.offer.defines:
         raise NotSupportedError(f"it has no {IGNORE}")
     bench.try_body(ignored_parameters)

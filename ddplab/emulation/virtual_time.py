@@ -19,7 +19,7 @@ from ..simulator.schedule.schedule import Compute, Instruction, LaunchCollective
 
 Result = TypeVar("Result")
 
-TURN_TIMEOUT_S = 20.0
+TURN_TIMEOUT_S = 10.0
 """Longest real time between two waits of a rank."""
 END_TIMEOUT_S = 1.0
 """How long to wait for a rank's thread after a failure; a thread that is blocked outside of Python never ends."""
@@ -202,7 +202,8 @@ class VirtualTime(Generic[Result]):
         except BaseException as error:  # noqa: BLE001 - `run` raises it
             if self.failure is None:
                 cause = f"{type(error).__name__}: {error}"
-                self.failure = RankError(rank.rank, f"rank {rank.rank} failed in virtual time: {cause}")
+                kind = RanksUnmatchedError if isinstance(error, RanksUnmatchedError) else RankError
+                self.failure = kind(rank.rank, f"rank {rank.rank} failed in virtual time: {cause}")
                 self.failure.__cause__ = error
         finally:
             self.turn_is_over.release()

@@ -98,15 +98,15 @@ def try_alike(bench: Bench, weights: Sequence[Weight], **further: Any) -> None:
         if 0 not in wrong:
             likely = f"rank 0 is right, so only rank 0 has the average: reduce, or `if rank == 0`? {likely}".strip()
         elif likely == OWN_GRADIENT and not further.get("used"):
-            likely = _why_own(bench.subject)
+            likely = _why_own(bench)
         raise FindingError(f"{problems[wrong[0]]}; {likely}" if likely else problems[wrong[0]])
 
 
-def _why_own(subject: Subject) -> str:
+def _why_own(bench: Bench) -> str:
     """Say why all gradients are still a rank's own, after what an emulated iteration launches."""
-    launches = schedule_of(subject, SMALL_LAYERS, FAST).launches
+    launches = bench.run_alone(schedule_of, bench.subject, SMALL_LAYERS, FAST).launches
     if not launches:
-        calls_nothing = isinstance(subject, LearnerClass) and not subject.is_finished
+        calls_nothing = isinstance(bench.subject, LearnerClass) and not bench.subject.is_finished
         return f"{OWN_GRADIENT}; {NO_LAUNCH if calls_nothing else 'no all-reduce is launched'}"
     if launches[-1].launched_ns <= FORWARD_NS:
         return f"{OWN_GRADIENT}: the all-reduces come before the backward pass, when there are no gradients yet"
@@ -175,7 +175,7 @@ NO_LAUNCH = (
 
 def _schedule(bench: Bench, trace: Any, network: Network, **settings: Any) -> EmulatedSchedule:
     """Emulate, and check that the class waits for all that it launches."""
-    schedule = schedule_of(bench.subject, trace, network, **settings)
+    schedule: EmulatedSchedule = bench.run_alone(schedule_of, bench.subject, trace, network, **settings)
     for number, launch in enumerate(schedule.launches):
         if launch.done_ns > schedule.iteration_ns:
             raise FindingError(
@@ -272,7 +272,7 @@ def buckets_by_size(bench: Bench) -> None:
             f"reaches the cap, or before it exceeds the cap, such as {_filled(FORWARDS)[0]}, for layers of "
             f"{[4 * size for size in _SIZES]} bytes in the order of registration"
         )
-    if problem := late_launches(schedule_of(bench.subject, MODELS[0], FAST)):
+    if problem := late_launches(bench.run_alone(schedule_of, bench.subject, MODELS[0], FAST)):
         raise FindingError(problem)
 
 
@@ -437,12 +437,18 @@ class Stepping:
         return wrapped
 
 
+def _sharded_schedule(subject: Subject, network: Network) -> tuple[EmulatedSchedule, int]:
+    """Return what a sharded Adam does with the first model, and the bytes that a rank holds at the last step."""
+    stepping = Stepping(subject)
+    schedule = schedule_of(stepping, MODELS[0], network)  # type: ignore[arg-type]
+    return schedule, stepping.held_bytes[-1]
+
+
 def scattered(bench: Bench) -> None:
     """Each rank gets its part of each bucket in the backward pass, holds no more, and sends it afterwards."""
     bench.needs("shard_optimizer")
     network = Network("8 ranks at 80 Gbit/s", 8, 10_000, 10e9)
-    stepping = Stepping(bench.subject)
-    schedule = schedule_of(stepping, MODELS[0], network)  # type: ignore[arg-type]
+    schedule, held_bytes = bench.run_alone(_sharded_schedule, bench.subject, network)
     whole = sum(parameter.size_bytes for parameter in MODELS[0].workload.parameters)
     share, sent = whole / 8 / MIB, sum(launch.size_bytes for launch in schedule.launches) / MIB
     if schedule.other_collectives or sent > 2.2 * share:
@@ -451,7 +457,7 @@ def scattered(bench: Bench) -> None:
             f"{schedule.other_collectives} broadcasts, expected reduce-scatters and all-gathers of {2 * share:.1f} "
             "MiB in all: a rank needs the sum of its part only"
         )
-    if (held := stepping.held_bytes[-1] / MIB) > 4.5 * share:
+    if (held := held_bytes / MIB) > 4.5 * share:
         raise FindingError(
             f"when the optimiser steps, a rank holds {held:.1f} MiB beside the parameters, expected {4 * share:.1f} "
             "of gradients, weights and Adam's two numbers, each of its part only: set parameter.grad to None once "

@@ -12,7 +12,7 @@ from ..reference.trace import Trace
 from ..simulator import Prediction
 from ..simulator.engines.timeline import Timeline
 from .checks import Stepping
-from .rungs import Rung
+from .rungs import RUNGS
 
 NETWORK = Network("8 V100s over 10 Gbit/s", 8, 20_000, 1.25e9)
 WIDTH = 60
@@ -80,12 +80,12 @@ class Gain(NamedTuple):
     plain_ms: float | None = None
 
 
-def gain(subject: Subject, rung: Rung, before_ms: float | None) -> Gain:
-    """Emulate an iteration of a class that has passed a rung, before and after it.
+def gain(subject: Subject, number: int, before_ms: float | None) -> Gain:
+    """Emulate an iteration of a class that has passed a rung, whose number counts from 1, before and after it.
 
     `before_ms` is that of the class as it passed the rung before; None: unknown.
     """
-    now = iteration(subject)
+    rung, now = RUNGS[number - 1], iteration(subject)
     plain_ms = None if now is None else now.iteration_ns / MS
     backwards = rung.gain.registered_backwards
     if rung.gain.sharded:

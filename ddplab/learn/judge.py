@@ -20,7 +20,7 @@ from typing import Any
 from unittest import mock
 
 from ..conformance.check_outcomes import is_unmatched
-from ..conformance.check_runner import HangError, bench_on, cause_of, idle
+from ..conformance.check_runner import Bench, HangError, bench_on, cause_of, idle, run_alone
 from ..conformance.class_under_test import NotSupportedError, Subject
 from ..conformance.local_training import FindingError
 from ..conformance.timing_and_overlap import averages_by_a_call
@@ -28,7 +28,7 @@ from ..junit import TestCase, write_junit
 from ..reference.errors import RankError
 from ..reference.launch import RankPool
 from .checks import ALL
-from .gains import gain
+from .gains import Gain, gain
 from .learner_file import LearnerClass, LearnerError, error_line
 from .rungs import RUNGS, SYMPTOM_UNMATCHED, load_progress, update_progress
 
@@ -42,7 +42,7 @@ ANY_RUNG = {
     "gradient, and a hook of register_hook runs before the gradient is accumulated; use "
     "register_post_accumulate_grad_hook",
     "Final callbacks can only": "queue_callback() works in a backward pass only: call it in the first hook of a pass",
-    "got no answer within": "the constructor waits for ever: do all ranks call the same broadcasts, from rank 0?",
+    "wraps a.*no answer in": "the constructor waits for ever: do all ranks call the same broadcasts, from rank 0?",
     "rank 0 waits for coll.*rank 1 waits for the other ranks, to start": "only rank 0 calls it, as with "
     "`if rank == 0`: every rank must call every collective",
 }
@@ -108,28 +108,27 @@ class Judge(AbstractContextManager["Judge"]):
         """Run the checks of a rung, whose number counts from 1, up to the first that fails."""
         start, check = time.monotonic(), "construction"
         try:
-            subject.check()
-            if isinstance(subject, LearnerClass) and (rung >= HOOKS or _launches_alone(subject)):
-                subject = subject.alone()
             with (
                 tempfile.TemporaryDirectory() as folder,  # Hypothesis writes there, and not into the learner's folder
                 mock.patch.dict(os.environ, HYPOTHESIS_STORAGE_DIRECTORY=folder),
                 bench_on(self.ranks, subject, EFFORT) as bench,
             ):
+                if isinstance(subject, LearnerClass) and (rung >= HOOKS or _launches_alone(bench)):
+                    bench.subject = subject.alone()
                 bench.shrinks = False
                 for check in RUNGS[rung - 1].checks:
                     ALL[check](bench)
-        except (LearnerError, NotSupportedError, FindingError, RankError, HangError, ValueError) as fault:
+        except (NotSupportedError, FindingError, RankError, HangError, ValueError) as fault:
             message = described(fault, subject)
             likely = likely_mistake(f"{check}: {message}", RUNGS[rung - 1].mistakes, unmatched=is_unmatched(fault))
             return Judgement(rung, check, message, likely, time.monotonic() - start)
         return Judgement(rung, seconds=time.monotonic() - start)
 
 
-def _launches_alone(subject: Subject) -> bool:
+def _launches_alone(bench: Bench) -> bool:
     """Whether a class launches without a call; a method `average_gradients` of it is then its own affair."""
     try:
-        return not averages_by_a_call(subject)
+        return not bench.run_alone(averages_by_a_call, bench.subject)
     except (RankError, NotSupportedError, ValueError):
         return False
 
@@ -244,7 +243,7 @@ def judge_rung(judge: Judge, subject: LearnerClass, number: int, report: Report)
     if (broken := _judged_again(judge, subject, number, report)) is not None:
         return broken
     progress = load_progress(path := Path(subject.path))
-    won = gain(subject, RUNGS[number - 1], progress.iteration_ms.get(number - 1))
+    won: Gain = run_alone(judge.ranks.run, gain, subject, number, progress.iteration_ms.get(number - 1))
     ours = f"  ours: {RUNGS[number - 1].lines}"
     report("\n".join(filter(None, [_fitted(f"  {won.sentence}"), won.picture, ours])).rstrip() + "\n")
     times = progress.iteration_ms | ({} if won.plain_ms is None else {number: won.plain_ms})

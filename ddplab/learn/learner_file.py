@@ -6,7 +6,6 @@ import os
 import re
 import sys
 import traceback
-import warnings
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -17,7 +16,7 @@ from ..reference.files.reading import read_text
 from .rungs import CLASS
 
 
-class LearnerError(Exception):
+class LearnerError(ValueError):
     """The learner's file cannot be run; the message names file, line and error."""
 
 
@@ -52,11 +51,9 @@ class LearnerClass(Subject):
         if multiprocessing.parent_process():  # a rank, whose end Gloo describes with all stacks
             with Path(os.devnull).open("w") as nowhere:
                 os.dup2(nowhere.fileno(), 2)
-        for words in ("c10d::", "Full backward hook", ".torch.distributed"):  # warnings of torch bury a verdict
-            warnings.filterwarnings("ignore", words)
         try:
             exec(compile(self.source, self.path, "exec"), module.__dict__)
-        except Exception as error:
+        except (Exception, SystemExit) as error:
             del sys.modules[name]
             where = error_line(error, self.path) or self.path
             raise LearnerError(f"{where}: {type(error).__name__}: {error}") from error
@@ -70,7 +67,8 @@ def error_line(error: BaseException, path: str) -> str:
     lines: list[int] = []
     cause: BaseException | None = error if path else None
     while cause is not None:
-        lines += map(int, re.findall(rf'File "{re.escape(path)}", line (\d+)', str(cause)))
+        told = "\n".join([str(cause), *getattr(cause, "__notes__", ())])
+        lines += map(int, re.findall(rf'File "{re.escape(path)}", line (\d+)', told))
         places = traceback.extract_tb(cause.__traceback__)
         lines += [place.lineno or 0 for place in places if place.filename == path]
         cause = cause.__cause__

@@ -16,5 +16,5 @@ from ddplab.conformance.class_under_test import Subject
 )
 def test_a_class_that_does_not_exist_is_told_in_one_line(name, message):
     with pytest.raises(ValueError, match=message) as error:
-        Subject(name).check()
+        Subject(name).offer()
     assert "\n" not in str(error.value)

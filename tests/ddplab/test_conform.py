@@ -10,6 +10,7 @@ import pytest
 
 from ddplab.cli.main import app
 from ddplab.conformance import check_runner
+from ddplab.conformance.all_checks import CHECKS
 
 from .conformance_bench import NAIVE, faulty
 
@@ -49,6 +50,33 @@ def test_the_command_runs_the_named_checks_and_compares_them_with_expectations(c
     assert (suite.get("name"), suite.get("failures"), suite.get("skipped")) == (name, "0", "3")
 
 
+@pytest.mark.parametrize(
+    ("code", "says"),
+    [
+        ("import sys; sys.exit(0)", "it raised SystemExit: 0 (.*, line 1) .*; put what it runs under `if __name__"),
+        ("import os; os._exit(0)", "expected an importable module; rank 0 exited without reporting an error"),
+        ("1 / 0", "it raised ZeroDivisionError: division by zero (.*, line 1) when it was imported"),
+    ],
+)
+def test_a_module_that_ends_or_fails_while_it_is_imported_is_a_failure_in_one_line(command, code, says):
+    Path("ending.py").write_text(code)
+    error, report, suite = command("ending:DDP", "--only", "one weight")
+    assert re.search(says.replace("(", "\\(").replace(".*, line 1)", ".*, line 1\\)"), str(error))
+    assert "\n" not in str(error)
+    assert (report["conforms"], report["problems"]) == (False, [f"the run ended early: {error}"])
+    assert suite.get("failures") == "1"
+
+
+def test_a_run_that_is_interrupted_does_not_conform(command, monkeypatch):
+    def interrupted(*_):
+        raise KeyboardInterrupt
+
+    monkeypatch.setitem(CHECKS, "construction", interrupted)
+    _, report, suite = command(NAIVE, "--only", "one weight,construction")
+    assert report["problems"] == ["the run ended early: KeyboardInterrupt"]
+    assert suite.get("failures") == "1"
+
+
 def test_the_command_ends_with_an_error_after_a_fault_and_writes_its_program(command):
     name = faulty("Sums")
     error, report, suite = command(name, "--only", "one weight,optimizers", "-x")
@@ -85,7 +113,7 @@ def test_bad_input_of_the_command_is_told_in_one_line(command, capfd, words, mes
 @pytest.mark.parametrize(
     ("name", "message"),
     [
-        ("NeverConstructed", r"got no answer within 2 s$"),
+        ("NeverConstructed", r"got no answer in 2 s$"),
         ("wraps_nothing", r"rank \d failed: TypeError: it returned NoneType instead of a module;"),
     ],
 )

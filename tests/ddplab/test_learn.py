@@ -4,6 +4,7 @@ import inspect
 import json
 import os
 import re
+import sys
 from collections import Counter
 from pathlib import Path
 from types import SimpleNamespace
@@ -12,6 +13,7 @@ from xml.etree import ElementTree
 import pytest
 import yaml
 
+from ddplab.conformance import check_runner
 from ddplab.conformance.local_training import FindingError
 from ddplab.learn import judge, load_ipython_extension, solutions
 from ddplab.learn.checks import ALL
@@ -156,6 +158,22 @@ def test_an_error_in_the_file_or_its_name_is_named_with_its_line(judging):
         assert says in verdict.message
 
 
+def test_no_line_of_the_file_runs_where_it_is_judged(judging, monkeypatch):
+    monkeypatch.setattr(check_runner, "TIMEOUT_S", 5.0)
+    before = Judge.verdict
+    for code, says in (
+        ("import ddplab.learn.judge as j\nj.Judge.verdict = lambda _, __, rung: j.Judgement(rung)\n", "TypeError"),
+        ("import sys\nsys.exit(0)\n", "my_ddp.py, line 5: SystemExit: 0"),
+        ("import os\nos._exit(0)\n", "exited without reporting an error"),
+        ("while True:\n    pass\n", "got no answer in 5 s"),
+    ):
+        source = f"class MyDDP:\n    pass\n\n{code}"
+        verdict = judging.verdict(LearnerClass("my_ddp:MyDDP", "my_ddp.py", source), 1)
+        assert says in verdict.message
+        assert "my_ddp" not in sys.modules
+    assert Judge.verdict is before
+
+
 def test_ranks_that_stay_alive_run_the_newest_source(judging):
     for divisor, passes in ((3, True), (2, False), (3, True)):
         verdict = judging.verdict(LearnerClass("my_ddp:MyDDP", "my_ddp.py", answer(divisor)), 1)
@@ -178,7 +196,7 @@ def test_climbing_keeps_progress_and_times_and_stops_at_the_next_rung(judging, h
         next_hint(path)
         return Gain("300.0 ms", plain_ms=300.0)
 
-    monkeypatch.setattr(judge, "gain", gain_while_a_hint_is_shown)
+    monkeypatch.setattr(judge, "run_alone", gain_while_a_hint_is_shown)
     path.write_text(answer("dist.get_world_size()"))
     verdict = judge.climb(judging, learner_class(path), said.append)
     assert (verdict.rung, verdict.passed, verdict.check) == (2, False, "one all-reduce for each dtype")
@@ -230,7 +248,7 @@ def test_every_save_is_seen_also_while_the_file_is_away(home):
 
 
 def test_the_gain_is_measured_in_virtual_time():
-    won = gain(solution(2), RUNGS[1], 283.8)
+    won = gain(solution(2), 2, 283.8)
     assert won.plain_ms is not None
     assert won.plain_ms < 283.8
     assert won.sentence.startswith("an emulated iteration of ResNet-50 on 8 V100s over 10 Gbit/s: 283.8 -> ")
@@ -291,7 +309,7 @@ def test_a_grade_has_a_point_for_each_rung_and_junit(here, home, shared, monkeyp
 @pytest.fixture
 def magics(home, shared, monkeypatch):
     """The magics of a notebook, by name."""
-    monkeypatch.setattr(judge, "gain", lambda *_: Gain("300.0 ms", plain_ms=300.0))
+    monkeypatch.setattr(judge, "run_alone", lambda *_: Gain("300.0 ms", plain_ms=300.0))
     found = {}
     ipython = SimpleNamespace(
         run_cell=lambda _cell: SimpleNamespace(success=True),
