@@ -25,10 +25,9 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch._C._distributed_c10d import TCPStore
 
 from .errors import CollectiveError, Error, RankError, RankLostError, RanksStillRunningError
-from .ranks.launcher import launched_ranks
+from .ranks.launcher import launched_ranks, open_store
 from .ranks.pool_members import JoinedRank, StartedRank
 from .ranks.rank_process import FAILURE, PROGRESS, Membership, let_gloo_finish
 from .ranks.rank_process import rank_device as rank_device
@@ -205,7 +204,7 @@ class RankPool(contextlib.AbstractContextManager["RankPool"]):
             folder = tempfile.TemporaryDirectory(prefix="ddplab-ranks-", ignore_cleanup_errors=True)
             store: Path | tuple[str, int] = Path(self._resources.enter_context(folder), "store")
         else:
-            meeting = TCPStore("0.0.0.0", 0, is_master=True, wait_for_workers=False)
+            meeting = open_store(self._launched.place)
             self._resources.callback(lambda: meeting)  # keep it open
             store = self._launched.address, meeting.port
         for rank, own in enumerate(self._memberships(store)):

@@ -3,7 +3,6 @@
 Modules that need torch are imported when a subcommand that uses them runs, so that the others start quickly.
 """
 
-import os
 import sys
 from collections.abc import Callable, Mapping
 from contextlib import redirect_stdout
@@ -186,7 +185,6 @@ for group, commands in COMMANDS.items():
 
 def main() -> None:
     """Run the command line; print errors that the user can correct as one line."""
-    sys.path.append(os.getcwd())  # where modules of the user's import each other; see `import_first_here`
     try:
         # The standard output is restored at the end; see `check_outputs`.
         with one_line_errors(), redirect_stdout(PrintableStream(sys.stdout)):

@@ -4,8 +4,9 @@ The process of rank 0 runs the program, and starts rank 0 beside itself. Every o
 the program by TCP and joins one pool of ranks (`launch.RankPool`) after the other, until the program ends. A pool may
 have some of the ranks. One that hangs or is lost cannot be replaced.
 
-The processes find the program at the launcher's master address. Connections are authenticated by a key that the
-program puts into the store at that address.
+The processes find the program at the launcher's master address, on one node at the loopback interface. Connections
+are authenticated by a key that the program puts into the store at that address. Over several nodes, whoever can read
+this store can run code in all processes, as with torch: launch in trusted networks only.
 """
 
 import contextlib
@@ -19,10 +20,13 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from datetime import timedelta
 from functools import partial
-from multiprocessing.connection import Client, Connection, Listener
+from multiprocessing.connection import Client, Connection, Listener, answer_challenge, deliver_challenge
 from typing import TYPE_CHECKING, NamedTuple, TypeVar
 
+from pydantic import TypeAdapter
+
 from ..errors import Error
+from .process_settings import LOOPBACK
 
 if TYPE_CHECKING:
     from torch._C._distributed_c10d import TCPStore
@@ -31,6 +35,8 @@ Result = TypeVar("Result")
 
 MEETING_S = 300.0
 """How long processes wait for each other at the start; those of slow file systems import torch for minutes."""
+GREETING_S, LONGEST_GREETING = 10.0, 4096
+"""How long a connection may take to say who it is, and the most bytes in which it may."""
 LATE_S = 10.0
 """How long the program stays for processes that have not found it yet at its end, and these stay after its end."""
 _launched_ranks: "LaunchedRanks | None" = None
@@ -41,7 +47,7 @@ class Place(NamedTuple):
 
     `local_rank` is its number on its node, and `node` a name that each node has for itself, not always that of the
     machine. Rank 0, or the launcher's store, is at `address`; the store has this port there, and without
-    `has_store` rank 0 opens it.
+    `has_store` rank 0 opens it. With `on_one_node`, nobody else has to reach it.
     """
 
     rank: int
@@ -51,6 +57,11 @@ class Place(NamedTuple):
     address: str
     port: int
     has_store: bool
+    on_one_node: bool
+
+
+GREETING: TypeAdapter[tuple[Place, str, int] | None] = TypeAdapter(tuple[Place, str, int] | None)
+"""What a process says first: its place, host and number of devices; None: it waits for the program's end."""
 
 
 def launched(environment: Mapping[str, str] = os.environ) -> Place | None:
@@ -61,29 +72,32 @@ def launched(environment: Mapping[str, str] = os.environ) -> Place | None:
     """
     port = environment.get("MASTER_PORT")
 
-    def place(rank: str, size: str, local_rank: str, node: str, address: str, default_port: int) -> Place:
-        numbers = (int(environment[name]) for name in (rank, size, local_rank))
+    def place(names: tuple[str, str, str], node: str, address: str, default_port: int, on_one_node: bool) -> Place:  # noqa: FBT001
+        numbers = (int(environment[name]) for name in names)
         has_store = environment.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
-        return Place(*numbers, node, address, int(port or default_port), has_store)  # type: ignore[call-arg,arg-type]
+        address = LOOPBACK if on_one_node and not has_store else address
+        return Place(*numbers, node, address, int(port or default_port), has_store, on_one_node)  # type: ignore[call-arg,arg-type]
 
     if "TORCHELASTIC_RUN_ID" in environment:
         node = environment.get("GROUP_RANK", "0")
-        return place("RANK", "WORLD_SIZE", "LOCAL_RANK", node, environment["MASTER_ADDR"], 29500)
+        names, on_one_node = ("RANK", "WORLD_SIZE", "LOCAL_RANK"), environment.get("GROUP_WORLD_SIZE") == "1"
+        return place(names, node, environment["MASTER_ADDR"], 29500, on_one_node)
     if "SLURM_STEP_ID" in environment and int(environment.get("SLURM_NTASKS", 1)) > 1:
         # The script of sbatch has all of these variables but SLURM_STEP_ID.
         hosts = environment.get("SLURM_STEP_NODELIST") or environment.get("SLURM_NODELIST", "")
         address = environment.get("MASTER_ADDR") or first_host(hosts)
         own_port = 20_000 + int(environment.get("SLURM_JOB_ID", 0)) % 10_000  # two jobs may share a node
         names = "SLURM_PROCID", "SLURM_NTASKS", "SLURM_LOCALID"
-        return place(*names, environment.get("SLURM_NODEID", "0"), address, own_port)
+        on_one_node = environment.get("SLURM_STEP_NUM_NODES") == "1"
+        return place(names, environment.get("SLURM_NODEID", "0"), address, own_port, on_one_node)
     if int(environment.get("OMPI_COMM_WORLD_SIZE", 1)) > 1:
         on_one_node = environment.get("OMPI_COMM_WORLD_LOCAL_SIZE") == environment["OMPI_COMM_WORLD_SIZE"]
-        address = environment.get("MASTER_ADDR") or ("127.0.0.1" if on_one_node else "")
-        if not address:
+        address = environment.get("MASTER_ADDR", "")
+        if not address and not on_one_node:
             expected = "expected MASTER_ADDR, the host of rank 0, with mpirun on several nodes, got none"
             raise Error(f"mpirun: {expected}; add `-x MASTER_ADDR=HOST -x MASTER_PORT=29500`")
         names = "OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_RANK"
-        return place(*names, socket.gethostname(), address, 29500)
+        return place(names, socket.gethostname(), address, 29500, on_one_node)
     return None
 
 
@@ -143,12 +157,12 @@ class LaunchedRanks(contextlib.AbstractContextManager["LaunchedRanks"]):
     def __init__(self, place: Place) -> None:
         self.place = place
         self._key = secrets.token_bytes(32)
-        self._listener = Listener(("", 0), backlog=2 * place.world_size, authkey=self._key)
+        self._listener = Listener((listening_at(place), 0), backlog=2 * place.world_size)
         self._ranks = {0: LaunchedRank(place, socket.gethostname(), _devices(), None)}
         self._watchers: list[Connection] = []
         self._changed = threading.Condition()
         self._closed = False
-        self.address = address_for_others(place.address)
+        self.address = LOOPBACK if place.on_one_node else address_for_others(place.address)
         """Address of this machine for the others."""
         threading.Thread(target=self._accept, daemon=True, name="launched ranks").start()
         self._store = _store(place)
@@ -179,20 +193,33 @@ class LaunchedRanks(contextlib.AbstractContextManager["LaunchedRanks"]):
     def _accept(self) -> None:
         """Accept two connections of each process: one to wait for the program's end on, one for messages."""
         while not self._closed or len(self._ranks) < self.place.world_size:
-            try:
-                connection = self._listener.accept()
-                greeting = connection.recv()
-            except Exception:  # noqa: BLE001 - not one of ours, or one that was lost at once
-                continue
+            with contextlib.suppress(OSError):  # a connection that was lost at once
+                threading.Thread(target=self._greet, args=(self._listener.accept(),), daemon=True).start()
+
+    def _greet(self, connection: Connection) -> None:
+        """Admit a process that knows the key; close any other connection, such as one that says nothing."""
+        end = socket.socket(fileno=os.dup(connection.fileno()))
+        timer = threading.Timer(GREETING_S, end.shutdown, [socket.SHUT_RDWR])
+        timer.start()
+        try:
+            deliver_challenge(connection, self._key)
+            answer_challenge(connection, self._key)
+            greeting = GREETING.validate_json(connection.recv_bytes(LONGEST_GREETING))
             with self._changed:
                 if greeting is None:
                     self._watchers.append(connection)
+                elif (rank := greeting[0].rank) in self._ranks or not 0 < rank < self.place.world_size:
+                    raise ValueError(f"expected a new rank, got {rank}")
                 else:
-                    place, host, devices = greeting
-                    self._ranks[place.rank] = LaunchedRank(place, host, devices, connection)
+                    self._ranks[rank] = LaunchedRank(*greeting, connection)
                 if self._closed:
                     _let_exit(connection)
                 self._changed.notify_all()
+        except Exception:  # noqa: BLE001 - it is not one of ours, whatever it sent
+            connection.close()
+        finally:
+            timer.cancel()
+            end.close()
 
     def addresses(self, ranks: Sequence[int]) -> list[str]:
         """Return the address of each rank's machine on the network that connects it to rank 0, or rank 0 to others.
@@ -220,10 +247,10 @@ def _serve(place: Place) -> int:
     address, port, key = _rank_0(place)
     connect = partial(Client, (address, port), authkey=key)
     watcher = connect()
-    watcher.send(None)
+    watcher.send_bytes(GREETING.dump_json(None))
     threading.Thread(target=_end_with_program, args=(watcher,), daemon=True).start()
     with connect() as messages, contextlib.suppress(EOFError, ConnectionError):
-        messages.send((place, socket.gethostname(), _devices()))
+        messages.send_bytes(GREETING.dump_json((place, socket.gethostname(), _devices())))
         while request := messages.recv():
             join, arguments = request
             join(messages, *arguments)
@@ -263,16 +290,25 @@ def _store(place: Place) -> "TCPStore":
 
     opens = place.rank == 0 and not place.has_store
     try:
-        return TCPStore(
-            place.address, place.port, is_master=opens, timeout=timedelta(seconds=MEETING_S), wait_for_workers=False
-        )
-    except DistNetworkError as error:
+        if opens:
+            return open_store(place, place.port)
+        return TCPStore(place.address, place.port, is_master=False, timeout=timedelta(seconds=MEETING_S))
+    except (DistNetworkError, OSError) as error:
         expected = f"rank {place.rank} on {socket.gethostname()}: expected {'to open' if opens else 'to reach'}"
         cause = str(error).splitlines()[0]
         raise Error(
             f"{expected} {place.address}:{place.port}: {cause}; set MASTER_ADDR to the host of rank 0, and "
             "MASTER_PORT to a free port there"
         ) from None
+
+
+def open_store(place: Place, port: int = 0) -> "TCPStore":
+    """Open a store on this machine, at any free port without one."""
+    from torch._C._distributed_c10d import TCPStore
+
+    listening = socket.create_server((listening_at(place), port))
+    at, timeout = (LOOPBACK, listening.getsockname()[1]), timedelta(seconds=MEETING_S)
+    return TCPStore(*at, is_master=True, timeout=timeout, wait_for_workers=False, master_listen_fd=listening.detach())
 
 
 def _devices() -> int:
@@ -282,6 +318,11 @@ def _devices() -> int:
 
 
 # Addresses
+
+
+def listening_at(place: Place) -> str:
+    """Return the address at which this machine listens: on one node that of the loopback interface, else all."""
+    return LOOPBACK if place.on_one_node else ""
 
 
 def address_for_others(address: str) -> str:

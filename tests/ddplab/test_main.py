@@ -1,7 +1,9 @@
 """All commands: manuals, examples and their order."""
 
+import os
 import re
 import shlex
+import subprocess
 import sys
 from pathlib import Path
 from unittest import mock
@@ -11,6 +13,7 @@ import typer
 from ddplab.cli.main import COMMANDS, app, name_of
 
 ROOT = Path(__file__).parents[2]
+SCRIPTS = Path(sys.executable).parent
 EXAMPLES = {name_of(command): examples for group in COMMANDS.values() for command, (_, *examples) in group.items()}
 
 
@@ -50,3 +53,22 @@ def test_without_the_packages_of_pictures_one_line_says_what_to_install(here, tm
     assert done.returncode == 1
     wanted = "ddplab: expected the package matplotlib; install it with `pip install 'ddplab[predict]'`\n"
     assert done.stderr.endswith(wanted)
+
+
+def test_no_module_of_the_working_directory_runs_unless_one_was_named(tmp_path):
+    """Such as one beside a trace that somebody has sent, whose name is that of a package that another one tries."""
+    for name in ("lz4", "numexpr", "bottleneck", "pyarrow", "sitecustomize", "tiny"):
+        (tmp_path / f"{name}.py").write_text(f"open('{name}.ran', 'w')\nimport torch\n")
+    (tmp_path / "tiny.py").write_text("import helper\nfrom tests.models_for_cli import tiny\n")
+    (tmp_path / "helper.py").write_text("open('helper.ran', 'w')\n")
+    trace = ROOT / "benchmarks" / "resnet50.json.gz"
+    words = ["predict", trace, "--fabric", "aws-p4d", "--caps", "1,25", "--hooks", "none,fp16", "--timeline", "t.png"]
+    for command in ([SCRIPTS / "ddplab"], [sys.executable, "-m", "ddplab"]):
+        done = subprocess.run([*command, *words], cwd=tmp_path, stderr=subprocess.PIPE, timeout=110, check=False)
+        assert (done.returncode, done.stderr) == (0, b"")
+    assert not list(tmp_path.glob("*.ran"))
+    environment = os.environ | {"PYTHONPATH": str(ROOT)}
+    words = ["record", "--model", "tiny:tiny", "--iterations", "2", "--out", "t.json"]
+    done = subprocess.run([SCRIPTS / "ddplab", *words], cwd=tmp_path, env=environment, timeout=110, check=False)
+    assert done.returncode == 0
+    assert [path.name for path in tmp_path.glob("*.ran")] == ["helper.ran"]

@@ -2,10 +2,13 @@
 
 import contextlib
 import os
+import pickle
 import socket
 from collections.abc import Iterator
 from multiprocessing import Pipe
+from multiprocessing.connection import Client
 from multiprocessing.process import BaseProcess
+from pathlib import Path
 from typing import TextIO
 
 import pytest
@@ -13,8 +16,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ddplab.reference.errors import Error
+from ddplab.reference.ranks import launcher
 from ddplab.reference.ranks.fork_server import OUTPUTS, Surroundings, process_context
-from ddplab.reference.ranks.launcher import Place, address_for_others, first_host, launched
+from ddplab.reference.ranks.launcher import LaunchedRanks, Place, address_for_others, first_host, launched
+from ddplab.reference.ranks.process_settings import LOOPBACK
 
 from .launcher_bodies import serve_or_run
 
@@ -30,15 +35,24 @@ MPIRUN = {
     "OMPI_COMM_WORLD_RANK": "9", "OMPI_COMM_WORLD_SIZE": "16", "OMPI_COMM_WORLD_LOCAL_RANK": "1",
     "OMPI_COMM_WORLD_LOCAL_SIZE": "8", "MASTER_ADDR": "gpu003",
 }  # fmt: skip
+HOST = socket.gethostname()
+OF_RANK_0 = {"has_store": False, "on_one_node": False}
+ONE_NODE = OF_RANK_0 | {"on_one_node": True}
 
 
 @pytest.mark.parametrize(
     ("variables", "place"),
     [
-        (TORCHRUN, Place(9, 16, 1, "1", "node1", 1234, has_store=True)),
-        (SRUN, Place(9, 16, 1, "1", "gpu003", 23456, has_store=False)),
-        (SRUN | {"MASTER_ADDR": "a", "MASTER_PORT": "5"}, Place(9, 16, 1, "1", "a", 5, has_store=False)),
-        (MPIRUN, Place(9, 16, 1, socket.gethostname(), "gpu003", 29500, has_store=False)),
+        (TORCHRUN, Place(9, 16, 1, "1", "node1", 1234, has_store=True, on_one_node=False)),
+        (TORCHRUN | {"GROUP_WORLD_SIZE": "1"}, Place(9, 16, 1, "1", "node1", 1234, has_store=True, on_one_node=True)),
+        (SRUN, Place(9, 16, 1, "1", "gpu003", 23456, **OF_RANK_0)),
+        (SRUN | {"SLURM_STEP_NUM_NODES": "1"}, Place(9, 16, 1, "1", LOOPBACK, 23456, **ONE_NODE)),
+        (SRUN | {"MASTER_ADDR": "a", "MASTER_PORT": "5"}, Place(9, 16, 1, "1", "a", 5, **OF_RANK_0)),
+        (MPIRUN, Place(9, 16, 1, HOST, "gpu003", 29500, **OF_RANK_0)),
+        (
+            MPIRUN | {"OMPI_COMM_WORLD_LOCAL_SIZE": "16"},
+            Place(9, 16, 1, HOST, LOOPBACK, 29500, **ONE_NODE),
+        ),
         ({name: value for name, value in SRUN.items() if name != "SLURM_STEP_ID"}, None),
         (SRUN | {"SLURM_NTASKS": "1"}, None),
         ({"RANK": "1", "WORLD_SIZE": "2"}, None),
@@ -103,7 +117,6 @@ def as_launched(case: str, world_size: int, launcher: str) -> Iterator[tuple[lis
         yield processes, outputs
 
 
-HOST = socket.gethostname()
 AGAIN = str([(0, 3), (1, 3), (2, 3)])
 LOST = f"rank 1 on {HOST} was lost; start the program again"
 
@@ -135,6 +148,42 @@ def test_rank_0_has_the_ranks_of_a_launcher(case, launcher, says, statuses):
     assert [process.exitcode for process in processes] == statuses
     if not any(statuses):
         assert [output for output, _ in outputs[1:]] == ["", ""]
+
+
+def test_connections_of_strangers_neither_stall_a_job_nor_run_code_in_it(monkeypatch, tmp_path):
+    """Silent ones, garbage, and those that have the key but say what no rank says, as one by one they come first."""
+    monkeypatch.setattr(launcher, "GREETING_S", 1.0)
+    monkeypatch.setattr(launcher, "LATE_S", 0.0)
+    monkeypatch.setattr(launcher, "MEETING_S", 20.0)
+    place = Place(0, 2, 0, "0", LOOPBACK, free_port(), **ONE_NODE)
+    mark = tmp_path / "mark"
+    wrong = [*map(pickle.dumps, (None, (place, HOST, 0), Code(mark))), b"", b"[", b"[1, 2]", b"[" * 4000, b"x" * 9999]
+    places = [place, place._replace(rank=2), place._replace(rank=-1), place._replace(rank=10**9)]
+    with contextlib.ExitStack() as stack, LaunchedRanks(place) as ranks:
+        at = ranks._listener.address
+        assert {at[0], ranks.address} == {LOOPBACK}
+        for sent in (b"", b"GET / HTTP/1.0\r\n\r\n", b"\xff" * 100, pickle.dumps(Code(mark))):
+            stack.enter_context(socket.create_connection(at)).sendall(sent)
+        for greeting in [*wrong, *(launcher.GREETING.dump_json((one, HOST, 0)) for one in places)]:
+            stack.enter_context(Client(at, authkey=ranks._key)).send_bytes(greeting)
+        for number in (0, 1, 2):  # the second one says that it is the same rank
+            rank = stack.enter_context(Client(at, authkey=ranks._key))
+            rank.send_bytes(launcher.GREETING.dump_json((place._replace(rank=1), HOST, number)))
+            if number == 0:
+                assert [one.devices for one in ranks.all()][1] == 0
+        assert rank.poll(5), "it is closed"
+        assert [one.devices for one in ranks.all()][1] == 0
+    assert not mark.exists()
+
+
+class Code:
+    """Makes a file when it is unpickled."""
+
+    def __init__(self, mark: Path) -> None:
+        self.mark = mark
+
+    def __reduce__(self):
+        return Path.touch, (self.mark,)
 
 
 def test_the_others_end_with_rank_0():
