@@ -1,5 +1,6 @@
 """Logs as nccl-tests' `all_reduce_perf` prints them, with times that a test chooses."""
 
+import json
 from collections.abc import Mapping
 
 HEADER = """\
@@ -37,3 +38,34 @@ def _group(ranks: int, size: int, us: float) -> str:
     digits = 0 if us >= 10_000 else 1 if us >= 100 else 2
     algbw = size / us / 1e3
     return f"  {us:>7.{digits}f}  {algbw:>6.2f}  {algbw * 2 * (ranks - 1) / ranks:>6.2f}  {0:>5}"
+
+
+def as_json(us: dict[int, float], ranks: int) -> str:
+    """The same as JSON of nccl-tests."""
+
+    def timed(size: int, taken: float) -> dict[str, float]:
+        return {"time": taken, "alg_bw": size / taken / 1e3, "bus_bw": size / taken / 1e3 * 2 * (1 - 1 / ranks)}
+
+    return json.dumps({
+        "config": {"devices": [{"rank": rank, "device": rank} for rank in range(ranks)]},
+        "results": [
+            {"size": size, "count": size // 4, "type": "float", "redop": "sum", "root": -1,
+             "out_of_place": {**timed(size, taken), "nwrong": 0.0}, "in_place": {**timed(size, 9.0), "nwrong": None}}
+            for size, taken in us.items()
+        ],
+    })  # fmt: skip
+
+
+def rccl_records(us: dict[int, float], ranks: int, name: str = "AllReduce") -> list[dict[str, object]]:
+    """The same as records of rccl-tests."""
+    return [
+        {"numCycle": 0, "name": name, "nodes": 1, "ranks": ranks, "ranksPerNode": ranks, "gpusPerRank": 1,
+         "size": size, "type": "float", "redop": "sum", "inPlace": place, "time": taken, "algBw": size / taken / 1e3,
+         "busBw": size / taken / 1e3 * 2 * (1 - 1 / ranks), "wrong": "0"}
+        for size, taken in us.items() for place in (0, 1)
+    ]  # fmt: skip
+
+
+def as_csv(records: list[dict[str, object]]) -> str:
+    """Records of rccl-tests as CSV."""
+    return "\n".join(", ".join(map(str, line)) for line in (records[0], *(one.values() for one in records)))

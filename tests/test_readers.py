@@ -1,6 +1,8 @@
 """Readers: a damaged file of any kind is read rightly, or told in one line that names the file."""
 
 import json
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -16,13 +18,17 @@ from ddplab.conformance.check_outcomes import read_expectations
 from ddplab.learn.rungs import Progress, load_progress
 from ddplab.reference.files.value_ranges import YEAR_NS
 from ddplab.reference.trace import Trace
-from ddplab.simulator import Fabric, Prediction, predict
+from ddplab.simulator import Fabric, Prediction, predict, tune
+from ddplab.simulator.capacity.scaling import read_prices
 from ddplab.simulator.fabric import Linear, Processor
+from ddplab.simulator.profiler_import.profiler_events import read_profiler_file
+from ddplab.simulator.tuning.bucket_plan import BucketPlan
 from ddplab.simulator.workload.roofline import GradientOperations, Operation, Operations, data_sheets, find_device
 from ddplab.simulator.workload.trace_synthesis import synthesize
 
 from .explore import examples
-from .nccl_log import nccl_log
+from .hostile_files import corpus
+from .nccl_log import as_csv, as_json, nccl_log, rccl_records
 from .strategies import iteration, trace_of
 
 TRACE = trace_of([[iteration(30, (80, None), 90, 10)] * 2], [400, 8], [16])
@@ -55,12 +61,29 @@ SCHEDULE = timing_and_overlap.EmulatedSchedule(
     other_collectives=1,
 )
 
+US = {2**power: 20.0 + power for power in range(10, 20)}
+EVENT = {
+    "ph": "X",
+    "cat": "cpu_op",
+    "name": "aten::mm",
+    "pid": 1,
+    "tid": 1,
+    "ts": 1.0,
+    "dur": 2.0,
+    "args": {"dtype": "x"},
+}
+PROFILE = {
+    "traceEvents": [EVENT, EVENT | {"ts": 5.5}],
+    "deviceProperties": [{"name": "d"}],
+    "distributedInfo": {"rank": 0},
+}
+
 READERS: dict[str, tuple[str, Callable[[Path], object], str]] = {
     "trace": (".json", Trace.load, TRACE.model_dump_json()),
     "fabric": (".json", Fabric.load, FABRIC.model_dump_json()),
     "data sheet": (".json", lambda path: find_device(str(path)), V100.model_dump_json()),
     "topology": (".yaml", Fabric.load, yaml.safe_dump(TOPOLOGY)),
-    "log": (".log", Fabric.load, nccl_log(4, {2**power: 20.0 + power for power in range(10, 20)})),
+    "log": (".log", Fabric.load, nccl_log(4, US)),
     "schedules": (
         ".json",
         timing_and_overlap.load,
@@ -76,6 +99,16 @@ READERS: dict[str, tuple[str, Callable[[Path], object], str]] = {
         lambda path: load_progress(path.with_name(path.name.replace(".progress.json", ".py"))),
         Progress(passed=2, hints={3: 1}, iteration_ms={1: 283.8, 2: 239.0}).model_dump_json(),
     ),
+    "results": (".json", Fabric.load, as_json(US, 8)),
+    "records": (".json", Fabric.load, json.dumps(rccl_records(US, 8))),
+    "records in a table": (".csv", Fabric.load, as_csv(rccl_records(US, 8))),
+    "prices": (".csv", read_prices, "system,per_gpu_hour,currency,source,date\nx,2.5,USD,a list,2026-11-28\n"),
+    "plan": (
+        ".json",
+        BucketPlan.load,
+        tune(TRACE, FABRIC, world_size=2, find_unused_parameters=True).model_dump_json(),
+    ),
+    "profile": (".json", read_profiler_file, json.dumps(PROFILE)),
 }
 """Ending, reader and valid text of each kind of file."""
 EXTREMES = (0, -1, 1, 10**6, 10**18, 2**62, 2**63, 10**30, 1e-300, 1e-7, 1e6, 1e18, 1e30, 1e300)
@@ -131,7 +164,7 @@ def with_another_value(draw, text: str) -> bytes:
         else:
             del target[key]
             break
-    return (json.dumps(document) if text.startswith("{") else yaml.safe_dump(document)).encode()
+    return (json.dumps(document) if text.startswith(("{", "[")) else yaml.safe_dump(document)).encode()
 
 
 @pytest.mark.parametrize("kind", READERS)
@@ -157,6 +190,18 @@ def test_a_damaged_file_is_read_or_told_in_one_line(tmp_path_factory, kind, data
         assert str(path) in message
         return
     assert found is not None
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", [*{name.partition(".")[2] for name, _ in corpus()}])
+def test_a_hostile_file_takes_time_and_memory_in_proportion_and_is_told_in_one_line(tmp_path, kind):
+    """Below 5 s of the processor and 500 MiB for each file of 100 KB."""
+    for name, content in corpus():
+        if name.partition(".")[2] == kind:
+            (tmp_path / name).write_bytes(content)
+    command = [sys.executable, "-m", "tests.hostile_files", tmp_path]
+    done = subprocess.run(command, cwd=Path(__file__).parents[1], capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
 
 
 USES: dict[str, Callable[[Any], Prediction]] = {

@@ -5,33 +5,63 @@ import json
 import os
 import re
 import zlib
+from collections import Counter
 from collections.abc import Hashable, Iterator
 from contextlib import contextmanager
 from io import BytesIO
 from pathlib import Path
 from reprlib import Repr
-from typing import Any, TypeVar
+from typing import Any, BinaryIO, TypeVar
 
 import yaml
-from pydantic import BaseModel, ConfigDict, TypeAdapter, ValidationError
+from pydantic import BaseModel, ConfigDict, GetCoreSchemaHandler, TypeAdapter, ValidationError
+from pydantic_core.core_schema import CoreSchema, no_info_after_validator_function
 
 from .writing import printable
 
-LARGEST_BYTES = 2**30
-"""Largest file that is read, after decompression."""
-LARGEST_YAML = 2**20
-"""Largest YAML that is read, in characters."""
+LARGEST_BYTES, LARGEST_TEXT, LARGEST_YAML = 2**30, 2**26, 2**16
+"""Largest file that is read, after decompression; largest file of text, as a log; largest YAML, in characters."""
+LARGEST_RATIO, SMALL_BYTES = 50, 2**20
+"""Most bytes that one byte of gzip may stand for, in a file that is not small; 21 in traces, 1,032 in a bomb."""
+BYTES_PER_OBJECT, MOST_FIELDS, DEEPEST = 10, 1000, 50
+"""In files that are not small, bytes for each object or list of JSON, of which real files have at least 30; fields of
+an object; and depth. What is parsed, and the errors in it, then take memory in proportion to the file."""
 SHORT = Repr()
 """Shows values in messages."""
 SHORT.maxstring, SHORT.maxlong = 80, 40
 GZIP_MAGIC = b"\x1f\x8b"
+LINE_ENDS = re.compile("[\t\n\x0b-\r\x1c-\x1e\x85\u2028\u2029]")
 R = TypeVar("R")
 
 
+def in_one_line(text: str) -> str:
+    """Escape what a terminal may not show and every end of a line, with which a name could forge lines of output."""
+    return LINE_ENDS.sub(lambda match: ascii(match[0])[1:-1], printable(text))
+
+
+def _guarded(node: Any, owner: type) -> Any:
+    """Return a part of a class's core schema in which texts are in one line, and lists have one error at most.
+
+    An error takes a kilobyte. Other classes in it have been guarded.
+    """
+    if isinstance(node, list):
+        return [_guarded(part, owner) for part in node]
+    if not isinstance(node, dict) or node.get("cls", owner) is not owner:
+        return node
+    node = {name: _guarded(part, owner) for name, part in node.items()}
+    if node.get("type") in ("list", "tuple", "set"):
+        node["fail_fast"] = True
+    return no_info_after_validator_function(in_one_line, node) if node.get("type") == "str" else node
+
+
 class Schema(BaseModel):
-    """Base of all file formats: flat, typed and immutable; an unknown field is an error."""
+    """Base of all file formats: flat, typed and immutable; unknown fields are errors, and no text has two lines."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
+
+    @classmethod
+    def __get_pydantic_core_schema__(cls, source: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
+        return _guarded(handler(source), cls)  # type: ignore[no-any-return]
 
 
 class Settings(Schema):
@@ -81,9 +111,9 @@ def read_schema(
     except ValueError as error:
         raise ValueError(f"{error}{advice}") from None
     try:
+        parse_json(data)  # refuses what pydantic accepts silently
         with one_line_errors():
             parsed = TypeAdapter(kind).validate_json(data)
-        parse_json(data)  # refuses what pydantic accepts silently
     except ValueError as error:
         if mistaken and mistaken[0] in data:
             raise ValueError(f"{path}: {mistaken[1]}") from None
@@ -95,10 +125,16 @@ def parse_json(data: str | bytes) -> Any:
     """Parse JSON; refuse repeated fields, of which parsers silently keep the last.
 
     Raises:
-        ValueError: The text is not JSON, has a repeated field, or is nested too deeply.
+        ValueError: The text is not JSON, has a repeated field, or more objects, fields or depth than real files have.
     """
+    marks = ("{", "[") if isinstance(data, str) else (b"{", b"[")
+    most = max(SMALL_BYTES, len(data)) // BYTES_PER_OBJECT
+    if (seen := sum(map(data.count, marks))) > most:  # type: ignore[arg-type]
+        raise ValueError(f"expected at most {most} objects and lists in {len(data)} bytes, got {seen}")
     try:
         return json.loads(data, object_pairs_hook=_without_repetition)
+    except json.JSONDecodeError as error:
+        raise json.JSONDecodeError(f"invalid JSON: {error.msg}", error.doc, error.pos) from None
     except RecursionError:
         raise ValueError("it is nested too deeply") from None
 
@@ -115,8 +151,12 @@ def parse_yaml(text: str) -> Any:
     if len(text) > LARGEST_YAML:
         raise ValueError(f"expected at most {LARGEST_YAML} characters of YAML, got {len(text)}")
     try:
+        depth = 0
         for event in yaml.parse(text):
             where = _line(event.start_mark)
+            depth += isinstance(event, yaml.CollectionStartEvent) - isinstance(event, yaml.CollectionEndEvent)
+            if depth > DEEPEST:
+                raise RecursionError
             if isinstance(event, yaml.AliasEvent):
                 raise ValueError(f"{where}: expected no alias, got *{event.anchor}; write the value again")
             if tag := getattr(event, "tag", None):
@@ -138,31 +178,44 @@ def read_text(path: str | os.PathLike[str]) -> str:
         ValueError: The file cannot be read, is too large or is not such text; the message names the file.
     """
     try:
-        return read_bytes(path).decode()
+        return read_bytes(path, LARGEST_TEXT).decode()
     except UnicodeDecodeError as error:
         raise ValueError(f"{path}: expected text in UTF-8, got {error}") from None
 
 
-def read_bytes(path: str | os.PathLike[str]) -> bytes:
-    """Read a file, gzipped or not; a byte-order mark is left out.
+def read_bytes(path: str | os.PathLike[str], largest: int = LARGEST_BYTES) -> bytes:
+    """Read a file of at most `largest` bytes, gzipped or not; a byte-order mark is left out.
 
     Raises:
         ValueError: The file cannot be read, is too large, or is truncated or corrupt; the message names the file.
     """
     try:
         with Path(path).open("rb") as file:
-            data = file.read(LARGEST_BYTES + 1)
+            data = _read(file, largest + 1)
     except OSError as error:
         raise ValueError(f"{path}: cannot be read: {error.strerror or error}") from None
     if data.startswith(GZIP_MAGIC):
+        most = max(SMALL_BYTES, LARGEST_RATIO * len(data))
         try:
             with gzip.GzipFile(fileobj=BytesIO(data)) as packed:
-                data = packed.read(LARGEST_BYTES + 1)
+                data = _read(packed, min(largest, most) + 1)
         except (EOFError, gzip.BadGzipFile, zlib.error) as error:
             raise ValueError(f"{path}: truncated or corrupt gzip data: {error}; copy or write it again") from None
-    if len(data) > LARGEST_BYTES:
-        raise ValueError(f"{path}: expected at most {LARGEST_BYTES >> 20} MiB of content, got more")
+        if len(data) > most:
+            expected = f"expected at most {LARGEST_RATIO} bytes of content for each of gzip, got more"
+            raise ValueError(f"{path}: {expected}; unpack it with gunzip if you know where it comes from")
+    if len(data) > largest:
+        raise ValueError(f"{path}: expected at most {largest >> 20} MiB of content, got more")
     return data.removeprefix(b"\xef\xbb\xbf")
+
+
+def _read(file: BinaryIO | gzip.GzipFile, most: int) -> bytes:
+    """Read at most so many bytes; `file.read(most)` would take the memory for all of them at once."""
+    pieces = []
+    while most and (piece := file.read(min(most, SMALL_BYTES))):
+        pieces.append(piece)
+        most -= len(piece)
+    return b"".join(pieces)
 
 
 def first_problem(error: ValidationError) -> str:
@@ -174,14 +227,16 @@ def first_problem(error: ValidationError) -> str:
         reason += f", got {seen}"
     more = f" (and {error.error_count() - 1} more)" if error.error_count() > 1 else ""
     problem = (f"{field}: " if field else "") + reason[:1].lower() + reason[1:] + more
-    return printable(problem).replace("\n", "\\n")
+    return in_one_line(problem)
 
 
 def _without_repetition(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     found = dict(pairs)
     if len(found) < len(pairs):
-        names = [name for name, _ in pairs]
-        raise ValueError(f"{next(name for name in names if names.count(name) > 1)}: the field occurs twice")
+        ((name, _),) = Counter(name for name, _ in pairs).most_common(1)
+        raise ValueError(f"{in_one_line(name)}: the field occurs twice")
+    if len(found) > MOST_FIELDS:
+        raise ValueError(f"expected objects of at most {MOST_FIELDS} fields, got one of {len(found)}")
     return found
 
 
@@ -195,13 +250,15 @@ class _CoreLoader(yaml.SafeLoader):
     yaml_implicit_resolvers = {}  # noqa: RUF012  # those of YAML 1.1 do not apply
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Hashable, Any]:  # noqa: FBT001, FBT002  # the signature is PyYAML's
-        seen: list[Any] = []
+        seen: set[Hashable] = set()
         for key_node, _ in node.value:
             key = self.construct_object(key_node, deep=True)
+            if not isinstance(key, Hashable):
+                break  # which is refused below
             if key in seen:  # `4` and `+4` too
                 problem = f"{key} occurs twice"
                 raise yaml.constructor.ConstructorError(problem=problem, problem_mark=key_node.start_mark)
-            seen.append(key)
+            seen.add(key)
         return super().construct_mapping(node, deep)
 
 

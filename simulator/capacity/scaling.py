@@ -15,7 +15,7 @@ from typing import Annotated, Any, Literal, NamedTuple
 
 from pydantic import Field, StringConstraints
 
-from ...reference.files.reading import Settings, read_text
+from ...reference.files.reading import SHORT, Settings, read_text
 from ..anchoring import covariance_of
 from ..fabric.cost_curves import NORMAL_HALF_BAND
 from ..predicted_iteration import Prediction
@@ -184,9 +184,13 @@ def read_prices(path: str | os.PathLike[str]) -> list[Price]:
         ValueError: The file cannot be read, a column or value is wrong, a system occurs twice, or currencies differ.
     """
     lines = [line for line in read_text(path).splitlines() if line.strip() and not line.startswith("#")]
-    rows = csv.DictReader(StringIO("\n".join(lines)), restkey="more")
-    if tuple(rows.fieldnames or ()) != COLUMNS:
-        raise ValueError(f"{path}: expected the columns {','.join(COLUMNS)}, got {','.join(rows.fieldnames or ())}")
+    reader = csv.DictReader(StringIO("\n".join(lines)), restkey="more")
+    try:
+        columns, rows = tuple(reader.fieldnames or ()), list(reader)
+    except csv.Error as error:
+        raise ValueError(f"{path}: expected CSV, got {error}") from None
+    if columns != COLUMNS:
+        raise ValueError(f"{path}: expected the columns {','.join(COLUMNS)}, got {SHORT.repr(','.join(columns))}")
     prices: dict[str, Price] = {}
     for number, row in enumerate(rows, start=1):
         try:

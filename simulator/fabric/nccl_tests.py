@@ -12,17 +12,19 @@ read as the rows of a log.
 """
 
 import csv
-import json
 import os
 import re
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from io import StringIO
 from math import ceil, floor, inf
-from typing import Any, NamedTuple
+from typing import Annotated, Any, NamedTuple
 
-from ...reference.files.reading import read_text
+from pydantic import AliasChoices, AliasPath, BaseModel, Field
+
+from ...reference.files.reading import one_line_errors, parse_json, read_text
+from ...reference.files.value_ranges import MILLION, Rank, WorldSize
 from .algorithms import sent_share
 from .measured_tables import ranks_and_log
 
@@ -36,14 +38,17 @@ TYPE_BYTES = {
 REDOPS = "sum|prod|max|min|avg|mulsum|none"
 DECIMAL = r"\d{1,15}(?:\.\d{1,15})?(?:e\+\d{1,2})?"
 
+SAYS_SOMETHING = re.compile(r"\d|\b(?:Rank|Pid|starting|size)\b|\.{3}|\u2026")
+"""In every line that is read."""
 STARTS = re.compile(r"\bnThread:? \d+ nGpus\b")
 """The first line of a run."""
 PROGRAM = re.compile(r"\bCollective test starting: (\w+?)(?:_perf)?\b")
 NAMES_COLUMNS = re.compile(r"(?:#|^)\s+size\s+count\s+type\b")
 RANK = re.compile(r"(?:#\s+|\b)Rank\s+(\d{1,9})\s+(?:Group\s+(\d{1,9})\s+)?Pid\b.*")
-LOOKS_LIKE_A_RANK = re.compile(r"^\W*Rank\b.*\b(Pid|device)\b|\bPid\b.*\bdevice\b")
-SHORTENED = re.compile(r"\W*(?:\.{3}|\u2026)\W*")
+LOOKS_LIKE_A_RANK = re.compile(r"\W*Rank\b.*\b(?:Pid|device)\b|(?>.*?\bPid\b).*\bdevice\b")
+SHORTENED = re.compile(r"(?!.*\w).*(?:\.{3}|\u2026)")
 """Stands for ranks that a document leaves out."""
+STATES_RANKS = "ranks of a record: "
 FASTEST_GB_PER_S = 20_000
 """More than ten times the rate of the fastest links to a GPU, those of NVLink 5."""
 BANDWIDTH = r"\d{1,15}\.\d{1,15}"
@@ -61,6 +66,55 @@ NUMBER = re.compile(r"-?\d+(\.\d+)?")
 ADVICE = "give the whole output of all_reduce_perf"
 
 
+class ListedRank(BaseModel):
+    """A rank in the JSON of nccl-tests."""
+
+    rank: Rank
+    group: Rank = 0
+
+
+class Config(BaseModel):
+    """The part of the JSON of nccl-tests that says where it ran."""
+
+    devices: list[ListedRank] = []
+
+
+Microseconds = Annotated[float, Field(ge=0, lt=1e12, allow_inf_nan=False)]
+Whole = Annotated[int, Field(ge=0, lt=10**18)]
+
+
+def timed(*names: str) -> Any:
+    """Return the field of one of these names, at the top or of the times out of place."""
+    paths = [AliasPath(*above, name) for name in names for above in (["out_of_place"], [])]
+    return Field(validation_alias=AliasChoices(*paths))
+
+
+class Record(BaseModel):
+    """A row of times in JSON of nccl-tests, or in JSON or CSV of rccl-tests."""
+
+    name: str = ""
+    ranks: WorldSize | None = None
+    size: Whole
+    count: Whole | None = None
+    type: str = Field(pattern=r"^\S{1,20}$")
+    redop: str = Field(pattern=f"^({REDOPS})$")
+    root: int = Field(default=-1, ge=-1, le=MILLION)
+    in_place: int = Field(default=0, validation_alias="inPlace")
+    time: Microseconds = timed("time", "cpu_time")
+    algbw: Microseconds = timed("alg_bw", "algBw")
+    busbw: Microseconds = timed("bus_bw", "busBw")
+    wrong: float | str | None = Field(
+        None, validation_alias=AliasChoices(AliasPath("out_of_place", "nwrong"), "wrong")
+    )
+
+
+class Results(BaseModel):
+    """JSON of nccl-tests; that of rccl-tests has the results alone."""
+
+    config: Config = Config()
+    results: list[Record] = []
+
+
 class LogRow(NamedTuple):
     """A row of times; bandwidths in GB/s as they are printed."""
 
@@ -76,6 +130,7 @@ class Run:
     """A run on one number of ranks."""
 
     program: str = ""  #: without `_perf`; "" if it is not named
+    stated: int = 0  #: number of ranks, if a record of rccl-tests states it
     groups: dict[int, int] = field(default_factory=dict)  #: by listed rank; with NCCL_TESTS_SPLIT there are several
     zeros: set[str] = field(default_factory=set)  #: lines of rank 0 before the first row, also of lists before this
     shortened: bool = False  #: whether the list says that it leaves out ranks
@@ -138,10 +193,12 @@ def read_log(path: str | os.PathLike[str]) -> LogContents:
 
 def _read_line(line: str, number: int, runs: list[Run]) -> None:
     """Add what a line holds to the last run, or begin another one."""
+    if not SAYS_SOMETHING.search(line):  # as most lines of a long log, in a tenth of the time
+        return
     rank = None
     if match := RANK.search(line):
         rank = int(match[1])
-    elif LOOKS_LIKE_A_RANK.search(line):
+    elif LOOKS_LIKE_A_RANK.match(line):
         raise ValueError(_damage("a line `#  Rank  0 Group  0 Pid ...`", line))
     program, starts = PROGRAM.search(line), STARTS.search(line)
     if runs[-1].rows and (program or starts or rank == 0 or NAMES_COLUMNS.search(line)):
@@ -149,6 +206,8 @@ def _read_line(line: str, number: int, runs: list[Run]) -> None:
     run = runs[-1]
     if program:
         run.program = program[1]
+    elif line.startswith(STATES_RANKS):
+        run.stated = int(line.removeprefix(STATES_RANKS))
     elif starts:  # a list before this one is that of a run that failed, or of another job
         run.groups.clear()
         run.shortened = False
@@ -156,7 +215,7 @@ def _read_line(line: str, number: int, runs: list[Run]) -> None:
         run.groups.setdefault(int(match[1]), int(match[2] or 0))
         if rank == 0:
             run.zeros.add(" ".join(match[0].strip("# ").split()))
-    elif run.groups and not run.rows and SHORTENED.fullmatch(line):
+    elif run.groups and not run.rows and SHORTENED.match(line):
         run.shortened = True
     elif (row := _row(line)) is not None:
         run.rows[number] = row
@@ -164,48 +223,32 @@ def _read_line(line: str, number: int, runs: list[Run]) -> None:
 
 def _lines(text: str) -> Iterator[str]:
     """Yield the lines of a log; JSON and CSV become such lines."""
-    if re.match(r"\s*(\{|\[\s*\{)", text):
-        try:
-            document = json.loads(text)
-        except ValueError as error:
-            raise ValueError(f"expected the JSON of nccl-tests or rccl-tests, got {error}") from None
-        records = document.get("results", []) if isinstance(document, dict) else document
-        config = document.get("config") if isinstance(document, dict) else None
-        for one in config.get("devices", []) if isinstance(config, dict) else []:
-            yield f"#  Rank {one.get('rank')} Group {one.get('group', 0)} Pid 0 device {one.get('device', 0)}"
-    elif re.match(r"\s*numCycle\b", text):
-        records = list(csv.DictReader(StringIO(text.strip()), skipinitialspace=True))
-    else:
-        yield from text.split("\n")
-        return
-    for one in records:
-        yield from _lines_of(one)
-
-
-def _lines_of(record: Mapping[str, Any]) -> Iterator[str]:
-    """Yield a record of nccl-tests' JSON, or of rccl-tests' JSON or CSV, as lines of a log."""
     try:
-        timed = record.get("out_of_place", record)
-        if str(record.get("inPlace", 0)) != "0":
+        if re.match(r"\s*(\{|\[\s*\{)", text):
+            document = parse_json(text)
+        elif re.match(r"\s*numCycle\b", text):
+            document = list(csv.DictReader(StringIO(text.strip()), restkey="more", skipinitialspace=True))
+        else:
+            yield from text.split("\n")
             return
-        if "name" in record:
-            yield f"# Collective test starting: {record['name']}"
-            yield from (f"# Rank {rank} Pid 0" for rank in range(min(10**5, int(record["ranks"]))))
-        size, kind = int(record["size"]), record["type"]
-        count = record.get("count", size // TYPE_BYTES.get(kind, 1))
-        time, algbw, busbw = (
-            next(float(timed[name]) for name in names if name in timed)
-            for names in (("time", "cpu_time"), ("alg_bw", "algBw"), ("bus_bw", "busBw"))
-        )
-        wrong = timed.get("nwrong", timed.get("wrong"))
+        with one_line_errors():
+            found = Results.model_validate(document if isinstance(document, dict) else {"results": document})
+    except (ValueError, csv.Error) as error:
+        raise ValueError(f"expected JSON or CSV of nccl-tests or rccl-tests: {error}; {ADVICE}") from None
+    for one in found.config.devices:
+        yield f"#  Rank {one.rank} Group {one.group} Pid 0 device"
+    for record in found.results:
+        if record.in_place:
+            continue
+        if record.name:
+            yield f"# Collective test starting: {record.name}"
+        if record.ranks:
+            yield f"{STATES_RANKS}{record.ranks}"
+        count = record.size // TYPE_BYTES.get(record.type, 1) if record.count is None else record.count
         yield (
-            f"{size} {count} {kind} {record['redop']} {record.get('root', -1)} {time:.6f} {algbw:.6f} {busbw:.6f} "
-            f"{'N/A' if wrong is None else wrong}"
+            f"{record.size} {count} {record.type} {record.redop} {record.root} {record.time:.6f} {record.algbw:.6f} "
+            f"{record.busbw:.6f} {'N/A' if record.wrong is None else record.wrong}"
         )
-    except (AttributeError, KeyError, TypeError, StopIteration) as error:
-        raise ValueError(
-            f"expected a record of nccl-tests or rccl-tests, got one without {error}; {ADVICE}"
-        ) from None
 
 
 def _world_size(run: Run, given: int | None) -> int:
@@ -220,8 +263,9 @@ def _world_size(run: Run, given: int | None) -> int:
             "separate jobs ran at once, as without MPI; build nccl-tests with MPI=1 and measure again"
         )
     members = set(Counter(run.groups.values()).values())
-    if not run.shortened and len(members) == 1 and sorted(run.groups) == list(range(len(run.groups))):
-        listed = members.pop()
+    alike = not run.shortened and len(members) == 1 and sorted(run.groups) == list(range(len(run.groups)))
+    if run.stated or alike:
+        listed = run.stated or members.pop()
         if given and given != listed:
             raise ValueError(
                 f"expected a list of {given} ranks, as given, got one of {listed}; remove `{given}:`, or if {given} "

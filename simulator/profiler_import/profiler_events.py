@@ -9,14 +9,14 @@ words that all of them have in common.
 import re
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, lru_cache
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
 import msgspec
 
 from ...reference.errors import TraceError
-from ...reference.files.reading import read_bytes
+from ...reference.files.reading import in_one_line, read_bytes
 from ...reference.trace import VERSION_FIELD
 
 Item = TypeVar("Item")
@@ -169,17 +169,18 @@ def read_profiler_file(path: Path) -> ProfilerFile:
             f"{path}: expected events of torch's profiler, got {len(raw.traceEvents)} events and none with a "
             "category and a duration; profile some training steps"
         )
+    name_of = lru_cache(maxsize=None)(in_one_line)
     calls: dict[int, HostOperation] = {}
     launches = 0
     operations: list[HostOperation] = []
     ran: list[tuple[RawEvent, str, tuple[int, int]]] = []
     first_us, spans = _spans(path, events)
     for event, span in zip(events, spans, strict=True):
-        category = (event.cat or "").lower()
+        category, event.name = (event.cat or "").lower(), name_of(event.name or "")
         if category in ACTIVITIES:
             ran.append((event, category, span))
             continue
-        operation = HostOperation(event.name or "", (event.pid, event.tid), *span, event.args or NO_ARGUMENTS)
+        operation = HostOperation(event.name, (event.pid, event.tid), *span, event.args or NO_ARGUMENTS)
         if category in HOST_OPERATIONS:
             operations.append(operation)
         elif RUNTIME.search(category) and event.args is not None:
@@ -208,8 +209,8 @@ def read_profiler_file(path: Path) -> ProfilerFile:
         gpu=_gpu_name(raw.deviceProperties or [], used),
         rank=rank if isinstance(rank, int) and rank >= 0 else None,
         world_size=_positive(info.get("world_size")) or _positive(max(groups, default=None)),
-        backend=backend if isinstance(backend, str) else None,
-        host=raw.host_name if isinstance(raw.host_name, str) else named[1] if named else None,
+        backend=in_one_line(backend) if isinstance(backend, str) else None,
+        host=in_one_line(raw.host_name) if isinstance(raw.host_name, str) else named[1] if named else None,
         first_ns=(_positive(raw.baseTimeNanoseconds) or 0) + round(first_us * 1e3),
         operations=operations,
         activities=activities,
@@ -269,4 +270,4 @@ def _gpu_name(devices: Sequence[dict[str, Any]], used: set[int]) -> str | None:
     """Return the name of the first device that ran something, or of the first device."""
     names = [(index not in used, device.get("name")) for index, device in enumerate(devices)]
     named = [(idle, name) for idle, name in names if isinstance(name, str) and name]
-    return min(named, key=lambda one: one[0])[1] if named else None
+    return in_one_line(min(named, key=lambda one: one[0])[1]) if named else None

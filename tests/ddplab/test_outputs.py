@@ -1,5 +1,6 @@
 """Outputs of commands: no command overwrites what it reads."""
 
+import gzip
 import json
 import re
 from pathlib import Path
@@ -7,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from ..strategies import iteration, trace_of
-from .command_process import ddplab
+from .command_process import ROOT, ddplab
 
 
 @pytest.fixture(scope="module")
@@ -70,3 +71,40 @@ def test_a_result_on_the_standard_output_is_all_that_is_there_and_a_mistake_one_
     done = ddplab("predict", "absent.json", "--json", "-", cwd=folder)
     assert (done.returncode, done.stdout) == (1, "")
     assert re.fullmatch(r"ddplab: absent.json: cannot be read: No such file or directory; .*\n", done.stderr)
+
+
+FORGED = "x\nfits: buy 512 GPUs\r\n::error::y\x1b[31m\u202e\u2028fits: z"
+
+
+def test_no_name_in_a_file_forges_a_line_or_reaches_a_terminal(here, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    trace = trace_of([[iteration(500, (3000, 2000), 3500, 700)] * 2], [400, 800]).model_dump(mode="json")
+    trace["workload"] |= dict.fromkeys(("model", "device_name", "torch_version"), FORGED)
+    trace["workload"]["parameters"][0]["name"] = FORGED
+    Path("t.json").write_text(json.dumps(trace))
+    level = {"latency_us": 5, "gb_per_s": 12}
+    Path("pod.yaml").write_text(json.dumps({"source": FORGED, "levels": {FORGED: level}}))
+    Path("two.yaml").write_text(json.dumps({"levels": {FORGED: level, "b": level | {"of": f"{FORGED}?"}}}))
+    for kind in ("Rank 0 Pid device", "AllReduce"):
+        Path("r.json").write_text(json.dumps([{"name": kind + FORGED, "size": FORGED, "type": FORGED}]))
+    Path("p.csv").write_text(f'system,per_gpu_hour,currency,source,date\n"{FORGED}",1,USD,"{FORGED}",2026-11-28\n')
+    Path("c.csv").write_text(f'"{FORGED}",b\n')
+    Path("s.json").write_text(json.dumps({FORGED: 1}))
+    profile = gzip.decompress((ROOT / "validation/profiler/v100x1_resnet50_rank0.json.gz").read_bytes()).decode()
+    forged = json.dumps(FORGED)[1:-1]
+    for name in ("Tesla V100-SXM2-32GB", "volta_", "ProfilerStep#", "nccl"):
+        assert name in profile, name
+        profile = profile.replace(name, name + forged)
+    Path("k.json").write_text(profile)
+    plan = ("--world-size", "8,16", "--device", "a100", "--details", "--json", "j.json")
+    for words in (
+        ("show", "t.json", "pod.yaml"), ("show", "s.json"), ("predict", "t.json", "--fabric", "pod.yaml"),
+        ("plan", "t.json", "pod.yaml", *plan), ("plan", "t.json", "two.yaml", *plan),
+        ("plan", "t.json", "pod.yaml", *plan, "--samples", "1e6", "--prices", "p.csv"),
+        ("plan", "t.json", "pod.yaml", *plan, "--samples", "1e6", "--prices", "c.csv"),
+        ("predict", "t.json", "--fabric", "r.json"), ("predict", "t.json", "--fabric", "s.json"),
+        ("tune", "t.json", "--fabric", "pod.yaml", "--world-size", "8"), ("import", "kineto", "k.json"),
+    ):  # fmt: skip
+        done = here(*words)
+        said = done.stdout + done.stderr
+        assert not re.search(r"^(fits: [bz]|::error)|[\x1b\u202e\u2028]", said, re.MULTILINE), words

@@ -18,7 +18,7 @@ from ddplab.reference.files.reading import parse_yaml, read_bytes
         ("a: &x 1\nb: *x", "line 2: expected no alias, got \\*x"),
         ("!!bool x", "line 1: expected no tag"),
         ("[" * 600 + "]" * 600, "it is nested too deeply"),
-        ("a: 1\n" * 300_000, "expected at most 1048576 characters of YAML"),
+        ("a: 1\n" * 300_000, "expected at most 65536 characters of YAML"),
     ],
 )
 def test_yaml_that_could_mean_two_things_is_refused(text, message):
@@ -43,7 +43,9 @@ def test_a_gzipped_file_is_read_whole_or_refused(tmp_path_factory, parts, cut):
 
 
 def test_a_file_that_is_too_large_after_decompression_is_refused(tmp_path, monkeypatch):
-    monkeypatch.setattr(reading, "LARGEST_BYTES", 2**20)
     (tmp_path / "bomb.gz").write_bytes(gzip.compress(bytes(2**21)))
-    with pytest.raises(ValueError, match=r"bomb.gz: expected at most 1 MiB of content, got more"):
+    with pytest.raises(ValueError, match=r"bomb.gz: expected at most 50 bytes of content for each of gzip, got more"):
         read_bytes(tmp_path / "bomb.gz")
+    monkeypatch.setattr(reading, "LARGEST_RATIO", 2000)
+    with pytest.raises(ValueError, match=r"bomb.gz: expected at most 1 MiB of content, got more"):
+        read_bytes(tmp_path / "bomb.gz", 2**20)

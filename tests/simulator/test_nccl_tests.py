@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from ddplab.simulator import Fabric
 from ddplab.simulator.fabric.nccl_tests import read_log
 
-from ..nccl_log import nccl_log
+from ..nccl_log import as_csv, as_json, nccl_log, rccl_records
 
 NCCL_LOG = nccl_log(2, {8: 8.65, 1024: 9.25})
 ISAMBARD = {ranks: Path(__file__).parents[2] / f"validation/data/isambard_nccl_{ranks}gpus.log" for ranks in (4, 40)}
@@ -159,33 +159,6 @@ def split(ranks: int, groups: int) -> str:
     return "\n".join([*lines[:at], *listed, *(line for line in lines[at:] if "Rank" not in line)])
 
 
-def as_json(us: dict[int, float], ranks: int) -> str:
-    def timed(size: int, taken: float) -> dict[str, float]:
-        return {"time": taken, "alg_bw": size / taken / 1e3, "bus_bw": size / taken / 1e3 * 2 * (1 - 1 / ranks)}
-
-    return json.dumps({
-        "config": {"devices": [{"rank": rank, "device": rank} for rank in range(ranks)]},
-        "results": [
-            {"size": size, "count": size // 4, "type": "float", "redop": "sum", "root": -1,
-             "out_of_place": {**timed(size, taken), "nwrong": 0.0}, "in_place": {**timed(size, 9.0), "nwrong": None}}
-            for size, taken in us.items()
-        ],
-    })  # fmt: skip
-
-
-def rccl_records(us: dict[int, float], ranks: int, name: str = "AllReduce") -> list[dict[str, object]]:
-    return [
-        {"numCycle": 0, "name": name, "nodes": 1, "ranks": ranks, "ranksPerNode": ranks, "gpusPerRank": 1,
-         "size": size, "type": "float", "redop": "sum", "inPlace": place, "time": taken, "algBw": size / taken / 1e3,
-         "busBw": size / taken / 1e3 * 2 * (1 - 1 / ranks), "wrong": "0"}
-        for size, taken in us.items() for place in (0, 1)
-    ]  # fmt: skip
-
-
-def as_csv(records: list[dict[str, object]]) -> str:
-    return "\n".join(", ".join(map(str, line)) for line in (records[0], *(one.values() for one in records)))
-
-
 @pytest.mark.parametrize(
     ("name", "text"),
     [
@@ -278,8 +251,8 @@ def changed(old: str, new: str) -> str:
             "",
             "reduce_scatter",
         ),
-        ('{"results": [{"size": 8}]}', "", "expected a record of nccl-tests or rccl-tests, got one without 'type'"),
-        ('{"results": [', "", "expected the JSON of nccl-tests or rccl-tests"),
+        ('{"results": [{"size": 8}]}', "", "nccl-tests or rccl-tests: results[0].type: field required"),
+        ('{"results": [', "", "expected JSON or CSV of nccl-tests or rccl-tests: "),
     ],
 )
 def test_a_log_that_cannot_be_read_is_told_in_one_line(tmp_path, text, ranks, message):
