@@ -11,6 +11,7 @@ import contextlib
 import faulthandler
 import gc
 import math
+import os
 import pickle
 import signal
 import tempfile
@@ -27,6 +28,7 @@ import torch
 import torch.distributed as dist
 
 from .errors import CollectiveError, Error, RankError, RankLostError, RanksStillRunningError
+from .ranks.fork_server import claim
 from .ranks.launcher import launched_ranks, open_store
 from .ranks.pool_members import JoinedRank, StartedRank
 from .ranks.rank_process import FAILURE, PROGRESS, Membership, let_gloo_finish
@@ -203,6 +205,7 @@ class RankPool(contextlib.AbstractContextManager["RankPool"]):
         if self._launched is None:
             folder = tempfile.TemporaryDirectory(prefix="ddplab-ranks-", ignore_cleanup_errors=True)
             store: Path | tuple[str, int] = Path(self._resources.enter_context(folder), "store")
+            self._resources.callback(os.close, claim(folder.name))
         else:
             meeting = open_store(self._launched.place)
             self._resources.callback(lambda: meeting)  # keep it open

@@ -5,15 +5,19 @@ uses no GPU, so its forks are as good as new interpreters. Elsewhere every proce
 """
 
 import contextlib
+import fcntl
 import multiprocessing
 import os
+import shutil
 import signal
 import sys
+import tempfile
 import threading
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
-from multiprocessing import forkserver, resource_tracker
+from multiprocessing import forkserver, resource_tracker, util
 from multiprocessing.connection import Connection
+from pathlib import Path
 from typing import TYPE_CHECKING
 from unittest import mock
 
@@ -29,6 +33,8 @@ which a fork could not do again (torch's notes on multiprocessing, "poison fork"
 directory is not imported."""
 OUTPUTS = (1, 2)
 """File descriptors of standard output and standard error."""
+MARK = "ddplab.lock"
+"""Name of the file that marks each temporary folder of a process of ours."""
 _starting = threading.Lock()
 
 
@@ -41,8 +47,28 @@ def start_server(*further_modules: str) -> None:
         return
     with _starting, ctrl_c_blocked():
         multiprocessing.set_forkserver_preload([*IMPORTED, *further_modules])
+        if not Path(folder := util.get_temp_dir(), MARK).exists():  # where its socket lies; a child has its parent's
+            claim(folder)
         with mock.patch.dict(os.environ, IN_SERVER):
             forkserver.ensure_running()
+
+
+def claim(folder: str) -> int:
+    """Mark a temporary folder as in use, until the returned descriptor is closed; remove those of killed processes.
+
+    A killed process leaves its folders, but the system ends its locks.
+    """
+    unnamed = Path(folder, f"{MARK}.new")
+    mark = os.open(unnamed, os.O_CREAT | os.O_WRONLY)
+    fcntl.flock(mark, fcntl.LOCK_EX)
+    unnamed.rename(Path(folder, MARK))  # which other processes see locked
+    for other in Path(tempfile.gettempdir()).glob(f"*/{MARK}"):
+        with contextlib.suppress(OSError):  # in use, or gone
+            if other.lstat().st_uid == os.getuid():
+                with other.open() as left:
+                    fcntl.flock(left, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                    shutil.rmtree(other.parent, ignore_errors=True)
+    return mark
 
 
 def process_context() -> "ForkServerContext | SpawnContext":

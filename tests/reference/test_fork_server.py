@@ -4,7 +4,8 @@ import contextlib
 import os
 import sys
 import tempfile
-from subprocess import run
+from pathlib import Path
+from subprocess import PIPE, Popen, run
 from unittest import mock
 
 from hypothesis import given
@@ -50,3 +51,37 @@ def test_the_server_leaves_the_gpus_to_the_ranks():
     assert (done.returncode, done.stderr) == (0, "")
     with RankPool(1, timeout_s=60) as pool:
         assert pool.run(bodies.surroundings, "PYTORCH_NVML_BASED_CUDA_CHECK")[0][0] is None
+
+
+USES_RANKS = """
+import time
+from ddplab.reference.launch import RankPool
+from tests.reference import launch_bodies
+if __name__ == "__main__":
+    with RankPool(2) as pool:
+        pool.run(launch_bodies.identify)
+        print("ready", flush=True)
+        time.sleep(600)
+"""
+
+
+def test_the_folders_of_a_killed_process_are_removed_at_the_next_start_and_those_of_others_stay(
+    tmp_path, monkeypatch
+):
+    monkeypatch.setenv("TMPDIR", str(tmp_path))
+    (tmp_path / "ranks.py").write_text(USES_RANKS)
+    environment = os.environ | {"PYTHONPATH": str(Path(__file__).parents[2])}
+    command = [sys.executable, tmp_path / "ranks.py"]
+    with contextlib.ExitStack() as stack:
+        living, killed = (stack.enter_context(Popen(command, stdout=PIPE, env=environment)) for _ in range(2))
+        stack.callback(living.kill)
+        stack.callback(killed.kill)
+        assert [process.stdout.readline() for process in (living, killed)] == [b"ready\n"] * 2
+        assert len([*tmp_path.glob("*/ddplab.lock")]) == 4, "the store of each, and the socket of each server"
+        killed.kill()
+        killed.wait()
+        monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+        (tmp_path / "new").mkdir()
+        mark = fork_server.claim(str(tmp_path / "new"))
+        assert len([*tmp_path.glob("*/ddplab.lock")]) == 3
+        os.close(mark)
