@@ -244,6 +244,7 @@ def judge_rung(judge: Judge, subject: LearnerClass, number: int, report: Report)
         return broken
     progress = load_progress(path := Path(subject.path))
     won: Gain = run_alone(judge.ranks.run, gain, subject, number, progress.iteration_ms.get(number - 1))
+    progress = load_progress(path)  # another `learn` may have gone on meanwhile
     ours = f"  ours: {RUNGS[number - 1].lines}"
     report("\n".join(filter(None, [_fitted(f"  {won.sentence}"), won.picture, ours])).rstrip() + "\n")
     times = progress.iteration_ms | ({} if won.plain_ms is None else {number: won.plain_ms})
@@ -282,6 +283,6 @@ def _version(path: Path) -> tuple[int, int] | None:
     """Return time and size of a file; None if there is none."""
     try:
         found = path.stat()
-    except FileNotFoundError:
+    except OSError:  # it vanishes while an editor saves it, or its disk is away
         return None
     return found.st_mtime_ns, found.st_size

@@ -7,7 +7,8 @@ async function modelInFile(file, gpus) {
     const document = JSON.parse(await textOf(file));
     return modelOfTrace(Array.isArray(document?.traceEvents) ? traceOfProfile(document, file.name) : document, gpus);
   } catch (error) {
-    const expected = { SyntaxError: "expected JSON, got something else: ", TypeError: "expected an undamaged trace or profile, got one that cannot be read: " };
+    const damaged = "expected an undamaged trace or profile, got one that cannot be read: ";
+    const expected = { SyntaxError: "expected JSON, got something else: ", TypeError: damaged, RangeError: damaged };
     throw new Error(`${file.name}: ${expected[error.name] ?? ""}${error.message}`);
   }
 }
@@ -15,7 +16,10 @@ async function modelInFile(file, gpus) {
 async function textOf(file) {
   const bytes = new Uint8Array(await file.arrayBuffer());
   if (bytes[0] !== 0x1f || bytes[1] !== 0x8b) return new TextDecoder().decode(bytes);
-  return new Response(new Blob([bytes]).stream().pipeThrough(new DecompressionStream("gzip"))).text();
+  const unpacked = new Blob([bytes]).stream().pipeThrough(new DecompressionStream("gzip"));
+  return new Response(unpacked).text().catch(() => {
+    throw new Error("truncated or corrupt gzip data");
+  });
 }
 
 const FREE = { copy_start_ns: 0, copy_ns_per_byte: 0, launch_ns: 0, stall_ns: 0 };
@@ -69,19 +73,38 @@ function timesOf(iteration, communicates) {
   };
 }
 
+const isMoment = (ns) => Number.isFinite(ns) && Math.abs(ns) < 2 ** 62;
+
 /** Throw an error of one line unless the document is a trace that the page can predict. */
 function requireTrace(trace) {
-  const parameters = trace?.workload?.parameters;
+  const workload = trace?.workload;
+  const parameters = workload?.parameters;
   if (trace?.schema_version !== 1 || !parameters?.length || !trace.ranks?.length) {
     throw new Error(
       "expected a trace as `ddplab record` writes it, or a file of torch's profiler, got " +
         `a document with ${Object.keys(trace ?? {}).slice(0, 4).join(", ") || "no fields"}`,
     );
   }
+  const names = parameters.map(({ name }) => name);
+  const expect = (holds, words) => {
+    if (!holds) throw new Error(`expected ${words}, got others; record or export it again`);
+  };
   const sparse = parameters.find((one) => one.sparse);
   if (sparse) throw new Error(`expected dense gradients, got a sparse one of ${sparse.name}; use \`ddplab predict\``);
+  expect([workload.model, workload.device_name, ...names].every((name) => typeof name === "string"), "names that are text");
+  const sizes = [...parameters, ...(workload.buffers ?? [])].map(({ size_bytes }) => size_bytes);
+  expect(sizes.every((size) => Number.isSafeInteger(size) && size >= 0), "sizes in whole bytes");
+  expect(workload.memory_bytes_per_s == null || workload.memory_bytes_per_s >= 1, "a memory_bytes_per_s of at least 1");
   for (const { rank, iterations } of trace.ranks) {
-    iterations.forEach(({ ready_ns }, number) => {
+    expect(iterations.length, `iterations of rank ${rank}`);
+    iterations.forEach((iteration, number) => {
+      const { ready_ns, forward_start_ns, forward_end_ns, backward_end_ns, end_ns } = iteration;
+      const inOrder = [forward_start_ns, forward_end_ns, backward_end_ns, end_ns];
+      const ascend = inOrder.every((ns, index) => isMoment(ns) && (index === 0 || ns >= inOrder[index - 1]));
+      expect(ascend, `moments of rank ${rank}, iteration ${number}, in order`);
+      expect(ready_ns.length === names.length, `a ready_ns for each of ${names.length} parameters`);
+      const wrong = ready_ns.find((ns) => ns != null && !(isMoment(ns) && ns >= forward_end_ns && ns <= backward_end_ns));
+      expect(wrong === undefined, `each ready_ns within the backward pass`);
       const unused = parameters.find((_, index) => ready_ns[index] == null);
       const where = `rank ${rank}, iteration ${number}`;
       if (unused) throw new Error(`${where}: ${unused.name} got no gradient; use \`ddplab predict\` for unused parameters`);

@@ -126,6 +126,8 @@ function openPage(body, data) {
     view.fileError.style = `left: ${Math.max(8, left)}px; top: ${Math.max(44, top)}px`;
   }
 
+  view.fileError.addEventListener("click", () => complain("")); // it may cover a control
+
   async function open(file, place) {
     complain(`Reading ${file.name}…`, place);
     try {

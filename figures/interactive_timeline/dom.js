@@ -24,8 +24,12 @@ function setAttributes(element, attributes) {
   }
 }
 
+const NOT_SHOWN = /[\0-\x08\x0b-\x1f\x7f-\x9f\u2028-\u202e\u2066-\u2069]/g;
+
+/** Show words; characters that control the direction of text, which names may contain, are escaped. */
 function setText(element, words) {
-  if (element.textContent !== words) element.textContent = words;
+  const shown = String(words).replace(NOT_SHOWN, (one) => `\\u${one.charCodeAt(0).toString(16).padStart(4, "0")}`);
+  if (element.textContent !== shown) element.textContent = shown;
 }
 
 function setValue(input, value, words) {

@@ -5,6 +5,7 @@ from functools import lru_cache
 from typing import Any
 
 from ddplab.reference.bucketing import Order
+from ddplab.reference.files.reading import in_one_line
 from ddplab.reference.trace import Trace
 from ddplab.simulator.fabric import Fabric
 from ddplab.simulator.predicted_iteration import Prediction
@@ -64,7 +65,7 @@ class InteractiveTimeline(anywidget.AnyWidget):
     ) -> None:
         start = Start(bucket_cap_mb, gbit_per_s, world_size, order)
         self._iteration = InteractiveIteration(
-            trace, fabric, title=title or trace.workload.model, choices=choices, start=start
+            trace, fabric, title=in_one_line(title or trace.workload.model), choices=choices, start=start
         )
         self._answered = lru_cache(maxsize=2)(self._answer)  # the start layout is in every question
         first = self._iteration.first_question

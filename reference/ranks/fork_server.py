@@ -47,8 +47,8 @@ def start_server(*further_modules: str) -> None:
         return
     with _starting, ctrl_c_blocked():
         multiprocessing.set_forkserver_preload([*IMPORTED, *further_modules])
-        if not Path(folder := util.get_temp_dir(), MARK).exists():  # where its socket lies; a child has its parent's
-            claim(folder)
+        if multiprocessing.current_process()._config.get("tempdir") is None:  # type: ignore[attr-defined]
+            claim(util.get_temp_dir())  # where its socket lies; one that is there may be that of a parent
         with mock.patch.dict(os.environ, IN_SERVER):
             forkserver.ensure_running()
 

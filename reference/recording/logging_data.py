@@ -63,7 +63,8 @@ class LoggingData(Observer):
         self.sample_rate = SAMPLE_RATE
         self.iteration = 0
         self._torchs: tuple[Any, ...] = ()  # a logger of torch's, and the reducer of torch's that it refers to
-        self._clock = clock or clock_of(device, time.time_ns)
+        epoch_ns = time.time_ns() - time.perf_counter_ns()  # durations must not see that the time is set
+        self._clock = clock or clock_of(device, lambda: time.perf_counter_ns() + epoch_ns)
         self._number = 0  # of the iteration that is being timed
         self._averaged = False  # whether the reducer has waited for one of its buckets
         self._readings: dict[str, Reading] = {}

@@ -2,8 +2,9 @@
 
 import itertools
 import json
+import operator
 import re
-from functools import cache
+from functools import cache, reduce
 from io import BytesIO
 from pathlib import Path
 
@@ -537,6 +538,45 @@ UNREADABLE = {
     ),
 }
 """What the page says about the content of a file."""
+
+
+DAMAGED = {
+    "workload.model": [None, 5, {}],
+    "workload.parameters.0.name": [None, {}],
+    "workload.parameters.0.size_bytes": [None, "4", -4, 1.5, [4], 1e300],
+    "workload.memory_bytes_per_s": ["fast", -1, 1e-300],
+    "ranks.0.iterations": [[], None, {}],
+    "ranks.0.iterations.0.ready_ns": [None, [], [2, 3, 3], ["2", "3"], [1e300, 3], [0, 3]],
+    "ranks.0.iterations.0.end_ns": [None, "z", -1e12, 1e300],
+    "ranks.0.iterations.0.forward_start_ns": [None, "0", 2],
+}
+"""Values that no trace has, by their place."""
+
+
+def test_a_damaged_trace_is_refused_and_no_answer_is_shown(functions):
+    whole = trace_of([[iteration(1, (3, 2), 4, 1)]], [4, 4]).model_dump_json()
+    ask = "trace => { try { window.modelOf(trace); return ''; } catch (error) { return error.message; } }"
+    assert functions.evaluate(ask, json.loads(whole)) == ""
+    for place, values in DAMAGED.items():
+        *path, last = (int(part) if part.isdecimal() else part for part in place.split("."))
+        for value in values:
+            document = json.loads(whole)
+            reduce(operator.getitem, path, document)[last] = value
+            assert functions.evaluate(ask, document), (place, value)
+
+
+def test_a_name_cannot_reverse_what_stands_beside_it(opened, tmp_path):
+    trace = with_workload(trace_of([[iteration(1, (3, 2), 4, 1)]], [4, 4]), device_name="A100 80GB")
+    document = json.loads(trace.model_dump_json())
+    document["workload"] |= {"device_name": "A100 80GB\u202e", "model": "<img src=x onerror=alert(1)>\u202e"}
+    (tmp_path / "forged.json").write_text(json.dumps(document))
+    page = opened()
+    drop(page, tmp_path / "forged.json", 300, 300)
+    page.locator("dialog.forecast").wait_for()
+    said = page.locator("body").inner_text()
+    assert "\\u202e" in said
+    assert "\u202e" not in said
+    assert page.locator("img").count() == 0
 
 
 def test_a_file_that_cannot_be_read_is_named_in_one_line(opened, tmp_path):

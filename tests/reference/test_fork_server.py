@@ -85,3 +85,17 @@ def test_the_folders_of_a_killed_process_are_removed_at_the_next_start_and_those
         mark = fork_server.claim(str(tmp_path / "new"))
         assert len([*tmp_path.glob("*/ddplab.lock")]) == 3
         os.close(mark)
+
+
+def test_a_folder_that_was_there_is_not_claimed(tmp_path):
+    """A process of multiprocessing has the folder of its parent, which lives on when it ends."""
+    code = f"""
+import tempfile
+tempfile.tempdir = {str(tmp_path)!r}
+from multiprocessing import util
+folder = util.get_temp_dir()
+from ddplab.reference.ranks.fork_server import start_server
+start_server()
+"""
+    run([sys.executable, "-c", code], check=True, timeout=60)
+    assert not [*tmp_path.glob("*/ddplab.lock")]
