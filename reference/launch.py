@@ -31,7 +31,7 @@ from .errors import CollectiveError, Error, RankError, RankLostError, RanksStill
 from .ranks.fork_server import claim
 from .ranks.launcher import launched_ranks, open_store
 from .ranks.pool_members import JoinedRank, StartedRank
-from .ranks.rank_process import FAILURE, PROGRESS, Membership, let_gloo_finish
+from .ranks.rank_process import FAILURE, PROGRESS, Membership, let_gloo_finish, received
 from .ranks.rank_process import rank_device as rank_device
 from .ranks.rank_process import report_progress as report_progress
 from .ranks.rank_process import spans_nodes as spans_nodes
@@ -124,6 +124,8 @@ class RankPool(contextlib.AbstractContextManager["RankPool"]):
         new_interpreters: How many of the ranks, from the first, are new interpreters with hash seeds of their own, as
             under torchrun, so that they order sets differently. Forks share hashes and addresses, and start faster.
 
+        only_data: Whether ranks may return nothing but data, because they run code that is not to be trusted.
+
     Raises:
         ValueError: The launcher has started fewer ranks.
     """
@@ -135,6 +137,7 @@ class RankPool(contextlib.AbstractContextManager["RankPool"]):
     pinned: bool = False
     device: str | None = None
     new_interpreters: int = 0
+    only_data: bool = False
 
     def __post_init__(self) -> None:
         if self.world_size < 1:
@@ -280,7 +283,9 @@ class RankPool(contextlib.AbstractContextManager["RankPool"]):
         """The message of a rank; if it was lost, an error with what the others report, unless that is known."""
         member = self._ranks[rank]
         try:
-            kind, value = pickle.loads(member.connection.recv_bytes())
+            kind, value = received(member.connection.recv_bytes(), only_data=self.only_data)
+        except (pickle.UnpicklingError, ValueError, TypeError, BlockingIOError) as error:
+            raise RankLostError(rank, f"{self.name(rank)} sent what is no result: {error}") from None
         except (EOFError, ConnectionResetError):
             status = member.exit_status()
             code = "" if status is None else f" (exit code {status})"
@@ -317,6 +322,6 @@ class RankPool(contextlib.AbstractContextManager["RankPool"]):
             for rank in answered:
                 others.remove(rank)
                 try:
-                    yield rank, pickle.loads(self._ranks[rank].connection.recv_bytes())
-                except (EOFError, ConnectionError, pickle.UnpicklingError):
+                    yield rank, received(self._ranks[rank].connection.recv_bytes(), only_data=self.only_data)
+                except (EOFError, OSError, pickle.UnpicklingError):
                     yield rank, None

@@ -61,6 +61,7 @@ def records() -> Iterator[str]:
     yield json.dumps([RECORD | {"ranks": 100_000 + number % 2} for number in range(300)])
     for devices in (5, [5], [[]], [{}], [{"rank": "x"}], [{"rank": 10**30}], "x", {}, [None]):
         yield json.dumps({"config": {"devices": devices}, "results": [{"out_of_place": {}}]})
+    yield '{"busBw":0,"results":[' + times("{},") + "{}]}"
     yield json.dumps({"config": 5, "results": [5]})
     header = ", ".join(RECORD)
     yield from (f"numCycle, {header}\n0, {row}\n" for row in ('"', "\r", ",,,", 'x"y', times(","), times('"\n')))
@@ -103,10 +104,17 @@ def mappings() -> Iterator[str]:
     yield "levels:\n" + "".join(f"  l{number}: {{}}\n" for number in range(SIZE // 9))
     yield "must-pass: [" + times("x,") + "]"
     yield "levels: {a: {members: " + "9" * SIZE + "}}"
+    inner = "".join(
+        f"  l{n}: {{of: l{n - 1}, members: 1000000, latency_us: 1, gb_per_s: 1}}\n" for n in range(1, 900)
+    )
+    yield "levels:\n  l0: {members: 8, latency_us: 1, gb_per_s: 1}\n" + inner
+    yield from ("source: !a%0Addplab:forged x", '"a\\nb": 1\n"a\\nb": 2')
 
 
 def tables() -> Iterator[str]:
-    """Lists of prices that are wrong."""
+    """Lists of prices, and results of rccl-tests, that are wrong."""
+    for first in (PRICES.strip(), "numCycle"):
+        yield f"{first}{times(',x', SIZE // 2)}\n{times('x' + chr(10), SIZE // 2)}"
     rows = (
         '"',
         'x"y,1,USD,s,2026-11-28',

@@ -78,15 +78,16 @@ def conform(
     ranks = world_size or world_size_or(3)
     check_possible(ranks, device)
     expectations = {} if expect is None else read_expectations(expect, list(CHECKS))
-    pool = RankPool(ranks, backend=backend, device=device or ("cuda" if backend == "nccl" else None))
+    where = device or ("cuda" if backend == "nccl" else None)
+    pool = RankPool(ranks, backend=backend, device=where, only_data=True)
     report = ConformanceReport(subject=name, needs_schedules=save_schedule is not None)
     try:
         with pool, bench_on(pool, name, FULL if full else QUICK, other) as bench:
             report.schedules = bench.schedules
             for result in run_checks(bench, checks, {"baseline": "must-pass", **expectations}):
                 report.results.append(result)
-                told = f"{': ' if result.message else ''}{result.message}"
-                print(f"{result.outcome:13}  {result.check}{told}", flush=True)
+                told = f"{result.check}: {result.message}" if result.message else result.check
+                print(f"{result.outcome:13}  {told}".replace("\n", "\n  "), flush=True)  # no line of it stands alone
                 if stop and result.problem:
                     break
     except BaseException as error:

@@ -207,5 +207,6 @@ def main() -> None:
 
 
 def _end(line: str, status: int) -> NoReturn:
-    print(f"ddplab: {printable(line)}", file=sys.stderr)
+    shown = printable(line).replace("\n", "\n  ")  # names of files, too, cannot forge a line
+    print(f"ddplab: {shown}", file=sys.stderr)
     sys.exit(status)

@@ -223,6 +223,8 @@ def _on_rank_0(function: Callable[..., Any], rank: int, _world_size: int, *argum
     try:
         return function(*arguments, **keywords), None
     except (NotSupportedError, RankError, ValueError) as error:
+        if not type(error).__module__.startswith("ddplab."):
+            error = ValueError(str(error)).with_traceback(error.__traceback__)
         error.add_note(traceback.format_exc())  # traceback and cause are lost on the way to another process
         return None, error
 

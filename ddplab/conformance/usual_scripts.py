@@ -187,7 +187,9 @@ def check_interpreters(bench: Bench) -> None:
         _train_separately(bench)
         return
     size = WORLD_SIZE if bench.pool.backend == "gloo" else bench.world_size
-    with RankPool(size, backend=bench.pool.backend, device=bench.device, new_interpreters=NEW) as pool:
+    with RankPool(
+        size, backend=bench.pool.backend, device=bench.device, new_interpreters=NEW, only_data=True
+    ) as pool:
         try:
             pool.run(methods_of, bench.subject, timeout_s=IMPORT_TIMEOUT_S)
             _train_separately(Bench(bench.subject, pool, bench.effort))

@@ -95,7 +95,7 @@ class Judge(AbstractContextManager["Judge"]):
     """
 
     def __init__(self, ranks: RankPool | None = None) -> None:
-        self.ranks = ranks or RankPool(WORLD_SIZE, timeout_s=60.0, new_interpreters=WORLD_SIZE - 1)
+        self.ranks = ranks or RankPool(WORLD_SIZE, timeout_s=60.0, new_interpreters=WORLD_SIZE - 1, only_data=True)
 
     def __exit__(self, *_error: object) -> None:
         self.ranks.close()

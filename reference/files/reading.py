@@ -160,7 +160,7 @@ def parse_yaml(text: str) -> Any:
             if isinstance(event, yaml.AliasEvent):
                 raise ValueError(f"{where}: expected no alias, got *{event.anchor}; write the value again")
             if tag := getattr(event, "tag", None):
-                raise ValueError(f"{where}: expected no tag, got {tag}")
+                raise ValueError(f"{where}: expected no tag, got {in_one_line(tag)}")
         return yaml.load(text, _CoreLoader)  # a subclass of SafeLoader
     except RecursionError:
         raise ValueError("it is nested too deeply") from None
@@ -256,7 +256,7 @@ class _CoreLoader(yaml.SafeLoader):
             if not isinstance(key, Hashable):
                 break  # which is refused below
             if key in seen:  # `4` and `+4` too
-                problem = f"{key} occurs twice"
+                problem = f"{in_one_line(str(key))} occurs twice"
                 raise yaml.constructor.ConstructorError(problem=problem, problem_mark=key_node.start_mark)
             seen.add(key)
         return super().construct_mapping(node, deep)

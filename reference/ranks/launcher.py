@@ -35,6 +35,7 @@ Result = TypeVar("Result")
 
 MEETING_S = 300.0
 """How long processes wait for each other at the start; those of slow file systems import torch for minutes."""
+PAUSE_S = 0.1
 GREETING_S, LONGEST_GREETING = 10.0, 4096
 """How long a connection may take to say who it is, and the most bytes in which it may."""
 LATE_S = 10.0
@@ -193,8 +194,10 @@ class LaunchedRanks(contextlib.AbstractContextManager["LaunchedRanks"]):
     def _accept(self) -> None:
         """Accept two connections of each process: one to wait for the program's end on, one for messages."""
         while not self._closed or len(self._ranks) < self.place.world_size:
-            with contextlib.suppress(OSError):  # a connection that was lost at once
+            try:
                 threading.Thread(target=self._greet, args=(self._listener.accept(),), daemon=True).start()
+            except OSError:  # a connection was lost at once, or there are too many
+                time.sleep(PAUSE_S)
 
     def _greet(self, connection: Connection) -> None:
         """Admit a process that knows the key; close any other connection, such as one that says nothing."""

@@ -5,6 +5,8 @@ import multiprocessing
 import os
 import pickle
 import signal
+import socket
+import struct
 import threading
 import time
 from multiprocessing.connection import Connection, wait
@@ -21,6 +23,8 @@ TAIL_LINES, TAIL_COLUMNS, TAIL_BYTES = 40, 200, 2**14
 """How much of the end of a rank's standard error a `RankError` shows, and how much of it is kept."""
 TAIL_TIMEOUT_S = 1.0
 """How long to wait for the end of a rank's standard error, which its own child processes may hold open."""
+MESSAGE_S = 10
+"""How long to wait for each further piece of a message, in seconds."""
 LEAVE_S = 10.0
 """How long to wait until a launcher's rank has left a pool. After a failure, what it waits for must fail first."""
 
@@ -41,6 +45,8 @@ class StartedRank:
         surroundings.close()
         for pipe in theirs:
             pipe.close()  # so that it ends when the process exits
+        with socket.socket(fileno=os.dup(self.connection.fileno())) as end:  # a message that stops midway
+            end.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, struct.pack("ll", MESSAGE_S, 0))
         self.standard_error = StandardError(errors)
 
     def let_leave(self) -> None:

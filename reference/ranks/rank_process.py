@@ -3,6 +3,7 @@
 The process was forked for the pool (`serve`), or a launcher has started it (`join`).
 """
 
+import builtins
 import contextlib
 import copyreg
 import faulthandler
@@ -18,7 +19,8 @@ import sys
 import threading
 import time
 import traceback
-from collections.abc import Sequence
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import is_dataclass
 from datetime import timedelta
 from functools import partial
 from multiprocessing.connection import Connection
@@ -28,6 +30,7 @@ from typing import Any, NamedTuple
 import torch
 import torch.distributed as dist
 import torch.distributed.nn.functional  # before any process group exists, as its default arguments hold the group
+from pydantic import BaseModel
 from torch import Tensor
 from torch._C._distributed_c10d import FileStore, TCPStore
 
@@ -43,6 +46,20 @@ FINISH_PAUSE_S, FINISH_TIMEOUT_S = 0.01, 2.0
 """How often and how long to look whether Gloo's threads have freed the last collectives."""
 LOST_PEER = re.compile("gloo/transport|remote process")
 """In the error of a rank whose connection to another was lost, with Gloo and with NCCL."""
+_NUMPY = {"_reconstruct", "_frombuffer", "scalar"}
+DATA: Mapping[str, Collection[str]] = {
+    "builtins": {"set", "frozenset", "complex", "bytearray", "slice", "range"}
+    | {name for name, one in vars(builtins).items() if isinstance(one, type) and issubclass(one, BaseException)},
+    "collections": {"OrderedDict", "deque", "Counter"},
+    "numpy": {"ndarray", "dtype"},
+    **{f"numpy.{core}.{part}": _NUMPY for core in ("core", "_core") for part in ("multiarray", "numeric")},
+    __name__: {"tensor_of"},
+    "torch": {"Size", "device", "sparse_coo", *(n for n, one in vars(torch).items() if isinstance(one, torch.dtype))},
+    "torch._utils": {"_rebuild_tensor_v2", "_rebuild_parameter", "_rebuild_sparse_tensor"},
+    "torch.serialization": {"_get_layout"},
+}
+"""What may be in data, by module."""
+HOLD_VALUES = (BaseException, tuple, BaseModel)
 _pool: "tuple[Connection, Membership] | None" = None  # in a rank's process: the pipe to its pool, and its place there
 
 
@@ -132,11 +149,11 @@ def _run_bodies(connection: Connection, own: Membership) -> None:
                     torch.cuda.set_device(own.local_rank % torch.cuda.device_count())
                 _meet(own)
             _send(connection, RESULT, body(own.rank, own.world_size, *args))
-        except Exception as error:  # noqa: BLE001 - any error of the body, or a result that cannot be pickled
+        except BaseException as error:  # noqa: BLE001 - also an exit, and a result that cannot be pickled
             _send(connection, FAILURE, _failure(own.rank, error))
 
 
-def _failure(rank: int, error: Exception) -> Error:
+def _failure(rank: int, error: BaseException) -> Error:
     """Return what a rank reports of an error: an `Error` of ours that is no `RankError` needs no traceback."""
     if isinstance(error, Error) and not isinstance(error, RankError):
         return error
@@ -178,13 +195,38 @@ def _send(connection: Connection, kind: int, value: Any) -> None:
     connection.send_bytes(message.getbuffer())
 
 
+def received(message: bytes, *, only_data: bool) -> Any:
+    """Return what a rank has sent; with `only_data`, nothing in it runs code here, as anything in a pickle could."""
+    return (_Data if only_data else pickle.Unpickler)(io.BytesIO(message)).load()
+
+
+class _Data(pickle.Unpickler):
+    """Refuses all but arrays, tensors, containers, errors, and classes of ddplab that hold values."""
+
+    def find_class(self, module: str, name: str) -> Any:
+        if (module, name) == ("torch.storage", "_load_from_bytes"):
+            return lambda data: torch.load(io.BytesIO(data), weights_only=True)
+        if name in DATA.get(module, ()):
+            return super().find_class(module, name)
+        if module.startswith("ddplab.") and "." not in name:
+            found = super().find_class(module, name)
+            if isinstance(found, type) and (is_dataclass(found) or issubclass(found, HOLD_VALUES)):
+                return found
+        raise pickle.UnpicklingError(f"{module}.{name} is no data")
+
+
+def tensor_of(array: Any) -> Tensor:
+    """Return a tensor in the memory of an array."""
+    return torch.from_numpy(array)
+
+
 def _reduced(tensor: Tensor) -> Any:
     """Return how to pickle a tensor: as an array, if it can be one, in a thirtieth of the time of torch's way."""
     with contextlib.suppress(
         RuntimeError, TypeError
     ):  # sparse, differentiable, on a GPU, of a dtype that NumPy lacks
         if tensor.is_contiguous() and not vars(tensor):
-            return torch.from_numpy, (tensor.numpy(),)
+            return tensor_of, (tensor.numpy(),)
     return tensor.__reduce_ex__(pickle.HIGHEST_PROTOCOL)
 
 

@@ -186,7 +186,8 @@ def read_prices(path: str | os.PathLike[str]) -> list[Price]:
     lines = [line for line in read_text(path).splitlines() if line.strip() and not line.startswith("#")]
     reader = csv.DictReader(StringIO("\n".join(lines)), restkey="more")
     try:
-        columns, rows = tuple(reader.fieldnames or ()), list(reader)
+        columns = tuple(reader.fieldnames or ())
+        rows = list(reader) if columns == COLUMNS else []
     except csv.Error as error:
         raise ValueError(f"{path}: expected CSV, got {error}") from None
     if columns != COLUMNS:

@@ -24,6 +24,9 @@ Sizes = NDArray[Any]
 """Message sizes in bytes, whole numbers; as floats they may be larger than 64 bits hold."""
 
 
+MOST_FITTED = 200
+
+
 class CostCurve(Protocol):
     """The cost of a collective at one world size."""
 
@@ -146,8 +149,12 @@ def segments(table: Table, noise: float = NOISE) -> tuple[Segment, ...]:
     """Fit segments that minimise the squared error relative to `noise` plus a penalty per segment.
 
     The penalty is that of the Bayesian information criterion (Schwarz 1978) for the three parameters of a segment.
-    The optimum is found by dynamic programming over the breakpoints (Bellman 1961).
+    The optimum is found by dynamic programming over the breakpoints (Bellman 1961). Of a table with more than
+    `MOST_FITTED` sizes, so many are fitted.
     """
+    if len(table.ns) > MOST_FITTED:
+        kept = np.linspace(0, len(table.ns) - 1, MOST_FITTED).astype(int)
+        table = Table(table.sizes_bytes[kept], table.ns[kept])
     count = len(table.ns)
     penalty = 3 * float(np.log(max(count, 2))) * noise**2
     best: list[tuple[float, tuple[Segment, ...]]] = [(0.0, ())]

@@ -21,9 +21,9 @@ from io import StringIO
 from math import ceil, floor, inf
 from typing import Annotated, Any, NamedTuple
 
-from pydantic import AliasChoices, AliasPath, BaseModel, Field
+from pydantic import AliasChoices, AliasPath, Field
 
-from ...reference.files.reading import one_line_errors, parse_json, read_text
+from ...reference.files.reading import Schema, one_line_errors, parse_json, read_text
 from ...reference.files.value_ranges import MILLION, Rank, WorldSize
 from .algorithms import sent_share
 from .measured_tables import ranks_and_log
@@ -36,9 +36,10 @@ TYPE_BYTES = {
 }
 """Element size by the type name that nccl-tests prints; the size of rows of other types is not checked."""
 REDOPS = "sum|prod|max|min|avg|mulsum|none"
+MOST_COLUMNS = 100
 DECIMAL = r"\d{1,15}(?:\.\d{1,15})?(?:e\+\d{1,2})?"
 
-SAYS_SOMETHING = re.compile(r"\d|\b(?:Rank|Pid|starting|size)\b|\.{3}|\u2026")
+SAYS_SOMETHING = re.compile(r"\d\s+-?\d|\b(?:Rank|Pid|nGpus|starting|size)\b|\.{3}|\u2026")
 """In every line that is read."""
 STARTS = re.compile(r"\bnThread:? \d+ nGpus\b")
 """The first line of a run."""
@@ -66,17 +67,17 @@ NUMBER = re.compile(r"-?\d+(\.\d+)?")
 ADVICE = "give the whole output of all_reduce_perf"
 
 
-class ListedRank(BaseModel):
+class ListedRank(Schema, extra="ignore", strict=False):
     """A rank in the JSON of nccl-tests."""
 
     rank: Rank
     group: Rank = 0
 
 
-class Config(BaseModel):
+class Config(Schema, extra="ignore", strict=False):
     """The part of the JSON of nccl-tests that says where it ran."""
 
-    devices: list[ListedRank] = []
+    devices: tuple[ListedRank, ...] = ()
 
 
 Microseconds = Annotated[float, Field(ge=0, lt=1e12, allow_inf_nan=False)]
@@ -89,7 +90,7 @@ def timed(*names: str) -> Any:
     return Field(validation_alias=AliasChoices(*paths))
 
 
-class Record(BaseModel):
+class Record(Schema, extra="ignore", strict=False):
     """A row of times in JSON of nccl-tests, or in JSON or CSV of rccl-tests."""
 
     name: str = ""
@@ -108,11 +109,11 @@ class Record(BaseModel):
     )
 
 
-class Results(BaseModel):
+class Results(Schema, extra="ignore", strict=False):
     """JSON of nccl-tests; that of rccl-tests has the results alone."""
 
     config: Config = Config()
-    results: list[Record] = []
+    results: tuple[Record, ...] = ()
 
 
 class LogRow(NamedTuple):
@@ -227,7 +228,10 @@ def _lines(text: str) -> Iterator[str]:
         if re.match(r"\s*(\{|\[\s*\{)", text):
             document = parse_json(text)
         elif re.match(r"\s*numCycle\b", text):
-            document = list(csv.DictReader(StringIO(text.strip()), restkey="more", skipinitialspace=True))
+            rows = csv.DictReader(StringIO(text.strip()), restkey="more", skipinitialspace=True)
+            if len(rows.fieldnames or ()) > MOST_COLUMNS:
+                raise ValueError(f"expected at most {MOST_COLUMNS} columns, got {len(rows.fieldnames or ())}")
+            document = list(rows)
         else:
             yield from text.split("\n")
             return

@@ -61,7 +61,7 @@ class Level(Schema):
 class Topology(Schema, strict=False):
     """Levels of links, innermost first: the first level joins ranks, each further one groups of the previous."""
 
-    levels: tuple[Level, ...] = Field(min_length=1)
+    levels: tuple[Level, ...] = Field(min_length=1, max_length=16)
     """levels of links, innermost first, no unit; from the machine's data sheet"""
     source: str = ""
 
@@ -165,7 +165,7 @@ class TopologyFile(Schema):
 
     source: str = ""
     """where the figures come from, such as a data sheet's title, no unit; written by the user"""
-    levels: dict[str, LevelEntry] = Field(min_length=1)
+    levels: dict[str, LevelEntry] = Field(min_length=1, max_length=16)
     """levels by name, in any order, no unit; from the machine's plan"""
     in_network: list[str] = Field(default=[])
     """names of levels whose switches reduce (SHARP, NVLS), no unit; from the switch's data sheet"""

@@ -187,6 +187,11 @@ def _within(items: Sequence[Item], first_ns: int, last_ns: int, moment: Moment) 
     return items[bisect_left(items, first_ns, key=moment) : bisect_right(items, last_ns, key=moment)]
 
 
+def _begun(operations: Sequence[HostOperation], window: "Window") -> Sequence[HostOperation]:
+    """Return those that begin in a step; the operations are in the order of their starts."""
+    return _within(operations, window.start_ns, window.next_ns - 1, START)
+
+
 def _latest(items: Sequence[Item], moment_ns: int, moment: Moment) -> Item | None:
     """Return the last item at `moment_ns` or before; the items are in the order of their moments."""
     place = bisect_right(items, moment_ns, key=moment)
@@ -207,10 +212,11 @@ class _Reader:
         self._packing = frozenset(self._launched_inside(file.by_name.get(PACK, [])))
         self._producing = grouped((one for one in computing if one not in self._packing), THREAD)
         self._nodes = [one.start_ns for one in file.operations if one.name.startswith((NODE, ACCUMULATE))]
-        self._optimizers = [name for name in file.by_name if name.startswith(OPTIMIZER)]
+        self._optimizers = [one for one in file.operations if one.name.startswith(OPTIMIZER)]
         kinds = {name: match[1] for name in file.by_name if (match := COLLECTIVE.match(name))}
-        self._all_reduce_runs = [name for name, kind in kinds.items() if ALL_REDUCE.match(kind)]
-        self._other_collectives = {name: kind for name, kind in kinds.items() if not ALL_REDUCE.match(kind)}
+        self._all_reduce_runs = [one for one in file.operations if ALL_REDUCE.match(kinds.get(one.name, ""))]
+        self._other_kinds = {name: kind for name, kind in kinds.items() if not ALL_REDUCE.match(kind)}
+        self._other_collectives = [one for one in file.operations if one.name in self._other_kinds]
 
     def steps(self, windows: Sequence[Window]) -> Iterator[ProfiledStep | None]:
         """Read the step in each of these windows; None: no gradient was accumulated in it.
@@ -249,7 +255,7 @@ class _Reader:
         gradients = [one._replace(ready_ns=max(one.ready_ns, backward_start_ns)) for one in gradients]
         last_ready_ns = max(one.ready_ns for one in gradients)
         waits = self._waits_for_host(start_ns, window)
-        others = ((kind, len(self._named(window, name))) for name, kind in self._other_collectives.items())
+        others = Counter(self._other_kinds[one.name] for one in _begun(self._other_collectives, window))
         return ProfiledStep(
             name=window.name,
             on_gpu=self._on_gpu,
@@ -258,7 +264,7 @@ class _Reader:
             backward_start_ns=backward_start_ns,
             gradients=tuple(gradients),
             all_reduces=tuple(self._all_reduces(window, gradients)),
-            other_collectives={kind: count for kind, count in others if count},
+            other_collectives=others,
             copies=tuple(self._copies(window)),
             optimizer=self._optimizer(window),
             end_ns=end_ns,
@@ -288,7 +294,7 @@ class _Reader:
 
         Gradients of several passes come in blocks of equal shapes.
         """
-        threads = {one.thread for one in self._named(window, *self._optimizers)}
+        threads = {one.thread for one in _begun(self._optimizers, window)}
         first, last = gradients[0].hooks.start_ns, gradients[-1].hooks.start_ns
         done_ns, edges = first, list[int]()
         for one in _within(self._file.operations, first, last - 1, START):
@@ -309,7 +315,7 @@ class _Reader:
         accumulated = [one.hooks.start_ns for one in gradients]
         hooks_of = grouped((one.hooks for one in gradients), THREAD)
         calls = self._named(window, *ALL_REDUCE_CALLS)
-        runs = self._named(window, *self._all_reduce_runs)
+        runs = _begun(self._all_reduce_runs, window)
         described = self._named(window, COLLECTIVE_CALL)
         calls, runs = (sorted(some, key=START) for some in (calls or runs, runs or calls))
         for call, run in zip(calls, _paired(calls, runs), strict=True):
@@ -336,7 +342,7 @@ class _Reader:
             yield Copy(*_extent(ran or [call]), sizes[0] if sizes else size_bytes)
 
     def _optimizer(self, window: Window) -> Span | None:
-        calls = self._named(window, *self._optimizers)
+        calls = _begun(self._optimizers, window)
         on_stream = [one for one in self._launched_inside(calls) if one.stream == self._stream]
         ran = on_stream if self._on_gpu else calls
         return _extent(ran) if ran else None
@@ -355,7 +361,7 @@ class _Reader:
     def _named(self, window: Window, *names: str) -> list[HostOperation]:
         """Return the operations of these names that begin in a step, name by name."""
         found = (self._file.by_name.get(name, ()) for name in names)
-        return [one for some in found for one in _within(some, window.start_ns, window.next_ns - 1, START)]
+        return [one for some in found for one in _begun(some, window)]
 
     def _launched_inside(self, operations: Iterable[HostOperation]) -> list[Activity]:
         """Return what the threads of these operations launched inside them."""

@@ -50,11 +50,29 @@ def test_the_command_runs_the_named_checks_and_compares_them_with_expectations(c
     assert (suite.get("name"), suite.get("failures"), suite.get("skipped")) == (name, "0", "3")
 
 
+SENDS_CODE = """
+class Code:
+    def __reduce__(self):
+        return exec, ("import os; os._exit(0)",)
+import ddplab.reference.ranks.rank_process as here
+here._send(here._pool[0], here.RESULT, Code())
+"""
+STOPS_MIDWAY = """
+import os, struct, time
+import ddplab.reference.ranks.rank_process as here
+os.write(here._pool[0].fileno(), struct.pack("!i", 1000) + b"x")
+time.sleep(600)
+"""
+
+
 @pytest.mark.parametrize(
     ("code", "says"),
     [
         ("import sys; sys.exit(0)", "it raised SystemExit: 0 (.*, line 1) .*; put what it runs under `if __name__"),
         ("import os; os._exit(0)", "expected an importable module; rank 0 exited without reporting an error"),
+        ("raise KeyboardInterrupt", "expected an importable module; rank 0 failed: KeyboardInterrupt"),
+        (SENDS_CODE, "expected an importable module; rank 0 sent what is no result: builtins.exec is no data"),
+        (STOPS_MIDWAY, "expected an importable module; rank 0 sent what is no result: .Errno 11. "),
         ("1 / 0", "it raised ZeroDivisionError: division by zero (.*, line 1) when it was imported"),
     ],
 )
