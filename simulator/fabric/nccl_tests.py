@@ -80,7 +80,7 @@ class Config(Schema, extra="ignore", strict=False):
     devices: tuple[ListedRank, ...] = ()
 
 
-Microseconds = Annotated[float, Field(ge=0, lt=1e12, allow_inf_nan=False)]
+Measured = Annotated[float, Field(ge=0, lt=1e12, allow_inf_nan=False)]
 Whole = Annotated[int, Field(ge=0, lt=10**18)]
 
 
@@ -101,9 +101,9 @@ class Record(Schema, extra="ignore", strict=False):
     redop: str = Field(pattern=f"^({REDOPS})$")
     root: int = Field(default=-1, ge=-1, le=MILLION)
     in_place: int = Field(default=0, validation_alias="inPlace")
-    time: Microseconds = timed("time", "cpu_time")
-    algbw: Microseconds = timed("alg_bw", "algBw")
-    busbw: Microseconds = timed("bus_bw", "busBw")
+    time: Measured = timed("time", "cpu_time")
+    algbw: Measured = timed("alg_bw", "algBw")
+    busbw: Measured = timed("bus_bw", "busBw")
     wrong: float | str | None = Field(
         None, validation_alias=AliasChoices(AliasPath("out_of_place", "nwrong"), "wrong")
     )

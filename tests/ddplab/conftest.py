@@ -77,6 +77,7 @@ def answered(printed, tmp_path):
 def bench_of(request):
     """Makes a bench on two ranks, or on the pool that a test names, which makes no program smaller."""
     ranks = request.getfixturevalue(getattr(request, "param", "two_ranks"))
+    ranks.only_data = True  # as of the commands
 
     def make(name: str, *, against: str | None = None) -> Bench:
         bench = Bench(Subject(name), ranks, LITTLE, against=None if against is None else Subject(against))
@@ -84,7 +85,8 @@ def bench_of(request):
         bench.start()
         return bench
 
-    return make
+    yield make
+    ranks.only_data = False
 
 
 @pytest.fixture(scope="module")

@@ -57,7 +57,7 @@ class MyDDP(Skeleton):
 
 @pytest.fixture(scope="module")
 def judging(server):
-    with RankPool(judge.WORLD_SIZE, timeout_s=60.0) as ranks:
+    with RankPool(judge.WORLD_SIZE, timeout_s=60.0, only_data=True) as ranks:
         yield Judge(ranks)
 
 
