@@ -4,6 +4,8 @@ import pytest
 
 from validation.tuned_caps import tuned_caps
 
+pytestmark = pytest.mark.timeout(300)  # the plans take a minute and a half of one core, more beside other jobs
+
 
 @pytest.fixture(scope="module")
 def rows():
