@@ -33,8 +33,8 @@ def documents() -> Iterator[str]:
     yield '{"schema_version": ' + "9" * SIZE + "}"
     yield "{" + ",".join(f'"{number}":0' for number in range(SIZE // 10)) + "}"
     yield "{" + ",".join(f'"{number}":0' for number in range(500)) + ',"1":0}'
-    for field in ("ranks", "layouts", "all_reduce", "levels", "schedules", "buckets", "traceEvents", "results"):
-        for unit in ("{},", "[],", "0,", '"",', "null,", '{"x":0},', "[[[]]],"):
+    for field in ("ranks", "layouts", "all_reduce", "schedules", "traceEvents", "results"):
+        for unit in ("{},", "[],", "0,", '{"x":0},'):
             yield f'{{"schema_version":1,"{field}":[{times(unit)}0]}}'
         yield from (f'{{"{field}":{value}}}' for value in ("5", '"x"', "[5]", "{}", "null", "[[]]", "1e999"))
 
@@ -150,7 +150,7 @@ def corpus() -> Iterator[tuple[str, bytes]]:
     noise = base64.b64encode(random.Random(0).randbytes(SIZE)).decode()  # so that it is packed no better than allowed
     starts = "[", '{"traceEvents":[', '{"schema_version":1,"ranks":[', '{"schema_version":1,"layouts":[[['
     for number, unit in enumerate(("{},", "[],", "0,", '{"x":0},', "\n", "1 ", "a: 1\n", '{"ph":"X"},', "0.1,")):
-        for start, ending in [*((start, "json") for start in starts), ("", ("log", "yaml", "csv")[number % 3])]:
+        for start, ending in ((starts[number % 4], "json"), ("", ("log", "yaml", "csv")[number % 3])):
             text = f'{start}{times(unit, 45 * SIZE)}"{noise}"'
             yield f"packed{number}-{len(start)}.{ending}", gzip.compress(text.encode(), 1)
     yield "bomb.json", gzip.compress(b"[" + b"{}," * 2**25, 1)

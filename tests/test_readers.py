@@ -193,6 +193,7 @@ def test_a_damaged_file_is_read_or_told_in_one_line(tmp_path_factory, kind, data
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(300)
 @pytest.mark.parametrize("kind", ["json", "nccl.json", "log", "yaml", "csv"])
 def test_a_hostile_file_takes_time_and_memory_in_proportion_and_is_told_in_one_line(tmp_path, kind):
     """Below 5 s of the processor and 500 MiB for each file of 100 KB."""
