@@ -5,8 +5,8 @@ the program by TCP and joins one pool of ranks (`launch.RankPool`) after the oth
 have some of the ranks. One that hangs or is lost cannot be replaced.
 
 The processes find the program at the launcher's master address, on one node at the loopback interface. Connections
-are authenticated by a key that the program puts into the store at that address. Over several nodes, whoever can read
-this store can run code in all processes, as with torch: launch in trusted networks only.
+are authenticated by a key that the program puts into the store at that address. Over several nodes, a process
+that can read this store can run code in all others, as with torch: launch in trusted networks only.
 """
 
 import contextlib
@@ -48,7 +48,7 @@ class Place(NamedTuple):
 
     `local_rank` is its number on its node, and `node` a name that each node has for itself, not always that of the
     machine. Rank 0, or the launcher's store, is at `address`; the store has this port there, and without
-    `has_store` rank 0 opens it. With `on_one_node`, nobody else has to reach it.
+    `has_store` rank 0 opens it. With `on_one_node`, all processes are on this machine.
     """
 
     rank: int
@@ -197,7 +197,7 @@ class LaunchedRanks(contextlib.AbstractContextManager["LaunchedRanks"]):
             try:
                 threading.Thread(target=self._greet, args=(self._listener.accept(),), daemon=True).start()
             except OSError:  # a connection was lost at once, or there are too many
-                time.sleep(PAUSE_S)
+                time.sleep(PAUSE_S)  # no event says that a descriptor is free again; without a pause this would spin
 
     def _greet(self, connection: Connection) -> None:
         """Admit a process that knows the key; close any other connection, such as one that says nothing."""
