@@ -36,8 +36,7 @@ class Expected(NamedTuple):
     iteration_ns: int
     causes_ns: Mapping[str, tuple[int, int]]
     """See `Prediction.causes_ns`; without the variation of the iterations, which does not move their median."""
-    compute_ns: int = 0
-    """See `Prediction.compute_ns`."""
+    compute_ns: int = 0  #: see `Prediction.compute_ns`
 
     @property
     def least_ns(self) -> float:

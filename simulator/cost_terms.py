@@ -69,22 +69,15 @@ TERMS = {
 
 
 class Effect(NamedTuple):
-    """What a term does to a prediction.
+    """What a term does to a prediction."""
 
-    Attributes:
-        term: Its name in `TERMS`.
-        adds_ns: The median iteration minus that without the term. Terms overlap in time, so the sum over all terms
-            is not the time that data parallelism adds.
-        origin: See `origins`.
-        width: Part of the interval's squared width that comes from the term, from 0 to 1.
-        evidence: The source of its usual value, if that was assumed.
-    """
-
-    term: str
+    term: str  #: its name in `TERMS`
     adds_ns: int
-    origin: str
-    width: float
-    evidence: str
+    """The median iteration minus that without the term. Terms overlap in time, so the sum over all terms is not the
+    time that data parallelism adds."""
+    origin: str  #: see `origins`
+    width: float  #: part of the interval's squared width that comes from the term, from 0 to 1
+    evidence: str  #: the source of its usual value, if that was assumed
 
 
 def leave_out(names: Iterable[str], inputs: Inputs) -> Inputs:

@@ -42,49 +42,41 @@ class Prediction:
 
     With `sync_every=k`, times are those of a cycle of k iterations divided by k. The timeline, and the spans,
     breakdown and critical path derived from it, cover the whole cycle.
-
-    Attributes:
-        iteration_ns: Median iteration time.
-        interval_ns: Interval that contains 90 % of the iterations, given the variation of the iterations and the
-            errors of all costs.
-        causes_ns: How far the interval would reach below and above the median if only one thing were uncertain, by
-            its name; in quadrature, all of them give the interval. Empty if the spread of training was measured.
-        mean_ns: Mean iteration time. Multiplied by the number of iterations, it is the duration of an epoch.
-        p95_ns: 95th percentile of the iterations on the cluster of the median. Which cluster one gets, and errors of
-            costs, belong to the interval. None if fewer than 20 simulated iterations differ in length.
-        p99_ns: The 99th percentile likewise. None if fewer than 100 differ.
-        compute_ns: Time that a rank would take alone and undisturbed ("perfect scaling"): the mean over all ranks,
-            without stragglers and without waiting for the slowest device; of that, the median over the iterations.
-        no_overlap_ns: Median time of an iteration in which all collectives run after the backward pass, one at a
-            time. Includes copies, launches and comm hooks.
-        samples_ns: Time of every simulated iteration, in the order of simulation.
-        buckets: Parameter indices by bucket, in launch order.
-        timeline: Timeline of the median iteration, or of the median cycle.
-        epoch_end_ns: Under Join, the time after the last iteration in which all ranks receive the model of one rank.
-        counted_as_free: Costs that are in neither the trace nor the fabric and count as zero; one sentence each.
-        assumed: Costs that were not measured and have usual values, and how messages are priced that are smaller or
-            larger than the measured ones; one sentence each.
-        compute_errors: Relative error of `compute_ns`, below and above, of each cause that changes it.
-        anchors: What each measured iteration time has changed. The correction applies to the times of iterations,
-            their interval and computation alone. Times without overlap and the timeline remain the model's.
     """
 
-    iteration_ns: int
+    iteration_ns: int  #: median iteration time
     interval_ns: tuple[int, int]
-    mean_ns: int
+    """Interval that contains 90 % of the iterations, given the variation of the iterations and the errors of all
+    costs."""
+    mean_ns: int  #: mean iteration time; multiplied by the number of iterations, it is the duration of an epoch
     p95_ns: int | None
-    p99_ns: int | None
+    """95th percentile of the iterations on the cluster of the median. Which cluster one gets, and errors of costs,
+    belong to the interval. None if fewer than 20 simulated iterations differ in length."""
+    p99_ns: int | None  #: the 99th percentile likewise; None if fewer than 100 differ
     compute_ns: int
+    """Time that a rank would take alone and undisturbed ("perfect scaling"): the mean over all ranks, without
+    stragglers and without waiting for the slowest device; of that, the median over the iterations."""
     no_overlap_ns: int
-    samples_ns: tuple[int, ...] = field(repr=False)
-    buckets: tuple[tuple[int, ...], ...] = field(repr=False)
-    timeline: Timeline = field(repr=False, compare=False)
+    """Median time of an iteration in which all collectives run after the backward pass, one at a time. Includes
+    copies, launches and comm hooks."""
+    samples_ns: tuple[int, ...] = field(repr=False)  #: time of every simulated iteration, in the order of simulation
+    buckets: tuple[tuple[int, ...], ...] = field(repr=False)  #: parameter indices by bucket, in launch order
+    timeline: Timeline = field(repr=False, compare=False)  #: of the median iteration, or of the median cycle
     epoch_end_ns: int = 0
+    """Under Join, the time after the last iteration in which all ranks receive the model of one rank."""
     counted_as_free: tuple[str, ...] = ()
+    """Costs that are in neither the trace nor the fabric and count as zero; one sentence each."""
     assumed: tuple[str, ...] = field(default=(), compare=False)
+    """Costs that were not measured and have usual values, and how messages are priced that are smaller or larger than
+    the measured ones; one sentence each."""
     causes_ns: Mapping[str, tuple[int, int]] = field(default_factory=dict, repr=False)
+    """How far the interval would reach below and above the median if only one thing were uncertain, by its name; in
+    quadrature, all of them give the interval. Empty if the spread of training was measured."""
     compute_errors: Mapping[str, tuple[float, float]] = field(default_factory=dict, repr=False)
+    """Relative error of `compute_ns`, below and above, of each cause that changes it."""
     anchors: tuple[Anchor, ...] = ()
+    """What each measured iteration time has changed. The correction applies to the times of iterations, their
+    interval and computation alone. Times without overlap and the timeline remain the model's."""
 
     @cached_property
     def spans(self) -> tuple[Span, ...]:
@@ -276,15 +268,10 @@ def ties_of(predictions: Sequence[Prediction]) -> list[bool]:
 
 @dataclass(frozen=True)
 class Comparison:
-    """Difference between two predictions, in nanoseconds; negative differences mean that `other` is faster.
+    """Difference between two predictions, in nanoseconds; negative differences mean that `other` is faster."""
 
-    Attributes:
-        baseline: The prediction to compare with.
-        other: The prediction to compare with the baseline.
-    """
-
-    baseline: Prediction = field(repr=False)
-    other: Prediction = field(repr=False)
+    baseline: Prediction = field(repr=False)  #: the prediction to compare with
+    other: Prediction = field(repr=False)  #: the prediction to compare with the baseline
 
     @property
     def difference_ns(self) -> int:

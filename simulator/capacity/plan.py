@@ -27,21 +27,13 @@ Amount = Annotated[float, Field(gt=0, le=1e18, allow_inf_nan=False)]
 
 @dataclass(frozen=True)
 class SystemPlan:
-    """The plan of one system. What is computed when it is first asked for takes up to a few dozen predictions.
+    """The plan of one system. What is computed when it is first asked for takes up to a few dozen predictions."""
 
-    Attributes:
-        scaling: The predictions by number of GPUs.
-        offers: The same with duration, cost and answers.
-        at: Number of GPUs on which limits, changes and next measurements are computed.
-        target: The efficiency of `needs`.
-        optimizer: The optimiser whose states `memory` counts.
-    """
-
-    scaling: Scaling
-    offers: tuple[Offer, ...]
-    at: int
-    target: float
-    optimizer: Optimizer
+    scaling: Scaling  #: the predictions by number of GPUs
+    offers: tuple[Offer, ...]  #: the same with duration, cost and answers
+    at: int  #: number of GPUs on which limits, changes and next measurements are computed
+    target: float  #: the efficiency of `needs`
+    optimizer: Optimizer  #: the optimiser whose states `memory` counts
 
     @property
     def name(self) -> str:
@@ -142,23 +134,14 @@ class SystemPlan:
 
 @dataclass(frozen=True)
 class CapacityPlan:
-    """How many of which GPU on which network.
+    """How many of which GPU on which network."""
 
-    Attributes:
-        question: What was asked.
-        systems: The plan of each system.
-        asked: The offers that the verdict is about.
-        currency: Currency of all costs. None: no price is known.
-        verdict: The answer in a sentence; its `answer` is "open" if an interval is wider than the decision.
-        prices: The prices of the systems that have one.
-    """
-
-    question: Question
-    systems: tuple[SystemPlan, ...]
-    asked: tuple[Offer, ...]
-    currency: str | None
-    verdict: Verdict
-    prices: tuple[Price, ...] = ()
+    question: Question  #: what was asked
+    systems: tuple[SystemPlan, ...]  #: the plan of each system
+    asked: tuple[Offer, ...]  #: the offers that the verdict is about
+    currency: str | None  #: currency of all costs; None: no price is known
+    verdict: Verdict  #: the answer in a sentence; its `answer` is "open" if an interval is wider than the decision
+    prices: tuple[Price, ...] = ()  #: the prices of the systems that have one
 
     @property
     def offers(self) -> list[Offer]:

@@ -21,25 +21,16 @@ from .training_steps import FORWARD, AccumulatedGradient, ProfiledStep, read_ste
 
 @dataclass(frozen=True)
 class ImportedProfile:
-    """What files of torch's profiler show.
-
-    Attributes:
-        trace: The trace.
-        steps: The steps of the first file that are in the trace.
-        all_reduces_ns: Of several files: duration of each bucket's all-reduce without the wait for the other ranks,
-            in launch order; see `_all_reduces_ns`. Empty for one file, whose all-reduces contain the wait.
-        gpu: Name of the GPU; None: there was none, or its name was not noted.
-        slow_down: How many times as long kernels take beside collectives, and the number of kernels compared; None:
-            there were no equal kernels to compare.
-        notes: Values that are missing, derived or left out; one sentence each.
-    """
+    """What files of torch's profiler show."""
 
     trace: Trace
-    steps: tuple[ProfiledStep, ...]
+    steps: tuple[ProfiledStep, ...]  #: the steps of the first file that are in the trace
     all_reduces_ns: tuple[int, ...]
-    gpu: str | None
-    slow_down: tuple[float, int] | None
-    notes: tuple[str, ...]
+    """Of several files: duration of each bucket's all-reduce without the wait for the other ranks, in launch order;
+    see `_all_reduces_ns`. Empty for one file, whose all-reduces contain the wait."""
+    gpu: str | None  #: name of the GPU; None: there was none, or its name was not noted
+    slow_down: tuple[float, int] | None  #: see `slow_down_beside_collectives`
+    notes: tuple[str, ...]  #: values that are missing, derived or left out; one sentence each
 
     def to_json(self) -> dict[str, Any]:
         """Return the report as a JSON document: durations in nanoseconds, moments from the start of their step."""

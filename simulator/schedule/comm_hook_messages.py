@@ -35,12 +35,9 @@ class CommHook(Settings, HookCost):
     """No hook: each bucket's gradients are all-reduced unchanged. Subclasses model the other hooks.
 
     The three costs apply to one bucket and depend on the bytes of its gradients.
-
-    Attributes:
-        takes_sparse: Whether the hook supports sparse gradients.
     """
 
-    takes_sparse: ClassVar[bool] = True
+    takes_sparse: ClassVar[bool] = True  #: whether the hook supports sparse gradients
     name: str = "none"  #: name in tables, no unit; chosen by the user
     decompress: Linear = Linear()  #: computation after the last collective, ns; from `calibrate --hook`
 

@@ -41,10 +41,8 @@ class Compute(NamedTuple):
     """The rank computes; the duration is in `EngineInput.duration_ns`."""
 
     kind: ComputeKind
-    bucket: int | None = None
-    """None for "copy_out": the buffers."""
-    iteration: int = 0
-    """For the kinds "unsynchronized" and "unshard": index of the iteration in its cycle."""
+    bucket: int | None = None  #: None for "copy_out": the buffers
+    iteration: int = 0  #: for the kinds "unsynchronized" and "unshard": index of the iteration in its cycle
 
 
 class LaunchCollective(NamedTuple):
@@ -65,8 +63,7 @@ class Wait(NamedTuple):
     """The rank waits until a collective has finished."""
 
     collective: int
-    only: Condition | None = None
-    """Which ranks wait; None: all."""
+    only: Condition | None = None  #: which ranks wait; None: all
 
 
 Instruction = Compute | LaunchCollective | Wait
