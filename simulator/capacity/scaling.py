@@ -9,11 +9,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from io import StringIO
-from itertools import combinations, pairwise
+from itertools import accumulate, combinations, pairwise
 from math import exp
-from typing import Annotated, Any, Literal, NamedTuple
+from operator import mul
+from typing import Any, Literal, NamedTuple
 
-from pydantic import Field, StringConstraints
+from pydantic import Field
 
 from ...reference.files.reading import SHORT, Settings, read_text
 from ..anchoring import covariance_of
@@ -77,18 +78,16 @@ class Scaling:
     @cached_property
     def knee(self) -> Knee:
         """The knee and its band."""
-        predictions = [(one.world_size, one.prediction) for one in self.sizes]
-        slower = [0.0] * len(predictions)  # standard deviation of the logarithm of the iteration over the one before
-        for place, ((few, before), (many, after)) in enumerate(pairwise(predictions), start=1):
-            (first, shared), (_, second) = covariance_of([before.expected(few), after.expected(many)])
-            slower[place] = max(0.0, first + second - 2 * shared) ** 0.5
+        expected = [one.prediction.expected(one.world_size) for one in self.sizes]
+        slower = [0.0]  # standard deviation of the logarithm of the iteration over the one before
+        for pair in pairwise(expected):
+            (first, shared), (_, second) = covariance_of(pair)
+            slower.append(max(0.0, first + second - 2 * shared) ** 0.5)
 
         def found(half_widths: float) -> int | None:
             """Return the knee if every step takes this many half-widths of its interval longer."""
-            ratio, times_ns = 1.0, []
-            for (_, one), deviation in zip(predictions, slower, strict=True):
-                ratio *= exp(half_widths * deviation)
-                times_ns.append(ratio * one.iteration_ns)
+            ratios = accumulate((exp(half_widths * deviation) for deviation in slower), mul)
+            times_ns = [ratio * one.iteration_ns for ratio, one in zip(ratios, expected, strict=True)]
             for (few, before_ns), (many, after_ns) in pairwise(zip(self.world_sizes, times_ns, strict=True)):
                 gain = many / few * before_ns / max(1, after_ns) - 1
                 if gain < LEAST_GAIN * (many / few - 1):
@@ -157,21 +156,13 @@ Answer = Literal["yes", "no", "open"]
 
 
 class Price(Settings):
-    """The price of a system.
+    """The price of a system."""
 
-    Attributes:
-        system: Name of the system, such as a node of the catalogue.
-        per_gpu_hour: Price of one GPU for an hour.
-        currency: Its currency, such as USD.
-        source: Where the price comes from.
-        date: Day on which it was valid, such as 2026-11-25.
-    """
-
-    system: Annotated[str, StringConstraints(min_length=1)]
-    per_gpu_hour: Annotated[float, Field(gt=0, le=1e9, allow_inf_nan=False)]
-    currency: Annotated[str, StringConstraints(pattern=r"^[A-Z]{3}$")]
-    source: Annotated[str, StringConstraints(min_length=1)]
-    date: Annotated[str, StringConstraints(pattern=r"^\d{4}-\d{2}-\d{2}$")]
+    system: str = Field(min_length=1)  #: name of the system, such as a node of the catalogue
+    per_gpu_hour: float = Field(gt=0, le=1e9, allow_inf_nan=False)  #: price of one GPU for an hour
+    currency: str = Field(pattern=r"^[A-Z]{3}$")  #: its currency, such as USD
+    source: str = Field(min_length=1)  #: where the price comes from
+    date: str = Field(pattern=r"^\d{4}-\d{2}-\d{2}$")  #: day on which it was valid, such as 2026-11-25
 
 
 COLUMNS = tuple(Price.model_fields)

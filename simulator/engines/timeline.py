@@ -8,15 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..fabric import LinkShare
-from ..schedule.schedule import (
-    CollectiveKind,
-    Compute,
-    ComputeKind,
-    Condition,
-    Instruction,
-    IterationSchedule,
-    Wait,
-)
+from ..schedule.schedule import CollectiveKind, Compute, ComputeKind, Condition, Instruction, IterationSchedule, Wait
 from ..workload.compute_times import Floats, Nanoseconds
 
 SpanKind = ComputeKind | CollectiveKind | Literal["wait", "straggler", "queued"]

@@ -65,10 +65,7 @@ def relative_weights(
     sizes = sorted(two_at_a_time_ns)
     weights = [1.0] * len(sizes[:1])
     for smaller, larger in pairwise(sizes):
-        own, next_larger = (
-            two_at_a_time_ns[smaller] / alone_ns[smaller],
-            beside_larger_ns[smaller] / alone_ns[smaller],
-        )
+        own, next_larger = (ns[smaller] / alone_ns[smaller] for ns in (two_at_a_time_ns, beside_larger_ns))
         ratio = (next_larger - 1) / (own - 1) if own > CLEARLY_SLOWED else 1.0
         weights.append(weights[-1] * min(max(ratio, 1.0), larger / smaller))
     return weights

@@ -106,9 +106,8 @@ def piecewise_linear(x: NDArray[np.int64], y: NDArray[np.float64], at: Sizes) ->
 def tables_by_world_size(timings: Sequence[Timing]) -> Mapping[int, Table]:
     """Make a table for each world size, in ascending order; repeated measurements give their median and spread."""
     tables = {}
-    for world_size, group in groupby(
-        sorted(timings, key=attrgetter("world_size", "size_bytes")), attrgetter("world_size")
-    ):
+    ordered = sorted(timings, key=attrgetter("world_size", "size_bytes"))
+    for world_size, group in groupby(ordered, attrgetter("world_size")):
         rows = list(group)
         same = {size: [row.ns for row in some] for size, some in groupby(rows, attrgetter("size_bytes"))}
         times = {size: median_high(some) for size, some in same.items()}

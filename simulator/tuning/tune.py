@@ -329,20 +329,12 @@ STEPS = (1, 2, 4, 8, 16, 32)
 
 
 def improve(
-    plan: BucketLayout,
-    costs: PartitionCosts,
-    value_ns: Callable[[BucketLayout], float],
-    evaluations: int,
+    plan: BucketLayout, costs: PartitionCosts, value_ns: Callable[[BucketLayout], float], evaluations: int
 ) -> BucketLayout:
     """Return the plan after changes that make `value_ns`, or at equal value the number of buckets, smaller.
 
-    Stops when no change does, or all evaluations are used.
-
-    Args:
-        plan: Parameter indices by bucket, in launch order.
-        costs: Which parameters may share a bucket.
-        value_ns: What should become small.
-        evaluations: How often `value_ns` may be called.
+    Stops when no change does, or `value_ns` was called for so many changes; `costs` has which parameters may share a
+    bucket.
     """
     best, tried = (value_ns(plan), len(plan)), {plan}
     improved = True
