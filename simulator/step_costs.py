@@ -258,11 +258,10 @@ def price(messages: Sequence[tuple[Transport, int]], fabric: Fabric, world_size:
     transports = np.array([transport for transport, _ in messages], dtype=object)
     sizes = as_int64([size for _, size in messages])
     cost_ns = np.zeros(len(messages), np.int64)
-    reduced, gathered = transports == "all_reduce", transports == "all_gather"
-    if reduced.any():
-        cost_ns[reduced] = fabric.all_reduce_costs_ns(sizes[reduced], world_size)
-    if gathered.any():
-        cost_ns[gathered] = fabric.all_gather_costs_ns(sizes[gathered], world_size)
+    several = {"all_reduce": fabric.all_reduce_costs_ns, "all_gather": fabric.all_gather_costs_ns}
+    for transport, costs_ns in several.items():
+        if (sent := transports == transport).any():
+            cost_ns[sent] = costs_ns(sizes[sent], world_size)
     for place in np.flatnonzero(transports == "broadcast"):
         cost_ns[place] = fabric.broadcast_ns(int(sizes[place]), world_size)
     return cost_ns

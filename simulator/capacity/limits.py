@@ -117,12 +117,9 @@ class Limits:
         all-reduce takes no time; without the `first bucket`, that bucket holds one gradient and is launched at once.
         Empty: what limits the iteration does not follow from the model.
         """
-        system, whole_ns = self.system, self.now.iteration_ns
-        saved: dict[str, int] = {}
         if self.now.contradictions:
-            return saved
-        for name, cure in CURES.items():
-            saved[name] = max(0, whole_ns - system.at(self.world_size, cure(system.inputs)).iteration_ns)
+            return {}
+        saved = {name: self._saved_by(cure(self.system.inputs)) for name, cure in CURES.items()}
         return saved | {"first bucket": self._saved_by_first(), "last bucket": self._saved_by_last()}
 
     @property
@@ -194,14 +191,16 @@ class Limits:
     def _on(self, fabric: Fabric) -> Prediction:
         return self.system.at(self.world_size, self.system.inputs._replace(fabric=fabric))
 
+    def _saved_by(self, changed: Inputs) -> int:
+        return max(0, self.now.iteration_ns - self.system.at(self.world_size, changed).iteration_ns)
+
     def _saved_by_first(self) -> int:
         inputs, policy = self.system.inputs, self.system.inputs.policy
         if policy.overruled or policy.bucket_cap_mb_list is not None or self.world_size == 1:
             return 0
         least_mb, cap_mb = min(1, *inputs.trace.sizes_bytes) / 2**20, policy.bucket_cap_mb
         caps_mb = (least_mb, DEFAULT_BUCKET_CAP_MB if cap_mb is None else cap_mb)
-        changed = self.system.at(self.world_size, inputs.with_policy(bucket_cap_mb_list=caps_mb))
-        return max(0, self.now.iteration_ns - changed.iteration_ns)
+        return self._saved_by(inputs.with_policy(bucket_cap_mb_list=caps_mb))
 
     def _saved_by_last(self) -> int:
         engine_input = self.now.timeline.engine_input
@@ -219,9 +218,9 @@ class Limits:
 
         def with_batch(multiple: float) -> float:
             trace = system.inputs.trace if multiple == 1 else system.with_batch(multiple)
-            return (
-                0.0 if trace is None else system.at(self.world_size, system.inputs._replace(trace=trace)).efficiency
-            )
+            if trace is None:
+                return 0.0
+            return system.at(self.world_size, system.inputs._replace(trace=trace)).efficiency
 
         return least_multiple(with_batch, target, enough=MOST_BATCH, least=1.0, tolerance=TOLERANCE)
 

@@ -140,6 +140,7 @@ def nccl_all_reduce(levels: Sequence[Level], version: str = LATEST) -> dict[str,
     rate = min(inside_rate if gpus > 1 else np.inf, network_rate)
     constants, generation = _constants(version), next(one for one in GENERATIONS if inside_rate <= one.up_to)
     link = "nvlink" if inside_rate >= NVLINK_FROM else "pci"
+    hop, between = constants.hop[link], constants.hop["network"]
     of_nodes = min(nodes, 3) - 1
     channels = max(LEAST_CHANNELS, ceil(rate / CHANNEL))
     ll_limit = generation.ll if nodes == 1 else LL_BETWEEN_NODES[of_nodes - 1]
@@ -147,13 +148,11 @@ def nccl_all_reduce(levels: Sequence[Level], version: str = LATEST) -> dict[str,
     for place, protocol in enumerate(PROTOCOLS):
         if protocol == "LL128" and link != "nvlink":
             continue
-        ring, tree = constants.hop[link]["ring"][place], constants.hop[link]["tree"][place]
-        inner_ring, inner_tree = (
-            us * inside.latency_ns / 1e3 / constants.hop[link]["ring"][2] for us in (ring, tree)
-        )
-        outer = max((level.latency_ns / 1e3 / constants.hop["network"]["ring"][2] for level in network), default=1.0)
-        outer_tree = outer * constants.hop["network"]["tree"][place]
-        outer_ring = outer_tree if gpus == 1 else outer * constants.hop["network"]["ring"][place]
+        ring, tree = hop["ring"][place], hop["tree"][place]
+        inner_ring, inner_tree = (us * inside.latency_ns / 1e3 / hop["ring"][2] for us in (ring, tree))
+        outer = max((level.latency_ns / 1e3 / between["ring"][2] for level in network), default=1.0)
+        outer_tree = outer * between["tree"][place]
+        outer_ring = outer_tree if gpus == 1 else outer * between["ring"][place]
         overhead = NET_OVERHEAD_US * (3 if protocol == "Simple" else 1) if nodes > 1 else 0.0
 
         ring_us = constants.base["ring"][place] + 2 * (nodes - 1) * outer_ring
@@ -164,8 +163,7 @@ def nccl_all_reduce(levels: Sequence[Level], version: str = LATEST) -> dict[str,
             "Simple": rate,
         }[protocol]
         late = 64.0 * channels * ranks if protocol == "Simple" and nodes > 1 else np.inf
-        share = 2 * (ranks - 1) / ranks
-        costs[f"ring {protocol}"] = NcclCost(1e3 * ring_us, share / ring_rate, late_from_bytes=late)
+        costs[f"ring {protocol}"] = NcclCost(1e3 * ring_us, sent_share(ranks) / ring_rate, late_from_bytes=late)
 
         tree_us = constants.base["tree"][place] + 2 * ((gpus - 1) * inner_tree + int(log2(nodes)) * outer_tree)
         tree_rate = min(0.92 * rate, channels * generation.tree[of_nodes])
@@ -181,7 +179,7 @@ def nccl_all_reduce(levels: Sequence[Level], version: str = LATEST) -> dict[str,
         switches = inside_rate * NVLS_RATE * (channels - 1) / channels * 2
         reduced = min(switches, network_rate * (2 if nodes <= 2 else 1))
         us = NVLS_US + (2 * int(log2(nodes)) * NVLS_NETWORK_US if nodes > 1 else 0.0)
-        costs["NVLS Simple"] = NcclCost(1e3 * us, 2 * (ranks - 1) / ranks / reduced)
+        costs["NVLS Simple"] = NcclCost(1e3 * us, sent_share(ranks) / reduced)
     return costs
 
 
@@ -191,8 +189,8 @@ def nccl_broadcast(levels: Sequence[Level], version: str = LATEST) -> dict[str, 
     costs = {}
     for protocol, base_us in zip(PROTOCOLS, _constants(version).base["ring"], strict=True):
         if ring := all_reduces.get(f"ring {protocol}"):
-            share = 2 * (ranks - 1) / ranks
-            costs[f"ring {protocol}"] = NcclCost((ring.latency_ns + 1e3 * base_us) / 2, ring.ns_per_byte / share)
+            once_ns = (ring.latency_ns + 1e3 * base_us) / 2
+            costs[f"ring {protocol}"] = NcclCost(once_ns, ring.ns_per_byte / sent_share(ranks))
     return costs
 
 

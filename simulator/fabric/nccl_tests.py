@@ -84,10 +84,10 @@ Measured = Annotated[float, Field(ge=0, lt=1e12, allow_inf_nan=False)]
 Whole = Annotated[int, Field(ge=0, lt=10**18)]
 
 
-def timed(*names: str) -> Any:
-    """Return the field of one of these names, at the top or of the times out of place."""
+def timed(*names: str, default: Any = ...) -> Any:
+    """Return the field of one of these names, at the top or of the times out of place; required without a default."""
     paths = [AliasPath(*above, name) for name in names for above in (["out_of_place"], [])]
-    return Field(validation_alias=AliasChoices(*paths))
+    return Field(default, validation_alias=AliasChoices(*paths))
 
 
 class Record(Schema, extra="ignore", strict=False):
@@ -104,9 +104,7 @@ class Record(Schema, extra="ignore", strict=False):
     time: Measured = timed("time", "cpu_time")
     algbw: Measured = timed("alg_bw", "algBw")
     busbw: Measured = timed("bus_bw", "busBw")
-    wrong: float | str | None = Field(
-        None, validation_alias=AliasChoices(AliasPath("out_of_place", "nwrong"), "wrong")
-    )
+    wrong: float | str | None = timed("nwrong", "wrong", default=None)
 
 
 class Results(Schema, extra="ignore", strict=False):

@@ -76,13 +76,9 @@ class CommHook(Settings, HookCost):
         costs = self.measured_in(measured)
         if costs is None or self.has_costs:
             return self
-        return self.model_copy(
-            update={
-                "compress": costs.compress,
-                "recompress": costs.recompress,
-                "decompress": costs.decompress.times(self.gathered(world_size)),
-            }
-        )
+        decompress = costs.decompress.times(self.gathered(world_size))
+        update = {"compress": costs.compress, "recompress": costs.recompress, "decompress": decompress}
+        return self.model_copy(update=update)
 
     @property
     def has_costs(self) -> bool:

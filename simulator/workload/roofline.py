@@ -75,12 +75,8 @@ class MeasuredCeilings(Schema):
             is_listed: Whether the device is one of the catalogue.
         """
         words = re.split(r"[^a-z0-9]+", model.lower())
-        counts = [
-            count
-            for one, several in self.families.items()
-            if any(w.startswith(one) for w in words)
-            for count in several
-        ]
+        families = (one for one in self.families if any(word.startswith(one) for word in words))
+        counts = [count for one in families for count in self.families[one]]
         unknown: list[Unmeasured] = ["cell"]
         if not any(abs(count / parameters - 1) <= SAME_SIZE for count in counts):
             unknown.append("model" if counts else "family")
@@ -166,16 +162,11 @@ def merge(operations: Iterable[Operation]) -> tuple[Operation, ...]:
         divisor = gcd(operation.flops, operation.bytes_moved) or 1
         ratio = operation.flops // divisor, operation.bytes_moved // divisor
         groups.setdefault((*ratio, operation.kind, operation.channels_last), []).append(operation)
-    return tuple(
-        Operation(
-            flops=sum(operation.flops for operation in group),
-            bytes_moved=sum(operation.bytes_moved for operation in group),
-            kernels=sum(operation.kernels for operation in group),
-            kind=group[0].kind,
-            channels_last=group[0].channels_last,
-        )
-        for group in groups.values()
-    )
+    merged = []
+    for group in groups.values():
+        sums = {name: sum(getattr(one, name) for one in group) for name in ("flops", "bytes_moved", "kernels")}
+        merged.append(Operation(**(dict(group[0]) | sums)))
+    return tuple(merged)
 
 
 class GradientOperations(Schema):
