@@ -141,12 +141,8 @@ def predicted(inputs: Inputs, world_size: int, engine: Engine = "auto") -> Predi
 
     All iterations are simulated, and the median iteration again with every uncertain cost at the low and at the high
     end of its error band. The variation of the iterations and the errors of the costs are independent, so their
-    distances from the median are added in quadrature. A measured spread of iterations takes the place of both.
-
-    Args:
-        inputs: The inputs.
-        world_size: Number of ranks.
-        engine: The engine for the iterations. The ends of the error bands are always simulated with "auto".
+    distances from the median are added in quadrature. A measured spread of iterations takes the place of both. The
+    ends of the error bands are always simulated with the engine "auto".
     """
     trace, policy, joins = inputs.trace, inputs.policy, inputs.batches is not None
     model = recorded_model(trace, **policy.recorded_as(world_size))

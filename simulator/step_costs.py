@@ -53,13 +53,7 @@ class ScheduleCosts:
     assumed: tuple[str, ...]  #: see `Fabric.assumed`
 
     def engine_input(self, sampler: IterationSampler, times: CycleTimes, chosen: Any = ...) -> EngineInput:
-        """Combine the costs with compute times of cycles, whose axis comes first in the durations.
-
-        Args:
-            sampler: Drew the cycles.
-            times: The cycles.
-            chosen: Index of the cycles to take.
-        """
+        """Combine the costs with compute times of the `chosen` cycles, whose axis comes first in the durations."""
         launch_ns, packed_ns = self._launches(times)
         pass_ns = np.concatenate([times.forward_ns[..., None], launch_ns, times.backward_end_ns[..., None]], axis=-1)
         pieces_ns = np.diff(pass_ns)  # the backward pass up to each launch, and from the last one to its end
@@ -133,13 +127,9 @@ class ScheduleCosts:
 
 
 def price_schedule(schedule: IterationSchedule, fabric: Fabric, policy: Policy, world_size: int) -> ScheduleCosts:
-    """Compute the cost of every step and every collective of a schedule.
+    """Compute the cost of every step and every collective of a schedule under this policy.
 
-    Args:
-        schedule: The schedule under this policy.
-        fabric: Costs of collectives, and processor costs, without those that the model's times include.
-        policy: Settings of the reducer.
-        world_size: Number of ranks.
+    The processor costs of `fabric` are without those that the model's times include; see `charged_fabric`.
     """
     processor = fabric.processor
     hook = policy.hook.charged(processor.hooks, world_size)
@@ -206,12 +196,7 @@ def charged_fabric(fabric: Fabric, model: RecordedModel, buckets: Buckets) -> Fa
     """Return the fabric without the costs that the model's compute times already include.
 
     Times recorded with communication include the copies into buckets, which are as many in any buckets, and the
-    launches of the recorded buckets. The launches of further buckets are charged, spread evenly over all.
-
-    Args:
-        fabric: Costs of collectives, and processor costs.
-        model: The recorded model.
-        buckets: The buckets to predict.
+    launches of the recorded buckets. The launches of further `buckets` are charged, spread evenly over all.
     """
     if not model.has_communication:
         return fabric

@@ -81,9 +81,8 @@ def memory_use(trace: Trace, policy: Policy, optimizer: Optimizer, world_size: i
             most = max(memory.peak_bytes, step)
         return kept + size + memory.batch_bytes + most  # the buckets exist all the time
 
-    peak = largest = None
-    if memory is not None:
-        peak = peak_with(memory)
+    peak = None if memory is None else peak_with(memory)
+    largest = None
     if memory is not None and capacity is not None:
         batches = range(1, MOST_SAMPLES + 1)
         largest = bisect_right(batches, capacity, key=lambda batch: _band(peak_with(memory.with_batch(batch)))[1])

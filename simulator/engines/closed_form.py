@@ -28,10 +28,7 @@ SHORT_NS, SLOW = 2**40, 4.0
 def simulate(engine_input: EngineInput, engine: Engine = "auto", *, ends_only: bool = False) -> Timeline:
     """Simulate one iteration, or as many as there are on the leading axes of the input.
 
-    Args:
-        engine_input: The iterations.
-        engine: The engine.
-        ends_only: Whether only the ends of iterations are needed: ends of other computing steps may be too small.
+    With `ends_only`, only the ends of iterations are needed: ends of other computing steps may be too small.
 
     Raises:
         ValueError: The closed form was asked for, but speeds are not constant.

@@ -148,13 +148,10 @@ class ProgressClock:
 
     All ranks share one clock, so a change of speed costs the same for 2 ranks and for 1,024.
 
-    Progress is rounded up, and `reaches(p)` is the first whole nanosecond with a progress of at least p. Both are
-    monotone, so steps end in order. A step ends at its exact end rounded up to a whole nanosecond, or 1 ns earlier if
-    the exact end exceeds that earlier nanosecond by less than the clock's rounding error: 2**-20 ns for each change
-    of speed, plus 2**-32 of the time.
-
-    Args:
-        env: The simulation; its time is in whole nanoseconds.
+    The simulation's time is in whole nanoseconds. Progress is rounded up, and `reaches(p)` is the first whole
+    nanosecond with a progress of at least p. Both are monotone, so steps end in order. A step ends at its exact end
+    rounded up to a whole nanosecond, or 1 ns earlier if the exact end exceeds that earlier nanosecond by less than
+    the clock's rounding error: 2**-20 ns for each change of speed, plus 2**-32 of the time.
     """
 
     def __init__(self, env: simpy.Environment) -> None:

@@ -193,9 +193,7 @@ the data sheets give, on 8 nodes 1.6 times."""
 def described_errors(sizes_bytes: Sizes, nodes: int | None) -> NDArray[np.float64]:
     """Return the relative errors by size of costs computed from links.
 
-    Args:
-        sizes_bytes: Message sizes.
-        nodes: Number of nodes of NCCL's model. None: another library or algorithm.
+    `nodes` is the number of nodes of NCCL's model; None: another library or algorithm.
     """
     if nodes is None:
         return np.full(sizes_bytes.shape, LINKS_ERROR)

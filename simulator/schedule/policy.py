@@ -143,12 +143,7 @@ class Policy(Settings, strict=False):
 
     @classmethod
     def given(cls, policy: "Policy | None", settings: Mapping[str, Any], *, joins: bool = False) -> "Policy":
-        """Return the policy, made from `settings` if `policy` is None.
-
-        Args:
-            policy: A policy.
-            settings: Keyword arguments of `predict` that should be fields of a policy.
-            joins: Whether the ranks train under Join.
+        """Return the policy, made from `settings`, keyword arguments of `predict`, if `policy` is None.
 
         Raises:
             ValueError: Both were given, a setting has an invalid value, or the reducer refuses one under Join.

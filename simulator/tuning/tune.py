@@ -300,12 +300,8 @@ def merged_gradients(line: Segment, sizes_bytes: Sequence[int], ready_ns: Sequen
     """Merge a gradient with the next one if waiting for that one costs less than the latency that the merge saves.
 
     MG-WFBP (Shi, Chu and Li 2019, "MG-WFBP: Efficient Data Communication for Distributed Synchronous SGD Algorithms",
-    INFOCOM, Algorithm 1): l is merged with l - 1 if that is ready before l could start plus one latency.
-
-    Args:
-        line: Cost of an all-reduce.
-        sizes_bytes: Sizes in ready order.
-        ready_ns: When each gradient is ready, in the same order.
+    INFOCOM, Algorithm 1): l is merged with l - 1 if that is ready before l could start plus one latency. Sizes and
+    ready times are in ready order.
     """
     counts = [1]
     free, filled = 0.0, sizes_bytes[0]
@@ -333,8 +329,7 @@ def improve(
 ) -> BucketLayout:
     """Return the plan after changes that make `value_ns`, or at equal value the number of buckets, smaller.
 
-    Stops when no change does, or `value_ns` was called for so many changes; `costs` has which parameters may share a
-    bucket.
+    Stops when no change does, or after so many evaluations. Which parameters may share a bucket is in `costs`.
     """
     best, tried = (value_ns(plan), len(plan)), {plan}
     improved = True
