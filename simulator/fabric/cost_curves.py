@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import NDArray
 
-from .algorithms import AlgorithmCosts, Library, all_reduce_costs, broadcast_costs, published_multiple, ring
+from .algorithms import AlgorithmCosts, all_reduce_costs, broadcast_costs, published_multiple, ring
 from .extrapolation import USUAL_NODE, Growth, extrapolated_table, growth_of
 from .measured_tables import FREE, CostCurve, Sizes, Table, tables_by_world_size
-from .topology import Level, Topology
+from .topology import Level
 
 if TYPE_CHECKING:
     from .fabric import Fabric
@@ -95,10 +95,7 @@ class CostCurves:
         assert isinstance(curve, Table)
         if curve is FREE:
             return np.zeros(sizes_bytes.shape)
-        if world_size in self.all_reduces:
-            error = curve.spread
-        else:
-            error = table_error(self._of_several_ranks, world_size, self._growth.node, self._extrapolation_error)
+        error = curve.spread if world_size in self.all_reduces else self._unmeasured_error(world_size)
         return error + errors_beyond(curve, sizes_bytes)
 
     def _make(self, world_size: int) -> CostCurve:
@@ -139,9 +136,37 @@ class CostCurves:
     def _growth(self) -> Growth:
         return growth_of(self._of_several_ranks, self._fabric.library, self._fabric.topology)
 
+    def _unmeasured_error(self, world_size: int) -> float:
+        """Return the relative error at an unmeasured world size, which adds to the spread of the nearest table."""
+        tables = self._of_several_ranks
+        nearest = min(tables, key=lambda measured: abs(log2(world_size / measured)))
+        if min(tables) < world_size < max(tables):
+            return tables[nearest].spread + LINKS_ERROR
+        by_levels = world_size > nearest > (self._growth.node or world_size)
+        further_doublings = max(abs(log2(world_size / nearest)) - 1, 0.0)
+        extrapolated = max(SEVERAL_NODES_ERROR if by_levels else LINKS_ERROR, self._extrapolation_error)
+        return tables[nearest].spread + extrapolated + ERROR_PER_DOUBLING[by_levels] * further_doublings
+
     @cached_property
     def _extrapolation_error(self) -> float:
-        return extrapolation_error(self._of_several_ranks, self._fabric.library, self._fabric.topology)
+        """The 90th percentile of the relative error of extrapolating to the largest measured world size.
+
+        The costs at the largest world size are extrapolated from the smaller ones and compared with the measurements,
+        at message sizes within the range of both. 0 if there are no common sizes, or fewer than two smaller world
+        sizes that use as many levels of links: one of them does not show how costs grow, so its error would say
+        nothing of an extrapolation from both.
+        """
+        tables, fabric, levels = self._of_several_ranks, self._fabric, self._growth.levels
+        *smaller, largest = sorted(tables)
+        if sum(levels(n) == levels(largest) for n in smaller) < 2:
+            return 0.0
+        inputs = {n: tables[n] for n in smaller}
+        predicted = extrapolated_table(inputs, largest, growth_of(inputs, fabric.library, fabric.topology))
+        sizes, ns = tables[largest].sizes_bytes, np.maximum(tables[largest].ns, 1)
+        common = (sizes >= predicted.sizes_bytes[0]) & (sizes <= predicted.sizes_bytes[-1])
+        if not common.any():
+            return 0.0
+        return float(np.quantile(np.abs(predicted.costs_ns(sizes[common]) / ns[common] - 1), BAND))
 
     @property
     def _of_several_ranks(self) -> Mapping[int, Table]:
@@ -229,43 +254,3 @@ def errors_beyond(table: Table, sizes_bytes: Sizes) -> NDArray[np.float64]:
 
 def _relative(logarithms: NDArray[np.float64]) -> NDArray[np.float64]:
     return np.expm1(np.minimum(logarithms, np.log1p(LARGEST_BEYOND)))
-
-
-def table_error(tables: Mapping[int, Table], world_size: int, node: int | None, extrapolation_error: float) -> float:
-    """Return the relative error at a world size that was not measured.
-
-    Interpolation and extrapolation add to the spread of the nearest table. `node` is `Growth.node`, and
-    `extrapolation_error` the result of the function of that name.
-    """
-    nearest = min(tables, key=lambda measured: abs(log2(world_size / measured)))
-    if min(tables) < world_size < max(tables):
-        return tables[nearest].spread + LINKS_ERROR
-    by_levels = world_size > nearest > (node or world_size)
-    further_doublings = max(abs(log2(world_size / nearest)) - 1, 0.0)
-    return (
-        tables[nearest].spread
-        + max(SEVERAL_NODES_ERROR if by_levels else LINKS_ERROR, extrapolation_error)
-        + ERROR_PER_DOUBLING[by_levels] * further_doublings
-    )
-
-
-def extrapolation_error(tables: Mapping[int, Table], library: Library, topology: Topology | None) -> float:
-    """Return the 90th percentile of the relative error of extrapolating to the largest measured world size.
-
-    The costs at the largest world size are extrapolated from the smaller ones and compared with the measurements, at
-    message sizes within the range of both. 0 if there are no common sizes, or fewer than two smaller world sizes that
-    use as many levels of links: one of them does not show how costs grow, so its error would say nothing of an
-    extrapolation from both.
-    """
-    *smaller, largest = sorted(tables)
-    growth = growth_of(tables, library, topology)
-    if sum(growth.levels(n) == growth.levels(largest) for n in smaller) < 2:
-        return 0.0
-    inputs = {n: tables[n] for n in smaller}
-    predicted = extrapolated_table(inputs, largest, growth_of(inputs, library, topology))
-    measured = tables[largest]
-    common = (measured.sizes_bytes >= predicted.sizes_bytes[0]) & (measured.sizes_bytes <= predicted.sizes_bytes[-1])
-    if not common.any():
-        return 0.0
-    times = np.maximum(measured.ns[common], 1)
-    return float(np.quantile(np.abs(predicted.costs_ns(measured.sizes_bytes[common]) / times - 1), BAND))
