@@ -150,11 +150,10 @@ class Window(NamedTuple):
 def _windows(file: ProfilerFile) -> list[Window]:
     """Return the steps on the host; a file without marks of steps is a TraceError."""
     if marks := [one for one in file.operations if one.name.startswith(STEP) and one.end_ns > one.start_ns]:
-        edges = [*(one.start_ns for one in marks), marks[-1].end_ns]
-        spans = zip(pairwise(edges), marks, strict=True)
+        ends = [*(one.start_ns for one in marks[1:]), marks[-1].end_ns]
         return [
-            Window(start, after, min(mark.end_ns, after), mark.name.removeprefix(STEP))
-            for (start, after), mark in spans
+            Window(mark.start_ns, end, min(mark.end_ns, end), mark.name.removeprefix(STEP))
+            for mark, end in zip(marks, ends, strict=True)
         ]
     if forwards := _outermost(file.by_name.get(FORWARD, [])):
         edges = [*(one.start_ns for one in forwards), max(one.end_ns for one in file.operations)]
