@@ -79,7 +79,7 @@ class Bench:
         expected = "an importable module"
         try:
             for subject in filter(None, (self.against, self.subject)):
-                self.offer = self.run_alone(Subject.offer, subject, timeout_s=TIMEOUT_S)
+                self.offer = run_alone(self, Subject.offer, subject, timeout_s=TIMEOUT_S)
             expected = "a class or a function that wraps a module, given nn.Linear(2, 1)"
             self.methods = frozenset(self.run(methods_of, self.subject)[0])
         except HangError:
@@ -101,14 +101,6 @@ class Bench:
         except RanksStillRunningError as error:
             report([problem for problem in error.returned.values() if isinstance(problem, str)])
             raise HangError(cause_of(error)) from error
-
-    def run_alone(self, function: Callable[..., Any], *arguments: Any, **keywords: Any) -> Any:
-        """Run a function on rank 0 only, so that no code of the class runs in this process; see `run_alone`."""
-        try:
-            return run_alone(self.run, function, *arguments, **keywords)
-        except NoTurnError:
-            self.pool.close()  # it still runs there
-            raise
 
     def needs(self, *names: str) -> None:
         """Raise `NotSupportedError` if the class lacks one of these methods and options."""
@@ -198,19 +190,21 @@ def idle(_rank: int, _world_size: int) -> None:
 
 
 def run_alone(
-    run: Callable[..., list[Any]],
+    ranks: "RankPool | Bench",
     function: Callable[..., Any],
     *arguments: Any,
     timeout_s: float = START_TIMEOUT_S,
     **keywords: Any,
 ) -> Any:
-    """Run a function on rank 0 only, with the method `run` of a pool or a bench; return what it returns.
+    """Run a function on rank 0 only, so that no code of the class runs in this process; return what it returns.
 
     Raises:
         Exception: What the function raises, with its traceback as a note.
         HangError, RankError: As for `run`.
     """
-    value, error = run(partial(_on_rank_0, function, **keywords), *arguments, timeout_s=timeout_s)[0]
+    value, error = ranks.run(partial(_on_rank_0, function, **keywords), *arguments, timeout_s=timeout_s)[0]
+    if isinstance(error, NoTurnError):
+        (ranks.pool if isinstance(ranks, Bench) else ranks).close()  # it still runs there
     if error is not None:
         raise error
     return value

@@ -41,7 +41,7 @@ from ..simulator import Prediction
 from ..simulator.engines.event_replay import Cluster, CollectiveCost
 from ..simulator.fabric import Fabric, LinkShare
 from ..simulator.schedule.schedule import Compute
-from .check_runner import Bench, HangError, cause_of
+from .check_runner import Bench, HangError, cause_of, run_alone
 from .class_under_test import NotSupportedError, Subject
 from .local_training import FindingError, findings, run_locally
 from .training_programs import PLAIN, Net, Program, Script, Seen, Weight, program_of
@@ -129,7 +129,7 @@ def check_timing(bench: Bench) -> None:
         expected = run_locally(program, world_size)
         at_fault = f"with seed {program.seed} in virtual time, on {world_size} ranks"
         try:
-            seen = bench.run_alone(run_in_virtual_time, bench.subject, program, world_size, program.seed)
+            seen = run_alone(bench, run_in_virtual_time, bench.subject, program, world_size, program.seed)
             _, problem = next(findings(seen, expected, rtol), (0, ""))
         except NoTurnError as error:
             raise HangError(cause_of(error)) from None  # another program would take as long
@@ -386,7 +386,7 @@ def check_overlap(bench: Bench) -> None:
     """All-reduces of several buckets are launched in one order, the first ones before the backward pass ends."""
     for schedule in schedules(bench):
         if problem := late_launches(schedule):
-            if bench.run_alone(averages_by_a_call, bench.subject):
+            if run_alone(bench, averages_by_a_call, bench.subject):
                 raise NotSupportedError("it averages after the backward pass, by a call of the script: no overlap")
             raise FindingError(f"{schedule.model} on {schedule.network}: {problem}")
 
@@ -403,7 +403,7 @@ def schedules(bench: Bench) -> Sequence[EmulatedSchedule]:
         raise NotSupportedError(bench.not_in_virtual_time)
     try:
         if not bench.schedules:
-            bench.schedules += bench.run_alone(schedules_of, bench.subject)
+            bench.schedules += run_alone(bench, schedules_of, bench.subject)
     except NoTurnError as error:
         raise NotSupportedError(cause_of(error)) from None
     return bench.schedules

@@ -5,7 +5,7 @@ beginners get in place of the average: the sum, the rank's own gradient, a divis
 """
 
 import gc
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -14,7 +14,7 @@ from torch import Tensor
 
 from ..conformance.all_checks import CHECKS, SMALL_CAP, check_of
 from ..conformance.bucket_layouts import RULES
-from ..conformance.check_runner import VIEWS, Bench, Check
+from ..conformance.check_runner import VIEWS, Bench, Check, run_alone
 from ..conformance.class_under_test import Subject
 from ..conformance.local_training import FindingError, compare, gradients_of_rank, run_locally, same
 from ..conformance.real_models import REAL_MODELS, Training, mean_square, trains
@@ -104,7 +104,7 @@ def try_alike(bench: Bench, weights: Sequence[Weight], **further: Any) -> None:
 
 def _why_own(bench: Bench) -> str:
     """Say why all gradients are still a rank's own, after what an emulated iteration launches."""
-    launches = bench.run_alone(schedule_of, bench.subject, SMALL_LAYERS, FAST).launches
+    launches = run_alone(bench, schedule_of, bench.subject, SMALL_LAYERS, FAST).launches
     if not launches:
         calls_nothing = isinstance(bench.subject, LearnerClass) and not bench.subject.is_finished
         return f"{OWN_GRADIENT}; {NO_LAUNCH if calls_nothing else 'no all-reduce is launched'}"
@@ -175,7 +175,7 @@ NO_LAUNCH = (
 
 def _schedule(bench: Bench, trace: Any, network: Network, **settings: Any) -> EmulatedSchedule:
     """Emulate, and check that the class waits for all that it launches."""
-    schedule: EmulatedSchedule = bench.run_alone(schedule_of, bench.subject, trace, network, **settings)
+    schedule: EmulatedSchedule = run_alone(bench, schedule_of, bench.subject, trace, network, **settings)
     for number, launch in enumerate(schedule.launches):
         if launch.done_ns > schedule.iteration_ns:
             raise FindingError(
@@ -272,7 +272,7 @@ def buckets_by_size(bench: Bench) -> None:
             f"reaches the cap, or before it exceeds the cap, such as {_filled(FORWARDS)[0]}, for layers of "
             f"{[4 * size for size in _SIZES]} bytes in the order of registration"
         )
-    if problem := late_launches(bench.run_alone(schedule_of, bench.subject, MODELS[0], FAST)):
+    if problem := late_launches(run_alone(bench, schedule_of, bench.subject, MODELS[0], FAST)):
         raise FindingError(problem)
 
 
@@ -448,7 +448,7 @@ def scattered(bench: Bench) -> None:
     """Each rank gets its part of each bucket in the backward pass, holds no more, and sends it afterwards."""
     bench.needs("shard_optimizer")
     network = Network("8 ranks at 80 Gbit/s", 8, 10_000, 10e9)
-    schedule, held_bytes = bench.run_alone(_sharded_schedule, bench.subject, network)
+    schedule, held_bytes = run_alone(bench, _sharded_schedule, bench.subject, network)
     whole = sum(parameter.size_bytes for parameter in MODELS[0].workload.parameters)
     share, sent = whole / 8 / MIB, sum(launch.size_bytes for launch in schedule.launches) / MIB
     if schedule.other_collectives or sent > 2.2 * share:
@@ -471,7 +471,7 @@ def scattered(bench: Bench) -> None:
         )
 
 
-OWN: Mapping[str, Check] = {
+ALL: Mapping[str, Check] = CHECKS | {
     "averages": averages,
     "special parameters in one order": special_alike,
     "one all-reduce for each dtype": one_for_each_dtype,
@@ -487,5 +487,4 @@ OWN: Mapping[str, Check] = {
     "sharded step": check_of(_sharded, "shard_optimizer"),
     "reduce-scattered buckets": scattered,
 }
-ALL: Mapping[str, Callable[[Bench], str | None]] = {**CHECKS, **OWN}
-"""These and the checks of the kit."""
+"""The checks of the kit, and those of the ladder."""

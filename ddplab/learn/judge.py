@@ -128,7 +128,7 @@ class Judge(AbstractContextManager["Judge"]):
 def _launches_alone(bench: Bench) -> bool:
     """Whether a class launches without a call; a method `average_gradients` of it is then its own affair."""
     try:
-        return not bench.run_alone(averages_by_a_call, bench.subject)
+        return not run_alone(bench, averages_by_a_call, bench.subject)
     except (RankError, NotSupportedError, ValueError):
         return False
 
@@ -243,7 +243,7 @@ def judge_rung(judge: Judge, subject: LearnerClass, number: int, report: Report)
     if (broken := _judged_again(judge, subject, number, report)) is not None:
         return broken
     progress = load_progress(path := Path(subject.path))
-    won: Gain = run_alone(judge.ranks.run, gain, subject, number, progress.iteration_ms.get(number - 1))
+    won: Gain = run_alone(judge.ranks, gain, subject, number, progress.iteration_ms.get(number - 1))
     progress = load_progress(path)  # another `learn` may have gone on meanwhile
     ours = f"  ours: {RUNGS[number - 1].lines}"
     report("\n".join(filter(None, [_fitted(f"  {won.sentence}"), won.picture, ours])).rstrip() + "\n")

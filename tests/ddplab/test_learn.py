@@ -189,14 +189,23 @@ def test_a_name_that_is_no_module_is_refused(name):
 # Climbing
 
 
+def take_as_gain(monkeypatch, found):
+    """Let the judge take what a function returns for the gain of a rung, which takes seconds."""
+
+    def run_or_found(ranks, function, *arguments):
+        return found() if function is gain else check_runner.run_alone(ranks, function, *arguments)
+
+    monkeypatch.setattr(judge, "run_alone", run_or_found)
+
+
 def test_climbing_keeps_progress_and_times_and_stops_at_the_next_rung(judging, home, monkeypatch):
     path, said = home / "my_ddp.py", []
 
-    def gain_while_a_hint_is_shown(*_):
+    def gain_while_a_hint_is_shown():
         next_hint(path)
         return Gain("300.0 ms", plain_ms=300.0)
 
-    monkeypatch.setattr(judge, "run_alone", gain_while_a_hint_is_shown)
+    take_as_gain(monkeypatch, gain_while_a_hint_is_shown)
     path.write_text(answer("dist.get_world_size()"))
     verdict = judge.climb(judging, learner_class(path), said.append)
     assert (verdict.rung, verdict.passed, verdict.check) == (2, False, "one all-reduce for each dtype")
@@ -309,7 +318,7 @@ def test_a_grade_has_a_point_for_each_rung_and_junit(here, home, shared, monkeyp
 @pytest.fixture
 def magics(home, shared, monkeypatch):
     """The magics of a notebook, by name."""
-    monkeypatch.setattr(judge, "run_alone", lambda *_: Gain("300.0 ms", plain_ms=300.0))
+    take_as_gain(monkeypatch, lambda: Gain("300.0 ms", plain_ms=300.0))
     found = {}
     ipython = SimpleNamespace(
         run_cell=lambda _cell: SimpleNamespace(success=True),

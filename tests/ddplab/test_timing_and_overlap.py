@@ -65,7 +65,8 @@ def test_a_slower_schedule_is_named_by_its_first_late_bucket(schedule):
 def test_a_class_that_waits_where_virtual_time_cannot_see_it_does_not_support_virtual_time(bench_of, monkeypatch):
     monkeypatch.setattr(virtual_time, "TURN_TIMEOUT_S", 0.5)
     bench = bench_of(faulty("WaitsForAThread"))
-    bench.run_alone = lambda function, *arguments: function(*arguments)  # here, where the time-out is shorter
+    # Here, where the time-out is shorter.
+    monkeypatch.setattr(overlap, "run_alone", lambda _bench, function, *arguments: function(*arguments))
     found = outcomes(bench, ["any timing", "overlap"])
     assert [one.outcome for one in found.values()] == ["not supported"] * 2
     assert all("rank 0 has not come back for 0.5 s" in one.message for one in found.values())
