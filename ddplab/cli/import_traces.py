@@ -18,11 +18,7 @@ MODEL = (
 )
 
 import_app = typer.Typer(help="Make a trace from files of other tools.", rich_markup_mode=None, add_completion=False)
-
-
-@import_app.callback()
-def importing() -> None:
-    """Make a trace from files of other tools."""
+import_app.callback()(lambda: None)  # so that `kineto` is a subcommand
 
 
 @import_app.command(short_help="Files of torch's profiler.")

@@ -133,22 +133,15 @@ def arranged(values: Tensor, layout: Layout) -> Tensor:
     return values.contiguous()
 
 
-BUFFERS: dict[str, Layout] = {
-    "samples": "contiguous",
-    "transposed": "transposed",
-    "large": "contiguous",
-    "fine": "contiguous",
-}
-"""A model's buffers; float32 or float64 would round some of their numbers, and `fine` is not in the state dict."""
 REPLACED = "samples"
 """The buffer that each forward pass replaces by a new tensor; it writes into the others."""
 
 
 def buffer_values(samples: int) -> dict[str, Tensor]:
-    """Return what a model's buffers hold after so many samples, by name."""
-    table = torch.arange(6).reshape(2, 3)
-    first: tuple[Tensor | int, ...] = 0, table, table + 2**62, table.double() + 2**-40
-    return {name: torch.tensor(samples) + one for name, one in zip(BUFFERS, first, strict=True)}
+    """Return what a model's buffers hold after so many samples, by name; floats would round some of the numbers."""
+    table = torch.arange(6).reshape(2, 3) + samples
+    counted = {"samples": torch.tensor(samples), "transposed": table, "large": table + 2**62}
+    return counted | {"fine": table.double() + 2**-40}
 
 
 class Net(nn.Module):
@@ -164,7 +157,8 @@ class Net(nn.Module):
         self.names: list[str] = []
         if program.buffer:
             for name, values in buffer_values(0).items():
-                self.register_buffer(name, arranged(values, BUFFERS[name]), persistent=name != "fine")
+                layout: Layout = "transposed" if name == "transposed" else "contiguous"
+                self.register_buffer(name, arranged(values, layout), persistent=name != "fine")
         for index, weight in enumerate(program.weights):
             dtype = getattr(torch, weight.dtype)
             values = torch.randint(-2, 3, weight.shape, generator=generator).to(dtype)

@@ -126,14 +126,10 @@ class ModelledCollective:
 class ModelledNetwork:
     """The collectives between all ranks.
 
-    Args:
-        time: The clock of all simulated ranks.
-        represented_by: For each rank, the simulated rank that behaves the same.
-        price: Returns the cost of a message.
+    `represented_by` has, for each rank, the simulated rank that behaves the same.
 
     Attributes:
         launched: The collectives of the present iteration, in launch order.
-        world_size: Number of ranks.
         entered: Returns a context in which a rank's group is the default group.
     """
 
@@ -308,9 +304,11 @@ class ModelledGroup(dist.ProcessGroup):
         return "modelled"
 
     def allreduce(self, tensors: Any, opts: Any = None) -> _ModelledWork:  # type: ignore[override]
-        """Reduce tensors over all ranks, in place."""
+        """Reduce tensors over all ranks, in place; the rows of sparse tensors are gathered."""
         tensors = [tensors] if isinstance(tensors, Tensor) else list(tensors)
-        return self._launch(all_reduce_message(tensors), "allreduce", (tensors,), opts or dist.AllreduceOptions())
+        transport: Transport = "all_gather" if tensors[0].is_sparse else "all_reduce"
+        message = CollectiveMessage(transport, sum(map(tensor_bytes, tensors)))
+        return self._launch(message, "allreduce", (tensors,), opts or dist.AllreduceOptions())
 
     def broadcast(self, tensors: Any, opts: Any = None) -> _ModelledWork:  # type: ignore[override]
         """Overwrite tensors with those of one rank."""
@@ -376,18 +374,9 @@ class ModelledGroup(dist.ProcessGroup):
         return _ModelledWork(self._network.transfer(self._virtual_rank, tensors[0], path))
 
 
-def all_reduce_message(tensors: Sequence[Tensor]) -> CollectiveMessage:
-    """Return the message of an all-reduce; the rows of sparse tensors are gathered."""
-    size = sum(map(tensor_bytes, tensors))
-    if tensors[0].is_sparse:
-        return CollectiveMessage("all_gather", size + sum(tensor._nnz() for tensor in tensors) * INDEX_BYTES)
-    return CollectiveMessage("all_reduce", size)
-
-
 def tensor_bytes(tensor: Tensor) -> int:
-    """Return the bytes of a tensor's elements; of a sparse tensor, those of its values."""
-    values = tensor._values() if tensor.is_sparse else tensor
-    return values.numel() * values.element_size()
+    """Return the bytes of a tensor's elements; of a sparse tensor, those of its values and of the rows' indices."""
+    return tensor._values().nbytes + tensor._nnz() * INDEX_BYTES if tensor.is_sparse else tensor.nbytes
 
 
 # The default group of each rank
