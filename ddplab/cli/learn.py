@@ -7,7 +7,7 @@ from typing import Annotated, Any
 from typer import Argument, Exit, Option
 
 from ..reference.ranks.fork_server import start_server
-from .shared_options import Json, check_outputs
+from .shared_options import Json, check_outputs, refuse
 from .terminal_output import show_table, write_json
 
 HELP = {
@@ -36,12 +36,10 @@ def learn(
     is written only if there is none; the progress is in FILE with the ending .progress.json. The exit status is 1 if
     the next rung is not passed.
     """
-    if junit is not None and not grade:
-        raise ValueError("--junit: expected --grade too, which judges all rungs")
-    if grade and (watch or hint):
-        raise ValueError("--grade: expected neither --watch nor --hint, because a grade is one run")
-    if json_path is not None and (watch or hint):
-        raise ValueError("--json: expected neither --watch nor --hint, which give no single result")
+    excluded = watch or hint
+    refuse({"--junit": junit and not grade}, "expected --grade too, which judges all rungs")
+    refuse({"--grade": grade and excluded}, "expected neither --watch nor --hint, because a grade is one run")
+    refuse({"--json": json_path and excluded}, "expected neither --watch nor --hint, which give no single result")
     if find_spec("hypothesis") is None:
         raise ValueError("learn: expected the package hypothesis; install it with `pip install 'ddplab[conform]'`")
     from ..learn.rungs import CLASS, TUTOR, load_progress, next_hint, write_skeleton

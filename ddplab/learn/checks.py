@@ -410,8 +410,7 @@ def _sharded(rank: int, world_size: int, subject: Subject) -> str:
 class Stepping:
     """A class on an emulated device whose step is that of a sharded Adam; has what `wrap_emulated` uses of a subject.
 
-    Attributes:
-        held_bytes: What the rank held beside the parameters at each step.
+    `held_bytes` is what the rank held beside the parameters at each step.
     """
 
     def __init__(self, subject: Subject) -> None:

@@ -216,22 +216,19 @@ def climb(judge: Judge, subject: LearnerClass, report: Report, *, introduces: bo
     is kept beside the class's file. With `introduces`, the present rung's task is reported even if it was before.
     """
     path = Path(subject.path)
-    progress = load_progress(path)
-    if progress.passed == len(RUNGS):
+    passed = load_progress(path).passed
+    if passed == len(RUNGS):
         report(f"All {len(RUNGS)} rungs are passed; they are judged again.")
         return _judged_again(judge, subject, len(RUNGS) + 1, report) or Judgement(len(RUNGS))
-    while True:
-        number = progress.passed + 1
-        if introduces or number > progress.introduced:
+    for number in range(passed + 1, len(RUNGS) + 1):
+        if (introduces and number == passed + 1) or number > load_progress(path).introduced:
             report(introduction(number))
-            introduces, progress = False, update_progress(path, introduced=number)
+            update_progress(path, introduced=number)
         verdict = judge_rung(judge, subject, number, report)
         if not verdict.passed:
             return verdict
-        if number == len(RUNGS):
-            report(f"You have written a reducer: `ddplab conform {subject.name}` runs all checks on it.")
-            return verdict
-        progress = load_progress(path)
+    report(f"You have written a reducer: `ddplab conform {subject.name}` runs all checks on it.")
+    return verdict
 
 
 def judge_rung(judge: Judge, subject: LearnerClass, number: int, report: Report) -> Judgement:

@@ -22,11 +22,7 @@ class LearnerError(ValueError):
 
 @dataclass(frozen=True)
 class LearnerClass(Subject):
-    """A class in a source text; every process runs this text, whatever the file contains by then.
-
-    Attributes:
-        path: The file, for tracebacks.
-        source: Its text.
+    """A class in a source text; every process runs this text, whatever the file `path` contains by then.
 
     Raises:
         LearnerError: The text has no such class, or raises an error when it is run; on the first use.

@@ -95,8 +95,6 @@ def write_skeleton(path: Path) -> bool:
 
 # Progress of a learner, in one file beside the class; nothing else is written
 
-Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
-
 
 class Progress(Schema):
     """Progress on the ladder.
@@ -111,7 +109,7 @@ class Progress(Schema):
     passed: int = Field(default=0, ge=0, le=len(RUNGS))
     introduced: int = Field(default=0, ge=0, le=len(RUNGS))
     hints: dict[int, Count] = Field(default_factory=dict)
-    iteration_ms: dict[int, Positive] = Field(default_factory=dict)
+    iteration_ms: dict[int, Annotated[float, Field(gt=0, allow_inf_nan=False)]] = Field(default_factory=dict)
 
 
 def progress_file(path: Path) -> Path:
