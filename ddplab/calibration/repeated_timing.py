@@ -109,8 +109,7 @@ def read_clock() -> Reading:
 def in_ns(*readings: Reading) -> tuple[int, ...]:
     """Return the times of readings, as of `clock_ns`; waits until the GPU has reached them."""
     _clock(rank_device()).settle(wait=True)
-    times_ns = [nanoseconds(reading) for reading in readings]
-    return tuple(ns for ns in times_ns if ns is not None)
+    return tuple(ns for ns in map(nanoseconds, readings) if ns is not None)
 
 
 @cache

@@ -109,15 +109,12 @@ def large_gradients(bench: Bench) -> None:
     def shuffled(_step: int, rank: int) -> list[int]:
         return [(index * 5 + rank) % len(weights) for index in range(len(weights))]
 
-    def some(_step: int, rank: int) -> list[int]:
-        return [rank % 2, 2, 3 + rank % 2]
-
     for options in bench.variants({"bucket_cap_mb": 25.0}, VIEWS):
         run_program(bench, weights, used=shuffled, options=options)
         bench.try_body(real_models.trains, steps=2, **usual_scripts.LARGE, **options)
     if "find_unused_parameters" in bench.offer.options:
         for options in bench.variants({"bucket_cap_mb": 25.0, "find_unused_parameters": True}, VIEWS):
-            run_program(bench, weights, used=some, options=options)
+            run_program(bench, weights, used=lambda _, rank: [rank % 2, 2, 3 + rank % 2], options=options)
 
 
 # Capabilities

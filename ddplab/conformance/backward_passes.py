@@ -30,11 +30,7 @@ LATE_S = 0.2
 
 
 class _Branches(nn.Module):
-    """Three independent layers, each with an output of its own.
-
-    Attributes:
-        raises: If not empty, the next backward pass raises an error before it reaches the layers; see `_raises`.
-    """
+    """Three layers with an output each; if `raises` has elements, a backward pass raises an error before them."""
 
     def __init__(self) -> None:
         super().__init__()

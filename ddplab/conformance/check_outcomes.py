@@ -133,9 +133,8 @@ class ConformanceReport:
 
 def is_unmatched(fault: BaseException) -> bool:
     """Return whether an error, or one that caused it, is of ranks that did not match, hung or were lost."""
-    if isinstance(fault, RanksUnmatchedError):
-        return True
-    return fault.__cause__ is not None and is_unmatched(fault.__cause__)
+    cause = fault.__cause__
+    return isinstance(fault, RanksUnmatchedError) or (cause is not None and is_unmatched(cause))
 
 
 def why_left_out(check: str, results: Sequence[CheckResult]) -> str:

@@ -46,11 +46,7 @@ unless passes under `no_sync` come before."""
 
 
 class FindingError(Exception):
-    """The subject is wrong; the message says where and by how much.
-
-    Attributes:
-        program: The program that shows the fault. None: there is none.
-    """
+    """The subject is wrong; the message says where and by how much, and `program`, if there is one, shows it."""
 
     def __init__(self, message: str, program: Program | None = None) -> None:
         super().__init__(message)
@@ -123,8 +119,7 @@ def check_program(
 ) -> list[str]:
     """Run a program on ranks and compare every rank with local training, exactly.
 
-    Returns:
-        Those of `habits`, ways in which the class may broadcast buffers, with which everything is equal.
+    Returns those of `habits`, ways in which the class may broadcast buffers, with which everything is equal.
 
     Raises:
         FindingError: They differ.
@@ -166,11 +161,8 @@ def compare(got: Seen, expected: Seen, *, iteration: int, rank: int, rtol: float
 
 def differences(got: Seen, expected: Seen, rtol: float = 0.0) -> Iterator[tuple[str, str, str]]:
     """Yield kind, name and description of each tensor that differs."""
-    for kind, mine, theirs in (
-        ("gradient", got.gradients, expected.gradients),
-        ("parameter", got.parameters, expected.parameters),
-        ("buffer", got.buffers, expected.buffers),
-    ):
+    for kind in ("gradient", "parameter", "buffer"):
+        mine, theirs = getattr(got, f"{kind}s"), getattr(expected, f"{kind}s")
         for name, want in theirs.items():
             if not same(mine.get(name), want, rtol):
                 yield kind, name, describe_difference(mine.get(name), want)

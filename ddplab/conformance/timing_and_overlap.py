@@ -344,9 +344,8 @@ def load(path: Path) -> tuple[EmulatedSchedule, ...]:
     Raises:
         ValueError: The file is missing or damaged; the message names file, field and reason.
     """
-    return read_schema(
-        ScheduleFile, path, what="a file of schedules", cure="write it again with `ddplab conform --save-schedule`"
-    ).schedules
+    cure = "write it again with `ddplab conform --save-schedule`"
+    return read_schema(ScheduleFile, path, what="a file of schedules", cure=cure).schedules
 
 
 def compare(schedules: Sequence[EmulatedSchedule], baseline: Sequence[EmulatedSchedule]) -> list[str]:

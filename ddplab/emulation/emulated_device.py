@@ -82,10 +82,7 @@ class EmulatedOptimizer(torch.optim.SGD):
 class EmulatedModel(nn.Module):
     """A module with the parameters and buffers of a recorded workload; all parameters are zero at first.
 
-    Args:
-        workload: The recorded model.
-        clock: What the module computes on.
-        sparse_density: Fraction of a sparse gradient's rows that one batch touches.
+    It computes on `clock`; `sparse_density` is the fraction of a sparse gradient's rows that one batch touches.
 
     Attributes:
         times: How long the next iteration computes; set it before the forward pass.
@@ -216,15 +213,13 @@ def _submodules(tensors: Sequence[Parameter | Buffer], names: Sequence[str]) -> 
     for tensor, name in zip(tensors, names, strict=True):
         *path, attribute = name.split(".")
         sparse = isinstance(tensor, Parameter) and tensor.sparse
-        if sparse and (attribute != "weight" or not path):
-            raise KeyError(name)
         owner = root
         for depth, part in enumerate(path):
             if part not in owner._modules:
                 is_embedding = sparse and depth == len(path) - 1
                 owner.add_module(part, _SparseEmbedding() if is_embedding else _Submodule())
             owner = owner.get_submodule(part)
-        if sparse and not isinstance(owner, _SparseEmbedding):
+        if sparse and not (attribute == "weight" and isinstance(owner, _SparseEmbedding)):
             raise KeyError(name)
         dtype = getattr(torch, tensor.dtype)
         if isinstance(tensor, Parameter):
