@@ -38,10 +38,8 @@ IN_FLOAT32 = {
 def measure_memory(model: str, *, autocast: str | None = None) -> StepMemory | None:
     """Count what one step of a model holds; None: it has no batch size, or does not run on fake tensors.
 
-    Args:
-        model: A built-in name or `module:callable`, as for `--model`. A callable that takes `batch` is counted with
-            its own batch and with twice as many samples, which shows what does not grow with the batch.
-        autocast: Element type of torch.autocast, "bfloat16" or "float16". None: no autocast.
+    Arguments are those of `measure_operations`. A callable that takes `batch` is counted with its own batch and with
+    twice as many samples, which shows what does not grow with the batch.
 
     Raises:
         ModelError: There is no such model.

@@ -33,13 +33,10 @@ aten = torch.ops.aten
 def measure_operations(model: str, *, autocast: str | None = None) -> Operations:
     """Count FLOPs and bytes of one iteration of a model, by gradient, without allocating or computing anything.
 
-    Attention is counted as the fused kernel that torch chooses, on a GPU as on a processor.
-
-    Args:
-        model: A built-in name or `module:callable`, as for `--model`.
-        autocast: Element type of torch.autocast, "bfloat16" or "float16". Casts and activations are those on a
-            processor, where normalisations keep the low precision that CUDA's autocast gives up, so the bytes are the
-            least that a GPU moves. None: no autocast.
+    `model` is as for `--model`. Attention is counted as the fused kernel that torch chooses, on a GPU as on a
+    processor. `autocast` is the element type of torch.autocast, "bfloat16" or "float16"; None: no autocast. Casts and
+    activations are those on a processor, where normalisations keep the low precision that CUDA's autocast gives up,
+    so the bytes are the least that a GPU moves.
 
     Raises:
         ModelError: There is no such model, a parameter gets no gradient, or the model does not run without data.

@@ -88,8 +88,7 @@ class ValidationRow:
         predicted_ns: Median of the predicted iterations.
         interval_ns: Ends of the predicted 90 % interval.
         coverage: Fraction of the measured iterations that lie inside the interval.
-        error: Error of the prediction.
-        perfect_scaling_error: The same for a baseline of `simulator.baseline_predictions`, as the other three are.
+        perfect_scaling_error: The error of a baseline of `simulator.baseline_predictions`, as the other three are.
     """
 
     model: str

@@ -64,17 +64,9 @@ def validate(
 ) -> ValidationReport:
     """Record, calibrate, write the predictions, and only then train and measure.
 
-    `out` gets `trace.json.gz` (the recorded computation), `fabric.json`, `predictions.json` and `report.json`.
-
-    Args:
-        pool: The ranks to train on.
-        model: Name of a model.
-        configurations: What is trained in each turn.
-        out: Folder for the files.
-        repeat: Number of turns.
-        with_torch: Whether torch's class trains after ours in each turn.
-        plan: Buckets of the configuration whose cap is "plan".
-        on_progress: Called with each step's name, the parts done and all parts.
+    The folder `out` gets `trace.json.gz` (the recorded computation), `fabric.json`, `predictions.json` and
+    `report.json`. In each of `repeat` turns all configurations train, with `with_torch` also by torch's class after
+    ours. `plan` has the buckets of the configuration whose cap is "plan".
 
     Raises:
         RankError: A rank failed.

@@ -69,21 +69,13 @@ def emulate(
 ) -> Prediction:
     """Run a real reducer in virtual time and report its iteration time.
 
-    Args:
-        trace: As for `predict`.
-        fabric: As for `predict`.
-        world_size: As for `predict`. Ranks with equal compute times and inputs are emulated once. A class whose ranks
-            act by their number therefore needs a trace with one recorded rank for each of them.
-        reducer: The class that averages gradients: "ddplab", "torch", or a class with the constructor of torch's
-            `DistributedDataParallel`; or, with grouping="module", "replicate" (`replicate_modules`) or a function
-            like it. Copies and launches count as free unless the reducer is ddplab's. A class may use NCCL's
-            collectives (reductions SUM, AVG, MAX, MIN) and barriers of the default process group.
-        policy: As for `predict`.
-        variation: As for `predict`.
-        stragglers: As for `predict`.
-        inputs: As for `predict`; requires the phase "steady".
-        assume: As for `predict`.
-        settings: As for `predict`.
+    Arguments are those of `predict`; `inputs` requires the phase "steady". Ranks with equal compute times and inputs
+    are emulated once, so a class whose ranks act by their number needs a trace with one recorded rank for each.
+
+    `reducer` is the class that averages gradients: "ddplab", "torch", or a class with the constructor of torch's
+    `DistributedDataParallel`; or, with grouping="module", "replicate" (`replicate_modules`) or a function like it.
+    Copies and launches count as free unless the reducer is ddplab's. A class may use NCCL's collectives (reductions
+    SUM, AVG, MAX, MIN) and barriers of the default process group.
 
     Returns:
         The answer of `predict` with the emulated times. The interval contains 90 % of the emulated iterations.
@@ -204,12 +196,7 @@ def _times_of_cycles(sampler: IterationSampler) -> Callable[[int, int], list[Ite
 
 
 class _Emulation:
-    """One run of all simulated ranks.
-
-    Attributes:
-        timelines: By label, what the ranks did between two common starts.
-        buckets: Parameter indices by bucket, in launch order.
-    """
+    """One run of all simulated ranks; `timelines` has, by label, what they did between two common starts."""
 
     def __init__(self, training: TrainingPlan, fabric: Fabric, world_size: int, sampler: IterationSampler) -> None:
         self.timelines: dict[Label, Timeline] = {}

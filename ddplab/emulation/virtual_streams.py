@@ -34,11 +34,7 @@ class Event:
 
 
 class Stream:
-    """A side stream of a rank.
-
-    Attributes:
-        pending: Results of collectives that the stream waits for.
-    """
+    """A side stream of a rank; `pending` has the results of collectives that it waits for."""
 
     def __init__(self, priority: int = 0) -> None:
         self.pending: list[torch.futures.Future[Any]] = []
