@@ -23,6 +23,10 @@ ONE_BUCKET = 2**62
 Order = Literal["ready", "reverse", "forward", "size", "ready_from_last"]
 ORDERS: tuple[Order, ...] = get_args(Order)
 
+Keys = Sequence[Hashable] | None
+Sparse = Sequence[bool] | None
+"""Of each parameter its dtype and device, and whether its gradient is sparse; see `assign_buckets`."""
+
 BucketAssignment = list[list[int]]
 """Parameter indices by bucket. Where buckets are in *launch order*, bucket 0 is launched first."""
 
@@ -31,8 +35,8 @@ def assign_buckets(
     sizes_bytes: Sequence[int],
     caps_bytes: Sequence[int],
     *,
-    keys: Sequence[Hashable] | None = None,
-    sparse: Sequence[bool] | None = None,
+    keys: Keys = None,
+    sparse: Sparse = None,
     order: Sequence[int] | None = None,
 ) -> BucketAssignment:
     """Assign parameters to buckets of at least the cap's size; a parameter is never split.
@@ -56,12 +60,23 @@ def assign_buckets(
     Raises:
         ValueError: Sizes, caps, keys, sparse or order are invalid or differ in length.
     """
-    _check_assignment(sizes_bytes, caps_bytes, keys, sparse, order)
+    count = len(sizes_bytes)
+    if not caps_bytes or min(caps_bytes) < 0:
+        raise ValueError(f"caps_bytes: expected at least one size, none negative, got {list(caps_bytes)}")
+    if count and min(sizes_bytes) < 0:
+        raise ValueError(f"sizes_bytes: expected no negative size, got {min(sizes_bytes)}")
+    for name, values in (("keys", keys), ("sparse", sparse)):
+        if values is not None and len(values) != count:
+            raise ValueError(f"{name}: expected {count} entries, one for each parameter, got {len(values)}")
+    if order is not None and len(set(order)) != len(order):
+        raise ValueError("order: expected each parameter index once, one occurs twice")
+    if unknown := sorted(set(order or ()) - set(range(count))):
+        raise ValueError(f"order: expected parameter indices 0 to {count - 1}, got {unknown}")
     buckets: BucketAssignment = []
     open_buckets: dict[Hashable, list[int]] = {}
     open_bytes: dict[Hashable, int] = {}
     closed: dict[Hashable, int] = {}
-    for index in range(len(sizes_bytes)) if order is None else order:
+    for index in range(count) if order is None else order:
         if sparse is not None and sparse[index]:
             buckets.append([index])
             continue
@@ -100,9 +115,7 @@ def may_change(*, find_unused_parameters: bool, static_graph: bool) -> bool:
 
 
 def two_stage_caps(
-    bucket_cap_mb: float | None,
-    bucket_cap_mb_list: Sequence[float] | None,
-    graph_may_change: bool,  # noqa: FBT001
+    bucket_cap_mb: float | None, bucket_cap_mb_list: Sequence[float] | None, *, graph_may_change: bool
 ) -> tuple[list[int], list[int]]:
     """Caps in bytes until the rebuild and after it: no limit until then, unless the user's caps hold from the start.
 
@@ -121,11 +134,7 @@ def cap_name(cap_mb: float) -> str:
 
 
 def initial_buckets(
-    sizes_bytes: Sequence[int],
-    caps_bytes: Sequence[int],
-    *,
-    keys: Sequence[Hashable] | None = None,
-    sparse: Sequence[bool] | None = None,
+    sizes_bytes: Sequence[int], caps_bytes: Sequence[int], *, keys: Keys = None, sparse: Sparse = None
 ) -> BucketAssignment:
     """Buckets at construction, in launch order: assigned over registration order, then reversed."""
     return assign_buckets(sizes_bytes, caps_bytes, keys=keys, sparse=sparse)[::-1]
@@ -136,8 +145,8 @@ def rebuilt_buckets(
     caps_bytes: Sequence[int],
     *,
     order: Sequence[int],
-    keys: Sequence[Hashable] | None = None,
-    sparse: Sequence[bool] | None = None,
+    keys: Keys = None,
+    sparse: Sparse = None,
     small_last: bool = False,
 ) -> BucketAssignment:
     """Buckets of the rebuild, in launch order; see `assign_buckets` for the arguments.
@@ -160,8 +169,8 @@ def plan_buckets(
     caps_bytes: Sequence[int],
     *,
     ready_order: Sequence[int],
-    keys: Sequence[Hashable] | None = None,
-    sparse: Sequence[bool] | None = None,
+    keys: Keys = None,
+    sparse: Sparse = None,
 ) -> BucketAssignment:
     """Assign parameters to buckets by walking them in a named order; returns the buckets in launch order.
 
@@ -255,25 +264,3 @@ def check_partition(buckets: Sequence[Sequence[int]], count: int, *, name: str =
         raise ValueError(f"{name}: parameters {twice} are in more than one bucket")
     if missing := sorted(set(range(count)) - set(seen)):
         raise ValueError(f"{name}: parameters {missing} are in no bucket")
-
-
-def _check_assignment(
-    sizes_bytes: Sequence[int],
-    caps_bytes: Sequence[int],
-    keys: Sequence[Hashable] | None,
-    sparse: Sequence[bool] | None,
-    order: Sequence[int] | None,
-) -> None:
-    count = len(sizes_bytes)
-    if not caps_bytes or min(caps_bytes) < 0:
-        raise ValueError(f"caps_bytes: expected at least one size, none negative, got {list(caps_bytes)}")
-    if count and min(sizes_bytes) < 0:
-        raise ValueError(f"sizes_bytes: expected no negative size, got {min(sizes_bytes)}")
-    for name, values in (("keys", keys), ("sparse", sparse)):
-        if values is not None and len(values) != count:
-            raise ValueError(f"{name}: expected {count} entries, one for each parameter, got {len(values)}")
-    if order is not None:
-        if len(set(order)) != len(order):
-            raise ValueError("order: expected each parameter index once, one occurs twice")
-        if unknown := sorted(set(order) - set(range(count))):
-            raise ValueError(f"order: expected parameter indices 0 to {count - 1}, got {unknown}")

@@ -5,7 +5,7 @@ import os
 from collections.abc import Callable, Sequence
 from itertools import repeat
 from operator import is_
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.distributed as dist
@@ -15,6 +15,9 @@ from .bucket_memory import ScaledCopies, aligned_buffer, views_of
 from .bucketing import rebuild_order, rebuilt_buckets
 from .message_sizes import READY_ORDER_BYTES
 from .parameters import INTEGERS, bucket_key, dense_strides
+
+if TYPE_CHECKING:
+    from .checks.construction import Setup
 
 SUM = dist.AllreduceOptions()
 """torch's options of an all-reduce, as they are by default: a process group written in Python must be given some."""
@@ -173,9 +176,7 @@ class Buckets(list[Bucket]):
 
     Args:
         parameters: Trainable parameters by parameter index.
-        assignment: Parameter indices by bucket, in launch order.
-        rebuild_caps_bytes: Caps for the rebuild in ready order. None: `assignment` stays.
-        sparse: Parameter indices whose gradients are sparse tensors.
+        setup: The buckets of construction, and what the rebuild needs.
         make_bucket: Makes a bucket of the kind that the options need; see `view_and_sparse_buckets`.
 
     Attributes:
@@ -189,18 +190,13 @@ class Buckets(list[Bucket]):
     def __init__(
         self,
         parameters: Sequence[nn.Parameter],
-        assignment: Sequence[Sequence[int]],
-        *,
-        rebuild_caps_bytes: Sequence[int] | None,
-        sparse: frozenset[int],
+        setup: "Setup",
         make_bucket: Callable[[Sequence[int], Sequence[nn.Parameter]], Bucket],
     ) -> None:
-        self._parameters = parameters
+        self._parameters, self._setup = parameters, setup
         self._make_bucket = make_bucket
         self.keys = [bucket_key(parameter) for parameter in parameters]
-        self._rebuild_caps = rebuild_caps_bytes
-        self.sparse = sparse
-        self._initial = assignment
+        self.sparse = setup.sparse
         self.reset()
         self.initial_sizes_bytes = [bucket.size_bytes for bucket in self]
 
@@ -212,7 +208,7 @@ class Buckets(list[Bucket]):
     def reset(self) -> None:
         """Return to the buckets of construction, which will be rebuilt once."""
         self.rebuilt = False
-        self._allocate(self._initial)
+        self._allocate(self._setup.buckets)
 
     def _allocate(self, assignment: Sequence[Sequence[int]]) -> None:
         self.clear()  # frees the old buffers before the new ones are allocated
@@ -228,18 +224,16 @@ class Buckets(list[Bucket]):
         `ready_order` is empty until it is known. It may differ between the ranks of `group`, but all must send the
         same buckets, so rank 0's is used.
         """
-        if not ready_order or self._rebuild_caps is None:
+        caps_bytes = self._setup.rebuild_caps_bytes
+        if not ready_order or caps_bytes is None:
             return False
         own = rebuild_order(ready_order, len(self._parameters))
         order = torch.tensor(own, dtype=INTEGERS[READY_ORDER_BYTES], device=self._parameters[0].device)
         dist.broadcast(order, group_src=0, group=group)
+        sizes_bytes, walk = [parameter.nbytes for parameter in self._parameters], order.tolist()
+        small_last = os.environ.get("DDP_SET_LAST_BUCKET_CAP") == "1"
         assignment = rebuilt_buckets(
-            [parameter.nbytes for parameter in self._parameters],
-            self._rebuild_caps,
-            keys=self.keys,
-            sparse=[index in self.sparse for index in range(len(self._parameters))],
-            order=order.tolist(),
-            small_last=os.environ.get("DDP_SET_LAST_BUCKET_CAP") == "1",
+            sizes_bytes, caps_bytes, keys=self.keys, sparse=self.sparse, order=walk, small_last=small_last
         )
         self._allocate(assignment)
         self.rebuilt = True

@@ -16,11 +16,13 @@ import torch
 import torch.distributed as dist
 from torch import nn
 from torch._C._distributed_c10d import BuiltinCommHookType
+from torch._utils import classproperty
 from torch.distributed.algorithms.ddp_comm_hooks import optimizer_overlap_hooks
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.distributed_c10d import _rank_not_in_group
 from torch.nn.parallel.distributed import DistributedDataParallel as TorchDDP
-from torch.nn.parallel.distributed import _BufferCommHook, _BufferCommHookLocation, _MixedPrecision
+from torch.nn.parallel.distributed import _BufferCommHook, _MixedPrecision
+from torch.nn.parallel.distributed import _BufferCommHookLocation as HookLocation
 
 from .between_iterations import finalize_backward, register_comm_hook, set_finalization, set_group, set_options
 from .broadcast import are_due, send_buffers, send_state
@@ -58,6 +60,7 @@ TORCHS_OWN = (
     *("_register_fused_optim", "_set_ddp_sink_clone", "_set_params_and_buffers_to_ignore_for_model"),
 )
 """torch's own methods, which need only the wrapper's attributes; the wrapper itself does not call them."""
+_caps_mb = attrgetter("_reducer.options.bucket_cap_mb", "_reducer.options.bucket_cap_mb_list")
 
 
 def _option(name: str, change: Callable[..., None] | None = None) -> Any:
@@ -71,13 +74,6 @@ def _option(name: str, change: Callable[..., None] | None = None) -> Any:
         change(ddp._reducer, **{name: value})
 
     return property(lambda ddp: getattr(ddp._reducer.options, name), set_option)
-
-
-class _ActiveModule:
-    """The wrapper that is in its forward pass, which the wrapper's class has as an attribute, like torch's."""
-
-    def __get__(self, _ddp: Any, _class: type) -> "TorchDDP | None":
-        return TorchDDP._active_ddp_module
 
 
 class DistributedDataParallel(DataParallel):
@@ -208,20 +204,9 @@ class DistributedDataParallel(DataParallel):
         make = partial(self._set_up, options, with_buffers=with_buffers)
         tensors, setup = construction.verify_setup(make, self.process_group, self.module, exchange=exchange)
         bucketed, this = tensors.bucketed, weakref.ref(self)
-        buckets = Buckets(
-            list(bucketed.values()),
-            setup.buckets,
-            rebuild_caps_bytes=setup.rebuild_caps_bytes,
-            sparse=setup.sparse,
-            make_bucket=partial(make_bucket, options=options, sparse=setup.sparse),
-        )
+        buckets = Buckets(list(bucketed.values()), setup, partial(make_bucket, options=options, sparse=setup.sparse))
         self._reducer = reducer = Reducer(
-            bucketed,
-            buckets,
-            options=options,
-            group=self.process_group,
-            make_tracker=make_tracker,
-            sync_enabled=partial(sync_enabled, this),
+            bucketed, buckets, options, self.process_group, make_tracker, partial(sync_enabled, this)
         )
         self.reducer = TorchNames(reducer)
         if options.debug:
@@ -294,21 +279,12 @@ class DistributedDataParallel(DataParallel):
         """Wait for the averages of a backward pass; see `between_iterations.finalize_backward`."""
         finalize_backward(self._reducer)
 
-    @property
-    def bucket_bytes_cap(self) -> int:
-        """Size in bytes at which a bucket closes; with a list of caps, the largest."""
-        return max(bucket_caps(self._reducer.options.bucket_cap_mb, self._reducer.options.bucket_cap_mb_list))
-
-    @property
-    def bucket_bytes_cap_default(self) -> bool:
-        """Whether the user has given no cap, so that the first bucket is smaller."""
-        return self._reducer.options.bucket_cap_mb is None and not self._reducer.options.bucket_cap_mb_list
-
-    @property
-    def bucket_bytes_cap_list(self) -> list[int]:
-        """The caps in `bucket_cap_mb_list`, in bytes."""
-        return [int(cap * MIB) for cap in self._reducer.options.bucket_cap_mb_list or []]
-
+    bucket_bytes_cap = property(lambda ddp: max(bucket_caps(*_caps_mb(ddp))))
+    """Size in bytes at which a bucket closes; with a list of caps, the largest."""
+    bucket_bytes_cap_default = property(lambda ddp: _caps_mb(ddp)[0] is None and not _caps_mb(ddp)[1])
+    """Whether the user has given no cap, so that the first bucket is smaller."""
+    bucket_bytes_cap_list = property(lambda ddp: [int(cap * MIB) for cap in _caps_mb(ddp)[1] or []])
+    """The caps in `bucket_cap_mb_list`, in bytes."""
     device_type = property(attrgetter("device.type"), doc="Type of the module's device.")
     broadcast_bucket_size = PIECE_BYTES
     """Size in bytes of the pieces in which parameters and buffers are broadcast."""
@@ -320,7 +296,7 @@ class DistributedDataParallel(DataParallel):
     )
     _has_rebuilt_buckets = property(attrgetter("reducer.buckets.rebuilt"))
     will_sync_module_buffers = are_due
-    _active_ddp_module = _ActiveModule()
+    _active_ddp_module = classproperty(lambda _class: TorchDDP._active_ddp_module)
     is_multi_device_module = property(lambda ddp: len({parameter.device for parameter in ddp._module_parameters}) > 1)
     """Whether the module's parameters are on several devices."""
     named_module_buffers = property(lambda ddp: synchronized_buffers(ddp.module))
@@ -329,6 +305,8 @@ class DistributedDataParallel(DataParallel):
     parameters_to_ignore = property(lambda ddp: set(ignored_names(ddp.module)))
     """Names of the parameters and buffers that are not synchronised."""
 
+    _delay_all_reduce_params = property(lambda ddp: ddp._reducer.delayed.parameters if ddp._reducer.delayed else [])
+
     @property
     def _module_parameters(self) -> list[nn.Parameter]:
         """All parameters but those that are ignored or whose all-reduce is delayed."""
@@ -336,13 +314,8 @@ class DistributedDataParallel(DataParallel):
         named, ignored = self.module.named_parameters(), self.parameters_to_ignore
         return [parameter for name, parameter in named if name not in ignored and parameter not in delayed]
 
-    @property
-    def _delay_all_reduce_params(self) -> list[nn.Parameter]:
-        return self._reducer.delayed.parameters if self._reducer.delayed is not None else []
-
     def _build_params_for_reducer(self) -> tuple[list[nn.Parameter], list[bool]]:
-        sparse = self._reducer.buckets.sparse
-        return self._reducer.parameters, [index in sparse for index in range(len(self._reducer.parameters))]
+        return self._reducer.parameters, self._reducer.buckets.sparse
 
     def _assign_modules_buffers(self) -> None:
         """Nothing to do: `modules_buffers` are read anew each time."""
@@ -398,10 +371,7 @@ class DistributedDataParallel(DataParallel):
         self._reducer.hook.name = str(comm_hook_type)  # type: ignore[union-attr]  # just registered
 
     def _register_buffer_comm_hook(
-        self,
-        state: Any,
-        hook: Callable[..., Any],
-        comm_hook_location: _BufferCommHookLocation = _BufferCommHookLocation.POST_FORWARD,
+        self, state: Any, hook: Callable[..., Any], comm_hook_location: HookLocation = HookLocation.POST_FORWARD
     ) -> None:
         if not callable(hook):
             raise TypeError(f"buffer hook: expected hook(state, buffers_by_name), got {hook!r}")

@@ -1,9 +1,8 @@
 """A module's synchronised parameters and buffers, in the order of the parameter index, and later changes."""
 
-import sys
 import warnings
 from collections.abc import Iterable
-from types import FrameType
+from traceback import walk_stack
 from typing import TYPE_CHECKING, NamedTuple
 
 import torch
@@ -86,11 +85,8 @@ def synchronized_buffers(module: nn.Module) -> dict[str, Tensor]:
 
 def sparse_parameters(module: nn.Module) -> set[str]:
     """Names of the trainable parameters whose gradients are sparse tensors."""
-    sparse = {
-        id(submodule.weight)
-        for submodule in module.modules()
-        if isinstance(submodule, nn.Embedding | nn.EmbeddingBag) and submodule.sparse
-    }
+    embeddings = (part for part in module.modules() if isinstance(part, nn.Embedding | nn.EmbeddingBag))
+    sparse = {id(embedding.weight) for embedding in embeddings if embedding.sparse}
     return {name for name, parameter in trainable_parameters(module).items() if id(parameter) in sparse}
 
 
@@ -153,7 +149,7 @@ def check_registered(ddp: "DataParallel") -> None:
     trainable = [slot for slot in new if slot.parameter.requires_grad]
     names = ", ".join(slot.name for slot in trainable)
     if trainable and not {slot.parameter for slot in slots} <= set(ddp.module.parameters()):
-        if _inside_functional_call():
+        if any(frame.f_code is stateless._functional_call.__code__ for frame, _ in walk_stack(None)):
             return
         ddp._reducer.fail(
             f"rank {rank}: {names}: other parameters than those that were wrapped. A new layer, an assignment or "
@@ -175,13 +171,6 @@ def check_registered(ddp: "DataParallel") -> None:
 
     # At the first gradient: parameters that never get one, such as a teacher's, are no mistake.
     handles = [slot.parameter.register_post_accumulate_grad_hook(warn) for slot in trainable]
-
-
-def _inside_functional_call() -> bool:
-    frame: FrameType | None = sys._getframe()
-    while frame is not None and frame.f_code is not stateless._functional_call.__code__:
-        frame = frame.f_back
-    return frame is not None
 
 
 def warn_of_thawed(ddp: "DataParallel") -> None:

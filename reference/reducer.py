@@ -130,12 +130,9 @@ class Reducer:
         self,
         parameters: dict[str, nn.Parameter],
         buckets: Buckets,
-        *,
         options: Options,
         group: dist.ProcessGroup,
-        make_tracker: Callable[
-            [Options, Sequence[nn.Parameter], Sequence[Node], dist.ProcessGroup], AllParametersUsed
-        ],
+        make_tracker: TrackerMaker,
         sync_enabled: Callable[[], bool],
     ) -> None:
         self.parameters = list(parameters.values())

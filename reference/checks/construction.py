@@ -32,7 +32,6 @@ def resolve_group(group: dist.ProcessGroup | None, mesh: DeviceMesh | None = Non
         )
     if mesh is None:
         group = group if group is not None else dist.group.WORLD
-        assert group is not None
         if not isinstance(group, dist.ProcessGroup):  # torch's NON_GROUP_MEMBER
             raise RuntimeError("process_group: expected a group with this rank, got one that this rank is not in")
         return group
@@ -123,9 +122,10 @@ class Setup:
     parameters: list[Description]
     buffers: list[Description]
     buckets: BucketAssignment
-    sparse: frozenset[int]
-    """Parameter indices whose gradients are sparse tensors."""
+    sparse: list[bool]
+    """Whether gradients are sparse tensors, by parameter index."""
     rebuild_caps_bytes: list[int] | None
+    """Caps for the rebuild in ready order. None: `buckets` stay."""
 
 
 def verify_setup(
@@ -207,23 +207,21 @@ def set_up(module: nn.Module, tensors: ModuleTensors, options: Options, *, with_
     and ValueError if the plan is not a partition of the parameters.
     """
     check_module(module, tensors.trainable.values())
-    bucketed, sparse, plan = tensors.bucketed, tensors.sparse, options.plan
+    bucketed, plan = tensors.bucketed, options.plan
+    sparse = [name in tensors.sparse for name in bucketed]
     caps_mb = options.bucket_cap_mb, options.bucket_cap_mb_list
-    initial_caps, rebuild_caps = two_stage_caps(*caps_mb, options.graph_may_change)
+    initial_caps, rebuild_caps = two_stage_caps(*caps_mb, graph_may_change=options.graph_may_change)
     if plan is None:
-        buckets = initial_buckets(
-            [parameter.nbytes for parameter in bucketed.values()],
-            initial_caps,
-            keys=[bucket_key(parameter) for parameter in bucketed.values()],
-            sparse=[name in sparse for name in bucketed],
-        )
+        sizes_bytes = [parameter.nbytes for parameter in bucketed.values()]
+        keys = [bucket_key(parameter) for parameter in bucketed.values()]
+        buckets = initial_buckets(sizes_bytes, initial_caps, keys=keys, sparse=sparse)
     else:
-        buckets = _resolve_plan(plan, bucketed, sparse)
+        buckets = _resolve_plan(plan, bucketed, tensors.sparse)
     return Setup(
         parameters=[_describe(*named) for named in tensors.parameters.items()],
         buffers=[_describe(*named) for named in tensors.buffers.items() if with_buffers],
         buckets=buckets,
-        sparse=frozenset(index for index, name in enumerate(bucketed) if name in sparse),
+        sparse=sparse,
         rebuild_caps_bytes=rebuild_caps if plan is None else None,
     )
 

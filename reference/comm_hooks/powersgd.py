@@ -146,18 +146,6 @@ class PowerSGDState:
         # Gradients of zeros give columns of zeros, which the Gram-Schmidt process would keep for ever.
         return torch.where(last.any(0), last, fresh) if known else fresh
 
-    def memory(self) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
-        """The errors and Qs kept for the next iteration, to be updated; empty ones if nothing is kept.
-
-        A callback updates these and not the state, which holds a process group; see `comm_hooks.interface`.
-        """
-        return self._errors if self.use_error_feedback else {}, self._qs if self.warm_start else {}
-
-    def count(self, bucket: GradBucket, elements_sent: int) -> None:
-        """Add a bucket to the statistics."""
-        self._before += bucket.buffer().numel()
-        self._after += elements_sent
-
 
 def _ranks(group: dist.ProcessGroup) -> list[int] | str:
     try:
@@ -225,7 +213,8 @@ def _compress(
         group=state.process_group,
         epsilon=state.orthogonalization_epsilon,
     )
-    kept_errors, kept_qs = state.memory()
+    # A callback updates these and not the state, which holds a process group; see `comm_hooks.interface`.
+    kept_errors, kept_qs = state._errors, state._qs if state.warm_start else {}
 
     def remember(done: torch.futures.Future[list[Tensor]]) -> Tensor:
         done.value()
@@ -251,7 +240,8 @@ def _compress(
     if bucket.is_last():
         averaging.send_qs(state.process_group)
         state.waiting = None
-    state.count(bucket, averaging.elements_sent)
+    state._before += buffer.numel()
+    state._after += averaging.elements_sent
     return result
 
 

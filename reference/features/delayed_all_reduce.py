@@ -47,11 +47,8 @@ class DelayedAllReduce:
         self._group = group
         self._wanted: bool | None = None  # None: gradients stay local; False: those of this forward pass are averaged
         self._in_flight: list[Future] = []
-        together = assign_buckets(
-            [parameter.nbytes for parameter in self.parameters],
-            [ONE_BUCKET],
-            keys=[bucket_key(parameter) for parameter in self.parameters],
-        )
+        sizes_bytes = [parameter.nbytes for parameter in self.parameters]
+        together = assign_buckets(sizes_bytes, [ONE_BUCKET], keys=list(map(bucket_key, self.parameters)))
         self._buckets = [ViewBucket(indices, [self.parameters[i] for i in indices]) for indices in together]
 
     def forward_done(self, *, averaging: bool) -> None:

@@ -16,13 +16,13 @@ until then each of them takes memory beside its view."""
 
 
 def make_bucket(
-    indices: Sequence[int], parameters: Sequence[nn.Parameter], *, options: Options, sparse: frozenset[int]
+    indices: Sequence[int], parameters: Sequence[nn.Parameter], *, options: Options, sparse: Sequence[bool]
 ) -> Bucket:
-    """A bucket of the kind that the options need; `sparse`: parameter indices whose gradients are sparse tensors."""
+    """A bucket of the kind that the options need; `sparse`: whether gradients are, by parameter index."""
     kind: type[Bucket] = LazyBucket if options.lazy_bucket_allocation else Bucket
     if options.gradient_as_bucket_view:
         kind = ViewBucket
-    if sparse.intersection(indices):
+    if any(sparse[index] for index in indices):
         kind = SparseBucket
     return kind(indices, parameters, batched=options.batched_grad_copy)
 

@@ -215,4 +215,4 @@ class Policy(Settings, strict=False):
 
     def two_stage_caps(self) -> tuple[list[int], list[int]]:
         """Bucket caps in bytes until the rebuild and after it."""
-        return two_stage_caps(self.bucket_cap_mb, self.bucket_cap_mb_list, self.graph_may_change)
+        return two_stage_caps(self.bucket_cap_mb, self.bucket_cap_mb_list, graph_may_change=self.graph_may_change)
