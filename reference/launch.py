@@ -123,7 +123,6 @@ class RankPool(contextlib.AbstractContextManager["RankPool"]):
             their GPUs with NCCL, otherwise on the CPU.
         new_interpreters: How many of the ranks, from the first, are new interpreters with hash seeds of their own, as
             under torchrun, so that they order sets differently. Forks share hashes and addresses, and start faster.
-
         only_data: Whether ranks may return nothing but data, because they run code that is not to be trusted.
 
     Raises:
@@ -290,38 +289,38 @@ class RankPool(contextlib.AbstractContextManager["RankPool"]):
             status = member.exit_status()
             code = "" if status is None else f" (exit code {status})"
             hint = f"; {MISMATCH}" if status == -signal.SIGABRT and self.backend == "gloo" else ""
-            cause = f"{self.name(rank)} exited without reporting an error{code}{hint}{others or self._others(rank)}"
+            # With `debug=True` another rank names launches that do not match.
+            failed = (self._then_failed(other, failure) for other, failure in self._reports_beside(rank) if failure)
+            others = others or next(failed, "")
+            cause = f"{self.name(rank)} exited without reporting an error{code}{hint}{others}"
             last_output = member.standard_error.tail() if member.standard_error is not None else ""
             raise RankLostError(rank, cause, last_output=last_output) from None
-        if kind == FAILURE and not isinstance(value, RankError):
+        if kind != FAILURE:
+            return kind, value
+        if not isinstance(value, RankError):
             raise value if self._launched is None else type(value)(f"{self.name(rank)}: {value}")
-        if kind == FAILURE:  # the first failure is the cause: other ranks fail because they lost that rank
-            if isinstance(value, CollectiveError):  # the end of a process elsewhere may be noticed after this
-                for other, report in self._reports_beside(rank):
-                    if report is None:
-                        return self._receive(other, others=self._then_failed(rank, value))
-            cause = f"{self.name(rank)} failed: {value.cause}; the other ranks were ended."
-            raise type(value)(rank, cause, traceback=value.traceback)
-        return kind, value
-
-    def _others(self, lost: int) -> str:
-        """What another rank reports after one was lost; with `debug=True` it names launches that do not match."""
-        for rank, report in self._reports_beside(lost):
-            if report is not None and report[0] == FAILURE and isinstance(report[1], RankError):
-                return self._then_failed(rank, report[1])
-        return ""
+        # The first failure is the cause: other ranks fail because they lost that rank.
+        if isinstance(value, CollectiveError):  # the end of a process elsewhere may be noticed after this
+            for other, failure in self._reports_beside(rank):
+                if failure is None:
+                    return self._receive(other, others=self._then_failed(rank, value))
+        cause = f"{self.name(rank)} failed: {value.cause}; the other ranks were ended."
+        raise type(value)(rank, cause, traceback=value.traceback)
 
     def _then_failed(self, rank: int, failure: RankError) -> str:
         return f". {self.name(rank).capitalize()} then failed: {failure.cause}"
 
-    def _reports_beside(self, one: int) -> Iterator[tuple[int, tuple[int, Any] | None]]:
-        """What each other rank reports within a short time; None: the rank has exited."""
+    def _reports_beside(self, one: int) -> Iterator[tuple[int, RankError | None]]:
+        """The other ranks that fail within a short time, with their errors; None: the rank has exited."""
         others = [rank for rank in range(self.world_size) if rank != one]
         deadline = time.monotonic() + OTHERS_S
         while others and (answered := self._answered(others, deadline)):
             for rank in answered:
                 others.remove(rank)
                 try:
-                    yield rank, received(self._ranks[rank].connection.recv_bytes(), only_data=self.only_data)
-                except (EOFError, OSError, pickle.UnpicklingError):
+                    kind, value = received(self._ranks[rank].connection.recv_bytes(), only_data=self.only_data)
+                except (EOFError, OSError, pickle.UnpicklingError, ValueError, TypeError):
                     yield rank, None
+                else:
+                    if kind == FAILURE and isinstance(value, RankError):
+                        yield rank, value

@@ -122,8 +122,7 @@ class JoinableModule(Joinable):
 
     def _sync_final_model(self, is_last_joiner: bool) -> None:  # noqa: FBT001
         """Give all ranks the model of one that had inputs to the end."""
-        self._authoritative_rank = self._find_common_rank(self.process_group.rank(), is_last_joiner)
-        source = self._authoritative_rank
+        source = self._authoritative_rank = self._find_common_rank(self.process_group.rank(), is_last_joiner)
         send_state(self.module, self.process_group, source=source, with_buffers=self.forward_sync_buffers)
 
 

@@ -2,13 +2,13 @@
 
 import gzip
 import json
-import os
 import re
 import zlib
 from collections import Counter
 from collections.abc import Hashable, Iterator
 from contextlib import contextmanager
 from io import BytesIO
+from os import PathLike
 from pathlib import Path
 from reprlib import Repr
 from typing import Any, BinaryIO, TypeVar
@@ -86,12 +86,7 @@ def one_line_errors() -> Iterator[None]:
 
 
 def read_schema(
-    kind: type[R],
-    path: str | os.PathLike[str],
-    *,
-    what: str,
-    cure: str = "",
-    mistaken: tuple[bytes, str] | None = None,
+    kind: type[R], path: str | PathLike[str], *, what: str, cure: str = "", mistaken: tuple[bytes, str] | None = None
 ) -> R:
     """Read a JSON file.
 
@@ -171,7 +166,7 @@ def parse_yaml(text: str) -> Any:
         raise ValueError(" ".join(str(error).split())) from None
 
 
-def read_text(path: str | os.PathLike[str]) -> str:
+def read_text(path: str | PathLike[str]) -> str:
     """Read a file of text in UTF-8, with or without a byte-order mark, gzipped or not.
 
     Raises:
@@ -183,7 +178,7 @@ def read_text(path: str | os.PathLike[str]) -> str:
         raise ValueError(f"{path}: expected text in UTF-8, got {error}") from None
 
 
-def read_bytes(path: str | os.PathLike[str], largest: int = LARGEST_BYTES) -> bytes:
+def read_bytes(path: str | PathLike[str], largest: int = LARGEST_BYTES) -> bytes:
     """Read a file of at most `largest` bytes, gzipped or not; a byte-order mark is left out.
 
     Raises:

@@ -71,35 +71,31 @@ def launched(environment: Mapping[str, str] = os.environ) -> Place | None:
     A step of Slurm or MPI with a single task counts as none: interactive shells are such steps. Raises Error if the
     launcher gave no address at which the processes could meet.
     """
-    port = environment.get("MASTER_PORT")
-
-    def place(names: tuple[str, str, str], node: str, address: str, default_port: int, on_one_node: bool) -> Place:  # noqa: FBT001
-        numbers = (int(environment[name]) for name in names)
-        has_store = environment.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
-        address = LOOPBACK if on_one_node and not has_store else address
-        return Place(*numbers, node, address, int(port or default_port), has_store, on_one_node)  # type: ignore[call-arg,arg-type]
-
+    address, port = environment.get("MASTER_ADDR", ""), 29500
     if "TORCHELASTIC_RUN_ID" in environment:
-        node = environment.get("GROUP_RANK", "0")
-        names, on_one_node = ("RANK", "WORLD_SIZE", "LOCAL_RANK"), environment.get("GROUP_WORLD_SIZE") == "1"
-        return place(names, node, environment["MASTER_ADDR"], 29500, on_one_node)
-    if "SLURM_STEP_ID" in environment and int(environment.get("SLURM_NTASKS", 1)) > 1:
+        names, node = ("RANK", "WORLD_SIZE", "LOCAL_RANK"), environment.get("GROUP_RANK", "0")
+        on_one_node = environment.get("GROUP_WORLD_SIZE") == "1"
+    elif "SLURM_STEP_ID" in environment and int(environment.get("SLURM_NTASKS", 1)) > 1:
         # The script of sbatch has all of these variables but SLURM_STEP_ID.
-        hosts = environment.get("SLURM_STEP_NODELIST") or environment.get("SLURM_NODELIST", "")
-        address = environment.get("MASTER_ADDR") or first_host(hosts)
-        own_port = 20_000 + int(environment.get("SLURM_JOB_ID", 0)) % 10_000  # two jobs may share a node
-        names = "SLURM_PROCID", "SLURM_NTASKS", "SLURM_LOCALID"
+        names, node = ("SLURM_PROCID", "SLURM_NTASKS", "SLURM_LOCALID"), environment.get("SLURM_NODEID", "0")
         on_one_node = environment.get("SLURM_STEP_NUM_NODES") == "1"
-        return place(names, environment.get("SLURM_NODEID", "0"), address, own_port, on_one_node)
-    if int(environment.get("OMPI_COMM_WORLD_SIZE", 1)) > 1:
+        hosts = environment.get("SLURM_STEP_NODELIST") or environment.get("SLURM_NODELIST", "")
+        address = address or first_host(hosts)
+        port = 20_000 + int(environment.get("SLURM_JOB_ID", 0)) % 10_000  # two jobs may share a node
+    elif int(environment.get("OMPI_COMM_WORLD_SIZE", 1)) > 1:
+        names = "OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_RANK"
+        node = socket.gethostname()
         on_one_node = environment.get("OMPI_COMM_WORLD_LOCAL_SIZE") == environment["OMPI_COMM_WORLD_SIZE"]
-        address = environment.get("MASTER_ADDR", "")
         if not address and not on_one_node:
             expected = "expected MASTER_ADDR, the host of rank 0, with mpirun on several nodes, got none"
             raise Error(f"mpirun: {expected}; add `-x MASTER_ADDR=HOST -x MASTER_PORT=29500`")
-        names = "OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_RANK"
-        return place(names, socket.gethostname(), address, 29500, on_one_node)
-    return None
+    else:
+        return None
+    rank, world_size, local_rank = (int(environment[name]) for name in names)
+    has_store = environment.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
+    address = LOOPBACK if on_one_node and not has_store else address
+    port = int(environment.get("MASTER_PORT") or port)
+    return Place(rank, world_size, local_rank, node, address, port, has_store, on_one_node)
 
 
 def first_host(nodes: str) -> str:

@@ -59,7 +59,6 @@ DATA: Mapping[str, Collection[str]] = {
     "torch.serialization": {"_get_layout"},
 }
 """What may be in data, by module."""
-HOLD_VALUES = (BaseException, tuple, BaseModel)
 _pool: "tuple[Connection, Membership] | None" = None  # in a rank's process: the pipe to its pool, and its place there
 
 
@@ -210,7 +209,9 @@ class _Data(pickle.Unpickler):
             return super().find_class(module, name)
         if module.startswith("ddplab.") and "." not in name:
             found = super().find_class(module, name)
-            if isinstance(found, type) and (is_dataclass(found) or issubclass(found, HOLD_VALUES)):
+            if isinstance(found, type) and (
+                is_dataclass(found) or issubclass(found, BaseException | tuple | BaseModel)
+            ):
                 return found
         raise pickle.UnpicklingError(f"{module}.{name} is no data")
 
@@ -222,9 +223,8 @@ def tensor_of(array: Any) -> Tensor:
 
 def _reduced(tensor: Tensor) -> Any:
     """Return how to pickle a tensor: as an array, if it can be one, in a thirtieth of the time of torch's way."""
-    with contextlib.suppress(
-        RuntimeError, TypeError
-    ):  # sparse, differentiable, on a GPU, of a dtype that NumPy lacks
+    # Raised if it is sparse, differentiable, on a GPU, or of a dtype that NumPy lacks.
+    with contextlib.suppress(RuntimeError, TypeError):
         if tensor.is_contiguous() and not vars(tensor):
             return tensor_of, (tensor.numpy(),)
     return tensor.__reduce_ex__(pickle.HIGHEST_PROTOCOL)
