@@ -110,7 +110,9 @@ def end_interrupted(reducer: "Reducer", state: Running, error: BaseException | N
         launched, arrived = len(reduction.in_flight), arrived + len(reduction.arrived) - state.arrived_before
     reducer.inbox.reset()
     reducer.changes.clear()  # they will not be packed, and must not stay in memory
-    message = reducer.messages.interrupted(launched, len(reducer.buckets), error)
+    outside = "raised outside of the reducer, for example by a hook of the model or for lack of memory"
+    cause = outside if error is None else f"{type(error).__name__}: {error}"
+    message = reducer.messages.message(Text.INTERRUPTED, cause=cause, launched=launched, buckets=len(reducer.buckets))
     by_reducer = isinstance(error, Exception)  # not Ctrl-C
     after = after_exception(state, message, arrived=arrived, by_reducer=by_reducer, alone=reducer.group.size() == 1)
     reducer.state = Failed(message, resumes=False)  # stays if a collective fails too, or Ctrl-C ends the waiting

@@ -65,6 +65,12 @@ class Text(StrEnum):
         "in the first iteration, e.g., one parameter is unused in first iteration, but then got used in the second "
         "iteration. this is not compatible with static_graph set to True."
     )
+    INTERRUPTED = (
+        "an exception ended the last backward pass ({cause}) after {launched} of {buckets} buckets had been "
+        "launched. Other ranks may be waiting for the rest, so no further iteration would match theirs. Remove the "
+        "cause, then wrap the module again on every rank, or restart all ranks."
+    )
+    CONVERTED = "{parameter} in bucket {bucket} {how}. Convert the module before it is wrapped, not after."
     # Warnings, each given once
     STEPPED_TOO_EARLY = (
         "an optimiser stepped {when} and used the gradient of {parameter}, which the wrapper has not averaged, so "
@@ -194,17 +200,6 @@ class ErrorMessages:
             f"{bucket} got a second gradient since the last forward pass; the cause is {cause}."
         )
 
-    def interrupted(self, launched: int, buckets: int, error: BaseException | None) -> str:
-        """Error: an exception, `error` if the reducer raised it, ended the last backward pass after some launches."""
-        cause = "raised outside of the reducer, for example by a hook of the model or for lack of memory"
-        if error is not None:
-            cause = f"{type(error).__name__}: {error}"
-        return (
-            f"rank {self.rank}: an exception ended the last backward pass ({cause}) after {launched} of {buckets} "
-            "buckets had been launched. Other ranks may be waiting for the rest, so no further iteration would match "
-            "theirs. Remove the cause, then wrap the module again on every rank, or restart all ranks."
-        )
-
     def misfit(self, bucket: Bucket, number: int, slot: int) -> str | None:
         """Warn of a slow copy or of create_graph; an error message if the gradient cannot be copied."""
         index, gradient, view = bucket.indices[slot], bucket.parameters[slot].grad, bucket.views[slot]
@@ -225,10 +220,7 @@ class ErrorMessages:
         what = f"was wrapped as a {dtype} tensor on {device}, now it is {_kind(parameter)}"
         if (parameter.dtype, parameter.device) == (dtype, device):
             what = "was converted and converted back, or swapped with another tensor, since the module was wrapped"
-        return (
-            f"rank {self.rank}: {self.describe(index)} in bucket {bucket} {what}. Convert the module before it is "
-            "wrapped, not after."
-        )
+        return self.message(Text.CONVERTED, index, bucket, how=what)
 
     def changed_mind(self, *, averaged: bool) -> str:
         """Warning: of forward and backward, one ran inside `no_sync` and the other outside."""

@@ -69,10 +69,6 @@ class DeviceClock:
         spare: Number of events that the constructor makes, and of readings that `settle` leaves unless it waits. To
             settle one takes two calls of CUDA, which delay a host that sets the pace of the training.
         aside: Within it, a stream of the clock's own is the current one.
-
-    Attributes:
-        uncertainty_ns: How far the first anchor, and with it every reading, may be from the host's clock. The clocks
-            may drift apart after that.
     """
 
     on_device = True
@@ -98,7 +94,7 @@ class DeviceClock:
             self._anchor.synchronize()
             after_ns = host_ns()
         self._anchor_ns = (before_ns + after_ns) // 2
-        self.uncertainty_ns = (after_ns - before_ns + 1) // 2
+        self.uncertainty_ns = (after_ns - before_ns + 1) // 2  # of this anchor; the clocks may drift apart later
 
     def now(self) -> DeviceReading:
         """Record an event on the current stream; never waits for the device."""
