@@ -74,7 +74,7 @@ def launched(environment: Mapping[str, str] = os.environ) -> Place | None:
     address, port = environment.get("MASTER_ADDR", ""), 29500
     if "TORCHELASTIC_RUN_ID" in environment:
         names, node = ("RANK", "WORLD_SIZE", "LOCAL_RANK"), environment.get("GROUP_RANK", "0")
-        on_one_node = environment.get("GROUP_WORLD_SIZE") == "1"
+        address, on_one_node = environment["MASTER_ADDR"], environment.get("GROUP_WORLD_SIZE") == "1"
     elif "SLURM_STEP_ID" in environment and int(environment.get("SLURM_NTASKS", 1)) > 1:
         # The script of sbatch has all of these variables but SLURM_STEP_ID.
         names, node = ("SLURM_PROCID", "SLURM_NTASKS", "SLURM_LOCALID"), environment.get("SLURM_NODEID", "0")
