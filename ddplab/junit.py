@@ -1,6 +1,6 @@
 """JUnit XML, which CI systems and autograders read."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 from xml.etree import ElementTree
@@ -18,13 +18,19 @@ class TestCase(NamedTuple):
     details: str = ""
 
 
-def write_junit(path: Path, suite: str, subject: str, cases: Sequence[TestCase]) -> None:
+def write_junit(
+    path: Path, suite: str, subject: str, cases: Sequence[TestCase], properties: Mapping[str, object] = {}
+) -> None:
     """Write a suite of test cases on one subject; characters that XML does not permit are escaped."""
     counts = {"tests": len(cases), "failures": sum(bool(case.failure) for case in cases), "errors": 0}
     counts["skipped"] = sum(bool(case.skipped) for case in cases)
     suites = ElementTree.Element("testsuites")
     attributes = {"name": suite} | {name: str(number) for name, number in counts.items()}
     element = ElementTree.SubElement(suites, "testsuite", attributes)
+    if properties:
+        listed = ElementTree.SubElement(element, "properties")
+        for name, value in properties.items():
+            ElementTree.SubElement(listed, "property", name=name, value=str(value))
     for case in cases:
         known = {"classname": subject, "name": case.name, "time": f"{case.seconds:.3f}"}
         child = ElementTree.SubElement(element, "testcase", known)

@@ -474,3 +474,46 @@ class HangsInAHook(OverlappedDataParallel):
 
 def wraps_nothing(_module: nn.Module) -> None:
     """Returns nothing."""
+
+
+# Crashes and refusals
+
+
+def is_sparse(module: nn.Module) -> bool:
+    return any(getattr(part, "sparse", False) for part in module.modules())
+
+
+class CrashesForSparse(DistributedDataParallel):
+    def __init__(self, module: nn.Module, **options: Any) -> None:
+        super().__init__(module, **options)
+        if is_sparse(module):
+            self.buckets_of_sparse_gradients.clear()  # there are none
+
+
+class RefusesSparse(DistributedDataParallel):
+    def __init__(self, module: nn.Module, **options: Any) -> None:
+        if is_sparse(module):
+            raise NotImplementedError("sparse gradients are not averaged")
+        super().__init__(module, **options)
+
+
+class CallsACrashARefusal(CrashesForSparse):
+    def __init__(self, module: nn.Module, **options: Any) -> None:
+        try:
+            super().__init__(module, **options)
+        except Exception as error:
+            raise RuntimeError(f"sparse gradients: {error}") from error
+
+
+class CrashesInItsHook(DistributedDataParallel):
+    def register_comm_hook(self, state: object, hook: Any) -> None:
+        self.hooks[state] = hook  # there are none
+
+
+class CrashesAfterAnError(DistributedDataParallel):
+    """It ends a pass that raised an error as any other."""
+
+    def forward(self, *arguments: Any) -> Any:
+        if any(one.grad is not None and one.grad.abs().sum() == 0 for one in self.parameters()):
+            raise KeyError("bucket of the backward pass")
+        return super().forward(*arguments)

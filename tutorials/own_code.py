@@ -13,7 +13,7 @@ from typing import Any
 from ddplab import RankPool
 from ddplab.conformance.all_checks import CHECKS
 from ddplab.conformance.check_outcomes import CheckResult
-from ddplab.conformance.check_runner import QUICK, bench_on, run_checks
+from ddplab.conformance.check_runner import FULL, bench_on, run_checks
 from ddplab.conformance.class_under_test import Subject
 
 from .exercises import is_open
@@ -79,9 +79,9 @@ def check(pool: RankPool, name: str, checks: Collection[str]) -> list[CheckResul
     """
     forget()
     pool.run(forget)
-    with bench_on(pool, name, QUICK) as bench:
+    with bench_on(pool, name, FULL) as bench:
         results = []
-        for result in run_checks(bench, {one: CHECKS[one] for one in sorted(checks, key=list(CHECKS).index)}):
+        for result in run_checks(bench, [(name, check) for name, check in CHECKS.items() if name in checks]):
             results.append(result)
             if result.problem:
                 break

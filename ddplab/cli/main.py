@@ -46,7 +46,8 @@ as the fabric. `plan` answers how many of which GPU on which network, from names
 MODEL is a name that `show` lists, or MODULE:CALLABLE. The callable returns (model, loss_fn), and loss_fn(model) runs
 one batch and returns the loss. 1 MB is 2**20 bytes.
 
-The exit status is 0 on success, 1 after an error and 2 for an unknown command or option; every error is one line.
+The exit status is 0 on success, 1 after an error and 2 for an unknown command or option, or a class that `conform`
+could not judge; every error is one line.
 """
 
 Command = Callable[..., None] | typer.Typer
@@ -198,7 +199,7 @@ def main() -> None:
             _end(f"{option}: {first_problem(problem).replace('input should be', 'expected to be', 1)}", 1)
         _end(f"{message}{'' if message[-1:] in '.?' else '.'} See `{command_path} --help`.", error.exit_code)
     except (Error, ValueError, OSError) as error:
-        _end(str(error), 1)
+        _end(str(error), getattr(error, "exit_status", 1))
     except ModuleNotFoundError as error:
         if (package := str(error.name).partition(".")[0]) not in ("pandas", "matplotlib"):
             raise

@@ -35,7 +35,6 @@ LARGER = "-224"
 """Ending of the names of models that have the size of published training, unlike small ones of the same name."""
 LINE = 80
 """Width of sentences if the output is not a terminal."""
-HOURS = {"s": 1 / 3600, "min": 1 / 60, "h": 1.0, "d": 24.0}
 SPARED = ("fixed total", "iteration ms")
 """Columns to leave out on a narrow terminal, the first one first."""
 ANSWERS = {"deadline": "in time", "budget": "in budget", "efficiency": "efficient"}
@@ -104,7 +103,7 @@ def plan(
         asked=asked,
         batch=batch,
         samples=samples,
-        deadline_hours=None if deadline is None else _read_hours(deadline),
+        deadline_hours=None if deadline is None else options.read_hours("deadline", deadline),
         efficiency=None if efficiency is None else _read_efficiency(efficiency),
         prices=[] if prices is None else read_prices(prices),
         policy=settings.policy,
@@ -249,13 +248,6 @@ def _read_steps(words: Sequence[str] | None, systems: Sequence[str]) -> dict[str
             raise ValueError(f"--step-ms: expected one time of {name}, got {steps[name]:g} and {step_ms:g} ms")
         steps[name] = step_ms
     return steps
-
-
-def _read_hours(text: str) -> float:
-    found = re.fullmatch(r"(\d*\.?\d+) ?(s|min|h|d)", text.strip())
-    if found is None:
-        raise ValueError(f"--deadline: expected a time with its unit, such as 24h, 3d or 90min, got {text!r}")
-    return float(found[1]) * HOURS[found[2]]
 
 
 def _read_efficiency(text: str) -> float:

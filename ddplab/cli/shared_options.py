@@ -156,6 +156,21 @@ def read_stragglers(words: Sequence[str] | None) -> list[Straggler]:
 UNITS_NS = {"ns": 1, "us": 1e3, "ms": 1e6, "s": 1e9}
 
 
+HOURS = {"s": 1 / 3600, "min": 1 / 60, "h": 1.0, "d": 24.0}
+
+
+def read_hours(option: str, text: str) -> float:
+    """Read a time with its unit as hours.
+
+    Raises:
+        ValueError: It is no time.
+    """
+    found = re.fullmatch(r"(\d*\.?\d+) ?(s|min|h|d)", text.strip())
+    if found is None:
+        raise ValueError(f"--{option}: expected a time with its unit, such as 24h, 3d or 90min, got {text!r}")
+    return float(found[1]) * HOURS[found[2]]
+
+
 def read_measured(text: str | None) -> dict[int, int] | None:
     """Parse measured iteration times, in nanoseconds by number of ranks."""
     if text is None:

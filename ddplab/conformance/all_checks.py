@@ -4,7 +4,8 @@ A check that needs a method or an option which the class does not offer reports 
 stops at its first finding.
 """
 
-from collections.abc import Callable, Sequence
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -19,6 +20,7 @@ from . import (
     unused_parameters,
     usual_scripts,
 )
+from .check_outcomes import SEEDED
 from .check_runner import VIEWS, Bench, Check
 from .class_under_test import NotSupportedError
 from .local_training import HABITS, FindingError, differences, run_locally
@@ -75,7 +77,7 @@ def special_parameters(bench: Bench) -> None:
     for cap_mb in (1e-6, 25.0):
         run_program(bench, SPECIAL, options={"bucket_cap_mb": cap_mb})
     make, what = real_models.with_subclasses, "parameters of a subclass of Tensor"
-    bench.averages_or_raises(real_models.trains, make=make, what=what)
+    bench.averages_or_refuses("subclass|type", real_models.trains, make=make, what=what)
     bench.try_body(usual_scripts.in_one_memory)
 
 
@@ -210,18 +212,25 @@ def real(bench: Bench) -> None:
 
 
 def sparse_gradients(bench: Bench) -> None:
-    """Embeddings and bags of embeddings with sparse gradients, which only some ranks may have, or with inputs left.
+    """Embeddings and bags of embeddings with sparse gradients.
 
     A class may refuse them with an error.
     """
     for what, make in real_models.SPARSE_MODELS.items():
-        if refusal := bench.averages_or_raises(real_models.trains, make=make, what=what):
+        if refusal := bench.averages_or_refuses("sparse", real_models.trains, make=make, what=what):
             raise NotSupportedError(f"it refuses them: {refusal}")
+
+
+def missing_sparse_gradients(bench: Bench) -> None:
+    """Sparse gradients that some ranks lack, under a search for unused parameters or Join; or a refusal."""
+    if not {"find_unused_parameters", "join"} & (bench.offer.options | bench.methods):
+        raise NotSupportedError("it has neither find_unused_parameters nor join")
     if "find_unused_parameters" in bench.offer.options:
         options = {"find_unused_parameters": True}
-        bench.averages_or_raises(real_models.trains, **unused_parameters.SPARSE_ON_SOME_RANKS, **options)
+        bench.averages_or_refuses("sparse", real_models.trains, **unused_parameters.SPARSE_ON_SOME_RANKS, **options)
     if "join" in bench.methods:
-        bench.averages_or_raises(uneven_inputs.compare, tuple(range(0, 2 * bench.world_size, 2)), sparse=True)
+        batches = tuple(range(0, 2 * bench.world_size, 2))
+        bench.averages_or_refuses("sparse", uneven_inputs.compare, batches, sparse=True)
 
 
 def long_programs(bench: Bench) -> None:
@@ -282,7 +291,8 @@ CHECKS: dict[str, Check] = {
     "kept gradients": kept_gradients,
     "buffers": buffers,
     "real models": real,
-    "special values": real_models.check_special_values,
+    "special values": check_of(real_models.compare_special_values),
+    "half-precision sums": check_of(real_models.compare_large_values),
     "large gradients": large_gradients,
     "repeated forward passes": check_of(real_models.trains, **backward_passes.REPEATED_FORWARD),
     "nested no_sync": check_of(backward_passes.nested_no_sync, "no_sync"),
@@ -305,6 +315,7 @@ CHECKS: dict[str, Check] = {
     "compressing hooks": comm_hooks.check_compressing,
     "uneven inputs": uneven_inputs.check,
     "sparse gradients": sparse_gradients,
+    "missing sparse gradients": missing_sparse_gradients,
     "bucket layout": bucket_layouts.check,
     "accumulation": accumulation,
     "unused parameters": unused,
@@ -332,3 +343,22 @@ def chosen(only: str | None, baseline: Sequence[EmulatedSchedule] | None) -> dic
         raise ValueError(f"--only: expected names of checks, got {', '.join(unknown)}; there are {', '.join(CHECKS)}")
     checks = {name: check for name, check in CHECKS.items() if name in names}
     return checks if baseline is None else checks | {"baseline": partial(not_slower, baseline=baseline)}
+
+
+RANDOM = (
+    *("any timing", "random programs", "state machine"),
+    *("accumulation", "unused parameters", "static graph", "gradient views"),
+)
+"""Checks of random programs."""
+
+
+def until(moment: float, checks: Mapping[str, Check], bench: Bench) -> Iterator[tuple[str, Check]]:
+    """Yield checks and their names; then those of random programs again, with other seeds, until a moment.
+
+    The moment is one of `time.monotonic`.
+    """
+    yield from checks.items()
+    again = [name for name in RANDOM if name in checks]
+    while again and time.monotonic() < moment:
+        bench.seed += 1
+        yield from ((f"{name}{SEEDED}{bench.seed}", checks[name]) for name in again)

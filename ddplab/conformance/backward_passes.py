@@ -13,18 +13,18 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
-from torch._C._distributed_c10d import Reducer as TorchReducer
 from torch.utils.checkpoint import checkpoint
 
-from ..reference.errors import RankError, RankLostError
 from .check_runner import VIEWS, Bench
-from .class_under_test import NotSupportedError, Subject
+from .class_under_test import RefusalError, Subject, refusing
 from .comm_hooks import averaging_hook
 from .local_training import FindingError
 from .real_models import STEPS, Pass, Training, batch, mean_square, trains
 
 CAPS_MB = (1e-4, 25.0)
 """Caps that give each parameter a bucket of its own, and all parameters one bucket."""
+OF_PASSES = "backward|pass|iteration|graph|gradient|bucket"
+"""What a class may name when it refuses a pass."""
 LATE_S = 0.2
 """Delay of the late rank; longer than an all-reduce, a backward pass and a forward pass."""
 
@@ -266,11 +266,6 @@ def static_graph_first(_rank: int, _world_size: int, subject: Subject, first: st
     return ""
 
 
-def uses_torchs_reducer(_rank: int, _world_size: int, subject: Subject) -> bool:
-    """Whether the class under test is torch's, or averages with torch's reducer."""
-    return isinstance(getattr(subject.wrap(nn.Linear(2, 1)), "reducer", None), TorchReducer)
-
-
 # Gradients that no forward pass of the class waits for
 
 
@@ -411,7 +406,8 @@ def check_checkpoints(bench: Bench) -> None:
         for options in bench.variants({}, "static_graph", VIEWS):
             if "static_graph" in options or not reentrant:
                 bench.try_body(trains, **how, **options)
-    bench.averages_or_raises(trains, run=_around, what="a checkpoint around the wrapped module")
+    how = {"run": _around, "what": "a checkpoint around the wrapped module"}
+    bench.averages_or_refuses(f"checkpoint|{OF_PASSES}", trains, **how)
 
 
 def check_several(bench: Bench) -> None:
@@ -432,43 +428,35 @@ def check_raising(bench: Bench) -> None:
     for cap_mb, where in ((CAPS_MB[0], "inside"), (CAPS_MB[1], "inside"), (CAPS_MB[1], "outside")):
         for then in ("retry", "new iteration", "older graph"):
             for failing in (everyone, [0]):
-                bench.averages_or_raises(raises_before_the_first_gradient, failing, then, where, cap_mb)
+                bench.averages_or_refuses(OF_PASSES, raises_before_the_first_gradient, failing, then, where, cap_mb)
     for options in bench.variants({"bucket_cap_mb": 1e-4}, VIEWS):
         for failing, late in ((everyone, last), ([0], last), ([last], 0)):
-            bench.averages_or_raises(skips_a_batch, failing, late, options)
+            bench.averages_or_refuses(OF_PASSES, skips_a_batch, failing, late, options)
     if "register_comm_hook" in bench.methods:
-        bench.averages_or_raises(skips_a_batch, everyone, 0, {}, in_comm_hook=True)
+        bench.averages_or_refuses(OF_PASSES, skips_a_batch, everyone, 0, {}, in_comm_hook=True)
 
 
 def check_static_first(bench: Bench) -> None:
     """A static graph whose first pass differs: later gradients are averaged, or the class raises an error."""
     bench.needs("static_graph")
     for first in (*FIRST, *([LOCAL] if "no_sync" in bench.methods else [])):
-        try:
-            bench.averages_or_raises(static_graph_first, first)
-        except FindingError as finding:
-            if not bench.run(uses_torchs_reducer, bench.subject)[0]:
-                raise
-            raise NotSupportedError(f"torch's reducer is silently wrong: {finding}") from None
+        bench.averages_or_refuses(OF_PASSES, static_graph_first, first)
 
 
 def check_not_waited_for(bench: Bench) -> str:
     """Passes of which a class may not know: it averages their gradients, warns or raises an error.
 
-    A class that leaves them local in silence, as torch's does, does not support them. Returns the passes that the
-    class warns of or refuses; empty if it averages all.
+    Returns the passes that the class warns of or refuses; empty if it averages all.
     """
     noticed, silent = list[str](), list[str]()
     for name in NOT_WAITED_FOR:
         try:
-            outcomes = bench.run(stays_local, bench.subject, name)
-        except RankLostError:
-            raise
-        except RankError:
+            outcomes = bench.run(partial(refusing, OF_PASSES, stays_local), bench.subject, name)
+        except RefusalError:
             noticed.append(name)
             continue
         if any(problem for problem, _ in outcomes):
             (noticed if all(warned for _, warned in outcomes) else silent).append(name)
     if silent:
-        raise NotSupportedError(f"it leaves gradients local in silence: {', '.join(silent)}")
+        raise FindingError(f"it leaves gradients local in silence: {', '.join(silent)}")
     return f"warns or raises an error: {', '.join(noticed)}" if noticed else ""

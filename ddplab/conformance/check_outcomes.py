@@ -1,17 +1,21 @@
 """Outcomes of checks beside what was expected of them, the report on a class, and a script that shows a fault."""
 
+import os
+import platform
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
+import torch
 from pydantic import TypeAdapter
 
+from .. import __version__
 from ..junit import TestCase
 from ..reference.errors import RanksUnmatchedError
 from ..reference.files.reading import one_line_errors, parse_yaml, read_text
-from ..reference.files.writing import write_atomically
+from ..reference.files.writing import printable, write_atomically
 from .training_programs import Program
 
 if TYPE_CHECKING:
@@ -19,6 +23,16 @@ if TYPE_CHECKING:
 
 Outcome = Literal["passed", "failed", "not supported", "left out"]
 Expectation = Literal["must-pass", "expected-fail", "skip"]
+Level = Literal["must", "should", "speed"]
+"""Of a check: averages are right and no rank crashes or hangs; more than most classes promise; no time is lost."""
+SHOULD = (
+    *("a backward pass that raises", "first pass of a static graph", "gradients that nothing waits for"),
+    *("bucket layout", "half-precision sums", "missing sparse gradients"),
+)
+SEEDED = " with seed "
+"""Stands in the name of a check that is run again, before the seed."""
+SPEED = ("overlap", "baseline")
+"""Checks of the other two levels; all the others must pass."""
 PLAIN = (
     *("any timing", "one weight", "construction", "bucket caps", "special parameters", "optimizers"),
     *("kept gradients", "real models"),
@@ -30,6 +44,11 @@ MOST_UNMATCHED = 2
 """Number of checks in which ranks may hang or be lost, which takes seconds each, before all others are left out."""
 
 
+def level_of(check: str) -> Level:
+    """Return the level of a check."""
+    return "should" if check in SHOULD else "speed" if check in SPEED else "must"
+
+
 @dataclass(frozen=True)
 class CheckResult:
     """Outcome of a check.
@@ -39,6 +58,7 @@ class CheckResult:
         program: The program that shows the fault. None: there is none.
         expected: What was expected; `must-pass` refuses "not supported" too. None: anything but a failure.
         unmatched: Whether the check failed because the ranks launched different collectives, hung, or one was lost.
+        decides: Whether a failure is a problem even if nothing was expected: the check's level is asked for.
     """
 
     check: str
@@ -48,6 +68,12 @@ class CheckResult:
     expected: Expectation | None = None
     unmatched: bool = False
     seconds: float = 0.0
+    decides: bool = True
+
+    @property
+    def level(self) -> Level:
+        """The level of the check."""
+        return level_of(self.check)
 
     @property
     def problem(self) -> str:
@@ -56,15 +82,17 @@ class CheckResult:
             wrong = "passed, but was expected to fail; remove it from the file"
             return f"{self.check}: {wrong}" if self.expected == "expected-fail" else ""
         if self.outcome == "failed":
-            return "" if self.expected == "expected-fail" else f"{self.check}: {self.message}"
+            is_fault = self.expected == "must-pass" or (self.decides and self.expected is None)
+            return f"{self.check}: {self.message}" if is_fault else ""
         verb = "was" if self.outcome == "left out" else "is"
         wrong = f"must pass, but {verb} {self.outcome}: {self.message}"
         return f"{self.check}: {wrong}" if self.expected == "must-pass" else ""
 
     def to_json(self) -> dict[str, Any]:
         """Return the outcome; the program as text."""
-        shown = {name: value for name, value in vars(self).items() if name not in ("unmatched", "seconds")}
-        return shown | {"program": None if self.program is None else repr(self.program)}
+        shown = {name: value for name, value in vars(self).items() if name not in ("unmatched", "decides")}
+        own = {"level": self.level, "seconds": round(self.seconds, 3)}
+        return shown | own | {"program": None if self.program is None else repr(self.program)}
 
     def test_case(self) -> TestCase:
         """Return the outcome for JUnit XML; what is neither a problem nor passed was skipped."""
@@ -73,11 +101,20 @@ class CheckResult:
         return TestCase(self.check, self.seconds, self.problem, skipped, details)
 
 
+class UnjudgedError(ValueError):
+    """A class could not be judged."""
+
+    exit_status = 2
+
+
 @dataclass(kw_only=True)
 class ConformanceReport:
     """Whether a class conforms, after its checks.
 
     Attributes:
+        level: The last level whose checks decide whether the class conforms.
+        asked: Of how many checks, if not all were asked for, as ` in 2 of 48 checks`.
+        seed: Of the random programs.
         ended: Why no check ran, or not all; empty if all ran, or up to the first problem.
         schedules: What the class does in virtual time; empty if the check `overlap` did not find out.
         needs_schedules: Whether their absence is a problem.
@@ -85,6 +122,9 @@ class ConformanceReport:
 
     subject: str
     needs_schedules: bool
+    level: Level = "must"
+    asked: str = ""
+    seed: int = 0
     ended: str = ""
     results: list[CheckResult] = field(default_factory=list)
     schedules: list["EmulatedSchedule"] = field(default_factory=list)
@@ -101,18 +141,30 @@ class ConformanceReport:
             found.append("--save-schedule: no schedule, because the class did not run in virtual time")
         return found
 
+    @property
+    def is_judged(self) -> bool:
+        """Whether enough was seen to say that the class conforms, or that it does not."""
+        ran = any(result.outcome in ("passed", "failed") for result in self.results)
+        return ran and (not self.ended or any(result.problem for result in self.results))
+
     def __str__(self) -> str:
-        counts, problems = Counter(result.outcome for result in self.results), self.problems
+        """Return the last line: all outcomes, also those that do not decide."""
+        problems, counts = self.problems, Counter(map(self._counted, self.results))
+        others = "".join(f", {number} {outcome}" for outcome, number in sorted(counts.items()) if outcome != "passed")
         if not problems:
-            failed = f"{counts['failed']} failed as expected, " if counts["failed"] else ""
-            passed = f"{self.subject} conforms: {counts['passed']} passed"
-            return f"{passed}, {failed}{counts['not supported']} not supported"
-        rest = f", {counts['left out']} checks left out" if counts["left out"] else ""
-        wrong = f"{self.subject} does not conform"
+            return f"{self.subject} conforms{self.asked} at level {self.level}: {counts['passed']} passed{others}"
+        left_out = f", {counts['left out']} checks left out" if counts["left out"] else ""
+        wrong = f"{self.subject} {'does not conform' if self.is_judged else 'could not be judged'}"
         if len(problems) == 1:
-            return f"{wrong}: 1 problem{rest}"
+            return f"{wrong}: 1 problem{left_out}"
         first = f"the first, and perhaps the cause of the others, is {problems[0]}"
-        return f"{wrong}: {len(problems)} problems{rest}; {first}"
+        return f"{wrong}: {len(problems)} problems{left_out}; {first}"
+
+    @staticmethod
+    def _counted(result: CheckResult) -> str:
+        if result.outcome != "failed" or result.problem:
+            return result.outcome
+        return "failed as expected" if result.expected else f"failed at level {result.level}"
 
     def test_cases(self) -> list[TestCase]:
         """Return the outcomes for JUnit XML; what does not belong to a check is a further test case."""
@@ -125,10 +177,38 @@ class ConformanceReport:
         return {
             "subject": self.subject,
             "conforms": not self.problems,
+            **self.about(),
             "problems": self.problems,
             "checks": [result.to_json() for result in self.results],
             **({"schedules": [schedule.row() for schedule in self.schedules]} if self.schedules else {}),
         }
+
+    def about(self) -> dict[str, Any]:
+        """Return what the outcomes depend on."""
+        versions = {"ddplab": __version__, "torch": torch.__version__, "python": platform.python_version()}
+        return {"level": self.level, "seed": self.seed, "versions": versions}
+
+    def to_expectations(self) -> str:
+        """Return the outcomes as a file for `read_expectations`, so that a check that changes its outcome is seen."""
+        lists: dict[Expectation, Outcome] = {"must-pass": "passed", "expected-fail": "failed"}
+        lines = [f"# {self.subject}: {self}".replace("\n", " ")]
+        for expectation, outcome in lists.items():
+            names = [one.check for one in self.results if one.outcome == outcome and SEEDED not in one.check]
+            lines.append(f"{expectation}: [{', '.join(names)}]")
+        return "\n".join(lines) + "\n"
+
+    def tell_github(self) -> None:
+        """In a workflow of GitHub, print the problems as annotations, and add the outcomes to the step's summary."""
+        if os.environ.get("GITHUB_ACTIONS") != "true":
+            return
+        for problem in self.problems:
+            print("::error title=ddplab conform::" + printable(problem).replace("%", "%25").replace("\n", "%0A"))
+        if summary := os.environ.get("GITHUB_STEP_SUMMARY"):
+            rows = [("outcome", "level", "check", "message"), ("---",) * 4]
+            rows += [(one.outcome, one.level, one.check, one.message.partition("\n")[0]) for one in self.results]
+            lines = [" | ".join(printable(cell).replace("|", "\\|") for cell in row) for row in rows]
+            with Path(summary).open("a", encoding="utf-8") as file:
+                file.write("\n".join([printable(str(self)), "", *(f"| {line} |" for line in lines), "\n"]))
 
 
 def is_unmatched(fault: BaseException) -> bool:

@@ -1,20 +1,33 @@
 """Bench: the class under test on ranks, on which checks run programs."""
 
+import os
+import tempfile
 import time
 import traceback
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
 from importlib.util import find_spec
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, get_args
+from unittest import mock
 
 import torch
 
 from ..emulation.virtual_time import NoTurnError
-from ..reference.errors import RankError, RankLostError, RanksStillRunningError
+from ..reference.errors import RankError, RanksStillRunningError
 from ..reference.launch import RankPool
-from .check_outcomes import CheckResult, Expectation, Outcome, is_unmatched, why_left_out
-from .class_under_test import OWN_HOOK, NotSupportedError, Offer, Subject, methods_of
+from .check_outcomes import CheckResult, Expectation, Level, Outcome, is_unmatched, level_of, why_left_out
+from .class_under_test import (
+    KIT,
+    OWN_HOOK,
+    NotSupportedError,
+    Offer,
+    RefusalError,
+    Subject,
+    error_line,
+    methods_of,
+    refusing,
+)
 from .local_training import AS_TORCH, FindingError, WeakProgramError, check_program
 from .training_programs import Program
 
@@ -30,11 +43,6 @@ SHRINK_S = 20.0
 """How long smaller programs with the same fault are sought; an error ends the ranks, and new ones take seconds."""
 START_TIMEOUT_S = 60.0
 """Time-out of the first program, which starts the ranks."""
-KIT = (
-    *("/ddplab/conformance/", "/ddplab/learn/checks.py", "/ddplab/emulation/"),
-    *("/reference/launch.py", "/reference/ranks/"),
-)
-"""Parts of the paths of files whose calls are not those of a class."""
 
 
 class HangError(BaseException):
@@ -45,15 +53,16 @@ class _ShrunkError(BaseException):
     """The time for smaller programs is over. Not an `Exception`, so that Hypothesis stops."""
 
 
-QUICK, FULL = 60, 1000
-"""Efforts: the number of random programs of each kind. Every run tries the same ones."""
+QUICK, FULL = 12, 60
+"""Efforts: numbers of random programs of each kind in virtual time, where they take milliseconds."""
 
 
 class Bench:
     """The subject, the ranks on which it is tried, and the effort: `QUICK`, `FULL` or another number of programs.
 
-    `against` is a class whose results must be equal. Methods that run something raise `FindingError` if the class is
-    wrong, `RankError` if a rank failed, and `HangError` if the ranks did not end in time.
+    Every run with one `seed` tries the same programs. `against` is a class whose results must be equal. Methods that
+    run something raise `FindingError` if the class is wrong, `RankError` if a rank failed, and `HangError` if the
+    ranks did not end in time.
 
     Attributes:
         schedules: What the class does in virtual time, as far as the check `overlap` has found out.
@@ -61,8 +70,10 @@ class Bench:
         shrinks: Whether a random program that shows a fault is made smaller: until a first fault has been shown.
     """
 
-    def __init__(self, subject: Subject, pool: RankPool, effort: int, *, against: Subject | None = None) -> None:
-        self.subject, self.pool, self.effort, self.against = subject, pool, effort, against
+    def __init__(
+        self, subject: Subject, pool: RankPool, effort: int, *, against: Subject | None = None, seed: int = 0
+    ) -> None:
+        self.subject, self.pool, self.effort, self.against, self.seed = subject, pool, effort, against, seed
         self.world_size, self.device = pool.world_size, pool.device
         self.offer, self.methods = Offer(frozenset(), frozenset()), frozenset[str]()
         self.schedules: list[EmulatedSchedule] = []
@@ -118,17 +129,15 @@ class Bench:
         """Run a body on all ranks that returns what is wrong."""
         report(self.run(partial(body, **keywords), self.subject, *arguments))
 
-    def averages_or_raises(self, body: Callable[..., Any], *arguments: Any, **keywords: Any) -> str:
-        """Run a body as `try_body` does; a class may also raise an error, but not lose a rank.
+    def averages_or_refuses(self, words: str, body: Callable[..., Any], *arguments: Any, **keywords: Any) -> str:
+        """Run a body as `try_body` does; a class may also refuse with an error that says one of these words.
 
-        Returns the first line of the error; empty if there was none.
+        Returns the error; empty if there was none.
         """
         try:
-            self.try_body(body, *arguments, **keywords)
-        except RankLostError as error:
-            raise FindingError(cause_of(error)) from error
-        except RankError as error:
-            return cause_of(error)
+            self.try_body(partial(refusing, words, body), *arguments, **keywords)
+        except RefusalError as error:
+            return str(error)
         return ""
 
     def try_program(self, program: Program, habits: Sequence[str] = (AS_TORCH,)) -> list[str]:
@@ -149,10 +158,10 @@ class Bench:
         """Try random programs, and shrink the first one that shows a fault.
 
         `attempt` tries a program, and may raise WeakProgramError; None: `try_program`. Without a number of
-        `examples`, there are as many as the effort, of `QUICK` a third, because ranks are slow. Each program has one
-        of the `options` of the class; `how` are further arguments for `programs`.
+        `examples`, there are a third of the effort, because ranks are slow. Each program has one of the `options` of
+        the class; `how` are further arguments for `programs`.
         """
-        from hypothesis import assume, given
+        from hypothesis import assume, given, seed
         from hypothesis import strategies as st
 
         from .random_programs import programs
@@ -172,7 +181,7 @@ class Bench:
 
         drawn = programs(self.world_size, options=st.sampled_from(options), **how)
         try:
-            self.settings(examples or (QUICK // 3 if self.effort == QUICK else self.effort))(given(drawn)(run))()
+            seed(self.seed)(self.settings(examples or max(1, self.effort // 3))(given(drawn)(run)))()
         except _ShrunkError:
             raise found[-1][1] from found[-1][1].__cause__  # which shows whether ranks did not match
 
@@ -181,7 +190,7 @@ class Bench:
         from hypothesis import HealthCheck, Phase, settings
 
         phases = [Phase.generate, Phase.shrink] if self.shrinks else [Phase.generate]
-        how: dict[str, Any] = {"derandomize": True, "deadline": None, "database": None, "report_multiple_bugs": False}
+        how: dict[str, Any] = {"deadline": None, "database": None, "report_multiple_bugs": False}
         return settings(max_examples=examples, phases=phases, suppress_health_check=list(HealthCheck), **how)
 
 
@@ -229,14 +238,18 @@ NotSupportedError."""
 
 
 def run_checks(
-    bench: Bench, checks: Mapping[str, Check], expected: Mapping[str, Expectation] | None = None
+    bench: Bench,
+    checks: Iterable[tuple[str, Check]],
+    expected: Mapping[str, Expectation] | None = None,
+    level: Level = "speed",
 ) -> Iterator[CheckResult]:
-    """Run checks, one after the other; one that would say nothing new after the others is left out.
+    """Run checks with their names, one after the other; one that would say nothing new after the others is left out.
 
-    `expected` has what is expected of checks, by name.
+    `expected` has what is expected of checks, by name; of the others, those up to `level` must not fail.
     """
+    levels = get_args(Level)
     results: list[CheckResult] = []
-    for name, check in checks.items():
+    for name, check in checks:
         expectation = (expected or {}).get(name)
         outcome: Outcome = "left out"
         program, unmatched, start = None, False, time.monotonic()
@@ -247,32 +260,44 @@ def run_checks(
             except NotSupportedError as reason:
                 outcome, message = "not supported", str(reason)
             except (FindingError, RankError, HangError) as fault:
-                outcome, message, program = "failed", cause_of(fault), getattr(fault, "program", None)
+                outcome, message, program = (
+                    "failed",
+                    with_line(fault, bench.offer.path),
+                    getattr(fault, "program", None),
+                )
                 unmatched = is_unmatched(fault)
                 bench.shrinks = bench.shrinks and program is None  # one small program is enough
         seconds = time.monotonic() - start
-        results.append(CheckResult(name, outcome, message, program, expectation, unmatched, seconds))
+        decides = levels.index(level_of(name)) <= levels.index(level)
+        results.append(CheckResult(name, outcome, message, program, expectation, unmatched, seconds, decides))
         yield results[-1]
 
 
 @contextmanager
-def bench_on(ranks: RankPool, name: str | Subject, effort: int, against: str | None = None) -> Iterator[Bench]:
+def bench_on(
+    ranks: RankPool, name: str | Subject, effort: int, against: str | None = None, seed: int = 0
+) -> Iterator[Bench]:
     """Start a bench on ranks, which stay open; arguments as for `Bench` and `Subject`.
 
-    Meanwhile this process computes with one thread: idle threads of OpenMP spin, on cores that the ranks need.
+    Meanwhile this process computes with one thread: idle threads of OpenMP spin, on cores that the ranks need; and
+    Hypothesis writes into a temporary folder.
 
     Raises:
         ValueError: There is no such class, it does not wrap a module, or Hypothesis is not installed.
     """
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
-    try:
-        subject = name if isinstance(name, Subject) else Subject(name)
-        bench = Bench(subject, ranks, effort, against=None if against is None else Subject(against))
-        bench.start()
-        yield bench
-    finally:
-        torch.set_num_threads(threads)
+    subject = name if isinstance(name, Subject) else Subject(name)
+    bench = Bench(subject, ranks, effort, against=None if against is None else Subject(against), seed=seed)
+    with (
+        tempfile.TemporaryDirectory() as folder,
+        mock.patch.dict(os.environ, HYPOTHESIS_STORAGE_DIRECTORY=folder),
+    ):
+        try:
+            bench.start()
+            yield bench
+        finally:
+            torch.set_num_threads(threads)
 
 
 def check_possible(world_size: int, device: str | None) -> None:
@@ -304,3 +329,10 @@ def cause_of(fault: BaseException) -> str:
         if not is_kit and not (is_frame and "<frozen " in line):
             shown.append(line)
     return "\n".join(shown)
+
+
+def with_line(fault: BaseException, path: str) -> str:
+    """Return the message of an error as `cause_of` does, with the line of the class that raised it, if one did."""
+    told, end, stacks = cause_of(fault).partition("\n")
+    line = error_line(fault, path)
+    return f"{told} ({line}){end}{stacks}" if line and line not in told else f"{told}{end}{stacks}"

@@ -12,6 +12,9 @@ Options that the class does not take are not supported, which is no failure.
 """
 
 import inspect
+import re
+import sys
+import traceback
 from collections.abc import Callable
 from dataclasses import dataclass, field, fields, replace
 from functools import cached_property, partial
@@ -22,9 +25,15 @@ from torch import nn
 from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_hook
 from torch.optim import Optimizer
 
+from ..reference.errors import Error
 from ..reference.launch import rank_device
 from ..user_modules import import_first_here
 
+KIT = (
+    *("/ddplab/conformance/", "/ddplab/learn/checks.py", "/ddplab/emulation/"),
+    *("/reference/launch.py", "/reference/ranks/"),
+)
+"""Parts of the paths of files whose calls are not those of a class."""
 CAP_NAMES = ("bucket_cap_mb", "bucket_size_mb")
 """Names of the argument with the bucket cap in MB."""
 METHODS = ("no_sync", "register_comm_hook", "join", "shard_optimizer")
@@ -43,16 +52,79 @@ class NotSupportedError(Exception):
     """The subject does not offer an option or a method; nothing failed."""
 
 
+class RefusalError(Error):
+    """The subject has raised an error on purpose: it refuses what was tried. On a rank, it ends the body."""
+
+
+CRASHES = (
+    *(NameError, AttributeError, LookupError, ArithmeticError, AssertionError, RecursionError, ImportError),
+    *(MemoryError, EOFError, UnicodeError, SystemError),
+)
+"""Errors that nobody raises in order to refuse something."""
+OF_TORCHS_REDUCER = re.compile(
+    "Expected to (have finished|mark)|Expected sparse gradient|[Gg]raph has changed|DDP|during autograd execution|"
+    "can only be called once|backend doesn't support"
+)
+OF_TORCHS_OPERATORS = re.compile("not (implemented|supported)|Could not run|[Uu]nsupported")
+"""What torch's C++ says when it refuses something on purpose; no line of Python raises it."""
+
+
+def refusing(words: str, body: Callable[..., Any], *arguments: Any, **keywords: Any) -> Any:
+    """Run a body on a rank; see `was_raised_on_purpose`.
+
+    Raises:
+        RefusalError: The subject refuses what was tried.
+    """
+    try:
+        return body(*arguments, **keywords)
+    except Exception as error:
+        if was_raised_on_purpose(error, words):
+            line = str(error).partition("\n")[0]
+            raise RefusalError(f"{type(error).__name__}: {line}") from error
+        raise
+
+
+def was_raised_on_purpose(error: BaseException, words: str) -> bool:
+    """Return whether a `raise` of the class, or torch's C++, has raised an error that says one of the words.
+
+    `words` is a regular expression. An error that a crash has caused is a crash, too.
+    """
+    told = str(error)
+    if isinstance(error, CRASHES) or isinstance(error.__cause__, CRASHES) or "INTERNAL ASSERT" in told:
+        return False
+    *_, innermost = traceback.extract_tb(error.__traceback__)
+    by_class = (innermost.line or "").startswith("raise") and not any(path in innermost.filename for path in KIT)
+    of_words = re.search(words, told, re.IGNORECASE) and (by_class or OF_TORCHS_OPERATORS.search(told))
+    return bool(of_words or OF_TORCHS_REDUCER.search(told))
+
+
+def error_line(error: BaseException, path: str) -> str:
+    """Return file and line of a class where an error was raised, here or on a rank; empty if nowhere."""
+    if isinstance(error, SyntaxError):
+        return f"{path}, line {error.lineno}"
+    lines: list[int] = []
+    cause: BaseException | None = error if path else None
+    while cause is not None:
+        told = "\n".join([str(cause), *getattr(cause, "__notes__", ())])
+        lines += map(int, re.findall(rf'File "{re.escape(path)}", line (\d+)', told))
+        places = traceback.extract_tb(cause.__traceback__)
+        lines += [place.lineno or 0 for place in places if place.filename == path]
+        cause = cause.__cause__
+    return f"{path}, line {lines[0 if 'innermost call first' in str(error) else -1]}" if lines else ""
+
+
 class Offer(NamedTuple):
     """What a class shows before it has wrapped a module.
 
     Attributes:
         options: Names of the arguments that it takes, bucket caps as `bucket_cap_mb`.
         defines: Names of what it and its bases below `nn.Module` define.
+        path: The file that defines it; empty if it has none.
     """
 
     options: frozenset[str]
     defines: frozenset[str]
+    path: str = ""
 
 
 @dataclass(frozen=True)
@@ -78,7 +150,8 @@ class Subject:
     def offer(self) -> Offer:
         """Import the class and look at it."""
         classes = self.make.__mro__ if isinstance(self.make, type) else (self.make,)
-        return Offer(self.options, frozenset(name for one in {*classes} - {*nn.Module.__mro__} for name in vars(one)))
+        defines = frozenset(name for one in {*classes} - {*nn.Module.__mro__} for name in vars(one))
+        return Offer(self.options, defines, getattr(sys.modules[self.make.__module__], "__file__", None) or "")
 
     @cached_property
     def make(self) -> Callable[..., nn.Module]:
@@ -162,7 +235,7 @@ class Subject:
 
 
 def methods_of(_rank: int, _world_size: int, subject: Subject) -> list[str]:
-    """Return which of `METHODS` a wrapped module has; `OWN_HOOK` if registering a comm hook raises a RuntimeError.
+    """Return which of `METHODS` a wrapped module has; `OWN_HOOK` if it refuses a comm hook.
 
     Raises:
         TypeError: The subject does not return a module.
@@ -174,6 +247,7 @@ def methods_of(_rank: int, _world_size: int, subject: Subject) -> list[str]:
     if "register_comm_hook" in found:
         try:
             wrapped.register_comm_hook(None, allreduce_hook)  # type: ignore[operator]
-        except RuntimeError:
-            found[found.index("register_comm_hook")] = OWN_HOOK
+        except Exception as error:  # noqa: BLE001 - one that the checks of comm hooks will meet
+            if was_raised_on_purpose(error, "hook"):
+                found[found.index("register_comm_hook")] = OWN_HOOK
     return found

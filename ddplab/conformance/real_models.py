@@ -331,15 +331,9 @@ def in_mixed_precision(_rank: int, _world_size: int, subject: Subject, low: torc
     return ""
 
 
-def check_special_values(bench: Bench) -> None:
-    """NaN and infinity come out as from a local average, and averages that can be represented do not overflow."""
-    bench.try_body(compare_special_values)
-    bench.try_body(compare_large_values)
-
-
 def check_mixed_precision(bench: Bench) -> None:
     """Forward and backward in one dtype, all-reduces in another; a class may refuse with an error."""
     bench.needs("mixed_precision")
     for low, reduce in PRECISIONS:
-        if refusal := bench.averages_or_raises(in_mixed_precision, low, reduce):
+        if refusal := bench.averages_or_refuses("precision|dtype|float", in_mixed_precision, low, reduce):
             raise NotSupportedError(f"it refuses it: {refusal}")

@@ -4,11 +4,9 @@
 reads the progress raises a ValueError if its file is damaged.
 """
 
-import os
 import re
 import shutil
 import sys
-import tempfile
 import textwrap
 import time
 from collections.abc import Callable, Iterator, Mapping
@@ -17,11 +15,10 @@ from dataclasses import dataclass
 from itertools import chain, count
 from pathlib import Path
 from typing import Any
-from unittest import mock
 
 from ..conformance.check_outcomes import is_unmatched
 from ..conformance.check_runner import Bench, HangError, bench_on, cause_of, idle, run_alone
-from ..conformance.class_under_test import NotSupportedError, Subject
+from ..conformance.class_under_test import NotSupportedError, Subject, error_line
 from ..conformance.local_training import FindingError
 from ..conformance.timing_and_overlap import averages_by_a_call
 from ..junit import TestCase, write_junit
@@ -29,7 +26,7 @@ from ..reference.errors import RankError
 from ..reference.launch import RankPool
 from .checks import ALL
 from .gains import Gain, gain
-from .learner_file import LearnerClass, LearnerError, error_line
+from .learner_file import LearnerClass, LearnerError
 from .rungs import RUNGS, SYMPTOM_UNMATCHED, load_progress, update_progress
 
 WORLD_SIZE = 3
@@ -53,8 +50,8 @@ HOOKS = 4
 """The rung from which on the script calls nothing after a backward pass."""
 GLOO = r" Rank \d+ then failed: RuntimeError: \[.*"
 """Gloo's own message of a connection that another rank closed."""
-EFFORT = 8
-"""Number of random programs of each kind, so that a check takes seconds."""
+EFFORT = 24
+"""Three times the number of random programs of each kind, so that a check takes seconds."""
 
 
 @dataclass(frozen=True)
@@ -108,11 +105,7 @@ class Judge(AbstractContextManager["Judge"]):
         """Run the checks of a rung, whose number counts from 1, up to the first that fails."""
         start, check = time.monotonic(), "construction"
         try:
-            with (
-                tempfile.TemporaryDirectory() as folder,  # Hypothesis writes there, and not into the learner's folder
-                mock.patch.dict(os.environ, HYPOTHESIS_STORAGE_DIRECTORY=folder),
-                bench_on(self.ranks, subject, EFFORT) as bench,
-            ):
+            with bench_on(self.ranks, subject, EFFORT) as bench:
                 if isinstance(subject, LearnerClass) and (rung >= HOOKS or _launches_alone(bench)):
                     bench.subject = subject.alone()
                 bench.shrinks = False

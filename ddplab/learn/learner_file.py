@@ -3,15 +3,13 @@
 import linecache
 import multiprocessing
 import os
-import re
 import sys
-import traceback
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 from types import ModuleType
 
-from ..conformance.class_under_test import Subject
+from ..conformance.class_under_test import Subject, error_line
 from ..reference.files.reading import read_text
 from .rungs import CLASS
 
@@ -54,21 +52,6 @@ class LearnerClass(Subject):
             where = error_line(error, self.path) or self.path
             raise LearnerError(f"{where}: {type(error).__name__}: {error}") from error
         return module
-
-
-def error_line(error: BaseException, path: str) -> str:
-    """Return file and line of the learner's text where an error was raised, here or on a rank; empty if nowhere."""
-    if isinstance(error, SyntaxError):
-        return f"{path}, line {error.lineno}"
-    lines: list[int] = []
-    cause: BaseException | None = error if path else None
-    while cause is not None:
-        told = "\n".join([str(cause), *getattr(cause, "__notes__", ())])
-        lines += map(int, re.findall(rf'File "{re.escape(path)}", line (\d+)', told))
-        places = traceback.extract_tb(cause.__traceback__)
-        lines += [place.lineno or 0 for place in places if place.filename == path]
-        cause = cause.__cause__
-    return f"{path}, line {lines[0 if 'innermost call first' in str(error) else -1]}" if lines else ""
 
 
 def learner_class(path: Path, name: str = CLASS) -> LearnerClass:

@@ -179,7 +179,7 @@ class Viewing(Rebuilt):
         if not self.gradient_as_bucket_view:
             return torch.cat([self.gradient(parameter).flatten() for parameter in parameters])
         first, count = parameters[0], sum(parameter.numel() for parameter in parameters)
-        flat = self.memory.setdefault(first, torch.empty(0))
+        flat = self.memory.setdefault(first, first.new_empty(0))
         if flat.numel() != count:
             flat = self.memory[first] = first.new_zeros(count)
         for parameter, part in zip(parameters, split(flat, parameters), strict=True):

@@ -11,6 +11,11 @@ from torch.utils._pytree import tree_structure, tree_unflatten
 
 from ..autograd_hooks import call_at_backward, not_traced, parts_of, tensors_in
 
+SECOND_PASS = (
+    "expected one backward pass for each forward pass, got another one. With find_unused_parameters or static_graph, "
+    "the first one runs through all outputs of forward: call backward once, on the sum of the losses"
+)
+
 
 def through_sink(output: Any, on_backward: Callable[[], None], *, clone: bool = True) -> Any:
     """Pass tensors in `output` that have a `grad_fn` through one autograd node, the *sink*; returns the new output.
@@ -39,6 +44,10 @@ class _Sink(torch.autograd.Function):
     @staticmethod
     @not_traced
     def backward(context: Any, *gradients: Tensor | None) -> tuple[Tensor | None, ...]:
+        try:
+            context.saved_tensors  # noqa: B018 - there are none, but autograd has dropped them after a first pass
+        except RuntimeError:
+            raise RuntimeError(SECOND_PASS) from None
         context.on_backward()
         return (None, None, *gradients)
 

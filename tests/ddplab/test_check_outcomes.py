@@ -2,12 +2,21 @@
 
 import re
 import runpy
+from functools import partial
+from typing import get_args
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ddplab.conformance.check_outcomes import CheckResult, read_expectations, why_left_out, write_script
+from ddplab.conformance.check_outcomes import (
+    CheckResult,
+    ConformanceReport,
+    Outcome,
+    read_expectations,
+    why_left_out,
+    write_script,
+)
 from ddplab.conformance.random_programs import programs
 from ddplab.reference.files.writing import printable
 
@@ -61,6 +70,27 @@ def test_expectations_that_make_no_sense_are_told_in_one_line(tmp_path, text, me
     assert "\n" not in str(error.value)
     path.write_text("must-pass: [a]\nexpected-fail: [b]\nskip: []\n")
     assert read_expectations(path, ["a", "b"]) == {"a": "must-pass", "b": "expected-fail"}
+
+
+def test_a_failure_below_the_level_is_no_problem_unless_the_check_must_pass():
+    failed = partial(CheckResult, "overlap", "failed", "why", decides=False)
+    assert [failed(expected=one).problem for one in (None, "expected-fail", "must-pass")] == ["", "", "overlap: why"]
+
+
+@given(st.lists(st.builds(CheckResult, st.sampled_from(["overlap", "a"]), st.sampled_from(get_args(Outcome)),
+                          st.just("why"), decides=st.booleans())), st.sampled_from(["", "it ended"]))  # fmt: skip
+def test_the_last_line_denies_no_line_above_it(results, ended):
+    """It says that the class conforms only if something was judged and nothing that decides failed."""
+    report = ConformanceReport(subject="m:C", needs_schedules=False, results=results, ended=ended)
+    says = str(report)
+    decided = [one for one in results if one.outcome == "failed" and one.decides]
+    ran = any(one.outcome in ("passed", "failed") for one in results)
+    assert ("conforms" in says) == (ran and not decided and not ended)
+    assert ("could not be judged" in says) == (not ran or bool(ended and not decided))
+    assert ("failed at level" in says) == ("conforms" in says and any(one.outcome == "failed" for one in results))
+    for outcome in ("not supported", "left out"):
+        if "conforms" in says:
+            assert (outcome in says) == any(one.outcome == outcome for one in results)
 
 
 CHARACTERS = st.characters() | st.sampled_from("\x00\x1b\r\n\ud800\udcff\ufffe\"'\\{}<&]")

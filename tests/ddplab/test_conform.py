@@ -1,18 +1,21 @@
 """The command `conform`."""
 
 import json
+import math
 import re
 import runpy
+from itertools import islice
 from pathlib import Path
+from types import SimpleNamespace
 from xml.etree import ElementTree
 
 import pytest
 
 from ddplab.cli.main import app
 from ddplab.conformance import check_runner
-from ddplab.conformance.all_checks import CHECKS
+from ddplab.conformance.all_checks import CHECKS, until
 
-from .conformance_bench import NAIVE, faulty
+from .conformance_bench import NAIVE, TORCHS, faulty
 
 
 @pytest.fixture
@@ -48,6 +51,51 @@ def test_the_command_runs_the_named_checks_and_compares_them_with_expectations(c
     assert printed[:4] == ["passed", "failed", "left", "not"]
     name = f"conformance of {faulty('Sums')}"
     assert (suite.get("name"), suite.get("failures"), suite.get("skipped")) == (name, "0", "3")
+
+
+def test_the_level_decides_and_the_last_line_counts_what_failed_below_it(command, capsys):
+    checks = "one weight,half-precision sums,nested no_sync"
+    error, report, _ = command(faulty("DividesAfterTheSum"), "--only", checks)
+    assert error is None
+    name = faulty("DividesAfterTheSum")
+    last = f"{name} conforms in 3 of {len(CHECKS)} checks at level must: 2 passed, 1 failed at level should"
+    assert capsys.readouterr().out.splitlines()[-1] == last
+    assert [(one["check"], one["level"]) for one in report["checks"]] == [
+        ("one weight", "must"), ("half-precision sums", "should"), ("nested no_sync", "must"),
+    ]  # fmt: skip
+    assert report["versions"].keys() == {"ddplab", "torch", "python"}
+    error, report, _ = command(name, "--only", "half-precision sums", "--level", "should")
+    assert (report["conforms"], error.__class__) == (False, ValueError)
+
+
+def test_saved_expectations_notice_a_check_that_does_not_apply_any_more(command):
+    command(faulty("HasAHook"), "--only", "one weight,comm hooks", "--save-expect", "e.yaml")
+    assert Path("e.yaml").read_text().splitlines()[1:] == ["must-pass: [one weight]", "expected-fail: []"]
+    command(TORCHS, "--only", "one weight,comm hooks", "--save-expect", "e.yaml")
+    _, report, _ = command(faulty("HasAHook"), "--only", "one weight,comm hooks", "--expect", "e.yaml")
+    (problem,) = report["problems"]
+    assert problem.startswith("comm hooks: must pass, but is not supported: it has a comm hook of its own")
+
+
+def test_the_budget_repeats_random_programs_with_other_seeds():
+    checks = {name: CHECKS[name] for name in ("one weight", "random programs", "state machine")}
+    bench = SimpleNamespace(seed=3)
+    assert [name for name, _ in until(0.0, checks, bench)] == list(checks)
+    names = [(name, bench.seed) for name, _ in islice(until(math.inf, checks, bench), 6)][3:]
+    assert names[0] == ("random programs with seed 4", 4)
+    assert names[1:] == [("state machine with seed 4", 4), ("random programs with seed 5", 5)]
+
+
+def test_on_github_problems_are_annotations_and_the_summary_has_all_checks(command, capsys, monkeypatch, tmp_path):
+    monkeypatch.setenv("GITHUB_ACTIONS", "true")
+    monkeypatch.setenv("GITHUB_STEP_SUMMARY", str(tmp_path / "summary.md"))
+    command(faulty("Sums"), "--only", "one weight,construction")
+    assert (
+        "::error title=ddplab conform::one weight: iteration 0, rank 0: gradient of 'w0'" in capsys.readouterr().out
+    )
+    summary = Path("summary.md").read_text()
+    assert "| passed | must | construction |" in summary
+    assert "does not conform: 1 problem" in summary
 
 
 SENDS_CODE = """
@@ -107,7 +155,7 @@ def test_the_command_ends_with_an_error_after_a_fault_and_writes_its_program(com
 
 def test_a_run_in_which_no_check_applies_is_a_problem(command):
     error, report, _ = command(NAIVE, "--only", "plans")
-    assert str(error) == f"{NAIVE} does not conform: 1 problem"
+    assert (str(error), error.exit_status) == (f"{NAIVE} could not be judged: 1 problem", 2)
     assert report["problems"] == ["no check ran; a run without a check is no proof"]
 
 
@@ -122,9 +170,10 @@ def test_a_run_in_which_no_check_applies_is_a_problem(command):
     ],
 )
 def test_bad_input_of_the_command_is_told_in_one_line(command, capfd, words, message):
-    with pytest.raises(ValueError, match=re.escape(message)) as error:
-        app(["conform", *words], standalone_mode=False)
-    assert "\n" not in str(error.value)
+    error, report, suite = command(*words)
+    assert str(error).startswith(message)
+    assert (error.exit_status, report["conforms"], suite.get("failures")) == (2, False, "1")
+    assert "\n" not in str(error)
     assert "ERROR" not in capfd.readouterr().err
 
 

@@ -16,7 +16,7 @@ from pathlib import Path
 
 from ddplab.conformance.all_checks import CHECKS
 from ddplab.conformance.check_outcomes import Expectation
-from ddplab.conformance.check_runner import QUICK, bench_on, run_checks
+from ddplab.conformance.check_runner import FULL, bench_on, run_checks
 from ddplab.conformance.class_under_test import Subject
 from ddplab.reference.errors import RankError
 from ddplab.reference.launch import RankPool
@@ -41,9 +41,9 @@ def kit(folder: Path) -> Caught:
     path = folder / PASSED
     must_pass = json.loads(path.read_text()) if path.exists() else ()
     try:
-        with RankPool(WORLD_SIZE) as ranks, bench_on(ranks, NAME, QUICK) as bench:
+        with RankPool(WORLD_SIZE) as ranks, bench_on(ranks, NAME, FULL) as bench:
             results, expected = [], dict[str, Expectation].fromkeys(must_pass, "must-pass")
-            for result in run_checks(bench, CHECKS, expected):
+            for result in run_checks(bench, CHECKS.items(), expected):
                 results.append(result)
                 if result.problem:
                     break
