@@ -517,3 +517,103 @@ class CrashesAfterAnError(DistributedDataParallel):
         if any(one.grad is not None and one.grad.abs().sum() == 0 for one in self.parameters()):
             raise KeyError("bucket of the backward pass")
         return super().forward(*arguments)
+
+
+# What only unusual scripts show
+
+
+class ForgetsUsesUnderNoSync(Searching):
+    def unused(self) -> list[nn.Parameter]:
+        self.used = {one for one in self.trainable if not self.is_absent(one)}
+        return super().unused()
+
+
+class DropsImaginaryParts(Buffered):
+    def send(self, flat: Tensor, parameters: list[nn.Parameter]) -> Any:
+        if flat.is_complex():
+            flat.imag.zero_()
+        return super().send(flat, parameters)
+
+
+class SendsNumbersOnly(Buffered):
+    def send_from(self, source: int, tensors: Iterator[Tensor]) -> None:
+        super().send_from(source, (tensor for tensor in tensors if tensor.dtype != torch.bool))
+
+
+class WalksByRecursion(Buffered):
+    """It looks for the used parameters with a function that calls itself."""
+
+    def forward(self, *inputs: Any, **kwargs: Any) -> Any:
+        output = super().forward(*inputs, **kwargs)
+        if isinstance(output, Tensor):
+            self.walk(output.grad_fn, set())
+        return output
+
+    def walk(self, node: Any, seen: set[Any]) -> None:
+        if node is not None and node not in seen:
+            seen.add(node)
+            for following, _ in node.next_functions:
+                self.walk(following, seen)
+
+
+class WalksEveryWay(Buffered):
+    """It looks for the used parameters, and comes to a node as often as ways lead there."""
+
+    def forward(self, *inputs: Any, **kwargs: Any) -> Any:
+        output = super().forward(*inputs, **kwargs)
+        nodes = [output.grad_fn] if isinstance(output, Tensor) else []
+        while nodes:
+            nodes += [following for following, _ in nodes.pop().next_functions if following is not None]
+        return output
+
+
+class LosesWhatFitsExactly(Buffered):
+    """A gradient above the cap has a bucket of its own, and one below the cap shares; one of the cap has none."""
+
+    def assign(self, order: Any) -> None:
+        super().assign(order)
+        cap = int(self.caps[-1])
+        self.buckets = [bucket for bucket in self.buckets if bucket[0].nbytes != cap]
+
+
+class KnowsParametersByTheirMemory(Buffered):
+    def assign(self, order: Any) -> None:
+        super().assign(order)
+        first = {one.untyped_storage().data_ptr(): one for one in reversed(self.trainable)}
+        kept = [[one for one in bucket if first[one.untyped_storage().data_ptr()] is one] for bucket in self.buckets]
+        self.buckets = [bucket for bucket in kept if bucket]
+
+
+class CountsNodesOfEight(Sums):
+    """The last node has fewer ranks, and counts as a whole one."""
+
+    def factor(self) -> float:
+        ranks = dist.get_world_size()
+        return ranks / (-(-ranks // 8) * 8) if ranks > 8 else 1
+
+
+class CountsUsesInBytes(Searching):
+    def unused(self) -> list[nn.Parameter]:
+        used = torch.tensor([one in self.used for one in self.trainable], dtype=torch.uint8)
+        dist.all_reduce(used, group=self.process_group)
+        self.used.clear()
+        return [one for one, count in zip(self.trainable, used.tolist(), strict=True) if not count]
+
+
+class SeedsInBackward(Buffered):
+    def average_gradients(self) -> None:
+        super().average_gradients()
+        torch.manual_seed(0)
+
+
+class KeepsItsGraph(Buffered):
+    def forward(self, *inputs: Any, **kwargs: Any) -> Any:
+        self.last_output = super().forward(*inputs, **kwargs)
+        return self.last_output
+
+
+class RegistersItsBuckets(Buffered):
+    def launch(self, parameters: list[nn.Parameter]) -> Any:
+        launched = super().launch(parameters)
+        self.register_buffer("bucket", launched[1])
+        return launched

@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any
 
+from ..reference.bucketing import MIB
 from . import (
     backward_passes,
     bucket_layouts,
@@ -79,6 +80,7 @@ def special_parameters(bench: Bench) -> None:
     make, what = real_models.with_subclasses, "parameters of a subclass of Tensor"
     bench.averages_or_refuses("subclass|type", real_models.trains, make=make, what=what)
     bench.try_body(usual_scripts.in_one_memory)
+    bench.try_body(real_models.trains, make=real_models.overlapping, what="parameters that overlap in memory")
 
 
 def fixed(*cases: dict[str, Any]) -> Check:
@@ -96,6 +98,7 @@ one_weight = fixed({"weights": (Weight((3,)),)})
 bucket_caps = fixed(
     *({"kinds": ["train"] * 4, "options": {"bucket_cap_mb": cap}} for cap in (1e-6, 5e-5, 25.0)),
     {"weights": MANY, "kinds": ["train"] * 2, "options": {"bucket_cap_mb": 1e-6}},
+    {"weights": (Weight((8,)),) * 5, "options": {"bucket_cap_mb": 32 / MIB}},  # each gradient is as large as the cap
 )
 # SGD has momentum; the learning rate changes, with evaluation before training, in inference mode, and in between.
 changing: Sequence[StepKind] = ("evaluate", "train", "evaluate", "train", "change_lr", "train")
@@ -187,6 +190,7 @@ def buffers(bench: Bench) -> str:
     kinds: list[StepKind] = ["train", "train", "evaluate", "forward", "train", "train"]
     if "no_sync" in bench.methods:
         kinds[2:2] = ["accumulate", "accumulate", "train"]
+    bench.try_body(real_models.compare_buffers)
     habits = list(HABITS)
     for options in ({}, {names[0]: False}):
         further: dict[str, Any] = {"zeros": ["keep"] * len(kinds), "buffer": True, "options": options}
@@ -321,6 +325,10 @@ CHECKS: dict[str, Check] = {
     "unused parameters": unused,
     "static graph": static_graph,
     "gradient views": gradient_views,
+    "deep models": usual_scripts.check_deep,
+    "autocast": check_of(real_models.trains, **usual_scripts.AUTOCAST),
+    "what training leaves behind": check_of(usual_scripts.left_behind),
+    "combined options": usual_scripts.check_combined,
     "a long run": usual_scripts.check_long,
     "new interpreters": usual_scripts.check_interpreters,
     "same as another": same_as_another,

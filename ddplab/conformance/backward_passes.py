@@ -15,7 +15,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from .check_runner import VIEWS, Bench
+from .check_runner import OF_PASSES, VIEWS, Bench
 from .class_under_test import RefusalError, Subject, refusing
 from .comm_hooks import averaging_hook
 from .local_training import FindingError
@@ -23,8 +23,6 @@ from .real_models import STEPS, Pass, Training, batch, mean_square, trains
 
 CAPS_MB = (1e-4, 25.0)
 """Caps that give each parameter a bucket of its own, and all parameters one bucket."""
-OF_PASSES = "backward|pass|iteration|graph|gradient|bucket"
-"""What a class may name when it refuses a pass."""
 LATE_S = 0.2
 """Delay of the late rank; longer than an all-reduce, a backward pass and a forward pass."""
 

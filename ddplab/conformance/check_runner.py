@@ -12,8 +12,9 @@ from typing import TYPE_CHECKING, Any, get_args
 from unittest import mock
 
 import torch
+import torch.distributed as dist
 
-from ..emulation.virtual_time import NoTurnError
+from ..emulation.virtual_time import NoTurnError, patient
 from ..reference.errors import RankError, RanksStillRunningError
 from ..reference.launch import RankPool
 from .check_outcomes import CheckResult, Expectation, Level, Outcome, is_unmatched, level_of, why_left_out
@@ -37,6 +38,10 @@ if TYPE_CHECKING:
     from .timing_and_overlap import EmulatedSchedule
 
 VIEWS = "gradient_as_bucket_view"
+OF_PASSES = "backward|pass|iteration|graph|gradient|bucket"
+"""What a class may name when it refuses a pass."""
+PACE_S = 0.5
+"""How long `pace` takes at most on a machine with two cores that does nothing else."""
 TIMEOUT_S = 10.0
 """Time-out of each program on the ranks; a class that hangs is reported then."""
 SHRINK_S = 20.0
@@ -67,6 +72,7 @@ class Bench:
     Attributes:
         schedules: What the class does in virtual time, as far as the check `overlap` has found out.
         not_in_virtual_time: Why the class does not run in virtual time, found out by `any timing`; empty: it may run.
+        slowness: By how many times the machine was slower at the start than a quiet one; time limits are longer then.
         shrinks: Whether a random program that shows a fault is made smaller: until a first fault has been shown.
     """
 
@@ -77,7 +83,7 @@ class Bench:
         self.world_size, self.device = pool.world_size, pool.device
         self.offer, self.methods = Offer(frozenset(), frozenset()), frozenset[str]()
         self.schedules: list[EmulatedSchedule] = []
-        self.not_in_virtual_time = ""
+        self.not_in_virtual_time, self.slowness = "", 1.0
         self.shrinks = True
 
     def start(self) -> None:
@@ -87,6 +93,9 @@ class Bench:
             ValueError: It cannot be imported, or does not wrap a module.
         """
         self.run(idle)
+        start = time.monotonic()
+        self.run(pace)
+        self.slowness = max(1.0, (time.monotonic() - start) / PACE_S)
         expected = "an importable module"
         try:
             for subject in filter(None, (self.against, self.subject)):
@@ -94,7 +103,9 @@ class Bench:
             expected = "a class or a function that wraps a module, given nn.Linear(2, 1)"
             self.methods = frozenset(self.run(methods_of, self.subject)[0])
         except HangError:
-            raise ValueError(f"{self.subject.name}: expected {expected}, got no answer in {TIMEOUT_S:g} s") from None
+            raise ValueError(
+                f"{self.subject.name}: expected {expected}, got no answer in {self.limit(TIMEOUT_S):.3g} s"
+            ) from None
         except RankError as error:
             raise ValueError(f"{self.subject.name}: expected {expected}; {cause_of(error)}") from error
 
@@ -106,12 +117,16 @@ class Bench:
             HangError: It did not end in time.
             RankError: A rank failed.
         """
-        usual_s = TIMEOUT_S if self.pool.is_running else START_TIMEOUT_S
+        usual_s = timeout_s or (TIMEOUT_S if self.pool.is_running else START_TIMEOUT_S)
         try:
-            return self.pool.run(body, *arguments, timeout_s=timeout_s or usual_s)
+            return self.pool.run(body, *arguments, timeout_s=self.limit(usual_s))
         except RanksStillRunningError as error:
             report([problem for problem in error.returned.values() if isinstance(problem, str)])
-            raise HangError(cause_of(error)) from error
+            raise HangError(f"slow or hung: {cause_of(error)}") from error
+
+    def limit(self, usual_s: float) -> float:
+        """Return a time limit for this machine and its present load."""
+        return max(usual_s * self.slowness, patient(usual_s))
 
     def needs(self, *names: str) -> None:
         """Raise `NotSupportedError` if the class lacks one of these methods and options."""
@@ -192,6 +207,13 @@ class Bench:
         phases = [Phase.generate, Phase.shrink] if self.shrinks else [Phase.generate]
         how: dict[str, Any] = {"deadline": None, "database": None, "report_multiple_bugs": False}
         return settings(max_examples=examples, phases=phases, suppress_health_check=list(HealthCheck), **how)
+
+
+def pace(_rank: int, _world_size: int) -> None:
+    """Do what a program does: compute a little, and average it, many times."""
+    x = torch.ones(64, 64)
+    for _ in range(200):
+        dist.all_reduce(x @ x)
 
 
 def idle(_rank: int, _world_size: int) -> None:

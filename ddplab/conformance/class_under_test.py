@@ -37,6 +37,8 @@ KIT = (
 CAP_NAMES = ("bucket_cap_mb", "bucket_size_mb")
 """Names of the argument with the bucket cap in MB."""
 METHODS = ("no_sync", "register_comm_hook", "join", "shard_optimizer")
+IGNORE = "_set_params_and_buffers_to_ignore_for_model"
+"""A function of the class that names what it is to ignore."""
 OWN_HOOK = "a comm hook of its own"
 """Stands for `register_comm_hook` in a class that has registered a hook and permits no other."""
 FINISHING = ("finish_gradient_synchronization", "average_gradients")

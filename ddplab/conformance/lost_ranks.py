@@ -14,6 +14,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch._C._distributed_c10d import FileStore
 
+from ..emulation.virtual_time import patient
 from ..reference.ranks.fork_server import OUTPUTS, Surroundings, ctrl_c_blocked, process_context
 from ..reference.ranks.process_settings import choose_network
 from .check_runner import Bench
@@ -40,10 +41,10 @@ def check(bench: Bench, kind: str) -> None:
             for process in ranks:
                 with ctrl_c_blocked():
                     process.start()
-            ranks[-1].join(timeout=START_S)
+            ranks[-1].join(timeout=patient(START_S))
             if ranks[-1].exitcode is None:
-                raise FindingError(f"the last rank did not reach its fault in {START_S:g} s")
-            ranks[0].join(timeout=PATIENCE_S)
+                raise FindingError(f"the last rank did not reach its fault in {patient(START_S):.3g} s")
+            ranks[0].join(timeout=patient(PATIENCE_S))
             outcome = ranks[0].exitcode
         finally:
             surroundings.close()
@@ -52,7 +53,7 @@ def check(bench: Bench, kind: str) -> None:
                 process.join()
     how = f"the last rank {WORDS[kind]} during its backward pass"
     if outcome is None:
-        raise FindingError(f"{how}: rank 0 was still running {PATIENCE_S:g} s later")
+        raise FindingError(f"{how}: rank 0 was still running {patient(PATIENCE_S):.3g} s later")
     if outcome == 0:
         raise FindingError(f"{how}: rank 0 ended without an error")
 
@@ -67,7 +68,10 @@ def _serve(name: str, kind: str, store: str, surroundings: Surroundings, rank: i
     for output in OUTPUTS:
         os.dup2(silent, output)
     choose_network(None)
-    how: dict[str, Any] = {"store": FileStore(store, WORLD_SIZE), "timeout": timedelta(seconds=COLLECTIVES_S)}
+    how: dict[str, Any] = {
+        "store": FileStore(store, WORLD_SIZE),
+        "timeout": timedelta(seconds=patient(COLLECTIVES_S)),
+    }
     dist.init_process_group("gloo", rank=rank, world_size=WORLD_SIZE, **how)
     training = Training(Subject(name), lambda: nn.Sequential(*(nn.Linear(6, 6) for _ in range(6))))
 

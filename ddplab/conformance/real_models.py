@@ -42,6 +42,29 @@ class _Recurrent(nn.Module):
         return self.head(self.lstm(x.reshape(-1, 3, 2))[0])  # type: ignore[no-any-return]
 
 
+class _Complex(nn.Module):
+    """Complex weights, and complex gradients of them."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second = nn.Linear(6, 4, dtype=torch.complex64), nn.Linear(4, 2, dtype=torch.complex64)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.second(torch.sin(self.first(x.to(torch.complex64)))).abs()  # type: ignore[no-any-return]
+
+
+class _Overlapping(nn.Module):
+    """Two parameters that share some of their memory, and have gradients of their own."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        flat = torch.randn(9)
+        self.first, self.second = (nn.Parameter(flat[first : first + 6]) for first in (0, 3))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x @ self.first.tanh() + (x * self.second).sum(dim=1)
+
+
 class _Bag(nn.Module):
     """A bag of embeddings with sparse gradients."""
 
@@ -78,6 +101,11 @@ def mlp() -> nn.Module:
     return nn.Sequential(nn.Linear(6, 8), nn.Tanh(), nn.Linear(8, 8), nn.Tanh(), nn.Linear(8, 3))
 
 
+def overlapping() -> nn.Module:
+    """Build a model with two parameters that share some of their memory."""
+    return _Overlapping()
+
+
 def _convolutions() -> nn.Module:
     first = nn.Conv2d(1, 3, 2, padding=1)
     return nn.Sequential(nn.Unflatten(1, (1, 3, 2)), first, nn.GroupNorm(1, 3), nn.ReLU(), nn.Conv2d(3, 2, 2))
@@ -87,6 +115,7 @@ Make = Callable[[], nn.Module]
 REAL_MODELS: dict[str, Make] = {
     "multi-layer perceptron": mlp,
     "layers of four dtypes": _Precisions,
+    "complex weights": _Complex,
     "convolutions": _convolutions,
     "recurrent network": _Recurrent,
     "language model with tied weights": _Words,
@@ -147,18 +176,23 @@ def difference(
             if parameter.grad is not None:
                 return f"gradient of {name!r}: got a tensor, expected None, because no rank has one"
             continue
-        stacked = torch.stack([torch.zeros_like(parameter) if part is None else part for part in parts]).double()
+        stacked = real(torch.stack([torch.zeros_like(parameter) if part is None else part for part in parts]))
         stacked *= len(parts) / (divisor or len(parts))
         if problem := outside(parameter.grad, stacked, dtype or parameter.dtype):
             return f"gradient of {name!r}: {problem}"
     return ""
 
 
+def real(tensor: Tensor) -> Tensor:
+    """Return a tensor in double precision; a complex one as pairs."""
+    return (torch.view_as_real(tensor) if tensor.is_complex() else tensor).double()
+
+
 def outside(got: Tensor | None, parts: Tensor, dtype: torch.dtype) -> str:
     """Say how a gradient differs from the average of these parts by more than the average may round."""
     if got is None:
         return "got None, expected a tensor"
-    got = got.to_dense().double()
+    got = real(got.to_dense())
     expected = parts.mean(dim=0)
     bound = (len(parts) + 2) * torch.finfo(dtype).eps * parts.abs().sum(dim=0)
     if bool(((got - expected).abs() <= bound).all()):
@@ -221,7 +255,7 @@ class Training:
 
 def differing_ranks(tensors: Iterable[Tensor], like: int) -> list[int]:
     """Return the ranks on which these tensors are not those of the rank `like`; call on every rank."""
-    digest = torch.cat([tensor.detach().flatten().double() for tensor in tensors])
+    digest = torch.cat([real(tensor.detach()).flatten() for tensor in tensors])
     every = [torch.empty_like(digest) for _ in range(dist.get_world_size())]
     dist.all_gather(every, digest)
     return [rank for rank, one in enumerate(every) if not torch.equal(one, every[like])]
@@ -329,6 +363,32 @@ def in_mixed_precision(_rank: int, _world_size: int, subject: Subject, low: torc
             return f"{where}, {problem}"
         training.optimizer.step()
     return ""
+
+
+class _Buffers(nn.Module):
+    """A layer, and buffers of dtypes that are rare in sums."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(6, 3)
+        for dtype in (torch.bool, torch.uint8, torch.bfloat16, torch.float16, torch.complex64):
+            self.register_buffer(f"of_{str(dtype)[6:]}", torch.zeros(3, dtype=dtype))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.layer(x)  # type: ignore[no-any-return]
+
+
+def compare_buffers(rank: int, _world_size: int, subject: Subject) -> str:
+    """Train with buffers of rare dtypes, which are one on rank 0 and zero elsewhere before each forward pass."""
+    training, problem = Training(subject, _Buffers), ""
+    for step in range(STEPS):
+        for buffer in training.module.buffers():
+            buffer.fill_(rank == 0)
+        training.backward(mean_square, step)
+        for name, buffer in training.module.named_buffers():
+            if not bool((buffer == 1).all()):
+                problem = problem or f"iteration {step}, rank {rank}: the buffer {name!r} is not that of rank 0"
+    return problem
 
 
 def check_mixed_precision(bench: Bench) -> None:

@@ -51,9 +51,10 @@ from .training_programs import PLAIN, Net, Program, Script, Seen, Weight, progra
 DURATIONS_NS = (0, 1, 10, 1000)
 """Times of collectives, and of gradients; so that any of them may be the longest."""
 MOST_AT_A_TIME = 3
-WORLD_SIZES = (2, 4, 5, 6, 7, 8)
-"""Further numbers of ranks; 1/7 rounds so much that averages are not exact."""
+WORLD_SIZES = (2, 4, 5, 6, 7, 8, 12, 16, 256)
+"""Further numbers of ranks; 1/7 rounds so much that averages are not exact, and a byte counts no 256."""
 
+SEARCH = "find_unused_parameters"
 LARGE, LATE_FIRST = (Weight((3,)), Weight((800, 800))), (5, 6)
 """Weights that a class may send in several pieces, and seeds with which the first piece ends after the last one."""
 
@@ -141,7 +142,8 @@ def check_timing(bench: Bench) -> None:
     try:
         bench.try_random(attempt, examples=bench.effort)
         for size in WORLD_SIZES:
-            attempt(program_of(PLAIN, ["train"] * 2, size, options={"bucket_cap_mb": 5e-5}), size, 1e-6)
+            options = {"bucket_cap_mb": 5e-5} | {name: True for name in (SEARCH,) if name in bench.offer.options}
+            attempt(program_of(PLAIN, ["train"] * 2, size, options=options), size, 1e-6)
         for seed in LATE_FIRST:
             attempt(program_of(LARGE, ["train"], bench.world_size, seed=seed))
     except HangError as error:

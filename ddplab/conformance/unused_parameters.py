@@ -9,7 +9,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from .check_runner import VIEWS, Bench
-from .class_under_test import NotSupportedError, Subject
+from .class_under_test import IGNORE, NotSupportedError, Subject
 from .comm_hooks import averaging_hook
 from .local_training import describe_difference, same
 from .real_models import STEPS, Training, batch, build, difference, mean_square, mlp, trains, words
@@ -130,9 +130,6 @@ def untouched_gradients(rank: int, world_size: int, subject: Subject) -> str:
                 parameter.grad = torch.empty_like(parameter)
             parameter.grad.fill_(1 + rank + index)
     return problem
-
-
-IGNORE = "_set_params_and_buffers_to_ignore_for_model"
 
 
 class _WithIgnored(nn.Module):

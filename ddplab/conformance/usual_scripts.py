@@ -1,26 +1,255 @@
 """Usual scripts: what training runs have and short programs on few forked ranks lack.
 
-Hundreds of iterations, buckets of several MiB, hooks of the script, parameters in one piece of memory, and ranks that
-are interpreters of their own.
+Options in combination, hundreds of iterations, buckets of several MiB, deep models, hooks of the script, compiled
+modules, parameters in one piece of memory, and ranks that are interpreters of their own.
 """
 
+import gc
 import random
+import weakref
+from collections.abc import Callable, Collection, Sequence
 from contextlib import nullcontext
 from functools import partial
+from itertools import combinations
 from typing import Any
 
 import psutil
 import torch
+import torch.distributed as dist
 from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
 
+from ..emulation.virtual_time import patient
 from ..reference.errors import RankError
-from ..reference.launch import RankPool
+from ..reference.launch import RankPool, rank_device
 from ..reference.ranks.launcher import launched_ranks
-from .check_runner import VIEWS, Bench, HangError, cause_of, report
-from .class_under_test import Subject, methods_of
+from .check_runner import OF_PASSES, VIEWS, Bench, HangError, cause_of, report
+from .class_under_test import IGNORE, Subject, methods_of
 from .local_training import FindingError
-from .real_models import REAL_MODELS, Training, batch, mlp, trains
-from .training_programs import SPECIAL, program_of
+from .real_models import REAL_MODELS, STEPS, Training, batch, difference, mean_square, mlp, trains
+from .several_modules import group_of
+from .training_programs import BUFFER_OPTIONS, SPECIAL, program_of
+
+# Options in combination
+
+SITUATIONS: dict[str, tuple[str, ...]] = {
+    "parameters that some ranks do not use": ("find_unused_parameters",),
+    "accumulation": ("no_sync",),
+    "gradients as views": (VIEWS,),
+    "a comm hook": ("register_comm_hook",),
+    "buffers": (),
+    "a static graph": ("static_graph",),
+    "uneven inputs": ("join",),
+    "a group of some ranks": ("process_group",),
+    "ignored parameters": (IGNORE,),
+    "two dtypes": (),
+    "a checkpoint": (),
+}
+"""What a script may have, with the options and methods of the class that it needs."""
+UNUSED, LOCALLY, AS_VIEWS, HOOK, BUFFERS, STATIC, UNEVEN, GROUP, IGNORED, DTYPES, CHECKPOINT = SITUATIONS
+OPTION_OF = {UNUSED: "find_unused_parameters", STATIC: "static_graph", AS_VIEWS: VIEWS}
+
+
+def pairwise(names: Collection[str]) -> list[frozenset[str]]:
+    """Return seven sets of up to 15 names, so that each two are together, apart in both ways, and absent together.
+
+    A name is in set 0 and in two of the others, and no two names are in the same ones (Kleitman and Spencer 1973,
+    doi:10.1016/0012-365X(73)90098-8).
+    """
+    sets = dict(zip(names, combinations(range(1, 7), 2), strict=False))
+    return [frozenset(name for name, two in sets.items() if number in (0, *two)) for number in range(7)]
+
+
+class _Combined(nn.Module):
+    """Heads of which forward uses some, with parts of the `SITUATIONS`."""
+
+    def __init__(self, situations: Collection[str]) -> None:
+        super().__init__()
+        dtype = torch.float64 if DTYPES in situations else torch.float32
+        self.heads = nn.ModuleList([nn.Linear(6, 5), nn.Linear(6, 5, dtype=dtype), nn.Linear(6, 5)])
+        self.inner, self.ignored = nn.Linear(6, 6), nn.Linear(6, 6) if IGNORED in situations else nn.Identity()
+        self.checkpoints = CHECKPOINT in situations
+        if BUFFERS in situations:
+            self.register_buffer("count", torch.zeros((), dtype=torch.int64))
+
+    def forward(self, x: Tensor, used: Sequence[int]) -> Tensor:
+        own = self.ignored(x).square().mean()  # of the rank's own, which no other gradient depends on
+        x = checkpoint(self.inner, x, use_reentrant=False) if self.checkpoints else self.inner(x)
+        outputs = [self.heads[index](x.to(next(self.heads[index].parameters()).dtype)).tanh() for index in used]
+        return torch.stack([own.double(), *(output.double().square().mean() for output in outputs)]).sum()
+
+
+def combined(rank: int, world_size: int, subject: Subject, situations: Collection[str]) -> str:
+    """Train in several of the `SITUATIONS` at once; returns what is wrong.
+
+    The last rank has the most inputs, and then uses every head. Each iteration but the first may accumulate.
+    """
+    members = list(range(int(GROUP in situations), world_size))
+    group = group_of(members)  # every rank takes part in making it
+    if rank not in members:
+        return ""
+    options: dict[str, Any] = {OPTION_OF[one]: True for one in situations if one in OPTION_OF}
+    if STATIC in situations:
+        options.pop(OPTION_OF[UNUSED], None)  # which a static graph implies
+    names = [f"ignored.{name}" for name in ("weight", "bias")] if IGNORED in situations else []
+
+    def make() -> nn.Module:
+        module = _Combined(situations)
+        if names:
+            getattr(subject.make, IGNORE)(module, names)
+        return module
+
+    def used(step: int, number: int, rank: int) -> list[int]:
+        changing = 0 if STATIC in situations else number
+        if UNUSED in situations and UNEVEN not in situations:  # one head in passes that accumulate only
+            return [0] if rank == members[0] else [0, 1 + changing]
+        if UNUSED in situations and rank != members[-1]:
+            return [0, 1 + rank % 2]
+        return [(rank + step * changing + head) % 3 for head in range(3)]
+
+    def run(module: nn.Module, step: int, rank: int) -> None:
+        passes = 2 if LOCALLY in situations and step else 1
+        for number in range(passes):
+            is_local = module is training.wrapped and number + 1 < passes
+            with training.wrapped.no_sync() if is_local else nullcontext():
+                module(batch(step + 10 * number, rank), used(step, number, rank)).backward()
+
+    if GROUP in situations:
+        options["process_group"] = group
+    training = Training(subject, make, members, **options)
+    module, optimizer, problem = training.module, training.optimizer, ""
+    if HOOK in situations:
+        training.wrapped.register_comm_hook(None, _average_in(group))
+    inputs = {one: STEPS + members.index(one) * (UNEVEN in situations) for one in members}
+    with training.wrapped.join() if UNEVEN in situations else nullcontext():
+        for step in range(inputs[rank]):
+            having = [one for one in members if step < inputs[one]]
+            if BUFFERS in situations:
+                module.get_buffer("count").fill_(rank)
+            training.backward(run, step)
+            for name in names:
+                module.get_parameter(name).grad = None  # the ignored ones have a check of their own
+            local = [{**one, **dict.fromkeys(names)} for one in training.local(run, step, having)]
+            wrong = difference(module, local, divisor=len(members))
+            source = having[-1] if UNEVEN in situations else members[0]
+            if not wrong and BUFFERS in situations and (got := int(module.get_buffer("count"))) != source:
+                wrong = f"the buffer is that of rank {got}, expected rank {source}'s"
+            problem = problem or (wrong and f"iteration {step}, rank {rank}: {wrong}")
+            optimizer.step()
+    return problem  # at the end, because the other ranks go on
+
+
+def _average_in(group: dist.ProcessGroup) -> Any:
+    def hook(_state, bucket):  # type: ignore[no-untyped-def]  # noqa: ANN001, ANN202 - see `averaging_hook`
+        parts = bucket.buffer().div_(group.size())
+        return dist.all_reduce(parts, group=group, async_op=True).get_future().then(lambda done: done.value()[0])
+
+    return hook
+
+
+def check_combined(bench: Bench) -> str:
+    """Each two options and situations together, and each without the other; a class may refuse some.
+
+    Returns what it refuses. A failure is traced to as few of them as show it.
+    """
+    offered = bench.offer.options | bench.methods | bench.offer.defines
+    possible = {name for name, needs in SITUATIONS.items() if offered.issuperset(needs)}
+    if not set(BUFFER_OPTIONS) & bench.offer.options:
+        possible.remove(BUFFERS)
+
+    def refusal(situations: frozenset[str]) -> str:
+        try:
+            return bench.averages_or_refuses(f"{OF_PASSES}|{'|'.join(offered)}", combined, situations)
+        except HangError as fault:
+            raise HangError(f"{_told(situations)}: {fault}") from fault
+
+    def wrong(situations: frozenset[str]) -> str:
+        try:
+            refusal(situations)
+        except (FindingError, RankError) as error:
+            return cause_of(error)
+        return ""
+
+    rows, refused = [row & possible for row in pairwise(SITUATIONS)], list[frozenset[str]]()
+    while rows:
+        row = rows.pop(0)
+        if too_many := next(filter(row.issuperset, refused), None):
+            rows = [fewer for one in sorted(too_many) if (fewer := row - {one}) not in rows] + rows
+            continue
+        try:
+            if refusal(row):
+                refused.append(_fewest(row, lambda fewer: not wrong(fewer) and bool(refusal(fewer))))
+                rows.insert(0, row)
+        except (FindingError, RankError) as error:
+            shown = _fewest(row, lambda fewer: bool(wrong(fewer)))
+            raise FindingError(f"{_told(shown)}: {wrong(shown) or cause_of(error)}") from error
+    return f"refuses {'; '.join(map(_told, refused))}" if refused else ""
+
+
+def _fewest(situations: frozenset[str], shows: Callable[[frozenset[str]], bool]) -> frozenset[str]:
+    """Leave situations out, one after the other, as long as the rest shows what all do."""
+    for one in sorted(situations):
+        if shows(situations - {one}):
+            situations -= {one}
+    return situations
+
+
+def _told(situations: Collection[str]) -> str:
+    return " with ".join(name for name in SITUATIONS if name in situations) or "a plain model"
+
+
+# What training leaves behind
+
+
+class _Leaving(nn.Module):
+    """A perceptron whose graph holds an object, and which draws a random number."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers, self.held = mlp(), weakref.WeakSet[_Held]()
+
+    def forward(self, x: Tensor) -> Tensor:
+        held = _Held()
+        self.held.add(held)
+        output: Tensor = self.layers(x)
+        return _Holds.apply(output, held)  # type: ignore[no-any-return, no-untyped-call]
+
+
+class _Held:
+    """What a graph holds as long as it lives."""
+
+
+class _Holds(torch.autograd.Function):
+    @staticmethod
+    def forward(context: Any, x: Tensor, held: _Held) -> Tensor:
+        context.held = held
+        return x.clone()
+
+    @staticmethod
+    def backward(_context: Any, gradient: Tensor) -> tuple[Tensor, None]:
+        return gradient, None
+
+
+def left_behind(rank: int, world_size: int, subject: Subject) -> str:
+    """Train, and look for what the class leaves behind; returns what is wrong."""
+    training = Training(subject, _Leaving)
+    module: Any = training.module
+    names, problem = set(module.state_dict()), ""
+    torch.manual_seed(rank)
+    for step in range(STEPS):
+        training.backward(mean_square, step)
+        training.optimizer.step()
+        gc.collect()
+        if module.held:
+            problem = problem or f"iteration {step}, rank {rank}: its graph is kept alive after its backward pass"
+    drawn: list[Any] = [None] * world_size
+    dist.all_gather_object(drawn, torch.rand(()).item())
+    if len(set(drawn)) < world_size:
+        problem = problem or "after training, ranks with seeds of their own draw equal random numbers, as for dropout"
+    if further := [name for name in training.wrapped.state_dict() if name.removeprefix("module.") not in names]:
+        problem = problem or f"the state dict has {', '.join(further)} beside the module's own tensors"
+    return problem
+
 
 # Many iterations
 
@@ -103,7 +332,48 @@ def _steep(module: nn.Module, step: int, rank: int) -> Tensor:
 LARGE: dict[str, Any] = {"make": partial(nn.Linear, 6, 199_999), "run": _steep, "what": "a bucket of 5 MiB"}
 """Arguments of `trains`."""
 
+# Deep models and scaled losses
+
+
+class _Residual(nn.Module):
+    """Residual blocks, whose graph has two ways through each block."""
+
+    def __init__(self, blocks: int = 1200) -> None:
+        super().__init__()
+        self.weights = nn.ParameterList(nn.Parameter(torch.ones(6)) for _ in range(blocks))
+
+    def forward(self, x: Tensor) -> Tensor:
+        for weight in self.weights:
+            x = x + weight * x.tanh() / len(self.weights)
+        return x
+
+
+def check_deep(bench: Bench) -> None:
+    """1,200 residual blocks: no recursion is too deep, and no search tries every way through them."""
+    how: dict[str, Any] = {"make": _Residual, "steps": 1, "bucket_cap_mb": 25.0, "what": "1,200 residual blocks"}
+    for options in bench.variants({}, "find_unused_parameters", "static_graph"):
+        bench.try_body(trains, **how, **options)
+
+
+def _under_autocast(module: nn.Module, step: int, rank: int) -> Tensor:
+    """Return a loss in half precision, scaled as a `GradScaler` does."""
+    with torch.autocast(rank_device().type, torch.bfloat16):
+        loss = mean_square(module, step, rank)
+    return loss.float() * 2**16
+
+
+AUTOCAST: dict[str, Any] = {"run": _under_autocast, "what": "autocast and a scaled loss"}
+"""Arguments of `trains`."""
+
 # Hooks of the script
+
+
+def _with_collectives() -> nn.Module:
+    """Build a perceptron whose backward pass makes a collective after each layer, as of a synchronised batch norm."""
+    module = mlp()
+    for parameter in module.parameters():
+        parameter.register_hook(lambda gradient: dist.all_reduce(torch.ones(3, device=gradient.device)))
+    return module
 
 
 def _with_hooks() -> nn.Module:
@@ -141,6 +411,7 @@ def check_hooks(bench: Bench) -> str:
     """
     for options in bench.variants({}, VIEWS):
         bench.try_body(with_script_hooks, late=False, **options)
+    bench.try_body(trains, make=_with_collectives, what="collectives of the script in the backward pass")
     try:
         bench.try_body(with_script_hooks, late=True)
     except FindingError:
@@ -191,7 +462,7 @@ def check_interpreters(bench: Bench) -> None:
         size, backend=bench.pool.backend, device=bench.device, new_interpreters=NEW, only_data=True
     ) as pool:
         try:
-            pool.run(methods_of, bench.subject, timeout_s=IMPORT_TIMEOUT_S)
+            pool.run(methods_of, bench.subject, timeout_s=patient(IMPORT_TIMEOUT_S))
             _train_separately(Bench(bench.subject, pool, bench.effort))
         except (FindingError, RankError, HangError) as fault:
             seeds = f"on {size} ranks, of which {NEW} are new interpreters, so that their sets have other orders"

@@ -4,6 +4,7 @@ Only one thread runs at a time: a rank, until it computes or waits, or the threa
 the next event of the cluster and resumes the ranks that this event wakes. So two runs do the same in the same order.
 """
 
+import os
 import sys
 import threading
 import traceback
@@ -23,6 +24,11 @@ TURN_TIMEOUT_S = 10.0
 """Longest real time between two waits of a rank."""
 END_TIMEOUT_S = 1.0
 """How long to wait for a rank's thread after a failure; a thread that is blocked outside of Python never ends."""
+
+
+def patient(limit_s: float) -> float:
+    """Return a time limit for the present load: longer if more threads want to run than the machine has cores."""
+    return limit_s * max(1.0, os.getloadavg()[0] / (os.cpu_count() or 1))
 
 
 class NoTurnError(RankError):
@@ -166,12 +172,13 @@ class VirtualTime(Generic[Result]):
         while self.runnable and self.failure is None:
             rank = self.runnable.popleft()
             rank.may_run.release()
-            if not self.turn_is_over.acquire(timeout=TURN_TIMEOUT_S):
+            limit_s = patient(TURN_TIMEOUT_S)
+            if not self.turn_is_over.acquire(timeout=limit_s):
                 frame = sys._current_frames().get(rank.thread.ident or 0) if rank.thread else None
                 stack = "".join(traceback.format_stack(frame)[-3:])
                 raise NoTurnError(
                     rank.rank,
-                    f"rank {rank.rank} has not come back for {TURN_TIMEOUT_S:g} s; in virtual time a reducer may "
+                    f"rank {rank.rank} has not come back for {limit_s:.3g} s; in virtual time a reducer may "
                     "wait only for its process group, not for other threads or in C++.",
                     traceback=stack,
                 )

@@ -266,6 +266,12 @@ class Searching(Buffered):
         self.find_unused_parameters = find_unused_parameters
         self.expected: set[Tensor] = set(self.trainable)
         self.kept: dict[nn.Parameter, Tensor | None] = {}
+        self.used: set[Tensor] = set()  # since the last average, also under no_sync
+
+    def gradient_ready(self, parameter: Tensor) -> None:
+        """Note that a parameter was used."""
+        self.used.add(parameter)
+        super().gradient_ready(parameter)
 
     def begin(self) -> None:
         """Forget the pass before."""
@@ -295,8 +301,9 @@ class Searching(Buffered):
         """Return the parameters that no rank has used; an all-reduce of one number for each parameter."""
         if not self.find_unused_parameters:
             return []
-        used = torch.tensor([not self.is_absent(one) for one in self.trainable], dtype=torch.int32)
+        used = torch.tensor([one in self.used for one in self.trainable], dtype=torch.int32)
         dist.all_reduce(used, group=self.process_group)
+        self.used.clear()
         return [one for one, count in zip(self.trainable, used.tolist(), strict=True) if not count]
 
 

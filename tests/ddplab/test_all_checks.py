@@ -82,6 +82,18 @@ def test_a_simple_class_passes_and_what_it_lacks_is_no_failure(bench_of):
         ("RetriesLocally", "a backward pass that raises", "an error before the first gradient"),
         ("RebuildsWhenLayersFreeze", "unused parameters", "rank"),  # Gloo raises an error or ends the process
         ("GradientsOfForward", "bucket caps", "iteration 1, rank 0: gradient of 'w0'"),
+        ("ForgetsUsesUnderNoSync", "combined options", "parameters that some ranks do not use with accumulation: it"),
+        ("DropsImaginaryParts", "real models", "complex weights: iteration 0, rank 0: gradient of 'first.weight'"),
+        ("SendsNumbersOnly", "buffers", "iteration 0, rank 1: the buffer 'of_bool' is not that of rank 0"),
+        ("WalksByRecursion", "deep models", "maximum recursion depth exceeded"),
+        ("WalksEveryWay", "deep models", "slow or hung: ranks [0, 1] were still running"),
+        ("LosesWhatFitsExactly", "bucket caps", "iteration 0, rank 0: gradient of 'w0'"),
+        ("KnowsParametersByTheirMemory", "special parameters", "parameters that share memory, or did so at first: "),
+        ("CountsNodesOfEight", "any timing", "on 12 ranks: iteration 0, rank 0: gradient of 'w0': 0.75 times"),
+        ("CountsUsesInBytes", "any timing", "on 256 ranks: rank"),
+        ("SeedsInBackward", "what training leaves behind", "ranks with seeds of their own draw equal random numbers"),
+        ("KeepsItsGraph", "what training leaves behind", "its graph is kept alive after its backward pass"),
+        ("RegistersItsBuckets", "what training leaves behind", "the state dict has bucket beside the module's own"),
         ("MemoryOfTheFirstForward", "optimizers", "Inplace update to inference tensor"),
     ],
 )

@@ -165,7 +165,7 @@ def test_no_line_of_the_file_runs_where_it_is_judged(judging, monkeypatch):
         ("import ddplab.learn.judge as j\nj.Judge.verdict = lambda _, __, rung: j.Judgement(rung)\n", "TypeError"),
         ("import sys\nsys.exit(0)\n", "my_ddp.py, line 5: SystemExit: 0"),
         ("import os\nos._exit(0)\n", "exited without reporting an error"),
-        ("while True:\n    pass\n", "got no answer in 5 s"),
+        ("while True:\n    pass\n", "got no answer in "),
     ):
         source = f"class MyDDP:\n    pass\n\n{code}"
         verdict = judging.verdict(LearnerClass("my_ddp:MyDDP", "my_ddp.py", source), 1)
