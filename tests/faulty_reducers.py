@@ -434,6 +434,39 @@ class SendsAround(Buffered):
         return SimpleNamespace(wait=wait)
 
 
+NODE = 3
+"""Ranks of a node."""
+
+
+class Hierarchical(Buffered):
+    """Ranks add up in their node, the first ranks of the nodes among each other, and the sum goes back."""
+
+    def __init__(self, module: nn.Module, **options: Any) -> None:
+        super().__init__(module, **options)
+        every = range(dist.get_world_size())
+        nodes = [list(every[first : first + NODE]) for first in every[::NODE]]
+        groups = [dist.new_group(node) for node in nodes]
+        self.node = nodes[dist.get_rank() // NODE]
+        self.in_node, self.across = groups[dist.get_rank() // NODE], dist.new_group([node[0] for node in nodes])
+
+    def send(self, flat: Tensor, parameters: list[nn.Parameter]) -> Any:
+        flat /= self.ranks()
+        dist.reduce(flat, self.node[0], group=self.in_node)
+        if dist.get_rank() == self.node[0]:
+            dist.all_reduce(flat, group=self.across)
+        return dist.broadcast(flat, self.node[0], group=self.in_node, async_op=True)
+
+    def ranks(self) -> int:
+        return dist.get_world_size()
+
+
+class CountsWholeNodes(Hierarchical):
+    """The last node has fewer ranks, and counts as a whole one."""
+
+    def ranks(self) -> int:
+        return NODE * -(-dist.get_world_size() // NODE)
+
+
 class HasAHook(nn.parallel.DistributedDataParallel):
     """torch's class with a comm hook of its own."""
 
@@ -582,14 +615,6 @@ class KnowsParametersByTheirMemory(Buffered):
         first = {one.untyped_storage().data_ptr(): one for one in reversed(self.trainable)}
         kept = [[one for one in bucket if first[one.untyped_storage().data_ptr()] is one] for bucket in self.buckets]
         self.buckets = [bucket for bucket in kept if bucket]
-
-
-class CountsNodesOfEight(Sums):
-    """The last node has fewer ranks, and counts as a whole one."""
-
-    def factor(self) -> float:
-        ranks = dist.get_world_size()
-        return ranks / (-(-ranks // 8) * 8) if ranks > 8 else 1
 
 
 class CountsUsesInBytes(Searching):

@@ -4,6 +4,7 @@ import os
 import tempfile
 import time
 import traceback
+import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
@@ -30,7 +31,7 @@ from .class_under_test import (
     refusing,
 )
 from .local_training import AS_TORCH, FindingError, WeakProgramError, check_program
-from .training_programs import Program
+from .training_programs import Program, in_one_order
 
 if TYPE_CHECKING:
     from hypothesis import settings
@@ -119,7 +120,9 @@ class Bench:
         """
         usual_s = timeout_s or (TIMEOUT_S if self.pool.is_running else START_TIMEOUT_S)
         try:
-            return self.pool.run(body, *arguments, timeout_s=self.limit(usual_s))
+            with warnings.catch_warnings():  # about uneven inputs, which no check has by mistake
+                warnings.filterwarnings("ignore", message="ranks .* are still running")
+                return self.pool.run(body, *arguments, timeout_s=self.limit(usual_s))
         except RanksStillRunningError as error:
             report([problem for problem in error.returned.values() if isinstance(problem, str)])
             raise HangError(f"slow or hung: {cause_of(error)}") from error
@@ -157,6 +160,8 @@ class Bench:
 
     def try_program(self, program: Program, habits: Sequence[str] = (AS_TORCH,)) -> list[str]:
         """Run a program and compare it with local training; see `check_program`."""
+        if self.subject.one_order:
+            program = in_one_order(program)
         try:
             return check_program(self.subject, program, self, habits)
         except (FindingError, RankError) as error:
@@ -287,7 +292,7 @@ def run_checks(
                     with_line(fault, bench.offer.path),
                     getattr(fault, "program", None),
                 )
-                unmatched = is_unmatched(fault)
+                unmatched = is_unmatched(fault) and not bench.subject.one_order
                 bench.shrinks = bench.shrinks and program is None  # one small program is enough
         seconds = time.monotonic() - start
         decides = levels.index(level_of(name)) <= levels.index(level)

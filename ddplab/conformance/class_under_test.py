@@ -137,6 +137,7 @@ class Subject:
         name: `module:name`; importable on every rank.
         is_finished: Whether the script calls what must follow a backward pass. False: the class has to average by
             itself.
+        one_order: Whether gradients become ready in one order on all ranks, because the class is known to need that.
 
     Raises:
         ValueError: The name is malformed, or nothing callable has this name; on the first use.
@@ -144,6 +145,7 @@ class Subject:
 
     name: str
     is_finished: bool = field(default=True, kw_only=True)
+    one_order: bool = field(default=False, kw_only=True)
 
     def __reduce__(self) -> tuple[Callable[[], Self], tuple[()]]:
         given = {attribute.name: getattr(self, attribute.name) for attribute in fields(self)}

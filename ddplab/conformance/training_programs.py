@@ -7,7 +7,7 @@ the ranks are exact whatever the order of the summation, and "equal" can mean eq
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import nullcontext
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal, NamedTuple
 
 import torch
@@ -122,6 +122,11 @@ def program_of(
         rows = tuple(1 + (rank + number) % 3 for rank in range(world_size))
         steps.append(ProgramStep(kind, of_ranks, rows, zeros[number] if zeros else "none"))
     return Program(tuple(weights), tuple(steps), **further)
+
+
+def in_one_order(program: Program) -> Program:
+    """Return a program in which all ranks use the weights as the first one does."""
+    return replace(program, steps=tuple(replace(step, used=step.used[:1] * len(step.used)) for step in program.steps))
 
 
 def arranged(values: Tensor, layout: Layout) -> Tensor:

@@ -105,7 +105,7 @@ def combined(rank: int, world_size: int, subject: Subject, situations: Collectio
             return [0] if rank == members[0] else [0, 1 + changing]
         if UNUSED in situations and rank != members[-1]:
             return [0, 1 + rank % 2]
-        return [(rank + step * changing + head) % 3 for head in range(3)]
+        return [(rank * (not subject.one_order) + step * changing + head) % 3 for head in range(3)]
 
     def run(module: nn.Module, step: int, rank: int) -> None:
         passes = 2 if LOCALLY in situations and step else 1
@@ -282,11 +282,11 @@ def long_run(rank: int, _world_size: int, subject: Subject, *, accumulates: bool
     training = Training(subject, _UnequalLayers, bucket_cap_mb=0.01)  # three buckets
 
     def run(module: nn.Module, step: int, rank: int) -> None:
-        passes = 1 + (accumulates and random.Random(step).random() < 0.5)
+        passes, ordered_as = 1 + (accumulates and random.Random(step).random() < 0.5), rank * (not subject.one_order)
         for number in range(passes):
             is_local = module is training.wrapped and number + 1 < passes
             with training.wrapped.no_sync() if is_local else nullcontext():
-                module(batch(step + LONG * number, rank), _order(step, rank)).backward()
+                module(batch(step + LONG * number, rank), _order(step, ordered_as)).backward()
 
     problem, memory, held = "", psutil.Process(), 0  # the problem is returned at the end, because other ranks go on
     for step in range(LONG):

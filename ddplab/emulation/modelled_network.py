@@ -12,6 +12,7 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from functools import partial, reduce
 from typing import Any, NamedTuple
+from unittest import mock
 
 import torch
 import torch.distributed as dist
@@ -136,12 +137,17 @@ class ModelledNetwork:
     def __init__(self, time: VirtualTime[Any], represented_by: Sequence[int], price: Price) -> None:
         self._time, self._price = time, price
         counts = Counter(represented_by)
-        self._counts = {rank.rank: counts[rank.rank] for rank in time.ranks}
+        self._counts = {rank.rank: counts[rank.rank] for rank in time.ranks if rank.rank in counts}
+        self._groups: dict[tuple[int, ...], ModelledNetwork] = {}
         self._simulated, self.world_size = represented_by, len(represented_by)
         self.launched: list[ModelledCollective] = []
         self.entered: Callable[[int], AbstractContextManager[None]] = lambda _rank: nullcontext()
         self._next = dict.fromkeys(self._counts, 0)
         self._unmatched: dict[Any, deque[tuple[Tensor, VirtualFuture]]] = defaultdict(deque)  # sends and receives
+
+    def group_rank(self, rank: int) -> int:
+        """Return the number of a rank in the group of the network's ranks."""
+        return list(self._simulated).index(rank)
 
     def restart(self) -> list[ModelledCollective]:
         """Start an iteration without collectives; returns those of the last one.
@@ -160,6 +166,20 @@ class ModelledNetwork:
         launched, self.launched = self.launched, []
         self._next = dict.fromkeys(self._counts, 0)
         return launched
+
+    def of_some(self, ranks: Sequence[int], number: int) -> "ModelledNetwork":
+        """Return the collectives of the group that all ranks make as their `number`-th one, with these ranks.
+
+        Raises:
+            NotImplementedError: A simulated rank stands for others.
+        """
+        if any(rank != one for rank, one in enumerate(self._simulated)):
+            raise NotImplementedError("modelled network: expected no group of some ranks")
+        key = number, *ranks
+        if key not in self._groups:
+            self._groups[key] = ModelledNetwork(self._time, ranks, self._price)
+            self._groups[key].entered = self.entered
+        return self._groups[key]
 
     def launch(
         self, rank: VirtualRank, message: CollectiveMessage, contribution: Arguments, reduction: Reduction
@@ -195,7 +215,7 @@ class ModelledNetwork:
 
     def transfer(self, rank: VirtualRank, tensor: Tensor, path: tuple[int, int, int]) -> VirtualFuture:
         """Send or receive a tensor; both ends wait for each other, as with NCCL. `path`: sender, receiver and tag."""
-        sends = rank.rank == path[0]
+        sends = self.group_rank(rank.rank) == path[0]
         described = f"a send to rank {path[1]}" if sends else f"a receive from rank {path[0]}"
         mine = tensor, VirtualFuture(rank, None, described)
         if not (others := self._unmatched[path, not sends]):
@@ -259,8 +279,9 @@ class ModelledNetwork:
     def _scatter(self, compute: Compute, contributions: Mapping[int, Arguments]) -> None:
         """Overwrite every rank's output with what a function computes from the inputs for this rank."""
         for rank, (outputs, _) in contributions.items():
+            own = self.group_rank(rank)
             for position, output in enumerate(outputs):
-                output.copy_(compute([contributions[one][1][position][rank].clone() for one in self._counts]))
+                output.copy_(compute([contributions[one][1][position][own].clone() for one in self._counts]))
 
     def _sum(self, tensors: Sequence[Tensor]) -> Tensor:
         weighted = zip(tensors, self._counts.values(), strict=True)
@@ -281,23 +302,23 @@ def _described(message: CollectiveMessage) -> str:
 
 
 class ModelledGroup(dist.ProcessGroup):
-    """A rank's process group of all ranks; its methods are those that torch calls.
+    """A rank's process group of the network's ranks; its methods are those that torch calls.
 
     Attributes:
         before_launch: Called with each message and its tensors before it is launched, in the thread that launches it.
         after_launch: Called with each collective's number and future after it was launched.
     """
 
-    def __init__(self, rank: VirtualRank, network: ModelledNetwork) -> None:
-        super().__init__(rank.rank, network.world_size)  # type: ignore[call-arg]  # the annotations have a store
-        self._virtual_rank, self._network = rank, network
+    def __init__(self, rank: VirtualRank, network: ModelledNetwork, number: int = 0) -> None:
+        super().__init__(network.group_rank(rank.rank), network.world_size)  # type: ignore[call-arg]  # the annotations have a store
+        self._virtual_rank, self._network, self._number = rank, network, number
         self.before_launch: Callable[[CollectiveMessage, Sequence[Tensor]], None] = lambda _message, _tensors: None
         self.after_launch: Callable[[int, VirtualFuture], None] = lambda _number, _future: None
 
     @property
     def group_name(self) -> Any:  # torch's type is new
         """Name by which a DeviceMesh finds the group; each rank of this process has its own."""
-        return f"modelled {self._virtual_rank.rank}"
+        return f"modelled {self._virtual_rank.rank}" + (f", {self._number}" if self._number else "")
 
     def getBackendName(self) -> str:  # noqa: N802 - torch's name
         """Name of the backend."""
@@ -355,6 +376,11 @@ class ModelledGroup(dist.ProcessGroup):
         """Receive a tensor from a rank."""
         return self._transfer(tensors, (peer, self.rank(), tag))
 
+    def of_some(self, ranks: Sequence[int], number: int) -> "ModelledGroup | None":
+        """Return the group of these ranks that this rank makes as its `number`-th one; None if it is none of them."""
+        network = self._network.of_some(ranks, number)
+        return ModelledGroup(self._virtual_rank, network, number) if self.rank() in ranks else None
+
     def _not_modelled(self, *_arguments: Any, **_options: Any) -> _ModelledWork:
         raise NotImplementedError("modelled network: expected NCCL's collectives, or a send and a receive")
 
@@ -365,7 +391,8 @@ class ModelledGroup(dist.ProcessGroup):
         self.before_launch(message, [one if isinstance(one, Tensor) else one[0] for one in arguments[-1]])
         reduction = self._network.reduction(method, opts)
         number, future = self._network.launch(self._virtual_rank, message, arguments, reduction)
-        self._virtual_rank.launched(number)
+        if not self._number:
+            self._virtual_rank.launched(number)
         self.after_launch(number, future)
         return _ModelledWork(future)
 
@@ -386,17 +413,41 @@ class RankWorld:
     """State of torch.distributed for one rank: the modelled group is the default group."""
 
     def __init__(self, group: ModelledGroup) -> None:
-        ranks = {rank: rank for rank in range(group.size())}
         self.default_pg = group
-        self.pg_map = {group: ("modelled", HashStore())}
-        self.pg_names = {group: "modelled"}
-        self.pg_group_ranks = {group: ranks}
-        self.pg_backend_config = {group: "cpu:modelled"}
-        self.group_count = 1
-        self.tags_to_pg: dict[str, list[dist.ProcessGroup]] = {"": [group]}
-        self.pg_to_tag = {group: ""}
+        self.pg_map: dict[dist.ProcessGroup, Any] = {}
+        self.pg_names: dict[dist.ProcessGroup, str] = {}
+        self.pg_group_ranks: dict[dist.ProcessGroup, dict[int, int]] = {}
+        self.pg_backend_config: dict[dist.ProcessGroup, str] = {}
+        self.group_count = 0
+        self.tags_to_pg: dict[str, list[dist.ProcessGroup]] = {"": []}
+        self.pg_to_tag: dict[dist.ProcessGroup, str] = {}
         self.pg_coalesce_state: dict[dist.ProcessGroup, list[Any]] = {}
         self.comms: list[Any] = []
+        self.add(group, range(group.size()))
+
+    def add(self, group: ModelledGroup, ranks: Sequence[int]) -> None:
+        """Make a group of these ranks known, also by its name, by which a DeviceMesh finds it."""
+        self.pg_map[group] = "modelled", HashStore()
+        self.pg_names[group] = group.group_name
+        self.pg_group_ranks[group] = {rank: number for number, rank in enumerate(ranks)}
+        self.pg_backend_config[group] = "cpu:modelled"
+        self.tags_to_pg[""].append(group)
+        self.pg_to_tag[group] = ""
+        _register_process_group(group.group_name, group)
+
+    def new_group(self, ranks: Sequence[int] | None = None, *_: Any, **_options: Any) -> Any:
+        """Make a group of some ranks, as `dist.new_group` does; None: of all."""
+        members = list(range(self.default_pg.size()) if ranks is None else sorted(ranks))
+        self.group_count += 1
+        if (group := self.default_pg.of_some(members, self.group_count)) is None:
+            return dist.GroupMember.NON_GROUP_MEMBER
+        self.add(group, members)
+        return group
+
+    def close(self) -> None:
+        """Forget the groups' names."""
+        for group in self.tags_to_pg[""]:
+            _unregister_process_group(group.group_name)
 
 
 class WorldOfEachThread:
@@ -415,14 +466,18 @@ class WorldOfEachThread:
     def __setattr__(self, name: str, value: Any) -> None:
         setattr(self._present(), name, value)
 
+    def new_group(self, *arguments: Any, **options: Any) -> Any:
+        """Make a group of some ranks, in the world of this thread."""
+        return self._present().new_group(*arguments, **options)
+
     def _present(self) -> Any:
         return getattr(self._local, "world", None) or self._outside
 
     @contextmanager
-    def entered(self, group: ModelledGroup) -> Iterator[None]:
-        """Make a group the default group of this thread."""
+    def entered(self, world: RankWorld) -> Iterator[None]:
+        """Make a rank's world that of this thread."""
         before = getattr(self._local, "world", None)
-        self._local.world = RankWorld(group)
+        self._local.world = world
         try:
             yield
         finally:
@@ -435,19 +490,21 @@ def run_on_network(
     """Run a function on every rank, as `VirtualTime.run` does, with the rank's group as default group."""
     outside = distributed_c10d._world
     worlds = WorldOfEachThread(outside)
-    groups = {rank.rank: ModelledGroup(rank, network) for rank in time.ranks}
-    network.entered = lambda rank: worlds.entered(groups[rank])
+    of_ranks = {rank.rank: RankWorld(ModelledGroup(rank, network)) for rank in time.ranks}
+    network.entered = lambda rank: worlds.entered(of_ranks[rank])
 
     def on_rank(rank: VirtualRank) -> Result:
         with network.entered(rank.rank):
-            return body(rank, groups[rank.rank])
+            return body(rank, of_ranks[rank.rank].default_pg)
 
-    for group in groups.values():  # a DeviceMesh finds its groups by name
-        _register_process_group(group.group_name, group)
     distributed_c10d._world = worlds  # type: ignore[assignment]
     try:
-        return time.run(on_rank)
+        with (
+            mock.patch.object(dist, "new_group", worlds.new_group),
+            mock.patch.object(distributed_c10d, "new_group", worlds.new_group),
+        ):
+            return time.run(on_rank)
     finally:
         distributed_c10d._world = outside
-        for group in groups.values():
-            _unregister_process_group(group.group_name)
+        for world in of_ranks.values():
+            world.close()
