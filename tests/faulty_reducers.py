@@ -38,6 +38,13 @@ class OnlyRankZeroIsRight(Sums):
         return 0.5 if dist.get_rank() else 1
 
 
+class SendsMoreFromRankZero(OverlappedDataParallel):
+    def finish(self, parameters: list[nn.Parameter], *in_flight: Any) -> None:
+        if dist.get_rank() == 0:
+            dist.all_reduce(torch.ones(7))
+        super().finish(parameters, *in_flight)
+
+
 class DoesNotWait(OverlappedDataParallel):
     def finish(self, parameters: list[nn.Parameter], flat: Tensor, work: Any) -> None:
         super().finish(parameters, flat, SimpleNamespace(wait=lambda: None))

@@ -67,6 +67,7 @@ def test_the_guide_shows_the_workflow_the_hook_and_the_expectations_of_the_tiny_
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(TIMEOUT_S)
 def test_the_hook_passes_for_the_tiny_project_and_fails_for_a_fault(tmp_path):
     """As pre-commit runs it: from the project's folder, in the environment of the caller."""
     tiny = shutil.copytree(TINY, tmp_path / "tiny")
@@ -78,7 +79,7 @@ def test_the_hook_passes_for_the_tiny_project_and_fails_for_a_fault(tmp_path):
 
     def result(*further: str) -> str:
         done = subprocess.run(
-            [*command, *further], cwd=tiny, env=environment, capture_output=True, text=True, timeout=100
+            [*command, *further], cwd=tiny, env=environment, capture_output=True, text=True, timeout=TIMEOUT_S
         )
         return f"{done.returncode} {done.stdout}{done.stderr}"
 

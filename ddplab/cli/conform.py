@@ -26,7 +26,7 @@ its warnings would only stand between the outcomes."""
 HELP = {
     "class": "The class under test: ddplab, torch, or MODULE:CLASS with the constructor of torch's class or a part "
     "of it, or MODULE:FUNCTION that wraps a module.",
-    "quick": "Try fewer programs: a third of the time.",
+    "quick": "Leave out the slow checks, and try fewer programs: a third of the time.",
     "budget": "After all checks, go on with further random programs until so much time is over, such as 5min.",
     "seed": "Of the random programs.",
     "device": "Where programs train: cpu, or cuda, where ranks may share a GPU, but not with nccl, and a single rank "
@@ -99,10 +99,11 @@ def conform(
     try:
         inputs = [expect, baseline, *options.files_of(ddp), *options.files_of(against or "")]
         options.check_outputs(SCRIPT, save_expect, save_schedule, junit, json_path, inputs=inputs)
-        checks = chosen(only, None if baseline is None else load(baseline))
-        report.asked = f" in {len(checks)} of {len(CHECKS)} checks" if only else ""
+        checks = chosen(only, None if baseline is None else load(baseline), quick=quick)
+        report.asked = f" in {len(checks)} of {len(CHECKS)} checks" if only or quick else ""
         if "overlap" not in checks and save_schedule is not None:
-            raise ValueError("--only: expected the check overlap too, which makes the schedules")
+            option = "--only" if only else "--quick"
+            raise ValueError(f"{option}: expected the check overlap too, which makes the schedules")
         seconds = 3600 * options.read_hours("budget", budget) if budget else 0.0
         ranks = world_size or world_size_or(3)
         check_possible(ranks, device)
@@ -135,11 +136,11 @@ def conform(
             save(save_schedule, name, report.schedules)
     if save_expect is not None:
         write_atomically(save_expect, report.to_expectations().encode())
-    failed = (result for result in report.results if result.outcome == "failed" and result.program is not None)
-    shown = next(failed, None)
-    if shown is not None:
+    failed = [result for result in report.results if result.outcome == "failed"]
+    if failed:
+        shown = next((result for result in failed if result.problem), failed[0])
         write_script(SCRIPT, name, ranks, shown)
-        print(f"written to {SCRIPT}: a program that fails the check {shown.check}, without random choices")
+        print(f"written to {SCRIPT}: repeats the failure of {shown.check}, without random choices")
     if report.problems:
         raise ValueError(str(report)) if report.is_judged else UnjudgedError(str(report))
     print(report)

@@ -340,13 +340,22 @@ CHECKS: dict[str, Check] = {
 """All checks by name, in the order in which they run: first those in virtual time, then those on real ranks."""
 
 
-def chosen(only: str | None, baseline: Sequence[EmulatedSchedule] | None) -> dict[str, Check]:
-    """Return the checks in a list of names, or all; a baseline adds the check that no schedule is slower.
+SLOW = (
+    *("a backward pass that raises", "several backward passes", "first pass of a static graph", "uneven inputs"),
+    *("compressing hooks", "a long run", "deep models", "new interpreters", "state machine", "overlap"),
+    *("large gradients", "bucket layout", "list of bucket caps"),
+)
+"""Checks that take seconds, which `--quick` leaves out."""
+
+
+def chosen(only: str | None, baseline: Sequence[EmulatedSchedule] | None, *, quick: bool = False) -> dict[str, Check]:
+    """Return the checks in a list of names, or all, or the quick ones; a baseline adds that no schedule is slower.
 
     Raises:
         ValueError: There is no check of a name.
     """
-    names = list(CHECKS) if only is None else [name.strip() for name in only.split(",")]
+    every = [name for name in CHECKS if not (quick and name in SLOW)]
+    names = every if only is None else [name.strip() for name in only.split(",")]
     if unknown := sorted(set(names) - set(CHECKS)):
         raise ValueError(f"--only: expected names of checks, got {', '.join(unknown)}; there are {', '.join(CHECKS)}")
     checks = {name: check for name, check in CHECKS.items() if name in names}

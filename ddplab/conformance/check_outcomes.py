@@ -253,20 +253,25 @@ def read_expectations(path: Path, checks: Sequence[str]) -> dict[str, Expectatio
 
 
 def write_script(path: Path, subject: str, world_size: int, result: CheckResult) -> None:
-    """Write a script that shows a fault without Hypothesis."""
-    script = f'''"""A program that fails a check of `ddplab conform`, without random choices."""
+    """Write a script that repeats a failure: the program that shows it, without Hypothesis, or the whole check."""
+    check = result.check.partition(SEEDED)[0]
+    attempt = "CHECKS[CHECK](bench)"
+    if result.program is not None:
+        attempt = "try_timing(bench, PROGRAM)" if check == "any timing" else "bench.try_program(PROGRAM)"
+    script = f'''"""Repeats a failure of `ddplab conform`."""
 
-from ddplab.conformance.check_runner import QUICK, Bench
+from ddplab.conformance.all_checks import CHECKS
+from ddplab.conformance.check_runner import QUICK, bench_on
+from ddplab.conformance.timing_and_overlap import try_timing
 from ddplab.conformance.training_programs import Program, ProgramStep, Weight
-from ddplab.conformance.class_under_test import Subject
 from ddplab.reference.launch import RankPool
 
-SUBJECT, CHECK = {subject!r}, {result.check!r}
+SUBJECT, CHECK = {subject!r}, {check!r}
 MESSAGE = {result.message!r}
 PROGRAM = {result.program!r}
 
 if __name__ == "__main__":
-    with RankPool({world_size}) as pool:
-        Bench(Subject(SUBJECT), pool, QUICK).try_program(PROGRAM)
+    with RankPool({world_size}, only_data=True) as pool, bench_on(pool, SUBJECT, QUICK) as bench:
+        {attempt}
 '''
     write_atomically(path, script.encode())

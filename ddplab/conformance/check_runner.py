@@ -31,7 +31,7 @@ from .class_under_test import (
     refusing,
 )
 from .local_training import AS_TORCH, FindingError, WeakProgramError, check_program
-from .training_programs import Program, in_one_order
+from .training_programs import Program, in_one_order, unusual
 
 if TYPE_CHECKING:
     from hypothesis import settings
@@ -202,8 +202,11 @@ class Bench:
         drawn = programs(self.world_size, options=st.sampled_from(options), **how)
         try:
             seed(self.seed)(self.settings(examples or max(1, self.effort // 3))(given(drawn)(run)))()
-        except _ShrunkError:
-            raise found[-1][1] from found[-1][1].__cause__  # which shows whether ranks did not match
+        except (_ShrunkError, FindingError):
+            fault = found[-1][1]
+            what = fault.program and unusual(fault.program)
+            told = f"{fault}; the program has {what}" if what else str(fault)
+            raise FindingError(told, fault.program) from fault.__cause__  # which shows whether ranks did not match
 
     def settings(self, examples: int) -> "settings":
         """Return settings of Hypothesis for so many random programs."""

@@ -12,6 +12,7 @@ Options that the class does not take are not supported, which is no failure.
 """
 
 import inspect
+import os
 import re
 import sys
 import traceback
@@ -112,7 +113,8 @@ def error_line(error: BaseException, path: str) -> str:
         places = traceback.extract_tb(cause.__traceback__)
         lines += [place.lineno or 0 for place in places if place.filename == path]
         cause = cause.__cause__
-    return f"{path}, line {lines[0 if 'innermost call first' in str(error) else -1]}" if lines else ""
+    shown = os.path.relpath(path) if path.startswith(os.getcwd() + os.sep) else path
+    return f"{shown}, line {lines[0 if 'innermost call first' in str(error) else -1]}" if lines else ""
 
 
 class Offer(NamedTuple):

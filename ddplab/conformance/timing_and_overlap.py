@@ -43,7 +43,7 @@ from ..simulator.engines.event_replay import Cluster, CollectiveCost
 from ..simulator.fabric import Fabric, LinkShare
 from ..simulator.schedule.schedule import Compute
 from .check_outcomes import is_unmatched
-from .check_runner import Bench, HangError, cause_of, run_alone
+from .check_runner import QUICK, Bench, HangError, cause_of, run_alone
 from .class_under_test import NotSupportedError, Subject
 from .local_training import FindingError, findings, run_locally
 from .training_programs import PLAIN, Net, Program, Script, Seen, Weight, in_one_order, program_of
@@ -128,46 +128,56 @@ def _wait_after_backward(wrapped: nn.Module, group: ModelledGroup) -> None:
     wrapped.register_forward_hook(after_forward)
 
 
+def try_timing(bench: Bench, program: Program) -> None:
+    """Run a program in virtual time, on as many ranks as it is for, and compare it with local training.
+
+    Raises:
+        FindingError: They differ, or a rank failed.
+        HangError: A rank did not come back.
+    """
+    if bench.subject.one_order:
+        program = in_one_order(program)
+    ranks = len(program.steps[0].used)
+    expected = run_locally(program, ranks)
+    at_fault = f"with seed {program.seed} in virtual time, on {ranks} ranks"
+    try:
+        seen = run_alone(bench, run_in_virtual_time, bench.subject, program, ranks, program.seed)
+        _, problem = next(findings(seen, expected, 0.0 if ranks == bench.world_size else 1e-6), (0, ""))
+    except NoTurnError as error:
+        raise HangError(cause_of(error)) from None  # another program would take as long
+    except RankError as error:
+        raise FindingError(f"{at_fault}: {cause_of(error)}", program) from error
+    if problem:
+        raise FindingError(f"{at_fault}: {problem}", program)
+
+
 def check_timing(bench: Bench) -> None:
     """Results never depend on when collectives end and gradients become ready, on any number of ranks.
 
     If they depend on the ready orders only, later checks have one order on all ranks.
     """
 
-    def attempt(program: Program, world_size: int = bench.world_size, rtol: float = 0.0) -> None:
-        if bench.subject.one_order:
-            program = in_one_order(program)
-        expected = run_locally(program, world_size)
-        at_fault = f"with seed {program.seed} in virtual time, on {world_size} ranks"
-        try:
-            seen = run_alone(bench, run_in_virtual_time, bench.subject, program, world_size, program.seed)
-            _, problem = next(findings(seen, expected, rtol), (0, ""))
-        except NoTurnError as error:
-            raise HangError(cause_of(error)) from None  # another program would take as long
-        except RankError as error:
-            raise FindingError(f"{at_fault}: {cause_of(error)}", program) from error
-        if problem:
-            raise FindingError(f"{at_fault}: {problem}", program)
-
-    def attempt_all() -> None:
-        bench.try_random(attempt, examples=bench.effort)
+    def try_all() -> None:
         search = {name: True for name in (SEARCH,) if name in bench.offer.options}
-        for size in (*WORLD_SIZES, *([MORE_THAN_A_BYTE] if search else [])):
+        for size in (bench.world_size, *WORLD_SIZES):
             options = {"bucket_cap_mb": 5e-5} | search
-            attempt(program_of(PLAIN, ["train"] * 2, size, options=options), size, 1e-6)
+            try_timing(bench, program_of(PLAIN, ["train"] * 2, size, options=options))
+        if search and bench.effort > QUICK:
+            try_timing(bench, program_of(PLAIN[1:3], ["train"], MORE_THAN_A_BYTE, options=search))
         for seed in LATE_FIRST:
-            attempt(program_of(LARGE, ["train"], bench.world_size, seed=seed))
+            try_timing(bench, program_of(LARGE, ["train"], bench.world_size, seed=seed))
+        bench.try_random(partial(try_timing, bench), examples=bench.effort)
 
     as_given = bench.subject
     try:
         try:
-            attempt_all()
+            try_all()
         except FindingError as fault:
             if not is_unmatched(fault):
                 raise
             bench.subject = replace(as_given, one_order=True)
             try:
-                attempt_all()
+                try_all()
             except FindingError:
                 bench.subject = as_given
                 raise fault from fault.__cause__

@@ -129,6 +129,26 @@ def in_one_order(program: Program) -> Program:
     return replace(program, steps=tuple(replace(step, used=step.used[:1] * len(step.used)) for step in program.steps))
 
 
+def unusual(program: Program) -> str:
+    """Return what a program has that a plain one has not; of the smallest one with a fault, what the fault needs."""
+    weights, steps, training = program.weights, program.steps, [one for one in program.steps if one.kind == "train"]
+    found = {
+        "several dtypes": len({weight.dtype for weight in weights}) > 1,
+        "an order in memory that is not contiguous": any(weight.layout != "contiguous" for weight in weights),
+        "frozen parameters": any(weight.frozen for weight in weights),
+        "tied parameters": any(weight.tied_to is not None for weight in weights),
+        "empty parameters": any(0 in weight.shape for weight in weights),
+        "kept gradients": any(step.zero == "keep" for step in steps[1:]),
+        "gradients set to zeros": any(step.zero in ("zeros", "restrided") for step in steps[1:]),
+        "ready orders that differ between ranks": any(len(set(step.used)) > 1 for step in training),
+        "ready orders that change": len({step.used for step in training}) > 1,
+        "parameters left out": any(len(used) < len(weights) for step in training for used in step.used),
+        "accumulation": any(step.kind == "accumulate" for step in steps),
+        "evaluation": any(step.kind == "evaluate" or step.evaluation for step in steps),
+    }
+    return ", ".join(name for name, has in found.items() if has)
+
+
 def arranged(values: Tensor, layout: Layout) -> Tensor:
     """Return a tensor of the same values in another order of memory, or as it is if its shape has no such order."""
     if layout == "transposed" and values.dim() > 1 and min(values.shape[-2:]) > 1:

@@ -12,18 +12,27 @@ from ddplab.conformance import check_runner as bench_module
 from ddplab.conformance.check_runner import cause_of, run_checks
 from ddplab.conformance.class_under_test import Subject
 from ddplab.conformance.local_training import FindingError
+from ddplab.conformance.timing_and_overlap import HAZARD
 from ddplab.reference.errors import RankError
 
 from ..faulty_reducers import wrong_on_rank_0
 from .conformance_bench import NAIVE, faulty, outcomes
 
+CHECKS = ["any timing", "one weight", "bucket caps", "real models", "random programs"]
 
-def test_where_ranks_do_not_match_only_checks_run_that_can_still_say_something(bench_of):
-    checks = ["any timing", "one weight", "bucket caps", "real models", "random programs"]
-    found = list(outcomes(bench_of(faulty("LaunchesAsReady")), checks).values())
-    assert [one.outcome for one in found] == ["failed", "passed", "left out", "left out", "left out"]
-    assert found[2].message == "the ranks did not match in any timing, which needs no option"
-    assert [bool(one.problem) for one in found] == [True, False, False, False, False]
+
+def test_ranks_that_send_in_ready_order_are_told_once_and_all_else_is_tried_in_one_order(bench_of):
+    found = list(outcomes(bench_of(faulty("LaunchesAsReady")), CHECKS).values())
+    assert [one.outcome for one in found] == ["failed", *["passed"] * 4]
+    assert found[0].message.startswith(HAZARD)
+
+
+def test_where_ranks_do_not_match_only_checks_run_that_can_still_say_something(bench_of, monkeypatch):
+    monkeypatch.setattr(bench_module, "TIMEOUT_S", 2.0)
+    found = list(outcomes(bench_of(faulty("SendsMoreFromRankZero")), CHECKS).values())
+    assert [one.outcome for one in found] == ["failed", "failed", "left out", "left out", "left out"]
+    assert found[2].message == "the ranks did not match in any timing and one weight"
+    assert [bool(one.problem) for one in found] == [True, True, False, False, False]
 
 
 def test_only_the_first_fault_is_made_smaller(bench_of):

@@ -69,7 +69,7 @@ def test_a_class_that_waits_where_virtual_time_cannot_see_it_does_not_support_vi
     monkeypatch.setattr(overlap, "run_alone", lambda _bench, function, *arguments: function(*arguments))
     found = outcomes(bench, ["any timing", "overlap"])
     assert [one.outcome for one in found.values()] == ["not supported"] * 2
-    assert all("rank 0 has not come back for 0.5 s" in one.message for one in found.values())
+    assert all("rank 0 has not come back for " in one.message for one in found.values())
     assert not any("\n" in one.message for one in found.values())
 
 
