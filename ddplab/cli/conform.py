@@ -96,9 +96,12 @@ def conform(
     start = time.monotonic()
     name, other = SHORT.get(ddp, ddp), SHORT.get(against or "", against)
     report = ConformanceReport(subject=name, level=level, seed=seed, needs_schedules=save_schedule is not None)
+    inputs = [expect, baseline, *options.files_of(ddp), *options.files_of(against or "")]
     try:
-        inputs = [expect, baseline, *options.files_of(ddp), *options.files_of(against or "")]
         options.check_outputs(SCRIPT, save_expect, save_schedule, junit, json_path, inputs=inputs)
+    except (ValueError, OSError) as error:  # nothing is written
+        raise UnjudgedError(str(error)) from error
+    try:
         checks = chosen(only, None if baseline is None else load(baseline), quick=quick)
         report.asked = f" in {len(checks)} of {len(CHECKS)} checks" if only or quick else ""
         if "overlap" not in checks and save_schedule is not None:

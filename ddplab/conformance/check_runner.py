@@ -59,7 +59,7 @@ class _ShrunkError(BaseException):
     """The time for smaller programs is over. Not an `Exception`, so that Hypothesis stops."""
 
 
-QUICK, FULL = 12, 60
+QUICK, FULL = 9, 60
 """Efforts: numbers of random programs of each kind in virtual time, where they take milliseconds."""
 
 

@@ -2,7 +2,8 @@
 
 import pytest
 
-from ddplab.cli.plan import _read_efficiency, _read_hours, _read_steps
+from ddplab.cli.plan import _read_efficiency, _read_steps
+from ddplab.cli.shared_options import read_hours
 
 FAST = ("--world-size", "8,16")
 
@@ -47,7 +48,7 @@ def test_a_trace_and_a_file_of_links_are_systems_too(printed, trace, topology):
 
 
 def test_values_with_units():
-    assert (_read_hours("36h"), _read_hours("3d"), _read_hours("90 min")) == (36, 72, 1.5)
+    assert [read_hours("deadline", one) for one in ("36h", "3d", "90 min")] == [36, 72, 1.5]
     assert (_read_efficiency("0.9"), _read_efficiency("90%"), _read_efficiency("90 %")) == (0.9, 0.9, 0.9)
     assert _read_steps(["130"], ["a"]) == {"a": 130.0}
     assert _read_steps(["b:80", "a:130"], ["a", "b"]) == {"a": 130.0, "b": 80.0}
