@@ -36,6 +36,7 @@ HELP = {
     "only": "Run only these checks.",
     "level": "The checks that decide: must (averages are right, no rank crashes or hangs), should (and what torch's "
     "class leaves open), speed (and no time is lost).",
+    "tolerance": "Relative error of each addition that averages may have, such as 0.01 for averages in bfloat16.",
     "list": "List the checks and their levels, and exit.",
     "expect": "YAML file with the lists must-pass, expected-fail and skip of checks.",
     "save_expect": "Write the outcomes as a file for --expect.",
@@ -67,6 +68,7 @@ def conform(
     stop: Annotated[bool, Option("--exitfirst", "-x", help=HELP["stop"])] = False,  # noqa: FBT002 - a flag
     only: Annotated[str | None, Option(metavar="CHECK,...", help=HELP["only"], show_default="all")] = None,
     level: Annotated[Literal["must", "should", "speed"], Option(help=HELP["level"])] = "must",
+    tolerance: Annotated[float, Option(min=0.0, max=0.5, metavar="X", help=HELP["tolerance"])] = 0.0,
     listed: Annotated[bool, Option("--list", callback=_list, is_eager=True, help=HELP["list"])] = False,  # noqa: FBT002, ARG001 - a flag, which `_list` reads
     expect: Annotated[Path | None, Option(metavar="PATH", help=HELP["expect"])] = None,
     save_expect: Annotated[Path | None, Option(metavar="PATH", help=HELP["save_expect"])] = None,
@@ -89,13 +91,16 @@ def conform(
     from ..conformance.all_checks import CHECKS, chosen, until
     from ..conformance.check_outcomes import ConformanceReport, UnjudgedError, read_expectations, write_script
     from ..conformance.check_runner import FULL, QUICK, bench_on, check_possible, run_checks
+    from ..conformance.class_under_test import Subject
     from ..conformance.timing_and_overlap import load, save
     from ..reference.errors import Error
     from ..reference.launch import RankPool, world_size_or
 
     start = time.monotonic()
     name, other = SHORT.get(ddp, ddp), SHORT.get(against or "", against)
-    report = ConformanceReport(subject=name, level=level, seed=seed, needs_schedules=save_schedule is not None)
+    report = ConformanceReport(
+        subject=name, level=level, seed=seed, tolerance=tolerance, needs_schedules=save_schedule is not None
+    )
     inputs = [expect, baseline, *options.files_of(ddp), *options.files_of(against or "")]
     try:
         options.check_outputs(SCRIPT, save_expect, save_schedule, junit, json_path, inputs=inputs)
@@ -113,7 +118,7 @@ def conform(
         expectations = {} if expect is None else read_expectations(expect, list(CHECKS))
         where = device or ("cuda" if backend == "nccl" else None)
         pool = RankPool(ranks, backend=backend, device=where, only_data=True)
-        with pool, bench_on(pool, name, QUICK if quick else FULL, other, seed) as bench:
+        with pool, bench_on(pool, Subject(name, tolerance=tolerance), QUICK if quick else FULL, other, seed) as bench:
             report.schedules = bench.schedules
             expected = {"baseline": "must-pass", **expectations}
             for result in run_checks(bench, until(start + seconds, checks, bench), expected, level):

@@ -249,6 +249,8 @@ def same_as_another(bench: Bench) -> None:
     """Another class sees the same on random programs, errors and missing gradients included."""
     if (other := bench.against) is None:
         raise NotSupportedError("--against names no other class")
+    if bench.subject.tolerance:
+        raise NotSupportedError("with a tolerance, two classes may differ")
 
     def attempt(program: Program) -> None:
         run_locally(program, bench.world_size, device=bench.device)  # raises an error if the program is weak

@@ -115,6 +115,7 @@ class ConformanceReport:
         level: The last level whose checks decide whether the class conforms.
         asked: Of how many checks, if not all were asked for, as ` in 2 of 48 checks`.
         seed: Of the random programs.
+        tolerance: Of averages.
         ended: Why no check ran, or not all; empty if all ran, or up to the first problem.
         schedules: What the class does in virtual time; empty if the check `overlap` did not find out.
         needs_schedules: Whether their absence is a problem.
@@ -125,6 +126,7 @@ class ConformanceReport:
     level: Level = "must"
     asked: str = ""
     seed: int = 0
+    tolerance: float = 0.0
     ended: str = ""
     results: list[CheckResult] = field(default_factory=list)
     schedules: list["EmulatedSchedule"] = field(default_factory=list)
@@ -151,8 +153,10 @@ class ConformanceReport:
         """Return the last line: all outcomes, also those that do not decide."""
         problems, counts = self.problems, Counter(map(self._counted, self.results))
         others = "".join(f", {number} {outcome}" for outcome, number in sorted(counts.items()) if outcome != "passed")
+        within = f" within {self.tolerance:g}" if self.tolerance else ""
         if not problems:
-            return f"{self.subject} conforms{self.asked} at level {self.level}: {counts['passed']} passed{others}"
+            conforms = f"{self.subject} conforms{self.asked}{within} at level {self.level}"
+            return f"{conforms}: {counts['passed']} passed{others}"
         left_out = f", {counts['left out']} checks left out" if counts["left out"] else ""
         wrong = f"{self.subject} {'does not conform' if self.is_judged else 'could not be judged'}"
         if len(problems) == 1:
@@ -186,7 +190,7 @@ class ConformanceReport:
     def about(self) -> dict[str, Any]:
         """Return what the outcomes depend on."""
         versions = {"ddplab": __version__, "torch": torch.__version__, "python": platform.python_version()}
-        return {"level": self.level, "seed": self.seed, "versions": versions}
+        return {"level": self.level, "seed": self.seed, "tolerance": self.tolerance, "versions": versions}
 
     def to_expectations(self) -> str:
         """Return the outcomes as a file for `read_expectations`, so that a check that changes its outcome is seen."""

@@ -140,6 +140,7 @@ class Subject:
         is_finished: Whether the script calls what must follow a backward pass. False: the class has to average by
             itself.
         one_order: Whether gradients become ready in one order on all ranks, because the class is known to need that.
+        tolerance: Relative error of each addition that its averages may have, as of half precision.
 
     Raises:
         ValueError: The name is malformed, or nothing callable has this name; on the first use.
@@ -148,6 +149,7 @@ class Subject:
     name: str
     is_finished: bool = field(default=True, kw_only=True)
     one_order: bool = field(default=False, kw_only=True)
+    tolerance: float = field(default=0.0, kw_only=True)
 
     def __reduce__(self) -> tuple[Callable[[], Self], tuple[()]]:
         given = {attribute.name: getattr(self, attribute.name) for attribute in fields(self)}

@@ -164,11 +164,12 @@ def difference(
     local: Sequence[Mapping[str, Tensor | None]],
     divisor: float | None = None,
     dtype: torch.dtype | None = None,
+    tolerance: float = 0.0,
 ) -> str:
     """Say which gradient of a module is not the average of these of each rank; empty if all are.
 
     A gradient None counts as zero, and stays None if all ranks have None. The sum is divided by `divisor` (None: the
-    number of ranks in `local`), and rounds in `dtype` (None: the parameter's).
+    number of ranks in `local`), and rounds in `dtype` (None: the parameter's), or by more: by `tolerance`.
     """
     for name, parameter in module.named_parameters():
         parts = [of_rank[name] for of_rank in local]
@@ -178,7 +179,7 @@ def difference(
             continue
         stacked = real(torch.stack([torch.zeros_like(parameter) if part is None else part for part in parts]))
         stacked *= len(parts) / (divisor or len(parts))
-        if problem := outside(parameter.grad, stacked, dtype or parameter.dtype):
+        if problem := outside(parameter.grad, stacked, dtype or parameter.dtype, tolerance):
             return f"gradient of {name!r}: {problem}"
     return ""
 
@@ -188,13 +189,13 @@ def real(tensor: Tensor) -> Tensor:
     return (torch.view_as_real(tensor) if tensor.is_complex() else tensor).double()
 
 
-def outside(got: Tensor | None, parts: Tensor, dtype: torch.dtype) -> str:
+def outside(got: Tensor | None, parts: Tensor, dtype: torch.dtype, tolerance: float = 0.0) -> str:
     """Say how a gradient differs from the average of these parts by more than the average may round."""
     if got is None:
         return "got None, expected a tensor"
     got = real(got.to_dense())
     expected = parts.mean(dim=0)
-    bound = (len(parts) + 2) * torch.finfo(dtype).eps * parts.abs().sum(dim=0)
+    bound = (len(parts) + 2) * max(torch.finfo(dtype).eps, tolerance) * parts.abs().sum(dim=0)
     if bool(((got - expected).abs() <= bound).all()):
         return ""
     ratio = (got.flatten() @ expected.flatten() / expected.square().sum()).item()
@@ -234,7 +235,7 @@ class Training:
 
     def wrong(self, run: Pass, step: int, ranks: Sequence[int] | None = None, **how: Any) -> str:
         """Say which gradient is not the average over these ranks; empty if all are. `how`: see `difference`."""
-        problem = difference(self.module, self.local(run, step, ranks), **how)
+        problem = difference(self.module, self.local(run, step, ranks), tolerance=self.subject.tolerance, **how)
         return problem and f"iteration {step}, rank {self.rank}: {problem}"
 
     def train(self, run: Pass = mean_square, steps: int = STEPS) -> str:
@@ -333,7 +334,9 @@ def compare_large_values(rank: int, world_size: int, subject: Subject) -> str:
         for step in range(2):
             training.backward(run, step)
             for index, parameter in enumerate(training.module.parameters()):
-                if problem := outside(parameter.grad, torch.stack(factors).double(), torch.float16):
+                if problem := outside(
+                    parameter.grad, torch.stack(factors).double(), torch.float16, subject.tolerance
+                ):
                     return (
                         f"iteration {step}, rank {rank}: half-precision gradient {index} of {elements} elements, "
                         f"{factors[rank][0]:g} on this rank: {problem}"

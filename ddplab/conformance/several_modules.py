@@ -43,7 +43,7 @@ def two_modules(rank: int, world_size: int, subject: Subject) -> str:
         for wrapper, module in zip(wrapped[chosen], modules[chosen], strict=True):
             subject.finish(wrapper, torch.optim.SGD(module.parameters(), lr=0.1))
         local = local_gradients(nn.ModuleList(twins[chosen]), loss, step, range(world_size))
-        if not problem and (wrong := difference(nn.ModuleList(modules[chosen]), local)):
+        if not problem and (wrong := difference(nn.ModuleList(modules[chosen]), local, tolerance=subject.tolerance)):
             problem = f"two modules, iteration {step}, rank {rank}: {wrong}"
     return problem
 
@@ -86,7 +86,7 @@ def copied(rank: int, world_size: int, subject: Subject, how: str, *, trained: b
             twin = mlp()
             twin.load_state_dict(replica.state_dict())
             local = local_gradients(twin, mean_square, number, range(world_size))
-            wrong = difference(replica, local)
+            wrong = difference(replica, local, tolerance=subject.tolerance)
             if wrong and replica is inner and not difference(replica, [local[rank]]):
                 shortcoming = LOCAL
             elif wrong:

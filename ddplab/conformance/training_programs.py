@@ -249,12 +249,16 @@ def zero_gradients(module: nn.Module, zero: Zero) -> None:
 
 
 class Seen(NamedTuple):
-    """What a rank saw after a step: tensors by name, and parameter indices by bucket, None if not reported."""
+    """What a rank saw after a step: tensors by name, and parameter indices by bucket, None if not reported.
+
+    `largest` has, in what a rank must see, the largest gradient of a rank so far, by name.
+    """
 
     gradients: dict[str, Tensor | None]
     parameters: dict[str, Tensor]
     buffers: dict[str, Tensor]
     buckets: tuple[tuple[int, ...], ...] | None
+    largest: dict[str, float] = {}  # noqa: RUF012 - never changed
 
 
 class Script:

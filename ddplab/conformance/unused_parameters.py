@@ -169,7 +169,8 @@ def ignored_parameters(rank: int, world_size: int, subject: Subject) -> str:
             return f"iteration {step}, rank {rank}: the ignored buffer was overwritten"
         everyones: list[Any] = [None] * world_size
         dist.all_gather_object(everyones, alone)
-        if problem := difference(module, [one | {name: alone[name] for name in names} for one in everyones]):
+        local = [one | {name: alone[name] for name in names} for one in everyones]
+        if problem := difference(module, local, tolerance=subject.tolerance):
             return f"iteration {step}, rank {rank}: {problem}"
         training.optimizer.step()
     return ""

@@ -130,7 +130,7 @@ def combined(rank: int, world_size: int, subject: Subject, situations: Collectio
             for name in names:
                 module.get_parameter(name).grad = None  # the ignored ones have a check of their own
             local = [{**one, **dict.fromkeys(names)} for one in training.local(run, step, having)]
-            wrong = difference(module, local, divisor=len(members))
+            wrong = difference(module, local, divisor=len(members), tolerance=subject.tolerance)
             source = having[-1] if UNEVEN in situations else members[0]
             if not wrong and BUFFERS in situations and (got := int(module.get_buffer("count"))) != source:
                 wrong = f"the buffer is that of rank {got}, expected rank {source}'s"

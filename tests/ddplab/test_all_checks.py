@@ -1,6 +1,7 @@
 """The checks of conformance: correct classes pass, and each faulty class fails the check for its fault."""
 
 import re
+from itertools import combinations
 from pathlib import Path
 
 import pytest
@@ -8,6 +9,7 @@ import pytest
 from ddplab.conformance import check_runner
 from ddplab.conformance.all_checks import CHECKS
 from ddplab.conformance.check_outcomes import PLAIN, level_of
+from ddplab.conformance.usual_scripts import SITUATIONS, pairwise
 
 from ..reference.torch_suite.run import has_version_of_table
 from ..torch_options import takes
@@ -153,6 +155,13 @@ def test_an_unusual_class_or_a_function_that_wraps_a_module_does_not_fail(bench_
 def test_the_report_says_what_a_class_does_where_classes_differ(bench_of, name, check, outcome, says):
     result = outcomes(bench_of(name), [check])[check]
     assert (result.outcome, re.sub(r"^rank \d", "rank 0", result.message)[: len(says)]) == (outcome, says)
+
+
+@pytest.mark.parametrize("names", [tuple(SITUATIONS), tuple("abcdefghijklmno")])
+def test_each_two_situations_occur_together_apart_in_both_ways_and_absent(names):
+    rows = pairwise(names)
+    for one, other in combinations(names, 2):
+        assert len({(one in row, other in row) for row in rows}) == 4
 
 
 def test_the_guide_names_every_check():

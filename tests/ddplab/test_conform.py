@@ -2,20 +2,26 @@
 
 import json
 import math
+import os
 import re
 import runpy
+import subprocess
+import sys
 from itertools import islice
 from pathlib import Path
 from types import SimpleNamespace
 from xml.etree import ElementTree
 
 import pytest
+import yaml
 
 from ddplab.cli.main import app
 from ddplab.conformance import check_runner
 from ddplab.conformance.all_checks import CHECKS, until
 
 from .conformance_bench import NAIVE, TORCHS, faulty
+
+ROOT = Path(__file__).parents[2]
 
 
 @pytest.fixture
@@ -66,6 +72,34 @@ def test_the_level_decides_and_the_last_line_counts_what_failed_below_it(command
     assert report["versions"].keys() == {"ddplab", "torch", "python"}
     error, report, _ = command(name, "--only", "half-precision sums", "--level", "should")
     assert (report["conforms"], error.__class__) == (False, ValueError)
+
+
+def test_the_action_passes_its_inputs_on_and_its_status_is_that_of_the_command(tmp_path):
+    """Its last step, as GitHub runs it: inputs reach the shell as variables, so that none of them is code."""
+    action = yaml.safe_load((ROOT / "action.yml").read_text())
+    step = action["runs"]["steps"][-1]
+    given = {"class": "nowhere:DDP; touch hacked", "expect": "", "level": "should"}
+    assert given.keys() == action["inputs"].keys()
+    variables = {name: given[value[4:-3].removeprefix("inputs.")] for name, value in step["env"].items()}
+    command = tmp_path / "ddplab"
+    command.write_text(f'#!/bin/sh\nexec {sys.executable} -m ddplab "$@"\n')
+    command.chmod(0o755)
+    environment = os.environ | variables | {"PATH": f"{tmp_path}:{os.environ['PATH']}", "PYTHONPATH": str(ROOT)}
+    done = subprocess.run(
+        ["bash", "-ec", step["run"]], cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=100
+    )
+    assert (done.returncode, (tmp_path / "hacked").exists()) == (2, False)
+    assert done.stderr.splitlines()[-1].endswith("got 'nowhere:DDP; touch hacked'")
+    assert (tmp_path / "conform.xml").is_file()
+
+
+def test_a_tolerance_permits_rounding_and_no_wrong_divisor(command):
+    checks = "any timing,one weight,bucket caps,real models,random programs"
+    assert command(faulty("AveragesInBfloat16"), "--only", checks)[0] is not None
+    error, report, _ = command(faulty("AveragesInBfloat16"), "--only", checks, "--tolerance", "0.01")
+    assert (error, report["tolerance"]) == (None, 0.01)
+    _, report, _ = command(faulty("Sums"), "--only", checks, "--tolerance", "0.01")
+    assert {one["outcome"] for one in report["checks"]} == {"failed"}
 
 
 def test_saved_expectations_notice_a_check_that_does_not_apply_any_more(command):
