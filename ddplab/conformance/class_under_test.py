@@ -15,6 +15,7 @@ import inspect
 import os
 import re
 import sys
+import sysconfig
 import traceback
 from collections.abc import Callable
 from dataclasses import dataclass, field, fields, replace
@@ -35,6 +36,9 @@ KIT = (
     *("/reference/launch.py", "/reference/ranks/"),
 )
 """Parts of the paths of files whose calls are not those of a class."""
+CALLED = ("/torch/autograd/", "/torch/_tensor.py", "/torch/nn/modules/", "/torch/distributed/distributed_c10d.py")
+STANDARD_LIBRARY = sysconfig.get_path("stdlib")
+"""And of those that a class calls, which raise errors if it does so by mistake."""
 CAP_NAMES = ("bucket_cap_mb", "bucket_size_mb")
 """Names of the argument with the bucket cap in MB."""
 METHODS = ("no_sync", "register_comm_hook", "join", "shard_optimizer")
@@ -65,8 +69,8 @@ CRASHES = (
 )
 """Errors that nobody raises in order to refuse something."""
 OF_TORCHS_REDUCER = re.compile(
-    "Expected to (have finished|mark)|Expected sparse gradient|[Gg]raph has changed|DDP|during autograd execution|"
-    "can only be called once|backend doesn't support"
+    "Expected to (have finished|mark)|Expected sparse gradient|[Gg]raph has changed|by DDP reducer|DDP expects|"
+    "during autograd execution|can only be called once|backend doesn't support"
 )
 OF_TORCHS_OPERATORS = re.compile("not (implemented|supported)|Could not run|[Uu]nsupported")
 """What torch's C++ says when it refuses something on purpose; no line of Python raises it."""
@@ -96,9 +100,14 @@ def was_raised_on_purpose(error: BaseException, words: str) -> bool:
     if isinstance(error, CRASHES) or isinstance(error.__cause__, CRASHES) or "INTERNAL ASSERT" in told:
         return False
     *_, innermost = traceback.extract_tb(error.__traceback__)
-    by_class = (innermost.line or "").startswith("raise") and not any(path in innermost.filename for path in KIT)
-    of_words = re.search(words, told, re.IGNORECASE) and (by_class or OF_TORCHS_OPERATORS.search(told))
-    return bool(of_words or OF_TORCHS_REDUCER.search(told))
+    file = innermost.filename
+    is_standard = file.startswith(STANDARD_LIBRARY) and "-packages/" not in file
+    is_called = is_standard or any(path in file for path in (*KIT, *CALLED))
+    by_class = (innermost.line or "").startswith("raise") and not is_called
+    by_torch = isinstance(error, RuntimeError) and OF_TORCHS_OPERATORS.search(told)
+    if (by_class or by_torch) and re.search(words, told, re.IGNORECASE):
+        return True
+    return isinstance(error, RuntimeError) and OF_TORCHS_REDUCER.search(told) is not None
 
 
 def error_line(error: BaseException, path: str) -> str:
