@@ -586,6 +586,12 @@ class DropsImaginaryParts(Buffered):
         return super().send(flat, parameters)
 
 
+class RoundsToItsParameters(Buffered):
+    def pack(self, parameters: list[nn.Parameter]) -> Tensor:
+        flat = super().pack(parameters)
+        return flat.to(parameters[0].dtype).to(flat.dtype)
+
+
 class SendsNumbersOnly(Buffered):
     def send_from(self, source: int, tensors: Iterator[Tensor]) -> None:
         super().send_from(source, (tensor for tensor in tensors if tensor.dtype != torch.bool))

@@ -307,6 +307,7 @@ CHECKS: dict[str, Check] = {
     "nested outputs": unused_parameters.check_outputs,
     "untouched gradients": check_of(unused_parameters.untouched_gradients, "find_unused_parameters"),
     "mixed precision": real_models.check_mixed_precision,
+    "gradients of another dtype": real_models.check_wide_gradients,
     "checkpoints": backward_passes.check_checkpoints,
     "hooks of the script": usual_scripts.check_hooks,
     "skipped all-reduces": unused_parameters.check_skipped,

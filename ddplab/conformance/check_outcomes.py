@@ -27,7 +27,7 @@ Level = Literal["must", "should", "speed"]
 """Of a check: averages are right and no rank crashes or hangs; more than most classes promise; no time is lost."""
 SHOULD = (
     *("a backward pass that raises", "first pass of a static graph", "gradients that nothing waits for"),
-    *("bucket layout", "half-precision sums", "missing sparse gradients"),
+    *("bucket layout", "half-precision sums", "missing sparse gradients", "gradients of another dtype"),
 )
 SEEDED = " with seed "
 """Stands in the name of a check that is run again, before the seed."""

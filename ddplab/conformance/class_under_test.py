@@ -70,7 +70,7 @@ CRASHES = (
 """Errors that nobody raises in order to refuse something."""
 OF_TORCHS_REDUCER = re.compile(
     "Expected to (have finished|mark)|Expected sparse gradient|[Gg]raph has changed|by DDP reducer|DDP expects|"
-    "during autograd execution|can only be called once|backend doesn't support"
+    "during autograd execution|can only be called once|backend doesn't support|^Expected \\w+, got \\w+$"
 )
 OF_TORCHS_OPERATORS = re.compile("not (implemented|supported)|Could not run|[Uu]nsupported")
 """What torch's C++ says when it refuses something on purpose; no line of Python raises it."""

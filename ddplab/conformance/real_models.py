@@ -169,7 +169,7 @@ def difference(
     """Say which gradient of a module is not the average of these of each rank; empty if all are.
 
     A gradient None counts as zero, and stays None if all ranks have None. The sum is divided by `divisor` (None: the
-    number of ranks in `local`), and rounds in `dtype` (None: the parameter's), or by more: by `tolerance`.
+    number of ranks in `local`), and rounds in `dtype` (None: that of the gradients), or by more: by `tolerance`.
     """
     for name, parameter in module.named_parameters():
         parts = [of_rank[name] for of_rank in local]
@@ -179,7 +179,8 @@ def difference(
             continue
         stacked = real(torch.stack([torch.zeros_like(parameter) if part is None else part for part in parts]))
         stacked *= len(parts) / (divisor or len(parts))
-        if problem := outside(parameter.grad, stacked, dtype or parameter.dtype, tolerance):
+        rounded = dtype or next(part.dtype for part in parts if part is not None)
+        if problem := outside(parameter.grad, stacked, rounded, tolerance):
             return f"gradient of {name!r}: {problem}"
     return ""
 
@@ -296,6 +297,32 @@ PRECISIONS = ((torch.bfloat16, torch.bfloat16), (torch.float16, torch.float32), 
 """Dtypes of computation and of all-reduces."""
 
 
+class _WideGradients(nn.Module):
+    """A layer in bfloat16 with gradients in float32, beside another one."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.low, self.head = nn.Linear(6, 5, dtype=torch.bfloat16), nn.Linear(5, 3)
+        for parameter in self.low.parameters():
+            parameter.grad_dtype = torch.float32
+
+    def forward(self, x: Tensor) -> Tensor:
+        weight, bias = (_Widened.apply(one) for one in self.low.parameters())  # type: ignore[no-untyped-call]
+        return self.head(nn.functional.linear(x, weight, bias).tanh())  # type: ignore[no-any-return]
+
+
+class _Widened(torch.autograd.Function):
+    """Converts to float32, as `Tensor.float` does, and leaves the gradient as it is."""
+
+    @staticmethod
+    def forward(_context: Any, x: Tensor) -> Tensor:
+        return x.float()
+
+    @staticmethod
+    def backward(_context: Any, gradient: Tensor) -> Tensor:
+        return gradient
+
+
 class _ScaledWeights(nn.Module):
     """Three weights; the gradient of each is a factor that the caller gives."""
 
@@ -392,6 +419,14 @@ def compare_buffers(rank: int, _world_size: int, subject: Subject) -> str:
             if not bool((buffer == 1).all()):
                 problem = problem or f"iteration {step}, rank {rank}: the buffer {name!r} is not that of rank 0"
     return problem
+
+
+def check_wide_gradients(bench: Bench) -> None:
+    """Gradients in float32 of parameters in bfloat16 keep their digits; a class may refuse them with an error."""
+    if not hasattr(nn.Parameter, "grad_dtype"):
+        raise NotSupportedError(f"torch {torch.__version__} has none")
+    if refusal := bench.averages_or_refuses("type|float", trains, make=_WideGradients):
+        raise NotSupportedError(f"it refuses them: {refusal}")
 
 
 def check_mixed_precision(bench: Bench) -> None:

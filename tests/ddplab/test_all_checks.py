@@ -87,6 +87,7 @@ def test_a_simple_class_passes_and_what_it_lacks_is_no_failure(bench_of):
         ("GradientsOfForward", "bucket caps", "iteration 1, rank 0: gradient of 'w0'"),
         ("ForgetsUsesUnderNoSync", "combined options", "parameters that some ranks do not use with accumulation: it"),
         ("DropsImaginaryParts", "real models", "complex weights: iteration 0, rank 0: gradient of 'first.weight'"),
+        ("RoundsToItsParameters", "gradients of another dtype", "iteration 0, rank 0: gradient of 'low.weight'"),
         ("SendsNumbersOnly", "buffers", "iteration 0, rank 1: the buffer 'of_bool' is not that of rank 0"),
         ("WalksByRecursion", "deep models", "maximum recursion depth exceeded"),
         ("WalksEveryWay", "deep models", "slow or hung: ranks [0, 1] were still running"),
