@@ -17,7 +17,7 @@ import torch.distributed as dist
 
 from ..emulation.virtual_time import NoTurnError, patient
 from ..reference.errors import RankError, RanksStillRunningError
-from ..reference.launch import RankPool
+from ..reference.launch import RankPool, rank_device
 from .check_outcomes import CheckResult, Expectation, Level, Outcome, is_unmatched, level_of, why_left_out
 from .class_under_test import (
     KIT,
@@ -219,7 +219,7 @@ class Bench:
 
 def pace(_rank: int, _world_size: int) -> None:
     """Do what a program does: compute a little, and average it, many times."""
-    x = torch.ones(64, 64)
+    x = torch.ones(64, 64, device=rank_device())
     for _ in range(20):
         dist.all_reduce(x @ x)
 

@@ -156,6 +156,8 @@ def check_combined(bench: Bench) -> str:
     possible = {name for name, needs in SITUATIONS.items() if offered.issuperset(needs)}
     if not set(BUFFER_OPTIONS) & bench.offer.options:
         possible.remove(BUFFERS)
+    if bench.world_size == 1:  # on a single GPU
+        possible.discard(GROUP)
 
     def refusal(situations: frozenset[str]) -> str:
         try:
