@@ -67,7 +67,7 @@ CRASHES = (
     *(NameError, AttributeError, LookupError, ArithmeticError, AssertionError, RecursionError, ImportError),
     *(MemoryError, EOFError, UnicodeError, SystemError),
 )
-"""Errors that nobody raises in order to refuse something."""
+"""Types of errors that come from mistakes; a class does not refuse an option with them."""
 OF_TORCHS_REDUCER = re.compile(
     "Expected to (have finished|mark)|Expected sparse gradient|[Gg]raph has changed|by DDP reducer|DDP expects|"
     "during autograd execution|can only be called once|backend doesn't support|^Expected \\w+, got \\w+$"

@@ -426,7 +426,7 @@ class RankWorld:
         self.add(group, range(group.size()))
 
     def add(self, group: ModelledGroup, ranks: Sequence[int]) -> None:
-        """Make a group of these ranks known, also by its name, by which a DeviceMesh finds it."""
+        """Register a group of these ranks, also under its name, which a DeviceMesh looks up."""
         self.pg_map[group] = "modelled", HashStore()
         self.pg_names[group] = group.group_name
         self.pg_group_ranks[group] = {rank: number for number, rank in enumerate(ranks)}
