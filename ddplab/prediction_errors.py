@@ -80,30 +80,21 @@ class ValidationRow:
     """A configuration's prediction compared with its measurement; times in nanoseconds, errors as fractions.
 
     Every error is predicted / measured - 1.
-
-    Attributes:
-        cap_mb: As in `Configuration`, and so are `order` and `hook`.
-        measured_ns: Median of the measured iterations.
-        quartiles_ns: First and third quartile of the measured iterations.
-        predicted_ns: Median of the predicted iterations.
-        interval_ns: Ends of the predicted 90 % interval.
-        coverage: Fraction of the measured iterations that lie inside the interval.
-        perfect_scaling_error: The error of a baseline of `simulator.baseline_predictions`, as the other three are.
     """
 
     model: str
-    cap_mb: Cap
+    cap_mb: Cap  #: as in `Configuration`, and so are `order` and `hook`
     order: Order
     hook: str
     buckets: int
     turns: Annotated[tuple[Turn, ...], Field(min_length=1)]
-    measured_ns: int
-    quartiles_ns: tuple[int, int]
-    predicted_ns: Nanoseconds
-    interval_ns: tuple[int, int]
-    coverage: float
+    measured_ns: int  #: median of the measured iterations
+    quartiles_ns: tuple[int, int]  #: first and third quartile of the measured iterations
+    predicted_ns: Nanoseconds  #: median of the predicted iterations
+    interval_ns: tuple[int, int]  #: ends of the predicted 90 % interval
+    coverage: float  #: fraction of the measured iterations that lie inside the interval
     error: float
-    perfect_scaling_error: float
+    perfect_scaling_error: float  #: of a baseline of `simulator.baseline_predictions`, as the other three are
     no_overlap_error: float
     naive_overlap_error: float
     pipelined_overlap_error: float
@@ -161,16 +152,12 @@ def make_row(
 
 @dataclass(frozen=True)
 class Gain:
-    """What a plan saves of the time of torch's default buckets, as fractions; a negative gain is a loss.
-
-    Attributes:
-        measured: Median of the gains of the turns, in each of which both trained.
-        interval: Interval that contains the true median gain with at least 90 %. None: too few turns.
-    """
+    """What a plan saves of the time of torch's default buckets, as fractions; a negative gain is a loss."""
 
     predicted: float
-    measured: float
+    measured: float  #: median of the gains of the turns, in each of which both trained
     interval: tuple[float, float] | None
+    """Interval that contains the true median gain with at least 90 %. None: too few turns."""
 
 
 def gain_of(default: ValidationRow, plan: ValidationRow) -> Gain:
@@ -182,30 +169,20 @@ def gain_of(default: ValidationRow, plan: ValidationRow) -> Gain:
 
 @dataclass(frozen=True)
 class ValidationReport:
-    """All rows and their summary.
+    """All rows and their summary."""
 
-    Attributes:
-        predictions_sha256: Hash of the predictions file, which was written before the first target run.
-        mape: Mean absolute error; `worst_error` has the largest absolute value.
-        noise: Noise floor: half-width of the band that holds 90 % of the differences between two measurements of the
-            same configuration, as a fraction; from the differences between turns. None: one turn.
-        coverage: Mean coverage of the rows; the intervals should cover 90 % of the iterations.
-        half_width: Median of `ValidationRow.half_width`.
-        baselines: Mean absolute error of each baseline.
-        world_size: Number of ranks. None: the runs differ, or are older than this field.
-        gain: Gain of a plan. None: no plan trained.
-    """
-
-    predictions_sha256: str
-    mape: float
-    worst_error: float
+    predictions_sha256: str  #: hash of the predictions file, which was written before the first target run
+    mape: float  #: mean absolute error
+    worst_error: float  #: the one with the largest absolute value
     noise: float | None
-    coverage: float
-    half_width: float
-    baselines: Annotated[dict[str, float], Field(alias="yardsticks")]
+    """Noise floor: half-width of the band that holds 90 % of the differences between two measurements of the same
+    configuration, as a fraction; from the differences between turns. None: one turn."""
+    coverage: float  #: mean coverage of the rows; the intervals should cover 90 % of the iterations
+    half_width: float  #: median of `ValidationRow.half_width`
+    baselines: Annotated[dict[str, float], Field(alias="yardsticks")]  #: mean absolute error of each baseline
     rows: Annotated[tuple[ValidationRow, ...], Field(min_length=1)]
-    world_size: int | None = None
-    gain: Gain | None = None
+    world_size: int | None = None  #: number of ranks; None: the runs differ, or are older than this field
+    gain: Gain | None = None  #: gain of a plan; None: no plan trained
 
     def to_json(self) -> dict[str, Any]:
         """Return all fields."""

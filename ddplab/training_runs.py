@@ -115,15 +115,11 @@ class TargetRun(NamedTuple):
 
 
 class Turn(NamedTuple):
-    """One turn of a target run.
-
-    Attributes:
-        times_ns: Nanoseconds of each iteration, from one slowest rank's end to the next; equal on all ranks.
-        torchs_ns: Iterations of torch's class, which trained right after ours; empty if it did not.
-    """
+    """One turn of a target run."""
 
     times_ns: tuple[int, ...]
-    torchs_ns: tuple[int, ...] = ()
+    """Nanoseconds of each iteration, from one slowest rank's end to the next; equal on all ranks."""
+    torchs_ns: tuple[int, ...] = ()  #: of torch's class, which trained right after ours; empty if it did not
 
 
 def train_turn(

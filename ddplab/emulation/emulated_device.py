@@ -31,20 +31,14 @@ class EmulatedClock(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class IterationTimes:
-    """How long each part of an iteration computes, in nanoseconds.
+    """How long each part of an iteration computes, in nanoseconds."""
 
-    Attributes:
-        forward_ns: The forward pass.
-        gradients: Parameter indices in ready order, each with the time since the gradient before it or, the first
-            one, since the end of the forward pass.
-        tail_ns: From the last gradient to the end of the backward pass.
-        step_ns: Everything after the backward pass.
-    """
-
-    forward_ns: int
+    forward_ns: int  #: the forward pass
     gradients: tuple[tuple[int, int], ...]
-    tail_ns: int
-    step_ns: int
+    """Parameter indices in ready order, each with the time since the gradient before it or, the first one, since the
+    end of the forward pass."""
+    tail_ns: int  #: from the last gradient to the end of the backward pass
+    step_ns: int  #: everything after the backward pass
 
     @classmethod
     def of_rank(cls, times: ComputeTimes, *, optimizes: bool = True) -> Self:
@@ -83,18 +77,14 @@ class EmulatedModel(nn.Module):
     """A module with the parameters and buffers of a recorded workload; all parameters are zero at first.
 
     It computes on `clock`; `sparse_density` is the fraction of a sparse gradient's rows that one batch touches.
-
-    Attributes:
-        times: How long the next iteration computes; set it before the forward pass.
-        value: Every element of the next gradients.
-        at_backward_end: If not None, called at the end of each backward pass, before callbacks that a reducer queued.
     """
 
     def __init__(self, workload: Workload, clock: EmulatedClock, *, sparse_density: float = 1.0) -> None:
         super().__init__()
         self.clock = clock
-        self.times: IterationTimes | None = None
-        self.value = 1.0
+        self.times: IterationTimes | None = None  #: of the next iteration; set it before the forward pass
+        self.value = 1.0  #: every element of the next gradients
+        #: Called at the end of each backward pass, before callbacks that a reducer queued.
         self.at_backward_end: Callable[[], None] | None = None
         tensors: list[Parameter | Buffer] = [*workload.parameters, *workload.buffers]
         names = [tensor.name for tensor in tensors]

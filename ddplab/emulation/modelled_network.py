@@ -35,36 +35,26 @@ Compute = Callable[[Sequence[Tensor]], Tensor]
 
 
 class CollectiveMessage(NamedTuple):
-    """What a rank launches.
-
-    Attributes:
-        transport: The collective that takes as long. On a ring, each rank sends as much in a reduce-scatter as in an
-            all-gather of the results, and in a reduce as in a broadcast (nccl-tests, `doc/PERFORMANCE.md`).
-        size_bytes: Bytes of that collective's message.
-        name: The collective if it is another one.
-    """
+    """What a rank launches."""
 
     transport: Transport
-    size_bytes: int
-    name: str = ""
+    """The collective that takes as long. On a ring, each rank sends as much in a reduce-scatter as in an all-gather
+    of the results, and in a reduce as in a broadcast (nccl-tests, `doc/PERFORMANCE.md`)."""
+    size_bytes: int  #: bytes of that collective's message
+    name: str = ""  #: the collective if it is another one
 
 
 Price = Callable[[CollectiveMessage], CollectiveCost]
 
 
 class VirtualFuture(torch.futures.Future):  # type: ignore[type-arg]
-    """A future whose `wait` takes virtual time of a rank.
-
-    Attributes:
-        number: Number of the collective that the result depends on last. None: of no collective.
-        after_wait: If not None, called once, by the rank that has waited.
-    """
+    """A future whose `wait` takes virtual time of a rank."""
 
     def __init__(self, rank: VirtualRank, number: int | None, description: str) -> None:
         super().__init__()
-        self.number = number
+        self.number = number  #: of the collective that the result depends on last; None: of no collective
         self._rank, self._description = rank, description
-        self.after_wait: Callable[[], None] | None = None
+        self.after_wait: Callable[[], None] | None = None  #: called once, by the rank that has waited
 
     def wait(self) -> Any:
         """Let virtual time pass until the future has a result, and return it."""
@@ -109,17 +99,11 @@ class _ModelledWork(dist.Work):
 
 @dataclass(eq=False)
 class ModelledCollective:
-    """A collective that some ranks have launched.
+    """A collective that some ranks have launched."""
 
-    Attributes:
-        message: The same on all ranks; of messages that are gathered, the largest.
-        running: Its run on the cluster.
-        reduction: Computes its result from the arguments of each rank.
-    """
-
-    message: CollectiveMessage
-    running: RunningCollective
-    reduction: Reduction
+    message: CollectiveMessage  #: the same on all ranks; of messages that are gathered, the largest
+    running: RunningCollective  #: its run on the cluster
+    reduction: Reduction  #: computes its result from the arguments of each rank
     contributions: dict[int, Arguments] = field(default_factory=dict)
     futures: dict[int, VirtualFuture] = field(default_factory=dict)
 
@@ -128,10 +112,6 @@ class ModelledNetwork:
     """The collectives between all ranks.
 
     `represented_by` has, for each rank, the simulated rank that behaves the same.
-
-    Attributes:
-        launched: The collectives of the present iteration, in launch order.
-        entered: Returns a context in which a rank's group is the default group.
     """
 
     def __init__(self, time: VirtualTime[Any], represented_by: Sequence[int], price: Price) -> None:
@@ -140,7 +120,8 @@ class ModelledNetwork:
         self._counts = {rank.rank: counts[rank.rank] for rank in time.ranks if rank.rank in counts}
         self._groups: dict[tuple[int, ...], ModelledNetwork] = {}
         self._simulated, self.world_size = represented_by, len(represented_by)
-        self.launched: list[ModelledCollective] = []
+        self.launched: list[ModelledCollective] = []  #: of the present iteration, in launch order
+        #: Returns a context in which a rank's group is the default group.
         self.entered: Callable[[int], AbstractContextManager[None]] = lambda _rank: nullcontext()
         self._next = dict.fromkeys(self._counts, 0)
         self._unmatched: dict[Any, deque[tuple[Tensor, VirtualFuture]]] = defaultdict(deque)  # sends and receives
@@ -302,17 +283,14 @@ def _described(message: CollectiveMessage) -> str:
 
 
 class ModelledGroup(dist.ProcessGroup):
-    """A rank's process group of the network's ranks; its methods are those that torch calls.
-
-    Attributes:
-        before_launch: Called with each message and its tensors before it is launched, in the thread that launches it.
-        after_launch: Called with each collective's number and future after it was launched.
-    """
+    """A rank's process group of the network's ranks; its methods are those that torch calls."""
 
     def __init__(self, rank: VirtualRank, network: ModelledNetwork, number: int = 0) -> None:
         super().__init__(network.group_rank(rank.rank), network.world_size)  # type: ignore[call-arg]  # the annotations have a store
         self._virtual_rank, self._network, self._number = rank, network, number
+        #: Called with each message and its tensors before it is launched, in the thread that launches it.
         self.before_launch: Callable[[CollectiveMessage, Sequence[Tensor]], None] = lambda _message, _tensors: None
+        #: Called with each collective's number and future after it was launched.
         self.after_launch: Callable[[int, VirtualFuture], None] = lambda _number, _future: None
 
     @property

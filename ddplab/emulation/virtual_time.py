@@ -48,22 +48,16 @@ class LogEntry(NamedTuple):
 
 
 class VirtualRank:
-    """One rank's view of virtual time; its methods are called by the rank's own thread.
-
-    Attributes:
-        log: What the rank has done since the ranks last started together.
-        may_run: Released when the rank's turn begins.
-        blocked_on: What the rank waits for; empty while it runs.
-    """
+    """One rank's view of virtual time; its methods are called by the rank's own thread."""
 
     def __init__(self, rank: int, time: "VirtualTime[Any]") -> None:
         self.rank = rank
-        self.log: list[LogEntry] = []
+        self.log: list[LogEntry] = []  #: what the rank has done since the ranks last started together
         self._time = time
         self._progress = 0
         self.thread: threading.Thread | None = None
-        self.may_run = threading.Semaphore(0)
-        self.blocked_on = ""
+        self.may_run = threading.Semaphore(0)  #: released when the rank's turn begins
+        self.blocked_on = ""  #: what the rank waits for; empty while it runs
 
     @property
     def now_ns(self) -> int:
@@ -123,20 +117,16 @@ class VirtualTime(Generic[Result]):
 
     Whenever the ranks start together, `make_cluster` makes the cluster on which they compute and communicate, so each
     iteration starts at time 0.
-
-    Attributes:
-        failure: The first error that a rank raised.
-        on_restart: Called before a new cluster is made, after everything on the old one has ended.
-        runnable: Ranks that run next, each in its turn.
     """
 
     def __init__(self, make_cluster: Callable[[], Cluster], ranks: Sequence[int]) -> None:
         self._make_cluster = make_cluster
         self.cluster = make_cluster()
         self.ranks = [VirtualRank(rank, self) for rank in ranks]
-        self.failure: BaseException | None = None
+        self.failure: BaseException | None = None  #: the first error that a rank raised
+        #: Called before a new cluster is made, after everything on the old one has ended.
         self.on_restart: Callable[[], None] = lambda: None
-        self.runnable: deque[VirtualRank] = deque()
+        self.runnable: deque[VirtualRank] = deque()  #: ranks that run next, each in its turn
         self.arrived: list[VirtualRank] = []
         self.turn_is_over = threading.Semaphore(0)
         self._results: dict[int, Result] = {}

@@ -41,43 +41,30 @@ Label = int | Literal["join end"] | None
 
 @dataclass(frozen=True, kw_only=True)
 class TrainingPlan:
-    """What all ranks train.
-
-    Attributes:
-        plan: Explicit buckets in launch order. None: the reducer assigns buckets by the caps.
-        reducer: The class that averages gradients; see `emulate`.
-        hook: The comm hook, with its costs.
-        processor: Processor costs to charge.
-        warm_up: By simulated rank, the times of each warm-up iteration.
-        times: Returns the times of a rank in each iteration of a cycle; all but the last are under `no_sync`.
-        inputs: By rank, the number of batches under Join. None: no Join.
-    """
+    """What all ranks train."""
 
     workload: Workload
     policy: Policy
     plan: Sequence[Sequence[int]] | None
-    reducer: Callable[..., nn.Module]
-    hook: CommHook
-    processor: Processor
-    warm_up: Mapping[int, IterationTimes]
+    """Explicit buckets in launch order. None: the reducer assigns buckets by the caps."""
+    reducer: Callable[..., nn.Module]  #: the class that averages gradients; see `emulate`
+    hook: CommHook  #: the comm hook, with its costs
+    processor: Processor  #: processor costs to charge
+    warm_up: Mapping[int, IterationTimes]  #: by simulated rank, the times of each warm-up iteration
     cycles: int
     times: Callable[[int, int], Sequence[IterationTimes]]
-    inputs: Sequence[int] | None
+    """Returns the times of a rank in each iteration of a cycle; all but the last are under `no_sync`."""
+    inputs: Sequence[int] | None  #: by rank, the number of batches under Join; None: no Join
 
 
 class RankTraining:
-    """One rank that trains; its methods run in the rank's thread, or in a callback of a collective.
-
-    Attributes:
-        label: What the rank does at present.
-        kinds: Kind and bucket of each collective since the last common start, by number.
-        buckets: Parameter indices by bucket, in launch order, at the end of the training.
-    """
+    """One rank that trains; its methods run in the rank's thread, or in a callback of a collective."""
 
     def __init__(self, rank: VirtualRank, group: ModelledGroup, training: TrainingPlan) -> None:
-        self.label: Label = None
+        self.label: Label = None  #: what the rank does at present
+        #: Kind and bucket of each collective since the last common start, by number.
         self.kinds: dict[int, tuple[CollectiveKind, int | None]] = {}
-        self.buckets: Sequence[Sequence[int]] = ()
+        self.buckets: Sequence[Sequence[int]] = ()  #: parameter indices by bucket, in launch order, at the end
         self._rank, self._training = rank, training
         self._launch_ns = training.processor.launch_on(group.size())
         self._hooked = False

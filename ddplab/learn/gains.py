@@ -67,17 +67,11 @@ def _bar(spans: Iterable[tuple[int, int, str]], whole_ns: int) -> str:
 
 
 class Gain(NamedTuple):
-    """An emulated iteration before and after a rung.
+    """An emulated iteration before and after a rung."""
 
-    Attributes:
-        sentence: Milliseconds before and after, as text.
-        picture: The iterations from one average to the next, after the rung, as text. Empty: nothing was emulated.
-        plain_ms: Milliseconds of the class without any setting. None: the class does not run in virtual time.
-    """
-
-    sentence: str
-    picture: str = ""
-    plain_ms: float | None = None
+    sentence: str  #: milliseconds before and after, as text
+    picture: str = ""  #: the iteration after the rung, from one average to the next; empty: nothing was emulated
+    plain_ms: float | None = None  #: of the class without any setting; None: it does not run in virtual time
 
 
 def gain(subject: Subject, number: int, before_ms: float | None) -> Gain:

@@ -56,19 +56,12 @@ EFFORT = 24
 
 @dataclass(frozen=True)
 class Judgement:
-    """Outcome of a rung.
+    """Outcome of a rung."""
 
-    Attributes:
-        rung: Number of the rung, from 1.
-        check: The check that failed. Empty: the class has passed.
-        message: What was found: iteration, rank, parameter and ratio.
-        likely: The likely mistake; empty if the message is all that is known.
-    """
-
-    rung: int
-    check: str = ""
-    message: str = ""
-    likely: str = ""
+    rung: int  #: number of the rung, from 1
+    check: str = ""  #: the check that failed; empty: the class has passed
+    message: str = ""  #: what was found: iteration, rank, parameter and ratio
+    likely: str = ""  #: the likely mistake; empty if the message is all that is known
     seconds: float = 0.0
 
     @property

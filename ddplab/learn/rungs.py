@@ -22,47 +22,30 @@ SYMPTOM_UNMATCHED = "unmatched"
 
 
 class GainSettings(Schema):
-    """Two emulated iterations to compare: ResNet-50 on 8 V100s over 10 Gbit/s.
-
-    Attributes:
-        before: Settings of the first one. None: the time of the class as it passed the rung before.
-        after: Settings of the second one.
-        registered_backwards: Whether the model registers its layers in the order in which gradients become ready.
-        sharded: Whether a sharded Adam steps; before, without it.
-        note: What the times do not show.
-    """
+    """Two emulated iterations to compare: ResNet-50 on 8 V100s over 10 Gbit/s."""
 
     before: dict[str, Any] | None = None
-    after: dict[str, Any] = Field(default_factory=dict)
-    registered_backwards: bool = False
-    sharded: bool = False
-    note: str = ""
+    """Settings of the first one. None: the time of the class as it passed the rung before."""
+    after: dict[str, Any] = Field(default_factory=dict)  #: settings of the second one
+    registered_backwards: bool = False  #: whether layers are registered in the order in which gradients become ready
+    sharded: bool = False  #: whether a sharded Adam steps; before, without it
+    note: str = ""  #: what the times do not show
 
 
 class Rung(Schema):
-    """One idea.
-
-    Attributes:
-        task: What the class must do that it did not before.
-        reading: Why, in one paragraph.
-        code: `module:name`, whose lines show the idea in this project; named once the rung is passed.
-        further: A tutorial, page or paper.
-        checks: Names of checks, simple ones first.
-        hints: From a nudge to nearly the code.
-        mistakes: Likely mistakes by symptom: a regular expression that is found in `check: message` of a failed
-            check, or `SYMPTOM_UNMATCHED`.
-        gain: What to compare once the rung is passed.
-    """
+    """One idea."""
 
     title: str
-    task: str
-    reading: str
-    code: str
-    further: str
-    checks: list[str] = Field(min_length=1)
-    hints: list[str] = Field(min_length=3, max_length=3)
+    task: str  #: what the class must do that it did not before
+    reading: str  #: why, in one paragraph
+    code: str  #: `module:name`, whose lines show the idea in this project; named once the rung is passed
+    further: str  #: a tutorial, page or paper
+    checks: list[str] = Field(min_length=1)  #: names of checks, simple ones first
+    hints: list[str] = Field(min_length=3, max_length=3)  #: from a nudge to nearly the code
     mistakes: dict[str, str] = Field(default_factory=dict)
-    gain: GainSettings = Field(default_factory=GainSettings)
+    """Likely mistakes by symptom: a regular expression that is found in `check: message` of a failed check, or
+    `SYMPTOM_UNMATCHED`."""
+    gain: GainSettings = Field(default_factory=GainSettings)  #: what to compare once the rung is passed
 
     @property
     def lines(self) -> str:
@@ -97,19 +80,13 @@ def write_skeleton(path: Path) -> bool:
 
 
 class Progress(Schema):
-    """Progress on the ladder.
+    """Progress on the ladder."""
 
-    Attributes:
-        passed: Number of rungs passed so far, one after the other.
-        introduced: Number of the last rung whose task was printed.
-        hints: By number of the rung, how many hints were shown.
-        iteration_ms: By number of the rung, the emulated iteration of the class that passed it.
-    """
-
-    passed: int = Field(default=0, ge=0, le=len(RUNGS))
-    introduced: int = Field(default=0, ge=0, le=len(RUNGS))
-    hints: dict[int, Count] = Field(default_factory=dict)
+    passed: int = Field(default=0, ge=0, le=len(RUNGS))  #: number of rungs passed so far, one after the other
+    introduced: int = Field(default=0, ge=0, le=len(RUNGS))  #: number of the last rung whose task was printed
+    hints: dict[int, Count] = Field(default_factory=dict)  #: by number of the rung, how many hints were shown
     iteration_ms: dict[int, Annotated[float, Field(gt=0, allow_inf_nan=False)]] = Field(default_factory=dict)
+    """By number of the rung, the emulated iteration of the class that passed it."""
 
 
 def progress_file(path: Path) -> Path:

@@ -87,15 +87,11 @@ class Cluster:
     Args:
         concurrency: Collectives that run at the same time; they start in launch order.
         slow_down: Factor on the time of computing while any collective runs.
-
-    Attributes:
-        env: The simulation; its time is in whole nanoseconds.
-        computation: Progress of all ranks' computation.
     """
 
     def __init__(self, *, concurrency: int, slow_down: float = 1.0) -> None:
-        self.env = simpy.Environment()
-        self.computation = ProgressClock(self.env)
+        self.env = simpy.Environment()  #: the simulation; its time is in whole nanoseconds
+        self.computation = ProgressClock(self.env)  #: progress of all ranks' computation
         self._slots = simpy.Resource(self.env, concurrency)
         self._slow_down = slow_down
         self._running: dict[RunningCollective, ProgressClock] = {}
@@ -114,16 +110,13 @@ class Cluster:
             yield slot
             collective.start_ns = self.now_ns
             if collective.cost.cost_ns:
-                yield from self._transfer(collective)
+                clock = self._running[collective] = ProgressClock(self.env)
+                self._update_speeds()
+                yield clock.reaches(collective.cost.cost_ns << PROGRESS_BITS)
+                del self._running[collective]
+                self._update_speeds()
             collective.done_ns = self.now_ns
             collective.done.succeed()
-
-    def _transfer(self, collective: RunningCollective) -> Process:
-        clock = self._running[collective] = ProgressClock(self.env)
-        self._update_speeds()
-        yield clock.reaches(collective.cost.cost_ns << PROGRESS_BITS)
-        del self._running[collective]
-        self._update_speeds()
 
     def _update_speeds(self) -> None:
         """Set the speeds of computation and of the running collectives after a collective has started or ended."""

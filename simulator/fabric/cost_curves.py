@@ -39,15 +39,11 @@ class CostCurves:
     A curve is the table measured at the world size; without one, a table extrapolated from other world sizes if
     `extrapolate` is set; or else computed from the links. Described links also continue a table of all-reduces below
     its smallest and above its largest message.
-
-    Attributes:
-        all_reduces: Measured tables of all-reduces by world size.
-        broadcasts: Measured tables of broadcasts by world size.
     """
 
     def __init__(self, fabric: "Fabric") -> None:
-        self.all_reduces = tables_by_world_size(fabric.all_reduce)
-        self.broadcasts = tables_by_world_size(fabric.broadcast)
+        self.all_reduces = tables_by_world_size(fabric.all_reduce)  #: measured, by world size
+        self.broadcasts = tables_by_world_size(fabric.broadcast)  #: likewise
         self._fabric = fabric
         self._made: dict[int, CostCurve] = {}
 

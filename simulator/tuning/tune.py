@@ -150,13 +150,7 @@ def roundest_mb(above_bytes: int, cap_bytes: int) -> float:
 
 
 class _Search:
-    """The candidates of one search, and the best of them.
-
-    Attributes:
-        costs: Costs of the deciding iterations.
-        rules: The plan of each known rule, by name.
-        best_cap_mb: The best single cap.
-    """
+    """The candidates of one search, and the best of them; `costs` are those of the deciding iterations."""
 
     def __init__(self, costs: PartitionCosts, cap_rule: CapRule, given: BucketLayout | None) -> None:
         self.times, self.costs, self._cap_rule = costs.times, costs, cap_rule
@@ -165,6 +159,7 @@ class _Search:
         best = round(MIB * min(few, key=lambda cap: self.times.value_ns(self.by_cap(cap))))
         (below,) = distinct_caps(self._cap_rule, self._sizes, 2, start=best)[1:] or [0]
         self.best_cap_mb = roundest_mb(below, best)
+        # The plan of each known rule, by name.
         self.rules = self._known_rules() | {"best single cap": self.by_cap(self.best_cap_mb)}
         self.rules |= {} if given is None else {GIVEN: given}
         self._by_caps = [self.by_cap(cap) for cap in few]
