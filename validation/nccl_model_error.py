@@ -20,7 +20,7 @@ import numpy as np
 import pandas as pd
 
 from ddplab.simulator.fabric import Fabric, Level, Topology
-from ddplab.simulator.fabric.algorithms import MULTIPLES, Multiple, nccl_all_reduce
+from ddplab.simulator.fabric.algorithms import MULTIPLES, nccl_all_reduce
 
 DATA = Path(__file__).parent / "data" / "nccl_all_reduces.csv"
 NVLINK_GB_PER_S = {"V100": 134.5, "A100": 230.9, "H100": 340.0, "GH200": 340.0}
@@ -59,12 +59,12 @@ def logarithms(*, several_nodes: bool) -> Logarithms:
     return found
 
 
-def multiples(found: Logarithms, sizes_bytes: Iterable[int]) -> dict[int, Multiple]:
+def multiples(found: Logarithms, sizes_bytes: Iterable[int]) -> dict[int, tuple[float, float]]:
     """Return mean and deviation between systems, of which each has the same weight, at these sizes."""
     by_size = {}
     for size in sizes_bytes:
         systems = [np.mean(of_size[size]) for of_size in found.values() if size in of_size]
-        by_size[size] = Multiple(float(np.exp(np.mean(systems))), float(np.std(systems, ddof=len(systems) > 1)))
+        by_size[size] = float(np.exp(np.mean(systems))), float(np.std(systems, ddof=len(systems) > 1))
     return by_size
 
 
@@ -97,18 +97,20 @@ def main() -> None:
     for several_nodes, linked in product((False, True), repeat=2):
         how = f"{'several nodes' if several_nodes else 'one node'}, {'described links' if linked else 'own lines'}"
         print(f"beyond a table, {how}: {covered(several_nodes=several_nodes, linked=linked):.0%} in the error band")
-    for several_nodes, known in MULTIPLES.items():
+    for several_nodes, table in MULTIPLES.items():
+        known = {int(1024 * kib): both for kib, *both in table.T}
         found = logarithms(several_nodes=several_nodes)
         print("several nodes" if several_nodes else "one node", "-", ", ".join(found))
-        for size, one in multiples(found, known).items():
-            print(f"{size / 2**20:10.3f} MiB: {one.mean:.2f}, deviation {one.deviation:.2f}; in use {known[size]}")
+        for size, (mean, deviation) in multiples(found, known).items():
+            in_use = "{:.2f}, deviation {:.2f}".format(*known[size])
+            print(f"{size / 2**20:10.3f} MiB: {mean:.2f}, deviation {deviation:.2f}; in use {in_use}")
         for system, of_system in found.items():
             others = multiples({name: one for name, one in found.items() if name != system}, known)
             pairs = [(value, others[size]) for size in known for value in of_system.get(size, [])]
             if not pairs:
                 continue
             alone = np.mean([abs(np.exp(-value) - 1) for value, _ in pairs])
-            with_others = np.mean([abs(other.mean * np.exp(-value) - 1) for value, other in pairs])
+            with_others = np.mean([abs(mean * np.exp(-value) - 1) for value, (mean, _) in pairs])
             print(
                 f"    {system}: mean error {alone:.0%} by NCCL's model, {with_others:.0%} with the others' multiples"
             )

@@ -200,41 +200,24 @@ def _constants(version: str) -> Version:
     return VERSIONS[max(known, default=min(VERSIONS))]
 
 
-class Multiple(NamedTuple):
-    """Measured over modelled time at one message size, from the published logs of several systems."""
-
-    mean: float  #: geometric mean over the systems
-    deviation: float  #: standard deviation of the logarithm between systems
-
-
-MIB = 2**20
-MULTIPLES: dict[bool, dict[int, Multiple]] = {
-    False: {
-        MIB // 256: Multiple(1.29, 0.5),
-        MIB // 16: Multiple(1.42, 0.5),
-        MIB: Multiple(1.53, 0.45),
-        2 * MIB: Multiple(1.30, 0.26),
-        4 * MIB: Multiple(1.22, 0.19),
-        8 * MIB: Multiple(1.19, 0.18),
-        16 * MIB: Multiple(1.13, 0.16),
-        32 * MIB: Multiple(1.06, 0.07),
-        64 * MIB: Multiple(1.03, 0.03),
-        256 * MIB: Multiple(1.02, 0.02),
-    },
-    True: {
-        MIB // 256: Multiple(1.61, 0.5),
-        MIB // 64: Multiple(2.36, 0.5),
-        MIB: Multiple(1.85, 0.55),
-        4 * MIB: Multiple(1.81, 0.56),
-        8 * MIB: Multiple(1.74, 0.46),
-        16 * MIB: Multiple(1.49, 0.33),
-        32 * MIB: Multiple(1.24, 0.18),
-        64 * MIB: Multiple(1.14, 0.11),
-        128 * MIB: Multiple(1.07, 0.08),
-        256 * MIB: Multiple(1.03, 0.04),
-    },
+MULTIPLES = {
+    False: np.array(
+        [
+            [4, 64, 1024, 2048, 4096, 8192, 16384, 32768, 65536, 262144],
+            [1.29, 1.42, 1.53, 1.30, 1.22, 1.19, 1.13, 1.06, 1.03, 1.02],
+            [0.50, 0.50, 0.45, 0.26, 0.19, 0.18, 0.16, 0.07, 0.03, 0.02],
+        ]
+    ),
+    True: np.array(
+        [
+            [4, 16, 1024, 4096, 8192, 16384, 32768, 65536, 131072, 262144],
+            [1.61, 2.36, 1.85, 1.81, 1.74, 1.49, 1.24, 1.14, 1.07, 1.03],
+            [0.50, 0.50, 0.55, 0.56, 0.46, 0.33, 0.18, 0.11, 0.08, 0.04],
+        ]
+    ),
 }
-"""On one node (False; 4 systems) and on several (True; 8 systems, 2 to 16 nodes), by message size in bytes.
+"""Measured over modelled times, on one node (False; 4 systems) and on several (True; 8 systems, 2 to 16 nodes), from
+published logs: message sizes in KiB, geometric means, and standard deviations of the logarithm between systems.
 
 The rate of the largest message is given. `python -m validation.nccl_model_error` computes the figures from published
 logs and names them. Deviations of sizes that fewer than four systems measured are set to 0.5.
@@ -246,11 +229,9 @@ def published_multiple(sizes_bytes: Sizes, *, several_nodes: bool) -> tuple[NDAr
 
     Both are interpolated linearly over the logarithm of the size, and constant beyond the sizes of `MULTIPLES`.
     """
-    known = MULTIPLES[several_nodes]
-    places = np.log2(np.maximum(sizes_bytes, 1))
-    at = np.log2(list(known))
-    mean = np.exp(np.interp(places, at, np.log([one.mean for one in known.values()])))
-    return mean, np.interp(places, at, [one.deviation for one in known.values()])
+    known_kib, means, deviations = MULTIPLES[several_nodes]
+    places, at = np.log2(np.maximum(sizes_bytes, 1)), np.log2(1024 * known_kib)
+    return np.exp(np.interp(places, at, np.log(means))), np.interp(places, at, deviations)
 
 
 Levels = Sequence[Level]
