@@ -7,7 +7,6 @@ from typing import Annotated, Any, get_args
 
 from typer import Option
 
-from ..reference.bucketing import MIB
 from ..reference.files.writing import milliseconds
 from ..reference.trace import Trace
 from ..simulator.inputs_with_default_costs import Inputs, complete
@@ -17,7 +16,7 @@ from ..simulator.schedule.policy import Policy
 from ..simulator.schedule.schedule import buckets_of
 from ..simulator.tuning.bucket_plan import DEFAULT, BucketPlan
 from ..simulator.tuning.plan_times import Objective
-from ..simulator.tuning.tune import tuned
+from ..simulator.tuning.tune import roundest_mb, tuned
 from ..simulator.workload.compute_times import RecordedModel, recorded_model
 from . import shared_options as options
 from .predict import assumptions
@@ -162,13 +161,10 @@ def short_caps_mb(
     A cap between the size of a bucket and its size without any one of its parameters closes the bucket at the same
     place, unless there are several dtypes, each of which counts its buckets from the first cap.
     """
-    sizes_bytes = [parameter.size_bytes for parameter in model.parameters]
     short = []
-    for exact, bucket in zip(caps_mb, buckets, strict=True):
-        size = sum(sizes_bytes[index] for index in bucket)
-        least = size - min(sizes_bytes[index] for index in bucket)
-        rounded = (math.floor(size / MIB * 10**digits) / 10**digits for digits in range(12))
-        short.append(next((cap for cap in rounded if least < int(cap * MIB) <= size), exact))
+    for bucket in buckets:
+        sizes_bytes = [model.parameters[index].size_bytes for index in bucket]
+        short.append(roundest_mb(sum(sizes_bytes) - min(sizes_bytes), sum(sizes_bytes)))
     made = buckets_of(Policy(bucket_cap_mb_list=tuple(short)), model)
     return short if list(map(sorted, made)) == list(map(sorted, buckets)) else caps_mb
 

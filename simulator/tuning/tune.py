@@ -55,20 +55,12 @@ def tune(
 ) -> BucketPlan:
     """Search for the buckets with the shortest predicted iteration.
 
-    Args:
-        trace: As for `predict`.
-        fabric: As for `predict`.
-        world_size: Number of ranks.
-        objective: What should be short: the "median", "mean", "p95" or "p99" of the iterations, or "worst_case", the
-            median with all costs of collectives, copies, launches and slow-downs at the upper ends of their bands.
-        cap_rule: Rule of the reducer for which the best single cap is given: torch's "reaches the cap", or "at most
-            the cap".
-        policy: Settings of the reducer, as for `predict`; the search replaces caps, plan and order. If caps or a plan
-            are given, the plan is compared with those in place of torch's default.
-        variation: As for `predict`.
-        stragglers: As for `predict`.
-        assume: As for `predict`.
-        settings: Fields of `Policy`, as an alternative to `policy`.
+    The other arguments are those of `predict`. The search replaces caps, plan and order of the policy; if it has caps
+    or a plan, the plan that is found is compared with those in place of torch's default.
+
+    `objective` is what should be short: the "median", "mean", "p95" or "p99" of the iterations, or "worst_case", the
+    median with all costs of collectives, copies, launches and slow-downs at the upper ends of their bands. `cap_rule`
+    is the reducer's rule for which the best single cap is given: torch's "reaches the cap", or "at most the cap".
 
     Raises:
         ValueError: As for `predict`, or modules (grouping="module") or an iteration before the steady ones are to be
@@ -142,9 +134,9 @@ def caps_of(plan: BucketLayout, times: PlanTimes) -> tuple[float, ...] | None:
 
 def roundest_mb(above_bytes: int, cap_bytes: int) -> float:
     """Return the number of MiB with the fewest decimals that is at most the cap, and above the other size."""
-    for decimals in range(7):
+    for decimals in range(12):
         cap_mb: float = floor(cap_bytes / MIB * 10**decimals) / 10**decimals
-        if cap_mb * MIB > above_bytes:
+        if int(cap_mb * MIB) > above_bytes:
             return cap_mb
     return cap_bytes / MIB
 
