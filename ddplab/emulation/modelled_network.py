@@ -466,8 +466,7 @@ def run_on_network(
     time: VirtualTime[Result], network: ModelledNetwork, body: Callable[[VirtualRank, ModelledGroup], Result]
 ) -> list[Result]:
     """Run a function on every rank, as `VirtualTime.run` does, with the rank's group as default group."""
-    outside = distributed_c10d._world
-    worlds = WorldOfEachThread(outside)
+    worlds = WorldOfEachThread(distributed_c10d._world)
     of_ranks = {rank.rank: RankWorld(ModelledGroup(rank, network)) for rank in time.ranks}
     network.entered = lambda rank: worlds.entered(of_ranks[rank])
 
@@ -475,14 +474,13 @@ def run_on_network(
         with network.entered(rank.rank):
             return body(rank, of_ranks[rank.rank].default_pg)
 
-    distributed_c10d._world = worlds  # type: ignore[assignment]
     try:
         with (
-            mock.patch.object(dist, "new_group", worlds.new_group),
+            mock.patch.object(distributed_c10d, "_world", worlds),
             mock.patch.object(distributed_c10d, "new_group", worlds.new_group),
+            mock.patch.object(dist, "new_group", worlds.new_group),
         ):
             return time.run(on_rank)
     finally:
-        distributed_c10d._world = outside
         for world in of_ranks.values():
             world.close()
