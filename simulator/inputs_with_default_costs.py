@@ -126,7 +126,7 @@ def assume_gpu(trace: Trace, fabric: Fabric, variation: Variation = RECORDED) ->
     if "device_spread" not in variation.model_fields_set:
         changes: dict[str, object] = {"device_spread": DEVICE_SPREAD}
         sentence = f"assumed: GPUs of one model differ in speed by {DEVICE_SPREAD:.1%} (standard deviation), "
-        if variation.model_fields_set <= {"seed"}:
+        if not variation.model_fields_set:
             changes["kind"] = "slowest"
             if sum(len(rank.iterations) for rank in trace.ranks) < LEAST_RECORDED:
                 changes["jitter"] = JITTER

@@ -20,7 +20,7 @@ from .schedule.schedule import ComputeKind, build_join_end, build_schedule
 from .step_costs import ScheduleCosts, counted_as_free, price_collectives, price_schedule, rebucketed
 from .workload.compute_times import Floats, IterationSampler, Nanoseconds, check_stragglers, recorded_model
 from .workload.trace_synthesis import with_batch
-from .workload.variation import RECORDED, Straggler, Variation
+from .workload.variation import RECORDED, Variation
 
 COMPUTATION: tuple[ComputeKind, ...] = ("unsynchronized", "forward", "backward", "step")
 """Computing steps of training without data parallelism."""
@@ -122,18 +122,14 @@ class System:
         return prediction.anchored(world_size, measured, few)
 
     def _predicted(self, world_size: int, inputs: Inputs) -> Prediction:
-        asked = world_size, inputs._replace(stragglers=among(inputs.stragglers, world_size))
+        slow = tuple(one for one in inputs.stragglers if one.rank is None or one.rank < world_size)
+        asked = world_size, inputs._replace(stragglers=slow)
         for about, known in self._known:  # fabrics have no hash
             if about == asked:
                 return known
         made = predicted(asked[1], world_size, self.engine)
         self._known.append((asked, made))
         return made
-
-
-def among(stragglers: tuple[Straggler, ...], world_size: int) -> tuple[Straggler, ...]:
-    """Return the slow ranks that exist on this number of ranks."""
-    return tuple(one for one in stragglers if one.rank is None or one.rank < world_size)
 
 
 def predicted(inputs: Inputs, world_size: int, engine: Engine = "auto") -> Prediction:

@@ -105,7 +105,7 @@ def _show_one(
     timeline: Path | None,
 ) -> dict[str, Any]:
     """Print the predictions for one world size, the parts of the fastest one and its verdict; return all as JSON."""
-    policies, best = [one.policy for one in each], judgement.ranking(predictions).fastest
+    policies, (best, _) = [one.policy for one in each], judgement.ranking(predictions)
     inputs, fastest = each[best]._replace(measured_policy=measured_policy), predictions[best]
     trace, policy = inputs.trace, inputs.policy
     title = f"{trace.workload.described}, on {ranks} ranks, predicted"

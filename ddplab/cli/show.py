@@ -6,7 +6,7 @@ from itertools import accumulate, pairwise
 from math import prod
 from operator import mul
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, get_args
 
 import numpy as np
 from pydantic import BaseModel
@@ -14,7 +14,7 @@ from pydantic_core import PydanticUndefined
 from typer import Argument
 
 from ..reference.trace import Trace
-from ..simulator.catalogue import Catalogue, load_fabric, read_catalogue, unknown
+from ..simulator.catalogue import Catalogue, Precision, load_fabric, read_catalogue, unknown
 from ..simulator.fabric import Fabric, LevelEntry, Linear, Processor, Sharing, Timing, TopologyFile
 from ..simulator.fabric.algorithms import sent_share
 from ..simulator.fabric.fabric import NOT_A_TRACE
@@ -212,11 +212,8 @@ def _device_row(listed: Catalogue, name: str) -> dict[str, str]:
         "name": name,
         "product": device.product,
         "memory GB/s": f"{device.memory.gb_per_s:g}",
-        **{precision: f"{peaks[precision]:g}" if precision in peaks else "-" for precision in PRECISIONS},
+        **{precision: f"{peaks[precision]:g}" if precision in peaks else "-" for precision in get_args(Precision)},
     }
-
-
-PRECISIONS = ("fp32", "tf32", "fp16", "bf16")
 
 
 def _model(name: str) -> dict[str, Any]:

@@ -38,18 +38,11 @@ NARROWER = {
 """How the interval becomes narrower, by what makes it wide."""
 
 
-class Ranking(NamedTuple):
-    """The fastest of several predictions, and those as fast within the errors, by their places, the fastest first."""
-
-    fastest: int
-    ties: tuple[int, ...]
-
-
-def ranking(predictions: Sequence[Prediction]) -> Ranking:
-    """Return the fastest prediction, and which tie with it: see `ties_of`."""
+def ranking(predictions: Sequence[Prediction]) -> tuple[int, tuple[int, ...]]:
+    """Return the place of the fastest prediction, and those of all that tie with it (`ties_of`), fast ones first."""
     order = sorted(range(len(predictions)), key=lambda place: predictions[place].iteration_ns)
     tied = ties_of(predictions)
-    return Ranking(order[0], tuple(place for place in order[1:] if tied[place]))
+    return order[0], tuple(place for place in order[1:] if tied[place])
 
 
 def contradiction_sentence(prediction: Prediction) -> str:
