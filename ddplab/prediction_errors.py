@@ -157,7 +157,7 @@ class Gain:
     predicted: float
     measured: float  #: median of the gains of the turns, in each of which both trained
     interval: tuple[float, float] | None
-    """Interval that contains the true median gain with at least 90 %. None: too few turns."""
+    """Interval that contains the true median gain with at least 90 %. None after too few turns."""
 
 
 def gain_of(default: ValidationRow, plan: ValidationRow) -> Gain:
@@ -175,14 +175,14 @@ class ValidationReport:
     mape: float  #: mean absolute error
     worst_error: float  #: the one with the largest absolute value
     noise: float | None
-    """Noise floor: half-width of the band that holds 90 % of the differences between two measurements of the same
-    configuration, as a fraction; from the differences between turns. None: one turn."""
+    """Noise floor, the half-width of the band that holds 90 % of the differences between two measurements of the same
+    configuration, as a fraction; from the differences between turns. None after one turn."""
     coverage: float  #: mean coverage of the rows; the intervals should cover 90 % of the iterations
     half_width: float  #: median of `ValidationRow.half_width`
     baselines: Annotated[dict[str, float], Field(alias="yardsticks")]  #: mean absolute error of each baseline
     rows: Annotated[tuple[ValidationRow, ...], Field(min_length=1)]
-    world_size: int | None = None  #: number of ranks; None: the runs differ, or are older than this field
-    gain: Gain | None = None  #: gain of a plan; None: no plan trained
+    world_size: int | None = None  #: number of ranks; None if the runs differ, or are older than this field
+    gain: Gain | None = None  #: gain of a plan; None if no plan trained
 
     def to_json(self) -> dict[str, Any]:
         """Return all fields."""

@@ -52,7 +52,7 @@ class VirtualFuture(torch.futures.Future):  # type: ignore[type-arg]
 
     def __init__(self, rank: VirtualRank, number: int | None, description: str) -> None:
         super().__init__()
-        self.number = number  #: of the collective that the result depends on last; None: of no collective
+        self.number = number  #: of the collective that the result depends on last; None if on no collective
         self._rank, self._description = rank, description
         self.after_wait: Callable[[], None] | None = None  #: called once, by the rank that has waited
 

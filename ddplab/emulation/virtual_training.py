@@ -46,7 +46,7 @@ class TrainingPlan:
     workload: Workload
     policy: Policy
     plan: Sequence[Sequence[int]] | None
-    """Explicit buckets in launch order. None: the reducer assigns buckets by the caps."""
+    """Explicit buckets in launch order. With None, the reducer assigns buckets by the caps."""
     reducer: Callable[..., nn.Module]  #: the class that averages gradients; see `emulate`
     hook: CommHook  #: the comm hook, with its costs
     processor: Processor  #: processor costs to charge
@@ -54,7 +54,7 @@ class TrainingPlan:
     cycles: int
     times: Callable[[int, int], Sequence[IterationTimes]]
     """Returns the times of a rank in each iteration of a cycle; all but the last are under `no_sync`."""
-    inputs: Sequence[int] | None  #: by rank, the number of batches under Join; None: no Join
+    inputs: Sequence[int] | None  #: by rank, the number of batches under Join; None without Join
 
 
 class RankTraining:

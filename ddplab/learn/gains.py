@@ -70,8 +70,8 @@ class Gain(NamedTuple):
     """An emulated iteration before and after a rung."""
 
     sentence: str  #: milliseconds before and after, as text
-    picture: str = ""  #: the iteration after the rung, from one average to the next; empty: nothing was emulated
-    plain_ms: float | None = None  #: of the class without any setting; None: it does not run in virtual time
+    picture: str = ""  #: the iteration after the rung, from one average to the next; empty if nothing was emulated
+    plain_ms: float | None = None  #: of the class without any setting; None if it does not run in virtual time
 
 
 def gain(subject: Subject, number: int, before_ms: float | None) -> Gain:

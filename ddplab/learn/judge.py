@@ -59,8 +59,8 @@ class Judgement:
     """Outcome of a rung."""
 
     rung: int  #: number of the rung, from 1
-    check: str = ""  #: the check that failed; empty: the class has passed
-    message: str = ""  #: what was found: iteration, rank, parameter and ratio
+    check: str = ""  #: the check that failed; empty if the class has passed
+    message: str = ""  #: what was found, with iteration, rank, parameter and ratio
     likely: str = ""  #: the likely mistake; empty if the message is all that is known
     seconds: float = 0.0
 

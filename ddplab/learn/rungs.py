@@ -25,7 +25,7 @@ class GainSettings(Schema):
     """Two emulated iterations to compare: ResNet-50 on 8 V100s over 10 Gbit/s."""
 
     before: dict[str, Any] | None = None
-    """Settings of the first one. None: the time of the class as it passed the rung before."""
+    """Settings of the first one. None stands for the class as it passed the rung before."""
     after: dict[str, Any] = Field(default_factory=dict)  #: settings of the second one
     registered_backwards: bool = False  #: whether layers are registered in the order in which gradients become ready
     sharded: bool = False  #: whether a sharded Adam steps; before, without it
@@ -38,13 +38,13 @@ class Rung(Schema):
     title: str
     task: str  #: what the class must do that it did not before
     reading: str  #: why, in one paragraph
-    code: str  #: `module:name`, whose lines show the idea in this project; named once the rung is passed
+    code: str  #: what shows the idea in this project, as module, colon and name; named once the rung is passed
     further: str  #: a tutorial, page or paper
     checks: list[str] = Field(min_length=1)  #: names of checks, simple ones first
     hints: list[str] = Field(min_length=3, max_length=3)  #: from a nudge to nearly the code
     mistakes: dict[str, str] = Field(default_factory=dict)
-    """Likely mistakes by symptom: a regular expression that is found in `check: message` of a failed check, or
-    `SYMPTOM_UNMATCHED`."""
+    """Likely mistakes by symptom, which is `SYMPTOM_UNMATCHED` or a regular expression that is found in the words
+    `check: message` of a failed check."""
     gain: GainSettings = Field(default_factory=GainSettings)  #: what to compare once the rung is passed
 
     @property
