@@ -17,7 +17,7 @@ from .executed_tutorials import EXECUTED, publish
 
 ROOT = Path(__file__).parent.parent
 COPIED = (
-    "README.md", "DESIGN.md", "CONTRIBUTING.md", "CHANGELOG.md", "SECURITY.md", "LICENSE", "Makefile",
+    "README.md", "DESIGN.md", "CONTRIBUTING.md", "CHANGELOG.md", "SECURITY.md", "LICENSE", "Makefile", "action.yml",
     "pyproject.toml",
     "constraints.txt", "docs", "ddplab", "reference", "simulator", "tests", "tutorials", "figures", "validation",
     "benchmarks",

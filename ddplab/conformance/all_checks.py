@@ -10,6 +10,7 @@ from functools import partial
 from typing import Any
 
 from ..reference.bucketing import MIB
+from ..reference.errors import RankError
 from . import (
     backward_passes,
     bucket_layouts,
@@ -22,7 +23,7 @@ from . import (
     usual_scripts,
 )
 from .check_outcomes import SEEDED
-from .check_runner import VIEWS, Bench, Check
+from .check_runner import VIEWS, Bench, Check, HangError, cause_of
 from .class_under_test import NotSupportedError
 from .local_training import HABITS, FindingError, differences, run_locally
 from .timing_and_overlap import EmulatedSchedule, check_overlap, check_timing, not_slower
@@ -36,8 +37,12 @@ from .training_programs import (
     Weight,
     Zero,
     around_construction,
+    in_one_order,
+    in_whole_steps,
     program_of,
+    run_unseen,
     run_until_error,
+    unusual,
 )
 
 # Fixed scenarios
@@ -70,17 +75,40 @@ def construction(bench: Bench) -> None:
         raise FindingError("ranks with seeds of their own draw equal random numbers afterwards, as for dropout")
 
 
-def special_parameters(bench: Bench) -> None:
+def special_parameters(bench: Bench) -> str:
     """Frozen, tied, empty and scalar parameters, of two dtypes, in any order of memory, and of subclasses of Tensor.
 
     Parameters that share one piece of memory go on to do so. A class may refuse a subclass with an error.
     """
+    if bench.offer.is_adapter:
+        return _special_alone(bench)
     for cap_mb in (1e-6, 25.0):
         run_program(bench, SPECIAL, options={"bucket_cap_mb": cap_mb})
     make, what = real_models.with_subclasses, "parameters of a subclass of Tensor"
     bench.averages_or_refuses("subclass|type", real_models.trains, make=make, what=what)
     bench.try_body(usual_scripts.in_one_memory)
     bench.try_body(real_models.trains, make=real_models.overlapping, what="parameters that overlap in memory")
+    return ""
+
+
+def _special_alone(bench: Bench) -> str:
+    """Each special parameter beside a usual one, for an adapter, which may refuse it; returns what it refuses."""
+    refused, problems = [], []
+    for weight in SPECIAL[1:]:
+        program = in_whole_steps(program_of((SPECIAL[0], weight), ["train"] * 3, bench.world_size))
+        what = unusual(in_one_order(program))
+        try:
+            if refusal := bench.averages_or_refuses("type|scalar|shape|empty|contiguous|shared", run_unseen, program):
+                refused.append(f"refuses {what}: {refusal}")
+            else:
+                bench.try_program(program)
+        except (FindingError, RankError, HangError) as error:
+            problems.append(f"{what}: {cause_of(error)}".partition("\n")[0])
+            if isinstance(error, HangError):
+                break
+    if problems:
+        raise FindingError("; ".join(dict.fromkeys(problems + refused)))
+    return "; ".join(dict.fromkeys(refused))
 
 
 def fixed(*cases: dict[str, Any]) -> Check:
@@ -212,7 +240,8 @@ def plans(bench: Bench) -> None:
 def real(bench: Bench) -> None:
     """Convolutions, an LSTM, an embedding, shared layers: equal up to the rounding of the average."""
     for what, make in real_models.REAL_MODELS.items():
-        bench.try_body(real_models.trains, make=make, what=what)
+        if not (bench.offer.is_adapter and what in real_models.RARE):
+            bench.try_body(real_models.trains, make=make, what=what)
 
 
 def sparse_gradients(bench: Bench) -> None:

@@ -6,7 +6,9 @@ A subject is named `module:name`. The name is that of a class or a function that
 - `make_ddp(module, bucket_cap_mb)`; beside it, a function `finish(wrapped)` is called after each backward pass;
 - a class with the method `average_gradients`, which is called after each backward pass;
 - as in the assignment of Stanford's CS336: a class with the method `finish_gradient_synchronization`, or the function
-  `get_ddp_bucketed` (or `get_ddp_individual_parameters`) of its adapters, whose `..._on_after_backward` is called.
+  `get_ddp_bucketed` (or `get_ddp_individual_parameters`) of its adapters, whose `..._on_after_backward` is called;
+- an adapter `make(module, optimizer)` of what shards or consumes gradients; it returns `(wrapped, step)`, and after
+  `step()` parameters are compared.
 
 Options that the class does not take are not supported, which is no failure.
 """
@@ -25,7 +27,7 @@ from typing import Any, NamedTuple, Self
 
 from torch import nn
 from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_hook
-from torch.optim import Optimizer
+from torch.optim import SGD, Optimizer
 
 from ..reference.errors import Error
 from ..reference.launch import rank_device
@@ -133,11 +135,13 @@ class Offer(NamedTuple):
         options: Names of the arguments that it takes, bucket caps as `bucket_cap_mb`.
         defines: Names of what it and its bases below `nn.Module` define.
         path: The file that defines it; empty if it has none.
+        is_adapter: Whether parameters are compared after its own step.
     """
 
     options: frozenset[str]
     defines: frozenset[str]
     path: str = ""
+    is_adapter: bool = False
 
 
 @dataclass(frozen=True)
@@ -168,7 +172,8 @@ class Subject:
         """Import the class and look at it."""
         classes = self.make.__mro__ if isinstance(self.make, type) else (self.make,)
         defines = frozenset(name for one in {*classes} - {*nn.Module.__mro__} for name in vars(one))
-        return Offer(self.options, defines, getattr(sys.modules[self.make.__module__], "__file__", None) or "")
+        path = getattr(sys.modules[self.make.__module__], "__file__", None) or ""
+        return Offer(self.options, defines, path, self.is_adapter)
 
     @cached_property
     def make(self) -> Callable[..., nn.Module]:
@@ -201,6 +206,26 @@ class Subject:
             if needs_cap or cap_mb is not None:
                 options[self._cap_name] = 25.0 if cap_mb is None else cap_mb
         return self.make(module, **options)
+
+    @cached_property
+    def is_adapter(self) -> bool:
+        """Whether it needs the optimiser too, and returns `(wrapped, step)`."""
+        optimizer = self._arguments.get("optimizer")
+        return optimizer is not None and optimizer.default is optimizer.empty
+
+    def prepare(
+        self, module: nn.Module, make_optimizer: Callable[[nn.Module], Optimizer], **options: Any
+    ) -> tuple[Any, Optimizer, Callable[[], object]]:
+        """Wrap a module; returns it, its optimiser, and what a script calls to update the parameters."""
+        if self.is_adapter:
+            optimizer = make_optimizer(module)
+            returned: Any = self.wrap(module, optimizer=optimizer, **options)
+            if not isinstance(returned, tuple) or len(returned) != 2:
+                raise TypeError(f"it returned {type(returned).__name__} instead of (wrapped, step)")
+            return returned[0], optimizer, returned[1]
+        wrapped = self.wrap(module, **options)
+        optimizer = make_optimizer(wrapped)
+        return wrapped, optimizer, optimizer.step
 
     def alone(self) -> Self:
         """Return the class as a script uses it that calls nothing after the backward pass."""
@@ -257,7 +282,8 @@ def methods_of(_rank: int, _world_size: int, subject: Subject) -> list[str]:
     Raises:
         TypeError: The subject does not return a module.
     """
-    wrapped = subject.wrap(nn.Linear(2, 1).to(rank_device()))
+    module = nn.Linear(2, 1).to(rank_device())
+    wrapped, *_ = subject.prepare(module, lambda wrapped: SGD(wrapped.parameters(), lr=0.1))
     if not isinstance(wrapped, nn.Module):
         raise TypeError(f"it returned {type(wrapped).__name__} instead of a module")
     found = [name for name in METHODS if callable(getattr(wrapped, name, None))]

@@ -85,4 +85,4 @@ def _serve(name: str, kind: str, store: str, surroundings: Surroundings, rank: i
             layer = training.module.get_submodule("3")
             layer.register_forward_hook(lambda _layer, _inputs, output: output.register_hook(fail) and None)
         training.backward(mean_square, step)
-        training.optimizer.step()
+        training.update()

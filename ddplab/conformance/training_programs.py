@@ -8,6 +8,7 @@ import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any, Literal, NamedTuple
 
 import torch
@@ -129,12 +130,31 @@ def in_one_order(program: Program) -> Program:
     return replace(program, steps=tuple(replace(step, used=step.used[:1] * len(step.used)) for step in program.steps))
 
 
+def in_whole_steps(program: Program) -> Program:
+    """Return a program for an adapter: SGD steps after each averaged pass, and only then gradients are cleared."""
+    steps, accumulated = list[ProgramStep](), False
+    for step in program.steps:
+        if step.kind != "change_lr":
+            steps.append(replace(step, zero="keep" if accumulated else "none", optimize=True))
+            accumulated = step.kind == "accumulate" or (accumulated and step.kind != "train")
+    return replace(program, steps=tuple(steps), optimizer="sgd")
+
+
+def of_usual_weights(program: Program) -> Program:
+    """Return a program without what an adapter may refuse: evaluation, rare shapes, dtypes and layouts."""
+    shapes = [one.shape if one.shape and all(one.shape) else (1,) for one in program.weights]
+    how: dict[str, Any] = {"dtype": "float32", "layout": "contiguous"}
+    weights = tuple(replace(one, shape=shape, **how) for one, shape in zip(program.weights, shapes, strict=True))
+    return replace(program, weights=weights, steps=tuple(step for step in program.steps if step.kind != "evaluate"))
+
+
 def unusual(program: Program) -> str:
     """Return what a program has that a plain one has not; of the smallest one with a fault, what the fault needs."""
     weights, steps, training = program.weights, program.steps, [one for one in program.steps if one.kind == "train"]
     found = {
         "several dtypes": len({weight.dtype for weight in weights}) > 1,
         "an order in memory that is not contiguous": any(weight.layout != "contiguous" for weight in weights),
+        "scalar parameters": any(not weight.shape for weight in weights),
         "frozen parameters": any(weight.frozen for weight in weights),
         "tied parameters": any(weight.tied_to is not None for weight in weights),
         "empty parameters": any(0 in weight.shape for weight in weights),
@@ -268,9 +288,9 @@ class Script:
         self, subject: Subject, program: Program, rank: int, world_size: int, net: Net | None = None
     ) -> None:
         self.subject, self.program, self.rank, self.world_size = subject, program, rank, world_size
-        self.net = net or Net(program, rank).to(rank_device())
-        self.wrapped: Any = subject.wrap(self.net, **program.options)
-        self.optimizer = optimizer_of(program, self.wrapped)
+        self.net = net or Net(program, 0 if subject.is_adapter else rank).to(rank_device())
+        prepared = subject.prepare(self.net, partial(optimizer_of, program), **program.options)
+        self.wrapped, self.optimizer, self.update = prepared
 
     def run(self, number: int) -> Seen:
         """Run one step; returns what the rank has after it."""
@@ -282,7 +302,10 @@ class Script:
             with torch.no_grad() if number % 2 else torch.inference_mode():
                 self._loss(number)
         else:
-            if number % 2 == 0:
+            is_late = number % 2 == 1 and not self.subject.is_adapter  # after forward, parameters may be others
+            if self.subject.is_adapter and step.zero == "none":
+                wrapped.zero_grad()  # as it clears them
+            elif not is_late:
                 zero_gradients(wrapped, step.zero)
             wrapped.train(not step.evaluation or step.kind == "forward")
             averaging = wrapped.no_sync() if step.kind == "accumulate" else nullcontext()
@@ -290,16 +313,16 @@ class Script:
                 if step.zero == "restrided":
                     warnings.filterwarnings("ignore", message="(?s).*strides")  # autograd warns that this is slow
                 loss = self._loss(number)
-                if number % 2:
+                if is_late:
                     zero_gradients(wrapped, step.zero)
                 if step.kind != "forward":
                     torch.autograd.backward(loss)
             if step.kind == "train":
                 self.subject.finish(wrapped, self.optimizer)
                 if step.optimize:
-                    self.optimizer.step()
+                    self.update()
         wrapped.train()
-        return look(self.net, wrapped)
+        return look(self.net, wrapped, gradients=not self.subject.is_adapter)
 
     def run_all(self) -> Iterator[Seen]:
         """Run all steps, one after the other."""
@@ -318,6 +341,11 @@ def halve_learning_rate(optimizer: torch.optim.Optimizer) -> None:
 def run_on_rank(rank: int, world_size: int, subject: Subject, program: Program) -> list[Seen]:
     """Run a program under the data-parallel class; returns what the rank saw after each step."""
     return list(Script(subject, program, rank, world_size).run_all())
+
+
+def run_unseen(rank: int, world_size: int, subject: Subject, program: Program) -> None:
+    """Run a program that the class may refuse."""
+    run_on_rank(rank, world_size, subject, program)
 
 
 def run_until_error(rank: int, world_size: int, subject: Subject, program: Program) -> tuple[list[Seen], str]:
@@ -342,15 +370,21 @@ def around_construction(rank: int, world_size: int, subject: Subject, program: P
     return before, after, torch.rand(()).item()
 
 
-def look(net: nn.Module, wrapped: nn.Module) -> Seen:
+def look(net: nn.Module, wrapped: nn.Module, *, gradients: bool = True) -> Seen:
     """Copy what a rank has, to the CPU."""
     named = dict(net.named_parameters())
+    kept = {name: one.grad for name, one in named.items()} if gradients else {}
     return Seen(
-        {name: None if one.grad is None else on_cpu(one.grad.detach().to_dense()) for name, one in named.items()},
-        {name: on_cpu(one.detach()) for name, one in named.items()},
+        {name: None if one is None else on_cpu(one.detach().to_dense()) for name, one in kept.items()},
+        {name: on_cpu(whole(one)) for name, one in named.items()},
         {name: on_cpu(buffer) for name, buffer in net.named_buffers()},
         buckets_of(wrapped),
     )
+
+
+def whole(tensor: Any) -> Tensor:
+    """Return the values of a tensor; of one that is sharded, all of them: call on every rank."""
+    return tensor.full_tensor().detach() if hasattr(tensor, "full_tensor") else tensor.detach()  # type: ignore[no-any-return]
 
 
 def on_cpu(tensor: Tensor) -> Tensor:

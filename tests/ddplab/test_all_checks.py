@@ -2,13 +2,18 @@
 
 import re
 from itertools import combinations
+from itertools import pairwise as pairwise_steps
 from pathlib import Path
 
 import pytest
+from hypothesis import given
 
 from ddplab.conformance import check_runner
 from ddplab.conformance.all_checks import CHECKS
 from ddplab.conformance.check_outcomes import PLAIN, level_of
+from ddplab.conformance.check_runner import OF_ADAPTERS
+from ddplab.conformance.random_programs import programs
+from ddplab.conformance.training_programs import in_whole_steps
 from ddplab.conformance.usual_scripts import SITUATIONS, pairwise
 
 from ..reference.torch_suite.run import has_version_of_table
@@ -158,6 +163,45 @@ def test_an_unusual_class_or_a_function_that_wraps_a_module_does_not_fail(bench_
 def test_the_report_says_what_a_class_does_where_classes_differ(bench_of, name, check, outcome, says):
     result = outcomes(bench_of(name), [check])[check]
     assert (result.outcome, re.sub(r"^rank \d", "rank 0", result.message)[: len(says)]) == (outcome, says)
+
+
+def test_an_adapter_is_compared_after_its_step(bench_of):
+    found = outcomes(bench_of("tests.faulty_adapters:sharding"), CHECKS)
+    lacking = {"accumulation", "unused parameters"}
+    assert {one.check for one in found.values() if one.outcome == "passed"} == {*OF_ADAPTERS} - lacking
+    assert {one.outcome for name, one in found.items() if name not in OF_ADAPTERS} == {"not supported"}
+
+
+@pytest.mark.parametrize(
+    ("name", "check", "outcome", "says"),
+    [
+        ("sums", "one weight", "failed", "iteration 0, rank 0: parameter of 'w0': "),
+        ("sends_all_but_the_last", "any timing", "failed", "parameter of 'block1.block.w1': "),
+        ("forgets_its_state", "one weight", "failed", "iteration 1, rank 0: parameter of 'w0': "),
+        ("forgets_its_state", "real models", "failed", "iteration 1, rank "),
+        ("updates_with_its_own", "one weight", "failed", "iteration 0, rank 0: parameter of 'w0': "),
+        ("refuses_doubles", "special parameters", "passed", "refuses several dtypes: ValueError: expected one dtype"),
+        ("sends_as_ready", "any timing", "failed", "each rank sends in its own ready order"),
+    ],
+)
+def test_a_fault_of_an_adapter_is_found(bench_of, name, check, outcome, says):
+    result = outcomes(bench_of(f"tests.faulty_adapters:{name}"), [check])[check]
+    assert result.outcome == outcome
+    assert says in result.message
+
+
+def test_after_the_ready_order_has_been_told_an_adapter_passes_the_other_checks(bench_of):
+    names = ["any timing", "optimizers", "random programs"]
+    found = outcomes(bench_of("tests.faulty_adapters:sends_as_ready"), names)
+    assert [found[name].outcome for name in names] == ["failed", "passed", "passed"]
+
+
+@given(programs(2, kinds=("train", "accumulate", "evaluate", "change_lr")))
+def test_a_program_for_adapters_clears_gradients_after_each_averaged_step_and_only_then(program):
+    steps = [step for step in in_whole_steps(program).steps if step.kind != "evaluate"]
+    assert [step.kind for step in steps] == [one.kind for one in program.steps if one.kind in ("train", "accumulate")]
+    for before, step in pairwise_steps(steps):
+        assert (step.zero == "none") == (before.kind == "train")
 
 
 @pytest.mark.parametrize("names", [tuple(SITUATIONS), tuple("abcdefghijklmno")])

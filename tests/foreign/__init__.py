@@ -1,0 +1,1 @@
+"""What other libraries train with, judged by `ddplab conform`: `make test-foreign`."""
