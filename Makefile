@@ -5,7 +5,7 @@ READY  := .venv/.ready
 
 .DEFAULT_GOAL := help
 unexport PYTHONDONTWRITEBYTECODE  # tests start hundreds of interpreters, which would each compile the same files
-.PHONY: help setup demo tutorials slides figures site test coverage test-reducer explore test-lab test-tutorials test-readme test-torch test-clients test-torchrun test-install test-wheel versions mutants test-gpu gpu check format bench bench-simulator bench-timeline score house wheel clean
+.PHONY: help setup demo tutorials slides figures site test coverage test-reducer explore test-lab test-tutorials test-readme test-torch test-clients test-foreign test-torchrun test-install test-wheel versions mutants test-gpu gpu check format bench bench-simulator bench-timeline score house wheel clean
 
 help:  ## list the verbs
 	@echo "make VERB, where VERB is one of:"
@@ -72,6 +72,10 @@ test-torch: $(READY)  ## torch's own DDP tests with our class in torch's place, 
 test-clients:  ## real clients (Lightning, accelerate, transformers, peft, timm, torchft, mmengine, ignite) on our class, against torch's to the bit, in an environment of their own: 5 minutes
 	test -d .venv-clients || ($(PYTHON) -m venv .venv-clients && .venv-clients/bin/pip install --quiet -r tests/clients/requirements.txt -e .)
 	.venv-clients/bin/python -m tests.clients.run $(SCENARIOS)
+
+test-foreign:  ## what other libraries train with (FSDP2, ZeRO, DeepSpeed, Megatron-core, torchft, ...), judged by `ddplab conform`, in an environment of their own: 10 minutes
+	test -d .venv-foreign || ($(PYTHON) -m venv .venv-foreign && .venv-foreign/bin/pip install --quiet -r tests/foreign/requirements.txt -e '.[conform]')
+	.venv-foreign/bin/python -m tests.foreign.run $(ADAPTERS)
 
 test-torchrun: $(READY)  ## every command that trains, under torchrun: about 2 minutes
 	$(BIN)/pytest -m 'slow or not slow' tests/ddplab/test_under_torchrun.py

@@ -103,7 +103,3 @@ def sends_as_ready(module: nn.Module, optimizer: Optimizer) -> tuple[nn.Module, 
         optimizer.step()
 
     return module, step
-
-
-def returns_a_module(module: nn.Module, optimizer: Optimizer) -> nn.Module:
-    return module

@@ -666,3 +666,23 @@ class RegistersItsBuckets(Buffered):
         launched = super().launch(parameters)
         self.register_buffer("bucket", launched[1])
         return launched
+
+
+class KeepsCopies(OverlappedDataParallel):
+    """Two copies of all gradients live from pass to pass."""
+
+    def finish(self, parameters: list[nn.Parameter], *in_flight: Any) -> None:
+        super().finish(parameters, *in_flight)
+        for parameter in parameters:
+            parameter.copies = [parameter.grad.clone(), parameter.grad.clone()]
+
+
+class LocalIfCompiled(OverlappedDataParallel):
+    def forward(self, *inputs: Any, **further: Any) -> Any:
+        if torch.compiler.is_compiling():
+            return self.module(*inputs, **further).detach().requires_grad_()
+        return super().forward(*inputs, **further)
+
+
+def returns_a_module(module: nn.Module, optimizer: Any) -> nn.Module:
+    return module

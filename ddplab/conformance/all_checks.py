@@ -360,6 +360,8 @@ CHECKS: dict[str, Check] = {
     "deep models": usual_scripts.check_deep,
     "autocast": check_of(real_models.trains, **usual_scripts.AUTOCAST),
     "what training leaves behind": check_of(usual_scripts.left_behind),
+    "peak memory": usual_scripts.check_memory,
+    "compiled modules": check_of(usual_scripts.compiled),
     "combined options": usual_scripts.check_combined,
     "a long run": usual_scripts.check_long,
     "new interpreters": usual_scripts.check_interpreters,
@@ -375,7 +377,8 @@ CHECKS: dict[str, Check] = {
 SLOW = (
     *("a backward pass that raises", "several backward passes", "first pass of a static graph", "uneven inputs"),
     *("compressing hooks", "a long run", "deep models", "new interpreters", "state machine", "overlap"),
-    *("large gradients", "bucket layout", "list of bucket caps"),
+    *("large gradients", "bucket layout", "list of bucket caps", "compiled modules", "checkpoints"),
+    "what training leaves behind",
 )
 """Checks that take seconds, which `--quick` leaves out."""
 

@@ -28,6 +28,7 @@ Level = Literal["must", "should", "speed"]
 SHOULD = (
     *("a backward pass that raises", "first pass of a static graph", "gradients that nothing waits for"),
     *("bucket layout", "half-precision sums", "missing sparse gradients", "gradients of another dtype"),
+    *("peak memory", "compiled modules"),
 )
 SEEDED = " with seed "
 """Stands in the name of a check that is run again, before the seed."""

@@ -61,7 +61,7 @@ class _ShrunkError(BaseException):
 
 OF_ADAPTERS = (
     *("any timing", "one weight", "special parameters", "optimizers", "real models", "large gradients"),
-    *("repeated forward passes", "checkpoints", "accumulation", "unused parameters", "deep models", "autocast"),
+    *("repeated forward passes", "checkpoints", "accumulation", "unused parameters", "autocast"),
     *("random programs", "state machine", "a failing rank", "a lost rank"),
 )
 """Checks that compare parameters after an adapter's step."""

@@ -283,7 +283,7 @@ def methods_of(_rank: int, _world_size: int, subject: Subject) -> list[str]:
         TypeError: The subject does not return a module.
     """
     module = nn.Linear(2, 1).to(rank_device())
-    wrapped, *_ = subject.prepare(module, lambda wrapped: SGD(wrapped.parameters(), lr=0.1))
+    wrapped, *_ = subject.prepare(module, lambda _wrapped: SGD(module.parameters(), lr=0.1))
     if not isinstance(wrapped, nn.Module):
         raise TypeError(f"it returned {type(wrapped).__name__} instead of a module")
     found = [name for name in METHODS if callable(getattr(wrapped, name, None))]

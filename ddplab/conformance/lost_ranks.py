@@ -86,3 +86,4 @@ def _serve(name: str, kind: str, store: str, surroundings: Surroundings, rank: i
             layer.register_forward_hook(lambda _layer, _inputs, output: output.register_hook(fail) and None)
         training.backward(mean_square, step)
         training.update()
+        training.wrapped.zero_grad()

@@ -230,7 +230,8 @@ class Training:
 
     def backward(self, run: Pass, step: int) -> None:
         """Run forward and backward of a step, from gradients that are None."""
-        (self.wrapped if self.subject.is_adapter else self.module).zero_grad()
+        if not self.subject.is_adapter:
+            self.module.zero_grad()
         _run_backward(run, self.wrapped, step, self.rank)
         self.finish()
 
@@ -271,6 +272,7 @@ class Training:
         for step in range(steps):
             self.backward(run, step)
             self.update()
+            self.wrapped.zero_grad()
             local = local_gradients(self.twin, run, step, self.ranks)
             for name, parameter in self.twin.named_parameters():
                 parts = [part for of_rank in local if (part := of_rank[name]) is not None]

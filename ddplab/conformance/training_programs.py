@@ -302,25 +302,25 @@ class Script:
             with torch.no_grad() if number % 2 else torch.inference_mode():
                 self._loss(number)
         else:
-            is_late = number % 2 == 1 and not self.subject.is_adapter  # after forward, parameters may be others
-            if self.subject.is_adapter and step.zero == "none":
-                wrapped.zero_grad()  # as it clears them
-            elif not is_late:
-                zero_gradients(wrapped, step.zero)
+            zero = "keep" if self.subject.is_adapter else step.zero  # after its step, it clears them by itself
+            if number % 2 == 0:
+                zero_gradients(wrapped, zero)
             wrapped.train(not step.evaluation or step.kind == "forward")
             averaging = wrapped.no_sync() if step.kind == "accumulate" else nullcontext()
             with averaging, warnings.catch_warnings():
                 if step.zero == "restrided":
                     warnings.filterwarnings("ignore", message="(?s).*strides")  # autograd warns that this is slow
                 loss = self._loss(number)
-                if is_late:
-                    zero_gradients(wrapped, step.zero)
+                if number % 2:
+                    zero_gradients(wrapped, zero)
                 if step.kind != "forward":
                     torch.autograd.backward(loss)
             if step.kind == "train":
                 self.subject.finish(wrapped, self.optimizer)
                 if step.optimize:
                     self.update()
+                if self.subject.is_adapter:
+                    wrapped.zero_grad()
         wrapped.train()
         return look(self.net, wrapped, gradients=not self.subject.is_adapter)
 

@@ -5,7 +5,9 @@ modules, parameters in one piece of memory, and ranks that are interpreters of t
 """
 
 import gc
+import logging
 import random
+import warnings
 import weakref
 from collections.abc import Callable, Collection, Sequence
 from contextlib import nullcontext
@@ -20,6 +22,7 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from ..emulation.virtual_time import patient
+from ..memory_counter import LiveBytes
 from ..reference.errors import RankError
 from ..reference.launch import RankPool, rank_device
 from ..reference.ranks.launcher import launched_ranks
@@ -251,6 +254,56 @@ def left_behind(rank: int, world_size: int, subject: Subject) -> str:
     if further := [name for name in training.wrapped.state_dict() if name.removeprefix("module.") not in names]:
         problem = problem or f"the state dict has {', '.join(further)} beside the module's own tensors"
     return problem
+
+
+# Memory at its peak, and compiled modules
+
+TORCHS = Subject("torch.nn.parallel:DistributedDataParallel")
+
+
+def peak_memory(_rank: int, _world_size: int, subject: Subject) -> float:
+    """Train 2 MiB of parameters; returns how many times as many bytes of tensors live beside them at most."""
+    device = rank_device()
+    module = nn.Sequential(*(nn.Linear(256, 256, bias=False) for _ in range(8))).to(device)
+    held = 0
+    if device.type == "cuda":
+        torch.cuda.reset_peak_memory_stats()
+        held = torch.cuda.memory_allocated()
+    with LiveBytes(module.parameters()) as live:
+        wrapped, optimizer, update = subject.prepare(module, lambda one: torch.optim.SGD(one.parameters(), lr=0.1))
+        for _ in range(STEPS):
+            module.zero_grad()
+            wrapped(torch.ones(1, 256, device=device)).mean().backward()
+            subject.finish(wrapped, optimizer)
+            update()
+    # A mode does not see the threads that run backward on a GPU.
+    peak = torch.cuda.max_memory_allocated() - held if device.type == "cuda" else live.peak_with_gradients
+    return peak / sum(parameter.nbytes for parameter in module.parameters())
+
+
+def check_memory(bench: Bench) -> None:
+    """At its peak, training takes no more memory than under torch's class, and half of the gradients."""
+    torchs, own = (max(bench.run(peak_memory, subject)) for subject in (TORCHS, bench.subject))
+    if own > torchs + 0.5:
+        torchs_times = f"under torch's class {torchs:.2g}"
+        raise FindingError(f"at its peak, training takes {own:.2g} times the parameters, {torchs_times}")
+
+
+def compiled(_rank: int, _world_size: int, subject: Subject) -> str:
+    """Train the wrapped module as `torch.compile` makes it."""
+    training = Training(subject, bucket_cap_mb=25.0)  # with a smaller one, torch's class refuses
+    module: Any = torch.compile(training.wrapped, backend="eager")
+
+    def run(wrapped: nn.Module, step: int, rank: int) -> Tensor:
+        return mean_square(module if wrapped is training.wrapped else wrapped, step, rank)
+
+    logging.disable(logging.WARNING)  # which names what is not compiled
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            return training.train(run)
+    finally:
+        logging.disable(logging.NOTSET)
 
 
 # Many iterations

@@ -216,6 +216,7 @@ def test_bad_input_of_the_command_is_told_in_one_line(command, capfd, words, mes
     [
         ("NeverConstructed", r"got no answer in [\d.]+ s$"),
         ("wraps_nothing", r"rank \d failed: TypeError: it returned NoneType instead of a module;"),
+        ("returns_a_module", r"rank \d failed: TypeError: it returned Linear instead of \(wrapped, step\);"),
     ],
 )
 def test_a_subject_that_does_not_wrap_a_module_is_told_in_one_line(monkeypatch, tmp_path, name, message):

@@ -25,11 +25,9 @@ QUIET = {"OMP_NUM_THREADS": "1", "PYTHONWARNINGS": "ignore", "TOKENIZERS_PARALLE
 
 def all_adapters() -> dict[str, Callable[..., Any]]:
     """Return the adapters by name, in the order of the file."""
-    found = [
-        one for _, one in getmembers(adapters, isfunction) if one.__annotations__.get("return") is adapters.Adapted
-    ]
-    public = [one for one in found if not one.__name__.startswith("_")]
-    return {one.__name__: one for one in sorted(public, key=lambda one: one.__code__.co_firstlineno)}
+    public = [one for name, one in getmembers(adapters, isfunction) if not name.startswith("_")]
+    found = [one for one in public if one.__annotations__.get("return") is adapters.Adapted]
+    return {one.__name__: one for one in sorted(found, key=lambda one: one.__code__.co_firstlineno)}
 
 
 def judged(name: str, folder: Path) -> dict[str, Any]:
