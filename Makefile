@@ -73,7 +73,7 @@ test-clients:  ## real clients (Lightning, accelerate, transformers, peft, timm,
 	test -d .venv-clients || ($(PYTHON) -m venv .venv-clients && .venv-clients/bin/pip install --quiet -r tests/clients/requirements.txt -e .)
 	.venv-clients/bin/python -m tests.clients.run $(SCENARIOS)
 
-test-foreign:  ## what other libraries train with (FSDP2, ZeRO, DeepSpeed, Megatron-core, torchft, ...), judged by `ddplab conform`, in an environment of their own: 10 minutes
+test-foreign:  ## what other libraries train with (FSDP2, ZeRO, DeepSpeed, Megatron-core, torchft, ...), judged by `ddplab conform`, in an environment of their own: 8 minutes
 	test -d .venv-foreign || ($(PYTHON) -m venv .venv-foreign && .venv-foreign/bin/pip install --quiet -r tests/foreign/requirements.txt -e '.[conform]')
 	.venv-foreign/bin/python -m tests.foreign.run $(ADAPTERS)
 

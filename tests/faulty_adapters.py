@@ -77,6 +77,46 @@ class RefusesDoubles(Sharding):
             raise ValueError("expected one dtype")
 
 
+class RefusesAll(Sharding):
+    def __init__(self, module: nn.Module, optimizer: Optimizer) -> None:
+        super().__init__(module, optimizer)
+        if not isinstance(module, nn.Linear):
+            raise ValueError("expected another type of module")
+
+
+class RanksRoundDifferently(Sharding):
+    """Each rank goes on with parameters of its own, which differ by less than any check of values sees."""
+
+    def sent(self) -> list[tuple[int, Tensor]]:
+        for parameter in self.parameters:
+            parameter.detach().mul_(1 + 2e-7 * dist.get_rank())
+        return []
+
+    def make(self) -> Optimizer:
+        return type(self.given)(self.parameters, **self.given.defaults)
+
+
+class HangsForOtherOrders(Sharding):
+    """Ranks whose gradients become ready in another order than the first rank's wait for ever."""
+
+    def __init__(self, module: nn.Module, optimizer: Optimizer) -> None:
+        super().__init__(module, optimizer)
+        self.ready: list[int] = []
+        for index, parameter in enumerate(self.parameters):
+            parameter.register_post_accumulate_grad_hook(lambda _gradient, index=index: self.ready.append(index))
+
+    def update(self) -> None:
+        orders: list[list[int]] = [[]] * self.ranks
+        dist.all_gather_object(orders, self.ready)
+        if self.ready != orders[0]:
+            dist.recv(self.parameters[0].detach(), 0)
+        self.ready = []
+        super().update()
+
+
+hangs_for_other_orders, refuses_all, ranks_round_differently = map(
+    adapter, (HangsForOtherOrders, RefusesAll, RanksRoundDifferently)
+)
 sharding, sums, sends_all_but_the_last = map(adapter, (Sharding, Sums, SendsAllButTheLast))
 forgets_its_state, updates_with_its_own, refuses_doubles = map(
     adapter, (ForgetsItsState, UpdatesWithItsOwn, RefusesDoubles)

@@ -97,6 +97,8 @@ def _special_alone(bench: Bench) -> str:
     for weight in SPECIAL[1:]:
         program = in_whole_steps(program_of((SPECIAL[0], weight), ["train"] * 3, bench.world_size))
         what = unusual(in_one_order(program))
+        if bench.subject.one_order:
+            program = in_one_order(program)
         try:
             if refusal := bench.averages_or_refuses("type|scalar|shape|empty|contiguous|shared", run_unseen, program):
                 refused.append(f"refuses {what}: {refusal}")
@@ -106,6 +108,8 @@ def _special_alone(bench: Bench) -> str:
             problems.append(f"{what}: {cause_of(error)}".partition("\n")[0])
             if isinstance(error, HangError):
                 break
+    if len(refused) == len(SPECIAL) - 1:
+        raise NotSupportedError(f"it {refused[0]}; and all others")
     if problems:
         raise FindingError("; ".join(dict.fromkeys(problems + refused)))
     return "; ".join(dict.fromkeys(refused))

@@ -65,6 +65,7 @@ OF_ADAPTERS = (
     *("random programs", "state machine", "a failing rank", "a lost rank"),
 )
 """Checks that compare parameters after an adapter's step."""
+NOT_OF_ADAPTERS = "it looks at gradients or options, which an adapter does not show"
 QUICK, FULL = 9, 60
 """Efforts: numbers of random programs of each kind in virtual time, where they take milliseconds."""
 
@@ -107,6 +108,9 @@ class Bench:
         try:
             for subject in filter(None, (self.against, self.subject)):
                 self.offer = run_alone(self, Subject.offer, subject, timeout_s=TIMEOUT_S)
+                if self.offer.is_adapter and (self.against or subject.tolerance):
+                    option = "--against" if self.against else "--tolerance"
+                    raise ValueError(f"{option}: expected classes whose gradients are compared, got an adapter")
             expected = "a class or a function that wraps a module, given nn.Linear(2, 1)"
             self.methods = frozenset(self.run(methods_of, self.subject)[0])
         except HangError:
@@ -295,7 +299,7 @@ def run_checks(
         program, unmatched, start = None, False, time.monotonic()
         message = "it is in the list skip" if expectation == "skip" else why_left_out(name, results)
         if bench.offer.is_adapter and name.partition(SEEDED)[0] not in OF_ADAPTERS:
-            outcome, message = "not supported", "an adapter is compared after its step"
+            outcome, message = "not supported", NOT_OF_ADAPTERS
         elif not message:
             try:
                 outcome, message = "passed", check(bench) or ""

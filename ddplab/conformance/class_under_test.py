@@ -220,7 +220,7 @@ class Subject:
         if self.is_adapter:
             optimizer = make_optimizer(module)
             returned: Any = self.wrap(module, optimizer=optimizer, **options)
-            if not isinstance(returned, tuple) or len(returned) != 2:
+            if not isinstance(returned, tuple) or len(returned) != 2 or not callable(returned[1]):
                 raise TypeError(f"it returned {type(returned).__name__} instead of (wrapped, step)")
             return returned[0], optimizer, returned[1]
         wrapped = self.wrap(module, **options)
@@ -233,7 +233,7 @@ class Subject:
 
     def finish(self, wrapped: nn.Module, optimizer: Optimizer) -> None:
         """Call what must follow a backward pass, if anything must, unless the class has to do without."""
-        if not self.is_finished:
+        if not self.is_finished or self.is_adapter:
             return
         if (after := getattr(self.module, AFTER_BACKWARD.get(self._attribute, ""), None)) is not None:
             after(wrapped, optimizer)

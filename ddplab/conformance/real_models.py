@@ -123,7 +123,7 @@ REAL_MODELS: dict[str, Make] = {
 }
 """Models with real-valued weights that take inputs of shape [rows, 6]."""
 RARE = ("layers of four dtypes", "complex weights")
-"""Those of which most implementations that shard support none."""
+"""Models that most sharding implementations do not support."""
 SPARSE_MODELS: dict[str, Make] = {"sparse embedding": partial(_Words, sparse=True), "bag of sparse embeddings": _Bag}
 STEPS = 3
 Pass = Callable[[nn.Module, int, int], Tensor | None]
@@ -229,7 +229,7 @@ class Training:
         return torch.optim.SGD(module.parameters(), lr=0.1)
 
     def backward(self, run: Pass, step: int) -> None:
-        """Run forward and backward of a step, from gradients that are None."""
+        """Run forward and backward of a step, from gradients that are None (an adapter's: cleared after its step)."""
         if not self.subject.is_adapter:
             self.module.zero_grad()
         _run_backward(run, self.wrapped, step, self.rank)
@@ -262,9 +262,8 @@ class Training:
             self.optimizer.step()
             if all(map(torch.equal, before, parameters)):
                 problem = problem or f"iteration {step}, rank {self.rank}: the optimiser changed nothing"
-        if set(differing_ranks(parameters, self.ranks[0])) & set(self.ranks):
-            problem = problem or f"iteration {steps - 1}: parameters differ between the ranks"
-        return problem
+        drift = self._drift(parameters, steps)
+        return problem or drift
 
     def _train_in_whole_steps(self, run: Pass, steps: int) -> str:
         """Train an adapter, and the twin with averages; compare the parameters after each step."""
@@ -278,12 +277,19 @@ class Training:
                 parts = [part for of_rank in local if (part := of_rank[name]) is not None]
                 parameter.grad = torch.stack(parts).sum(dim=0) / len(local) if parts else None
             twins.step()
-            for (name, got), want in zip(self.module.named_parameters(), self.twin.parameters(), strict=True):
-                values, rounding = whole(got), max(1e-5, self.subject.tolerance, 4 * torch.finfo(want.dtype).eps)
+            for name, want in self.twin.named_parameters():
+                values, rounding = whole(self.module.get_parameter(name)), max(1e-5, 4 * torch.finfo(want.dtype).eps)
                 if not same(values, want, rtol=rounding, atol=rounding):
                     how = describe_difference(values, want.detach())
                     problem = problem or f"iteration {step}, rank {self.rank}: parameter {name!r}: {how}"
-        return problem
+        drift = self._drift(map(whole, self.module.parameters()), steps)
+        return problem or drift
+
+    def _drift(self, parameters: Iterable[Tensor], steps: int) -> str:
+        """Say that parameters differ between the ranks; call on every rank."""
+        if set(differing_ranks(parameters, self.ranks[0])) & set(self.ranks):
+            return f"iteration {steps - 1}: parameters differ between the ranks"
+        return ""
 
 
 def differing_ranks(tensors: Iterable[Tensor], like: int) -> list[int]:

@@ -131,7 +131,7 @@ def in_one_order(program: Program) -> Program:
 
 
 def in_whole_steps(program: Program) -> Program:
-    """Return a program for an adapter: SGD steps after each averaged pass, and only then gradients are cleared."""
+    """Return a program for an adapter: SGD steps after each averaged pass, always at one learning rate."""
     steps, accumulated = list[ProgramStep](), False
     for step in program.steps:
         if step.kind != "change_lr":
@@ -141,7 +141,7 @@ def in_whole_steps(program: Program) -> Program:
 
 
 def of_usual_weights(program: Program) -> Program:
-    """Return a program without what an adapter may refuse: evaluation, rare shapes, dtypes and layouts."""
+    """Return a program without what an adapter may refuse: evaluation passes, rare shapes, dtypes and layouts."""
     shapes = [one.shape if one.shape and all(one.shape) else (1,) for one in program.weights]
     how: dict[str, Any] = {"dtype": "float32", "layout": "contiguous"}
     weights = tuple(replace(one, shape=shape, **how) for one, shape in zip(program.weights, shapes, strict=True))

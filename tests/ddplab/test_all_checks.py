@@ -16,6 +16,7 @@ from ddplab.conformance.random_programs import programs
 from ddplab.conformance.training_programs import in_whole_steps
 from ddplab.conformance.usual_scripts import SITUATIONS, pairwise
 
+from ..foreign.run import HEAD, all_adapters, label
 from ..reference.torch_suite.run import has_version_of_table
 from ..torch_options import takes
 from .conformance_bench import OURS, SLOW, TORCHS, faulty, outcomes
@@ -184,9 +185,23 @@ def test_an_adapter_is_compared_after_its_step(bench_of):
         ("updates_with_its_own", "one weight", "failed", "iteration 0, rank 0: parameter of 'w0': "),
         ("refuses_doubles", "special parameters", "passed", "refuses several dtypes: ValueError: expected one dtype"),
         ("sends_as_ready", "any timing", "failed", "each rank sends in its own ready order"),
+        (
+            "hangs_for_other_orders",
+            "any timing",
+            "failed",
+            "each rank sends in its own ready order",
+        ),
+        (
+            "refuses_all",
+            "special parameters",
+            "not supported",
+            "it refuses several dtypes: ValueError: expected another",
+        ),
+        ("ranks_round_differently", "real models", "failed", "parameters differ between the ranks"),
     ],
 )
-def test_a_fault_of_an_adapter_is_found(bench_of, name, check, outcome, says):
+def test_a_fault_of_an_adapter_is_found(bench_of, monkeypatch, name, check, outcome, says):
+    monkeypatch.setattr(check_runner, "TIMEOUT_S", 5.0)
     result = outcomes(bench_of(f"tests.faulty_adapters:{name}"), [check])[check]
     assert result.outcome == outcome
     assert says in result.message
@@ -217,3 +232,10 @@ def test_the_guide_names_every_check():
     guide = (Path(__file__).parents[2] / "docs" / "conformance.md").read_text()
     rows = re.findall(r"^\| (`.*?) \|", guide.partition("## The checks")[2].partition("\n## ")[0], re.MULTILINE)
     assert set(re.findall(r"`([^`]+)`", " ".join(rows))) == set(CHECKS)
+
+
+def test_the_guide_has_a_row_for_each_foreign_implementation():
+    guide = (Path(__file__).parents[2] / "docs" / "conformance.md").read_text()
+    rows = guide.partition(HEAD)[2].partition("\n\n")[0].splitlines()
+    assert [row.split(" | ")[0].removeprefix("| ") for row in rows] == list(map(label, all_adapters().values()))
+    assert len(rows) >= 10

@@ -211,6 +211,13 @@ def test_bad_input_of_the_command_is_told_in_one_line(command, capfd, words, mes
     assert "ERROR" not in capfd.readouterr().err
 
 
+@pytest.mark.parametrize("option", [["--tolerance", "0.01"], ["--against", "torch"]])
+def test_an_adapter_is_refused_where_gradients_are_compared(monkeypatch, tmp_path, option):
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(ValueError, match=f"^{option[0]}: expected classes whose gradients are compared"):
+        app(["conform", "tests.faulty_adapters:sharding", *option], standalone_mode=False)
+
+
 @pytest.mark.parametrize(
     ("name", "message"),
     [

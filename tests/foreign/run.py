@@ -15,6 +15,8 @@ from inspect import getdoc, getmembers, isfunction
 from pathlib import Path
 from typing import Any
 
+from ddplab.conformance.check_runner import NOT_OF_ADAPTERS
+
 from . import adapters
 
 GUIDE = Path(__file__).parents[2] / "docs" / "conformance.md"
@@ -40,14 +42,18 @@ def judged(name: str, folder: Path) -> dict[str, Any]:
     return json.loads(out.read_text())  # type: ignore[no-any-return]
 
 
+def label(make: Callable[..., Any]) -> str:
+    """Return what an adapter is of: the first line of its docstring."""
+    return (getdoc(make) or "").partition("\n")[0].removesuffix(".")
+
+
 def row(make: Callable[..., Any], result: dict[str, Any]) -> str:
     """Return the row of an adapter; checks that no adapter can have are left out."""
-    ran = [one for one in result["checks"] if "an adapter is compared" not in one["message"]]
+    ran = [one for one in result["checks"] if one["message"] != NOT_OF_ADAPTERS]
     of = {outcome: [one["check"] for one in ran if one["outcome"] == outcome] for outcome in ("passed", "failed")}
     refused = [one["check"] for one in ran if one["outcome"] not in of or "refuses" in one["message"]]
-    told = (getdoc(make) or "").partition("\n")[0].removesuffix(".")
-    library = told.partition(" of ")[2].split()[0].strip(",;")
-    cells = told, version(library), str(len(of["passed"])), ", ".join(refused), ", ".join(of["failed"])
+    library = label(make).partition(" of ")[2].split()[0].strip(",;")
+    cells = label(make), version(library), str(len(of["passed"])), ", ".join(refused), ", ".join(of["failed"])
     return f"| {' | '.join(cells)} |\n"
 
 
