@@ -27,7 +27,7 @@ def settings_of_launcher() -> None:
     """Set what torchrun sets, which some libraries read."""
     rank, size = str(dist.get_rank()), str(dist.get_world_size())
     os.environ |= {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": size, "LOCAL_WORLD_SIZE": size, "GROUP_RANK": "0"}
-    os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29500"}  # the group exists, nobody connects
+    os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29500"}  # never used: the process group exists already
 
 
 def torch_ddp(module: nn.Module, optimizer: Optimizer, *, find_unused_parameters: bool = False) -> Adapted:
