@@ -77,6 +77,13 @@ class RefusesDoubles(Sharding):
             raise ValueError("expected one dtype")
 
 
+class RefusesTies(Sharding):
+    def __init__(self, module: nn.Module, optimizer: Optimizer) -> None:
+        super().__init__(module, optimizer)
+        if len(list(module.named_parameters(remove_duplicate=False))) > len(list(module.parameters())):
+            raise ValueError("expected parameters that are not tied")
+
+
 class RefusesAll(Sharding):
     def __init__(self, module: nn.Module, optimizer: Optimizer) -> None:
         super().__init__(module, optimizer)
@@ -118,8 +125,8 @@ hangs_for_other_orders, refuses_all, ranks_round_differently = map(
     adapter, (HangsForOtherOrders, RefusesAll, RanksRoundDifferently)
 )
 sharding, sums, sends_all_but_the_last = map(adapter, (Sharding, Sums, SendsAllButTheLast))
-forgets_its_state, updates_with_its_own, refuses_doubles = map(
-    adapter, (ForgetsItsState, UpdatesWithItsOwn, RefusesDoubles)
+forgets_its_state, updates_with_its_own, refuses_doubles, refuses_ties = map(
+    adapter, (ForgetsItsState, UpdatesWithItsOwn, RefusesDoubles, RefusesTies)
 )
 
 

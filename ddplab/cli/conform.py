@@ -3,7 +3,7 @@
 import os
 import time
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 from typer import Argument, Exit, Option
 
@@ -113,12 +113,12 @@ def conform(
             option = "--only" if only else "--quick"
             raise ValueError(f"{option}: expected the check overlap too, which makes the schedules")
         seconds = 3600 * options.read_hours("budget", budget) if budget else 0.0
-        ranks = world_size or world_size_or(3)
-        check_possible(ranks, device)
+        size, where = world_size or world_size_or(3), device or ("cuda" if backend == "nccl" else None)
+        check_possible(size, device)
         expectations = {} if expect is None else read_expectations(expect, list(CHECKS))
-        where = device or ("cuda" if backend == "nccl" else None)
-        pool = RankPool(ranks, backend=backend, device=where, only_data=True)
-        with pool, bench_on(pool, Subject(name, tolerance=tolerance), QUICK if quick else FULL, other, seed) as bench:
+        asked = (Subject(name, tolerance=tolerance), QUICK if quick else FULL, other, seed)
+        ranks: dict[str, Any] = {"world_size": size, "backend": backend, "device": where, "only_data": True}
+        with RankPool(**ranks) as pool, bench_on(pool, *asked) as bench:
             report.schedules = bench.schedules
             expected = {"baseline": "must-pass", **expectations}
             for result in run_checks(bench, until(start + seconds, checks, bench), expected, level):
@@ -147,7 +147,7 @@ def conform(
     failed = [result for result in report.results if result.outcome == "failed"]
     if failed:
         shown = next((result for result in failed if result.problem), failed[0])
-        write_script(SCRIPT, name, ranks, shown)
+        write_script(SCRIPT, ranks, asked, shown)
         print(f"written to {SCRIPT}: repeats the failure of {shown.check}, without random choices")
     if report.problems:
         raise ValueError(str(report)) if report.is_judged else UnjudgedError(str(report))

@@ -10,7 +10,6 @@ from functools import partial
 from typing import Any
 
 from ..reference.bucketing import MIB
-from ..reference.errors import RankError
 from . import (
     backward_passes,
     bucket_layouts,
@@ -23,8 +22,8 @@ from . import (
     usual_scripts,
 )
 from .check_outcomes import SEEDED
-from .check_runner import VIEWS, Bench, Check, HangError, cause_of
-from .class_under_test import NotSupportedError
+from .check_runner import VIEWS, Bench, Check, HangError
+from .class_under_test import NotSupportedError, RefusalError
 from .local_training import HABITS, FindingError, differences, run_locally
 from .timing_and_overlap import EmulatedSchedule, check_overlap, check_timing, not_slower
 from .training_programs import (
@@ -38,9 +37,7 @@ from .training_programs import (
     Zero,
     around_construction,
     in_one_order,
-    in_whole_steps,
     program_of,
-    run_unseen,
     run_until_error,
     unusual,
 )
@@ -95,17 +92,14 @@ def _special_alone(bench: Bench) -> str:
     """Each special parameter beside a usual one, for an adapter, which may refuse it; returns what it refuses."""
     refused, problems = [], []
     for weight in SPECIAL[1:]:
-        program = in_whole_steps(program_of((SPECIAL[0], weight), ["train"] * 3, bench.world_size))
+        program = program_of((SPECIAL[0], weight), ["train"] * 3, bench.world_size)
         what = unusual(in_one_order(program))
-        if bench.subject.one_order:
-            program = in_one_order(program)
         try:
-            if refusal := bench.averages_or_refuses("type|scalar|shape|empty|contiguous|shared", run_unseen, program):
-                refused.append(f"refuses {what}: {refusal}")
-            else:
-                bench.try_program(program)
-        except (FindingError, RankError, HangError) as error:
-            problems.append(f"{what}: {cause_of(error)}".partition("\n")[0])
+            bench.try_program(program, words="type|scalar|shape|empty|contiguous|shared|tied")
+        except RefusalError as refusal:
+            refused.append(f"refuses {what}: {refusal}")
+        except (FindingError, HangError) as error:
+            problems.append(f"{what}: {error}".partition("\n")[0])
             if isinstance(error, HangError):
                 break
     if len(refused) == len(SPECIAL) - 1:
@@ -241,11 +235,18 @@ def plans(bench: Bench) -> None:
                 raise FindingError(f"plan {wanted}: after 3 iterations the buckets are {got}")
 
 
-def real(bench: Bench) -> None:
-    """Convolutions, an LSTM, an embedding, shared layers: equal up to the rounding of the average."""
+def real(bench: Bench) -> str:
+    """Convolutions, an LSTM, an embedding, shared layers: equal up to the rounding of the average.
+
+    An adapter may refuse shared layers with an error; returns it.
+    """
+    refused = ""
     for what, make in real_models.REAL_MODELS.items():
-        if not (bench.offer.is_adapter and what in real_models.RARE):
+        if not bench.offer.is_adapter:
             bench.try_body(real_models.trains, make=make, what=what)
+        elif what not in real_models.RARE:
+            refused = bench.averages_or_refuses("shared|tied", real_models.trains, make=make, what=what) or refused
+    return refused and f"refuses shared layers: {refused}"
 
 
 def sparse_gradients(bench: Bench) -> None:

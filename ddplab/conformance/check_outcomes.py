@@ -3,7 +3,7 @@
 import os
 import platform
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, get_args
@@ -257,26 +257,31 @@ def read_expectations(path: Path, checks: Sequence[str]) -> dict[str, Expectatio
     return found
 
 
-def write_script(path: Path, subject: str, world_size: int, result: CheckResult) -> None:
-    """Write a script that repeats a failure: the program that shows it, without Hypothesis, or the whole check."""
-    check = result.check.partition(SEEDED)[0]
+def write_script(path: Path, ranks: Mapping[str, Any], asked: Sequence[Any], result: CheckResult) -> None:
+    """Write a script that repeats a failure: the program that shows it, without Hypothesis, or the whole check.
+
+    `ranks` are arguments of `RankPool`, and `asked` those of `bench_on` after the ranks.
+    """
+    check, _, seed = result.check.partition(SEEDED)
     attempt = "CHECKS[CHECK](bench)"
-    if result.program is not None:
+    if result.program is not None and check != "same as another":
         attempt = "try_timing(bench, PROGRAM)" if check == "any timing" else "bench.try_program(PROGRAM)"
     script = f'''"""Repeats a failure of `ddplab conform`."""
 
 from ddplab.conformance.all_checks import CHECKS
-from ddplab.conformance.check_runner import QUICK, bench_on
+from ddplab.conformance.check_runner import bench_on
+from ddplab.conformance.class_under_test import Subject
 from ddplab.conformance.timing_and_overlap import try_timing
 from ddplab.conformance.training_programs import Program, ProgramStep, Weight
 from ddplab.reference.launch import RankPool
 
-SUBJECT, CHECK = {subject!r}, {check!r}
+CHECK, RANKS = {check!r}, {dict(ranks)!r}
+ASKED = {(*asked[:3], int(seed or asked[3]))!r}
 MESSAGE = {result.message!r}
 PROGRAM = {result.program!r}
 
 if __name__ == "__main__":
-    with RankPool({world_size}, only_data=True) as pool, bench_on(pool, SUBJECT, QUICK) as bench:
+    with RankPool(**RANKS) as pool, bench_on(pool, *ASKED) as bench:
         {attempt}
 '''
     write_atomically(path, script.encode())

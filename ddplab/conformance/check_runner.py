@@ -168,14 +168,14 @@ class Bench:
             return str(error)
         return ""
 
-    def try_program(self, program: Program, habits: Sequence[str] = (AS_TORCH,)) -> list[str]:
+    def try_program(self, program: Program, habits: Sequence[str] = (AS_TORCH,), words: str = "") -> list[str]:
         """Run a program and compare it with local training; see `check_program`."""
         if self.subject.one_order:
             program = in_one_order(program)
         if self.offer.is_adapter:
             program = in_whole_steps(program)
         try:
-            return check_program(self.subject, program, self, habits)
+            return check_program(self.subject, program, self, habits, words)
         except (FindingError, RankError) as error:
             raise FindingError(cause_of(error), program) from error
 
@@ -306,15 +306,11 @@ def run_checks(
             except NotSupportedError as reason:
                 outcome, message = "not supported", str(reason)
             except (FindingError, RankError, HangError) as fault:
-                outcome, message, program = (
-                    "failed",
-                    with_line(fault, bench.offer.path),
-                    getattr(fault, "program", None),
-                )
+                message, program = with_line(fault, bench.offer.path), getattr(fault, "program", None)
+                outcome = "failed"
                 unmatched = is_unmatched(fault) and not bench.subject.one_order
                 bench.shrinks = bench.shrinks and program is None  # one small program is enough
-        seconds = time.monotonic() - start
-        decides = levels.index(level_of(name)) <= levels.index(level)
+        seconds, decides = time.monotonic() - start, levels.index(level_of(name)) <= levels.index(level)
         results.append(CheckResult(name, outcome, message, program, expectation, unmatched, seconds, decides))
         yield results[-1]
 

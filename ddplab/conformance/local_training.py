@@ -7,13 +7,14 @@ use counts as zero there, and a gradient that no rank used stays as it was.
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from operator import itemgetter
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 
-from .class_under_test import Subject
+from .class_under_test import Subject, refusing
 from .training_programs import (
     BUFFER_OPTIONS,
     Net,
@@ -117,19 +118,25 @@ def run_locally(
 
 
 def check_program(
-    subject: Subject, program: Program, ranks: "RankPool | Bench", habits: Sequence[str] = (AS_TORCH,)
+    subject: Subject,
+    program: Program,
+    ranks: "RankPool | Bench",
+    habits: Sequence[str] = (AS_TORCH,),
+    words: str = "",
 ) -> list[str]:
     """Run a program on ranks and compare every rank with local training, exactly.
 
     Returns those of `habits`, ways in which the class may broadcast buffers, with which everything is equal.
 
     Raises:
+        RefusalError: The class refuses the program with an error that says one of the `words`, if there are any.
         FindingError: They differ.
         WeakProgramError: The program could not show a fault.
         RankError: A rank failed or hung.
     """
     expected = {habit: run_locally(program, ranks.world_size, HABITS[habit], ranks.device) for habit in habits}
-    seen: list[list[Seen]] = ranks.run(run_on_rank, subject, program)
+    body = partial(refusing, words, run_on_rank) if words else run_on_rank
+    seen: list[list[Seen]] = ranks.run(body, subject, program)
     how: dict[str, Any] = {"tolerance": subject.tolerance, "program": program}
     first = {habit: next(findings(seen, expected[habit], **how), None) for habit in habits}
     found = [finding for finding in first.values() if finding is not None]

@@ -48,8 +48,7 @@ def programs(
         optimize=st.sampled_from([True, True, False]),
         evaluation=st.sampled_from([False, False, True]),
     )
-    drawn: list[ProgramStep] = []
-    accumulated = False
+    drawn, accumulated = list[ProgramStep](), False
     for step in draw(st.lists(steps, min_size=2, max_size=most_steps)):
         drawn.append(replace(step, zero="keep") if keep and accumulated else step)
         accumulated = step.kind == "accumulate" or (accumulated and step.kind != "train")

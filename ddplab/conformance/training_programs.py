@@ -141,9 +141,9 @@ def in_whole_steps(program: Program) -> Program:
 
 
 def of_usual_weights(program: Program) -> Program:
-    """Return a program without what an adapter may refuse: evaluation passes, rare shapes, dtypes and layouts."""
+    """Return a program without what an adapter may refuse: evaluation, tied and rare parameters."""
     shapes = [one.shape if one.shape and all(one.shape) else (1,) for one in program.weights]
-    how: dict[str, Any] = {"dtype": "float32", "layout": "contiguous"}
+    how: dict[str, Any] = {"dtype": "float32", "layout": "contiguous", "tied_to": None}
     weights = tuple(replace(one, shape=shape, **how) for one, shape in zip(program.weights, shapes, strict=True))
     return replace(program, weights=weights, steps=tuple(step for step in program.steps if step.kind != "evaluate"))
 
@@ -341,11 +341,6 @@ def halve_learning_rate(optimizer: torch.optim.Optimizer) -> None:
 def run_on_rank(rank: int, world_size: int, subject: Subject, program: Program) -> list[Seen]:
     """Run a program under the data-parallel class; returns what the rank saw after each step."""
     return list(Script(subject, program, rank, world_size).run_all())
-
-
-def run_unseen(rank: int, world_size: int, subject: Subject, program: Program) -> None:
-    """Run a program that the class may refuse."""
-    run_on_rank(rank, world_size, subject, program)
 
 
 def run_until_error(rank: int, world_size: int, subject: Subject, program: Program) -> tuple[list[Seen], str]:

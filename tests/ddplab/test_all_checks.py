@@ -182,6 +182,9 @@ def test_an_adapter_is_compared_after_its_step(bench_of):
         ("forgets_its_state", "real models", "failed", "iteration 1, rank "),
         ("updates_with_its_own", "one weight", "failed", "iteration 0, rank 0: parameter of 'w0': "),
         ("refuses_doubles", "special parameters", "passed", "refuses several dtypes: ValueError: expected one dtype"),
+        ("refuses_ties", "special parameters", "passed", "refuses tied parameters: ValueError: expected parameters"),
+        ("refuses_ties", "real models", "passed", "refuses shared layers: ValueError: expected parameters"),
+        ("refuses_ties", "random programs", "passed", ""),
         ("sends_as_ready", "any timing", "failed", "each rank sends in its own ready order"),
         (
             "hangs_for_other_orders",

@@ -10,6 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ddplab.conformance.check_outcomes import (
+    SEEDED,
     CheckResult,
     ConformanceReport,
     Outcome,
@@ -17,6 +18,7 @@ from ddplab.conformance.check_outcomes import (
     why_left_out,
     write_script,
 )
+from ddplab.conformance.class_under_test import Subject
 from ddplab.conformance.random_programs import programs
 from ddplab.reference.files.writing import printable
 
@@ -101,9 +103,11 @@ CHARACTERS = st.characters() | st.sampled_from("\x00\x1b\r\n\ud800\udcff\ufffe\"
 @given(programs(3), st.text(CHARACTERS, max_size=30))
 def test_the_script_of_a_fault_has_its_program_and_its_message_whatever_that_says(tmp_path_factory, program, text):
     path = tmp_path_factory.mktemp("script") / "fault.py"
-    write_script(path, "m:C", 3, CheckResult("b", "failed", text, program))
+    asked = (Subject("m:C", tolerance=0.01), 9, "n:D", 0)
+    write_script(path, {"world_size": 3}, asked, CheckResult(f"b{SEEDED}7", "failed", text, program))
     script = runpy.run_path(str(path))
     assert (script["PROGRAM"], script["MESSAGE"]) == (program, text)
+    assert (script["RANKS"], script["ASKED"], script["CHECK"]) == ({"world_size": 3}, (*asked[:3], 7), "b")
 
 
 @given(st.text(CHARACTERS))

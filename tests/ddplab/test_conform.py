@@ -18,6 +18,7 @@ import yaml
 from ddplab.cli.main import app
 from ddplab.conformance import check_runner
 from ddplab.conformance.all_checks import CHECKS, until
+from ddplab.conformance.local_training import FindingError
 
 from .conformance_bench import NAIVE, TORCHS, faulty
 
@@ -184,6 +185,8 @@ def test_the_command_ends_with_an_error_after_a_fault_and_writes_its_program(com
     (problem,) = report["problems"]
     assert problem == "one weight: iteration 0, rank 0: gradient of 'w0': 3 times the expected value"
     assert repr(runpy.run_path("out/conform.py")["PROGRAM"]) == report["checks"][0]["program"]
+    with pytest.raises(FindingError, match=problem.partition(": ")[2]):
+        runpy.run_path(str(Path("out/conform.py").absolute()), run_name="__main__")
     assert len(suite.findall("testcase/failure")) == 1
 
 
