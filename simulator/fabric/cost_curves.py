@@ -92,7 +92,15 @@ class CostCurves:
         if curve is FREE:
             return np.zeros(sizes_bytes.shape)
         error = curve.spread if world_size in self.all_reduces else self._unmeasured_error(world_size)
-        return error + errors_beyond(curve, sizes_bytes)
+        errors = error + errors_beyond(curve, sizes_bytes)
+        if self.crosses(world_size) and isinstance(curve.beyond, AlgorithmCosts):
+            return np.maximum(errors, described_errors(sizes_bytes, curve.beyond.nodes))
+        return errors
+
+    def crosses(self, world_size: int) -> bool:
+        """Return whether all tables are of fewer levels of links, so that they say nothing of the outermost one."""
+        levels = self._growth.levels
+        return all(levels(measured) < levels(world_size) for measured in self._of_several_ranks)
 
     def _make(self, world_size: int) -> CostCurve:
         if world_size < 1:

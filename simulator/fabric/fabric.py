@@ -30,6 +30,8 @@ from .topology import Topology, load_topology
 
 NOT_A_TRACE = "expected a fabric file, got a trace; traces are arguments without an option"
 
+DISAGREEING = 0.3
+"""Spread of repeated all-reduces from which a sentence names it."""
 LINK_SIZES = 2 ** np.arange(31)
 """Message sizes in bytes at which segments are fitted to the costs of described links: powers of two up to 1 GiB."""
 
@@ -274,20 +276,32 @@ class Fabric(Schema, strict=False):
         return self._curves.origin(world_size)
 
     def assumed(self, sizes_bytes: Sizes, world_size: int) -> tuple[str, ...]:
-        """Return a sentence on the costs of all-reduces of these sizes if some lie beyond a table, or none."""
+        """Return sentences on what is not measured of all-reduces of these sizes, and on repeats that disagree."""
         curve = self._curves.all_reduce(world_size)
         if not isinstance(curve, Table) or world_size == 1:
             return ()
+        sentences, is_measured = list[str](), self.origin(world_size) == "measured"
+        if not is_measured and self._curves.crosses(world_size):
+            sentences.append(
+                f"the links beyond {max(self.world_sizes)} ranks were not measured: all-reduces on {world_size} "
+                "ranks are as uncertain as those of the described links alone"
+            )
+        if is_measured and curve.spread > DISAGREEING:
+            sentences.append(
+                f"repeated all-reduces on {world_size} ranks differ by up to {1 + curve.spread:.3g} times from their "
+                "median, which counts: measure again on a machine that does nothing else"
+            )
         first, last = curve.sizes_bytes[[0, -1]].tolist()
         beyond = {"smaller": (sizes_bytes < first).any(), "larger": (sizes_bytes > last).any()}
-        if not any(beyond.values()):
-            return ()
-        which = " and ".join(name for name, some in beyond.items() if some)
-        known = f"all-reduces on {world_size} ranks were measured from {_in_words(first)} to {_in_words(last)}"
-        how = "take the time by the described links, times the factor that joins it to the table"
-        if curve.beyond is None:
-            how = "follow the first or last line of the table, with a wide error; describe the links in a YAML file"
-        return (f"{known}; {which} messages {how}",)
+        if which := " and ".join(name for name, some in beyond.items() if some):
+            known = f"{'measured' if is_measured else 'extrapolated'} from {_in_words(first)} to {_in_words(last)}"
+            how = "take the time by the described links, times the factor that joins it to the table"
+            if curve.beyond is None:
+                how = (
+                    "follow the first or last line of the table, with a wide error; describe the links in a YAML file"
+                )
+            sentences.append(f"all-reduces on {world_size} ranks were {known}; {which} messages {how}")
+        return tuple(sentences)
 
     def link_share(self, size_bytes: int, world_size: int) -> LinkShare:
         """Return how a collective shares the link with others that run at the same time.

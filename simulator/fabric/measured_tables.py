@@ -42,7 +42,7 @@ class Timing(Schema):
     size_bytes: Bytes
     """message of one rank, bytes; from the log's column of sizes"""
     ns: Nanoseconds
-    """time of the collective, nanoseconds; from the log's out-of-place time"""
+    """time of the collective, nanoseconds; the smaller time of a log's row"""
     spread: RelativeError = 0.0
     """half-width of the band that holds 90 % of the repeated measurements, a fraction of `ns`; from the repetitions,
     0 if they were not kept"""
@@ -54,7 +54,9 @@ class Table:
 
     sizes_bytes: NDArray[np.int64]  #: message sizes, strictly ascending; shape [sizes]
     ns: NDArray[np.float64]  #: nanoseconds by size, floats that hold whole numbers; shape [sizes]
-    spread: float = 0.0  #: half-width of the band that holds 90 % of repetitions, a fraction; median over the sizes
+    spread: float = (
+        0.0  #: half-width of the band that holds 90 % of repetitions, a fraction: median over repeated sizes
+    )
     beyond: CostCurve | None = None
     """Costs of described links, which continue the table to other sizes. None: its first and last line do."""
 
@@ -111,10 +113,12 @@ def tables_by_world_size(timings: Sequence[Timing]) -> Mapping[int, Table]:
         rows = list(group)
         same = {size: [row.ns for row in some] for size, some in groupby(rows, attrgetter("size_bytes"))}
         times = {size: median_high(some) for size, some in same.items()}
+        repeated = {size: _spread(some) for size, some in same.items() if len(some) > 1}
+        of_buckets = [spread for size, spread in repeated.items() if size >= BUCKETS_FROM]
         tables[world_size] = Table(
             np.array(list(times), dtype=np.int64),
             np.array(list(times.values()), dtype=np.float64),
-            max(median(row.spread for row in rows), median(map(_spread, same.values()))),
+            max(median(row.spread for row in rows), median(of_buckets or repeated.values() or [0.0])),
         )
     return tables
 
@@ -125,6 +129,8 @@ def _spread(times_ns: Sequence[int]) -> float:
     return float(max(middle / low, high / middle) - 1)
 
 
+BUCKETS_FROM = 2**18
+"""Bytes from which a message is as large as a bucket, whose spread counts before that of smaller ones."""
 LARGE = 2**20
 """Bytes from which the only measured message is one whose time is for its bytes."""
 NOISE = 0.03

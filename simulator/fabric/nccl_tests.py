@@ -2,9 +2,11 @@
 
 A log has one or more runs. A run lists its ranks, one line each (`#  Rank  3 Group ...`), and then has one row per
 message size: size, count, type, redop and root (not in old versions), then the time in microseconds, the algorithm
-and bus bandwidth in GB/s and the number of wrong elements, first out of place, then in place. The `#` may be lost.
+and bus bandwidth in GB/s and the number of wrong elements, first out of place, then in place. Both send the same, and
+the first use of a buffer can take many times as long, so the smaller time counts. The `#` may be lost.
 Where the list of ranks is missing or shortened, their number follows from the ratio of the bandwidths. Launchers put
-prefixes before lines, and messages of the library may share a line with a row, so a row may begin anywhere in a line.
+prefixes before lines, and messages of the library may share a line with a row, so a row may begin anywhere in a line,
+or be cut after its redop and go on in a later line.
 Lines may occur twice. Runs of other collectives are left out. Other lines are skipped. A damaged row or rank line is
 an error, because skipping the line would silently change the measured table; so are rows whose bandwidths are not
 those of an all-reduce, and rows with wrong elements. JSON of nccl-tests (`-J`), and JSON or CSV of rccl-tests, are
@@ -18,6 +20,7 @@ from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from io import StringIO
+from itertools import zip_longest
 from math import ceil, floor, inf
 from typing import Annotated, Any, NamedTuple
 
@@ -56,8 +59,13 @@ BANDWIDTH = r"\d{1,15}\.\d{1,15}"
 TIMES = rf"(?P<us>{DECIMAL})\s+(?P<algbw>{BANDWIDTH})\s+(?P<busbw>{BANDWIDTH})(?:\s+(?P<wrong>\S+))?"
 ROW = re.compile(
     rf"(?<![\w.+-])(?P<size>\d{{1,18}})\s+(?P<count>\d{{1,18}})\s+(?P<type>\S+)\s+(?P<redop>{REDOPS})"
-    rf"(?:\s+(?P<root>-?\d+))?\s+{TIMES}(?:\s+{DECIMAL}\s+{DECIMAL}\s+{DECIMAL}\s+(?P<wrong_in_place>\S+))?(?:\s|$)"
+    rf"(?:\s+(?P<root>-?\d+))?\s+{TIMES}"
+    rf"(?:\s+(?P<in_place>{DECIMAL}\s+{DECIMAL}\s+{DECIMAL})\s+(?P<wrong_in_place>\S+))?(?:\s|$)"
 )
+CUT_BY_NCCL = re.compile(
+    rf"(?<![\w.+-])(\d{{1,18}}\s+\d{{1,18}}\s+\S+\s+(?:{REDOPS}))\s.*\bNCCL (?:INFO|WARN|TRACE)\b"
+)
+REST_OF_A_ROW = re.compile(rf"(?:^|\s)(-1\s+{TIMES}.*)")
 BEGINS_LIKE_A_ROW = re.compile(rf"^\s*\d+\s+\d+\s+(({'|'.join(TYPE_BYTES)})\s|\S+\s+({REDOPS})\s)")
 HAS_A_ROW = re.compile(rf"(?<![\w.])\d+\s+\d+\s+(?:{'|'.join(TYPE_BYTES)})\s+(?:{REDOPS})\b")
 COUNT = re.compile(r"\d+|\d(?:\.\d+)?e\+\d+")
@@ -65,6 +73,7 @@ COUNT = re.compile(r"\d+|\d(?:\.\d+)?e\+\d+")
 NUMBER = re.compile(r"-?\d+(\.\d+)?")
 
 ADVICE = "give the whole output of all_reduce_perf"
+WITHOUT_MESSAGES = "set NCCL_DEBUG=WARN, or NCCL_DEBUG_FILE to a file, and measure again"
 
 
 class ListedRank(Schema, extra="ignore", strict=False):
@@ -90,6 +99,14 @@ def timed(*names: str, default: Any = ...) -> Any:
     return Field(default, validation_alias=AliasChoices(*paths))
 
 
+class InPlace(Schema, extra="ignore", strict=False):
+    """The second time in a row of the JSON of nccl-tests."""
+
+    time: Measured
+    algbw: Measured = Field(validation_alias="alg_bw")
+    busbw: Measured = Field(validation_alias="bus_bw")
+
+
 class Record(Schema, extra="ignore", strict=False):
     """A row of times in JSON of nccl-tests, or in JSON or CSV of rccl-tests."""
 
@@ -101,6 +118,7 @@ class Record(Schema, extra="ignore", strict=False):
     redop: str = Field(pattern=f"^({REDOPS})$")
     root: int = Field(default=-1, ge=-1, le=MILLION)
     in_place: int = Field(default=0, validation_alias="inPlace")
+    also: InPlace | None = Field(default=None, validation_alias="in_place")
     time: Measured = timed("time", "cpu_time")
     algbw: Measured = timed("alg_bw", "algBw")
     busbw: Measured = timed("bus_bw", "busBw")
@@ -121,6 +139,7 @@ class LogRow(NamedTuple):
     ns: int
     algbw: str
     busbw: str
+    redop: str
     other: str  #: the collective, by its columns, if it is no all-reduce
 
 
@@ -134,6 +153,7 @@ class Run:
     zeros: set[str] = field(default_factory=set)  #: lines of rank 0 before the first row, also of lists before this
     shortened: bool = False  #: whether the list says that it leaves out ranks
     rows: dict[int, LogRow] = field(default_factory=dict)  #: by number of the line
+    cut: str = ""  #: the beginning of a row whose rest has not come
 
     @property
     def other(self) -> str:
@@ -152,7 +172,7 @@ class LogContents(NamedTuple):
 
 
 def read_log(path: str | os.PathLike[str]) -> LogContents:
-    """Read the out-of-place times of all sums in a log.
+    """Read the times of all sums in a log, or of the averages in a run that has no sums.
 
     Args:
         path: The log, or `40:file.log` for a log of runs on 40 ranks.
@@ -168,14 +188,19 @@ def read_log(path: str | os.PathLike[str]) -> LogContents:
         runs = [Run()]
         for number, line in enumerate(_lines(text), start=1):
             _read_line(line, number, runs)
+        for run in runs:
+            _check_whole(run)
         for run in filter(lambda run: run.rows, runs):
             number = min(run.rows)
             if run.other:
                 others[run.other] = None
                 continue
             world_size = _world_size(run, given)
+            redops = {row.redop for row in run.rows.values()}
             for number in sorted(run.rows):
                 row = run.rows[number]
+                if row.redop == "avg" and "sum" in redops:
+                    continue
                 if row.other:
                     raise ValueError(f"expected rows of one collective in a run, got one of {row.other}; {ADVICE}")
                 _check_bandwidths(row, world_size)
@@ -216,8 +241,22 @@ def _read_line(line: str, number: int, runs: list[Run]) -> None:
             run.zeros.add(" ".join(match[0].strip("# ").split()))
     elif run.groups and not run.rows and SHORTENED.match(line):
         run.shortened = True
-    elif (row := _row(line)) is not None:
-        run.rows[number] = row
+    elif (cut := CUT_BY_NCCL.search(line)) and not ROW.search(line):
+        _check_whole(run)
+        run.cut = cut[1]
+    else:
+        if run.cut and (rest := REST_OF_A_ROW.search(line)):
+            line, run.cut = f"{run.cut} {rest[1]}", ""
+        elif _looks_like_a_row(line):
+            _check_whole(run)
+        if (row := _row(line)) is not None:
+            run.rows[number] = row
+
+
+def _check_whole(run: Run) -> None:
+    """Raise ValueError if the beginning of a row still has no rest."""
+    if run.cut:
+        raise ValueError(f"expected whole rows, got some that messages of NCCL cut; {WITHOUT_MESSAGES}")
 
 
 def _lines(text: str) -> Iterator[str]:
@@ -239,9 +278,12 @@ def _lines(text: str) -> Iterator[str]:
         raise ValueError(f"expected JSON or CSV of nccl-tests or rccl-tests: {error}; {ADVICE}") from None
     for one in found.config.devices:
         yield f"#  Rank {one.rank} Group {one.group} Pid 0 device"
-    for record in found.results:
+    for record, following in zip_longest(found.results, found.results[1:]):
         if record.in_place:
             continue
+        also: InPlace | Record | None = record.also
+        if following is not None and following.in_place and following.size == record.size:
+            also = following
         if record.name:
             yield f"# Collective test starting: {record.name}"
         if record.ranks:
@@ -250,6 +292,7 @@ def _lines(text: str) -> Iterator[str]:
         yield (
             f"{record.size} {count} {record.type} {record.redop} {record.root} {record.time:.6f} {record.algbw:.6f} "
             f"{record.busbw:.6f} {'N/A' if record.wrong is None else record.wrong}"
+            f"{f' {also.time:.6f} {also.algbw:.6f} {also.busbw:.6f} N/A' if also else ''}"
         )
 
 
@@ -315,18 +358,21 @@ def _row(line: str) -> LogRow | None:
     elif counted and size_bytes != counted:
         width = TYPE_BYTES[match["type"]]
         raise ValueError(_damage(f"a size of {width} bytes times count, for elements of {match['type']}", line))
-    least_us, most_us = _times_us(size_bytes, match["us"], match["algbw"])
+    us, algbw, busbw = match["us"], match["algbw"], match["busbw"]
+    if match["in_place"] and 0 < float(match["in_place"].split()[0]) < float(us):
+        us, algbw, busbw = match["in_place"].split()
+    least_us, most_us = _times_us(size_bytes, us, algbw)
     if least_us > most_us:
         raise ValueError(_damage("an algbw in GB/s that is the size divided by the time in microseconds", line))
-    if float(match["busbw"]) > FASTEST_GB_PER_S:
+    if float(busbw) > FASTEST_GB_PER_S:
         raise ValueError(_damage(f"a busbw of at most {FASTEST_GB_PER_S:,} GB/s", line))
     for wrong in (match["wrong"], match["wrong_in_place"]):
         if wrong is not None and COUNT.fullmatch(wrong) and float(wrong):
             raise ValueError(_damage("no wrong elements", line))
-    if match["redop"] not in ("sum", "none"):
+    if match["redop"] not in ("sum", "avg", "none"):
         return None
-    us = (least_us + most_us) / 2 if "e" in match["us"] else float(match["us"])
-    return LogRow(size_bytes, round(us * 1000), match["algbw"], match["busbw"], other)
+    taken_us = (least_us + most_us) / 2 if "e" in us else float(us)
+    return LogRow(size_bytes, round(taken_us * 1000), algbw, busbw, match["redop"], other)
 
 
 def _looks_like_a_row(line: str) -> bool:
@@ -365,4 +411,5 @@ def _half_of_last_digit(number: str) -> float:
 
 def _damage(expected: str, line: str) -> str:
     seen = " ".join(line.split())
-    return f"expected {expected}, got {seen if len(seen) <= 80 else seen[:77] + '...'!r}; {ADVICE}"
+    advice = WITHOUT_MESSAGES if "NCCL" in line else ADVICE
+    return f"expected {expected}, got {seen if len(seen) <= 80 else seen[:77] + '...'!r}; {advice}"

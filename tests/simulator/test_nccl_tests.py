@@ -56,6 +56,41 @@ def test_a_row_may_follow_a_prefix_or_messages(tmp_path_factory, prefix, data):
         read_log(path)
 
 
+MESSAGE = "node-1:497888:497888 [0] NCCL INFO 1024 Bytes -> Algo 0 proto 0 time 75.021333"
+
+
+@given(st.sampled_from(PREFIXES[:4]), st.integers(1, 3))
+def test_a_row_that_messages_cut_is_joined_or_the_cure_is_named(tmp_path_factory, prefix, messages):
+    path = tmp_path_factory.getbasetemp() / "cut.log"
+    cut = NCCL_LOG.replace("sum      -1", "sum    " + "\n".join(messages * [prefix + MESSAGE]) + f"\n{prefix}  -1")
+    path.write_text(cut)
+    assert read_log(path).rows == [(2, 8, 8650), (2, 1024, 9250)]
+    path.write_text("\n".join(f"{line} {MESSAGE}" for line in NCCL_LOG.splitlines()))
+    assert read_log(path).rows == [(2, 8, 8650), (2, 1024, 9250)]
+    for lost in ("    9.25    0.11", "\n" + prefix + "  -1     8.65"):
+        path.write_text(cut.replace(lost, " "))
+        with pytest.raises(
+            ValueError, match=r"cut\.log:\d+: .*; set NCCL_DEBUG=WARN, or NCCL_DEBUG_FILE to a file, and"
+        ):
+            read_log(path)
+
+
+@given(times(3, 20), st.floats(0.3, 4.0), st.sampled_from(["sum", "avg"]))
+def test_of_both_times_of_a_row_the_smaller_one_counts(tmp_path_factory, us, factor, redop):
+    path = tmp_path_factory.getbasetemp() / "both.log"
+    path.write_text(nccl_log(4, us, in_place=factor).replace("  sum ", f"  {redop} "))
+    found = {size: ns / 1e3 for _, size, ns in read_log(path).rows}
+    assert found == pytest.approx({size: taken * min(1.0, factor) for size, taken in us.items()}, rel=0.01, abs=0.06)
+
+
+def test_averages_count_where_a_run_has_no_sums(tmp_path):
+    row = next(line for line in NCCL_LOG.splitlines() if " 1024 " in line)
+    (tmp_path / "log").write_text(
+        NCCL_LOG.replace(row, f"{row}\n{row.replace('sum', 'avg').replace('9.25', '9.85')}")
+    )
+    assert read_log(tmp_path / "log").rows == [(2, 8, 8650), (2, 1024, 9250)]
+
+
 RUNS = st.dictionaries(st.sampled_from([1, 2, 4, 8, 16]), st.sampled_from([2**20, 2**26]), min_size=1, max_size=4)
 
 
@@ -90,7 +125,7 @@ RCCL version : 2.27.7-develop:29e1567
 
 def test_logs_of_old_versions_and_of_rccl_have_no_column_for_the_root(tmp_path):
     (tmp_path / "log").write_text(OLD_RCCL)
-    assert read_log(tmp_path / "log").rows == [(2, 8, 41_990), (2, 8_589_934_592, 180_755_000)]
+    assert read_log(tmp_path / "log").rows == [(2, 8, 41_990), (2, 8_589_934_592, 180_614_000)]
 
 
 @pytest.mark.parametrize("ranks", ISAMBARD)
@@ -282,6 +317,15 @@ def test_repeats_that_disagree_widen_the_table(tmp_path):
     fabric = Fabric.from_nccl_tests(tmp_path / "log")
     assert fabric.all_reduce_ns(2**24, 16) == 370_000
     assert fabric.relative_errors(np.array([2**24]), 16)[0] == pytest.approx(15.0)
+    (sentence,) = fabric.assumed(np.array([2**24]), 16)
+    assert sentence.startswith("repeated all-reduces on 16 ranks differ by up to 16 times from their median")
+
+
+def test_a_second_run_with_some_of_the_sizes_widens_the_table_too(tmp_path):
+    (tmp_path / "log").write_text(nccl_log(16, US) + nccl_log(16, {2**24: 2.35 * US[2**24]}))
+    fabric = Fabric.from_nccl_tests(tmp_path / "log")
+    assert fabric.relative_errors(np.array([2**22]), 16)[0] == pytest.approx(1.35, rel=0.01)
+    assert "differ by up to 2.35 times" in fabric.assumed(np.array([2**24]), 16)[0]
 
 
 def test_the_only_message_size_is_for_its_bytes_if_it_is_large(tmp_path):

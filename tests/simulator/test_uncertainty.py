@@ -2,6 +2,8 @@
 
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from ddplab.simulator import Fabric
 from ddplab.simulator.fabric import Timing, Topology
@@ -51,6 +53,18 @@ def test_nccls_tables_of_several_nodes_have_a_larger_error():
     several = Fabric(all_reduce=rows, extrapolate=True)
     errors = [error(several, ranks, 2**22) for ranks in (64, 128)]
     assert errors == pytest.approx([0.25, 0.4])
+
+
+@given(st.dictionaries(st.sampled_from([2**10, 2**20, 2**24, 2**30]), st.integers(10**4, 10**8), min_size=1))
+def test_a_table_of_one_node_never_makes_more_certain_what_is_beyond_it(ns):
+    links = Fabric.from_topology(NODES)
+    table = Fabric.from_table((8, size, taken) for size, taken in ns.items())
+    both = table.model_copy(update={"topology": NODES, "extrapolate": True})
+    sizes = 2 ** np.arange(10, 31)
+    for ranks in (16, 128):
+        assert (both.relative_errors(sizes, ranks) >= links.relative_errors(sizes, ranks)).all()
+        assert any("the links beyond 8 ranks were not measured" in one for one in both.assumed(sizes, ranks))
+    assert not any("beyond" in one for one in both.assumed(sizes[sizes == min(ns)], 8))
 
 
 def test_links_are_least_certain_for_messages_of_the_size_of_buckets_and_between_nodes():
