@@ -19,7 +19,7 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from . import models
-from .operation_counter import tensors_of, without_data
+from .operation_counter import low_precision, tensors_of, without_data
 from .reference.errors import ModelError
 from .reference.parameters import trainable_parameters
 from .reference.trace import StepMemory
@@ -58,9 +58,9 @@ def measure_memory(model: str, *, autocast: str | None = None) -> StepMemory | N
 
 
 def _held(model: str, autocast: str | None, batch: int | None) -> StepMemory | None:
-    with without_data(autocast):
+    with without_data():
         module, loss_fn = models.build(model) if batch is None else models.resolve(model)(batch=batch)  # type: ignore[call-arg]
-        with _OnCuda():
+        with low_precision(module, autocast), _OnCuda():
             return held_by_a_step(module, loss_fn, own) if (own := getattr(loss_fn, "batch", None)) else None
 
 

@@ -8,7 +8,7 @@ have shapes but no data, so even the largest model takes about a second and no m
 import math
 import sys
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager, nullcontext
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from functools import partial
 from typing import Any
 from unittest import mock
@@ -34,7 +34,8 @@ def measure_operations(model: str, *, autocast: str | None = None) -> Operations
     """Count FLOPs and bytes of one iteration of a model, by gradient, without allocating or computing anything.
 
     `model` is as for `--model`. Attention is counted as the fused kernel that torch chooses, on a GPU as on a
-    processor. `autocast` is the element type of torch.autocast, "bfloat16" or "float16"; None: no autocast. Casts and
+    processor. `autocast` is the element type of torch.autocast, "bfloat16" or "float16", under which a model with
+    parameters in float32 runs; None: no autocast. Casts and
     activations are those on a processor, where normalisations keep the low precision that CUDA's autocast gives up,
     so the bytes are the least that a GPU moves.
 
@@ -42,9 +43,10 @@ def measure_operations(model: str, *, autocast: str | None = None) -> Operations
         ModelError: There is no such model, a parameter gets no gradient, or the model does not run without data.
     """
     try:
-        with without_data(autocast):
+        with without_data():
             module, loss_fn = models.build(model)
-            return count_operations(module, loss_fn, model)
+            with low_precision(module, autocast):
+                return count_operations(module, loss_fn, model)
     except (AssertionError, RuntimeError, TypeError, ValueError) as error:  # Assertion: real and fake tensors meet
         if isinstance(error, ModelError):
             raise
@@ -57,16 +59,22 @@ def measure_operations(model: str, *, autocast: str | None = None) -> Operations
 
 
 @contextmanager
-def without_data(autocast: str | None) -> Iterator[None]:
-    """Let models be made and run on fake tensors of a processor, under autocast to this element type if it is given.
+def without_data() -> Iterator[None]:
+    """Let models be made and run on fake tensors of a processor.
 
     Modules can be converted (`module.half()`), for which torch would swap tensors that have references. An RMS norm
     runs as a layer norm without bias: one kernel, as on a GPU, where a processor has ten.
     """
-    low = nullcontext() if autocast is None else torch.autocast("cpu", dtype=getattr(torch, autocast))
     takes_data = mock.patch.object(torch.utils, "swap_tensors", _take_data)
-    with takes_data, mock.patch.object(F, "rms_norm", _layer_norm), FakeTensorMode(), low:
+    with takes_data, mock.patch.object(F, "rms_norm", _layer_norm), FakeTensorMode():
         yield
+
+
+def low_precision(module: nn.Module, autocast: str | None) -> AbstractContextManager[object]:
+    """Return autocast to this element type, if it is given and the module has parameters in float32."""
+    if autocast is None or all(one.dtype != torch.float32 for one in module.parameters()):
+        return nullcontext()
+    return torch.autocast("cpu", dtype=getattr(torch, autocast))
 
 
 def _take_data(parameter: Tensor, converted: Tensor) -> None:

@@ -1,6 +1,7 @@
 """One question, one answer: eight tasks, five questions each; every door that answers one gives the same answer."""
 
 import json
+import re
 from pathlib import Path
 
 import pytest
@@ -8,7 +9,7 @@ import pytest
 from ddplab import simulator
 from ddplab.reference.trace import Trace
 from ddplab.simulator import Fabric, Policy
-from ddplab.simulator.capacity.judgement import COVERAGE, ranking
+from ddplab.simulator.capacity.judgement import HELD, ranking
 
 from .strategies import iteration, trace_of
 
@@ -116,8 +117,30 @@ def test_the_coverage_that_answers_name_is_the_measured_one():
     text = (ROOT / "docs/accuracy.md").read_text()
     rows = [line.split("|") for line in text.splitlines() if line.startswith(("| inside one", "| beyond one"))]
     held = {cells[1].strip(): cells[5].strip() for cells in rows}
-    assert held["inside one node"] in COVERAGE
-    assert held["beyond one node, systems added later"] in COVERAGE
+    assert HELD["a step, one node"] == held["inside one node"]
+    assert HELD["a step, new clusters"] == held["beyond one node, systems added later"]
+    table = text.partition("| what was given |")[2].partition("\n\n")[0]
+    assert dict(re.findall(r"^\| ([^|]+) \| (\d+ of \d+) \|", table, re.MULTILINE)) == HELD
+
+
+@pytest.mark.parametrize(
+    ("words", "given"),
+    [
+        (("--world-size", "8"), {"names alone"}),
+        (
+            ("--world-size", "8,16", "--step-ms", "130"),
+            {"a step, one node", "a step, new clusters"},
+        ),
+        (("--world-size", "16", "--step-ms", "130"), {"a step, new clusters"}),
+        (("--world-size", "32", "--step-ms", "130", "--measured", "8:140ms"), {"fewer GPUs"}),
+    ],
+)
+def test_the_coverage_is_that_of_what_was_given(here, words, given):
+    (line,) = [
+        line for line in here("plan", "resnet50", "aws-p4d", *words).stdout.splitlines() if "90 % ranges" in line
+    ]
+    for kind, count in HELD.items():
+        assert (f"{kind} {count}" in line) == (kind in given)
 
 
 def test_one_screen(here):

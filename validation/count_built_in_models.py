@@ -30,6 +30,10 @@ def count(model: str, autocast: str | None) -> dict[str, Any]:
 def main() -> None:
     """Write the files. They have no time in them, so equal counts give equal bytes."""
     counted = {name: {one or PARAMETERS_DTYPE: count(name, one) for one in ELEMENT_TYPES} for name in BUILT_IN}
+    for of_model in counted.values():
+        plain = of_model[PARAMETERS_DTYPE]
+        for one in [key for key, other in of_model.items() if other == plain and key != PARAMETERS_DTYPE]:
+            del of_model[one]
     of_cases = {
         name: measure_operations(name).model_dump(mode="json", exclude_defaults=True) for name in models_of_cases()
     }

@@ -271,13 +271,15 @@ def _show(result: CapacityPlan, *, details: bool) -> None:
             _say(f"{one.name}: {found}")
     _say(result.verdict.sentence)
     several = len(result.systems) > 1
-    rows = [
-        {"system": offer.system} | _row(offer, result.currency) if several else _row(offer, result.currency)
+    shown = [
+        (one.scaling.system, offer)
         for one in result.systems
         for offer in (one.offers if details else result.asked)
         if offer.system == one.name
     ]
-    show_table(rows, judgement.COVERAGE, optional=SPARED)
+    rows = [({"system": offer.system} if several else {}) | _row(offer, result.currency) for _, offer in shown]
+    title = judgement.coverage_words((system, offer.size.world_size) for system, offer in shown)
+    show_table(rows, textwrap.fill(title, LINE, subsequent_indent="  "), optional=SPARED)
     for one in result.systems:
         for sentence in _sentences(one, details=details):
             _say(f"{one.name}: {sentence}" if several and sentence else sentence)

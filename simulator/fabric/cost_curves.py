@@ -99,6 +99,8 @@ class CostCurves:
 
     def crosses(self, world_size: int) -> bool:
         """Return whether all tables are of fewer levels of links, so that they say nothing of the outermost one."""
+        if world_size in self.all_reduces:
+            return False
         levels = self._growth.levels
         return all(levels(measured) < levels(world_size) for measured in self._of_several_ranks)
 

@@ -281,7 +281,7 @@ class Fabric(Schema, strict=False):
         if not isinstance(curve, Table) or world_size == 1:
             return ()
         sentences, is_measured = list[str](), self.origin(world_size) == "measured"
-        if not is_measured and self._curves.crosses(world_size):
+        if self._curves.crosses(world_size):
             sentences.append(
                 f"the links beyond {max(self.world_sizes)} ranks were not measured: all-reduces on {world_size} "
                 "ranks are as uncertain as those of the described links alone"

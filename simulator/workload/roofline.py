@@ -400,5 +400,8 @@ def built_in_operations(model: str, autocast: str | None = None) -> Operations |
         model: Name of the model.
         autocast: Element type of torch.autocast, "bfloat16" or "float16". None: no autocast.
     """
-    counted = _counted().get(model, {}).get(autocast or PARAMETERS_DTYPE)
+    of_model = _counted().get(model, {})
+    if autocast in AUTOCAST.values() and autocast not in of_model:
+        autocast = None  # without parameters in float32, a model computes as without autocast
+    counted = of_model.get(autocast or PARAMETERS_DTYPE)
     return None if counted is None else Operations.model_validate_json(json.dumps(counted))

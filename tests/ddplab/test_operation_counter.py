@@ -8,10 +8,11 @@ from torch import nn
 from torch.utils.flop_counter import FlopCounterMode
 
 from ddplab import models
+from ddplab.memory_counter import measure_memory
 from ddplab.operation_counter import count_operations, measure_operations
 from ddplab.reference.errors import ModelError
 from ddplab.reference.recorder import record
-from ddplab.simulator.workload.roofline import Operations, data_sheets
+from ddplab.simulator.workload.roofline import Operations, built_in_operations, data_sheets
 from ddplab.simulator.workload.trace_synthesis import rescale, synthesize
 
 from ..simulator.random_operations import SLOW, ready_order, validated
@@ -124,6 +125,22 @@ def test_under_autocast_activations_have_its_size_and_casts_count():
     inputs = 16 * 1024 * 6  # the batch is cast too
     assert of(half.forward)[1] == casts + weights + activations // 2 + inputs
     assert sum(o.kernels for o in half.forward) == sum(o.kernels for o in plain.forward) + len(plain.parameters) + 1
+
+
+def in_bfloat16(batch: int = 4) -> models.Model:
+    def loss(module):
+        return module(torch.randn(batch, 8, dtype=torch.bfloat16)).square().mean()
+
+    loss.batch = batch
+    return nn.Sequential(nn.Linear(8, 16), nn.Tanh(), nn.LayerNorm(16), nn.Linear(16, 3)).bfloat16(), loss
+
+
+def test_a_model_without_parameters_in_float32_computes_under_no_autocast():
+    model = f"{__name__}:in_bfloat16"
+    for measure in (measure_operations, measure_memory):
+        assert measure(model, autocast="bfloat16") == measure(model, autocast="float16") == measure(model)
+    for name in ("llama-3.2-1b", "llama-3.2-1b-checkpointed"):
+        assert built_in_operations(name, "bfloat16") == built_in_operations(name)
 
 
 @pytest.mark.parametrize("model", ["transformer", "llama-3.2-1b"])
