@@ -122,6 +122,8 @@ class Link(Schema):
     rate: Rate  #: of one member, by the data sheet
     reached: Reached  #: part of the rate that is reached while all members take part
     reached_by_members: dict[int, Reached] = Field(default={})  #: the same where fewer take part
+    latency: Latency | None = None  #: None: that of the kind of link
+    reduces: bool = False  #: whether its switches reduce; `rate` and `reached` are those without that
 
     def bytes_per_s(self, reached: Reached) -> float:
         """Return the rate that is reached, in whole bytes per second, as in topology files."""
@@ -178,7 +180,8 @@ class Catalogue(Schema):
             raise ValueError(unknown("name", name, [*self.nodes, *self.devices]))
         found = dict(_figures(entry))
         if isinstance(entry, Node):
-            found |= {f"links.{kind}.latency": self.latencies[kind] for kind in entry.links}
+            usual = {f"links.{kind}.latency": self.latencies[kind] for kind in entry.links}
+            found = usual | found
         return {field: (str(figure), self.sources[figure.source]) for field, figure in found.items()}
 
     def topology(self, name: str, *, network: Rate | None = None, members: int | None = None) -> Topology:
@@ -206,9 +209,10 @@ class Catalogue(Schema):
             Level(
                 name=kind,
                 members=link.members,
-                latency_ns=round(1000 * self.latencies[kind].us),
+                latency_ns=round(1000 * (link.latency or self.latencies[kind]).us),
                 bytes_per_s=link.bytes_per_s(link.reached),
                 bytes_per_s_by_members={n: link.bytes_per_s(part) for n, part in link.reached_by_members.items()},
+                reduces=link.reduces,
             )
             for kind, link in links.items()
         )

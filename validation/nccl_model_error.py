@@ -1,4 +1,4 @@
-"""How far NCCL's own cost model is from published all-reduces: the figures of `MULTIPLES` in the simulator.
+"""How far NCCL's own cost model is from published all-reduces: the figures of `BEYOND_THE_MODEL` in the simulator.
 
 Also how often published times lie in the error band where a table that was cut off is continued, by described links
 or by its own lines.
@@ -7,29 +7,44 @@ or by its own lines.
 
 The rate of each system and number of GPUs is that of its fastest published message, so that only the shape is
 compared. Sources: Alps is boeschf/nccl-benchmark-on-alps-2025 (fastest of ten configurations), Azure ND A100 v4
-NetX-lab/Echo, vTrain VIA-Research/vTrain; the others are logs of nccl-tests that providers and users published.
+NetX-lab/Echo, vTrain VIA-Research/vTrain; the others are logs of nccl-tests that providers and users published: A3
+Mega lessizzmore/create-a3mega-ztan-fork@02dd8f45, p5 aws-samples/awsome-distributed-training@721785, Lambda
+dstackai/dstack@511c318c, MI300X hisohara/ai-scripts (rccl-tests), p4d of 2022 NVIDIA/nccl issue 527, RoCE its issue
+2409, the H100s of gj-aion and shahizat issues 309 and 290 of NVIDIA/nccl-tests.
 """
 
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping
 from itertools import product
-from math import log
+from math import exp, log, sqrt
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 import pandas as pd
 
 from ddplab.simulator.fabric import Fabric, Level, Topology
-from ddplab.simulator.fabric.algorithms import MULTIPLES, nccl_all_reduce
+from ddplab.simulator.fabric.algorithms import BEYOND_THE_MODEL, nccl_all_reduce
 
 DATA = Path(__file__).parent / "data" / "nccl_all_reduces.csv"
-NVLINK_GB_PER_S = {"V100": 134.5, "A100": 230.9, "H100": 340.0, "GH200": 340.0}
-"""Bus bandwidth inside a node; it tells the model the generation where only several nodes were measured."""
+NVLINK_GB_PER_S = {"V100": 134.5, "A100": 230.9, "H100": 365.0, "GH200": 340.0, "B200": 684.0, "MI300X": 315.7}
+"""Bus bandwidth inside a node, without reduction in its switches, where only several nodes were measured."""
+NETWORK_GB_PER_S = {"AWS p5": 320.0, "Nebius H100": 344.0, "H100, InfiniBand (gj-aion)": 344.0}
+"""Rate between two nodes as in the catalogue, where the links inside a node are the slower ones."""
+REDUCES = ("H100", "B200")
+"""GPUs whose nodes of 8 reduce in their switches."""
+LATENCY_US = {
+    **dict.fromkeys(("AWS p4d", "AWS p4d, 2022"), 91.0),
+    **dict.fromkeys(
+        ("Nebius H100", "Lambda B200", "H100, InfiniBand (gj-aion)", "H100, InfiniBand (shahizat)"), 16.6
+    ),
+    "AWS p5": 36.0,
+    "GCP A3 Mega": 63.0,
+    "MI300X, RoCE": 111.0,
+}
+"""Latency of a hop between nodes, as in the catalogue, where it is not NCCL's 14 us."""
 LEAST_GPUS = 4
 """Two and three GPUs of one node are left out, because of their direct links."""
-
-Logarithms = Mapping[str, Mapping[int, list[float]]]
-"""Logarithms of measured over modelled times, by system and size."""
 
 
 def tables(*, several_nodes: bool) -> Iterator[tuple[str, pd.DataFrame, list[Level]]]:
@@ -40,31 +55,65 @@ def tables(*, several_nodes: bool) -> Iterator[tuple[str, pd.DataFrame, list[Lev
         if (nodes > 1) != several_nodes or gpus < LEAST_GPUS:
             continue
         rate = (2 * (gpus - 1) / gpus * rows["bytes"] / rows["us"]).max() * 1e6
-        inside = rate if nodes == 1 else max(rate, 1e9 * NVLINK_GB_PER_S[gpu])
-        links = (("nvlink", gpus // nodes, 3_400, inside), ("network", nodes, 14_000, rate))
+        reduces = gpu in REDUCES and per_node == 8
+        inside = (
+            rate if nodes == 1 else 1e9 * NVLINK_GB_PER_S[gpu] if reduces else max(rate, 1e9 * NVLINK_GB_PER_S[gpu])
+        )
+        hop_ns = round(1e3 * LATENCY_US.get(system, 14.0))
+        between = rate
+        if reduces and nodes == 2:  # each byte passes the network once
+            between = 1e9 * NETWORK_GB_PER_S.get(system, rate / 2e9)
         levels = [
-            Level(name=name, members=members, latency_ns=latency_ns, bytes_per_s=bytes_per_s)
-            for name, members, latency_ns, bytes_per_s in links
+            Level(name="nvlink", members=gpus // nodes, latency_ns=3_400, bytes_per_s=inside, reduces=reduces),
+            Level(name="network", members=nodes, latency_ns=hop_ns, bytes_per_s=between),
         ]
         yield system, rows, levels
 
 
-def logarithms(*, several_nodes: bool) -> Logarithms:
-    """Return the logarithms of measured over modelled times of all systems, for messages of powers of two."""
-    found: dict[str, dict[int, list[float]]] = defaultdict(lambda: defaultdict(list))
+class Measured(NamedTuple):
+    """A published time beside the model's times of this message and of an empty one, nanoseconds."""
+
+    ns: float
+    model_ns: float
+    empty_ns: float
+
+    def figure(self, *, several_nodes: bool) -> float:
+        """Return what is averaged over the systems for `BEYOND_THE_MODEL`; on one node its logarithm."""
+        if several_nodes:
+            return (self.ns - self.model_ns) / sqrt(self.model_ns * self.empty_ns)
+        return log(self.ns / self.model_ns)
+
+    def missed(self, figure: float, *, several_nodes: bool) -> float:
+        """Return the logarithm of the measured time over the one that this figure lets expect."""
+        if several_nodes:
+            return log(self.ns / (self.model_ns + figure * sqrt(self.model_ns * self.empty_ns)))
+        return log(self.ns / self.model_ns) - figure
+
+
+Rows = Mapping[str, Mapping[int, list[Measured]]]
+"""Published times by system and size."""
+
+
+def measured(*, several_nodes: bool) -> Rows:
+    """Return the published times of all systems."""
+    found: dict[str, dict[int, list[Measured]]] = defaultdict(lambda: defaultdict(list))
     for system, rows, levels in tables(several_nodes=several_nodes):
-        costs = [cost.costs_ns(rows["bytes"].to_numpy()) for cost in nccl_all_reduce(levels).values()]
-        for size, us, ns in zip(rows["bytes"], rows["us"], np.min(costs, axis=0), strict=True):
-            found[system][int(size)].append(log(us * 1e3 / ns))
+        sizes = np.append(rows["bytes"].to_numpy(), 1)
+        *model_ns, empty_ns = np.min([cost.costs_ns(sizes) for cost in nccl_all_reduce(levels).values()], axis=0)
+        for size, us, ns in zip(rows["bytes"], rows["us"], model_ns, strict=True):
+            found[system][int(size)].append(Measured(1e3 * us, float(ns), float(empty_ns)))
     return found
 
 
-def multiples(found: Logarithms, sizes_bytes: Iterable[int]) -> dict[int, tuple[float, float]]:
-    """Return mean and deviation between systems, of which each has the same weight, at these sizes."""
+def figures(found: Rows, sizes_bytes: Iterable[int], *, several_nodes: bool) -> dict[int, tuple[float, float]]:
+    """Return mean figure and deviation between systems, of which each has the same weight, at these sizes."""
     by_size = {}
     for size in sizes_bytes:
-        systems = [np.mean(of_size[size]) for of_size in found.values() if size in of_size]
-        by_size[size] = float(np.exp(np.mean(systems))), float(np.std(systems, ddof=len(systems) > 1))
+        systems = [of_size[size] for of_size in found.values() if size in of_size]
+        means = [np.mean([one.figure(several_nodes=several_nodes) for one in rows]) for rows in systems]
+        mean = float(np.median(means) if several_nodes else np.mean(means))  # some networks have outliers
+        missed = [np.mean([one.missed(mean, several_nodes=several_nodes) for one in rows]) for rows in systems]
+        by_size[size] = mean, float(np.std(missed, ddof=len(systems) > 1))
     return by_size
 
 
@@ -97,23 +146,24 @@ def main() -> None:
     for several_nodes, linked in product((False, True), repeat=2):
         how = f"{'several nodes' if several_nodes else 'one node'}, {'described links' if linked else 'own lines'}"
         print(f"beyond a table, {how}: {covered(several_nodes=several_nodes, linked=linked):.0%} in the error band")
-    for several_nodes, table in MULTIPLES.items():
+    for several_nodes, table in BEYOND_THE_MODEL.items():
         known = {int(1024 * kib): both for kib, *both in table.T}
-        found = logarithms(several_nodes=several_nodes)
+        found = measured(several_nodes=several_nodes)
         print("several nodes" if several_nodes else "one node", "-", ", ".join(found))
-        for size, (mean, deviation) in multiples(found, known).items():
+        for size, (mean, deviation) in figures(found, known, several_nodes=several_nodes).items():
             in_use = "{:.2f}, deviation {:.2f}".format(*known[size])
-            print(f"{size / 2**20:10.3f} MiB: {mean:.2f}, deviation {deviation:.2f}; in use {in_use}")
+            figure = mean if several_nodes else exp(mean)
+            print(f"{size / 2**20:10.3f} MiB: {figure:.2f}, deviation {deviation:.2f}; in use {in_use}")
         for system, of_system in found.items():
-            others = multiples({name: one for name, one in found.items() if name != system}, known)
-            pairs = [(value, others[size]) for size in known for value in of_system.get(size, [])]
+            rest = {name: one for name, one in found.items() if name != system}
+            pairs = [(one, size) for size in known for one in of_system.get(size, [])]
             if not pairs:
                 continue
-            alone = np.mean([abs(np.exp(-value) - 1) for value, _ in pairs])
-            with_others = np.mean([abs(mean * np.exp(-value) - 1) for value, (mean, _) in pairs])
-            print(
-                f"    {system}: mean error {alone:.0%} by NCCL's model, {with_others:.0%} with the others' multiples"
-            )
+            others = figures(rest, known, several_nodes=several_nodes)
+            alone = np.mean([abs(one.model_ns / one.ns - 1) for one, _ in pairs])
+            missed = [one.missed(others[size][0], several_nodes=several_nodes) for one, size in pairs]
+            with_others = np.mean(np.abs(np.expm1(-np.array(missed))))
+            print(f"    {system}: mean error {alone:.0%} by NCCL's model, {with_others:.0%} with the others' figures")
 
 
 if __name__ == "__main__":

@@ -13,7 +13,7 @@ or PCI, inside a node; all outer levels are the network. Units of that part are 
 nanosecond, which are 10^9 bytes per second.
 
 Measured times agree with the model for small and for large messages, and are longer between 16 KiB and 32 MiB, where
-buckets lie (`MULTIPLES`): the model knows neither chunks in a pipeline nor congestion.
+buckets lie (`BEYOND_THE_MODEL`): the model knows neither chunks in a pipeline nor congestion.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -31,6 +31,7 @@ from .topology import Level
 
 Pattern = Literal["ring", "tree"]
 PROTOCOLS = ("LL", "LL128", "Simple")
+Times = NDArray[np.float64]
 Latencies = tuple[float, float, float]
 """Microseconds by protocol."""
 
@@ -73,14 +74,17 @@ class Generation(NamedTuple):
     ring_ll128: float  #: limit of one channel of a ring with LL128
     tree_ll128: tuple[float, float, float]  #: the same for a tree
     tree: tuple[float, float, float]  #: limit of one channel of a tree with any protocol
+    nvls: float  #: part of the links' rate, in both directions, that reduction in the switches uses
 
 
 GENERATIONS = (
-    Generation(160, 39.0, 20.0, (20.0, 20.0, 20.0), (26.5, 18.5, 10.0)),  # Volta
-    Generation(310, 87.7, 20.0, (20.0, 20.0, 20.0), (24.0, 23.6, 17.8)),  # Ampere
-    Generation(480, 141.0, 36.7, (36.7, 36.7, 29.0), (38.7, 41.4, 36.0)),  # Hopper
-    Generation(np.inf, 282.0, 40.0, (55.6, 31.67, 20.0), (70.0, 42.8, 24.0)),  # Blackwell
+    Generation(160, 39.0, 20.0, (20.0, 20.0, 20.0), (26.5, 18.5, 10.0), 0.69),  # Volta
+    Generation(310, 87.7, 20.0, (20.0, 20.0, 20.0), (24.0, 23.6, 17.8), 0.69),  # Ampere
+    Generation(480, 141.0, 36.7, (36.7, 36.7, 29.0), (38.7, 41.4, 36.0), 0.69),  # Hopper
+    Generation(np.inf, 282.0, 40.0, (55.6, 31.67, 20.0), (70.0, 42.8, 24.0), 0.64),  # Blackwell
 )
+"""`nvls` is measured: 8 H200 reach 473 GB/s with it and 365 without, 8 B200 838 and 680
+(stas00/ml-engineering@744d01e1); NCCL expects 0.85 and 0.74."""
 LL_BETWEEN_NODES = (39.0, 20.4)
 """Limit of LL on 2 and on more nodes, with processors of Intel or Arm."""
 NVLINK_FROM = 40.0
@@ -92,8 +96,11 @@ NET_OVERHEAD_US = 1.0
 """Work of the processor for each step on the network; three times as much with Simple."""
 LATE_RING = 1.4
 """Multiple of the latency of a ring with Simple between nodes, for messages of at least 64 bytes per step."""
-NVLS_US, NVLS_NETWORK_US, NVLS_RATE = 25.0, 18.0, 0.85
-"""Reduction in NVSwitches: latencies, and the part of the switches' rate that is used."""
+NVLS_US, NVLS_NETWORK_US = 25.0, 18.0
+"""Latencies of reduction in NVSwitches."""
+NVLS_FROM = (2, 18)
+"""Version from which NCCL reduces in NVSwitches also on several nodes, between which it uses trees. On two nodes each
+byte passes the network once, so that its rate counts twice."""
 
 TREE_RATES = np.array(
     [
@@ -129,7 +136,8 @@ def nccl_all_reduce(levels: Sequence[Level], version: str = LATEST) -> dict[str,
 
     Args:
         levels: Links from the innermost level outwards, with the members in use. A level's `latency_ns` is that of
-            a hop of a ring with Simple; the latencies of all protocols and algorithms change in proportion.
+            a hop of a ring with Simple; below NCCL's, the latencies of all protocols and algorithms change in
+            proportion, and what a network takes longer adds to each of them.
         version: NCCL's version, such as 2.21.5.
     """
     inside, *network = levels
@@ -144,15 +152,17 @@ def nccl_all_reduce(levels: Sequence[Level], version: str = LATEST) -> dict[str,
     of_nodes = min(nodes, 3) - 1
     channels = max(LEAST_CHANNELS, ceil(rate / CHANNEL))
     ll_limit = generation.ll if nodes == 1 else LL_BETWEEN_NODES[of_nodes - 1]
+    usual_us = between["ring"][2]
+    network_us = max((level.latency_ns / 1e3 for level in network), default=usual_us)
+    nearer, further_us = min(1.0, network_us / usual_us), max(0.0, network_us - usual_us)
     costs = {}
     for place, protocol in enumerate(PROTOCOLS):
         if protocol == "LL128" and link != "nvlink":
             continue
         ring, tree = hop["ring"][place], hop["tree"][place]
         inner_ring, inner_tree = (us * inside.latency_ns / 1e3 / hop["ring"][2] for us in (ring, tree))
-        outer = max((level.latency_ns / 1e3 / between["ring"][2] for level in network), default=1.0)
-        outer_tree = outer * between["tree"][place]
-        outer_ring = outer_tree if gpus == 1 else outer * between["ring"][place]
+        outer_tree = nearer * between["tree"][place] + further_us
+        outer_ring = outer_tree if gpus == 1 else nearer * between["ring"][place] + further_us
         overhead = NET_OVERHEAD_US * (3 if protocol == "Simple" else 1) if nodes > 1 else 0.0
 
         ring_us = constants.base["ring"][place] + 2 * (nodes - 1) * outer_ring
@@ -175,10 +185,10 @@ def nccl_all_reduce(levels: Sequence[Level], version: str = LATEST) -> dict[str,
             "Simple": tree_rate,
         }[protocol]
         costs[f"tree {protocol}"] = NcclCost(1e3 * tree_us, 2 / tree_rate, tuple(TREE_RATES[place].tolist()))
-    if inside.reduces and gpus > 1:
-        switches = inside_rate * NVLS_RATE * (channels - 1) / channels * 2
+    if inside.reduces and gpus > 1 and _number(version) >= NVLS_FROM:
+        switches = inside_rate * generation.nvls * (channels - 1) / channels * 2
         reduced = min(switches, network_rate * (2 if nodes <= 2 else 1))
-        us = NVLS_US + (2 * int(log2(nodes)) * NVLS_NETWORK_US if nodes > 1 else 0.0)
+        us = NVLS_US + 2 * int(log2(nodes)) * (nearer * NVLS_NETWORK_US + further_us)
         costs["NVLS Simple"] = NcclCost(1e3 * us, sent_share(ranks) / reduced)
     return costs
 
@@ -194,13 +204,16 @@ def nccl_broadcast(levels: Sequence[Level], version: str = LATEST) -> dict[str, 
     return costs
 
 
+def _number(version: str) -> tuple[int, ...]:
+    return tuple(int(part) for part in version.split(".")[:2])
+
+
 def _constants(version: str) -> Version:
-    number = tuple(int(part) for part in version.split(".")[:2])
-    known = [first for first in VERSIONS if first <= number]
+    known = [first for first in VERSIONS if first <= _number(version)]
     return VERSIONS[max(known, default=min(VERSIONS))]
 
 
-MULTIPLES = {
+BEYOND_THE_MODEL = {
     False: np.array(
         [
             [4, 64, 1024, 2048, 4096, 8192, 16384, 32768, 65536, 262144],
@@ -210,28 +223,45 @@ MULTIPLES = {
     ),
     True: np.array(
         [
-            [4, 16, 1024, 4096, 8192, 16384, 32768, 65536, 131072, 262144],
-            [1.61, 2.36, 1.85, 1.81, 1.74, 1.49, 1.24, 1.14, 1.07, 1.03],
-            [0.50, 0.50, 0.55, 0.56, 0.46, 0.33, 0.18, 0.11, 0.08, 0.04],
+            [4, 16, 64, 256, 1024, 2048, 4096, 8192, 16384, 32768, 65536, 131072, 262144, 524288],
+            [0.31, 0.39, 0.39, 0.24, 0.68, 0.58, 0.84, 1.01, 1.19, 1.13, 0.86, 0.80, 0.50, 0.53],
+            [0.20, 0.36, 0.34, 0.29, 0.28, 0.25, 0.28, 0.32, 0.31, 0.23, 0.17, 0.12, 0.11, 0.07],
         ]
     ),
 }
-"""Measured over modelled times, on one node (False; 4 systems) and on several (True; 8 systems, 2 to 16 nodes), from
-published logs: message sizes in KiB, geometric means, and standard deviations of the logarithm between systems.
+"""What published logs add to the model, on one node (False; 4 systems) and on several (True; 16 systems, 2 to 16
+nodes): message sizes in KiB, the figure, and standard deviations of the logarithm between systems.
 
-The rate of the largest message is given. `python -m validation.nccl_model_error` computes the figures from published
-logs and names them. Deviations of sizes that fewer than four systems measured are set to 0.5.
+On one node the figure is measured over modelled time, a geometric mean. On several nodes it is the time by which a
+message is later, over the root of its modelled time times that of an empty message, a mean: pieces of a message wait
+for the first one, as in `extrapolation`, so that all-reduces with long latencies wait longer. The rate of the largest
+message is given. `python -m validation.nccl_model_error` computes the figures from published logs and names them.
+Deviations of sizes that fewer than four systems measured are set to 0.5.
 """
 
 
-def published_multiple(sizes_bytes: Sizes, *, several_nodes: bool) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-    """Return measured over modelled times by size, and the standard deviation of their logarithms between systems.
+def published_ns(model_ns: NDArray[np.float64], sizes_bytes: Sizes, *, empty_ns: float, several_nodes: bool) -> Times:
+    """Return the nanoseconds that published logs let expect where the model says `model_ns`.
 
-    Both are interpolated linearly over the logarithm of the size, and constant beyond the sizes of `MULTIPLES`.
+    Args:
+        model_ns: Nanoseconds by size.
+        sizes_bytes: The message sizes; between those of `BEYOND_THE_MODEL` figures are interpolated linearly over the
+            logarithm of the size, and constant beyond them.
+        empty_ns: Nanoseconds of an empty message by the model.
+        several_nodes: Whether the ranks are on several nodes.
     """
-    known_kib, means, deviations = MULTIPLES[several_nodes]
+    known_kib, figures, _ = BEYOND_THE_MODEL[several_nodes]
     places, at = np.log2(np.maximum(sizes_bytes, 1)), np.log2(1024 * known_kib)
-    return np.exp(np.interp(places, at, np.log(means))), np.interp(places, at, deviations)
+    if several_nodes:
+        later: Times = model_ns + np.interp(places, at, figures) * np.sqrt(model_ns * empty_ns)
+        return later
+    return model_ns * np.exp(np.interp(places, at, np.log(figures)))
+
+
+def published_deviations(sizes_bytes: Sizes, *, several_nodes: bool) -> Times:
+    """Return the standard deviations of the logarithm of measured times between systems, by size."""
+    known_kib, _, deviations = BEYOND_THE_MODEL[several_nodes]
+    return np.interp(np.log2(np.maximum(sizes_bytes, 1)), np.log2(1024 * known_kib), deviations)
 
 
 Levels = Sequence[Level]
@@ -359,8 +389,8 @@ class AlgorithmCosts:
 
     costs: Mapping[str, Cost | NcclCost]  #: by name of the algorithm
     nodes: int | None = None
-    """Number of nodes of NCCL's model, which is multiplied by what published logs add to it; see `MULTIPLES`. None:
-    the costs are not of NCCL's model."""
+    """Number of nodes of NCCL's model, to which published logs add; see `BEYOND_THE_MODEL`. None: the costs are
+    not of NCCL's model."""
 
     def costs_ns(self, sizes_bytes: Sizes) -> NDArray[np.float64]:
         """Return the nanoseconds by size, each with the cheapest algorithm.
@@ -375,8 +405,10 @@ class AlgorithmCosts:
     def _published(self) -> Table:
         """Times of powers of two, between which they are interpolated. A larger message never takes less."""
         assert self.nodes is not None
-        multiple, _ = published_multiple(POWERS_OF_TWO, several_nodes=self.nodes > 1)
-        return Table(POWERS_OF_TWO, np.maximum.accumulate(self._cheapest_ns(POWERS_OF_TWO) * multiple))
+        model_ns = self._cheapest_ns(POWERS_OF_TWO)
+        empty_ns = float(model_ns[0])
+        expected_ns = published_ns(model_ns, POWERS_OF_TWO, empty_ns=empty_ns, several_nodes=self.nodes > 1)
+        return Table(POWERS_OF_TWO, np.maximum.accumulate(expected_ns))
 
     def _cheapest_ns(self, sizes_bytes: Sizes) -> NDArray[np.float64]:
         costs_ns: NDArray[np.float64] = np.min([cost.costs_ns(sizes_bytes) for cost in self.costs.values()], axis=0)

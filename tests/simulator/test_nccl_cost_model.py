@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ddplab.simulator.fabric import Level
-from ddplab.simulator.fabric.algorithms import nccl_all_reduce, published_multiple
+from ddplab.simulator.fabric.algorithms import nccl_all_reduce, published_deviations, published_ns
 
 KIB, MIB = 2**10, 2**20
 
@@ -75,9 +75,32 @@ def test_every_cost_is_positive_and_no_less_than_the_bytes_at_the_full_rate(leve
         assert ns >= cost.latency_ns + cost.ns_per_byte * size - 1e-6 * ns
 
 
-def test_multiples_between_sizes_are_interpolated_and_constant_beyond():
-    mean, deviation = published_multiple(np.array([0, 16 * MIB, 2**40]), several_nodes=True)
-    assert mean.tolist() == pytest.approx([1.61, 1.49, 1.03])
-    assert deviation.tolist() == pytest.approx([0.5, 0.33, 0.04])
-    (between,), _ = published_multiple(np.array([23 * MIB]), several_nodes=True)
-    assert 1.24 < between < 1.49
+def test_figures_of_published_logs_are_interpolated_between_sizes_and_constant_beyond():
+    sizes = np.array([0, 16 * MIB, 23 * MIB, 2**40])
+    later_ns = published_ns(np.full(4, 400.0), sizes, empty_ns=100.0, several_nodes=True) - 400
+    assert (later_ns[[0, 1, 3]] / 200).tolist() == pytest.approx([0.31, 1.19, 0.53])
+    assert 1.13 < later_ns[2] / 200 < 1.19
+    alone_ns = published_ns(np.full(4, 400.0), sizes, empty_ns=100.0, several_nodes=False)
+    assert (alone_ns[[0, 1, 3]] / 400).tolist() == pytest.approx([1.29, 1.13, 1.02])
+    deviations = published_deviations(sizes, several_nodes=True)
+    assert deviations[[0, 1, 3]].tolist() == pytest.approx([0.2, 0.31, 0.07])
+
+
+def test_between_two_nodes_switches_that_reduce_send_each_byte_once():
+    """200 GB/s then carry twice as much, as far as the switches do; older versions of NCCL do not do it."""
+
+    def bus_gb_per_s(nodes: int, version: str) -> float:
+        levels = links(8, nodes, inside=365e9, network=200e9, reduces=True)
+        return 2 * (1 - 1 / 8 / nodes) * 2**33 / float(cheapest_us(levels, [2**33], version)[0]) / 1e3
+
+    assert bus_gb_per_s(2, "2.23") == pytest.approx(400, rel=0.02)
+    assert bus_gb_per_s(4, "2.23") == pytest.approx(200, rel=0.02)
+    assert bus_gb_per_s(2, "2.17") == pytest.approx(200, rel=0.02)
+
+
+def test_what_a_network_takes_longer_adds_to_each_hop():
+    inside, network = links(8, 4)
+    slow = [inside, network.model_copy(update={"latency_ns": network.latency_ns + 22_000})]
+    costs, slower = nccl_all_reduce(links(8, 4)), nccl_all_reduce(slow)
+    for name, hops in (("tree LL", 4), ("tree Simple", 4), ("ring LL", 6)):
+        assert slower[name].latency_ns == pytest.approx(costs[name].latency_ns + hops * 22_000)
