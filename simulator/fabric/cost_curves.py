@@ -115,6 +115,9 @@ class CostCurves:
         elif fabric.extrapolate and self._of_several_ranks:
             self._check_levels(world_size)
             table = extrapolated_table(self._of_several_ranks, world_size, self._growth)
+            if self.crosses(world_size):  # what was not measured is as the links say, and the two count as much
+                linked_ns = self._described(world_size).costs_ns(table.sizes_bytes)
+                table = replace(table, ns=np.rint(np.sqrt(table.ns * linked_ns)))
         else:
             return self._described(world_size)
         with suppress(ValueError):  # no links are described, or they do not fit this world size
