@@ -13,6 +13,7 @@ from ...reference.files.writing import milliseconds
 from ..cost_terms import origins
 from ..fabric import Fabric
 from ..fabric.extrapolation import USUAL_NODE
+from ..fabric.fabric import CHECK_LINKS, OUT_OF_ORDER
 from ..inputs_with_default_costs import Inputs
 from ..predicted_iteration import Prediction, ties_of
 from ..prediction import System
@@ -60,7 +61,9 @@ def contradiction_sentence(prediction: Prediction) -> str:
         f"{milliseconds(one.predicted_ns, ',.1f')} ms ({one.surprise:+.0f} standard deviations)"
         for one in prediction.contradictions
     ]
-    return f"the measured iterations contradict the model: {'; '.join(parts)}" if parts else ""
+    slow = any(one.measured_ns > OUT_OF_ORDER * one.predicted_ns for one in prediction.contradictions)
+    advice = f"; the network may be out of order: {CHECK_LINKS}" if slow else ""
+    return f"the measured iterations contradict the model: {'; '.join(parts)}{advice}" if parts else ""
 
 
 def coverage_words(systems: Iterable[tuple[System, int]]) -> str:
@@ -94,6 +97,8 @@ def limit_sentence(limits: Limits) -> str:
     if limits.now.contradictions:
         part = limits.now.breakdown["unexplained"] / whole / limits.now.iterations
         return f"limit on {gpus(limits.world_size)}: {limits.limit}, {part:.0%} of the iteration"
+    if limits.why_unknown:
+        return f"limit on {gpus(limits.world_size)}: {limits.limit}, because {limits.why_unknown}"
     shares = sorted(((ns / whole, name) for name, ns in limits.saved_ns.items()), reverse=True)
     words = ", ".join(f"{name} {share:.0%}" for share, name in shares if share >= 0.005 and name not in BUCKETS)
     buckets = ", ".join(f"{name} {share:.0%}" for share, name in shares if share >= 0.005 and name in BUCKETS)
@@ -105,8 +110,8 @@ def limit_sentence(limits: Limits) -> str:
 
 def network_sentence(limits: Limits, need: NetworkNeed) -> str:
     """Return how fast the links must be, if the model explains the measured iterations."""
-    if limits.now.contradictions:
-        return "which links would suffice does not follow, because the model does not explain the measured iterations"
+    if limits.why_unknown:
+        return f"which links would suffice does not follow, because {limits.why_unknown}"
     return need.sentence() + inside_one_node(limits.system.inputs.fabric, limits.world_size)
 
 
@@ -122,8 +127,8 @@ def needs_sentence(limits: Limits, needs: Needs, target: float, batch: int) -> s
     """Return how far one thing alone must change for an efficiency."""
     has = limits.now.efficiency >= target
     asked = f"an efficiency of {target:.0%} on {gpus(limits.world_size)}"
-    if limits.now.contradictions:
-        return f"{asked}: what it needs does not follow, because the model does not explain the measured iterations"
+    if limits.why_unknown:
+        return f"{asked}: what it needs does not follow, because {limits.why_unknown}"
     parts = []
     if needs.rate is not None and needs.rate.multiple is not None:
         parts.append(needs.rate.links)

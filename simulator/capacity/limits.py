@@ -1,6 +1,7 @@
 """Limits: what lengthens an iteration most, and how far one thing must improve for a given efficiency.
 
-Where measured iterations are far from the model, neither limits nor needs follow from it.
+Where measured iterations are far from the model, or all-reduces were measured of far larger messages only, neither
+limits nor needs follow from it.
 """
 
 from collections.abc import Callable, Mapping
@@ -8,6 +9,8 @@ from dataclasses import replace
 from functools import cached_property
 from math import ceil, exp, log
 from typing import NamedTuple
+
+import numpy as np
 
 from ...reference.bucketing import DEFAULT_BUCKET_CAP_MB
 from ..cost_terms import TERMS, leave_out
@@ -31,6 +34,8 @@ NETWORK = ("rate", "latency")
 BUCKETS = ("last bucket", "first bucket")
 MOST_OF_IT = 0.8
 """Part of the time lost to the network above which the first or the last bucket alone is the limit."""
+MOST_BEYOND = 1.0
+"""Relative error of a message beyond a measured table up to which its cost still tells what limits an iteration."""
 NEGLIGIBLE = 0.01
 """Part of an iteration below which computation is the limit."""
 TOLERANCE = 0.02
@@ -110,6 +115,17 @@ class Limits:
         self.system, self.world_size = system, world_size
 
     @cached_property
+    def why_unknown(self) -> str:
+        """Why limits and needs do not follow from the model, in words; empty if they do."""
+        if self.now.contradictions:
+            return "the model does not explain the measured iterations"
+        size_bytes, _ = _largest_message(self.now)
+        fabric, size = self.system.inputs.fabric, np.array([size_bytes])
+        if self.world_size > 1 and fabric.errors_beyond_tables(size, self.world_size)[0] > MOST_BEYOND:
+            return f"no all-reduce near {size_bytes / 2**20:.1f} MB, the largest message, was measured"
+        return ""
+
+    @cached_property
     def saved_ns(self) -> dict[str, int]:
         """Nanoseconds by which an iteration would be shorter without each possible limit alone.
 
@@ -117,7 +133,7 @@ class Limits:
         all-reduce takes no time; without the `first bucket`, that bucket holds one gradient and is launched at once.
         Empty: what limits the iteration does not follow from the model.
         """
-        if self.now.contradictions:
+        if self.why_unknown:
             return {}
         saved = {name: self._saved_by(cure(self.system.inputs)) for name, cure in CURES.items()}
         return saved | {"first bucket": self._saved_by_first(), "last bucket": self._saved_by_last()}
@@ -127,10 +143,11 @@ class Limits:
         """The possible limit without which the iteration would be shortest.
 
         Where this is the network, and one bucket alone causes `MOST_OF_IT`, that bucket. "computation" if nothing
-        takes more than `NEGLIGIBLE` of the iteration; "unexplained" if measured iterations are far from the model.
+        takes more than `NEGLIGIBLE` of the iteration; "unexplained" if measured iterations are far from the model;
+        "unknown" if the messages of its buckets are far below those that were measured.
         """
-        if self.now.contradictions:
-            return "unexplained"
+        if self.why_unknown:
+            return "unexplained" if self.now.contradictions else "unknown"
         saved = self.saved_ns
         largest = max(CURES, key=lambda name: saved[name])
         if saved[largest] <= NEGLIGIBLE * self.now.iteration_ns:
@@ -141,7 +158,7 @@ class Limits:
 
     def needed_rate(self, target: float = TARGET) -> NetworkNeed:
         """Return how fast the links must be for this efficiency, from 0 to 1."""
-        if self.now.contradictions:
+        if self.why_unknown:
             return NetworkNeed(target, None, *_largest_message(self.now), None)
         fabric = self.system.inputs.fabric
         return network_need(lambda multiple: self._on(fabric.with_links(rates=multiple)), target=target)
@@ -150,7 +167,7 @@ class Limits:
         """Return how far one thing alone must change for this efficiency, from 0 to 1."""
         has_network, links = self.world_size > 1, self.system.inputs.fabric
         rate = self.needed_rate(target) if has_network else None
-        if self.now.contradictions:
+        if self.why_unknown:
             return Needs(rate, None, None, None)
 
         def with_speed(multiple: float) -> float:  # of empty messages

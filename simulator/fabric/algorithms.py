@@ -253,15 +253,17 @@ def published_ns(model_ns: NDArray[np.float64], sizes_bytes: Sizes, *, empty_ns:
     known_kib, figures, _ = BEYOND_THE_MODEL[several_nodes]
     places, at = np.log2(np.maximum(sizes_bytes, 1)), np.log2(1024 * known_kib)
     if several_nodes:
-        later: Times = model_ns + np.interp(places, at, figures) * np.sqrt(model_ns * empty_ns)
-        return later
-    return model_ns * np.exp(np.interp(places, at, np.log(figures)))
+        expected: Times = model_ns + np.interp(places, at, figures) * np.sqrt(model_ns * empty_ns)
+    else:
+        expected = model_ns * np.exp(np.interp(places, at, np.log(figures)))
+    return expected
 
 
 def published_deviations(sizes_bytes: Sizes, *, several_nodes: bool) -> Times:
     """Return the standard deviations of the logarithm of measured times between systems, by size."""
     known_kib, _, deviations = BEYOND_THE_MODEL[several_nodes]
-    return np.interp(np.log2(np.maximum(sizes_bytes, 1)), np.log2(1024 * known_kib), deviations)
+    found: Times = np.interp(np.log2(np.maximum(sizes_bytes, 1)), np.log2(1024 * known_kib), deviations)
+    return found
 
 
 Levels = Sequence[Level]

@@ -21,7 +21,7 @@ from ...reference.files.value_ranges import YEAR_NS, InParallel, Multiple, Slowd
 from ...reference.files.writing import write_atomically
 from ...reference.trace import VERSION_FIELD
 from .algorithms import CONCURRENCY, LATEST, AlgorithmCosts, AlgorithmSetting, Library
-from .cost_curves import CostCurves
+from .cost_curves import CostCurves, errors_beyond
 from .link_sharing import LinkShare, Sharing, measured_share
 from .measured_tables import CostCurve, Segment, Sizes, Table, Timing, segments, tables_by_world_size
 from .nccl_tests import read_log
@@ -32,6 +32,15 @@ NOT_A_TRACE = "expected a fabric file, got a trace; traces are arguments without
 
 DISAGREEING = 0.3
 """Spread of repeated all-reduces from which a sentence names it."""
+LARGE_MESSAGE = 2**26
+"""Bytes from which the time of a message is for its bytes."""
+OUT_OF_ORDER = 2.5
+"""Multiple of the time that described links let expect from which their measurement is called out of order. Of 16
+published systems, one pair of nodes is above it, at 2.8 (NVIDIA/nccl-tests issue 290)."""
+CHECK_LINKS = (
+    "usual causes are GPUs that share a network card, no GPUDirect RDMA, and a switch that drops packets; run "
+    "`NCCL_DEBUG=INFO all_reduce_perf -b 1G -e 1G` on each pair of nodes"
+)
 LINK_SIZES = 2 ** np.arange(31)
 """Message sizes in bytes at which segments are fitted to the costs of described links: powers of two up to 1 GiB."""
 
@@ -292,6 +301,13 @@ class Fabric(Schema, strict=False):
                 "median, which counts: measure again on a machine that does nothing else"
             )
         first, last = curve.sizes_bytes[[0, -1]].tolist()
+        if is_measured and last >= LARGE_MESSAGE and curve.beyond is not None:
+            times = float(curve.ns[-1] / curve.beyond.costs_ns(curve.sizes_bytes[-1:])[0])
+            if times > OUT_OF_ORDER:
+                sentences.append(
+                    f"all-reduces of {_in_words(last)} on {world_size} ranks take {times:.2g} times as long as the "
+                    f"described links let expect, as if these were out of order: {CHECK_LINKS}"
+                )
         beyond = {"smaller": (sizes_bytes < first).any(), "larger": (sizes_bytes > last).any()}
         if which := " and ".join(name for name, some in beyond.items() if some):
             known = f"{'measured' if is_measured else 'extrapolated'} from {_in_words(first)} to {_in_words(last)}"
@@ -325,6 +341,11 @@ class Fabric(Schema, strict=False):
         With an error e, nine in ten costs lie between the cost divided by 1 + e and the cost times 1 + e.
         """
         return self._curves.relative_errors(sizes_bytes, world_size)
+
+    def errors_beyond_tables(self, sizes_bytes: Sizes, world_size: int) -> NDArray[np.float64]:
+        """Return the part of `relative_errors` that comes from sizes beyond those of a measured table."""
+        curve = self._curves.all_reduce(world_size)
+        return errors_beyond(curve, sizes_bytes) if isinstance(curve, Table) else np.zeros(sizes_bytes.shape)
 
     def iteration_spread(self, world_size: int) -> float:
         """Return the half-width of the 90 % interval of iterations, a fraction; 0 if no training run was measured."""

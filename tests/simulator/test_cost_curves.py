@@ -104,7 +104,7 @@ def test_links_that_do_not_fit_the_measured_ranks_leave_the_table_as_it_is():
     ("sizes", "which"), [((10,), "smaller"), ((2**30,), "larger"), ((10, 2**30), "smaller and larger")]
 )
 def test_messages_beyond_a_table_are_named_with_how_they_are_priced(sizes, which):
-    log = Fabric.from_table([(8, 2**10, 30_000), (8, 2**29, 90_000_000)])
+    log = Fabric.from_table([(8, 2**10, 30_000), (8, 2**29, 4_300_000)])
     known = "all-reduces on 8 ranks were measured from 1 KiB to 512 MiB; "
     (alone,), (linked,) = (
         fabric.assumed(np.array(sizes), 8) for fabric in (log, Fabric.merged(log, Fabric.from_topology(NODES)))
@@ -114,6 +114,16 @@ def test_messages_beyond_a_table_are_named_with_how_they_are_priced(sizes, which
     assert linked == f"{known}{which} messages {joined}"
     assert log.assumed(np.array([2**10, 2**29]), 8) == log.assumed(np.array([1, 2**30]), 1) == ()
     assert Fabric.from_topology(NODES).assumed(np.array(sizes), 8) == ()
+
+
+@pytest.mark.parametrize(("times", "is_told"), [(1.0, False), (2.0, False), (2.8, True), (40.0, True)])
+def test_a_log_far_below_what_its_links_reach_is_called_out_of_order_with_what_to_run(times, is_told):
+    expected_ns = Fabric.from_topology(NODES).all_reduce_ns(2**30, 16)
+    log = Fabric.from_table([(16, 2**20, 200_000), (16, 2**30, round(times * expected_ns))])
+    told = Fabric.merged(log, Fabric.from_topology(NODES)).assumed(np.array([2**25]), 16)
+    assert [f"{times:.2g} times as long as the described links" in one for one in told] == [True] * is_told
+    assert all("out of order: usual causes are" in one and "all_reduce_perf -b 1G" in one for one in told)
+    assert log.assumed(np.array([2**25]), 16) == ()
 
 
 def test_nccls_version_changes_the_costs_of_described_links():

@@ -6,9 +6,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ddplab.simulator import Fabric, predict
-from ddplab.simulator.capacity.limits import FASTEST_LINKS, RATE_TOLERANCE, SLOWEST_LINKS, network_need
+from ddplab.simulator import Fabric, Policy, predict
+from ddplab.simulator.capacity.judgement import limit_sentence, network_sentence
+from ddplab.simulator.capacity.limits import FASTEST_LINKS, RATE_TOLERANCE, SLOWEST_LINKS, Limits, network_need
 from ddplab.simulator.fabric import Timing
+from ddplab.simulator.inputs_with_default_costs import complete
+from ddplab.simulator.prediction import System
 
 from ..explore import examples
 from ..strategies import iteration, trace_of
@@ -71,3 +74,20 @@ def test_rates_change_the_bytes_of_tables_and_of_links_alike(multiple, latency_n
         assert fabric.with_links(rates=multiple).all_reduce_ns(size_bytes, 2) == pytest.approx(
             expected, rel=1e-3, abs=2
         )
+
+
+@examples(20)
+@given(st.integers(10, 34), st.integers(1, 3))
+def test_limits_and_needs_are_claimed_only_where_messages_near_the_largest_were_measured(first, sizes):
+    """The largest message has 5 MiB; a line is continued by one doubling of the size, not by more."""
+    trace = trace_of([[iteration(300 * US, (1900 * US, 900 * US), 1900 * US, 100 * US)]], [3 << 20, 2 << 20])
+    rows = [(4, 2**power, 50_000 + 2**power // 10) for power in range(first, first + sizes)]
+    fabric = Fabric.from_table(rows)
+    limits = Limits(System(complete(trace, fabric, policy=Policy(bucket_cap_mb=float("inf")))), 4)
+    known = rows[0][1] / 2 <= 5 << 20 <= 2 * rows[-1][1]
+    assert (limits.why_unknown == "") == known
+    assert (limits.limit == "unknown") == (limits.saved_ns == {}) == (not known)
+    for sentence in (limit_sentence(limits), network_sentence(limits, limits.needed_rate())):
+        assert ("no all-reduce near 5.0 MB, the largest message, was measured" in sentence) == (not known)
+    if not known:
+        assert limits.needs(0.9)[1:] == (None, None, None)
