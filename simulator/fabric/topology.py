@@ -38,7 +38,7 @@ class Level(Schema):
     members: Count | None = None  #: members joined, a count (None: as many as needed); from the machine's data sheet
     latency_ns: Nanoseconds
     """time of an empty message to another member, nanoseconds; half a measured ping-pong, with NCCL that of a hop
-    with Simple (3,400 over NVLink, 14,000 between nodes)"""
+    with Simple: 3,400 over NVLink; between nodes 14,000 and half of what 8 bytes on two nodes take above 25,000"""
     bytes_per_s: BytesPerS
     """rate at which one member sends to the others while it receives as much, bytes per second; from a measured large
     message, or the data sheet (a two-way rate halved), whose peak is 6-25 % too high"""
@@ -140,8 +140,9 @@ class LevelEntry(Schema):
     members: Count | None = None
     """groups or ranks joined, a count (None, outermost only: as many as needed); from the data sheet"""
     latency_us: float = Field(ge=0, le=YEAR_NS / 1000, allow_inf_nan=False)
-    """time of an empty message, microseconds; half a measured ping-pong, with NCCL that of a hop with Simple (3.4
-    over NVLink, 14 between nodes)"""
+    """time of an empty message, microseconds; half a measured ping-pong, with NCCL that of a hop with Simple: 3.4
+    over NVLink; between nodes 14 and half of what 8 bytes on two nodes take above 25, such as 16.6 over InfiniBand,
+    36 over the EFA of a p5, 91 over that of a p4d, 63 over TCPXO"""
     gb_per_s: Annotated[GbPerS, WrapValidator(_by_members), PlainSerializer(lambda rates: rates)]
     """rate at which one member sends while it receives as much, 10^9 bytes per second, an eighth of its Gbit/s; from
     a large message, or the data sheet (a two-way rate halved), whose peak is 6-25 % too high; on direct links without
