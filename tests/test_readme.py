@@ -157,7 +157,9 @@ def test_what_the_guide_says_of_systems_is_that_of_the_score():
     }
     assert "these V100s then rises from {} to {} %".format(*errors.pop("DGX V100")) in text
     assert "that of Mahti from {} to {} %".format(*errors.pop("CSC Mahti, A100")) in text
-    assert [before for before, _ in errors.values()] == [after for _, after in errors.values()]
+    assert "the mean errors of the four other systems change by 0.1 % at most" in text
+    assert len(errors) == 4
+    assert all(abs(float(after) - float(before)) < 0.11 for before, after in errors.values())
 
 
 def _table_of_the_score(title):

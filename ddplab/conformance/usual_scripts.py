@@ -343,20 +343,26 @@ def long_run(rank: int, _world_size: int, subject: Subject, *, accumulates: bool
             with training.wrapped.no_sync() if is_local else nullcontext():
                 module(batch(step + LONG * number, rank), _order(step, ordered_as)).backward()
 
-    problem, memory, held = "", psutil.Process(), 0  # the problem is returned at the end, because other ranks go on
+    problem, held = "", 0  # the problem is returned at the end, because other ranks go on
     for step in range(LONG):
         training.backward(run, step)
         problem = problem or training.wrong(run, step)
         training.optimizer.step()
         if step == SETTLED:
-            held = memory.memory_info().rss
-    grown, size = memory.memory_info().rss - held, sum(parameter.nbytes for parameter in training.module.parameters())
+            held = _own_bytes()
+    grown, size = _own_bytes() - held, sum(parameter.nbytes for parameter in training.module.parameters())
     if grown > size * (LONG - SETTLED) / 2:
         problem = problem or (
             f"rank {rank}: memory grew by {grown / 2**20:.0f} MiB from iteration {SETTLED} to {LONG}, by "
             f"{grown / size / (LONG - SETTLED):.1f} times the gradients in each: is every bucket kept?"
         )
     return problem
+
+
+def _own_bytes() -> int:
+    """Memory of this process without the files that it maps, which a system short of memory drops and reads again."""
+    memory = psutil.Process().memory_info()
+    return int(memory.rss - getattr(memory, "shared", 0))
 
 
 def _frozen_in_turn(module: nn.Module, step: int, rank: int) -> Tensor:

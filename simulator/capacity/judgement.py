@@ -101,7 +101,7 @@ def limit_sentence(limits: Limits) -> str:
         return f"limit on {gpus(limits.world_size)}: {limits.limit}, because {limits.why_unknown}"
     shares = sorted(((ns / whole, name) for name, ns in limits.saved_ns.items()), reverse=True)
     words = ", ".join(f"{name} {share:.0%}" for share, name in shares if share >= 0.005 and name not in BUCKETS)
-    buckets = ", ".join(f"{name} {share:.0%}" for share, name in shares if share >= 0.005 and name in BUCKETS)
+    buckets = ", ".join(f"{name} {share:.0%}" for share, name in shares if share >= 0.015 and name in BUCKETS)
     parts = [f"limit on {gpus(limits.world_size)}: {limits.limit}"]
     parts += [f"the iteration would be shorter without: {words}"] if words else []
     parts += [f"parts of the network's time: {buckets}"] if buckets else []
@@ -150,7 +150,7 @@ def assumed_sentence(system: System, world_size: int) -> str:
     parts = [name.replace("_", " ") for name, origin in found.items() if origin == "assumed"]
     if system.inputs.trace.workload.compute_bounds != (1.0, 1.0):
         parts.insert(0, f"a host that launches a kernel every {EAGER_PACE_NS / 1e3:.0f} us")
-    return f"assumed, not measured: {', '.join(parts)}" if parts else ""
+    return f"not measured: {', '.join(parts)}" if parts else ""
 
 
 def measure_sentence(world_size: int, measure: NextMeasurement, needs: Needs) -> str:

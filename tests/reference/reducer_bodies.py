@@ -186,6 +186,14 @@ def wrapper_in_a_checkpoint(rank: int, _world_size: int, beside: bool) -> str:
     return message_of(lambda: (ddp(through) if beside else through).sum().backward())
 
 
+def forward_in_a_hook(rank: int, _world_size: int) -> str:
+    """The error of a forward pass of the wrapper, with gradients, in a hook while the last layer's bucket is sent."""
+    ddp = DistributedDataParallel(two_layers(), bucket_cap_mb=1e-6)
+    x = torch.full((1, 1), float(rank + 1))
+    next(ddp.parameters()).register_hook(lambda _gradient: torch.enable_grad()(ddp)(x) and None)
+    return message_of(lambda: ddp(x).sum().backward())
+
+
 class _Tiny(nn.Module):
     """A scalar and a parameter without elements, whose bucket is as large as the scalar."""
 

@@ -113,5 +113,10 @@ def test_a_forward_pass_inside_a_backward_pass_that_averages_raises(two_ranks, b
         assert ("forward pass runs inside a backward pass" in message) == beside
 
 
+def test_a_forward_pass_in_a_hook_while_buckets_are_sent_raises(two_ranks):
+    for message in two_ranks.run(bodies.forward_in_a_hook):
+        assert "forward pass runs inside a backward pass" in message
+
+
 def test_views_that_share_their_version_are_not_taken_for_changed_gradients(two_ranks):
     assert two_ranks.run(bodies.views_of_a_tiny_bucket) == [[0.5, 1.0, 1.5]] * 2
