@@ -352,6 +352,7 @@ def test_a_cell_goes_on_from_those_of_lower_rungs_and_an_error_names_its_line(ma
     assert "(a line of an earlier cell)" in capsys.readouterr().out
 
 
+@pytest.mark.timeout(300)  # 40 s alone, and 100 beside the other jobs of CI
 @pytest.mark.slow
 def test_our_solutions_pass_in_the_cells_of_tutorial_2_each_going_on_from_the_one_before(home, magics, capsys):
     bases = {1: minimal.NaiveDataParallel, 2: minimal.FlatDataParallel}
