@@ -4,6 +4,7 @@ Options in combination, hundreds of iterations, buckets of several MiB, deep mod
 modules, parameters in one piece of memory, and ranks that are interpreters of their own.
 """
 
+import ctypes
 import gc
 import logging
 import random
@@ -360,7 +361,9 @@ def long_run(rank: int, _world_size: int, subject: Subject, *, accumulates: bool
 
 
 def _own_bytes() -> int:
-    """Memory of this process without the files that it maps, which a system short of memory drops and reads again."""
+    """Memory of this process without free memory and without the files that it maps, which come and go."""
+    if trim := getattr(ctypes.CDLL(None), "malloc_trim", None):  # of glibc; what earlier programs freed hides growth
+        trim(0)
     memory = psutil.Process().memory_info()
     return int(memory.rss - getattr(memory, "shared", 0))
 
