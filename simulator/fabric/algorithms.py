@@ -232,11 +232,11 @@ BEYOND_THE_MODEL = {
 """What published logs add to the model, on one node (False; 4 systems) and on several (True; 16 systems, 2 to 16
 nodes): message sizes in KiB, the figure, and standard deviations of the logarithm between systems.
 
-On one node the figure is measured over modelled time, a geometric mean. On several nodes it is the time by which a
-message is later, over the root of its modelled time times that of an empty message, a mean: pieces of a message wait
-for the first one, as in `extrapolation`, so that all-reduces with long latencies wait longer. The rate of the largest
-message is given. `python -m validation.nccl_model_error` computes the figures from published logs and names them.
-Deviations of sizes that fewer than four systems measured are set to 0.5.
+On one node the figure is measured over modelled time, a geometric mean. On several nodes it is the measured time
+minus the modelled one, divided by the root of the modelled time times that of an empty message, a median: pieces of a
+message wait for the first one, as in `extrapolation`, so that all-reduces with long latencies wait longer. The rate
+of the largest message is given. `python -m validation.nccl_model_error` computes the figures from published logs and
+names them. Deviations of sizes that fewer than four systems measured are set to 0.5.
 """
 
 
