@@ -4,7 +4,7 @@ from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import cached_property
-from math import log2
+from math import exp, log2
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -87,15 +87,32 @@ class CostCurves:
         """Return the relative error of an all-reduce by size; see `Fabric.relative_errors`."""
         curve = self.all_reduce(world_size)
         if isinstance(curve, AlgorithmCosts):
-            return described_errors(sizes_bytes, curve.nodes)
+            return self._errors_of_links(sizes_bytes, world_size)
         assert isinstance(curve, Table)
         if curve is FREE:
             return np.zeros(sizes_bytes.shape)
         error = curve.spread if world_size in self.all_reduces else self._unmeasured_error(world_size)
         errors = error + errors_beyond(curve, sizes_bytes)
         if self.crosses(world_size) and isinstance(curve.beyond, AlgorithmCosts):
-            return np.maximum(errors, described_errors(sizes_bytes, curve.beyond.nodes))
+            return np.maximum(errors, self._errors_of_links(sizes_bytes, world_size))
         return errors
+
+    def has_usual_latency(self, world_size: int) -> bool:
+        """Return whether NCCL crosses a network whose latency nobody measured: NCCL's default, or less than any."""
+        costs, network = self._described(world_size), self._levels(world_size)[1:]
+        longest_ns = max((level.latency_ns for level in network if level.size > 1), default=np.inf)
+        return costs.nodes is not None and (longest_ns == USUAL_LATENCY_NS or longest_ns < LEAST_LATENCY_NS)
+
+    def _errors_of_links(self, sizes_bytes: Sizes, world_size: int) -> NDArray[np.float64]:
+        """Return the relative errors of costs computed from links."""
+        costs = self._described(world_size)
+        of_latency = np.zeros(sizes_bytes.shape)
+        if self.has_usual_latency(world_size):
+            inside, *network = self._levels(world_size)
+            slow = [one.model_copy(update={"latency_ns": round(one.latency_ns * SLOW_TRANSPORT)}) for one in network]
+            slower = all_reduce_costs((inside, *slow), "nccl", "library", self._fabric.nccl_version)
+            of_latency = np.log(slower.costs_ns(sizes_bytes) / costs.costs_ns(sizes_bytes))
+        return described_errors(sizes_bytes, costs.nodes, of_latency)
 
     def crosses(self, world_size: int) -> bool:
         """Return whether all tables are of fewer levels of links, so that they say nothing of the outermost one."""
@@ -225,16 +242,27 @@ Up to 16 nodes (Azure ND A100 v4) the spread does not grow. On 540 nodes of Pola
 the data sheets give, on 8 nodes 1.6 times."""
 
 
-def described_errors(sizes_bytes: Sizes, nodes: int | None) -> NDArray[np.float64]:
+USUAL_LATENCY_NS, LEAST_LATENCY_NS = 14_000, 9_000
+"""NCCL's latency of a hop between nodes, and one that is shorter than any published half of 8 bytes on two nodes."""
+SLOW_TRANSPORT = exp(1.36)
+"""Multiple of `USUAL_LATENCY_NS` that is one standard deviation away: the root mean square of the logarithms of half
+of what 8 bytes take on two nodes over it, by transport. Slingshot 9.3 (Alps) and 60 us (Polaris), InfiniBand 16.6,
+EFA 36 (P5) and 91 (P4d), TCPXO 61, RoCE 109 us (MI300X); logs as in `catalogue.yaml`."""
+
+
+def described_errors(sizes_bytes: Sizes, nodes: int | None, of_latency: NDArray[np.float64]) -> NDArray[np.float64]:
     """Return the relative errors by size of costs computed from links.
 
-    `nodes` is the number of nodes of NCCL's model; None: another library or algorithm.
+    Args:
+        sizes_bytes: Sizes of the messages.
+        nodes: Number of nodes of NCCL's model; None: another library or algorithm.
+        of_latency: Standard deviations of the logarithm that a latency which was not measured adds; shape [sizes].
     """
     if nodes is None:
         return np.full(sizes_bytes.shape, LINKS_ERROR)
     deviation = published_deviations(sizes_bytes, several_nodes=nodes > 1)
     of_rate = RATE_DEVIATION[nodes > 1] + MANY_NODES_DEVIATION * max(0.0, log2(nodes / MANY_NODES))
-    return np.exp(NORMAL_HALF_BAND * np.hypot(deviation, of_rate)) - 1
+    return np.exp(NORMAL_HALF_BAND * np.sqrt(deviation**2 + of_rate**2 + of_latency**2)) - 1
 
 
 JOINED_ERROR = {False: 0.15, True: 0.27}

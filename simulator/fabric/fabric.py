@@ -41,6 +41,12 @@ CHECK_LINKS = (
     "usual causes are GPUs that share a network card, no GPUDirect RDMA, and a switch that drops packets; run "
     "`NCCL_DEBUG=INFO all_reduce_perf -b 1G -e 1G` on each pair of nodes"
 )
+USUAL_LATENCY = (
+    "the latency between nodes seems not to be measured with NCCL: published ones are 9 to 111 us by transport (EFA, "
+    "InfiniBand, RoCE, Slingshot, TCPXO), which ranges contain; run `all_reduce_perf -b 8 -e 8` on two nodes, and "
+    "give half of its time as the latency"
+)
+"""What is said of a network whose latency is NCCL's default or less than any published one; figures as in `catalogue.yaml`."""
 LINK_SIZES = 2 ** np.arange(31)
 """Message sizes in bytes at which segments are fitted to the costs of described links: powers of two up to 1 GiB."""
 
@@ -287,6 +293,8 @@ class Fabric(Schema, strict=False):
     def assumed(self, sizes_bytes: Sizes, world_size: int) -> tuple[str, ...]:
         """Return sentences on what is not measured of all-reduces of these sizes, and on repeats that disagree."""
         curve = self._curves.all_reduce(world_size)
+        if isinstance(curve, AlgorithmCosts):
+            return (USUAL_LATENCY,) if self._curves.has_usual_latency(world_size) else ()
         if not isinstance(curve, Table) or world_size == 1:
             return ()
         sentences, is_measured = list[str](), self.origin(world_size) == "measured"

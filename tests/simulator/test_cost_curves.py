@@ -113,7 +113,7 @@ def test_messages_beyond_a_table_are_named_with_how_they_are_priced(sizes, which
     joined = "take the time by the described links, times the factor that joins it to the table"
     assert linked == f"{known}{which} messages {joined}"
     assert log.assumed(np.array([2**10, 2**29]), 8) == log.assumed(np.array([1, 2**30]), 1) == ()
-    assert Fabric.from_topology(NODES).assumed(np.array(sizes), 8) == ()
+    assert Fabric.from_topology(NODES).assumed(np.array(sizes), 4) == ()
 
 
 @pytest.mark.parametrize(("times", "is_told"), [(1.0, False), (2.0, False), (2.8, True), (40.0, True)])

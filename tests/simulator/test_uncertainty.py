@@ -6,7 +6,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ddplab.simulator import Fabric
+from ddplab.simulator.catalogue import load_fabric
 from ddplab.simulator.fabric import Timing, Topology
+from ddplab.simulator.fabric.fabric import USUAL_LATENCY
 
 from .test_nccl_cost_model import links
 
@@ -75,5 +77,26 @@ def test_links_are_least_certain_for_messages_of_the_size_of_buckets_and_between
 
 
 def test_links_between_very_many_nodes_are_known_less_well():
-    errors = [error(Fabric.from_topology(NODES), gpus, 2**30) for gpus in (8, 16, 128, 256, 4096)]
+    measured = NODES.with_links(rates=1, latencies=2)
+    errors = [error(Fabric.from_topology(measured), gpus, 2**30) for gpus in (8, 16, 128, 256, 4096)]
     assert errors[0] < errors[1] == errors[2] < errors[3] < errors[4]
+
+
+@given(
+    st.sampled_from(["gcp-a2", "gcp-a3-ultra"]),
+    st.sampled_from([9.3, 16.6, 36, 60, 61, 91, 109]),
+    st.sampled_from([16, 32, 64]),
+)
+def test_where_the_latency_seems_to_be_a_default_the_range_holds_for_every_transport(node, latency_us, gpus):
+    """Half of what 8 bytes take on two nodes, in microseconds: see `cost_curves.SLOW_TRANSPORT`."""
+    fabric, sizes = load_fabric(node), 2 ** np.arange(3, 31)
+    inside, network = fabric.topology.levels
+    true = network.model_copy(update={"latency_ns": round(1e3 * latency_us)})
+    known = Fabric.from_topology(Topology(levels=(inside, true)))
+    off = known.all_reduce_costs_ns(sizes, gpus) / fabric.all_reduce_costs_ns(sizes, gpus)
+    assert (off <= 1 + fabric.relative_errors(sizes, gpus)).all()
+    assert fabric.assumed(sizes, gpus) == (USUAL_LATENCY,)
+    assert fabric.assumed(sizes, 8) == ()
+    if latency_us > 14:
+        assert known.assumed(sizes, gpus) == ()
+        assert (known.relative_errors(sizes, gpus) < fabric.relative_errors(sizes, gpus)).all()
