@@ -2,7 +2,8 @@
 
 The interval of a prediction comes from named causes, such as the rate of the network. Each cause is taken as a
 normally distributed error of the logarithm of the iteration time. The errors of one cause at two numbers of ranks
-that are d doublings apart have a correlation of exp(-d / `CORRELATED_DOUBLINGS`). Given the measured times, the error
+that are d doublings apart have a correlation of exp(-d / `CORRELATED_DOUBLINGS`), or of 1 if each rank causes them by
+itself (`OF_ONE_RANK`). Given the measured times, the error
 at another number of ranks has the conditional mean and variance of that distribution (kriging; Rasmussen and
 Williams, "Gaussian Processes for Machine Learning", equations 2.23 and 2.24).
 """
@@ -19,6 +20,8 @@ from .fabric.cost_curves import NORMAL_HALF_BAND
 CORRELATED_DOUBLINGS = 6.0
 """Doublings of the number of ranks over which the correlation of an error falls to 1/e. On the systems of part (i) of
 the score (`validation/`), 3, 6 and 12 give mean errors between 2.0 and 2.2 % on several nodes; 6 the least bias."""
+OF_ONE_RANK = frozenset({"compute times", "copies", "launches"})
+"""Causes whose error is the same on any number of ranks, because none of them needs another rank."""
 MEASUREMENT_DEVIATION = 0.01
 """Standard deviation of a measured median over its true value; repeats of the published runs differ by 0.2 to 2 %."""
 CONTRADICTION = 1.96
@@ -143,6 +146,8 @@ def covariance_of(expected: Sequence[Expected]) -> NDArray[np.float64]:
     correlation = np.exp(-np.abs(doublings[:, None] - doublings) / CORRELATED_DOUBLINGS)
     deviations = [one.deviations() for one in expected]
     causes = {cause for one in deviations for cause in one}
-    by_cause = (np.array([one.get(cause, 0.0) for one in deviations]) for cause in sorted(causes))
-    covariance: NDArray[np.float64] = correlation * sum(np.outer(one, one) for one in by_cause)
+    covariance = np.zeros((len(expected), len(expected)))
+    for cause in sorted(causes):
+        of_cause = np.array([one.get(cause, 0.0) for one in deviations])
+        covariance += np.outer(of_cause, of_cause) * (1.0 if cause in OF_ONE_RANK else correlation)
     return covariance

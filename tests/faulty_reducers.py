@@ -433,21 +433,20 @@ class AveragesInBfloat16(Buffered):
 
 
 class SendsAround(Buffered):
-    """Each rank adds up what goes around the ring."""
+    """Each rank adds up what goes around the ring, all in the same order."""
 
     def send(self, flat: Tensor, parameters: list[nn.Parameter]) -> Any:
         ranks, rank = dist.get_world_size(self.process_group), dist.get_rank(self.process_group)
-        total = passing = flat / ranks
+        parts = {rank: flat / ranks}
 
         def wait() -> None:
-            nonlocal total, passing
-            for _ in range(ranks - 1):
-                received = torch.empty_like(passing)
+            for step in range(ranks - 1):
+                passing = parts[(rank - step) % ranks]
+                received = parts[(rank - step - 1) % ranks] = torch.empty_like(passing)
                 sent = dist.isend(passing, group_dst=(rank + 1) % ranks, group=self.process_group)
                 dist.recv(received, group_src=(rank - 1) % ranks, group=self.process_group)
                 sent.wait()
-                total, passing = total + received, received
-            flat.copy_(total)
+            flat.copy_(sum(parts[of] for of in range(ranks)))
 
         return SimpleNamespace(wait=wait)
 
@@ -460,6 +459,8 @@ class Hierarchical(Buffered):
     """Ranks add up in their node, the first ranks of the nodes among each other, and the sum goes back."""
 
     def __init__(self, module: nn.Module, **options: Any) -> None:
+        if options.get("process_group") is not None:
+            raise NotImplementedError("process_group: nodes are those of all ranks")
         super().__init__(module, **options)
         every = range(dist.get_world_size())
         nodes = [list(every[first : first + NODE]) for first in every[::NODE]]
@@ -490,7 +491,7 @@ class HasAHook(nn.parallel.DistributedDataParallel):
 
     def __init__(self, module: nn.Module, **options: Any) -> None:
         super().__init__(module, **options)
-        self.register_comm_hook(None, allreduce_hook)
+        self.register_comm_hook(self.process_group, allreduce_hook)
 
 
 def wrong_on_rank_0(rank: int, _world_size: int, _subject: Any) -> str:

@@ -46,7 +46,7 @@ USUAL_LATENCY = (
     "InfiniBand, RoCE, Slingshot, TCPXO), which ranges contain; run `all_reduce_perf -b 8 -e 8` on two nodes, and "
     "give half of its time as the latency"
 )
-"""What is said of a network whose latency is NCCL's default or less than any published one; figures as in `catalogue.yaml`."""
+"""What is said of a latency that is NCCL's default, or less than any published; figures as in `catalogue.yaml`."""
 LINK_SIZES = 2 ** np.arange(31)
 """Message sizes in bytes at which segments are fitted to the costs of described links: powers of two up to 1 GiB."""
 

@@ -8,7 +8,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ddplab.simulator import Fabric, predict
-from ddplab.simulator.anchoring import CORRELATED_DOUBLINGS, LONGEST, MEASUREMENT_DEVIATION, Expected, correct
+from ddplab.simulator.anchoring import (
+    CORRELATED_DOUBLINGS,
+    LONGEST,
+    MEASUREMENT_DEVIATION,
+    OF_ONE_RANK,
+    Expected,
+    correct,
+)
 from ddplab.simulator.fabric import Linear, Processor
 
 from ..explore import examples
@@ -78,13 +85,16 @@ def test_a_measurement_far_outside_of_the_interval_contradicts_and_widens(case, 
 def test_nine_in_ten_corrected_intervals_contain_the_truth_if_errors_are_as_assumed():
     """Errors are drawn for 2, 4 and 64 ranks, from the distribution that the module's docstring states."""
     ranks, reach = (2, 4, 64), {"collectives": (0.01, 0.04, 0.2), "device speeds": (0.05, 0.05, 0.05)}
+    reach["compute times"] = (0.3, 0.2, 0.2)  # the same on any number of ranks
     doublings = np.log2(ranks)
     correlation = np.exp(-np.abs(doublings[:, None] - doublings) / CORRELATED_DOUBLINGS)
     deviations = {cause: np.log1p(of_ranks) / 1.645 for cause, of_ranks in reach.items()}
     random = np.random.default_rng(0)
     errors = sum(
-        random.multivariate_normal(np.zeros(3), correlation * np.outer(of, of), size=2000)
-        for of in deviations.values()
+        random.multivariate_normal(
+            np.zeros(3), (1 if cause in OF_ONE_RANK else correlation) * np.outer(of, of), size=2000
+        )
+        for cause, of in deviations.items()
     )
     expected = [
         Expected(one, 1000 * MS, {cause: (round(of[at] * 1000 * MS),) * 2 for cause, of in reach.items()})
@@ -131,8 +141,18 @@ def test_an_anchor_on_few_ranks_moves_the_prediction_for_many():
     assert 111 * MS < prediction.iteration_ns < 115 * MS
     assert np.ptp(prediction.interval_ns) < np.ptp(plain.interval_ns)
     [anchor] = prediction.anchors
-    weight = log(anchor.moved) / log(115 / 110)
-    assert weight == pytest.approx(exp(-log2(32) / CORRELATED_DOUBLINGS), rel=0.1)
+    weight = log(anchor.moved) / log(115 / 110)  # the rest may be noise of the measurement
+    assert 0.9 < weight < 1
+
+
+def test_a_network_measured_on_few_ranks_says_less_of_many():
+    """All-reduces of 100 ms, on links that may be 14 % off, end the iteration."""
+    trace = trace_of([[iteration(0, (10 * MS,), 10 * MS, 0)]], [10**6])
+    fabric = Fabric.from_table([(2, 10**6, 100 * MS), (64, 10**6, 100 * MS)])
+    spread = Fabric(all_reduce=tuple(row.model_copy(update={"spread": 0.14}) for row in fabric.all_reduce))
+    plain = predict(trace, spread, world_size=64)
+    [anchor] = predict(trace, spread, world_size=64, measured={2: round(1.1 * plain.iteration_ns)}).anchors
+    assert log(anchor.moved) / log(1.1) == pytest.approx(exp(-log2(32) / CORRELATED_DOUBLINGS), rel=0.1)
 
 
 def test_the_interval_of_an_iteration_of_minutes_is_finite():
