@@ -189,6 +189,6 @@ def check_compressing(bench: Bench) -> None:
     for name in COMPRESSING:
         bench.try_body(compare_compressing, name, in_a_group=False)
     if "process_group" in bench.offer.options:
-        bench.try_body(compare_compressing, "allreduce", in_a_group=True)
+        bench.averages_or_refuses("group", compare_compressing, "allreduce", in_a_group=True)
     for feedback in (False, True):
         bench.try_body(compare_powersgd, feedback=feedback)

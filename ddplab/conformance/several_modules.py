@@ -11,7 +11,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from .check_runner import VIEWS, Bench, report
-from .class_under_test import Subject
+from .class_under_test import NotSupportedError, Subject
 from .local_training import FindingError
 from .real_models import STEPS, Training, batch, build, difference, local_gradients, mean_square, mlp
 from .training_programs import BUFFER_OPTIONS
@@ -172,6 +172,7 @@ def check_groups(bench: Bench) -> None:
     """Two groups train side by side, and the buffers of each are those of its first rank."""
     bench.needs("process_group")
     for options in bench.variants({}, VIEWS, "static_graph"):
-        bench.try_body(in_groups, options, None)
+        if refusal := bench.averages_or_refuses("group", in_groups, options, None):
+            raise NotSupportedError(f"it refuses one: {refusal}")
     if "find_unused_parameters" in bench.offer.options:
         bench.try_body(in_groups, {"find_unused_parameters": True}, [(0,), (1,)])

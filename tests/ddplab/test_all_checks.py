@@ -122,9 +122,10 @@ def test_a_faulty_class_fails_where_its_fault_is(bench_of, monkeypatch, name, ch
         (faulty("get_ddp_bucketed"), FUNCTIONS, {"accumulation"}),
         (faulty("make_ddp"), FUNCTIONS, {"accumulation"}),
         (faulty("ScattersAndGathers"), ["any timing", "overlap"], set()),
-        (faulty("Hierarchical"), ["any timing", "bucket caps"], set()),
+        (faulty("Hierarchical"), ["any timing", "bucket caps", "process group"], {"process group"}),
         (faulty("ReducesAndBroadcasts"), ["any timing", "overlap"], set()),
-        (faulty("SendsAround"), ["any timing", "overlap"], {"overlap"}),
+        (faulty("SendsAround"), ["any timing", "overlap", "real models"], {"overlap"}),
+        (faulty("HasAHook"), ["process group"], set()),
         ("ddplab.reference.minimal:FlatDataParallel", ["a backward pass that raises"], set()),
     ],
 )
