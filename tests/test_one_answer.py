@@ -5,12 +5,15 @@ import re
 from pathlib import Path
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from ddplab import simulator
 from ddplab.reference.trace import Trace
 from ddplab.simulator import Fabric, Policy
 from ddplab.simulator.capacity.judgement import HELD, ranking
 
+from .explore import examples
 from .strategies import iteration, trace_of
 
 ROOT = Path(__file__).parents[1]
@@ -149,3 +152,58 @@ def test_one_screen(here):
     lines = done.stdout.splitlines()
     assert (done.returncode, len(lines) <= 25, max(map(len, lines)) <= 80) == (0, True, True)
     assert len(here(*words, "--details").stdout) > len(done.stdout)
+
+
+MODELS = {"resnet50": (64, 4096), "bert-large": (8, 128), "gpt2": (8, 64), "llama-3.2-1b": (1, 8)}
+"""Batches that fit and that do not, or are near the limit."""
+
+
+@examples(8)
+@given(
+    model=st.sampled_from(list(MODELS)),
+    large=st.booleans(),
+    systems=st.lists(st.sampled_from(["aws-p4d", "dgx-h100", "azure-ndm-a100"]), min_size=1, max_size=2, unique=True),
+    optimizer=st.sampled_from([None, "sgd", "adam"]),
+    target=st.sampled_from(
+        [(), ("--efficiency", "60%"), ("--efficiency", "95%"), ("--samples", "1e8", "--deadline", "2d")]
+    ),
+)
+def test_no_line_of_a_plan_denies_its_verdict(here, tmp_path, model, large, systems, optimizer, target):
+    """The first line against the rows, the memory lines and the advice of the same output."""
+    out = tmp_path / "plan.json"
+    words = ["plan", model, *systems, "--batch", MODELS[model][large], "--world-size", "8,16", *target]
+    words += [] if optimizer is None else ["--optimizer", optimizer]
+    done = here(*words, "--json", out)
+    document = json.loads(out.read_text())
+    rows, verdict, text = document["sizes"], document["verdict"], done.stdout + done.stderr
+    answers = [[answer for name, answer in row.items() if name.startswith("answer_")] for row in rows]
+    sure = [row for row, given in zip(rows, answers, strict=True) if set(given) <= {"yes", None}]
+    never = [row for row, given in zip(rows, answers, strict=True) if "no" in given]
+    for about in document["systems"]:
+        fits = {about["fits"][name] for name in about["fits"]}
+        expected = (
+            {"fits": "yes", "does not fit": "no"}[min(fits)] if len(fits) == 1 and "unknown" not in fits else "open"
+        )
+        assert {row["answer_memory"] for row in rows if row["system"] == about["system"]} == {expected}
+    if target:
+        assert document["answer"] == ("yes" if sure else "no" if len(never) == len(rows) else "open")
+    else:
+        assert document["answer"] == ("no" if len(never) == len(rows) else "")
+        assert ("whether it fits is open" in verdict) == (not sure and len(never) < len(rows))
+    assert done.returncode == (document["answer"] in ("no", "open"))
+    assert " ".join(verdict.split()) in " ".join(text.split())
+    if document["answer"] == "yes":
+        chosen = document["cheapest"]
+        assert {"system": chosen["system"], "world_size": chosen["world_size"]} in [
+            {"system": row["system"], "world_size": row["world_size"]} for row in sure
+        ]
+        (line,) = [
+            part
+            for part in re.findall(r"(?:^|\n)(?:(\S+): )?memory: ((?:.|\n  )*)", text)
+            if part[0] in ("", chosen["system"])
+        ]
+        assert "does not fit" not in " ".join(line[1].split())
+        assert "unknown" not in line[1]
+    for batch in re.findall(r"a batch of ([\d,]+) per GPU", " ".join(done.stdout.split())):
+        largest = [one["largest_batch"] for one in document["systems"] if one["largest_batch"] is not None]
+        assert not largest or int(batch.replace(",", "")) <= max(largest)

@@ -4,13 +4,13 @@ import re
 import shutil
 import sys
 import textwrap
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence, Set
 from functools import partial
 from math import lcm
 from pathlib import Path
 from typing import Annotated
 
-from typer import Argument, Option
+from typer import Argument, Exit, Option
 
 from ..reference.files.value_ranges import YEAR_NS
 from ..reference.trace import Trace
@@ -37,7 +37,7 @@ LINE = 80
 """Width of sentences if the output is not a terminal."""
 SPARED = ("fixed total", "iteration ms")
 """Columns to leave out on a narrow terminal, the first one first."""
-ANSWERS = {"deadline": "in time", "budget": "in budget", "efficiency": "efficient"}
+ANSWERS = {"deadline": "in time", "budget": "in budget", "efficiency": "efficient", "memory": "fits"}
 FILE = re.compile(r"[/:]|\.(ya?ml|log|txt|csv|json)$")
 """In the name of a file, rather than of a node or a device."""
 LINKS = re.compile(r"((?:\d+ ?[x*] ?)?\d+) ?g(?:b|bit|bps|bit/s)?|nvlink|nvswitch|infiniband|ib|roce|ethernet|efa")
@@ -56,6 +56,8 @@ HELP = {
     "samples": "Samples to train on, over all epochs, such as 1.2e9.",
     "deadline": "Longest duration of the training, such as 24h, 3d or 90min.",
     "prices": "CSV file of prices: system, per_gpu_hour, currency, source, date.",
+    "optimizer": "Whose states are in a GPU's memory; adam-fp32 has them, and a copy of the parameters, in float32. "
+    "Default: not known, so that training fits only if it does with each.",
     "efficiency": "Least part of the GPUs' time that has to be training, such as 0.9 or 90 %.",
     "details": "Also print the knee, other settings, sources, what makes ranges wide and everything assumed.",
 }
@@ -73,6 +75,7 @@ def plan(
     deadline: Annotated[str | None, Option(metavar="TIME", help=HELP["deadline"])] = None,
     prices: Annotated[Path | None, Option(metavar="PATH", help=HELP["prices"])] = None,
     efficiency: Annotated[str | None, Option(metavar="PART", help=HELP["efficiency"])] = None,
+    optimizer: Annotated[Optimizer | None, Option(help=HELP["optimizer"])] = None,
     changes: options.Changes = None,
     measured: options.Measured = None,
     details: Annotated[bool, Option("--details", help=HELP["details"])] = False,  # noqa: FBT002 - an option
@@ -82,8 +85,8 @@ def plan(
 
     The first line is the verdict. Then one table: throughput, efficiency and iteration by system and number of GPUs.
     Then, for each system: the limit, how far one thing alone would have to improve, the best buckets, memory, what is
-    assumed, and what to measure next. --details has more. If the range is wider than the decision, the
-    command ends with one line and exit status 1.
+    assumed, and what to measure next. --details has more. The exit status is 1 if the answer is "no", also
+    because training does not fit into a GPU, or if the range is wider than the decision, in one line.
     """
     files = [Path(one) for one in (model, *systems) if Path(one).is_file()]
     options.check_outputs(json_path, inputs=[*files, *options.files_of(model), prices])
@@ -106,6 +109,7 @@ def plan(
         deadline_hours=None if deadline is None else options.read_hours("deadline", deadline),
         efficiency=None if efficiency is None else _read_efficiency(efficiency),
         prices=[] if prices is None else read_prices(prices),
+        optimizer=optimizer,
         policy=settings.policy,
         variation=settings.variation,
         measured=options.read_measured(measured),
@@ -114,9 +118,13 @@ def plan(
     if json_path is not None:
         write_json(json_path, result.to_json())
     if result.verdict.answer == "open":
+        answers = result.verdict.offer.answers
         about = next(one for one in result.systems if one.name == result.verdict.offer.system)
-        raise ValueError(f"the range is wider than the decision: {result.verdict.sentence}; {about.sensitivity}")
+        why = "" if [name for name in answers if answers[name] == "open"] == ["memory"] else f"; {about.sensitivity}"
+        raise ValueError(f"the range is wider than the decision: {result.verdict.sentence}{why}")
     _show(result, details=details)
+    if result.verdict.answer == "no":
+        raise Exit(1)
 
 
 def _read_system(name: str, network: str | None, device: str | None) -> tuple[str | None, Fabric]:
@@ -277,7 +285,10 @@ def _show(result: CapacityPlan, *, details: bool) -> None:
         for offer in (one.offers if details else result.asked)
         if offer.system == one.name
     ]
-    rows = [({"system": offer.system} if several else {}) | _row(offer, result.currency) for _, offer in shown]
+    told = {
+        name for _, offer in shown for name, answer in offer.answers.items() if (name, answer) != ("memory", "yes")
+    }
+    rows = [({"system": offer.system} if several else {}) | _row(offer, result.currency, told) for _, offer in shown]
     title = judgement.coverage_words((system, offer.size.world_size) for system, offer in shown)
     show_table(rows, textwrap.fill(title, LINE, subsequent_indent="  "), optional=SPARED)
     for one in result.systems:
@@ -300,7 +311,7 @@ def _sentences(one: SystemPlan, *, details: bool) -> list[str]:
     return [
         f"{workload.model}, {batch} sample{'s' * (batch > 1)} per GPU, on {workload.device_name}{note}",
         judgement.limit_sentence(one.limits),
-        judgement.needs_sentence(one.limits, one.needs, one.target, batch),
+        judgement.needs_sentence(one.limits, one.needs, one.target, batch, _largest_batch(one)),
         _changes_sentence(one, details=details),
         _memory_sentence(one, details=details),
         *([_fsdp_sentence(one)] * details),
@@ -316,7 +327,7 @@ def _say(sentence: str) -> None:
         print(textwrap.fill(sentence, width, subsequent_indent="  ", break_on_hyphens=False))
 
 
-def _row(offer: Offer, currency: str | None) -> dict[str, str]:
+def _row(offer: Offer, currency: str | None, told: Set[str]) -> dict[str, str]:
     size = offer.size
     low_ns, high_ns = size.prediction.interval_ns
     row = {
@@ -330,7 +341,7 @@ def _row(offer: Offer, currency: str | None) -> dict[str, str]:
         row["hours"] = judgement.band(*offer.hours_band)
     if offer.cost_band is not None:
         row[f"{currency}"] = judgement.band(*offer.cost_band)
-    return row | {ANSWERS[name]: answer for name, answer in offer.answers.items()}
+    return row | {ANSWERS[name]: answer for name, answer in offer.answers.items() if name in told}
 
 
 def _strong(offer: Offer) -> str:
@@ -352,18 +363,22 @@ def _changes_sentence(one: SystemPlan, *, details: bool) -> str:
     return f"iteration with {'other settings: ' * details}{', '.join(changes)}"
 
 
+def _largest_batch(one: SystemPlan) -> int | None:
+    """Return the largest batch that certainly fits with each optimiser."""
+    return min((use.largest_batch for use in one.memory.values() if use.largest_batch is not None), default=None)
+
+
 def _memory_sentence(one: SystemPlan, *, details: bool) -> str:
-    parts = ", ".join(f"{name} {size / 1e9:.2f}" for name, size in one.memory.parts.items() if size)
-    capacity = one.memory.capacity_bytes
-    of = "" if capacity is None else f" of {capacity / 1e9:.1f} GB"
-    answers = [_fits(name, use) for name, use in one.memory_by_optimizer.items()]
-    lacks = "" if one.memory.peak_bytes is not None else " (without activations, which the trace lacks)"
-    return f"memory{of}: {', '.join(answers)}{lacks}{f'; of that {parts}' * details}"
+    first = next(iter(one.memory.values()))
+    parts = ", ".join(f"{name} {size / 1e9:.2f}" for name, size in first.parts.items() if size)
+    answers = [_fits(name, use) for name, use in one.memory.items()]
+    lacks = "" if first.peak_bytes is not None else " (without activations, which the trace lacks)"
+    return f"memory: {', '.join(answers)}{lacks}{f'; of that {parts}' * details}"
 
 
 def _fsdp_sentence(one: SystemPlan) -> str:
     """Return lower bounds of FSDP, which gathers parameters and scatters gradients, all but a rank's own part."""
-    size = one.memory.parts["parameters"] or 0
+    size = next(iter(one.memory.values())).parts["parameters"] or 0
     return (
         f"FSDP (ZeRO-3), not simulated, would send at least {2 * size * (one.at - 1) / one.at / 1e9:.2f} GB a step "
         f"from each of {one.at} GPUs, 1.5 times as much if it frees parameters after forward, and hold at least "
@@ -372,10 +387,8 @@ def _fsdp_sentence(one: SystemPlan) -> str:
 
 
 def _fits(optimizer: Optimizer, use: MemoryUse) -> str:
-    low, high = use.band_bytes
-    band_gb = f"{low / 1e9:.1f} or more" if high is None else f"{low / 1e9:.1f} to {high / 1e9:.1f}"
     largest = f"; {use.largest_batch:,} samples certainly do" if use.largest_batch else ""
-    return f"{optimizer} {use.answer} ({band_gb} GB{largest})"
+    return f"{optimizer} {use.answer} ({judgement.memory_needed(use)}{largest})"
 
 
 def _front_words(offer: Offer) -> str:

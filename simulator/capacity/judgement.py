@@ -20,7 +20,8 @@ from ..prediction import System
 from ..workload.compute_times import LEAST_RECORDED
 from ..workload.roofline import EAGER_PACE_NS
 from .limits import BUCKETS, Limits, Needs, NetworkNeed
-from .scaling import LEAST_GAIN, Knee, NextMeasurement, Offer, Question, cheapest
+from .memory import MemoryUse
+from .scaling import LEAST_GAIN, Knee, NextMeasurement, Offer, Question, cheapest, rank_of
 
 HELD = {
     "names alone": "30 of 54",
@@ -123,8 +124,8 @@ def inside_one_node(fabric: Fabric, world_size: int) -> str:
     return f"; {world_size:,} GPUs are in one node and do not use the network between nodes"
 
 
-def needs_sentence(limits: Limits, needs: Needs, target: float, batch: int) -> str:
-    """Return how far one thing alone must change for an efficiency."""
+def needs_sentence(limits: Limits, needs: Needs, target: float, batch: int, largest: int | None) -> str:
+    """Return how far one thing alone must change for an efficiency; `largest` is the largest batch that fits."""
     has = limits.now.efficiency >= target
     asked = f"an efficiency of {target:.0%} on {gpus(limits.world_size)}"
     if limits.why_unknown:
@@ -134,12 +135,17 @@ def needs_sentence(limits: Limits, needs: Needs, target: float, batch: int) -> s
         parts.append(needs.rate.links)
     if needs.latency is not None:
         parts.append(f"latencies {needs.latency:.2g} times as long")
-    if needs.batch is not None and not has:
-        parts.append(f"a batch of {max(1, round(needs.batch * batch)):,} per GPU")
+    needed = None if needs.batch is None or has else max(1, round(needs.batch * batch))
+    if needed is not None and (largest is None or needed <= largest):
+        parts.append(f"a batch of {needed:,} per GPU")
     if needs.accumulated is not None and not has:
         parts.append(f"accumulation over {needs.accumulated} iterations")
     if not parts:
-        return f"{asked} is reached" if has else f"{asked}: no rate, latency, batch or accumulation alone suffices"
+        return (
+            f"{asked} is reached"
+            if has
+            else f"{asked}: no rate, latency, batch that fits or accumulation alone suffices"
+        )
     where = inside_one_node(limits.system.inputs.fabric, limits.world_size)
     return f"{asked} {'would remain with either of' if has else 'needs one of'}: {'; '.join(parts)}{where}"
 
@@ -188,21 +194,63 @@ class Verdict(NamedTuple):
 
 
 def verdict(question: Question, offers: Sequence[Offer]) -> Verdict:
-    """Answer a question, given the systems and numbers of GPUs among which to choose, at least one."""
-    if not offers[0].answers:
-        best = max(offers, key=lambda one: one.size.samples_per_s)
-        return Verdict("", _described(best), best)
+    """Answer a question, given the systems and numbers of GPUs among which to choose, at least one.
+
+    What does not fit into a GPU's memory is "no", whatever was asked; what may not fit is never "yes".
+    """
+    if not question.has_target:
+        return _fastest_that_fits(offers)
     chosen = cheapest(offers)
     if chosen is not None:
-        rank = "cheapest" if all(one.cost is not None for one in offers) else "fewest"
-        choice = ", enough" if len(offers) == 1 else f", the {rank} of {len(offers)} choices that surely suffice"
-        return Verdict("yes", f"yes: {_offered(chosen)}{choice}: {_because(question, chosen)}", chosen)
+        return Verdict(
+            "yes", f"yes: {_offered(chosen)}{_among(chosen, offers)}: {_because(question, chosen)}", chosen
+        )
     still_open = [one for one in offers if one.answer == "open"]
-    nearest = max(still_open or offers, key=lambda one: one.size.samples_per_s)
+    nearest = max(still_open or offers, key=_nearness)
     if not still_open:
-        many = "not enough" if len(offers) == 1 else f"the fastest of {len(offers)} choices, not enough"
+        many = "not enough" if len(offers) == 1 else f"the nearest of {len(offers)} choices, not enough"
         return Verdict("no", f"no: {_offered(nearest)}, {many}: {_because(question, nearest)}", nearest)
     return Verdict("open", f"{_offered(nearest)}: {_because(question, nearest)}", nearest)
+
+
+def _fastest_that_fits(offers: Sequence[Offer]) -> Verdict:
+    """Describe the fastest offer that fits, or else may fit, and by which factor it is faster than other systems."""
+    best = max(offers, key=_nearness)
+    if best.answers.get("memory") == "no":
+        return Verdict("no", f"no: {_offered(best)}: {_memory_words(best)}", best)
+    sentence = _described(best)
+    by_system = {one.system: one for one in sorted(offers, key=_nearness) if one.answers.get("memory") != "no"}
+    low, high = best.size.samples_per_s_band
+    for name, other in by_system.items():
+        if name != best.system:
+            slowest, fastest = other.size.samples_per_s_band
+            sentence += f"; {_times(low / fastest, high / slowest)} as many as {_offered(other)}"
+    if best.answers.get("memory") == "open":
+        sentence += f"; whether it fits is open: {_memory_words(best)}"
+    return Verdict("", sentence, best)
+
+
+def _times(low: float, high: float) -> str:
+    return f"{low:.2g} to {high:.2g} times"
+
+
+def _nearness(offer: Offer) -> tuple[int, float]:
+    """Order offers by whether they fit, then by throughput."""
+    return ("no", "open", "yes").index(offer.answers.get("memory", "yes")), offer.size.samples_per_s
+
+
+def _among(chosen: Offer, offers: Sequence[Offer]) -> str:
+    """Say how many choices surely suffice, and whether a cheaper or smaller one may."""
+    if len(offers) == 1:
+        return ", enough"
+    many = sum(one.answer == "yes" for one in offers)
+    is_priced = all(one.cost is not None for one in offers)
+    rank, rather = ("cheapest", "cheaper") if is_priced else ("fewest", "smaller")
+    sure = f"the {rank} of {many} choices that surely suffice" if many > 1 else "the only choice that surely suffices"
+    before = [one for one in offers if one.answer == "open" and rank_of(one, offers) < rank_of(chosen, offers)]
+    others = [f"of {len(offers)}"] if many < len(offers) else []
+    others += [f"{len(before)} {rather} may suffice"] if before else []
+    return f", {sure}" + (f" ({'; '.join(others)})" if others else "")
 
 
 def gpus(count: int) -> str:
@@ -245,7 +293,31 @@ def _because(question: Question, offer: Offer) -> str:
         parts.append(
             f"an efficiency of {percent(*offer.size.prediction.efficiency_interval)} for a target of {target:.3g} %"
         )
+    if offer.answers.get("memory", "yes") != "yes":
+        parts.append(_memory_words(offer))
     return "; ".join(parts)
+
+
+def _memory_words(offer: Offer) -> str:
+    """Say what memory an offer needs of what a GPU has, by optimiser, and what fits instead."""
+    by_answer: dict[str, list[str]] = {"fits": [], "unknown": [], "does not fit": []}
+    for name, use in offer.memory.items():
+        by_answer[use.answer].append(name)
+    first = next(name for name, use in offer.memory.items() if use.answer != "fits")
+    parts = [f"needs {memory_needed(offer.memory[first])} with {first}"]
+    if offer.answers["memory"] == "no":
+        return f"{parts[0]}; what fits: {', '.join(offer.instead) or 'nothing but parameters in shards (FSDP)'}"
+    parts += [f"fits with {' or '.join(by_answer['fits'])}"] if by_answer["fits"] else []
+    parts += [f"does not fit with {' or '.join(by_answer['does not fit'])}"] if by_answer["does not fit"] else []
+    return ", ".join(parts)
+
+
+def memory_needed(use: MemoryUse) -> str:
+    """Return the memory that training needs, and what a GPU has, in words such as 96 to 127 GB of 84.6 GB."""
+    low, high = use.band_bytes
+    needed = f"{low / 1e9:.1f} or more" if high is None else f"{low / 1e9:.1f} to {high / 1e9:.1f}"
+    has = "an unknown memory" if use.capacity_bytes is None else f"{use.capacity_bytes / 1e9:.1f} GB"
+    return f"{needed} of {has}"
 
 
 # Numbers in words, with no more digits than their interval carries

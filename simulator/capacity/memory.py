@@ -7,7 +7,7 @@ from math import prod
 from typing import Literal, get_args
 
 from ...reference.trace import StepMemory, Trace
-from ..catalogue import entry_of
+from ..catalogue import entry_of, read_catalogue
 from ..schedule.policy import Policy
 from ..workload.compute_times import largest_shard
 
@@ -47,16 +47,32 @@ class MemoryUse:
     capacity_bytes: int | None  #: what the GPU offers; None: not known
     largest_batch: int | None
     """The largest batch per GPU that certainly fits. None: not known; 0: not even one sample does."""
+    on_gpu: bool  #: whether training is on a GPU; the memory of a processor is not known, and not asked for
+    has_run: bool
+    """Whether training with this batch was recorded on such a GPU, its buckets too, so that it fits."""
 
     @property
     def answer(self) -> Literal["fits", "does not fit", "unknown"]:
         """Whether training fits on the GPU."""
         low, high = self.band_bytes
+        if self.has_run:
+            return "fits"
         if self.capacity_bytes is None:
             return "unknown"
         if low > self.capacity_bytes:
             return "does not fit"
         return "fits" if high is not None and high <= self.capacity_bytes else "unknown"
+
+
+def optimizers_of(trace: Trace, known: Optimizer | None) -> list[Optimizer]:
+    """Return the optimiser, or those that may be used, the one with the fewest states first.
+
+    Only parameters of less than float32 have states in float32.
+    """
+    if known is not None:
+        return [known]
+    is_low = any(one.dtype != "float32" for one in trace.workload.parameters)
+    return [name for name in OPTIMIZERS if is_low or name in ("sgd", "adam")]
 
 
 def memory_use(trace: Trace, policy: Policy, optimizer: Optimizer, world_size: int = 1) -> MemoryUse:
@@ -100,7 +116,25 @@ def memory_use(trace: Trace, policy: Policy, optimizer: Optimizer, world_size: i
         band_bytes=(low, None if peak is None else high),
         capacity_bytes=capacity,
         largest_batch=largest,
+        on_gpu=workload.device != "cpu",
+        has_run=workload.device != "cpu" and workload.source != "module",
     )
+
+
+def remedies(trace: Trace, policy: Policy, optimizer: Optimizer, world_size: int) -> list[str]:
+    """Return what would certainly fit where training does not, in words."""
+    use = memory_use(trace, policy, optimizer, world_size)
+    found = [f"a batch of {use.largest_batch:,} per GPU"] if use.largest_batch else []
+    if policy.zero is None:
+        sharded = memory_use(trace, policy.model_copy(update={"zero": "parameters"}), optimizer, world_size)
+        found += ["ZeRO-1 (--set zero=parameters)"] if sharded.answer == "fits" else []
+    needed, listed = use.band_bytes[1], read_catalogue().devices
+    larger = {name: capacity_bytes(entry.product) for name, entry in listed.items()}
+    enough = [(size, name) for name, size in larger.items() if size is not None and needed and size >= needed]
+    if enough:
+        size, name = min(enough)
+        found.append(f"a GPU of {size / 1e9:.0f} GB or more, such as {name}")
+    return found
 
 
 def capacity_bytes(device_name: str) -> int | None:

@@ -17,8 +17,8 @@ from ..schedule.policy import Policy, PolicySettings
 from ..workload.variation import RECORDED, Variation
 from .judgement import Verdict, contradiction_sentence, verdict, width_sentence
 from .limits import TARGET, Change, Limits, Needs
-from .memory import OPTIMIZERS, MemoryUse, Optimizer, memory_use
-from .scaling import NextMeasurement, Offer, Price, Question, Scaling, cheapest, fastest, front, offer_of
+from .memory import MemoryUse, Optimizer, memory_use, optimizers_of, remedies
+from .scaling import NextMeasurement, Offer, Price, Question, Scaling, Size, cheapest, fastest, front, offer_of
 
 Several = Mapping[str, Any]
 Fraction = Annotated[float, Field(gt=0, le=1)]
@@ -33,7 +33,6 @@ class SystemPlan:
     offers: tuple[Offer, ...]  #: the same with duration, cost and answers
     at: int  #: number of GPUs on which limits, changes and next measurements are computed
     target: float  #: the efficiency of `needs`
-    optimizer: Optimizer  #: the optimiser whose states `memory` counts
 
     @property
     def name(self) -> str:
@@ -60,18 +59,10 @@ class SystemPlan:
         """What to measure next."""
         return self.scaling.next_measurement(self.at)
 
-    @cached_property
-    def memory(self) -> MemoryUse:
-        """What training holds on each GPU, and whether it fits."""
-        return self.memory_by_optimizer[self.optimizer]
-
-    @cached_property
-    def memory_by_optimizer(self) -> dict[Optimizer, MemoryUse]:
-        """The same for each optimiser; with states in float32 only if parameters have less."""
-        inputs = self.scaling.system.inputs
-        is_low = any(one.dtype != "float32" for one in inputs.trace.workload.parameters)
-        names = [one for one in OPTIMIZERS if is_low or one in ("sgd", "adam", self.optimizer)]
-        return {name: memory_use(inputs.trace, inputs.policy, name, self.at) for name in names}
+    @property
+    def memory(self) -> Mapping[Optimizer, MemoryUse]:
+        """What training holds on each GPU, and whether it fits, by the optimisers that may be used."""
+        return next(one.memory for one in self.offers if one.size.world_size == self.at)
 
     @property
     def sensitivity(self) -> str:
@@ -88,6 +79,7 @@ class SystemPlan:
         inputs, prediction = self.scaling.system.inputs, self.scaling.system.at(self.at)
         rate = self.needs.rate
         measure = self.next_measurement
+        optimizer, memory = next(iter(self.memory.items()))  # the one with the fewest states
         return {
             "system": self.name,
             "model": inputs.trace.workload.model,
@@ -114,13 +106,13 @@ class SystemPlan:
             "changes": [
                 {**one._asdict(), "ratio": one.iteration_ns / max(1, prediction.iteration_ns)} for one in self.changes
             ],
-            "fits": self.memory.answer,
-            "memory_bytes": self.memory.parts,
-            "memory_peak_bytes": self.memory.peak_bytes,
-            "memory_used_bytes": list(self.memory.band_bytes),
-            "memory_capacity_bytes": self.memory.capacity_bytes,
-            "largest_batch": self.memory.largest_batch,
-            "optimizer": self.optimizer,
+            "fits": {name: use.answer for name, use in self.memory.items()},
+            "memory_bytes": memory.parts,
+            "memory_peak_bytes": memory.peak_bytes,
+            "memory_used_bytes": list(memory.band_bytes),
+            "memory_capacity_bytes": memory.capacity_bytes,
+            "largest_batch": memory.largest_batch,
+            "optimizer": optimizer,
             "shares_of_width": prediction.shares_of_width,
             "sensitivity": self.sensitivity,
             "measure_world_sizes": list(measure.world_sizes),
@@ -156,12 +148,12 @@ class CapacityPlan:
     @property
     def cheapest(self) -> Offer | None:
         """The cheapest of the asked offers that surely keep all limits; without prices, the one with fewest GPUs."""
-        return cheapest(self.asked) if self.asked[0].answers else None
+        return cheapest(self.asked) if self.question.has_target else None
 
     @property
     def fastest(self) -> Offer | None:
         """The fastest of the asked offers that surely keep all limits."""
-        return fastest(self.asked) if self.asked[0].answers else None
+        return fastest(self.asked) if self.question.has_target else None
 
     def to_json(self) -> dict[str, Any]:
         """Return the plan as a JSON document; docs/predict.md describes the fields.
@@ -206,7 +198,7 @@ def _offer_json(offer: Offer) -> dict[str, Any]:
     for name, (value, both) in figures.items():
         row[name] = value
         row[f"{name}_low"], row[f"{name}_high"] = both or (None, None)
-    answers = {f"answer_{name}": offer.answers.get(name) for name in ("deadline", "budget", "efficiency")}
+    answers = {f"answer_{name}": offer.answers.get(name) for name in ("deadline", "budget", "efficiency", "memory")}
     return {**row, "strong_samples_per_s": size.strong_samples_per_s, **answers}
 
 
@@ -224,7 +216,7 @@ def plan(
     budget: Amount | None = None,
     efficiency: Fraction | None = None,
     prices: Sequence[InstanceOf[Price]] = (),
-    optimizer: Optimizer = OPTIMIZERS[0],
+    optimizer: Optimizer | None = None,
     policy: InstanceOf[Policy] | None = None,
     variation: InstanceOf[Variation] = RECORDED,
     stragglers: Stragglers = (),
@@ -251,7 +243,7 @@ def plan(
         efficiency: Least efficiency that is asked for; 0.9 where improvements are computed, if None.
         prices: Prices of the systems by name; see `cost.read_prices`.
         optimizer: Whose states the memory contains: "sgd", "momentum", "adam" or, with states and a copy of the
-            parameters in float32, "adam-fp32".
+            parameters in float32, "adam-fp32". None: not known, so that training fits only if it does with each.
         policy: As for `predict`.
         variation: As for `predict`.
         stragglers: Slow ranks; those that a number of GPUs does not have are left out there.
@@ -280,8 +272,8 @@ def plan(
         system = System(inputs, name, (rebatched or {}).get(name))
         each = batch or one_trace.workload.batch or 1
         scaling = Scaling(system, sizes, each, total_batch or each * sizes[0])
-        offers = tuple(offer_of(name, size, question, by_system.get(name)) for size in scaling.sizes)
-        systems.append((scaling, offers))
+        price, used = by_system.get(name), optimizers_of(one_trace, optimizer)
+        systems.append((scaling, tuple(_offer(system, size, question, price, used) for size in scaling.sizes)))
     about = tuple(offer for _, offers in systems for offer in offers if offer.size.world_size in chosen)
     answer = verdict(question, about)
     return CapacityPlan(
@@ -292,7 +284,6 @@ def plan(
                 offers,
                 at=_studied(scaling, chosen, answer.offer if answer.answer else None),
                 target=efficiency or TARGET,
-                optimizer=optimizer,
             )
             for scaling, offers in systems
         ),
@@ -301,6 +292,18 @@ def plan(
         verdict=answer,
         prices=tuple(by_system[name] for name in pairs if name in by_system),
     )
+
+
+def _offer(
+    system: System, size: Size, question: Question, price: Price | None, optimizers: Sequence[Optimizer]
+) -> Offer:
+    """Return the offer of one number of GPUs, with what fits instead if no optimiser does."""
+    of = system.inputs.trace, system.inputs.policy
+    memory = {one: memory_use(*of, one, size.world_size) for one in optimizers}
+    offer = offer_of(system.name, size, question, price, memory)
+    if offer.answers.get("memory") != "no":
+        return offer
+    return offer._replace(instead=remedies(*of, optimizers[0], size.world_size))
 
 
 def _studied(scaling: Scaling, asked: set[int], answer: Offer | None) -> int:

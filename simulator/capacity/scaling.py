@@ -12,6 +12,7 @@ from io import StringIO
 from itertools import accumulate, combinations, pairwise
 from math import exp
 from operator import mul
+from types import MappingProxyType
 from typing import Any, Literal, NamedTuple
 
 from pydantic import Field
@@ -21,6 +22,7 @@ from ..anchoring import covariance_of
 from ..fabric.cost_curves import NORMAL_HALF_BAND
 from ..predicted_iteration import Prediction
 from ..prediction import System
+from .memory import MemoryUse, Optimizer
 
 Band = tuple[float, float]
 """Both ends of an interval that holds nine in ten true values."""
@@ -213,7 +215,11 @@ class Offer(NamedTuple):
     cost_band: Band | None  #: both ends of its 90 % interval
     answers: Mapping[str, Answer]
     """Whether the duration is within the deadline (`deadline`), the cost within the budget (`budget`), and the
-    efficiency at least the one asked for (`efficiency`); of each that was asked."""
+    efficiency at least the one asked for (`efficiency`), of each that was asked; and whether training fits on a GPU
+    (`memory`), with each optimiser that may be used."""
+    memory: Mapping[Optimizer, MemoryUse] = MappingProxyType({})
+    """What training holds on each GPU, by the optimisers that may be used."""
+    instead: Sequence[str] = ()  #: what would certainly fit where this does not
 
     @property
     def answer(self) -> Answer:
@@ -230,8 +236,19 @@ class Question(NamedTuple):
     budget: float | None = None  #: largest cost
     efficiency: float | None = None  #: least efficiency, from 0 to 1
 
+    @property
+    def has_target(self) -> bool:
+        """Whether there is anything to keep beside the memory of a GPU."""
+        return any(one is not None for one in (self.deadline_hours, self.budget, self.efficiency))
 
-def offer_of(system: str, size: Size, question: Question, price: Price | None) -> Offer:
+
+def offer_of(
+    system: str,
+    size: Size,
+    question: Question,
+    price: Price | None,
+    memory: Mapping[Optimizer, MemoryUse] = MappingProxyType({}),
+) -> Offer:
     """Return duration, cost and answers for one number of GPUs."""
     hours = hours_band = cost = cost_band = None
     if question.samples is not None:
@@ -249,7 +266,10 @@ def offer_of(system: str, size: Size, question: Question, price: Price | None) -
     if question.efficiency is not None:
         low, high = size.prediction.efficiency_interval
         answers["efficiency"] = at_most((-high, -low), -question.efficiency)
-    return Offer(system, size, hours, hours_band, cost, cost_band, answers)
+    if any(use.on_gpu for use in memory.values()):
+        found = {use.answer for use in memory.values()}
+        answers["memory"] = "yes" if found == {"fits"} else "no" if found == {"does not fit"} else "open"
+    return Offer(system, size, hours, hours_band, cost, cost_band, answers, memory)
 
 
 def at_most(band: Band, limit: float) -> Answer:
@@ -259,8 +279,9 @@ def at_most(band: Band, limit: float) -> Answer:
 
 
 def front(offers: Sequence[Offer]) -> list[Offer]:
-    """Return the offers than which no other is both faster and cheaper (Pareto), the fastest first."""
-    priced = [(one.hours, one.cost, one) for one in offers if one.hours is not None and one.cost is not None]
+    """Return the offers that may fit, and than which no other is both faster and cheaper, the fastest first."""
+    fitting = [one for one in offers if one.answers.get("memory") != "no"]
+    priced = [(one.hours, one.cost, one) for one in fitting if one.hours is not None and one.cost is not None]
     chosen: list[Offer] = []
     least = float("inf")
     for _hours, cost, one in sorted(priced, key=lambda entry: entry[:2]):
@@ -273,7 +294,13 @@ def front(offers: Sequence[Offer]) -> list[Offer]:
 def cheapest(offers: Sequence[Offer]) -> Offer | None:
     """Return the cheapest offer whose answers are all `yes`, or the one with fewest GPUs if prices are not known."""
     kept = [one for one in offers if one.answer == "yes"]
-    return min(kept, key=lambda one: (one.cost or 0.0, one.size.world_size), default=None)
+    return min(kept, key=lambda one: rank_of(one, offers), default=None)
+
+
+def rank_of(offer: Offer, offers: Sequence[Offer]) -> tuple[float, int]:
+    """Return the cost, which counts only if that of all `offers` is known, and the number of GPUs."""
+    is_priced = all(one.cost is not None for one in offers)
+    return (offer.cost or 0.0) if is_priced else 0.0, offer.size.world_size
 
 
 def fastest(offers: Sequence[Offer]) -> Offer | None:

@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 
 from ddplab.simulator import Fabric
 from ddplab.simulator.capacity.judgement import verdict
+from ddplab.simulator.capacity.memory import MemoryUse
 from ddplab.simulator.capacity.plan import plan
 from ddplab.simulator.capacity.scaling import (
     Offer,
@@ -35,33 +36,57 @@ def size():
     return plan(trace, Fabric.from_alpha_beta(0, 1e9), world_sizes=[2]).offers[0].size
 
 
-HOURS_COST_AND_WIDTH = st.tuples(st.floats(1, 1e3), st.floats(1, 1e3), st.floats(1, 3))
+HOURS_COST_WIDTH_AND_MEMORY = st.tuples(
+    st.floats(1, 1e3), st.floats(1, 1e3), st.floats(1, 3), st.sampled_from(["yes", "yes", "no", "open"])
+)
+GIB = 2**30
+HELD = {"yes": (1, 2), "no": (50, 60), "open": (30, 60)}
+"""GiB in use at the peak, at least and at most, by whether that fits into 40."""
+
+
+def memory(answer):
+    low, high = (size * GIB for size in HELD[answer])
+    return MemoryUse({}, low, (low, high), 40 * GIB, 1, on_gpu=True, has_run=False)
 
 
 @examples(25)
-@given(st.lists(HOURS_COST_AND_WIDTH, min_size=1, max_size=6), st.floats(1, 1e3), st.floats(1, 1e3))
+@given(st.lists(HOURS_COST_WIDTH_AND_MEMORY, min_size=1, max_size=6), st.floats(1, 1e3), st.floats(1, 1e3))
 def test_no_offer_beats_those_on_the_front_and_the_choices_surely_keep_the_limits(size, made, deadline, budget):
     question = Question(samples=1.0, deadline_hours=deadline, budget=budget)
     all_offers = []
-    for number, (hours, cost, width) in enumerate(made):
+    for number, (hours, cost, width, fits) in enumerate(made):
         takes, costs = ((one / width, one * width) for one in (hours, cost))
-        answers = {"deadline": at_most(takes, deadline), "budget": at_most(costs, budget)}
-        all_offers.append(
-            Offer(str(number), size._replace(samples_per_s=1 / hours), hours, takes, cost, costs, answers)
-        )
+        answers = {"deadline": at_most(takes, deadline), "budget": at_most(costs, budget), "memory": fits}
+        fast = size._replace(samples_per_s=1 / hours)
+        held = {"sgd": memory(fits)}
+        assert offer_of("a", fast, Question(), None, held).answers == {"memory": fits}
+        all_offers.append(Offer(str(number), fast, hours, takes, cost, costs, answers, held))
     chosen = front(all_offers)
-    for one in all_offers:
+    for one in (one for one in all_offers if one.answers["memory"] != "no"):
         beaten = any((b.hours, b.cost) <= (one.hours, one.cost) and b.cost <= one.cost for b in chosen)
         assert beaten, "an offer on the front is at least as fast and as cheap"
     for a in chosen:
-        assert not any(b.hours < a.hours and b.cost < a.cost for b in all_offers)
+        assert a.answers["memory"] != "no"
+        assert not any(b.hours < a.hours and b.cost < a.cost for b in all_offers if b.answers["memory"] != "no")
     surely = [one for one in all_offers if one.hours_band[1] <= deadline and one.cost_band[1] <= budget]
-    never = [one for one in all_offers if one.hours_band[0] > deadline or one.cost_band[0] > budget]
+    surely = [one for one in surely if one.answers["memory"] == "yes"]
+    never = [
+        one
+        for one in all_offers
+        if one.hours_band[0] > deadline or one.cost_band[0] > budget or one.answers["memory"] == "no"
+    ]
+    fits = {one.answers["memory"] for one in all_offers}
+    untargeted = verdict(Question(samples=1.0), all_offers)
+    assert untargeted.answer == ("no" if fits == {"no"} else "")
+    assert ("whether it fits is open" in untargeted.sentence) == ("yes" not in fits and "open" in fits)
     answer = verdict(question, all_offers)
     if surely:
         assert cheapest(all_offers).cost == min(one.cost for one in surely)
         assert fastest(all_offers).hours == min(one.hours for one in surely)
         assert answer.answer == "yes"
+        smaller = [one for one in all_offers if one.answer == "open" and one.cost < cheapest(all_offers).cost]
+        assert (f"{len(smaller)} cheaper may suffice" in answer.sentence) == bool(smaller)
+        assert (f"cheapest of {len(surely)} choices" in answer.sentence) == (len(surely) > 1)
     else:
         assert cheapest(all_offers) is fastest(all_offers) is None
         assert answer.answer == ("no" if len(never) == len(all_offers) else "open")
