@@ -224,6 +224,14 @@ class Catalogue(Schema):
         alike = [one for one, entry in self.nodes.items() if words and words <= _words(f"{one} {entry.product}")]
         return name if name in self.nodes else alike[0] if len(alike) == 1 else None
 
+    def node_of(self, name: str) -> str | None:
+        """Return the node that is meant, or the first that has the device of this name; None: there is none."""
+        node, device = self.node_like(name), self.device_like(name)
+        if node is not None or device is None:
+            return node
+        bare = next(one for one in (device, device.rpartition("-")[0]) if one in self.devices)
+        return next((key for key, one in self.nodes.items() if one.device == bare), None)
+
     def device_like(self, name: str) -> str | None:
         """Return the device that is meant, with a precision if it is named: a100-40gb-bf16 for A100-bf16; or None.
 
@@ -296,7 +304,7 @@ def unknown(what: str, name: str, names: Collection[str], others: str = "") -> s
 
 
 def load_fabric(path: str | os.PathLike[str]) -> Fabric:
-    """Read a fabric from a file, as `Fabric.load`, or make that of a node from its name in the catalogue.
+    """Read a fabric from a file, as `Fabric.load`, or make that of a node from its name, or from that of its GPU.
 
     A file of that name counts more than the catalogue.
 
@@ -304,7 +312,7 @@ def load_fabric(path: str | os.PathLike[str]) -> Fabric:
         ValueError: The file cannot be used, or there is neither such a file nor such a node.
     """
     name, listed = os.fspath(path), read_catalogue()
-    node = listed.node_like(name)
+    node = listed.node_of(name)
     is_a_path = os.sep in name or ":" in name or Path(name).suffix
     if os.path.lexists(name) or (is_a_path and node is None):
         return Fabric.load(path)

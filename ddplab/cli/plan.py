@@ -15,14 +15,20 @@ from typer import Argument, Exit, Option
 from ..reference.files.value_ranges import YEAR_NS
 from ..reference.trace import Trace
 from ..simulator.capacity import judgement
-from ..simulator.capacity.limits import BEST_BUCKETS
-from ..simulator.capacity.memory import MemoryUse, Optimizer
+from ..simulator.capacity.memory import Optimizer
 from ..simulator.capacity.plan import CapacityPlan, SystemPlan
 from ..simulator.capacity.plan import plan as make_plan
 from ..simulator.capacity.scaling import Offer, read_prices
 from ..simulator.catalogue import Rate, entry_of, load_fabric, read_catalogue, unknown
 from ..simulator.fabric import Fabric
-from ..simulator.workload.roofline import Device, Operations, counted_models, find_device, with_precision
+from ..simulator.workload.roofline import (
+    Device,
+    Operations,
+    counted_models,
+    find_device,
+    name_of_model,
+    with_precision,
+)
 from ..simulator.workload.trace_synthesis import check_measured, synthesize, with_batch
 from . import shared_options as options
 from .terminal_output import show_table, write_json
@@ -66,7 +72,7 @@ HELP = {
 def plan(
     model: Annotated[str, Argument(metavar="MODEL", help=HELP["model"])],
     systems: Annotated[list[str], Argument(metavar="SYSTEM...", help=HELP["systems"])],
-    world_size: Annotated[str | None, Option(metavar="N,...", help=HELP["world_size"])] = None,
+    world_size: Annotated[list[str] | None, Option(metavar="N,...", help=HELP["world_size"])] = None,
     network: Annotated[str | None, Option(metavar="RATE", help=HELP["network"])] = None,
     device: Annotated[str | None, Option(metavar="DEVICE", help=HELP["device"])] = None,
     batch: Annotated[int | None, Option(min=1, max=10**6, metavar="N", help=HELP["batch"])] = None,
@@ -84,9 +90,9 @@ def plan(
     """Answer how many of which GPU on which network a training run needs.
 
     The first line is the verdict. Then one table: throughput, efficiency and iteration by system and number of GPUs.
-    Then, for each system: the limit, how far one thing alone would have to improve, the best buckets, memory, what is
-    assumed, and what to measure next. --details has more. The exit status is 1 if the answer is "no", also
-    because training does not fit into a GPU, or if the range is wider than the decision, in one line.
+    Then, for each system: the limit, memory, and what to measure next; with --efficiency, how far one thing alone
+    would have to improve. --details has more. The exit status is 1 if the answer is "no", also because training
+    does not fit into a GPU, or if the range is wider than the decision, in one line.
     """
     files = [Path(one) for one in (model, *systems) if Path(one).is_file()]
     options.check_outputs(json_path, inputs=[*files, *options.files_of(model), prices])
@@ -131,11 +137,8 @@ def _read_system(name: str, network: str | None, device: str | None) -> tuple[st
     """Find the device, if known, and the network of a node, a device or a file."""
     listed = read_catalogue()
     is_file = Path(name).exists()
-    node = None if is_file else listed.node_like(name)
-    found = None if is_file or node is not None else listed.device_like(name)
-    if found is not None:
-        bare = next(one for one in (found, found.rpartition("-")[0]) if one in listed.devices)
-        node = next((key for key, one in listed.nodes.items() if one.device == bare), None)
+    node = None if is_file else listed.node_of(name)
+    found = None if is_file or listed.node_like(name) is not None else listed.device_like(name)
     if is_file or (node is None and found is None and FILE.search(name)):
         options.refuse({"--network": network}, "expected nodes or devices of the catalogue")
         return device, load_fabric(name)
@@ -171,7 +174,8 @@ def _workload(
         return trace, None
     if device is None:
         raise ValueError("--device: expected the device on which the model computes, because a file has none")
-    name = f"{model}{LARGER}" if f"{model}{LARGER}" in counted_models() else model
+    name = name_of_model(model)
+    name = f"{name}{LARGER}" if f"{name}{LARGER}" in counted_models() else name
     sheet = find_device(with_precision(device, options.element_type(options.operations_of(name).parameters)))
     operations = options.with_samples(options.operations_of(name, sheet.autocast), batch)
     if step_ms is not None:
@@ -292,31 +296,33 @@ def _show(result: CapacityPlan, *, details: bool) -> None:
     title = judgement.coverage_words((system, offer.size.world_size) for system, offer in shown)
     show_table(rows, textwrap.fill(title, LINE, subsequent_indent="  "), optional=SPARED)
     for one in result.systems:
-        for sentence in _sentences(one, details=details):
+        for sentence in _sentences(one, asks_efficiency=result.question.efficiency is not None, details=details):
             _say(f"{one.name}: {sentence}" if several and sentence else sentence)
     if len(result.front) > 1:
         _say("fastest and cheapest, from fast to cheap: " + "; ".join(map(_front_words, result.front)))
 
 
-def _sentences(one: SystemPlan, *, details: bool) -> list[str]:
-    workload = one.scaling.system.inputs.trace.workload
-    batch = one.scaling.batch
-    more = [
-        re.split(r"; all-red| \(sources", one.scaling.system.inputs.fabric.source)[0],
+def _sentences(one: SystemPlan, *, asks_efficiency: bool, details: bool) -> list[str]:
+    """Return what follows for a system: what trains, the limit, memory and what to measure; all else with details."""
+    workload, system, batch = one.scaling.system.inputs.trace.workload, one.scaling.system, one.scaling.batch
+    note = "; samples/s are iterations/s, because the batch is unknown (--batch)" if not workload.batch else ""
+    needs = judgement.needs_sentence(one.limits, one.needs, one.target, batch, _largest_batch(one))
+    more = (
+        re.split(r"; all-red| \(sources", system.inputs.fabric.source)[0],
         judgement.knee_sentence(one.scaling.knee, one.scaling.world_sizes[-1]),
+        _changes_sentence(one),
+        _fsdp_sentence(one),
+        judgement.assumed_sentence(system, one.at),
         one.sensitivity,
         *one.assumed,
-    ]
-    note = "; samples/s are iterations/s, because the batch is unknown (--batch)" if not workload.batch else ""
+    )
+    device = workload.device_name if details else workload.device_name.partition(" by ")[0]
     return [
-        f"{workload.model}, {batch} sample{'s' * (batch > 1)} per GPU, on {workload.device_name}{note}",
-        judgement.limit_sentence(one.limits),
-        judgement.needs_sentence(one.limits, one.needs, one.target, batch, _largest_batch(one)),
-        _changes_sentence(one, details=details),
+        f"{workload.model}, {batch} sample{'s' * (batch > 1)} per GPU, on {device}{note}",
+        judgement.limit_sentence(one.limits, details=details),
+        *([needs] * (asks_efficiency or details)),
         _memory_sentence(one, details=details),
-        *([_fsdp_sentence(one)] * details),
-        judgement.assumed_sentence(one.scaling.system, one.at),
-        *(more if details else ()),
+        *(more * details),
         judgement.measure_sentence(one.at, one.next_measurement, one.needs),
     ]
 
@@ -353,14 +359,13 @@ def _strong(offer: Offer) -> str:
     return judgement.carried(size.strong_samples_per_s, *(part * end for end in size.samples_per_s_band))
 
 
-def _changes_sentence(one: SystemPlan, *, details: bool) -> str:
+def _changes_sentence(one: SystemPlan) -> str:
     whole = max(1, one.scaling.system.at(one.at).iteration_ns)
     changes = (
         f"{change.name} {round(100 * (change.iteration_ns - whole) / whole):+d}%{' (a tie)' * change.is_tie}"
         for change in one.changes
-        if details or change.name == BEST_BUCKETS
     )
-    return f"iteration with {'other settings: ' * details}{', '.join(changes)}"
+    return f"iteration with other settings: {', '.join(changes)}"
 
 
 def _largest_batch(one: SystemPlan) -> int | None:
@@ -371,9 +376,8 @@ def _largest_batch(one: SystemPlan) -> int | None:
 def _memory_sentence(one: SystemPlan, *, details: bool) -> str:
     first = next(iter(one.memory.values()))
     parts = ", ".join(f"{name} {size / 1e9:.2f}" for name, size in first.parts.items() if size)
-    answers = [_fits(name, use) for name, use in one.memory.items()]
     lacks = "" if first.peak_bytes is not None else " (without activations, which the trace lacks)"
-    return f"memory: {', '.join(answers)}{lacks}{f'; of that {parts}' * details}"
+    return f"{judgement.memory_sentence(one.memory)}{lacks}{f'; of that {parts}' * details}"
 
 
 def _fsdp_sentence(one: SystemPlan) -> str:
@@ -384,11 +388,6 @@ def _fsdp_sentence(one: SystemPlan) -> str:
         f"from each of {one.at} GPUs, 1.5 times as much if it frees parameters after forward, and hold at least "
         f"{size / one.at / 1e9:.2f} GB of parameters; docs/comparison.md names a simulator of it"
     )
-
-
-def _fits(optimizer: Optimizer, use: MemoryUse) -> str:
-    largest = f"; {use.largest_batch:,} samples certainly do" if use.largest_batch else ""
-    return f"{optimizer} {use.answer} ({judgement.memory_needed(use)}{largest})"
 
 
 def _front_words(offer: Offer) -> str:

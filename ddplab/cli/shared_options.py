@@ -131,9 +131,9 @@ def read_hooks(text: str) -> list[CommHook]:
         return list(map(named_hook, _words(text)))
 
 
-def read_world_sizes(text: str) -> list[int]:
-    """Parse numbers of ranks."""
-    words = _words(text)
+def read_world_sizes(texts: Sequence[str]) -> list[int]:
+    """Parse numbers of ranks; those of an option that is given several times are collected."""
+    words = [word for text in texts for word in _words(text)]
     if wrong := [word for word in words if not (word.isdecimal() and int(word) > 0)]:
         raise ValueError(f"--world-size: expected numbers of at least 1, separated by commas, got {wrong[0]!r}")
     return list(map(int, words))

@@ -20,7 +20,7 @@ from ..prediction import System
 from ..workload.compute_times import LEAST_RECORDED
 from ..workload.roofline import EAGER_PACE_NS
 from .limits import BUCKETS, Limits, Needs, NetworkNeed
-from .memory import MemoryUse
+from .memory import MemoryUse, Optimizer
 from .scaling import LEAST_GAIN, Knee, NextMeasurement, Offer, Question, cheapest, rank_of
 
 HELD = {
@@ -33,6 +33,8 @@ HELD = {
 docs/accuracy.md says which."""
 SHOWN_SHARE = 0.1
 """Least part of the interval's squared width that is worth a word."""
+LARGEST = 3
+"""Causes of a limit that are named without details."""
 CALIBRATE = "run `ddplab calibrate` on the GPUs"
 NARROWER = {
     "collectives": "give a log of `all_reduce_perf -b 1M -e 64M` on this network as the fabric, best of as many GPUs",
@@ -92,8 +94,11 @@ def efficiency_sentence(system: System, world_size: int) -> str:
     return f"{world_size:,} GPUs do the work of {efficiency * world_size:.4g} that train alone ({efficiency:.0%})"
 
 
-def limit_sentence(limits: Limits) -> str:
-    """Return what limits an iteration, and by which part of its time without each cause it would be shorter."""
+def limit_sentence(limits: Limits, *, details: bool = True) -> str:
+    """Return what limits an iteration, and by which part of its time without each cause it would be shorter.
+
+    Without details, only the largest causes are named.
+    """
     whole = max(1, limits.now.iteration_ns)
     if limits.now.contradictions:
         part = limits.now.breakdown["unexplained"] / whole / limits.now.iterations
@@ -101,11 +106,12 @@ def limit_sentence(limits: Limits) -> str:
     if limits.why_unknown:
         return f"limit on {gpus(limits.world_size)}: {limits.limit}, because {limits.why_unknown}"
     shares = sorted(((ns / whole, name) for name, ns in limits.saved_ns.items()), reverse=True)
-    words = ", ".join(f"{name} {share:.0%}" for share, name in shares if share >= 0.005 and name not in BUCKETS)
+    causes = [f"{name} {share:.0%}" for share, name in shares if share >= 0.005 and name not in BUCKETS]
+    words = ", ".join(causes if details else causes[:LARGEST])
     buckets = ", ".join(f"{name} {share:.0%}" for share, name in shares if share >= 0.015 and name in BUCKETS)
     parts = [f"limit on {gpus(limits.world_size)}: {limits.limit}"]
-    parts += [f"the iteration would be shorter without: {words}"] if words else []
-    parts += [f"parts of the network's time: {buckets}"] if buckets else []
+    parts += [f"{'the iteration would be ' * details}shorter without: {words}"] if words else []
+    parts += [f"parts of the network's time: {buckets}"] if buckets and details else []
     return "; ".join(parts)
 
 
@@ -160,17 +166,18 @@ def assumed_sentence(system: System, world_size: int) -> str:
 
 
 def measure_sentence(world_size: int, measure: NextMeasurement, needs: Needs) -> str:
-    """Return what to measure next on GPUs that the buyer has; "" if nothing would narrow the range."""
+    """Return what to measure next on GPUs that the buyer has, the cheapest first; "" if nothing narrows the range."""
     message = needs.rate.message_bytes / 2**20 if needs.rate else 0
     sizes = " and ".join(f"{one:,}" for one in measure.world_sizes)
     widths = {
+        "a step on one GPU (--step-ms)": measure.width_with_step,
         f"iterations on {sizes} GPUs (--measured)": measure.width_with_sizes if sizes else None,
         f"all-reduces of {message:.0f} MB on {world_size:,}": measure.width_with_messages,
     }
     now = f"±{measure.width:.0%}"
     after = {what: f"±{width:.0%}" for what, width in widths.items() if width is not None}
-    parts = [f"{what} would leave {width}" for what, width in after.items() if width != now]
-    return f"measure next, because the range on {gpus(world_size)} is {now}: {'; '.join(parts)}" if parts else ""
+    parts = [f"{what}, {width}" for what, width in after.items() if width != now]
+    return f"measure next, to narrow {now} on {gpus(world_size)}: {'; '.join(parts)}" if parts else ""
 
 
 def width_sentence(shares: Mapping[str, float]) -> str:
@@ -310,6 +317,19 @@ def _memory_words(offer: Offer) -> str:
     parts += [f"fits with {' or '.join(by_answer['fits'])}"] if by_answer["fits"] else []
     parts += [f"does not fit with {' or '.join(by_answer['does not fit'])}"] if by_answer["does not fit"] else []
     return ", ".join(parts)
+
+
+def memory_sentence(memory: Mapping[Optimizer, MemoryUse]) -> str:
+    """Return whether training fits, by optimiser, with the figures of the one that decides for all named with it."""
+    by_answer: dict[str, list[Optimizer]] = {}
+    for name, use in memory.items():
+        by_answer.setdefault(use.answer, []).append(name)
+    parts = []
+    for answer, names in by_answer.items():
+        use = memory[names[0 if answer == "does not fit" else -1]]
+        largest = f"; {use.largest_batch:,} samples certainly do" if answer == "fits" and use.largest_batch else ""
+        parts.append(f"{answer} with {', '.join(names)} ({memory_needed(use)}{largest})")
+    return f"memory: {'; '.join(parts)}"
 
 
 def memory_needed(use: MemoryUse) -> str:

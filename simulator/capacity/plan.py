@@ -119,6 +119,7 @@ class SystemPlan:
             "width": measure.width,
             "width_with_sizes": measure.width_with_sizes,
             "width_with_messages": measure.width_with_messages,
+            "width_with_step": measure.width_with_step,
             "origins": origins(inputs, self.at),
             "assumed": list(self.assumed),
         }

@@ -61,6 +61,8 @@ class NextMeasurement(NamedTuple):
     width_with_messages: float | None
     """Expected width after measuring all-reduces of the largest bucket's size on as many GPUs. None: the buyer has
     fewer."""
+    width_with_step: float | None
+    """Expected width after measuring a step on one GPU. None: it was measured."""
 
 
 @dataclass(frozen=True)
@@ -119,8 +121,13 @@ class Scaling:
         }
         width = _width(whole)
         left, best = min(((left, pair) for pair, left in narrowed.items()), default=(width, ()))
-        without = 1 - whole.shares_of_width.get("collectives", 0.0)
-        return NextMeasurement(width, best, left, width * without**0.5 if world_size <= owned else None)
+
+        def width_without(cause: str) -> float:
+            return float(width * (1 - whole.shares_of_width.get(cause, 0.0)) ** 0.5)
+
+        messages = width_without("collectives") if world_size <= owned else None
+        is_measured = system.inputs.trace.workload.compute_bounds == (1.0, 1.0)
+        return NextMeasurement(width, best, left, messages, None if is_measured else width_without("compute times"))
 
     def _size(self, world_size: int) -> Size:
         prediction = self.system.at(world_size)

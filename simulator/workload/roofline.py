@@ -393,6 +393,15 @@ def counted_models() -> list[str]:
     return list(_counted())
 
 
+def name_of_model(name: str) -> str:
+    """Return the name in the file that differs in capitals and hyphens only, as in GPT-2; without one, `name`."""
+
+    def plain(one: str) -> str:
+        return re.sub(r"[^a-z0-9.:/]", "", one.lower())
+
+    return next((known for known in _counted() if plain(known) == plain(name)), name)
+
+
 def built_in_operations(model: str, autocast: str | None = None) -> Operations | None:
     """Return the operations of a built-in model as `ddplab.operation_counter` counted them; None: not in the file.
 
@@ -400,7 +409,7 @@ def built_in_operations(model: str, autocast: str | None = None) -> Operations |
         model: Name of the model.
         autocast: Element type of torch.autocast, "bfloat16" or "float16". None: no autocast.
     """
-    of_model = _counted().get(model, {})
+    of_model = _counted().get(name_of_model(model), {})
     if autocast in AUTOCAST.values() and autocast not in of_model:
         autocast = None  # without parameters in float32, a model computes as without autocast
     counted = of_model.get(autocast or PARAMETERS_DTYPE)
