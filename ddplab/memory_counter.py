@@ -36,10 +36,11 @@ IN_FLOAT32 = {
 
 
 def measure_memory(model: str, *, autocast: str | None = None) -> StepMemory | None:
-    """Count what one step of a model holds; None: it has no batch size, or does not run on fake tensors.
+    """Count what one step of a model holds; None: it does not run on fake tensors.
 
-    Arguments are those of `measure_operations`. A callable that takes `batch` is counted with its own batch and with
-    twice as many samples, which shows what does not grow with the batch.
+    Arguments are those of `measure_operations`. Where the batch is not known, it counts as one sample. A callable that
+    takes `batch` is counted with its own batch and with twice as many samples, which shows what does not grow with the
+    batch.
 
     Raises:
         ModelError: There is no such model.
@@ -50,18 +51,17 @@ def measure_memory(model: str, *, autocast: str | None = None) -> StepMemory | N
         if isinstance(error, ModelError):
             raise
         return None
-    if held is None or "batch" not in signature(models.resolve(model)).parameters:
+    if "batch" not in signature(models.resolve(model)).parameters:
         return held
-    if (twice := _held(model, autocast, 2 * held.batch)) is None:
-        return held
+    twice = _held(model, autocast, 2 * held.batch)
     return held.model_copy(update={"constant_bytes": max(0, 2 * held.kept_bytes - twice.kept_bytes)})
 
 
-def _held(model: str, autocast: str | None, batch: int | None) -> StepMemory | None:
+def _held(model: str, autocast: str | None, batch: int | None) -> StepMemory:
     with without_data():
         module, loss_fn = models.build(model) if batch is None else models.resolve(model)(batch=batch)  # type: ignore[call-arg]
         with low_precision(module, autocast), _OnCuda():
-            return held_by_a_step(module, loss_fn, own) if (own := getattr(loss_fn, "batch", None)) else None
+            return held_by_a_step(module, loss_fn, batch or models.batch_of(model, loss_fn) or 1)
 
 
 def held_by_a_step(module: nn.Module, loss_fn: models.Loss, batch: int = 1) -> StepMemory:

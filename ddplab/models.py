@@ -1,14 +1,16 @@
 """Models to train and record: the built-in ones, and any `module:callable` that `--model` names.
 
 A model is a callable without arguments that returns `(module, loss_fn)`. `loss_fn(module)` runs the module on one
-batch of random data and returns the scalar loss. `loss_fn` may have an attribute `batch`, the number of samples, and
-a method `optimizer`, which makes the optimiser.
+batch of random data and returns the scalar loss. The number of samples of a batch is the default of an argument
+`batch` of the callable, or an attribute `batch` of `loss_fn`, which may also have a method `optimizer`, which makes
+the optimiser.
 """
 
 from collections.abc import Callable
 from contextlib import nullcontext
 from dataclasses import dataclass
 from functools import partial
+from inspect import signature
 from typing import Any
 
 import torch
@@ -64,6 +66,13 @@ def build(name: str) -> Model:
     if device.type != "cpu":  # a model on the meta device stays there
         made[0].to(device)
     return made
+
+
+def batch_of(name: str, loss_fn: Loss) -> int | None:
+    """Return the number of samples of a model's batch; None: neither the callable nor the loss says it."""
+    arguments = signature(resolve(name)).parameters
+    given = getattr(loss_fn, "batch", arguments["batch"].default if "batch" in arguments else None)
+    return given if isinstance(given, int) and given > 0 else None
 
 
 def mlp() -> Model:

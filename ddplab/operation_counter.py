@@ -12,6 +12,7 @@ from contextlib import AbstractContextManager, ExitStack, contextmanager, nullco
 from functools import partial
 from typing import Any
 from unittest import mock
+from warnings import catch_warnings, filterwarnings
 
 import torch
 import torch.nn.functional as F  # noqa: N812 - as torch names it
@@ -46,7 +47,8 @@ def measure_operations(model: str, *, autocast: str | None = None) -> Operations
         with without_data():
             module, loss_fn = models.build(model)
             with low_precision(module, autocast):
-                return count_operations(module, loss_fn, model)
+                operations = count_operations(module, loss_fn, model)
+            return operations.model_copy(update={"batch": models.batch_of(model, loss_fn)})
     except (AssertionError, RuntimeError, TypeError, ValueError) as error:  # Assertion: real and fake tensors meet
         if isinstance(error, ModelError):
             raise
@@ -63,10 +65,14 @@ def without_data() -> Iterator[None]:
     """Let models be made and run on fake tensors of a processor.
 
     Modules can be converted (`module.half()`), for which torch would swap tensors that have references. An RMS norm
-    runs as a layer norm without bias: one kernel, as on a GPU, where a processor has ten.
+    runs as a layer norm without bias: one kernel, as on a GPU, where a processor has ten. A deep copy of a tensor
+    keeps its mode, which would be copied with it: torch's own `nn.TransformerEncoder` clones its layers. Torch warns
+    that such a copy asks for an address, which is not used.
     """
     takes_data = mock.patch.object(torch.utils, "swap_tensors", _take_data)
-    with takes_data, mock.patch.object(F, "rms_norm", _layer_norm), FakeTensorMode():
+    one_mode = mock.patch.object(FakeTensorMode, "__deepcopy__", lambda mode, _: mode, create=True)
+    with takes_data, one_mode, mock.patch.object(F, "rms_norm", _layer_norm), FakeTensorMode(), catch_warnings():
+        filterwarnings("ignore", "Accessing the data pointer of FakeTensor")
         yield
 
 

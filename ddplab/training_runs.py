@@ -37,7 +37,7 @@ class Trainer:
     def __init__(self, model: str, rank: int) -> None:
         torch.manual_seed(rank)  # each rank has its own batch; data parallelism makes the parameters equal
         self.module, self.loss_fn = models.build(model)
-        self.batch: int | None = getattr(self.loss_fn, "batch", None)
+        self.batch: int | None = models.batch_of(model, self.loss_fn)
         self._optimizer = models.optimizer_of(self.module, self.loss_fn)
 
     def uses_all_parameters(self) -> bool:

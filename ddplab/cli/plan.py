@@ -305,7 +305,7 @@ def _show(result: CapacityPlan, *, details: bool) -> None:
 def _sentences(one: SystemPlan, *, asks_efficiency: bool, details: bool) -> list[str]:
     """Return what follows for a system: what trains, the limit, memory and what to measure; all else with details."""
     workload, system, batch = one.scaling.system.inputs.trace.workload, one.scaling.system, one.scaling.batch
-    note = "; samples/s are iterations/s, because the batch is unknown (--batch)" if not workload.batch else ""
+    note = "; samples are batches, whose size is not known" if not workload.batch else ""
     needs = judgement.needs_sentence(one.limits, one.needs, one.target, batch, _largest_batch(one))
     more = (
         re.split(r"; all-red| \(sources", system.inputs.fabric.source)[0],

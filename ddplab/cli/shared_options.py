@@ -26,7 +26,7 @@ from ..simulator.schedule.comm_hook_messages import CommHook, named_hook
 from ..simulator.schedule.policy import Policy
 from ..simulator.workload.roofline import Operations, built_in_operations
 from ..simulator.workload.variation import Straggler, Variation
-from .terminal_output import PrintableStream
+from .terminal_output import PrintableStream, progress
 
 R = TypeVar("R", bound=Schema)
 
@@ -341,8 +341,9 @@ def operations_of(model: str, autocast: str | None = None) -> Operations:
     from ..memory_counter import measure_memory
     from ..operation_counter import measure_operations
 
-    operations = measure_operations(model, autocast=autocast)
-    return operations.model_copy(update={"memory": measure_memory(model, autocast=autocast)})
+    with progress(f"counting the operations and the memory of {model}"):
+        operations = measure_operations(model, autocast=autocast)
+        return operations.model_copy(update={"memory": measure_memory(model, autocast=autocast)})
 
 
 def with_samples(operations: Operations, batch: int | None) -> Operations:
@@ -351,6 +352,7 @@ def with_samples(operations: Operations, batch: int | None) -> Operations:
         return operations
     if operations.batch is None:
         raise ValueError(
-            f"--batch: expected a model with a known batch, {operations.model} has none (`loss_fn.batch`)"
+            f"--batch: expected a model with a known batch, {operations.model} has none; let its callable take "
+            "`batch`, as in `def build(batch=64):`"
         )
     return operations.with_batch(batch / operations.batch)

@@ -10,6 +10,7 @@ import re
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
+from operator import attrgetter
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
@@ -115,6 +116,9 @@ class Activity(NamedTuple):
         return self.kind == "kernel" and COMMUNICATION.search(self.name) is not None
 
 
+STREAM: Callable[[Activity], Stream] = attrgetter("stream")
+
+
 @dataclass(frozen=True)
 class ProfilerFile:
     """One file of torch's profiler, of one rank; None: not recorded."""
@@ -129,7 +133,8 @@ class ProfilerFile:
     operations: Sequence[HostOperation]  #: by start; of two that start together, the longer first
     activities: Sequence[Activity]  #: by launch
     lost: int  #: activities left out, because their launch was not recorded
-    lost_until_ns: int  #: end of those that ran before all others: the GPU was behind its host when the file began
+    lost_until_ns: Mapping[Stream, int]
+    """By stream, the end of those that ran before all others: the GPU was behind its host when the file began."""
 
     @cached_property
     def by_name(self) -> dict[str, list[HostOperation]]:
@@ -197,7 +202,13 @@ def read_profiler_file(path: Path) -> ProfilerFile:
             f"launches, {len(ran)} activities of the GPU and {len(activities)} with such an id; profile with "
             "ProfilerActivity.CUDA and ProfilerActivity.CPU, and export the file again"
         )
-    first_ns = min((one.start_ns for one in activities), default=0)
+    kernels = [one for one in activities if one.kind == "kernel"]
+    if kernels and all(one.communicates for one in kernels) and launches > 2 * len(kernels):
+        raise TraceError(
+            f"{path}: expected the kernels of {launches} launches, got {len(kernels)}, all of a communication "
+            "library: the profiler has lost the stream that computes (ROCm/rocm-systems#1327), and times of the "
+            "host are not those of the GPU; profile again, or record a trace (ddplab record)"
+        )
     info = raw.distributedInfo or {}
     in_name = RANK.search(path.name)
     rank, backend = info.get("rank", int(in_name[1]) if in_name else None), info.get("backend")
@@ -215,8 +226,25 @@ def read_profiler_file(path: Path) -> ProfilerFile:
         operations=operations,
         activities=activities,
         lost=len(ran) - len(activities),
-        lost_until_ns=max((end for _, _, (start, end) in ran if start < first_ns), default=0),
+        lost_until_ns=_lost_until(ran, activities),
     )
+
+
+def _lost_until(
+    ran: Iterable[tuple[RawEvent, str, tuple[int, int]]], activities: Sequence[Activity]
+) -> dict[Stream, int]:
+    """Return when the activities had ended that ran before the first with a launch, by stream."""
+    first_ns = {stream: min(one.start_ns for one in some) for stream, some in grouped(activities, STREAM).items()}
+    until_ns = dict.fromkeys(first_ns, 0)
+    for event, _, (start_ns, end_ns) in ran:
+        stream = _stream(event.args or NO_ARGUMENTS)
+        if start_ns < first_ns.get(stream, 0):
+            until_ns[stream] = max(until_ns[stream], end_ns)
+    return until_ns
+
+
+def _stream(arguments: RawArguments) -> Stream:
+    return str(arguments.device), str(arguments.stream)
 
 
 NO_ARGUMENTS = RawArguments()
@@ -255,11 +283,10 @@ def _launched(
         arguments = event.args or NO_ARGUMENTS
         call = calls.get(_positive(arguments.correlation) or 0)
         if call is not None:
-            stream = str(arguments.device), str(arguments.stream)
             size = arguments.bytes if isinstance(arguments.bytes, int) else None
             shape = f"{arguments.grid} {arguments.block}"
             moments = *span, call.start_ns, call.end_ns
-            yield Activity(event.name or "", kind, stream, *moments, call.thread, size, shape)
+            yield Activity(event.name or "", kind, _stream(arguments), *moments, call.thread, size, shape)
 
 
 def _positive(number: object) -> int | None:

@@ -223,7 +223,8 @@ class _Reader:
         A step begins when the host begins it and the GPU is done with the one before, and ends likewise.
         """
         earlier = _within(self._on_stream, 0, windows[0].start_ns - 1, LAUNCH)
-        done_ns = max([self._file.lost_until_ns, *(one.end_ns for one in earlier)])
+        lost_until_ns = 0 if self._stream is None else self._file.lost_until_ns[self._stream]
+        done_ns = max([lost_until_ns, *(one.end_ns for one in earlier)])
         for window in windows:
             start_ns = max(window.start_ns, done_ns)
             launched = _within(self._on_stream, window.start_ns, window.next_ns - 1, LAUNCH)
@@ -240,6 +241,12 @@ class _Reader:
                 "call `step()` of the profiler after each backward pass"
             )
         forwards = self._named(window, FORWARD)
+        if forwards and gradients[0].hooks.start_ns < max(one.start_ns for one in forwards):
+            raise TraceError(
+                f"{self._file.path}: expected all forward passes of a step before its backward pass, got a gradient "
+                f"before the last {FORWARD} of step {window.name}, as with two wrappers (a GAN), or an evaluation in "
+                "the step; profile one wrapper, and call `step()` of the profiler after each optimiser step"
+            )
         divide_ns = max(one.end_ns for one in forwards) if forwards else self._first_node_ns(window.start_ns)
         backward = _within(self._on_stream, divide_ns, window.next_ns - 1, LAUNCH)
         if self._on_gpu:
@@ -323,10 +330,22 @@ class _Reader:
             hooks = _latest(hooks_of.get(call.thread, ()), call.start_ns, START)
             in_hook = hooks is not None and hooks.end_ns >= call.start_ns
             start_ns, end_ns = _extent(ran or [run])
-            if self._on_gpu and not ran:  # a group of one rank runs nothing
+            if self._on_gpu and not ran and run.thread == call.thread:  # not on a thread of Gloo's
+                self._check_alone(window, call)
                 start_ns = end_ns = max([call.start_ns, *(one.ready_ns for one in gradients[:count])])
             size_bytes, dtype = _message(run, described) or _message(call, ()) or (self._copied_before(call), None)
             yield ProfiledAllReduce(call.start_ns, start_ns, end_ns, size_bytes, dtype, count, in_hook)
+
+    def _check_alone(self, window: Window, call: HostOperation) -> None:
+        """Refuse an all-reduce of several ranks that ran nothing on the GPU; in a group of one, nothing runs."""
+        ranks = self._file.world_size
+        if ranks is not None and ranks > 1:
+            raise TraceError(
+                f"{self._file.path}: expected a kernel of each all-reduce of {ranks} ranks, got none of one in step "
+                f"{window.name}, whose call took {(call.end_ns - call.start_ns) / 1e6:.1f} ms on the host: a "
+                "communication library that blocks the host (oneCCL), or whose kernels have no correlation id, "
+                "leaves no time of its own; profile one rank alone, or record a trace (ddplab record)"
+            )
 
     def _copied_before(self, call: HostOperation) -> int | None:
         """Return the bytes of the copy launched last before a call: functional collectives copy their input."""

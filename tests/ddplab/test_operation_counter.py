@@ -1,5 +1,6 @@
 """Operations of a model, counted without data."""
 
+import copy
 import re
 
 import pytest
@@ -168,6 +169,28 @@ def test_an_rms_norm_is_one_kernel_each_way_and_modules_can_be_converted():
 
 
 BATCH = torch.ones(2, 3)
+
+
+def cloned_layers(clone: bool) -> models.Model:
+    layer = nn.Linear(3, 3)
+    layers = [copy.deepcopy(layer) if clone else nn.Linear(3, 3) for _ in range(3)]
+    return nn.Sequential(*layers), lambda module: module(torch.ones(2, 3)).sum()
+
+
+def test_a_model_that_clones_its_layers_is_counted_as_one_that_does_not():
+    """Deep copies of fake tensors, as `nn.TransformerEncoder` makes them."""
+    cloned, plain = (
+        measure_operations(f"tests.ddplab.test_operation_counter:{name}") for name in ("clones", "makes")
+    )
+    assert cloned.model_copy(update={"model": plain.model}) == plain
+
+
+def clones() -> models.Model:
+    return cloned_layers(clone=True)
+
+
+def makes() -> models.Model:
+    return cloned_layers(clone=False)
 
 
 def reads_a_value() -> models.Model:

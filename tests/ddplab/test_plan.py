@@ -9,7 +9,7 @@ FAST = ("--world-size", "8,16")
 
 
 def test_two_names_are_enough(answered):
-    shown, document = answered("plan", "resnet50", "aws-p4d", *FAST)
+    shown, document = answered("plan", "ResNet-50", "aws-p4d", "--world-size", 8, "--world-size", 16)
     assert shown.startswith("16 GPUs of aws-p4d process")
     assert document["systems"][0]["model"] == "resnet50-224"
     assert [row["world_size"] for row in document["sizes"]] == [8, 16]

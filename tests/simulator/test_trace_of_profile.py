@@ -256,13 +256,21 @@ def durations(document: dict[str, object], tmp_path) -> list[int]:
     return import_profile([write(document, tmp_path / "rank0.json")]).to_json()["iteration_ns"]
 
 
-def test_kernels_of_the_step_before_are_no_part_of_the_first(tmp_path):
+@pytest.mark.parametrize("prefetches", [False, True])
+def test_kernels_of_the_step_before_are_no_part_of_the_first(tmp_path, prefetches):
+    """Nor are they if a copy of the next batch on another stream, whose launch is in the file, runs before them."""
     document, truths = profiler_files.profile(SMALL)
     first = min(one["ts"] for one in document["traceEvents"] if one["cat"] == "kernel")
     last = {"device": 0, "stream": 7, "correlation": 10**6}
     for one in document["traceEvents"]:  # the GPU is 30 ms behind its host
         one["ts"] += 30_000 * (one["cat"] in ("kernel", "gpu_memcpy"))
     document["traceEvents"].append(event("of the step before", first - 1_000, 31_000, "kernel", **last))
+    if prefetches:
+        copy = {"device": 0, "stream": 9, "correlation": 10**6 + 1}
+        document["traceEvents"] += [
+            event("cudaMemcpyAsync", first - 3_000, 2, "cuda_runtime", correlation=10**6 + 1),
+            event("Memcpy HtoD", first - 2_000, 2, "gpu_memcpy", **copy),
+        ]
     assert durations(document, tmp_path)[0] < 1.1 * truths[0].iteration_ns
 
 
@@ -317,3 +325,33 @@ def test_a_profile_of_something_else_is_refused_by_name(tmp_path, name):
     with pytest.raises(TraceError, match=rf"got FSDP \(events named {name[:8]}") as caught:
         import_profile([write(document, tmp_path / "rank0.json")])
     assert "\n" not in str(caught.value)
+
+
+@given(profiler_files.scripts())
+def test_what_contradicts_the_reading_is_refused(tmp_path, script):
+    """A lost computing stream, all-reduces of several ranks without a kernel, and a second wrapper in a step."""
+    document, _ = profiler_files.profile(script)
+    computing = [one for one in document["traceEvents"] if one["cat"] == "kernel" and "nccl" not in one["name"]]
+    collectives = [one for one in document["traceEvents"] if one["cat"] == "kernel" and "nccl" in one["name"]]
+    copies = [one for one in document["traceEvents"] if one["cat"] == "gpu_memcpy"]
+
+    def left(*gone: list[dict[str, object]]) -> dict[str, object]:
+        names = {id(one) for some in gone for one in some}
+        return document | {"traceEvents": [one for one in document["traceEvents"] if id(one) not in names]}
+
+    forward = next(one for one in document["traceEvents"] if one["name"] == "DistributedDataParallel.forward")
+    optimizer = next(one for one in document["traceEvents"] if one["name"].startswith("Optimizer.step"))
+    second = forward | {"ts": optimizer["ts"], "dur": optimizer["dur"] / 2}
+    wrong = {
+        "all of a communication library: the profiler has lost": left(computing, copies),
+        "expected a kernel of each all-reduce of 2 ranks, got none": left(collectives),
+        "got a gradient before the last DistributedDataParallel.forward": document
+        | {"traceEvents": [*document["traceEvents"], second]},
+    }
+    for message, told in wrong.items():
+        with pytest.raises(TraceError, match=message) as caught:
+            import_profile([write(told, tmp_path / "rank0.json")])
+        assert "\n" not in str(caught.value)
+    alone = left(collectives)
+    alone["distributedInfo"] = {"backend": "nccl", "rank": 0, "world_size": 1}
+    assert import_profile([write(alone, tmp_path / "rank0.json")]).trace.workload.world_size == 1
