@@ -38,9 +38,9 @@ IN_FLOAT32 = {
 def measure_memory(model: str, *, autocast: str | None = None) -> StepMemory | None:
     """Count what one step of a model holds; None: it does not run on fake tensors.
 
-    Arguments are those of `measure_operations`. Where the batch is not known, it counts as one sample. A callable that
-    takes `batch` is counted with its own batch and with twice as many samples, which shows what does not grow with the
-    batch.
+    Arguments are those of `measure_operations`. Where the batch is not known, it counts as one sample. A callable
+    that takes `batch` is counted with its own batch and with twice as many samples, which shows what does not grow
+    with the batch.
 
     Raises:
         ModelError: There is no such model.
