@@ -201,7 +201,9 @@ class Catalogue(Schema):
         if network is not None:
             if "network" not in links:
                 raise ValueError(f"network: expected a node with a network between nodes, got {name}")
-            links["network"] = links["network"].model_copy(update={"rate": network, "reached_by_members": {}})
+            links["network"] = links["network"].model_copy(
+                update={"rate": network, "reached_by_members": {}, "latency": None}  # of another transport
+            )
         if members is not None:
             innermost = next(iter(links))
             links[innermost] = links[innermost].model_copy(update={"members": members})
@@ -300,6 +302,8 @@ def unknown(what: str, name: str, names: Collection[str], others: str = "") -> s
     near += get_close_matches(short, names, n=5, cutoff=0.6)
     near += [one for one in names if first and get_close_matches(first, _words(one), n=1, cutoff=0.75)]
     hint = f"; did you mean {' or '.join(list(dict.fromkeys(near))[:5])}?" if near else ""
+    if re.search(r"(fp|f|int)[48]$", short):
+        hint = "; rates in 8 or 4 bits are not known: name 16 bits, such as h100-bf16, and give a measured --step-ms"
     return f"{what}: expected {others} a name that `ddplab show` lists, got {name!r}{hint}".replace("  ", " ", 1)
 
 

@@ -73,6 +73,10 @@ COUNT = re.compile(r"\d+|\d(?:\.\d+)?e\+\d+")
 NUMBER = re.compile(r"-?\d+(\.\d+)?")
 
 ADVICE = "give the whole output of all_reduce_perf"
+OF_OTHERS = (
+    ", or of another benchmark (oneCCL, hccl_test, nccom-test, mscclpp-test) three columns, in Python: "
+    "`ddplab.Fabric.from_table([(ranks, bytes, nanoseconds), ...]).save('fabric.json')`"
+)
 WITHOUT_MESSAGES = "set NCCL_DEBUG=WARN, or NCCL_DEBUG_FILE to a file, and measure again"
 
 
@@ -209,7 +213,7 @@ def read_log(path: str | os.PathLike[str]) -> LogContents:
         raise ValueError(f"{log}:{number}: {error}" if number else f"{log}: {error}") from None
     if not timings:
         found = f"those of {', '.join(others)}" if others else "none"
-        raise ValueError(f"{log}: expected rows of all-reduce times (redop sum), found {found}; {ADVICE}")
+        raise ValueError(f"{log}: expected rows of all-reduce times (redop sum), found {found}; {ADVICE}{OF_OTHERS}")
     if all(world_size == 1 for world_size, *_ in timings):
         raise ValueError(f"{log}: expected all-reduces of 2 GPUs or more, got those of 1 GPU, which sends nothing")
     return LogContents(timings, tuple(others))
