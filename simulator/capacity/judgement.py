@@ -252,7 +252,7 @@ def _among(chosen: Offer, offers: Sequence[Offer]) -> str:
         return ", enough"
     many = sum(one.answer == "yes" for one in offers)
     is_priced = all(one.cost is not None for one in offers)
-    rank, rather = ("cheapest", "cheaper") if is_priced else ("fewest", "smaller")
+    rank, rather = ("cheapest", "cheaper") if is_priced else ("smallest", "smaller")
     sure = f"the {rank} of {many} choices that surely suffice" if many > 1 else "the only choice that surely suffices"
     before = [one for one in offers if one.answer == "open" and rank_of(one, offers) < rank_of(chosen, offers)]
     others = [f"of {len(offers)}"] if many < len(offers) else []
