@@ -1,10 +1,11 @@
 """`ddplab import`: makes traces from files of other tools."""
 
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 from typer import Argument, Option
+from typer.core import TyperGroup
 
 from ..reference.files.writing import milliseconds
 from ..simulator.profiler_import.trace_of_profile import ImportedProfile, import_profile
@@ -17,7 +18,20 @@ MODEL = (
     "parameters are numbered."
 )
 
-import_app = typer.Typer(help="Make a trace from files of other tools.", rich_markup_mode=None, add_completion=False)
+
+class _FormatMayBeLeftOut(TyperGroup):
+    """`ddplab import FILE` reads the only format that there is."""
+
+    def resolve_command(self, ctx: Any, args: list[str]) -> Any:  # its type differs between versions of typer
+        return super().resolve_command(ctx, args if args[0] in self.commands else ["kineto", *args])
+
+
+import_app = typer.Typer(
+    help="Make a trace from files of other tools.",
+    cls=_FormatMayBeLeftOut,
+    rich_markup_mode=None,
+    add_completion=False,
+)
 import_app.callback()(lambda: None)  # so that `kineto` is a subcommand
 
 

@@ -1,14 +1,17 @@
 """The command `import`."""
 
+import pytest
+
 from ddplab.reference.trace import Trace
 
 from ..simulator.profiler_files import SMALL, profile, write
 
 
-def test_the_command_writes_trace_and_report(answered, tmp_path):
+@pytest.mark.parametrize("words", [(), ("kineto",)])
+def test_the_command_writes_trace_and_report(answered, tmp_path, words):
     document, _ = profile(SMALL)
     shown, report = answered(
-        "import", "kineto", write(document, tmp_path / "rank0.json"), "--out", tmp_path / "trace.json.gz"
+        "import", *words, write(document, tmp_path / "rank0.json"), "--out", tmp_path / "trace.json.gz"
     )
     assert report["gpu"] == "a GPU"
     assert Trace.load(tmp_path / "trace.json.gz").workload.world_size == 2
