@@ -18,7 +18,7 @@ from ..simulator.capacity import judgement
 from ..simulator.capacity.memory import Optimizer
 from ..simulator.capacity.plan import CapacityPlan, SystemPlan
 from ..simulator.capacity.plan import plan as make_plan
-from ..simulator.capacity.scaling import Offer, read_prices
+from ..simulator.capacity.scaling import Offer, Price, read_prices
 from ..simulator.catalogue import Rate, entry_of, load_fabric, read_catalogue, unknown
 from ..simulator.fabric import Fabric
 from ..simulator.workload.roofline import (
@@ -114,7 +114,7 @@ def plan(
         samples=samples,
         deadline_hours=None if deadline is None else options.read_hours("deadline", deadline),
         efficiency=None if efficiency is None else _read_efficiency(efficiency),
-        prices=[] if prices is None else read_prices(prices),
+        prices=_prices(prices, systems, samples),
         optimizer=optimizer,
         policy=settings.policy,
         variation=settings.variation,
@@ -124,10 +124,7 @@ def plan(
     if json_path is not None:
         write_json(json_path, result.to_json())
     if result.verdict.answer == "open":
-        answers = result.verdict.offer.answers
-        about = next(one for one in result.systems if one.name == result.verdict.offer.system)
-        why = "" if [name for name in answers if answers[name] == "open"] == ["memory"] else f"; {about.sensitivity}"
-        raise ValueError(f"the range is wider than the decision: {result.verdict.sentence}{why}")
+        raise ValueError(_open_sentence(result))
     _show(result, details=details)
     if result.verdict.answer == "no":
         raise Exit(1)
@@ -157,6 +154,20 @@ def _read_system(name: str, network: str | None, device: str | None) -> tuple[st
             rate = Rate(gbit_per_s=int(adapters[1] or 1) * options.bits_per_s(adapters[2]) / 1e9, source="")
     links = listed.topology(node, network=rate)
     return device or found or listed.nodes[node].device, Fabric.from_topology(links)
+
+
+def _prices(path: Path | None, systems: Sequence[str], samples: float | None) -> list[Price]:
+    """Read the prices of the systems, which may have other names of the same nodes there."""
+    if path is None:
+        return []
+    if samples is None:
+        raise ValueError("--prices: expected --samples with it, the samples to train on, got none")
+    listed = read_catalogue()
+    names = {listed.node_of(name) or name: name for name in systems}
+    return [
+        price.model_copy(update={"system": names.get(listed.node_of(price.system) or price.system, price.system)})
+        for price in read_prices(path)
+    ]
 
 
 def _workload(
@@ -195,7 +206,8 @@ def _on_device(trace: Trace, device: str | None) -> Trace:
     if bare is None:
         raise ValueError(unknown("--device", device, listed.devices))
     entry, known = listed.devices[bare], entry_of(workload.device_name)
-    if known is not None and known.pattern.partition("\\")[0] != entry.pattern.partition("\\")[0]:
+    is_gpu = workload.device != "cpu"
+    if not is_gpu or (known is not None and (known.memory.gib, known.product) != (entry.memory.gib, entry.product)):
         raise ValueError(
             f"trace: expected a trace of {entry.product}, as the system has, got one of {workload.device_name}; "
             "convert it with `ddplab synthesize --rescale`, or name the system that has its GPUs"
@@ -276,12 +288,23 @@ def _read_efficiency(text: str) -> float:
 # The screen
 
 
+def _open_sentence(result: CapacityPlan) -> str:
+    """Say why the answer is open, and what would decide."""
+    offer, sentence = result.verdict.offer, result.verdict.sentence
+    about = next(one for one in result.systems if one.name == offer.system)
+    if [name for name, answer in offer.answers.items() if answer == "open"] == ["memory"]:
+        return f"whether it fits is open: {sentence}"
+    if found := judgement.contradiction_sentence(offer.size.prediction):
+        return f"the answer is open, because {found}: {sentence}"
+    return f"the range is wider than the decision: {sentence}; {about.sensitivity}"
+
+
 def _show(result: CapacityPlan, *, details: bool) -> None:
     """Print the verdict, one table, and what follows for each system."""
+    _say(result.verdict.sentence)
     for one in result.systems:
         if found := judgement.contradiction_sentence(one.scaling.system.at(one.at)):
             _say(f"{one.name}: {found}")
-    _say(result.verdict.sentence)
     several = len(result.systems) > 1
     shown = [
         (one.scaling.system, offer)
@@ -323,7 +346,7 @@ def _sentences(one: SystemPlan, *, asks_efficiency: bool, details: bool) -> list
         *([needs] * (asks_efficiency or details)),
         _memory_sentence(one, details=details),
         *(more * details),
-        judgement.measure_sentence(one.at, one.next_measurement, one.needs),
+        "" if one.limits.why_unknown else judgement.measure_sentence(one.at, one.next_measurement, one.needs),
     ]
 
 
@@ -345,8 +368,8 @@ def _row(offer: Offer, currency: str | None, told: Set[str]) -> dict[str, str]:
     }
     if offer.hours_band is not None:
         row["hours"] = judgement.band(*offer.hours_band)
-    if offer.cost_band is not None:
-        row[f"{currency}"] = judgement.band(*offer.cost_band)
+    if currency is not None:
+        row[currency] = "-" if offer.cost_band is None else judgement.band(*offer.cost_band)
     return row | {ANSWERS[name]: answer for name, answer in offer.answers.items() if name in told}
 
 

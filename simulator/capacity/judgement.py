@@ -5,8 +5,8 @@ an efficiency needs, whether measured iterations contradict the model, what make
 intervals of other systems held.
 """
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from math import ceil, floor, isfinite, log10
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from math import ceil, floor, inf, isfinite, log10
 from typing import NamedTuple
 
 from ...reference.files.writing import milliseconds
@@ -200,24 +200,42 @@ class Verdict(NamedTuple):
     offer: Offer  #: the offer that the sentence is about
 
 
-def verdict(question: Question, offers: Sequence[Offer]) -> Verdict:
+def verdict(question: Question, offers: Sequence[Offer], by_names: Collection[str] = ()) -> Verdict:
     """Answer a question, given the systems and numbers of GPUs among which to choose, at least one.
 
     What does not fit into a GPU's memory is "no", whatever was asked; what may not fit is never "yes".
+
+    Args:
+        question: The question.
+        offers: The systems and numbers of GPUs.
+        by_names: Systems on which no step was measured, which the answer says.
     """
     if not question.has_target:
         return _fastest_that_fits(offers)
     chosen = cheapest(offers)
     if chosen is not None:
-        return Verdict(
-            "yes", f"yes: {_offered(chosen)}{_among(chosen, offers)}: {_because(question, chosen)}", chosen
-        )
+        yes = "yes, by names alone" if chosen.system in by_names else "yes"
+        sentence = f"{yes}: {_offered(chosen)}{_among(chosen, offers)}: {_because(question, chosen)}"
+        return Verdict("yes", sentence, chosen)
     still_open = [one for one in offers if one.answer == "open"]
-    nearest = max(still_open or offers, key=_nearness)
+    nearest = min(still_open or offers, key=lambda one: (_shortfall(question, one), rank_of(one, offers)))
     if not still_open:
         many = "not enough" if len(offers) == 1 else f"the nearest of {len(offers)} choices, not enough"
         return Verdict("no", f"no: {_offered(nearest)}, {many}: {_because(question, nearest)}", nearest)
     return Verdict("open", f"{_offered(nearest)}: {_because(question, nearest)}", nearest)
+
+
+def _shortfall(question: Question, offer: Offer) -> float:
+    """Return by which factor an offer misses a limit: at the bad end of an open range, at the good end of a no."""
+    end = 0 if offer.answer == "no" else 1
+    missed = [1.0]
+    if question.deadline_hours is not None and offer.hours_band is not None:
+        missed.append(offer.hours_band[end] / question.deadline_hours)
+    if question.budget is not None and offer.cost_band is not None:
+        missed.append(offer.cost_band[end] / question.budget)
+    if question.efficiency is not None:
+        missed.append(question.efficiency / max(1e-9, offer.size.prediction.efficiency_interval[1 - end]))
+    return inf if offer.answers.get("memory") == "no" else max(missed)
 
 
 def _fastest_that_fits(offers: Sequence[Offer]) -> Verdict:
@@ -253,7 +271,8 @@ def _among(chosen: Offer, offers: Sequence[Offer]) -> str:
     many = sum(one.answer == "yes" for one in offers)
     is_priced = all(one.cost is not None for one in offers)
     rank, rather = ("cheapest", "cheaper") if is_priced else ("smallest", "smaller")
-    sure = f"the {rank} of {many} choices that surely suffice" if many > 1 else "the only choice that surely suffices"
+    sure = f"the {rank} of {many} choices whose whole range suffices"
+    sure = sure if many > 1 else "the only choice whose whole range suffices"
     before = [one for one in offers if one.answer == "open" and rank_of(one, offers) < rank_of(chosen, offers)]
     others = [f"of {len(offers)}"] if many < len(offers) else []
     others += [f"{len(before)} {rather} may suffice"] if before else []
@@ -313,7 +332,7 @@ def _memory_words(offer: Offer) -> str:
     first = next(name for name, use in offer.memory.items() if use.answer != "fits")
     parts = [f"needs {memory_needed(offer.memory[first])} with {first}"]
     if offer.answers["memory"] == "no":
-        return f"{parts[0]}; what fits: {', '.join(offer.instead) or 'nothing but parameters in shards (FSDP)'}"
+        return f"{parts[0]}; what fits: {', '.join(offer.instead)}"
     parts += [f"fits with {' or '.join(by_answer['fits'])}"] if by_answer["fits"] else []
     parts += [f"does not fit with {' or '.join(by_answer['does not fit'])}"] if by_answer["does not fit"] else []
     return ", ".join(parts)

@@ -2,6 +2,7 @@
 
 import re
 from bisect import bisect_right
+from collections.abc import Sequence
 from dataclasses import dataclass
 from math import prod
 from typing import Literal, get_args
@@ -124,19 +125,25 @@ def memory_use(trace: Trace, policy: Policy, optimizer: Optimizer, world_size: i
     )
 
 
-def remedies(trace: Trace, policy: Policy, optimizer: Optimizer, world_size: int) -> list[str]:
-    """Return what would certainly fit where training does not, in words."""
-    use = memory_use(trace, policy, optimizer, world_size)
-    found = [f"a batch of {use.largest_batch:,} per GPU"] if use.largest_batch else []
+def remedies(trace: Trace, policy: Policy, optimizers: Sequence[Optimizer], world_size: int) -> list[str]:
+    """Return what would certainly fit with each of these optimisers where training does not, in words."""
+    uses = [memory_use(trace, policy, one, world_size) for one in optimizers]
+    largest = min(use.largest_batch or 0 for use in uses)
+    found = [f"a batch of {largest:,} per GPU"] if largest else []
     if policy.zero is None:
-        sharded = memory_use(trace, policy.model_copy(update={"zero": "parameters"}), optimizer, world_size)
-        found += ["ZeRO-1 (--set zero=parameters)"] if sharded.answer == "fits" else []
-    needed, listed = use.band_bytes[1], read_catalogue().devices
-    larger = {name: capacity_bytes(entry.product) for name, entry in listed.items()}
-    enough = [(size, name) for name, size in larger.items() if size is not None and needed and size >= needed]
-    if enough:
-        size, name = min(enough)
-        found.append(f"a GPU of {size / 1e9:.0f} GB or more, such as {name}")
+        zero = policy.model_copy(update={"zero": "parameters"})
+        sharded = (memory_use(trace, zero, one, world_size) for one in optimizers)
+        found += ["ZeRO-1 (--set zero=parameters)"] if all(use.answer == "fits" for use in sharded) else []
+    needed = [use.band_bytes[1] for use in uses]
+    if all(needed):
+        most = max(size or 0 for size in needed)
+        listed = ((capacity_bytes(one.product), name) for name, one in read_catalogue().devices.items() if one.peaks)
+        enough = [(size, name) for size, name in listed if size is not None and size >= most]
+        found += [f"a GPU with {most / 1e9:.0f} GB, such as {min(enough)[1]}"] if enough else []
+    if not found:
+        states = sum(size or 0 for name, size in uses[0].parts.items() if name != "activations")
+        in_shards = states > (uses[0].capacity_bytes or 0)
+        found.append("only shards of the parameters (FSDP)" if in_shards else "only smaller inputs, or checkpointing")
     return found
 
 

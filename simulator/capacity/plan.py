@@ -143,8 +143,8 @@ class CapacityPlan:
 
     @property
     def front(self) -> list[Offer]:
-        """The offers than which no other is both faster and cheaper, the fastest first."""
-        return front(self.offers)
+        """The asked offers that may suffice, and than which no other is faster and cheaper, the fastest first."""
+        return front(self.asked)
 
     @property
     def cheapest(self) -> Offer | None:
@@ -263,7 +263,7 @@ def plan(
     question = Question(samples, deadline_hours, budget, efficiency)
     pairs = _paired(trace, fabric)
     by_system = {price.system: price for price in prices}
-    _check(question, pairs, by_system, world_sizes, asked, measured)
+    _check(question, pairs, batch, by_system, world_sizes, asked, measured)
     sizes = sorted({*world_sizes, *(asked or ())})
     chosen = set(asked or sizes)
     systems = []
@@ -276,7 +276,10 @@ def plan(
         price, used = by_system.get(name), optimizers_of(one_trace, optimizer)
         systems.append((scaling, tuple(_offer(system, size, question, price, used) for size in scaling.sizes)))
     about = tuple(offer for _, offers in systems for offer in offers if offer.size.world_size in chosen)
-    answer = verdict(question, about)
+    by_names = [
+        one.system.name for one, _ in systems if one.system.inputs.trace.workload.compute_bounds != (1.0, 1.0)
+    ]
+    answer = verdict(question, about, by_names)
     return CapacityPlan(
         question=question,
         systems=tuple(
@@ -304,7 +307,7 @@ def _offer(
     offer = offer_of(system.name, size, question, price, memory)
     if offer.answers.get("memory") != "no":
         return offer
-    return offer._replace(instead=remedies(*of, optimizers[0], size.world_size))
+    return offer._replace(instead=remedies(*of, optimizers, size.world_size))
 
 
 def _studied(scaling: Scaling, asked: set[int], answer: Offer | None) -> int:
@@ -332,7 +335,8 @@ def _paired(trace: Trace | Several, fabric: Fabric | Several) -> dict[str, tuple
 
 def _check(
     question: Question,
-    systems: Mapping[str, object],
+    systems: Mapping[str, tuple[Trace, Fabric]],
+    batch: int | None,
     prices: Mapping[str, Price],
     world_sizes: Sequence[int],
     asked: Sequence[int] | None,
@@ -347,5 +351,8 @@ def _check(
             raise ValueError(f"{name}: expected `samples` with it, the samples to train on, got none")
     if question.budget is not None and (missing := [name for name in systems if name not in prices]):
         raise ValueError(f"budget: expected a price of every system, got none of {', '.join(missing)}")
+    for name, (trace, _) in systems.items():
+        if question.samples is not None and batch is None and trace.workload.batch is None:
+            raise ValueError(f"samples: expected a known batch of {name}, got none; give it (--batch)")
     if len(currencies := {price.currency for price in prices.values()}) > 1:
         raise ValueError(f"prices: expected one currency, got {', '.join(sorted(currencies))}")

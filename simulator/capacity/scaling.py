@@ -273,6 +273,8 @@ def offer_of(
     if question.efficiency is not None:
         low, high = size.prediction.efficiency_interval
         answers["efficiency"] = at_most((-high, -low), -question.efficiency)
+    if any(one.world_size != size.world_size for one in size.prediction.contradictions):
+        answers = dict.fromkeys(answers, "open")  # what the model says of other numbers of GPUs decides nothing
     if any(use.on_gpu for use in memory.values()):
         found = {use.answer for use in memory.values()}
         answers["memory"] = "yes" if found == {"fits"} else "no" if found == {"does not fit"} else "open"
@@ -286,8 +288,8 @@ def at_most(band: Band, limit: float) -> Answer:
 
 
 def front(offers: Sequence[Offer]) -> list[Offer]:
-    """Return the offers that may fit, and than which no other is both faster and cheaper, the fastest first."""
-    fitting = [one for one in offers if one.answers.get("memory") != "no"]
+    """Return the offers that may suffice, and than which no other is both faster and cheaper, the fastest first."""
+    fitting = [one for one in offers if one.answer != "no"]
     priced = [(one.hours, one.cost, one) for one in fitting if one.hours is not None and one.cost is not None]
     chosen: list[Offer] = []
     least = float("inf")

@@ -38,8 +38,33 @@ def test_systems_are_compared_by_price(printed, tmp_path):
     steps = ("--step-ms", "aws-p4d:200", "--step-ms", "dgx-h100:100")
     asked = (*FAST, *steps, "--samples", 1e8, "--deadline", "1d", "--prices", prices)
     shown = printed("plan", "resnet50", "aws-p4d", "dgx-h100", *asked)
-    assert shown.startswith("yes: 8 GPUs of aws-p4d, the cheapest of 4 choices that surely suffice:")
+    assert shown.startswith("yes: 8 GPUs of aws-p4d, the cheapest of 4 choices whose whole range suffices:")
     assert "fastest and cheapest, from fast to cheap: 16 of dgx-h100" in shown
+
+
+def test_prices_of_some_systems_are_shown_and_decide_nothing(printed, here, tmp_path):
+    prices = tmp_path / "prices.csv"
+    prices.write_text("system,per_gpu_hour,currency,source,date\nAWS_P4D,9,USD,a test,2026-01-01\n")
+    asked = ("gpt2", "aws-p4d", "dgx-h100", "--samples", 1e8, "--deadline", "2d", "--world-size", 16)
+    shown = printed("plan", *asked, "--prices", prices)
+    assert shown.startswith("yes, by names alone: 16 GPUs of aws-p4d, the smallest of 2 choices")
+    rows = [
+        line.split() for line in shown.splitlines() if " 16 " in line and "fits" not in line and "yes" in line.split()
+    ]
+    assert [row[-2] == "-" for row in rows] == [False, True]
+    done = here("plan", "gpt2", "aws-p4d", "--prices", prices)
+    assert (done.returncode, done.stdout) == (1, "")
+    assert "--prices: expected --samples with it" in done.stderr
+
+
+def test_the_nearest_choice_is_named_and_a_contradiction_decides_nothing(here, trace):
+    done = here("plan", "bert-large", "aws-p4d", "--efficiency", "99%", "--world-size", "8,512")
+    assert (done.returncode, done.stdout.startswith("no: 8 GPUs of aws-p4d, the nearest of 2 choices")) == (1, True)
+    words = ("--measured", "8:60ms", "--world-size", 64, "--efficiency", "50%")
+    done = here("plan", "resnet50", "dgx-h100", *words)
+    assert done.stderr.startswith("ddplab: the answer is open, because the measured iterations contradict the model")
+    done = here("plan", trace, "dgx-h100", "--world-size", 8)
+    assert "expected a trace of NVIDIA H100 SXM, as the system has, got one of" in done.stderr
 
 
 def test_a_trace_and_a_file_of_links_are_systems_too(printed, trace, topology):

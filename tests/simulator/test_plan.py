@@ -174,7 +174,9 @@ def test_every_field_of_the_json_is_flat_or_named_and_survives_a_round_trip():
     fabrics = {name: Fabric.from_alpha_beta(100, rate) for name, rate in (("slow", 1e9), ("fast", 1e10))}
     about = {"currency": "USD", "source": "a test", "date": "2026-01-01"}
     prices = [Price(system=name, per_gpu_hour=1.0, **about) for name in fabrics]
-    result = plan(trace, fabrics, world_sizes=[8, 16], samples=1e11, deadline_hours=30, budget=1e6, prices=prices)
+    result = plan(
+        trace, fabrics, world_sizes=[8, 16], batch=1, samples=1e11, deadline_hours=30, budget=1e6, prices=prices
+    )
     document = json.loads(json.dumps(result.to_json(), allow_nan=False))
     assert document == result.to_json()
     assert [(row["system"], row["world_size"]) for row in document["sizes"]] == [
