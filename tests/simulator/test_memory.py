@@ -1,11 +1,14 @@
 """Whether training fits; `validation/tests/test_memory.py` compares the bytes with measured ones."""
 
+import re
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from ddplab.reference.trace import StepMemory
-from ddplab.simulator.capacity.memory import OPTIMIZERS, Optimizer, capacity_bytes, memory_use
+from ddplab.simulator.capacity.memory import OPTIMIZERS, Optimizer, capacity_bytes, memory_use, remedies
+from ddplab.simulator.catalogue import read_catalogue
 from ddplab.simulator.schedule.policy import Policy
 
 from .changed_traces import gpu_trace, with_workload
@@ -81,3 +84,29 @@ def test_without_activations_only_a_no_is_certain(optimizer: Optimizer):
     assert use.answer == "unknown"
     assert use.band_bytes[1] is use.largest_batch is use.peak_bytes is None
     assert memory_use(trace_with(held(8, MB), "a GPU"), Policy(), optimizer).answer == "unknown"
+
+
+def test_data_parallel_training_that_was_recorded_on_a_gpu_fits_there():
+    recorded = with_workload(trace_with(None), source="torch", device="cuda")
+    assert memory_use(recorded, Policy(), "sgd").answer == "fits"
+    assert memory_use(with_workload(recorded, device="cpu"), Policy(), "sgd").answer == "unknown"
+
+
+@given(batch=st.integers(2, 512), kept=st.integers(10**10, 10**12), low=st.booleans())
+def test_what_is_named_instead_fits_with_each_optimizer(batch, kept, low):
+    trace = trace_with(held(batch, kept))
+    optimizers = OPTIMIZERS if low else OPTIMIZERS[:3]
+    named = remedies(trace, Policy(), optimizers, 8)
+    assert named
+    for words in named:
+        if found := re.fullmatch(r"a batch of ([\d,]+) per GPU", words):
+            smaller = trace_with(held(batch, kept).with_batch(int(found[1].replace(",", ""))))
+            assert {memory_use(smaller, Policy(), one).answer for one in optimizers} == {"fits"}
+        elif words.startswith("ZeRO-1"):
+            zero = Policy(zero="parameters")
+            assert {memory_use(trace, zero, one, 8).answer for one in optimizers} == {"fits"}
+        elif found := re.fullmatch(r"a GPU with (\d+) GB, such as (\S+)", words):
+            larger = trace_with(held(batch, kept), read_catalogue().devices[found[2]].product)
+            assert {memory_use(larger, Policy(), one).answer for one in optimizers} == {"fits"}
+        else:
+            assert words in ("only shards of the parameters (FSDP)", "only smaller inputs, or checkpointing")
