@@ -282,13 +282,17 @@ FACTORS = {None: 1e9, "": 1.0, "k": 1e3, "m": 1e6, "g": 1e9}
 
 
 def bits_per_s(text: str) -> float:
-    """Parse a rate such as `1gbit`, `500mbit` or `2.5Gbit/s`; a number without a unit is in Gbit/s.
+    """Parse a rate such as `1gbit`, `500mbit`, `100GbE` or `2.5Gbit/s`; a number without a unit is in Gbit/s.
 
     Raises:
         ValueError: The text is not a rate, or the rate is not above 0.
     """
-    match = re.fullmatch(r"(\d*\.?\d+)\s*(?:([kmg]?)(?:bits?/s|bits?|bps))?", text.strip().lower())
-    rate = float(match[1]) * FACTORS[match[2]] if match else 0.0
+    match = re.fullmatch(
+        r"(\d*\.?\d+)\s*(?:([kmg])(?:b|be|b/s)?|([kmg]?)(?:bits?/s|bits?|bps))?", text.strip().lower()
+    )
+    if re.search(r"[kKmMgG]B(?!E)", text):  # bytes
+        match = None
+    rate = float(match[1]) * FACTORS[match[2] or match[3]] if match else 0.0
     if rate <= 0:
         raise ValueError(f"link rate: expected a rate above 0, such as 1gbit, 500mbit or 2.5 (Gbit/s), got {text!r}")
     return rate

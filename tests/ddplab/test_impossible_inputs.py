@@ -58,7 +58,7 @@ IMPOSSIBLE = [
     (("plan", "vit-b-16", "a1000", "--world-size", 8), "did you mean"),
     (("plan", "vit-b-16", "8x100g", "--world-size", 8), "aws-p4d --network 8x100gbit"),
     (("plan", "vit-b-16", "nvlink", "--world-size", 8), "aws-p4d --network 100gbit"),
-    (("plan", "vit-b-16", "p4de.24xlarge", "--world-size", 8), "did you mean aws-p4d?"),
+    (("plan", "vit-b-16", "p4dx.24xlarge", "--world-size", 8), "did you mean aws-p4d"),
     (("plan", "vit-b-61", "aws-p4d", "--world-size", 8), "vit-b-16"),
     (("plan", "vit-b-16", "aws-p4d", "dgx-h100", "--step-ms", 212), "did you mean aws-p4d:212 --step-ms dgx-h100"),
 ]  # fmt: skip
