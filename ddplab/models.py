@@ -94,9 +94,9 @@ def transformer(vocabulary: int, context: int, batch: int, **sizes: int) -> Mode
     return module, _Classification(tokens[:, :-1], tokens[:, 1:])
 
 
-def vit(batch: int) -> Model:
-    """ViT-B/16 (Dosovitskiy et al. 2021), 86,567,656 parameters in 152 tensors, on images of 224 x 224."""
-    module = _VisionTransformer(side=224, patch=16, width=768, heads=12, layers=12)
+def vit(batch: int, *, patch: int = 16, **sizes: int) -> Model:
+    """A vision transformer (Dosovitskiy et al. 2021) on images of 224 x 224."""
+    module = _VisionTransformer(side=224, patch=patch, **sizes)
     return module, _classify(torch.randn(batch, 3, 224, 224), 1000)
 
 
@@ -156,14 +156,20 @@ BUILT_IN: dict[str, Callable[[], Model]] = {
     "gpt2": partial(transformer, vocabulary=50257, context=1024, batch=8, width=768, heads=12, layers=12),
     # 467 tensors and 60,192,808 parameters
     "resnet152-224": partial(resnet, (3, 8, 36, 3), bottleneck=True, batch=64, side=224),
-    "vit-b-16": partial(vit, batch=64),
+    # 1,557,611,200 parameters, and GPT-3's with 1.3 billion
+    "gpt2-xl": partial(transformer, vocabulary=50257, context=1024, batch=2, width=1600, heads=25, layers=48),
+    "gpt-1.3b": partial(transformer, vocabulary=50257, context=2048, batch=2, width=2048, heads=16, layers=24),
+    # 86,567,656 parameters in 152 tensors, 304,326,632 in 296 and 632,045,800 in 392
+    "vit-b-16": partial(vit, batch=64, width=768, heads=12, layers=12),
+    "vit-l-16": partial(vit, batch=32, width=1024, heads=16, layers=24),
+    "vit-h-14": partial(vit, batch=16, patch=14, width=1280, heads=16, layers=32),
     # config.json of meta-llama/Llama-3.2-1B and Llama-3.1-8B: 1,235,814,400 and 8,030,261,248 parameters
     "llama-3.2-1b": partial(llama, 128256, 2, 4096, tied=True, width=2048, heads=32, pairs=8, layers=16, inner=8192),
     "llama-3.1-8b": partial(llama, 128256, 2, 4096, width=4096, heads=32, pairs=8, layers=32, inner=14336),
 }
 BUILT_IN |= {
     f"{name}-checkpointed": partial(checkpointed, BUILT_IN[name])
-    for name in ("bert-large", "llama-3.2-1b", "llama-3.1-8b")
+    for name in ("bert-large", "gpt2-xl", "gpt-1.3b", "llama-3.2-1b", "llama-3.1-8b")
 }
 
 

@@ -329,25 +329,25 @@ def _sentences(one: SystemPlan, *, asks_efficiency: bool, details: bool) -> list
     """Return what follows for a system: what trains, the limit, memory and what to measure; all else with details."""
     workload, system, batch = one.scaling.system.inputs.trace.workload, one.scaling.system, one.scaling.batch
     note = "; samples are batches, whose size is not known" if not workload.batch else ""
-    needs = judgement.needs_sentence(one.limits, one.needs, one.target, batch, _largest_batch(one))
-    more = (
-        re.split(r"; all-red| \(sources", system.inputs.fabric.source)[0],
-        judgement.knee_sentence(one.scaling.knee, one.scaling.world_sizes[-1]),
-        _changes_sentence(one),
-        _fsdp_sentence(one),
-        judgement.assumed_sentence(system, one.at),
-        one.sensitivity,
-        *one.assumed,
-    )
     device = workload.device_name if details else workload.device_name.partition(" by ")[0]
-    return [
+    said = [
         f"{workload.model}, {batch} sample{'s' * (batch > 1)} per GPU, on {device}{note}",
         judgement.limit_sentence(one.limits, details=details),
-        *([needs] * (asks_efficiency or details)),
-        _memory_sentence(one, details=details),
-        *(more * details),
-        "" if one.limits.why_unknown else judgement.measure_sentence(one.at, one.next_measurement, one.needs),
     ]
+    if asks_efficiency or details:
+        said.append(judgement.needs_sentence(one.limits, one.needs, one.target, batch, _largest_batch(one)))
+    said.append(_memory_sentence(one, details=details))
+    if details:
+        said += [
+            re.split(r"; all-red| \(sources", system.inputs.fabric.source)[0],
+            judgement.knee_sentence(one.scaling.knee, one.scaling.world_sizes[-1]),
+            _changes_sentence(one),
+            _fsdp_sentence(one),
+            judgement.assumed_sentence(system, one.at),
+            one.sensitivity,
+            *one.assumed,
+        ]
+    return [*said, judgement.measure_sentence(one.limits, one.next_measurement)]
 
 
 def _say(sentence: str) -> None:

@@ -165,9 +165,11 @@ def assumed_sentence(system: System, world_size: int) -> str:
     return f"not measured: {', '.join(parts)}" if parts else ""
 
 
-def measure_sentence(world_size: int, measure: NextMeasurement, needs: Needs) -> str:
+def measure_sentence(limits: Limits, measure: NextMeasurement) -> str:
     """Return what to measure next on GPUs that the buyer has, the cheapest first; "" if nothing narrows the range."""
-    message = needs.rate.message_bytes / 2**20 if needs.rate else 0
+    if limits.why_unknown:
+        return ""
+    world_size, message = limits.world_size, limits.message_bytes / 2**20
     sizes = " and ".join(f"{one:,}" for one in measure.world_sizes)
     widths = {
         "a step on one GPU (--step-ms)": measure.width_with_step,

@@ -119,11 +119,16 @@ class Limits:
         """Why limits and needs do not follow from the model, in words; empty if they do."""
         if self.now.contradictions:
             return "the model does not explain the measured iterations"
-        size_bytes, _ = _largest_message(self.now)
+        size_bytes = self.message_bytes
         fabric, size = self.system.inputs.fabric, np.array([size_bytes])
         if self.world_size > 1 and fabric.errors_beyond_tables(size, self.world_size)[0] > MOST_BEYOND:
             return f"no all-reduce near {size_bytes / 2**20:.1f} MB, the largest message, was measured"
         return ""
+
+    @property
+    def message_bytes(self) -> int:
+        """Bytes of the message of a bucket that sends most."""
+        return _largest_message(self.now)[0]
 
     @cached_property
     def saved_ns(self) -> dict[str, int]:

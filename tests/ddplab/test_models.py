@@ -34,6 +34,9 @@ def test_training_begins_near_chance_and_without_underflow(name):
         ("resnet50-224", 25_557_032, 161, (64, 3, 224, 224)),
         ("bert-large", 335_174_458, 298, (32, 128)),
         ("gpt2", 124_439_808, 148, (8, 1024)),
+        ("gpt2-xl", 1_557_611_200, 580, (2, 1024)),  # openai-community/gpt2-xl
+        ("vit-l-16", 304_326_632, 296, (32, 3, 224, 224)),  # torchvision
+        ("vit-h-14", 632_045_800, 392, (16, 3, 224, 224)),  # torchvision
         ("resnet152-224", 60_192_808, 467, (64, 3, 224, 224)),  # torchvision
         ("vit-b-16", 86_567_656, 152, (64, 3, 224, 224)),  # torchvision
         ("llama-3.2-1b", 1_235_814_400, 146, (2, 4096)),  # meta-llama/Llama-3.2-1B
