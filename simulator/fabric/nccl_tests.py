@@ -383,7 +383,7 @@ def _looks_like_a_row(line: str) -> bool:
     """Whether a line without a valid row contains the beginning of a row, or consists mostly of numbers."""
     if line.lstrip().startswith("#"):
         return False
-    words = line.split()
+    words = line.split(maxsplit=MOST_COLUMNS)[:MOST_COLUMNS]  # a long line is no row, whatever its end is
     numbers = sum(NUMBER.fullmatch(word) is not None for word in words)
     mostly_numbers = len(words) >= 8 and 2 * numbers > len(words) and "NCCL" not in line
     return mostly_numbers or bool(BEGINS_LIKE_A_ROW.match(line) or HAS_A_ROW.search(line))
