@@ -1,8 +1,9 @@
 """Forecasts for clusters, written on 2026-11-29, before anyone here could know the truth, and their score.
 
 All-reduces on 4, 8 and 32 nodes from the names of nodes whose published logs have fewer nodes, or other ones; and
-steps of BERT-Large of MLPerf Training on more nodes, from a published step on few (v4.1 and v5.0; fp16 gradients in
-buckets of 288 MB, in CUDA graphs).
+steps of BERT-Large of MLPerf Training on more nodes, from a published step on few (v4.1 and v5.0; fp16 gradients, in
+CUDA graphs). The published runs do not overlap; they are predicted with overlapped buckets of 288 MB, which are those
+of MLPerf's Stable Diffusion.
 
 `python -m validation.cluster_forecasts` prints the forecasts, and `--write` writes them to `forecasts/`, once.
 `python -m validation.cluster_forecasts TRUTHS.csv` scores them: a truth has the columns model, node, gpus, bytes and
