@@ -85,7 +85,7 @@ def browser():
 
     path = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
     if path is None:
-        pytest.skip("no chromium; run `apt-get install chromium`")
+        pytest.skip("pages are tested in a browser, and there is none here; run `apt-get install chromium`")
     with sync_playwright() as playwright:
         started = playwright.chromium.launch(executable_path=path, args=["--no-sandbox"] if os.geteuid() == 0 else [])
         yield started

@@ -95,7 +95,7 @@ def efficiency_sentence(system: System, world_size: int) -> str:
 
 
 def limit_sentence(limits: Limits, *, details: bool = True) -> str:
-    """Return what limits an iteration, and by which part of its time without each cause it would be shorter.
+    """Return what limits an iteration, and how much shorter it would be without each cause.
 
     Without details, only the largest causes are named.
     """
@@ -228,7 +228,10 @@ def verdict(question: Question, offers: Sequence[Offer], by_names: Collection[st
 
 
 def _shortfall(question: Question, offer: Offer) -> float:
-    """Return by which factor an offer misses a limit: at the bad end of an open range, at the good end of a no."""
+    """Return how far an offer is from its limits, as a factor: that of the limit which it misses most.
+
+    The worse end of the range counts if the answer is open, the better end if it is no.
+    """
     end = 0 if offer.answer == "no" else 1
     missed = [1.0]
     if question.deadline_hours is not None and offer.hours_band is not None:
@@ -241,7 +244,7 @@ def _shortfall(question: Question, offer: Offer) -> float:
 
 
 def _fastest_that_fits(offers: Sequence[Offer]) -> Verdict:
-    """Describe the fastest offer that fits, or else may fit, and by which factor it is faster than other systems."""
+    """Describe the fastest offer that fits, or else may fit, and how many times faster than other systems it is."""
     best = max(offers, key=_nearness)
     if best.answers.get("memory") == "no":
         return Verdict("no", f"no: {_offered(best)}: {_memory_words(best)}", best)

@@ -53,7 +53,7 @@ class MemoryUse:
     """The largest batch per GPU that certainly fits. None: not known; 0: not even one sample does."""
     on_gpu: bool  #: whether training is on a GPU; the memory of a processor is not known, and not asked for
     has_run: bool
-    """Whether training with this batch was recorded on such a GPU, its buckets too, so that it fits."""
+    """Whether training with this batch, buckets and at least this optimiser's states was recorded on such a GPU."""
 
     @property
     def answer(self) -> Literal["fits", "does not fit", "unknown"]:
@@ -121,7 +121,7 @@ def memory_use(trace: Trace, policy: Policy, optimizer: Optimizer, world_size: i
         capacity_bytes=capacity,
         largest_batch=largest,
         on_gpu=workload.device != "cpu",
-        has_run=workload.device != "cpu" and workload.source != "module",
+        has_run=workload.device != "cpu" and workload.source != "module" and STATES[optimizer] == 0,
     )
 
 

@@ -98,7 +98,7 @@ class CostCurves:
         return errors
 
     def has_usual_latency(self, world_size: int) -> bool:
-        """Return whether NCCL crosses a network whose latency nobody measured: NCCL's default, or less than any."""
+        """Return whether NCCL crosses a network whose latency is NCCL's default, or below every published one."""
         costs, network = self._described(world_size), self._levels(world_size)[1:]
         longest_ns = max((level.latency_ns for level in network if level.size > 1), default=np.inf)
         return costs.nodes is not None and (longest_ns == USUAL_LATENCY_NS or longest_ns < LEAST_LATENCY_NS)

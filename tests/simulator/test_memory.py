@@ -89,6 +89,9 @@ def test_without_activations_only_a_no_is_certain(optimizer: Optimizer):
 def test_data_parallel_training_that_was_recorded_on_a_gpu_fits_there():
     recorded = with_workload(trace_with(None), source="torch", device="cuda")
     assert memory_use(recorded, Policy(), "sgd").answer == "fits"
+    assert (
+        memory_use(recorded, Policy(), "adam").answer == "unknown"
+    )  # the trace does not say what its optimizer kept
     assert memory_use(with_workload(recorded, device="cpu"), Policy(), "sgd").answer == "unknown"
 
 
