@@ -14,7 +14,8 @@ import numpy as np
 from ..reference.files.value_ranges import as_int64
 from ..reference.files.writing import milliseconds, write_atomically
 from .anchoring import Anchor, Expected, correct
-from .engines.timeline import Span, Timeline
+from .engines.closed_form import simulate
+from .engines.timeline import EngineInput, Span, Timeline
 from .results import perfetto_export
 from .results.breakdown import break_down, critical_path
 from .workload.compute_times import Floats
@@ -61,7 +62,8 @@ class Prediction:
     copies, launches and comm hooks."""
     samples_ns: tuple[int, ...] = field(repr=False)  #: time of every simulated iteration, in the order of simulation
     buckets: tuple[tuple[int, ...], ...] = field(repr=False)  #: parameter indices by bucket, in launch order
-    timeline: Timeline = field(repr=False, compare=False)  #: of the median iteration, or of the median cycle
+    median: Timeline | EngineInput = field(repr=False, compare=False)
+    """The median iteration, or the median cycle, simulated when `timeline` is first asked for."""
     epoch_end_ns: int = 0
     """Under Join, the time after the last iteration in which all ranks receive the model of one rank."""
     counted_as_free: tuple[str, ...] = ()
@@ -77,6 +79,11 @@ class Prediction:
     anchors: tuple[Anchor, ...] = ()
     """What each measured iteration time has changed. The correction applies to the times of iterations, their
     interval and computation alone. Times without overlap and the timeline remain the model's."""
+
+    @cached_property
+    def timeline(self) -> Timeline:
+        """Timeline of the median iteration, or of the median cycle."""
+        return self.median if isinstance(self.median, Timeline) else simulate(self.median)
 
     @cached_property
     def spans(self) -> tuple[Span, ...]:

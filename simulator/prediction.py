@@ -173,7 +173,7 @@ def predicted(inputs: Inputs, world_size: int, engine: Engine = "auto") -> Predi
     end = price_collectives(build_join_end(policy, model), charged, world_size) if joins else None
     return Prediction(
         **summarize(times_ns, causes=causes, spread=costs.spread),
-        timeline=simulate(median, engine),
+        median=median if engine == "auto" else simulate(median, engine),
         buckets=schedule.buckets,
         epoch_end_ns=0 if end is None else simulate(end).iteration_ns,
         counted_as_free=counted_as_free(policy, inputs.fabric),

@@ -2,9 +2,7 @@
 
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import ProcessPoolExecutor
 from itertools import product, starmap
-from multiprocessing import get_context
 from typing import TYPE_CHECKING, Annotated, Any, Unpack
 
 from pydantic import InstanceOf, PlainValidator
@@ -165,6 +163,9 @@ def _run(tasks: Sequence[tuple[Any, ...]], n_jobs: int | None) -> Iterator[list[
     if n_jobs == 1:
         yield from starmap(rows_of, tasks)
         return
+    from concurrent.futures import ProcessPoolExecutor  # which takes a command a twentieth of a second to import
+    from multiprocessing import get_context
+
     workers = n_jobs if n_jobs is not None and n_jobs > 0 else os.cpu_count()
     # Forked processes need neither an importable main program nor the modules of the caller loaded again.
     with ProcessPoolExecutor(workers, get_context("fork")) as pool:

@@ -18,7 +18,7 @@ from ..simulator.capacity import judgement
 from ..simulator.capacity.memory import Optimizer
 from ..simulator.capacity.plan import CapacityPlan, SystemPlan
 from ..simulator.capacity.plan import plan as make_plan
-from ..simulator.capacity.scaling import Offer, Price, read_prices
+from ..simulator.capacity.scaling import Offer, Price, Scaling, read_prices
 from ..simulator.catalogue import Rate, entry_of, load_fabric, read_catalogue, unknown
 from ..simulator.fabric import Fabric
 from ..simulator.workload.roofline import (
@@ -307,7 +307,7 @@ def _show(result: CapacityPlan, *, details: bool) -> None:
             _say(f"{one.name}: {found}")
     several = len(result.systems) > 1
     shown = [
-        (one.scaling.system, offer)
+        (one.scaling, offer)
         for one in result.systems
         for offer in (one.offers if details else result.asked)
         if offer.system == one.name
@@ -315,8 +315,13 @@ def _show(result: CapacityPlan, *, details: bool) -> None:
     told = {
         name for _, offer in shown for name, answer in offer.answers.items() if (name, answer) != ("memory", "yes")
     }
-    rows = [({"system": offer.system} if several else {}) | _row(offer, result.currency, told) for _, offer in shown]
-    title = judgement.coverage_words((system, offer.size.world_size) for system, offer in shown)
+    rows = [
+        ({"system": offer.system} if several else {})
+        | _row(offer, result.currency, told)
+        | ({"fixed total": _strong(offer, scaling)} if details else {})
+        for scaling, offer in shown
+    ]
+    title = judgement.coverage_words((scaling.system, offer.size.world_size) for scaling, offer in shown)
     show_table(rows, textwrap.fill(title, LINE, subsequent_indent="  "), optional=SPARED)
     for one in result.systems:
         for sentence in _sentences(one, asks_efficiency=result.question.efficiency is not None, details=details):
@@ -364,7 +369,6 @@ def _row(offer: Offer, currency: str | None, told: Set[str]) -> dict[str, str]:
         "samples/s": judgement.band(*size.samples_per_s_band),
         "efficiency": judgement.percent(*size.prediction.efficiency_interval),
         "iteration ms": judgement.band(low_ns / 1e6, high_ns / 1e6),
-        "fixed total": _strong(offer),
     }
     if offer.hours_band is not None:
         row["hours"] = judgement.band(*offer.hours_band)
@@ -373,13 +377,13 @@ def _row(offer: Offer, currency: str | None, told: Set[str]) -> dict[str, str]:
     return row | {ANSWERS[name]: answer for name, answer in offer.answers.items() if name in told}
 
 
-def _strong(offer: Offer) -> str:
+def _strong(offer: Offer, scaling: Scaling) -> str:
     """Return the throughput with a fixed total batch, with the digits of that with a fixed batch per GPU."""
-    size = offer.size
-    if size.strong_samples_per_s is None:
+    size, strong = offer.size, scaling.strong_samples_per_s(offer.size.world_size)
+    if strong is None:
         return "-"
-    part = size.strong_samples_per_s / size.samples_per_s
-    return judgement.carried(size.strong_samples_per_s, *(part * end for end in size.samples_per_s_band))
+    part = strong / size.samples_per_s
+    return judgement.carried(strong, *(part * end for end in size.samples_per_s_band))
 
 
 def _changes_sentence(one: SystemPlan) -> str:

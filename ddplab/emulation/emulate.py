@@ -139,7 +139,7 @@ def emulate(
     end = emulation.timelines.get("join end")
     return Prediction(
         **summarize(np.stack([latency_ns, alone_ns, serial_ns]) / policy.sync_every),
-        timeline=median,
+        median=median,
         buckets=emulation.buckets,
         epoch_end_ns=0 if end is None else end.iteration_ns,
         counted_as_free=counted_as_free(policy, fabric),

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cache, cached_property
 from typing import Annotated, Any, Unpack
 
 from pydantic import Field, InstanceOf
@@ -171,7 +171,9 @@ class CapacityPlan:
             "cheapest": _named(self.cheapest),
             "fastest": _named(self.fastest),
             "sizes": [
-                _offer_json(one) | {"on_front": (one.system, one.size.world_size) in on_front} for one in self.offers
+                _offer_json(offer, one.scaling) | {"on_front": (one.name, offer.size.world_size) in on_front}
+                for one in self.systems
+                for offer in one.offers
             ],
             "systems": [one.to_json() for one in self.systems],
         }
@@ -181,7 +183,7 @@ def _named(offer: Offer | None) -> dict[str, Any] | None:
     return None if offer is None else {"system": offer.system, "world_size": offer.size.world_size}
 
 
-def _offer_json(offer: Offer) -> dict[str, Any]:
+def _offer_json(offer: Offer, scaling: Scaling) -> dict[str, Any]:
     size, prediction = offer.size, offer.size.prediction
     figures = {
         "iteration_ns": (prediction.iteration_ns, prediction.interval_ns),
@@ -200,7 +202,7 @@ def _offer_json(offer: Offer) -> dict[str, Any]:
         row[name] = value
         row[f"{name}_low"], row[f"{name}_high"] = both or (None, None)
     answers = {f"answer_{name}": offer.answers.get(name) for name in ("deadline", "budget", "efficiency", "memory")}
-    return {**row, "strong_samples_per_s": size.strong_samples_per_s, **answers}
+    return {**row, "strong_samples_per_s": scaling.strong_samples_per_s(size.world_size), **answers}
 
 
 @checked
@@ -273,8 +275,8 @@ def plan(
         system = System(inputs, name, (rebatched or {}).get(name))
         each = batch or one_trace.workload.batch or 1
         scaling = Scaling(system, sizes, each, total_batch or each * sizes[0])
-        price, used = by_system.get(name), optimizers_of(one_trace, optimizer)
-        systems.append((scaling, tuple(_offer(system, size, question, price, used) for size in scaling.sizes)))
+        price, memory = by_system.get(name), _memory(one_trace, policy, optimizer)
+        systems.append((scaling, tuple(_offer(system, size, question, price, memory) for size in scaling.sizes)))
     about = tuple(offer for _, offers in systems for offer in offers if offer.size.world_size in chosen)
     by_names = [
         one.system.name for one, _ in systems if one.system.inputs.trace.workload.compute_bounds != (1.0, 1.0)
@@ -298,16 +300,30 @@ def plan(
     )
 
 
+def _memory(trace: Trace, policy: Policy, known: Optimizer | None) -> Callable[[int], Mapping[Optimizer, MemoryUse]]:
+    """Return a function from a number of GPUs to the memory with each optimiser, which differs only in shards."""
+
+    @cache
+    def of_shards(count: int) -> Mapping[Optimizer, MemoryUse]:
+        return {one: memory_use(trace, policy, one, count) for one in optimizers_of(trace, known)}
+
+    return lambda world_size: of_shards(policy.shards_on(world_size))
+
+
 def _offer(
-    system: System, size: Size, question: Question, price: Price | None, optimizers: Sequence[Optimizer]
+    system: System,
+    size: Size,
+    question: Question,
+    price: Price | None,
+    memory_on: Callable[[int], Mapping[Optimizer, MemoryUse]],
 ) -> Offer:
     """Return the offer of one number of GPUs, with what fits instead if no optimiser does."""
-    of = system.inputs.trace, system.inputs.policy
-    memory = {one: memory_use(*of, one, size.world_size) for one in optimizers}
+    memory = memory_on(size.world_size)
     offer = offer_of(system.name, size, question, price, memory)
     if offer.answers.get("memory") != "no":
         return offer
-    return offer._replace(instead=remedies(*of, optimizers, size.world_size))
+    of = system.inputs.trace, system.inputs.policy
+    return offer._replace(instead=remedies(*of, list(memory), size.world_size))
 
 
 def _studied(scaling: Scaling, asked: set[int], answer: Offer | None) -> int:

@@ -38,8 +38,6 @@ class Size(NamedTuple):
     prediction: Prediction
     samples_per_s: float  #: samples per second on all GPUs
     samples_per_s_band: Band  #: both ends of its 90 % interval
-    strong_samples_per_s: float | None
-    """The same with one total batch (strong scaling). None: fewer samples than GPUs, or recorded communication."""
 
 
 class Knee(NamedTuple):
@@ -138,18 +136,20 @@ class Scaling:
             prediction=prediction,
             samples_per_s=samples / max(1, prediction.iteration_ns),
             samples_per_s_band=(samples / max(1, high_ns), samples / max(1, low_ns)),
-            strong_samples_per_s=self._strong(world_size, prediction),
         )
 
-    def _strong(self, world_size: int, prediction: Prediction) -> float | None:
+    def strong_samples_per_s(self, world_size: int) -> float | None:
+        """Return samples per second on all GPUs with the total batch (strong scaling).
+
+        None: it has fewer samples than there are GPUs, or the trace was recorded with communication.
+        """
         samples = self.total_batch
         multiple = samples / (self.batch * world_size)
         other = self.system.with_batch(multiple) if samples >= world_size else None
         if other is None:
             return None
-        if multiple != 1:
-            prediction = self.system.at(world_size, self.system.inputs._replace(trace=other))
-        return samples * 1e9 / max(1, prediction.iteration_ns)
+        changed = None if multiple == 1 else self.system.inputs._replace(trace=other)
+        return samples * 1e9 / max(1, self.system.at(world_size, changed).iteration_ns)
 
 
 def _width(prediction: Prediction) -> float:

@@ -74,9 +74,13 @@ def solve(engine_input: EngineInput, *, ends_only: bool = False) -> Timeline:
             number = instruction.collective
             start[..., number], done[..., number] = clock.run(now.max(axis=-1), cost_ns[..., number])
         elif not isinstance(instruction, Compute):
-            met = True if instruction.only is None else engine_input.meets[instruction.only]
-            now = np.where(met, np.maximum(now, done[..., instruction.collective, None]), now)
-            progress = np.where(met, clock.at(now), progress)
+            waited = np.maximum(now, done[..., instruction.collective, None])
+            if instruction.only is None:
+                now, progress = waited, clock.at(waited)
+            else:
+                met = engine_input.meets[instruction.only]
+                now = np.where(met, waited, now)
+                progress = np.where(met, clock.at(now), progress)
         end[..., place] = now
     return Timeline(engine_input, end, start, done)
 
@@ -118,7 +122,7 @@ class _SlowedTime:
     """The clock if computation is slower while a collective runs, one at a time; what `ProgressClock` is for events.
 
     *Edges* are the starts and ends of collectives, between which the speed is constant: after an edge in an odd place
-    computation is slow.
+    computation is slow. Their moments, and the progress until each, lie one row of iterations after the other.
     """
 
     bits = PROGRESS_BITS
@@ -127,22 +131,21 @@ class _SlowedTime:
         self._shape = engine_input.duration_ns.shape[:-1]
         rows, edges = int(np.prod(self._shape[:-1])), 2 * len(engine_input.schedule.collectives) + 2
         self._factor = (np.broadcast_to(engine_input.slow_down, rows)[:, None] * FULL_SPEED).astype(np.int64)
-        self._rows, self._edges = np.arange(rows)[:, None], 0
-        self._edge_ns, self._progress = np.full((2, rows, edges), np.iinfo(np.int64).max)
-        self._edge_ns[:, 0] = self._progress[:, 0] = 0
-        self._place = np.zeros((rows, self._shape[-1]), np.int64)  # the last edge that each rank has passed
+        self._edge_ns, self._progress = np.full((2, rows * edges), np.iinfo(np.int64).max)
+        self._last = np.arange(0, rows * edges, edges)  # the last edge that is known of each row
+        self._edge_ns[self._last] = self._progress[self._last] = 0
+        self._passed = np.repeat(self._last[:, None], self._shape[-1], axis=1)  # the last edge passed by each rank
 
     def run(self, launched_ns: Nanoseconds, cost_ns: Nanoseconds) -> tuple[Nanoseconds, Nanoseconds]:
         """Run a collective after its last launch and the one before; returns its start and end."""
-        before_ns, progress = self._edge_ns[:, self._edges], self._progress[:, self._edges]
+        before_ns, progress = self._edge_ns[self._last], self._progress[self._last]
         start_ns = np.maximum(launched_ns.reshape(-1), before_ns)
         progress = progress + ((start_ns - before_ns) << PROGRESS_BITS)
         done_ns = start_ns + cost_ns.reshape(-1)
+        self._edge_ns[self._last + 1], self._progress[self._last + 1] = start_ns, progress
+        self._last = self._last + 2
         gained = self._slowed(cost_ns.reshape(-1, 1))[:, 0]
-        both = slice(self._edges + 1, self._edges + 3)
-        self._edge_ns[:, both] = np.stack([start_ns, done_ns], axis=-1)
-        self._progress[:, both] = np.stack([progress, progress + gained], axis=-1)
-        self._edges += 2
+        self._edge_ns[self._last], self._progress[self._last] = done_ns, progress + gained
         return start_ns.reshape(launched_ns.shape), done_ns.reshape(launched_ns.shape)
 
     def reaches(self, progress: NDArray[np.int64]) -> Nanoseconds:
@@ -151,29 +154,29 @@ class _SlowedTime:
         Progress is rounded up, so it is at least p from the first nanosecond on at which the exact progress exceeds
         p - 1. The last edge with less than p is before that moment.
         """
-        progress = progress.reshape(self._place.shape)
-        place = self._pass(self._progress, progress - 1)
-        missing = progress - self._progress[self._rows, place] - 1
+        below = progress.reshape(self._passed.shape) - 1
+        passed = self._pass(self._progress, below)
+        missing = below - self._progress.take(passed)
         high, low = missing >> FACTOR_BITS, missing & (FULL_SPEED - 1)
         rest = ((low >> 16) * self._factor + ((low & 0xFFFF) * self._factor >> 16)) >> 16
         slowed_ns = (high * self._factor + rest) >> PROGRESS_BITS  # missing * factor >> 52, in 64 bits
-        own_ns = 1 + np.where(place % 2, slowed_ns, missing >> PROGRESS_BITS)
-        moment_ns: Nanoseconds = (self._edge_ns[self._rows, place] + own_ns).reshape(self._shape)
+        own_ns = 1 + np.where(passed & 1, slowed_ns, missing >> PROGRESS_BITS)
+        moment_ns: Nanoseconds = (self._edge_ns.take(passed) + own_ns).reshape(self._shape)
         return moment_ns
 
     def at(self, moment_ns: Nanoseconds) -> NDArray[np.int64]:
         """Return the progress at a moment."""
-        moment_ns = moment_ns.reshape(self._place.shape)
-        place = self._pass(self._edge_ns, moment_ns)
-        own_ns = moment_ns - self._edge_ns[self._rows, place]
-        gained = np.where(place % 2, self._slowed(own_ns), own_ns << PROGRESS_BITS)
-        return (self._progress[self._rows, place] + gained).reshape(self._shape)
+        moment_ns = moment_ns.reshape(self._passed.shape)
+        passed = self._pass(self._edge_ns, moment_ns)
+        own_ns = moment_ns - self._edge_ns.take(passed)
+        gained = np.where(passed & 1, self._slowed(own_ns), own_ns << PROGRESS_BITS)
+        return (self._progress.take(passed) + gained).reshape(self._shape)
 
     def _pass(self, edges: NDArray[np.int64], sought: NDArray[np.int64]) -> NDArray[np.int64]:
         """Move each rank on to the last edge that is not above what it seeks."""
-        while (ahead := edges[self._rows, self._place + 1] <= sought).any():
-            self._place = self._place + ahead
-        return self._place
+        while np.count_nonzero(ahead := edges.take(self._passed + 1) <= sought):
+            self._passed = self._passed + ahead
+        return self._passed
 
     def _slowed(self, elapsed_ns: Nanoseconds) -> NDArray[np.int64]:
         """Return the progress beside a collective, elapsed << 52 over the factor rounded up, in 64 bits."""

@@ -350,8 +350,28 @@ class IterationSampler:
         return first, place.reshape(-1)
 
     def draw(self, cycles: Iterable[int]) -> CycleTimes:
-        """Sample these cycles, given by number; shape [cycles, `ranks`]."""
-        return CycleTimes.combined(np.stack, [self._draw_cycle(cycle) for cycle in cycles])
+        """Sample these cycles, given by number; shape [cycles, `ranks`].
+
+        Iterations under `no_sync` have no optimiser step; parameters that they use count as used in the cycle.
+        """
+        every = self.sync_every
+        numbers = np.add.outer(np.fromiter(cycles, np.int64) * every, np.arange(every))
+        shape = len(numbers), len(self.ranks)
+        joined = np.zeros((*shape, every), bool)
+        if self._inputs is not None:
+            joined = self._inputs[self.ranks, None] <= numbers[:, None]
+        before_ns, undisturbed_ns = np.empty((*shape, every - 1), np.int64), np.zeros(shape, np.int64)
+        unused = np.ones(self.parameters, bool)
+        for place in range(every):
+            undisturbed, factors = self._draw_undisturbed(numbers[:, place])
+            times, alone_ns = undisturbed.scaled(factors), undisturbed.compute_ns
+            if place < every - 1:
+                alone_ns = alone_ns - undisturbed.optimizer_ns
+                before_ns[..., place] = np.where(joined[..., place], 0, times.compute_ns - times.optimizer_ns)
+            undisturbed_ns += np.where(joined[..., place], 0, alone_ns)
+            unused = unused & times.unused
+        last = (getattr(times, field.name) for field in fields(times))
+        return CycleTimes(*last, before_ns, unused.any(axis=-1), joined, undisturbed_ns)  # type: ignore[call-arg]
 
     def in_batches(self, cycles: Sequence[int], instructions: int) -> Iterator[CycleTimes]:
         """Sample these cycles, as many at a time as fit into memory with a schedule of so many instructions."""
@@ -364,54 +384,39 @@ class IterationSampler:
         represented = np.searchsorted(self.ranks, self.represented_by)
         return np.average(cycles.undisturbed_ns, axis=-1, weights=np.bincount(represented))
 
-    def _draw_cycle(self, cycle: int) -> CycleTimes:
-        """Sample one cycle.
-
-        Iterations under `no_sync` have no optimiser step; parameters that they use count as used in the cycle.
-        """
-        numbers = np.arange(cycle * self.sync_every, (cycle + 1) * self.sync_every)
-        drawn = [self._draw_undisturbed(number) for number in numbers.tolist()]
-        *before, last = (times.scaled(factors) for times, factors in drawn)
-        joined = np.zeros((len(self.ranks), self.sync_every), bool)
-        if self._inputs is not None:
-            joined = self._inputs[self.ranks, None] <= numbers
-        by_iteration = [
-            times.compute_ns - (place < len(before)) * times.optimizer_ns for place, (times, _) in enumerate(drawn)
-        ]
-        undisturbed_ns = np.where(joined, 0, np.stack(by_iteration, axis=-1)).sum(axis=-1)
-        before_ns = np.empty((len(self.ranks), len(before)), np.int64)
-        unused = last.unused
-        for place, one in enumerate(before):
-            before_ns[:, place] = np.where(joined[:, place], 0, one.compute_ns - one.optimizer_ns)
-            unused = unused & one.unused
-        times = (getattr(last, field.name) for field in fields(last))
-        return CycleTimes(*times, before_ns, unused.any(axis=-1), joined, undisturbed_ns)  # type: ignore[call-arg]
-
     def draw_iteration(self, number: int) -> ComputeTimes:
         """Sample one iteration of all ranks; the times depend on `number` only, not on earlier calls."""
-        times, factors = self._draw_undisturbed(number)
+        times, factors = self._draw_undisturbed(np.array(number))
         return times.scaled(factors)
 
-    def _draw_undisturbed(self, number: int) -> tuple[ComputeTimes, Floats]:
-        """Sample an iteration of undisturbed ranks, and the factor by which each rank is slower; shape [ranks]."""
-        rng = np.random.default_rng([SEED, number])
-        match self._variation.kind:
-            case "slowest" if self._slowest is not None:
-                times = self._pool[self._first + self._fitted[0]]
-            case "recorded" | "slowest":
-                times = self._pool[self._first + number % self._counts.min()]
-            case "resampled":
-                times = self._pool[self._first + rng.integers(self._counts)]
-            case "fitted":
-                typical, spread = self._fitted
-                factors = np.exp(rng.standard_normal(len(self.ranks)) * spread)
-                times = self._pool[self._first + typical].scaled(factors)
-        factors = np.ones(len(self.ranks))
+    def _draw_undisturbed(self, numbers: NDArray[np.int64]) -> tuple[ComputeTimes, Floats]:
+        """Sample iterations of undisturbed ranks, and the factor by which each rank is slower; shape [..., ranks]."""
+        kind, each = self._variation.kind, (*numbers.shape, 1)
+        is_random = kind in ("resampled", "fitted") or any(one.rank is None for one in self._stragglers)
+        generators = [np.random.default_rng([SEED, one]) for one in numbers.reshape(-1).tolist()] if is_random else []
+
+        def drawn(draw: Callable[[np.random.Generator], Any], *, of_each: int) -> NDArray[Any]:
+            return np.array([draw(rng) for rng in generators]).reshape(*numbers.shape, of_each)
+
+        factors = np.ones((*numbers.shape, len(self.ranks)))
         if self._slowest is not None:
-            level = (0.5 + number * GOLDEN) % 1
-            factors = np.where(self.ranks == self._slowest, self._slowest_factor(level), 1.0)
+            levels = (0.5 + numbers * GOLDEN) % 1
+            slowest = np.array([self._slowest_factor(level) for level in levels.reshape(-1).tolist()]).reshape(each)
+            factors = np.where(self.ranks == self._slowest, slowest, 1.0)
+        if kind == "resampled":
+            place = drawn(lambda rng: rng.integers(self._counts), of_each=len(self.ranks))
+        elif kind == "fitted" or (kind == "slowest" and self._slowest is not None):
+            place = np.broadcast_to(self._fitted[0], factors.shape)
+        else:
+            place = np.broadcast_to((numbers % self._counts.min())[..., None], factors.shape)
+        times = self._pool[self._first + place]
+        if kind == "fitted":
+            normal = drawn(lambda rng: rng.standard_normal(len(self.ranks)), of_each=len(self.ranks))
+            times = times.scaled(np.exp(normal * self._fitted[1]))
         for straggler in self._stragglers:
-            slow = int(rng.integers(len(self.ranks))) if straggler.rank is None else straggler.rank
+            slow: Any = straggler.rank
+            if slow is None:
+                slow = drawn(lambda rng: rng.integers(len(self.ranks)), of_each=1)
             factors = factors * np.where(self.ranks == slow, straggler.factor, 1.0)
         return times, factors
 

@@ -31,6 +31,7 @@ from pathlib import Path
 from typing import Any, Literal, Self
 
 from pydantic import Field, model_validator
+from pydantic_core import from_json
 
 from ...reference.files.reading import Schema, read_bytes, read_schema
 from ...reference.files.value_ranges import Batch, Bytes, BytesPerS, Count, Nanoseconds
@@ -384,7 +385,7 @@ PARAMETERS_DTYPE = "none"
 
 @cache
 def _counted() -> Mapping[str, Mapping[str, Any]]:
-    counted: Mapping[str, Mapping[str, Any]] = json.loads(read_bytes(OPERATIONS_FILE))
+    counted: Mapping[str, Mapping[str, Any]] = from_json(read_bytes(OPERATIONS_FILE))
     return counted
 
 

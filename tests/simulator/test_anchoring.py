@@ -126,7 +126,7 @@ def test_predict_takes_measured_times(asked, ratio):
     prediction = plain.anchored(ranks, {ranks: measured_ns}, {ranks: plain})
     low, high = prediction.interval_ns
     assert low <= prediction.iteration_ns <= high
-    assert prediction.timeline == plain.timeline
+    assert prediction.median is plain.median
     assert [anchor.measured_ns for anchor in prediction.anchors] == [measured_ns]
 
 

@@ -194,7 +194,7 @@ def test_strong_scaling_has_one_total_batch():
     trace = resnet(step_ns=64_000_000)
     fabric = Fabric.from_alpha_beta(0, 1e15)
     result = plan(trace, fabric, world_sizes=[1, 2, 128], assume=False, total_batch=64)
-    one, two, many = (offer.size.strong_samples_per_s for offer in result.offers)
+    one, two, many = map(result.systems[0].scaling.strong_samples_per_s, (1, 2, 128))
     assert two == pytest.approx(2 * one, rel=0.02)
     assert many is None, "fewer samples than GPUs"
 

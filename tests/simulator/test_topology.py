@@ -133,7 +133,7 @@ def on(level: str) -> str:
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("levels: [", "not YAML: line 1: expected the node content"),
+        ("levels: [", "not YAML: line 2: did not find expected node content"),
         ("levels: {a: {gb_per_s: 1}}", "not a topology: levels.a.latency_us: field required"),
         (f"levels: {{a: {LINK}, a: {LINK}}}", "not YAML: line 1: a occurs twice"),
         (f"levels: {{a: {LINK}, b: {LINK}}}", "levels.b.of: expected one level at most with each `of`, got both"),
