@@ -109,11 +109,11 @@ def llama(
     return module, _Classification(tokens[:, :-1], tokens[:, 1:])
 
 
-def bert_large(batch: int = 32) -> Model:
-    """BERT-Large with its language-model head, 335 million parameters, on sequences of 128 tokens."""
+def bert_large(batch: int = 32, length: int = 128) -> Model:
+    """BERT-Large with its language-model head, 335 million parameters, on sequences of `length` tokens."""
     vocabulary, context = 30522, 512
     module = _MaskedLanguageModel(vocabulary, context, width=1024, heads=16, layers=24)
-    tokens = torch.randint(vocabulary, (batch, 128))
+    tokens = torch.randint(vocabulary, (batch, length))
     return module, _Classification(tokens, tokens)
 
 
@@ -152,6 +152,7 @@ BUILT_IN: dict[str, Callable[[], Model]] = {
     # as in published training
     "resnet50-224": partial(resnet, (3, 4, 6, 3), bottleneck=True, batch=64, side=224),
     "bert-large": bert_large,
+    "bert-large-512": partial(bert_large, batch=8, length=512),
     # 124 million parameters in 148 tensors
     "gpt2": partial(transformer, vocabulary=50257, context=1024, batch=8, width=768, heads=12, layers=12),
     # 467 tensors and 60,192,808 parameters

@@ -25,7 +25,7 @@ from torch.utils.flop_counter import conv_flop_count, flop_registry, sdpa_backwa
 from . import models
 from .reference.errors import ModelError
 from .reference.parameters import trainable_parameters
-from .reference.recorder import described_buffers, described_parameters, shape_of_input
+from .reference.recorder import described_buffers, described_input, described_parameters
 from .simulator.workload.roofline import GradientOperations, Operation, OperationKind, Operations, merge, sgd_step
 
 aten = torch.ops.aten
@@ -103,9 +103,9 @@ def count_operations(module: nn.Module, loss_fn: models.Loss, model: str) -> Ope
     if not parameters:
         raise ModelError(f"--model {model}: expected at least one trainable parameter, got none")
     counter = _Counter()
-    shapes: list[tuple[int, ...] | None] = []
+    seen: list[tuple[tuple[int, ...] | None, int | None]] = []
     with ExitStack() as hooks:
-        hooks.enter_context(module.register_forward_pre_hook(lambda _, inputs: shapes.append(shape_of_input(inputs))))
+        hooks.enter_context(module.register_forward_pre_hook(lambda _, inputs: seen.append(described_input(inputs))))
         hooks.enter_context(module.register_forward_hook(counter.forward_ended))
         for index, parameter in enumerate(parameters.values()):
             hook = partial(counter.gradient_ready, index)
@@ -118,7 +118,8 @@ def count_operations(module: nn.Module, loss_fn: models.Loss, model: str) -> Ope
             f"{'and more ' if len(missing) > 5 else ''}got no gradient; freeze them (requires_grad_(False))"
         )
     operations = _summarize(counter, module, model, getattr(loss_fn, "batch", None))
-    return operations.model_copy(update={"input_shape": shapes[0] if shapes else None})
+    shape, tokens = seen[0] if seen else (None, None)
+    return operations.model_copy(update={"input_shape": shape, "tokens": tokens})
 
 
 class _Counter(TorchDispatchMode):

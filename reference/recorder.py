@@ -90,6 +90,7 @@ class Recording:
         self._model = model or type(self._inner).__name__
         self._batch = batch
         self._input_shape: tuple[int, ...] | None = None
+        self._tokens: int | None = None
         self._warned = False
         self._parameters = trainable_parameters(self._inner)
         self._device = _device_of(self._model, self._parameters)
@@ -113,7 +114,7 @@ class Recording:
 
     def _note_input(self, _module: nn.Module, inputs: tuple[Any, ...]) -> None:
         if self._input_shape is None:
-            self._input_shape = shape_of_input(inputs)
+            self._input_shape, self._tokens = described_input(inputs)
         wrapper = TorchDDP._active_ddp_module
         if self._source == "module" and wrapper is not None and not self._warned:
             self._warned = True
@@ -164,6 +165,7 @@ class Recording:
             torch_version=torch.__version__,
             batch=self._batch,
             input_shape=self._input_shape,
+            tokens=self._tokens,
             memory_bytes_per_s=_memory_bytes_per_s(gpu),
         )
 
@@ -176,9 +178,16 @@ def _memory_bytes_per_s(device: Any) -> float | None:
     return getattr(device, "memory_clock_rate", 0) * 1000 * 2 * getattr(device, "memory_bus_width", 0) / 8 or None
 
 
-def shape_of_input(inputs: Sequence[Any]) -> tuple[int, ...] | None:
-    """Return the shape of the first tensor among the inputs of a module; None if there is none."""
-    return next((tuple(tensor.shape) for tensor in inputs if isinstance(tensor, torch.Tensor)), None)
+def described_input(inputs: Sequence[Any]) -> tuple[tuple[int, ...] | None, int | None]:
+    """Return the shape of the first tensor among the inputs of a module, and the length of its sequences of tokens.
+
+    None: there is no tensor, or it has not the numbers of tokens, which are integers by sample and place.
+    """
+    first = next((tensor for tensor in inputs if isinstance(tensor, torch.Tensor)), None)
+    if first is None:
+        return None, None
+    has_tokens = first.dim() == 2 and first.dtype in (torch.int32, torch.int64)
+    return tuple(first.shape), first.shape[1] if has_tokens else None
 
 
 def _device_of(model: str, parameters: dict[str, nn.Parameter]) -> torch.device:

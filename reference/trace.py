@@ -22,7 +22,19 @@ from pydantic import Field, field_validator, model_validator
 from .bucketing import check_partition
 from .errors import TraceError
 from .files.reading import Schema, read_schema
-from .files.value_ranges import EXABYTE, YEAR_NS, Batch, Bytes, BytesPerS, Moment, Nanoseconds, Rank, WorldSize
+from .files.value_ranges import (
+    EXABYTE,
+    YEAR_NS,
+    Batch,
+    Bytes,
+    BytesPerS,
+    Flops,
+    FlopsPerS,
+    Moment,
+    Nanoseconds,
+    Rank,
+    WorldSize,
+)
 from .files.writing import write_atomically
 
 SCHEMA_VERSION: Literal[1] = 1
@@ -141,6 +153,14 @@ class Workload(Schema):
     input_shape: tuple[Length, ...] | None = Field(
         default=None, description="shape of the first tensor that the module took as input, where known"
     )
+    tokens: Length | None = Field(
+        default=None, description="length of a sample's sequence, where the input has numbers of tokens"
+    )
+    flops: Flops | None = Field(
+        default=None,
+        description="floating-point operations of an iteration, without those that checkpoints repeat, where counted",
+    )
+    flops_per_s: FlopsPerS | None = Field(default=None, description="peak rate of the GPU, where known")
     memory_bytes_per_s: BytesPerS | None = Field(
         default=None, description="peak bandwidth of the GPU's memory, where known"
     )

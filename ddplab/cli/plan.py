@@ -4,10 +4,13 @@ import re
 import shutil
 import sys
 import textwrap
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence, Set
+from datetime import date
 from functools import partial
 from math import lcm
 from pathlib import Path
+from string import ascii_uppercase
 from typing import Annotated
 
 from typer import Argument, Exit, Option
@@ -41,7 +44,7 @@ LARGER = "-224"
 """Ending of the names of models that have the size of published training, unlike small ones of the same name."""
 LINE = 80
 """Width of sentences if the output is not a terminal."""
-SPARED = ("fixed total", "iteration ms")
+SPARED = ("fixed total", "iteration ms", "MFU")
 """Columns to leave out on a narrow terminal, the first one first."""
 ANSWERS = {"deadline": "in time", "budget": "in budget", "efficiency": "efficient", "memory": "fits"}
 FILE = re.compile(r"[/:]|\.(ya?ml|log|txt|csv|json)$")
@@ -53,6 +56,7 @@ HELP = {
     "systems": "Nodes or devices that `ddplab show` lists, such as aws-p4d or a100, which get the links of a "
     "node with them; or files as for --fabric of `predict`, with --device.",
     "world_size": "Numbers of GPUs to choose from, such as 64 or 8,64,512. Default: one node to 64 nodes.",
+    "nodes": "The same in nodes, such as 1,2,4.",
     "network": "Rate of a node's network in each direction, such as 100gbit, instead of the catalogue's.",
     "device": "The device on which a model computes, such as h100 or h100-bf16: required with files. Default: that "
     "of the node, in the precision of the model's parameters, with tf32 for float32.",
@@ -61,7 +65,10 @@ HELP = {
     "dgx-h100:80. Without it, the time is that of published training on such GPUs, within a third for known models.",
     "samples": "Samples to train on, over all epochs, such as 1.2e9.",
     "deadline": "Longest duration of the training, such as 24h, 3d or 90min.",
-    "prices": "CSV file of prices: system, per_gpu_hour, currency, source, date.",
+    "prices": "Price of a GPU for an hour, such as 2.50, 1.80-2.40 or 2.50EUR, of one of several systems "
+    "dgx-h100:2.50; or a CSV file of prices: system, per_gpu_hour, currency, source, date. Without --samples, costs "
+    "are those of a million samples, or tokens.",
+    "budget": "Largest cost of the training, in the currency of the prices.",
     "optimizer": "Whose states are in a GPU's memory; adam-fp32 has them, and a copy of the parameters, in float32. "
     "Default: not known, so that training fits only if it does with each.",
     "efficiency": "Least part of the GPUs' time that has to be training, such as 0.9 or 90 %.",
@@ -72,14 +79,20 @@ HELP = {
 def plan(
     model: Annotated[str, Argument(metavar="MODEL", help=HELP["model"])],
     systems: Annotated[list[str], Argument(metavar="SYSTEM...", help=HELP["systems"])],
-    world_size: Annotated[list[str] | None, Option(metavar="N,...", help=HELP["world_size"])] = None,
+    world_size: Annotated[
+        list[str] | None, Option("--world-size", "--gpus", metavar="N,...", help=HELP["world_size"])
+    ] = None,
+    nodes: Annotated[list[str] | None, Option(metavar="N,...", help=HELP["nodes"])] = None,
     network: Annotated[str | None, Option(metavar="RATE", help=HELP["network"])] = None,
     device: Annotated[str | None, Option(metavar="DEVICE", help=HELP["device"])] = None,
     batch: Annotated[int | None, Option(min=1, max=10**6, metavar="N", help=HELP["batch"])] = None,
     step_ms: Annotated[list[str] | None, Option(metavar="[SYSTEM:]MS", help=HELP["step_ms"])] = None,
     samples: Annotated[float | None, Option(metavar="N", help=HELP["samples"])] = None,
     deadline: Annotated[str | None, Option(metavar="TIME", help=HELP["deadline"])] = None,
-    prices: Annotated[Path | None, Option(metavar="PATH", help=HELP["prices"])] = None,
+    prices: Annotated[
+        list[str] | None, Option("--prices", "--price", metavar="[SYSTEM:]PRICE|PATH", help=HELP["prices"])
+    ] = None,
+    budget: Annotated[float | None, Option(metavar="COST", help=HELP["budget"])] = None,
     efficiency: Annotated[str | None, Option(metavar="PART", help=HELP["efficiency"])] = None,
     optimizer: Annotated[Optimizer | None, Option(help=HELP["optimizer"])] = None,
     changes: options.Changes = None,
@@ -95,11 +108,14 @@ def plan(
     does not fit into a GPU, or if the range is wider than the decision, in one line.
     """
     files = [Path(one) for one in (model, *systems) if Path(one).is_file()]
-    options.check_outputs(json_path, inputs=[*files, *options.files_of(model), prices])
-    asked = None if world_size is None else options.read_world_sizes(world_size)
+    files += [Path(one) for one in prices or () if Path(one).is_file()]
+    options.check_outputs(json_path, inputs=[*files, *options.files_of(model)])
+    asked = None if world_size is None else options.read_world_sizes("--world-size", world_size)
     described = {name: _read_system(name, network, device) for name in dict.fromkeys(systems)}
     settings = options.read_settings(changes)
     fabrics = {name: settings.changed(fabric) for name, (_, fabric) in described.items()}
+    if nodes is not None:
+        asked = sorted({*(asked or ()), *_gpus_of(options.read_world_sizes("--nodes", nodes), fabrics)})
     sizes = _sizes(asked, fabrics)
     if network is not None and asked is None:  # the question is about GPUs that use this network
         asked = [size for size in sizes if not any(judgement.inside_one_node(one, size) for one in fabrics.values())]
@@ -113,8 +129,9 @@ def plan(
         batch=batch,
         samples=samples,
         deadline_hours=None if deadline is None else options.read_hours("deadline", deadline),
+        budget=budget,
         efficiency=None if efficiency is None else _read_efficiency(efficiency),
-        prices=_prices(prices, systems, samples),
+        prices=_prices(prices or (), systems),
         optimizer=optimizer,
         policy=settings.policy,
         variation=settings.variation,
@@ -156,18 +173,38 @@ def _read_system(name: str, network: str | None, device: str | None) -> tuple[st
     return device or found or listed.nodes[node].device, Fabric.from_topology(links)
 
 
-def _prices(path: Path | None, systems: Sequence[str], samples: float | None) -> list[Price]:
-    """Read the prices of the systems, which may have other names of the same nodes there."""
-    if path is None:
-        return []
-    if samples is None:
-        raise ValueError("--prices: expected --samples with it, the samples to train on, got none")
-    listed = read_catalogue()
-    names = {listed.node_of(name) or name: name for name in systems}
-    return [
-        price.model_copy(update={"system": names.get(listed.node_of(price.system) or price.system, price.system)})
-        for price in read_prices(path)
-    ]
+def _prices(given: Sequence[str], systems: Sequence[str]) -> list[Price]:
+    """Read the prices of the systems, from files, which may have other names of the same nodes, or as they are."""
+    listed, own = read_catalogue(), list(dict.fromkeys(systems))
+    names = {listed.node_of(name) or name: name for name in own}
+    prices: list[Price] = []
+    for word in given:
+        if Path(word).is_file():
+            of_file = {price: names.get(listed.node_of(price.system) or price.system) for price in read_prices(word)}
+            prices += [price.model_copy(update={"system": name or price.system}) for price, name in of_file.items()]
+            continue
+        system, _, amount = word.rpartition(":")
+        number, name = amount.rstrip(ascii_uppercase), system or own[0]
+        if name not in own or (not system and len(own) > 1):
+            expected = "expected a file, or the price of one of the systems, such as"
+            raise ValueError(f"--price: {expected} {' --price '.join(f'{one}:2.50' for one in own)}, got {word!r}")
+        with options.naming("--price"):
+            about = {"currency": amount[len(number) :] or "USD", "source": "--price", "date": f"{date.today()}"}
+            prices.append(Price(system=name, per_gpu_hour=number, **about))  # type: ignore[arg-type]
+    if twice := [name for name, count in Counter(price.system for price in prices).items() if count > 1]:
+        raise ValueError(f"--price: expected one price of a system, got several of {twice[0]}")
+    return prices
+
+
+def _gpus_of(nodes: Sequence[int], fabrics: Mapping[str, Fabric]) -> list[int]:
+    """Return how many GPUs these numbers of nodes have, if those of all systems have equally many."""
+    levels = {name: one.topology.levels if one.topology is not None else () for name, one in fabrics.items()}
+    members = {name: of[0].members or 0 if len(of) > 1 else 0 for name, of in levels.items()}
+    (first, *others) = set(members.values())
+    if others or not first:
+        found = ", ".join(f"{many or 'unknown'} in {name}" for name, many in members.items())
+        raise ValueError(f"--nodes: expected systems with equally many GPUs in a node, got {found}; give --gpus")
+    return [first * one for one in nodes]
 
 
 def _workload(
@@ -315,9 +352,10 @@ def _show(result: CapacityPlan, *, details: bool) -> None:
     told = {
         name for _, offer in shown for name, answer in offer.answers.items() if (name, answer) != ("memory", "yes")
     }
+    cost = next((judgement.cost_unit(offer) for _, offer in shown if offer.cost is not None), None)
     rows = [
         ({"system": offer.system} if several else {})
-        | _row(offer, result.currency, told)
+        | _row(offer, told, cost)
         | ({"fixed total": _strong(offer, scaling)} if details else {})
         for scaling, offer in shown
     ]
@@ -361,19 +399,23 @@ def _say(sentence: str) -> None:
         print(textwrap.fill(sentence, width, subsequent_indent="  ", break_on_hyphens=False))
 
 
-def _row(offer: Offer, currency: str | None, told: Set[str]) -> dict[str, str]:
+def _row(offer: Offer, told: Set[str], cost: str | None) -> dict[str, str]:
+    """Return what a table has of an offer: the answers that are `told`, and the `cost` in a column of this name."""
     size = offer.size
+    unit, rates = judgement.throughput(size)
     low_ns, high_ns = size.prediction.interval_ns
     row = {
         "GPUs": f"{size.world_size:,}",
-        "samples/s": judgement.band(*size.samples_per_s_band),
+        f"{unit}/s": judgement.band(*rates),
         "efficiency": judgement.percent(*size.prediction.efficiency_interval),
-        "iteration ms": judgement.band(low_ns / 1e6, high_ns / 1e6),
     }
+    if size.tokens is not None and size.mfu_band is not None:
+        row["MFU"] = judgement.percent(*size.mfu_band)
+    row["iteration ms"] = judgement.band(low_ns / 1e6, high_ns / 1e6)
     if offer.hours_band is not None:
         row["hours"] = judgement.band(*offer.hours_band)
-    if currency is not None:
-        row[currency] = "-" if offer.cost_band is None else judgement.band(*offer.cost_band)
+    if cost is not None:
+        row[cost] = "-" if offer.cost_band is None else judgement.band(*offer.cost_band)
     return row | {ANSWERS[name]: answer for name, answer in offer.answers.items() if name in told}
 
 

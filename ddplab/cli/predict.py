@@ -65,7 +65,7 @@ def predict(
     if timeline is not None and timeline.suffix not in (*PICTURES, ".json"):
         raise ValueError(f"--timeline: expected a name that ends in {', '.join(PICTURES)}, got {timeline}")
     options.check_outputs(timeline, json_path, inputs=[trace, *files])
-    world_sizes = options.read_world_sizes(world_size or ["2"])
+    world_sizes = options.read_world_sizes("--world-size", world_size or ["2"])
     asked = options.read_settings(changes)
     stragglers, anchors = options.read_stragglers(straggler), options.read_measured(measured)
     if len(world_sizes) > 1:

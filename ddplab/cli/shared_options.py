@@ -131,11 +131,11 @@ def read_hooks(text: str) -> list[CommHook]:
         return list(map(named_hook, _words(text)))
 
 
-def read_world_sizes(texts: Sequence[str]) -> list[int]:
-    """Parse numbers of ranks; those of an option that is given several times are collected."""
+def read_world_sizes(option: str, texts: Sequence[str]) -> list[int]:
+    """Parse numbers of ranks or nodes; those of an option that is given several times are collected."""
     words = [word for text in texts for word in _words(text)]
     if wrong := [word for word in words if not (word.isdecimal() and int(word) > 0)]:
-        raise ValueError(f"--world-size: expected numbers of at least 1, separated by commas, got {wrong[0]!r}")
+        raise ValueError(f"{option}: expected numbers of at least 1, separated by commas, got {wrong[0]!r}")
     return list(map(int, words))
 
 

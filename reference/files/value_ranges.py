@@ -23,6 +23,8 @@ Bytes = Annotated[int, Field(ge=0, le=EXABYTE)]
 BytesPerS = Annotated[float, Field(ge=1, le=EXABYTE, allow_inf_nan=False)]
 Rank = Annotated[int, Field(ge=0, lt=MILLION)]
 WorldSize = Annotated[int, Field(ge=1, le=MILLION)]
+Flops = Annotated[int, Field(ge=0, le=10**24)]  # of an iteration
+FlopsPerS = Annotated[float, Field(ge=1, le=10**24, allow_inf_nan=False)]
 Batch = Annotated[int, Field(ge=1, le=10**12)]  # samples; rows of tables and points are many
 Count = Annotated[int, Field(ge=1, le=MILLION)]  # repetitions, members, batches and the like
 Iterations = Annotated[int, Field(ge=1, le=10_000)]  # to simulate one by one, each of which takes milliseconds

@@ -21,7 +21,7 @@ from ..workload.compute_times import LEAST_RECORDED
 from ..workload.roofline import EAGER_PACE_NS
 from .limits import BUCKETS, Limits, Needs, NetworkNeed
 from .memory import MemoryUse, Optimizer
-from .scaling import LEAST_GAIN, Knee, NextMeasurement, Offer, Question, cheapest, rank_of
+from .scaling import LEAST_GAIN, Band, Knee, NextMeasurement, Offer, Question, Size, cheapest, rank_of
 
 HELD = {
     "names alone": "30 of 54",
@@ -133,7 +133,7 @@ def inside_one_node(fabric: Fabric, world_size: int) -> str:
 def needs_sentence(limits: Limits, needs: Needs, target: float, batch: int, largest: int | None) -> str:
     """Return how far one thing alone must change for an efficiency; `largest` is the largest batch that fits."""
     has = limits.now.efficiency >= target
-    asked = f"an efficiency of {target:.0%} on {gpus(limits.world_size)}"
+    asked = f"an efficiency of {100 * target:.3g}% on {gpus(limits.world_size)}"
     if limits.why_unknown:
         return f"{asked}: what it needs does not follow, because {limits.why_unknown}"
     parts = []
@@ -212,6 +212,14 @@ def verdict(question: Question, offers: Sequence[Offer], by_names: Collection[st
         offers: The systems and numbers of GPUs.
         by_names: Systems on which no step was measured, which the answer says.
     """
+    answer = _answered(question, offers, by_names)
+    tokens = answer.offer.size.tokens
+    return (
+        answer if tokens is None else answer._replace(sentence=f"{answer.sentence}; sequences of {tokens:,} tokens")
+    )
+
+
+def _answered(question: Question, offers: Sequence[Offer], by_names: Collection[str]) -> Verdict:
     if not question.has_target:
         return _fastest_that_fits(offers)
     chosen = cheapest(offers)
@@ -281,7 +289,13 @@ def _among(chosen: Offer, offers: Sequence[Offer]) -> str:
     before = [one for one in offers if one.answer == "open" and rank_of(one, offers) < rank_of(chosen, offers)]
     others = [f"of {len(offers)}"] if many < len(offers) else []
     others += [f"{len(before)} {rather} may suffice"] if before else []
+    ties = [one for one in offers if one is not chosen and one.answer == "yes" and _may_cost_less(one, chosen)]
+    others += [f"{len(ties)} may cost as little"] if is_priced and ties else []
     return f", {sure}" + (f" ({'; '.join(others)})" if others else "")
+
+
+def _may_cost_less(one: Offer, chosen: Offer) -> bool:
+    return one.cost_band is not None and chosen.cost_band is not None and one.cost_band[0] <= chosen.cost_band[1]
 
 
 def gpus(count: int) -> str:
@@ -308,8 +322,22 @@ def _described(offer: Offer) -> str:
     size = offer.size
     verb = "processes" if size.world_size == 1 else "process"
     efficiency = percent(*size.prediction.efficiency_interval)
-    sentence = f"{_offered(offer)} {verb} {band(*size.samples_per_s_band)} samples/s at an efficiency of {efficiency}"
-    return sentence + (f", in {band(*offer.hours_band, unit=' h')}" if offer.hours_band else "")
+    unit, rates = throughput(size)
+    sentence = f"{_offered(offer)} {verb} {band(*rates)} {unit}/s at an efficiency of {efficiency}"
+    if offer.hours_band is not None:
+        return f"{sentence}, in {band(*offer.hours_band, unit=' h')}"
+    return sentence + (f", for {band(*offer.cost_band)} {cost_unit(offer)}" if offer.cost_band else "")
+
+
+def throughput(size: Size) -> tuple[str, Band]:
+    """Return what is counted in a second, tokens or samples, and both ends of the interval of how many."""
+    low, high = size.samples_per_s_band
+    return ("samples", (low, high)) if size.tokens is None else ("tokens", (size.tokens * low, size.tokens * high))
+
+
+def cost_unit(offer: Offer) -> str:
+    """Return the unit of an offer's cost, such as USD, or USD per million tokens if no samples were asked for."""
+    return f"{offer.currency}" if offer.hours is not None else f"{offer.currency}/M {throughput(offer.size)[0]}"
 
 
 def _because(question: Question, offer: Offer) -> str:
@@ -318,7 +346,8 @@ def _because(question: Question, offer: Offer) -> str:
     if "deadline" in offer.answers and offer.hours_band is not None:
         parts.append(f"{band(*offer.hours_band, unit=' h')} for a deadline of {question.deadline_hours:,.4g} h")
     if "budget" in offer.answers and offer.cost_band is not None:
-        parts.append(f"a cost of {band(*offer.cost_band)} for a budget of {question.budget:,.8g}")
+        cost = f"{band(*offer.cost_band)} {offer.currency}"
+        parts.append(f"a cost of {cost} for a budget of {question.budget:,.8g}")
     if "efficiency" in offer.answers:
         target = 100 * (question.efficiency or 0)
         parts.append(

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cache, cached_property
+from functools import cached_property
 from typing import Annotated, Any, Unpack
 
 from pydantic import Field, InstanceOf
@@ -18,7 +18,7 @@ from ..workload.variation import RECORDED, Variation
 from .judgement import Verdict, contradiction_sentence, verdict, width_sentence
 from .limits import TARGET, Change, Limits, Needs
 from .memory import MemoryUse, Optimizer, memory_use, optimizers_of, remedies
-from .scaling import NextMeasurement, Offer, Price, Question, Scaling, Size, cheapest, fastest, front, offer_of
+from .scaling import NextMeasurement, Offer, Price, Question, Scaling, cheapest, fastest, front, offer_of
 
 Several = Mapping[str, Any]
 Fraction = Annotated[float, Field(gt=0, le=1)]
@@ -86,6 +86,7 @@ class SystemPlan:
             "device": inputs.trace.workload.device_name,
             "fabric": inputs.fabric.source,
             "batch": self.scaling.batch,
+            "tokens": inputs.trace.workload.tokens,
             "total_batch": self.scaling.total_batch,
             "knee": self.scaling.knee.world_size,
             "knee_earliest": self.scaling.knee.earliest,
@@ -165,7 +166,7 @@ class CapacityPlan:
         return {
             "question": self.question._asdict(),
             "currency": self.currency,
-            "prices": [price.model_dump() for price in self.prices],
+            "prices": [price.model_dump(mode="json") for price in self.prices],
             "answer": self.verdict.answer,
             "verdict": self.verdict.sentence,
             "cheapest": _named(self.cheapest),
@@ -189,6 +190,7 @@ def _offer_json(offer: Offer, scaling: Scaling) -> dict[str, Any]:
         "iteration_ns": (prediction.iteration_ns, prediction.interval_ns),
         "efficiency": (prediction.efficiency, prediction.efficiency_interval),
         "samples_per_s": (size.samples_per_s, size.samples_per_s_band),
+        "mfu": (None if size.mfu_band is None else sum(size.mfu_band) / 2, size.mfu_band),
         "hours": (offer.hours, offer.hours_band),
         "cost": (offer.cost, offer.cost_band),
     }
@@ -275,8 +277,18 @@ def plan(
         system = System(inputs, name, (rebatched or {}).get(name))
         each = batch or one_trace.workload.batch or 1
         scaling = Scaling(system, sizes, each, total_batch or each * sizes[0])
-        price, memory = by_system.get(name), _memory(one_trace, policy, optimizer)
-        systems.append((scaling, tuple(_offer(system, size, question, price, memory) for size in scaling.sizes)))
+        price, used = by_system.get(name), optimizers_of(one_trace, optimizer)
+        memory = {
+            shards: {one: memory_use(one_trace, policy, one, shards) for one in used}
+            for shards in set(map(policy.shards_on, sizes))
+        }
+        offers = []
+        for one in scaling.sizes:
+            offer = offer_of(name, one, question, price, memory[policy.shards_on(one.world_size)])
+            if offer.answers.get("memory") == "no":
+                offer = offer._replace(instead=remedies(one_trace, policy, used, one.world_size))
+            offers.append(offer)
+        systems.append((scaling, tuple(offers)))
     about = tuple(offer for _, offers in systems for offer in offers if offer.size.world_size in chosen)
     by_names = [
         one.system.name for one, _ in systems if one.system.inputs.trace.workload.compute_bounds != (1.0, 1.0)
@@ -298,32 +310,6 @@ def plan(
         verdict=answer,
         prices=tuple(by_system[name] for name in pairs if name in by_system),
     )
-
-
-def _memory(trace: Trace, policy: Policy, known: Optimizer | None) -> Callable[[int], Mapping[Optimizer, MemoryUse]]:
-    """Return a function from a number of GPUs to the memory with each optimiser, which differs only in shards."""
-
-    @cache
-    def of_shards(count: int) -> Mapping[Optimizer, MemoryUse]:
-        return {one: memory_use(trace, policy, one, count) for one in optimizers_of(trace, known)}
-
-    return lambda world_size: of_shards(policy.shards_on(world_size))
-
-
-def _offer(
-    system: System,
-    size: Size,
-    question: Question,
-    price: Price | None,
-    memory_on: Callable[[int], Mapping[Optimizer, MemoryUse]],
-) -> Offer:
-    """Return the offer of one number of GPUs, with what fits instead if no optimiser does."""
-    memory = memory_on(size.world_size)
-    offer = offer_of(system.name, size, question, price, memory)
-    if offer.answers.get("memory") != "no":
-        return offer
-    of = system.inputs.trace, system.inputs.policy
-    return offer._replace(instead=remedies(*of, list(memory), size.world_size))
 
 
 def _studied(scaling: Scaling, asked: set[int], answer: Offer | None) -> int:

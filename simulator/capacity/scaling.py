@@ -5,6 +5,7 @@ The knee is where more GPUs begin to add little.
 
 import csv
 import os
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -15,7 +16,7 @@ from operator import mul
 from types import MappingProxyType
 from typing import Any, Literal, NamedTuple
 
-from pydantic import Field
+from pydantic import Field, field_validator
 
 from ...reference.files.reading import SHORT, Settings, read_text
 from ..anchoring import covariance_of
@@ -38,6 +39,10 @@ class Size(NamedTuple):
     prediction: Prediction
     samples_per_s: float  #: samples per second on all GPUs
     samples_per_s_band: Band  #: both ends of its 90 % interval
+    tokens: int | None  #: length of a sample's sequence; None: the model takes no tokens
+    mfu_band: Band | None
+    """Both ends of the part of the GPUs' peak rate that the model's arithmetic reaches (model FLOPs utilisation),
+    without what checkpoints repeat. None: not counted."""
 
 
 class Knee(NamedTuple):
@@ -130,12 +135,17 @@ class Scaling:
     def _size(self, world_size: int) -> Size:
         prediction = self.system.at(world_size)
         low_ns, high_ns = prediction.interval_ns
-        samples = self.batch * world_size * 1e9
+        samples, workload = self.batch * world_size * 1e9, self.system.inputs.trace.workload
+        peak_ns = None
+        if workload.flops is not None and workload.flops_per_s is not None:
+            peak_ns = 1e9 * workload.flops / workload.flops_per_s
         return Size(
             world_size=world_size,
             prediction=prediction,
             samples_per_s=samples / max(1, prediction.iteration_ns),
             samples_per_s_band=(samples / max(1, high_ns), samples / max(1, low_ns)),
+            tokens=workload.tokens,
+            mfu_band=None if peak_ns is None else (peak_ns / max(1, high_ns), peak_ns / max(1, low_ns)),
         )
 
     def strong_samples_per_s(self, world_size: int) -> float | None:
@@ -168,13 +178,28 @@ class Price(Settings):
     """The price of a system."""
 
     system: str = Field(min_length=1)  #: name of the system, such as a node of the catalogue
-    per_gpu_hour: float = Field(gt=0, le=1e9, allow_inf_nan=False)  #: price of one GPU for an hour
+    per_gpu_hour: Band  #: lowest and highest price of one GPU for an hour
     currency: str = Field(pattern=r"^[A-Z]{3}$")  #: its currency, such as USD
     source: str = Field(min_length=1)  #: where the price comes from
     date: str = Field(pattern=r"^\d{4}-\d{2}-\d{2}$")  #: day on which it was valid, such as 2026-11-25
 
+    @field_validator("per_gpu_hour", mode="before")
+    @classmethod
+    def _both_ends(cls, price: object) -> object:
+        """Read both ends of a price such as 2.50 or 1.80-2.40."""
+        if not isinstance(price, str):
+            return (float(price),) * 2 if isinstance(price, int | float) else price
+        found = re.fullmatch(r"(\d*\.?\d+)(?:-(\d*\.?\d+))?", price.strip())
+        low, high = (float(found[1]), float(found[2] or found[1])) if found else (0.0, 0.0)
+        if not 0 < low <= high <= MOST_PRICE:
+            raise ValueError(f"expected a price above 0, such as 2.50 or 1.80-2.40, got {SHORT.repr(price)}")
+        return low, high
+
 
 COLUMNS = tuple(Price.model_fields)
+MOST_PRICE = 1e9
+UNIT = 1e6
+"""Samples, or tokens, of which the cost is given if nobody says how many are to be trained on."""
 
 
 def read_prices(path: str | os.PathLike[str]) -> list[Price]:
@@ -197,7 +222,7 @@ def read_prices(path: str | os.PathLike[str]) -> list[Price]:
         try:
             if "more" in row or None in row.values():
                 raise ValueError(f"expected {len(COLUMNS)} values")
-            fields: dict[str, Any] = {**row, "per_gpu_hour": float(row["per_gpu_hour"])}
+            fields: dict[str, Any] = {**row}
             price = Price(**fields)
         except ValueError as error:
             raise ValueError(f"{path}: price {number}: {error}") from None
@@ -218,7 +243,9 @@ class Offer(NamedTuple):
     size: Size  #: the predictions
     hours: float | None  #: duration of the run; None: no number of samples was given
     hours_band: Band | None  #: both ends of its 90 % interval
-    cost: float | None  #: price of all GPUs for this time; None: no price is known
+    cost: float | None
+    """Price of all GPUs for this time; without a number of samples, for a million samples or, where the model takes
+    them, of tokens. None: no price is known."""
     cost_band: Band | None  #: both ends of its 90 % interval
     answers: Mapping[str, Answer]
     """Whether the duration is within the deadline (`deadline`), the cost within the budget (`budget`), and the
@@ -227,6 +254,7 @@ class Offer(NamedTuple):
     memory: Mapping[Optimizer, MemoryUse] = MappingProxyType({})
     """What training holds on each GPU, by the optimisers that may be used."""
     instead: Sequence[str] = ()  #: what would certainly fit where this does not
+    currency: str | None = None  #: that of the cost
 
     @property
     def answer(self) -> Answer:
@@ -258,13 +286,14 @@ def offer_of(
 ) -> Offer:
     """Return duration, cost and answers for one number of GPUs."""
     hours = hours_band = cost = cost_band = None
+    samples = UNIT / (size.tokens or 1) if question.samples is None else question.samples
+    low, high = (samples / rate / 3600 for rate in reversed(size.samples_per_s_band))
     if question.samples is not None:
-        low, high = size.samples_per_s_band
-        hours = question.samples / size.samples_per_s / 3600
-        hours_band = question.samples / high / 3600, question.samples / low / 3600
-        if price is not None:
-            per_hour = price.per_gpu_hour * size.world_size
-            cost, cost_band = hours * per_hour, (hours_band[0] * per_hour, hours_band[1] * per_hour)
+        hours, hours_band = samples / size.samples_per_s / 3600, (low, high)
+    if price is not None:
+        least, most = (per_hour * size.world_size for per_hour in price.per_gpu_hour)
+        cost = samples / size.samples_per_s / 3600 * (least + most) / 2
+        cost_band = low * least, high * most
     answers: dict[str, Answer] = {}
     if question.deadline_hours is not None and hours_band is not None:
         answers["deadline"] = at_most(hours_band, question.deadline_hours)
@@ -278,7 +307,8 @@ def offer_of(
     if any(use.on_gpu for use in memory.values()):
         found = {use.answer for use in memory.values()}
         answers["memory"] = "yes" if found == {"fits"} else "no" if found == {"does not fit"} else "open"
-    return Offer(system, size, hours, hours_band, cost, cost_band, answers, memory)
+    currency = None if price is None else price.currency
+    return Offer(system, size, hours, hours_band, cost, cost_band, answers, memory, currency=currency)
 
 
 def at_most(band: Band, limit: float) -> Answer:

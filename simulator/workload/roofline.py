@@ -34,7 +34,7 @@ from pydantic import Field, model_validator
 from pydantic_core import from_json
 
 from ...reference.files.reading import Schema, read_bytes, read_schema
-from ...reference.files.value_ranges import Batch, Bytes, BytesPerS, Count, Nanoseconds
+from ...reference.files.value_ranges import Batch, Bytes, BytesPerS, Count, Flops, FlopsPerS, Nanoseconds
 from ...reference.trace import Buffer, Length, Parameter, StepMemory
 from ..catalogue import Precision, read_catalogue, unknown
 
@@ -137,8 +137,6 @@ def parts_reached(
 
 USUAL = (1.2, 6.0)
 """Usual times of iterations, as multiples of the roofline time at the peak rates, on devices without a generation."""
-MOST_FLOPS = 10**24
-"""Floating-point operations of an iteration, or of a second, at most."""
 
 
 class Operation(Schema):
@@ -148,8 +146,7 @@ class Operation(Schema):
     lie on the same side of the ridge; see `merge`.
     """
 
-    flops: int = Field(ge=0, le=MOST_FLOPS)
-    """floating-point operations, multiplication and addition counting as two; by formula"""
+    flops: Flops  #: floating-point operations, multiplication and addition counting as two; by formula
     bytes_moved: Bytes  #: bytes that must be read and written, each tensor once; from shapes
     kernels: Count = 1  #: number of kernels, a count
     kind: OperationKind = "matmul"  #: kind of the kernels
@@ -186,6 +183,7 @@ class Operations(Schema):
     model: str
     batch: Batch | None = None  #: samples per iteration, where known
     input_shape: tuple[Length, ...] | None = None  #: shape of the input, where known
+    tokens: Length | None = None  #: length of a sample's sequence, where the input has numbers of tokens
     torch_version: str
     parameters: tuple[Parameter, ...] = Field(min_length=1)
     buffers: tuple[Buffer, ...] = ()
@@ -214,6 +212,16 @@ class Operations(Schema):
     def backward(self) -> tuple[Operation, ...]:
         """All operations of the backward pass except those of the loss."""
         return (*(operation for gradient in self.gradients for operation in gradient.operations), *self.tail)
+
+    @property
+    def flops(self) -> int:
+        """Floating-point operations of the passes, without those that checkpoints repeat.
+
+        The backward pass of a matrix product or convolution has twice those of the forward pass.
+        """
+        passes = (*self.forward, *self.loss), self.backward
+        forward, backward = (sum(one.flops for one in operations) for operations in passes)
+        return forward + min(backward, 2 * forward)
 
     def with_batch(self, multiple: float) -> Self:
         """Return the operations with a multiple of the batch: passes compute and move that many times as much.
@@ -254,7 +262,7 @@ class Device(Schema):
 
     name: str
     """name written into traces, with the precision, no unit; chosen by the user"""
-    flops_per_s: float = Field(ge=1, le=MOST_FLOPS, allow_inf_nan=False)
+    flops_per_s: FlopsPerS
     """peak rate of matrix products and convolutions in the precision used, floating-point operations per second; from
     the data sheet (the rate without sparsity), or from timing a large product"""
     bytes_per_s: BytesPerS

@@ -24,7 +24,7 @@ use without tensor cores (Lavin and Gray, arXiv 1509.09308)."""
 LONGEST = 100
 """Multiple of the roofline time, or of the host's, above which a measured time has another unit. The slowest of 446
 measured steps takes 5.9 times as long."""
-OF_OPERATIONS = ("model", "parameters", "buffers", "torch_version", "batch", "input_shape", "memory")
+OF_OPERATIONS = ("model", "parameters", "buffers", "torch_version", "batch", "input_shape", "tokens", "flops")
 """Fields of operations that a trace of them has too."""
 
 
@@ -101,11 +101,13 @@ def synthesize(
     origin = "its roofline" if device.generation is None else "measured utilisation"
     workload = Workload(
         **{name: getattr(operations, name) for name in OF_OPERATIONS},
+        memory=operations.memory,
         source="module",
         device="meta",
         device_name=f"{device.name} by {origin}{', scaled to a measured ' * bool(scaled)}{scaled}",
         backend=None,
         world_size=1,
+        flops_per_s=device.flops_per_s,
         memory_bytes_per_s=device.bytes_per_s,
         compute_bounds=_bounds(elapsed[-1], *(ends[-1] for ends in extremes)),
     )
@@ -244,6 +246,7 @@ def rescale(
     )
     update = {
         "device_name": f"{trace.workload.device_name}, rescaled from {old.name} to {new.name}",
+        "flops_per_s": new.flops_per_s,
         "memory_bytes_per_s": new.bytes_per_s,
         "compute_bounds": _bounds(_duration_ns(ranks), *bounds),
     }
@@ -271,7 +274,9 @@ def with_batch(trace: Trace, multiple: float) -> Trace:
     ranks = _rescaled_ranks(trace, intervals, 0.0)
     batch = trace.workload.batch and max(1, round(trace.workload.batch * multiple))
     memory = trace.workload.memory and trace.workload.memory.with_batch(batch or 1)
-    workload = trace.workload.model_copy(update={"batch": batch, "memory": memory, "input_shape": None})
+    flops = trace.workload.flops and round(trace.workload.flops * multiple)
+    update = {"batch": batch, "memory": memory, "flops": flops, "input_shape": None}
+    workload = trace.workload.model_copy(update=update)
     return Trace(workload=workload, layouts=trace.layouts, ranks=ranks)
 
 

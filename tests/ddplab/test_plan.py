@@ -38,7 +38,7 @@ def test_systems_are_compared_by_price(printed, tmp_path):
     steps = ("--step-ms", "aws-p4d:200", "--step-ms", "dgx-h100:100")
     asked = (*FAST, *steps, "--samples", 1e8, "--deadline", "1d", "--prices", prices)
     shown = printed("plan", "resnet50", "aws-p4d", "dgx-h100", *asked)
-    assert shown.startswith("yes: 8 GPUs of aws-p4d, the cheapest of 4 choices whose whole range suffices:")
+    assert shown.startswith("yes: 8 GPUs of aws-p4d, the cheapest of 4 choices whose whole range suffices (1")
     assert "fastest and cheapest, from fast to cheap: 16 of dgx-h100" in shown
 
 
@@ -52,9 +52,30 @@ def test_prices_of_some_systems_are_shown_and_decide_nothing(printed, here, tmp_
         line.split() for line in shown.splitlines() if " 16 " in line and "fits" not in line and "yes" in line.split()
     ]
     assert [row[-2] == "-" for row in rows] == [False, True]
-    done = here("plan", "gpt2", "aws-p4d", "--prices", prices)
+    shown = printed(
+        "plan", "gpt2", "aws-p4d", "dgx-h100", "--nodes", 1, "--prices", prices, "--price", "dgx-h100:3-4"
+    )
+    assert "USD/M tokens" in shown
+    assert "sequences of 1,024 tokens" in " ".join(shown.split())
+    done = here("plan", "gpt2", "aws-p4d", "--prices", prices, "--price", 3)
     assert (done.returncode, done.stdout) == (1, "")
-    assert "--prices: expected --samples with it" in done.stderr
+    assert "--price: expected one price of a system, got several of aws-p4d" in done.stderr
+
+
+def test_tokens_prices_and_nodes_as_people_ask_for_them(here, printed):
+    shown = " ".join(printed("plan", "bert-large-512", "h100", "--nodes", "1,2", "--price", "1.80-2.40EUR").split())
+    assert shown.startswith("16 GPUs of h100 process ")
+    for words in "tokens/s", "EUR/M tokens", "; sequences of 512 tokens", "MFU":
+        assert words in shown
+    for words, says in (
+        (("h100", "a100", "--price", 2.5), "--price: expected a file, or the price of one of the systems"),
+        (("h100", "--price", "cheap"), "--price: per_gpu_hour: expected a price above 0"),
+        (("h100", "--nodes", "two"), "--nodes: expected numbers of at least 1"),
+        (("alps", "dgx-h100", "--nodes", 2), "--nodes: expected systems with equally many GPUs in a node, got 4 in"),
+        (("h100", "--price", 2, "--budget", 10), "budget: expected `samples` with it"),
+    ):
+        done = here("plan", "gpt2", *words)
+        assert (done.returncode, done.stdout, done.stderr.startswith(f"ddplab: {says}")) == (1, "", True), done.stderr
 
 
 def test_the_nearest_choice_is_named_and_a_contradiction_decides_nothing(here, trace):

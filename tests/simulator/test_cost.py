@@ -88,6 +88,8 @@ def test_no_offer_beats_those_on_the_front_and_the_choices_surely_keep_the_limit
         smaller = [one for one in all_offers if one.answer == "open" and one.cost < cheapest(all_offers).cost]
         assert (f"{len(smaller)} cheaper may suffice" in answer.sentence) == bool(smaller)
         assert (f"cheapest of {len(surely)} choices" in answer.sentence) == (len(surely) > 1)
+        ties = sum(one.cost_band[0] <= cheapest(all_offers).cost_band[1] for one in surely) - 1
+        assert (f"{ties} may cost as little" in answer.sentence) == bool(ties)
     else:
         assert cheapest(all_offers) is fastest(all_offers) is None
         assert answer.answer == ("no" if len(never) == len(all_offers) else "open")
@@ -102,8 +104,12 @@ def test_the_example_is_marked_as_one():
     ("text", "message"),
     [
         ("system,price\n", "expected the columns system,per_gpu_hour"),
-        (HEADER + "aws-p4d,cheap,USD,a page,2026-11-25\n", "price 1: could not convert"),
+        (
+            HEADER + "aws-p4d,cheap,USD,a page,2026-11-25\n",
+            "price 1: per_gpu_hour: expected a price above 0, such as 2.50",
+        ),
         (HEADER + "aws-p4d,-1,USD,a page,2026-11-25\n", "price 1: per_gpu_hour"),
+        (HEADER + "aws-p4d,3-2,USD,a page,2026-11-25\n", "price 1: per_gpu_hour: expected a price above 0, such as"),
         (HEADER + "aws-p4d,1,dollars,a page,2026-11-25\n", "price 1: currency"),
         (HEADER + "aws-p4d,1,USD,a page,today\n", "price 1: date"),
         (HEADER + "aws-p4d,1,USD,a page\n", "price 1: expected 5 values"),
@@ -123,6 +129,11 @@ def test_a_wrong_price_is_one_line_with_its_place(tmp_path, text, message):
 def test_hours_and_cost_follow_from_the_throughput(size):
     price = Price(system="a", per_gpu_hour=2.0, currency="USD", source="a test", date="2026-01-01")
     offer = offer_of("a", size, Question(samples=7.2e12), price)
+    dearer = offer_of("a", size, Question(samples=7.2e12), Price(**{**price.model_dump(), "per_gpu_hour": "2.0-3"}))
+    assert (dearer.cost_band[0], dearer.cost_band[1] / offer.cost_band[1]) == (offer.cost_band[0], 1.5)
+    of_tokens = offer_of("a", size._replace(tokens=8), Question(), price)
+    assert of_tokens.cost == pytest.approx(offer.cost * 1e6 / 8 / 7.2e12)
+    assert of_tokens.hours is None
     assert offer.hours == pytest.approx(7.2e12 / size.samples_per_s / 3600)
     assert offer.cost == pytest.approx(offer.hours * 2 * 2.0)
     assert offer.answer == "yes", "nothing was asked"

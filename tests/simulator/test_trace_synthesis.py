@@ -32,7 +32,7 @@ FABRIC = Fabric.from_alpha_beta(alpha_ns=100, bytes_per_s=1e9)
 
 
 def except_for_the_device(trace: Trace) -> Trace:
-    return with_workload(trace, device_name="", memory_bytes_per_s=None, compute_bounds=(1.0, 1.0))
+    return with_workload(trace, device_name="", flops_per_s=None, memory_bytes_per_s=None, compute_bounds=(1.0, 1.0))
 
 
 @given(recordings(), devices())
