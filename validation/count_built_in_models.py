@@ -1,4 +1,4 @@
-"""Count the operations of all built-in models and of the score's cases, and write the files that have them.
+"""Count the operations of all built-in models, of larger ones and of the score's cases, and write the files of them.
 
 `ddplab plan` reads those of the built-in models, the score the others. Run `python -m
 validation.count_built_in_models` after a change of a model, of a case or of the counter; a minute.
@@ -14,8 +14,10 @@ from ddplab.operation_counter import measure_operations
 from ddplab.reference.files.writing import write_atomically
 from ddplab.simulator.workload.roofline import OPERATIONS_FILE, PARAMETERS_DTYPE
 
+from .larger_models import COUNTED
 from .published_nodes import OPERATIONS, models_of_cases
 
+BUILT_IN.update(COUNTED)  # in this process, the counters find them by name too
 ELEMENT_TYPES = (None, "bfloat16", "float16")
 """Element types of autocast that data sheets of the catalogue have."""
 

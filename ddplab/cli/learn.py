@@ -51,6 +51,9 @@ def learn(
         print(TUTOR.read_text(), end="")
         return
     if hint:
+        refuse(
+            {"--hint": not file.exists()}, f"expected your file, {file}, got none; `ddplab learn {file}` writes it"
+        )
         print(next_hint(file))
         return
     if not grade:

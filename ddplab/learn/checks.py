@@ -10,15 +10,16 @@ from dataclasses import replace
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from ..conformance.all_checks import CHECKS, SMALL_CAP, check_of
 from ..conformance.bucket_layouts import RULES
 from ..conformance.check_runner import VIEWS, Bench, Check, run_alone
 from ..conformance.class_under_test import Subject
 from ..conformance.local_training import FindingError, compare, gradients_of_rank, run_locally, same
-from ..conformance.real_models import REAL_MODELS, Training, mean_square, trains
+from ..conformance.real_models import REAL_MODELS, Training, mean_square, mlp, trains
 from ..conformance.timing_and_overlap import (
+    LATE_FIRST,
     MODELS,
     MS,
     EmulatedSchedule,
@@ -26,6 +27,7 @@ from ..conformance.timing_and_overlap import (
     late_launches,
     schedule_of,
     trace_of_layers,
+    try_timing,
 )
 from ..conformance.training_programs import PLAIN, SPECIAL, Net, Program, Seen, Weight, program_of, run_on_rank
 from ..memory_counter import LiveBytes
@@ -96,7 +98,10 @@ def try_alike(bench: Bench, weights: Sequence[Weight], **further: Any) -> None:
             )
         likely = _likely(program, {rank: seen[rank][0] for rank in wrong}, of_step)
         if 0 not in wrong:
-            likely = f"rank 0 is right, so only rank 0 has the average: reduce, or `if rank == 0`? {likely}".strip()
+            late = "" if likely else "; or it is used before wait()"
+            likely = (
+                f"rank 0 is right, so only rank 0 has the average: reduce, or `if rank == 0`?{late} {likely}".strip()
+            )
         elif likely == OWN_GRADIENT and not further.get("used"):
             likely = _why_own(bench)
         raise FindingError(f"{problems[wrong[0]]}; {likely}" if likely else problems[wrong[0]])
@@ -151,7 +156,9 @@ def averages(bench: Bench) -> None:
     _schedule(bench, SMALL_LAYERS.model_copy(update={"ranks": ranks}), SLOW._replace(world_size=3))
     try_alike(bench, PLAIN, options=SMALL_CAP)
     perceptron = REAL_MODELS["multi-layer perceptron"]
-    bench.try_body(trains, make=perceptron, what="with a loss that is a square (does forward() change the output?)")
+    bench.try_body(
+        trains, make=perceptron, what="with real numbers (does forward() change the output, or is something rounded?)"
+    )
 
 
 def special_alike(bench: Bench) -> None:
@@ -180,9 +187,17 @@ def _schedule(bench: Bench, trace: Any, network: Network, **settings: Any) -> Em
         if launch.done_ns > schedule.iteration_ns:
             raise FindingError(
                 f"the optimiser steps while all-reduce {number} is still under way, on an emulated network with a "
-                f"latency of {network.latency_ns / MS:g} ms: nobody waits; call wait() before you use the result"
+                f"latency of {network.latency_ns / MS:g} ms: nobody waits; {_where_to_wait(bench)}"
             )
     return schedule
+
+
+def _where_to_wait(bench: Bench) -> str:
+    if isinstance(bench.subject, LearnerClass) and not bench.subject.is_finished:
+        return (
+            "the script calls nothing after loss.backward(): a function that the first hook queues must wait for all"
+        )
+    return "call wait() before you use the result"
 
 
 def _two_dtypes(bench: Bench, network: Network) -> EmulatedSchedule:
@@ -213,6 +228,9 @@ def launched_together(bench: Bench) -> None:
             "all-reduce 1 is launched only when all-reduce 0 is done: the launch blocks (pass async_op=True), or "
             "wait() comes at once; launch all, and wait afterwards"
         )
+    for seed in LATE_FIRST:
+        program = program_of(SPECIAL, ["train"], bench.world_size, seed=seed, used=lambda *_: range(len(SPECIAL)))
+        try_timing(bench, program)
 
 
 def launched_early(bench: Bench) -> None:
@@ -372,12 +390,26 @@ def nothing_beside(bench: Bench) -> None:
         )
 
 
+class _Backwards(nn.Sequential):
+    """Layers that are registered from the last one to the first, so that a rebuild changes the buckets."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Run the layers, the last registered one first."""
+        for layer in reversed(self):
+            x = layer(x)
+        return x
+
+
+def _registered_backwards() -> nn.Module:
+    return _Backwards(*reversed(list(mlp().children())))
+
+
 def _sharded(rank: int, world_size: int, subject: Subject) -> str:
     """Train with a sharded SGD with momentum, beside a whole one; Adam would hide a wrong factor.
 
     Each rank steps its share of the parameters only, and all ranks have the same parameters afterwards.
     """
-    training = Training(subject)
+    training = Training(subject, _registered_backwards, bucket_cap_mb=3e-4)  # several parameters in a bucket
     sharded = training.wrapped.shard_optimizer(torch.optim.SGD, lr=0.1, momentum=0.9)
     twin = [parameter.detach().clone().requires_grad_() for parameter in training.module.parameters()]
     whole = torch.optim.SGD(twin, lr=0.1, momentum=0.9)

@@ -31,13 +31,24 @@ from .rungs import RUNGS, SYMPTOM_UNMATCHED, load_progress, update_progress
 
 WORLD_SIZE = 3
 """Two ranks add in one order only, and powers of two hide wrong divisors."""
+TENSOR = r"flatten|reshape|view\w*|numel|shape|size|dtype|device|detach|data\w*|clone|\w+_|mul|div|add|copy_"
+"""Attributes of gradients that learners use."""
 ANY_RUNG = {
     "no attribute '(backward|sum|mean|square)'": "forward() must return the module's output",
     r"forward\(\) (missing|got|takes)": "forward() must pass on all arguments: self.module(*inputs, **kwargs)",
     ": 0 times the expected": "a bucket is launched before its last gradient has arrived, or gradients are set to 0",
-    "'NoneType' object has no": "parameter.grad is None where you use it: a frozen or unused parameter has no "
-    "gradient, and a hook of register_hook runs before the gradient is accumulated; use "
-    "register_post_accumulate_grad_hook",
+    "'NoneType' object has no attribute 'wait'": "all_reduce() without async_op=True waits itself and returns None: "
+    "pass async_op=True",
+    "'NoneType' object has no attribute '(step|zero_grad|state|param_groups)'": "shard_optimizer() returns None: is "
+    "`return` missing?",
+    f"'NoneType' object has no attribute '({TENSOR})'|'NoneType' and|expected Tensor as .* NoneType": "a gradient "
+    "is None where you use it: a frozen or unused parameter has none; one that this pass has not reached has none "
+    "yet (is what you keep of a pass filled again for the next?); a hook of register_hook runs before it is there: "
+    "use register_post_accumulate_grad_hook",
+    "view size is not compatible": "a gradient that is not contiguous has no view(-1): use flatten() or reshape(-1)",
+    "grad_dtype|data of a different type|scalar type": "a flat tensor has one dtype: make one for each dtype",
+    "Boolean value of Tensor": "a tensor has no truth value: `if p.grad` asks for that of its elements, and `p in "
+    "list` compares elements; use `is not None`, and a set or a dict of parameters",
     "Final callbacks can only": "queue_callback() works in a backward pass only: call it in the first hook of a pass",
     "wraps a.*no answer in": "the constructor waits for ever: do all ranks call the same broadcasts, from rank 0?",
     "rank 0 waits for coll.*rank 1 waits for the other ranks, to start": "only rank 0 calls it, as with "

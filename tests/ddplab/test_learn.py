@@ -243,6 +243,13 @@ def test_hints_come_one_after_the_other_and_the_last_one_stays(home):
     assert [one.partition(": ")[2] for one in shown] == [*RUNGS[0].hints, RUNGS[0].hints[-1]]
 
 
+def test_a_hint_without_a_file_leaves_nothing_behind(here, home):
+    done = here("learn", "--hint")
+    said = "ddplab: --hint: expected your file, my_ddp.py, got none; `ddplab learn my_ddp.py` writes it\n"
+    assert (done.returncode, done.stderr) == (1, said)
+    assert not list(home.iterdir())
+
+
 def test_every_save_is_seen_also_while_the_file_is_away(home):
     path = home / "my_ddp.py"
     path.write_text("1")

@@ -33,9 +33,11 @@ def with_iterations(trace: Trace, change: Callable[[Iteration], Iteration]) -> T
     return trace.model_copy(update={"ranks": tuple(ranks)})
 
 
-def gpu_trace(device: str, iterations: int = 1, buffer_bytes: tuple[int, ...] = ()) -> Trace:
-    """16 gradients of 1 MB, one every millisecond."""
+def gpu_trace(
+    device: str, iterations: int = 1, buffer_bytes: tuple[int, ...] = (), *, size_bytes: int = 2**20
+) -> Trace:
+    """16 gradients of 1 MB, or of another size, one every millisecond."""
     ms = 10**6
     ready_ns = tuple((10 + number) * ms for number in range(1, 17))
     times = [iteration(10 * ms, ready_ns, 28 * ms + more_ns, ms) for more_ns in range(iterations)]
-    return with_workload(as_floats(trace_of([times], [2**20] * 16, buffer_bytes)), device_name=device)
+    return with_workload(as_floats(trace_of([times], [size_bytes] * 16, buffer_bytes)), device_name=device)

@@ -6,6 +6,7 @@ import torch
 from ddplab.models import BUILT_IN
 from ddplab.simulator.workload.roofline import Operations, built_in_operations, counted_models
 from validation.count_built_in_models import count
+from validation.larger_models import COUNTED
 
 from ..test_architecture import modules_after
 
@@ -21,8 +22,9 @@ def test_the_file_equals_a_new_count(model, autocast):
     assert known == Operations.model_validate(count(model, autocast), strict=False)
 
 
-def test_the_file_has_all_built_in_models_and_no_others():
+def test_the_file_has_all_built_in_and_larger_models_and_no_others():
     assert counted_models() == list(BUILT_IN)
+    assert set(COUNTED) < set(BUILT_IN), "in this process"
     assert built_in_operations("my_models:small") is None
     assert built_in_operations("resnet50", "float64") is None
 

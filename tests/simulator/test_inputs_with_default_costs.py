@@ -87,14 +87,15 @@ def test_compute_times_that_were_not_measured_are_named_and_widen_the_interval()
 
 @pytest.mark.parametrize("settings", [{}, {"zero": "parameters"}, {"cuda_graph": True}], ids=str)
 def test_every_door_completes_a_trace_of_a_gpu_in_the_same_way(settings):
-    trace, network = gpu_trace("NVIDIA A100-PG509-200"), Fabric.from_alpha_beta(alpha_ns=5_000, bytes_per_s=1e10)
+    trace = gpu_trace("NVIDIA A100-PG509-200", size_bytes=2**14)  # emulation adds them up
+    network = Fabric.from_alpha_beta(alpha_ns=5_000, bytes_per_s=1e8)
     fabric, variation, sentences = assume_gpu(trace, network)
-    how = {"world_size": 4, "bucket_cap_mb": 4, **settings}
+    how = {"world_size": 4, "bucket_cap_mb": 1 / 16, **settings}
     explicit = predict(trace, fabric, variation=variation, assume=False, **how)
     predicted = predict(trace, network, **how)
     assert predicted == explicit
     assert predicted.assumed == sentences
-    row = sweep(trace, network, world_sizes=[4], bucket_caps_mb=[4], n_jobs=1, **settings).iloc[0]
+    row = sweep(trace, network, world_sizes=[4], bucket_caps_mb=[1 / 16], n_jobs=1, **settings).iloc[0]
     assert (row["low_ns"], row["high_ns"]) == predicted.interval_ns
     emulated = emulate(trace, network, **how)
     assert (emulated.iteration_ns, emulated.assumed) == (predicted.iteration_ns, sentences)
