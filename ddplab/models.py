@@ -21,6 +21,7 @@ from torch.utils.checkpoint import checkpoint
 from .reference.errors import ModelError
 from .reference.launch import rank_device
 from .simulator.catalogue import unknown
+from .simulator.workload.roofline import counted_models
 from .user_modules import import_first_here
 
 Loss = Callable[[nn.Module], Tensor]
@@ -37,6 +38,8 @@ def resolve(name: str) -> Callable[[], Model]:
         return BUILT_IN[name]
     module_name, colon, attribute = name.partition(":")
     expected = unknown("--model", name, BUILT_IN, others="module:callable or")
+    if name in counted_models():
+        raise ModelError(f"--model {name}: expected a model to run, got one of which only the operations are known")
     if not colon:
         raise ModelError(expected)
     try:

@@ -159,7 +159,7 @@ def _show_catalogue(listed: Catalogue) -> dict[str, Any]:
     show_table([_node_row(listed, one) for one in listed.nodes], "nodes: --fabric NAME", optional=OPTIONAL)
     print()
     show_table(
-        [_device_row(listed, one) for one in listed.devices],
+        [_device_row(listed, name) for name, one in listed.devices.items() if one.peaks],  # others only have memory
         "devices: --device NAME in the precision of the model, or NAME-PRECISION; dense peak rates in TFLOPS",
     )
     print()

@@ -12,6 +12,7 @@ from ddplab.simulator import Fabric
 from ddplab.simulator.catalogue import read_catalogue
 from ddplab.simulator.fabric import Linear, Processor
 from ddplab.simulator.fabric.processor_costs import HookCost
+from validation.larger_models import COUNTED
 
 ROOT = Path(__file__).parents[2]
 
@@ -21,11 +22,13 @@ LISTED = read_catalogue()
 def test_the_catalogue_lists_nodes_devices_and_models(answered):
     shown, written = answered("show")
     names = {line.split()[0] for line in shown.splitlines() if line.strip()}
-    assert names >= {*LISTED.nodes, *LISTED.devices, *models.BUILT_IN}
+    usable = {name for name, one in LISTED.devices.items() if one.peaks}
+    assert names >= {*LISTED.nodes, *usable, *models.BUILT_IN, *COUNTED}
+    assert names.isdisjoint({*LISTED.devices} - usable), "whose memory alone is known"
     assert {part: set(written[part]) for part in ("nodes", "devices", "models")} == {
         "nodes": set(LISTED.nodes),
         "devices": set(LISTED.devices),
-        "models": set(models.BUILT_IN),
+        "models": {*models.BUILT_IN, *COUNTED},
     }
     rate = written["nodes"]["aws-p4d"]["links"]["network"]["rate"]
     assert rate["gbit_per_s"] == 400
