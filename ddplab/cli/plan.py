@@ -179,7 +179,7 @@ def _prices(given: Sequence[str], systems: Sequence[str]) -> list[Price]:
     names = {listed.node_of(name) or name: name for name in own}
     prices: list[Price] = []
     for word in given:
-        if Path(word).is_file():
+        if Path(word).is_file() or word.endswith(".csv"):
             of_file = {price: names.get(listed.node_of(price.system) or price.system) for price in read_prices(word)}
             prices += [price.model_copy(update={"system": name or price.system}) for price, name in of_file.items()]
             continue

@@ -149,7 +149,8 @@ def models() -> dict[str, Trace]:
     """Return the page's own models by name: traces of a V100, each of one iteration, the one of median duration."""
     traces = {}
     for name, trace in MODELS.items():
-        workload = trace().workload.model_copy(update={"model": name, "memory_bytes_per_s": memory_of("V100")})
+        gpu = {"device_name": "Tesla V100", "memory_bytes_per_s": memory_of("V100")}
+        workload = trace().workload.model_copy(update={"model": name, **gpu})
         traces[name] = of_median_iterations(trace().model_copy(update={"workload": workload}))
     return traces
 
