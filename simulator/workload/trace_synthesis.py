@@ -16,11 +16,13 @@ from ...reference.files.reading import one_line_errors
 from ...reference.files.writing import milliseconds
 from ...reference.trace import WIDEST_BOUND, Iteration, RankTrace, Trace, Workload
 from .compute_times import Floats
-from .roofline import EAGER_PACE_ERROR, Device, Operation, Operations
+from .roofline import CONVOLUTIONS, EAGER_PACE_ERROR, Device, Operation, Operations
 
 WINOGRAD = 2.25
 """Times as many multiplications as a convolution of 3 x 3 needs at least, by Winograd's algorithm, which libraries
 use without tensor cores (Lavin and Gray, arXiv 1509.09308)."""
+MOST_REACHED = 0.85
+"""Part of the peak arithmetic rate that no step exceeds: the best of 446 measured ones reaches 0.84."""
 LONGEST = 100
 """Multiple of the roofline time, or of the host's, above which a measured time has another unit. The slowest of 446
 measured steps takes 5.9 times as long."""
@@ -79,7 +81,8 @@ def synthesize(
 
     elapsed, slow_host = ends_ns(), 1 + EAGER_PACE_ERROR
     low, high = device.bounds(operations)
-    extremes = ends_ns(low, 1 / slow_host), ends_ns(high, slow_host)
+    shortest_ns = _arithmetic_ns([one for interval in intervals for one in interval], device) / MOST_REACHED
+    low_ns, high_ns = max(shortest_ns, ends_ns(low, 1 / slow_host)[-1]), ends_ns(high, slow_host)[-1]
     end_ns = round(elapsed[-1]) + count if step_ns is None else step_ns
     moments = [min(round(ns), end_ns - count) for ns in elapsed]
     ready = [moment + number for number, moment in enumerate(moments[2:-2], start=1)]
@@ -109,7 +112,7 @@ def synthesize(
         world_size=1,
         flops_per_s=device.flops_per_s,
         memory_bytes_per_s=device.bytes_per_s,
-        compute_bounds=_bounds(elapsed[-1], *(ends[-1] for ends in extremes)),
+        compute_bounds=_bounds(elapsed[-1], min(elapsed[-1], low_ns), high_ns),
     )
     return Trace(workload=workload, ranks=(RankTrace(rank=0, iterations=(iteration,)),))
 
@@ -129,9 +132,7 @@ def check_measured(operations: Operations, device: Device, measured_ns: Mapping[
     passes["step_ns"] = (*passes["forward_ns"], *passes["backward_ns"], *operations.step)
     for name, ns in measured_ns.items():
         done = passes.get(name, ())
-        least_ns = 1e9 * sum(one.flops for one in done) / device.flops_per_s
-        if device.name.endswith("fp32"):
-            least_ns /= WINOGRAD
+        least_ns = _arithmetic_ns(done, device)
         usual_ns = max(device.time_ns(done), device.pace_ns * sum(one.kernels for one in done))
         if not done or least_ns <= ns <= usual_ns * LONGEST:
             continue
@@ -143,6 +144,13 @@ def check_measured(operations: Operations, device: Device, measured_ns: Mapping[
             f"{name.removesuffix('_ns')}: expected {limit}, got {milliseconds(ns, '.4g')} ms; check the unit, the "
             "batch, the device and its precision, such as h100-bf16"
         )
+
+
+def _arithmetic_ns(operations: Sequence[Operation], device: Device) -> float:
+    """Return how long operations take at least, at the peak arithmetic rate of a device."""
+    saved = WINOGRAD if device.precision == "fp32" else 1.0
+    flops = sum(one.flops / (saved if one.kind in CONVOLUTIONS else 1.0) for one in operations)
+    return 1e9 * flops / device.flops_per_s
 
 
 def _with_measured(

@@ -11,7 +11,16 @@ from hypothesis import strategies as st
 
 from ddplab.reference.trace import Parameter, Trace
 from ddplab.simulator import Fabric, predict
-from ddplab.simulator.workload.roofline import Device, GradientOperations, Operation, Operations
+from ddplab.simulator.workload.roofline import (
+    CONVOLUTIONS,
+    Device,
+    GradientOperations,
+    Operation,
+    Operations,
+    built_in_operations,
+    counted_models,
+    data_sheets,
+)
 from ddplab.simulator.workload.trace_synthesis import _paced, rescale, synthesize
 
 from .changed_traces import with_parameters, with_workload
@@ -238,3 +247,15 @@ def test_a_host_bound_recording_does_not_become_shorter_on_a_faster_device():
     assert rescaled.workload.memory_bytes_per_s == 1e12
     graphs = rescale(recorded, operations, SLOW, fast.model_copy(update={"pace_ns": 0}))
     assert graphs.ranks[0].iterations[0].forward_end_ns == 50_000
+
+
+@given(st.sampled_from(counted_models()), st.sampled_from(sorted(data_sheets())), st.sampled_from([0.25, 1.0, 8.0]))
+def test_no_range_promises_more_than_a_device_can_compute(model, device, multiple):
+    sheet = data_sheets()[device]
+    operations = built_in_operations(model, sheet.autocast).with_batch(multiple)
+    trace = synthesize(operations, sheet)
+    fastest_s = trace.workload.compute_bounds[0] * trace.ranks[0].iterations[0].duration_ns / 1e9
+    repeated = [*operations.forward, *operations.loss, *operations.backward]
+    saved = 2.25 if sheet.precision == "fp32" else 1.0  # Winograd's algorithm
+    flops = sum(one.flops / (saved if one.kind in CONVOLUTIONS else 1.0) for one in repeated)
+    assert flops / fastest_s <= 0.8501 * sheet.flops_per_s
