@@ -60,7 +60,7 @@ def test_a_problem_is_an_outcome_that_is_not_as_expected(outcome, expected, prob
         ("must: [a]", "got 'must'"),
         ("skip: [z]", "skip: expected one of a, b; got 'z'"),
         ("skip: [a]\nmust-pass: [a]", "a is in two lists"),
-        ("skip: [", "skip: line 1: "),
+        ("skip: [", "skip: line 2: did not find expected node content"),
         ("\x00", "skip: unacceptable character"),
     ],
 )
