@@ -38,7 +38,7 @@ def resolve(name: str) -> Callable[[], Model]:
         return BUILT_IN[name]
     module_name, colon, attribute = name.partition(":")
     expected = unknown("--model", name, BUILT_IN, others="module:callable or")
-    if name in counted_models():
+    if not colon and name in counted_models():
         raise ModelError(f"--model {name}: expected a model to run, got one of which only the operations are known")
     if not colon:
         raise ModelError(expected)

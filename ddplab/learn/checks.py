@@ -187,7 +187,7 @@ def _schedule(bench: Bench, trace: Any, network: Network, **settings: Any) -> Em
         if launch.done_ns > schedule.iteration_ns:
             raise FindingError(
                 f"the optimiser steps while all-reduce {number} is still under way, on an emulated network with a "
-                f"latency of {network.latency_ns / MS:g} ms: nobody waits; {_where_to_wait(bench)}"
+                f"latency of {network.latency_ns / MS:g} ms: the class does not wait for it; {_where_to_wait(bench)}"
             )
     return schedule
 
@@ -228,7 +228,7 @@ def launched_together(bench: Bench) -> None:
             "all-reduce 1 is launched only when all-reduce 0 is done: the launch blocks (pass async_op=True), or "
             "wait() comes at once; launch all, and wait afterwards"
         )
-    for seed in LATE_FIRST:
+    for seed in LATE_FIRST:  # the first all-reduce ends last
         program = program_of(SPECIAL, ["train"], bench.world_size, seed=seed, used=lambda *_: range(len(SPECIAL)))
         try_timing(bench, program)
 

@@ -31,7 +31,7 @@ from .rungs import RUNGS, SYMPTOM_UNMATCHED, load_progress, update_progress
 
 WORLD_SIZE = 3
 """Two ranks add in one order only, and powers of two hide wrong divisors."""
-TENSOR = r"flatten|reshape|view\w*|numel|shape|size|dtype|device|detach|data\w*|clone|\w+_|mul|div|add|copy_"
+TENSOR = r"flatten|reshape|view\w*|numel|shape|size|dtype|device|detach|data\w*|clone|\w+_|mul|div|add"
 """Attributes of gradients that learners use."""
 ANY_RUNG = {
     "no attribute '(backward|sum|mean|square)'": "forward() must return the module's output",

@@ -242,9 +242,8 @@ def _line(mark: Any) -> str:
 if TYPE_CHECKING:
     from yaml import SafeLoader as _Loader
 else:
-    _Loader = getattr(
-        yaml, "CSafeLoader", yaml.SafeLoader
-    )  # in C, ten times as fast, unless PyYAML was built without
+    # The parser in C is ten times as fast; PyYAML may have been built without it.
+    _Loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 
 
 class _CoreLoader(_Loader):

@@ -190,7 +190,7 @@ def _offer_json(offer: Offer, scaling: Scaling) -> dict[str, Any]:
         "iteration_ns": (prediction.iteration_ns, prediction.interval_ns),
         "efficiency": (prediction.efficiency, prediction.efficiency_interval),
         "samples_per_s": (size.samples_per_s, size.samples_per_s_band),
-        "mfu": (None if size.mfu_band is None else sum(size.mfu_band) / 2, size.mfu_band),
+        "mfu": (size.mfu, size.mfu_band),
         "hours": (offer.hours, offer.hours_band),
         "cost": (offer.cost, offer.cost_band),
     }

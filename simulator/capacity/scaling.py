@@ -5,7 +5,6 @@ The knee is where more GPUs begin to add little.
 
 import csv
 import os
-import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -40,9 +39,10 @@ class Size(NamedTuple):
     samples_per_s: float  #: samples per second on all GPUs
     samples_per_s_band: Band  #: both ends of its 90 % interval
     tokens: int | None  #: length of a sample's sequence; None: the model takes no tokens
-    mfu_band: Band | None
-    """Both ends of the part of the GPUs' peak rate that the model's arithmetic reaches (model FLOPs utilisation),
-    without what checkpoints repeat. None: not counted."""
+    mfu: float | None
+    """Part of the GPUs' peak rate that the model's arithmetic reaches (model FLOPs utilisation), without what
+    checkpoints repeat. None: not counted."""
+    mfu_band: Band | None  #: both ends of its 90 % interval
 
 
 class Knee(NamedTuple):
@@ -145,6 +145,7 @@ class Scaling:
             samples_per_s=samples / max(1, prediction.iteration_ns),
             samples_per_s_band=(samples / max(1, high_ns), samples / max(1, low_ns)),
             tokens=workload.tokens,
+            mfu=None if peak_ns is None else peak_ns / max(1, prediction.iteration_ns),
             mfu_band=None if peak_ns is None else (peak_ns / max(1, high_ns), peak_ns / max(1, low_ns)),
         )
 
@@ -185,13 +186,14 @@ class Price(Settings):
 
     @field_validator("per_gpu_hour", mode="before")
     @classmethod
-    def _both_ends(cls, price: object) -> object:
-        """Read both ends of a price such as 2.50 or 1.80-2.40."""
-        if not isinstance(price, str):
-            return (float(price),) * 2 if isinstance(price, int | float) else price
-        found = re.fullmatch(r"(\d*\.?\d+)(?:-(\d*\.?\d+))?", price.strip())
-        low, high = (float(found[1]), float(found[2] or found[1])) if found else (0.0, 0.0)
-        if not 0 < low <= high <= MOST_PRICE:
+    def _both_ends(cls, price: Any) -> Band:
+        """Read one price, or both ends of a range of prices, as numbers or as text such as 1.80-2.40."""
+        ends = price.split("-") if isinstance(price, str) else price if isinstance(price, tuple) else [price]
+        try:
+            low, high = float(ends[0]), float(ends[-1])
+        except ValueError:
+            low, high = 0.0, 0.0
+        if len(ends) > 2 or not 0 < low <= high <= MOST_PRICE:
             raise ValueError(f"expected a price above 0, such as 2.50 or 1.80-2.40, got {SHORT.repr(price)}")
         return low, high
 
@@ -199,7 +201,7 @@ class Price(Settings):
 COLUMNS = tuple(Price.model_fields)
 MOST_PRICE = 1e9
 UNIT = 1e6
-"""Samples, or tokens, of which the cost is given if nobody says how many are to be trained on."""
+"""Samples or tokens whose cost is shown when no number of samples to train on is given."""
 
 
 def read_prices(path: str | os.PathLike[str]) -> list[Price]:

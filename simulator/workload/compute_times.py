@@ -390,7 +390,7 @@ class IterationSampler:
         return times.scaled(factors)
 
     def _draw_undisturbed(self, numbers: NDArray[np.int64]) -> tuple[ComputeTimes, Floats]:
-        """Sample iterations of undisturbed ranks, and the factor by which each rank is slower; shape [..., ranks]."""
+        """Sample iterations of undisturbed ranks, and how many times as long each rank takes; shape [..., ranks]."""
         kind, each = self._variation.kind, (*numbers.shape, 1)
         is_random = kind in ("resampled", "fitted") or any(one.rank is None for one in self._stragglers)
         generators = [np.random.default_rng([SEED, one]) for one in numbers.reshape(-1).tolist()] if is_random else []

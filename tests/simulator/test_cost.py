@@ -1,5 +1,6 @@
 """Cost: prices from a file, the cheapest and the fastest offer, and a verdict only where the intervals decide."""
 
+import math
 from pathlib import Path
 
 import pytest
@@ -137,3 +138,13 @@ def test_hours_and_cost_follow_from_the_throughput(size):
     assert offer.hours == pytest.approx(7.2e12 / size.samples_per_s / 3600)
     assert offer.cost == pytest.approx(offer.hours * 2 * 2.0)
     assert offer.answer == "yes", "nothing was asked"
+
+
+@pytest.mark.parametrize(
+    "price", [-1.0, 0, math.nan, math.inf, (3.0, 2.0), (0.0, 1.0), (1.0, 2.0, 3.0), "1e400", "2-3-4"]
+)
+def test_a_price_that_cannot_be_is_refused_in_one_line(price):
+    about = {"currency": "USD", "source": "a test", "date": "2026-01-01"}
+    with pytest.raises(ValueError, match="per_gpu_hour: expected a price above 0, such as"):
+        Price(system="a", per_gpu_hour=price, **about)
+    assert Price(system="a", per_gpu_hour=(1.5, 2), **about).per_gpu_hour == (1.5, 2.0)
