@@ -15,7 +15,7 @@ from validation.tests.test_virtual_links import NEEDS_LINKS
 
 from .command_process import ROOT
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]  # a test launches ranks up to four times, within 110 s each
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]  # a test launches ranks twice, each time within 110 s
 TINY = ("--model", "tests.models_for_cli:tiny")
 TORCHRUN = ("torch.distributed.run", "--nproc-per-node=2", "--local-addr=127.0.0.1", "-m")
 
