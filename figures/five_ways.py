@@ -5,25 +5,25 @@ from typing import NamedTuple
 
 from matplotlib.axes import Axes
 
-from ddplab import Prediction, predict
+from ddplab import Prediction, Trace, predict
+from ddplab.demo import EXAMPLE, FABRIC, HOP_NS, RANKS
 from ddplab.reference.bucketing import ONE_BUCKET, BucketAssignment, bucket_caps, initial_buckets, plan_buckets
-from ddplab.simulator.plot_colours import COMPUTATION, COPIES, EXPOSED, FORWARD, HIDDEN, INK
+from ddplab.simulator.plot_colours import COMPUTATION, EXPOSED, FORWARD, HIDDEN, INK
 from ddplab.simulator.results.breakdown import exposed_intervals
 from ddplab.simulator.schedule.schedule import Compute
 from ddplab.simulator.workload.compute_times import recorded_model
 
 from .annotated_ddp import page
 from .drawing import render, save
+from .interactive_timeline.simulate_choices import of_median_iterations
 
 TITLE = "Five ways to average gradients"
 SIZE = (7.4, 3.5)
-GBIT_PER_S, GPUS = page.START_GBIT_PER_S, page.START_GPUS
 LANE = 0.34
 """Height of a lane; each way has one of the GPU above one of the network."""
 KINDS = {
     "forward": (FORWARD, "forward pass, optimiser step"),
     "backward": (COMPUTATION, "backward pass"),
-    "copies": (COPIES, "copies and launches"),
     "hidden": (HIDDEN, "communication beside computation"),
     "exposed": (EXPOSED, "exposed communication"),
 }
@@ -67,67 +67,45 @@ def panels() -> list[list[Way]]:
     each = [[index] for index in range(len(sizes))]
     return [
         [
-            _without_overlap("Naive", each, in_place=True),
+            _without_overlap("Naive", each),
             _without_overlap("Flat", initial_buckets(sizes, [ONE_BUCKET], keys=keys)),
-            _with_overlap("Asynchronous", initial_buckets(sizes, [0], keys=keys)),
+            _with_overlap("Overlapped", initial_buckets(sizes, [0], keys=keys)),
             _with_overlap("Bucketed", initial_buckets(sizes, caps, keys=keys)),
             _with_overlap("Rebuilt", plan_buckets("ready", sizes, caps, ready_order=ready, keys=keys)),
         ]
     ]
 
 
-def _without_overlap(name: str, plan: BucketAssignment, *, in_place: bool = False) -> Way:
-    """Return the iteration in which each bucket is packed, averaged and copied out after the backward pass."""
-    engine_input = _predicted(plan, in_place=in_place).timeline.engine_input
-    computing = [one for one in engine_input.schedule.instructions if isinstance(one, Compute)]
-    took = list(zip(computing, engine_input.duration_ns[0].tolist(), strict=True))
+def _without_overlap(name: str, plan: BucketAssignment) -> Way:
+    """Return the iteration in which all buckets are averaged after the backward pass; copies are free."""
+    trace = of_median_iterations(page.models()["ResNet-50"])
+    engine_input = _predicted(trace, plan).timeline.engine_input
+    computing = zip(engine_input.schedule.instructions, engine_input.duration_ns[0].tolist(), strict=False)
+    took = [(KIND_OF[one.kind], ns) for one, ns in computing if isinstance(one, Compute) and one.kind in KIND_OF]
+    every = [*took[:-1], *(("exposed", ns) for ns in engine_input.cost_ns.tolist()), took[-1]]
     spans: list[Span] = []
-    now = 0
-
-    def add(kind: str, duration_ns: int) -> None:
-        nonlocal now
-        spans.append((kind, now, now + duration_ns))
-        now += duration_ns
-
-    def compute(*kinds: str, bucket: int | None = None) -> None:
-        every = (ns for one, ns in took if one.kind in kinds and bucket in (None, one.bucket))
-        add(KIND_OF.get(kinds[0], "copies"), sum(every))
-
-    compute("forward")
-    compute("backward")
-    for bucket, cost_ns in enumerate(engine_input.cost_ns.tolist()):
-        compute("pack", "launch", bucket=bucket)
-        add("exposed", cost_ns)
-        compute("copy_out", bucket=bucket)
-    compute("step")
-    return Way(name, now, tuple(spans))
+    for kind, duration_ns in every:
+        start_ns = spans[-1][2] if spans else 0
+        spans.append((kind, start_ns, start_ns + duration_ns))
+    return Way(name, spans[-1][2], tuple(spans))
 
 
 def _with_overlap(name: str, plan: BucketAssignment) -> Way:
-    prediction = _predicted(plan)
+    prediction = _predicted(page.models()["ResNet-50"], plan)
     timeline = prediction.timeline
     collectives = zip(timeline.start_ns.tolist(), timeline.done_ns.tolist(), strict=True)
     computed = (
-        (KIND_OF.get(span.kind, "copies"), span.start_ns, span.end_ns)
+        (KIND_OF[span.kind], span.start_ns, span.end_ns)
         for span in prediction.spans
-        if span.rank == 0 and span.stream == "compute" and span.kind != "wait"
+        if span.rank == 0 and span.kind in KIND_OF
     )
     hidden = (("hidden", start, end) for start, end in collectives)
     exposed = (("exposed", start, end) for start, end in exposed_intervals(timeline))
     return Way(name, prediction.iteration_ns, (*computed, *hidden, *exposed))
 
 
-def _predicted(plan: BucketAssignment, *, in_place: bool = False) -> Prediction:
-    trace = page.models()["ResNet-50"]
-    fabric = page.fabric(trace, GBIT_PER_S)
-    return predict(
-        *(trace, fabric),
-        world_size=GPUS,
-        plan=plan,
-        gradient_as_bucket_view=in_place,
-        broadcast_buffers=False,
-        assume=False,
-    )
+def _predicted(trace: Trace, plan: BucketAssignment) -> Prediction:
+    return predict(trace, FABRIC, world_size=RANKS, plan=plan, broadcast_buffers=False, assume=False)
 
 
 def draw(ways: list[Way], ax: Axes) -> Axes:
@@ -153,15 +131,16 @@ def draw(ways: list[Way], ax: Axes) -> Axes:
 def caption() -> str:
     """Caption whose numbers are computed from the data."""
     (ways,) = panels()
-    naive, flat, asynchronous, bucketed, rebuilt = (way.iteration_ms for way in ways)
+    naive, flat, overlapped, bucketed, rebuilt = (way.iteration_ms for way in ways)
     count = len(page.models()["ResNet-50"].sizes_bytes)
     return (
         f"Buckets and overlap together take {rebuilt:.0f} ms in place of the {naive:.0f} ms of one all-reduce for "
-        f"each gradient. Predicted: ResNet-50 on {GPUS} V100s over a ring of {GBIT_PER_S} Gbit/s with 20 us a hop. "
-        f"One all-reduce of all gradients takes {flat:.0f} ms. Overlap without buckets takes {asynchronous:.0f} ms, "
-        f"as the latency of the network is paid {count} times. Buckets of torch's default cap take {bucketed:.0f} ms "
-        f"before the rebuild and {rebuilt:.0f} ms after it. [The Annotated DDP](annotated_ddp.html) shows each as a "
-        "timeline that follows network, GPUs and a straggler."
+        f"each gradient. Predicted: {EXAMPLE}, a ring with {HOP_NS // 1000} us a hop; copies and launches count as "
+        f"free. One all-reduce of all gradients takes {flat:.0f} ms. Overlap without buckets takes {overlapped:.0f} "
+        f"ms, as the latency of the network is paid {count} times. Buckets of torch's default cap take "
+        f"{bucketed:.0f} ms before the rebuild and {rebuilt:.0f} ms after it. [The Annotated "
+        "DDP](annotated_ddp.html) shows each as a timeline that follows network, GPUs and a straggler; in `ddplab "
+        "learn` you write them."
     )
 
 

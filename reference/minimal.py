@@ -83,7 +83,7 @@ class BucketedDataParallel(FlatDataParallel):
     The backward pass visits the layers in reverse, so the last layers are in bucket 0, which is complete first.
     """
 
-    def __init__(self, module: nn.Module, *, bucket_cap_mb: float = 25, process_group: Group = None) -> None:
+    def __init__(self, module: nn.Module, *, bucket_cap_mb: float | None = None, process_group: Group = None) -> None:
         super().__init__(module, process_group=process_group)
         sizes_bytes = [parameter.nbytes for parameter in self.trainable]
         dtypes = [parameter.dtype for parameter in self.trainable]
@@ -103,7 +103,7 @@ class OverlappedDataParallel(BucketedDataParallel):
     differ between ranks, so a bucket that is complete waits until all buckets before it are launched.
     """
 
-    def __init__(self, module: nn.Module, *, bucket_cap_mb: float = 25, process_group: Group = None) -> None:
+    def __init__(self, module: nn.Module, *, bucket_cap_mb: float | None = None, process_group: Group = None) -> None:
         super().__init__(module, bucket_cap_mb=bucket_cap_mb, process_group=process_group)
         self.backward_pass = -1  # autograd's number of the pass
         self.missing: set[Tensor] = set()

@@ -14,13 +14,16 @@ from torch import Tensor, nn
 from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_hook
 from torch.utils._pytree import tree_map_only
 
-from ddplab.learn.solutions import Buffered, Reversed, Searching
+from ddplab.learn.solutions import Bucketed, Buffered, Hooked, Searching
 from ddplab.reference.bucketing import rebuild_order
 from ddplab.reference.data_parallel import DistributedDataParallel
 from ddplab.reference.minimal import BucketedDataParallel, NaiveDataParallel, OverlappedDataParallel
 
-LaunchesAsReady = Reversed
-"""Ranks whose gradients become ready in different orders launch different buckets."""
+
+class LaunchesAsReady(Bucketed):
+    """Ranks whose gradients become ready in different orders launch different buckets."""
+
+    launch_complete = Hooked.launch_complete
 
 
 class Sums(OverlappedDataParallel):

@@ -59,10 +59,10 @@ def test_the_rank_of_each_way_computes_or_waits_at_any_moment_of_its_iteration()
 
 def test_ways_without_overlap_take_as_long_as_predicted():
     naive, flat, *_ = five_ways.panels()[0]
-    sizes = five_ways.page.models()["ResNet-50"].sizes_bytes
-    each, all_of_them = [[index] for index in range(len(sizes))], [list(range(len(sizes)))]
-    assert naive.iteration_ns == five_ways._predicted(each, in_place=True).no_overlap_ns
-    assert flat.iteration_ns == five_ways._predicted(all_of_them).no_overlap_ns
+    trace = five_ways.page.models()["ResNet-50"]
+    each, all_of_them = [[index] for index in range(len(trace.keys))], [list(range(len(trace.keys)))]
+    assert naive.iteration_ns == five_ways._predicted(trace, each).no_overlap_ns
+    assert flat.iteration_ns == five_ways._predicted(trace, all_of_them).no_overlap_ns
 
 
 def test_overlap_saves_at_most_the_backward_pass_and_at_most_the_communication():

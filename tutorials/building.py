@@ -14,8 +14,8 @@ from ddplab.simulator import plot_colours
 
 from .plots import mark_guess, new_axes
 
-SHOWN = (1, 2, 5, 8)
-"""Rungs of the picture: 3 and 4 take as long as 2, and 6 and 7 as long as 8."""
+SHOWN = (1, 2, 6, 8)
+"""Rungs of the picture: 3 to 5 take as long as 2, and 7 as long as 8."""
 TORCHS = "torch.nn.parallel:DistributedDataParallel"
 
 
@@ -32,7 +32,7 @@ def all_reduces_ms(*sizes_bytes: int) -> float:
 
 
 def iteration_ms(name: str) -> float:
-    """Milliseconds of an emulated iteration under the class `module:class`, with buckets of 25 MiB if it has any."""
+    """Milliseconds of an emulated iteration under the class `module:class`, with its own cap if it has buckets."""
     emulated = gains.iteration(Subject(name))
     assert emulated is not None
     return emulated.iteration_ns / 1e6

@@ -141,18 +141,19 @@ def demo(
     ddplab's reducer trains ResNet-50 on 8 emulated V100s over 10 Gbit/s: buckets, gradients and collectives are real,
     the devices take recorded times, and nothing sleeps. `validate` compares predictions with training by the clock.
     """
-    from ..demo import RANKS
+    from ..demo import EXAMPLE
     from ..demo import demo as run
 
-    options.check_outputs(out / "perfetto.json", out / "demo.json")
+    options.check_outputs(out / "perfetto.json", out / "fabric.json", out / "demo.json")
     with progress("emulating") as _:
         rows = run(out)
-    title = f"ResNet-50 on {RANKS} emulated V100s, 10 Gbit/s: iteration of the real reducer and its prediction"
+    title = f"{EXAMPLE}, emulated: iteration of the real reducer and its prediction"
     show_table(list(map(_demo_row, rows)), title, optional=("order", "perfect scaling"))
     largest_ns = max(abs(row["reducer_ns"] - row["predicted_ns"]) for row in rows)
     print(f"largest difference between the reducer and the prediction: {largest_ns} ns")
     write_json(out / "demo.json", {"rows": rows})
-    print(f"written to {out}: demo.json, and perfetto.json, the timeline with the default cap, for ui.perfetto.dev")
+    print(f"written to {out}: demo.json; fabric.json, the network, for `ddplab predict --fabric`;")
+    print("and perfetto.json, the timeline with the default cap, for ui.perfetto.dev")
 
 
 def _demo_row(row: dict[str, Any]) -> dict[str, str]:

@@ -354,8 +354,12 @@ def averages_by_a_call(subject: Subject) -> bool:
 
 
 def wrap_emulated(subject: Subject, module: Any, **options: Any) -> nn.Module:
-    """Wrap an emulated model; before its step, it calls what must follow a backward pass."""
-    wrapped = subject.wrap(module, **{name: value for name, value in options.items() if name in subject.options})
+    """Wrap an emulated model; before its step, it calls what must follow a backward pass.
+
+    An option that is None, or that the class does not have, is left out, so the class's own default counts.
+    """
+    given = {name: value for name, value in options.items() if value is not None and name in subject.options}
+    wrapped = subject.wrap(module, **given)
     step = module.step
 
     def finish_and_step() -> None:

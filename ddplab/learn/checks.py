@@ -272,7 +272,7 @@ def _buckets(bench: Bench, ready_order: Sequence[int] | None = None) -> tuple[li
 
 
 def buckets_by_size(bench: Bench) -> None:
-    """Buckets close at the cap, and the first ones are launched before the backward pass ends."""
+    """Buckets close at the cap."""
     got, _ = _buckets(bench)
 
     def fits(unit: int) -> bool:
@@ -287,15 +287,13 @@ def buckets_by_size(bench: Bench) -> None:
         raise FindingError(
             why
             or f"buckets of {got} bytes with a cap of {CAP_MB * MIB:.0f} bytes; expected each to close when it "
-            f"reaches the cap, or before it exceeds the cap, such as {_filled(FORWARDS)[0]}, for layers of "
+            f"reaches the cap, or before it exceeds the cap, such as {_filled(BACKWARDS)[0]}, for layers of "
             f"{[4 * size for size in _SIZES]} bytes in the order of registration"
         )
-    if problem := late_launches(run_alone(bench, schedule_of, bench.subject, MODELS[0], FAST)):
-        raise FindingError(problem)
 
 
 def last_layers_first(bench: Bench) -> None:
-    """Buckets are filled from the last layer on."""
+    """Buckets are filled from the last layer on, and the first ones are launched before the backward pass ends."""
     got, _ = _buckets(bench)
     if got not in _filled(BACKWARDS):
         filled = "buckets are filled from the first layer on" if sorted(got) in map(sorted, _filled(FORWARDS)) else ""
@@ -303,6 +301,25 @@ def last_layers_first(bench: Bench) -> None:
             f"{filled or 'the buckets are in another order'}: {got} bytes in launch order, expected "
             f"{_filled(BACKWARDS)[0]}; gradients arrive from the last layer on, so walk the parameters in reverse"
         )
+    if problem := late_launches(run_alone(bench, schedule_of, bench.subject, MODELS[0], FAST)):
+        raise FindingError(problem)
+
+
+def small_first_bucket(bench: Bench) -> None:
+    """Without a cap, the first bucket closes at 1 MiB and the others at 25 MiB."""
+    bench.needs("bucket_cap_mb")
+    trace = trace_of_layers("40 layers of 0.75 MiB", [(384, 512)] * 40, FORWARD_NS, MS)
+    sent = [one.size_bytes / MIB for one in _schedule(bench, trace, FAST, bucket_cap_mb=None).launches]
+    closed_at_cap, closed_before = [1.5, 25.5, 3.0], [0.75, 24.75, 4.5]
+    if sent in (closed_at_cap, closed_before):
+        return
+    why = "the small bucket is not launched first" if sent[0] > sent[-1] else "the buckets have other sizes"
+    if min(sent) > 2:
+        why = "all buckets are large"
+    raise FindingError(
+        f"without bucket_cap_mb, {trace.workload.model} are in buckets of {sent} MiB in launch order, expected "
+        f"{closed_at_cap}: {why}; the first bucket closes when it has 1 MiB, each other one when it has 25 MiB"
+    )
 
 
 def ready_order(bench: Bench) -> None:
@@ -510,6 +527,7 @@ ALL: Mapping[str, Check] = CHECKS | {
     "launched early": launched_early,
     "buckets by size": buckets_by_size,
     "last layers first": last_layers_first,
+    "a small first bucket": small_first_bucket,
     "buckets in ready order": ready_order,
     "memory of gradients": check_of(_memory, VIEWS),
     "buffers of rank 0": sent_buffers,

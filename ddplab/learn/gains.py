@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 
 from ..conformance.class_under_test import NotSupportedError, Subject
 from ..conformance.timing_and_overlap import MS, Network, emulated
-from ..demo import TRACE
+from ..demo import EXAMPLE, GBIT_PER_S, HOP_NS, RANKS, TRACE
 from ..reference.errors import RankError
 from ..reference.trace import Trace
 from ..simulator import Prediction
@@ -14,7 +14,7 @@ from ..simulator.engines.timeline import Timeline
 from .checks import Stepping
 from .rungs import RUNGS
 
-NETWORK = Network("8 V100s over 10 Gbit/s", 8, 20_000, 1.25e9)
+NETWORK = Network(EXAMPLE, RANKS, HOP_NS, GBIT_PER_S * 1e9 / 8)
 WIDTH = 60
 """Columns of an iteration's picture."""
 SHADES = "█▒"
@@ -37,12 +37,12 @@ def iteration(
 ) -> Prediction | None:
     """Emulate an iteration of ResNet-50; None if the class does not run in virtual time with these settings.
 
-    Copies and launches count as free. `sharded`: a sharded Adam steps.
+    Copies and launches count as free. `sharded`: a sharded Adam steps. Without a cap, the class has its own.
     """
     stepping: Any = Stepping(subject) if sharded else subject
     trace = model(registered_backwards=registered_backwards)
     try:
-        return emulated(stepping, trace, NETWORK, **{"bucket_cap_mb": 25.0} | settings)
+        return emulated(stepping, trace, NETWORK, **{"bucket_cap_mb": None} | settings)
     except (RankError, NotSupportedError, ValueError):
         return None
 
@@ -95,5 +95,5 @@ def gain(subject: Subject, number: int, before_ms: float | None) -> Gain:
     if before_ms is not None:
         change = f"{before_ms:.1f} -> {change} ({now_ms - before_ms:+.1f})"
     note = f"; {rung.gain.note}" if rung.gain.note else ""
-    sentence = f"an emulated iteration of ResNet-50 on {NETWORK.name}: {change}{note}"
+    sentence = f"an emulated iteration of {EXAMPLE}: {change}{note}"
     return Gain(sentence, picture_of(now.timeline), plain_ms)

@@ -84,13 +84,26 @@ class Hooked(Asynchronous):
         self.waiting, self.in_flight = [], []
 
 
-class Bucketed(Hooked):
-    """5. A bucket closes when its size reaches the cap."""
+class Ordered(Hooked):
+    """5. A complete bucket waits until all buckets before it have been launched; the last layers are in the first."""
 
-    def __init__(self, module: nn.Module, *, bucket_cap_mb: float = 25, **options: Any) -> None:
+    def __init__(self, module: nn.Module, **options: Any) -> None:
+        super().__init__(module, **options)
+        self.buckets.reverse()
+
+    def launch_complete(self) -> None:
+        """Launch the buckets whose turn has come."""
+        while self.waiting and self.missing.isdisjoint(self.waiting[0]):
+            self.in_flight.append(self.launch(self.waiting.pop(0)))
+
+
+class Bucketed(Ordered):
+    """6. A bucket closes when its size reaches the cap; the first one has the last layers, which are ready first."""
+
+    def __init__(self, module: nn.Module, *, bucket_cap_mb: float | None = 25.0, **options: Any) -> None:
         super().__init__(module, **options)
         self.caps = bucket_caps(bucket_cap_mb)
-        self.assign(range(len(self.trainable)))
+        self.assign(range(len(self.trainable))[::-1])
 
     def assign(self, order: Sequence[int]) -> None:
         """Put the parameters into buckets in this order of their indices."""
@@ -100,24 +113,14 @@ class Bucketed(Hooked):
         self.buckets = [[self.trainable[index] for index in bucket] for bucket in assignment]
 
 
-class Reversed(Bucketed):
-    """6. The first bucket has the last layers, whose gradients arrive first."""
+class SmallFirst(Bucketed):
+    """7. Without a cap, the first bucket closes at 1 MiB and the others at 25 MiB."""
 
-    def __init__(self, module: nn.Module, **options: Any) -> None:
-        super().__init__(module, **options)
-        self.assign(range(len(self.trainable))[::-1])
-
-
-class Ordered(Reversed):
-    """7. A complete bucket waits until all buckets before it have been launched."""
-
-    def launch_complete(self) -> None:
-        """Launch the buckets whose turn has come."""
-        while self.waiting and self.missing.isdisjoint(self.waiting[0]):
-            self.in_flight.append(self.launch(self.waiting.pop(0)))
+    def __init__(self, module: nn.Module, *, bucket_cap_mb: float | None = None, **options: Any) -> None:
+        super().__init__(module, bucket_cap_mb=bucket_cap_mb, **options)
 
 
-class Rebuilt(Ordered):
+class Rebuilt(SmallFirst):
     """8. Before the second iteration, buckets are assigned again, in the ready order of rank 0."""
 
     def __init__(self, module: nn.Module, **options: Any) -> None:
@@ -486,7 +489,7 @@ class Scattered(Sharded):
 
 
 SOLUTIONS = (
-    *(Averaging, Flat, Asynchronous, Hooked, Bucketed, Reversed, Ordered, Rebuilt, Viewing, Accumulating, Buffered),
+    *(Averaging, Flat, Asynchronous, Hooked, Ordered, Bucketed, SmallFirst, Rebuilt, Viewing, Accumulating, Buffered),
     *(Searching, Static, Hookable, Joined, Sharded, Scattered),
 )
 """By rung, from the first."""

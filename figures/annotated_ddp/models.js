@@ -4,12 +4,13 @@
 /** The model in a file; see modelOfTrace for `gpus`. Throws an error of one line that names the file. */
 async function modelInFile(file, gpus) {
   try {
-    const document = JSON.parse(await textOf(file));
+    const text = await textOf(file);
+    if (!/^\s*[{[]/.test(text)) throw new Error("expected a profile or a trace (.json, .json.gz), got another kind of file");
+    const document = JSON.parse(text);
     return modelOfTrace(Array.isArray(document?.traceEvents) ? traceOfProfile(document, file.name) : document, gpus);
   } catch (error) {
     const damaged = "expected an undamaged trace or profile, got one that cannot be read: ";
-    const expected = { SyntaxError: "expected JSON, got something else: ", TypeError: damaged, RangeError: damaged };
-    throw new Error(`${file.name}: ${expected[error.name] ?? ""}${error.message}`);
+    throw new Error(`${file.name}: ${error.name === "Error" ? "" : damaged}${error.message}`);
   }
 }
 

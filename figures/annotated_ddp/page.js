@@ -2,7 +2,7 @@
 
 function openPage(body, data) {
   const { scenes, caps } = data;
-  const models = data.models.map((trace) => modelOfTrace(trace, data.gpus));
+  const models = data.models.map((trace) => ({ ...modelOfTrace(trace, data.gpus), processor: FREE }));
   const values = {
     scene: scenes.map(({ id }) => id),
     model: models.map(({ title }) => title),
@@ -74,7 +74,7 @@ function openPage(body, data) {
   }
 
   function drawScene({ choices }) {
-    for (const name of ["title", "sentence", "code", "source"]) setText(view[name], scenes[choices.scene][name]);
+    [...view.stories.children].forEach((story, place) => (story.hidden = place !== choices.scene));
     matchCount(view.models, values.model.length, () => h("option", {}));
     values.model.forEach((name, place) => setText(view.models.children[place], name));
     view.models.selectedIndex = choices.model;
@@ -206,6 +206,6 @@ function computationOf(model, conditions) {
 
 /** Points from 0, as torch's default cap, to 100, as the best known layout. */
 function scoreOf(iteration_ns, default_ns, best_ns) {
-  if (iteration_ns <= best_ns) return 100;
-  return Math.max(0, Math.floor((100 * (default_ns - iteration_ns)) / (default_ns - best_ns)));
+  const points = Math.max(0, Math.floor((100 * (default_ns - iteration_ns)) / (default_ns - best_ns)));
+  return iteration_ns <= best_ns ? 100 : points;
 }

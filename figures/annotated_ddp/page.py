@@ -11,6 +11,7 @@ from string import Template
 from typing import Any, NamedTuple
 
 from ddplab import Fabric, Trace
+from ddplab.demo import GBIT_PER_S, HOP_NS, RANKS
 from ddplab.reference.bucketing import bucket_caps
 from ddplab.reference.files.writing import write_atomically
 from ddplab.simulator.capacity.memory import (
@@ -35,7 +36,6 @@ from ddplab.simulator.profiler_import import training_steps
 from ddplab.simulator.profiler_import.gradient_sizes import DTYPES
 from ddplab.simulator.profiler_import.profiler_events import LONGEST_US
 from figures.interactive_timeline.browser_code import joined, markup, style, timeline_script
-from figures.interactive_timeline.simulate_choices import of_median_iterations
 
 from ..drawing import FOLDER as FIGURES
 from ..traces_and_fabrics import MODELS
@@ -53,20 +53,17 @@ OF_TRAINING_STEPS = (
     *("ALL_REDUCE_CALLS", "ELEMENT_BYTES", "MOST_ELEMENTS", "MOST_NESTED"),
 )
 """Constants of the importer in Python that the one in the browser takes."""
-HOP_NS = 20_000
-"""Latency of a hop of the ring."""
-GBIT_PER_S = (1, 2, 5, 10, 15, 20, 25, 30, 40, 50, 100, 200, 400)
+NETWORKS_GBIT_PER_S = (1, 2, 5, 10, 15, 20, 25, 30, 40, 50, 100, 200, 400)
 WORLD_SIZES = (2, 4, 8, 16, 32, 64, 128, 256, 512, 1024)
 CAPS_MB = (None, 1, 2, 5, 10, 15, 25, 35, 50, 100, math.inf)
 """In MiB; None: torch's default, 1 MiB for the first bucket and 25 MiB for the others."""
 MOST_STRAGGLING = 2.0
-START_GBIT_PER_S, START_GPUS = 20, 32
-"""The network and the number of GPUs with which the page opens, as in `figures/five_ways.png`; the cap is torch's."""
-WORDS = ("rank", "bucket", "all-reduce", "exposed communication")
+WORDS = ("rank", "bucket", "all-reduce", "exposed communication", "straggler", "copies, launches", "alone")
 """Words of the glossary that the page defines."""
 NOTES = (
-    "Network: a ring with 20 microseconds a hop, one all-reduce at a time. Copies and launches take the usual times "
-    "of the GPU of the trace; on an unknown device they take none. Collectives do not slow the computation down, and "
+    f"Network: a ring with {HOP_NS // 1000} microseconds a hop, one all-reduce at a time. For the page's own models, "
+    "copies and launches are free, as in ddplab demo and ddplab learn, which give the same times; for a profile they "
+    "take the usual times of its GPU, on an unknown device none. Collectives do not slow the computation down, and "
     "buffers are not broadcast. Naive and Flat use the no-overlap time of ddplab predict.",
 )
 
@@ -82,7 +79,8 @@ class Scene(NamedTuple):
         overlaps: Whether all-reduces run during the backward pass.
         copies_out: Whether averages are copied back into the gradients.
         path: File of the code, from the root of the repository.
-        methods: The methods whose code is shown, as `Class.method`.
+        steps: The story: prose, and the method that it is about, as `Class.method`.
+        end: What to look at in the timeline, and what is left to win.
     """
 
     title: str
@@ -92,7 +90,8 @@ class Scene(NamedTuple):
     overlaps: bool
     copies_out: bool
     path: str
-    methods: tuple[str, ...]
+    steps: tuple[tuple[str, str], ...]
+    end: str
 
 
 MINIMAL = "reference/minimal.py"
@@ -103,7 +102,16 @@ SCENES = (
         "With more GPUs the ring has more hops. Which part grows, and how fast?",
         *("gradient", False, False),
         MINIMAL,
-        ("NaiveDataParallel.average_gradients",),
+        (
+            (
+                "Every rank has the whole model and its own part of the batch. The gradient of the whole batch is "
+                "the mean of the ranks' gradients. So divide each gradient by the world size, and let an all-reduce "
+                "give every rank the sum.",
+                "NaiveDataParallel.average_gradients",
+            ),
+        ),
+        "This trains correctly. But most gradients are tiny, and a tiny message takes as long as the hops of the "
+        "ring: the network's row is full of short bars while the GPU waits.",
     ),
     Scene(
         "Flat",
@@ -112,16 +120,36 @@ SCENES = (
         "One all-reduce in place of one for each gradient: when does the iteration end?",
         *("tensor", False, True),
         MINIMAL,
-        ("FlatDataParallel.average_gradients", "FlatDataParallel.launch"),
+        (
+            (
+                "A message has a latency, however small it is. So send few: all gradients of a dtype together.",
+                "FlatDataParallel.average_gradients",
+            ),
+            (
+                "torch.cat copies them into one tensor. After the all-reduce, its parts are copied back.",
+                "FlatDataParallel.launch",
+            ),
+        ),
+        "The latency is gone, and the bytes are left. They wait until the last gradient is there, although most "
+        "gradients were ready long before.",
     ),
     Scene(
-        "Asynchronous",
+        "Overlapped",
         "Each gradient is averaged as soon as it is ready, while the backward pass goes on. The latency is paid for "
         "each gradient again.",
         "Does overlap beat the flat tensor here? When does the iteration end?",
         *("gradient", True, True),
         MINIMAL,
-        ("OverlappedDataParallel.gradient_ready",),
+        (
+            (
+                "Autograd computes the gradients of the last layers first. A hook on each parameter runs as soon as "
+                "its gradient is there, and launches an all-reduce. The launch returns at once; one more function "
+                "waits for all results when the backward pass ends.",
+                "OverlappedDataParallel.gradient_ready",
+            ),
+        ),
+        "Communication now hides behind the backward pass, and only what sticks out is exposed. But with a message "
+        "for each gradient, the latencies are back. Try 2 GPUs, and then 64.",
     ),
     Scene(
         "Bucketed",
@@ -130,7 +158,20 @@ SCENES = (
         "Few latencies and overlap together: when does the iteration end?",
         *("bucket", True, True),
         MINIMAL,
-        ("BucketedDataParallel.__init__", "OverlappedDataParallel.gradient_ready"),
+        (
+            (
+                "Buckets are in between: large enough to pay few latencies, small enough to leave early. The "
+                "constructor fills them from the last layer on, because its gradients come first. The first bucket "
+                "is small, so that the network starts early.",
+                "BucketedDataParallel.__init__",
+            ),
+            (
+                "The hook is the same. It launches a bucket when its last gradient has arrived, and in the order of "
+                "their numbers: ranks that launch in different orders would add up different gradients.",
+                "OverlappedDataParallel.gradient_ready",
+            ),
+        ),
+        "Drag the cap. Small buckets pay latencies, and one large bucket is Flat again.",
     ),
     Scene(
         "Rebuilt",
@@ -139,32 +180,42 @@ SCENES = (
         "How much does the real order of the gradients gain?",
         *("bucket", True, True),
         "reference/buckets.py",
-        ("Buckets.rebuild_if_due",),
+        (
+            (
+                "The order of registration is a guess. If a layer is used in another place than it is registered, "
+                "its bucket waits, and all behind it too. The first backward pass shows the real order; rank 0 "
+                "broadcasts its own, because all ranks need equal buckets.",
+                "Buckets.rebuild_if_due",
+            ),
+        ),
+        "This is what torch's class does. What is still exposed needs a faster network, fewer bytes, or a larger "
+        "batch.",
     ),
 )
 
 
 @cache
 def models() -> dict[str, Trace]:
-    """Return the page's own models by name: traces of a V100, each of one iteration, the one of median duration."""
+    """Return the page's own models by name: traces of a V100."""
     traces = {}
     for name, trace in MODELS.items():
         gpu = {"device_name": "Tesla V100", "memory_bytes_per_s": memory_of("V100")}
         workload = trace().workload.model_copy(update={"model": name, **gpu})
-        traces[name] = of_median_iterations(trace().model_copy(update={"workload": workload}))
+        traces[name] = trace().model_copy(update={"workload": workload})
     return traces
 
 
 def fabric(trace: Trace, gbit_per_s: float) -> Fabric:
     """Return the fabric of the page's predictions for a trace.
 
-    A ring, and the usual costs of copies and launches on the GPU of the trace; none on an unknown device. Collectives
-    do not slow the computation down, because the browser computes the closed form for constant speeds.
+    A ring, and the usual costs of copies and launches on the GPU of the trace; none on an unknown device or, as in
+    the demo, for the page's own models. Collectives do not slow the computation down, because the browser computes
+    the closed form for constant speeds.
     """
     memory = trace.workload.memory_bytes_per_s or memory_of(trace.workload.device_name)
     processor = (
         Processor()
-        if memory is None
+        if memory is None or any(trace is one for one in models().values())
         else default_processor(memory).model_copy(update={"slow_down": 1.0, "slow_down_error": 0.0})
     )
     ring = Fabric.from_alpha_beta(alpha_ns=HOP_NS, bytes_per_s=gbit_per_s * 1e9 / 8)
@@ -176,11 +227,24 @@ def page() -> str:
     return Template((FOLDER / "page.html").read_text()).substitute(
         style=style() + (FOLDER / "page.css").read_text(),
         timeline=markup(),
+        stories="".join(map(story, SCENES)),
         words="".join(f"<dt>{word}</dt><dd>{escape(meaning(word))}</dd>" for word in WORDS),
         notes="".join(f"<p>{escape(note)}</p>" for note in NOTES),
         data=json.dumps(document(), separators=(",", ":")).replace("<", "\\u003c"),
         script="\n".join([constants(), timeline_script(), joined(*(FOLDER / name for name in SCRIPTS))]),
     )
+
+
+def story(scene: Scene) -> str:
+    """Return the HTML of a scene's prose, with the code that it is about."""
+    steps = "".join(
+        f"<p>{escape(prose)}</p><pre><code>{escape(source_of(ROOT / scene.path, method))}</code></pre>"
+        for prose, method in scene.steps
+    )
+    methods = ", ".join(method for _, method in scene.steps)
+    start = f"<h2>{scene.title}</h2><p>{escape(scene.sentence)}</p>"
+    end = f"<p>{escape(scene.end)}</p><p><small>From {scene.path}: {methods}.</small></p>"
+    return f"<article>{start}{steps}{end}</article>"
 
 
 def constants() -> str:
@@ -195,19 +259,17 @@ def document() -> dict[str, object]:
     return {
         "scenes": [
             {
-                **{name: getattr(scene, name) for name in ("title", "sentence", "question", "noun", "overlaps")},
+                **{name: getattr(scene, name) for name in ("title", "question", "noun", "overlaps")},
                 "copiesOut": scene.copies_out,
                 "id": scene.title.lower(),
-                "code": "\n\n".join(source_of(ROOT / scene.path, method) for method in scene.methods),
-                "source": f"From {scene.path}: {', '.join(scene.methods)}.",
             }
             for scene in SCENES
         ],
         "caps": [{"id": _cap_id(cap), "name": _cap_name(cap), "bytes": bucket_caps(cap)} for cap in CAPS_MB],
-        "gbit_per_s": GBIT_PER_S,
+        "gbit_per_s": NETWORKS_GBIT_PER_S,
         "world_sizes": WORLD_SIZES,
         "words": {
-            "gbit": [f"{gbit} Gbit/s" for gbit in GBIT_PER_S],
+            "gbit": [f"{gbit} Gbit/s" for gbit in NETWORKS_GBIT_PER_S],
             "gpus": [str(world_size) for world_size in WORLD_SIZES],
             "cap": [_cap_name(cap) for cap in CAPS_MB],
         },
@@ -215,8 +277,8 @@ def document() -> dict[str, object]:
         "start": {
             "scene": 0,
             "model": 0,
-            "gbit": GBIT_PER_S.index(START_GBIT_PER_S),
-            "gpus": WORLD_SIZES.index(START_GPUS),
+            "gbit": NETWORKS_GBIT_PER_S.index(GBIT_PER_S),
+            "gpus": WORLD_SIZES.index(RANKS),
             "factor": 1,
             "cap": CAPS_MB.index(None),
         },

@@ -4,7 +4,7 @@
 const PLANS = {
   naive: (model) => [...model.names.keys()].map((index) => [index]),
   flat: (model) => assignBuckets(model, [ONE_BUCKET], model.names.keys()),
-  asynchronous: (model) => initialBuckets(model, [0]),
+  overlapped: (model) => initialBuckets(model, [0]),
   bucketed: (model, caps_bytes) => initialBuckets(model, caps_bytes),
   rebuilt: (model, caps_bytes) => assignBuckets(model, caps_bytes, model.readyOrder),
 };

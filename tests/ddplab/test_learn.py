@@ -13,6 +13,7 @@ from xml.etree import ElementTree
 import pytest
 import yaml
 
+from ddplab import demo
 from ddplab.conformance import check_runner
 from ddplab.conformance.local_training import FindingError
 from ddplab.learn import judge, load_ipython_extension, solutions
@@ -24,8 +25,12 @@ from ddplab.learn.rungs import RUNGS, SKELETON, Progress, load_progress, next_hi
 from ddplab.reference import minimal
 from ddplab.reference.errors import RankLostError
 from ddplab.reference.launch import RankPool
+from ddplab.reference.trace import Trace
+from ddplab.simulator import predict
 from ddplab.simulator.engines.timeline import Span
+from figures import five_ways
 
+ROOT = Path(__file__).parent.parent.parent
 FILES = {"solutions": Path(solutions.__file__), "minimal": Path(minimal.__file__)}
 NUMBERS = range(1, len(RUNGS) + 1)
 TITLES = [rung.title for rung in RUNGS]
@@ -229,9 +234,9 @@ def test_an_introduction_fits_into_the_terminal(monkeypatch, columns):
 def test_a_new_idea_that_breaks_an_old_rung_is_no_progress(judging, home):
     path, said = home / "my_ddp.py", []
     edits = [{"old": "keys=dtypes, order=order", "new": "order=order"}]
-    path.write_text(edited("solutions", "Reversed", edits).source)
+    path.write_text(edited("solutions", "Bucketed", edits).source)
     update_progress(path, passed=5)
-    verdict = judge.climb(judging, learner_class(path, "Reversed"), said.append)
+    verdict = judge.climb(judging, learner_class(path, "Bucketed"), said.append)
     assert (verdict.rung, verdict.passed) == (2, False)
     assert "An earlier rung is broken" in said[-1]
     assert load_progress(path).passed == 5
@@ -270,6 +275,31 @@ def test_the_gain_is_measured_in_virtual_time():
     assert won.sentence.startswith("an emulated iteration of ResNet-50 on 8 V100s over 10 Gbit/s: 283.8 -> ")
     computes, network = won.picture.splitlines()
     assert len(network.rstrip()) > len(computes)  # the only all-reduce begins after the backward pass
+
+
+@pytest.mark.slow
+def test_no_rung_makes_an_iteration_longer_and_every_page_shows_the_same_times():
+    before = None
+    rows = re.findall(r"^\| (\d+) .*\| (.*) \|$", (ROOT / "docs" / "learn.md").read_text(), flags=re.MULTILINE)
+    assert [int(number) for number, _ in rows] == list(NUMBERS)
+    took_ns = {}
+    for number, shown in rows:
+        won = gain(solution(int(number)), int(number), before)
+        assert before is None or won.plain_ms <= before, won.sentence
+        before, took_ns[int(number)] = won.plain_ms, round(won.plain_ms * 1e6)
+        assert set(re.findall(r"\d+\.\d", shown)) <= {*re.findall(r"\d+\.\d", won.sentence), f"{before:.1f}"}, number
+    naive, flat, _, _, rebuilt = five_ways.panels()[0]  # which the page opens with
+    assert (naive.iteration_ns, flat.iteration_ns, rebuilt.iteration_ns) == (took_ns[1], took_ns[2], took_ns[8])
+    trace, ranks = Trace.load(demo.TRACE), demo.RANKS
+    for policy, number in ((demo.POLICIES[2], 6), (demo.SHOWN_IN_PERFETTO, 7), (demo.POLICIES[-1], 2)):
+        predicted = predict(trace, demo.FABRIC, world_size=ranks, policy=policy, assume=False)
+        assert predicted.iteration_ns == took_ns[number]
+    cheat_sheet, readme = (ROOT / "docs" / "cheat_sheet.md").read_text(), (ROOT / "README.md").read_text()
+    assert all(f"{took_ns[number] / 1e6:.1f}" in cheat_sheet for number in (2, 6, 7))
+    assert (
+        f"{demo.EXAMPLE}, averaged in five ways: {naive.iteration_ms:.0f} ms to {rebuilt.iteration_ms:.0f} ms"
+        in readme
+    )
 
 
 def test_a_picture_shows_when_rank_0_computes_and_when_the_network_is_busy():

@@ -14,7 +14,7 @@ from figures.interactive_timeline.simulate_choices import (
 
 def v100_ring(gbit_per_s: float) -> Fabric:
     """A ring, and the usual costs of copies and launches on a V100."""
-    return page.fabric(page.models()["ResNet-50"], gbit_per_s)
+    return page.fabric(page.models()["ResNet-50"].model_copy(), gbit_per_s)
 
 
 SHOWN = InteractiveIteration(
