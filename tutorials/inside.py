@@ -1,13 +1,17 @@
-"""Tutorial 4: an error of the reducer, its launch order as a pure function, and pictures of its buckets."""
+"""Tutorial 4: what ranks do there, the launch order as a pure function, and pictures of buckets."""
 
 from collections.abc import Sequence
-from typing import NamedTuple
+from contextlib import nullcontext
+from typing import Any, NamedTuple
 
+import torch
 from matplotlib.axes import Axes
 from matplotlib.patches import Rectangle
-from torch import nn
+from torch import Tensor, nn
+from torch._C._distributed_c10d import GradBucket
 
 from ddplab import DistributedDataParallel
+from ddplab.reference.comm_hooks.allreduce import allreduce
 from ddplab.reference.trace import Iteration
 from ddplab.simulator import plot_colours
 
@@ -21,6 +25,63 @@ def plans_that_differ(rank: int, _world_size: int) -> None:
     DistributedDataParallel(
         nn.Linear(INPUTS, 1), plan=[["weight"], ["bias"]] if rank == 0 else [["bias"], ["weight"]]
     )
+
+
+def accumulated(_rank: int, _world_size: int) -> tuple[int, float]:
+    """All-reduces of a batch in four parts, and the largest difference from the gradient of the whole batch."""
+    launched: list[int] = []
+
+    def counting(_state: object, bucket: GradBucket) -> torch.futures.Future[Tensor]:
+        launched.append(bucket.index())
+        return allreduce(None, bucket)
+
+    layer, batch = nn.Linear(INPUTS, 1, bias=False), torch.randn(8, INPUTS)
+    ddp: Any = DistributedDataParallel(layer)
+    ddp.register_comm_hook(None, counting)
+    for number, part in enumerate(batch.chunk(4)):
+        with ddp.no_sync() if number < 3 else nullcontext():
+            (ddp(part).square().mean() / 4).backward()  # a mean over 4 parts
+    launches, in_parts = len(launched), layer.weight.grad
+    layer.weight.grad = None
+    ddp(batch).square().mean().backward()
+    assert in_parts is not None
+    assert layer.weight.grad is not None
+    return launches, torch.dist(in_parts, layer.weight.grad).item()
+
+
+class Branches(nn.Module):
+    """Rank 0 uses the left branch, rank 1 the right one, and no rank uses the third."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.left, self.right, self.neither = (nn.Parameter(torch.ones(1)) for _ in range(3))
+
+    def forward(self, rank: int) -> Tensor:
+        """Use the rank's branch."""
+        return 1 * (self.right if rank else self.left)
+
+
+def two_branches(rank: int, _world_size: int, options: dict[str, Any]) -> dict[str, float | None]:
+    """Average the gradients of `Branches` in two iterations."""
+    ddp = DistributedDataParallel(branches := Branches(), **options)
+    for _ in range(2):
+        ddp.zero_grad()
+        ddp(rank).sum().backward()
+    return {name: None if one.grad is None else one.grad.item() for name, one in branches.named_parameters()}
+
+
+def uneven(rank: int, _world_size: int) -> tuple[int, float]:
+    """Train with three batches on rank 0 and five on rank 1; steps, and the sum of the weights afterwards."""
+    layer, steps = nn.Linear(INPUTS, 1), 0
+    ddp: Any = DistributedDataParallel(layer)
+    optimizer = torch.optim.SGD(ddp.parameters(), lr=0.1)
+    with ddp.join():
+        for batch in torch.randn(3 + 2 * rank, 4, INPUTS):
+            optimizer.zero_grad()
+            ddp(batch).square().mean().backward()
+            optimizer.step()
+            steps += 1
+    return steps, layer.weight.sum().item()
 
 
 def launches_after(ready: Sequence[int]) -> list[tuple[int, int]]:
