@@ -1,4 +1,4 @@
-"""The cheat sheet: each rule of thumb is shown by its command, and all terms have a place where to read more."""
+"""Cheat sheet and limits of DDP: their commands print their numbers, and all terms have a place to read more."""
 
 import re
 from pathlib import Path
@@ -13,6 +13,13 @@ RULES = [
     [cell.strip() for cell in line.strip("|").split(" | ")]
     for line in SHEET.partition("| rule |")[2].splitlines()
     if "`--fabric" in line
+]
+
+
+ENDS = [
+    [cell.strip() for cell in line.strip("|").split(" | ")]
+    for line in (ROOT / "docs" / "where_ddp_ends.md").read_text().splitlines()
+    if line.endswith("` |")
 ]
 
 
@@ -36,6 +43,18 @@ def test_each_command_prints_the_times_of_its_rule(rule, here, monkeypatch, tmp_
     named = set(re.findall(r"\b\d+\.\d\b", result))
     assert named
     assert named - usual <= printed
+
+
+@pytest.mark.parametrize("row", ENDS, ids=[row[0] for row in ENDS])
+def test_the_planner_gives_the_memory_and_the_rates_of_each_row(row, here, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "200")
+    _, memory, fits, rates, command = row
+    done = here("plan", *command.strip("`").split(), "--world-size", "8,64,512")
+    said = " ".join(done.stdout.split())
+    assert f"{memory} of 84.6 GB" in said
+    assert all(rate in said for rate in rates.split("; "))
+    assert (f"does not fit with adam-fp32 ({memory}" in said) == (fits == "no")
+    assert (f"unknown with sgd, momentum, adam, adam-fp32 ({memory}" in said) == (fits == "open")
 
 
 def test_every_symptom_has_a_fix():
