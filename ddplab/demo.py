@@ -32,10 +32,11 @@ SHOWN_IN_PERFETTO = POLICIES[3]
 def demo(out: Path) -> list[dict[str, Any]]:
     """Run ddplab's reducer on emulated V100s with each policy, and predict its time and that of the baselines.
 
-    The folder `out` gets `perfetto.json`, the timeline with the default cap, and `fabric.json`, the network, for
-    `ddplab predict`. Returns a row for each policy; times are in nanoseconds.
+    The folder `out` gets trace and fabric, for `ddplab predict`, and `perfetto.json`, the timeline with the default
+    cap. Returns a row for each policy; times are in nanoseconds.
     """
     trace, fabric = Trace.load(TRACE), FABRIC
+    trace.save(out / "trace.json.gz")
     fabric.save(out / "fabric.json")
     rows = []
     for policy in POLICIES:

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from ddplab.demo import FABRIC
+from ddplab.demo import FABRIC, TRACE
 
 ROOT = Path(__file__).parent.parent
 SHEET = (ROOT / "docs" / "cheat_sheet.md").read_text()
@@ -35,7 +35,7 @@ def test_each_command_prints_the_times_of_its_rule(rule, here, monkeypatch, tmp_
     monkeypatch.setenv("COLUMNS", "200")
     monkeypatch.chdir(tmp_path)
     _, result, command = rule
-    trace, equal = ROOT / "ddplab/resnet50_v100.json.gz", ("--set", "device_spread=0")
+    trace, equal = TRACE, ("--set", "device_spread=0")
     done = here("predict", trace, *equal, *command.strip("` ").split())
     assert done.returncode == 0, done.stderr
     usual = {"97.7", "176.9", "186.6"}  # the times without the setting, or on the other network

@@ -144,7 +144,7 @@ def demo(
     from ..demo import EXAMPLE
     from ..demo import demo as run
 
-    options.check_outputs(out / "perfetto.json", out / "fabric.json", out / "demo.json")
+    options.check_outputs(*(out / name for name in ("trace.json.gz", "fabric.json", "perfetto.json", "demo.json")))
     with progress("emulating") as _:
         rows = run(out)
     title = f"{EXAMPLE}, emulated: iteration of the real reducer and its prediction"
@@ -152,8 +152,8 @@ def demo(
     largest_ns = max(abs(row["reducer_ns"] - row["predicted_ns"]) for row in rows)
     print(f"largest difference between the reducer and the prediction: {largest_ns} ns")
     write_json(out / "demo.json", {"rows": rows})
-    print(f"written to {out}: demo.json; fabric.json, the network, for `ddplab predict --fabric`;")
-    print("and perfetto.json, the timeline with the default cap, for ui.perfetto.dev")
+    print(f"written to {out}: demo.json; perfetto.json, the timeline with the default cap, for ui.perfetto.dev")
+    print(f"next: ddplab predict {out / 'trace.json.gz'} --fabric {out / 'fabric.json'} --world-size 8")
 
 
 def _demo_row(row: dict[str, Any]) -> dict[str, str]:
