@@ -5,6 +5,7 @@ import re
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from textwrap import shorten
 
 from .catalogue import ROOT, Mutant
 
@@ -25,15 +26,17 @@ INTRODUCTION = """\
 # Bugs of published reducers
 
 Read this page before you review a change to a data-parallel class. Each row is a bug that somebody published, or that
-this project had ("found here"). We planted each into our own reducer, by a change of a few lines, which
-[`mutants.toml`](../tests/mutants/mutants.toml) has under the name in the row. *Caught by* is the first check of
-[`ddplab conform`](conformance.md) that fails, or a file of this repository's tests. *You see* is the first line of
-its message, without the seed. A plain test, which compares the gradients of a toy model on two ranks
+this project had ("found here"), planted into our own reducer by a change of a few lines
+([`mutants.toml`](../tests/mutants/mutants.toml), by the name in the row). *Caught by* is the first check of
+[`ddplab conform`](conformance.md) that fails, or a file of this repository's tests. *You see* is the beginning of its
+message, without the seed. A plain test, of the gradients of a toy model on two ranks
 ([code](../tests/mutants/plain.py)), catches {plain} of these {bugs} bugs.
 
 `make mutants` plants them, and {others} unpublished faults, and writes this page. Caught in their last
 runs: {caught}.
 """
+SEEN_CHARACTERS = 90
+"""How much of a message the page shows."""
 SEED = re.compile(r"^with seed \d+ in virtual time, on \d+ ranks: ")
 BUGS_HEAD = ["| what goes wrong | reported | caught by | you see |", "| --- | --- | --- | --- |"]
 
@@ -91,7 +94,7 @@ def page(mutants: Collection[Mutant], outcomes: Mapping[str, Outcome]) -> str:
 
 def _row(bug: Mutant, outcome: Outcome) -> str:
     sources = ", ".join(_link(source) for source in bug.source.split(", "))
-    seen = SEED.sub("", outcome.message).replace("|", "\\|")
+    seen = shorten(SEED.sub("", outcome.message), SEEN_CHARACTERS, placeholder=" ...").replace("|", "\\|")
     return f"| {bug.mistake} `{bug.name}` | {sources} | {_catcher(outcome)} | {seen} |"
 
 
