@@ -47,6 +47,15 @@ def test_the_animation_is_drawn_the_same_again_and_shows_every_gradient_and_ends
     assert ElementTree.fromstring(drawn).tag.endswith("svg")
 
 
+def test_each_number_of_the_table_of_the_paper_is_in_a_caption():
+    rows = [line.split(" | ")[1] for line in figures.PAPER.splitlines() if line.startswith("| figure")]
+    named = {number for cell in rows for number in re.findall(r"\d+\.?\d*", cell)} - {"50", "8"}  # ResNet-50, 8
+    captions = " ".join(one.caption() for one in figures.FIGURES)
+    assert len(rows) == 8
+    assert len(named) > 10
+    assert not [number for number in named if not re.search(rf"(?<![\d.]){re.escape(number)}(?![\d]|\.\d)", captions)]
+
+
 def test_the_rank_of_each_way_computes_or_waits_at_any_moment_of_its_iteration():
     for way in five_ways.panels()[0]:
         ends = 0
