@@ -14,6 +14,7 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from itertools import chain, count
 from pathlib import Path
+from threading import Timer
 from typing import Any
 
 from ..conformance.check_outcomes import is_unmatched
@@ -50,7 +51,8 @@ ANY_RUNG = {
     "Boolean value of Tensor": "a tensor has no truth value: `if p.grad` asks for that of its elements, and `p in "
     "list` compares elements; use `is not None`, and a set or a dict of parameters",
     "Final callbacks can only": "queue_callback() works in a backward pass only: call it in the first hook of a pass",
-    "wraps a.*no answer in": "the constructor waits for ever: do all ranks call the same broadcasts, from rank 0?",
+    "wraps a.*no answer in": "the constructor never ends: has it an endless loop, or do ranks "
+    "not call the same broadcasts, from rank 0?",
     "rank 0 waits for coll.*rank 1 waits for the other ranks, to start": "only rank 0 calls it, as with "
     "`if rank == 0`: every rank must call every collective",
 }
@@ -174,6 +176,8 @@ HOW_TO_GO_ON = (
     "Save a change and run this again, or let `ddplab learn --watch` judge each save. `ddplab learn --hint` helps, "
     "and `ddplab learn --tutor` prints rules for an AI assistant."
 )
+SILENT_S = 8.0
+"""After this time, a learner hears that the judge works."""
 POLL_S = 0.1
 """How often `saves` looks at the file."""
 Report = Callable[[str], None]
@@ -230,7 +234,14 @@ def climb(judge: Judge, subject: LearnerClass, report: Report, *, introduces: bo
 
 def judge_rung(judge: Judge, subject: LearnerClass, number: int, report: Report) -> Judgement:
     """Judge a class on one rung and those before; keeps the progress, reports the gain, returns the last verdict."""
-    verdict = judge.verdict(subject, number)
+    patience = Timer(
+        SILENT_S, report, [f"still judging rung {number}; a loop that never ends is stopped in a minute"]
+    )
+    patience.start()
+    try:
+        verdict = judge.verdict(subject, number)
+    finally:
+        patience.cancel()
     report(_fitted(verdict))
     if not verdict.passed:
         return verdict

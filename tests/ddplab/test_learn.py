@@ -224,6 +224,14 @@ def test_climbing_keeps_progress_and_times_and_stops_at_the_next_rung(judging, h
         assert any("Rung 2 of 17" in one for one in said) == introduces
 
 
+def test_the_judge_is_not_silent_for_long(judging, home, monkeypatch):
+    said = []
+    (home / "my_ddp.py").write_text(SKELETON)
+    monkeypatch.setattr(judge, "SILENT_S", 0.0)
+    judge.judge_rung(judging, learner_class(home / "my_ddp.py"), 1, said.append)
+    assert said[0].startswith("still judging rung 1;")
+
+
 @pytest.mark.parametrize("columns", [60, 80, 200])
 def test_an_introduction_fits_into_the_terminal(monkeypatch, columns):
     monkeypatch.setenv("COLUMNS", str(columns))
