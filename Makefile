@@ -20,8 +20,11 @@ $(READY):          EXTRAS := dev
 .venv/.tutorials:  EXTRAS := dev,tutorials
 .venv/.site:       EXTRAS := dev,tutorials,site
 $(READY) .venv/.tutorials .venv/.site: .venv/bin/pip
+	@echo "installing ddplab[$(EXTRAS)] into .venv; with torch this takes minutes"
+	@(while sleep 3 && kill -0 $$$$ 2>/dev/null; do printf '  %s in .venv, %s s\r' "$$(du -sh .venv | cut -f1)" "$$((n += 3))"; done) & \
 	PIP_CONSTRAINT=constraints.txt $(BIN)/pip install --quiet --editable '.[$(EXTRAS)]'
 	@touch $(READY) $@
+	@printf '\nready: `. .venv/bin/activate` gives you the command ddplab\n'
 
 .venv/.chromium: $(READY)  # a browser for tests of pages; where it cannot be had, its tests say so and are skipped
 	@command -v chromium >/dev/null || command -v chromium-browser >/dev/null || command -v google-chrome >/dev/null || (apt-get update -qq && apt-get install -y -qq chromium) || true
