@@ -35,8 +35,7 @@ const FREE = { copy_start_ns: 0, copy_ns_per_byte: 0, launch_ns: 0, stall_ns: 0 
 function modelOfTrace(trace, gpus) {
   requireTrace(trace);
   const { workload } = trace;
-  const communicates = workload.source !== "module";
-  const recorded = trace.ranks[0].iterations;
+  const [communicates, recorded] = [workload.source !== "module", trace.ranks[0].iterations];
   const last = recorded.at(-1);
   const copiesAfterBackward = ({ buckets, backward_end_ns }) =>
     (buckets ?? []).some(({ copied_out_ns }) => (copied_out_ns ?? 0) > backward_end_ns);
