@@ -354,10 +354,7 @@ def averages_by_a_call(subject: Subject) -> bool:
 
 
 def wrap_emulated(subject: Subject, module: Any, **options: Any) -> nn.Module:
-    """Wrap an emulated model; before its step, it calls what must follow a backward pass.
-
-    An option that is None, or that the class does not have, is left out, so the class's own default counts.
-    """
+    """Wrap an emulated model, without options that are None; before its step, it calls what must follow a pass."""
     given = {name: value for name, value in options.items() if value is not None and name in subject.options}
     wrapped = subject.wrap(module, **given)
     step = module.step

@@ -86,7 +86,7 @@ def tuned(
     fields = ("bucket_cap_mb", "bucket_cap_mb_list", "plan")
     is_given = any(getattr(policy, name) != Policy.model_fields[name].default for name in fields)
     present = as_layout(buckets_of(policy, times.recorded)) if is_given else None
-    search = _Search(partition_costs(times), cap_rule, present)
+    search = Search(partition_costs(times), cap_rule, present)
     best = search.run()
     today, system = present or search.rules[DEFAULT], System(inputs)
     chosen, default = (system.at(world_size, with_plan(inputs, plan)) for plan in (best, today))
@@ -141,7 +141,7 @@ def roundest_mb(above_bytes: int, cap_bytes: int) -> float:
     return cap_bytes / MIB
 
 
-class _Search:
+class Search:
     """The candidates of one search, and the best of them; `costs` are those of the deciding iterations."""
 
     def __init__(self, costs: PartitionCosts, cap_rule: CapRule, given: BucketLayout | None) -> None:

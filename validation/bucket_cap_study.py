@@ -1,0 +1,147 @@
+"""Which bucket cap? The predicted regret of caps and rules against the best buckets, for the whole catalogue.
+
+`python -m validation.bucket_cap_study` predicts every counted model on every node of the catalogue and on slow
+networks, on 16, 128 and 1,024 GPUs, and writes `data/bucket_caps.csv`, one row for each: the iteration with each
+cap, with the best buckets that `tune` finds, and the bound that none can beat. `--print` shows the tables of
+docs/bucket_size.md from that file.
+"""
+
+import argparse
+import csv
+import os
+import time
+from collections.abc import Mapping
+from concurrent.futures import ProcessPoolExecutor
+from itertools import product
+from math import inf, log2, sqrt
+from pathlib import Path
+
+from ddplab import Fabric
+from ddplab.cli.shared_options import element_type, operations_of
+from ddplab.reference.bucketing import MIB
+from ddplab.simulator import Variation
+from ddplab.simulator.catalogue import Rate, read_catalogue
+from ddplab.simulator.inputs_with_default_costs import LAUNCH_NS, STALL_NS, complete
+from ddplab.simulator.prediction import System
+from ddplab.simulator.tuning.bucket_plan import DEFAULT
+from ddplab.simulator.tuning.lower_bound import lower_bound_ns
+from ddplab.simulator.tuning.plan_times import PlanTimes, partition_costs, with_plan
+from ddplab.simulator.tuning.tune import Search
+from ddplab.simulator.workload.roofline import find_device, with_precision
+from ddplab.simulator.workload.trace_synthesis import synthesize
+
+TABLE = Path(__file__).parent / "data" / "bucket_caps.csv"
+MODELS = (
+    *("resnet50-224", "resnet152-224", "vit-b-16", "vit-l-16", "vit-h-14", "stable-diffusion-2-unet"),
+    *("bert-large", "bert-large-512", "gpt2", "gpt2-xl", "gpt-1.3b", "llama-3.2-1b", "llama-3.1-8b"),
+    *("t5-base", "t5-large", "whisper-small", "whisper-large-v2"),
+)
+SLOW = (("dgx-1-v100", 10), ("dgx-a100", 25), ("aws-p4d", 100), ("dgx-h100", 100))
+"""Nodes with one slow adapter each, in Gbit/s."""
+GPUS = (16, 128, 1024)
+CAPS_MB = (5.0, 10.0, 25.0, 50.0, 100.0, 250.0, inf)
+FACTORS = (0.5, 0.7, 1.0, 1.4, 2.0)
+"""Multiples of the rule's cap."""
+ERROR = 0.005
+"""Regrets below this count as none."""
+
+Row = Mapping[str, str]
+
+
+def systems() -> list[tuple[str, int | None]]:
+    """Every node of the catalogue whose GPU has rates, and the slow networks."""
+    listed = read_catalogue()
+    return [*((name, None) for name, node in listed.nodes.items() if listed.devices[node.device].peaks), *SLOW]
+
+
+def rule_cap_bytes(total_bytes: float, all_ns: float, latency_ns: float) -> float:
+    """Return the rule's cap: the gradients' bytes over the square root of T / L.
+
+    T is the time of one all-reduce of all gradients, L that of 8 bytes. With b buckets, b - 1 further latencies and
+    the last bucket, T / b, are exposed; b L + T / b is least at b = sqrt(T / L).
+    """
+    return total_bytes / sqrt(max(1.0, all_ns / latency_ns))
+
+
+def row_of(model: str, node: str, gbit_per_s: int | None, gpus: int) -> dict[str, object] | None:
+    """Predict one model on one system; times are in milliseconds, caps in MiB. None: a V100 has no bfloat16."""
+    listed = read_catalogue()
+    rate = None if gbit_per_s is None else Rate(gbit_per_s=gbit_per_s, source="")
+    fabric = Fabric.from_topology(listed.topology(node, network=rate))
+    device, dtype = listed.nodes[node].device, element_type(operations_of(model).parameters)
+    if device == "v100" and dtype == "bfloat16":
+        return None
+    sheet = find_device(with_precision(device, dtype))
+    trace = synthesize(operations_of(model, sheet.autocast), sheet)
+    inputs = complete(trace, fabric, policy=None, variation=Variation(device_spread=0.0), assume=True, settings={})
+    times = PlanTimes(inputs.with_policy(plan=None, order="ready"), gpus, "median")
+    search = Search(partition_costs(times), "reaches the cap", None)
+    total = sum(trace.sizes_bytes)
+    all_ns, latency_ns, mib_ns = (fabric.all_reduce_ns(size, gpus) for size in (total, 8, MIB))
+    bucket_ns = {"8 B": latency_ns, "1 MiB": mib_ns, "stall": latency_ns + LAUNCH_NS + STALL_NS * log2(gpus)}
+    rules_mb = {name: rule_cap_bytes(total, all_ns, ns) / MIB for name, ns in bucket_ns.items()}
+    best = search.run()
+    best_ns = times.value_ns(best)
+    bound_ns = min(best_ns, lower_bound_ns(search.costs))
+    default, ruled = search.rules[DEFAULT], search.by_cap(rules_mb["stall"])
+    system = System(inputs)
+    predicted = {name: system.at(gpus, with_plan(inputs, plan)) for name, plan in
+                 (("best", best), ("default", default), ("rule", ruled))}  # fmt: skip
+    low, high = predicted["best"].interval_ns
+    own = {f"cap {cap:g}": times.value_ns(search.by_cap(min(cap, total / MIB))) / 1e6 for cap in CAPS_MB}
+    of_rule = {
+        f"rule {name} x {factor:g}": times.value_ns(search.by_cap(factor * cap)) / 1e6
+        for (name, cap), factor in product(rules_mb.items(), FACTORS)
+    }
+    known = {
+        name: times.value_ns(plan) / 1e6 for name, plan in search.rules.items() if name not in ("best single cap",)
+    }
+    return {
+        "model": model,
+        "system": node if gbit_per_s is None else f"{node}, {gbit_per_s} Gbit/s",
+        "gpus": gpus,
+        "computation": times.trace.ranks[0].iterations[0].duration_ns / 1e6,
+        "gradients MB": total / 1e6,
+        "all-reduce of all": all_ns / 1e6,
+        "latency": latency_ns / 1e6,
+        **{f"rule {name}, MiB": cap for name, cap in rules_mb.items()},
+        "best": best_ns / 1e6,
+        "bound": bound_ns / 1e6,
+        "best cap MiB": search.best_cap_mb,
+        "low": low / 1e6,
+        "high": high / 1e6,
+        "default ties": int(predicted["default"].compare(predicted["best"]).is_tie),
+        "rule ties": int(predicted["rule"].compare(predicted["best"]).is_tie),
+        **own,
+        **of_rule,
+        **known,
+    }
+
+
+def study() -> list[dict[str, object]]:
+    """All rows, made by all processors."""
+    every = [(model, *system, gpus) for model, system, gpus in product(MODELS, systems(), GPUS)]
+    with ProcessPoolExecutor(os.cpu_count()) as pool:
+        return list(filter(None, pool.map(row_of, *zip(*every, strict=True), chunksize=4)))
+
+
+def _rounded(value: object) -> object:
+    return f"{value:.6g}" if isinstance(value, float) else value
+
+
+def main() -> None:
+    """Make the table, or print from it."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--print", action="store_true", help="only print, from the committed table")
+    if not parser.parse_args().print:
+        start = time.monotonic()
+        rows = study()
+        with TABLE.open("w", newline="") as file:
+            writer = csv.DictWriter(file, list(rows[0]))
+            writer.writeheader()
+            writer.writerows({name: _rounded(value) for name, value in row.items()} for row in rows)
+        print(f"{len(rows)} rows in {time.monotonic() - start:.0f} s")
+
+
+if __name__ == "__main__":
+    main()
