@@ -30,6 +30,7 @@ include_patterns = [
     "CHANGELOG.md",
     "SECURITY.md",
     "figures/README.md",
+    "tests/foreign/README.md",
     "validation/*.md",
     "validation/runs/*.md",
     "tutorials/*.ipynb",

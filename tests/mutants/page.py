@@ -28,16 +28,20 @@ INTRODUCTION = """\
 Read this page before you review a change to a data-parallel class. Each row is a bug that somebody published, or that
 this project had ("found here"), planted into our own reducer by a change of a few lines
 ([`mutants.toml`](../tests/mutants/mutants.toml), by the name in the row). *Caught by* is the first check of
-[`ddplab conform`](conformance.md) that fails, or a file of this repository's tests. *You see* is the beginning of its
-message, without the seed. A plain test, of the gradients of a toy model on two ranks
-([code](../tests/mutants/plain.py)), catches {plain} of these {bugs} bugs.
+[`ddplab conform`](conformance.md) that fails, or a file of this repository's tests. *You see* is the beginning of
+the check's message, without seed, iteration and rank; a test's message is left out. A plain test, of the gradients of
+a toy model on two ranks ([code](../tests/mutants/plain.py)), catches {plain} of these {bugs} bugs.
 
 `make mutants` plants them, and {others} unpublished faults, and writes this page. Caught in their last
 runs: {caught}.
 """
-SEEN_CHARACTERS = 90
+SEEN_CHARACTERS = 60
 """How much of a message the page shows."""
-SEED = re.compile(r"^with seed \d+ in virtual time, on \d+ ranks: ")
+NOT_SHOWN = re.compile(
+    r"^(with seed \d+ in virtual time, on \d+ ranks: |rank \d+ failed( in virtual time)?: |RuntimeError: |rank \d+: "
+    r"|iteration \d+(, rank \d+)?: )+"
+)
+"""Beginnings of messages that the page leaves out."""
 BUGS_HEAD = ["| what goes wrong | reported | caught by | you see |", "| --- | --- | --- | --- |"]
 
 
@@ -94,8 +98,15 @@ def page(mutants: Collection[Mutant], outcomes: Mapping[str, Outcome]) -> str:
 
 def _row(bug: Mutant, outcome: Outcome) -> str:
     sources = ", ".join(_link(source) for source in bug.source.split(", "))
-    seen = shorten(SEED.sub("", outcome.message), SEEN_CHARACTERS, placeholder=" ...").replace("|", "\\|")
-    return f"| {bug.mistake} `{bug.name}` | {sources} | {_catcher(outcome)} | {seen} |"
+    return f"| {bug.mistake} `{bug.name}` | {sources} | {_catcher(outcome)} | {_seen(outcome)} |"
+
+
+def _seen(outcome: Outcome) -> str:
+    """The beginning of a check's message; empty for a test of this repository."""
+    if "::" in outcome.caught_by:
+        return ""
+    shown = shorten(NOT_SHOWN.sub("", outcome.message), SEEN_CHARACTERS, placeholder=" ...", break_on_hyphens=False)
+    return shown.replace("|", "\\|")
 
 
 def _link(source: str) -> str:
