@@ -234,16 +234,16 @@ def trace_of_layers(
 ) -> Trace:
     """Make the trace of a model whose gradients become ready one after the other, each `gap_ns` after the one before.
 
-    `dtypes` is the dtype of each parameter; None: float32. `ready_order` has the parameter indices in ready order;
-    None: the last parameter's gradient comes first.
+    `dtypes` is the dtype of each parameter; None: float32. `ready_order` has the parameter indices in ready order,
+    without those that are never used; None: the last parameter's gradient comes first.
     """
     parameters = []
     for number, (shape, dtype) in enumerate(zip(shapes, dtypes or ["float32"] * len(shapes), strict=True)):
         size = prod(shape) * getattr(torch, dtype).itemsize
         parameters.append(Parameter(name=f"layers.{number}.weight", shape=shape, dtype=dtype, size_bytes=size))
     order = list(range(len(shapes))[::-1]) if ready_order is None else list(ready_order)
-    ready_ns = [forward_ns + gap_ns * (1 + order.index(index)) for index in range(len(shapes))]
-    end = max(ready_ns) + gap_ns
+    ready_of = {index: forward_ns + gap_ns * (1 + number) for number, index in enumerate(order)}
+    end = max(ready_of.values()) + gap_ns
     iteration = Iteration(
         forward_start_ns=0,
         forward_end_ns=forward_ns,
@@ -253,7 +253,7 @@ def trace_of_layers(
         optimizer_end_ns=end + gap_ns,
         end_ns=end + gap_ns,
         synchronized=False,
-        ready_ns=tuple(ready_ns),
+        ready_ns=tuple(map(ready_of.get, range(len(shapes)))),
     )
     where: dict[str, Any] = {"device": "cpu", "device_name": "emulated", "backend": None, "world_size": 1}
     workload = Workload(model=model, source="module", parameters=tuple(parameters), torch_version="", **where)

@@ -84,6 +84,8 @@ def compare(
                 if wrong := training.wrong(run, step, having, divisor=world_size if divide_by_all else None):
                     problem = problem or f"{described}, {wrong}"
                 training.optimizer.step()
+    with wrapped.join(**join):  # in the next epoch, all ranks have inputs again
+        wrapped(batch(0, rank)).sum().backward()
     last = max(range(world_size), key=batches.__getitem__)
     differing = differing_ranks(module.state_dict().values(), last)
     if problem:

@@ -146,15 +146,14 @@ def _likely(program: Program, got: Mapping[int, Seen], expected: Sequence[Seen])
     return words or next((one for one in possible[0] if "another parameter" in one), "")
 
 
-def averages(bench: Bench) -> None:
+def averages(bench: Bench, **options: bool) -> None:
     """Three iterations of a model with four parameters, in several buckets if the class has buckets.
 
     In virtual time before, where a collective that some ranks launch is found without a time-out.
     """
-    iterations = SMALL_LAYERS.ranks[0].iterations
-    ranks = tuple(RankTrace(rank=one, iterations=iterations) for one in range(3))
-    _schedule(bench, SMALL_LAYERS.model_copy(update={"ranks": ranks}), SLOW._replace(world_size=3))
-    try_alike(bench, PLAIN, options=SMALL_CAP)
+    ranks = tuple(RankTrace(rank=one, iterations=SMALL_LAYERS.ranks[0].iterations) for one in range(3))
+    _schedule(bench, SMALL_LAYERS.model_copy(update={"ranks": ranks}), SLOW._replace(world_size=3), **options)
+    try_alike(bench, PLAIN, options=SMALL_CAP | options)
     perceptron = REAL_MODELS["multi-layer perceptron"]
     bench.try_body(
         trains, make=perceptron, what="with real numbers (does forward() change the output, or is something rounded?)"
@@ -176,7 +175,7 @@ SMALL_LAYERS = trace_of_layers("12 small layers", _LAYERS, FORWARD_NS, MS)
 NO_LAUNCH = (
     "no all-reduce is launched in an emulated backward pass: register a hook on each parameter (one on a module "
     "runs before the gradients of its parameters are there), which must see its own parameter (a lambda in a loop "
-    "sees the last one)"
+    "sees the last one); or nothing waits to be launched: fill the list of buckets when a pass begins"
 )
 
 
@@ -235,8 +234,9 @@ def launched_together(bench: Bench) -> None:
 
 def launched_early(bench: Bench) -> None:
     """The all-reduce of the last layers, of another dtype, is launched before the backward pass ends."""
-    if problem := late_launches(_two_dtypes(bench, FAST)):
-        raise FindingError(f"{problem}; launch in the hook of the last gradient that a bucket waits for")
+    late = late_launches(schedule := _two_dtypes(bench, FAST))
+    if late or schedule.launches[0].launched_ns > FORWARD_NS + len(_LAYERS) // 2 * MS:
+        raise FindingError(f"{late or 'all-reduce 0 is late'}; launch in the hook of the last gradient of a bucket")
 
 
 # Which parameters are in which bucket
@@ -329,7 +329,7 @@ def ready_order(bench: Bench) -> None:
     if got not in _filled(order):
         why = "the buckets follow another order"
         if got in _filled(BACKWARDS) or got in _filled(FORWARDS):
-            why = "the buckets are still those of the constructor"
+            why = "the buckets are in the order of registration: is nothing noted, or not assigned?"
         elif got in _filled(order[::-1]):
             why = "the ready order is walked backwards"
         raise FindingError(
@@ -398,13 +398,17 @@ def sent_buffers(bench: Bench) -> None:
 
 
 def nothing_beside(bench: Bench) -> None:
-    """With a static graph, only buckets are sent after the first iteration."""
+    """With a static graph, only buckets are sent after the first iteration; none waits for an unused parameter."""
     bench.needs("static_graph")
-    if others := _schedule(bench, SMALL_LAYERS, FAST, static_graph=True).other_collectives:
+    trace = trace_of_layers("no use of the last layer", _LAYERS, FORWARD_NS, MS, ready_order=range(11)[::-1])
+    schedule = _schedule(bench, trace, FAST, static_graph=True)
+    if others := schedule.other_collectives:
         raise FindingError(
             f"{others} collectives beside the buckets in a later iteration, expected 0: the graph is static, so the "
             "used parameters of the first pass are those of all passes"
         )
+    if schedule.launches[-1].launched_ns > schedule.last_ready_ns:
+        raise FindingError("a bucket waits for a parameter that the first pass did not use, until the pass ends")
 
 
 class _Backwards(nn.Sequential):
@@ -521,6 +525,7 @@ def scattered(bench: Bench) -> None:
 
 ALL: Mapping[str, Check] = CHECKS | {
     "averages": averages,
+    "averages with views": lambda bench: averages(bench, gradient_as_bucket_view=True),
     "special parameters in one order": special_alike,
     "one all-reduce for each dtype": one_for_each_dtype,
     "launched together": launched_together,

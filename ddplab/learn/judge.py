@@ -37,15 +37,16 @@ TENSOR = r"flatten|reshape|view\w*|numel|shape|size|dtype|device|detach|data\w*|
 ANY_RUNG = {
     "no attribute '(backward|sum|mean|square)'": "forward() must return the module's output",
     r"forward\(\) (missing|got|takes)": "forward() must pass on all arguments: self.module(*inputs, **kwargs)",
-    ": 0 times the expected": "a bucket is launched before its last gradient has arrived, or gradients are set to 0",
+    ": 0 times the expected": "a bucket is launched before its last gradient has arrived, or has zeros in its place",
+    "StopIteration|attribute '_(parameters|backward_hooks)'": "call super().__init__() and set self.module = module",
     "'NoneType' object has no attribute 'wait'": "all_reduce() without async_op=True waits itself and returns None: "
-    "pass async_op=True",
+    "pass async_op=True; or is `return` missing?",
     "'NoneType' object has no attribute '(step|zero_grad|state|param_groups)'": "shard_optimizer() returns None: is "
     "`return` missing?",
-    f"'NoneType' object has no attribute '({TENSOR})'|'NoneType' and|expected Tensor as .* NoneType": "a gradient "
-    "is None where you use it: a frozen or unused parameter has none; one that this pass has not reached has none "
-    "yet (is what you keep of a pass filled again for the next?); a hook of register_hook runs before it is there: "
-    "use register_post_accumulate_grad_hook",
+    f"'NoneType' object has no attribute '({TENSOR})'|'NoneType' and|expected Tensor as .* NoneType": "is "
+    "`return` missing? Or a gradient is None: a frozen or unused parameter has none; one that this pass has not "
+    "reached has none yet (is what you keep of a pass filled again for the next?); a hook of register_hook runs "
+    "before it is there: use register_post_accumulate_grad_hook",
     "view size is not compatible": "a gradient that is not contiguous has no view(-1): use flatten() or reshape(-1)",
     "grad_dtype|data of a different type|scalar type": "a flat tensor has one dtype: make one for each dtype",
     "Boolean value of Tensor": "a tensor has no truth value: `if p.grad` asks for that of its elements, and `p in "

@@ -1,13 +1,16 @@
 """The ladder: each solution passes its rung and fails the next, and wrong answers are named."""
 
+import ast
 import inspect
 import json
 import os
 import re
 import sys
 from collections import Counter
+from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 from xml.etree import ElementTree
 
 import pytest
@@ -30,6 +33,8 @@ from ddplab.simulator import predict
 from ddplab.simulator.engines.timeline import Span
 from figures import five_ways
 
+from ..explore import SCALE
+
 ROOT = Path(__file__).parent.parent.parent
 FILES = {"solutions": Path(solutions.__file__), "minimal": Path(minimal.__file__)}
 NUMBERS = range(1, len(RUNGS) + 1)
@@ -37,6 +42,14 @@ TITLES = [rung.title for rung in RUNGS]
 WRONG = yaml.safe_load(Path(__file__).with_name("wrong_answers.yaml").read_text())
 QUICK = 2
 """Wrong answers of each rung that `make test` judges; `.ci/run` judges all."""
+BASES = {1: minimal.NaiveDataParallel, 2: minimal.FlatDataParallel}
+"""Solutions that are not in `solutions.py`."""
+HELPERS = {9: "split", 15: "Shadow"}
+"""What a solution has beside its class."""
+EQUIVALENT = yaml.safe_load(Path(__file__).with_name("equivalent_answers.yaml").read_text())
+"""Changes of solutions that pass, by rung, and why."""
+MOST = 12
+"""Changes of each solution that a test judges; all of them if DDPLAB_EXAMPLES_SCALE is more than 1."""
 IMPORTS = """
 from contextlib import contextmanager
 import torch, torch.distributed as dist
@@ -138,6 +151,80 @@ def test_a_wrong_answer_is_named(judging, wrong, capfd):
     assert not [one for one in wrong.get("never", ()) if one in said]
     assert not re.search("Warning|Fatal", found.err)  # Gloo's end of a rank has many lines
     assert len(str(verdict).splitlines()) <= 3  # a verdict is not buried
+
+
+def own_code(number: int) -> tuple[str, ast.Module, list[Any]]:
+    """The class of a rung's solution, its file, and what of the file is new in this rung."""
+    name = BASES.get(number, solutions.SOLUTIONS[number - 1]).__name__
+    tree = ast.parse(edited("minimal" if number in BASES else "solutions", name).source)
+    return name, tree, [one for one in tree.body if getattr(one, "name", "") in (name, HELPERS.get(number))]
+
+
+def changes(node: ast.AST, where: str) -> Iterator[str]:
+    """Drop each statement, and swap each two that follow each other; says what is changed while it is.
+
+    Docstrings, imports and definitions stay.
+    """
+    for block in (getattr(node, field, []) for field in ("body", "orelse", "finalbody")):
+        for index, one in enumerate(block):
+            yield from changes(one, f"{where}.{one.name}" if isinstance(one, ast.FunctionDef) else where)
+            pair = [None if stays(each) else shown(each) for each in block[index : index + 2]]
+            if pair[0]:
+                block[index] = ast.Pass()
+                yield f"{where}: drop `{pair[0]}`"
+                block[index] = one
+            if len(pair) == 2 and all(pair):
+                block[index : index + 2] = block[index : index + 2][::-1]
+                yield f"{where}: swap `{pair[0]}` and `{pair[1]}`"
+                block[index : index + 2] = block[index : index + 2][::-1]
+
+
+def stays(statement: ast.stmt) -> bool:
+    is_docstring = isinstance(statement, ast.Expr) and isinstance(statement.value, ast.Constant)
+    return is_docstring or isinstance(statement, ast.FunctionDef | ast.ClassDef | ast.Import | ast.ImportFrom)
+
+
+def shown(statement: ast.stmt) -> str:
+    line = ast.unparse(statement).splitlines()[0]
+    return line if len(line) <= 72 else f"{line[:68]} ..."
+
+
+def changed_solutions(number: int) -> dict[str, LearnerClass]:
+    """The solution of a rung with each change of its own code, by what is changed."""
+    name, tree, own = own_code(number)
+    return {
+        change: LearnerClass(f"answer:{name}", "answer.py", ast.unparse(tree))
+        for one in own
+        for change in changes(one, one.name)
+    }
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)  # 250 s for all changes of a rung, beside other jobs
+@pytest.mark.parametrize("number", NUMBERS, ids=TITLES)
+def test_a_changed_solution_is_refused_or_listed(judging, number):
+    """On its rung, or on one before, which a learner's class must pass too."""
+    all_changes, listed = changed_solutions(number), EQUIVALENT.get(number, {})
+    judged = list(all_changes)[:: 1 if SCALE > 1 else -(-len(all_changes) // MOST)]
+    passed = []
+    for change in judged:
+        earlier = () if change in listed else range(1, number)
+        if all(judging.verdict(all_changes[change], one).passed for one in (number, *earlier)):
+            passed.append(change)
+    assert passed == [change for change in judged if change in listed]
+
+
+def test_of_the_changes_that_matter_95_percent_are_refused():
+    """Those listed exist, and do not matter unless they are holes."""
+    matter = holes = 0
+    for number in NUMBERS:
+        listed = EQUIVALENT.get(number, {})
+        changed = [change for one in own_code(number)[-1] for change in changes(one, one.name)]
+        assert len(set(changed)) == len(changed)
+        assert listed.keys() <= set(changed)
+        found = [why for why in listed.values() if why.startswith("hole: ")]
+        holes, matter = holes + len(found), matter + len(changed) - len(listed) + len(found)
+    assert holes <= 0.05 * matter
 
 
 def test_ranks_that_do_not_match_are_named_whatever_the_message_says(judging, monkeypatch):
@@ -400,9 +487,8 @@ def test_a_cell_goes_on_from_those_of_lower_rungs_and_an_error_names_its_line(ma
 @pytest.mark.timeout(300)  # 40 s alone, and 100 beside the other jobs of CI
 @pytest.mark.slow
 def test_our_solutions_pass_in_the_cells_of_tutorial_2_each_going_on_from_the_one_before(home, magics, capsys):
-    bases = {1: minimal.NaiveDataParallel, 2: minimal.FlatDataParallel}
     for number in range(1, 9):
-        text = inspect.getsource(bases.get(number) or solutions.SOLUTIONS[number - 1])
+        text = inspect.getsource(BASES.get(number) or solutions.SOLUTIONS[number - 1])
         base = "nn.Module" if number == 1 else "MyDDP"
         needs = "from ddplab.learn.solutions import *\nfrom ddplab.reference.minimal import *\n" * (number == 1)
         own = re.sub(r"class \w+\(\w+(\.\w+)?\)", f"class MyDDP({base})", text, count=1)
