@@ -11,13 +11,12 @@ from .simulator.fabric import Fabric, Processor
 from .simulator.prediction import predict
 from .simulator.schedule.policy import Policy
 
-# The running example of demo, ladder, cheat sheet, page and README's picture
+# The running example of demo, ladder, cheat sheet, page and README's picture; in words, `EXAMPLE`
 
 TRACE = Path(__file__).with_name("resnet50_v100.json.gz")
 """Three iterations of ResNet-50 on one V100, batch 32, from the test data of HolisticTraceAnalysis."""
 RANKS, GBIT_PER_S, HOP_NS = 8, 10, 20_000
 EXAMPLE = f"ResNet-50 on {RANKS} V100s over {GBIT_PER_S} Gbit/s"
-"""The example in words."""
 FABRIC = Fabric.from_alpha_beta(
     HOP_NS, GBIT_PER_S * 1e9 / 8, source=f"a ring of {GBIT_PER_S} Gbit/s, {HOP_NS // 1000} us a hop, copies for free"
 ).model_copy(update={"processor": Processor()})

@@ -153,7 +153,7 @@ def demo(
     print(f"largest difference between the reducer and the prediction: {largest_ns} ns")
     write_json(out / "demo.json", {"rows": rows})
     print(f"written to {out}: demo.json; perfetto.json, the timeline with the default cap, for ui.perfetto.dev")
-    print(f"next: ddplab predict {out / 'trace.json.gz'} --fabric {out / 'fabric.json'} --world-size 8")
+    print(f"next: ddplab predict {out}/trace.json.gz --fabric {out}/fabric.json --world-size 8 --set device_spread=0")
 
 
 def _demo_row(row: dict[str, Any]) -> dict[str, str]:

@@ -211,7 +211,9 @@ def _two_dtypes(bench: Bench, network: Network) -> EmulatedSchedule:
         why = f"each is launched {number // 2} times in one pass: is a hook registered in every forward pass?"
     else:
         why = "each message pays the latency; copy the gradients of a dtype into one flat tensor, launched once"
-    raise FindingError(f"{number} all-reduces for {len(dtypes)} small layers of two dtypes, expected 2: {why}")
+    raise FindingError(
+        f"{number} all-reduce{'s' * (number != 1)} for {len(dtypes)} small layers of two dtypes, expected 2: {why}"
+    )
 
 
 def one_for_each_dtype(bench: Bench) -> None:
@@ -247,7 +249,7 @@ WRONG_CAPS = {
     "each gradient has a bucket of its own: a bucket stays open until it has as many MiB, 2**20 bytes, as the cap": 1,
     "the cap counts elements: count bytes, parameter.nbytes": 4 * MIB,
     "the cap is in MB, such as 10**6 bytes: bucket_cap_mb is in MiB, 2**20 bytes": 10**6,
-    "all gradients of a dtype are in one bucket, so the cap is not used": 2**40,
+    "all gradients of a dtype are in one bucket: is the cap not used, or another one for the first bucket?": 2**40,
 }
 """Likely mistakes by the bytes in a unit of `bucket_cap_mb`."""
 
@@ -295,7 +297,7 @@ def buckets_by_size(bench: Bench) -> None:
 def last_layers_first(bench: Bench) -> None:
     """Buckets are filled from the last layer on, and the first ones are launched before the backward pass ends."""
     got, _ = _buckets(bench)
-    if got not in _filled(BACKWARDS):
+    if got not in (*_filled(BACKWARDS), *(filled[::-1] for filled in _filled(FORWARDS))):  # torch reverses the list
         filled = "buckets are filled from the first layer on" if sorted(got) in map(sorted, _filled(FORWARDS)) else ""
         raise FindingError(
             f"{filled or 'the buckets are in another order'}: {got} bytes in launch order, expected "
@@ -313,9 +315,8 @@ def small_first_bucket(bench: Bench) -> None:
     closed_at_cap, closed_before = [1.5, 25.5, 3.0], [0.75, 24.75, 4.5]
     if sent in (closed_at_cap, closed_before):
         return
-    why = "the small bucket is not launched first" if sent[0] > sent[-1] else "the buckets have other sizes"
-    if min(sent) > 2:
-        why = "all buckets are large"
+    misplaced = "the small bucket is not launched first" if sent[0] > sent[-1] else "the buckets have other sizes"
+    why = "all buckets are large" if min(sent) > 2 else misplaced
     raise FindingError(
         f"without bucket_cap_mb, {trace.workload.model} are in buckets of {sent} MiB in launch order, expected "
         f"{closed_at_cap}: {why}; the first bucket closes when it has 1 MiB, each other one when it has 25 MiB"

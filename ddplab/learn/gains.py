@@ -94,6 +94,5 @@ def gain(subject: Subject, number: int, before_ms: float | None) -> Gain:
     change = f"{now_ms:.1f} ms"
     if before_ms is not None:
         change = f"{before_ms:.1f} -> {change} ({now_ms - before_ms:+.1f})"
-    note = f"; {rung.gain.note}" if rung.gain.note else ""
-    sentence = f"an emulated iteration of {EXAMPLE}: {change}{note}"
+    sentence = "; ".join(filter(None, [f"an emulated iteration of {EXAMPLE}: {change}", rung.gain.note]))
     return Gain(sentence, picture_of(now.timeline), plain_ms)

@@ -54,6 +54,7 @@ ANY_RUNG = {
     "Final callbacks can only": "queue_callback() works in a backward pass only: call it in the first hook of a pass",
     "wraps a.*no answer in": "the constructor never ends: has it an endless loop, or do ranks "
     "not call the same broadcasts, from rank 0?",
+    "has not come back for": "does a loop never end, such as a `while` in which nothing changes what it asks?",
     "rank 0 waits for coll.*rank 1 waits for the other ranks, to start": "only rank 0 calls it, as with "
     "`if rank == 0`: every rank must call every collective",
 }
@@ -236,7 +237,7 @@ def climb(judge: Judge, subject: LearnerClass, report: Report, *, introduces: bo
 def judge_rung(judge: Judge, subject: LearnerClass, number: int, report: Report) -> Judgement:
     """Judge a class on one rung and those before; keeps the progress, reports the gain, returns the last verdict."""
     patience = Timer(
-        SILENT_S, report, [f"still judging rung {number}; a loop that never ends is stopped in a minute"]
+        SILENT_S, report, [f"still judging rung {number}; a loop that never ends is stopped in a minute or two"]
     )
     patience.start()
     try:

@@ -62,9 +62,10 @@ WORDS = ("rank", "bucket", "all-reduce", "exposed communication", "straggler", "
 """Words of the glossary that the page defines."""
 NOTES = (
     f"Network: a ring with {HOP_NS // 1000} microseconds a hop, one all-reduce at a time. For the page's own models, "
-    "copies and launches are free, as in ddplab demo and ddplab learn, which give the same times; for a profile they "
-    "take the usual times of its GPU, on an unknown device none. Collectives do not slow the computation down, and "
-    "buffers are not broadcast. Naive and Flat use the no-overlap time of ddplab predict.",
+    "copies and launches are free, as in ddplab demo and ddplab learn, whose times are those of Naive, Flat and "
+    "Rebuilt; for a profile they take the usual times of its GPU, on an unknown device none. Collectives do not slow "
+    "the computation down, and buffers are not broadcast. Of several recorded iterations, the median one is "
+    "shown. Naive and Flat use the no-overlap time of ddplab predict.",
 )
 
 
@@ -161,8 +162,8 @@ SCENES = (
         (
             (
                 "Buckets are in between: large enough to pay few latencies, small enough to leave early. The "
-                "constructor fills them from the last layer on, because its gradients come first. The first bucket "
-                "is small, so that the network starts early.",
+                "constructor fills them in the order of registration and reverses the list: the last layers, whose "
+                "gradients come first, leave first.",
                 "BucketedDataParallel.__init__",
             ),
             (
@@ -184,7 +185,8 @@ SCENES = (
             (
                 "The order of registration is a guess. If a layer is used in another place than it is registered, "
                 "its bucket waits, and all behind it too. The first backward pass shows the real order; rank 0 "
-                "broadcasts its own, because all ranks need equal buckets.",
+                "broadcasts its own, because all ranks need equal buckets. The small bucket now comes first, so "
+                "the network starts early.",
                 "Buckets.rebuild_if_due",
             ),
         ),

@@ -115,7 +115,7 @@ function drawControls(owner, view, { choices, layout, shown, chosen }) {
   setValue(gbit, choices.gbit, owner.gbit[choices.gbit]);
   setValue(gpus, choices.gpus, owner.gpus[choices.gpus]);
   setValue(factor, choices.factor, choices.factor > 1 ? `× ${choices.factor}` : "none");
-  setValue(cap, choices.cap, layout.edited ? "moved" : isMovable ? owner.cap[choices.cap] : `one ${layout.noun} each`);
+  setValue(cap, choices.cap, layout.edited ? "moved" : isMovable ? owner.cap[choices.cap] : layout.noun === "tensor" ? "none" : "one each");
   cap.disabled = !isMovable;
   [...view.scenes.children].forEach(({ firstChild }, scene) => {
     setAttributes(firstChild, { "aria-current": scene === choices.scene ? "step" : "false" });

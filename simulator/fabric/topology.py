@@ -129,7 +129,7 @@ def _by_members(given: object, rate: Callable[[object], float]) -> float | dict[
     return {key if key == OTHER else int(key): rate(value) for key, value in given.items()}
 
 
-ADVICE = "write levels as in pod.yaml of the README, such as `nvlink: {members: 8, latency_us: 3, gb_per_s: 200}`"
+ADVICE = "write levels as in docs/predict.md, such as `nvlink: {members: 8, latency_us: 3, gb_per_s: 200}`"
 
 
 class LevelEntry(Schema):
