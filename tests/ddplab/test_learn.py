@@ -48,7 +48,7 @@ HELPERS = {9: "split", 15: "Shadow"}
 """What a solution has beside its class."""
 EQUIVALENT = yaml.safe_load(Path(__file__).with_name("equivalent_answers.yaml").read_text())
 """Changes of solutions that pass, by rung, and why."""
-MOST = 8
+MOST = 4
 """Changes of each solution that a test judges; all of them if DDPLAB_EXAMPLES_SCALE is more than 1."""
 IMPORTS = """
 from contextlib import contextmanager
