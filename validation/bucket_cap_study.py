@@ -10,11 +10,13 @@ import argparse
 import csv
 import os
 import time
-from collections.abc import Mapping
+from collections import Counter
+from collections.abc import Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from itertools import product
 from math import inf, log2, sqrt
 from pathlib import Path
+from statistics import fmean
 
 from ddplab import Fabric
 from ddplab.cli.shared_options import element_type, operations_of
@@ -30,7 +32,11 @@ from ddplab.simulator.tuning.tune import Search
 from ddplab.simulator.workload.roofline import find_device, with_precision
 from ddplab.simulator.workload.trace_synthesis import synthesize
 
+from .cases import BucketCapsCase, load_case
+from .part_e_bucket_caps import predict_ns
+
 TABLE = Path(__file__).parent / "data" / "bucket_caps.csv"
+CASES = Path(__file__).parent / "cases"
 MODELS = (
     *("resnet50-224", "resnet152-224", "vit-b-16", "vit-l-16", "vit-h-14", "stable-diffusion-2-unet"),
     *("bert-large", "bert-large-512", "gpt2", "gpt2-xl", "gpt-1.3b", "llama-3.2-1b", "llama-3.1-8b"),
@@ -129,11 +135,84 @@ def _rounded(value: object) -> object:
     return f"{value:.6g}" if isinstance(value, float) else value
 
 
+# What the table shows
+
+
+def rows_of_table() -> list[Row]:
+    """The committed rows, as text by column."""
+    with TABLE.open(newline="") as file:
+        return list(csv.DictReader(file))
+
+
+def regret(row: Row, column: str, than: str = "best") -> float:
+    """The iteration of a column over that of the best buckets, minus one; a difference below `ERROR` is none."""
+    lost = float(row[column]) / float(row[than]) - 1
+    return lost if lost > ERROR else 0.0
+
+
+def summary(rows: Sequence[Row], columns: Sequence[str]) -> str:
+    """A table with the mean, the 95th percentile and the worst regret of each column, in percent."""
+    lines = ["| buckets by | mean | 95 % below | worst | over 5 % |", "| --- | ---: | ---: | ---: | ---: |"]
+    for column in columns:
+        lost = sorted(100 * regret(row, column) for row in rows)
+        many = sum(one > 5 for one in lost) / len(lost)
+        lines.append(
+            f"| {column} | {fmean(lost):.1f} | {lost[int(0.95 * len(lost))]:.1f} | {lost[-1]:.1f} | {many:.0%} |"
+        )
+    return "\n".join(lines)
+
+
+def left_out(rows: Sequence[Row], by: str, candidates: Sequence[str]) -> tuple[float, float, Counter[str]]:
+    """Choose a rule without one model or system at a time; return mean and worst regret there, and the choices."""
+    lost, chosen = [], Counter[str]()
+    for value in sorted({row[by] for row in rows}):
+        others = [row for row in rows if row[by] != value]
+        rule = min(candidates, key=lambda column: fmean(regret(row, column) for row in others))
+        lost += [regret(row, rule) for row in rows if row[by] == value]
+        chosen[rule] += 1
+    return fmean(lost), max(lost), chosen
+
+
+def published() -> str:
+    """Measured and predicted regret of each swept cap of the reducers of part (e)."""
+    lines = ["| reducer | cap, MB | measured | predicted |", "| --- | ---: | ---: | ---: |"]
+    for case in map(load_case, sorted(CASES.glob("bucket_caps_*.toml"))):
+        assert isinstance(case, BucketCapsCase)
+        for reducer in case.inputs.reducers:
+            measured = {row.cap_mb: row.ms for row in case.truth if row.reducer == reducer.name}
+            predicted = {cap: predict_ns(case.inputs, reducer, cap)["predicted"] for cap in measured}
+            for cap, ms in sorted(measured.items()):
+                own, ours = ms / min(measured.values()) - 1, predicted[cap] / min(predicted.values()) - 1
+                lines.append(f"| {reducer.name}, {reducer.gpus} GPUs | {cap:g} | {own:.1%} | {ours:.1%} |")
+    return "\n".join(lines)
+
+
+def show() -> None:
+    """Print the tables."""
+    rows = rows_of_table()
+    columns = [one for one in rows[0] if one.startswith(("cap ", "rule ")) and not one.endswith(", MiB")]
+    known = list(rows[0])[list(rows[0]).index(columns[-1]) + 1 :]
+    print(f"{len(rows)} rows\n\n{summary(rows, [*known, *columns])}\n")
+    for slow in (True, False):
+        some = [row for row in rows if ("Gbit/s" in row["system"]) == slow]
+        print(f"{'slow' if slow else 'nodes'}\n\n{summary(some, [*known, *columns])}\n")
+    rules = [one for one in columns if one.startswith("rule ")]
+    for by in ("model", "system"):
+        mean, worst, chosen = left_out(rows, by, rules)
+        print(f"left out by {by}: mean {mean:.2%}, worst {worst:.1%}; chosen {dict(chosen)}")
+    gap = fmean(float(row["best"]) / float(row["bound"]) - 1 for row in rows)
+    ties = [fmean(int(row[f"{name} ties"]) for row in rows) for name in ("default", "rule")]
+    print(f"best above its bound: {gap:.2%}; ties with the best: default {ties[0]:.0%}, rule {ties[1]:.0%}\n")
+    print(published())
+
+
 def main() -> None:
     """Make the table, or print from it."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--print", action="store_true", help="only print, from the committed table")
-    if not parser.parse_args().print:
+    if parser.parse_args().print:
+        show()
+    else:
         start = time.monotonic()
         rows = study()
         with TABLE.open("w", newline="") as file:
