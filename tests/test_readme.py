@@ -147,7 +147,7 @@ def test_what_a_buyer_may_expect_is_that_of_the_score():
     assert [_cells(row)[1:] for row in table.splitlines()[2:]] == [row[1:] for row in expected]
     _, _, mean, _, inside, *_ = expected[2]
     said = " ".join(README.replace(" %", "%").split())
-    assert f"the mean error was {mean} on clusters that had no part in the constants, and {inside} measurements" in said
+    assert f"mean error was {mean} on clusters that had no part in the constants, and {inside} measurements" in said
     guide = " ".join(GUIDES["accuracy"].replace(" %", "%").split())
     assert f"beyond one node, their mean error is {mean}." in guide
 
