@@ -24,7 +24,7 @@ VIEWS = (
 )
 """Addresses within the page: the five ways, then a faster network."""
 SHOWN = {"width": 1280, "height": 700}
-WIDTH, COLOURS = 960, 128
+WIDTH, COLOURS = 960, 256
 MS = 2_200
 """How long each view stays."""
 
