@@ -10,30 +10,35 @@ regret of published sweeps beside the predicted one.
 import argparse
 import csv
 import os
+import resource
 import time
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
+from functools import cache
 from itertools import product
-from math import inf, log2, sqrt
+from math import inf, log2
 from pathlib import Path
-from statistics import fmean
+from statistics import fmean, median
+from typing import NamedTuple
 
 from ddplab import Fabric
 from ddplab.cli.shared_options import element_type, operations_of
 from ddplab.reference.bucketing import MIB
+from ddplab.reference.trace import Trace
 from ddplab.simulator import Variation
 from ddplab.simulator.catalogue import Rate, read_catalogue
-from ddplab.simulator.inputs_with_default_costs import LAUNCH_NS, STALL_NS, complete
+from ddplab.simulator.inputs_with_default_costs import Inputs, complete
 from ddplab.simulator.prediction import System
-from ddplab.simulator.tuning.bucket_plan import DEFAULT
+from ddplab.simulator.tuning.bucket_plan import DEFAULT, RULE
 from ddplab.simulator.tuning.lower_bound import lower_bound_ns
 from ddplab.simulator.tuning.plan_times import PlanTimes, partition_costs, with_plan
 from ddplab.simulator.tuning.tune import Search
 from ddplab.simulator.workload.roofline import find_device, with_precision
 from ddplab.simulator.workload.trace_synthesis import synthesize
 
-from .cases import BucketCapsCase, load_case
+from . import part_b_iterations
+from .cases import BucketCapsCase, IterationsCase, load_case
 from .part_e_bucket_caps import predict_ns
 
 TABLE = Path(__file__).parent / "data" / "bucket_caps.csv"
@@ -48,7 +53,9 @@ SLOW = (("dgx-1-v100", 10), ("dgx-a100", 25), ("aws-p4d", 100), ("dgx-h100", 100
 GPUS = (16, 128, 1024)
 CAPS_MB = (5.0, 10.0, 25.0, 50.0, 100.0, 250.0, inf)
 FACTORS = (0.5, 0.7, 1.0, 1.4, 2.0)
-"""Multiples of the rule's cap."""
+"""Multiples of the rule's caps."""
+SWEEP_NOISE = 0.01
+"""Published times that differ by less count as ties."""
 ERROR = 0.005
 """Regrets below this count as none."""
 
@@ -61,67 +68,66 @@ def systems() -> list[tuple[str, int | None]]:
     return [*((name, None) for name, node in listed.nodes.items() if listed.devices[node.device].peaks), *SLOW]
 
 
-def rule_cap_bytes(total_bytes: float, all_ns: float, latency_ns: float) -> float:
-    """Return the rule's cap: the gradients' bytes over the square root of T / L.
+@cache
+def _synthesized(model: str, device: str, dtype: str) -> Trace:
+    sheet = find_device(with_precision(device, dtype))
+    return synthesize(operations_of(model, sheet.autocast), sheet)
 
-    T is the time of one all-reduce of all gradients, L that of 8 bytes. With b buckets, b - 1 further latencies and
-    the last bucket, T / b, are exposed; b L + T / b is least at b = sqrt(T / L).
-    """
-    return total_bytes / sqrt(max(1.0, all_ns / latency_ns))
+
+def described(row: Mapping[str, object]) -> tuple[Search, Inputs]:
+    """Return search and inputs of the model, system and number of GPUs of a row."""
+    listed = read_catalogue()
+    model, gpus = str(row["model"]), int(str(row["gpus"]))
+    node, _, network = str(row["system"]).partition(", ")
+    rate = Rate(gbit_per_s=int(network.split()[0]), source="") if network else None
+    fabric = Fabric.from_topology(listed.topology(node, network=rate))
+    trace = _synthesized(model, listed.nodes[node].device, element_type(operations_of(model).parameters))
+    inputs = complete(trace, fabric, policy=None, variation=Variation(device_spread=0.0), assume=True, settings={})
+    times = PlanTimes(inputs.with_policy(plan=None, order="ready"), gpus, "median")
+    return Search(partition_costs(times), "reaches the cap", None), inputs
 
 
 def row_of(model: str, node: str, gbit_per_s: int | None, gpus: int) -> dict[str, object] | None:
     """Predict one model on one system; times are in milliseconds, caps in MiB. None: a V100 has no bfloat16."""
-    listed = read_catalogue()
-    rate = None if gbit_per_s is None else Rate(gbit_per_s=gbit_per_s, source="")
-    fabric = Fabric.from_topology(listed.topology(node, network=rate))
-    device, dtype = listed.nodes[node].device, element_type(operations_of(model).parameters)
-    if device == "v100" and dtype == "bfloat16":
-        return None
-    sheet = find_device(with_precision(device, dtype))
-    trace = synthesize(operations_of(model, sheet.autocast), sheet)
-    inputs = complete(trace, fabric, policy=None, variation=Variation(device_spread=0.0), assume=True, settings={})
-    times = PlanTimes(inputs.with_policy(plan=None, order="ready"), gpus, "median")
-    search = Search(partition_costs(times), "reaches the cap", None)
-    total = sum(trace.sizes_bytes)
-    all_ns, latency_ns, mib_ns = (fabric.all_reduce_ns(size, gpus) for size in (total, 8, MIB))
-    bucket_ns = {"8 B": latency_ns, "1 MiB": mib_ns, "stall": latency_ns + LAUNCH_NS + STALL_NS * log2(gpus)}
-    rules_mb = {name: rule_cap_bytes(total, all_ns, ns) / MIB for name, ns in bucket_ns.items()}
-    best = search.run()
-    best_ns = times.value_ns(best)
-    bound_ns = min(best_ns, lower_bound_ns(search.costs))
-    default, ruled = search.rules[DEFAULT], search.by_cap(rules_mb["stall"])
-    system = System(inputs)
-    predicted = {name: system.at(gpus, with_plan(inputs, plan)) for name, plan in
-                 (("best", best), ("default", default), ("rule", ruled))}  # fmt: skip
-    low, high = predicted["best"].interval_ns
-    own = {f"cap {cap:g}": times.value_ns(search.by_cap(min(cap, total / MIB))) / 1e6 for cap in CAPS_MB}
-    of_rule = {
-        f"rule {name} x {factor:g}": times.value_ns(search.by_cap(factor * cap)) / 1e6
-        for (name, cap), factor in product(rules_mb.items(), FACTORS)
-    }
-    known = {
-        name: times.value_ns(plan) / 1e6 for name, plan in search.rules.items() if name not in ("best single cap",)
-    }
-    return {
+    asked = {
         "model": model,
         "system": node if gbit_per_s is None else f"{node}, {gbit_per_s} Gbit/s",
         "gpus": gpus,
+    }
+    dtype = element_type(operations_of(model).parameters)
+    if read_catalogue().nodes[node].device == "v100" and dtype == "bfloat16":
+        return None
+    search, inputs = described(asked)
+    times, fabric, trace = search.times, search.times.fabric, inputs.trace
+    total = sum(trace.sizes_bytes)
+    all_ns, mib_ns = (fabric.all_reduce_ns(size, gpus) for size in (total, MIB))
+    best = search.run()
+    best_ns = times.value_ns(best)
+    system = System(inputs)
+    compared = {"best": best, "default": search.rules[DEFAULT], "rule": search.rules[RULE]}
+    predicted = {name: system.at(gpus, with_plan(inputs, plan)) for name, plan in compared.items()}
+    low, high = predicted["best"].interval_ns
+    caps: dict[str, tuple[float, ...]] = {f"cap {cap:g}": (min(cap, total / MIB),) for cap in CAPS_MB}
+    of_rule = search.rule_caps_mb
+    caps["rule, one cap"] = (of_rule[min(1, len(of_rule) - 1)],)
+    caps |= {f"rule x {factor:g}": tuple(factor * cap for cap in of_rule) for factor in FACTORS}
+    plans = {name: search.by_caps(one) for name, one in caps.items()}
+    plans |= {name: plan for name, plan in search.rules.items() if name not in ("best single cap", RULE)}
+    return {
+        **asked,
         "computation": times.trace.ranks[0].iterations[0].duration_ns / 1e6,
         "gradients MB": total / 1e6,
         "all-reduce of all": all_ns / 1e6,
-        "latency": latency_ns / 1e6,
-        **{f"rule {name}, MiB": cap for name, cap in rules_mb.items()},
+        "all-reduce of 1 MiB": mib_ns / 1e6,
+        "rule MiB": of_rule[min(1, len(of_rule) - 1)],
+        "rule doubles": int(len(of_rule) > 1),
         "best": best_ns / 1e6,
-        "bound": bound_ns / 1e6,
+        "bound": min(best_ns, lower_bound_ns(search.costs)) / 1e6,
         "best cap MiB": search.best_cap_mb,
         "low": low / 1e6,
         "high": high / 1e6,
-        "default ties": int(predicted["default"].compare(predicted["best"]).is_tie),
-        "rule ties": int(predicted["rule"].compare(predicted["best"]).is_tie),
-        **own,
-        **of_rule,
-        **known,
+        **{f"{name} ties": int(predicted[name].compare(predicted["best"]).is_tie) for name in ("default", "rule")},
+        **{name: times.value_ns(plan) / 1e6 for name, plan in plans.items()},
     }
 
 
@@ -129,7 +135,7 @@ def study() -> list[dict[str, object]]:
     """All rows, made by all processors."""
     every = [(model, *system, gpus) for model, system, gpus in product(MODELS, systems(), GPUS)]
     with ProcessPoolExecutor(os.cpu_count()) as pool:
-        return list(filter(None, pool.map(row_of, *zip(*every, strict=True), chunksize=4)))
+        return list(filter(None, pool.map(row_of, *zip(*every, strict=True), chunksize=12)))
 
 
 def _rounded(value: object) -> object:
@@ -174,18 +180,43 @@ def left_out(rows: Sequence[Row], by: str, candidates: Sequence[str]) -> tuple[f
     return fmean(lost), max(lost), chosen
 
 
-def published() -> str:
-    """Measured and predicted regret of each swept cap of the reducers of part (e)."""
-    lines = ["| reducer | cap, MB | measured | predicted |", "| --- | ---: | ---: | ---: |"]
-    for case in map(load_case, sorted(CASES.glob("bucket_caps_*.toml"))):
-        assert isinstance(case, BucketCapsCase)
-        for reducer in case.inputs.reducers:
-            measured = {row.cap_mb: row.ms for row in case.truth if row.reducer == reducer.name}
-            predicted = {cap: predict_ns(case.inputs, reducer, cap)["predicted"] for cap in measured}
-            for cap, ms in sorted(measured.items()):
-                own, ours = ms / min(measured.values()) - 1, predicted[cap] / min(predicted.values()) - 1
-                lines.append(f"| {reducer.name}, {reducer.gpus} GPUs | {cap:g} | {own:.1%} | {ours:.1%} |")
-    return "\n".join(lines)
+class Swept(NamedTuple):
+    """A published time with one cap over that with the swept cap next to torch's 25 MB, minus one."""
+
+    sweep: str
+    cap_mb: float
+    measured: float
+    predicted: float
+
+    @property
+    def verdict(self) -> str:
+        """Whether both have one sign, or are ties within `SWEEP_NOISE`; or one of them is, or they contradict."""
+        ours, theirs = (0 if abs(one) < SWEEP_NOISE else one for one in (self.predicted, self.measured))
+        return "agree" if ours * theirs > 0 or ours == theirs == 0 else "contradict" if ours * theirs else "one ties"
+
+
+def published() -> list[Swept]:
+    """Measured and predicted times of each published sweep of caps: parts (b) and (e) of the score."""
+    measured: dict[str, dict[float, float]] = {}
+    predicted: dict[str, dict[float, float]] = {}
+    for case in map(load_case, sorted(CASES.glob("*.toml"))):
+        if isinstance(case, BucketCapsCase):
+            for reducer in case.inputs.reducers:
+                name = f"{reducer.name}, {reducer.gpus} GPUs"
+                measured[name] = {row.cap_mb: row.ms for row in case.truth if row.reducer == reducer.name}
+                predicted[name] = {cap: predict_ns(case.inputs, reducer, cap)["predicted"] for cap in measured[name]}
+        elif isinstance(case, IterationsCase):
+            for row in part_b_iterations.score(case).rows:
+                cap, _, gpus = row.label.partition(" MB, ")
+                name = f"{row.group}, {gpus}"
+                measured.setdefault(name, {})[float(cap)] = row.measured_ns
+                predicted.setdefault(name, {})[float(cap)] = row.predicted_ns
+    rows = []
+    for name, times in measured.items():
+        middle = min(times, key=lambda cap: abs(log2(cap / 25)))
+        relative = [{cap: one[cap] / one[middle] - 1 for cap in one} for one in (times, predicted[name])]
+        rows += [Swept(name, cap, relative[0][cap], relative[1][cap]) for cap in sorted(times) if cap != middle]
+    return rows
 
 
 def show() -> None:
@@ -194,17 +225,22 @@ def show() -> None:
     columns = [one for one in rows[0] if one.startswith("cap ") or (one.startswith("rule ") and " x " in one)]
     known = list(rows[0])[list(rows[0]).index(columns[-1]) + 1 :]
     print(f"{len(rows)} rows\n\n{summary(rows, [*known, *columns])}\n")
-    for slow in (True, False):
-        some = [row for row in rows if ("Gbit/s" in row["system"]) == slow]
-        print(f"{'slow' if slow else 'nodes'}\n\n{summary(some, [*known, *columns])}\n")
     rules = [one for one in columns if one.startswith("rule ")]
+    for kind in ("slow networks", "the others"):
+        some = [row for row in rows if ("Gbit/s" in row["system"]) == (kind == "slow networks")]
+        print(f"{kind}\n\n{summary(some, [*known, *columns])}\n")
     for by in ("model", "system"):
         mean, worst, chosen = left_out(rows, by, rules)
         print(f"left out by {by}: mean {mean:.2%}, worst {worst:.1%}; chosen {dict(chosen)}")
     gap = fmean(float(row["best"]) / float(row["bound"]) - 1 for row in rows)
     ties = [fmean(int(row[f"{name} ties"]) for row in rows) for name in ("default", "rule")]
     print(f"best above its bound: {gap:.2%}; ties with the best: default {ties[0]:.0%}, rule {ties[1]:.0%}\n")
-    print(published())
+    sweeps = published()
+    print("| sweep | cap, MB | measured | predicted | |\n| --- | ---: | ---: | ---: | --- |")
+    for row in sweeps:
+        print(f"| {row.sweep} | {row.cap_mb:g} | {row.measured:+.1%} | {row.predicted:+.1%} | {row.verdict} |")
+    apart = sorted(abs(row.measured - row.predicted) for row in sweeps)
+    print(f"{dict(Counter(row.verdict for row in sweeps))}; apart: median {median(apart):.1%}, most {apart[-1]:.1%}")
 
 
 def main() -> None:
@@ -220,7 +256,8 @@ def main() -> None:
             writer = csv.DictWriter(file, list(rows[0]))
             writer.writeheader()
             writer.writerows({name: _rounded(value) for name, value in row.items()} for row in rows)
-        print(f"{len(rows)} rows in {time.monotonic() - start:.0f} s")
+        used = resource.getrusage(resource.RUSAGE_CHILDREN).ru_utime
+        print(f"{len(rows)} rows in {time.monotonic() - start:.0f} s, {used:.0f} s of processors")
 
 
 if __name__ == "__main__":

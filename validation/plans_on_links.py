@@ -1,7 +1,8 @@
 """Gain of tuned buckets over torch's default, predicted and measured: four emulated V100s on virtual links.
 
 For each model, collectives are calibrated on the links, `tune` finds a plan for these costs, and default and plan
-train in turns. ResNet-50 is a recorded trace, the others are synthesised. Needs Linux, root and a quiet machine. The
+train in turns; with `--rule`, the buckets by the rule of docs/bucket_size.md train in place of the plan. ResNet-50
+is a recorded trace, the others are synthesised. Needs Linux, root and a quiet machine. The
 command fails if a plan is more than 1 % slower than the default, or if more than one gains less than half of what is
 predicted and `tune` does not advise to keep the default.
 """
@@ -11,7 +12,7 @@ import json
 import sys
 from functools import partial
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import nn
@@ -27,7 +28,7 @@ from ddplab.reference.files.writing import write_atomically
 from ddplab.reference.launch import RankPool
 from ddplab.reference.ranks.launcher import launched, on_rank_0
 from ddplab.reference.trace import Trace
-from ddplab.simulator import BucketPlan, Policy, tune
+from ddplab.simulator import BucketPlan, Policy, predict, tune
 from ddplab.simulator.schedule.schedule import buckets_of
 from ddplab.simulator.workload.compute_times import recorded_model
 from ddplab.simulator.workload.roofline import find_device
@@ -76,7 +77,7 @@ def vgg16() -> tuple[nn.Module, Loss]:
     return module, lambda called: functional.cross_entropy(called(images), labels)
 
 
-def verify(case: Case, turns: int, out: Path) -> None:
+def verify(case: Case, turns: int, out: Path, *, by_rule: bool) -> None:
     """Calibrate the links between these ranks, tune for them, and train."""
     trace = (
         Trace.load(TRACE)
@@ -95,6 +96,11 @@ def verify(case: Case, turns: int, out: Path) -> None:
         fabric = calibrate(pool, f"{EMULATED}{out / 'to_tune.json.gz'}", on_progress=on_progress)
         default = buckets_of(Policy(bucket_cap_mb=None), recorded_model(trace))  # caps of the original size
         plan = tune(model_trace, fabric, world_size=RANKS, assume=False, plan=default)
+        if by_rule:
+            costs: dict[str, Any] = {"world_size": RANKS, "assume": False}
+            ruled = predict(model_trace, fabric, bucket_cap_mb_list=plan.rule_caps_mb, **costs)
+            is_tie = predict(model_trace, fabric, plan=default, **costs).compare(ruled).is_tie
+            plan = plan.model_copy(update={"buckets": ruled.buckets, "keep_default": is_tie})
         plan.save(out / "plan.json")
         both = [Configuration("default"), Configuration("plan")]
         how = {"out": out, "repeat": turns, "plan": plan, "scale": scale, "on_progress": on_progress}
@@ -107,16 +113,18 @@ def main() -> None:
     parser.add_argument("--models", nargs="+", choices=CASES, default=list(CASES))
     parser.add_argument("--rate", type=bits_per_s, default="10gbit", help="rate of the links")
     parser.add_argument("--turns", type=int, default=TURNS, help="turns of default and plan")
+    parser.add_argument("--rule", action="store_true", help="train by the rule in place of the plan")
     parser.add_argument("--out", type=Path, default=Path("out/plans_on_links"), help="folder for all files")
     options = parser.parse_args()
     if launched() is not None:
         (name,) = options.models
-        on_rank_0(partial(verify, CASES[name], options.turns, options.out / name))
+        on_rank_0(partial(verify, CASES[name], options.turns, options.out / name, by_rule=options.rule))
         return
     missed, reached, results = [], 0, {}
     for name in options.models:
         print(f"\n{name}", flush=True)
         words = ["-m", "validation.plans_on_links", "--models", name, "--turns", options.turns, "--out", options.out]
+        words += ["--rule"] if options.rule else []
         if status := run_linked(words, RANKS, *CASES[name].scale.rates(options.rate)):
             sys.exit(status)
         plan, report = BucketPlan.load(options.out / name / "plan.json"), LaboratoryReport.load(options.out / name)

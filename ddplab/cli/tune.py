@@ -14,7 +14,7 @@ from ..simulator.predicted_iteration import Comparison
 from ..simulator.prediction import System, predict
 from ..simulator.schedule.policy import Policy
 from ..simulator.schedule.schedule import buckets_of
-from ..simulator.tuning.bucket_plan import DEFAULT, BucketPlan
+from ..simulator.tuning.bucket_plan import DEFAULT, RULE, BucketPlan
 from ..simulator.tuning.plan_times import Objective
 from ..simulator.tuning.tune import roundest_mb, tuned
 from ..simulator.workload.compute_times import RecordedModel, recorded_model
@@ -150,7 +150,12 @@ def to_paste(plan: BucketPlan, model: RecordedModel, out: Path) -> list[str]:
             f"torch's class or ddplab's: bucket_cap_mb_list={list(caps_mb)} makes these buckets at the rebuild, from "
             "the second iteration on"
         )
-    return [of_torch, f"ddplab's class: plan=simulator.BucketPlan.load({str(out)!r}).buckets"]
+    caps = ", ".join(f"{cap:.3g}" for cap in plan.rule_caps_mb)
+    argument = f"bucket_cap_mb_list=[{caps}]" if len(plan.rule_caps_mb) > 1 else f"bucket_cap_mb={caps}"
+    regret = next(one.regret for one in plan.baselines if one.name == RULE)
+    beside = "a tie with the plan" if plan.rule_ties else f"{regret:.1%} longer than with the plan"
+    rule = f"by the rule of docs/bucket_size.md: {argument}, {beside}"
+    return [of_torch, rule, f"ddplab's class: plan=simulator.BucketPlan.load({str(out)!r}).buckets"]
 
 
 def short_caps_mb(

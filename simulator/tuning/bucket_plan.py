@@ -10,6 +10,7 @@ from .plan_times import CapRule, Objective
 
 DEFAULT = "torch's default"
 GIVEN = "the given buckets"
+RULE = "rule of three times"
 
 
 class Baseline(Schema):
@@ -45,6 +46,9 @@ class BucketPlan(Schema):
     cap_rule: CapRule  #: when a bucket is closed in `best_cap_mb`
     best_cap_mb: float  #: best single cap for all buckets, MiB
     best_cap_ns: int  #: objective with this cap
+    rule_caps_mb: tuple[float, ...] = ()  #: caps by the rule of docs/bucket_size.md, MiB
+    rule_ties: bool = False
+    """whether that rule's buckets are as fast as these within the errors of the costs, as for `keep_default`"""
     baselines: tuple[Baseline, ...]  #: known rules, the fastest first
     assumed: tuple[str, ...] = ()  #: as in a prediction, one sentence each
 

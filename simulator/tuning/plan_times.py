@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
+from itertools import chain
 from math import prod
 from typing import Literal, cast
 
@@ -67,6 +68,7 @@ class PlanTimes:
         self.recorded = recorded_model(inputs.trace, **inputs.policy.recorded_as(world_size))
         self._how = world_size, inputs.variation, inputs.stragglers
         self.sampler = self._sampler(self.recorded)
+        self._distinct = self.sampler.distinct()
         self.deciding_cycles, self.is_ordered = self._deciding()
         self._known: dict[BucketLayout, Nanoseconds] = {}
 
@@ -118,7 +120,7 @@ class PlanTimes:
         return self.deciding_ns(self.cycles_ns(plan))
 
     def _deciding(self) -> tuple[list[int], bool]:
-        distinct, place = self.sampler.distinct()
+        distinct, place = self._distinct
         every: list[int] = distinct.tolist()
         moments_in_all = len(every) * len(self.sampler.ranks) * self.sampler.parameters
         is_monotone = self.fabric.processor.slow_down == 1 or self.fabric.concurrency == 1  # later is never shorter
@@ -139,7 +141,7 @@ class PlanTimes:
 
     def deciding_ns(self, cycles_ns: Floats | Nanoseconds) -> int:
         """Return the objective of these durations of the `deciding_cycles`, per iteration."""
-        samples, place = cycles_ns / self.policy.sync_every, self.sampler.distinct()[1]
+        samples, place = cycles_ns / self.policy.sync_every, self._distinct[1]
         level = QUANTILES.get(self.objective)
         if self.is_ordered:
             between = 0.0 if level is None else level * (len(place) - 1) % 1
@@ -255,9 +257,18 @@ class PartitionCosts:
         pairs = [(0, 0) if one is None else (one.first_bytes, one.second_bytes or 0) for one in self.messages]
         return np.array(pairs, float).reshape(-1, 2).T
 
+    @cached_property
+    def is_all_reduced(self) -> bool:
+        """Whether each bucket is sent by one all-reduce of its gradients' bytes."""
+        return type(self.times.policy.hook) is CommHook and not any(one.sparse for one in self.parameters)
+
     def link_of_buckets_ns(self, members: Sequence[Sequence[int]]) -> Floats:
         """Return the time of the link that each bucket takes, undisturbed; shape [buckets]."""
         policy = self.times.policy
+        if self.is_all_reduced:  # the usual case, faster
+            starts = np.cumsum([0, *map(len, members[:-1])])
+            sizes_bytes = self.message_bytes[0][list(chain.from_iterable(members))]
+            return self.link_ns("all_reduce", as_int64(np.add.reduceat(sizes_bytes, starts)))
         costs: Floats = np.zeros(len(members))
         rows: dict[Transport, list[tuple[int, int]]] = {}
         for place, bucket in enumerate(members):
@@ -302,22 +313,24 @@ class PartitionCosts:
 
     def recurrence_ns(self, plan: BucketLayout) -> Floats:
         """Return the end of each cycle with these buckets by the recurrence; shape [cycles]."""
-        members = np.concatenate([np.array(bucket) for bucket in plan])
+        members = list(chain.from_iterable(plan))
         first = np.cumsum([0, *map(len, plan[:-1])])
         full = np.maximum.reduceat(self.ready_ns[:, members], first, axis=-1)
-        shared_ns = np.array([len(bucket) > 1 for bucket in plan for _ in bucket]) * self.shared_ns[:, members]
+        shared_ns = self.shared_ns[:, members]
+        if shared_ns.any():
+            shared_ns = shared_ns * [len(bucket) > 1 for bucket in plan for _ in bucket]
         packs = np.add.reduceat(self.pack_ns[members] + shared_ns[0], first)
         launched = np.maximum.accumulate(full, axis=-1) + packs.cumsum()
         launched += self.launch_ns * np.arange(1, len(plan) + 1)
         copies = np.add.reduceat(self.copy_ns[members] + shared_ns[1], first) + self.unpack_ns
-        still = copies[::-1].cumsum()[::-1].tolist()
+        still = copies[::-1].cumsum()[::-1]
         link = self.link_of_buckets_ns(plan)
-        done, delay, last = (np.zeros(len(self.ready_ns)) for _ in range(3))
-        for bucket, (cost, loss) in enumerate(zip(link.tolist(), (link * self.lost_share).tolist(), strict=True)):
-            done = np.maximum(done, launched[:, bucket] + delay) + cost
-            delay = delay + loss
-            last = np.maximum(last, done + still[bucket])
-        computed = self.computed_ns + packs.sum() + self.launch_ns * len(plan) + still[0] + delay
+        busy, delay = link.cumsum(), (link * self.lost_share).cumsum()
+        # `D_k` is the largest `L_j` with its delay, plus the costs of j to k, over all j up to k.
+        waits = launched + (delay - link * self.lost_share) - (busy - link)
+        done = np.maximum.accumulate(waits, axis=-1) + busy
+        last = (done + still).max(axis=-1)
+        computed = self.computed_ns + packs.sum() + self.launch_ns * len(plan) + still[0] + delay[-1]
         ends: Floats = np.maximum(computed, last + self.step_ns)
         return ends
 

@@ -8,7 +8,7 @@ from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Collection, Iterator, Sequence
 from functools import partial
 from itertools import accumulate, pairwise
-from math import floor, inf, sqrt
+from math import ceil, floor, inf, log2, log10, sqrt
 from typing import Unpack
 
 import numpy as np
@@ -24,7 +24,7 @@ from ..prediction import System
 from ..schedule.policy import Policy, PolicySettings
 from ..schedule.schedule import buckets_of
 from ..workload.variation import RECORDED, Variation
-from .bucket_plan import DEFAULT, GIVEN, Baseline, BucketPlan
+from .bucket_plan import DEFAULT, GIVEN, RULE, Baseline, BucketPlan
 from .lower_bound import lower_bound_ns
 from .plan_times import CapRule, Objective, PartitionCosts, PlanTimes, partition_costs, with_plan
 
@@ -89,7 +89,8 @@ def tuned(
     search = Search(partition_costs(times), cap_rule, present)
     best = search.run()
     today, system = present or search.rules[DEFAULT], System(inputs)
-    chosen, default = (system.at(world_size, with_plan(inputs, plan)) for plan in (best, today))
+    plans = best, today, search.rules[RULE]
+    chosen, default, by_rule = (system.at(world_size, with_plan(inputs, plan)) for plan in plans)
     iteration_ns = times.value_ns(best)
     ranked = sorted(search.rules.items(), key=lambda item: times.value_ns(item[1]))
     return BucketPlan(
@@ -106,6 +107,8 @@ def tuned(
         cap_rule=cap_rule,
         best_cap_mb=search.best_cap_mb,
         best_cap_ns=times.value_ns(search.by_cap(search.best_cap_mb)),
+        rule_caps_mb=search.rule_caps_mb,
+        rule_ties=by_rule.compare(chosen).is_tie,
         baselines=tuple(
             Baseline(
                 name=name,
@@ -141,6 +144,12 @@ def roundest_mb(above_bytes: int, cap_bytes: int) -> float:
     return cap_bytes / MIB
 
 
+def rounded_up(value: float) -> float:
+    """Return the next number with three digits; the value is above zero."""
+    decimals = 2 - floor(log10(value))
+    return ceil(value * 10.0**decimals) / 10.0**decimals
+
+
 class Search:
     """The candidates of one search, and the best of them; `costs` are those of the deciding iterations."""
 
@@ -173,18 +182,27 @@ class Search:
             return self._cut(closed_by(self._cap_rule, self._sizes, cap_mb * MIB))
         return self._assigned(bucket_cap_mb=cap_mb)
 
-    def _assigned(self, **caps: float | None) -> BucketLayout:
+    def by_caps(self, caps_mb: tuple[float, ...]) -> BucketLayout:
+        """Return the buckets that torch's class assigns with these caps in MiB; the last one repeats."""
+        return self._assigned(bucket_cap_mb_list=caps_mb)
+
+    def _assigned(self, **caps: float | tuple[float, ...] | None) -> BucketLayout:
         """Return the buckets that torch's class assigns with these caps."""
         none = {"bucket_cap_mb": None, "bucket_cap_mb_list": None}
         return as_layout(buckets_of(self.times.policy.model_copy(update=none | caps), self.times.recorded))
 
     def _known_rules(self) -> dict[str, BucketLayout]:
         costs, fabric, total = self.costs, self.times.fabric, sum(self._sizes)
+        sent = np.array([costs.message_bytes[0].sum(), MIB], np.int64)
+        every_ns, mib_ns = self.times.collectives_ns("all_reduce", sent).tolist()
+        caps = caps_of_three_times(total, every_ns, mib_ns, float(np.median(costs.computed_ns)))
+        self.rule_caps_mb = tuple(rounded_up(cap / MIB) for cap in caps)
         line = segment_at(fabric.segments(self.times.world_size), total / 8)
         ready_ns = np.maximum.accumulate(np.median(costs.ready_ns, axis=0)[list(costs.order)]).tolist()
         at_most = partial(closed_by, "at most the cap", self._sizes)
         return {
             DEFAULT: self._assigned(),
+            RULE: self.by_caps(self.rule_caps_mb),
             "one bucket": self._assigned(bucket_cap_mb=total / MIB),
             "each gradient alone": self._cut([1] * len(self._sizes)),
             "inductor's cap": self._cut(at_most(saturating_cap_bytes(line))),
@@ -281,6 +299,30 @@ def square_root_cap_bytes(line: Segment, total_bytes: int) -> float:
     model of Stanford's CS336, assignment 2 (2025), problem ddp_bucketed_benchmarking. Buckets hold at most the cap.
     """
     return sqrt(line.alpha_ns * total_bytes / line.ns_per_byte) if line.ns_per_byte else inf
+
+
+def caps_of_three_times(total_bytes: int, every_ns: float, mib_ns: float, computation_ns: float) -> tuple[float, ...]:
+    """Return caps in bytes by docs/bucket_size.md: one, or a list in which each is twice the one before.
+
+    A bucket counts as two all-reduces of 1 MiB, the factor with the least regret in validation/bucket_cap_study.py.
+    Of B equal buckets, one overlaps with nothing: the last, if computation lasts longer than communication, and
+    otherwise the first. So B buckets expose about `2 B mib_ns + shorter_ns / B`, which is least at the cap below. If
+    communication lasts longer, growing buckets start it early and let it wait for nothing.
+
+    Args:
+        total_bytes: Bytes of all gradients.
+        every_ns: One all-reduce of so many bytes, nanoseconds.
+        mib_ns: One all-reduce of 1 MiB, nanoseconds.
+        computation_ns: An iteration without communication, nanoseconds.
+    """
+    shorter_ns = min(every_ns, computation_ns)
+    if shorter_ns <= 2 * mib_ns:
+        return (max(1.0, total_bytes),)
+    cap = max(1.0, total_bytes * sqrt(2 * mib_ns / shorter_ns))
+    if every_ns <= computation_ns:
+        return (cap,)
+    count = ceil(log2(2 * total_bytes / cap + 1))  # cap / 2 * (2 ** count - 1) is at least the total
+    return tuple(cap / 2 * 2**number for number in range(count))
 
 
 def merged_gradients(line: Segment, sizes_bytes: Sequence[int], ready_ns: Sequence[float]) -> list[int]:

@@ -1,5 +1,8 @@
 """Known rules close buckets as their sources do."""
 
+from itertools import pairwise
+from math import inf
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -7,9 +10,11 @@ from hypothesis import strategies as st
 from ddplab.reference.bucketing import MIB, assign_buckets
 from ddplab.simulator.fabric import Segment
 from ddplab.simulator.tuning.tune import (
+    caps_of_three_times,
     closed_by,
     distinct_caps,
     merged_gradients,
+    rounded_up,
     saturating_cap_bytes,
     square_root_cap_bytes,
 )
@@ -51,6 +56,37 @@ def test_no_other_size_has_less_overhead_than_the_square_root(latency, rate, tot
 
     cap = square_root_cap_bytes(Segment(0, latency, rate), total)
     assert overhead(cap) <= overhead(factor * cap) * (1 + 1e-9)
+
+
+@given(st.integers(1, 10**11), st.floats(1, 1e10), st.floats(1, 1e8), st.floats(1, 1e10))
+def test_caps_of_three_times_hold_everything_and_double_if_communication_lasts_longer(total, every, mib, computation):
+    caps = caps_of_three_times(total, every, mib, computation)
+    assert all(cap > 0 for cap in caps)
+    if len(caps) > 1:
+        assert every > computation
+        assert sum(caps) >= total * (1 - 1e-9)
+        assert all(large == 2 * small for small, large in pairwise(caps))
+    else:
+        assert caps[0] <= total
+        assert caps[0] == total or every <= computation
+
+
+@given(st.floats(1e5, 1e7), st.floats(1e7, 1e10), st.floats(0.1, 10))
+def test_no_other_number_of_equal_buckets_exposes_less(latency, every, factor):
+    """Each bucket costs two all-reduces of 1 MiB, and one bucket overlaps with nothing."""
+    (cap,) = caps_of_three_times(10**9, every, latency, inf)
+
+    def exposed(size):
+        return 2 * latency * 1e9 / size + every * size / 1e9
+
+    assert exposed(cap) <= exposed(min(1e9, factor * cap)) * (1 + 1e-9)
+
+
+@given(st.floats(1e-12, 1e12))
+def test_a_rounded_value_has_three_digits_and_is_not_below(value):
+    rounded = rounded_up(value)
+    assert value * (1 - 1e-12) <= rounded <= value * 1.0101
+    assert float(f"{rounded:.3g}") == pytest.approx(rounded, rel=1e-12)
 
 
 def test_a_gradient_that_is_ready_within_a_latency_is_merged():
