@@ -13,10 +13,8 @@ from ddplab.reference.files.reading import read_bytes
 from ddplab.reference.trace import Trace
 from ddplab.simulator import Fabric
 from ddplab.simulator.fabric import Level, Topology
-from ddplab.simulator.inputs_with_default_costs import Assumed, assume_gpu
 from ddplab.simulator.workload.roofline import Device, Operations
 from ddplab.simulator.workload.trace_synthesis import synthesize
-from ddplab.simulator.workload.variation import Variation
 
 from .cases import BucketCapsCase, Node, NodeInputs, ScalingCase, WeakScalingCase, load_case
 from .part_a_all_reduces import fabric_of
@@ -75,14 +73,14 @@ def trace_of_model(model: str, device: Device, compute_ns: float, optimizer_ns: 
     return synthesize(operations_of(model), device, step_ns=round(compute_ns), optimizer_ns=optimizer)
 
 
-def assume_on_node(trace: Trace, node: Node, inputs: NodeInputs, gpus: int) -> Assumed:
-    """Return measured all-reduces of `gpus` GPUs, or a ring at the data sheet's rate, and the usual costs of the GPU.
+def fabric_of_node(node: Node, inputs: NodeInputs, gpus: int) -> Fabric:
+    """Return measured all-reduces of `gpus` GPUs, or a ring at the part of the data sheet's rate that these reach.
 
     Raises:
         ValueError: The node has neither a table nor a rate for this number of GPUs.
     """
     if node.tables:
-        return assume_gpu(trace, fabric_of(node.tables), Variation())
+        return fabric_of(node.tables)
     rates = {rate.gpus: rate.gb_per_s for rate in node.rates}
     if gpus not in rates:
         raise ValueError(f"nodes.{node.name}.rates: expected a rate for {gpus} GPUs, got {list(rates)}")
@@ -91,4 +89,4 @@ def assume_on_node(trace: Trace, node: Node, inputs: NodeInputs, gpus: int) -> A
         latency_ns=round(inputs.hop_us.value * 1000),
         bytes_per_s=rates[gpus] * inputs.link_efficiency.value * 1e9,
     )
-    return assume_gpu(trace, Fabric(topology=Topology(levels=(level,)), algorithm="ring"), Variation())
+    return Fabric(topology=Topology(levels=(level,)), algorithm="ring")
