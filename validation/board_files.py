@@ -273,7 +273,7 @@ def files(rows: Iterable[Entry]) -> dict[str, bytes]:
         names = {"trace": f"{system}-{_digest(trace)}.json.gz", "fabric": f"{system}-{_digest(fabric)}.json"}
         made |= {f"traces/{names['trace']}": gzip.compress(trace, mtime=0), f"fabrics/{names['fabric']}": fabric}
         settings = json.loads(json.dumps(row.stated.settings))  # lists in place of tuples
-        lines.append(Row(**row.fields, **names, settings=settings))
+        lines.append(Row(**row.fields | names, settings=settings))
         truths.append((lines[-1].name, row.measured_ns / 1e6))
     assert len({line.name for line in lines}) == len(lines), "rows have different names"
     made["inputs.jsonl"] = "".join(f"{line.model_dump_json()}\n" for line in lines).encode()

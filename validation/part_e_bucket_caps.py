@@ -47,22 +47,20 @@ def score(case: BucketCapsCase) -> CaseScore:
 def predict_ns(inputs: BucketCapsInputs, reducer: BucketRule, cap_mb: float) -> dict[str, float]:
     """Nanoseconds of an iteration with one bucket cap, by method."""
     trace, links, settings = stated(inputs, reducer, cap_mb)
-    fabric, steady = costs_of(trace, links, settings)
+    fabric, variation, _ = assume_gpu(trace, links, Variation())
+    fabric, _ = costs_of(reducer, fabric)
+    steady = variation.model_copy(update={"jitter": 0.0})  # all caps then have one iteration, and fast predictions
     predicted = predict(trace, fabric, world_size=reducer.gpus, variation=steady, **settings)
     baselines = baselines_ns(trace, fabric, world_size=reducer.gpus, **settings)
     return {**times_of(predicted), **baselines, FEWER_BUCKETS: len(settings["plan"])}
 
 
 def stated(inputs: BucketCapsInputs, reducer: BucketRule, cap_mb: float) -> Stated:
-    """The iteration without communication, the links of the node, and the reducer's buckets.
-
-    The reducers of CS336 flatten buckets with `torch._utils._flatten_dense_tensors`, which returns a view of a single
-    gradient (torch/csrc/utils/tensor_flatten.h): the grouping `fusion`.
-    """
+    """The iteration without communication, the links of the node, and the reducer's buckets and copies."""
     optimizer_ns = None if reducer.optimizer_ms is None else reducer.optimizer_ms * 1e6
     node = inputs.node(reducer.node)
     trace = trace_of_model(reducer.model, device_of(node, reducer.tflops), reducer.compute_ms * 1e6, optimizer_ns)
-    grouping = "fusion" if reducer.rule == "at most the cap" else "buckets"
+    grouping = "buckets" if reducer.rule == "reaches the cap" else "fusion"
     settings = {"plan": plan_of(trace, reducer, cap_mb), "grouping": grouping}
     return Stated(trace, fabric_of_node(node, inputs, reducer.gpus), settings)
 
@@ -76,15 +74,15 @@ def plan_of(trace: Trace, reducer: BucketRule, cap_mb: float) -> BucketAssignmen
     return at_most(sizes, order, round(cap_mb * MIB))
 
 
-def costs_of(trace: Trace, links: Fabric, settings: Mapping[str, Any]) -> tuple[Fabric, Variation]:
-    """Return the usual costs of the GPU, without those of launches for the reducers of CS336, which do no more there.
+def costs_of(reducer: BucketRule, fabric: Fabric) -> tuple[Fabric, bool]:
+    """Return the costs for one reducer, and whether it copies a gradient that is alone in its bucket.
 
-    Without jitter, all caps have one iteration, and fast predictions.
+    The reducers of CS336 flatten buckets with `torch._utils._flatten_dense_tensors`, which returns a view of a single
+    gradient (torch/csrc/utils/tensor_flatten.h), and do no more at a launch.
     """
-    fabric, variation, _ = assume_gpu(trace, links, Variation())
-    if settings["grouping"] == "fusion":
-        fabric = fabric.with_processor(launch_ns=0, stall_ns=0)
-    return fabric, variation.model_copy(update={"jitter": 0.0})
+    if reducer.rule == "at most the cap":
+        return fabric.with_processor(launch_ns=0, stall_ns=0), False
+    return fabric, True
 
 
 def at_most(sizes_bytes: Sequence[int], order: Sequence[int], cap_bytes: int) -> BucketAssignment:

@@ -13,8 +13,10 @@ from ddplab.reference.files.reading import read_bytes
 from ddplab.reference.trace import Trace
 from ddplab.simulator import Fabric
 from ddplab.simulator.fabric import Level, Topology
+from ddplab.simulator.inputs_with_default_costs import Assumed, assume_gpu
 from ddplab.simulator.workload.roofline import Device, Operations
 from ddplab.simulator.workload.trace_synthesis import synthesize
+from ddplab.simulator.workload.variation import Variation
 
 from .cases import BucketCapsCase, Node, NodeInputs, ScalingCase, WeakScalingCase, load_case
 from .part_a_all_reduces import fabric_of
@@ -71,6 +73,11 @@ def trace_of_model(model: str, device: Device, compute_ns: float, optimizer_ns: 
     """
     optimizer = None if optimizer_ns is None else round(optimizer_ns)
     return synthesize(operations_of(model), device, step_ns=round(compute_ns), optimizer_ns=optimizer)
+
+
+def assume_on_node(trace: Trace, node: Node, inputs: NodeInputs, gpus: int) -> Assumed:
+    """Return the links of `gpus` GPUs of a node, and the usual costs of the GPU."""
+    return assume_gpu(trace, fabric_of_node(node, inputs, gpus), Variation())
 
 
 def fabric_of_node(node: Node, inputs: NodeInputs, gpus: int) -> Fabric:

@@ -16,7 +16,8 @@ from ddplab.reference.bucketing import DEFAULT_BUCKET_CAP_MB
 from ddplab.simulator import BucketPlan, tune
 
 from .cases import BucketCapsCase, BucketCapsInputs, BucketRule, MeasuredCap, load_case
-from .part_e_bucket_caps import UNPUBLISHED_SPREAD, costs_of, stated
+from .part_e_bucket_caps import UNPUBLISHED_SPREAD, costs_of
+from .published_nodes import assume_on_node, device_of, trace_of_model
 
 CASES = Path(__file__).parent / "cases"
 
@@ -45,8 +46,12 @@ class TunedCap(NamedTuple):
 
 def tuned_plan(inputs: BucketCapsInputs, reducer: BucketRule) -> BucketPlan:
     """Tune the caps of one reducer, with the costs with which part (e) predicts its iterations."""
-    trace, links, settings = stated(inputs, reducer, DEFAULT_BUCKET_CAP_MB)
-    fabric, steady = costs_of(trace, links, settings)
+    optimizer_ns = None if reducer.optimizer_ms is None else reducer.optimizer_ms * 1e6
+    node = inputs.node(reducer.node)
+    trace = trace_of_model(reducer.model, device_of(node, reducer.tflops), reducer.compute_ms * 1e6, optimizer_ns)
+    fabric, variation, _ = assume_on_node(trace, node, inputs, reducer.gpus)
+    fabric, copies = costs_of(reducer, fabric)
+    steady = variation.model_copy(update={"jitter": 0.0})
     return tune(
         trace,
         fabric,
@@ -54,7 +59,7 @@ def tuned_plan(inputs: BucketCapsInputs, reducer: BucketRule) -> BucketPlan:
         cap_rule=reducer.rule,
         variation=steady,
         assume=False,
-        grouping=settings["grouping"],
+        grouping="buckets" if copies else "fusion",
     )
 
 
