@@ -241,7 +241,7 @@ def _figures(answers: Answers, of: Sequence[Row]) -> dict[str, str]:
     return {
         "mean error": _mean(found),
         "worst error": f"{max((one.error for one in found), key=abs):+.1%}",
-        "inside": f"{sum(one.is_inside for one in within)} of {len(within)}" if within else "",
+        "inside": f"{sum(one.is_inside for one in within)}/{len(within)}" if within else "",
         "interval score": f"{fmean(one.interval_score for one in within):.0%}" if within else "",
         "seconds, median": f"{median(seconds):.2g}",
         "seconds, all": f"{sum(seconds):.3g}",
@@ -269,7 +269,8 @@ def board_table(kept: Mapping[str, Answers]) -> Table:
     """One line for each method: its errors, and those of others on the rows that it takes."""
     table = []
     for name, answers in kept.items():
-        taken = answers.taken()
+        if not (taken := answers.taken()):
+            continue
         why = Counter(one.why for one in answers.of.values() if one.ms is None)
         why["no answer"] += len(rows()) - len(answers.of)
         figures = _figures(answers, taken)
@@ -288,7 +289,7 @@ def board_table(kept: Mapping[str, Answers]) -> Table:
     return table
 
 
-ALL_NOTE = "All methods; ddplab, pipelined overlap, overlap only (naive overlap) and links only: mean errors on the same rows"
+ALL_NOTE = "All methods; ddplab to links only: mean errors of these on the same rows; overlap only is naive overlap"
 REASONS = 3
 """Most reasons for which rows are left out that a line shows."""
 
