@@ -138,7 +138,8 @@ def study() -> list[dict[str, object]]:
         return list(filter(None, pool.map(row_of, *zip(*every, strict=True), chunksize=12)))
 
 
-def _rounded(value: object) -> object:
+def rounded(value: object) -> object:
+    """Return a value as the table has it: numbers with six digits."""
     return f"{value:.6g}" if isinstance(value, float) else value
 
 
@@ -255,7 +256,7 @@ def main() -> None:
         with TABLE.open("w", newline="") as file:
             writer = csv.DictWriter(file, list(rows[0]))
             writer.writeheader()
-            writer.writerows({name: _rounded(value) for name, value in row.items()} for row in rows)
+            writer.writerows({name: rounded(value) for name, value in row.items()} for row in rows)
         used = resource.getrusage(resource.RUSAGE_CHILDREN).ru_utime
         print(f"{len(rows)} rows in {time.monotonic() - start:.0f} s, {used:.0f} s of processors")
 
