@@ -9,17 +9,19 @@ What we gave it, for its command `llm`:
 
 - Application: width, heads, blocks, sequence. Execution: data parallelism alone, one micro-batch, overlap, no sharded
   optimiser, float32, because DDP all-reduces gradients in float32.
-- System: its authors' A100 (`a100_80g.json`, at the rates for 16 bits) made slower or faster: one factor on the rates of
-  the matrix unit, the vector unit and the memory, such that its computation on one GPU (forward, backward, optimiser)
-  equals the known step. So it keeps its authors' ratio of operations to accesses to memory, on which the overlap
-  depends. Memory is so large that everything fits, as it did in training.
-- Networks: rates and latencies of the row. A rank's rate in a ring over several nodes is that of all adapters of a node
-  together, of which Calculon uses 90 %, as its authors have it; rates inside a node are measured or reduced already. A
-  hidden all-reduce takes 15 % of the processor inside a node and 2 % between nodes, as its authors have it.
+- System: its authors' A100 (`a100_80g.json`, at the rates for 16 bits) made slower or faster: one factor on the rates
+  of the matrix unit, the vector unit and the memory, such that its computation on one GPU (forward, backward,
+  optimiser) equals the known step. So it keeps its authors' ratio of operations to accesses to memory, on which the
+  overlap depends. Memory is so large that everything fits, as it did in training.
+- Networks: rates and latencies of the row. A rank's rate in a ring over several nodes is that of all adapters of a
+  node together, of which Calculon uses 90 %, as its authors have it; rates inside a node are measured or reduced
+  already. A hidden all-reduce takes 15 % of the processor inside a node and 2 % between nodes, as its authors have
+  it.
 
 It takes the rows of transformers of equal blocks with two matrices in a feed-forward layer: BERT, ViT, GPT-2 and
-Anemoi's size, 34 of 334. The others are convolutional or recurrent networks, Transformer-XL (21) and CS336's XL with
-SwiGLU (16), or have no model (f, g), or are steps on one GPU (h).
+Anemoi's size, 34 of 334. It cannot take convolutional networks and Transformer-XL, whose attention reaches over a
+memory (182 rows), CS336's XL with SwiGLU (16), and the parts (f), (g) and (h), which have no links between GPUs
+(102).
 """
 
 import json
@@ -37,7 +39,6 @@ from .transformers import Transformer, transformer_of
 
 URL = "https://github.com/calculon-ai/calculon"
 REVISION = "caa4b11f8fe1fee3ba57adaacb7590d7deabd053"
-PARTS = "dei"
 RING = {"p2p": [1.0, None], "reduce_scatter": [1.0, -1], "all_gather": [1.0, -1], "all_reduce": [2.0, -1]}
 """Factors on the bytes of a collective, and on its bytes divided by the ranks: a ring, as NCCL has it."""
 SWITCHES = (
@@ -47,15 +48,16 @@ SWITCHES = (
 """Features of an execution that DDP does not have."""
 
 
-def method(row: Row) -> float | None:
-    """Return the predicted milliseconds of an iteration, without an interval; None: see above.
+def method(row: Row) -> float:
+    """Return the predicted milliseconds of an iteration, without an interval.
 
     Raises:
+        ValueError: Calculon cannot take the row.
         RuntimeError: Calculon cannot be fetched, or fails on the row.
     """
     shape = transformer_of(row)
-    if shape is None or shape.gated or row.part not in PARTS:
-        return None
+    if shape.gated:
+        raise ValueError("three matrices in a feed-forward layer")
     links = links_of(row)
     given = _run(shape, links, 1.0)
     speed = (given["fw_time"] + given["bw_time"] + given["optim_step_time"]) / (row.known_ms / 1000)

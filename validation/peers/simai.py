@@ -24,23 +24,23 @@ from tempfile import TemporaryDirectory
 
 from ..board import Row
 from . import LIMIT_S, PEERS, checkout, run
-from .buckets_and_links import Computation, Links, computation_of, links_of
+from .buckets_and_links import NO_LINKS, PARTS, Computation, Links, computation_of, links_of
 
 URL = "https://github.com/aliyun/SimAI"
 REVISION = "f5efb5a93ea9be7db25a8843f9f7ff54044f6062"
 SOURCES = "astra-sim-alibabacloud"
 GIB = 2**30
-PARTS = "bcdei"
 
 
-def method(row: Row) -> float | None:
-    """Return the predicted milliseconds of an iteration, without an interval; None for the other parts.
+def method(row: Row) -> float:
+    """Return the predicted milliseconds of an iteration, without an interval.
 
     Raises:
+        ValueError: SimAI cannot take the row.
         RuntimeError: SimAI cannot be fetched or built, or fails on the row.
     """
     if row.part not in PARTS:
-        return None
+        raise ValueError(NO_LINKS)
     computation = computation_of(row)
     predicted_ms = _run(computation, links_of(row))
     if row.known_gpus == 1:

@@ -1,9 +1,9 @@
 """Shapes of the transformers among the rows, as predictors of language models want them."""
 
-import re
 from typing import NamedTuple
 
 from ..board import Row
+from .buckets_and_links import NO_LINKS, PARTS
 
 
 class Transformer(NamedTuple):
@@ -45,9 +45,16 @@ are most of its parameters, have no place in these shapes.
 """
 
 
-def transformer_of(row: Row) -> Transformer | None:
-    """Return the shape of the row's model; None if it is no transformer of equal blocks."""
+def transformer_of(row: Row) -> Transformer:
+    """Return the shape of the row's model.
+
+    Raises:
+        ValueError: It is no transformer of equal blocks, or the row has no links between GPUs.
+    """
+    if row.part not in PARTS:
+        raise ValueError(NO_LINKS)
     callable_name = (row.model or "").rpartition(":")[2]
-    name, _, batch = re.fullmatch(r"(.*?)(_batch_(\d+))?", callable_name).groups()  # type: ignore[union-attr]
-    shape = SHAPES.get(name)
-    return shape._replace(batch=int(batch)) if shape and batch else shape
+    name, _, batch = callable_name.partition("_batch_")
+    if name not in SHAPES:
+        raise ValueError("no transformer of equal blocks")
+    return SHAPES[name]._replace(batch=int(batch)) if batch else SHAPES[name]
