@@ -18,6 +18,8 @@ What we gave it, for its command `llm`:
   already. A hidden all-reduce takes 15 % of the processor inside a node and 2 % between nodes, as its authors have
   it.
 
+Its efficiencies are those of its authors for A100s; none was fitted to these rows.
+
 It takes the rows of transformers of equal blocks with two matrices in a feed-forward layer: BERT, ViT, GPT-2 and
 Anemoi's size, 34 of 334. It cannot take convolutional networks and Transformer-XL, whose attention reaches over a
 memory (182 rows), CS336's XL with SwiGLU (16), and the parts (f), (g) and (h), which have no links between GPUs

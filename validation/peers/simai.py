@@ -3,7 +3,8 @@
 What it models: the all-reduce of each layer's weight gradients at a bus bandwidth that follows from the links (a ring
 in NCCL's sense), with a fixed time for messages below 1 MiB. It has no latency above that, no network contention and
 no overlap: a user may state which part of data-parallel communication is hidden (`-dp_o`), and the default is none,
-which we keep. So an iteration is computation plus the sum of the all-reduces.
+which we keep. So an iteration is computation plus the sum of the all-reduces. Its constants are its authors'; none
+was fitted to these rows.
 
 What we gave it: a workload file with one layer for each bucket of torch's rule. Its computation is ours, from the
 trace, since SimAI measures it on a GPU that we don't have. Links: `-nv`, the bus bandwidth inside a node; `-nic`, all
@@ -23,7 +24,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 
 from ..board import Row
-from . import LIMIT_S, PEERS, checkout, run
+from . import LIMIT_S, checkout, run
 from .buckets_and_links import NO_LINKS, PARTS, Computation, Links, computation_of, links_of
 
 URL = "https://github.com/aliyun/SimAI"
@@ -115,7 +116,7 @@ def total_ms(report: str) -> float:
 def _prepared() -> tuple[Path, Path]:
     """Fetch and build SimAI once; return its program and its sources."""
     sources = checkout(URL, REVISION, "simai", paths=[f"/{SOURCES}/", "/LICENSE"])
-    build = PEERS / "simai_build"
+    build = sources / "build"  # goes with the sources if the revision changes
     program = build / "simai_analytical" / "SimAI_analytical"
     if not program.exists():
         print("SimAI: building, some minutes", file=sys.stderr)
