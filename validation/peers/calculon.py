@@ -5,7 +5,7 @@ gradients of each block are one all-reduce, hidden by the backward pass of the o
 to memory; the last one is exposed; a hidden all-reduce takes a part of the processor. It has no embeddings (neither
 their computation nor their gradients: 24 of BERT-Base's 110 million parameters), no buckets and no broadcasts.
 
-What we gave it, for its command `llm`:
+What we gave it, the three files of its command `llm`:
 
 - Application: width, heads, blocks, sequence. Execution: data parallelism alone, one micro-batch, overlap, no sharded
   optimiser, float32, because DDP all-reduces gradients in float32.
@@ -27,15 +27,15 @@ memory (182 rows), CS336's XL with SwiGLU (16), and the parts (f), (g) and (h), 
 """
 
 import json
-import os
+import logging
 import sys
 from functools import cache
+from importlib import import_module
 from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import Any
 
 from ..board import Row
-from . import checkout, run
+from . import checkout
 from .buckets_and_links import Links, links_of
 from .transformers import Transformer, transformer_of
 
@@ -55,7 +55,7 @@ def method(row: Row) -> float:
 
     Raises:
         ValueError: Calculon cannot take the row.
-        RuntimeError: Calculon cannot be fetched, or fails on the row.
+        RuntimeError: Calculon cannot be fetched.
     """
     shape = transformer_of(row)
     if shape.gated:
@@ -124,24 +124,20 @@ def system(given: dict[str, Any], speed: float, links: Links) -> dict[str, Any]:
 
 
 def _run(shape: Transformer, links: Links, speed: float) -> dict[str, Any]:
-    sources = _prepared()
+    """Return Calculon's statistics, as its command `llm` computes them from the three files."""
+    calculon, sources = _prepared()
     given = json.loads((sources / "systems" / "a100_80g.json").read_text())
-    with TemporaryDirectory() as folder:
-        files = {
-            "application": application(shape),
-            "execution": execution(shape, links),
-            "system": system(given, speed, links),
-        }
-        paths = [Path(folder) / f"{name}.json" for name in (*files, "stats")]
-        for path, content in zip(paths, files.values(), strict=False):
-            path.write_text(json.dumps(content))
-        command = (sys.executable, str(sources / "bin" / "calculon"), "llm", *map(str, paths))
-        printed = run(*command, cwd=sources, limit_s=60, env={**os.environ, "PYTHONPATH": str(sources)})
-        if not paths[-1].exists():
-            raise RuntimeError(f"Calculon: {' '.join(printed.split())}")
-        return json.loads(paths[-1].read_text())  # type: ignore[no-any-return]
+    llm = calculon.Llm
+    model = llm(llm.Application(application(shape)), logging.getLogger("calculon"))
+    model.compile(calculon.System(system(given, speed, links)), llm.Execution.from_json(execution(shape, links)))
+    model.run(model.sys)
+    stats: dict[str, Any] = model.get_stats_json(include_layers=False)
+    return stats
 
 
 @cache
-def _prepared() -> Path:
-    return checkout(URL, REVISION, "calculon")
+def _prepared() -> tuple[Any, Path]:
+    """Fetch Calculon once; return its package, in which importing takes most of the time, and its sources."""
+    sources = checkout(URL, REVISION, "calculon")
+    sys.path.append(str(sources))
+    return import_module("calculon"), sources
