@@ -167,7 +167,7 @@ def test_the_method_of_the_readme_runs_as_it_is_written(tmp_path, monkeypatch, c
     assert 150 < len(taken) < len(rows())
     mean = mean_absolute([row.error for row in board.compared(answers, taken)])
     assert f"{mean:.1%}" in printed
-    assert f"{len(rows()) - len(taken)}: needs links, and an iteration on one GPU" in printed
+    assert f"{len(rows()) - len(taken)} rows left out: needs links, and an iteration on one GPU" in printed
 
 
 def test_without_a_method_all_kept_answers_are_shown(capsys):
