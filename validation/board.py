@@ -324,9 +324,13 @@ def main(arguments: Sequence[str] | None = None) -> None:
         return
     module, _, function = options.method.partition(":")
     try:
-        answers = answer(getattr(import_module(module), function), options.method)
-    except (ImportError, AttributeError) as error:
+        method = getattr(import_module(module), function)
+    except (ImportError, AttributeError, ValueError) as error:
         sys.exit(f"board: --method: expected module:function, got {options.method}: {error}")
+    try:
+        answers = answer(method, options.method)
+    except RuntimeError as error:  # a tool that cannot be fetched or built
+        sys.exit(f"board: {options.method}: {error}")
     if options.out:
         write_atomically(options.out, answers.to_csv())
     if any(one.ms is not None for one in answers.of.values()) and "ddplab" in kept:
