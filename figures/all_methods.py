@@ -9,12 +9,11 @@ from matplotlib.axes import Axes
 
 from validation.residual_plot import MARKS, OURS
 
-from .drawing import FOLDER, render, save
+from .drawing import FOLDER, Lane, draw_lanes, render, save
 
 TITLE = "Every method over all iterations of the score"
 SIZE = (8.0, 4.3)
 PAGE = FOLDER.parent / "validation" / "score.md"
-TICKS = (1, 2, 5, 10, 20, 50, 100)
 MEANINGS = {
     "perfect scaling": "communication is free",
     "no overlap": "communication after computation",
@@ -53,24 +52,12 @@ def panels() -> list[Methods]:
 
 def draw(data: Methods, ax: Axes) -> Axes:
     """Draw one line for each method, from its mean to its worst error."""
-    for lane, (name, method) in enumerate(data.items()):
+    lanes = []
+    for name, method in data.items():
         marker, colour = MARKS[name]
-        ax.plot([method.mean, method.worst], [lane, lane], color=colour, linewidth=2.5, solid_capstyle="butt")
-        ax.plot(method.mean, lane, marker, color=colour, markersize=9, markeredgewidth=2)
-        ax.plot(method.worst, lane, "|", color=colour, markersize=14, markeredgewidth=2.5)
-        ax.text(method.worst * 1.06, lane, f"at worst {method.worst:.0f} %", fontsize=8, color=colour, va="center")
-        mean = f"on average {method.mean:.1f} %"
-        ax.text(method.mean * 0.9, lane, mean, fontsize=8, color=colour, ha="right", va="center")
-    ax.set_xscale("log")
-    ax.set_xlim(0.9, 190)
-    ax.set_xticks(TICKS, [f"{tick} %" for tick in TICKS])
-    ax.minorticks_off()
-    ax.set_yticks(range(len(data)), [f"{name}\n{MEANINGS[name]}" if name in MEANINGS else name for name in data])
-    ax.set_ylim(len(data) - 0.4, -0.6)
-    ax.tick_params(axis="y", length=0)
-    ax.spines[["top", "right", "left"]].set_visible(False)
-    ax.set_xlabel("error of predicted iteration times")
-    return ax
+        label = f"{name}\n{MEANINGS[name]}" if name in MEANINGS else name
+        lanes.append(Lane(label, method.mean, method.worst, colour, marker))
+    return draw_lanes(lanes, ax, limits=(0.9, 190), xlabel="error of predicted iteration times")
 
 
 def caption() -> str:

@@ -7,7 +7,7 @@ from statistics import fmean
 
 from matplotlib.axes import Axes
 
-from .drawing import render, save
+from .drawing import Lane, draw_lanes, render, save
 
 TITLE = "Time lost by the choice of the bucket size"
 SIZE = (8.0, 4.0)
@@ -25,7 +25,6 @@ NAMES = {
 }
 """Columns of the table, and what they are in the figure."""
 OURS, OTHERS = "tab:blue", "0.45"
-TICKS = (1, 2, 5, 10, 20, 50, 100)
 
 Lost = Mapping[str, Sequence[float]]
 
@@ -39,24 +38,12 @@ def panels() -> list[Lost]:
 
 def draw(data: Lost, ax: Axes) -> Axes:
     """Draw one line for each cap, from its mean to its worst loss."""
-    for lane, (name, lost) in enumerate(data.items()):
-        colour = OURS if name.startswith("rule") else OTHERS
-        mean, worst = fmean(lost), max(lost)
-        ax.plot([mean, worst], [lane, lane], color=colour, linewidth=2.5, solid_capstyle="butt")
-        ax.plot(mean, lane, "o", color=colour, markersize=8)
-        ax.plot(worst, lane, "|", color=colour, markersize=14, markeredgewidth=2.5)
-        ax.text(mean * 0.9, lane, f"on average {mean:.1f} %", fontsize=8, color=colour, ha="right", va="center")
-        ax.text(worst * 1.06, lane, f"at worst {worst:.0f} %", fontsize=8, color=colour, va="center")
-    ax.set_xscale("log")
-    ax.set_xlim(0.35, 600)
-    ax.set_xticks(TICKS, [f"{tick} %" for tick in TICKS])
-    ax.minorticks_off()
-    ax.set_yticks(range(len(data)), [NAMES[name] for name in data])
-    ax.set_ylim(len(data) - 0.4, -0.6)
-    ax.tick_params(axis="y", length=0)
-    ax.spines[["top", "right", "left"]].set_visible(False)
-    ax.set_xlabel("how much longer an iteration takes than with the best buckets")
-    return ax
+    lanes = [
+        Lane(NAMES[name], fmean(lost), max(lost), OURS if name.startswith("rule") else OTHERS)
+        for name, lost in data.items()
+    ]
+    xlabel = "how much longer an iteration takes than with the best buckets"
+    return draw_lanes(lanes, ax, limits=(0.35, 600), xlabel=xlabel)
 
 
 def caption() -> str:

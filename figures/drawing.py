@@ -17,6 +17,9 @@ FORMATS = ("png", "svg")
 LINE_HEIGHT = 0.07
 """Smallest distance of two labels, as a fraction of the axes' height."""
 
+PERCENTS = (1, 2, 5, 10, 20, 50, 100)
+"""Ticks of `draw_lanes`."""
+
 Panel = TypeVar("Panel")
 
 
@@ -86,3 +89,35 @@ def label_lines(labels: Sequence[Label], ax: Axes) -> None:
         ax.text(
             across + 0.02, lowest, label.text, transform=ax.transAxes, fontsize=8, color=label.colour, va="center"
         )  # fmt: skip
+
+
+class Lane(NamedTuple):
+    """One line of `draw_lanes`, in percent."""
+
+    label: str
+    mean: float
+    worst: float
+    colour: str
+    marker: str = "o"
+
+
+def draw_lanes(lanes: Sequence[Lane], ax: Axes, *, limits: tuple[float, float], xlabel: str) -> Axes:
+    """Draw a line from the mean to the worst of each lane, on a logarithmic axis with these limits."""
+    for place, lane in enumerate(lanes):
+        colour = lane.colour
+        ax.plot([lane.mean, lane.worst], [place, place], color=colour, linewidth=2.5, solid_capstyle="butt")
+        ax.plot(lane.mean, place, lane.marker, color=colour, markersize=9, markeredgewidth=2)
+        ax.plot(lane.worst, place, "|", color=colour, markersize=14, markeredgewidth=2.5)
+        ax.text(lane.worst * 1.06, place, f"at worst {lane.worst:.0f} %", fontsize=8, color=colour, va="center")
+        mean = f"on average {lane.mean:.1f} %"
+        ax.text(lane.mean * 0.9, place, mean, fontsize=8, color=colour, ha="right", va="center")
+    ax.set_xscale("log")
+    ax.set_xlim(*limits)
+    ax.set_xticks(PERCENTS, [f"{tick} %" for tick in PERCENTS])
+    ax.minorticks_off()
+    ax.set_yticks(range(len(lanes)), [lane.label for lane in lanes])
+    ax.set_ylim(len(lanes) - 0.4, -0.6)
+    ax.tick_params(axis="y", length=0)
+    ax.spines[["top", "right", "left"]].set_visible(False)
+    ax.set_xlabel(xlabel)
+    return ax

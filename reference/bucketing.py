@@ -74,18 +74,20 @@ def assign_buckets(
         raise ValueError(f"order: expected parameter indices 0 to {count - 1}, got {unknown}")
     buckets: BucketAssignment = []
     open_buckets: dict[Hashable, list[int]] = {}
-    open_bytes: dict[Hashable, int] = {}
+    missing_bytes: dict[Hashable, int] = {}
     closed: dict[Hashable, int] = {}
     for index in range(count) if order is None else order:
         if sparse is not None and sparse[index]:
             buckets.append([index])
             continue
         key = None if keys is None else keys[index]
-        open_buckets.setdefault(key, []).append(index)
-        open_bytes[key] = open_bytes.get(key, 0) + sizes_bytes[index]
-        if open_bytes[key] >= caps_bytes[min(closed.get(key, 0), len(caps_bytes) - 1)]:
+        if key not in open_buckets:
+            open_buckets[key] = []
+            missing_bytes[key] = caps_bytes[min(closed.get(key, 0), len(caps_bytes) - 1)]
+        open_buckets[key].append(index)
+        missing_bytes[key] -= sizes_bytes[index]
+        if missing_bytes[key] <= 0:
             buckets.append(open_buckets.pop(key))
-            del open_bytes[key]
             closed[key] = closed.get(key, 0) + 1
     buckets.extend(open_buckets.values())
     return sorted(buckets, key=min) if order is None else buckets

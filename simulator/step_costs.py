@@ -140,9 +140,9 @@ def price_schedule(schedule: IterationSchedule, fabric: Fabric, policy: Policy, 
         Compute("copy_out"): sum(map(processor.copy_out, schedule.buffer_bytes)),
         Compute("launch"): processor.launch_ns,  # of a broadcast after the step, which holds up no computation
     }
-    for iteration in range(policy.sync_every):
-        unsharded = sum(processor.copy_out(size) for sizes in schedule.gradient_bytes for size in sizes)
-        same_ns[Compute("unshard", iteration=iteration)] = unsharded
+    steps, sent = frozenset(schedule.steps), as_int64([one.size_bytes for one in schedule.collectives])
+    for unshard in (one for one in steps if one.kind == "unshard"):
+        same_ns[unshard] = sum(processor.copy_out(size) for sizes in schedule.gradient_bytes for size in sizes)
     by_module = policy.grouping == "module"
     copied = [sizes if policy.grouping != "fusion" or len(sizes) > 1 else () for sizes in schedule.gradient_bytes]
     for bucket, sizes in enumerate(schedule.gradient_bytes):
@@ -154,7 +154,6 @@ def price_schedule(schedule: IterationSchedule, fabric: Fabric, policy: Policy, 
             Compute("decompress", bucket): hook.decompress(sum(sizes)),
             Compute("copy_out", bucket): copy_out_ns,
         }
-    steps, sent = frozenset(schedule.steps), as_int64([one.size_bytes for one in schedule.collectives])
     return ScheduleCosts(
         untimed=price_collectives(schedule, fabric, world_size),
         same_ns={step: int(as_int64(ns)) for step, ns in same_ns.items() if step in steps},

@@ -48,7 +48,7 @@ MODELS = (
     *("bert-large", "bert-large-512", "gpt2", "gpt2-xl", "gpt-1.3b", "llama-3.2-1b", "llama-3.1-8b"),
     *("t5-base", "t5-large", "whisper-small", "whisper-large-v2"),
 )
-SLOW = (("dgx-1-v100", 10), ("dgx-a100", 25), ("aws-p4d", 100), ("dgx-h100", 100))
+SLOW = (("dgx-1-v100", 10), ("dgx-a100", 25), ("dgx-h100", 100))
 """Nodes with one slow adapter each, in Gbit/s."""
 GPUS = (16, 128, 1024)
 CAPS_MB = (5.0, 10.0, 25.0, 50.0, 100.0, 250.0, inf)
@@ -56,16 +56,20 @@ FACTORS = (0.5, 0.7, 1.0, 1.4, 2.0)
 """Multiples of the rule's caps."""
 SWEEP_NOISE = 0.01
 """Published times that differ by less count as ties."""
-ERROR = 0.005
-"""Regrets below this count as none."""
 
 Row = Mapping[str, str]
 
 
 def systems() -> list[tuple[str, int | None]]:
-    """Every node of the catalogue whose GPU has rates, and the slow networks."""
+    """Every node of the catalogue whose GPU has rates, one of equal ones, and the slow networks."""
     listed = read_catalogue()
-    return [*((name, None) for name, node in listed.nodes.items() if listed.devices[node.device].peaks), *SLOW]
+    rated = {name: node.device for name, node in listed.nodes.items() if listed.devices[node.device].peaks}
+    links = {
+        name: (device, *((one.members, one.latency_ns, one.bytes_per_s) for one in listed.topology(name).levels))
+        for name, device in rated.items()
+    }
+    first = {of: name for name, of in reversed(links.items())}.values()
+    return [*((name, None) for name in rated if name in first), *SLOW]
 
 
 @cache
@@ -152,10 +156,9 @@ def rows_of_table() -> list[Row]:
         return list(csv.DictReader(file))
 
 
-def regret(row: Row, column: str, than: str = "best") -> float:
-    """The iteration of a column over that of the best buckets, minus one; a difference below `ERROR` is none."""
-    lost = float(row[column]) / float(row[than]) - 1
-    return lost if lost > ERROR else 0.0
+def regret(row: Row, column: str) -> float:
+    """The iteration of a column over that of the best buckets, minus one."""
+    return float(row[column]) / float(row["best"]) - 1
 
 
 def summary(rows: Sequence[Row], columns: Sequence[str]) -> str:
@@ -223,10 +226,10 @@ def published() -> list[Swept]:
 def show() -> None:
     """Print the tables."""
     rows = rows_of_table()
-    columns = [one for one in rows[0] if one.startswith("cap ") or (one.startswith("rule ") and " x " in one)]
+    columns = [one for one in rows[0] if one.startswith(("cap ", "rule, ", "rule x "))]
     known = list(rows[0])[list(rows[0]).index(columns[-1]) + 1 :]
     print(f"{len(rows)} rows\n\n{summary(rows, [*known, *columns])}\n")
-    rules = [one for one in columns if one.startswith("rule ")]
+    rules = [one for one in columns if one.startswith("rule x ")]
     for kind in ("slow networks", "the others"):
         some = [row for row in rows if ("Gbit/s" in row["system"]) == (kind == "slow networks")]
         print(f"{kind}\n\n{summary(some, [*known, *columns])}\n")

@@ -267,7 +267,7 @@ class PartitionCosts:
         policy = self.times.policy
         if self.is_all_reduced:  # the usual case, faster
             starts = np.cumsum([0, *map(len, members[:-1])])
-            sizes_bytes = self.message_bytes[0][list(chain.from_iterable(members))]
+            sizes_bytes = self.message_bytes[0][np.fromiter(chain.from_iterable(members), np.int64)]
             return self.link_ns("all_reduce", as_int64(np.add.reduceat(sizes_bytes, starts)))
         costs: Floats = np.zeros(len(members))
         rows: dict[Transport, list[tuple[int, int]]] = {}
@@ -313,7 +313,7 @@ class PartitionCosts:
 
     def recurrence_ns(self, plan: BucketLayout) -> Floats:
         """Return the end of each cycle with these buckets by the recurrence; shape [cycles]."""
-        members = list(chain.from_iterable(plan))
+        members = np.fromiter(chain.from_iterable(plan), np.int64)
         first = np.cumsum([0, *map(len, plan[:-1])])
         full = np.maximum.reduceat(self.ready_ns[:, members], first, axis=-1)
         shared_ns = self.shared_ns[:, members]
