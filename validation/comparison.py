@@ -11,7 +11,8 @@ from typing import Any, Literal, NamedTuple
 
 import numpy as np
 
-from ddplab.simulator import Prediction
+from ddplab.reference.trace import Trace
+from ddplab.simulator import Fabric, Prediction
 
 Part = Literal["a", "b", "c", "d", "e", "f", "g", "h", "i"]
 Regime = Literal["published tables", "emulated accelerators", "real computation", "GPU traces"]
@@ -191,6 +192,14 @@ class FastestChoice:
             "right": self.is_right,
             "yardsticks": dict(self.baselines),
         }
+
+
+class Stated(NamedTuple):
+    """What is known before a prediction, without any usual cost of a GPU: arguments of `predict`."""
+
+    trace: Trace  #: computation of the known iteration
+    fabric: Fabric  #: links, or measured all-reduces
+    settings: dict[str, Any]  #: buckets and other settings of the reducer
 
 
 def times_of(prediction: Prediction) -> dict[str, float]:

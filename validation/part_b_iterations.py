@@ -6,7 +6,7 @@ of equal GPUs. All ranks wait for the slowest. The errors of these inputs are th
 """
 
 from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from ddplab.reference.bucketing import DEFAULT_FIRST_BUCKET_MB, MIB, BucketAssignment, initial_buckets
 from ddplab.reference.trace import Trace
@@ -23,6 +23,7 @@ from .comparison import (
     CaseScore,
     Comparison,
     FastestChoice,
+    Stated,
     TimesByMethod,
     fastest,
     times_of,
@@ -54,23 +55,27 @@ def predict_ns(inputs: IterationInputs, cells: Sequence[Cell]) -> dict[Cell, dic
 
 
 def _predict_cell(inputs: IterationInputs, fabric: Fabric, model: Model, cell: Cell) -> dict[str, float]:
-    one_gpu_per_s = {one.bucket_mb: one.per_s for one in model.one_gpu}[cell.bucket_mb]
-    trace = _trace(model, iteration_ns(inputs.batch, one_gpu_per_s))
-    plan = plan_of(trace, cell.bucket_mb)
+    trace, fabric, settings = stated(inputs, fabric, model, cell.bucket_mb)
     processor = Processor(
         slow_down=inputs.compute_slowdown.value, slow_down_error=SLOW_DOWN_ERROR, unexplained=UNEXPLAINED
     )
     slowed = fabric.model_copy(update={"processor": processor})
     variation = Variation(kind="slowest", device_spread=inputs.gpu_spread.value, jitter=JITTER)
-    settings: Any = {"world_size": cell.gpus, "plan": plan, "broadcast_buffers": False}
-    predicted = predict(trace, slowed, variation=variation, **settings)
-    baselines = baselines_ns(trace, slowed, **settings)
+    predicted = predict(trace, slowed, world_size=cell.gpus, variation=variation, **settings)
+    baselines = baselines_ns(trace, slowed, world_size=cell.gpus, **settings)
     return {
         **times_of(predicted),
         **baselines,
         "perfect scaling": iteration_ns(inputs.batch, model.no_ddp_per_s),
-        FEWER_BUCKETS: len(plan),
+        FEWER_BUCKETS: len(settings["plan"]),
     }
+
+
+def stated(inputs: IterationInputs, fabric: Fabric, model: Model, bucket_mb: float) -> Stated:
+    """The iteration of DDP on one GPU, the network, and the buckets."""
+    one_gpu_per_s = {one.bucket_mb: one.per_s for one in model.one_gpu}[bucket_mb]
+    trace = _trace(model, iteration_ns(inputs.batch, one_gpu_per_s))
+    return Stated(trace, fabric, {"plan": plan_of(trace, bucket_mb), "broadcast_buffers": False})
 
 
 def iteration_ns(batch: int, per_s: int) -> float:

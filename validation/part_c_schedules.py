@@ -17,7 +17,16 @@ from ddplab.simulator.fabric.algorithms import sent_share
 from ddplab.simulator.inputs_with_default_costs import COPY_ERROR, SLOW_DOWN_ERROR, UNEXPLAINED
 
 from .cases import MeasuredSchedule, MergingCosts, ScheduleInputs, SchedulesCase, Throughput
-from .comparison import FEWER_BUCKETS, RANKING_BASELINES, CaseScore, Comparison, FastestChoice, fastest, times_of
+from .comparison import (
+    FEWER_BUCKETS,
+    RANKING_BASELINES,
+    CaseScore,
+    Comparison,
+    FastestChoice,
+    Stated,
+    fastest,
+    times_of,
+)
 from .ready_times import read_gradients, trace_of
 
 FLOAT32_BYTES = 4
@@ -56,12 +65,17 @@ def score(case: SchedulesCase) -> CaseScore:
 
 def predict_ns(inputs: ScheduleInputs, cells: Sequence[Cell]) -> dict[Cell, dict[str, float]]:
     """Nanoseconds of an iteration in each cell, by method."""
-    trace = trace_of(read_gradients(inputs.gradients), inputs.samples / inputs.one_gpu_per_s * 1e9)
+    trace = one_gpu_trace(inputs)
     return {cell: _predict_cell(inputs, trace, cell) for cell in cells}
 
 
+def one_gpu_trace(inputs: ScheduleInputs) -> Trace:
+    """The recorded ready times, scaled to the iteration of one GPU."""
+    return trace_of(read_gradients(inputs.gradients), inputs.samples / inputs.one_gpu_per_s * 1e9)
+
+
 def _predict_cell(inputs: ScheduleInputs, trace: Trace, cell: Cell) -> dict[str, float]:
-    plan = plan_of(inputs, trace, cell)
+    _, ring, settings = stated(inputs, trace, cell)
     copies = Linear(fixed_ns=copy_ns(inputs) if cell.schedule == "merged" else 0.0)
     processor = Processor(
         pack=copies,
@@ -70,10 +84,15 @@ def _predict_cell(inputs: ScheduleInputs, trace: Trace, cell: Cell) -> dict[str,
         slow_down_error=SLOW_DOWN_ERROR,
         unexplained=UNEXPLAINED,
     )
-    fabric = ring_of(inputs, trace, cell.gpus).model_copy(update={"processor": processor})
-    predicted = predict(trace, fabric, world_size=cell.gpus, plan=plan, assume=False)
-    baselines = baselines_ns(trace, fabric, world_size=cell.gpus, plan=plan)
-    return {**times_of(predicted), **baselines, FEWER_BUCKETS: len(plan)}
+    fabric = ring.model_copy(update={"processor": processor})
+    predicted = predict(trace, fabric, world_size=cell.gpus, assume=False, **settings)
+    baselines = baselines_ns(trace, fabric, world_size=cell.gpus, **settings)
+    return {**times_of(predicted), **baselines, FEWER_BUCKETS: len(settings["plan"])}
+
+
+def stated(inputs: ScheduleInputs, trace: Trace, cell: Cell) -> Stated:
+    """The iteration of one GPU, the ring that follows from the iteration without overlap, and the groups."""
+    return Stated(trace, ring_of(inputs, trace, cell.gpus), {"plan": plan_of(inputs, trace, cell)})
 
 
 def plan_of(inputs: ScheduleInputs, trace: Trace, cell: Cell) -> list[list[int]]:

@@ -7,10 +7,12 @@ without data parallelism, the model, and data sheets of GPU and links. All other
 
 from ddplab.simulator import predict
 from ddplab.simulator.baseline_predictions import BASELINES, baselines_ns
+from ddplab.simulator.inputs_with_default_costs import assume_gpu
+from ddplab.simulator.workload.variation import Variation
 
 from .cases import MeasuredScaling, OneGpuRun, ScalingCase, ScalingInputs
-from .comparison import CaseScore, Comparison, times_of
-from .published_nodes import assume_on_node, device_of, trace_of_model
+from .comparison import CaseScore, Comparison, Stated, times_of
+from .published_nodes import device_of, fabric_of_node, trace_of_model
 
 
 def score(case: ScalingCase) -> CaseScore:
@@ -21,13 +23,23 @@ def score(case: ScalingCase) -> CaseScore:
 
 def predict_ns(inputs: ScalingInputs, run: OneGpuRun, gpus: int) -> dict[str, float]:
     """Nanoseconds of an iteration on `gpus` GPUs, by method."""
-    one_gpu_ns = run.samples / run.per_s * 1e9
+    trace, links, settings = stated(inputs, run, gpus)
+    fabric, variation, _ = assume_gpu(trace, links, Variation())
+    predicted = predict(trace, fabric, world_size=gpus, variation=variation, **settings)
+    baselines = baselines_ns(trace, fabric, world_size=gpus, **settings)
+    return {**times_of(predicted), **baselines, "perfect scaling": one_gpu_ns(run)}
+
+
+def stated(inputs: ScalingInputs, run: OneGpuRun, gpus: int) -> Stated:
+    """The iteration on one GPU, the links of its node, and torch's default buckets."""
     node = inputs.node(run.node)
-    trace = trace_of_model(run.model, device_of(node, run.tflops), one_gpu_ns)
-    fabric, variation, _ = assume_on_node(trace, node, inputs, gpus)
-    predicted = predict(trace, fabric, world_size=gpus, variation=variation, bucket_cap_mb=None)
-    baselines = baselines_ns(trace, fabric, world_size=gpus, bucket_cap_mb=None)
-    return {**times_of(predicted), **baselines, "perfect scaling": one_gpu_ns}
+    trace = trace_of_model(run.model, device_of(node, run.tflops), one_gpu_ns(run))
+    return Stated(trace, fabric_of_node(node, inputs, gpus), {"bucket_cap_mb": None})
+
+
+def one_gpu_ns(run: OneGpuRun) -> float:
+    """Nanoseconds of an iteration on one GPU."""
+    return run.samples / run.per_s * 1e9
 
 
 def _compare(case: ScalingCase, run: OneGpuRun, row: MeasuredScaling) -> Comparison:

@@ -12,6 +12,8 @@ from ddplab.reference.bucketing import MIB, BucketAssignment, assign_buckets, bu
 from ddplab.reference.trace import Trace
 from ddplab.simulator import Fabric, predict
 from ddplab.simulator.baseline_predictions import BASELINES, baselines_ns
+from ddplab.simulator.inputs_with_default_costs import assume_gpu
+from ddplab.simulator.workload.variation import Variation
 
 from .cases import BucketCapsCase, BucketCapsInputs, BucketRule, MeasuredCap
 from .comparison import (
@@ -20,11 +22,12 @@ from .comparison import (
     CaseScore,
     Comparison,
     FastestChoice,
+    Stated,
     TimesByMethod,
     fastest,
     times_of,
 )
-from .published_nodes import assume_on_node, device_of, trace_of_model
+from .published_nodes import device_of, fabric_of_node, trace_of_model
 
 UNPUBLISHED_SPREAD = 0.01
 """Least relative difference of two caps that counts if the spread was not published."""
@@ -43,18 +46,23 @@ def score(case: BucketCapsCase) -> CaseScore:
 
 def predict_ns(inputs: BucketCapsInputs, reducer: BucketRule, cap_mb: float) -> dict[str, float]:
     """Nanoseconds of an iteration with one bucket cap, by method."""
+    trace, links, settings = stated(inputs, reducer, cap_mb)
+    fabric, variation, _ = assume_gpu(trace, links, Variation())
+    fabric, _ = costs_of(reducer, fabric)
+    steady = variation.model_copy(update={"jitter": 0.0})  # all caps then have one iteration, and fast predictions
+    predicted = predict(trace, fabric, world_size=reducer.gpus, variation=steady, **settings)
+    baselines = baselines_ns(trace, fabric, world_size=reducer.gpus, **settings)
+    return {**times_of(predicted), **baselines, FEWER_BUCKETS: len(settings["plan"])}
+
+
+def stated(inputs: BucketCapsInputs, reducer: BucketRule, cap_mb: float) -> Stated:
+    """The iteration without communication, the links of the node, and the reducer's buckets and copies."""
     optimizer_ns = None if reducer.optimizer_ms is None else reducer.optimizer_ms * 1e6
     node = inputs.node(reducer.node)
     trace = trace_of_model(reducer.model, device_of(node, reducer.tflops), reducer.compute_ms * 1e6, optimizer_ns)
-    plan = plan_of(trace, reducer, cap_mb)
-    fabric, variation, _ = assume_on_node(trace, node, inputs, reducer.gpus)
-    fabric, copies = costs_of(reducer, fabric)
-    steady = variation.model_copy(update={"jitter": 0.0})  # all caps then have one iteration, and fast predictions
-    grouping = "buckets" if copies else "fusion"
-    how: dict[str, Any] = {"world_size": reducer.gpus, "plan": plan, "grouping": grouping}
-    predicted = predict(trace, fabric, variation=steady, **how)
-    baselines = baselines_ns(trace, fabric, **how)
-    return {**times_of(predicted), **baselines, FEWER_BUCKETS: len(plan)}
+    grouping = "buckets" if reducer.rule == "reaches the cap" else "fusion"
+    settings = {"plan": plan_of(trace, reducer, cap_mb), "grouping": grouping}
+    return Stated(trace, fabric_of_node(node, inputs, reducer.gpus), settings)
 
 
 def plan_of(trace: Trace, reducer: BucketRule, cap_mb: float) -> BucketAssignment:

@@ -13,6 +13,7 @@ from itertools import combinations
 from operator import attrgetter
 from pathlib import Path
 from statistics import fmean
+from typing import NamedTuple, Self
 
 import numpy as np
 
@@ -35,7 +36,7 @@ from ddplab.training_runs import Turn
 
 from .comparison import FEWER_BUCKETS, RANKING_BASELINES, CaseScore, Comparison, Part
 from .emulated import LaboratoryReport
-from .scale_model import ORIGINAL
+from .scale_model import ORIGINAL, ScaleModel
 
 RUNS = Path(__file__).parent / "runs"
 
@@ -133,11 +134,26 @@ def _with_spread(target: TargetPrediction, spread: float) -> TargetPrediction:
     return target._replace(prediction=replace(target.prediction, interval_ns=interval_ns)) if spread else target
 
 
+class RunFiles(NamedTuple):
+    """The files of a run; trace and fabric were recorded before the target runs, and are those of the scale model."""
+
+    recorded: LaboratoryReport
+    trace: Trace
+    fabric: Fabric
+    world_size: int
+    scale: ScaleModel
+
+    @classmethod
+    def read(cls, folder: Path) -> Self:
+        """Read the files of a folder."""
+        recorded = LaboratoryReport.load(folder)
+        trace, fabric = Trace.load(folder / "trace.json.gz"), Fabric.load(folder / "fabric.json")
+        world_size = recorded.world_size or trace.workload.world_size
+        return cls(recorded, trace, fabric, world_size, recorded.scale_model or ORIGINAL)
+
+
 def _predict_again(folder: Path) -> _PredictedRun:
-    recorded = LaboratoryReport.load(folder)
-    trace, fabric = Trace.load(folder / "trace.json.gz"), Fabric.load(folder / "fabric.json")
-    world_size = recorded.world_size or trace.workload.world_size
-    scale = recorded.scale_model or ORIGINAL
+    recorded, trace, fabric, world_size, scale = RunFiles.read(folder)
     policies = [policy_of(scale.configuration(row.configuration)) for row in recorded.rows]
     targets = [predict_target(trace, fabric, policy, world_size) for policy in policies]
     return _PredictedRun(folder.name, recorded, world_size, targets, fabric, _own_spread(folder, recorded))

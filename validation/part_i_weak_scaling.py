@@ -20,7 +20,7 @@ from ddplab.simulator.workload.roofline import Device
 from ddplab.simulator.workload.variation import Variation
 
 from .cases import MeasuredWeakScaling, WeakScalingCase, WeakScalingInputs, WeakScalingRun
-from .comparison import CaseScore, Comparison, times_of, weighted_quantile
+from .comparison import CaseScore, Comparison, Stated, times_of, weighted_quantile
 from .published_nodes import trace_of_model
 
 
@@ -70,6 +70,15 @@ def _asked(
     inputs: WeakScalingInputs, run: WeakScalingRun, gpus: int, stall_ns: int | None
 ) -> tuple[Trace, Fabric, Variation, dict[str, Any]]:
     """Return the arguments of `predict`; the last are the settings."""
+    trace, links, settings = stated(inputs, run)
+    fabric, variation, _ = assume_gpu(trace, links, Variation())
+    if stall_ns is not None:
+        fabric = fabric.with_processor(stall_ns=stall_ns)
+    return trace, fabric, variation, {"world_size": gpus, **settings}
+
+
+def stated(inputs: WeakScalingInputs, run: WeakScalingRun) -> Stated:
+    """The known iteration as computation of one GPU, the links, and how the training is made data-parallel."""
     device = Device(
         name=inputs.gpu,
         flops_per_s=run.tflops * 1e12,
@@ -77,11 +86,7 @@ def _asked(
     )
     trace = trace_of_model(run.model, device, run.ms * 1e6, run.optimizer_ms and run.optimizer_ms * 1e6)
     links = Fabric.from_topology(topology_of(inputs.topology))
-    fabric, variation, _ = assume_gpu(trace, links, Variation())
-    if stall_ns is not None:
-        fabric = fabric.with_processor(stall_ns=stall_ns)
-    settings = {"world_size": gpus, "bucket_cap_mb": run.bucket_mb, "broadcast_buffers": run.broadcast_buffers}
-    return trace, fabric, variation, settings
+    return Stated(trace, links, {"bucket_cap_mb": run.bucket_mb, "broadcast_buffers": run.broadcast_buffers})
 
 
 def _compare(

@@ -76,13 +76,18 @@ def trace_of_model(model: str, device: Device, compute_ns: float, optimizer_ns: 
 
 
 def assume_on_node(trace: Trace, node: Node, inputs: NodeInputs, gpus: int) -> Assumed:
-    """Return measured all-reduces of `gpus` GPUs, or a ring at the data sheet's rate, and the usual costs of the GPU.
+    """Return the links of `gpus` GPUs of a node, and the usual costs of the GPU."""
+    return assume_gpu(trace, fabric_of_node(node, inputs, gpus), Variation())
+
+
+def fabric_of_node(node: Node, inputs: NodeInputs, gpus: int) -> Fabric:
+    """Return measured all-reduces of `gpus` GPUs, or a ring at the part of the data sheet's rate that these reach.
 
     Raises:
         ValueError: The node has neither a table nor a rate for this number of GPUs.
     """
     if node.tables:
-        return assume_gpu(trace, fabric_of(node.tables), Variation())
+        return fabric_of(node.tables)
     rates = {rate.gpus: rate.gb_per_s for rate in node.rates}
     if gpus not in rates:
         raise ValueError(f"nodes.{node.name}.rates: expected a rate for {gpus} GPUs, got {list(rates)}")
@@ -91,4 +96,4 @@ def assume_on_node(trace: Trace, node: Node, inputs: NodeInputs, gpus: int) -> A
         latency_ns=round(inputs.hop_us.value * 1000),
         bytes_per_s=rates[gpus] * inputs.link_efficiency.value * 1e9,
     )
-    return assume_gpu(trace, Fabric(topology=Topology(levels=(level,)), algorithm="ring"), Variation())
+    return Fabric(topology=Topology(levels=(level,)), algorithm="ring")
