@@ -1,0 +1,90 @@
+"""What other predictors need of a row: when its buckets are ready, and how fast its links are."""
+
+from typing import NamedTuple
+
+from ddplab.simulator.schedule.policy import Policy
+from ddplab.simulator.schedule.schedule import build_schedule
+from ddplab.simulator.workload.compute_times import recorded_model
+
+from ..board import Row
+
+LARGE_BYTES = 2**28
+"""Message whose measured all-reduce gives the rate where a row has a table in place of links."""
+
+
+class Bucket(NamedTuple):
+    """A bucket of gradients: nanoseconds from the iteration's start until it is full, and bytes sent."""
+
+    ready_ns: int
+    size_bytes: int
+
+
+class Computation(NamedTuple):
+    """One iteration on one GPU without communication; nanoseconds from its start.
+
+    Attributes:
+        forward_ns: End of the forward pass.
+        buckets: In launch order.
+        backward_ns: End of the backward pass.
+        end_ns: End of the iteration.
+    """
+
+    forward_ns: int
+    buckets: tuple[Bucket, ...]
+    backward_ns: int
+    end_ns: int
+
+
+class Links(NamedTuple):
+    """Links of the GPUs in use.
+
+    Attributes:
+        nodes: Number of nodes.
+        gpus: GPUs on each node.
+        inside: Bus bandwidth of large all-reduces inside a node, bytes per second.
+        between: Rate of all network adapters of a node together, in one direction, bytes per second; None: one node.
+        inside_s: Seconds of an empty message inside a node.
+        between_s: Seconds of an empty message between nodes.
+    """
+
+    nodes: int
+    gpus: int
+    inside: float
+    between: float | None
+    inside_s: float
+    between_s: float
+
+
+def computation_of(row: Row) -> Computation:
+    """Return the computation and the buckets that the row's settings make of its trace."""
+    model = recorded_model(row.load_trace())
+    schedule = build_schedule(Policy(**row.settings), model)
+    times = model.compute_times[0][-1]
+    sizes = {one.bucket: one.size_bytes for one in schedule.collectives if one.kind == "all_reduce"}
+    buckets, full_ns = [], 0
+    for number, parameters in enumerate(schedule.buckets):
+        full_ns = max(full_ns, *(int(times.ready_ns[index]) for index in parameters))  # launched in bucket order
+        buckets.append(Bucket(full_ns, sizes[number]))
+    return Computation(int(times.forward_ns), tuple(buckets), int(times.backward_end_ns), int(times.compute_ns))
+
+
+def links_of(row: Row, gpus: int | None = None) -> Links:
+    """Return the links of the row's GPUs, or of another number of them.
+
+    A table of measured all-reduces, on one or several nodes, counts as one node with the rate of a large message.
+    """
+    gpus = gpus or row.gpus
+    fabric = row.load_fabric()
+    if fabric.topology is None:
+        rate = 2 * (gpus - 1) / gpus * LARGE_BYTES / fabric.all_reduce_ns(LARGE_BYTES, gpus) * 1e9
+        return Links(1, gpus, rate, None, 0.0, 0.0)
+    inner, *outer = fabric.topology.in_use(gpus)
+    used = [level for level in outer if level.size > 1]
+    return Links(
+        nodes=gpus // inner.size,
+        gpus=inner.size,
+        inside=1e9 / inner.ns_per_byte,
+        between=min((1e9 / level.ns_per_byte for level in used), default=None),
+        inside_s=inner.latency_ns / 1e9,
+        between_s=max((level.latency_ns / 1e9 for level in used), default=0.0),
+    )
