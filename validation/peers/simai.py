@@ -63,7 +63,9 @@ def workload(computation: Computation, gpus: int) -> str:
 def _layers(computation: Computation) -> Iterator[str]:
     previous_ns, of_buckets = computation.forward_ns, []
     for number, bucket in enumerate(computation.buckets):
-        of_buckets.append(_layer(f"bucket_{number}", 1, bucket.ready_ns - previous_ns, "ALLREDUCE", bucket.size_bytes))
+        of_buckets.append(
+            _layer(f"bucket_{number}", 1, bucket.ready_ns - previous_ns, "ALLREDUCE", bucket.size_bytes)
+        )
         previous_ns = bucket.ready_ns
     yield _layer("optimizer", computation.forward_ns, computation.end_ns - previous_ns, "NONE", 0)
     yield from reversed(of_buckets)
