@@ -6,7 +6,6 @@ sign of the effect: which of two caps is faster, wherever the difference exceeds
 
 from collections.abc import Mapping, Sequence
 from itertools import combinations
-from typing import Any
 
 from ddplab.reference.bucketing import MIB, BucketAssignment, assign_buckets, bucket_caps
 from ddplab.reference.trace import Trace
