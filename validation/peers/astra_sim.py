@@ -5,12 +5,12 @@ An all-reduce consists of the steps of its algorithm on each GPU, and a step of 
 (congestion-unaware mode). It has no slow-down of computation beside collectives, no copies, no choice of algorithms.
 
 What we gave it: `Prediction.save_chakra`, so computation, ready times and buckets are ours, without what `predict`
-assumes for a GPU (copies, launches, stalls, slow-down). Durations of broadcasts are ours too, because ASTRA-sim has
-no broadcast and replays them. The network is one ring, as NCCL's: its rate is that of the slowest link, where all
-adapters of a node count as one; the latency of its steps is the mean over the ring's hops. One level is deliberate:
-with a level for nodes, ASTRA-sim sends half of the bytes of NCCL's ring between nodes. One chunk is active at a time,
-because chunks that are active together do not share a link in this mode. Its GB is 2^30 bytes. If the known step is
-that of several GPUs, ASTRA-sim's ratio of the two steps is applied to it.
+assumes for a GPU (copies, launches, stalls); `with_our_gpu_costs` has them in the trace too. Durations of broadcasts
+are ours too, because ASTRA-sim has no broadcast and replays them. The network is one ring, as NCCL's: its rate is
+that of the slowest link, where all adapters of a node count as one; the latency of its steps is the mean over the
+ring's hops. One level is deliberate: with a level for nodes, ASTRA-sim sends half of the bytes of NCCL's ring between
+nodes. One chunk is active at a time, because chunks that are active together do not share a link in this mode. Its GB
+is 2^30 bytes. If the known step is that of several GPUs, ASTRA-sim's ratio of the two steps is applied to it.
 
 Later revisions name submodules that are not public. The revision of spdlog, a logger, that ours names is replaced by
 one of the same version. Needs cmake, g++, protobuf-compiler and libprotobuf-dev.
@@ -86,15 +86,24 @@ def method(row: Row) -> float:
     Raises:
         RuntimeError: ASTRA-sim cannot be fetched or built, or fails on the row.
     """
-    predicted_ms = _step_ms(row, row.gpus)
+    return _from_known_ms(row, assume=False)
+
+
+def with_our_gpu_costs(row: Row) -> float:
+    """Return the same with the copies, launches and stalls in the traces that `predict` assumes for a GPU."""
+    return _from_known_ms(row, assume=True)
+
+
+def _from_known_ms(row: Row, *, assume: bool) -> float:
+    predicted_ms = _step_ms(row, row.gpus, assume=assume)
     if row.known_gpus == 1:
         return predicted_ms
-    return row.known_ms * predicted_ms / _step_ms(row, row.known_gpus)
+    return row.known_ms * predicted_ms / _step_ms(row, row.known_gpus, assume=assume)
 
 
-def _step_ms(row: Row, gpus: int) -> float:
+def _step_ms(row: Row, gpus: int, *, assume: bool) -> float:
     trace, fabric = row.load_trace(), row.load_fabric()
-    prediction = predict(trace, fabric, world_size=gpus, assume=False, **row.settings)
+    prediction = predict(trace, fabric, world_size=gpus, assume=assume, **row.settings)
     return simulated_ms(prediction, ring_of(links_of(row, gpus)))
 
 
