@@ -20,8 +20,6 @@ MEANINGS = {
     "no overlap": "communication after computation",
     "naive overlap": "the longer of the two",
     "pipelined overlap": "bucket after bucket",
-    "Calculon": "its formula",
-    "Primus": "its formula",
 }
 """What each simpler method assumes."""
 

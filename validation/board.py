@@ -241,7 +241,7 @@ def _figures(answers: Answers, of: Sequence[Row]) -> dict[str, str]:
     return {
         "mean error": _mean(found),
         "worst error": f"{max((one.error for one in found), key=abs):+.1%}",
-        "inside": f"{sum(one.is_inside for one in within)} of {len(within)}" if within else "",
+        "inside": f"{sum(one.is_inside for one in within)}/{len(within)}" if within else "",
         "interval score": f"{fmean(one.interval_score for one in within):.0%}" if within else "",
         "seconds, median": f"{median(seconds):.2g}",
         "seconds, all": f"{sum(seconds):.3g}",
@@ -269,9 +269,8 @@ def board_table(kept: Mapping[str, Answers]) -> Table:
     """One line for each method: its errors, and those of others on the rows that it takes."""
     table = []
     for name, answers in kept.items():
-        taken = answers.taken()
-        why = Counter(one.why for one in answers.of.values() if one.ms is None)
-        why["no answer"] += len(rows()) - len(answers.of)
+        if not (taken := answers.taken()):
+            continue
         figures = _figures(answers, taken)
         table.append(
             {
@@ -282,15 +281,20 @@ def board_table(kept: Mapping[str, Answers]) -> Table:
                 "mean error": figures["mean error"],
                 **{column: _mean(compared(kept[other], taken)) for column, other in BESIDE.items() if other in kept},
                 **{column: figures[column] for column in ("worst error", "inside", "seconds, median")},
-                "left out": "; ".join(f"{count}: {text}" for text, count in why.most_common(REASONS) if count),
+                "left out": str(len(rows()) - len(taken)),
             }
         )
     return table
 
 
-ALL_NOTE = "All methods; ddplab, pipelined overlap, overlap only (naive overlap) and links only: mean errors on the same rows"
-REASONS = 3
-"""Most reasons for which rows are left out that a line shows."""
+ALL_NOTE = "All methods; ddplab to links only: mean errors of these on the same rows; overlap only is naive overlap"
+
+
+def left_out(answers: Answers) -> list[str]:
+    """Return a line for each reason for which a method leaves rows out, the commonest first, with their number."""
+    given = [answers.of.get(row.name, Answered(None, None, 0, "no answer")) for row in rows()]
+    why = Counter(one.why for one in given if one.ms is None)
+    return [f"  {count} rows left out: {text}" for text, count in why.most_common()]
 
 
 def parts_table(kept: Mapping[str, Answers]) -> Table:
@@ -313,6 +317,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
     kept = kept_answers()
     if options.method is None:
         show_table(board_table(kept), ALL_NOTE)
+        for name, of_method in kept.items():
+            if lines := left_out(of_method):
+                print(f"\n{name}", *lines, sep="\n")
         show_table(parts_table(kept), "\nMean errors by part")
         return
     module, _, function = options.method.partition(":")
@@ -324,10 +331,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         write_atomically(options.out, answers.to_csv())
     if any(one.ms is not None for one in answers.of.values()) and "ddplab" in kept:
         show_table(method_table(answers, kept["ddplab"]), "In brackets: ddplab on the same rows")
-    why = Counter(one.why for one in answers.of.values() if one.ms is None)
-    print(
-        f"rows left out: {sum(why.values())}", *(f"  {count}: {text}" for text, count in why.most_common()), sep="\n"
-    )
+    print("", *left_out(answers), sep="\n")
 
 
 if __name__ == "__main__":

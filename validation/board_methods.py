@@ -32,7 +32,7 @@ SLOWED = {"slow_down": SLOW_DOWN, "slow_down_error": SLOW_DOWN_ERROR, "unexplain
 
 def ours(row: Row) -> Answer:
     """Predict as the score does: with the usual costs of a GPU where none was measured."""
-    if _is_one_gpu(row):
+    if row.gpus == 1:  # nothing is sent
         return row.known_ms + added_ns(row.load_trace(), row.load_fabric()) / 1e6
     predicted = _predicted(row, row.gpus)
     factor = 1e-6 if row.known_gpus == 1 else row.known_ms / _predicted(row, row.known_gpus).iteration_ns
@@ -68,13 +68,9 @@ def _assumed(row: Row) -> tuple[Fabric, Variation]:
     return fabric, variation
 
 
-def _is_one_gpu(row: Row) -> bool:
-    return row.gpus == 1
-
-
 def _baseline(name: str, row: Row) -> Answer:
     """Predict by a baseline of the score; each has our all-reduces."""
-    if _is_one_gpu(row):
+    if row.gpus == 1:
         return row.known_ms
     of: dict[int, float] = {
         gpus: baselines_ns(row.load_trace(), _assumed(row)[0], world_size=gpus, **row.settings)[name]

@@ -17,8 +17,6 @@ MARKS = {
     "naive overlap": ("x", COPIES),
     "pipelined overlap": ("+", COMPRESSION),
     "ring factor": ("d", EXPOSED),
-    "Calculon": ("1", COMPUTATION),
-    "Primus": ("2", COPIES),
     OURS: ("o", INK),
 }
 """Marker and colour by method."""

@@ -29,7 +29,6 @@ from .comparison import (
 from .part_fg_runs import CommittedRun, Ranking, interval_score, mean_interval_score, ranking
 from .part_i_weak_scaling import LeftOut
 from .part_j_plan import LEAST_INSIDE, Inside, count_inside
-from .published_formulas import FORMULAS, formula_error
 from .residual_plot import MARKS, OURS, SMALL_ERROR
 
 Table = list[dict[str, str]]
@@ -63,8 +62,7 @@ NOTES: dict[Part, str] = {
 }
 METHODS_NOTE = (
     "All rows of parts (b) to (i). *Mean error* and *worst error* are over all rows; the others are mean errors"
-    " of one part, and the smallest of each is bold. *Calculon* and *Primus* are"
-    " [formulas of other projects](published_formulas.py)."
+    " of one part, and the smallest of each is bold. Other simulators are on [the board](data/board/README.md)."
 )
 LEFT_OUT_NOTE = (
     "Each system predicted without its own measurements: the stall of each bucket is the least-squares fit of the"
@@ -149,7 +147,7 @@ def sections(
 
 def method_table(rows: Sequence[Comparison]) -> Table:
     """One row for each method: its errors over all rows, and its mean error in each part."""
-    methods = (OURS, *BASELINES, *FORMULAS)
+    methods = (OURS, *BASELINES)
     errors = {method: _errors(rows, method) for method in methods}
     table = [
         {
@@ -505,8 +503,6 @@ def draw_errors(rows: Sequence[Comparison], ax: Axes) -> Axes:
 
 def _errors(rows: Sequence[Comparison], method: str) -> list[float]:
     """Errors of a method, in the rows that have it."""
-    if method in FORMULAS:
-        return [formula_error(method, row) for row in rows]
     return [
         row.error if method == OURS else row.baseline_error(method)
         for row in rows

@@ -33,7 +33,6 @@ from validation.cases import AllReduceCase, RepeatedBlock, load_case
 from validation.comparison import TITLES, Comparison, grouped, verdict, weighted_quantile
 from validation.part_c_schedules import merged_plan
 from validation.part_fg_runs import committed_runs, load_runs
-from validation.published_formulas import FORMULAS, formula_error
 from validation.ready_times import read_gradients, repeat_block, trace_of
 from validation.residual_plot import MARKS, OURS
 from validation.score import FOLDER, compute, main, score_case
@@ -299,11 +298,9 @@ def test_a_weighted_quantile_is_the_smallest_value_that_reaches_its_part(weighte
 def test_the_picture_of_all_methods_has_the_errors_of_the_score(score):
     iterations = [row for row in score.rows if row.part != "a" and row.counts]
     (methods,) = all_methods.panels()
-    assert list(methods) == [OURS, *iterations[0].baselines_ns, *FORMULAS]
+    assert list(methods) == [OURS, *iterations[0].baselines_ns]
 
     def error(row, name):
-        if name in FORMULAS:
-            return formula_error(name, row)
         return row.error if name == OURS else row.baseline_error(name)
 
     for name, method in methods.items():
