@@ -8,6 +8,10 @@ from ddplab.simulator.workload.compute_times import recorded_model
 
 from ..board import Row
 
+PARTS = "bcdei"
+"""Parts of the score whose rows other predictors take: published training of GPUs whose links are known."""
+NO_LINKS = "emulated devices, shared cores or steps of a profile: no links between GPUs"
+"""Why they do not take the others: (f), (g) and (h)."""
 LARGE_BYTES = 2**28
 """Message whose measured all-reduce gives the rate where a row has a table in place of links."""
 
