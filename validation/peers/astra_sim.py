@@ -32,7 +32,7 @@ from ddplab.simulator.fabric import Level, Topology
 
 from ..board import Row, rows
 from . import LIMIT_S, PEERS, checkout, run
-from .buckets_and_links import Links, links_of
+from .buckets_and_links import NO_LINKS, PARTS, Links, links_of
 
 URL = "https://github.com/astra-sim/astra-sim"
 REVISION = "4f387bcd04f8949923f7934c7181fb56a3d941d0"
@@ -84,6 +84,7 @@ def method(row: Row) -> float:
     """Return the predicted milliseconds of an iteration; no interval.
 
     Raises:
+        ValueError: The row has no links between GPUs.
         RuntimeError: ASTRA-sim cannot be fetched or built, or fails on the row.
     """
     return _from_known_ms(row, assume=False)
@@ -95,6 +96,8 @@ def with_our_gpu_costs(row: Row) -> float:
 
 
 def _from_known_ms(row: Row, *, assume: bool) -> float:
+    if row.part not in PARTS:
+        raise ValueError(NO_LINKS)
     predicted_ms = _step_ms(row, row.gpus, assume=assume)
     if row.known_gpus == 1:
         return predicted_ms

@@ -10,9 +10,9 @@ take its roofline of a V100 and scale all operators so that its step on one GPU 
 the rate of a ring, it asks NCCL's tuning model through a binding that needs NVIDIA's compiler; the `Communicator` of
 `proteus_step.py` stands in for it and answers from the row's links.
 
-It takes ResNet-50, 101 and 152 with gradients in float32. Its transformers are Megatron's and its other models are on
-no row. Each row runs in a process and a folder of its own, because Proteus keeps tasks in globals and operator costs
-in `cache.json`. torch is left out of that process; Proteus would only measure operators with it.
+It takes ResNet-50, 101 and 152 under torch's rule for buckets. Its transformers are Megatron's and its other models
+are on no row. Each row runs in a process and a folder of its own, because Proteus keeps tasks in globals and operator
+costs in `cache.json`. torch is left out of that process; Proteus would only measure operators with it.
 """
 
 import json
@@ -25,7 +25,7 @@ from typing import Any
 
 from ..board import Row
 from . import PEERS, checkout, run
-from .buckets_and_links import links_of
+from .buckets_and_links import NO_LINKS, PARTS, links_of
 
 URL = "https://github.com/JF-D/Proteus"
 REVISION = "3db1b5df640ec4b1c91572fdbb9e48548488f846"
@@ -33,7 +33,8 @@ PACKAGES = ("toposort==1.10", "graphviz==0.21")
 BLOCKS = {"resnet50": (3, 4, 6, 3), "resnet101": (3, 4, 23, 3), "resnet152": (3, 8, 36, 3)}
 """Bottleneck blocks of each stage."""
 DEFAULT_BUCKET_MB = 25
-FLOAT32 = 4
+SETTINGS = {"bucket_cap_mb", "broadcast_buffers"}
+USUAL_BATCH = 32
 LIMIT_S = 600
 STEP = Path(__file__).with_name("proteus_step.py")
 
@@ -42,17 +43,18 @@ def method(row: Row) -> float:
     """Return the predicted milliseconds of an iteration; no interval.
 
     Raises:
-        ValueError: Proteus has no such model.
+        ValueError: Proteus has no such model, or no such buckets.
         RuntimeError: Proteus cannot be fetched, or fails on the row.
     """
     name = (row.model or "").rpartition(":")[2]
     blocks = BLOCKS.get(name.partition("_batch_")[0])
-    trace = row.load_trace() if blocks else None
-    if blocks is None or trace is None or trace.workload.batch is None:
+    if row.part not in PARTS:
+        raise ValueError(NO_LINKS)
+    if blocks is None:
         raise ValueError("another model than its ResNets")
-    if any(one.dtype != "float32" for one in trace.workload.parameters):
-        raise ValueError("gradients in another type than float32")
-    links, batch = links_of(row), trace.workload.batch
+    if set(row.settings) - SETTINGS:
+        raise ValueError("buckets by another rule than torch's")
+    links, batch = links_of(row), row.load_trace().workload.batch or USUAL_BATCH
     fixed_ms, scaled_ms = _alone_ms(blocks, batch)
     return simulated_ms(
         blocks=blocks,
