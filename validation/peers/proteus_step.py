@@ -8,6 +8,7 @@ import collections.abc
 import json
 import sys
 from collections.abc import Sequence
+from importlib import import_module
 from types import ModuleType
 from unittest.mock import MagicMock
 
@@ -67,22 +68,19 @@ def simulated_ms(
         "scipy.optimize": MagicMock(),
     }
     collections.Iterable = collections.abc.Iterable  # type: ignore[attr-defined]  # as until Python 3.9
-    import models.resnet
-    import proteus
-    import proteus.torchapi
-    from proteus.ir import Cluster
-    from proteus.simulator.cost_model import OpCostModel
-    from proteus.simulator.simulator import Simulator
+    proteus, torchapi, resnet = map(import_module, ("proteus", "proteus.torchapi", "models.resnet"))
+    costs = import_module("proteus.simulator.cost_model").OpCostModel
+    simulator = import_module("proteus.simulator.simulator")
 
     world = nodes * gpus
-    model = models.resnet.ResNet(models.resnet.Bottleneck, list(blocks))
+    model = resnet.ResNet(resnet.Bottleneck, list(blocks))
     model.train()
-    cluster = Cluster("", n_node=nodes, n_gpu_per_node=gpus, n_cpu_per_node=0)
+    cluster = import_module("proteus.ir").Cluster("", n_node=nodes, n_gpu_per_node=gpus, n_cpu_per_node=0)
     graph, tree = proteus.compile(
         model,
         {"input": ((batch * world, 3, 224, 224),), "label": ((batch * world,),)},
-        proteus.torchapi.nn.CrossEntropyLoss(),
-        proteus.torchapi.optim.SGD(model.parameters(), lr=0.1),
+        torchapi.nn.CrossEntropyLoss(),
+        torchapi.optim.SGD(model.parameters(), lr=0.1),
     )
     tree.init_config(cluster.dev_topo, stride=2)
     mesh = cluster.dev_topo.create_mesh((world,))
@@ -95,12 +93,12 @@ def simulated_ms(
     tree.propagate(graph)
     graph.propagate({})
     graph.symmetric_forward_backward()
-    by_roofline, gpu = OpCostModel.measure_op_cost, cluster.dev_topo.dev(0)
-    OpCostModel.measure_op_cost = staticmethod(
+    by_roofline, gpu = costs.measure_op_cost, cluster.dev_topo.dev(0)
+    costs.measure_op_cost = staticmethod(
         lambda operator, _, *args, **kwargs: factor * by_roofline(operator, gpu, *args, **kwargs)
     )
     return float(
-        Simulator(
+        simulator.Simulator(
             graph, tree, cost_type="roofline", optimizer_overlap=False, share_bandwidth=True, overlap_factor=SLOW_DOWN
         ).run()
     )
