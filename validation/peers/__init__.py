@@ -4,14 +4,16 @@
 builds them on first use and predicts all rows. Nothing of these sources is in this repository.
 """
 
+import os
 import shutil
+import signal
 import subprocess
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 PEERS = Path(__file__).parents[2] / "out" / "peers"
 """Sources and builds of all tools; git ignores the folder."""
-LIMIT_S = 900
+LIMIT_S = 1800
 """Seconds that fetching or building may take by default."""
 
 
@@ -71,15 +73,22 @@ def run(*command: str, cwd: Path, limit_s: float = LIMIT_S, env: Mapping[str, st
         RuntimeError: The program is missing, fails or exceeds the limit. The message is one line.
     """
     shown = " ".join(command)
+    pipe = subprocess.PIPE
     try:
-        done = subprocess.run(
-            command, cwd=cwd, env=env, timeout=limit_s, capture_output=True, text=True, errors="replace", check=False
+        process = subprocess.Popen(
+            command, cwd=cwd, env=env, stdout=pipe, stderr=pipe, text=True, errors="replace", start_new_session=True
         )
     except FileNotFoundError:
         raise RuntimeError(f"{shown}: expected {command[0]} on the path; install it") from None
-    except subprocess.TimeoutExpired:
-        raise RuntimeError(f"{shown}: not finished after {limit_s:g} s, in {cwd}") from None
-    if done.returncode:
-        words = (done.stderr.strip() or done.stdout.strip() or "without a message").splitlines()[-1]
-        raise RuntimeError(f"{shown}: exit code {done.returncode}, in {cwd}: {words}")
-    return done.stdout
+    with process:
+        try:
+            printed, reported = process.communicate(timeout=limit_s)
+        except BaseException as error:  # also if the user interrupts: a compiler's processes are in its session
+            os.killpg(process.pid, signal.SIGKILL)
+            if isinstance(error, subprocess.TimeoutExpired):
+                raise RuntimeError(f"{shown}: not finished after {limit_s:g} s, in {cwd}") from None
+            raise
+    if process.returncode:
+        words = (reported.strip() or printed.strip() or "without a message").splitlines()[-1]
+        raise RuntimeError(f"{shown}: exit code {process.returncode}, in {cwd}: {words}")
+    return printed

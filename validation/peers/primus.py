@@ -18,7 +18,8 @@ What we gave it, for its command `projection performance`:
   gradients has the whole adapter for itself, and BERT-Base on 16 GPUs (batch 32) takes 269 ms in place of 278, 342
   measured.
 
-Its constants were calibrated on AMD's MI325X; none was fitted to these rows.
+Its constants were calibrated on AMD's MI325X; none was fitted to these rows. Nearly all seconds of a row are the
+start of its command, which imports torch.
 
 It takes the rows of transformers of equal blocks: BERT, ViT, GPT-2, Anemoi's size and CS336's XL, 50 of 334. It
 cannot take convolutional networks and Transformer-XL, whose attention reaches over a memory (182 rows), and the parts
