@@ -15,7 +15,8 @@ is 2^30 bytes. If the known step is that of several GPUs, ASTRA-sim's ratio of t
 Later revisions name submodules that are not public. The revision of spdlog, a logger, that ours names is replaced by
 one of the same version. Needs cmake, g++, protobuf-compiler and libprotobuf-dev.
 
-`python -m validation.peers.astra_sim --ring` compares its steps with ours on one ring of equal links.
+`python -m validation.peers.astra_sim --ring` compares its steps with ours on one ring of equal links, where both have
+the same formula: the largest difference in 24 steps of four models on 2 to 64 GPUs is 0.0002 %.
 """
 
 import json
