@@ -12,8 +12,8 @@ ring's hops. One level is deliberate: with a level for nodes, ASTRA-sim sends ha
 nodes. One chunk is active at a time, because chunks that are active together do not share a link in this mode. Its GB
 is 2^30 bytes. If the known step is that of several GPUs, ASTRA-sim's ratio of the two steps is applied to it.
 
-Later revisions name submodules that are not public. The revision of spdlog, a logger, that ours names is replaced by
-one of the same version. Needs cmake, g++, protobuf-compiler and libprotobuf-dev.
+The submodules are those that the revision names, except for spdlog, a logger, of which any of version 1 does. Needs
+cmake, g++, protobuf-compiler and libprotobuf-dev.
 
 `python -m validation.peers.astra_sim --ring` compares its steps with ours on one ring of equal links, where both have
 the same formula: the largest difference in 24 steps of four models on 2 to 64 GPUs is 0.0002 %.
