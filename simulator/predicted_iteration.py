@@ -16,7 +16,7 @@ from ..reference.files.writing import milliseconds, write_atomically
 from .anchoring import Anchor, Expected, correct
 from .engines.closed_form import simulate
 from .engines.timeline import EngineInput, Span, Timeline
-from .results import perfetto_export
+from .results import chakra_export, perfetto_export
 from .results.breakdown import break_down, critical_path
 from .workload.compute_times import Floats
 
@@ -233,6 +233,11 @@ class Prediction:
     def save_perfetto(self, path: str | os.PathLike[str]) -> None:
         """Write the median iteration as a Chrome trace, which ui.perfetto.dev opens."""
         write_atomically(path, json.dumps(perfetto_export.chrome_trace(self.timeline)).encode())
+
+    def save_chakra(self, prefix: str | os.PathLike[str]) -> None:
+        """Write a Chakra trace `<prefix>.<rank>.et` of each rank's median iteration, for ASTRA-sim and others."""
+        for rank, trace in enumerate(chakra_export.chakra_traces(self.timeline.engine_input)):
+            write_atomically(f"{os.fspath(prefix)}.{rank}.et", trace)
 
     def plot(self, ax: "Axes | None" = None, *, ranks: Sequence[int] | None = None) -> "Axes":
         """Draw the timeline of the median iteration; see `results.timeline_plot.draw_timeline`.

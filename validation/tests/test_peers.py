@@ -7,11 +7,11 @@ import pytest
 from validation import peers
 from validation.board import Answers, rows
 from validation.board_files import BOARD
-from validation.peers import calculon, primus, simai
+from validation.peers import astra_sim, calculon, primus, proteus, simai
 from validation.peers.buckets_and_links import computation_of, links_of
 from validation.peers.transformers import transformer_of
 
-TOOLS = [simai, calculon, primus]
+TOOLS = [astra_sim, calculon, primus, proteus, simai]
 BERT = "i: DLPerf, V100, BERT-Base, fp32, batch 32, 16 GPUs"
 
 
