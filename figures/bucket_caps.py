@@ -43,7 +43,7 @@ def draw(data: Lost, ax: Axes) -> Axes:
         for name, lost in data.items()
     ]
     xlabel = "how much longer an iteration takes than with the best buckets"
-    return draw_lanes(lanes, ax, limits=(0.35, 600), xlabel=xlabel)
+    return draw_lanes(lanes, ax, limits=(0.35, 900), xlabel=xlabel)
 
 
 def caption() -> str:

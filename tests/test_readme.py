@@ -135,7 +135,7 @@ def test_the_score_is_that_of_make_score():
     """The guide names the parts in other words, and has the same figures."""
     page = (ROOT / "validation" / "score.md").read_text()
     verdicts = re.findall(r"^\| \([a-i]\) .* \|$", page, flags=re.MULTILINE)
-    committed = [_cells(row)[1:5] + _cells(row)[-1:] for row in verdicts]
+    committed = [_cells(row)[1:3] + _cells(row)[-1:] for row in verdicts]
     table = GUIDES["accuracy"].partition("| mean error |")[2].partition("\n\n")[0]
     ours = [_cells(row)[1:] for row in table.splitlines() if row.startswith("| (")]
     assert ours == committed

@@ -212,3 +212,43 @@ def test_intervals_are_scored_where_a_method_gives_some():
 def test_a_method_that_does_not_exist_is_one_line():
     with pytest.raises(SystemExit, match=r"expected module:function, got validation\.board:nobody"):
         board.main(["--method", "validation.board:nobody"])
+
+
+COMPARED = {
+    "Proteus": "proteus",
+    "our trace in ASTRA-sim": "astra_sim",
+    "the same, with our GPU costs": "astra_sim_with_our_gpu_costs",
+    "our trace in SimAI": "simai",
+    "Calculon": "calculon",
+    "Primus": "primus",
+}
+
+
+def test_the_page_that_compares_predictors_has_the_figures_of_the_board():
+    kept, text = board.kept_answers(), (BOARD.parents[2] / "docs" / "comparison.md").read_text()
+    lines = text.partition("| tool, revision |")[2].partition("\n\n")[0].splitlines()[2:]
+    assert len(lines) == len(COMPARED)
+    table = {one["name"]: one for one in board.board_table(kept)}
+    for line in lines:
+        named, *shown = (cell.strip() for cell in line.strip("|").split("|"))
+        name = next(name for name in COMPARED if named.startswith(name))
+        answers = kept[COMPARED[name]]
+        assert named in (name, f"{name} {answers.revision[:7]}")
+        one = table[COMPARED[name].replace("_", " ")]
+        columns = ("rows", "mean error", "ddplab", "pipelined", "links only", "seconds, median")
+        assert [cell.replace(" %", "%") for cell in shown] == [one[column] for column in columns]
+
+
+def test_the_page_names_each_system_on_which_another_is_closer():
+    kept, text = board.kept_answers(), (BOARD.parents[2] / "docs" / "comparison.md").read_text()
+    section = text.partition("## Where another is closer")[2].partition("\n## ")[0]
+    for name in COMPARED.values():
+        systems: dict[str, list[board.Row]] = {}
+        for row in kept[name].taken():
+            systems.setdefault(row.system, []).append(row)
+        for system, of in systems.items():
+            theirs, ours = (
+                mean_absolute([one.error for one in board.compared(kept[method], of)]) for method in (name, "ddplab")
+            )
+            if len(of) >= board.LEAST_ROWS and theirs < ours:
+                assert any(word in section for word in re.split(r"[ ,]+", system) if len(word) > 3), (name, system)
