@@ -8,9 +8,11 @@ anywhere slower by `NOISE` than both the default and the prediction.
 """
 
 import argparse
+import os
 import sys
 from collections import Counter
 from collections.abc import Sequence
+from concurrent.futures import ProcessPoolExecutor
 
 from ddplab.cli.terminal_output import show_table
 from ddplab.emulation.emulate import emulate, emulated_fabric
@@ -96,8 +98,11 @@ def main() -> None:
     rows, missed, slower = rows_of_table(), list[str](), list[str]()
     for promising in (True, False):
         cells = []
-        for row in chosen(rows, promising=promising):
-            name, found = f"{row['model']} on {row['system']}", gains(row)
+        cases = chosen(rows, promising=promising)
+        with ProcessPoolExecutor(os.cpu_count(), max_tasks_per_child=1) as pool:  # which gives the memory back
+            results = list(pool.map(gains, cases))
+        for row, found in zip(cases, results, strict=True):
+            name = f"{row['model']} on {row['system']}"
             missed += [name] if promising and min(found.values()) <= 0 else []
             slower += [name] if min(found.values()) < min(0.0, promised(row)) - NOISE else []
             gained = {reducer: f"{gain:.1%}" for reducer, gain in found.items()}

@@ -44,9 +44,12 @@ def test_every_plan_has_an_answer_a_table_and_arguments_that_make_its_buckets(tr
     assert [row["name"].split(",")[0] for row in rows[:2]] == ["torch's default", "plan"]
     assert rows[-1]["name"] == "bound that no buckets beat"
     assert len(rows) == len(plan.baselines) + 2
-    *_, ours = lines = to_paste(plan, recorded_model(trace), "p.json")
+    of_torch, by_rule, ours = to_paste(plan, recorded_model(trace), "p.json")
     assert "plan=simulator.BucketPlan.load('p.json')" in ours
-    assert ("bucket_cap_mb_list" in lines[0]) == (plan.bucket_cap_mb_list is not None)
+    assert ("bucket_cap_mb_list" in of_torch) == (plan.bucket_cap_mb_list is not None)
+    caps = re.fullmatch(r".*: bucket_cap_mb(?:_list=\[(.*)\]|=([^,]*)), (?:.*)", by_rule).groups()
+    assert tuple(map(float, (caps[0] or caps[1]).split(", "))) == plan.rule_caps_mb
+    assert by_rule.endswith("a tie with the plan" if plan.rule_ties else "longer than with the plan")
 
 
 @given(traces(), st.lists(st.floats(1e-6, 1e-3), min_size=1, max_size=6))
