@@ -150,7 +150,7 @@ def to_paste(plan: BucketPlan, model: RecordedModel, out: Path) -> list[str]:
             f"torch's class or ddplab's: bucket_cap_mb_list={list(caps_mb)} makes these buckets at the rebuild, from "
             "the second iteration on"
         )
-    caps = ", ".join(f"{cap:.3g}" for cap in plan.rule_caps_mb)
+    caps = ", ".join(f"{cap:g}" for cap in plan.rule_caps_mb)
     argument = f"bucket_cap_mb_list=[{caps}]" if len(plan.rule_caps_mb) > 1 else f"bucket_cap_mb={caps}"
     regret = next(one.regret for one in plan.baselines if one.name == RULE)
     beside = "a tie with the plan" if plan.rule_ties else f"{regret:.1%} longer than with the plan"
