@@ -116,7 +116,8 @@ def row_of(model: str, node: str, gbit_per_s: int | None, gpus: int) -> dict[str
     caps["rule, one cap"] = (of_rule[min(1, len(of_rule) - 1)],)
     caps |= {f"rule x {factor:g}": tuple(factor * cap for cap in of_rule) for factor in FACTORS}
     plans = {name: search.by_caps(one) for name, one in caps.items()}
-    plans |= {name: plan for name, plan in search.rules.items() if name not in ("best single cap", RULE)}
+    dropped = "best single cap", "each gradient alone", RULE
+    plans |= {name: plan for name, plan in search.rules.items() if name not in dropped}
     return {
         **asked,
         "computation": times.trace.ranks[0].iterations[0].duration_ns / 1e6,

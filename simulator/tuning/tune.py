@@ -25,7 +25,7 @@ from ..schedule.policy import Policy, PolicySettings
 from ..schedule.schedule import buckets_of
 from ..workload.variation import RECORDED, Variation
 from .bucket_plan import DEFAULT, GIVEN, RULE, Baseline, BucketPlan
-from .lower_bound import lower_bound_ns
+from .lower_bound import ROUNDING_NS, lower_bound_ns
 from .plan_times import CapRule, Objective, PartitionCosts, PlanTimes, partition_costs, with_plan
 
 CAPS = 48
@@ -222,7 +222,9 @@ class Search:
         costs, times = self.costs, self.times
         ranked = self._ranked({*self.rules.values(), *self._by_caps})
         improved = [improve(plan, costs, costs.value_ns, EVALUATIONS) for plan in ranked[:IMPROVED]]
-        few = {*self._ranked({*improved, *ranked})[:CHECKED], *self.rules.values()}
+        few = set(self._ranked({*improved, *ranked})[:CHECKED])
+        most_ns = min(map(times.value_ns, few)) + ROUNDING_NS
+        few |= {plan for plan in self.rules.values() if costs.value_ns(plan) <= most_ns}  # no iteration is shorter
         best = min(sorted(few, key=len), key=times.value_ns)
         cells = len(times.deciding_cycles) * len(times.sampler.ranks)
         return improve(best, costs, times.value_ns, max(8, min(60, 400 // cells)))  # few if each takes long
