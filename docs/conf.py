@@ -32,6 +32,7 @@ include_patterns = [
     "figures/README.md",
     "tests/foreign/README.md",
     "validation/*.md",
+    "validation/data/board/*.md",
     "validation/runs/*.md",
     "tutorials/*.ipynb",
 ]
