@@ -50,7 +50,7 @@ def _predicted(row: Row, gpus: int) -> Prediction:
 
 
 def _assumed(row: Row) -> tuple[Fabric, Variation]:
-    """Return the fabric with the costs of the GPU that nobody measured, and the variation of its iterations."""
+    """Return the fabric with assumed costs where none was measured, and the variation of iterations."""
     fabric = row.load_fabric()
     if row.part == "b":  # DDP's step on one GPU is known, so it has copies and launches
         return fabric.with_processor(**SLOWED), Variation(kind="slowest", device_spread=DEVICE_SPREAD, jitter=JITTER)

@@ -210,8 +210,8 @@ def test_intervals_are_scored_where_a_method_gives_some():
 
 
 def test_a_method_that_does_not_exist_is_one_line():
-    with pytest.raises(SystemExit, match=r"expected module:function, got validation\.board:nobody"):
-        board.main(["--method", "validation.board:nobody"])
+    with pytest.raises(SystemExit, match=r"expected module:function, got validation\.board:missing"):
+        board.main(["--method", "validation.board:missing"])
 
 
 COMPARED = {
