@@ -1,4 +1,4 @@
-"""Gain of tuned buckets over torch's default, predicted and measured: four emulated V100s on virtual links.
+"""Gain of tuned buckets over torch's default, predicted and measured: four emulated GPUs on virtual links.
 
 For each model, collectives are calibrated on the links, `tune` finds a plan for these costs, and default and plan
 train in turns; with `--rule`, the buckets by the rule of docs/bucket_size.md train in place of the plan. ResNet-50
@@ -24,12 +24,14 @@ from ddplab.demo import TRACE
 from ddplab.models import Loss
 from ddplab.operation_counter import measure_operations
 from ddplab.prediction_errors import Configuration
+from ddplab.reference.bucketing import MIB
 from ddplab.reference.files.writing import write_atomically
 from ddplab.reference.launch import RankPool
 from ddplab.reference.ranks.launcher import launched, on_rank_0
 from ddplab.reference.trace import Trace
 from ddplab.simulator import BucketPlan, Policy, predict, tune
 from ddplab.simulator.schedule.schedule import buckets_of
+from ddplab.simulator.tuning.tune import caps_of_three_times
 from ddplab.simulator.workload.compute_times import recorded_model
 from ddplab.simulator.workload.roofline import find_device
 from ddplab.simulator.workload.trace_synthesis import synthesize
@@ -48,10 +50,12 @@ PART_OF_PREDICTED = 0.5
 
 
 class Case(NamedTuple):
-    """A model, and the scale in which four of it fit two cores; None: the recorded trace."""
+    """A model, the scale in which four of it fit two cores, its GPU and rate; None: the recorded trace."""
 
     model: str | None
     scale: ScaleModel
+    device: str = "v100-fp32"
+    rate: str = "10gbit"
 
 
 CASES = {
@@ -59,6 +63,10 @@ CASES = {
     "vgg16": Case("validation.plans_on_links:vgg16", ScaleModel(dilation=8, byte_scale=1 / 32)),
     "bert-large": Case("bert-large", ScaleModel(dilation=4, byte_scale=1 / 32)),
     "gpt2": Case("gpt2", ScaleModel(dilation=4, byte_scale=1 / 32)),
+    "vit-h-14": Case("vit-h-14", ScaleModel(dilation=4, byte_scale=1 / 256), "h100-bf16", "100gbit"),
+    "gpt2-xl": Case("gpt2-xl", ScaleModel(dilation=4, byte_scale=1 / 512), "h100-bf16", "200gbit"),
+    "gpt2-h100": Case("gpt2", ScaleModel(dilation=8, byte_scale=1 / 64), "h100-bf16", "400gbit"),
+    "gpt-1.3b": Case("gpt-1.3b", ScaleModel(dilation=4, byte_scale=1 / 512), "h100-bf16", "200gbit"),
 }
 
 
@@ -82,7 +90,7 @@ def verify(case: Case, turns: int, out: Path, *, by_rule: bool) -> None:
     trace = (
         Trace.load(TRACE)
         if case.model is None
-        else synthesize(measure_operations(case.model), find_device("v100-fp32"))
+        else synthesize(measure_operations(case.model), find_device(case.device))
     )
     scale = case.scale
     model_trace = scale.trace(trace, turns * MEASURED_ITERATIONS)
@@ -98,7 +106,11 @@ def verify(case: Case, turns: int, out: Path, *, by_rule: bool) -> None:
         plan = tune(model_trace, fabric, world_size=RANKS, assume=False, plan=default)
         if by_rule:
             costs: dict[str, Any] = {"world_size": RANKS, "assume": False}
-            ruled = predict(model_trace, fabric, bucket_cap_mb_list=plan.rule_caps_mb, **costs)
+            total = sum(model_trace.sizes_bytes)
+            # 1 MiB is that of the original.
+            every_ns, mib_ns = (fabric.all_reduce_ns(size, RANKS) for size in (total, round(MIB * scale.byte_scale)))
+            caps = caps_of_three_times(total, every_ns, mib_ns, model_trace.ranks[0].iterations[0].duration_ns)
+            ruled = predict(model_trace, fabric, bucket_cap_mb_list=[cap / MIB for cap in caps], **costs)
             is_tie = predict(model_trace, fabric, plan=default, **costs).compare(ruled).is_tie
             plan = plan.model_copy(update={"buckets": ruled.buckets, "keep_default": is_tie})
         plan.save(out / "plan.json")
@@ -111,7 +123,6 @@ def main() -> None:
     """Start the ranks of each model on its links, and print the tables; end with an error if a goal is missed."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--models", nargs="+", choices=CASES, default=list(CASES))
-    parser.add_argument("--rate", type=bits_per_s, default="10gbit", help="rate of the links")
     parser.add_argument("--turns", type=int, default=TURNS, help="turns of default and plan")
     parser.add_argument("--rule", action="store_true", help="train by the rule in place of the plan")
     parser.add_argument("--out", type=Path, default=Path("out/plans_on_links"), help="folder for all files")
@@ -125,7 +136,7 @@ def main() -> None:
         print(f"\n{name}", flush=True)
         words = ["-m", "validation.plans_on_links", "--models", name, "--turns", options.turns, "--out", options.out]
         words += ["--rule"] if options.rule else []
-        if status := run_linked(words, RANKS, *CASES[name].scale.rates(options.rate)):
+        if status := run_linked(words, RANKS, *CASES[name].scale.rates(bits_per_s(CASES[name].rate))):
             sys.exit(status)
         plan, report = BucketPlan.load(options.out / name / "plan.json"), LaboratoryReport.load(options.out / name)
         if plan.keep_default:
