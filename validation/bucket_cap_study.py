@@ -73,6 +73,11 @@ def systems() -> list[tuple[str, int | None]]:
 
 
 @cache
+def _dtype(model: str) -> str:
+    return element_type(operations_of(model).parameters)
+
+
+@cache
 def _synthesized(model: str, device: str, dtype: str) -> Trace:
     sheet = find_device(with_precision(device, dtype))
     return synthesize(operations_of(model, sheet.autocast), sheet)
@@ -85,7 +90,7 @@ def described(row: Mapping[str, object]) -> tuple[Search, Inputs]:
     node, _, network = str(row["system"]).partition(", ")
     rate = Rate(gbit_per_s=int(network.split()[0]), source="") if network else None
     fabric = Fabric.from_topology(listed.topology(node, network=rate))
-    trace = _synthesized(model, listed.nodes[node].device, element_type(operations_of(model).parameters))
+    trace = _synthesized(model, listed.nodes[node].device, _dtype(model))
     inputs = complete(trace, fabric, policy=None, variation=Variation(device_spread=0.0), assume=True, settings={})
     times = PlanTimes(inputs.with_policy(plan=None, order="ready"), gpus, "median")
     return Search(partition_costs(times), "reaches the cap", None), inputs
@@ -98,8 +103,7 @@ def row_of(model: str, node: str, gbit_per_s: int | None, gpus: int) -> dict[str
         "system": node if gbit_per_s is None else f"{node}, {gbit_per_s} Gbit/s",
         "gpus": gpus,
     }
-    dtype = element_type(operations_of(model).parameters)
-    if read_catalogue().nodes[node].device == "v100" and dtype == "bfloat16":
+    if read_catalogue().nodes[node].device == "v100" and _dtype(model) == "bfloat16":
         return None
     search, inputs = described(asked)
     times, fabric, trace = search.times, search.times.fabric, inputs.trace
