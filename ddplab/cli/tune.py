@@ -155,7 +155,7 @@ def to_paste(plan: BucketPlan, model: RecordedModel, out: Path) -> list[str]:
     regret = next(one.regret for one in plan.baselines if one.name == RULE)
     beside = "a tie with the plan" if plan.rule_ties else f"{regret:.1%} longer than with the plan"
     rule = f"by the rule of docs/bucket_size.md: {argument}, {beside}"
-    return [of_torch, rule, f"ddplab's class: plan=simulator.BucketPlan.load({str(out)!r}).buckets"]
+    return [of_torch, rule, f"ddplab's class: plan=ddplab.BucketPlan.load({str(out)!r}).buckets"]
 
 
 def short_caps_mb(

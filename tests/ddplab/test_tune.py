@@ -1,10 +1,13 @@
 """The command `tune`: the answer, what to paste, and files."""
 
 import re
+import tempfile
+from pathlib import Path
 
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
+import ddplab
 from ddplab.cli.tune import answer, decimals, plan_rows, short_caps_mb, to_paste
 from ddplab.simulator import BucketPlan, Policy, predict, tune
 from ddplab.simulator.schedule.schedule import buckets_of
@@ -44,8 +47,11 @@ def test_every_plan_has_an_answer_a_table_and_arguments_that_make_its_buckets(tr
     assert [row["name"].split(",")[0] for row in rows[:2]] == ["torch's default", "plan"]
     assert rows[-1]["name"] == "bound that no buckets beat"
     assert len(rows) == len(plan.baselines) + 2
-    of_torch, by_rule, ours = to_paste(plan, recorded_model(trace), "p.json")
-    assert "plan=simulator.BucketPlan.load('p.json')" in ours
+    with tempfile.TemporaryDirectory() as folder:
+        plan.save(Path(folder, "p.json"))
+        of_torch, by_rule, ours = to_paste(plan, recorded_model(trace), Path(folder, "p.json"))
+        pasted = eval(f"dict({ours.partition(': ')[2]})", {"ddplab": ddplab})
+    assert pasted == {"plan": plan.buckets}
     assert ("bucket_cap_mb_list" in of_torch) == (plan.bucket_cap_mb_list is not None)
     caps = re.fullmatch(r".*: bucket_cap_mb(?:_list=\[(.*)\]|=([^,]*)), (?:.*)", by_rule).groups()
     assert tuple(map(float, (caps[0] or caps[1]).split(", "))) == plan.rule_caps_mb
