@@ -11,6 +11,7 @@ import traceback
 from collections import deque
 from collections.abc import Callable, Sequence
 from math import inf
+from queue import Empty, SimpleQueue
 from typing import Any, Generic, NamedTuple, TypeVar
 
 from ..reference.errors import RankError, RanksUnmatchedError
@@ -24,11 +25,12 @@ TURN_TIMEOUT_S = 10.0
 """Longest real time between two waits of a rank."""
 END_TIMEOUT_S = 1.0
 """How long to wait for a rank's thread after a failure; a thread that is blocked outside of Python never ends."""
+CORES = os.cpu_count() or 1  # asked once: the answer takes longer than a short turn
 
 
 def patient(limit_s: float) -> float:
     """Return a time limit for the present load: longer if more threads want to run than the machine has cores."""
-    return limit_s * max(1.0, os.getloadavg()[0] / (os.cpu_count() or 1))
+    return limit_s * max(1.0, os.getloadavg()[0] / CORES)
 
 
 class NoTurnError(RankError):
@@ -56,7 +58,7 @@ class VirtualRank:
         self._time = time
         self._progress = 0
         self.thread: threading.Thread | None = None
-        self.may_run = threading.Semaphore(0)  #: released when the rank's turn begins
+        self.may_run: SimpleQueue[None] = SimpleQueue()  #: gets an entry when the rank's turn begins
         self.blocked_on = ""  #: what the rank waits for; empty while it runs
 
     @property
@@ -105,8 +107,8 @@ class VirtualRank:
         if self._time.failure is not None:
             raise RanksEndedError
         self.blocked_on = what
-        self._time.turn_is_over.release()
-        self.may_run.acquire()
+        self._time.turn_is_over.put(None)
+        self.may_run.get()
         self.blocked_on = ""
         if self._time.failure is not None:
             raise RanksEndedError
@@ -128,7 +130,7 @@ class VirtualTime(Generic[Result]):
         self.on_restart: Callable[[], None] = lambda: None
         self.runnable: deque[VirtualRank] = deque()  #: ranks that run next, each in its turn
         self.arrived: list[VirtualRank] = []
-        self.turn_is_over = threading.Semaphore(0)
+        self.turn_is_over: SimpleQueue[None] = SimpleQueue()
         self._results: dict[int, Result] = {}
 
     def run(self, body: Callable[[VirtualRank], Result]) -> list[Result]:
@@ -150,7 +152,7 @@ class VirtualTime(Generic[Result]):
             raise
         finally:
             for rank in self.ranks:
-                rank.may_run.release()
+                rank.may_run.put(None)
             for rank in self.ranks:
                 if rank.thread is not None and rank.thread.is_alive():
                     rank.thread.join(timeout=END_TIMEOUT_S)
@@ -161,17 +163,16 @@ class VirtualTime(Generic[Result]):
     def _advance(self) -> None:
         while self.runnable and self.failure is None:
             rank = self.runnable.popleft()
-            rank.may_run.release()
+            rank.may_run.put(None)
             limit_s = patient(TURN_TIMEOUT_S)
-            if not self.turn_is_over.acquire(timeout=limit_s):
+            try:
+                self.turn_is_over.get(timeout=limit_s)
+            except Empty:
                 frame = sys._current_frames().get(rank.thread.ident or 0) if rank.thread else None
                 stack = "".join(traceback.format_stack(frame)[-3:])
-                raise NoTurnError(
-                    rank.rank,
-                    f"rank {rank.rank} has not come back for {limit_s:.3g} s; in virtual time a reducer may "
-                    "wait only for its process group, not for other threads or in C++.",
-                    traceback=stack,
-                )
+                cause = f"rank {rank.rank} has not come back for {limit_s:.3g} s; in virtual time a reducer may "
+                cause += "wait only for its process group, not for other threads or in C++."
+                raise NoTurnError(rank.rank, cause, traceback=stack) from None
         if self.failure is not None or len(self._results) == len(self.ranks):
             return
         if len(self.arrived) == len(self.ranks) - len(self._results):
@@ -190,7 +191,7 @@ class VirtualTime(Generic[Result]):
         self.arrived.clear()
 
     def _live(self, rank: VirtualRank, body: Callable[[VirtualRank], Result]) -> None:
-        rank.may_run.acquire()
+        rank.may_run.get()
         try:
             if self.failure is None:
                 self._results[rank.rank] = body(rank)
@@ -203,4 +204,4 @@ class VirtualTime(Generic[Result]):
                 self.failure = kind(rank.rank, f"rank {rank.rank} failed in virtual time: {cause}")
                 self.failure.__cause__ = error
         finally:
-            self.turn_is_over.release()
+            self.turn_is_over.put(None)
