@@ -1,4 +1,4 @@
-"""Tutorial 8's picture of errors: each error of each method stands at its value, and none hides another."""
+"""Tutorial 7: in its picture each error of each method stands at its value; a busy machine is explained."""
 
 from dataclasses import replace
 
@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tutorials.replaying import METHODS, draw_residuals, mean_error
+from tutorials.replaying import DIFFER_AT_MOST, METHODS, TOO_BUSY, draw_residuals, mean_error, too_busy
 
 from .explore import examples
 from .validation_rows import row
@@ -32,3 +32,11 @@ def test_each_error_of_each_method_is_a_marker_of_its_own(rows):
     plt.close(figure)
     for name, (field, _, _) in METHODS.items():
         assert mean_error(rows, name) == pytest.approx(sum(abs(getattr(one, field)) for one in rows) / len(rows))
+
+
+@given(st.booleans(), st.floats(0, 10))
+def test_a_busy_machine_is_explained_by_what_did_not_repeat(calm, differ):
+    told = too_busy(calm=calm, differ=differ)
+    assert bool(told) == (not calm or differ > DIFFER_AT_MOST)
+    assert ("turns differ" in told) <= (differ > DIFFER_AT_MOST)
+    assert (told == TOO_BUSY) == (not calm)

@@ -58,6 +58,18 @@ def all_reduce_ms(fabric: Fabric, mib: float) -> float:
     return fabric.all_reduce_ns(int(mib * MIB), 2) / 1e6
 
 
+TOO_BUSY = "this machine is too busy: the costs above do not repeat"
+DIFFER_AT_MOST = 0.1
+"""Largest difference of two turns of training, as a fraction of the shorter one, at which a time is printed."""
+
+
+def too_busy(*, calm: bool, differ: float) -> str:
+    """Why no time of training is printed, empty if times are: costs must repeat, and turns `differ` little."""
+    if calm and differ > DIFFER_AT_MOST:
+        return f"this machine is too busy: turns differ by {differ:.0%}, at most {DIFFER_AT_MOST:.0%} is allowed"
+    return "" if calm else TOO_BUSY
+
+
 METHODS = {
     "ddplab": ("error", "o", plot_colours.INK),
     "perfect scaling": ("perfect_scaling_error", "v", plot_colours.QUIET),
