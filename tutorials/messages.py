@@ -41,7 +41,7 @@ def draw_times(here_ms: Mapping[int, float], nccl_ms: Mapping[int, float], guess
     ):
         ax.loglog([size / 1024 for size in curve], list(curve.values()), style, color=colour, label=label)
     ax.legend(frameon=False, loc="lower left", bbox_to_anchor=(0, 1), ncols=2)  # above, where no curve comes
-    ax.set_xlabel("array, KiB")
+    ax.set_xlabel("bytes of the array, KiB")
     ax.set_ylabel("all-reduce, ms")
     mark_guess(ax, guess_times_as_long, "times", x=4096, scale=here_ms[4096])  # 4,096 KiB, and 4,096 bytes
     return ax

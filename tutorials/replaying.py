@@ -66,7 +66,7 @@ DIFFER_AT_MOST = 0.1
 def too_busy(*, calm: bool, differ: float) -> str:
     """Why no time of training is printed, empty if times are: costs must repeat, and turns `differ` little."""
     if calm and differ > DIFFER_AT_MOST:
-        return f"this machine is too busy: turns differ by {differ:.0%}, at most {DIFFER_AT_MOST:.0%} is allowed"
+        return f"this machine is too busy: turns differ by more than {DIFFER_AT_MOST:.0%}"
     return "" if calm else TOO_BUSY
 
 
