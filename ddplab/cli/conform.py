@@ -118,7 +118,7 @@ def conform(
         expectations = {} if expect is None else read_expectations(expect, list(CHECKS))
         asked = (Subject(name, tolerance=tolerance), QUICK if quick else FULL, other, seed)
         ranks: dict[str, Any] = {"world_size": size, "backend": backend, "device": where, "only_data": True}
-        import torch._dynamo  # noqa: F401 - in seconds, as the first optimizer would when the ranks no longer start
+        import torch._dynamo  # noqa: F401 - optimizers need it; it loads while the ranks start
 
         with RankPool(**ranks) as pool, bench_on(pool, *asked) as bench:
             report.schedules = bench.schedules

@@ -26,7 +26,9 @@ LOCAL = "gradients that nothing waits for"
 FUNCTIONS = ["bucket caps", "accumulation", "random programs"]
 
 
-@pytest.mark.skipif(has_version_of_table(), reason="with the pinned torch, test_readme runs the kit on its class")
+@pytest.mark.skipif(
+    has_version_of_table(), reason="test_readme judges torch's class by this kit with the pinned torch"
+)
 def test_torchs_passes_everything_that_it_supports(bench_of):
     """Ours passes `make test-reducer`, which CI runs."""
     bench = bench_of(TORCHS, against=TORCHS)
