@@ -125,7 +125,7 @@ class LiveBytes(TorchDispatchMode):
         is_attention = func._overloadpacket == aten._scaled_dot_product_flash_attention_for_cpu
         for tensor in tensors_of(result):
             twice = is_attention and tensor is result[0] and tensor.dtype == torch.float32
-            self.bytes += self._follow(tensor, FLOAT32_ATTENTION_OUTPUTS if twice else 1)
+            self._follow(tensor, FLOAT32_ATTENTION_OUTPUTS if twice else 1)
         self.peak_with_gradients = max(self.peak_with_gradients, self.bytes)
         self.peak = max(self.peak, self.bytes - self.gradient_bytes)
         return result
@@ -140,13 +140,15 @@ class LiveBytes(TorchDispatchMode):
                 self.gradient_bytes += storage.nbytes()
 
     def _follow(self, tensor: Tensor, times: int) -> int:
-        """Return the bytes of a storage that is seen for the first time, `times` as many; 0 for others."""
+        """Count a storage that is seen for the first time, `times` its bytes; return these, 0 for other storages."""
         storage = tensor.untyped_storage()
         if storage._cdata in self._seen:
             return 0
         self._seen.add(storage._cdata)
-        weakref.finalize(storage, self._ended, storage._cdata, times * storage.nbytes())
-        return storage.nbytes() * (times or 1)
+        made_bytes = times * storage.nbytes()
+        weakref.finalize(storage, self._ended, storage._cdata, made_bytes)
+        self.bytes += made_bytes  # nothing is called between reading and writing: `_ended` runs in any thread
+        return storage.nbytes()
 
     def _ended(self, storage: int, made_bytes: int) -> None:
         self._seen.discard(storage)

@@ -99,8 +99,7 @@ def transformer(vocabulary: int, context: int, batch: int, **sizes: int) -> Mode
 
 def vit(batch: int, *, patch: int = 16, **sizes: int) -> Model:
     """A vision transformer (Dosovitskiy et al. 2021) on images of 224 x 224."""
-    module = _VisionTransformer(side=224, patch=patch, **sizes)
-    return module, _classify(torch.randn(batch, 3, 224, 224), 1000)
+    return _VisionTransformer(side=224, patch=patch, **sizes), _classify(torch.randn(batch, 3, 224, 224), 1000)
 
 
 def llama(

@@ -331,10 +331,7 @@ def bench_on(
     torch.set_num_threads(1)
     subject = name if isinstance(name, Subject) else Subject(name)
     bench = Bench(subject, ranks, effort, against=None if against is None else Subject(against), seed=seed)
-    with (
-        tempfile.TemporaryDirectory() as folder,
-        mock.patch.dict(os.environ, HYPOTHESIS_STORAGE_DIRECTORY=folder),
-    ):
+    with tempfile.TemporaryDirectory() as folder, mock.patch.dict(os.environ, HYPOTHESIS_STORAGE_DIRECTORY=folder):
         try:
             bench.start()
             yield bench

@@ -263,6 +263,11 @@ TORCHS = Subject("torch.nn.parallel:DistributedDataParallel")
 
 
 def peak_memory(_rank: int, _world_size: int, subject: Subject) -> float:
+    """The least of five: a thread of Gloo may keep what it sent at construction until the first pass ends."""
+    return min(_peak_of_a_training(subject) for _ in range(5))
+
+
+def _peak_of_a_training(subject: Subject) -> float:
     """Train 2 MiB of parameters; returns how many times as many bytes of tensors live beside them at most."""
     device = rank_device()
     module = nn.Sequential(*(nn.Linear(256, 256, bias=False) for _ in range(8))).to(device)
@@ -286,8 +291,7 @@ def check_memory(bench: Bench) -> None:
     """At its peak, training takes no more memory than under torch's class, and half of the gradients."""
     torchs, own = (max(bench.run(peak_memory, subject)) for subject in (TORCHS, bench.subject))
     if own > torchs + 0.5:
-        torchs_times = f"under torch's class {torchs:.2g}"
-        raise FindingError(f"at its peak, training takes {own:.2g} times the parameters, {torchs_times}")
+        raise FindingError(f"at its peak, training takes {own:.2g} times the parameters, torch's class {torchs:.2g}")
 
 
 def compiled(_rank: int, _world_size: int, subject: Subject) -> str:

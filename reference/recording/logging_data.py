@@ -230,5 +230,4 @@ def buckets_of(wrapped: Any) -> tuple[tuple[int, ...], ...] | None:
         return None
     data = wrapped._get_ddp_logging_data()
     listed = data.get("rebuilt_per_bucket_param_indices") or data.get("initial_per_bucket_param_indices") or ""
-    buckets = tuple(tuple(map(int, bucket.split())) for bucket in listed.split(",") if bucket.strip())
-    return buckets or None
+    return tuple(tuple(map(int, bucket.split())) for bucket in listed.split(",") if bucket.strip()) or None

@@ -201,8 +201,7 @@ class Limits:
         inputs = self.system.inputs
         if inputs.policy.grouping == "module" or inputs.policy.phase != "steady":
             return self.now
-        found = tuned(inputs, self.world_size)
-        other = self.system.at(self.world_size, with_plan(inputs, found.buckets))
+        other = self.system.at(self.world_size, with_plan(inputs, tuned(inputs, self.world_size).buckets))
         return min(self.now, other, key=lambda one: one.iteration_ns)
 
     @property

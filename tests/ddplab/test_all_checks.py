@@ -14,7 +14,8 @@ from ddplab.conformance.check_outcomes import PLAIN, level_of
 from ddplab.conformance.check_runner import OF_ADAPTERS
 from ddplab.conformance.random_programs import programs
 from ddplab.conformance.training_programs import in_whole_steps
-from ddplab.conformance.usual_scripts import SITUATIONS, pairwise
+from ddplab.conformance.usual_scripts import SITUATIONS, pairwise, peak_memory
+from ddplab.conformance.usual_scripts import TORCHS as TORCHS_SUBJECT
 
 from ..foreign.run import HEAD, all_adapters, label
 from ..reference.torch_suite.run import has_version_of_table
@@ -116,6 +117,11 @@ def test_a_faulty_class_fails_where_its_fault_is(bench_of, monkeypatch, name, ch
     result = outcomes(bench_of(faulty(name)), [check])[check]
     assert result.outcome == "failed"
     assert says in result.message
+
+
+def test_the_peak_of_memory_does_not_depend_on_when_a_backend_lets_go(two_ranks):
+    """A thread of Gloo kept what was sent at construction in one training of twenty."""
+    assert len({peak for _ in range(6) for peak in two_ranks.run(peak_memory, TORCHS_SUBJECT)}) == 1
 
 
 @pytest.mark.parametrize(

@@ -1,6 +1,7 @@
 """The counted memory of a step, against torch's own record of what the processor's allocator gave and took."""
 
 import random
+import weakref
 
 import pytest
 import torch
@@ -8,7 +9,7 @@ from torch import Tensor, nn
 from torch.profiler import ProfilerActivity, profile
 from torch.utils.checkpoint import checkpoint
 
-from ddplab.memory_counter import held_by_a_step, measure_memory
+from ddplab.memory_counter import LiveBytes, held_by_a_step, measure_memory
 
 
 class _Random(nn.Module):
@@ -70,3 +71,19 @@ def test_a_model_of_another_element_type_is_counted():
     assert memory is not None
     assert memory.batch_bytes == 2 * 4 * 8
     assert memory.peak_bytes >= 2 * 4 * 16
+
+
+def test_what_ends_while_another_tensor_is_counted_is_counted_as_ended(monkeypatch):
+    """Threads of a backend let go of what they have sent at any time, also between two lines of the counter."""
+    live_tensors = []
+    finalize = weakref.finalize
+
+    def finalize_and_end_another(*arguments):
+        live_tensors.clear()
+        return finalize(*arguments)
+
+    monkeypatch.setattr(weakref, "finalize", finalize_and_end_another)
+    with LiveBytes([]) as live:
+        live_tensors.append(torch.empty(10))
+        kept = torch.empty(20)
+    assert live.bytes == kept.nbytes
