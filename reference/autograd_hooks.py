@@ -3,7 +3,7 @@
 [Note: the inbox] Between two layers of the backward pass, the layers' own code and data have displaced the
 interpreter from the CPU caches, so a Python call there costs many times as much as in a loop. The hook of a gradient
 therefore only appends a number to a list, the inbox, and calls the reducer when it has something to do: when the
-inbox holds as many gradients as the limit that the reducer has set.
+inbox holds as many gradients, or more bytes of them, than the limits that the reducer has set.
 """
 
 import dataclasses
@@ -29,8 +29,6 @@ AutogradHook = Callable[[Any, Any], None]  # called by an autograd node after it
 MOST_BUCKETS_TO_COUNT = 8
 """If more buckets than this are left, counting the gradients that each lacks costs more than the calls it saves."""
 F = TypeVar("F", bound=Callable[..., Any])
-NEVER = 2**62
-"""An inbox limit that is never reached."""
 transforms_active: Callable[[], bool] = torch._C._are_functorch_transforms_active
 """Whether a transform of `torch.func`, such as `grad` or `vmap`, runs."""
 
@@ -82,14 +80,15 @@ class Inbox:
         indices: Parameter indices, in the order in which their gradients arrived.
         undefined: Those whose gradients were undefined, so that nothing was accumulated, in this backward pass.
         limit: Number of gradients at which the hooks call the reducer.
+        room_bytes: How many more bytes of gradients can arrive without a call.
     """
 
-    __slots__ = ("indices", "limit", "undefined")
+    __slots__ = ("indices", "limit", "room_bytes", "undefined")
 
     def __init__(self) -> None:
         self.indices: list[int] = []  # never replaced by another list, because the hooks hold this one
         self.undefined: set[int] = set()
-        self.limit = 1
+        self.limit = self.room_bytes = 1
 
     def take(self) -> list[int]:
         """Remove and return all indices."""
@@ -104,11 +103,12 @@ class Inbox:
         self.limit = 1
 
 
-def gradients_until_pack(buckets: Sequence[Bucket], next_bucket: int) -> int:
-    """How many gradients can arrive before a bucket from `next_bucket` on may have to be packed; at least 1."""
-    if len(buckets) - next_bucket > MOST_BUCKETS_TO_COUNT:
-        return 1
-    return min((bucket.puts_until_pack for bucket in buckets if not bucket.ready), default=1)
+def arrivals_until_pack(buckets: Sequence[Bucket], next_bucket: int) -> tuple[int, int]:
+    """With how many gradients a bucket from `next_bucket` on may have to be packed, and beyond how many bytes."""
+    filling = [bucket for bucket in buckets[next_bucket:] if bucket.pending]
+    if not 0 < len(filling) <= MOST_BUCKETS_TO_COUNT:
+        return 1, 0
+    return min(bucket.pending for bucket in filling), min(bucket.room_bytes for bucket in filling)
 
 
 def attach_hooks(nodes: Sequence[Node], reducer: "Reducer", *, locked: bool) -> weakref.finalize:  # type: ignore[type-arg]  # not generic
@@ -119,7 +119,8 @@ def attach_hooks(nodes: Sequence[Node], reducer: "Reducer", *, locked: bool) -> 
     module on several devices has several threads. The returned function removes the hooks; the end of the reducer
     calls it too.
     """
-    hooks = [_gradient_hook(weakref.ref(reducer), reducer.inbox, index) for index in range(len(nodes))]
+    sizes_bytes = [parameter.nbytes for parameter in reducer.parameters]
+    hooks = [_gradient_hook(weakref.ref(reducer), reducer.inbox, *one) for one in enumerate(sizes_bytes)]
     if locked:
         lock = threading.RLock()
         hooks = [_with_lock(hook, lock) for hook in hooks]
@@ -127,15 +128,16 @@ def attach_hooks(nodes: Sequence[Node], reducer: "Reducer", *, locked: bool) -> 
     return weakref.finalize(reducer, lambda: deque(map(RemovableHandle.remove, handles), maxlen=0))
 
 
-def _gradient_hook(reducer: "weakref.ref[Reducer]", inbox: Inbox, index: int) -> AutogradHook:
+def _gradient_hook(reducer: "weakref.ref[Reducer]", inbox: Inbox, index: int, size_bytes: int) -> AutogradHook:
     indices = inbox.indices
 
     @not_traced
     def gradient_accumulated(_outputs: Any, gradients: Any) -> None:
         indices.append(index)
+        inbox.room_bytes -= size_bytes
         if gradients[0] is None:
             inbox.undefined.add(index)
-        if len(indices) >= inbox.limit and (alive := reducer()) is not None:
+        if (len(indices) >= inbox.limit or inbox.room_bytes < 0) and (alive := reducer()) is not None:
             alive.gradients_arrived()
 
     return gradient_accumulated

@@ -19,6 +19,8 @@ from .parameters import INTEGERS, bucket_key, dense_strides
 if TYPE_CHECKING:
     from .checks.construction import Setup
 
+NEVER = 2**62
+"""A number of gradients, or of their bytes, that is never reached."""
 SUM = dist.AllreduceOptions()
 """torch's options of an all-reduce, as they are by default: a process group written in Python must be given some."""
 
@@ -47,10 +49,13 @@ class Bucket:
         buffer: Flat tensor with all elements of the bucket; the all-reduce works on it in place.
         views: For each slot a view of `buffer` with the shape and memory format of the slot's parameter.
         is_put: For each slot whether its gradient has been put in this iteration.
+        pending: Number of slots whose gradients have not been put.
         waiting: Slots that were put but not packed yet.
+        room_bytes: How many more bytes of gradients can wait; beyond them `put` returns True.
     """
 
     buffer: Tensor
+    room_bytes = NEVER
 
     def __init__(self, indices: Sequence[int], parameters: Sequence[nn.Parameter], *, batched: bool = False) -> None:
         self.indices = tuple(indices)
@@ -62,7 +67,7 @@ class Bucket:
         self.reset()
 
     def __repr__(self) -> str:
-        return f"Bucket(parameters {list(self.indices)}, {self.size_bytes} bytes, {self._pending} pending)"
+        return f"Bucket(parameters {list(self.indices)}, {self.size_bytes} bytes, {self.pending} pending)"
 
     def _make_buffer(self) -> None:
         self.buffer, self.views = aligned_buffer(self.parameters)
@@ -70,17 +75,12 @@ class Bucket:
     @property
     def ready(self) -> bool:
         """Whether every gradient has been put."""
-        return self._pending == 0
-
-    @property
-    def puts_until_pack(self) -> int:
-        """How many more gradients can be put before `put` may return True; at least 1."""
-        return self._pending
+        return self.pending == 0
 
     def reset(self) -> None:
         """Start an iteration: no gradient has been put."""
-        self._pending = len(self.parameters)
-        self.is_put = bytearray(self._pending)
+        self.pending = len(self.parameters)
+        self.is_put = bytearray(self.pending)
         self.waiting: list[int] = []
         self._absent: list[int] = []
 
@@ -91,9 +91,9 @@ class Bucket:
             if is_put[slot]:
                 raise SecondGradientError(self.indices[slot])
             is_put[slot] = True
-        self._pending -= len(slots)
+        self.pending -= len(slots)
         self.waiting += slots
-        return not self._pending
+        return not self.pending
 
     def misfits(self, *, thorough: bool) -> list[int]:
         """Waiting slots without a gradient, and those whose gradients do not fit their views or are differentiable.
@@ -115,7 +115,6 @@ class Bucket:
                 found.append(slot)
         return found
 
-    @torch.no_grad()
     def pack(self, scale: float) -> None:
         """Copy what was put since the last call into the buffer, times `scale`; zeros where there is no gradient."""
         slots = sorted(self.waiting)  # the order of the buffer, which the cache prefers

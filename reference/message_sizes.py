@@ -6,6 +6,7 @@ messages cannot differ.
 
 from collections import deque
 from collections.abc import Callable, Hashable, Sequence
+from functools import lru_cache
 from math import isqrt, prod
 from typing import TypeVar
 
@@ -31,6 +32,7 @@ CHANNEL_ELEMENTS = 512
 """Default of per-channel quantisation: elements that share a scale."""
 FLOAT32_BYTES = 4
 
+_assign_pieces = lru_cache(maxsize=16)(assign_buckets)  # each forward pass sends the same buffers
 Piece = TypeVar("Piece")
 Shape = tuple[int, int]
 
@@ -44,7 +46,7 @@ def send_in_pieces(
 ) -> None:
     """Call `launch` with the tensors of each piece, all of one key, and `finish` before too many are in flight."""
     in_flight: deque[Piece] = deque()
-    for indices in assign_buckets(sizes_bytes, [piece_bytes], keys=keys):
+    for indices in _assign_pieces(tuple(sizes_bytes), (piece_bytes,), keys=tuple(keys)):
         if len(in_flight) == PIECES_IN_FLIGHT:
             finish(in_flight.popleft())
         in_flight.append(launch(indices))

@@ -27,10 +27,10 @@ from torch._C._distributed_c10d import DebugLevel, get_debug_level
 from torch.autograd.graph import Node
 
 from . import backward_exceptions
-from .autograd_hooks import NEVER, Inbox, PassEnd, accumulators, attach_hooks, gradients_until_pack, transforms_active
+from .autograd_hooks import Inbox, PassEnd, accumulators, arrivals_until_pack, attach_hooks, transforms_active
 from .backward_exceptions import NO_TASK, distributed_autograd_runs
 from .backward_pass import Expecting, Failed, Idle, InFlight, Reduction, Running, Snapshot, State
-from .buckets import Bucket, Buckets, SecondGradientError
+from .buckets import NEVER, Bucket, Buckets, SecondGradientError
 from .checks.changed_gradients import ChangedGradients, misfit, separate, snapshot, warn_of_changes, watch_steps
 from .checks.error_messages import ErrorMessages, Text
 from .checks.launch_order import CheckedLaunchOrder
@@ -306,7 +306,7 @@ class Reducer:
         self.fail(message)
 
     def gradients_arrived(self) -> None:
-        """Called by autograd when `inbox.limit` gradients have arrived."""
+        """Called by autograd when a limit of the inbox is reached."""
         self._enter_backward()
         state = self.state
         if isinstance(state, Failed):
@@ -320,11 +320,11 @@ class Reducer:
         if self.tracker.counts_gradients or self._parameter_observers:
             self.inbox.limit = 1
         elif state.reduction is None:
-            self.inbox.limit = NEVER if isinstance(state.before, Idle) else 1
+            self.inbox.limit = self.inbox.room_bytes = NEVER if isinstance(state.before, Idle) else 1
         elif self.thorough or self._separates:
             self.inbox.limit = 1
         else:
-            self.inbox.limit = gradients_until_pack(self.buckets, state.reduction.next_bucket)
+            self.inbox.limit, self.inbox.room_bytes = arrivals_until_pack(self.buckets, state.reduction.next_bucket)
 
     def _backward_ends(self, task: int) -> None:
         """Called by autograd at the end of a backward pass: finish if all buckets were launched.
@@ -438,7 +438,8 @@ class Reducer:
         if self.thorough and (changed := self.changes.first_changed(bucket)) is not None:
             self.fail(self.messages.message(Text.CHANGED, changed, number))
         self.notify(Observer.bucket_packing, number)
-        with profiled("torch::distributed::reducer::mul_out"):
+        is_recorded = torch.is_grad_enabled()  # as with `create_graph`; `no_grad` takes ten times as long as to ask
+        with profiled("torch::distributed::reducer::mul_out"), torch.no_grad() if is_recorded else _NOTHING:
             bucket.pack(reduction.scale)
 
     def _launch_ready_buckets(self, reduction: Reduction) -> None:

@@ -65,6 +65,7 @@ class DelayedAllReduce:
         self._in_flight.clear()
         self._wanted = True if averaging else None
 
+    @torch.no_grad()
     def _launch(self) -> None:
         if self._wanted is None:
             return

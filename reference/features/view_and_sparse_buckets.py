@@ -33,12 +33,6 @@ class ViewBucket(Bucket):
     A gradient that autograd allocated anew, because the last one was set to None, is copied once and becomes a view.
     """
 
-    @property
-    def puts_until_pack(self) -> int:
-        """See `Bucket.puts_until_pack`."""
-        room = max(0, MOST_WAITING_BYTES - self._waiting_bytes)
-        return min(super().puts_until_pack, 1 + room // self._largest_bytes)
-
     def reset(self) -> None:
         """See `Bucket.reset`.
 
@@ -46,21 +40,21 @@ class ViewBucket(Bucket):
         again, and the gradients copied as those that autograd allocates.
         """
         super().reset()
-        self._waiting_bytes = 0
+        self.room_bytes = MOST_WAITING_BYTES
         if list(map(Tensor.data_ptr, self.views)) != self._addresses:
             self.views[:] = [view.detach() for view in self._unseen_views]
 
     def put(self, slots: Sequence[int]) -> bool:
         """See `Bucket.put`; also True as soon as many bytes wait."""
         should_pack = super().put(slots)
-        self._waiting_bytes += sum(map(self._sizes_bytes.__getitem__, slots))
-        return should_pack or self._waiting_bytes > MOST_WAITING_BYTES
+        self.room_bytes -= sum(map(self._sizes_bytes.__getitem__, slots))
+        return should_pack or self.room_bytes < 0
 
     def pack(self, scale: float) -> None:
         """See `Bucket.pack`."""
         packed = self.waiting
         super().pack(scale)
-        self._waiting_bytes = 0
+        self.room_bytes = MOST_WAITING_BYTES
         for slot in packed:
             if self.parameters[slot].grad is not None:
                 self.parameters[slot].grad = self.views[slot]
@@ -68,7 +62,6 @@ class ViewBucket(Bucket):
     def _make_buffer(self) -> None:
         super()._make_buffer()
         self._sizes_bytes = [view.nbytes for view in self.views]
-        self._largest_bytes = max(1, *self._sizes_bytes)
         self._addresses = [view.data_ptr() for view in self.views]
         self._unseen_views = [view.detach() for view in self.views]  # which the script cannot move
         for slot, parameter in enumerate(self.parameters):
