@@ -53,7 +53,7 @@ test-readme: $(READY)  ## run the README's commands and programs as they are wri
 demo: $(READY)  ## the real reducer in virtual time beside its predictions, exact to the nanosecond: seconds
 	$(BIN)/ddplab demo --out out/demo
 
-test: $(READY) .venv/.chromium  ## run the tests, in three processes, which often wait: 6 to 11 minutes on two cores
+test: $(READY) .venv/.chromium  ## run the tests, in three processes, which often wait: 4 to 11 minutes on two cores
 	$(BIN)/pytest -n 3 --dist worksteal
 
 coverage: $(READY) .venv/.chromium  ## the same, and which lines of the packages ran in the processes of the tests; fails below the floor in pyproject.toml
