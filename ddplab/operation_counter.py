@@ -54,9 +54,9 @@ def measure_operations(model: str, *, autocast: str | None = None) -> Operations
             raise
         reason = str(error).partition("\n")[0]
         raise ModelError(
-            f"--model {model}: does not run on fake tensors, which have no data: {reason}; make model "
-            "and batch inside the callable, name no device, and use no values (.item(), .numpy(), `if tensor`); "
-            "or record a trace of it (ddplab record)"
+            f"--model {model}: does not run on fake tensors, which have no data: {reason}; if it runs with data, "
+            "make model and batch inside the callable, name no device, and use no values (.item(), .numpy(), "
+            "`if tensor`); or record a trace of it (ddplab record)"
         ) from None
 
 
@@ -67,11 +67,19 @@ def without_data() -> Iterator[None]:
     Modules can be converted (`module.half()`), for which torch would swap tensors that have references. An RMS norm
     runs as a layer norm without bias: one kernel, as on a GPU, where a processor has ten. A deep copy of a tensor
     keeps its mode, which would be copied with it: torch's own `nn.TransformerEncoder` clones its layers. Torch warns
-    that such a copy asks for an address, which is not used.
+    that such a copy asks for an address, which is not used, and logs the stack of an error that is raised anyway.
     """
     takes_data = mock.patch.object(torch.utils, "swap_tensors", _take_data)
     one_mode = mock.patch.object(FakeTensorMode, "__deepcopy__", lambda mode, _: mode, create=True)
-    with takes_data, one_mode, mock.patch.object(F, "rms_norm", _layer_norm), FakeTensorMode(), catch_warnings():
+    logs_nothing = mock.patch("torch._subclasses.fake_tensor.log.exception")
+    with (
+        logs_nothing,
+        takes_data,
+        one_mode,
+        mock.patch.object(F, "rms_norm", _layer_norm),
+        FakeTensorMode(),
+        catch_warnings(),
+    ):
         filterwarnings("ignore", "Accessing the data pointer of FakeTensor")
         yield
 

@@ -325,11 +325,15 @@ def load_fabric(path: str | os.PathLike[str]) -> Fabric:
     return Fabric.from_topology(listed.topology(node))
 
 
+RESCALED_FROM = ", rescaled from "
+"""In the name of the device of a rescaled trace, between its new device and its old one."""
+
+
 def entry_of(device_name: str) -> DeviceEntry | None:
     """Return the catalogue's entry of the GPU of this name; None: not a known GPU.
 
     Args:
         device_name: The name that the driver gives to the GPU, such as "NVIDIA A100-SXM4-80GB".
     """
-    name, devices = device_name.lower(), read_catalogue().devices.values()
+    name, devices = device_name.partition(RESCALED_FROM)[0].lower(), read_catalogue().devices.values()
     return next((one for one in devices if re.search(rf"\b(?:{one.pattern})\b", name)), None)

@@ -297,6 +297,21 @@ class NoSyncAtCall(Buffered):
         return nullcontext(self.__dict__.setdefault("contexts", []).append(context))
 
 
+class HalvesUnderNoSync(Buffered):
+    @contextmanager
+    def no_sync(self) -> Any:
+        with super().no_sync():
+            yield
+        for parameter in self.parameters():
+            if parameter.grad is not None:
+                parameter.grad /= 2
+
+
+class RefusesToFinish(OverlappedDataParallel):
+    def finish(self, parameters: list[nn.Parameter], *in_flight: Any) -> None:
+        raise NotImplementedError("backward is not supported")
+
+
 class DropsKeywords(OverlappedDataParallel):
     def forward(self, *inputs: Any, **_: Any) -> Any:
         return super().forward(*inputs)

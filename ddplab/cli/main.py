@@ -4,13 +4,14 @@ Modules that need torch are imported when a subcommand that uses them runs, so t
 """
 
 import sys
+from collections import Counter
 from collections.abc import Callable, Mapping
 from contextlib import redirect_stdout
 from typing import Annotated, Any, NoReturn
 
 import typer
 from pydantic import ValidationError
-from typer.core import TyperGroup
+from typer.core import TyperCommand, TyperGroup, TyperOption
 
 from .. import __version__
 from ..reference.errors import Error
@@ -146,6 +147,26 @@ def name_of(command: Command) -> str:
     return "import" if isinstance(command, typer.Typer) else command.__name__
 
 
+class OnceEach(TyperCommand):
+    """Refuses an option that is given twice and has one value, of which the last would count in silence."""
+
+    def make_parser(self, ctx: Any) -> Any:
+        """Make the parser, which counts how often each option is given."""
+        parser = super().make_parser(ctx)
+        parse = parser.parse_args
+
+        def parse_once(args: list[str]) -> Any:
+            *parsed, order = parse(args)
+            for option, count in Counter(order).items():
+                if count > 1 and isinstance(option, TyperOption) and not (option.multiple or option.is_flag):
+                    commas = ", its values separated by commas" if "," in str(option.metavar) else ""
+                    raise ValueError(f"{option.opts[0]}: expected once{commas}, got it {count} times")
+            return *parsed, order
+
+        parser.parse_args = parse_once  # type: ignore[method-assign]
+        return parser
+
+
 class Groups(TyperGroup):
     """Lists the subcommands by group."""
 
@@ -181,7 +202,7 @@ for group, commands in COMMANDS.items():
         if isinstance(command, typer.Typer):
             app.add_typer(command, name=name_of(command), short_help=summary, epilog=epilog, rich_help_panel=group)
         else:
-            app.command(short_help=summary, epilog=epilog, rich_help_panel=group)(command)
+            app.command(cls=OnceEach, short_help=summary, epilog=epilog, rich_help_panel=group)(command)
 
 
 def main() -> None:

@@ -372,7 +372,7 @@ def _sentences(one: SystemPlan, *, asks_efficiency: bool, details: bool) -> list
     """Return what follows for a system: what trains, the limit, memory and what to measure; all else with details."""
     workload, system, batch = one.scaling.system.inputs.trace.workload, one.scaling.system, one.scaling.batch
     note = "; samples are batches, whose size is not known" if not workload.batch else ""
-    device = workload.device_name if details else workload.device_name.partition(" by ")[0]
+    device = workload.device_name if details else re.sub(" by [^;]*", "", workload.device_name)
     said = [
         f"{workload.model}, {batch} sample{'s' * (batch > 1)} per GPU, on {device}{note}",
         judgement.limit_sentence(one.limits, details=details),

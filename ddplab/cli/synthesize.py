@@ -112,9 +112,9 @@ def choose_precision(device: str, parameters: Sequence[Parameter]) -> str:
     dtype = options.element_type(parameters)
     sheet = with_precision(device, dtype)
     if sheet != device:
-        precision = sheet.removeprefix(f"{device}-")
+        entry, _, precision = sheet.rpartition("-")
         needs = ' and torch.set_float32_matmul_precision("high") is usual' if precision == "tf32" else ""
-        others = [name for name in data_sheets() if name.startswith(f"{device}-") and name != sheet]
+        others = [name for name in data_sheets() if name.rpartition("-")[0] == entry and name != sheet]
         print(
             f"{device} computes in {precision}, because the model's parameters are {dtype}{needs}; for another "
             f"precision, name {' or '.join(others)}"

@@ -381,8 +381,9 @@ def nested_no_sync(rank: int, _world_size: int, subject: Subject) -> str:
             with wrapped.no_sync():
                 mean_square(wrapped, step, rank).backward()
             mean_square(wrapped, step + 10, rank).backward()
-        if training.wrong(accumulated, step, [rank]):
-            return f"iteration {step}, rank {rank}: after an inner no_sync, the outer one averaged"
+        if problem := training.wrong(accumulated, step, [rank]):
+            averaged = "after an inner no_sync, the outer one averaged"
+            return problem if training.wrong(accumulated, step) else f"iteration {step}, rank {rank}: {averaged}"
         mean_square(wrapped, step + 20, rank).backward()
         training.finish()
         if problem := training.wrong(everything, step):

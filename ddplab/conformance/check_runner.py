@@ -118,7 +118,9 @@ class Bench:
                 f"{self.subject.name}: expected {expected}, got no answer in {self.limit(TIMEOUT_S):.3g} s"
             ) from None
         except RankError as error:
-            raise ValueError(f"{self.subject.name}: expected {expected}; {cause_of(error)}") from error
+            line = error_line(error, self.offer.path) if expected.startswith("a class") else ""
+            where = f" ({line})" if line else ""
+            raise ValueError(f"{self.subject.name}: expected {expected}; {cause_of(error)}{where}") from error
 
     def run(self, body: Callable[..., Any], *arguments: Any, timeout_s: float | None = None) -> list[Any]:
         """Run a body on all ranks.

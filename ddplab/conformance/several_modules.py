@@ -111,7 +111,7 @@ def check_modules(bench: Bench) -> str:
             if shortcoming == LOCAL and determines:
                 raise FindingError(f"{how} {shortcoming}, although the class determines how it is copied")
             if shortcoming and f"{how} {shortcoming}" not in notes:
-                notes.append(f"{how} {shortcoming}")
+                notes.append(f"{how}{' of a trained module' * trained} {shortcoming}")
     return "; ".join(notes)
 
 

@@ -71,7 +71,8 @@ def as_modelled() -> Iterator[None]:
     try:
         yield
     except RankError as error:
-        if isinstance(error.__cause__, NotImplementedError):
+        of_model = str(error.__cause__).startswith(("modelled network: ", "emulation: "))
+        if isinstance(error.__cause__, NotImplementedError) and of_model:
             raise NotSupportedError(f"virtual time: {cause_of(error)}") from None
         raise
 

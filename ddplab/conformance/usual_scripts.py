@@ -183,12 +183,16 @@ def check_combined(bench: Bench) -> str:
             rows = [fewer for one in sorted(too_many) if (fewer := row - {one}) not in rows] + rows
             continue
         try:
-            if refusal(row):
-                refused.append(_fewest(row, lambda fewer: not wrong(fewer) and bool(refusal(fewer))))
-                rows.insert(0, row)
+            if not (words := refusal(row)):
+                continue
+            fewest = _fewest(row, lambda fewer: not wrong(fewer) and bool(refusal(fewer)))
         except (FindingError, RankError) as error:
             shown = _fewest(row, lambda fewer: bool(wrong(fewer)))
             raise FindingError(f"{_told(shown)}: {wrong(shown) or cause_of(error)}") from error
+        if not fewest:
+            raise FindingError(f"{_told(fewest)}: {words}")
+        refused.append(fewest)
+        rows.insert(0, row)
     return f"refuses {'; '.join(map(_told, refused))}" if refused else ""
 
 

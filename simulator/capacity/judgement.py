@@ -311,7 +311,7 @@ def knee_sentence(knee: Knee, largest: int) -> str:
     """Return the knee and its band in words; `largest` is the largest number of GPUs that was predicted."""
     adds_less = f"the next step adds less than {LEAST_GAIN:.0%} of its share"
     if knee.world_size is None:
-        doubt = f"; given the errors of the costs, {knee.earliest:,} GPUs may be the knee" if knee.earliest else ""
+        doubt = f"; given the errors of the costs, {gpus(knee.earliest)} may be the knee" if knee.earliest else ""
         return f"no knee up to {largest:,} GPUs: each step adds at least {LEAST_GAIN:.0%} of its share{doubt}"
     last = f"beyond {largest:,}" if knee.latest is None else f"{knee.latest:,}"
     is_sure = knee.earliest == knee.world_size == knee.latest
@@ -344,15 +344,15 @@ def _because(question: Question, offer: Offer) -> str:
     """Compare the interval of what was asked with its limit."""
     parts = []
     if "deadline" in offer.answers and offer.hours_band is not None:
-        parts.append(f"{band(*offer.hours_band, unit=' h')} for a deadline of {question.deadline_hours:,.4g} h")
+        hours = band(*offer.hours_band, unit=" h", limit=question.deadline_hours)
+        parts.append(f"{hours} for a deadline of {question.deadline_hours:,.4g} h")
     if "budget" in offer.answers and offer.cost_band is not None:
-        cost = f"{band(*offer.cost_band)} {offer.currency}"
+        cost = f"{band(*offer.cost_band, limit=question.budget)} {offer.currency}"
         parts.append(f"a cost of {cost} for a budget of {question.budget:,.8g}")
     if "efficiency" in offer.answers:
         target = 100 * (question.efficiency or 0)
-        parts.append(
-            f"an efficiency of {percent(*offer.size.prediction.efficiency_interval)} for a target of {target:.3g} %"
-        )
+        low, high = (100 * end for end in offer.size.prediction.efficiency_interval)
+        parts.append(f"an efficiency of {band(low, high, unit=' %', limit=target)} for a target of {target:.3g} %")
     if offer.answers.get("memory", "yes") != "yes":
         parts.append(_memory_words(offer))
     return "; ".join(parts)
@@ -401,6 +401,8 @@ def memory_needed(use: MemoryUse) -> str:
 
 MOST_DIGITS = 3
 """Significant digits of a number whose interval is narrower than they show."""
+LEAST_STEP = 0.01
+"""The smallest last place of a number beside a limit, as a part of the distance between the two."""
 TWO_DIGITS = 3.55
 """First digits of an error, as a number from 1 to 10, below which two digits of it are shown."""
 
@@ -410,15 +412,19 @@ def carried(value: float, low: float, high: float) -> str:
     return _written(value, _step(low, high, value), round)
 
 
-def band(low: float, high: float, *, unit: str = "") -> str:
+def band(low: float, high: float, *, unit: str = "", limit: float | None = None) -> str:
     """Return an interval in words, such as 9,300-12,900; its ends are rounded outwards, as `carried`.
 
     Args:
         low: Lower end, at least 0.
         high: Upper end.
         unit: Appended, such as " h".
+        limit: What the interval is compared with; rounding carries no end to it or beyond it.
     """
-    first, last = _written(low, _step(low, high, low), floor), _written(high, _step(low, high, high), ceil)
+    first, last = (
+        _written(end, _step_beside(limit, end, _step(low, high, end), rounded), rounded)
+        for end, rounded in ((low, floor), (high, ceil))
+    )
     return (first if first == last else f"{first}-{last}") + unit
 
 
@@ -435,6 +441,15 @@ def _step(low: float, high: float, value: float) -> float:
     if width < TWO_DIGITS * place:
         place /= 10
     return min(first, max(place, first / 10 ** (MOST_DIGITS - 1))) or place or 1.0
+
+
+def _step_beside(limit: float | None, value: float, step: float, rounded: Callable[[float], int]) -> float:
+    """Return the step, or one so much smaller that the value, rounded to it, stays on its side of the limit."""
+    while limit is not None and isfinite(value) and step > LEAST_STEP * abs(value - limit) > 0:
+        if (value - limit) * (rounded(round(value / step, 6)) * step - limit) > 0:
+            break
+        step /= 10
+    return step
 
 
 def _written(value: float, step: float, rounded: Callable[[float], int]) -> str:

@@ -8,7 +8,7 @@ from math import prod
 from typing import Literal, get_args
 
 from ...reference.trace import StepMemory, Trace
-from ..catalogue import entry_of, read_catalogue
+from ..catalogue import RESCALED_FROM, entry_of, read_catalogue
 from ..schedule.policy import Policy
 from ..workload.compute_times import largest_shard
 
@@ -149,7 +149,7 @@ def remedies(trace: Trace, policy: Policy, optimizers: Sequence[Optimizer], worl
 
 def capacity_bytes(device_name: str) -> int | None:
     """Return what a GPU of this name offers: by the number in its name or, without one, by the catalogue."""
-    in_name = re.search(r"(\d+) ?GB\b", device_name, re.IGNORECASE)
+    in_name = re.search(r"(\d+) ?GB\b", device_name.partition(RESCALED_FROM)[0], re.IGNORECASE)
     entry = entry_of(device_name)
     gib = float(in_name[1]) if in_name else entry.memory.gib if entry is not None else None
     return None if gib is None else int(USABLE * gib * GIB)

@@ -291,7 +291,9 @@ def plan(
         systems.append((scaling, tuple(offers)))
     about = tuple(offer for _, offers in systems for offer in offers if offer.size.world_size in chosen)
     by_names = [
-        one.system.name for one, _ in systems if one.system.inputs.trace.workload.compute_bounds != (1.0, 1.0)
+        one.system.name
+        for one, _ in systems
+        if one.system.inputs.trace.workload.compute_bounds != (1.0, 1.0) and not one.system.inputs.measured
     ]
     answer = verdict(question, about, by_names)
     return CapacityPlan(

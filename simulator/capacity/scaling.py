@@ -129,7 +129,7 @@ class Scaling:
             return float(width * (1 - whole.shares_of_width.get(cause, 0.0)) ** 0.5)
 
         messages = width_without("collectives") if world_size <= owned else None
-        is_measured = system.inputs.trace.workload.compute_bounds == (1.0, 1.0)
+        is_measured = system.inputs.trace.workload.compute_bounds == (1.0, 1.0) or 1 in known
         return NextMeasurement(width, best, left, messages, None if is_measured else width_without("compute times"))
 
     def _size(self, world_size: int) -> Size:

@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 from ...reference.files.reading import one_line_errors
 from ...reference.files.writing import milliseconds
 from ...reference.trace import WIDEST_BOUND, Iteration, RankTrace, Trace, Workload
+from ..catalogue import RESCALED_FROM
 from .compute_times import Floats
 from .roofline import CONVOLUTIONS, EAGER_PACE_ERROR, Device, Operation, Operations
 
@@ -253,7 +254,7 @@ def rescale(
         for multiple, extreme in zip(trace.workload.compute_bounds, extremes, strict=True)
     )
     update = {
-        "device_name": f"{trace.workload.device_name}, rescaled from {old.name} to {new.name}",
+        "device_name": f"{new.name}{RESCALED_FROM}{trace.workload.device_name}",
         "flops_per_s": new.flops_per_s,
         "memory_bytes_per_s": new.bytes_per_s,
         "compute_bounds": _bounds(_duration_ns(ranks), *bounds),
@@ -266,7 +267,7 @@ def with_batch(trace: Trace, multiple: float) -> Trace:
     """Convert a recorded trace to another batch on each device, as if passes took a time in proportion to the batch.
 
     The optimiser step stays. Small batches take longer than that, because kernels fill a device less and the host
-    may limit it.
+    may limit it; the trace's `compute_bounds` contain that they take as long as the recorded batch.
 
     Args:
         trace: A trace recorded without communication.
@@ -283,7 +284,9 @@ def with_batch(trace: Trace, multiple: float) -> Trace:
     batch = trace.workload.batch and max(1, round(trace.workload.batch * multiple))
     memory = trace.workload.memory and trace.workload.memory.with_batch(batch or 1)
     flops = trace.workload.flops and round(trace.workload.flops * multiple)
-    update = {"batch": batch, "memory": memory, "flops": flops, "input_shape": None}
+    low, high = trace.workload.compute_bounds
+    bounds = _bounds(1.0, min(low, low / multiple), max(high, high / multiple))
+    update = {"batch": batch, "memory": memory, "flops": flops, "input_shape": None, "compute_bounds": bounds}
     workload = trace.workload.model_copy(update=update)
     return Trace(workload=workload, layouts=trace.layouts, ranks=ranks)
 

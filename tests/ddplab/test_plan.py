@@ -42,6 +42,16 @@ def test_systems_are_compared_by_price(printed, tmp_path):
     assert "fastest and cheapest, from fast to cheap: 16 of dgx-h100" in shown
 
 
+def test_what_was_measured_is_no_name_alone_and_an_option_given_twice_is_refused(printed, here):
+    """Of two --measured, the last counted in silence."""
+    asked = ("plan", "resnet50", "aws-p4d", "--samples", 115e6, "--deadline", "1h", "--world-size", "64")
+    assert printed(*asked).startswith("yes, by names alone: ")
+    assert printed(*asked, "--measured", "8:97.4ms").startswith("yes: ")
+    done = here(*asked, "--measured", "8:97.4ms", "--measured", "4:97ms")
+    assert done.returncode == 1
+    assert done.stderr == "ddplab: --measured: expected once, its values separated by commas, got it 2 times\n"
+
+
 def test_prices_of_some_systems_are_shown_and_decide_nothing(printed, here, tmp_path):
     prices = tmp_path / "prices.csv"
     prices.write_text("system,per_gpu_hour,currency,source,date\nAWS_P4D,9,USD,a test,2026-01-01\n")

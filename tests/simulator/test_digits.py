@@ -31,6 +31,18 @@ def test_a_printed_interval_contains_the_interval_and_shows_no_more_than_it_carr
     assert abs(number(carried(middle, low, high)) - middle) <= (high - low) / 2 + 0.005 * middle
 
 
+@given(st.floats(1e-3, 1e9), st.floats(1.001, 1e3), st.floats(0.5, 2), st.booleans())
+def test_no_end_is_printed_on_the_other_side_of_what_it_is_compared_with(low, ratio, beside, of_high):
+    """A deadline of 0.59 h was answered "no: 0.59-0.90 h"."""
+    high = low * ratio
+    limit = float(f"{(high if of_high else low) * beside:.4g}")
+    first, _, last = band(low, high, limit=limit).partition("-")
+    for end, shown in ((low, number(first)), (high, number(last or first))):
+        if abs(end - limit) > 1e-4 * limit:
+            assert (shown > limit) == (end > limit)
+            assert (shown < limit) == (end < limit)
+
+
 def test_known_intervals():
     assert band(9312, 12877) == "9,300-12,900"
     assert band(300, 9100) == "300-10,000"

@@ -73,7 +73,13 @@ def test_a_rank_keeps_the_states_of_its_shard(kept, optimizer, ranks):
     assert shard.peak_bytes <= alone.peak_bytes
 
 
-@pytest.mark.parametrize(("name", "gb"), [("A100-SXM4-40GB", 42.3), ("Tesla V100-SXM2-32GB", 33.8), ("T4", 16.9)])
+@pytest.mark.parametrize(
+    ("name", "gb"),
+    [
+        *(("A100-SXM4-40GB", 42.3), ("Tesla V100-SXM2-32GB", 33.8), ("T4", 16.9)),
+        ("NVIDIA H100 SXM, bf16, rescaled from A100-SXM4-40GB", 84.6),
+    ],
+)
 def test_a_gpus_memory_is_in_its_name_or_in_the_catalogue(name, gb):
     assert capacity_bytes(name) / 1e9 == pytest.approx(gb, abs=0.05)
 

@@ -21,7 +21,7 @@ from ddplab.simulator.workload.roofline import (
     counted_models,
     data_sheets,
 )
-from ddplab.simulator.workload.trace_synthesis import _paced, rescale, synthesize
+from ddplab.simulator.workload.trace_synthesis import _paced, rescale, synthesize, with_batch
 
 from .changed_traces import with_parameters, with_workload
 from .random_operations import (
@@ -102,7 +102,18 @@ def test_each_gradient_brings_its_own_operations_whatever_the_order():
     fast = SLOW.model_copy(update={"flops_per_s": 1e10, "name": "fast"})
     rescaled = rescale(trace.model_copy(update={"ranks": (rank,)}), operations, SLOW, fast)
     assert rescaled.ranks[0].iterations[0].ready_ns == (2500 + 150, 2500)
-    assert rescaled.workload.device_name == "slow by its roofline, rescaled from slow to fast"
+    assert rescaled.workload.device_name == "fast, rescaled from slow by its roofline"
+
+
+@given(st.floats(0.01, 100))
+def test_another_batch_takes_between_as_long_and_a_time_in_proportion(multiple):
+    """A step of one sample in place of 64 was promised in a 64th of the time, whatever the host needs."""
+    recorded = synthesize(by_hand(moves(10**6), (moves(10**6),), (moves(10**6),)), SLOW)
+    scaled = with_batch(recorded, multiple)
+    before, after = (one.ranks[0].iterations[0].duration_ns for one in (recorded, scaled))
+    low, high = scaled.workload.compute_bounds
+    assert low * after <= min(before, multiple * before) * (1 + 1e-3)
+    assert high * after >= max(before, multiple * before) * (1 - 1e-3)
 
 
 @pytest.mark.parametrize(
