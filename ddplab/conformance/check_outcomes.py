@@ -158,7 +158,7 @@ class ConformanceReport:
         if not problems:
             conforms = f"{self.subject} conforms{self.asked}{within} at level {self.level}"
             return f"{conforms}: {counts['passed']} passed{others}"
-        left_out = f", {counts['left out']} checks left out" if counts["left out"] else ""
+        left_out = f", {gone} check{'s' * (gone > 1)} left out" if (gone := counts["left out"]) else ""
         wrong = f"{self.subject} {'does not conform' if self.is_judged else 'could not be judged'}"
         if len(problems) == 1:
             return f"{wrong}: 1 problem{left_out}"

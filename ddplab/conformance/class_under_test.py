@@ -22,6 +22,7 @@ import traceback
 from collections.abc import Callable
 from dataclasses import dataclass, field, fields, replace
 from functools import cached_property, partial
+from textwrap import shorten
 from types import ModuleType
 from typing import Any, NamedTuple, Self
 
@@ -78,6 +79,10 @@ OF_TORCHS_OPERATORS = re.compile("not (implemented|supported)|Could not run|[Uu]
 """What torch's C++ says when it refuses something on purpose; no line of Python raises it."""
 
 
+MOST_CHARACTERS = 300
+"""Of the words of a refusal that are shown."""
+
+
 def refusing(words: str, body: Callable[..., Any], *arguments: Any, **keywords: Any) -> Any:
     """Run a body on a rank; see `was_raised_on_purpose`.
 
@@ -88,7 +93,7 @@ def refusing(words: str, body: Callable[..., Any], *arguments: Any, **keywords: 
         return body(*arguments, **keywords)
     except Exception as error:
         if was_raised_on_purpose(error, words):
-            line = str(error).partition("\n")[0]
+            line = shorten(str(error).partition("\n")[0], MOST_CHARACTERS, placeholder=" ...")
             raise RefusalError(f"{type(error).__name__}: {line}") from error
         raise
 

@@ -341,15 +341,16 @@ def cost_unit(offer: Offer) -> str:
 
 
 def _because(question: Question, offer: Offer) -> str:
-    """Compare the interval of what was asked with its limit."""
+    """Compare the interval of what was asked with its limit; of a "no", only what is missed."""
     parts = []
-    if "deadline" in offer.answers and offer.hours_band is not None:
+    told = {name for name, answer in offer.answers.items() if offer.answer != "no" or answer != "yes"}
+    if "deadline" in told and offer.hours_band is not None:
         hours = band(*offer.hours_band, unit=" h", limit=question.deadline_hours)
         parts.append(f"{hours} for a deadline of {question.deadline_hours:,.4g} h")
-    if "budget" in offer.answers and offer.cost_band is not None:
+    if "budget" in told and offer.cost_band is not None:
         cost = f"{band(*offer.cost_band, limit=question.budget)} {offer.currency}"
         parts.append(f"a cost of {cost} for a budget of {question.budget:,.8g}")
-    if "efficiency" in offer.answers:
+    if "efficiency" in told:
         target = 100 * (question.efficiency or 0)
         low, high = (100 * end for end in offer.size.prediction.efficiency_interval)
         parts.append(f"an efficiency of {band(low, high, unit=' %', limit=target)} for a target of {target:.3g} %")
@@ -366,7 +367,8 @@ def _memory_words(offer: Offer) -> str:
     first = next(name for name, use in offer.memory.items() if use.answer != "fits")
     parts = [f"needs {memory_needed(offer.memory[first])} with {first}"]
     if offer.answers["memory"] == "no":
-        return f"{parts[0]}; what fits: {', '.join(offer.instead)}"
+        of_each = " with each optimizer" if len(offer.memory) > 1 else ""
+        return f"{parts[0]}; what fits{of_each}: {', '.join(offer.instead)}"
     parts += [f"fits with {' or '.join(by_answer['fits'])}"] if by_answer["fits"] else []
     parts += [f"does not fit with {' or '.join(by_answer['does not fit'])}"] if by_answer["does not fit"] else []
     return ", ".join(parts)
@@ -380,7 +382,8 @@ def memory_sentence(memory: Mapping[Optimizer, MemoryUse]) -> str:
     parts = []
     for answer, names in by_answer.items():
         use = memory[names[0 if answer == "does not fit" else -1]]
-        largest = f"; {use.largest_batch:,} samples certainly do" if answer == "fits" and use.largest_batch else ""
+        many = use.largest_batch if answer == "fits" else None
+        largest = f"; {many:,} sample{'s certainly do' if many > 1 else ' certainly does'}" if many else ""
         parts.append(f"{answer} with {', '.join(names)} ({memory_needed(use)}{largest})")
     return f"memory: {'; '.join(parts)}"
 
