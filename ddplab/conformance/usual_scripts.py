@@ -388,7 +388,7 @@ FROZEN_IN_TURN: dict[str, Any] = {"make": _UnequalLayers, "run": _frozen_in_turn
 
 
 def check_long(bench: Bench) -> None:
-    """200 iterations, in which ready orders are stable, then differ between ranks; memory does not grow."""
+    """200 iterations: ready orders are stable, then differ; each adds less to the memory than half the gradients."""
     body = partial(long_run, accumulates="no_sync" in bench.methods)
     report(bench.run(body, bench.subject, timeout_s=LONG_TIMEOUT_S))
 
