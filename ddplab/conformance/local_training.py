@@ -160,6 +160,7 @@ def findings(
     then on only the ranks are compared, with the first one.
     """
     differs = False
+    kinds = [""] * len(expected) if program is None else [step.kind for step in program.steps]
     for number, of_step in enumerate(expected):
         for rank, want in enumerate(of_step):
             if tolerance:
@@ -167,7 +168,7 @@ def findings(
                     parameters=seen[0][number].parameters, gradients={} if differs else want.gradients
                 )
             if problem := compare(seen[rank][number], want, iteration=number, rank=rank, rtol=rtol, share=tolerance):
-                yield number, problem
+                yield number, problem + "; this pass is under no_sync" * (kinds[number] == "accumulate")
         differs |= program is not None and program.steps[number].kind == "train" and program.steps[number].optimize
 
 
