@@ -72,14 +72,8 @@ def without_data() -> Iterator[None]:
     takes_data = mock.patch.object(torch.utils, "swap_tensors", _take_data)
     one_mode = mock.patch.object(FakeTensorMode, "__deepcopy__", lambda mode, _: mode, create=True)
     logs_nothing = mock.patch("torch._subclasses.fake_tensor.log.exception")
-    with (
-        logs_nothing,
-        takes_data,
-        one_mode,
-        mock.patch.object(F, "rms_norm", _layer_norm),
-        FakeTensorMode(),
-        catch_warnings(),
-    ):
+    one_norm = mock.patch.object(F, "rms_norm", _layer_norm)
+    with logs_nothing, takes_data, one_mode, one_norm, FakeTensorMode(), catch_warnings():
         filterwarnings("ignore", "Accessing the data pointer of FakeTensor")
         yield
 

@@ -29,6 +29,7 @@ from ..emulation.modelled_network import (
     CollectiveMessage,
     ModelledGroup,
     ModelledNetwork,
+    NotModelledError,
     VirtualFuture,
     run_on_network,
 )
@@ -71,8 +72,7 @@ def as_modelled() -> Iterator[None]:
     try:
         yield
     except RankError as error:
-        of_model = str(error.__cause__).startswith(("modelled network: ", "emulation: "))
-        if isinstance(error.__cause__, NotImplementedError) and of_model:
+        if isinstance(error.__cause__, NotModelledError):
             raise NotSupportedError(f"virtual time: {cause_of(error)}") from None
         raise
 

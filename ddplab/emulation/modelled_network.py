@@ -34,6 +34,10 @@ Compute = Callable[[Sequence[Tensor]], Tensor]
 """Computes a tensor from those of all simulated ranks."""
 
 
+class NotModelledError(NotImplementedError):
+    """A rank asks for what the modelled network, or its emulation, does not have."""
+
+
 class CollectiveMessage(NamedTuple):
     """What a rank launches."""
 
@@ -152,10 +156,10 @@ class ModelledNetwork:
         """Return the collectives of the group that all ranks make as their `number`-th one, with these ranks.
 
         Raises:
-            NotImplementedError: A simulated rank stands for others.
+            NotModelledError: A simulated rank stands for others.
         """
         if any(rank != one for rank, one in enumerate(self._simulated)):
-            raise NotImplementedError("modelled network: expected no group of some ranks")
+            raise NotModelledError("modelled network: expected no group of some ranks")
         key = number, *ranks
         if key not in self._groups:
             self._groups[key] = ModelledNetwork(self._time, ranks, self._price)
@@ -244,7 +248,7 @@ class ModelledNetwork:
             if opts.reduceOp == operation:
                 only = self._simulated[opts.rootRank] if method == "reduce" else None
                 return partial(self._overwrite, compute, only=only)
-        raise NotImplementedError(f"modelled network: expected SUM, AVG, MAX or MIN, got {opts.reduceOp}")
+        raise NotModelledError(f"modelled network: expected SUM, AVG, MAX or MIN, got {opts.reduceOp}")
 
     def _overwrite(self, compute: Compute, contributions: Mapping[int, Arguments], only: int | None = None) -> None:
         """Overwrite the n-th tensor of every rank with what a function computes from those of all simulated ranks.
@@ -360,7 +364,7 @@ class ModelledGroup(dist.ProcessGroup):
         return ModelledGroup(self._virtual_rank, network, number) if self.rank() in ranks else None
 
     def _not_modelled(self, *_arguments: Any, **_options: Any) -> _ModelledWork:
-        raise NotImplementedError("modelled network: expected NCCL's collectives, or a send and a receive")
+        raise NotModelledError("modelled network: expected NCCL's collectives, or a send and a receive")
 
     alltoall = alltoall_base = gather = scatter = recv_anysource = _not_modelled
 

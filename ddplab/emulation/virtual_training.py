@@ -32,7 +32,7 @@ from ..simulator.schedule.comm_hook_messages import NO_HOOK, CommHook, gradient_
 from ..simulator.schedule.policy import Policy
 from ..simulator.schedule.schedule import CollectiveKind, Compute, ComputeKind
 from .emulated_device import Activity, EmulatedModel, EmulatedOptimizer, IterationTimes
-from .modelled_network import CollectiveMessage, ModelledGroup, VirtualFuture
+from .modelled_network import CollectiveMessage, ModelledGroup, NotModelledError, VirtualFuture
 from .virtual_time import VirtualRank
 
 Label = int | Literal["join end"] | None
@@ -246,7 +246,7 @@ class RankTraining:
             self.charge("recompress", bucket, self._training.hook.recompress(size))
             return "second_all_reduce", bucket
         if message.name == "send":
-            raise NotImplementedError("emulation: ranks that act alike share a thread, so none can send to another")
+            raise NotModelledError("emulation: ranks that act alike share a thread, so none can send to another")
         if message[::2] == ("broadcast", ""):
             launched = {kind for kind, _ in self.kinds.values()}
             policy = self._training.policy
