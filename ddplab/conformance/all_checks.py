@@ -329,6 +329,7 @@ CHECKS: dict[str, Check] = {
     "special parameters": special_parameters,
     "optimizers": optimizers,
     "kept gradients": kept_gradients,
+    "accumulation": accumulation,  # before what has passes under no_sync, too
     "buffers": buffers,
     "real models": real,
     "special values": check_of(real_models.compare_special_values),
@@ -358,7 +359,6 @@ CHECKS: dict[str, Check] = {
     "sparse gradients": sparse_gradients,
     "missing sparse gradients": missing_sparse_gradients,
     "bucket layout": bucket_layouts.check,
-    "accumulation": accumulation,
     "unused parameters": unused,
     "static graph": static_graph,
     "gradient views": gradient_views,

@@ -59,7 +59,8 @@ class CheckResult:
         program: The program that shows the fault. None: there is none.
         expected: What was expected; `must-pass` refuses "not supported" too. None: anything but a failure.
         unmatched: Whether the check failed because the ranks launched different collectives, hung, or one was lost.
-        decides: Whether a failure is a problem even if nothing was expected: the check's level is asked for.
+        level: That of the check, or a milder one of what was found.
+        decides: Whether a failure is a problem even if nothing was expected: the level is asked for.
     """
 
     check: str
@@ -69,12 +70,8 @@ class CheckResult:
     expected: Expectation | None = None
     unmatched: bool = False
     seconds: float = 0.0
+    level: Level = "must"
     decides: bool = True
-
-    @property
-    def level(self) -> Level:
-        """The level of the check."""
-        return level_of(self.check)
 
     @property
     def problem(self) -> str:
@@ -92,8 +89,8 @@ class CheckResult:
     def to_json(self) -> dict[str, Any]:
         """Return the outcome; the program as text."""
         shown = {name: value for name, value in vars(self).items() if name not in ("unmatched", "decides")}
-        own = {"level": self.level, "seconds": round(self.seconds, 3)}
-        return shown | own | {"program": None if self.program is None else repr(self.program)}
+        program = None if self.program is None else repr(self.program)
+        return shown | {"seconds": round(self.seconds, 3), "program": program}
 
     def test_case(self) -> TestCase:
         """Return the outcome for JUnit XML; what is neither a problem nor passed was skipped."""
@@ -138,8 +135,8 @@ class ConformanceReport:
         found = [result.problem for result in self.results if result.problem]
         if self.ended:
             return [*found, self.ended]
-        if all(result.outcome not in ("passed", "failed") for result in self.results):
-            found = ["no check ran; a run without a check is no proof"]
+        if not self._is_decided:
+            found = ["no check that decides ran; a run without one is no proof"]
         if self.needs_schedules and not self.schedules:
             found.append("--save-schedule: no schedule, because the class did not run in virtual time")
         return found
@@ -147,8 +144,11 @@ class ConformanceReport:
     @property
     def is_judged(self) -> bool:
         """Whether enough was seen to say that the class conforms, or that it does not."""
-        ran = any(result.outcome in ("passed", "failed") for result in self.results)
-        return ran and (not self.ended or any(result.problem for result in self.results))
+        return self._is_decided and (not self.ended or any(result.problem for result in self.results))
+
+    @property
+    def _is_decided(self) -> bool:
+        return any(one.problem or self._counted(one) in ("passed", "failed as expected") for one in self.results)
 
     def __str__(self) -> str:
         """Return the last line: all outcomes, also those that do not decide."""

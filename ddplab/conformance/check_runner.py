@@ -24,6 +24,7 @@ from .class_under_test import (
     OWN_HOOK,
     NotSupportedError,
     Offer,
+    OperatorError,
     RefusalError,
     Subject,
     error_line,
@@ -162,10 +163,13 @@ class Bench:
     def averages_or_refuses(self, words: str, body: Callable[..., Any], *arguments: Any, **keywords: Any) -> str:
         """Run a body as `try_body` does; a class may also refuse with an error that says one of these words.
 
-        Returns the error; empty if there was none.
+        Returns the error; empty if there was none. An operator's error is a milder fault: it ends the script, too.
         """
         try:
             self.try_body(partial(refusing, words, body), *arguments, **keywords)
+        except OperatorError as error:
+            advice = "the class refuses this with no error of its own"
+            raise FindingError(f"{with_line(error, self.offer.path)}; {advice}", milder=True) from error
         except RefusalError as error:
             return str(error)
         return ""
@@ -298,7 +302,7 @@ def run_checks(
     for name, check in checks:
         expectation = (expected or {}).get(name)
         outcome: Outcome = "left out"
-        program, unmatched, start = None, False, time.monotonic()
+        program, unmatched, its_level, start = None, False, level_of(name), time.monotonic()
         message = "it is in the list skip" if expectation == "skip" else why_left_out(name, results)
         if bench.offer.is_adapter and name.partition(SEEDED)[0] not in OF_ADAPTERS:
             outcome, message = "not supported", NOT_OF_ADAPTERS
@@ -309,11 +313,13 @@ def run_checks(
                 outcome, message = "not supported", str(reason)
             except (FindingError, RankError, HangError) as fault:
                 message, program = with_line(fault, bench.offer.path), getattr(fault, "program", None)
-                outcome = "failed"
+                outcome, is_milder = "failed", getattr(fault, "milder", False) and its_level == "must"
+                its_level = "should" if is_milder else its_level
                 unmatched = is_unmatched(fault) and not bench.subject.one_order
                 bench.shrinks = bench.shrinks and program is None  # one small program is enough
-        seconds, decides = time.monotonic() - start, levels.index(level_of(name)) <= levels.index(level)
-        results.append(CheckResult(name, outcome, message, program, expectation, unmatched, seconds, decides))
+        seconds, decides = time.monotonic() - start, levels.index(its_level) <= levels.index(level)
+        of_run = (unmatched, seconds, its_level, decides)
+        results.append(CheckResult(name, outcome, message, program, expectation, *of_run))
         yield results[-1]
 
 

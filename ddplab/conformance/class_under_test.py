@@ -66,6 +66,10 @@ class RefusalError(Error):
     """The subject has raised an error on purpose: it refuses what was tried. On a rank, it ends the body."""
 
 
+class OperatorError(Error):
+    """A tensor operator, not the subject, refuses what was tried. On a rank, it ends the body."""
+
+
 CRASHES = (
     *(NameError, AttributeError, LookupError, ArithmeticError, AssertionError, RecursionError, ImportError),
     *(MemoryError, EOFError, UnicodeError, SystemError),
@@ -75,8 +79,9 @@ OF_TORCHS_REDUCER = re.compile(
     "Expected to (have finished|mark)|Expected sparse gradient|[Gg]raph has changed|by DDP reducer|DDP expects|"
     "during autograd execution|can only be called once|backend doesn't support|^Expected \\w+, got \\w+$"
 )
+"""What torch's C++ says when its reducer refuses something; no line of Python raises it."""
 OF_TORCHS_OPERATORS = re.compile("not (implemented|supported)|Could not run|[Uu]nsupported")
-"""What torch's C++ says when it refuses something on purpose; no line of Python raises it."""
+"""And when an operator does, for a dtype or a layout that it lacks."""
 
 
 MOST_CHARACTERS = 300
@@ -87,19 +92,23 @@ def refusing(words: str, body: Callable[..., Any], *arguments: Any, **keywords: 
     """Run a body on a rank; see `was_raised_on_purpose`.
 
     Raises:
-        RefusalError: The subject refuses what was tried.
+        OperatorError: An operator refuses what was tried.
+        RefusalError: The subject refuses it.
     """
     try:
         return body(*arguments, **keywords)
     except Exception as error:
-        if was_raised_on_purpose(error, words):
+        by_operator = isinstance(error, RuntimeError) and OF_TORCHS_OPERATORS.search(str(error)) is not None
+        if (is_refusal := was_raised_on_purpose(error, words)) or by_operator:
             line = shorten(str(error).partition("\n")[0], MOST_CHARACTERS, placeholder=" ...")
-            raise RefusalError(f"{type(error).__name__}: {line}") from error
+            told = (RefusalError if is_refusal else OperatorError)(f"{type(error).__name__}: {line}")
+            told.add_note(traceback.format_exc())  # a traceback is lost on the way to another process
+            raise told from error
         raise
 
 
 def was_raised_on_purpose(error: BaseException, words: str) -> bool:
-    """Return whether a `raise` of the class, or torch's C++, has raised an error that says one of the words.
+    """Return whether a `raise` of the class has raised an error that says one of the words, or torch's reducer one.
 
     `words` is a regular expression. An error that a crash has caused is a crash, too.
     """
@@ -111,8 +120,7 @@ def was_raised_on_purpose(error: BaseException, words: str) -> bool:
     is_standard = file.startswith(STANDARD_LIBRARY) and "-packages/" not in file
     is_called = is_standard or any(path in file for path in (*KIT, *CALLED))
     by_class = (innermost.line or "").startswith("raise") and not is_called
-    by_torch = isinstance(error, RuntimeError) and OF_TORCHS_OPERATORS.search(told)
-    if (by_class or by_torch) and re.search(words, told, re.IGNORECASE):
+    if by_class and re.search(words, told, re.IGNORECASE):
         return True
     return isinstance(error, RuntimeError) and OF_TORCHS_REDUCER.search(told) is not None
 

@@ -47,11 +47,14 @@ unless passes under `no_sync` come before."""
 
 
 class FindingError(Exception):
-    """The subject is wrong; the message says where and by how much, and `program`, if there is one, shows it."""
+    """The subject is wrong; the message says where and by how much, and `program`, if there is one, shows it.
 
-    def __init__(self, message: str, program: Program | None = None) -> None:
+    `milder` says that this is at most a fault of the level `should`.
+    """
+
+    def __init__(self, message: str, program: Program | None = None, *, milder: bool = False) -> None:
         super().__init__(message)
-        self.program = program
+        self.program, self.milder = program, milder
 
 
 class WeakProgramError(Exception):

@@ -193,7 +193,7 @@ def test_the_command_ends_with_an_error_after_a_fault_and_writes_its_program(com
 def test_a_run_in_which_no_check_applies_is_a_problem(command):
     error, report, _ = command(NAIVE, "--only", "plans")
     assert (str(error), error.exit_status) == (f"{NAIVE} could not be judged: 1 problem", 2)
-    assert report["problems"] == ["no check ran; a run without a check is no proof"]
+    assert report["problems"] == ["no check that decides ran; a run without one is no proof"]
 
 
 @pytest.mark.parametrize(
