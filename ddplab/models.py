@@ -22,7 +22,7 @@ from .reference.errors import ModelError
 from .reference.launch import rank_device
 from .simulator.catalogue import unknown
 from .simulator.workload.roofline import counted_models
-from .user_modules import import_first_here
+from .user_modules import import_first_here, module_name
 
 Loss = Callable[[nn.Module], Tensor]
 Model = tuple[nn.Module, Loss]
@@ -36,16 +36,17 @@ def resolve(name: str) -> Callable[[], Model]:
     """
     if name in BUILT_IN:
         return BUILT_IN[name]
-    module_name, colon, attribute = name.partition(":")
+    module, colon, attribute = name.partition(":")
     expected = unknown("--model", name, BUILT_IN, others="module:callable or")
     if not colon and name in counted_models():
         raise ModelError(f"--model {name}: expected a model to run, got one of which only the operations are known")
     if not colon:
         raise ModelError(expected)
     try:
-        found = getattr(import_first_here(module_name), attribute)
+        found = getattr(import_first_here(module), attribute)
     except ImportError as error:
-        raise ModelError(f"{expected}: {error}; run from the folder that holds {module_name}.py") from None
+        file = f"{module_name(module)}.py"
+        raise ModelError(f"{expected}: {error}; run from the folder that holds {file}") from None
     except AttributeError as error:
         raise ModelError(f"{expected}: {error}") from None
     if not callable(found):

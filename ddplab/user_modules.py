@@ -4,7 +4,13 @@ import os
 import sys
 import traceback
 from importlib import import_module
+from pathlib import Path
 from types import ModuleType
+
+
+def module_name(name: str) -> str:
+    """Return the name of a module that a user names, perhaps by its file, as `models/mine.py`."""
+    return ".".join(Path(name).with_suffix("").parts) if name.endswith(".py") else name
 
 
 def import_first_here(name: str) -> ModuleType:
@@ -17,9 +23,11 @@ def import_first_here(name: str) -> ModuleType:
         ImportError: There is no such module, or it raises an error or exits when it is imported.
     """
     here = os.getcwd()
+    if (module := module_name(name)).startswith("."):
+        raise ImportError(f"{name} is not below the working directory")
     sys.path.insert(0, here)
     try:
-        return import_module(name)
+        return import_module(module)
     except ImportError:
         raise
     except (Exception, SystemExit) as error:

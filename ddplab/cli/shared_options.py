@@ -26,6 +26,7 @@ from ..simulator.schedule.comm_hook_messages import CommHook, named_hook
 from ..simulator.schedule.policy import Policy
 from ..simulator.workload.roofline import Operations, built_in_operations
 from ..simulator.workload.variation import Straggler, Variation
+from ..user_modules import module_name
 from .terminal_output import PrintableStream, progress
 
 R = TypeVar("R", bound=Schema)
@@ -325,7 +326,7 @@ def check_outputs(*paths: Path | None, inputs: Iterable[Path | None] = (), folde
 
 def files_of(name: str) -> list[Path]:
     """Return the file of a model or class, if it lies in the working directory; see `check_outputs`."""
-    module = name.partition(":")[0].replace(".", "/")
+    module = module_name(name.partition(":")[0]).replace(".", "/")
     return [path for path in (Path(f"{module}.py"), Path(f"{module}/__init__.py")) if path.is_file()]
 
 

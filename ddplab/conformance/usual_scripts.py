@@ -342,7 +342,7 @@ def _order(step: int, rank: int) -> list[int]:
 
 
 def long_run(rank: int, _world_size: int, subject: Subject, *, accumulates: bool) -> str:
-    """Train for long, and compare every average and the growth of memory; some passes may accumulate."""
+    """Train for long, and compare every average, and the growth of memory and objects; some passes may accumulate."""
     training = Training(subject, _UnequalLayers, bucket_cap_mb=0.01)  # three buckets
 
     def run(module: nn.Module, step: int, rank: int) -> None:
@@ -352,20 +352,30 @@ def long_run(rank: int, _world_size: int, subject: Subject, *, accumulates: bool
             with training.wrapped.no_sync() if is_local else nullcontext():
                 module(batch(step + LONG * number, rank), _order(step, ordered_as)).backward()
 
-    problem, held = "", 0  # the problem is returned at the end, because other ranks go on
+    problem, held, objects = "", 0, 0  # the problem is returned at the end, because other ranks go on
     for step in range(LONG):
         training.backward(run, step)
         problem = problem or training.wrong(run, step)
         training.optimizer.step()
         if step == SETTLED:
-            held = _own_bytes()
+            held, objects = _own_bytes(), _live_objects()
+    further = (_live_objects() - objects) / (LONG - SETTLED)
     grown, size = _own_bytes() - held, sum(parameter.nbytes for parameter in training.module.parameters())
     if grown > size * (LONG - SETTLED) / 2:
         problem = problem or (
             f"rank {rank}: memory grew by {grown / 2**20:.0f} MiB from iteration {SETTLED} to {LONG}, by "
             f"{grown / size / (LONG - SETTLED):.1f} times the gradients in each: is every bucket kept?"
         )
+    if further > 0.5:
+        told = f"each iteration leaves {further:.1f} Python objects behind: is every hook kept?"
+        problem = problem or f"rank {rank}: {told}"
     return problem
+
+
+def _live_objects() -> int:
+    """Number of the Python objects that can refer to others, such as hooks."""
+    gc.collect()
+    return len(gc.get_objects())
 
 
 def _own_bytes() -> int:
@@ -388,7 +398,7 @@ FROZEN_IN_TURN: dict[str, Any] = {"make": _UnequalLayers, "run": _frozen_in_turn
 
 
 def check_long(bench: Bench) -> None:
-    """200 iterations: ready orders are stable, then differ; each adds less to the memory than half the gradients."""
+    """200 iterations: ready orders are stable, then differ; each adds under half the gradients, and no hooks."""
     body = partial(long_run, accumulates="no_sync" in bench.methods)
     report(bench.run(body, bench.subject, timeout_s=LONG_TIMEOUT_S))
 

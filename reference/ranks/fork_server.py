@@ -89,11 +89,17 @@ def ctrl_c_blocked() -> Iterator[None]:
 
 
 def _outputs() -> dict[int, Connection]:
-    """Return copies of the descriptors to which this process writes, in the form in which they can be sent."""
+    """Return copies of the descriptors to which this process writes, in the form in which they can be sent.
+
+    Where `sys.stdout` is the standard error, because a file goes to the standard output, so is the first of them.
+    """
     copies = {}
-    for number in OUTPUTS:
+    for number, stream in zip(OUTPUTS, (sys.stdout, sys.stderr), strict=True):
         with contextlib.suppress(OSError):  # closed
-            copies[number] = Connection(os.dup(number), readable=False)
+            try:
+                copies[number] = Connection(os.dup(stream.fileno()), readable=False)
+            except (AttributeError, ValueError):  # None, or it has no file
+                copies[number] = Connection(os.dup(number), readable=False)
     return copies
 
 

@@ -83,6 +83,7 @@ def test_a_simple_class_passes_and_what_it_lacks_is_no_failure(bench_of):
         ("KeepsBucketsOfAFailedPass", "a backward pass that raises", "an error after the last gradient on ranks"),
         ("AveragesFiftyTimes", "a long run", "iteration 50, rank 0: gradient of 'layers.0.weight'"),
         ("KeepsEveryBucket", "a long run", "is every bucket kept?"),
+        ("KeepsHooks", "a long run", "is every hook kept?"),
         ("SendsOneMebibyte", "large gradients", "a bucket of 5 MiB: iteration 0, rank 0"),
         ("RoundsBuffers", "buffers", "buffer of 'large': 5 of 6 elements differ; got 46116860184273879"),
         ("SeparatesParameters", "special parameters", "parameters that shared one piece of memory now have 6"),

@@ -53,6 +53,17 @@ def test_large_models_have_the_published_size(name, parameters, tensors, shape):
     assert operations.batch == shape[0]
 
 
+@pytest.mark.parametrize("name", ["of_users.mine:make", "of_users/mine.py:make", "./of_users/mine.py:make"])
+def test_a_users_model_is_named_by_its_module_or_its_file(name, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "of_users").mkdir()
+    (tmp_path / "of_users" / "mine.py").write_text("make = dict\n")
+    assert models.resolve(name) is dict
+    for other in (f".{name}", f"../{name}"):
+        with pytest.raises(models.ModelError, match=r"not below the working directory|No module named"):
+            models.resolve(other)
+
+
 SMALL = {"width": 32, "heads": 4, "pairs": 2, "layers": 2, "inner": 64}
 
 

@@ -33,6 +33,10 @@ def test_ranks_have_the_present_environment_folder_and_output_of_their_launcher(
             printed, warned = (sorted(text.splitlines()) for text in capfd.readouterr())
             assert printed == ["rank 0 prints", "rank 1 prints"]
             assert warned == ["rank 0 warns", "rank 1 warns"]
+        with contextlib.redirect_stdout(sys.stderr), RankPool(2, timeout_s=60) as pool:
+            pool.run(bodies.surroundings, "DDPLAB_TEST")
+        printed, warned = capfd.readouterr()
+        assert (printed, len(warned.splitlines())) == ("", 4)  # where a file goes to the standard output
 
 
 ASKS_NO_GPU = """
