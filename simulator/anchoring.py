@@ -66,6 +66,11 @@ class Anchor(NamedTuple):
     surprise: float  #: distance between measured and predicted time, in standard deviations of their difference
 
     @property
+    def contradicts(self) -> bool:
+        """Whether the distance is larger than chance explains."""
+        return abs(self.surprise) > CONTRADICTION
+
+    @property
     def is_far(self) -> bool:
         """Whether the model explains so little that neither limits nor needs follow from it."""
         return abs(self.surprise) > FAR
@@ -75,7 +80,7 @@ class Anchor(NamedTuple):
         measured, predicted = (f"{milliseconds(ns, ',.1f')} ms" for ns in (self.measured_ns, self.predicted_ns))
         moved = f"measured {measured} on {self.world_size} ranks, predicted {predicted}: "
         moved += f"changes the prediction by {self.moved - 1:+.1%}"
-        if abs(self.surprise) <= CONTRADICTION:
+        if not self.contradicts:
             return moved
         return (
             f"{moved}; it contradicts the model ({self.surprise:+.1f} standard deviations): check that trace, fabric "

@@ -153,11 +153,13 @@ class Prediction:
             times_ns, those = [anchors[one].measured_ns for one in explained], [expected[one] for one in explained]
             of_one = correct(alone.expected(1), times_ns, those).factor
             corrected["compute_ns"] = round(self.compute_ns * of_one)
-        median_ns = corrected["iteration_ns"]
+        median_ns, least_ns = corrected["iteration_ns"], 0.0
+        if any(one.contradicts for one in anchors):  # they widen the interval, but not below computation alone
+            least_ns = target._replace(compute_ns=corrected.get("compute_ns", self.compute_ns)).least_ns
         return replace(
             self,
             **corrected,
-            interval_ns=(max(0, round(median_ns - below)), round(median_ns + above)),
+            interval_ns=(min(median_ns, round(max(least_ns, median_ns - below))), round(median_ns + above)),
             samples_ns=tuple(round(ns * factor) for ns in self.samples_ns),
             causes_ns=causes if self.causes_ns else {},
             compute_errors={

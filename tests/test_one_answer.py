@@ -50,11 +50,12 @@ def test_every_pair_of_answers_agrees(here, tmp_path, task):
     trace().save(path)
     recorded, fabric = Trace.load(path), Fabric.load(pod)
     words = [f"--measured={','.join(f'{n}:{ns}ns' for n, ns in measured.items())}"] if measured else []
+    printed = {}
 
     def asked(*command: object) -> dict[str, object]:
         done = here(*command, "--world-size", ranks, *words, "--json", out)
         assert done.returncode == 0, done.stderr
-        first = done.stdout.splitlines()
+        first = printed[command[0]] = done.stdout.splitlines()
         assert any("contradict the model" in line for line in first) == (task == "measured far from the model")
         return json.loads(out.read_text())
 
@@ -63,6 +64,9 @@ def test_every_pair_of_answers_agrees(here, tmp_path, task):
     (size,) = [row for row in planned["sizes"] if row["world_size"] == ranks]
     (about,) = planned["systems"]
     assert about["at"] == ranks
+    efficiency = re.search(r"train alone \((.* %)\)", printed["predict"][-1])[1]
+    assert any(re.search(rf" {efficiency} ", line) for line in printed["plan"])
+    assert ("is open" in printed["predict"][-1]) == (size["efficiency_low"] < 0.9 <= size["efficiency_high"])
     one = simulator.predict(recorded, fabric, world_size=ranks, measured=measured)
     (row,) = simulator.sweep(recorded, fabric, world_sizes=[ranks], measured=measured).to_dict("records")
     plan = simulator.plan(recorded, fabric, world_sizes=[ranks], measured=measured).systems[0]

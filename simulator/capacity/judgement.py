@@ -90,8 +90,11 @@ def _given(inputs: Inputs, world_size: int) -> str:
 
 def efficiency_sentence(system: System, world_size: int) -> str:
     """Return how much of the GPUs' time becomes training."""
-    efficiency = system.at(world_size).efficiency
-    return f"{world_size:,} GPUs do the work of {efficiency * world_size:.4g} that train alone ({efficiency:.0%})"
+    low, high = system.at(world_size).efficiency_interval
+    return (
+        f"{world_size:,} GPUs do the work of {band(low * world_size, high * world_size)} that train alone "
+        f"({percent(low, high)})"
+    )
 
 
 def limit_sentence(limits: Limits, *, details: bool = True) -> str:
@@ -119,7 +122,15 @@ def network_sentence(limits: Limits, need: NetworkNeed) -> str:
     """Return how fast the links must be, if the model explains the measured iterations."""
     if limits.why_unknown:
         return f"which links would suffice does not follow, because {limits.why_unknown}"
-    return need.sentence() + inside_one_node(limits.system.inputs.fabric, limits.world_size)
+    where = inside_one_node(limits.system.inputs.fabric, limits.world_size)
+    return f"{_at_the_median(limits, need.target)}{need.sentence()}{where}"
+
+
+def _at_the_median(limits: Limits, target: float) -> str:
+    """Say of what follows for an efficiency that it is for the median, and whether the efficiency itself is open."""
+    low, high = limits.now.efficiency_interval
+    is_open = low < target <= high
+    return f"whether {100 * target:.3g}% is reached is open; at the median, " if is_open else "at the median, "
 
 
 def inside_one_node(fabric: Fabric, world_size: int) -> str:
@@ -136,6 +147,7 @@ def needs_sentence(limits: Limits, needs: Needs, target: float, batch: int, larg
     asked = f"an efficiency of {100 * target:.3g}% on {gpus(limits.world_size)}"
     if limits.why_unknown:
         return f"{asked}: what it needs does not follow, because {limits.why_unknown}"
+    asked = f"{_at_the_median(limits, target)}{asked}"
     parts = []
     if needs.rate is not None and needs.rate.multiple is not None:
         parts.append(needs.rate.links)
@@ -153,7 +165,8 @@ def needs_sentence(limits: Limits, needs: Needs, target: float, batch: int, larg
             else f"{asked}: no rate, latency, batch that fits or accumulation alone suffices"
         )
     where = inside_one_node(limits.system.inputs.fabric, limits.world_size)
-    return f"{asked} {'would remain with either of' if has else 'needs one of'}: {'; '.join(parts)}{where}"
+    one_of = f"{' either' if has else ' one'} of:" if len(parts) > 1 else ""
+    return f"{asked} {'would remain with' if has else 'needs'}{one_of} {'; '.join(parts)}{where}"
 
 
 def assumed_sentence(system: System, world_size: int) -> str:

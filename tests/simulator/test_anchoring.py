@@ -145,6 +145,18 @@ def test_an_anchor_on_few_ranks_moves_the_prediction_for_many():
     assert 0.9 < weight < 1
 
 
+def test_a_measurement_that_contradicts_does_not_make_computation_shorter():
+    """Computation takes 90 ms of 110; nine times as much was measured on 2 ranks, so the interval is wide."""
+    trace = trace_of([[iteration(0, (90 * MS,), 90 * MS, 0)]], [10**6])
+    fabric = Fabric.from_table([(2, 10**6, 20 * MS), (64, 10**6, 20 * MS)])
+    spread = Fabric(all_reduce=tuple(row.model_copy(update={"spread": 0.3}) for row in fabric.all_reduce))
+    plain = predict(trace, spread, world_size=64)
+    prediction = predict(trace, spread, world_size=64, measured={2: 900 * MS})
+    assert prediction.contradictions
+    assert prediction.interval_ns[0] == round(plain.expected(64).least_ns)
+    assert 85 * MS < prediction.interval_ns[0] < 90 * MS
+
+
 def test_a_network_measured_on_few_ranks_says_less_of_many():
     """All-reduces of 100 ms, on links that may be 14 % off, end the iteration."""
     trace = trace_of([[iteration(0, (10 * MS,), 10 * MS, 0)]], [10**6])
