@@ -228,11 +228,13 @@ class Catalogue(Schema):
 
     def node_of(self, name: str) -> str | None:
         """Return the node that is meant, or the first that has the device of this name; None: there is none."""
-        node, device = self.node_like(name), self.device_like(name)
-        if node is not None or device is None:
-            return node
-        bare = next(one for one in (device, device.rpartition("-")[0]) if one in self.devices)
-        return next((key for key, one in self.nodes.items() if one.device == bare), None)
+        node, device = self.node_like(name), self.bare_device(name)
+        return node or next((key for key, one in self.nodes.items() if one.device == device), None)
+
+    def bare_device(self, name: str) -> str | None:
+        """Return the device that is meant, without a precision: a100-40gb for A100-bf16; or None."""
+        found = self.device_like(name) or ""
+        return next((one for one in (found, found.rpartition("-")[0]) if one in self.devices), None)
 
     def device_like(self, name: str) -> str | None:
         """Return the device that is meant, with a precision if it is named: a100-40gb-bf16 for A100-bf16; or None.

@@ -238,9 +238,7 @@ def _on_device(trace: Trace, device: str | None) -> Trace:
     workload, listed = trace.workload, read_catalogue()
     if device is None:
         return trace
-    key = listed.device_like(device)
-    bare = next((one for one in (key, (key or "").rpartition("-")[0]) if one in listed.devices), None)
-    if bare is None:
+    if (bare := listed.bare_device(device)) is None:
         raise ValueError(unknown("--device", device, listed.devices))
     entry, known = listed.devices[bare], entry_of(workload.device_name)
     is_gpu = workload.device != "cpu"

@@ -59,6 +59,8 @@ def show(
     check_outputs(json_path, inputs=[Path(name) for name in given if Path(name).is_file()])
     listed = read_catalogue()
     name = given[0] if len(given) == 1 else ""
+    if name not in {*counted_models(), *listed.devices} and not Path(name).exists():
+        name = listed.node_like(name) or listed.bare_device(name) or name
     if not given:
         result = _show_catalogue(listed)
     elif name == WORD and not Path(name).exists():

@@ -32,7 +32,9 @@ HOST_BOUND = 1.2
 
 
 def synthesize(
-    model: options.Model = "resnet50",
+    model: Annotated[
+        str | None, Option(metavar="MODEL", help=options.HELP["model"], show_default="resnet50, or the trace's")
+    ] = None,
     device: Annotated[str, Option(metavar="DEVICE", help=HELP["device"])] = "a100-40gb-tf32",
     step_ms: Annotated[str | None, Option(metavar="MS[,MS,MS]", help=HELP["step_ms"])] = None,
     batch: Annotated[int | None, Option(min=1, max=10**6, metavar="N", help=HELP["batch"])] = None,
@@ -51,6 +53,8 @@ def synthesize(
     the operations between gradients. Differences between iterations and between ranks are kept. Traces recorded with
     communication are refused, because communication does not scale with the device.
     """
+    if model is None:
+        model = "resnet50" if recorded is None else Trace.load(recorded).workload.model
     options.check_outputs(out, inputs=[recorded, *options.files_of(model)])
     if recorded is not None:
         given = {"--step-ms": step_ms, "--batch": batch}

@@ -374,11 +374,13 @@ def _because(question: Question, offer: Offer) -> str:
 
 def _memory_words(offer: Offer) -> str:
     """Say what memory an offer needs of what a GPU has, by optimiser, and what fits instead."""
-    by_answer: dict[str, list[str]] = {"fits": [], "unknown": [], "does not fit": []}
+    by_answer: dict[str, list[Optimizer]] = {"fits": [], "unknown": [], "does not fit": []}
     for name, use in offer.memory.items():
         by_answer[use.answer].append(name)
-    first = next(name for name, use in offer.memory.items() if use.answer != "fits")
-    parts = [f"needs {memory_needed(offer.memory[first])} with {first}"]
+    one = (
+        by_answer["unknown"][-1] if by_answer["unknown"] else by_answer["does not fit"][0]
+    )  # as in `memory_sentence`
+    parts = [f"needs {memory_needed(offer.memory[one])} with {one}"]
     if offer.answers["memory"] == "no":
         of_each = " with each optimizer" if len(offer.memory) > 1 else ""
         return f"{parts[0]}; what fits{of_each}: {', '.join(offer.instead)}"
