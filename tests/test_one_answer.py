@@ -216,6 +216,8 @@ def test_no_line_of_a_plan_denies_its_verdict(here, tmp_path, model, large, syst
         ]
         assert "does not fit" not in " ".join(line[1].split())
         assert "unknown" not in line[1]
+    for needed in re.findall(r"needs ([\d.]+ to [\d.]+ of [\d.]+ GB) with", " ".join(verdict.split())):
+        assert not done.stdout or f"({needed}" in " ".join(done.stdout.split())
     for batch in re.findall(r"a batch of ([\d,]+) per GPU", " ".join(done.stdout.split())):
         largest = [one["largest_batch"] for one in document["systems"] if one["largest_batch"] is not None]
         assert not largest or int(batch.replace(",", "")) <= max(largest)

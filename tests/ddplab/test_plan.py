@@ -39,7 +39,7 @@ def test_systems_are_compared_by_price(printed, tmp_path):
     asked = (*FAST, *steps, "--samples", 1e8, "--deadline", "1d", "--prices", prices)
     shown = printed("plan", "resnet50", "aws-p4d", "dgx-h100", *asked)
     assert shown.startswith("yes: 8 GPUs of aws-p4d, the cheapest of 4 choices whose whole range suffices (1")
-    assert "fastest and cheapest, from fast to cheap: 16 of dgx-h100" in shown
+    assert "fastest and cheapest by their medians, from fast to cheap: 16 of dgx-h100" in shown
 
 
 def test_what_was_measured_is_no_name_alone_and_an_option_given_twice_is_refused(printed, here):
