@@ -363,7 +363,9 @@ def _show(result: CapacityPlan, *, details: bool) -> None:
         for sentence in _sentences(one, asks_efficiency=result.question.efficiency is not None, details=details):
             _say(f"{one.name}: {sentence}" if several and sentence else sentence)
     if len(result.front) > 1:
-        _say("fastest and cheapest by their medians, from fast to cheap: " + "; ".join(map(_front_words, result.front)))
+        _say(
+            "fastest and cheapest by their medians, from fast to cheap: " + "; ".join(map(_front_words, result.front))
+        )
 
 
 def _sentences(one: SystemPlan, *, asks_efficiency: bool, details: bool) -> list[str]:

@@ -70,7 +70,7 @@ def _minorants(costs: PartitionCosts) -> list[tuple[Floats, float]]:
     weights = np.array([least_message_bytes(one, hook) for one in costs.parameters])
     sent = np.array([message is not None for message in costs.messages])
     dense = np.array([not one.sparse for one in costs.parameters]) & sent
-    if not sent.any():
+    if not _sent_alone(costs).any():
         return [(np.zeros(len(sent)), 0.0)]
     if costs.times.policy.skip_all_reduce_unused_params:
         weights[list(costs.times.recorded.never_used)] = 0
@@ -263,8 +263,15 @@ def _earliest(costs: PartitionCosts, cycle: int, weights: Floats) -> tuple[Float
 
 def _sent(costs: PartitionCosts) -> NDArray[np.bool_]:
     """Whether each gradient alone would be sent; if none would, all count."""
-    sent = np.array([message is not None for message in costs.messages])
+    sent = _sent_alone(costs)
     return sent if sent.any() else ~sent
+
+
+def _sent_alone(costs: PartitionCosts) -> NDArray[np.bool_]:
+    sent = np.array([message is not None for message in costs.messages])
+    if costs.times.policy.skip_all_reduce_unused_params:
+        sent[list(costs.times.recorded.never_used)] = False
+    return sent
 
 
 def _rounded_down(ns: float) -> float:

@@ -309,7 +309,7 @@ class PartitionCosts:
     @property
     def lost_share(self) -> float:
         """The computing that a collective delays, as a part of its duration."""
-        return 1 - 1 / self.times.fabric.processor.slow_down
+        return 1 - 1 / self.times.changed[1].processor.slow_down
 
     def recurrence_ns(self, plan: BucketLayout) -> Floats:
         """Return the end of each cycle with these buckets by the recurrence; shape [cycles]."""

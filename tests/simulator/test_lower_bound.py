@@ -4,6 +4,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ddplab.simulator import Fabric, Policy, tune
+from ddplab.simulator.fabric import Linear, Processor
 from ddplab.simulator.inputs_with_default_costs import complete
 from ddplab.simulator.tuning.lower_bound import lower_bound_ns
 from ddplab.simulator.tuning.plan_times import PlanTimes, partition_costs
@@ -58,6 +59,37 @@ def test_a_late_gradient_without_elements_sends_nothing_and_delays_no_collective
     assert all(
         bound_ns <= times.value_ns(as_layout(one)) for one in contiguous_partitions(times.recorded.ready_order)
     )
+
+
+@examples(20)
+@given(st.lists(st.sampled_from([0, 4, 40]), min_size=1, max_size=3), st.integers(0, 2), st.booleans())
+def test_gradients_that_no_rank_has_send_nothing_in_a_bucket_of_their_own(sizes, first_used, known):
+    """All-reduces of such buckets are skipped, so that perhaps none is left."""
+    ready = tuple(None if index < first_used else 0 for index in range(len(sizes)))
+    trace = trace_of([[iteration(0, ready, 0, 0)]], sizes)
+    fabric = Fabric.from_table([(2, 0, 30), (2, 10**6, 30 + 10**6)])
+    hook = "none" if known else "quantize_per_tensor"
+    options = {"find_unused_parameters": True, "static_graph": True, "skip_all_reduce_unused_params": True}
+    times = plan_times(trace, fabric, policy=Policy(hook=hook, broadcast_buffers=False, **options))
+    plans = contiguous_partitions(range(len(sizes)))
+    assert lower_bound_ns(partition_costs(times)) <= min(times.value_ns(as_layout(one)) for one in plans)
+
+
+@examples(10)
+@given(st.integers(0, 60), st.sampled_from([1.5, 3.0]))
+def test_a_recording_of_unknown_buckets_contains_their_slow_downs(copy_ns, slow_down):
+    """Any buckets count as the recorded ones, so no copy is slowed down. Two dtypes are in two buckets."""
+    trace = trace_of([[iteration(0, (0, 2), 2, 0)]], [24, 24])
+    first, second = trace.workload.parameters
+    parameters = (first, second.model_copy(update={"dtype": "uint8"}))
+    workload = trace.workload.model_copy(update={"source": "torch", "parameters": parameters})
+    fabric = Fabric.from_table([(2, 0, 30), (2, 10**6, 30)])
+    processor = Processor(copy_out=Linear(fixed_ns=copy_ns), slow_down=slow_down)
+    fabric = fabric.model_copy(update={"processor": processor})
+    times = plan_times(trace.model_copy(update={"workload": workload}), fabric)
+    assert times.recorded.layout is None
+    plans = (((0,), (1,)), ((1,), (0,)))
+    assert lower_bound_ns(partition_costs(times)) <= min(map(times.value_ns, plans))
 
 
 def test_where_a_bucket_costs_a_line_and_gradients_are_small_the_bound_is_reached():
