@@ -201,9 +201,10 @@ class Catalogue(Schema):
         if network is not None:
             if "network" not in links:
                 raise ValueError(f"network: expected a node with a network between nodes, got {name}")
-            links["network"] = links["network"].model_copy(
-                update={"rate": network, "reached_by_members": {}, "latency": None}  # of another transport
-            )
+            if network.bytes_per_s != links["network"].rate.bytes_per_s:
+                links["network"] = links["network"].model_copy(
+                    update={"rate": network, "reached_by_members": {}, "latency": None}  # of another transport
+                )
         if members is not None:
             innermost = next(iter(links))
             links[innermost] = links[innermost].model_copy(update={"members": members})

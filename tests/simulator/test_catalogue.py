@@ -6,7 +6,7 @@ import pytest
 
 from ddplab.reference.files.reading import one_line_errors
 from ddplab.simulator import Fabric, assume_gpu, predict
-from ddplab.simulator.catalogue import Catalogue, load_fabric, read_catalogue
+from ddplab.simulator.catalogue import Catalogue, Rate, load_fabric, read_catalogue
 from ddplab.simulator.workload.roofline import find_device, with_precision
 
 from ..topology_files import save_topology
@@ -29,6 +29,18 @@ def test_every_node_predicts(name):
         low, high = predicted.interval_ns
         assert trace.ranks[0].iterations[0].duration_ns < predicted.iteration_ns
         assert low < predicted.iteration_ns < high
+
+
+@pytest.mark.parametrize("name", NODES)
+def test_a_network_of_the_nodes_own_rate_is_its_own(name):
+    if (own := LISTED.nodes[name].links.get("network")) is not None:
+        rate = Rate(gb_per_s=own.rate.bytes_per_s / 1e9, source="")
+        assert LISTED.topology(name, network=rate).levels == LISTED.topology(name).levels
+        slower = Rate(gb_per_s=own.rate.bytes_per_s / 2e9, source="")
+        assert (
+            LISTED.topology(name, network=slower).levels[-1].bytes_per_s
+            < LISTED.topology(name).levels[-1].bytes_per_s
+        )
 
 
 def test_a_node_is_found_by_name_and_other_fabrics_in_their_files(tmp_path, monkeypatch):
