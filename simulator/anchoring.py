@@ -8,8 +8,9 @@ at another number of ranks has the conditional mean and variance of that distrib
 Williams, "Gaussian Processes for Machine Learning", equations 2.23 and 2.24).
 """
 
-from collections.abc import Mapping, Sequence
-from typing import NamedTuple
+from collections.abc import Iterable, Mapping, Sequence
+from types import MappingProxyType
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -40,6 +41,7 @@ class Expected(NamedTuple):
     causes_ns: Mapping[str, tuple[int, int]]
     """See `Prediction.causes_ns`; without the variation of the iterations, which does not move their median."""
     compute_ns: int = 0  #: see `Prediction.compute_ns`
+    compute_errors: Mapping[str, tuple[float, float]] = MappingProxyType({})  #: see `Prediction.compute_errors`
 
     @property
     def least_ns(self) -> float:
@@ -53,7 +55,16 @@ class Expected(NamedTuple):
     def deviations(self) -> dict[str, float]:
         """Return the standard deviation of the logarithm of the iteration time by cause."""
         reach = {cause: np.array(both) / max(1, self.iteration_ns) for cause, both in self.causes_ns.items()}
-        return {cause: float(np.log1p(both).mean()) / NORMAL_HALF_BAND for cause, both in reach.items()}
+        return {cause: _deviation(both) for cause, both in reach.items()}
+
+    def of_efficiency(self) -> dict[str, float]:
+        """Return by how much more than the iteration computation alone becomes longer by a standard deviation."""
+        errors = {cause: _deviation(np.array(both)) for cause, both in self.compute_errors.items()}
+        return {cause: errors.get(cause, 0.0) - deviation for cause, deviation in self.deviations().items()}
+
+
+def _deviation(reach: NDArray[np.float64]) -> float:
+    return float(np.log1p(reach).mean()) / NORMAL_HALF_BAND
 
 
 class Anchor(NamedTuple):
@@ -63,7 +74,9 @@ class Anchor(NamedTuple):
     measured_ns: int  #: measured median iteration time
     predicted_ns: int  #: the same, predicted without measurements
     moved: float  #: factor on the predicted time that is due to this measurement
-    surprise: float  #: distance between measured and predicted time, in standard deviations of their difference
+    surprise: float
+    """Distance between measured and predicted time, without or with the other measurements, whichever is larger, in
+    standard deviations of their difference."""
 
     @property
     def contradicts(self) -> bool:
@@ -89,10 +102,15 @@ class Anchor(NamedTuple):
 
 
 class Correction(NamedTuple):
-    """Factor on the median, and factor on the width of the interval that comes from errors of the costs."""
+    """What measured iterations change of a prediction."""
 
-    factor: float
-    narrowing: float
+    factor: float  #: factor on the median
+    narrowing: float  #: factor on the width of the interval that comes from errors of the costs
+    by_cause: Mapping[str, float]
+    """Factor on the reach of each cause: measured iterations say more of one than of another."""
+    of_efficiency: float
+    """Factor on the width of the efficiency's interval. Either computation or communication may be the part of a
+    measured iteration that is longer than predicted, so it narrows less."""
     anchors: tuple[Anchor, ...]
 
 
@@ -112,20 +130,40 @@ def correct(target: Expected, measured_ns: Sequence[int], expected: Sequence[Exp
     """
     for ns, one in zip(measured_ns, expected, strict=True):
         _check_possible(ns, one, dict(zip([each.ranks for each in expected], measured_ns, strict=True)).get(1))
-    covariance = covariance_of([target, *expected])
+    by_cause = covariances_of([target, *expected])
+    covariance = _sum(by_cause.values(), (1 + len(expected), 1 + len(expected)))
     of_target, shared, among = covariance[0, 0], covariance[0, 1:], covariance[1:, 1:]
-    seen = among + MEASUREMENT_DEVIATION**2 * np.eye(len(expected))
+    known = np.linalg.inv(among + MEASUREMENT_DEVIATION**2 * np.eye(len(expected)))
     surprise = np.log([ns / max(1, one.iteration_ns) for ns, one in zip(measured_ns, expected, strict=True)])
-    weights = np.linalg.solve(seen, shared)
-    scores = surprise / np.sqrt(np.diag(seen))
-    left = max(0.0, of_target - weights @ shared)
+    weights = known @ shared
+    alone = surprise / np.sqrt(np.diag(among) + MEASUREMENT_DEVIATION**2)
+    beside_others = known @ surprise / np.sqrt(np.diag(known))
+    scores = np.where(np.abs(alone) > np.abs(beside_others), alone, beside_others)
     wider = max(1.0, float(np.abs(scores).max(initial=0)) / CONTRADICTION)
     anchors = (
         Anchor(one.ranks, ns, one.iteration_ns, float(np.exp(moved)), float(score))
         for one, ns, moved, score in zip(expected, measured_ns, weights * surprise, scores, strict=True)
     )
-    narrowing = float(np.sqrt(left / of_target)) * wider if of_target else 1.0
-    return Correction(float(np.exp(weights @ surprise)), narrowing, tuple(anchors))
+    narrowing = _left(of_target, weights @ shared) * wider
+    left = {cause: _left(one[0, 0], weights @ one[0, 1:]) for cause, one in by_cause.items()}
+    whole = sum(left[cause] ** 2 * one[0, 0] for cause, one in by_cause.items())
+    of_each = narrowing * (of_target / whole) ** 0.5 if whole else 1.0  # together, the causes give the interval
+    deviations, effects = target.deviations(), target.of_efficiency()
+    ratios = {cause: effects[cause] / one for cause, one in deviations.items() if one}
+    seen_of_it = _sum((ratio * by_cause[cause][0, 1:] for cause, ratio in ratios.items()), len(expected))
+    of_efficiency = _left(sum(one**2 for one in effects.values()), seen_of_it @ known @ seen_of_it) * wider
+    return Correction(
+        factor=float(np.exp(weights @ surprise)),
+        narrowing=narrowing,
+        by_cause={cause: of_each * part for cause, part in left.items()},
+        of_efficiency=of_efficiency,
+        anchors=tuple(anchors),
+    )
+
+
+def _left(variance: Any, explained: Any) -> float:
+    """Return the part of a standard deviation that is left, 1 if there was none."""
+    return float(max(0.0, 1 - explained / variance) ** 0.5) if variance else 1.0
 
 
 def _check_possible(ns: int, one: Expected, alone_ns: int | None) -> None:
@@ -147,12 +185,20 @@ def _check_possible(ns: int, one: Expected, alone_ns: int | None) -> None:
 
 def covariance_of(expected: Sequence[Expected]) -> NDArray[np.float64]:
     """Return the covariance of the errors of several predictions, in logarithms of iteration times."""
+    return _sum(covariances_of(expected).values(), (len(expected), len(expected)))
+
+
+def covariances_of(expected: Sequence[Expected]) -> dict[str, NDArray[np.float64]]:
+    """Return the part of `covariance_of` that each cause has."""
     doublings = np.log2([one.ranks for one in expected])
     correlation = np.exp(-np.abs(doublings[:, None] - doublings) / CORRELATED_DOUBLINGS)
     deviations = [one.deviations() for one in expected]
-    causes = {cause for one in deviations for cause in one}
-    covariance = np.zeros((len(expected), len(expected)))
-    for cause in sorted(causes):
+    covariances = {}
+    for cause in sorted({cause for one in deviations for cause in one}):
         of_cause = np.array([one.get(cause, 0.0) for one in deviations])
-        covariance += np.outer(of_cause, of_cause) * (1.0 if cause in OF_ONE_RANK else correlation)
-    return covariance
+        covariances[cause] = np.outer(of_cause, of_cause) * (1.0 if cause in OF_ONE_RANK else correlation)
+    return covariances
+
+
+def _sum(parts: Iterable[NDArray[np.float64]], shape: int | tuple[int, int]) -> NDArray[np.float64]:
+    return sum(parts, start=np.zeros(shape))

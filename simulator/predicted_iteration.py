@@ -76,6 +76,8 @@ class Prediction:
     quadrature, all of them give the interval. Empty if the spread of training was measured."""
     compute_errors: Mapping[str, tuple[float, float]] = field(default_factory=dict, repr=False)
     """Relative error of `compute_ns`, below and above, of each cause that changes it."""
+    efficiency_reach: tuple[float, float] | None = field(default=None, repr=False)
+    """How far the interval of the efficiency reaches below and above it. None: no iterations were measured."""
     anchors: tuple[Anchor, ...] = ()
     """What each measured iteration time has changed. The correction applies to the times of iterations, their
     interval and computation alone. Times without overlap and the timeline remain the model's."""
@@ -109,6 +111,9 @@ class Prediction:
     @property
     def efficiency_interval(self) -> tuple[float, float]:
         """Both ends of the 90 % interval of the efficiency; see `efficiency_interval`."""
+        if self.efficiency_reach is not None:
+            below, above = self.efficiency_reach
+            return max(0.0, self.efficiency - below), min(1.0, self.efficiency + above)
         low, high = self.interval_ns
         reaches = self.causes_ns or {"": (self.iteration_ns - low, high - self.iteration_ns)}
         return efficiency_interval(self.iteration_ns, self.compute_ns, reaches, self.compute_errors)
@@ -138,12 +143,12 @@ class Prediction:
         """
         expected = [predicted[ranks].expected(ranks) for ranks in measured_ns]
         target = self.expected(world_size)
-        factor, narrowing, anchors = correct(target, list(measured_ns.values()), expected)
-        errors = target.causes_ns
-        scaled = {cause: factor * (narrowing if cause in errors else 1) for cause in self.causes_ns or errors}
+        correction = correct(target, list(measured_ns.values()), expected)
+        factor, anchors = correction.factor, correction.anchors
+        scaled = {cause: factor * correction.by_cause.get(cause, 1.0) for cause in self.causes_ns or target.causes_ns}
         causes = {
             cause: (round(below * scaled[cause]), round(above * scaled[cause]))
-            for cause, (below, above) in (self.causes_ns or errors).items()
+            for cause, (below, above) in (self.causes_ns or target.causes_ns).items()
         }
         below, above = np.sqrt((np.array(list(causes.values()), float) ** 2).sum(axis=0))
         names = ("iteration_ns", "mean_ns", "p95_ns", "p99_ns")
@@ -152,7 +157,8 @@ class Prediction:
             explained = [place for place, one in enumerate(anchors) if one.world_size == 1 or not one.is_far]
             times_ns, those = [anchors[one].measured_ns for one in explained], [expected[one] for one in explained]
             of_one = correct(alone.expected(1), times_ns, those).factor
-            corrected["compute_ns"] = round(self.compute_ns * of_one)
+            corrected["compute_ns"] = min(round(self.compute_ns * of_one), corrected["iteration_ns"])
+        (low, high), of_efficiency = self.efficiency_interval, correction.of_efficiency
         median_ns, least_ns = corrected["iteration_ns"], 0.0
         if any(one.contradicts for one in anchors):  # they widen the interval, but not below computation alone
             least_ns = target._replace(compute_ns=corrected.get("compute_ns", self.compute_ns)).least_ns
@@ -162,10 +168,7 @@ class Prediction:
             interval_ns=(min(median_ns, round(max(least_ns, median_ns - below))), round(median_ns + above)),
             samples_ns=tuple(round(ns * factor) for ns in self.samples_ns),
             causes_ns=causes if self.causes_ns else {},
-            compute_errors={
-                cause: (below * scaled.get(cause, 1.0), above * scaled.get(cause, 1.0))
-                for cause, (below, above) in self.compute_errors.items()
-            },
+            efficiency_reach=(of_efficiency * (self.efficiency - low), of_efficiency * (high - self.efficiency)),
             anchors=anchors,
         )
 
@@ -178,7 +181,7 @@ class Prediction:
         if not self.causes_ns:
             low, high = self.interval_ns
             causes = {"training": (self.iteration_ns - low, high - self.iteration_ns)}
-        return Expected(world_size, self.iteration_ns, causes, self.compute_ns)
+        return Expected(world_size, self.iteration_ns, causes, self.compute_ns, self.compute_errors)
 
     @property
     def exposed_comm_ns(self) -> int:

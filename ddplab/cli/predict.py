@@ -126,7 +126,7 @@ def _show_one(
         show_table(list(map(_effect_row, effects(inputs, ranks))), title, optional=("source",))
     if timeline is not None:
         _save_timeline(fastest, timeline, trace, policy)
-    if sentence := judgement.width_sentence(fastest.shares_of_width):
+    if not fastest.contradictions and (sentence := judgement.width_sentence(fastest.shares_of_width)):
         print(sentence)
     print(conclusion(policies, predictions))
     rows = [options.values_of_axes(one) | found.to_json() for one, found in zip(policies, predictions, strict=True)]

@@ -59,9 +59,10 @@ def ranking(predictions: Sequence[Prediction]) -> tuple[int, tuple[int, ...]]:
 
 def contradiction_sentence(prediction: Prediction) -> str:
     """Say that measured iterations contradict the model; "" if they do not."""
+    given = " given the others" if len(prediction.anchors) > 1 else ""
     parts = [
         f"{milliseconds(one.measured_ns, ',.1f')} ms on {gpus(one.world_size)}, predicted "
-        f"{milliseconds(one.predicted_ns, ',.1f')} ms ({one.surprise:+.0f} standard deviations)"
+        f"{milliseconds(one.predicted_ns, ',.1f')} ms ({one.surprise:+.0f} standard deviations{given})"
         for one in prediction.contradictions
     ]
     slow = any(one.measured_ns > OUT_OF_ORDER * one.predicted_ns for one in prediction.contradictions)

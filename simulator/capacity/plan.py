@@ -66,8 +66,9 @@ class SystemPlan:
 
     @property
     def sensitivity(self) -> str:
-        """What makes the interval wide, in words."""
-        return width_sentence(self.scaling.system.at(self.at).shares_of_width)
+        """What makes the interval wide, in words; "" if it is that measured iterations contradict the model."""
+        prediction = self.scaling.system.at(self.at)
+        return "" if prediction.contradictions else width_sentence(prediction.shares_of_width)
 
     @property
     def assumed(self) -> tuple[str, ...]:

@@ -47,7 +47,7 @@ def test_measuring_what_was_predicted_changes_nothing_and_each_further_measureme
     least = 1.0
     for count in range(1, len(expected) + 1):
         some = expected[:count]
-        factor, narrowing, anchors = correct(target, [one.iteration_ns for one in some], some)
+        factor, narrowing, *_, anchors = correct(target, [one.iteration_ns for one in some], some)
         assert factor == pytest.approx(1)
         assert narrowing <= least + 1e-9
         assert not any("contradicts" in anchor.sentence() for anchor in anchors)
@@ -104,11 +104,57 @@ def test_nine_in_ten_corrected_intervals_contain_the_truth_if_errors_are_as_assu
     hits, before = 0, 0
     for error in errors:
         noisy = np.exp(error[:2] + random.normal(0, MEASUREMENT_DEVIATION, 2))
-        factor, narrowing, _ = correct(expected[2], [round(1000 * MS * ratio) for ratio in noisy], expected[:2])
+        factor, narrowing, *_ = correct(expected[2], [round(1000 * MS * ratio) for ratio in noisy], expected[:2])
         hits += abs(error[2] - log(factor)) <= 1.645 * total * narrowing
         before += abs(error[2]) <= 1.645 * total
     assert before / len(errors) == pytest.approx(0.9, abs=0.02)
     assert hits / len(errors) == pytest.approx(0.9, abs=0.02)
+
+
+@examples(12)
+@given(cases())
+def test_the_causes_together_give_the_interval(case):
+    target, expected = case
+    correction = correct(target, [one.iteration_ns for one in expected], expected)
+    deviations = target.deviations()
+    left = sum((correction.by_cause[cause] * one) ** 2 for cause, one in deviations.items())
+    assert left == pytest.approx(correction.narrowing**2 * sum(one**2 for one in deviations.values()))
+
+
+def test_two_measurements_that_contradict_each_other_contradict_the_model():
+    """Each lies in its interval, which comes from computation, and both would have to be long or short."""
+    errors = {"compute times": (200 * MS, 200 * MS), "collectives": (10 * MS, 10 * MS)}
+    expected = [Expected(ranks, 1000 * MS, errors, 950 * MS) for ranks in (8, 16, 64)]
+    for measured in (1150 * MS, 900 * MS), (900 * MS, 1150 * MS):
+        correction = correct(expected[2], measured, expected[:2])
+        assert [anchor.is_far for anchor in correction.anchors] == [True, True]
+        assert correction.narrowing > 0.5
+        for ns, one in zip(measured, expected, strict=False):
+            assert not correct(one, [ns], [one]).anchors[0].contradicts
+
+
+def test_a_measured_iteration_says_less_of_its_efficiency():
+    """Computation may take a fifth longer or shorter. Errors are drawn, and what 8 ranks say is subtracted."""
+    reach = {"compute times": (200 * MS,) * 2, "collectives": (50 * MS,) * 2}
+    bounds = {"compute times": (0.25, 0.25)}
+    expected = [Expected(ranks, 1000 * MS, reach, 800 * MS, bounds) for ranks in (8, 64)]
+    correction = correct(expected[1], [1000 * MS], expected[:1])
+    assert correction.narrowing < 0.3
+    of_computation, of_both = (
+        log(1.25) / 1.645,
+        {cause: log(1 + ns / 1e9) / 1.645 for cause, (ns, _) in reach.items()},
+    )
+    random = np.random.default_rng(0)
+    passes, link = (
+        random.normal(size=5000),
+        random.multivariate_normal([0, 0], [[1, exp(-0.5)], [exp(-0.5), 1]], 5000),
+    )
+    seen = passes * of_both["compute times"] + link[:, 0] * of_both["collectives"]
+    seen += random.normal(size=5000) * MEASUREMENT_DEVIATION
+    error = passes * (of_computation - of_both["compute times"]) - link[:, 1] * of_both["collectives"]
+    unexplained = error - seen * (error @ seen) / (seen @ seen)
+    assert correction.of_efficiency == pytest.approx(np.std(unexplained) / np.std(error), rel=0.03)
+    assert correction.of_efficiency > 0.8
 
 
 @examples(12)
