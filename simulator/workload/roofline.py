@@ -299,10 +299,14 @@ class Device(Schema):
         """Return the multiples of `time_ns` between which nine in ten true times of an iteration lie."""
         if self.generation is None:
             return 1.0, USUAL[1]
+        error = self.error(operations)
+        return 1 / (1 + error), 1 + error
+
+    def error(self, operations: Operations) -> float:
+        """Return the relative error of what a device of this generation reaches; None counts as one not measured."""
         parameters = sum(prod(one.shape) for one in operations.parameters)
         is_listed = self in data_sheets().values()
-        error = measured_ceilings().error(operations.model, parameters, self.generation, is_listed=is_listed)
-        return 1 / (1 + error), 1 + error
+        return measured_ceilings().error(operations.model, parameters, self.generation or "", is_listed=is_listed)
 
 
 EAGER_PACE_NS, EAGER_PACE_ERROR = 45_000, 0.8

@@ -227,7 +227,8 @@ def rescale(
     the ratio of the whole backward pass. Gradients that became ready one after the other stay in this order.
 
     No kernel ends before the host has launched it, so a step that waits for its host is not shorter on a faster
-    device. The host counts as no slower than the one that launched the recorded iteration.
+    device. The host counts as no slower than the one that launched the recorded iteration. A recording on another
+    device says no more of `new` than its name does, so the `compute_bounds` are at least as wide as by name.
 
     Args:
         trace: A trace recorded on `old`, without communication.
@@ -249,9 +250,11 @@ def rescale(
     ranks, *extremes = (
         _rescaled_ranks(trace, intervals, new.pace_ns * factor) for factor in (1.0, 1 / slow_host, slow_host)
     )
+    low, high = trace.workload.compute_bounds
+    error = 1.0 if new == old else 1 + new.error(changed)
     bounds = (
         multiple * _duration_ns(extreme)
-        for multiple, extreme in zip(trace.workload.compute_bounds, extremes, strict=True)
+        for multiple, extreme in zip((min(low, 1 / error), max(high, error)), extremes, strict=True)
     )
     update = {
         "device_name": f"{new.name}{RESCALED_FROM}{trace.workload.device_name}",
