@@ -154,11 +154,12 @@ def _show_sizes(policies: Sequence[Policy], predictions: Mapping[int, Sequence[P
     """Print the fastest configuration for each world size, and what is assumed; return all predictions as JSON."""
     shown = []
     for ranks, some in predictions.items():
-        best, ties = judgement.ranking(some)
-        others = [one for one in ties if some[one].buckets != some[best].buckets]
-        tie = options.cells_of_axes(policies[others[0]]) if others else {}
+        best, differing, ties = _ranked(policies, some)
+        cells = [options.cells_of_axes(policies[place]).items() for place in (best, *ties[:1])]
+        tie = ", ".join(" ".join(cell) for cell in cells[-1] if cell not in cells[0]) or "-"
         row = {"ranks": str(ranks), **_prediction_row(policies[best], some[best])}
-        row |= {"efficiency": f"{some[best].efficiency:.0%}", "a tie with": ", ".join(tie.values()) or "none"}
+        row |= {"efficiency": judgement.percent(*some[best].efficiency_interval)}
+        row |= {"a tie with": tie} if differing else {}
         shown.append(row)
     show_table(shown[:SHOWN_ROWS], "the fastest configuration at each world size", optional=SPARED)
     if len(shown) > SHOWN_ROWS:
@@ -224,13 +225,20 @@ def origins_sentence(origins: Mapping[str, str]) -> str:
     return f"origin of the costs: {'; '.join(parts)}"
 
 
-def conclusion(policies: Sequence[Policy], predictions: Sequence[Prediction]) -> str:
-    """Describe the fastest configuration, and which others tie with it."""
+def _ranked(policies: Sequence[Policy], predictions: Sequence[Prediction]) -> tuple[int, list[int], list[int]]:
+    """Return the place of the fastest, of those with other buckets or hooks, and which of these tie with it."""
     best, ties = judgement.ranking(predictions)
     policy, fastest = policies[best], predictions[best]
-    sentences = [f"fastest: {_in_words(policy)}, {milliseconds(fastest.iteration_ns)} ms"]
     each = enumerate(zip(policies, predictions, strict=True))
     differing = [place for place, (one, its) in each if its.buckets != fastest.buckets or one.hook != policy.hook]
+    return best, differing, [place for place in ties if place in differing]
+
+
+def conclusion(policies: Sequence[Policy], predictions: Sequence[Prediction]) -> str:
+    """Describe the fastest configuration, and which others tie with it."""
+    best, differing, ties = _ranked(policies, predictions)
+    policy, fastest = policies[best], predictions[best]
+    sentences = [f"fastest: {_in_words(policy)}, {milliseconds(fastest.iteration_ns)} ms"]
 
     def compared(place: int) -> str:
         longer = milliseconds(predictions[place].iteration_ns - fastest.iteration_ns)
@@ -238,8 +246,9 @@ def conclusion(policies: Sequence[Policy], predictions: Sequence[Prediction]) ->
 
     if len(differing) < len(predictions) - 1:
         sentences.append(f"{len(predictions) - 1 - len(differing)} others have the same buckets")
-    if tied := [compared(place) for place in ties if place in differing]:
-        sentences.append(f"a tie within the errors of the costs with {'; '.join(tied)}")
+    if ties:
+        tied = "; ".join(map(compared, ties))
+        sentences.append(f"a tie within the errors of the costs with {tied}")
     elif differing:
         second = min(differing, key=lambda place: predictions[place].iteration_ns)
         sentences.append(f"its lead over {compared(second)} exceeds the errors of the costs")

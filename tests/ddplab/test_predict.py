@@ -70,6 +70,21 @@ def test_the_last_sentence_names_the_fastest_and_its_lead(bytes_per_s):
     assert conclusion(policies[:1], predictions[:1]).endswith(" ms")
 
 
+@pytest.mark.parametrize("bytes_per_s", [1e12, 1e9, 1e5])
+def test_a_table_of_world_sizes_names_the_ties_that_one_of_them_has(
+    printed, trace, tmp_path, monkeypatch, bytes_per_s
+):
+    """Hooks differ although their buckets are equal."""
+    monkeypatch.setenv("COLUMNS", "200")
+    fabric = tmp_path / "links.json"
+    Fabric.from_alpha_beta(alpha_ns=10_000, bytes_per_s=bytes_per_s).save(fabric)
+    asked = ("predict", trace, "--fabric", fabric, "--caps", "default", "--hooks", "none,fp16", "--world-size")
+    (row,) = [line for line in printed(*asked, "2,8").splitlines() if line.split()[:1] == ["8"]]
+    last = next(line for line in printed(*asked, 8).splitlines() if line.startswith("fastest: "))
+    assert ("a tie" in last, "its lead" in last) in ((True, False), (False, True))
+    assert ("its lead" in last) == row.rstrip().endswith(" -")
+
+
 def test_configurations_with_equal_buckets_are_no_tie():
     trace = trace_of([[iteration(20, (60, 40), 80, 10)]], [4, 4])
     policies = [Policy(bucket_cap_mb=cap) for cap in (1.0, 25.0)]
