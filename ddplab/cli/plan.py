@@ -329,16 +329,17 @@ def _open_sentence(result: CapacityPlan) -> str:
     about = next(one for one in result.systems if one.name == offer.system)
     if [name for name, answer in offer.answers.items() if answer == "open"] == ["memory"]:
         return f"whether it fits is open: {sentence}"
-    if found := judgement.contradiction_sentence(offer.size.prediction):
+    if found := judgement.contradiction_sentence(offer.size.prediction, about.scaling.system.inputs.fabric):
         return f"the answer is open, because {found}: {sentence}"
-    return f"the range is wider than the decision: {sentence}; {about.sensitivity}"
+    doubt = about.scaling.system.inputs.trace.workload.device_name.partition("; ")[2]
+    return "; ".join(filter(None, (f"the range is wider than the decision: {sentence}", doubt, about.sensitivity)))
 
 
 def _show(result: CapacityPlan, *, details: bool) -> None:
     """Print the verdict, one table, and what follows for each system."""
     _say(result.verdict.sentence)
     for one in result.systems:
-        if found := judgement.contradiction_sentence(one.scaling.system.at(one.at)):
+        if found := judgement.contradiction_sentence(one.scaling.system.at(one.at), one.scaling.system.inputs.fabric):
             _say(f"{one.name}: {found}")
     several = len(result.systems) > 1
     shown = [

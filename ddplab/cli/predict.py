@@ -91,7 +91,8 @@ def predict(
         write_json(json_path, {"model": model, "rows": _show_sizes(policies, predictions)})
         return
     (ranks,) = world_sizes
-    result = _show_one(each, predictions[ranks], ranks, inputs.policy, explains=explains, timeline=timeline)
+    how: dict[str, Any] = {"explains": explains, "timeline": timeline, "left_out": left_out}
+    result = _show_one(each, predictions[ranks], ranks, inputs.policy, **how)
     write_json(json_path, {"model": model, "world_size": ranks, **result})
 
 
@@ -103,6 +104,7 @@ def _show_one(
     *,
     explains: bool,
     timeline: Path | None,
+    left_out: Sequence[str],
 ) -> dict[str, Any]:
     """Print the predictions for one world size, the parts of the fastest one and its verdict; return all as JSON."""
     policies, (best, _) = [one.policy for one in each], judgement.ranking(predictions)
@@ -110,8 +112,10 @@ def _show_one(
     trace, policy = inputs.trace, inputs.policy
     title = f"{trace.workload.described}, on {ranks} ranks, predicted"
     show_table(list(map(_prediction_row, policies, predictions)), title, optional=SPARED)
-    if found := judgement.contradiction_sentence(fastest):
+    if found := judgement.contradiction_sentence(fastest, inputs.fabric):
         print(found)
+    if left_out:
+        print(f"left out: {', '.join(left_out)}; what is assumed of them does not count")
     from_where = origins(each[0], ranks)
     print(origins_sentence(from_where))
     assumed = list(dict.fromkeys(sentence for one in predictions for sentence in one.assumed))
@@ -136,7 +140,8 @@ def _show_one(
         limits = Limits(system, ranks)
         need = limits.needed_rate()
         print(judgement.limit_sentence(limits))
-        print(f"verdict: {judgement.efficiency_sentence(system, ranks)}; {judgement.network_sentence(limits, need)}")
+        of_network = "" if "collectives" in left_out else f"; {judgement.network_sentence(limits, need)}"
+        print(f"verdict: {judgement.efficiency_sentence(system, ranks)}{of_network}")
         result["verdict"] = {
             "efficiency": fastest.efficiency,
             "limit": limits.limit,

@@ -57,17 +57,20 @@ def ranking(predictions: Sequence[Prediction]) -> tuple[int, tuple[int, ...]]:
     return order[0], tuple(place for place in order[1:] if tied[place])
 
 
-def contradiction_sentence(prediction: Prediction) -> str:
-    """Say that measured iterations contradict the model; "" if they do not."""
+def contradiction_sentence(prediction: Prediction, fabric: Fabric) -> str:
+    """Say that measured iterations contradict the model, and what to check; "" if they do not."""
     given = " given the others" if len(prediction.anchors) > 1 else ""
     parts = [
         f"{milliseconds(one.measured_ns, ',.1f')} ms on {gpus(one.world_size)}, predicted "
         f"{milliseconds(one.predicted_ns, ',.1f')} ms ({one.surprise:+.0f} standard deviations{given})"
         for one in prediction.contradictions
     ]
-    slow = any(one.measured_ns > OUT_OF_ORDER * one.predicted_ns for one in prediction.contradictions)
-    advice = f"; the network may be out of order: {CHECK_LINKS}" if slow else ""
-    return f"the measured iterations contradict the model: {'; '.join(parts)}{advice}" if parts else ""
+    advice = "check that batch, precision and device are those of the measured run"
+    for one in prediction.contradictions:
+        uses_network = one.world_size > 1 and not inside_one_node(fabric, one.world_size)
+        if uses_network and one.measured_ns > OUT_OF_ORDER * one.predicted_ns:
+            advice = f"the network may be out of order: {CHECK_LINKS}"
+    return f"the measured iterations contradict the model: {'; '.join(parts)}; {advice}" if parts else ""
 
 
 def coverage_words(systems: Iterable[tuple[System, int]]) -> str:

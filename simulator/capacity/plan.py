@@ -93,7 +93,7 @@ class SystemPlan:
             "knee_earliest": self.scaling.knee.earliest,
             "knee_latest": self.scaling.knee.latest,
             "at": self.at,
-            "contradiction": contradiction_sentence(prediction),
+            "contradiction": contradiction_sentence(prediction, inputs.fabric),
             "limit": self.limits.limit,
             "saved_ns": self.limits.saved_ns,
             "breakdown_ns": prediction.breakdown,

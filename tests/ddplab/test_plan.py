@@ -111,3 +111,13 @@ def test_values_with_units():
     for wrong in (["130"], ["c:1"], ["a:0"], ["a:fast"]):
         with pytest.raises(ValueError, match="--step-ms: expected milliseconds above 0"):
             _read_steps(wrong, ["a", "b"])
+
+
+def test_a_step_that_nobody_has_seen_so_long_is_doubtful(here):
+    """The range contains what published training reaches, so that no answer comes from a wrong unit alone."""
+    words = ("plan", "bert-large", "a100", "--gpus", 64, "--samples", 3e9, "--deadline", "4d", "--step-ms")
+    done = here(*words, 3000)
+    assert done.returncode == 1
+    assert "wider than the decision" in done.stderr
+    assert "the step takes 16 times its usual time: check unit, batch and precision" in done.stderr
+    assert here(*words, 400).stdout.startswith("no: ")

@@ -49,7 +49,10 @@ def test_predict_explains_its_terms_and_leaves_them_out(answered, tmp_path):
     line = "computation measured; collectives described; copies, launches, .* assumed"
     assert re.search(f"origin of the costs: {line}", shown)
     (adds_ms,) = re.findall(r"stalls +(\S+) +assumed", shown)
+    assert "left out" not in shown
+    assert "90%" not in answered(*asked, "--without", "collectives")[0]  # nothing follows for the network
     shown, less = answered(*asked, "--without", "stalls,copies", "--explain")
+    assert "left out: stalls, copies; what is assumed of them does not count" in shown
     assert not re.search(r"stalls +\S+ +assumed", shown)
     assert (whole["origins"]["stalls"], less["origins"]["stalls"]) == ("assumed", "none")
     assert float(adds_ms) > 0
