@@ -8,7 +8,7 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 
 import ddplab
-from ddplab.cli.tune import answer, decimals, plan_rows, short_caps_mb, to_paste
+from ddplab.cli.tune import answer, decimals, gain_interval, plan_rows, short_caps_mb, to_paste
 from ddplab.simulator import BucketPlan, Policy, predict, tune
 from ddplab.simulator.schedule.schedule import buckets_of
 from ddplab.simulator.workload.compute_times import recorded_model
@@ -42,6 +42,9 @@ def test_every_plan_has_an_answer_a_table_and_arguments_that_make_its_buckets(tr
     )
     comparison = default.compare(planned)
     kept = plan.keep_default or plan.buckets == default.buckets
+    low, high = gain_interval(comparison)
+    if planned.iteration_ns:  # nothing saves more than the time that there is
+        assert low - 1e-6 <= plan.gain <= high + 1e-6 < 1 + 1e-6
     assert answer(plan, comparison).startswith("keep torch's default" if kept else "use these")
     rows = plan_rows(plan, comparison)
     assert [row["name"].split(",")[0] for row in rows[:2]] == ["torch's default", "plan"]
