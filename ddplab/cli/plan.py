@@ -163,6 +163,10 @@ def _read_system(name: str, network: str | None, device: str | None) -> tuple[st
                 raise ValueError(f"SYSTEM: expected a node, a device or a file, got links, {name!r}; {way}")
             raise ValueError(unknown("SYSTEM", name, [*listed.nodes, *listed.devices], others="a file or"))
         raise ValueError(f"SYSTEM: no node of the catalogue has a {found}; give a topology file and --device {found}")
+    own, given = listed.nodes[node].device, device and listed.bare_device(device)
+    if given and listed.devices[given].peaks != listed.devices[own].peaks:
+        cure = "name a node that has it, or give the links as a file"
+        raise ValueError(f"--device: expected {own}, the GPU of {name}, in any precision, got {device}; {cure}")
     rate = None
     if network is not None:
         with options.naming("--network"):
@@ -170,7 +174,7 @@ def _read_system(name: str, network: str | None, device: str | None) -> tuple[st
             assert adapters is not None
             rate = Rate(gbit_per_s=int(adapters[1] or 1) * options.bits_per_s(adapters[2]) / 1e9, source="")
     links = listed.topology(node, network=rate)
-    return device or found or listed.nodes[node].device, Fabric.from_topology(links)
+    return device or found or own, Fabric.from_topology(links)
 
 
 def _prices(given: Sequence[str], systems: Sequence[str]) -> list[Price]:

@@ -116,7 +116,8 @@ def limit_sentence(limits: Limits, *, details: bool = True) -> str:
     causes = [f"{name} {share:.0%}" for share, name in shares if share >= 0.005 and name not in BUCKETS]
     words = ", ".join(causes if details else causes[:LARGEST])
     buckets = ", ".join(f"{name} {share:.0%}" for share, name in shares if share >= 0.015 and name in BUCKETS)
-    parts = [f"limit on {gpus(limits.world_size)}: {limits.limit}"]
+    own = f", {limits.saved_ns[limits.limit] / whole:.0%}" if limits.limit in BUCKETS else ""
+    parts = [f"limit on {gpus(limits.world_size)}: {limits.limit}{own}"]
     parts += [f"{'the iteration would be ' * details}shorter without: {words}"] if words else []
     parts += [f"parts of the network's time: {buckets}"] if buckets and details else []
     return "; ".join(parts)
@@ -156,7 +157,8 @@ def needs_sentence(limits: Limits, needs: Needs, target: float, batch: int, larg
     if needs.rate is not None and needs.rate.multiple is not None:
         parts.append(needs.rate.links)
     if needs.latency is not None:
-        parts.append(f"latencies {needs.latency:.2g} times as long")
+        times = f"{needs.latency:,.0f}" if needs.latency >= 100 else f"{needs.latency:.2g}"
+        parts.append(f"latencies {times} times as long")
     needed = None if needs.batch is None or has else max(1, round(needs.batch * batch))
     if needed is not None and (largest is None or needed <= largest):
         parts.append(f"a batch of {needed:,} per GPU")

@@ -50,11 +50,11 @@ CURES: Mapping[str, Callable[[Inputs], Inputs]] = {
     "rate": lambda inputs: inputs._replace(fabric=inputs.fabric.with_links(rates=FASTEST_LINKS)),
     "latency": lambda inputs: inputs._replace(fabric=inputs.fabric.with_links(latencies=1 / FASTEST_LINKS)),
     "copies": TERMS["copies"].without,
-    "launches": lambda inputs: leave_out(["launches", "stalls"], inputs),
+    "launches and stalls": lambda inputs: leave_out(["launches", "stalls"], inputs),
     "slow-downs": TERMS["slow_downs"].without,
     "stragglers": lambda inputs: leave_out(["device_spread", "jitter"], inputs)._replace(stragglers=()),
 }
-"""What may limit an iteration, and the inputs of a prediction without it. Launches count with what they hold up."""
+"""What may limit an iteration, and the inputs of a prediction without it."""
 
 
 class Change(NamedTuple):

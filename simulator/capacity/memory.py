@@ -103,7 +103,7 @@ def memory_use(trace: Trace, policy: Policy, optimizer: Optimizer, world_size: i
 
     peak = None if memory is None else peak_with(memory)
     largest = None
-    if memory is not None and capacity is not None:
+    if memory is not None and capacity is not None and workload.batch is not None:
         batches = range(1, MOST_SAMPLES + 1)
         largest = bisect_right(batches, capacity, key=lambda batch: _band(peak_with(memory.with_batch(batch)))[1])
     low, high = _band(kept if peak is None else peak)

@@ -34,6 +34,7 @@ IMPOSSIBLE = [
     ((*PREDICT, "--set", "sync_every=2", "--set", "sync_every=4"), "one value of sync_every, got 'sync_every=2' and"),
     ((*PREDICT, "--measured", "8:230ms,8:240ms"), "one time for each number of ranks, got two for 8"),
     ((*TRACE, "--step-ms", 212), "expected a model, not a trace"),
+    (("plan", "vit-b-16", "aws-p4d", "--device", "h100"), "expected a100-40gb, the GPU of aws-p4d, in any precision"),
     (("plan", "vit-b-16", "{pod}", "--device", "a100", "--network", "100gbit"), "expected nodes or devices"),
     (("predict", "{trace}", "--fabric", "16:{log}", "--world-size", 8), "a list of 16 ranks, as given, got one of 8"),
     (("predict", "{trace}", "--fabric", "{log}", "--fabric", "{log2}", "--world-size", 8), "8"),

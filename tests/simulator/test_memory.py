@@ -17,7 +17,7 @@ MB = 10**6
 
 
 def trace_with(memory: StepMemory | None, name: str = "NVIDIA H100 80GB HBM3"):
-    return with_workload(gpu_trace(name), memory=memory)
+    return with_workload(gpu_trace(name), memory=memory, batch=memory and memory.batch)
 
 
 def held(batch: int, kept: int, constant: int = 0) -> StepMemory:
@@ -54,6 +54,12 @@ def test_the_largest_batch_fits_and_one_sample_more_may_not(batch, kept, constan
     if use.largest_batch:
         assert at(use.largest_batch).answer == "fits"
     assert at(use.largest_batch + 1).answer != "fits"
+
+
+def test_a_batch_of_unknown_size_has_no_largest_number_of_samples():
+    trace = trace_with(held(1, 10**9))
+    assert memory_use(trace, Policy(), "sgd").largest_batch
+    assert memory_use(with_workload(trace, batch=None), Policy(), "sgd").largest_batch is None
 
 
 @given(kept=st.integers(MB, 10**12), optimizer=st.sampled_from(OPTIMIZERS))

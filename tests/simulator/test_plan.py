@@ -63,7 +63,7 @@ def test_the_limit_is_that_of_an_exhaustive_sweep(trace, fabrics, world_size, ca
         "rate": fabric.with_links(rates=FASTEST_LINKS),
         "latency": fabric.with_links(latencies=1 / FASTEST_LINKS),
         "copies": fabric.with_processor(pack=Fabric.from_alpha_beta(0, 1).processor.pack),
-        "launches": fabric.with_processor(launch_ns=0, stall_ns=0),
+        "launches and stalls": fabric.with_processor(launch_ns=0, stall_ns=0),
     }
     table = sweep(trace, without, world_sizes=[world_size], bucket_caps_mb=[cap_mb], n_jobs=1)
     times = dict(zip(table["fabric"], table["iteration_ns"], strict=True))
@@ -101,7 +101,7 @@ def test_a_slow_rank_and_slow_launches_are_limits():
     (slow,) = plan(trace, fabric, world_sizes=[2], stragglers=[Straggler(rank=1, factor=2.0)]).systems
     assert slow.limits.limit == "stragglers"
     (host,) = plan(trace, fabric.with_processor(launch_ns=200), world_sizes=[2], bucket_cap_mb=1e-6).systems
-    assert host.limits.limit == "launches"
+    assert host.limits.limit == "launches and stalls"
 
 
 @examples(12)
