@@ -246,7 +246,8 @@ def conclusion(policies: Sequence[Policy], predictions: Sequence[Prediction]) ->
     sentences = [f"fastest: {_in_words(policy)}, {milliseconds(fastest.iteration_ns)} ms"]
 
     def compared(place: int) -> str:
-        longer = milliseconds(predictions[place].iteration_ns - fastest.iteration_ns)
+        ns = predictions[place].iteration_ns - fastest.iteration_ns
+        longer = milliseconds(ns) if ns >= 50_000 else milliseconds(ns, ".1g")  # never +0.0
         return f"{_in_words(policies[place])} (+{longer} ms)"
 
     if len(differing) < len(predictions) - 1:

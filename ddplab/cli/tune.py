@@ -209,7 +209,8 @@ def verify_in_virtual_time(inputs: Inputs, plan: BucketPlan, world_size: int) ->
         }
         for row in rows
     ]
-    show_table(cells, f"verified in virtual time, on {world_size} ranks")
+    free = "; copies and launches of torch's class are free" if "torch" in planned else ""
+    show_table(cells, f"verified in virtual time, on {world_size} ranks of equal speed{free}")
     for default, of_plan in zip(rows[::2], rows[1::2], strict=True):
         print(f"{of_plan['class']}: gain {1 - of_plan['emulated_ns'] / max(1, default['emulated_ns']):.2%}")
     return rows
