@@ -33,7 +33,8 @@ def import_first_here(name: str) -> ModuleType:
     except (Exception, SystemExit) as error:
         place = traceback.extract_tb(error.__traceback__)[-1]
         cure = "; put what it runs under `if __name__ == '__main__':`" if isinstance(error, SystemExit) else ""
-        seen = f"{type(error).__name__}: {error} ({place.filename}, line {place.lineno})"
+        where = "" if isinstance(error, SyntaxError) else f" ({place.filename}, line {place.lineno})"  # it says where
+        seen = f"{type(error).__name__}: {error}{where}"
         raise ImportError(f"it raised {seen} when it was imported{cure}") from error
     finally:
         sys.path.remove(here)

@@ -5,6 +5,7 @@ import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
+from queue import Queue
 from types import SimpleNamespace
 from typing import Any
 
@@ -220,6 +221,81 @@ class KeepsHooks(Buffered):
     def forward(self, *inputs: Any, **keywords: Any) -> Any:
         self.module.register_forward_hook(lambda *_: None)
         return super().forward(*inputs, **keywords)
+
+
+class SendsBuffersOfTheTop(Buffered):
+    """Those of submodules are not sent."""
+
+    def prepare(self) -> None:
+        sends, self.broadcast_buffers = self.broadcast_buffers, False
+        super().prepare()
+        self.broadcast_buffers = sends
+        if sends:
+            self.send_from(0, self.module.buffers(recurse=False))
+
+
+class StopsAtNone(NaiveDataParallel):
+    """`break` in place of `continue`."""
+
+    def average_gradients(self) -> None:
+        for parameter in self.trainable:
+            if parameter.grad is None:
+                break
+            parameter.grad /= dist.get_world_size(self.process_group)
+            dist.all_reduce(parameter.grad, group=self.process_group)
+
+
+class CallsForwardItself(Buffered):
+    """And not the module, which has hooks."""
+
+    def forward(self, *inputs: Any, **keywords: Any) -> Any:
+        if self.averages():
+            self.prepare()
+        return self.module.forward(*inputs, **keywords)
+
+
+class AlwaysTrains(nn.parallel.DistributedDataParallel):
+    def __init__(self, module: nn.Module, **options: Any) -> None:
+        super().__init__(module, **options)
+        self.train()
+
+
+class KeepsItsMode(Buffered):
+    def train(self, mode: bool = True) -> Any:
+        self.training = mode
+        return self
+
+
+class EnablesGradients(Buffered):
+    def forward(self, *inputs: Any, **keywords: Any) -> Any:
+        with torch.enable_grad():
+            return super().forward(*inputs, **keywords)
+
+
+class KeepsItsFirstStateDict(Buffered):
+    def state_dict(self, *arguments: Any, **keywords: Any) -> Any:
+        if "first" not in vars(self):
+            found = super().state_dict(*arguments, **keywords)
+            self.first = {name: tensor.clone() for name, tensor in found.items()}
+        return self.first
+
+
+class LeavesNoSyncOpen(nn.parallel.DistributedDataParallel):
+    """After an exception."""
+
+    @contextmanager
+    def no_sync(self) -> Any:
+        before, self.require_backward_grad_sync = self.require_backward_grad_sync, False
+        yield
+        self.require_backward_grad_sync = before
+
+
+class KeepsAThread(Buffered):
+    """The process does not end as long as it waits."""
+
+    def __init__(self, module: nn.Module, **options: Any) -> None:
+        super().__init__(module, **options)
+        threading.Thread(target=Queue().get).start()
 
 
 class SendsOneMebibyte(Buffered):

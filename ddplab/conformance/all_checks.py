@@ -10,6 +10,7 @@ from functools import partial
 from typing import Any
 
 from ..reference.bucketing import MIB
+from ..reference.errors import RankError
 from . import (
     backward_passes,
     bucket_layouts,
@@ -22,7 +23,7 @@ from . import (
     usual_scripts,
 )
 from .check_outcomes import SEEDED
-from .check_runner import VIEWS, Bench, Check, HangError
+from .check_runner import OF_PASSES, VIEWS, Bench, Check, HangError, cause_of
 from .class_under_test import NotSupportedError, RefusalError
 from .local_training import HABITS, FindingError, differences, run_locally
 from .timing_and_overlap import EmulatedSchedule, check_overlap, check_timing, not_slower
@@ -58,7 +59,10 @@ def run_program(
 
 
 def construction(bench: Bench) -> None:
-    """Ranks that were initialised differently start from rank 0's parameters and buffers, and keep their seeds."""
+    """Ranks that were initialised differently start from rank 0's parameters and buffers, and keep their seeds.
+
+    What is wrapped goes on as the module: its modes, forward hooks and passes without gradients.
+    """
     has_buffers = any(name in bench.offer.options for name in BUFFER_OPTIONS)
     program = program_of(SPECIAL, ["evaluate"], bench.world_size, buffer=has_buffers)
     seen = bench.run(around_construction, bench.subject, program)
@@ -70,6 +74,7 @@ def construction(bench: Bench) -> None:
         raise FindingError(f"{kind} {name!r} of rank 0 changed: {how}")
     if len({number for *_, number in seen}) < len(seen):
         raise FindingError("ranks with seeds of their own draw equal random numbers afterwards, as for dropout")
+    bench.try_body(usual_scripts.as_the_module)
 
 
 def special_parameters(bench: Bench) -> str:
@@ -165,7 +170,15 @@ def accumulation(bench: Bench) -> None:
 
 
 def unused(bench: Bench) -> None:
-    """Ranks use different parameters, and some parameter is used by no rank."""
+    """Ranks use different parameters, and some parameter is used by no rank.
+
+    Without an option for them, gradients are averaged, or the class raises an error; one by mistake is milder.
+    """
+    if not bench.offer.is_adapter:
+        try:
+            bench.averages_or_refuses(OF_PASSES, unused_parameters.used_by_no_rank)
+        except RankError as error:
+            raise FindingError(f"a parameter that no rank uses: {cause_of(error)}", milder=True) from error
     bench.needs("find_unused_parameters")
     options = {"find_unused_parameters": True}
 

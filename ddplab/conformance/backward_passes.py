@@ -366,6 +366,9 @@ def nested_no_sync(rank: int, _world_size: int, subject: Subject) -> str:
     wrapped.no_sync()  # without effect, because it is not entered
     with suppress(ArithmeticError), wrapped.no_sync():
         raise ArithmeticError
+    training.backward(mean_square, 0)
+    if problem := training.wrong(mean_square, 0):
+        return f"after an exception inside of no_sync: {problem}"
 
     def accumulated(module: nn.Module, step: int, rank: int) -> None:  # in the order of the module: sums round
         for number in (step, step + 10):

@@ -162,7 +162,8 @@ class ConformanceReport:
         wrong = f"{self.subject} {'does not conform' if self.is_judged else 'could not be judged'}"
         if len(problems) == 1:
             return f"{wrong}: 1 problem{left_out}"
-        first = f"the first, and perhaps the cause of the others, is {problems[0]}"
+        told, _, further = problems[0].partition("\n")
+        first = f"the first, and perhaps the cause of the others, is {told}{' ...' if further else ''}"
         return f"{wrong}: {len(problems)} problems{left_out}; {first}"
 
     @staticmethod
@@ -181,7 +182,7 @@ class ConformanceReport:
         """Return the report with outcomes and schedules."""
         return {
             "subject": self.subject,
-            "conforms": not self.problems,
+            "conforms": None if self.problems and not self.is_judged else not self.problems,
             **self.about(),
             "problems": self.problems,
             "checks": [result.to_json() for result in self.results],

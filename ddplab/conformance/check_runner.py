@@ -347,12 +347,14 @@ def bench_on(
             torch.set_num_threads(threads)
 
 
-def check_possible(world_size: int, device: str | None) -> None:
-    """Raise ValueError if there are too few ranks, or Hypothesis is not installed."""
+def check_possible(world_size: int, device: str | None, backend: str) -> None:
+    """Raise ValueError if there are too few ranks, no such backend, or Hypothesis is not installed."""
     if find_spec("hypothesis") is None:
         raise ValueError("expected the package hypothesis; install it with `pip install 'ddplab[conform]'`")
     if world_size < (1 if device == "cuda" else 2):
         raise ValueError(f"world size: expected at least 2, got {world_size}")
+    if backend not in (known := [one for one in dist.Backend.backend_list if one != dist.Backend.UNDEFINED]):
+        raise ValueError(f"--backend: expected one of {', '.join(known)}, got {backend!r}")
 
 
 def report(problems: Sequence[str]) -> None:

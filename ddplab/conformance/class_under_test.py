@@ -13,6 +13,7 @@ A subject is named `module:name`. The name is that of a class or a function that
 Options that the class does not take are not supported, which is no failure.
 """
 
+import dis
 import inspect
 import os
 import re
@@ -98,7 +99,8 @@ def refusing(words: str, body: Callable[..., Any], *arguments: Any, **keywords: 
     try:
         return body(*arguments, **keywords)
     except Exception as error:
-        by_operator = isinstance(error, RuntimeError) and OF_TORCHS_OPERATORS.search(str(error)) is not None
+        is_operators = isinstance(error, RuntimeError) and OF_TORCHS_OPERATORS.search(str(error)) is not None
+        by_operator = is_operators and not _is_of_a_raise(error)
         if (is_refusal := was_raised_on_purpose(error, words)) or by_operator:
             line = shorten(str(error).partition("\n")[0], MOST_CHARACTERS, placeholder=" ...")
             told = (RefusalError if is_refusal else OperatorError)(f"{type(error).__name__}: {line}")
@@ -115,14 +117,24 @@ def was_raised_on_purpose(error: BaseException, words: str) -> bool:
     told = str(error)
     if isinstance(error, CRASHES) or isinstance(error.__cause__, CRASHES) or "INTERNAL ASSERT" in told:
         return False
-    *_, innermost = traceback.extract_tb(error.__traceback__)
-    file = innermost.filename
+    *_, (frame, _) = traceback.walk_tb(error.__traceback__)
+    file = frame.f_code.co_filename
     is_standard = file.startswith(STANDARD_LIBRARY) and "-packages/" not in file
     is_called = is_standard or any(path in file for path in (*KIT, *CALLED))
-    by_class = (innermost.line or "").startswith("raise") and not is_called
+    by_class = _is_of_a_raise(error) and not is_called
     if by_class and re.search(words, told, re.IGNORECASE):
         return True
     return isinstance(error, RuntimeError) and OF_TORCHS_REDUCER.search(told) is not None
+
+
+def _is_of_a_raise(error: BaseException) -> bool:
+    """Return whether a `raise` of Python has raised an error, and not a function in C."""
+    innermost = error.__traceback__
+    while innermost is not None and innermost.tb_next is not None:
+        innermost = innermost.tb_next
+    if innermost is None:
+        return False
+    return dis.opname[innermost.tb_frame.f_code.co_code[innermost.tb_lasti]] == "RAISE_VARARGS"
 
 
 def error_line(error: BaseException, path: str) -> str:

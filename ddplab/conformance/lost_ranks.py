@@ -6,6 +6,7 @@ The ranks are processes without a launcher that watches over them, as on a clust
 import os
 import signal
 import tempfile
+import time
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -28,6 +29,8 @@ COLLECTIVES_S = 8.0
 PATIENCE_S = 10.0
 """How long the others may live on."""
 START_S = 60.0
+REACHED = "reached"
+"""Name of the file that shows that the fault was reached."""
 WORDS = {"killed": "was killed", "raises": "raised an error"}
 
 
@@ -35,15 +38,19 @@ def check(bench: Bench, kind: str) -> None:
     """An error in the last rank's backward pass, or its end there if it is killed, ends the others with an error."""
     context, surroundings = process_context(), Surroundings()
     with tempfile.TemporaryDirectory() as folder:
-        arguments = bench.subject.name, kind, str(Path(folder) / "store"), surroundings
+        arguments = bench.subject.name, kind, folder, surroundings
         ranks = [context.Process(target=_serve, args=(*arguments, rank)) for rank in range(WORLD_SIZE)]
         try:
             for process in ranks:
                 with ctrl_c_blocked():
                     process.start()
-            ranks[-1].join(timeout=patient(START_S))
-            if ranks[-1].exitcode is None:
-                raise FindingError(f"the last rank did not reach its fault in {patient(START_S):.3g} s")
+            latest = time.monotonic() + patient(START_S)
+            while ranks[-1].exitcode is None and not Path(folder, REACHED).exists():
+                if time.monotonic() > latest:
+                    raise FindingError(f"the last rank did not reach its fault in {patient(START_S):.3g} s")
+                ranks[-1].join(timeout=0.1)
+            ranks[-1].join(timeout=patient(COLLECTIVES_S + PATIENCE_S))  # its last collective may have to fail first
+            is_left = ranks[-1].exitcode is None
             ranks[0].join(timeout=patient(PATIENCE_S))
             outcome = ranks[0].exitcode
         finally:
@@ -52,13 +59,15 @@ def check(bench: Bench, kind: str) -> None:
                 process.kill()
                 process.join()
     how = f"the last rank {WORDS[kind]} during its backward pass"
+    if is_left:
+        raise FindingError(f"{how}, but its process did not end: does a thread keep it that is no daemon?")
     if outcome is None:
         raise FindingError(f"{how}: rank 0 was still running {patient(PATIENCE_S):.3g} s later")
     if outcome == 0:
         raise FindingError(f"{how}: rank 0 ended without an error")
 
 
-def _serve(name: str, kind: str, store: str, surroundings: Surroundings, rank: int) -> None:
+def _serve(name: str, kind: str, folder: str, surroundings: Surroundings, rank: int) -> None:
     """Train, without a launcher; the errors that a rank reports are expected.
 
     In the second iteration the last rank is killed, or raises an error, in its backward pass.
@@ -69,13 +78,14 @@ def _serve(name: str, kind: str, store: str, surroundings: Surroundings, rank: i
         os.dup2(silent, output)
     choose_network(None)
     how: dict[str, Any] = {
-        "store": FileStore(store, WORLD_SIZE),
+        "store": FileStore(str(Path(folder, "store")), WORLD_SIZE),
         "timeout": timedelta(seconds=patient(COLLECTIVES_S)),
     }
     dist.init_process_group("gloo", rank=rank, world_size=WORLD_SIZE, **how)
     training = Training(Subject(name), lambda: nn.Sequential(*(nn.Linear(6, 6) for _ in range(6))))
 
     def fail(_gradient: Tensor) -> None:
+        Path(folder, REACHED).touch()
         if kind == "killed":
             os.kill(os.getpid(), signal.SIGKILL)
         raise ArithmeticError("this rank fails on purpose")

@@ -433,11 +433,12 @@ def in_mixed_precision(_rank: int, _world_size: int, subject: Subject, low: torc
 
 
 class _Buffers(nn.Module):
-    """A layer, and buffers of dtypes that are rare in sums."""
+    """A layer, which has a buffer too, and buffers of dtypes that are rare in sums."""
 
     def __init__(self) -> None:
         super().__init__()
         self.layer = nn.Linear(6, 3)
+        self.layer.register_buffer("count", torch.zeros(3))
         for dtype in (torch.bool, torch.uint8, torch.bfloat16, torch.float16, torch.complex64):
             self.register_buffer(f"of_{str(dtype)[6:]}", torch.zeros(3, dtype=dtype))
 

@@ -79,6 +79,21 @@ def skipped_for_hooks(_rank: int, _world_size: int, subject: Subject) -> str:
     return ""
 
 
+def used_by_no_rank(_rank: int, _world_size: int, subject: Subject) -> str:
+    """Train without options a module whose first weight no rank uses; its gradient may be None or zero."""
+    training, problem = Training(subject, _Chosen, bucket_cap_mb=1e-6), ""
+    first = next(iter(training.module.parameters()))
+
+    def run(module: nn.Module, _step: int, rank: int) -> Tensor:
+        return torch.stack(module([1, 2, 3])).sum() * (rank + 1)
+
+    for step in range(STEPS):
+        training.backward(run, step)
+        first.grad = None if first.grad is None or not bool(first.grad.any()) else first.grad
+        problem = problem or training.wrong(run, step)
+    return problem and f"a parameter that no rank uses comes first: {problem}"
+
+
 class _SparseOrNot(nn.Module):
     """An embedding with sparse gradients that forward may leave out."""
 

@@ -188,7 +188,8 @@ def check_combined(bench: Bench) -> str:
             fewest = _fewest(row, lambda fewer: not wrong(fewer) and bool(refusal(fewer)))
         except (FindingError, RankError) as error:
             shown = _fewest(row, lambda fewer: bool(wrong(fewer)))
-            raise FindingError(f"{_told(shown)}: {wrong(shown) or cause_of(error)}") from error
+            milder = getattr(error, "milder", False)
+            raise FindingError(f"{_told(shown)}: {wrong(shown) or cause_of(error)}", milder=milder) from error
         if not fewest:
             raise FindingError(f"{_told(fewest)}: {words}")
         refused.append(fewest)
@@ -256,9 +257,42 @@ def left_behind(rank: int, world_size: int, subject: Subject) -> str:
     dist.all_gather_object(drawn, torch.rand(()).item())
     if len(set(drawn)) < world_size:
         problem = problem or "after training, ranks with seeds of their own draw equal random numbers, as for dropout"
-    if further := [name for name in training.wrapped.state_dict() if name.removeprefix("module.") not in names]:
+    saved = {name.removeprefix("module."): tensor for name, tensor in training.wrapped.state_dict().items()}
+    if further := [name for name in saved if name not in names]:
         problem = problem or f"the state dict has {', '.join(further)} beside the module's own tensors"
+    training.optimizer.zero_grad()
+    training.backward(mean_square, STEPS)
+    training.optimizer.step()
+    saved = {name.removeprefix("module."): tensor for name, tensor in training.wrapped.state_dict().items()}
+    for name, tensor in module.state_dict().items():
+        if name in saved and not torch.equal(saved[name], tensor):
+            problem = (
+                problem or f"a second state dict has another {name} than the module: was it kept from the first?"
+            )
     return problem
+
+
+def as_the_module(rank: int, _world_size: int, subject: Subject) -> str:
+    """Use a wrapped module as a script uses the module itself; returns what is wrong."""
+    module = nn.Sequential(nn.Linear(6, 4), nn.Dropout(), nn.Linear(4, 2)).to(rank_device())
+    module[1].eval()
+    called = list[str]()
+    module.register_forward_pre_hook(lambda *_: called.append("forward pre-hook"))
+    module.register_forward_hook(lambda *_: called.append("forward hook"))
+    wrapped = subject.wrap(module)
+    problems = (
+        [] if [one.training for one in module] == [True, False, True] else ["its modes changed at construction"]
+    )
+    with torch.no_grad():
+        output = wrapped(batch(0, rank))
+    problems += ["under no_grad, its output requires a gradient"] if output.requires_grad else []
+    problems += [
+        f"it does not call the module's {name}" for name in sorted({"forward hook", "forward pre-hook"} - {*called})
+    ]
+    for name, mode in ("eval", False), ("train", True):
+        getattr(wrapped, name)()
+        problems += [] if {one.training for one in module} == {mode} else [f"{name}() does not reach the module"]
+    return f"rank {rank}: {problems[0]}" if problems else ""
 
 
 # Memory at its peak, and compiled modules

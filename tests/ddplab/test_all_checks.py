@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from hypothesis import given
 
-from ddplab.conformance import check_runner
+from ddplab.conformance import check_runner, lost_ranks
 from ddplab.conformance.all_checks import CHECKS
 from ddplab.conformance.check_outcomes import PLAIN
 from ddplab.conformance.check_runner import OF_ADAPTERS
@@ -84,6 +84,19 @@ def test_a_simple_class_passes_and_what_it_lacks_is_no_failure(bench_of):
         ("AveragesFiftyTimes", "a long run", "iteration 50, rank 0: gradient of 'layers.0.weight'"),
         ("KeepsEveryBucket", "a long run", "is every bucket kept?"),
         ("KeepsHooks", "a long run", "is every hook kept?"),
+        ("SendsBuffersOfTheTop", "buffers", "rank 1: the buffer 'layer.count' is not that of rank 0"),
+        (
+            "StopsAtNone",
+            "unused parameters",
+            "a parameter that no rank uses comes first: iteration 0, rank 0",
+        ),
+        ("CallsForwardItself", "construction", "it does not call the module's forward hook"),
+        ("AlwaysTrains", "construction", "its modes changed at construction"),
+        ("KeepsItsMode", "construction", "eval() does not reach the module"),
+        ("EnablesGradients", "construction", "under no_grad, its output requires a gradient"),
+        ("KeepsItsFirstStateDict", "what training leaves behind", "was it kept from the first?"),
+        ("LeavesNoSyncOpen", "nested no_sync", "after an exception inside of no_sync: iteration 0"),
+        ("KeepsAThread", "a failing rank", "its process did not end: does a thread keep it that is no daemon?"),
         ("SendsOneMebibyte", "large gradients", "a bucket of 5 MiB: iteration 0, rank 0"),
         ("RoundsBuffers", "buffers", "buffer of 'large': 5 of 6 elements differ; got 46116860184273879"),
         ("SeparatesParameters", "special parameters", "parameters that shared one piece of memory now have 6"),
@@ -125,6 +138,8 @@ def test_a_simple_class_passes_and_what_it_lacks_is_no_failure(bench_of):
 )
 def test_a_faulty_class_fails_where_its_fault_is(bench_of, monkeypatch, name, check, says):
     monkeypatch.setattr(check_runner, "TIMEOUT_S", 5.0)
+    monkeypatch.setattr(lost_ranks, "PATIENCE_S", 1.0)
+    monkeypatch.setattr(lost_ranks, "COLLECTIVES_S", 1.0)
     result = outcomes(bench_of(faulty(name)), [check])[check]
     assert result.outcome == "failed"
     assert says in result.message
@@ -172,6 +187,12 @@ def test_an_unusual_class_or_a_function_that_wraps_a_module_does_not_fail(bench_
             "it refuses them: NotImplementedError: s",
         ),
         (faulty("CrashesForSparse"), "sparse gradients", "failed", "rank 0 failed: AttributeError: 'CrashesForSp"),
+        (
+            "ddplab.learn.solutions:Hooked",
+            "unused parameters",
+            "not supported",
+            "it has no find_unused_parameters",
+        ),
         (
             faulty("CallsACrashARefusal"),
             "sparse gradients",

@@ -27,6 +27,8 @@ def test_a_class_that_does_not_exist_is_told_in_one_line(name, message):
     [
         ("raise NotImplementedError('sparse gradients are not averaged')", True),
         ("raise TypeError(\n    'expected no sparse gradients'\n)", True),
+        ("if True: raise NotImplementedError('sparse gradients are not supported')", True),
+        ("[][0] if True else None  # raise sparse", False),
         ("try:\n    {}['sparse']\nexcept KeyError:\n    raise ValueError('no sparse gradients') from None", True),
         ("import torch; torch.zeros(2).to_sparse().reshape(1, 2)", False),
         ("raise RuntimeError('out of luck')", False),
