@@ -16,7 +16,7 @@ from ...reference.trace import BucketTimes, Iteration, Parameter, RankTrace, Tra
 from ..workload.compute_times import HOST_BOUND, host_bound
 from .gradient_sizes import ModelGradients, model_gradients, shapeless_outside_buckets, with_shapes
 from .profiler_events import ProfilerFile, grouped, read_profiler_file
-from .training_steps import FORWARD, AccumulatedGradient, ProfiledStep, read_steps, slow_down_beside_collectives
+from .training_steps import FORWARD, ProfiledStep, read_steps, slow_down_beside_collectives
 
 
 @dataclass(frozen=True)
@@ -237,7 +237,8 @@ def _clock_offset(reference: Sequence[ProfiledStep], steps: Sequence[ProfiledSte
 
 def _iteration(step: ProfiledStep, last: ProfiledStep, found: ModelGradients) -> Iteration:
     count = len(found.places)
-    gradients = _in_order_of(last.gradients[:count], step.gradients[:count])
+    waiting = grouped(reversed(step.gradients[:count]), lambda one: one.shape)
+    gradients = [waiting[one.shape].pop() for one in last.gradients[:count]]  # in the order of the last step
     ready_ns = [gradients[place].ready_ns for place in found.places]
     buckets = tuple(_bucket_times(step, found, ready_ns))
     computed_ns = step.last_ready_ns
@@ -261,14 +262,6 @@ def _iteration(step: ProfiledStep, last: ProfiledStep, found: ModelGradients) ->
         ready_ns=tuple(ready_ns),
         buckets=buckets,
     )
-
-
-def _in_order_of(
-    reference: Sequence[AccumulatedGradient], gradients: Sequence[AccumulatedGradient]
-) -> list[AccumulatedGradient]:
-    """Return the gradients of a step in the order of those of another one, by their shapes."""
-    waiting = grouped(reversed(gradients), lambda one: one.shape)
-    return [waiting[one.shape].pop() for one in reference]
 
 
 def _bucket_times(step: ProfiledStep, found: ModelGradients, ready_ns: Sequence[int]) -> list[BucketTimes]:

@@ -16,7 +16,7 @@ from statistics import fmean
 from typing import Any, NamedTuple
 
 from ...reference.errors import TraceError
-from .profiler_events import Activity, HostOperation, Item, ProfilerFile, Stream, Thread, grouped
+from .profiler_events import Activity, HostOperation, Item, ProfilerFile, Thread, grouped
 
 # Names that torch and its reducer give to operations
 
@@ -204,7 +204,9 @@ class _Reader:
         self._file = file
         computing = [one for one in file.activities if not one.communicates]
         self._on_gpu = bool(computing)
-        self._stream = _busiest_stream(computing)
+        kernels = grouped((one for one in computing if one.kind == "kernel"), attrgetter("stream"))
+        busy_ns = {stream: sum(one.end_ns - one.start_ns for one in some) for stream, some in kernels.items()}
+        self._stream = max(busy_ns, key=busy_ns.__getitem__, default=None)
         self._on_stream = [one for one in computing if one.stream == self._stream]
         self._by_thread = grouped(computing, THREAD)
         self._collectives = grouped((one for one in file.activities if one.communicates), THREAD)
@@ -333,7 +335,10 @@ class _Reader:
             if self._on_gpu and not ran and run.thread == call.thread:  # not on a thread of Gloo's
                 self._check_alone(window, call)
                 start_ns = end_ns = max([call.start_ns, *(one.ready_ns for one in gradients[:count])])
-            size_bytes, dtype = _message(run, described) or _message(call, ()) or (self._copied_before(call), None)
+            # Functional collectives copy their input before the call.
+            copy = _latest(self._by_thread.get(call.thread, ()), call.start_ns - 1, LAUNCH)
+            copied = copy.size_bytes if copy is not None and "memcpy" in copy.kind else None
+            size_bytes, dtype = _message(run, described) or _message(call, ()) or (copied, None)
             yield ProfiledAllReduce(call.start_ns, start_ns, end_ns, size_bytes, dtype, count, in_hook)
 
     def _check_alone(self, window: Window, call: HostOperation) -> None:
@@ -346,11 +351,6 @@ class _Reader:
                 "communication library that blocks the host (oneCCL), or whose kernels have no correlation id, "
                 "leaves no time of its own; profile one rank alone, or record a trace (ddplab record)"
             )
-
-    def _copied_before(self, call: HostOperation) -> int | None:
-        """Return the bytes of the copy launched last before a call: functional collectives copy their input."""
-        last = _latest(self._by_thread.get(call.thread, ()), call.start_ns - 1, LAUNCH)
-        return last.size_bytes if last is not None and "memcpy" in last.kind else None
 
     def _copies(self, window: Window) -> Iterator[Copy]:
         for call in self._named(window, COPY_OUT):
@@ -383,18 +383,8 @@ class _Reader:
 
     def _launched_inside(self, operations: Iterable[HostOperation]) -> list[Activity]:
         """Return what the threads of these operations launched inside them."""
-        return [
-            one
-            for operation in operations
-            for one in _within(
-                self._by_thread.get(operation.thread, ()), operation.start_ns, operation.end_ns, LAUNCH
-            )
-        ]
-
-
-def _busiest_stream(activities: Iterable[Activity]) -> Stream | None:
-    kernels = grouped((one for one in activities if one.kind == "kernel"), lambda one: one.stream)
-    return max(kernels, key=lambda stream: sum(one.end_ns - one.start_ns for one in kernels[stream]), default=None)
+        launches = ((self._by_thread.get(one.thread, ()), one) for one in operations)
+        return [ran for some, one in launches for ran in _within(some, one.start_ns, one.end_ns, LAUNCH)]
 
 
 def _extent(ran: Sequence[HostOperation | Activity]) -> Span:
