@@ -15,7 +15,7 @@ import torch
 from ..reference.bucketing import MIB
 from ..reference.launch import Progress, RankPool, no_progress
 from ..simulator.fabric import Fabric, Linear, Processor, Sharing, Timing
-from ..simulator.fabric.link_sharing import relative_weights
+from ..simulator.fabric.link_sharing import LARGEST_FACTOR, LEAST_FACTOR, relative_weights
 from ..simulator.fabric.processor_costs import HookCost
 from ..simulator.schedule.comm_hook_messages import NO_HOOK, named_hook
 from .collective_times import Samples, gradient_bytes, time_collectives
@@ -135,8 +135,9 @@ def _sharing(samples: Samples) -> tuple[Sharing, ...]:
         for name in ("all_reduce", "two", "beside_larger")
     )
     weights = relative_weights(alone_ns, two_ns, beside_larger_ns)
+    factors = {size: min(max(ns / alone_ns[size], LEAST_FACTOR), LARGEST_FACTOR) for size, ns in two_ns.items()}
     return tuple(
-        Sharing.of_times(size, two_at_a_time_ns=two_ns[size], alone_ns=alone_ns[size], weight=weight)
+        Sharing(size_bytes=size, factor=factors[size], weight=weight)
         for size, weight in zip(sorted(two_ns), weights, strict=True)
     )
 

@@ -214,7 +214,6 @@ class CostCurves:
 # With a relative error e, nine in ten costs lie between the cost divided by 1 + e and the cost times 1 + e, because a
 # network is more often much slower than expected than much faster.
 
-
 LINKS_ERROR = 0.14
 """Relative error of costs computed from links, and of a world size between two measured ones."""
 BAND = 0.9
@@ -240,8 +239,6 @@ MANY_NODES, MANY_NODES_DEVIATION = 16, 0.1
 
 Up to 16 nodes (Azure ND A100 v4) the spread does not grow. On 540 nodes of Polaris, times are 2.4 times those that
 the data sheets give, on 8 nodes 1.6 times."""
-
-
 USUAL_LATENCY_NS, LEAST_LATENCY_NS = 14_000, 9_000
 """NCCL's latency of a hop between nodes, and one that is shorter than any published half of 8 bytes on two nodes."""
 SLOW_TRANSPORT = exp(1.36)

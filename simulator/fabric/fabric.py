@@ -29,7 +29,8 @@ from .processor_costs import Processor
 from .topology import Topology, load_topology
 
 NOT_A_TRACE = "expected a fabric file, got a trace; traces are arguments without an option"
-
+OF_NCCL_TESTS = re.compile('"out_of_place"|"busBw"')
+"""In JSON of nccl-tests and of rccl-tests."""
 DISAGREEING = 0.3
 """Spread of repeated all-reduces from which a sentence names it."""
 LARGE_MESSAGE = 2**26
@@ -215,7 +216,7 @@ class Fabric(Schema, strict=False):
         ending = Path(path).suffix.lower()
         if ending in (".yaml", ".yml"):
             return cls.from_topology(path)
-        if ending in (".log", ".txt", ".csv") or (ending == ".json" and _is_of_nccl_tests(path)):
+        if ending in (".log", ".txt", ".csv") or (ending == ".json" and OF_NCCL_TESTS.search(read_text(path))):
             return cls.from_nccl_tests(path)
         return read_schema(
             cls, path, what="a fabric file", cure="run `ddplab calibrate`", mistaken=(VERSION_FIELD, NOT_A_TRACE)
@@ -453,9 +454,3 @@ def _check_mergeable(fabrics: Sequence[Fabric]) -> None:
                     "leave one of the two out"
                 )
             described = name
-
-
-def _is_of_nccl_tests(path: str | os.PathLike[str]) -> bool:
-    """Return whether a JSON file has results of nccl-tests or rccl-tests."""
-    text = read_text(path)
-    return '"out_of_place"' in text or '"busBw"' in text

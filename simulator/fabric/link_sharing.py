@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 from itertools import pairwise
 from operator import attrgetter
-from typing import NamedTuple, Self
+from typing import NamedTuple
 
 import numpy as np
 from pydantic import Field
@@ -36,12 +36,6 @@ class Sharing(Schema):
     weight: Multiple = 1.0
     """larger if a message of this size slows messages of other sizes more; only the ratio of two weights counts;
     measured by the calibration, 1 if all sizes are equal in this"""
-
-    @classmethod
-    def of_times(cls, size_bytes: int, *, two_at_a_time_ns: float, alone_ns: float, weight: float = 1.0) -> Self:
-        """Make a row from two times, with a factor within the limits."""
-        factor = min(max(two_at_a_time_ns / alone_ns, LEAST_FACTOR), LARGEST_FACTOR)
-        return cls(size_bytes=size_bytes, factor=factor, weight=weight)
 
 
 CLEARLY_SLOWED = 1.2

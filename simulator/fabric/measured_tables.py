@@ -22,8 +22,6 @@ from ...reference.files.value_ranges import Bytes, Nanoseconds, RelativeError, W
 
 Sizes = NDArray[Any]
 """Message sizes in bytes, whole numbers; as floats they may be larger than 64 bits hold."""
-
-
 MOST_FITTED = 200
 
 
@@ -54,9 +52,8 @@ class Table:
 
     sizes_bytes: NDArray[np.int64]  #: message sizes, strictly ascending; shape [sizes]
     ns: NDArray[np.float64]  #: nanoseconds by size, floats that hold whole numbers; shape [sizes]
-    spread: float = (
-        0.0  #: half-width of the band that holds 90 % of repetitions, a fraction: median over repeated sizes
-    )
+    spread: float = 0.0
+    """Half-width of the band that holds 90 % of repetitions, a fraction: median over repeated sizes."""
     beyond: CostCurve | None = None
     """Costs of described links, which continue the table to other sizes. None: its first and last line do."""
 

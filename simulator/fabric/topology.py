@@ -81,17 +81,12 @@ class Topology(Schema, strict=False):
 
     def with_links(self, *, rates: float, latencies: float) -> Self:
         """Return a copy whose links send `rates` times as many bytes a second, with `latencies` times the latency."""
-        levels = tuple(
-            level.model_copy(
-                update={
-                    "latency_ns": round(level.latency_ns * latencies),
-                    "bytes_per_s": level.bytes_per_s * rates,
-                    "bytes_per_s_by_members": {n: r * rates for n, r in level.bytes_per_s_by_members.items()},
-                }
-            )
-            for level in self.levels
-        )
-        return self.model_copy(update={"levels": levels})
+        levels = []
+        for level in self.levels:
+            by_members = {members: rate * rates for members, rate in level.bytes_per_s_by_members.items()}
+            changed = {"latency_ns": round(level.latency_ns * latencies), "bytes_per_s": level.bytes_per_s * rates}
+            levels.append(level.model_copy(update={**changed, "bytes_per_s_by_members": by_members}))
+        return self.model_copy(update={"levels": tuple(levels)})
 
     def in_use(self, world_size: int) -> tuple[Level, ...]:
         """Return the levels with the members that `world_size` ranks use; groups are filled one after the other.
