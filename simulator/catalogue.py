@@ -257,13 +257,10 @@ class Catalogue(Schema):
         words = ", ".join(
             f"{kind} {link.rate}, of which {link.reached.part:.3g} is reached" for kind, link in links.items()
         )
-        is_listed = links == self.nodes[name].links
-        inside = "".join(
-            f"; {what.replace('_', '-')} inside the interval: {share}"
-            for what, share in self.nodes[name].inside.items()
-            if is_listed
-        )
-        return f"{self.nodes[name].product}: {words}{inside} (sources: `ddplab show {name}`)"
+        node = self.nodes[name]
+        shares = node.inside.items() if links == node.links else ()
+        inside = "".join(f"; {what.replace('_', '-')} inside the interval: {share}" for what, share in shares)
+        return f"{node.product}: {words}{inside} (sources: `ddplab show {name}`)"
 
 
 def _words(name: str) -> set[str]:

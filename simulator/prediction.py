@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Collection
 from dataclasses import dataclass, field, replace
-from typing import Unpack
+from typing import Any, Unpack
 
 import numpy as np
 from pydantic import InstanceOf
@@ -72,16 +72,8 @@ def predict(
         TypeError: A keyword argument is not a field of `Policy`.
     """
     check_stragglers(world_size, stragglers)
-    completed = complete(
-        *(trace, fabric),
-        policy=policy,
-        variation=variation,
-        stragglers=stragglers,
-        inputs=inputs,
-        measured=measured,
-        assume=assume,
-        settings=settings,
-    )
+    how: dict[str, Any] = {"stragglers": stragglers, "inputs": inputs, "measured": measured, "settings": settings}
+    completed = complete(trace, fabric, policy=policy, variation=variation, assume=assume, **how)
     return System(completed, engine=engine).at(world_size)
 
 

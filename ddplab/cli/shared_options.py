@@ -155,8 +155,6 @@ def read_stragglers(words: Sequence[str] | None) -> list[Straggler]:
 
 
 UNITS_NS = {"ns": 1, "us": 1e3, "ms": 1e6, "s": 1e9}
-
-
 HOURS = {"s": 1 / 3600, "min": 1 / 60, "h": 1.0, "d": 24.0}
 
 

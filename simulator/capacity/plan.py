@@ -297,15 +297,11 @@ def plan(
         if one.system.inputs.trace.workload.compute_bounds != (1.0, 1.0) and not one.system.inputs.measured
     ]
     answer = verdict(question, about, by_names)
+    decided = answer.offer if answer.answer else None
     return CapacityPlan(
         question=question,
         systems=tuple(
-            SystemPlan(
-                scaling,
-                offers,
-                at=_studied(scaling, chosen, answer.offer if answer.answer else None),
-                target=efficiency or TARGET,
-            )
+            SystemPlan(scaling, offers, at=_studied(scaling, chosen, decided), target=efficiency or TARGET)
             for scaling, offers in systems
         ),
         asked=about,

@@ -170,7 +170,6 @@ def _width(prediction: Prediction) -> float:
 
 # Time and money for a number of samples, and which offers to choose
 
-
 Answer = Literal["yes", "no", "open"]
 """Whether a limit is kept: `open` if it lies inside the interval."""
 

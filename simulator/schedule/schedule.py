@@ -16,15 +16,8 @@ from dataclasses import dataclass, field
 from math import prod
 from typing import Literal, NamedTuple
 
-from ...reference import bucketing
+from ...reference import bucketing, message_sizes
 from ...reference.bucketing import BucketAssignment
-from ...reference.message_sizes import (
-    JOIN_COUNT_BYTES,
-    JOIN_RANK_BYTES,
-    READY_ORDER_BYTES,
-    USED_MAP_BYTES,
-    send_in_pieces,
-)
 from ...reference.trace import Buffer, Parameter
 from ..workload.compute_times import RecordedModel
 from .comm_hook_messages import NO_HOOK, Message, Transport, gradient_bytes
@@ -130,14 +123,8 @@ def buckets_of(policy: Policy, model: RecordedModel) -> BucketAssignment:
     sparse = [parameter.sparse for parameter in model.parameters]
     if policy.order == "ready" and not policy.has_rebuilt:
         return bucketing.initial_buckets(sizes, first_caps, keys=keys, sparse=sparse)
-    return bucketing.plan_buckets(
-        policy.order,
-        sizes,
-        caps,
-        ready_order=bucketing.rebuild_order(model.ready_order, len(keys)),
-        keys=keys,
-        sparse=sparse,
-    )
+    ready_order = bucketing.rebuild_order(model.ready_order, len(keys))
+    return bucketing.plan_buckets(policy.order, sizes, caps, ready_order=ready_order, keys=keys, sparse=sparse)
 
 
 def _module_buckets(model: RecordedModel) -> BucketAssignment:
@@ -202,7 +189,8 @@ def build_schedule(
     awaited = _launch_buckets(writer, messages, unsent)
     sends_bitmap = policy.graph_may_change or policy.launches_at_the_end
     if sends_bitmap:
-        bitmap = writer.launch(Collective("bitmap", None, "all_reduce", len(model.parameters) * USED_MAP_BYTES))
+        map_bytes = len(model.parameters) * message_sizes.USED_MAP_BYTES
+        bitmap = writer.launch(Collective("bitmap", None, "all_reduce", map_bytes))
     writer.compute("backward")
     if sends_bitmap:  # the bitmap decides whether the gradient of an unused parameter is copied out
         writer.wait(bitmap, only=Condition("with_unused"))
@@ -272,7 +260,7 @@ def module_message(parameters: Sequence[Parameter], policy: Policy) -> Message:
 def build_join_end(policy: Policy, model: RecordedModel) -> IterationSchedule:
     """List the steps under Join after all ranks have run out of inputs: all receive the model of one rank."""
     writer = _Writer()
-    for size in (JOIN_COUNT_BYTES, JOIN_RANK_BYTES):
+    for size in (message_sizes.JOIN_COUNT_BYTES, message_sizes.JOIN_RANK_BYTES):
         writer.complete(Collective("join", None, "all_reduce", size))
     writer.broadcast([*model.parameters, *(model.buffers if policy.broadcast_buffers else ())])
     return IterationSchedule(tuple(writer.instructions), tuple(writer.collectives))
@@ -282,22 +270,23 @@ def _precede_forward(
     writer: "_Writer", policy: Policy, model: RecordedModel, buffers: Sequence[Buffer], *, joins: bool
 ) -> None:
     """Write the iterations under `no_sync`, and what precedes the forward pass of the last iteration."""
+    count_ranks = Collective("join", None, "all_reduce", message_sizes.JOIN_COUNT_BYTES)
     for iteration in range(policy.sync_every):
         without_inputs = Condition("without_inputs", iteration)
         if joins:
-            writer.complete(Collective("join", None, "all_reduce", JOIN_COUNT_BYTES), only=without_inputs)
+            writer.complete(count_ranks, only=without_inputs)
         if iteration == 0:  # only an iteration after a synchronised one rebuilds buckets and broadcasts buffers
             if policy.phase == "rebuild" and policy.rebuilds:
-                size = len(model.parameters) * READY_ORDER_BYTES
+                size = len(model.parameters) * message_sizes.READY_ORDER_BYTES
                 writer.complete(Collective("order", None, "broadcast", size))
                 writer.compute("rebuild")
             if joins and buffers:
-                writer.complete(Collective("join", None, "all_reduce", JOIN_RANK_BYTES))
+                writer.complete(Collective("join", None, "all_reduce", message_sizes.JOIN_RANK_BYTES))
             writer.broadcast(buffers)
             if buffers:
                 writer.compute("copy_out")
         if joins:
-            writer.complete(Collective("join", None, "all_reduce", JOIN_COUNT_BYTES), only=without_inputs)
+            writer.complete(count_ranks, only=without_inputs)
         if iteration < policy.sync_every - 1:
             if policy.grouping == "module":
                 writer.compute("unshard", iteration=iteration)
@@ -363,4 +352,4 @@ class _Writer:
         def launch(piece: Sequence[int]) -> int:
             return self.launch(Collective("broadcast", None, "broadcast", sum(sizes[index] for index in piece)))
 
-        send_in_pieces(sizes, keys, launch, self.wait)
+        message_sizes.send_in_pieces(sizes, keys, launch, self.wait)

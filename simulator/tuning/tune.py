@@ -93,6 +93,7 @@ def tuned(
     chosen, default, by_rule = (system.at(world_size, with_plan(inputs, plan)) for plan in plans)
     iteration_ns = times.value_ns(best)
     ranked = sorted(search.rules.items(), key=lambda item: times.value_ns(item[1]))
+    by_time = [(name, len(plan), times.value_ns(plan)) for name, plan in ranked]
     return BucketPlan(
         model=inputs.trace.workload.model,
         parameters=tuple(one.name for one in inputs.trace.workload.parameters),
@@ -110,13 +111,8 @@ def tuned(
         rule_caps_mb=search.rule_caps_mb,
         rule_ties=by_rule.compare(chosen).is_tie,
         baselines=tuple(
-            Baseline(
-                name=name,
-                iteration_ns=times.value_ns(plan),
-                buckets=len(plan),
-                regret=times.value_ns(plan) / max(1, iteration_ns) - 1,
-            )
-            for name, plan in ranked
+            Baseline(name=name, iteration_ns=ns, buckets=buckets, regret=ns / max(1, iteration_ns) - 1)
+            for name, buckets, ns in by_time
         ),
         assumed=chosen.assumed,
     )
@@ -239,7 +235,6 @@ class Search:
 # Each rule is a function of the sizes in ready order and of a line for the cost of an all-reduce, and returns the
 # number of gradients in each bucket. None of them looks at copies, launches or slow-downs.
 
-
 INDUCTOR_MIB = (10.0, 500.0)
 """Limits of `saturating_cap_bytes`, in MiB: `pre_bucketing_fsdp_collectives_min_bucket_cap_mb` and `..._max_...`."""
 
@@ -349,7 +344,6 @@ def merged_gradients(line: Segment, sizes_bytes: Sequence[int], ready_ns: Sequen
 
 
 # Local search
-
 
 STEPS = (1, 2, 4, 8, 16, 32)
 """By how many gradients a border between two buckets moves."""

@@ -142,14 +142,16 @@ def recorded_model(
             waited = (iteration.host_bound_ns or 0) / max(1, iteration.duration_ns)
             iterations.append(times.scaled(np.array(max(0.0, 1 - waited * cuda_graph))))
         compute_times.append(ComputeTimes.combined(np.stack, iterations))
-    last = trace.ranks[0].iterations[-1]
+    first_rank = trace.ranks[0].iterations
+    copies_after = any((one.copied_out_ns or 0) > each.backward_end_ns for each in first_rank for one in each.buckets)
+    last = first_rank[-1]
     moments = {index: moment for index, moment in enumerate(last.ready_ns) if moment is not None}
     return RecordedModel(
         parameters=workload.parameters,
         buffers=workload.buffers,
         layout=trace.layouts[last.layout] if has_communication and last.layout is not None else None,
         has_communication=has_communication,
-        includes_copy_out=has_communication and any(map(_copies_after_backward, trace.ranks[0].iterations)),
+        includes_copy_out=has_communication and copies_after,
         ready_order=tuple(sorted(moments, key=moments.__getitem__)),
         never_used=never_used,
         compute_times=tuple(compute_times),
@@ -182,10 +184,6 @@ def times_without_slow_down(trace: Trace, model: RecordedModel, slow_down: float
             iterations.append(replace(one, ready_ns=ready, backward_end_ns=end))
         every_rank.append(ComputeTimes.combined(np.stack, iterations))
     return tuple(every_rank)
-
-
-def _copies_after_backward(recorded: Iteration) -> bool:
-    return any((bucket.copied_out_ns or 0) > recorded.backward_end_ns for bucket in recorded.buckets)
 
 
 HOST_BOUND = 0.1

@@ -88,7 +88,7 @@ class MeasuredCeilings(Schema):
 
 def arithmetic_terms(kind: str, generation: str, precision: str) -> tuple[str, ...]:
     """Return the terms of the part of the peak arithmetic rate."""
-    return generation, kind, f"{kind}, {_width(precision) if _is_short(precision) else precision}"
+    return generation, kind, f"{kind}, {_width(precision) if precision in AUTOCAST else precision}"
 
 
 def memory_terms(
@@ -104,17 +104,13 @@ def memory_terms(
         fused: What fuses element-wise operations: "no", "jit", "compile" or "kernels".
     """
     terms = ["memory", f"memory, {generation}", f"memory, {_width(precision)}", f"memory of {kind}"]
-    if kind in CONVOLUTIONS and _is_short(precision) and not channels_last:
+    if kind in CONVOLUTIONS and precision in AUTOCAST and not channels_last:
         terms.append("memory, contiguous")
     return (*terms, f"memory, fused: {fused}") if fused != "no" else tuple(terms)
 
 
-def _is_short(precision: str) -> bool:
-    return precision in ("fp16", "bf16")
-
-
 def _width(precision: str) -> str:
-    return "16 bit" if _is_short(precision) else "32 bit"
+    return "16 bit" if precision in AUTOCAST else "32 bit"
 
 
 @cache
@@ -389,7 +385,6 @@ def find_device(name: str) -> Device:
 
 
 # The operations of the built-in models
-
 
 OPERATIONS_FILE = Path(__file__).with_name("built_in_operations.json.gz")
 PARAMETERS_DTYPE = "none"
