@@ -136,10 +136,8 @@ class Recording:
     def __exit__(self, kind: type[BaseException] | None, *_error: object) -> None:
         self._timestamps.finish_iteration()
         self._hooks.close()
-        if kind is None:  # after an error the other ranks may never reach the gathering
-            self.trace = self._gathered_trace()
-
-    def _gathered_trace(self) -> Trace:
+        if kind is not None:  # after an error the other ranks may never reach the gathering
+            return
         mine = self._timestamps.in_ns(*self._offset)
         everyone = [mine]
         if self._group is not None:
@@ -149,7 +147,7 @@ class Recording:
         layouts: dict[BucketLayout, int] = {}
         zero = everyone[0].zero
         ranks = tuple(rank_trace(rank, theirs, zero=zero, layouts=layouts) for rank, theirs in enumerate(everyone))
-        return Trace(workload=self._workload(len(ranks)), layouts=tuple(layouts), ranks=ranks)
+        self.trace = Trace(workload=self._workload(len(ranks)), layouts=tuple(layouts), ranks=ranks)
 
     def _workload(self, world_size: int) -> Workload:
         gpu = None if self._device.type == "cpu" else torch.cuda.get_device_properties(self._device)
@@ -244,10 +242,8 @@ def described_parameters(module: nn.Module) -> tuple[Parameter, ...]:
     """Descriptions of the trainable parameters, for a trace."""
     sparse = sparse_parameters(module)
     return tuple(
-        Parameter(
-            name=name, shape=tuple(one.shape), dtype=dtype_name(one), size_bytes=one.nbytes, sparse=name in sparse
-        )
-        for name, one in trainable_parameters(module).items()
+        Parameter(name=name, shape=tuple(p.shape), dtype=dtype_name(p), size_bytes=p.nbytes, sparse=name in sparse)
+        for name, p in trainable_parameters(module).items()
     )
 
 

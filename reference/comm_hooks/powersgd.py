@@ -205,13 +205,9 @@ def _compress(
         errors = list(torch._foreach_add(inputs, last_errors))  # Delta <- g + e  (Algorithm 2)
         torch._foreach_copy_(inputs, errors)
     used_on_this_stream(*last_errors, *last_qs)
+    together = stacks([tuple(m.shape) for m in inputs], batched=state.batch_tensors_with_same_shape)
     averaging = LowRankAverage(
-        inputs,
-        last_qs,
-        rest,
-        stacks=stacks([tuple(m.shape) for m in inputs], batched=state.batch_tensors_with_same_shape),
-        group=state.process_group,
-        epsilon=state.orthogonalization_epsilon,
+        inputs, last_qs, rest, stacks=together, group=state.process_group, epsilon=state.orthogonalization_epsilon
     )
     # A callback updates these and not the state, which holds a process group; see `comm_hooks.interface`.
     kept_errors, kept_qs = state._errors, state._qs if state.warm_start else {}

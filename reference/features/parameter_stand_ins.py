@@ -49,17 +49,19 @@ class ForwardParameters:
         self.depth = 0  # forward and backward passes that use stand-ins now, one inside the other
         self._task = -1  # the backward pass among them
         if always:
-            module.register_forward_pre_hook(self._before_forward)
-            module.register_forward_hook(self._after_forward, prepend=True, always_call=True)
+            module.register_forward_pre_hook(self.enter)
+            module.register_forward_hook(self.leave, prepend=True, always_call=True)
 
-    def enter(self) -> None:
-        """Before a forward pass."""
+    @not_compiled
+    def enter(self, *_: Any) -> None:
+        """Before a forward pass; a hook of the module too."""
         if not self.depth:
             self._put_in_place(self._compute())
         self.depth += 1
 
-    def leave(self) -> None:
-        """After a forward or backward pass."""
+    @not_compiled
+    def leave(self, *_: Any) -> None:
+        """After a forward or backward pass; a hook of the module too."""
         self.return_to(self.depth - 1)
 
     def return_to(self, depth: int) -> None:
@@ -102,11 +104,3 @@ class ForwardParameters:
     def _put_in_place(self, computed: Mapping[nn.Parameter, Tensor]) -> None:
         for owner, name, parameter in self._slots:
             owner._parameters[name] = computed[parameter]  # type: ignore[assignment]  # as functional_call does
-
-    @not_compiled
-    def _before_forward(self, _module: nn.Module, _inputs: Any) -> None:
-        self.enter()
-
-    @not_compiled
-    def _after_forward(self, _module: nn.Module, _inputs: Any, _output: Any) -> None:
-        self.leave()
