@@ -69,7 +69,7 @@ def without_data() -> Iterator[None]:
     keeps its mode, which would be copied with it: torch's own `nn.TransformerEncoder` clones its layers. Torch warns
     that such a copy asks for an address, which is not used, and logs the stack of an error that is raised anyway.
     """
-    takes_data = mock.patch.object(torch.utils, "swap_tensors", _take_data)
+    takes_data = mock.patch.object(torch.utils, "swap_tensors", lambda old, new: setattr(old, "data", new))
     one_mode = mock.patch.object(FakeTensorMode, "__deepcopy__", lambda mode, _: mode, create=True)
     logs_nothing = mock.patch("torch._subclasses.fake_tensor.log.exception")
     one_norm = mock.patch.object(F, "rms_norm", _layer_norm)
@@ -83,10 +83,6 @@ def low_precision(module: nn.Module, autocast: str | None) -> AbstractContextMan
     if autocast is None or all(one.dtype != torch.float32 for one in module.parameters()):
         return nullcontext()
     return torch.autocast("cpu", dtype=getattr(torch, autocast))
-
-
-def _take_data(parameter: Tensor, converted: Tensor) -> None:
-    parameter.data = converted
 
 
 def _layer_norm(x: Tensor, shape: Sequence[int], weight: Tensor | None = None, eps: float | None = None) -> Tensor:

@@ -9,7 +9,6 @@ import tempfile
 import time
 from datetime import timedelta
 from pathlib import Path
-from typing import Any
 
 import torch.distributed as dist
 from torch import Tensor, nn
@@ -77,11 +76,8 @@ def _serve(name: str, kind: str, folder: str, surroundings: Surroundings, rank: 
     for output in OUTPUTS:
         os.dup2(silent, output)
     choose_network(None)
-    how: dict[str, Any] = {
-        "store": FileStore(str(Path(folder, "store")), WORLD_SIZE),
-        "timeout": timedelta(seconds=patient(COLLECTIVES_S)),
-    }
-    dist.init_process_group("gloo", rank=rank, world_size=WORLD_SIZE, **how)
+    meeting, timeout = FileStore(str(Path(folder, "store")), WORLD_SIZE), timedelta(seconds=patient(COLLECTIVES_S))
+    dist.init_process_group("gloo", store=meeting, timeout=timeout, rank=rank, world_size=WORLD_SIZE)
     training = Training(Subject(name), lambda: nn.Sequential(*(nn.Linear(6, 6) for _ in range(6))))
 
     def fail(_gradient: Tensor) -> None:

@@ -432,23 +432,18 @@ def in_mixed_precision(_rank: int, _world_size: int, subject: Subject, low: torc
     return ""
 
 
-class _Buffers(nn.Module):
-    """A layer, which has a buffer too, and buffers of dtypes that are rare in sums."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.layer = nn.Linear(6, 3)
-        self.layer.register_buffer("count", torch.zeros(3))
-        for dtype in (torch.bool, torch.uint8, torch.bfloat16, torch.float16, torch.complex64):
-            self.register_buffer(f"of_{str(dtype)[6:]}", torch.zeros(3, dtype=dtype))
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.layer(x)  # type: ignore[no-any-return]
+def _with_buffers() -> nn.Module:
+    """Build a layer, which has a buffer too, beside buffers of dtypes that are rare in sums."""
+    module = nn.Sequential(nn.Linear(6, 3))
+    module[0].register_buffer("count", torch.zeros(3))
+    for dtype in (torch.bool, torch.uint8, torch.bfloat16, torch.float16, torch.complex64):
+        module.register_buffer(f"of_{str(dtype)[6:]}", torch.zeros(3, dtype=dtype))
+    return module
 
 
 def compare_buffers(rank: int, _world_size: int, subject: Subject) -> str:
     """Train with buffers of rare dtypes, which are one on rank 0 and zero elsewhere before each forward pass."""
-    training, problem = Training(subject, _Buffers), ""
+    training, problem = Training(subject, _with_buffers), ""
     for step in range(STEPS):
         for buffer in training.module.buffers():
             buffer.fill_(rank == 0)

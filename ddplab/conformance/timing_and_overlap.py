@@ -25,19 +25,13 @@ from torch import Tensor, nn
 from torch._C._distributed_c10d import Reducer as TorchReducer
 
 from ..emulation.emulate import emulate
-from ..emulation.modelled_network import (
-    CollectiveMessage,
-    ModelledGroup,
-    ModelledNetwork,
-    NotModelledError,
-    VirtualFuture,
-    run_on_network,
-)
+from ..emulation.modelled_network import ModelledGroup, ModelledNetwork, NotModelledError, run_on_network
 from ..emulation.virtual_time import NoTurnError, VirtualRank, VirtualTime
 from ..reference.errors import RankError
 from ..reference.files.reading import Schema, read_schema
 from ..reference.files.value_ranges import Bytes, Moment, Nanoseconds
 from ..reference.files.writing import write_atomically
+from ..reference.recording.reducer_observer import Future
 from ..reference.trace import Iteration, Parameter, RankTrace, Trace, Workload
 from ..simulator import Prediction
 from ..simulator.engines.event_replay import Cluster, CollectiveCost
@@ -86,12 +80,10 @@ def run_in_virtual_time(subject: Subject, program: Program, world_size: int, see
     """
     chosen = random.Random(seed)
     cluster = partial(Cluster, concurrency=chosen.randint(1, MOST_AT_A_TIME))
-
-    def price(_message: CollectiveMessage) -> CollectiveCost:
-        return CollectiveCost(cost_ns=chosen.choice(DURATIONS_NS), sharing=LinkShare())
-
     time: VirtualTime[list[Seen]] = VirtualTime(cluster, range(world_size))
-    network = ModelledNetwork(time, range(world_size), price)
+    network = ModelledNetwork(
+        time, range(world_size), lambda _: CollectiveCost(chosen.choice(DURATIONS_NS), LinkShare())
+    )
     with warnings.catch_warnings():  # a class may choose the order of its averages in memory
         warnings.filterwarnings("ignore", message="grad and param do not obey")
         return run_on_network(time, network, partial(_train, subject, program, seed))
@@ -115,7 +107,7 @@ def _train(subject: Subject, program: Program, seed: int, rank: VirtualRank, gro
 
 def _wait_after_backward(wrapped: nn.Module, group: ModelledGroup) -> None:
     """Let a rank wait for its all-reduces right before torch's reducer does, in C++, where no virtual time passes."""
-    awaited: list[VirtualFuture] = []
+    awaited: list[Future] = []
     queue = torch.autograd.Variable._execution_engine.queue_callback
     group.after_launch = lambda _number, future: awaited.append(future)
 

@@ -310,30 +310,26 @@ class ModelledGroup(dist.ProcessGroup):
         """Reduce tensors over all ranks, in place; the rows of sparse tensors are gathered."""
         tensors = [tensors] if isinstance(tensors, Tensor) else list(tensors)
         transport: Transport = "all_gather" if tensors[0].is_sparse else "all_reduce"
-        message = CollectiveMessage(transport, sum(map(tensor_bytes, tensors)))
-        return self._launch(message, "allreduce", (tensors,), opts or dist.AllreduceOptions())
+        return self._launch(transport, tensors, "allreduce", (tensors,), opts or dist.AllreduceOptions())
 
     def broadcast(self, tensors: Any, opts: Any = None) -> _ModelledWork:  # type: ignore[override]
         """Overwrite tensors with those of one rank."""
         tensors = [tensors] if isinstance(tensors, Tensor) else list(tensors)
-        message = CollectiveMessage("broadcast", sum(map(tensor_bytes, tensors)))
-        return self._launch(message, "broadcast", (tensors,), opts or dist.BroadcastOptions())
+        return self._launch("broadcast", tensors, "broadcast", (tensors,), opts or dist.BroadcastOptions())
 
     def allgather(self, outputs: Any, inputs: Any, opts: Any = None) -> _ModelledWork:
         """Give every rank the tensors of all ranks."""
         outputs, inputs = ([outputs], [inputs]) if isinstance(inputs, Tensor) else (outputs, inputs)
-        message = CollectiveMessage("all_gather", sum(map(tensor_bytes, inputs)))
-        return self._launch(message, "allgather", (outputs, inputs), opts or AllgatherOptions())
+        return self._launch("all_gather", inputs, "allgather", (outputs, inputs), opts or AllgatherOptions())
 
     def reduce(self, tensors: Any, opts: Any) -> _ModelledWork:  # type: ignore[override]
         """Reduce tensors over all ranks, for one rank."""
-        message = CollectiveMessage("broadcast", sum(map(tensor_bytes, tensors)), "reduce")
-        return self._launch(message, "reduce", (tensors,), opts)
+        return self._launch("broadcast", tensors, "reduce", (tensors,), opts)
 
     def reduce_scatter(self, outputs: Any, inputs: Any, opts: Any = None) -> _ModelledWork:  # type: ignore[override]
         """Reduce a list of tensors over all ranks, one for each rank."""
-        message = CollectiveMessage("all_gather", sum(map(tensor_bytes, outputs)), "reduce_scatter")
-        return self._launch(message, "reduce_scatter", (outputs, inputs), opts or dist.ReduceScatterOptions())
+        options = opts or dist.ReduceScatterOptions()
+        return self._launch("all_gather", outputs, "reduce_scatter", (outputs, inputs), options)
 
     def reduce_scatter_single(self, output: Tensor, whole: Tensor, opts: Any = None) -> _ModelledWork:
         """Reduce a tensor of one part for each rank."""
@@ -368,8 +364,10 @@ class ModelledGroup(dist.ProcessGroup):
 
     alltoall = alltoall_base = gather = scatter = recv_anysource = _not_modelled
 
-    def _launch(self, message: CollectiveMessage, method: str, arguments: Arguments, opts: Any) -> _ModelledWork:
-        """Launch a collective that a method of `ProcessGroup` with these arguments describes."""
+    def _launch(self, transport: Transport, sent: Any, method: str, arguments: Arguments, opts: Any) -> _ModelledWork:
+        """Launch a collective that a method of `ProcessGroup` with these arguments describes; `sent`: its tensors."""
+        name = method if method.startswith("reduce") else ""
+        message = CollectiveMessage(transport, sum(map(tensor_bytes, sent)), name)
         self.before_launch(message, [one if isinstance(one, Tensor) else one[0] for one in arguments[-1]])
         reduction = self._network.reduction(method, opts)
         number, future = self._network.launch(self._virtual_rank, message, arguments, reduction)

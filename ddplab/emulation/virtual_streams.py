@@ -43,14 +43,12 @@ class Stream:
         """Wait for a result before anything else that the stream does."""
         self.pending.append(future)
 
-    def wait_event(self, event: Event) -> None:
-        """Wait for what an event marks."""
-        for future in event.pending:
+    def wait_event(self, event: "Event | Stream") -> None:
+        """Wait for what an event marks, or another stream waits for."""
+        for future in tuple(event.pending):
             self.wait(future)
 
-    def wait_stream(self, stream: "Stream") -> None:
-        """Wait for what another stream waits for."""
-        self.wait_event(Event(stream.pending))
+    wait_stream = wait_event
 
     def record_event(self) -> Event:
         """Mark what the stream waits for so far."""

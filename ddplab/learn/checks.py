@@ -422,16 +422,13 @@ class _Backwards(nn.Sequential):
         return x
 
 
-def _registered_backwards() -> nn.Module:
-    return _Backwards(*reversed(list(mlp().children())))
-
-
 def _sharded(rank: int, world_size: int, subject: Subject) -> str:
     """Train with a sharded SGD with momentum, beside a whole one; Adam would hide a wrong factor.
 
     Each rank steps its share of the parameters only, and all ranks have the same parameters afterwards.
     """
-    training = Training(subject, _registered_backwards, bucket_cap_mb=3e-4)  # several parameters in a bucket
+    # Several parameters are in a bucket.
+    training = Training(subject, lambda: _Backwards(*reversed([*mlp().children()])), bucket_cap_mb=3e-4)
     sharded = training.wrapped.shard_optimizer(torch.optim.SGD, lr=0.1, momentum=0.9)
     twin = [parameter.detach().clone().requires_grad_() for parameter in training.module.parameters()]
     whole = torch.optim.SGD(twin, lr=0.1, momentum=0.9)
