@@ -151,7 +151,6 @@ def _wait_for_all(reducer: "Reducer", reduction: Reduction) -> None:
 def distributed_autograd_runs() -> bool:
     """Whether a context of `torch.distributed.autograd` is open in this thread or a pass runs; RPC must run."""
     autograd = torch._C._distributed_autograd
-    try:
+    with suppress(RuntimeError):  # no context is open, or only in another thread
         return autograd._current_context() is not None
-    except RuntimeError:  # no context is open, or only in another thread
-        return int(autograd._get_debug_info()["num_current_backward_passes"]) > 0
+    return int(autograd._get_debug_info()["num_current_backward_passes"]) > 0

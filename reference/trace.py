@@ -355,11 +355,6 @@ class Trace(Schema):
         """Key of every parameter, by parameter index: parameters in one bucket have equal keys."""
         return [parameter.dtype for parameter in self.workload.parameters]
 
-    @property
-    def sparse(self) -> list[bool]:
-        """Whether a parameter's gradient is sparse, by parameter index."""
-        return [parameter.sparse for parameter in self.workload.parameters]
-
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write the trace as JSON, gzipped if the name ends in `.gz`; equal traces give equal bytes."""
         data = self.model_dump_json().encode()

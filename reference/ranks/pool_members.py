@@ -122,10 +122,9 @@ class StandardError(threading.Thread):
         self._pipe = pipe
         self._end = b""
         self._lock = threading.Lock()
-        try:
-            self._forward_to: int | None = os.dup(2)
-        except OSError:  # closed
-            self._forward_to = None
+        self._forward_to: int | None = None
+        with contextlib.suppress(OSError):  # closed
+            self._forward_to = os.dup(2)
         self.start()
 
     def forward(self) -> bool:

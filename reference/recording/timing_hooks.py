@@ -280,8 +280,7 @@ class _BucketObserver(Observer):
         self._timestamps.current.buckets.append(self._sent[bucket])
 
     def bucket_launched(self, bucket: int, future: Future) -> None:
-        times = self._sent[bucket]
-        self._timestamps.when_done(future, partial(setattr, times, "done"))
+        self._timestamps.when_done(future, partial(setattr, self._sent[bucket], "done"))
 
     def bucket_done(self, bucket: int) -> None:
         self._sent[bucket].waited = self._now()
