@@ -180,8 +180,7 @@ class Catalogue(Schema):
             raise ValueError(unknown("name", name, [*self.nodes, *self.devices]))
         found = dict(_figures(entry))
         if isinstance(entry, Node):
-            usual = {f"links.{kind}.latency": self.latencies[kind] for kind in entry.links}
-            found = usual | found
+            found = {f"links.{kind}.latency": self.latencies[kind] for kind in entry.links} | found
         return {field: (str(figure), self.sources[figure.source]) for field, figure in found.items()}
 
     def topology(self, name: str, *, network: Rate | None = None, members: int | None = None) -> Topology:
@@ -202,9 +201,8 @@ class Catalogue(Schema):
             if "network" not in links:
                 raise ValueError(f"network: expected a node with a network between nodes, got {name}")
             if network.bytes_per_s != links["network"].rate.bytes_per_s:
-                links["network"] = links["network"].model_copy(
-                    update={"rate": network, "reached_by_members": {}, "latency": None}  # of another transport
-                )
+                of_another_transport = {"rate": network, "reached_by_members": {}, "latency": None}
+                links["network"] = links["network"].model_copy(update=of_another_transport)
         if members is not None:
             innermost = next(iter(links))
             links[innermost] = links[innermost].model_copy(update={"members": members})

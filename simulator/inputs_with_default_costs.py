@@ -108,9 +108,8 @@ def assume_gpu(trace: Trace, fabric: Fabric, variation: Variation = RECORDED) ->
         processor = default_processor(memory or UNKNOWN_MEMORY_BYTES_PER_S, measured)
         if memory is None:
             errors = ("copy_error", "launch_error", "slow_down_error", "unexplained")
-            processor = processor.model_copy(
-                update={name: UNKNOWN_ERRORS * getattr(processor, name) for name in errors}
-            )
+            larger = {name: UNKNOWN_ERRORS * getattr(processor, name) for name in errors}
+            processor = processor.model_copy(update=larger)
             sentences.append(
                 f"the GPU of the trace ({workload.device_name}) is none that `ddplab show` lists, so errors count "
                 f"{UNKNOWN_ERRORS:g} times; name one with `ddplab plan --device`"

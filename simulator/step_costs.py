@@ -6,6 +6,7 @@ from math import log2, sqrt
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from ..reference.files.value_ranges import YEAR_NS, as_int64
 from ..reference.trace import Trace
@@ -14,14 +15,7 @@ from .fabric import Fabric, Linear, LinkShare, Processor
 from .schedule.comm_hook_messages import Transport
 from .schedule.policy import Policy
 from .schedule.schedule import Compute, ComputeKind, Condition, IterationSchedule
-from .workload.compute_times import (
-    CycleTimes,
-    Floats,
-    IterationSampler,
-    Nanoseconds,
-    RecordedModel,
-    times_without_slow_down,
-)
+from .workload.compute_times import CycleTimes, IterationSampler, Nanoseconds, RecordedModel, times_without_slow_down
 
 Buckets = Sequence[Sequence[int]]
 """Parameter indices by bucket, in launch order."""
@@ -41,7 +35,7 @@ class ScheduleCosts:
     untimed: EngineInput  #: the schedule and the costs of its collectives, on a rank whose steps take no time
     same_ns: dict[Compute, int]  #: duration of each step whose duration is equal on all ranks
     pack_ns: Nanoseconds  #: duration of copying each bucket's gradients into it; shape [buckets]
-    relative_errors: Floats  #: of the collectives, see `Fabric.relative_errors`; shape of `untimed.cost_ns`
+    relative_errors: NDArray[np.float64]  #: of collectives, see `Fabric.relative_errors`; shape of `untimed.cost_ns`
     step_errors: dict[str, tuple[tuple[ComputeKind, ...], float]]
     """The same for steps of some kinds, by the name of their cost."""
     unexplained: float  #: the same for the whole iteration

@@ -185,14 +185,13 @@ class Limits:
     def changes(self) -> list[Change]:
         """Return what other bucket caps, comm hooks and accumulation would give, the fastest first."""
         inputs, policy = self.system.inputs, self.system.inputs.policy
-        others: dict[str, dict[str, object]] = {}
+        others: dict[str, Inputs] = {}
         if policy.hook.name == "none" and policy.grouping != "module":
-            others = {f"hook {hook}": {"hook": named_hook(hook)} for hook in HOOKS}
+            others = {f"hook {hook}": inputs.with_policy(hook=named_hook(hook)) for hook in HOOKS}
         if policy.sync_every == 1:
-            others[f"accumulate {ACCUMULATED}"] = {"sync_every": ACCUMULATED}
+            others[f"accumulate {ACCUMULATED}"] = inputs.with_policy(sync_every=ACCUMULATED)
         changed = {BEST_BUCKETS: self.best_buckets()}
-        for name, settings in others.items():
-            changed[name] = self.system.at(self.world_size, inputs.with_policy(**settings))
+        changed |= {name: self.system.at(self.world_size, one) for name, one in others.items()}
         found = [Change(name, one.iteration_ns, self.now.compare(one).is_tie) for name, one in changed.items()]
         return sorted(found, key=lambda one: one.iteration_ns)
 

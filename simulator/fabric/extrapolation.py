@@ -84,8 +84,7 @@ def growth_of(tables: Mapping[int, Table], library: Library, topology: Topology 
         algorithm = tree if library == "nccl" and len(in_use(ranks)) > 1 else ring
         return algorithm(topology.in_use(ranks)).latency_ns
 
-    several = library == "nccl" and len(topology.levels) > 1
-    node = topology.levels[0].size if several else None
+    node = topology.levels[0].size if library == "nccl" and len(topology.levels) > 1 else None
     return Growth(None, hops_ns, lambda n: ring(in_use(n)).ns_per_byte, lambda n: len(in_use(n)), weight, node)
 
 

@@ -125,11 +125,8 @@ class Fabric(Schema, strict=False):
         Raises:
             ValueError: There is no row, or an entry is negative or not an integer.
         """
-        return cls._checked(
-            all_reduce=[{"world_size": n, "size_bytes": size, "ns": ns} for n, size, ns in rows],
-            concurrency=concurrency,
-            source=source,
-        )
+        timings = [{"world_size": ranks, "size_bytes": size, "ns": ns} for ranks, size, ns in rows]
+        return cls._checked(all_reduce=timings, concurrency=concurrency, source=source)
 
     @classmethod
     def from_nccl_tests(cls, *paths: str | os.PathLike[str]) -> Self:

@@ -224,10 +224,9 @@ def _inside_out(levels: Mapping[str, LevelEntry]) -> dict[str, LevelEntry]:
             )
         above[entry.of] = name
     chain: dict[str, LevelEntry] = {}
-    outer = above.get(None)
-    while outer is not None:
+    outer: str | None = None
+    while (outer := above.get(outer)) is not None:
         chain[outer] = levels[outer]
-        outer = above.get(outer)
     for name in levels:
         if name not in chain:
             raise ValueError(f"levels.{name}.of: expected a chain that ends at a level without `of`, got a cycle")

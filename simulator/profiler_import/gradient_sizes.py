@@ -86,10 +86,9 @@ def _sizes(
         None if one.shape is None else prod(one.shape) * ELEMENT_BYTES.get(name, ELEMENT_BYTES[usual])
         for one, name in zip(gradients, names, strict=True)
     ]
-    if None not in sizes:
-        return sizes, dtypes
     copied = [copy.size_bytes for copy in last.copies]
-    if len(copied) == len(sizes) and None not in copied and _fits(last, [size or 0 for size in copied]):
+    are_in_copies = None in sizes and len(copied) == len(sizes) and None not in copied
+    if are_in_copies and _fits(last, [size or 0 for size in copied]):
         derived.append("sizes of gradients: bytes of the copies out of the buckets, which come in the same order")
         return list(copied), dtypes
     return sizes, dtypes

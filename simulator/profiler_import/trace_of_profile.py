@@ -96,13 +96,10 @@ def import_profile(
         raise ValueError(f"{first.path}: {error}") from None
     under_ddp = bool(last.buckets) or FORWARD in first.by_name
     try:
+        iterations = [tuple(_iteration(step, last, found) for step in of_rank) for of_rank in steps_by_rank]
         ranks = tuple(
-            RankTrace(
-                rank=file.rank or 0,
-                **_clock_offset(steps, of_rank),
-                iterations=tuple(_iteration(step, last, found) for step in of_rank),
-            )
-            for file, of_rank in zip(files, steps_by_rank, strict=True)
+            RankTrace(rank=file.rank or 0, **_clock_offset(steps, of_rank), iterations=own)
+            for file, of_rank, own in zip(files, steps_by_rank, iterations, strict=True)
         )
         workload = Workload(
             model=model or first.path.name.partition(".")[0],

@@ -123,11 +123,10 @@ def _bytes_in_flight(rank: int, timeline: Timeline) -> list[Event]:
     sizes = [collective.size_bytes for collective in timeline.engine_input.schedule.collectives]
     starts = zip(timeline.start_ns.tolist(), sizes, strict=True)
     ends = zip(timeline.done_ns.tolist(), [-size for size in sizes], strict=True)
+    counter: Event = {"ph": "C", "pid": rank, "name": "bytes in flight"}
     events = []
     in_flight = 0
     for at_ns, changes in groupby(sorted([*starts, *ends]), lambda change: change[0]):
         in_flight += sum(size for _, size in changes)
-        events.append(
-            {"ph": "C", "pid": rank, "name": "bytes in flight", "ts": at_ns / 1000, "args": {"bytes": in_flight}}
-        )
+        events.append(counter | {"ts": at_ns / 1000, "args": {"bytes": in_flight}})
     return events

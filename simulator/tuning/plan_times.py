@@ -167,8 +167,7 @@ class PlanTimes:
         """
         sampler = self._sampler(self.changed[0])
         times = sampler.draw(self.deciding_cycles)
-        costs = self.costs(plan)
-        engine_input = costs.engine_input(sampler, times)
+        engine_input = self.costs(plan).engine_input(sampler, times)
         schedule = engine_input.schedule
         first = replace(schedule, instructions=schedule.instructions[: schedule.instructions.index(FORWARD) + 1])
         shares = (LinkShare(),) * len(schedule.collectives)

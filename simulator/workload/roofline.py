@@ -226,16 +226,14 @@ class Operations(Schema):
         large one too many. The optimiser step and the number of kernels stay.
         """
 
-        def scaled(operations: tuple[Operation, ...]) -> tuple[Operation, ...]:
-            return tuple(
-                one.model_copy(
-                    update={"flops": round(one.flops * multiple), "bytes_moved": round(one.bytes_moved * multiple)}
-                )
-                for one in operations
-            )
+        def scaled(one: Operation) -> Operation:
+            work = {"flops": round(one.flops * multiple), "bytes_moved": round(one.bytes_moved * multiple)}
+            return one.model_copy(update=work)
 
-        gradients = tuple(one.model_copy(update={"operations": scaled(one.operations)}) for one in self.gradients)
-        passes = {name: scaled(getattr(self, name)) for name in ("forward", "loss", "tail")}
+        gradients = tuple(
+            one.model_copy(update={"operations": tuple(map(scaled, one.operations))}) for one in self.gradients
+        )
+        passes = {name: tuple(map(scaled, getattr(self, name))) for name in ("forward", "loss", "tail")}
         batch = self.batch and max(1, round(self.batch * multiple))
         memory = self.memory and self.memory.with_batch(batch or 1)
         update = {**passes, "gradients": gradients, "batch": batch, "memory": memory, "input_shape": None}

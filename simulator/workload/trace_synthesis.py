@@ -7,6 +7,7 @@
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import accumulate
 from math import inf
+from operator import mul
 from typing import NamedTuple
 
 import numpy as np
@@ -262,10 +263,8 @@ def rescale(
     )
     low, high = trace.workload.compute_bounds
     error = 1.0 if new == old else 1 + new.error(changed)
-    bounds = (
-        multiple * _duration_ns(extreme)
-        for multiple, extreme in zip((min(low, 1 / error), max(high, error)), extremes, strict=True)
-    )
+    multiples = min(low, 1 / error), max(high, error)
+    bounds = map(mul, multiples, map(_duration_ns, extremes))
     update = {
         "device_name": f"{new.name}{RESCALED_FROM}{trace.workload.device_name}",
         "flops_per_s": new.flops_per_s,
