@@ -57,10 +57,8 @@ def real_hook(name: str) -> tuple[Hook, Callable[[], Any]]:
 
 CAPS_BYTES = [MIB // 64, MIB // 16, MIB // 4, MIB, 4 * MIB, 16 * MIB, 25 * MIB]
 """Caps of successive buckets, which give buckets of different sizes; the largest is DDP's default."""
-
 WARM_UP = 4
 """Warm-up calls: PowerSGD compresses from the third call on, and reuses its last Q from the fourth."""
-
 HOOK_LEAD_MS = 20.0
 """More than the host takes to launch a hook's kernels; PowerSGD has hundreds."""
 

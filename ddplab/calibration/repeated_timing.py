@@ -191,7 +191,6 @@ def _timed(collective: Callable[..., Any], calls: list[TimedCollective]) -> Call
 
 BAND_OF_QUARTILES = NORMAL_HALF_BAND / (2 * 0.6745)
 """Half-width of the middle 90 % of a normal distribution, as a multiple of its interquartile range."""
-
 MOST_SPREAD = 100
 """Limit of `RelativeError`, the type of a spread in files."""
 

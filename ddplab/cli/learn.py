@@ -51,9 +51,8 @@ def learn(
         print(TUTOR.read_text(), end="")
         return
     if hint:
-        refuse(
-            {"--hint": not file.exists()}, f"expected your file, {file}, got none; `ddplab learn {file}` writes it"
-        )
+        missing = f"expected your file, {file}, got none; `ddplab learn {file}` writes it"
+        refuse({"--hint": not file.exists()}, missing)
         print(next_hint(file))
         return
     if not grade:

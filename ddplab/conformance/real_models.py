@@ -390,6 +390,7 @@ def compare_large_values(rank: int, world_size: int, subject: Subject) -> str:
     """Average half-precision gradients whose sum over the ranks overflows, while the average does not."""
     for cap_mb, elements in ((1e-6, 4), (25.0, 4), (25.0, 2**19)):
         factors = [torch.full((elements,), 40_000.0 - 64 * one, dtype=torch.float16) for one in range(world_size)]
+        parts = torch.stack(factors).double()
 
         def run(module: nn.Module, _step: int, rank: int, factors: Sequence[Tensor] = factors) -> Tensor:
             return module([factors[rank]] * 3)  # type: ignore[no-any-return]
@@ -398,9 +399,7 @@ def compare_large_values(rank: int, world_size: int, subject: Subject) -> str:
         for step in range(2):
             training.backward(run, step)
             for index, parameter in enumerate(training.module.parameters()):
-                if problem := outside(
-                    parameter.grad, torch.stack(factors).double(), torch.float16, subject.tolerance
-                ):
+                if problem := outside(parameter.grad, parts, torch.float16, subject.tolerance):
                     return (
                         f"iteration {step}, rank {rank}: half-precision gradient {index} of {elements} elements, "
                         f"{factors[rank][0]:g} on this rank: {problem}"

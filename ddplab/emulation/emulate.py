@@ -273,6 +273,8 @@ def observed_schedule(
         activities = [piece[number] for piece in pieces]
         if number == len(collectives):
             activities[0].setdefault(Compute("step"), (0, 0))
+        else:
+            activities[-1][LaunchCollective(number)] = 0, 0  # after all that any rank has executed
         for instruction in dict.fromkeys(one for activity in activities for one in activity):
             instructions.append(instruction)
             for row, activity in enumerate(activities):
@@ -281,10 +283,6 @@ def observed_schedule(
                 ends[row].append(now[row])
                 if isinstance(instruction, Compute):
                     durations[row].append(duration_ns)
-        if number < len(collectives):
-            instructions.append(LaunchCollective(number))
-            for row, at in enumerate(now):
-                ends[row].append(at)
     schedule = IterationSchedule(tuple(instructions), tuple(collectives))
     return schedule, np.array(ends, np.int64), np.array(durations, np.int64).reshape(len(logs), -1)
 

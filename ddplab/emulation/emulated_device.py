@@ -132,8 +132,7 @@ class EmulatedModel(nn.Module):
 
     def _hooked_module(self, index: int) -> nn.Module | None:
         """Return the outermost submodule around a parameter that a reducer has hooked, and that is called for it."""
-        around = self._around[index]
-        return next((module for module in around if module._forward_pre_hooks), None)
+        return next((module for module in self._around[index] if module._forward_pre_hooks), None)
 
     def _parameter(self, index: int) -> Tensor:
         """Return a parameter or, between FSDP2's hooks, the tensor in its place."""

@@ -10,7 +10,7 @@ import sys
 import textwrap
 import time
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, suppress
 from dataclasses import dataclass
 from itertools import chain, count
 from pathlib import Path
@@ -128,10 +128,9 @@ class Judge(AbstractContextManager["Judge"]):
 
 def _launches_alone(bench: Bench) -> bool:
     """Whether a class launches without a call; a method `average_gradients` of it is then its own affair."""
-    try:
+    with suppress(RankError, NotSupportedError, ValueError):
         return not run_alone(bench, averages_by_a_call, bench.subject)
-    except (RankError, NotSupportedError, ValueError):
-        return False
+    return False
 
 
 def described(fault: BaseException, subject: Subject) -> str:
@@ -236,9 +235,8 @@ def climb(judge: Judge, subject: LearnerClass, report: Report, *, introduces: bo
 
 def judge_rung(judge: Judge, subject: LearnerClass, number: int, report: Report) -> Judgement:
     """Judge a class on one rung and those before; keeps the progress, reports the gain, returns the last verdict."""
-    patience = Timer(
-        SILENT_S, report, [f"still judging rung {number}; a loop that never ends is stopped in a minute or two"]
-    )
+    sentence = f"still judging rung {number}; a loop that never ends is stopped in a minute or two"
+    patience = Timer(SILENT_S, report, [sentence])
     patience.start()
     try:
         verdict = judge.verdict(subject, number)
@@ -288,8 +286,7 @@ def saves(path: Path, poll_s: float = POLL_S) -> Iterator[int]:
 
 def _version(path: Path) -> tuple[int, int] | None:
     """Return time and size of a file; None if there is none."""
-    try:
+    with suppress(OSError):  # it vanishes while an editor saves it, or its disk is away
         found = path.stat()
-    except OSError:  # it vanishes while an editor saves it, or its disk is away
-        return None
-    return found.st_mtime_ns, found.st_size
+        return found.st_mtime_ns, found.st_size
+    return None
