@@ -9,7 +9,7 @@ import inspect
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import replace
-from functools import lru_cache, partial
+from functools import cache, lru_cache, partial
 from typing import Any, Unpack
 
 import numpy as np
@@ -203,8 +203,7 @@ class _Emulation:
         self._training, self._fabric, self._world_size, self._sampler = training, fabric, world_size, sampler
         cluster = partial(Cluster, concurrency=fabric.concurrency, slow_down=fabric.processor.slow_down)
         self._time: VirtualTime[None] = VirtualTime(cluster, sampler.ranks.tolist())
-        price_once = lru_cache(maxsize=None)(self._cost_of)
-        self._network = ModelledNetwork(self._time, sampler.represented_by.tolist(), price_once)
+        self._network = ModelledNetwork(self._time, sampler.represented_by.tolist(), cache(self._cost_of))
         self._time.on_restart = self._collect
         self._ranks: dict[int, RankTraining] = {}
 

@@ -132,22 +132,19 @@ class Timeline:
         launched = self.launched_ns
         launched_by_all = launched.max(axis=0, initial=0).tolist()
         starts, ends = self.start_ns.tolist(), self.done_ns.tolist()
+        collectives = self.engine_input.schedule.collectives
         for row, rank in enumerate(self.engine_input.ranks):
-            yield from self._computation(row, rank)
-            for number, collective in enumerate(self.engine_input.schedule.collectives):
+            for instruction, start, end in self.executed(row):
+                if isinstance(instruction, Compute) and start < end:
+                    yield Span(rank, "compute", instruction.kind, instruction.bucket, start, end)
+                elif isinstance(instruction, Wait) and start < end:
+                    yield Span(rank, "compute", "wait", collectives[instruction.collective].bucket, start, end)
+            for number, collective in enumerate(collectives):
                 moments = (int(launched[row, number]), launched_by_all[number], starts[number], ends[number])
                 kinds: tuple[SpanKind, ...] = ("straggler", "queued", collective.kind)
                 for kind, start, end in zip(kinds, moments, moments[1:], strict=False):
                     if start < end:
                         yield Span(rank, "comm", kind, collective.bucket, start, end)
-
-    def _computation(self, row: int, rank: int) -> Iterator[Span]:
-        for instruction, start, end in self.executed(row):
-            if isinstance(instruction, Compute) and end > start:
-                yield Span(rank, "compute", instruction.kind, instruction.bucket, start, end)
-            elif isinstance(instruction, Wait) and end > start:
-                bucket = self.engine_input.schedule.collectives[instruction.collective].bucket
-                yield Span(rank, "compute", "wait", bucket, start, end)
 
     def executed(self, row: int) -> Iterator[tuple[Instruction, int, int]]:
         """Yield the instructions of the rank in this row, each with its start and end."""

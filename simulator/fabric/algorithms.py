@@ -399,9 +399,7 @@ class AlgorithmCosts:
 
         NCCL chooses by its own model; published measurements then tell how much longer the chosen algorithm takes.
         """
-        if self.nodes is None:
-            return self._cheapest_ns(sizes_bytes)
-        return self._published.costs_ns(sizes_bytes)
+        return self._cheapest_ns(sizes_bytes) if self.nodes is None else self._published.costs_ns(sizes_bytes)
 
     @cached_property
     def _published(self) -> Table:
