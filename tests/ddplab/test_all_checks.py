@@ -84,7 +84,7 @@ def test_a_simple_class_passes_and_what_it_lacks_is_no_failure(bench_of):
         ("AveragesFiftyTimes", "a long run", "iteration 50, rank 0: gradient of 'layers.0.weight'"),
         ("KeepsEveryBucket", "a long run", "is every bucket kept?"),
         ("KeepsHooks", "a long run", "is every hook kept?"),
-        ("SendsBuffersOfTheTop", "buffers", "rank 1: the buffer 'layer.count' is not that of rank 0"),
+        ("SendsBuffersOfTheTop", "buffers", "rank 1: the buffer '0.count' is not that of rank 0"),
         (
             "StopsAtNone",
             "unused parameters",
