@@ -9,9 +9,13 @@ the catalogue has of a GPU on which they were measured.
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
+import numpy as np
+
 from ..reference.trace import Trace
 from .catalogue import entry_of
 from .fabric import Fabric, Linear, Processor
+from .fabric.algorithms import sent_share
+from .fabric.extrapolation import USUAL_NODE
 from .schedule.policy import Policy
 from .workload.compute_times import LEAST_RECORDED
 from .workload.variation import RECORDED, Straggler, Variation
@@ -31,6 +35,10 @@ STALL_NS = 20_000
 SLOW_DOWN, SLOW_DOWN_ERROR = 1.189, 0.1
 """Time of computation beside collectives as a multiple of the time alone: the average on A100, H100, MI210 and MI250
 (arXiv 2507.03114, abstract), and half of the band of single models."""
+PCIE_BYTES_PER_S, PCIE_SLOW_DOWN_ERROR = 32e9, 3.2
+"""Rate of PCIe 4.0 with 16 lanes. GPUs that reach less in all-reduces of their own node send through the memory of
+the host, for which no published slow-down was found. On two (damek's solution of CS336), iterations took a quarter
+longer than predicted with `SLOW_DOWN`, as if computation took five times as long beside collectives."""
 COPY_ERROR, LAUNCH_ERROR = 4.0, 1.0
 """Relative errors of copies and of launches. DDP on one V100 with torch 1.4 (as above) takes 18 us a gradient
 (ResNet-50) and 28 us (ResNet-101) beyond the rate of the memory, instead of 4.2 us."""
@@ -114,6 +122,12 @@ def assume_gpu(trace: Trace, fabric: Fabric, variation: Variation = RECORDED) ->
                 f"the GPU of the trace ({workload.device_name}) is none that `ddplab show` lists, so errors count "
                 f"{UNKNOWN_ERRORS:g} times; name one with `ddplab plan --device`"
             )
+        if _sends_through_the_host(fabric) and (measured is None or "slow_down" not in measured.model_fields_set):
+            processor = processor.model_copy(update={"slow_down_error": PCIE_SLOW_DOWN_ERROR})
+            sentences.append(
+                "the GPUs of a node reach less than PCIe's rate, so computation beside collectives may take up to 5 "
+                "times as long; run `ddplab calibrate` on them"
+            )
         fabric = fabric.with_processor(**dict(processor) | {"hooks": hooks or processor.hooks})
         pack = processor.pack
         sentences.append(
@@ -141,6 +155,19 @@ def assume_gpu(trace: Trace, fabric: Fabric, variation: Variation = RECORDED) ->
             "and in a longer step communication is a smaller part; measure the step, or parts of it"
         )
     return Assumed(fabric, variation, tuple(sentences))
+
+
+def _sends_through_the_host(fabric: Fabric) -> bool:
+    """Return whether all-reduces on the GPUs of one node are slower than PCIe."""
+    if fabric.topology is not None:
+        node = fabric.topology.levels[0]
+        return (node.members or np.inf) <= USUAL_NODE and node.bytes_per_s < PCIE_BYTES_PER_S
+    ranks = min(fabric.world_sizes, default=1)
+    if fabric.library != "nccl" or not 1 < ranks <= USUAL_NODE:
+        return False
+    largest = max(row.size_bytes for row in fabric.all_reduce if row.world_size == ranks)
+    sent = sent_share(ranks) * largest
+    return bool(sent and sent * 1e9 / fabric.all_reduce_costs_ns(np.array([largest]), ranks)[0] < PCIE_BYTES_PER_S)
 
 
 class Inputs(NamedTuple):

@@ -12,6 +12,7 @@ from ddplab.simulator.inputs_with_default_costs import (
     DEVICE_SPREAD,
     GRAPH_LAUNCH_NS,
     LAUNCH_NS,
+    SLOW_DOWN,
     STALL_NS,
     assume_gpu,
     default_processor,
@@ -53,6 +54,22 @@ def test_on_a_gpu_copies_launches_and_slow_devices_are_not_free():
     many, one = (predict(trace, fabric, world_size=8, bucket_cap_mb=cap, variation=equal) for cap in (1, 100))
     assert many.iteration_ns - one.iteration_ns == 15 * (LAUNCH_NS + 3 * STALL_NS)
     assert one.iteration_ns > one.compute_ns + LAUNCH_NS
+
+
+@pytest.mark.parametrize(("gb_per_s", "may_be_slow"), [(20, True), (100, False)])
+def test_beside_all_reduces_through_the_host_computation_may_be_several_times_slower(tmp_path, gb_per_s, may_be_slow):
+    pod = tmp_path / "pod.yaml"
+    bus, nic = f"{{members: 4, latency_us: 3, gb_per_s: {gb_per_s}}}", "{of: bus, latency_us: 9, gbit_per_s: 99}"
+    pod.write_text(f"levels:\n  bus: {bus}\n  nic: {nic}\n")
+    size, trace = 2**30, gpu_trace("NVIDIA A100-PG509-200")
+    table = Fabric.from_table([(2, size, round(size / gb_per_s)), (2, 8, 9_000)])
+    for given in (table, Fabric.load(pod)):
+        fabric, _, sentences = assume_gpu(trace, given)
+        assert fabric.processor.slow_down == SLOW_DOWN
+        assert (fabric.processor.slowed(1).slow_down > 4) == may_be_slow
+        assert any("less than PCIe's rate" in one for one in sentences) == may_be_slow
+    network = Fabric.from_alpha_beta(alpha_ns=9_000, bytes_per_s=1e10)  # of any number of nodes
+    assert assume_gpu(trace, network).fabric.processor.slowed(1).slow_down < 2
 
 
 def test_the_bandwidth_of_a_traces_memory_counts_more_than_the_name_of_its_gpu():
