@@ -214,11 +214,12 @@ def main() -> None:
     except typer.TyperException as error:  # an unknown command or option, or an impossible value
         context = getattr(error, "ctx", None)
         command_path = context.command_path if context else "ddplab"
-        message, status = error.format_message(), 2 if command_path == "ddplab conform" else error.exit_code
+        message = error.format_message()
         if isinstance(error, typer.BadParameter) and isinstance(problem := error.__cause__, ValidationError):
             option = error.param.opts[0] if error.param is not None else "value"
+            status = 2 if command_path == "ddplab conform" else 1  # whose 1 is a verdict
             _end(f"{option}: {first_problem(problem).replace('input should be', 'expected to be', 1)}", status)
-        _end(f"{message}{'' if message[-1:] in '.?' else '.'} See `{command_path} --help`.", status)
+        _end(f"{message}{'' if message[-1:] in '.?' else '.'} See `{command_path} --help`.", error.exit_code)
     except (Error, ValueError, OSError) as error:
         _end(str(error), getattr(error, "exit_status", 1))
     except ModuleNotFoundError as error:

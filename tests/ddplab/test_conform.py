@@ -215,6 +215,11 @@ def test_bad_input_of_the_command_is_told_in_one_line(command, capfd, words, mes
     assert "ERROR" not in capfd.readouterr().err
 
 
+def test_a_misspelt_command_line_is_no_verdict(here):
+    for words in (["--level", "foo"], ["--tolerance", "0.7"], ["--world-size", 0], ["--bogus"]):
+        assert here("conform", NAIVE, *words).returncode == 2
+
+
 @pytest.mark.parametrize("option", [["--tolerance", "0.01"], ["--against", "torch"]])
 def test_an_adapter_is_refused_where_gradients_are_compared(monkeypatch, tmp_path, option):
     monkeypatch.chdir(tmp_path)
