@@ -19,7 +19,7 @@ from .check_runner import OF_PASSES, VIEWS, Bench
 from .class_under_test import RefusalError, Subject, refusing
 from .comm_hooks import averaging_hook
 from .local_training import FindingError
-from .real_models import STEPS, Pass, Training, batch, mean_square, trains
+from .real_models import STEPS, Assembled, Pass, Training, batch, mean_square, trains
 
 CAPS_MB = (1e-4, 25.0)
 """Caps that give each parameter a bucket of its own, and all parameters one bucket."""
@@ -338,16 +338,11 @@ def _around(module: nn.Module, step: int, rank: int) -> Tensor:
     return output.square().mean()
 
 
-class _Scaled(nn.Module):
-    """A layer whose output is multiplied by a buffer, which autograd saves, and by a keyword argument."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.layer = nn.Linear(6, 3)
-        self.register_buffer("scale", torch.full((3,), 2.0))
-
-    def forward(self, x: Tensor, *, factor: float) -> Tensor:
-        return self.layer(x) * self.get_buffer("scale") * factor  # type: ignore[no-any-return]
+def _scaled() -> nn.Module:
+    """Build a layer whose output is multiplied by a buffer, which autograd saves, and by a keyword argument."""
+    module = Assembled(lambda own, x, *, factor: own.layer(x) * own.scale * factor, layer=nn.Linear(6, 3))
+    module.register_buffer("scale", torch.full((3,), 2.0))
+    return module
 
 
 def _two_forward_passes(module: nn.Module, step: int, rank: int) -> Tensor:
@@ -355,7 +350,7 @@ def _two_forward_passes(module: nn.Module, step: int, rank: int) -> Tensor:
     return (first * second).square().mean()  # type: ignore[no-any-return]
 
 
-REPEATED_FORWARD = {"make": _Scaled, "run": _two_forward_passes}
+REPEATED_FORWARD = {"make": _scaled, "run": _two_forward_passes}
 """Arguments of `trains`."""
 
 

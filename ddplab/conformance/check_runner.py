@@ -101,7 +101,7 @@ class Bench:
         Raises:
             ValueError: It cannot be imported, or does not wrap a module.
         """
-        self.run(idle)
+        self.run(pace)  # which also starts the ranks
         start = time.monotonic()
         self.run(pace)
         self.slowness = max(1.0, (time.monotonic() - start) / PACE_S)
@@ -242,10 +242,6 @@ def pace(_rank: int, _world_size: int) -> None:
     x = torch.ones(64, 64, device=rank_device())
     for _ in range(20):
         dist.all_reduce(x @ x)
-
-
-def idle(_rank: int, _world_size: int) -> None:
-    """Do nothing; as the first body, start the ranks."""
 
 
 def run_alone(

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from ..reference.comm_hooks import allreduce, compress, powersgd, quantization
 from .check_runner import VIEWS, Bench
 from .class_under_test import Subject
-from .real_models import STEPS, Training, mean_square, mlp, outside
+from .real_models import STEPS, Assembled, Training, mean_square, mlp, outside
 from .several_modules import group_of
 
 # What a hook receives, and what becomes of its result
@@ -127,15 +127,10 @@ def _range(gradients: dict[str, Tensor | None]) -> float:
 SIDE = 8
 
 
-class _Bilinear(nn.Module):
-    """A square weight and a bias, whose gradients on a rank are constant and of rank 1."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.weight, self.bias = nn.Parameter(torch.zeros(SIDE, SIDE)), nn.Parameter(torch.zeros(SIDE))
-
-    def forward(self, left: Tensor, right: Tensor) -> Tensor:
-        return (left @ self.weight * right).sum() + (self.bias * right.sum(dim=0)).sum()
+def _bilinear() -> nn.Module:
+    """Build a square weight and a bias, whose gradients on a rank are constant and of rank 1."""
+    parts = {"weight": nn.Parameter(torch.zeros(SIDE, SIDE)), "bias": nn.Parameter(torch.zeros(SIDE))}
+    return Assembled(lambda own, left, right: ((left @ own.weight + own.bias) * right).sum(), **parts)
 
 
 def _samples(rank: int, count: int) -> tuple[Tensor, Tensor]:
@@ -146,7 +141,7 @@ def _samples(rank: int, count: int) -> tuple[Tensor, Tensor]:
 def compare_powersgd(rank: int, world_size: int, subject: Subject, *, feedback: bool) -> str:
     """Average with PowerSGD: exact for matrices of low rank, and with error feedback exact in the long run."""
     count, steps, matrix_rank = (SIDE, 48, 2) if feedback else (1, 4, world_size)
-    training = Training(subject, _Bilinear, bucket_cap_mb=25.0)
+    training = Training(subject, _bilinear, bucket_cap_mb=25.0)
     weight, bias = training.module.parameters()
     how: dict[str, Any] = {"use_error_feedback": feedback, "warm_start": feedback, "min_compression_rate": 0.1}
     state = powersgd.PowerSGDState(None, matrix_rank, start_powerSGD_iter=2, **how)

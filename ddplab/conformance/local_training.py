@@ -181,7 +181,8 @@ def compare(got: Seen, expected: Seen, *, iteration: int, rank: int, rtol: float
     Returns iteration, rank, parameter, bucket and ratio of the first difference; empty if there is none.
     """
     for kind, name, how in differences(got, expected, rtol, share):
-        bucket = _bucket_of(list(expected.parameters).index(name), got.buckets) if kind == "gradient" else ""
+        index, buckets = list(expected.parameters).index(name) if kind == "gradient" else -1, got.buckets or ()
+        bucket = next((f" (bucket {n} of {len(buckets)})" for n, one in enumerate(buckets) if index in one), "")
         return f"iteration {iteration}, rank {rank}: {kind} of {name!r}{bucket}: {how}"
     return ""
 
@@ -245,10 +246,3 @@ def _zeroed(gradient: Tensor | None, zero: str) -> Tensor | None:
 
 def _sum(a: Tensor | None, b: Tensor | None) -> Tensor | None:
     return b if a is None else a if b is None else a + b
-
-
-def _bucket_of(index: int, buckets: Sequence[Sequence[int]] | None) -> str:
-    for number, bucket in enumerate(buckets or ()):
-        if index in bucket:
-            return f" (bucket {number} of {len(buckets or ())})"
-    return ""

@@ -34,62 +34,50 @@ class _Precisions(nn.Module):
         return x
 
 
-class _Recurrent(nn.Module):
-    def __init__(self) -> None:
+class Assembled(nn.Module):
+    """Modules and parameters by name; forward is `compute(self, ...)`."""
+
+    def __init__(self, compute: Callable[..., Any], **parts: nn.Module | nn.Parameter) -> None:
         super().__init__()
-        self.lstm, self.head = nn.LSTM(2, 4, batch_first=True), nn.Linear(4, 2)
+        self.compute = compute
+        for name, part in parts.items():
+            setattr(self, name, part)
 
-    def forward(self, x: Tensor) -> Tensor:
-        return self.head(self.lstm(x.reshape(-1, 3, 2))[0])  # type: ignore[no-any-return]
-
-
-class _Complex(nn.Module):
-    """Complex weights, and complex gradients of them."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.first, self.second = nn.Linear(6, 4, dtype=torch.complex64), nn.Linear(4, 2, dtype=torch.complex64)
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.second(torch.sin(self.first(x.to(torch.complex64)))).abs()  # type: ignore[no-any-return]
+    def forward(self, *inputs: Any, **named: Any) -> Any:
+        """Return what the function computes."""
+        return self.compute(self, *inputs, **named)
 
 
-class _Overlapping(nn.Module):
-    """Two parameters that share some of their memory, and have gradients of their own."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        flat = torch.randn(9)
-        self.first, self.second = (nn.Parameter(flat[first : first + 6]) for first in (0, 3))
-
-    def forward(self, x: Tensor) -> Tensor:
-        return x @ self.first.tanh() + (x * self.second).sum(dim=1)
+def _recurrent() -> nn.Module:
+    lstm, head = nn.LSTM(2, 4, batch_first=True), nn.Linear(4, 2)
+    return Assembled(lambda own, x: own.head(own.lstm(x.reshape(-1, 3, 2))[0]), lstm=lstm, head=head)
 
 
-class _Bag(nn.Module):
-    """A bag of embeddings with sparse gradients."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.bag, self.head = nn.EmbeddingBag(7, 4, sparse=True), nn.Linear(4, 2)
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.head(self.bag(words(x)))  # type: ignore[no-any-return]
+def _complex() -> nn.Module:
+    """Build a model with complex weights, whose gradients are complex too."""
+    first, second = nn.Linear(6, 4, dtype=torch.complex64), nn.Linear(4, 2, dtype=torch.complex64)
+    return Assembled(lambda own, x: own.second(own.first(x + 0j).sin()).abs(), first=first, second=second)
 
 
-class _Words(nn.Module):
-    """An embedding whose weights also compute the output, as in language models; not if it is sparse."""
+def overlapping() -> nn.Module:
+    """Build a model of two parameters that share some of their memory, and have gradients of their own."""
+    flat = torch.randn(9)
+    first, second = (nn.Parameter(flat[start : start + 6]) for start in (0, 3))
+    return Assembled(lambda own, x: x @ own.first.tanh() + (x * own.second).sum(dim=1), first=first, second=second)
 
-    def __init__(self, *, sparse: bool = False) -> None:
-        super().__init__()
-        self.embedding = nn.Embedding(7, 4, sparse=sparse)
-        self.inner = nn.Linear(4, 4)
-        self.head = nn.Linear(4, 7, bias=False)
-        if not sparse:
-            self.head.weight = self.embedding.weight
 
-    def forward(self, x: Tensor) -> Tensor:
-        return self.head(self.inner(self.embedding(words(x))).tanh())  # type: ignore[no-any-return]
+def _bag() -> nn.Module:
+    bag, head = nn.EmbeddingBag(7, 4, sparse=True), nn.Linear(4, 2)
+    return Assembled(lambda own, x: own.head(own.bag(words(x))), bag=bag, head=head)
+
+
+def language_model(*, sparse: bool = False) -> nn.Module:
+    """Build an embedding whose weights also compute the output, as in language models; not if it is sparse."""
+    embedding, inner, head = nn.Embedding(7, 4, sparse=sparse), nn.Linear(4, 4), nn.Linear(4, 7, bias=False)
+    if not sparse:
+        head.weight = embedding.weight
+    parts = {"embedding": embedding, "inner": inner, "head": head}
+    return Assembled(lambda own, x: own.head(own.inner(own.embedding(words(x))).tanh()), **parts)
 
 
 def words(x: Tensor) -> Tensor:
@@ -102,11 +90,6 @@ def mlp() -> nn.Module:
     return nn.Sequential(nn.Linear(6, 8), nn.Tanh(), nn.Linear(8, 8), nn.Tanh(), nn.Linear(8, 3))
 
 
-def overlapping() -> nn.Module:
-    """Build a model with two parameters that share some of their memory."""
-    return _Overlapping()
-
-
 def _convolutions() -> nn.Module:
     first = nn.Conv2d(1, 3, 2, padding=1)
     return nn.Sequential(nn.Unflatten(1, (1, 3, 2)), first, nn.GroupNorm(1, 3), nn.ReLU(), nn.Conv2d(3, 2, 2))
@@ -116,15 +99,18 @@ Make = Callable[[], nn.Module]
 REAL_MODELS: dict[str, Make] = {
     "multi-layer perceptron": mlp,
     "layers of four dtypes": _Precisions,
-    "complex weights": _Complex,
+    "complex weights": _complex,
     "convolutions": _convolutions,
-    "recurrent network": _Recurrent,
-    "language model with tied weights": _Words,
+    "recurrent network": _recurrent,
+    "language model with tied weights": language_model,
 }
 """Models with real-valued weights that take inputs of shape [rows, 6]."""
 RARE = ("layers of four dtypes", "complex weights")
 """Models that most sharding implementations do not support."""
-SPARSE_MODELS: dict[str, Make] = {"sparse embedding": partial(_Words, sparse=True), "bag of sparse embeddings": _Bag}
+SPARSE_MODELS: dict[str, Make] = {
+    "sparse embedding": partial(language_model, sparse=True),
+    "bag of sparse embeddings": _bag,
+}
 STEPS = 3
 Pass = Callable[[nn.Module, int, int], Tensor | None]
 """Runs forward for a step and the batch of a rank; returns the loss, or None if it has run backward."""

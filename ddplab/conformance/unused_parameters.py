@@ -1,6 +1,5 @@
 """Parameters without an average: unused ones in nested outputs, skipped all-reduces, sparse ones, ignored ones."""
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -12,7 +11,7 @@ from .check_runner import VIEWS, Bench
 from .class_under_test import IGNORE, NotSupportedError, Subject
 from .comm_hooks import averaging_hook
 from .local_training import describe_difference, same
-from .real_models import STEPS, Training, batch, build, difference, mean_square, mlp, trains, words
+from .real_models import STEPS, Assembled, Training, batch, build, difference, mean_square, mlp, trains, words
 from .training_programs import PLAIN, program_of
 
 
@@ -43,15 +42,10 @@ def _of_heads(module: nn.Module, step: int, rank: int) -> Tensor:
     return (used + pair.left * pair.right).square().mean()  # type: ignore[no-any-return]
 
 
-class _Chosen(nn.Module):
-    """Weights of which forward uses some."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.weights = nn.ParameterList(nn.Parameter(torch.ones(2 + index)) for index in range(4))
-
-    def forward(self, used: Sequence[int]) -> list[Tensor]:
-        return [self.weights[index].sum() for index in used]
+def _chosen() -> nn.Module:
+    """Build weights of which forward uses some."""
+    weights = nn.ParameterList(nn.Parameter(torch.ones(2 + index)) for index in range(4))
+    return Assembled(lambda own, used: [own.weights[index].sum() for index in used], weights=weights)
 
 
 USED = ((0, 2), (1, 2, 3), (3,), (0, 1, 2), (0,))
@@ -61,7 +55,7 @@ SKIPPING: dict[str, Any] = {"skip_all_reduce_unused_params": True, "find_unused_
 
 def skipped_for_hooks(_rank: int, _world_size: int, subject: Subject) -> str:
     """Train with a comm hook, which gets the buckets that are not skipped."""
-    training = Training(subject, _Chosen, bucket_cap_mb=1e-6, **SKIPPING)
+    training = Training(subject, _chosen, bucket_cap_mb=1e-6, **SKIPPING)
     seen: list[tuple[int, bool]] = []
 
     def look(state: Any, bucket: Any) -> None:
@@ -81,7 +75,7 @@ def skipped_for_hooks(_rank: int, _world_size: int, subject: Subject) -> str:
 
 def used_by_no_rank(_rank: int, _world_size: int, subject: Subject) -> str:
     """Train without options a module whose first weight no rank uses; its gradient may be None or zero."""
-    training, problem = Training(subject, _Chosen, bucket_cap_mb=1e-6), ""
+    training, problem = Training(subject, _chosen, bucket_cap_mb=1e-6), ""
     first = next(iter(training.module.parameters()))
 
     def run(module: nn.Module, _step: int, rank: int) -> Tensor:
@@ -94,17 +88,13 @@ def used_by_no_rank(_rank: int, _world_size: int, subject: Subject) -> str:
     return problem and f"a parameter that no rank uses comes first: {problem}"
 
 
-class _SparseOrNot(nn.Module):
-    """An embedding with sparse gradients that forward may leave out."""
+def _sparse_or_not() -> nn.Module:
+    """Build an embedding with sparse gradients that forward may leave out."""
 
-    def __init__(self) -> None:
-        super().__init__()
-        self.embedding, self.head = nn.Embedding(7, 6, sparse=True), nn.Linear(6, 3)
+    def forward(own: Any, x: Tensor, *, embeds: bool) -> Any:
+        return own.head(x + own.embedding(words(x)).sum(dim=1) if embeds else x)
 
-    def forward(self, x: Tensor, *, embeds: bool) -> Tensor:
-        if embeds:
-            x = x + self.embedding(words(x)).sum(dim=1)
-        return self.head(x)  # type: ignore[no-any-return]
+    return Assembled(forward, embedding=nn.Embedding(7, 6, sparse=True), head=nn.Linear(6, 3))
 
 
 def _embeds_on_some_ranks(module: nn.Module, step: int, rank: int) -> Tensor:
@@ -113,13 +103,13 @@ def _embeds_on_some_ranks(module: nn.Module, step: int, rank: int) -> Tensor:
     return module(batch(step, rank), embeds=embeds).square().mean()  # type: ignore[no-any-return]
 
 
-SPARSE_ON_SOME_RANKS: dict[str, Any] = {"make": _SparseOrNot, "run": _embeds_on_some_ranks, "steps": 6}
+SPARSE_ON_SOME_RANKS: dict[str, Any] = {"make": _sparse_or_not, "run": _embeds_on_some_ranks, "steps": 6}
 """Arguments of `trains`."""
 
 
 def untouched_gradients(rank: int, world_size: int, subject: Subject) -> str:
     """Fill gradients with a number for each rank; a gradient to which no rank adds must stay so."""
-    training = Training(subject, _Chosen, bucket_cap_mb=25.0, find_unused_parameters=True)
+    training = Training(subject, _chosen, bucket_cap_mb=25.0, find_unused_parameters=True)
     weights = list(training.module.parameters())
     problem = ""  # returned at the end, because the other ranks go on
     values: list[list[float | None]] = [[None] * len(weights) for _ in range(world_size)]
@@ -147,16 +137,12 @@ def untouched_gradients(rank: int, world_size: int, subject: Subject) -> str:
     return problem
 
 
-class _WithIgnored(nn.Module):
-    """A perceptron beside a layer and a buffer that are to be ignored."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.averaged, self.ignored = mlp(), nn.Linear(6, 3)
-        self.register_buffer("count", torch.zeros(()))
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.averaged(x) + self.ignored(x)  # type: ignore[no-any-return]
+def _with_ignored() -> nn.Module:
+    """Build a perceptron beside a layer and a buffer that are to be ignored."""
+    parts = {"averaged": mlp(), "ignored": nn.Linear(6, 3)}
+    module = Assembled(lambda own, x: own.averaged(x) + own.ignored(x), **parts)
+    module.register_buffer("count", torch.zeros(()))
+    return module
 
 
 def ignored_parameters(rank: int, world_size: int, subject: Subject) -> str:
@@ -164,12 +150,12 @@ def ignored_parameters(rank: int, world_size: int, subject: Subject) -> str:
     names = ("ignored.weight", "ignored.bias")
 
     def make() -> nn.Module:
-        module = _WithIgnored()
+        module = _with_ignored()
         getattr(subject.make, IGNORE)(module, [*names, "count"])
         return module
 
     training = Training(subject, make)
-    module, own = training.module, build(_WithIgnored, rank)
+    module, own = training.module, build(_with_ignored, rank)
     for name in names:
         if not torch.equal(module.get_parameter(name), own.get_parameter(name)):
             return f"rank {rank}: construction overwrote the ignored parameter {name!r}"

@@ -18,7 +18,7 @@ from threading import Timer
 from typing import Any
 
 from ..conformance.check_outcomes import is_unmatched
-from ..conformance.check_runner import Bench, HangError, bench_on, cause_of, idle, run_alone
+from ..conformance.check_runner import Bench, HangError, bench_on, cause_of, pace, run_alone
 from ..conformance.class_under_test import NotSupportedError, Subject, error_line
 from ..conformance.local_training import FindingError
 from ..conformance.timing_and_overlap import averages_by_a_call
@@ -107,7 +107,8 @@ class Judge(AbstractContextManager["Judge"]):
 
     def prepare(self) -> None:
         """Start the ranks, unless they run: an error of the class has ended them, and a start takes seconds."""
-        self.ranks.run(idle)
+        if not self.ranks.is_running:
+            self.ranks.run(pace)
 
     def verdict(self, subject: Subject, rung: int) -> Judgement:
         """Run the checks of a rung, whose number counts from 1, up to the first that fails."""
