@@ -28,6 +28,8 @@ if TYPE_CHECKING:
 INTERVAL = (0.05, 0.95)
 """Quantiles of the iterations at the ends of the interval; of up to 11 iterations, fastest and slowest."""
 
+FIGURES = ("iteration_ns", "mean_ns", "p95_ns", "p99_ns", "compute_ns", "no_overlap_ns", "exposed_comm_ns")
+"""Times of `Prediction` in tables and in JSON."""
 TAIL = {"p95_ns": 0.95, "p99_ns": 0.99}
 """Quantiles of the tail. Of fewer than 1 / (1 - q) iterations of different lengths, quantile q is not known."""
 
@@ -214,24 +216,13 @@ class Prediction:
 
     def to_json(self) -> dict[str, object]:
         """Return all times as a JSON document, without spans and samples."""
+        several = ("interval_ns", "efficiency_interval", "counted_as_free", "assumed", "critical_buckets")
         return {
-            "iteration_ns": self.iteration_ns,
-            "interval_ns": list(self.interval_ns),
+            **{name: getattr(self, name) for name in (*FIGURES, "efficiency", "epoch_end_ns")},
+            **{name: list(getattr(self, name)) for name in several},
             "causes_ns": {cause: list(reach) for cause, reach in self.causes_ns.items()},
-            "mean_ns": self.mean_ns,
-            "p95_ns": self.p95_ns,
-            "p99_ns": self.p99_ns,
-            "compute_ns": self.compute_ns,
-            "efficiency": self.efficiency,
-            "efficiency_interval": list(self.efficiency_interval),
-            "no_overlap_ns": self.no_overlap_ns,
-            "exposed_comm_ns": self.exposed_comm_ns,
             "breakdown_ns": self.breakdown,
-            "epoch_end_ns": self.epoch_end_ns,
-            "counted_as_free": list(self.counted_as_free),
-            "assumed": list(self.assumed),
             "anchors": [anchor._asdict() for anchor in self.anchors],
-            "critical_buckets": list(self.critical_buckets),
             "buckets": [list(bucket) for bucket in self.buckets],
         }
 

@@ -12,7 +12,7 @@ from ..reference.files.value_ranges import YEAR_NS, as_int64
 from ..reference.trace import Trace
 from .engines.timeline import EngineInput
 from .fabric import Fabric, Linear, LinkShare, Processor
-from .schedule.comm_hook_messages import Transport
+from .schedule.comm_hook_messages import CommHook, Noop, Transport
 from .schedule.policy import Policy
 from .schedule.schedule import Compute, ComputeKind, Condition, IterationSchedule
 from .workload.compute_times import CycleTimes, IterationSampler, Nanoseconds, RecordedModel, times_without_slow_down
@@ -226,7 +226,7 @@ def counted_as_free(policy: Policy, fabric: Fabric) -> tuple[str, ...]:
     sentences = []
     if processor == Processor(hooks=processor.hooks):
         sentences.append("the fabric has no processor costs, so copies, launches and slow-downs count as free")
-    if not (hook.is_free or hook.has_costs or hook.measured_in(processor.hooks)):
+    if not (type(hook) in (CommHook, Noop) or hook.has_costs or hook.measured_in(processor.hooks)):
         cure = f"measure it with `ddplab calibrate --hook {hook.name}`"
         sentences.append(f"the hook {hook.name} was not measured, so its computation counts as free; {cure}")
     return tuple(sentences)

@@ -12,7 +12,7 @@ from ..reference.trace import Trace
 from .argument_checks import Listed, Measured, Ranks, Stragglers, checked
 from .fabric import Fabric
 from .inputs_with_default_costs import Inputs, complete
-from .predicted_iteration import TAIL, ties_of
+from .predicted_iteration import FIGURES, TAIL, ties_of
 from .prediction import System
 from .schedule.policy import Policy, PolicySettings
 from .workload.compute_times import check_stragglers
@@ -22,8 +22,6 @@ if TYPE_CHECKING:
     import pandas as pd
 
 AXES = ("trace", "fabric", "world_size", "bucket_cap_mb", "order", "hook")
-FIGURES = ("iteration_ns", "mean_ns", "p95_ns", "p99_ns", "compute_ns", "no_overlap_ns", "exposed_comm_ns")
-"""Times of `Prediction` in the table."""
 COLUMNS = (
     *(*AXES, "buckets", "iteration_ns", "low_ns", "high_ns", *FIGURES[1:]),
     *("efficiency", "efficiency_low", "efficiency_high", "is_tie"),

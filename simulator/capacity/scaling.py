@@ -6,6 +6,7 @@ The knee is where more GPUs begin to add little.
 import csv
 import os
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property
 from io import StringIO
@@ -188,10 +189,9 @@ class Price(Settings):
     def _both_ends(cls, price: Any) -> Band:
         """Read one price, or both ends of a range of prices, as numbers or as text such as 1.80-2.40."""
         ends = price.split("-") if isinstance(price, str) else price if isinstance(price, tuple) else [price]
-        try:
+        low = high = 0.0
+        with suppress(ValueError):
             low, high = float(ends[0]), float(ends[-1])
-        except ValueError:
-            low, high = 0.0, 0.0
         if len(ends) > 2 or not 0 < low <= high <= MOST_PRICE:
             raise ValueError(f"expected a price above 0, such as 2.50 or 1.80-2.40, got {SHORT.repr(price)}")
         return low, high

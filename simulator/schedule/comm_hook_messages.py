@@ -85,11 +85,6 @@ class CommHook(Settings, HookCost):
         """Whether any cost was given."""
         return not self.compress == self.recompress == self.decompress == Linear()
 
-    @property
-    def is_free(self) -> bool:
-        """Whether the hook never computes anything."""
-        return type(self) in (CommHook, Noop)
-
     def measured_in(self, measured: Sequence[HookCost]) -> HookCost | None:
         """Return the costs measured for a hook of this name; None if it was not measured."""
         return next((cost for cost in measured if self.name in (cost.name, f"{cost.name}:1")), None)
