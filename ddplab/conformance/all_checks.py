@@ -390,8 +390,6 @@ CHECKS: dict[str, Check] = {
     "a lost rank": partial(lost_ranks.check, kind="killed"),
 }
 """All checks by name, in the order in which they run: first those in virtual time, then those on real ranks."""
-
-
 SLOW = (
     *("a backward pass that raises", "several backward passes", "first pass of a static graph", "uneven inputs"),
     *("compressing hooks", "a long run", "deep models", "new interpreters", "state machine", "overlap"),

@@ -83,8 +83,6 @@ OF_TORCHS_REDUCER = re.compile(
 """What torch's C++ says when its reducer refuses something; no line of Python raises it."""
 OF_TORCHS_OPERATORS = re.compile("not (implemented|supported)|Could not run|[Uu]nsupported")
 """And when an operator does, for a dtype or a layout that it lacks."""
-
-
 MOST_CHARACTERS = 300
 """Of the words of a refusal that are shown."""
 

@@ -129,9 +129,6 @@ def try_timing(bench: Bench, program: Program) -> None:
         FindingError: They differ, or a rank failed.
         HangError: A rank did not come back.
     """
-    if bench.offer.is_adapter:  # its collectives are no part of virtual time
-        bench.try_program(program)
-        return
     if bench.subject.one_order:
         program = in_one_order(program)
     ranks = len(program.steps[0].used)

@@ -111,8 +111,7 @@ def _why_own(bench: Bench) -> str:
     """Say why all gradients are still a rank's own, after what an emulated iteration launches."""
     launches = run_alone(bench, schedule_of, bench.subject, SMALL_LAYERS, FAST).launches
     if not launches:
-        calls_nothing = isinstance(bench.subject, LearnerClass) and not bench.subject.is_finished
-        return f"{OWN_GRADIENT}; {NO_LAUNCH if calls_nothing else 'no all-reduce is launched'}"
+        return f"{OWN_GRADIENT}; {NO_LAUNCH if _calls_nothing(bench) else 'no all-reduce is launched'}"
     if launches[-1].launched_ns <= FORWARD_NS:
         return f"{OWN_GRADIENT}: the all-reduces come before the backward pass, when there are no gradients yet"
     return (
@@ -184,19 +183,17 @@ def _schedule(bench: Bench, trace: Any, network: Network, **settings: Any) -> Em
     schedule: EmulatedSchedule = run_alone(bench, schedule_of, bench.subject, trace, network, **settings)
     for number, launch in enumerate(schedule.launches):
         if launch.done_ns > schedule.iteration_ns:
+            where = "the script calls nothing after loss.backward(): a function that the first hook queues must "
+            where = f"{where}wait for all" if _calls_nothing(bench) else "call wait() before you use the result"
             raise FindingError(
                 f"the optimiser steps while all-reduce {number} is still under way, on an emulated network with a "
-                f"latency of {network.latency_ns / MS:g} ms: the class does not wait for it; {_where_to_wait(bench)}"
+                f"latency of {network.latency_ns / MS:g} ms: the class does not wait for it; {where}"
             )
     return schedule
 
 
-def _where_to_wait(bench: Bench) -> str:
-    if isinstance(bench.subject, LearnerClass) and not bench.subject.is_finished:
-        return (
-            "the script calls nothing after loss.backward(): a function that the first hook queues must wait for all"
-        )
-    return "call wait() before you use the result"
+def _calls_nothing(bench: Bench) -> bool:
+    return isinstance(bench.subject, LearnerClass) and not bench.subject.is_finished
 
 
 def _two_dtypes(bench: Bench, network: Network) -> EmulatedSchedule:
