@@ -6,6 +6,7 @@ import sys
 import textwrap
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence, Set
+from contextlib import suppress
 from datetime import date
 from functools import partial
 from math import lcm
@@ -287,11 +288,9 @@ def _sizes(asked: Sequence[int] | None, fabrics: Mapping[str, Fabric]) -> list[i
 
 
 def _has(fabric: Fabric, world_size: int) -> bool:
-    try:
-        fabric.all_reduce_ns(2**20, world_size)
-    except ValueError:
-        return False
-    return True
+    with suppress(ValueError):
+        return fabric.all_reduce_ns(2**20, world_size) >= 0
+    return False
 
 
 def _read_steps(words: Sequence[str] | None, systems: Sequence[str]) -> dict[str, float]:
@@ -314,11 +313,9 @@ def _read_steps(words: Sequence[str] | None, systems: Sequence[str]) -> dict[str
 
 
 def _read_efficiency(text: str) -> float:
-    number = text.strip().removesuffix("%")
-    try:
+    number, part = text.strip().removesuffix("%"), 0.0
+    with suppress(ValueError):
         part = float(number) / (100 if number != text.strip() or float(number) > 1 else 1)
-    except ValueError:
-        part = 0.0
     if not 0 < part <= 1:
         raise ValueError(f"--efficiency: expected a part of the time above 0, such as 0.9 or 90%, got {text!r}")
     return part
@@ -367,10 +364,8 @@ def _show(result: CapacityPlan, *, details: bool) -> None:
     for one in result.systems:
         for sentence in _sentences(one, asks_efficiency=result.question.efficiency is not None, details=details):
             _say(f"{one.name}: {sentence}" if several and sentence else sentence)
-    if len(result.front) > 1:
-        _say(
-            "fastest and cheapest by their medians, from fast to cheap: " + "; ".join(map(_front_words, result.front))
-        )
+    if len(front := list(map(_front_words, result.front))) > 1:
+        _say(f"fastest and cheapest by their medians, from fast to cheap: {'; '.join(front)}")
 
 
 def _sentences(one: SystemPlan, *, asks_efficiency: bool, details: bool) -> list[str]:
@@ -383,7 +378,9 @@ def _sentences(one: SystemPlan, *, asks_efficiency: bool, details: bool) -> list
         judgement.limit_sentence(one.limits, details=details),
     ]
     if asks_efficiency or details:
-        said.append(judgement.needs_sentence(one.limits, one.needs, one.target, batch, _largest_batch(one)))
+        fitting = (use.largest_batch for use in one.memory.values() if use.largest_batch is not None)
+        largest = min(fitting, default=None)  # which certainly fits with each optimiser
+        said.append(judgement.needs_sentence(one.limits, one.needs, one.target, batch, largest))
     said.append(_memory_sentence(one, details=details))
     if details:
         said += [
@@ -440,11 +437,6 @@ def _changes_sentence(one: SystemPlan) -> str:
         for change in one.changes
     )
     return f"iteration with other settings: {', '.join(changes)}"
-
-
-def _largest_batch(one: SystemPlan) -> int | None:
-    """Return the largest batch that certainly fits with each optimiser."""
-    return min((use.largest_batch for use in one.memory.values() if use.largest_batch is not None), default=None)
 
 
 def _memory_sentence(one: SystemPlan, *, details: bool) -> str:

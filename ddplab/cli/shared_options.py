@@ -6,7 +6,7 @@ import re
 import sys
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from itertools import product
 from pathlib import Path
@@ -106,11 +106,9 @@ def read_caps(text: str) -> list[float | None]:
         if word.strip() == "default":
             caps.append(None)
             continue
-        number = word.strip().lower().removesuffix("mb").removesuffix("mib")
-        try:
+        number, cap = word.strip().lower().removesuffix("mb").removesuffix("mib"), math.nan
+        with suppress(ValueError):
             cap = math.inf if number == "single" else float(number)
-        except ValueError:
-            cap = math.nan
         if not cap > 0:
             expected = "expected sizes in MB above 0, `single` or `default`, separated by commas, such as 1,25,single"
             raise ValueError(f"--caps: {expected}; got {word!r}")
