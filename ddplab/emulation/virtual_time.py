@@ -176,19 +176,16 @@ class VirtualTime(Generic[Result]):
         if self.failure is not None or len(self._results) == len(self.ranks):
             return
         if len(self.arrived) == len(self.ranks) - len(self._results):
-            self._restart()
+            self.cluster.env.run()  # collectives that no rank waits for
+            self.on_restart()
+            self.cluster = self._make_cluster()
+            self.runnable.extend(sorted(self.arrived, key=lambda rank: rank.rank))
+            self.arrived.clear()
             return
         if self.cluster.env.peek() == inf:
             waiting = [f"rank {rank.rank} waits for {rank.blocked_on}" for rank in self.ranks if rank.blocked_on]
             raise RanksUnmatchedError(self.ranks[0].rank, f"all ranks wait, so none can go on: {'; '.join(waiting)}")
         self.cluster.env.step()
-
-    def _restart(self) -> None:
-        self.cluster.env.run()  # collectives that no rank waits for
-        self.on_restart()
-        self.cluster = self._make_cluster()
-        self.runnable.extend(sorted(self.arrived, key=lambda rank: rank.rank))
-        self.arrived.clear()
 
     def _live(self, rank: VirtualRank, body: Callable[[VirtualRank], Result]) -> None:
         rank.may_run.get()
