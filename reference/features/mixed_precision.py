@@ -55,35 +55,32 @@ def casts(module: nn.Module, config: Any) -> dict[nn.Parameter, StandIn]:
     Each also gets torch's attributes: `_fp_param`, its data, and `_mp_param`, a tensor of the low precision without
     memory, because the copy exists only while autograd needs it.
     """
-    if config.param_dtype is None:
+    if (dtype := config.param_dtype) is None:
         return {}
     ignored = ignored_names(module)
     named = list(module.named_parameters(remove_duplicate=False))
     skipped = {parameter for name, parameter in named if name in ignored}
     chosen = [p for _, p in named if p not in skipped and p.is_floating_point()]
     for parameter in chosen:
-        low: Any = torch.empty_like(parameter, dtype=config.param_dtype, device="meta")
+        low: Any = torch.empty_like(parameter, dtype=dtype, device="meta")
         parameter._mp_param, parameter._fp_param = low, parameter.data  # type: ignore[attr-defined]
     sparse_names = sparse_parameters(module)
     sparse = {parameter for name, parameter in named if name in sparse_names}
-    return {p: partial(_cast_sparse if p in sparse else Tensor.to, dtype=config.param_dtype) for p in chosen}
-
-
-def _cast_sparse(parameter: Tensor, dtype: torch.dtype) -> Any:
-    return _CastOfSparseGradient.apply(parameter, dtype)  # type: ignore[no-untyped-call]
+    cast, cast_sparse = partial(Tensor.to, dtype=dtype), partial(_CastOfSparseGradient.apply, dtype)
+    return {p: cast_sparse if p in sparse else cast for p in chosen}
 
 
 class _CastOfSparseGradient(torch.autograd.Function):
     """`Tensor.to` for a parameter with sparse gradients, which autograd's own cast refuses."""
 
     @staticmethod
-    def forward(context: Any, parameter: Tensor, dtype: torch.dtype) -> Tensor:
+    def forward(context: Any, dtype: torch.dtype, parameter: Tensor) -> Tensor:
         context.dtype = parameter.dtype
         return parameter.to(dtype)
 
     @staticmethod
-    def backward(context: Any, *gradients: Tensor) -> tuple[Tensor, None]:
-        return gradients[0].to(context.dtype), None
+    def backward(context: Any, *gradients: Tensor) -> tuple[None, Tensor]:
+        return None, gradients[0].to(context.dtype)
 
 
 def cast_buffers(module: nn.Module, config: Any) -> None:
