@@ -40,18 +40,16 @@ class _Branches(nn.Module):
         return [_raises(output, self.raises) for output in outputs] if self.raises else outputs
 
 
-class _Forces(nn.Module):
-    """Returns an energy and its gradient with respect to the input, as models of molecules do."""
+def _forces() -> nn.Module:
+    """Build what returns an energy and its gradient with respect to the input, as models of molecules do."""
 
-    def __init__(self) -> None:
-        super().__init__()
-        self.energy = nn.Sequential(nn.Linear(6, 8), nn.Tanh(), nn.Linear(8, 1))
-
-    def forward(self, x: Tensor) -> list[Tensor]:
+    def forward(own: Any, x: Tensor) -> list[Tensor]:
         x = x.detach().requires_grad_()
-        energy = self.energy(x)
+        energy: Tensor = own.energy(x)
         (forces,) = torch.autograd.grad(energy.sum(), x, create_graph=True)
         return [energy, forces]
+
+    return Assembled(forward, energy=nn.Sequential(nn.Linear(6, 8), nn.Tanh(), nn.Linear(8, 1)))
 
 
 def _loss(module: nn.Module, x: Tensor) -> Tensor:
@@ -412,7 +410,7 @@ def check_several(bench: Bench) -> None:
     for name, run in PASSES.items():
         if bench.subject.one_order and run is _one_pass_for_each_output:
             continue  # in an order that differs between ranks
-        how: dict[str, Any] = {"make": _Forces if name == FORCES else _Branches, "run": run, "what": name}
+        how: dict[str, Any] = {"make": _forces if name == FORCES else _Branches, "run": run, "what": name}
         for cap_mb in CAPS_MB:
             bench.try_body(trains, bucket_cap_mb=cap_mb, **how)
         # torch's search for unused parameters passes all outputs through one node, which runs backward only once.

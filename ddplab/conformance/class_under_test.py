@@ -21,7 +21,7 @@ import sys
 import sysconfig
 import traceback
 from collections.abc import Callable
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, field, fields
 from functools import cached_property, partial
 from textwrap import shorten
 from types import ModuleType
@@ -249,10 +249,6 @@ class Subject:
         wrapped = self.wrap(module, **options)
         optimizer = make_optimizer(wrapped)
         return wrapped, optimizer, optimizer.step
-
-    def alone(self) -> Self:
-        """Return the class as a script uses it that calls nothing after the backward pass."""
-        return replace(self, is_finished=False)
 
     def finish(self, wrapped: nn.Module, optimizer: Optimizer) -> None:
         """Call what must follow a backward pass, if anything must, unless the class has to do without."""

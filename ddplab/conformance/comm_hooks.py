@@ -133,11 +133,6 @@ def _bilinear() -> nn.Module:
     return Assembled(lambda own, left, right: ((left @ own.weight + own.bias) * right).sum(), **parts)
 
 
-def _samples(rank: int, count: int) -> tuple[Tensor, Tensor]:
-    generator = torch.Generator().manual_seed(rank)
-    return torch.randn(count, SIDE, generator=generator), torch.randn(count, SIDE, generator=generator)
-
-
 def compare_powersgd(rank: int, world_size: int, subject: Subject, *, feedback: bool) -> str:
     """Average with PowerSGD: exact for matrices of low rank, and with error feedback exact in the long run."""
     count, steps, matrix_rank = (SIDE, 48, 2) if feedback else (1, 4, world_size)
@@ -146,7 +141,8 @@ def compare_powersgd(rank: int, world_size: int, subject: Subject, *, feedback: 
     how: dict[str, Any] = {"use_error_feedback": feedback, "warm_start": feedback, "min_compression_rate": 0.1}
     state = powersgd.PowerSGDState(None, matrix_rank, start_powerSGD_iter=2, **how)
     training.wrapped.register_comm_hook(state, powersgd.power_sgd)
-    everyone = [_samples(one, count) for one in range(world_size)]
+    generators = [torch.Generator().manual_seed(one) for one in range(world_size)]
+    everyone = [torch.randn(2, count, SIDE, generator=one) for one in generators]
     expected = torch.stack([left.mT @ right for left, right in everyone]).mean(dim=0)
     biases = torch.stack([right.sum(dim=0) for _, right in everyone])
     total = torch.zeros_like(expected)

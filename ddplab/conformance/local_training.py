@@ -167,9 +167,8 @@ def findings(
     for number, of_step in enumerate(expected):
         for rank, want in enumerate(of_step):
             if tolerance:
-                want = want._replace(
-                    parameters=seen[0][number].parameters, gradients={} if differs else want.gradients
-                )
+                gradients = {} if differs else want.gradients
+                want = want._replace(parameters=seen[0][number].parameters, gradients=gradients)
             if problem := compare(seen[rank][number], want, iteration=number, rank=rank, rtol=rtol, share=tolerance):
                 yield number, problem + "; this pass is under no_sync" * (kinds[number] == "accumulate")
         differs |= program is not None and program.steps[number].kind == "train" and program.steps[number].optimize

@@ -6,7 +6,7 @@ A body that compares, such as `trains`, returns what is wrong, and an empty text
 
 import logging
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from functools import partial
+from functools import partial, reduce
 from typing import Any
 
 import torch
@@ -18,20 +18,6 @@ from .check_runner import Bench
 from .class_under_test import NotSupportedError, Subject
 from .local_training import describe_difference, same
 from .training_programs import whole
-
-
-class _Precisions(nn.Module):
-    """Layers of four dtypes."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        dtypes = (torch.float64, torch.float32, torch.bfloat16, torch.float16, torch.float64)
-        self.layers = nn.ModuleList(nn.Linear(6, 6, dtype=dtype) for dtype in dtypes)
-
-    def forward(self, x: Tensor) -> Tensor:
-        for layer in self.layers:
-            x = layer(x.to(next(layer.parameters()).dtype)).tanh()
-        return x
 
 
 class Assembled(nn.Module):
@@ -46,6 +32,14 @@ class Assembled(nn.Module):
     def forward(self, *inputs: Any, **named: Any) -> Any:
         """Return what the function computes."""
         return self.compute(self, *inputs, **named)
+
+
+def _precisions() -> nn.Module:
+    dtypes = (torch.float64, torch.float32, torch.bfloat16, torch.float16, torch.float64)
+    layers = nn.ModuleList(nn.Linear(6, 6, dtype=dtype) for dtype in dtypes)
+    return Assembled(
+        lambda own, x: reduce(lambda y, one: one(y.to(one.weight.dtype)).tanh(), own.layers, x), layers=layers
+    )
 
 
 def _recurrent() -> nn.Module:
@@ -98,7 +92,7 @@ def _convolutions() -> nn.Module:
 Make = Callable[[], nn.Module]
 REAL_MODELS: dict[str, Make] = {
     "multi-layer perceptron": mlp,
-    "layers of four dtypes": _Precisions,
+    "layers of four dtypes": _precisions,
     "complex weights": _complex,
     "convolutions": _convolutions,
     "recurrent network": _recurrent,
@@ -450,6 +444,6 @@ def check_wide_gradients(bench: Bench) -> None:
 def check_mixed_precision(bench: Bench) -> None:
     """Forward and backward in one dtype, all-reduces in another; a class may refuse with an error."""
     bench.needs("mixed_precision")
-    for low, reduce in PRECISIONS:
-        if refusal := bench.averages_or_refuses("precision|dtype|float", in_mixed_precision, low, reduce):
+    for low, reduced in PRECISIONS:
+        if refusal := bench.averages_or_refuses("precision|dtype|float", in_mixed_precision, low, reduced):
             raise NotSupportedError(f"it refuses it: {refusal}")

@@ -340,7 +340,7 @@ def schedule_of(subject: Subject, trace: Trace, network: Network, **settings: An
 
 def averages_by_a_call(subject: Subject) -> bool:
     """Whether the class launches nothing until the script calls what must follow a backward pass."""
-    return not schedule_of(subject.alone(), MODELS[0], NETWORKS[0]).launches
+    return not schedule_of(replace(subject, is_finished=False), MODELS[0], NETWORKS[0]).launches
 
 
 def wrap_emulated(subject: Subject, module: Any, **options: Any) -> nn.Module:

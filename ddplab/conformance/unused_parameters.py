@@ -21,16 +21,14 @@ class _Pair:
     right: Tensor
 
 
-class _Heads(nn.Module):
-    """Five heads, whose outputs are in a dict, a list and a dataclass; the last head is never used."""
+def _heads() -> nn.Module:
+    """Build five heads, whose outputs are in a dict, a list and a dataclass; the last head is never used."""
 
-    def __init__(self) -> None:
-        super().__init__()
-        self.heads = nn.ModuleList(nn.Linear(6, 3) for _ in range(5))
-
-    def forward(self, x: Tensor) -> dict[str, Any]:
-        a, b, c, d = (head(x) for head in list(self.heads)[:4])
+    def forward(own: Any, x: Tensor) -> dict[str, Any]:
+        a, b, c, d = (head(x) for head in list(own.heads)[:4])
         return {"first": a, "others": [b, _Pair(c, d)]}
+
+    return Assembled(forward, heads=nn.ModuleList(nn.Linear(6, 3) for _ in range(5)))
 
 
 def _of_heads(module: nn.Module, step: int, rank: int) -> Tensor:
@@ -181,7 +179,7 @@ def check_outputs(bench: Bench) -> None:
     """Outputs in dicts, lists and dataclasses, of which the loss ignores one, may be changed in place."""
     bench.needs("find_unused_parameters")
     for options in bench.variants({}, VIEWS):
-        bench.try_body(trains, make=_Heads, run=_of_heads, steps=4, find_unused_parameters=True, **options)
+        bench.try_body(trains, make=_heads, run=_of_heads, steps=4, find_unused_parameters=True, **options)
 
 
 def check_skipped(bench: Bench) -> None:

@@ -12,7 +12,7 @@ import warnings
 import weakref
 from collections.abc import Callable, Collection, Sequence
 from contextlib import nullcontext
-from functools import partial
+from functools import partial, reduce
 from itertools import combinations
 from typing import Any
 
@@ -30,7 +30,7 @@ from ..reference.ranks.launcher import launched_ranks
 from .check_runner import OF_PASSES, VIEWS, Bench, HangError, cause_of, report
 from .class_under_test import IGNORE, Subject, methods_of
 from .local_training import FindingError
-from .real_models import REAL_MODELS, STEPS, Training, batch, difference, mean_square, mlp, trains
+from .real_models import REAL_MODELS, STEPS, Assembled, Training, batch, difference, mean_square, mlp, trains
 from .several_modules import group_of
 from .training_programs import BUFFER_OPTIONS, SPECIAL, program_of
 
@@ -256,9 +256,8 @@ def left_behind(rank: int, world_size: int, subject: Subject) -> str:
     saved = {name.removeprefix("module."): tensor for name, tensor in training.wrapped.state_dict().items()}
     for name, tensor in module.state_dict().items():
         if name in saved and not torch.equal(saved[name], tensor):
-            problem = (
-                problem or f"a second state dict has another {name} than the module: was it kept from the first?"
-            )
+            stale = f"a second state dict has another {name} than the module: was it kept from the first?"
+            problem = problem or stale
     return problem
 
 
@@ -270,18 +269,15 @@ def as_the_module(rank: int, _world_size: int, subject: Subject) -> str:
     module.register_forward_pre_hook(lambda *_: called.append("forward pre-hook"))
     module.register_forward_hook(lambda *_: called.append("forward hook"))
     wrapped = subject.wrap(module)
-    problems = (
-        [] if [one.training for one in module] == [True, False, True] else ["its modes changed at construction"]
-    )
+    problems = ["its modes changed at construction"] * ([one.training for one in module] != [True, False, True])
     with torch.no_grad():
         output = wrapped(batch(0, rank))
-    problems += ["under no_grad, its output requires a gradient"] if output.requires_grad else []
-    problems += [
-        f"it does not call the module's {name}" for name in sorted({"forward hook", "forward pre-hook"} - {*called})
-    ]
+    problems += ["under no_grad, its output requires a gradient"] * output.requires_grad
+    uncalled = sorted({"forward hook", "forward pre-hook"} - {*called})
+    problems += [f"it does not call the module's {name}" for name in uncalled]
     for name, mode in ("eval", False), ("train", True):
         getattr(wrapped, name)()
-        problems += [] if {one.training for one in module} == {mode} else [f"{name}() does not reach the module"]
+        problems += [f"{name}() does not reach the module"] * ({one.training for one in module} != {mode})
     return f"rank {rank}: {problems[0]}" if problems else ""
 
 
@@ -346,15 +342,13 @@ LONG, SETTLED = 200, 50
 LONG_TIMEOUT_S = 40.0
 
 
-class _UnequalLayers(nn.Module):
-    """Layers of different sizes side by side, which forward uses in any order; gradients come in reverse order."""
+def _unequal_layers() -> nn.Module:
+    """Build layers of different sizes side by side, which forward uses in any order; gradients come in reverse."""
 
-    def __init__(self) -> None:
-        super().__init__()
-        self.layers = nn.ModuleList(nn.Linear(6, size) for size in (4000, 600, 100))
+    def forward(own: Any, x: Tensor, order: list[int]) -> Tensor:
+        return torch.stack([own.layers[index](x).square().mean() for index in order]).sum()
 
-    def forward(self, x: Tensor, order: list[int]) -> Tensor:
-        return torch.stack([self.layers[index](x).square().mean() for index in order]).sum()
+    return Assembled(forward, layers=nn.ModuleList(nn.Linear(6, size) for size in (4000, 600, 100)))
 
 
 def _order(step: int, rank: int) -> list[int]:
@@ -367,7 +361,7 @@ def _order(step: int, rank: int) -> list[int]:
 
 def long_run(rank: int, _world_size: int, subject: Subject, *, accumulates: bool) -> str:
     """Train for long, and compare every average, and the growth of memory and objects; some passes may accumulate."""
-    training = Training(subject, _UnequalLayers, bucket_cap_mb=0.01)  # three buckets
+    training = Training(subject, _unequal_layers, bucket_cap_mb=0.01)  # three buckets
 
     def run(module: nn.Module, step: int, rank: int) -> None:
         passes, ordered_as = 1 + (accumulates and random.Random(step).random() < 0.5), rank * (not subject.one_order)
@@ -417,7 +411,7 @@ def _frozen_in_turn(module: nn.Module, step: int, rank: int) -> Tensor:
     return module(batch(step, rank), _order(LONG, rank + step))  # type: ignore[no-any-return]
 
 
-FROZEN_IN_TURN: dict[str, Any] = {"make": _UnequalLayers, "run": _frozen_in_turn, "steps": 6}
+FROZEN_IN_TURN: dict[str, Any] = {"make": _unequal_layers, "run": _frozen_in_turn, "steps": 6}
 """Arguments of `trains`: layers are frozen and thawed, and ranks differ in their ready orders."""
 
 
@@ -441,22 +435,15 @@ LARGE: dict[str, Any] = {"make": partial(nn.Linear, 6, 199_999), "run": _steep, 
 # Deep models and scaled losses
 
 
-class _Residual(nn.Module):
-    """Residual blocks, whose graph has two ways through each block."""
-
-    def __init__(self, blocks: int = 1200) -> None:
-        super().__init__()
-        self.weights = nn.ParameterList(nn.Parameter(torch.ones(6)) for _ in range(blocks))
-
-    def forward(self, x: Tensor) -> Tensor:
-        for weight in self.weights:
-            x = x + weight * x.tanh() / len(self.weights)
-        return x
+def _residual() -> nn.Module:
+    """Build 1,200 residual blocks, whose graph has two ways through each block."""
+    weights = nn.ParameterList(nn.Parameter(torch.ones(6)) for _ in range(1200))
+    return Assembled(lambda own, x: reduce(lambda y, one: y + one * y.tanh() / 1200, own.weights, x), weights=weights)
 
 
 def check_deep(bench: Bench) -> None:
     """1,200 residual blocks: no recursion is too deep, and no search tries every way through them."""
-    how: dict[str, Any] = {"make": _Residual, "steps": 1, "bucket_cap_mb": 25.0, "what": "1,200 residual blocks"}
+    how: dict[str, Any] = {"make": _residual, "steps": 1, "bucket_cap_mb": 25.0, "what": "1,200 residual blocks"}
     for options in bench.variants({}, "find_unused_parameters", "static_graph"):
         bench.try_body(trains, **how, **options)
 
@@ -564,9 +551,8 @@ def check_interpreters(bench: Bench) -> None:
         _train_separately(bench)
         return
     size = WORLD_SIZE if bench.pool.backend == "gloo" else bench.world_size
-    with RankPool(
-        size, backend=bench.pool.backend, device=bench.device, new_interpreters=NEW, only_data=True
-    ) as pool:
+    where: dict[str, Any] = {"backend": bench.pool.backend, "device": bench.device}
+    with RankPool(size, new_interpreters=NEW, only_data=True, **where) as pool:
         try:
             pool.run(methods_of, bench.subject, timeout_s=patient(IMPORT_TIMEOUT_S))
             _train_separately(Bench(bench.subject, pool, bench.effort))

@@ -153,10 +153,8 @@ def averages(bench: Bench, **options: bool) -> None:
     ranks = tuple(RankTrace(rank=one, iterations=SMALL_LAYERS.ranks[0].iterations) for one in range(3))
     _schedule(bench, SMALL_LAYERS.model_copy(update={"ranks": ranks}), SLOW._replace(world_size=3), **options)
     try_alike(bench, PLAIN, options=SMALL_CAP | options)
-    perceptron = REAL_MODELS["multi-layer perceptron"]
-    bench.try_body(
-        trains, make=perceptron, what="with real numbers (does forward() change the output, or is something rounded?)"
-    )
+    what = "with real numbers (does forward() change the output, or is something rounded?)"
+    bench.try_body(trains, make=REAL_MODELS["multi-layer perceptron"], what=what)
 
 
 def special_alike(bench: Bench) -> None:

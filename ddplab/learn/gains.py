@@ -1,6 +1,7 @@
 """Gains: how long an emulated iteration takes before and after a rung, in virtual time, and a picture of it."""
 
 from collections.abc import Iterable
+from contextlib import suppress
 from functools import cache
 from typing import Any, NamedTuple
 
@@ -41,10 +42,9 @@ def iteration(
     """
     stepping: Any = Stepping(subject) if sharded else subject
     trace = model(registered_backwards=registered_backwards)
-    try:
+    with suppress(RankError, NotSupportedError, ValueError):
         return emulated(stepping, trace, NETWORK, **{"bucket_cap_mb": None} | settings)
-    except (RankError, NotSupportedError, ValueError):
-        return None
+    return None
 
 
 def picture_of(timeline: Timeline) -> str:

@@ -11,7 +11,7 @@ import textwrap
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import chain, count
 from pathlib import Path
 from threading import Timer
@@ -116,7 +116,7 @@ class Judge(AbstractContextManager["Judge"]):
         try:
             with bench_on(self.ranks, subject, EFFORT) as bench:
                 if isinstance(subject, LearnerClass) and (rung >= HOOKS or _launches_alone(bench)):
-                    bench.subject = subject.alone()
+                    bench.subject = replace(subject, is_finished=False)
                 bench.shrinks = False
                 for check in RUNGS[rung - 1].checks:
                     ALL[check](bench)
