@@ -28,7 +28,6 @@ HELP = {
     "of it, or MODULE:FUNCTION that wraps a module.",
     "quick": "Leave out the slow checks, and try fewer programs: a third of the time.",
     "budget": "After all checks, go on with further random programs until so much time is over, such as 5min.",
-    "seed": "Of the random programs.",
     "device": "Where programs train: cpu, or cuda, where ranks may share a GPU, but not with nccl, and a single rank "
     "is allowed. Only checks that train programs run on a GPU.",
     "against": "Also compare with this class: equal gradients, errors and buckets.",
@@ -60,7 +59,7 @@ def conform(
     ddp: Annotated[str, Argument(metavar="CLASS", help=HELP["class"])],
     quick: Annotated[bool, Option("--quick", help=HELP["quick"])] = False,  # noqa: FBT002 - a flag
     budget: Annotated[str | None, Option(metavar="TIME", help=HELP["budget"])] = None,
-    seed: Annotated[int, Option(min=0, metavar="N", help=HELP["seed"])] = 0,
+    seed: Annotated[int, Option(min=0, metavar="N", help="Of the random programs.")] = 0,
     world_size: Annotated[int | None, Option(min=1, metavar="N", help=PROCESSES, show_default=False)] = None,
     backend: Annotated[str, Option(metavar="NAME", help="Backend of the process group.")] = "gloo",
     device: Annotated[str | None, Option(metavar="NAME", help=HELP["device"], show_default=NVIDIA)] = None,

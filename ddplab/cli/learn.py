@@ -1,5 +1,6 @@
 """`ddplab learn`: a ladder of rungs, on which a learner writes a reducer."""
 
+from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Annotated, Any
@@ -10,6 +11,7 @@ from ..reference.ranks.fork_server import start_server
 from .shared_options import Json, check_outputs, refuse
 from .terminal_output import show_table, write_json
 
+_flushed = partial(print, flush=True)
 HELP = {
     "file": "Your file, or FILE:CLASS; an empty class MyDDP is written if there is none.",
     "watch": "Judge again after each save, until Ctrl-C.",
@@ -84,10 +86,6 @@ def learn(
     write_json(json_path, document | {"likely": verdict.likely, "rungs_passed": load_progress(file).passed})
     if not verdict.passed:
         raise Exit(1)
-
-
-def _flushed(text: str) -> None:
-    print(text, flush=True)
 
 
 def _row(rung: dict[str, Any]) -> dict[str, str]:

@@ -57,7 +57,6 @@ HELP = {
     "systems": "Nodes or devices that `ddplab show` lists, such as aws-p4d or a100, which get the links of a "
     "node with them; or files as for --fabric of `predict`, with --device.",
     "world_size": "Numbers of GPUs to choose from, such as 64 or 8,64,512. Default: one node to 64 nodes.",
-    "nodes": "The same in nodes, such as 1,2,4.",
     "network": "Rate of a node's network in each direction, such as 100gbit, instead of the catalogue's.",
     "device": "The device on which a model computes, such as h100 or h100-bf16: required with files. Default: that "
     "of the node, in the precision of the model's parameters, with tf32 for float32.",
@@ -83,7 +82,7 @@ def plan(
     world_size: Annotated[
         list[str] | None, Option("--world-size", "--gpus", metavar="N,...", help=HELP["world_size"])
     ] = None,
-    nodes: Annotated[list[str] | None, Option(metavar="N,...", help=HELP["nodes"])] = None,
+    nodes: Annotated[list[str] | None, Option(metavar="N,...", help="The same in nodes, such as 1,2,4.")] = None,
     network: Annotated[str | None, Option(metavar="RATE", help=HELP["network"])] = None,
     device: Annotated[str | None, Option(metavar="DEVICE", help=HELP["device"])] = None,
     batch: Annotated[int | None, Option(min=1, max=10**6, metavar="N", help=HELP["batch"])] = None,
@@ -349,9 +348,8 @@ def _show(result: CapacityPlan, *, details: bool) -> None:
         for offer in (one.offers if details else result.asked)
         if offer.system == one.name
     ]
-    told = {
-        name for _, offer in shown for name, answer in offer.answers.items() if (name, answer) != ("memory", "yes")
-    }
+    answers = {pair for _, offer in shown for pair in offer.answers.items()}
+    told = {name for name, _ in answers - {("memory", "yes")}}
     cost = next((judgement.cost_unit(offer) for _, offer in shown if offer.cost is not None), None)
     rows = [
         ({"system": offer.system} if several else {})

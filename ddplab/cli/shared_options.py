@@ -41,11 +41,8 @@ RECORDS = (Policy, Fabric, Variation)
 """Records whose fields `--set` changes; no two have a field of the same name."""
 
 HELP = {
-    "trace": "A trace of `record`, `import` or `synthesize`.",
-    "trace_out": "Where to write the trace; .gz compresses it.",
     "json": "Also write the result as JSON, for programs; `-` is the standard output.",
     "model": "A model that `ddplab show` lists, such as resnet50, or MODULE:CALLABLE of your own.",
-    "world_size": "Number of ranks.",
     "processes": "Number of ranks, each a process. Default: all that torchrun, srun or mpirun has started; without "
     "these, {} on this machine.",
     "backend": "Backend of the process group; NCCL trains on the GPUs. Default: nccl where each rank has one, else "
@@ -68,11 +65,11 @@ HELP = {
     "for ui.perfetto.dev (.json).",
 }
 
-TraceFile = Annotated[Path, Argument(metavar="TRACE", help=HELP["trace"])]
-TraceOut = Annotated[Path, Option(metavar="PATH", help=HELP["trace_out"])]
+TraceFile = Annotated[Path, Argument(metavar="TRACE", help="A trace of `record`, `import` or `synthesize`.")]
+TraceOut = Annotated[Path, Option(metavar="PATH", help="Where to write the trace; .gz compresses it.")]
 Json = Annotated[Path | None, Option("--json", metavar="PATH", help=HELP["json"])]
 Model = Annotated[str, Option(metavar="MODEL", help=HELP["model"])]
-WorldSize = Annotated[int, Option(min=1, metavar="N", help=HELP["world_size"])]
+WorldSize = Annotated[int, Option(min=1, metavar="N", help="Number of ranks.")]
 Processes = Annotated[int | None, Option(min=1, metavar="N", help=HELP["processes"].format(2), show_default=False)]
 Backend = Annotated[str | None, Option(metavar="NAME", help=HELP["backend"], show_default=False)]
 Caps = Annotated[str | None, Option(metavar="MB,...", help=HELP["caps"], show_default=PREDICT_CAPS)]
@@ -284,11 +281,9 @@ def bits_per_s(text: str) -> float:
     Raises:
         ValueError: The text is not a rate, or the rate is not above 0.
     """
-    match = re.fullmatch(
-        r"(\d*\.?\d+)\s*(?:([kmg])(?:b|be|b/s)?|([kmg]?)(?:bits?/s|bits?|bps))?", text.strip().lower()
-    )
-    if re.search(r"[kKmMgG]B(?!E)", text):  # bytes
-        match = None
+    pattern = r"(\d*\.?\d+)\s*(?:([kmg])(?:b|be|b/s)?|([kmg]?)(?:bits?/s|bits?|bps))?"
+    is_of_bytes = re.search(r"[kKmMgG]B(?!E)", text)
+    match = None if is_of_bytes else re.fullmatch(pattern, text.strip().lower())
     rate = float(match[1]) * FACTORS[match[2] or match[3]] if match else 0.0
     if rate <= 0:
         raise ValueError(f"link rate: expected a rate above 0, such as 1gbit, 500mbit or 2.5 (Gbit/s), got {text!r}")

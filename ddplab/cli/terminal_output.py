@@ -16,7 +16,7 @@ from ..reference.files.writing import milliseconds, printable, write_atomically
 from ..reference.trace import Trace
 
 if TYPE_CHECKING:
-    from ..prediction_errors import Gain, ValidationReport, ValidationRow
+    from ..prediction_errors import ValidationReport, ValidationRow
 
 
 class PrintableStream:
@@ -161,20 +161,15 @@ def show_report(report: "ValidationReport") -> None:
     print(f"noise floor: {noise}")
     print(f"inside the interval: {report.coverage:.0%}; it reaches {report.half_width:.1%} to either side")
     if report.gain is not None:
-        print(gain_sentence(report.gain))
+        band, gain = "too few turns for an interval", report.gain
+        if gain.interval is not None:
+            band = "90 %: {:.1%} to {:.1%}".format(*gain.interval)
+        print(f"gain of the plan over torch's default: {gain.measured:.1%} ({band}), predicted {gain.predicted:.1%}")
     if report.half_width > WIDE_INTERVAL:
         print(
             f"the predicted intervals are wide (more than {WIDE_INTERVAL:.0%} to either side), because iterations "
             "of the recording varied; run again while nothing else runs"
         )
-
-
-def gain_sentence(gain: "Gain") -> str:
-    """Return the measured gain of a plan beside the predicted one."""
-    band = "too few turns for an interval"
-    if gain.interval is not None:
-        band = "90 %: {:.1%} to {:.1%}".format(*gain.interval)
-    return f"gain of the plan over torch's default: {gain.measured:.1%} ({band}), predicted {gain.predicted:.1%}"
 
 
 def _report_row(row: "ValidationRow") -> dict[str, str]:
