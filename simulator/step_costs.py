@@ -148,14 +148,13 @@ def price_schedule(schedule: IterationSchedule, fabric: Fabric, policy: Policy, 
             Compute("decompress", bucket): hook.decompress(sum(sizes)),
             Compute("copy_out", bucket): copy_out_ns,
         }
+    # FSDP2 copies the gradients of a module at once into a flat tensor, then into the one that is reduced.
+    packs = [2 * processor.pack(sum(sizes)) if by_module else sum(map(processor.pack, sizes)) for sizes in copied]
     priced = {step: ns for step, ns in same_ns.items() if step in steps}
     return ScheduleCosts(
         untimed=price_collectives(schedule, fabric, world_size),
         same_ns=dict(zip(priced, as_int64(list(priced.values())).tolist(), strict=True)),
-        # FSDP2 copies the gradients of a module at once into a flat tensor, then into the one that is reduced.
-        pack_ns=as_int64(
-            [2 * processor.pack(sum(sizes)) if by_module else sum(map(processor.pack, sizes)) for sizes in copied]
-        ),
+        pack_ns=as_int64(packs),
         relative_errors=fabric.relative_errors(sent, world_size),
         step_errors={
             "copies": (("unshard", "pack", "copy_out"), processor.copy_error),

@@ -79,7 +79,7 @@ class SystemPlan:
         """Return the plan of the system as part of `CapacityPlan.to_json`."""
         inputs, prediction = self.scaling.system.inputs, self.scaling.system.at(self.at)
         rate = self.needs.rate
-        measure = self.next_measurement
+        measure, whole_ns = self.next_measurement, max(1, prediction.iteration_ns)
         optimizer, memory = next(iter(self.memory.items()))  # the one with the fewest states
         return {
             "system": self.name,
@@ -105,9 +105,7 @@ class SystemPlan:
             "needed_latency_multiple": self.needs.latency,
             "needed_batch_multiple": self.needs.batch,
             "needed_accumulation": self.needs.accumulated,
-            "changes": [
-                {**one._asdict(), "ratio": one.iteration_ns / max(1, prediction.iteration_ns)} for one in self.changes
-            ],
+            "changes": [one._asdict() | {"ratio": one.iteration_ns / whole_ns} for one in self.changes],
             "fits": {name: use.answer for name, use in self.memory.items()},
             "memory_bytes": memory.parts,
             "memory_peak_bytes": memory.peak_bytes,
@@ -268,7 +266,11 @@ def plan(
     question = Question(samples, deadline_hours, budget, efficiency)
     pairs = _paired(trace, fabric)
     by_system = {price.system: price for price in prices}
-    _check(question, pairs, batch, by_system, world_sizes, asked, measured)
+    if not world_sizes or not pairs or asked == []:
+        raise ValueError("world_sizes: expected at least one number of GPUs and one system, got none")
+    if measured and len(pairs) > 1:
+        raise ValueError(f"measured: expected one system, that of the measured runs, got {len(pairs)}")
+    _check(question, {name: one for name, (one, _) in pairs.items()}, batch, by_system)
     sizes = sorted({*world_sizes, *(asked or ())})
     chosen = set(asked or sizes)
     systems = []
@@ -291,11 +293,8 @@ def plan(
             offers.append(offer)
         systems.append((scaling, tuple(offers)))
     about = tuple(offer for _, offers in systems for offer in offers if offer.size.world_size in chosen)
-    by_names = [
-        one.system.name
-        for one, _ in systems
-        if one.system.inputs.trace.workload.compute_bounds != (1.0, 1.0) and not one.system.inputs.measured
-    ]
+    given = {one.system.name: one.system.inputs for one, _ in systems if not one.system.inputs.measured}
+    by_names = [name for name, of in given.items() if of.trace.workload.compute_bounds != (1.0, 1.0)]
     answer = verdict(question, about, by_names)
     decided = answer.offer if answer.answer else None
     return CapacityPlan(
@@ -323,7 +322,6 @@ def _studied(scaling: Scaling, asked: set[int], answer: Offer | None) -> int:
 
 
 def _paired(trace: Trace | Several, fabric: Fabric | Several) -> dict[str, tuple[Trace, Fabric]]:
-    """Return the trace and the fabric of each system."""
     if isinstance(trace, Trace):
         fabrics = {fabric.source or trace.workload.model: fabric} if isinstance(fabric, Fabric) else fabric
         return {name: (trace, one) for name, one in fabrics.items()}
@@ -334,25 +332,13 @@ def _paired(trace: Trace | Several, fabric: Fabric | Several) -> dict[str, tuple
     return {name: (one, fabric[name]) for name, one in trace.items()}
 
 
-def _check(
-    question: Question,
-    systems: Mapping[str, tuple[Trace, Fabric]],
-    batch: int | None,
-    prices: Mapping[str, Price],
-    world_sizes: Sequence[int],
-    asked: Sequence[int] | None,
-    measured: Mapping[int, int] | None,
-) -> None:
-    if not world_sizes or not systems or asked == []:
-        raise ValueError("world_sizes: expected at least one number of GPUs and one system, got none")
-    if measured and len(systems) > 1:
-        raise ValueError(f"measured: expected one system, that of the measured runs, got {len(systems)}")
+def _check(question: Question, traces: Mapping[str, Trace], batch: int | None, prices: Mapping[str, Price]) -> None:
     for name in ("deadline_hours", "budget"):
         if getattr(question, name) is not None and question.samples is None:
             raise ValueError(f"{name}: expected `samples` with it, the samples to train on, got none")
-    if question.budget is not None and (missing := [name for name in systems if name not in prices]):
+    if question.budget is not None and (missing := [name for name in traces if name not in prices]):
         raise ValueError(f"budget: expected a price of every system, got none of {', '.join(missing)}")
-    for name, (trace, _) in systems.items():
+    for name, trace in traces.items():
         if question.samples is not None and batch is None and trace.workload.batch is None:
             raise ValueError(
                 f"samples: expected a known batch of {trace.workload.model} on {name}, got none; a callable may take "

@@ -225,12 +225,10 @@ def read_prices(path: str | os.PathLike[str]) -> list[Price]:
                 raise ValueError(f"expected {len(COLUMNS)} values")
             fields: dict[str, Any] = {**row}
             price = Price(**fields)
+            if price.system in prices:
+                raise ValueError(f"expected one price for each system, got two for {price.system}")
         except ValueError as error:
             raise ValueError(f"{path}: price {number}: {error}") from None
-        if price.system in prices:
-            raise ValueError(
-                f"{path}: price {number}: expected one price for each system, got two for {price.system}"
-            )
         prices[price.system] = price
     if len(currencies := {price.currency for price in prices.values()}) > 1:
         raise ValueError(f"{path}: expected one currency, got {', '.join(sorted(currencies))}")

@@ -42,9 +42,8 @@ class EngineInput:
     @classmethod
     def stack(cls, iterations: Sequence[Self]) -> Self:
         """Combine single iterations, which differ in durations, costs of collectives and slow-downs, into many."""
-        duration_ns, cost_ns = (
-            np.stack([getattr(one, name) for one in iterations]) for name in ("duration_ns", "cost_ns")
-        )
+        duration_ns = np.stack([one.duration_ns for one in iterations])
+        cost_ns = np.stack([one.cost_ns for one in iterations])
         slow_down = np.array([one.slow_down for one in iterations])
         meets = {only: np.stack([one.meets[only] for one in iterations]) for only in iterations[0].meets}
         return replace(iterations[0], duration_ns=duration_ns, cost_ns=cost_ns, slow_down=slow_down, meets=meets)

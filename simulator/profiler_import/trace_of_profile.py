@@ -35,6 +35,8 @@ class ImportedProfile:
     def to_json(self) -> dict[str, Any]:
         """Return the report as a JSON document: durations in nanoseconds, moments from the start of their step."""
         steps = self.steps
+        all_reduced_ns = [[each.end_ns - one.start_ns for each in one.all_reduces] for one in steps]
+        copied_ns = [[each.end_ns - one.start_ns for each in one.copies] for one in steps]
         return {
             "gpu": self.gpu,
             "world_size": self.trace.workload.world_size,
@@ -51,13 +53,9 @@ class ImportedProfile:
             "all_reduce_ns": [[each.end_ns - each.start_ns for each in one.all_reduces] for one in steps],
             "all_reduce_without_wait_ns": list(self.all_reduces_ns),
             "all_reduce_bytes": [[each.size_bytes for each in one.all_reduces] for one in steps],
-            "last_all_reduce_end_ns": [
-                max((each.end_ns - one.start_ns for each in one.all_reduces), default=None) for one in steps
-            ],
+            "last_all_reduce_end_ns": [max(moments_ns, default=None) for moments_ns in all_reduced_ns],
             "copies_out": [len(one.copies) for one in steps],
-            "copied_out_ns": [
-                max((each.end_ns - one.start_ns for each in one.copies), default=None) for one in steps
-            ],
+            "copied_out_ns": [max(moments_ns, default=None) for moments_ns in copied_ns],
             "optimizer_ns": [None if one.optimizer is None else one.optimizer[1] - one.optimizer[0] for one in steps],
             "host_bound": host_bound(self.trace),
             "host_bound_ns": [one.host_bound_ns for one in steps],
@@ -281,9 +279,8 @@ def _bucket_times(step: ProfiledStep, found: ModelGradients, ready_ns: Sequence[
             done_ns = max(launched_ns, min(done_ns, went_on_ns))
         copied += len(members)
         copied_out_ns = max((done_ns, *(copy.end_ns for copy in copies))) if copies else None
-        times.append(
-            BucketTimes(ready_ns=last_ns, launched_ns=launched_ns, done_ns=done_ns, copied_out_ns=copied_out_ns)
-        )
+        moments = {"ready_ns": last_ns, "launched_ns": launched_ns, "done_ns": done_ns}
+        times.append(BucketTimes(**moments, copied_out_ns=copied_out_ns))
     return times
 
 

@@ -258,9 +258,8 @@ def rescale(
     intervals = _intervals(operations, old, changed, new)
 
     slow_host = 1 + EAGER_PACE_ERROR
-    ranks, *extremes = (
-        _rescaled_ranks(trace, intervals, new.pace_ns * factor) for factor in (1.0, 1 / slow_host, slow_host)
-    )
+    factors = 1.0, 1 / slow_host, slow_host
+    ranks, *extremes = (_rescaled_ranks(trace, intervals, new.pace_ns * factor) for factor in factors)
     low, high = trace.workload.compute_bounds
     error = 1.0 if new == old else 1 + new.error(changed)
     multiples = min(low, 1 / error), max(high, error)
