@@ -253,7 +253,10 @@ def _attention_shapes(query: Tensor, key: Tensor, value: Tensor) -> list[list[in
 
 
 def _bytes_moved(func: Any, args: Any, kwargs: Any, result: Any) -> int:
-    written = _unique([*tensors_of(result), *tensors_of(_mutated(func, args, kwargs))])
+    arguments = func._schema.arguments
+    given = {argument.name: value for argument, value in zip(arguments, args, strict=False)} | kwargs
+    changed = [given.get(one.name) for one in arguments if one.alias_info and one.alias_info.is_write]
+    written = _unique([*tensors_of(result), *tensors_of(changed)])
     packet = func._overloadpacket
     if packet in _FIRST_IS_NOT_READ or packet in _FIRST_IS_READ_IN_PART:
         args = args[1:]
@@ -261,14 +264,6 @@ def _bytes_moved(func: Any, args: Any, kwargs: Any, result: Any) -> int:
     if packet in _FIRST_IS_READ_IN_PART:
         read += written
     return sum(map(_distinct_bytes, [*read, *written]))
-
-
-def _mutated(func: Any, args: Any, kwargs: Any) -> list[Any]:
-    """Arguments that the operation writes to, according to its schema."""
-    arguments = func._schema.arguments
-    given = {argument.name: value for argument, value in zip(arguments, args, strict=False)} | kwargs
-    writes = [argument.name for argument in arguments if argument.alias_info and argument.alias_info.is_write]
-    return [given.get(name) for name in writes]
 
 
 def tensors_of(tree: Any) -> list[Tensor]:

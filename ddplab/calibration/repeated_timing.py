@@ -10,7 +10,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from functools import cache, wraps
+from functools import cache, partial
 from math import comb, sqrt
 from statistics import fmean
 from typing import Any, NamedTuple
@@ -167,14 +167,8 @@ def timed_collectives(*names: str) -> Iterator[list[TimedCollective]]:
     `TimedCollective.wait` before reading an end.
     """
     calls: list[TimedCollective] = []
-    timed: dict[str, Any] = {name: _timed(getattr(dist, name), calls) for name in names}
-    with mock.patch.multiple(dist, **timed):
-        yield calls
 
-
-def _timed(collective: Callable[..., Any], calls: list[TimedCollective]) -> Callable[..., Any]:
-    @wraps(collective)
-    def timed(*args: Any, **kwargs: Any) -> Any:
+    def timed(collective: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         call = TimedCollective(read_clock())
         calls.append(call)
         work = collective(*args, **kwargs)
@@ -184,7 +178,9 @@ def _timed(collective: Callable[..., Any], calls: list[TimedCollective]) -> Call
             work.get_future().add_done_callback(lambda _: call.finish())
         return work
 
-    return timed
+    replaced: dict[str, Any] = {name: partial(timed, getattr(dist, name)) for name in names}
+    with mock.patch.multiple(dist, **replaced):
+        yield calls
 
 
 # Summaries of repeated measurements

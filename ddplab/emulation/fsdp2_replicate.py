@@ -4,7 +4,7 @@ It is in torch 2.13: one all-reduce for each module that the function was applie
 """
 
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Any
 
 import torch
@@ -60,11 +60,10 @@ def replicate_modules(module: nn.Module, *, reduce_dtype: str | None = None) -> 
     policy = MixedPrecisionPolicy(reduce_dtype=None if reduce_dtype is None else getattr(torch, reduce_dtype))
     for tensor in (*module.parameters(), *module.buffers()):
         dist.broadcast(tensor.detach(), 0)
-    try:
-        calls = dict.fromkeys(wrapped_modules([name for name, _ in module.named_parameters()]))
-    except ValueError:
-        calls = {}
-    for names in filter(None, calls):
+    calls: list[tuple[str, ...]] = []
+    with suppress(ValueError):
+        calls = wrapped_modules([name for name, _ in module.named_parameters()])
+    for names in filter(None, dict.fromkeys(calls)):
         inner = [module.get_submodule(name) for name in names]
         replicate(inner if len(inner) > 1 else inner[0], mp_policy=policy)
     replicate(module, mp_policy=policy)  # changes the module in place

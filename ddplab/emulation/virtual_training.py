@@ -290,7 +290,6 @@ class RankTraining:
 
 
 def _real_hook(hook: CommHook, policy: Policy) -> tuple[Callable[[Any, Any], Any], Any]:
-    """Return the function of a comm hook and its state."""
     if type(hook) is CommHook:  # sends gradients unchanged, but may compute
         return allreduce, None
     function, make_state = real_hook(hook.name)
@@ -377,7 +376,6 @@ def ddp_arguments(
 
 
 def _bucket_count(ddp: Any) -> int:
-    """Return the number of buckets of torch's class."""
     data = ddp._get_ddp_logging_data()
     sizes: str = data.get("rebuilt_bucket_sizes") or data["bucket_sizes"]
     return len(sizes.split(","))
