@@ -54,8 +54,8 @@ class Expected(NamedTuple):
 
     def deviations(self) -> dict[str, float]:
         """Return the standard deviation of the logarithm of the iteration time by cause."""
-        reach = {cause: np.array(both) / max(1, self.iteration_ns) for cause, both in self.causes_ns.items()}
-        return {cause: _deviation(both) for cause, both in reach.items()}
+        usual_ns = max(1, self.iteration_ns)
+        return {cause: _deviation(np.array(both) / usual_ns) for cause, both in self.causes_ns.items()}
 
     def of_efficiency(self) -> dict[str, float]:
         """Return by how much more than the iteration computation alone becomes longer by a standard deviation."""

@@ -150,21 +150,14 @@ def name_of(command: Command) -> str:
 class OnceEach(TyperCommand):
     """Refuses an option that is given twice and has one value, of which the last would count in silence."""
 
-    def make_parser(self, ctx: Any) -> Any:
-        """Make the parser, which counts how often each option is given."""
-        parser = super().make_parser(ctx)
-        parse = parser.parse_args
-
-        def parse_once(args: list[str]) -> Any:
-            *parsed, order = parse(args)
-            for option, count in Counter(order).items():
-                if count > 1 and isinstance(option, TyperOption) and not (option.multiple or option.is_flag):
-                    commas = ", its values separated by commas" if "," in str(option.metavar) else ""
-                    raise ValueError(f"{option.opts[0]}: expected once{commas}, got it {count} times")
-            return *parsed, order
-
-        parser.parse_args = parse_once  # type: ignore[method-assign]
-        return parser
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        """Parse the arguments; an option that stands in them twice is an error."""
+        *_, order = self.make_parser(ctx).parse_args(list(args))
+        for option, count in Counter(order).items():
+            if count > 1 and isinstance(option, TyperOption) and not (option.multiple or option.is_flag):
+                commas = ", its values separated by commas" if "," in str(option.metavar) else ""
+                raise ValueError(f"{option.opts[0]}: expected once{commas}, got it {count} times")
+        return super().parse_args(ctx, args)
 
 
 class Groups(TyperGroup):

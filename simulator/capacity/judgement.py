@@ -95,10 +95,8 @@ def _given(inputs: Inputs, world_size: int) -> str:
 def efficiency_sentence(system: System, world_size: int) -> str:
     """Return how much of the GPUs' time becomes training."""
     low, high = system.at(world_size).efficiency_interval
-    return (
-        f"{world_size:,} GPUs do the work of {band(low * world_size, high * world_size)} that train alone "
-        f"({percent(low, high)})"
-    )
+    work = band(low * world_size, high * world_size)
+    return f"{world_size:,} GPUs do the work of {work} that train alone ({percent(low, high)})"
 
 
 def limit_sentence(limits: Limits, *, details: bool = True) -> str:
@@ -165,11 +163,8 @@ def needs_sentence(limits: Limits, needs: Needs, target: float, batch: int, larg
     if needs.accumulated is not None and not has:
         parts.append(f"accumulation over {needs.accumulated} iterations")
     if not parts:
-        return (
-            f"{asked} is reached"
-            if has
-            else f"{asked}: no rate, latency, batch that fits or accumulation alone suffices"
-        )
+        nothing = ": no rate, latency, batch that fits or accumulation alone suffices"
+        return f"{asked}{' is reached' if has else nothing}"
     where = inside_one_node(limits.system.inputs.fabric, limits.world_size)
     one_of = f"{' either' if has else ' one'} of:" if len(parts) > 1 else ""
     return f"{asked} {'would remain with' if has else 'needs'}{one_of} {'; '.join(parts)}{where}"
@@ -233,9 +228,8 @@ def verdict(question: Question, offers: Sequence[Offer], by_names: Collection[st
     """
     answer = _answered(question, offers, by_names)
     tokens = answer.offer.size.tokens
-    return (
-        answer if tokens is None else answer._replace(sentence=f"{answer.sentence}; sequences of {tokens:,} tokens")
-    )
+    length = "" if tokens is None else f"; sequences of {tokens:,} tokens"
+    return answer._replace(sentence=f"{answer.sentence}{length}")
 
 
 def _answered(question: Question, offers: Sequence[Offer], by_names: Collection[str]) -> Verdict:
