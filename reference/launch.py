@@ -304,7 +304,8 @@ class RankPool(contextlib.AbstractContextManager["RankPool"]):
             for other, failure in self._reports_beside(rank):
                 if failure is None:
                     return self._receive(other, others=self._then_failed(rank, value))
-        cause = f"{self.name(rank)} failed: {value.cause}; the other ranks were ended."
+        others = "; the other ranks were ended" if self.world_size > 1 else ""
+        cause = f"{self.name(rank)} failed: {value.cause}{others}."
         raise type(value)(rank, cause, traceback=value.traceback)
 
     def _then_failed(self, rank: int, failure: RankError) -> str:

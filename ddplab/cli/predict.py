@@ -63,7 +63,7 @@ def predict(
     """
     files = fabric or [options.FABRIC]
     if timeline is not None and timeline.suffix not in (*PICTURES, ".json"):
-        raise ValueError(f"--timeline: expected a name that ends in {', '.join(PICTURES)}, got {timeline}")
+        raise ValueError(f"--timeline: expected a name that ends in {', '.join(PICTURES)} or .json, got {timeline}")
     options.check_outputs(timeline, json_path, inputs=[trace, *files])
     world_sizes = options.read_world_sizes("--world-size", world_size or ["2"])
     asked = options.read_settings(changes)
@@ -257,7 +257,8 @@ def conclusion(policies: Sequence[Policy], predictions: Sequence[Prediction]) ->
         sentences.append(f"a tie within the errors of the costs with {tied}")
     elif differing:
         second = min(differing, key=lambda place: predictions[place].iteration_ns)
-        sentences.append(f"its lead over {compared(second)} exceeds the errors of the costs")
+        known = "known " if fastest.counted_as_free else ""
+        sentences.append(f"its lead over {compared(second)} exceeds the errors of the {known}costs")
     return "; ".join(sentences)
 
 

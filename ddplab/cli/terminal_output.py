@@ -167,8 +167,8 @@ def show_report(report: "ValidationReport") -> None:
         print(f"gain of the plan over torch's default: {gain.measured:.1%} ({band}), predicted {gain.predicted:.1%}")
     if report.half_width > WIDE_INTERVAL:
         print(
-            f"the predicted intervals are wide (more than {WIDE_INTERVAL:.0%} to either side), because iterations "
-            "of the recording varied; run again while nothing else runs"
+            f"the predicted intervals are wide (more than {WIDE_INTERVAL:.0%} to either side): `ddplab predict "
+            "--explain` on the trace and fabric says why; run again while nothing else runs"
         )
 
 

@@ -114,8 +114,9 @@ def answer(plan: BucketPlan, comparison: Comparison) -> str:
     buckets = "one bucket" if is_one else f"{len(plan.buckets)} buckets"
     if plan.keep_default:
         return f"keep torch's default: the gain of {gain} by {buckets} lies within the errors of the costs"
+    free = "; costs that count as free are not in it" if comparison.baseline.counted_as_free else ""
     left = "nothing is left to tune" if plan.gap < NOTHING_LEFT else f"no buckets save over {plan.gap:.1%} more"
-    return f"use {'' if is_one else 'these '}{buckets}: a gain of {gain} over torch's default; {left}"
+    return f"use {'' if is_one else 'these '}{buckets}: a gain of {gain} over torch's default{free}; {left}"
 
 
 def plan_rows(plan: BucketPlan, comparison: Comparison) -> list[dict[str, str]]:

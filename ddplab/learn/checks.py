@@ -203,7 +203,7 @@ def _two_dtypes(bench: Bench, network: Network) -> EmulatedSchedule:
     if number < 2:
         why = "make a flat tensor for each dtype: one tensor has one dtype (torch.cat converts to the wider dtype)"
     elif number % 2 == 0 and number != len(dtypes):
-        why = f"each is launched {number // 2} times in one pass: is a hook registered in every forward pass?"
+        why = f"{number // 2} of each: is a dtype split, or is a hook registered in every forward pass?"
     else:
         why = "each message pays the latency; copy the gradients of a dtype into one flat tensor, launched once"
     raise FindingError(

@@ -11,7 +11,7 @@ from types import ModuleType
 
 from ..conformance.class_under_test import Subject, error_line
 from ..reference.files.reading import read_text
-from .rungs import CLASS
+from .rungs import CLASS, check_name
 
 
 class LearnerError(ValueError):
@@ -60,6 +60,5 @@ def learner_class(path: Path, name: str = CLASS) -> LearnerClass:
     Raises:
         ValueError: The file cannot be read, or its name is no name of a module.
     """
-    if path.suffix != ".py" or not path.stem.isidentifier():
-        raise ValueError(f"{path}: expected a Python file whose name is a name in Python, such as my_ddp.py")
+    check_name(path)
     return LearnerClass(f"{path.stem}:{name}", str(path), read_text(path))

@@ -68,8 +68,19 @@ TO_WRITE = "...  # your code"
 SKELETON = Path(__file__).with_name("skeleton.txt").read_text()
 
 
+def check_name(path: Path) -> None:
+    """Raise ValueError if a learner's file cannot be imported by its name."""
+    if path.suffix != ".py" or not path.stem.isidentifier():
+        raise ValueError(f"{path}: expected a Python file whose name is a name in Python, such as my_ddp.py")
+
+
 def write_skeleton(path: Path) -> bool:
-    """Write an empty class to begin with, unless there is a file; returns whether it was written."""
+    """Write an empty class to begin with, unless there is a file; returns whether it was written.
+
+    Raises:
+        ValueError: The file cannot be imported by its name.
+    """
+    check_name(path)
     if path.exists():
         return False
     write_atomically(path, SKELETON.encode())

@@ -24,7 +24,16 @@ from ddplab.learn.checks import ALL
 from ddplab.learn.gains import Gain, gain, picture_of
 from ddplab.learn.judge import Judge, Judgement
 from ddplab.learn.learner_file import LearnerClass, learner_class
-from ddplab.learn.rungs import RUNGS, SKELETON, Progress, load_progress, next_hint, progress_file, update_progress
+from ddplab.learn.rungs import (
+    RUNGS,
+    SKELETON,
+    Progress,
+    load_progress,
+    next_hint,
+    progress_file,
+    update_progress,
+    write_skeleton,
+)
 from ddplab.reference import minimal
 from ddplab.reference.errors import RankLostError
 from ddplab.reference.launch import RankPool
@@ -262,6 +271,7 @@ def test_no_line_of_the_file_runs_where_it_is_judged(judging, monkeypatch):
         source = f"class MyDDP:\n    pass\n\n{code}"
         verdict = judging.verdict(LearnerClass("my_ddp:MyDDP", "my_ddp.py", source), 1)
         assert says in verdict.message
+        assert "collectives" not in verdict.likely  # nothing was launched
         assert "my_ddp" not in sys.modules
     assert Judge.verdict is before
 
@@ -273,9 +283,12 @@ def test_ranks_that_stay_alive_run_the_newest_source(judging):
 
 
 @pytest.mark.parametrize("name", ["my-ddp.py", "my_ddp.txt"])
-def test_a_name_that_is_no_module_is_refused(name):
-    with pytest.raises(ValueError, match=r"expected a Python file whose name is a name in Python"):
-        learner_class(Path(name))
+def test_a_name_that_is_no_module_is_refused(name, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    for refuses in (learner_class, write_skeleton):
+        with pytest.raises(ValueError, match=r"expected a Python file whose name is a name in Python"):
+            refuses(Path(name))
+    assert not Path(name).exists()
 
 
 # Climbing
