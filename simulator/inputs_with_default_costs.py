@@ -166,8 +166,8 @@ def _sends_through_the_host(fabric: Fabric) -> bool:
     if fabric.library != "nccl" or not 1 < ranks <= USUAL_NODE:
         return False
     largest = max(row.size_bytes for row in fabric.all_reduce if row.world_size == ranks)
-    sent = sent_share(ranks) * largest
-    return bool(sent and sent * 1e9 / fabric.all_reduce_costs_ns(np.array([largest]), ranks)[0] < PCIE_BYTES_PER_S)
+    (ns,) = fabric.all_reduce_costs_ns(np.array([largest]), ranks)
+    return bool(0 < 1e9 * sent_share(ranks) * largest < PCIE_BYTES_PER_S * ns)
 
 
 class Inputs(NamedTuple):

@@ -37,7 +37,7 @@ TENSOR = r"flatten|reshape|view\w*|numel|shape|size|dtype|device|detach|data\w*|
 ANY_RUNG = {
     "no attribute '(backward|sum|mean|square)'": "forward() must return the module's output",
     r"forward\(\) (missing|got|takes)": "forward() must pass on all arguments: self.module(*inputs, **kwargs)",
-    r"exited without reporting an error \(exit code": "the file ends its process, as os._exit() does",
+    r"exited without reporting an error \(exit code \d": "the file ends its process, as os._exit() does",
     ": 0 times the expected": "a bucket is launched before its last gradient has arrived, or has zeros in its place",
     "StopIteration|attribute '_(parameters|backward_hooks)'": "call super().__init__() and set self.module = module",
     "'NoneType' object has no attribute 'wait'": "all_reduce() without async_op=True waits itself and returns None: "
