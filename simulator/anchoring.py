@@ -106,8 +106,7 @@ class Correction(NamedTuple):
 
     factor: float  #: factor on the median
     narrowing: float  #: factor on the width of the interval that comes from errors of the costs
-    by_cause: Mapping[str, float]
-    """Factor on the reach of each cause: measured iterations say more of one than of another."""
+    by_cause: Mapping[str, float]  #: factor on the reach of each cause
     of_efficiency: float
     """Factor on the width of the efficiency's interval. Either computation or communication may be the part of a
     measured iteration that is longer than predicted, so it narrows less."""

@@ -124,10 +124,8 @@ def assume_gpu(trace: Trace, fabric: Fabric, variation: Variation = RECORDED) ->
             )
         if _sends_through_the_host(fabric) and (measured is None or "slow_down" not in measured.model_fields_set):
             processor = processor.model_copy(update={"slow_down_error": PCIE_SLOW_DOWN_ERROR})
-            sentences.append(
-                "the GPUs of a node reach less than PCIe's rate, so computation beside collectives may take up to 5 "
-                "times as long; run `ddplab calibrate` on them"
-            )
+            slow = "computation beside collectives may take up to 5 times as long; run `ddplab calibrate` on them"
+            sentences.append(f"the GPUs of a node reach less than PCIe's rate, so {slow}")
         fabric = fabric.with_processor(**dict(processor) | {"hooks": hooks or processor.hooks})
         pack = processor.pack
         sentences.append(

@@ -160,7 +160,7 @@ class Prediction:
             times_ns, those = [anchors[one].measured_ns for one in explained], [expected[one] for one in explained]
             of_one = correct(alone.expected(1), times_ns, those).factor
             corrected["compute_ns"] = min(round(self.compute_ns * of_one), corrected["iteration_ns"])
-        (low, high), of_efficiency = self.efficiency_interval, correction.of_efficiency
+        (low, high), part = self.efficiency_interval, correction.of_efficiency
         median_ns, least_ns = corrected["iteration_ns"], 0.0
         if any(one.contradicts for one in anchors):  # they widen the interval, but not below computation alone
             least_ns = target._replace(compute_ns=corrected.get("compute_ns", self.compute_ns)).least_ns
@@ -170,7 +170,7 @@ class Prediction:
             interval_ns=(min(median_ns, round(max(least_ns, median_ns - below))), round(median_ns + above)),
             samples_ns=tuple(round(ns * factor) for ns in self.samples_ns),
             causes_ns=causes if self.causes_ns else {},
-            efficiency_reach=(of_efficiency * (self.efficiency - low), of_efficiency * (high - self.efficiency)),
+            efficiency_reach=(part * (self.efficiency - low), part * (high - self.efficiency)),
             anchors=anchors,
         )
 

@@ -81,10 +81,8 @@ def learn(
             judge.prepare()
             _flushed(f"watching {file}; Ctrl-C ends\n")
         verdict = climb(judge, learner_class(file, name), print)
-    broken = f", of which rung {verdict.rung} is broken" * (
-        verdict.rung <= load_progress(file).passed and not verdict.passed
-    )
-    print(f"{strip(file)}{broken}")
+    is_broken = not verdict.passed and verdict.rung <= load_progress(file).passed
+    print(strip(file) + f", of which rung {verdict.rung} is broken" * is_broken)
     document = {"rung": verdict.rung, "passed": verdict.passed, "check": verdict.check, "message": verdict.message}
     write_json(json_path, document | {"likely": verdict.likely, "rungs_passed": load_progress(file).passed})
     if not verdict.passed:

@@ -127,12 +127,10 @@ def was_raised_on_purpose(error: BaseException, words: str) -> bool:
 
 def _is_of_a_raise(error: BaseException) -> bool:
     """Return whether a `raise` of Python has raised an error, and not a function in C."""
-    innermost = error.__traceback__
-    while innermost is not None and innermost.tb_next is not None:
+    innermost: Any = error.__traceback__
+    while innermost.tb_next is not None:
         innermost = innermost.tb_next
-    if innermost is None:
-        return False
-    return dis.opname[innermost.tb_frame.f_code.co_code[innermost.tb_lasti]] == "RAISE_VARARGS"
+    return bool(dis.opname[innermost.tb_frame.f_code.co_code[innermost.tb_lasti]] == "RAISE_VARARGS")
 
 
 def error_line(error: BaseException, path: str) -> str:

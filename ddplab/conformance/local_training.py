@@ -47,10 +47,7 @@ unless passes under `no_sync` come before."""
 
 
 class FindingError(Exception):
-    """The subject is wrong; the message says where and by how much, and `program`, if there is one, shows it.
-
-    `milder` says that this is at most a fault of the level `should`.
-    """
+    """The subject is wrong: `program` shows it, if there is one; if it is `milder`, the level is at most `should`."""
 
     def __init__(self, message: str, program: Program | None = None, *, milder: bool = False) -> None:
         super().__init__(message)

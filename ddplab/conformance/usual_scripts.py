@@ -247,8 +247,7 @@ def left_behind(rank: int, world_size: int, subject: Subject) -> str:
     dist.all_gather_object(drawn, torch.rand(()).item())
     if len(set(drawn)) < world_size:
         problem = problem or "after training, ranks with seeds of their own draw equal random numbers, as for dropout"
-    saved = {name.removeprefix("module."): tensor for name, tensor in training.wrapped.state_dict().items()}
-    if further := [name for name in saved if name not in names]:
+    if further := [name for name in training.wrapped.state_dict() if name.removeprefix("module.") not in names]:
         problem = problem or f"the state dict has {', '.join(further)} beside the module's own tensors"
     training.optimizer.zero_grad()
     training.backward(mean_square, STEPS)

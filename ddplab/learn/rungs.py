@@ -75,11 +75,7 @@ def check_name(path: Path) -> None:
 
 
 def write_skeleton(path: Path) -> bool:
-    """Write an empty class to begin with, unless there is a file; returns whether it was written.
-
-    Raises:
-        ValueError: The file cannot be imported by its name.
-    """
+    """Write an empty class to begin with, unless there is a file; returns whether it was. Errors: `check_name`."""
     check_name(path)
     if path.exists():
         return False

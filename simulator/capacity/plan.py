@@ -340,9 +340,7 @@ def _check(question: Question, traces: Mapping[str, Trace], batch: int | None, p
         raise ValueError(f"budget: expected a price of every system, got none of {', '.join(missing)}")
     for name, trace in traces.items():
         if question.samples is not None and batch is None and trace.workload.batch is None:
-            raise ValueError(
-                f"samples: expected a known batch of {trace.workload.model} on {name}, got none; a callable may take "
-                "`batch`, or its loss may have `.batch`; of a trace, give it (--batch)"
-            )
+            cure = "a callable may take `batch`, or its loss may have `.batch`; of a trace, give it (--batch)"
+            raise ValueError(f"samples: expected a known batch of {trace.workload.model} on {name}, got none; {cure}")
     if len(currencies := {price.currency for price in prices.values()}) > 1:
         raise ValueError(f"prices: expected one currency, got {', '.join(sorted(currencies))}")
