@@ -100,6 +100,12 @@ def link_to_shown_code(app: Sphinx, tree: nodes.document, page: str) -> None:
             node.replace_self(nodes.reference("", "", *node.children, refuri=target, internal=True))
 
 
+def link_to_the_page_itself(_app: Sphinx, _page: str, source: list[str]) -> None:
+    """Let README's links to what GitHub has published, which is this site, lead to the page on the site."""
+    source[0] = source[0].replace("../../deployments/github-pages", "figures/annotated_ddp.html")
+
+
 def setup(app: Sphinx) -> None:
     """Entry point of Sphinx."""
+    app.connect("source-read", link_to_the_page_itself)
     app.connect("doctree-resolved", link_to_shown_code)

@@ -29,6 +29,10 @@ LOGS = {f"{ranks}.log": nccl_log(ranks, {8: 20.0 + ranks, 2**20: 60.0 + ranks, 2
 """Logs of GPUs, which the reader of the README has."""
 
 
+PUBLISHED = "../../deployments/github-pages"
+"""Where GitHub shows what `pages.yml` has published, as seen from the README of any repository."""
+
+
 def blocks(kind):
     return [text for name, text in BLOCKS if name == kind]
 
@@ -50,6 +54,7 @@ def test_every_file_that_they_name_exists():
     found = 0
     for page in pages:
         text = page.read_text()
+        text = text.replace(f"]({PUBLISHED})", "")
         links = [link.partition("#")[0] for link in re.findall(r"\]\(([^)]+)\)", text) if "://" not in link]
         paths = re.findall(r"`((?:ddplab|reference|simulator|tests|tutorials|validation|figures)/[\w/.]*)`", text)
         missing = [link for link in links if link and not (page.parent / link).exists()]
@@ -57,6 +62,12 @@ def test_every_file_that_they_name_exists():
         assert not missing, page.name
         found += len(links)
     assert found > 100
+
+
+def test_the_published_page_comes_before_its_file():
+    assert 0 < README.index(f"({PUBLISHED})") < README.index("(figures/annotated_ddp.html)")
+    workflow = yaml.safe_load((ROOT / ".github" / "workflows" / "pages.yml").read_text())
+    assert workflow["jobs"]["pages"]["environment"]["name"] == Path(PUBLISHED).name
 
 
 def test_every_file_and_method_that_a_tutorial_names_exists():
