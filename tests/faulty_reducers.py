@@ -260,6 +260,12 @@ class AlwaysTrains(nn.parallel.DistributedDataParallel):
         self.train()
 
 
+class ClearsGradients(nn.parallel.DistributedDataParallel):
+    def __init__(self, module: nn.Module, **options: Any) -> None:
+        super().__init__(module, **options)
+        self.zero_grad()
+
+
 class KeepsItsMode(Buffered):
     def train(self, mode: bool = True) -> Any:
         self.training = mode

@@ -61,7 +61,7 @@ def run_program(
 def construction(bench: Bench) -> None:
     """Ranks that were initialised differently start from rank 0's parameters and buffers, and keep their seeds.
 
-    What is wrapped goes on as the module: its modes, forward hooks and passes without gradients.
+    What is wrapped goes on as the module: its modes, gradients, forward hooks and passes without gradients.
     """
     has_buffers = any(name in bench.offer.options for name in BUFFER_OPTIONS)
     program = program_of(SPECIAL, ["evaluate"], bench.world_size, buffer=has_buffers)

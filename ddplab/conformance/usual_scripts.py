@@ -264,11 +264,15 @@ def as_the_module(rank: int, _world_size: int, subject: Subject) -> str:
     """Use a wrapped module as a script uses the module itself; returns what is wrong."""
     module = nn.Sequential(nn.Linear(6, 4), nn.Dropout(), nn.Linear(4, 2)).to(rank_device())
     module[1].eval()
+    module[0].bias.grad = torch.ones_like(module[0].bias)
     called = list[str]()
     module.register_forward_pre_hook(lambda *_: called.append("forward pre-hook"))
     module.register_forward_hook(lambda *_: called.append("forward hook"))
     wrapped = subject.wrap(module)
     problems = ["its modes changed at construction"] * ([one.training for one in module] != [True, False, True])
+    gradient = module[0].bias.grad
+    is_kept = gradient is not None and bool((gradient == 1).all())
+    problems += ["a gradient from before its construction changed"] * (not is_kept)
     with torch.no_grad():
         output = wrapped(batch(0, rank))
     problems += ["under no_grad, its output requires a gradient"] * output.requires_grad

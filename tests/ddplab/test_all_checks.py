@@ -92,6 +92,7 @@ def test_a_simple_class_passes_and_what_it_lacks_is_no_failure(bench_of):
         ),
         ("CallsForwardItself", "construction", "it does not call the module's forward hook"),
         ("AlwaysTrains", "construction", "its modes changed at construction"),
+        ("ClearsGradients", "construction", "a gradient from before its construction changed"),
         ("KeepsItsMode", "construction", "eval() does not reach the module"),
         ("EnablesGradients", "construction", "under no_grad, its output requires a gradient"),
         ("KeepsItsFirstStateDict", "what training leaves behind", "was it kept from the first?"),
