@@ -123,7 +123,14 @@ class EmulatedModel(nn.Module):
                 layers = partial(self._layers, tuple(gradients))
                 own = token if number or module is None else token.detach()  # a model's inputs need no gradient
                 token = layers(own) if module is None else module(layers, own)
-            return _apply(_Loss, token, self, tail).sum()
+            first = token + tail  # the first node of the backward pass, which takes no time
+            if first.requires_grad:
+                first.register_hook(self._backward_starts)
+            return first.sum()
+
+    def _backward_starts(self, _gradient: Tensor) -> None:
+        if self.at_backward_end is not None:
+            torch.autograd.Variable._execution_engine.queue_callback(self.at_backward_end)
 
     def _layers(self, gradients: Sequence[tuple[int, int]], token: Tensor) -> Tensor:
         for index, gap_ns in gradients:
@@ -175,21 +182,6 @@ class _Layer(torch.autograd.Function):
         with ctx.model.clock.computing(ctx.duration_ns, "backward"):
             gradient = None if ctx.index is None else ctx.model.gradient(ctx.index)
         return gradients[0], None, None, None, gradient
-
-
-class _Loss(torch.autograd.Function):
-    """The first node of the backward pass, which takes no time; what follows on the last gradient needs it too."""
-
-    @staticmethod
-    def forward(ctx: Any, token: Tensor, model: EmulatedModel, _tail: Tensor) -> Tensor:
-        ctx.model = model
-        return token.clone()
-
-    @staticmethod
-    def backward(ctx: Any, *gradients: Tensor) -> Any:
-        if ctx.model.at_backward_end is not None:
-            torch.autograd.Variable._execution_engine.queue_callback(ctx.model.at_backward_end)
-        return gradients[0], None, gradients[0]
 
 
 def _submodules(tensors: Sequence[Parameter | Buffer], names: Sequence[str]) -> nn.Module:
