@@ -16,13 +16,17 @@ from .several_modules import group_of
 # What a hook receives, and what becomes of its result
 
 
-def averaging_hook(look: Callable[[Any, Any], None], factor: float = 1) -> Any:
+def averaging_hook(
+    look: Callable[[Any, Any], None] | None = None, factor: float = 1, group: dist.ProcessGroup | None = None
+) -> Any:
     """Return a comm hook that calls `look(state, bucket)`, averages, and multiplies by a factor in a new tensor."""
 
     def hook(state, bucket):  # type: ignore[no-untyped-def]  # noqa: ANN001, ANN202 - torch's class accepts no other
         # annotation than its own bucket's
-        look(state, bucket)
-        future = dist.all_reduce(bucket.buffer().div_(dist.get_world_size()), async_op=True).get_future()
+        if look is not None:
+            look(state, bucket)
+        flat = bucket.buffer().div_(dist.get_world_size(group))
+        future = dist.all_reduce(flat, group=group, async_op=True).get_future()
         return future.then(lambda done: done.value()[0] if factor == 1 else done.value()[0] * factor)
 
     return hook

@@ -29,6 +29,7 @@ from ..reference.launch import RankPool, rank_device
 from ..reference.ranks.launcher import launched_ranks
 from .check_runner import OF_PASSES, VIEWS, Bench, HangError, cause_of, report
 from .class_under_test import IGNORE, Subject, methods_of
+from .comm_hooks import averaging_hook
 from .local_training import FindingError
 from .real_models import REAL_MODELS, STEPS, Assembled, Training, batch, difference, mean_square, mlp, trains
 from .several_modules import group_of
@@ -123,7 +124,7 @@ def combined(rank: int, world_size: int, subject: Subject, situations: Collectio
     training = Training(subject, make, members, **options)
     module, optimizer, problem = training.module, training.optimizer, ""
     if HOOK in situations:
-        training.wrapped.register_comm_hook(None, _average_in(group))
+        training.wrapped.register_comm_hook(None, averaging_hook(group=group))
     inputs = {one: STEPS + members.index(one) * (UNEVEN in situations) for one in members}
     with training.wrapped.join() if UNEVEN in situations else nullcontext():
         for step in range(inputs[rank]):
@@ -141,14 +142,6 @@ def combined(rank: int, world_size: int, subject: Subject, situations: Collectio
             problem = problem or (wrong and f"iteration {step}, rank {rank}: {wrong}")
             optimizer.step()
     return problem  # at the end, because the other ranks go on
-
-
-def _average_in(group: dist.ProcessGroup) -> Any:
-    def hook(_state, bucket):  # type: ignore[no-untyped-def]  # noqa: ANN001, ANN202 - see `averaging_hook`
-        parts = bucket.buffer().div_(group.size())
-        return dist.all_reduce(parts, group=group, async_op=True).get_future().then(lambda done: done.value()[0])
-
-    return hook
 
 
 def check_combined(bench: Bench) -> str:
