@@ -323,12 +323,13 @@ def difference_of_runs(got: tuple[list[Seen], str], expected: tuple[list[Seen], 
     return ""
 
 
-def check_of(body: Callable[..., Any], *needs: str, **keywords: Any) -> Check:
-    """Return a check that runs a body on classes with these methods and options."""
+def check_of(body: Callable[..., Any], *needs: str, variants: Sequence[str] = (), **keywords: Any) -> Check:
+    """Return a check that runs a body on classes with these methods and options, also with each of the `variants`."""
 
     def check(bench: Bench) -> None:
         bench.needs(*needs)
-        bench.try_body(body, **keywords)
+        for options in bench.variants(keywords, *variants):
+            bench.try_body(body, **options)
 
     return check
 
@@ -352,7 +353,9 @@ CHECKS: dict[str, Check] = {
     "nested no_sync": check_of(backward_passes.nested_no_sync, "no_sync"),
     "process group": several_modules.check_groups,
     "ignored parameters": unused_parameters.check_ignored,
-    "nested outputs": unused_parameters.check_outputs,
+    "nested outputs": check_of(
+        real_models.trains, "find_unused_parameters", variants=[VIEWS], **unused_parameters.NESTED_OUTPUTS
+    ),
     "untouched gradients": check_of(unused_parameters.untouched_gradients, "find_unused_parameters"),
     "mixed precision": real_models.check_mixed_precision,
     "gradients of another dtype": real_models.check_wide_gradients,
@@ -375,7 +378,9 @@ CHECKS: dict[str, Check] = {
     "unused parameters": unused,
     "static graph": static_graph,
     "gradient views": gradient_views,
-    "deep models": usual_scripts.check_deep,
+    "deep models": check_of(
+        real_models.trains, variants=["find_unused_parameters", "static_graph"], **usual_scripts.DEEP
+    ),
     "autocast": check_of(real_models.trains, **usual_scripts.AUTOCAST),
     "what training leaves behind": check_of(usual_scripts.left_behind),
     "peak memory": usual_scripts.check_memory,

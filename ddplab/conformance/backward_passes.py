@@ -315,20 +315,17 @@ def stays_local(_rank: int, _world_size: int, subject: Subject, name: str) -> tu
 # Several forward passes for one backward pass
 
 
-class _Checkpointed(nn.Module):
-    """Layers that two checkpoints share; re-entrant ones need an input that requires a gradient."""
+def _checkpointed(*, reentrant: bool) -> nn.Module:
+    """Build layers that two checkpoints share; re-entrant ones need an input that requires a gradient."""
 
-    def __init__(self, *, reentrant: bool) -> None:
-        super().__init__()
-        self.reentrant = reentrant
-        self.shared = nn.Sequential(nn.Linear(6, 6), nn.Tanh(), nn.Linear(6, 6))
-        self.head = nn.Linear(6, 3)
-
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(own: Any, x: Tensor) -> Any:
         x = x.detach().requires_grad_()
         for _ in range(2):
-            x = checkpoint(self.shared, x, use_reentrant=self.reentrant).tanh()
-        return self.head(x)  # type: ignore[no-any-return]
+            x = checkpoint(own.shared, x, use_reentrant=reentrant).tanh()
+        return own.head(x)
+
+    shared = nn.Sequential(nn.Linear(6, 6), nn.Tanh(), nn.Linear(6, 6))
+    return Assembled(forward, shared=shared, head=nn.Linear(6, 3))
 
 
 def _around(module: nn.Module, step: int, rank: int) -> Tensor:
@@ -397,7 +394,7 @@ def check_checkpoints(bench: Bench) -> None:
     """
     for reentrant in (False, True):
         what = f"activation checkpoints with use_reentrant={reentrant}"
-        how: dict[str, Any] = {"make": partial(_Checkpointed, reentrant=reentrant), "what": what}
+        how: dict[str, Any] = {"make": partial(_checkpointed, reentrant=reentrant), "what": what}
         for options in bench.variants({}, "static_graph", VIEWS):
             if "static_graph" in options or not reentrant:
                 bench.try_body(trains, **how, **options)

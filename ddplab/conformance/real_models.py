@@ -314,18 +314,17 @@ PRECISIONS = ((torch.bfloat16, torch.bfloat16), (torch.float16, torch.float32), 
 """Dtypes of computation and of all-reduces."""
 
 
-class _WideGradients(nn.Module):
-    """A layer in bfloat16 with gradients in float32, beside another one."""
+def _wide_gradients() -> nn.Module:
+    """Build a layer in bfloat16 with gradients in float32, beside another one."""
 
-    def __init__(self) -> None:
-        super().__init__()
-        self.low, self.head = nn.Linear(6, 5, dtype=torch.bfloat16), nn.Linear(5, 3)
-        for parameter in self.low.parameters():
-            parameter.grad_dtype = torch.float32
+    def forward(own: Any, x: Tensor) -> Any:
+        weight, bias = (_Widened.apply(one) for one in own.low.parameters())  # type: ignore[no-untyped-call]
+        return own.head(nn.functional.linear(x, weight, bias).tanh())
 
-    def forward(self, x: Tensor) -> Tensor:
-        weight, bias = (_Widened.apply(one) for one in self.low.parameters())  # type: ignore[no-untyped-call]
-        return self.head(nn.functional.linear(x, weight, bias).tanh())  # type: ignore[no-any-return]
+    low = nn.Linear(6, 5, dtype=torch.bfloat16)
+    for parameter in low.parameters():
+        parameter.grad_dtype = torch.float32
+    return Assembled(forward, low=low, head=nn.Linear(5, 3))
 
 
 class _Widened(torch.autograd.Function):
@@ -340,16 +339,15 @@ class _Widened(torch.autograd.Function):
         return gradient
 
 
-class _ScaledWeights(nn.Module):
-    """Three weights; the gradient of each is a factor that the caller gives."""
+def _scaled_weights(dtype: torch.dtype, elements: int = 4) -> nn.Module:
+    """Build three weights; the gradient of each is a factor that the caller gives."""
 
-    def __init__(self, dtype: torch.dtype, elements: int = 4) -> None:
-        super().__init__()
-        self.weights = nn.ParameterList(nn.Parameter(torch.ones(elements, dtype=dtype)) for _ in range(3))
-
-    def forward(self, factors: Sequence[Tensor]) -> Tensor:
-        scaled = [one * factor for one, factor in zip(self.weights, factors, strict=True)]
+    def forward(own: Any, factors: Sequence[Tensor]) -> Tensor:
+        scaled = [one * factor for one, factor in zip(own.weights, factors, strict=True)]
         return torch.stack([weight.sum(dtype=torch.float32) for weight in scaled]).sum()
+
+    weights = nn.ParameterList(nn.Parameter(torch.ones(elements, dtype=dtype)) for _ in range(3))
+    return Assembled(forward, weights=weights)
 
 
 def compare_special_values(rank: int, world_size: int, subject: Subject) -> str:
@@ -357,7 +355,7 @@ def compare_special_values(rank: int, world_size: int, subject: Subject) -> str:
     factors = [torch.ones(4) for _ in range(world_size)]
     factors[0] = torch.tensor([float("nan"), float("inf"), 1.0, float("inf")])
     factors[-1] = torch.tensor([1.0, 1.0, 1.0, float("-inf")])
-    training = Training(subject, partial(_ScaledWeights, torch.float32), bucket_cap_mb=1e-6)
+    training = Training(subject, partial(_scaled_weights, torch.float32), bucket_cap_mb=1e-6)
     training.backward(lambda module, _, rank: module([factors[rank], torch.ones(4), torch.ones(4)]), 0)
     wanted = [torch.stack(factors).mean(dim=0), torch.ones(4), torch.ones(4)]
     for index, (parameter, want) in enumerate(zip(training.module.parameters(), wanted, strict=True)):
@@ -375,7 +373,7 @@ def compare_large_values(rank: int, world_size: int, subject: Subject) -> str:
         def run(module: nn.Module, _step: int, rank: int, factors: Sequence[Tensor] = factors) -> Tensor:
             return module([factors[rank]] * 3)  # type: ignore[no-any-return]
 
-        training = Training(subject, partial(_ScaledWeights, torch.float16, elements), bucket_cap_mb=cap_mb)
+        training = Training(subject, partial(_scaled_weights, torch.float16, elements), bucket_cap_mb=cap_mb)
         for step in range(2):
             training.backward(run, step)
             for index, parameter in enumerate(training.module.parameters()):
@@ -435,9 +433,7 @@ def compare_buffers(rank: int, _world_size: int, subject: Subject) -> str:
 
 def check_wide_gradients(bench: Bench) -> None:
     """Gradients in float32 of parameters in bfloat16 keep their digits; a class may refuse them with an error."""
-    if not hasattr(nn.Parameter, "grad_dtype"):
-        raise NotSupportedError(f"torch {torch.__version__} has none")
-    if refusal := bench.averages_or_refuses("type|float", trains, make=_WideGradients):
+    if refusal := bench.averages_or_refuses("type|float", trains, make=_wide_gradients):
         raise NotSupportedError(f"it refuses them: {refusal}")
 
 

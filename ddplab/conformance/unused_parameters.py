@@ -7,11 +7,11 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from .check_runner import VIEWS, Bench
+from .check_runner import Bench
 from .class_under_test import IGNORE, NotSupportedError, Subject
 from .comm_hooks import averaging_hook
 from .local_training import describe_difference, same
-from .real_models import STEPS, Assembled, Training, batch, build, difference, mean_square, mlp, trains, words
+from .real_models import STEPS, Assembled, Training, batch, build, difference, mean_square, mlp, words
 from .training_programs import PLAIN, program_of
 
 
@@ -38,6 +38,10 @@ def _of_heads(module: nn.Module, step: int, rank: int) -> Tensor:
     used.mul_(2)
     pair = output["others"][1]
     return (used + pair.left * pair.right).square().mean()  # type: ignore[no-any-return]
+
+
+NESTED_OUTPUTS: dict[str, Any] = {"make": _heads, "run": _of_heads, "steps": 4, "find_unused_parameters": True}
+"""Arguments of `trains`."""
 
 
 def _chosen() -> nn.Module:
@@ -173,13 +177,6 @@ def ignored_parameters(rank: int, world_size: int, subject: Subject) -> str:
             return f"iteration {step}, rank {rank}: {problem}"
         training.optimizer.step()
     return ""
-
-
-def check_outputs(bench: Bench) -> None:
-    """Outputs in dicts, lists and dataclasses, of which the loss ignores one, may be changed in place."""
-    bench.needs("find_unused_parameters")
-    for options in bench.variants({}, VIEWS):
-        bench.try_body(trains, make=_heads, run=_of_heads, steps=4, find_unused_parameters=True, **options)
 
 
 def check_skipped(bench: Bench) -> None:

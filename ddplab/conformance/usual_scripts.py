@@ -20,6 +20,7 @@ import psutil
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
+from torch.nn.utils import parameters_to_vector, vector_to_parameters
 from torch.utils.checkpoint import checkpoint
 
 from ..emulation.virtual_time import patient
@@ -437,11 +438,8 @@ def _residual() -> nn.Module:
     return Assembled(lambda own, x: reduce(lambda y, one: y + one * y.tanh() / 1200, own.weights, x), weights=weights)
 
 
-def check_deep(bench: Bench) -> None:
-    """1,200 residual blocks: no recursion is too deep, and no search tries every way through them."""
-    how: dict[str, Any] = {"make": _residual, "steps": 1, "bucket_cap_mb": 25.0, "what": "1,200 residual blocks"}
-    for options in bench.variants({}, "find_unused_parameters", "static_graph"):
-        bench.try_body(trains, **how, **options)
+DEEP: dict[str, Any] = {"make": _residual, "steps": 1, "bucket_cap_mb": 25.0, "what": "1,200 residual blocks"}
+"""Arguments of `trains`: no recursion is too deep, and no search tries every way through the blocks."""
 
 
 def _under_autocast(module: nn.Module, step: int, rank: int) -> Tensor:
@@ -513,10 +511,8 @@ def check_hooks(bench: Bench) -> str:
 
 def _flattened() -> nn.Module:
     module = mlp()
-    parameters = list(module.parameters())
-    flat = torch.cat([parameter.detach().flatten() for parameter in parameters])
-    for parameter, part in zip(parameters, flat.split([one.numel() for one in parameters]), strict=True):
-        parameter.data = part.view_as(parameter)
+    flat = parameters_to_vector(module.parameters()).detach()
+    vector_to_parameters(flat, module.parameters())  # whose memory the parameters then are
     return module
 
 
