@@ -115,9 +115,9 @@ def count_operations(module: nn.Module, loss_fn: models.Loss, model: str) -> Ope
             f"--model {model}: expected the loss to use every parameter, {', '.join(missing[:5])} "
             f"{'and more ' if len(missing) > 5 else ''}got no gradient; freeze them (requires_grad_(False))"
         )
-    operations = _summarize(counter, module, model, getattr(loss_fn, "batch", None))
     shape, tokens = seen[0] if seen else (None, None)
-    return operations.model_copy(update={"input_shape": shape, "tokens": tokens})
+    batch = getattr(loss_fn, "batch", None)
+    return _summarize(counter, module, model=model, batch=batch, input_shape=shape, tokens=tokens)
 
 
 class _Counter(TorchDispatchMode):
@@ -158,7 +158,7 @@ class _Counter(TorchDispatchMode):
             self.backward_start = len(self.operations)
 
 
-def _summarize(counter: _Counter, module: nn.Module, model: str, batch: int | None) -> Operations:
+def _summarize(counter: _Counter, module: nn.Module, **about_the_model: Any) -> Operations:
     def operations(start: int, end: int) -> tuple[Operation, ...]:
         return merge(counter.operations[start:end])
 
@@ -169,8 +169,7 @@ def _summarize(counter: _Counter, module: nn.Module, model: str, batch: int | No
     starts = [backward_start, *ends[:-1]]
     parameters = described_parameters(module)
     return Operations(
-        model=model,
-        batch=batch,
+        **about_the_model,
         torch_version=torch.__version__,
         parameters=parameters,
         buffers=described_buffers(module),

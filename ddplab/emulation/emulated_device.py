@@ -111,7 +111,7 @@ class EmulatedModel(nn.Module):
             raise RuntimeError("EmulatedModel: expected `times` to be set before the forward pass, got None")
         with self.clock.computing(times.forward_ns, "forward"):
             token = torch.zeros(1, requires_grad=torch.is_grad_enabled())
-            token = tail = _apply(_Layer, token, self, times.tail_ns, None, None)
+            token = tail = _computed(token, self, times.tail_ns, None, None)
             calls = groupby(reversed(times.gradients), lambda gradient: self._hooked_module(gradient[0]))
             called: set[nn.Module] = set()
             for number, (module, gradients) in enumerate(calls):
@@ -134,7 +134,7 @@ class EmulatedModel(nn.Module):
 
     def _layers(self, gradients: Sequence[tuple[int, int]], token: Tensor) -> Tensor:
         for index, gap_ns in gradients:
-            token = _apply(_Layer, token, self, gap_ns, index, self._parameter(index))
+            token = _computed(token, self, gap_ns, index, self._parameter(index))
         return token
 
     def _hooked_module(self, index: int) -> nn.Module | None:
@@ -163,10 +163,6 @@ class EmulatedModel(nn.Module):
         )
 
 
-def _apply(function: type[torch.autograd.Function], *arguments: Any) -> Tensor:
-    return function.apply(*arguments)  # type: ignore[no-any-return]
-
-
 class _Layer(torch.autograd.Function):
     """Computes the gradient of one parameter or, without one, what follows on the last gradient."""
 
@@ -182,6 +178,9 @@ class _Layer(torch.autograd.Function):
         with ctx.model.clock.computing(ctx.duration_ns, "backward"):
             gradient = None if ctx.index is None else ctx.model.gradient(ctx.index)
         return gradients[0], None, None, None, gradient
+
+
+_computed: Callable[..., Tensor] = _Layer.apply
 
 
 def _submodules(tensors: Sequence[Parameter | Buffer], names: Sequence[str]) -> nn.Module:

@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from functools import partial
+from operator import attrgetter
 from typing import Any, Literal, cast
 
 import torch
@@ -341,13 +342,8 @@ class _EndOfIteration(Joinable, JoinHook):
     def join_hook(self, **_: Any) -> JoinHook:
         return self
 
-    @property
-    def join_device(self) -> torch.device:
-        return torch.device("cpu")
-
-    @property
-    def join_process_group(self) -> Any:
-        return self._ddp.process_group
+    join_device: Any = torch.device("cpu")
+    join_process_group: Any = property(attrgetter("_ddp.process_group"))
 
 
 ONE_BUCKET_MB = 2.0**30

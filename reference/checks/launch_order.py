@@ -47,19 +47,15 @@ class CheckedLaunchOrder:
         self._rank = dist.get_rank(group)
         self._warned = False
 
-    @property
-    def launches(self) -> int:
-        """Number of launches so far, of all modules of the group."""
-        return self._launches[self._group.group_name]
-
     def launching(self, bucket: int, size_bytes: int, iteration: int) -> int:
         """Write the launch into the store before its collective is issued, which may never return.
 
         Returns its number. Raises LaunchOrderError if another rank has launched a bucket of another size or module at
         this place.
         """
-        self._launches[self._group.group_name] += 1
-        number, what = self.launches, f"bucket {bucket} ({size_bytes} bytes) of module {self.series}"
+        name = self._group.group_name
+        self._launches[name] += 1
+        number, what = self._launches[name], f"bucket {bucket} ({size_bytes} bytes) of module {self.series}"
         self._store.set(f"{self._rank}/{number}", f"{what} in iteration {iteration}")
         self._store.set(f"{self._rank}/last", str(number))
         if number > KEPT:
