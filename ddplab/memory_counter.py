@@ -40,10 +40,7 @@ def measure_memory(model: str, *, autocast: str | None = None) -> StepMemory | N
 
     Arguments are those of `measure_operations`. Where the batch is not known, it counts as one sample. A callable
     that takes `batch` is counted with its own batch and with twice as many samples, which shows what does not grow
-    with the batch.
-
-    Raises:
-        ModelError: There is no such model.
+    with the batch. Raises ModelError if there is no such model.
     """
     try:
         held = _held(model, autocast, None)

@@ -29,11 +29,7 @@ Model = tuple[nn.Module, Loss]
 
 
 def resolve(name: str) -> Callable[[], Model]:
-    """Find a model by name: a built-in one, or the callable that `module:callable` names.
-
-    Raises:
-        ModelError: There is no such model, module or callable.
-    """
+    """Find a model by name: a built-in one, or what `module:callable` names; raises ModelError if there is none."""
     if name in BUILT_IN:
         return BUILT_IN[name]
     module, colon, attribute = name.partition(":")
@@ -57,10 +53,8 @@ def resolve(name: str) -> Callable[[], Model]:
 def build(name: str) -> Model:
     """Find a model by name and call it; returns `(module, loss_fn)`.
 
-    On a rank with a GPU, that is torch's default device during the call, so the model and its batch are there.
-
-    Raises:
-        ModelError: There is no such model, or it did not return `(module, loss_fn)`.
+    On a rank with a GPU, that is torch's default device during the call, so the model and its batch are there. Raises
+    ModelError if there is no such model, or it did not return `(module, loss_fn)`.
     """
     make, device = resolve(name), rank_device()
     with nullcontext() if device.type == "cpu" else device:

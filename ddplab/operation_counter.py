@@ -36,12 +36,9 @@ def measure_operations(model: str, *, autocast: str | None = None) -> Operations
 
     `model` is as for `--model`. Attention is counted as the fused kernel that torch chooses, on a GPU as on a
     processor. `autocast` is the element type of torch.autocast, "bfloat16" or "float16", under which a model with
-    parameters in float32 runs; None: no autocast. Casts and
-    activations are those on a processor, where normalisations keep the low precision that CUDA's autocast gives up,
-    so the bytes are the least that a GPU moves.
-
-    Raises:
-        ModelError: There is no such model, a parameter gets no gradient, or the model does not run without data.
+    parameters in float32 runs; None: no autocast. Casts and activations are those on a processor, where
+    normalisations keep the low precision that CUDA's autocast gives up, so the bytes are the least that a GPU moves.
+    Raises ModelError if there is no such model, a parameter gets no gradient, or it does not run without data.
     """
     try:
         with without_data():
@@ -92,10 +89,8 @@ def _layer_norm(x: Tensor, shape: Sequence[int], weight: Tensor | None = None, e
 def count_operations(module: nn.Module, loss_fn: models.Loss, model: str) -> Operations:
     """Run `loss_fn(module)` and its backward pass once, on any device, and count their operations.
 
-    The pass accumulates gradients in the parameters. `model` is the name in the result.
-
-    Raises:
-        ModelError: A parameter gets no gradient, or there is no trainable parameter.
+    The pass accumulates gradients in the parameters. `model` is the name in the result. Raises ModelError if a
+    parameter gets no gradient, or none is trainable.
     """
     parameters = trainable_parameters(module)
     if not parameters:

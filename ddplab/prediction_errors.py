@@ -77,10 +77,7 @@ def predict_target(trace: Trace, fabric: Fabric, policy: Policy, world_size: int
 
 @dataclass(frozen=True)
 class ValidationRow:
-    """A configuration's prediction compared with its measurement; times in nanoseconds, errors as fractions.
-
-    Every error is predicted / measured - 1.
-    """
+    """A configuration's prediction compared with its measurement, in ns; each error is predicted / measured - 1."""
 
     model: str
     cap_mb: Cap  #: as in `Configuration`, and so are `order` and `hook`

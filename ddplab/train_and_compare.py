@@ -66,11 +66,8 @@ def validate(
 
     The folder `out` gets `trace.json.gz` (the recorded computation), `fabric.json`, `predictions.json` and
     `report.json`. In each of `repeat` turns all configurations train, with `with_torch` also by torch's class after
-    ours. `plan` has the buckets of the configuration whose cap is "plan".
-
-    Raises:
-        RankError: A rank failed.
-        ValueError: There is no such hook, torch's class has not all settings, or the plan is that of another model.
+    ours. `plan` has the buckets of the configuration whose cap is "plan". Raises RankError if a rank failed, and
+    ValueError if there is no such hook, torch's class has not all settings, or the plan is that of another model.
     """
     configurations = list(dict.fromkeys(configurations))
     for one in configurations:

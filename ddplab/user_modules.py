@@ -17,10 +17,8 @@ def import_first_here(name: str) -> ModuleType:
     """Import a module that a user names; the working directory comes first, as with `python -m`.
 
     It comes first for this import only: a file `torch.py` there must not replace torch, which is imported as it is
-    needed. Afterwards it comes last, where modules of the user's import each other.
-
-    Raises:
-        ImportError: There is no such module, or it raises an error or exits when it is imported.
+    needed. Afterwards it comes last, where modules of the user's import each other. Raises ImportError if there is no
+    such module, or it raises an error or exits when it is imported.
     """
     here = os.getcwd()
     if (module := module_name(name)).startswith("."):

@@ -201,12 +201,7 @@ def wrapped_modules(names: Sequence[str]) -> list[tuple[str, ...]]:
     As torchtitan wraps a decoder: each block alone, whose name ends in the first number, such as `layers.3`; the
     modules registered after the last block together, such as `norm` and `output`; and the root for the rest, such as
     embeddings, as an empty tuple. (torchtitan wraps embeddings alone. They too are averaged after the backward pass.)
-
-    Args:
-        names: Name of each parameter, by parameter index.
-
-    Raises:
-        ValueError: No name has a number, so the names don't show the blocks.
+    `names` are by parameter index. Raises ValueError if no name has a number, so the names don't show the blocks.
     """
     parts = [re.match(r"(?:[^.]+\.)*?\d+(?=\.)", name) for name in names]
     numbered = [index for index, found in enumerate(parts) if found]
@@ -227,9 +222,7 @@ def module_buckets(names: Sequence[str], ready_order: Sequence[int]) -> BucketAs
     """Buckets of FSDP2's `replicate()`, one for each call on `wrapped_modules`, in launch order.
 
     A module is averaged when its backward pass is done, and the root after that of all others. If the root has no
-    parameters, the last one is the module that comes first in the forward pass.
-
-    Raises ValueError as `wrapped_modules` does.
+    parameters, the last one is the module that comes first in the forward pass. Errors: `wrapped_modules`.
     """
     modules = wrapped_modules(names)
     place = {index: number for number, index in enumerate(ready_order)}

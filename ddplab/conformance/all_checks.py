@@ -263,10 +263,7 @@ def real(bench: Bench) -> str:
 
 
 def sparse_gradients(bench: Bench) -> None:
-    """Embeddings and bags of embeddings with sparse gradients.
-
-    A class may refuse them with an error.
-    """
+    """Embeddings and bags of embeddings with sparse gradients; a class may refuse them with an error."""
     for what, make in real_models.SPARSE_MODELS.items():
         if refusal := bench.averages_or_refuses("sparse", real_models.trains, make=make, what=what):
             raise NotSupportedError(f"it refuses them: {refusal}")
@@ -426,10 +423,7 @@ RANDOM = (
 
 
 def until(moment: float, checks: Mapping[str, Check], bench: Bench) -> Iterator[tuple[str, Check]]:
-    """Yield checks and their names; then those of random programs again, with other seeds, until a moment.
-
-    The moment is one of `time.monotonic`.
-    """
+    """Yield checks and names; then those of random programs with other seeds, until a moment of `time.monotonic`."""
     yield from checks.items()
     again = [name for name in RANDOM if name in checks]
     while again and time.monotonic() < moment:

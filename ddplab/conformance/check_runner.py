@@ -98,8 +98,7 @@ class Bench:
     def start(self) -> None:
         """Start the ranks and find out what the class offers.
 
-        Raises:
-            ValueError: It cannot be imported, or does not wrap a module.
+        Raises ValueError if it cannot be imported, or does not wrap a module.
         """
         self.run(pace)  # which also starts the ranks
         start = time.monotonic()
@@ -126,10 +125,8 @@ class Bench:
     def run(self, body: Callable[..., Any], *arguments: Any, timeout_s: float | None = None) -> list[Any]:
         """Run a body on all ranks.
 
-        Raises:
-            FindingError: A rank returned what is wrong, and others did not end in time.
-            HangError: It did not end in time.
-            RankError: A rank failed.
+        Raises HangError if it did not end in time, FindingError if a rank has then returned what is wrong, and
+        RankError if a rank failed.
         """
         usual_s = timeout_s or (TIMEOUT_S if self.pool.is_running else START_TIMEOUT_S)
         try:
@@ -253,9 +250,7 @@ def run_alone(
 ) -> Any:
     """Run a function on rank 0 only, so that no code of the class runs in this process; return what it returns.
 
-    Raises:
-        Exception: What the function raises, with its traceback as a note.
-        HangError, RankError: As for `run`.
+    Raises what the function raises, with its traceback as a note, and HangError and RankError as `run` does.
     """
     value, error = ranks.run(partial(_on_rank_0, function, **keywords), *arguments, timeout_s=timeout_s)[0]
     if isinstance(error, NoTurnError):
@@ -326,10 +321,7 @@ def bench_on(
     """Start a bench on ranks, which stay open; arguments as for `Bench` and `Subject`.
 
     Meanwhile this process computes with one thread: idle threads of OpenMP spin, on cores that the ranks need; and
-    Hypothesis writes into a temporary folder.
-
-    Raises:
-        ValueError: There is no such class, it does not wrap a module, or Hypothesis is not installed.
+    Hypothesis writes into a temporary folder. Raises ValueError as `Bench.start` does.
     """
     threads = torch.get_num_threads()
     torch.set_num_threads(1)

@@ -90,9 +90,7 @@ MOST_CHARACTERS = 300
 def refusing(words: str, body: Callable[..., Any], *arguments: Any, **keywords: Any) -> Any:
     """Run a body on a rank; see `was_raised_on_purpose`.
 
-    Raises:
-        OperatorError: An operator refuses what was tried.
-        RefusalError: The subject refuses it.
+    Raises RefusalError if the subject refuses what was tried, and OperatorError if an operator does.
     """
     try:
         return body(*arguments, **keywords)

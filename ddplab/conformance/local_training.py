@@ -63,10 +63,8 @@ def run_locally(
 ) -> list[list[Seen]]:
     """Run a program on this process alone; returns what each rank must see after each step, by step and rank.
 
-    `habit` is when the class broadcasts buffers, and `device` where to train: Adam rounds otherwise on a GPU.
-
-    Raises:
-        WeakProgramError: All gradients are zero.
+    `habit` is when the class broadcasts buffers, and `device` where to train: Adam rounds otherwise on a GPU. Raises
+    WeakProgramError if all gradients are zero.
     """
     net = Net(replace(program, buffer=False)).to(device)
     optimizer = optimizer_of(program, net)
@@ -126,13 +124,9 @@ def check_program(
 ) -> list[str]:
     """Run a program on ranks and compare every rank with local training, exactly.
 
-    Returns those of `habits`, ways in which the class may broadcast buffers, with which everything is equal.
-
-    Raises:
-        RefusalError: The class refuses the program with an error that says one of the `words`, if there are any.
-        FindingError: They differ.
-        WeakProgramError: The program could not show a fault.
-        RankError: A rank failed or hung.
+    Returns those of `habits`, ways in which the class may broadcast buffers, with which everything is equal. Raises
+    FindingError if nothing is; WeakProgramError if the program could not show a fault; RefusalError if the class
+    refuses it with an error that says one of the `words`, if there are any; and RankError if a rank failed or hung.
     """
     expected = {habit: run_locally(program, ranks.world_size, HABITS[habit], ranks.device) for habit in habits}
     body = partial(refusing, words, run_on_rank) if words else run_on_rank

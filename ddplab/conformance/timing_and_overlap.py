@@ -75,8 +75,7 @@ def as_modelled() -> Iterator[None]:
 def run_in_virtual_time(subject: Subject, program: Program, world_size: int, seed: int) -> list[list[Seen]]:
     """Run a program on ranks in virtual time, each a thread; returns what each rank saw, by rank and step.
 
-    Raises:
-        RankError: A rank raised an error, the ranks wait for each other, or they launch different collectives.
+    Raises RankError if a rank raised an error, the ranks wait for each other, or launch different collectives.
     """
     chosen = random.Random(seed)
     cluster = partial(Cluster, concurrency=chosen.randint(1, MOST_AT_A_TIME))
@@ -125,9 +124,7 @@ def _wait_after_backward(wrapped: nn.Module, group: ModelledGroup) -> None:
 def try_timing(bench: Bench, program: Program) -> None:
     """Run a program in virtual time, on as many ranks as it is for, and compare it with local training.
 
-    Raises:
-        FindingError: They differ, or a rank failed.
-        HangError: A rank did not come back.
+    Raises FindingError if they differ or a rank failed, and HangError if a rank did not come back.
     """
     if bench.subject.one_order:
         program = in_one_order(program)
@@ -312,11 +309,8 @@ def emulated(subject: Subject, trace: Trace, network: Network, **settings: Any) 
 def schedule_of(subject: Subject, trace: Trace, network: Network, **settings: Any) -> EmulatedSchedule:
     """Return what a class does with one model on one network; further settings are those of `emulate`.
 
-    The cap is `CAP_MB` without one.
-
-    Raises:
-        NotSupportedError: It uses what the modelled network does not have.
-        RankError: A rank raised an error, the ranks wait for each other, or they launch different collectives.
+    The cap is `CAP_MB` without one. Raises NotSupportedError if the class uses what the modelled network does not
+    have, and RankError as `run_in_virtual_time` does.
     """
     prediction = emulated(subject, trace, network, **settings)
     timeline = prediction.timeline
@@ -379,11 +373,7 @@ def save(path: Path, subject: str, schedules: Sequence[EmulatedSchedule]) -> Non
 
 
 def load(path: Path) -> tuple[EmulatedSchedule, ...]:
-    """Read schedules that `save` wrote.
-
-    Raises:
-        ValueError: The file is missing or damaged; the message names file, field and reason.
-    """
+    """Read schedules that `save` wrote; a ValueError names a missing or damaged file, the field and the reason."""
     cure = "write it again with `ddplab conform --save-schedule`"
     return read_schema(ScheduleFile, path, what="a file of schedules", cure=cure).schedules
 

@@ -45,10 +45,8 @@ def replicate_modules(module: nn.Module, *, reduce_dtype: str | None = None) -> 
     module alone. It leaves it to the script that all ranks start from equal parameters and buffers; so rank 0's are
     sent to all ranks before.
 
-    `reduce_dtype` names the dtype of the all-reduces; None: that of the gradients.
-
-    Raises:
-        ValueError: This version of torch has no such function.
+    `reduce_dtype` names the dtype of the all-reduces; None: that of the gradients. Raises ValueError if this version
+    of torch has no such function.
     """
     try:
         from torch.distributed._composable.replicate_with_fsdp import replicate

@@ -113,10 +113,7 @@ class ModelledCollective:
 
 
 class ModelledNetwork:
-    """The collectives between all ranks.
-
-    `represented_by` has, for each rank, the simulated rank that behaves the same.
-    """
+    """The collectives between all ranks; `represented_by` has, for each rank, the simulated one that acts alike."""
 
     def __init__(self, time: VirtualTime[Any], represented_by: Sequence[int], price: Price) -> None:
         self._time, self._price = time, price
@@ -137,8 +134,7 @@ class ModelledNetwork:
     def restart(self) -> list[ModelledCollective]:
         """Start an iteration without collectives; returns those of the last one.
 
-        Raises:
-            RanksUnmatchedError: Some ranks have launched a collective that others have not.
+        Raises RanksUnmatchedError if some ranks have launched a collective that others have not.
         """
         for number, collective in enumerate(self.launched):
             if collective.contributions:
@@ -171,8 +167,7 @@ class ModelledNetwork:
     ) -> tuple[int, VirtualFuture]:
         """Launch a rank's next collective; returns its number and its future.
 
-        Raises:
-            RanksUnmatchedError: Another rank has launched a different collective.
+        Raises RanksUnmatchedError if another rank has launched a different collective.
         """
         number = self._next[rank.rank]
         self._next[rank.rank] += 1

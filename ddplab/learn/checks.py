@@ -346,9 +346,7 @@ def ready_order(bench: Bench) -> None:
 def _memory(_rank: int, _world_size: int, subject: Subject) -> str:
     """Compare the memory of the gradients of a bucket after two iterations: that of the bucket."""
     training = Training(subject, bucket_cap_mb=25.0, gradient_as_bucket_view=True)
-    for step in range(2):
-        training.backward(mean_square, step)
-        training.optimizer.step()
+    training.train(steps=2)
     gradients = [parameter.grad for parameter in training.module.parameters() if parameter.grad is not None]
     pieces = {gradient.untyped_storage().data_ptr() for gradient in gradients}
     if len(pieces) > 1:

@@ -55,10 +55,6 @@ class LearnerClass(Subject):
 
 
 def learner_class(path: Path, name: str = CLASS) -> LearnerClass:
-    """Read the learner's file.
-
-    Raises:
-        ValueError: The file cannot be read, or its name is no name of a module.
-    """
+    """Read the learner's file; raises ValueError if it cannot be read, or its name is no name of a module."""
     check_name(path)
     return LearnerClass(f"{path.stem}:{name}", str(path), read_text(path))

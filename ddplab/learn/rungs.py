@@ -102,11 +102,7 @@ def progress_file(path: Path) -> Path:
 
 
 def load_progress(path: Path) -> Progress:
-    """Read the progress of a learner's file; none if there is no progress yet.
-
-    Raises:
-        ValueError: The progress file is damaged; the message names it.
-    """
+    """Read the progress of a learner's file, none at first; a ValueError names the progress file if it is damaged."""
     file = progress_file(path)
     if not file.exists():
         return Progress()
@@ -116,10 +112,8 @@ def load_progress(path: Path) -> Progress:
 def update_progress(path: Path, **changes: Any) -> Progress:
     """Read the progress, change the given fields, and write the progress.
 
-    The file is read again because `--hint` may have counted a hint while `--watch` was judging.
-
-    Raises:
-        ValueError: The progress file is damaged, or a change is invalid.
+    The file is read again because `--hint` may have counted a hint while `--watch` was judging. Raises ValueError as
+    `load_progress` does, and if a change is invalid.
     """
     progress = Progress.model_validate(load_progress(path).model_dump() | changes)
     write_atomically(progress_file(path), (progress.model_dump_json(indent=1) + "\n").encode())

@@ -135,9 +135,7 @@ def verify_setup(
 
     An error of `make` on any rank is raised on all of them: a rank that went on alone would hang in the next
     collective. Ranks compare digests. Only if those differ, or a rank raised an error, do they exchange setups and
-    errors. Without `exchange`, nothing is communicated.
-
-    Raises RuntimeError if the setups differ.
+    errors, and raise RuntimeError if the setups differ. Without `exchange`, nothing is communicated.
     """
     if not exchange:
         return make()

@@ -360,12 +360,10 @@ def _flat(shapes: Sequence[Sequence[int]], *, like: Tensor) -> tuple[Tensor, lis
 
 
 def orthogonalize(stack: Tensor, epsilon: float = 0.0) -> Tensor:
-    """An orthonormal basis of the columns of each matrix; shape [count, rows, rank].
+    """An orthonormal basis of the columns of each matrix; both of shape [count, rows, rank], with rows >= rank.
 
-    Args:
-        stack: Matrices of shape [count, rows, rank], with at least as many rows as columns.
-        epsilon: Added to the length of each column before the Gram-Schmidt process divides by it. Zero: use
-            Householder reflections, which turn columns of zeros into unit vectors and so need no epsilon.
+    `epsilon` is added to the length of each column before the Gram-Schmidt process divides by it. Zero: use
+    Householder reflections, which turn columns of zeros into unit vectors and so need no epsilon.
     """
     precise = stack.float() if stack.dtype in (torch.float16, torch.bfloat16) else stack
     if not epsilon:

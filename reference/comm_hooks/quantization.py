@@ -53,15 +53,10 @@ def quantize_per_channel(
 
 
 def quantize(channels: Tensor) -> Tensor:
-    """Quantise rows of real numbers.
+    """Quantise rows of real numbers, of shape [count, elements]; each row gets its own scale.
 
-    Zero is always one of the levels, so a gradient of zero stays zero.
-
-    Args:
-        channels: The numbers, of shape [count, elements]; each row gets its own scale.
-
-    Returns:
-        Bytes: a float32 scale for each row, a float32 zero point for each row, then one level for each number.
+    Zero is always one of the levels, so a gradient of zero stays zero. Returns bytes: a float32 scale for each row, a
+    float32 zero point for each row, then one level for each number.
     """
     low = channels.amin(1, keepdim=True).clamp(max=0)
     high = channels.amax(1, keepdim=True).clamp(min=0)

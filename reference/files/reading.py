@@ -74,11 +74,7 @@ class Settings(Schema):
 
 @contextmanager
 def one_line_errors() -> Iterator[None]:
-    """Around code that constructs schemas, or as a decorator of a function: errors of pydantic become one line.
-
-    Raises:
-        ValueError: A field is invalid; the message names the first such field.
-    """
+    """Around code that constructs schemas, or as a decorator: errors of pydantic become a ValueError of one line."""
     try:
         yield
     except ValidationError as error:
@@ -138,10 +134,8 @@ def parse_yaml(text: str) -> Any:
     """Parse YAML by the core schema of YAML 1.2, without what could mean two things.
 
     `1:30` and `yes` are text, where YAML 1.1 has 90 and true. Numbers with leading zeros, octal in YAML 1.1, are text
-    too. Repeated fields, tags and aliases are refused; aliases could expand a short file into a huge one.
-
-    Raises:
-        ValueError: The text is not YAML, too large or nested too deeply, or has a refused feature; one line.
+    too. Repeated fields, tags and aliases are refused; aliases could expand a short file into a huge one. Raises
+    ValueError, in one line, if the text is not YAML, too large or nested too deeply, or has a refused feature.
     """
     if len(text) > LARGEST_YAML:
         raise ValueError(f"expected at most {LARGEST_YAML} characters of YAML, got {len(text)}")

@@ -36,11 +36,7 @@ RelativeError = Annotated[float, Field(ge=0, le=100, allow_inf_nan=False)]  # ha
 
 
 def as_int64(numbers: ArrayLike) -> NDArray[np.int64]:
-    """Round to 64-bit integers; raise an error where numpy would silently wrap around.
-
-    Raises:
-        ValueError: A number is NaN, or its absolute value is above `LARGEST`.
-    """
+    """Round to 64-bit integers; raises ValueError for NaN and beyond `LARGEST`, where numpy would wrap around."""
     rounded = np.rint(np.asarray(numbers, np.float64))
     if (wrong := rounded[~(np.abs(rounded) < 2.0**62)]).size:
         limits = "expected times of at most 146 years and sizes of at most 4 EiB"

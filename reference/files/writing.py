@@ -31,10 +31,8 @@ def write_atomically(path: str | os.PathLike[str], data: bytes) -> None:
     A symbolic link is followed, and a file keeps its owner and mode. A file with several hard links, and what is no
     regular file (a device, a FIFO, /dev/fd/3, `-` for the standard output), is written in place.
 
-    Several processes and threads may write the same path at the same time; the last write remains.
-
-    Raises:
-        OSError: The file cannot be written; the message names the path and the reason.
+    Several processes and threads may write the same path at the same time; the last write remains. If the file cannot
+    be written, an OSError names the path and the reason.
     """
     path = Path(path)
     check_writable(path)

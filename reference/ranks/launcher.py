@@ -109,11 +109,8 @@ def first_host(nodes: str) -> str:
 def on_rank_0(main: Callable[[], Result]) -> Result:
     """Run a program: without a launcher in this process, with one in the process of rank 0.
 
-    Every other process serves its pools as a rank, and exits when the program has ended.
-
-    Raises:
-        SystemExit: In every other process, with status 0; with status 1 if the program was lost.
-        Error: The processes did not find each other.
+    Every other process serves its pools as a rank, and exits when the program has ended: with status 0, or 1 if the
+    program was lost. Raises Error if the processes did not find each other.
     """
     place = launched()
     if place is None:
