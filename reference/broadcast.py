@@ -10,21 +10,19 @@ from torch._utils import _flatten_dense_tensors, _unflatten_dense_tensors
 from torch.autograd.grad_mode import _unsafe_preserve_version_counter
 from torch.nn.parallel.distributed import _BufferCommHookLocation
 
-from .message_sizes import PIECE_BYTES, send_in_pieces
+from .message_sizes import send_in_pieces
 from .parameters import bucket_key, synchronized_buffers, synchronized_tensors
 
 if TYPE_CHECKING:
     from .module_wrapper import DataParallel
 
 
-def broadcast_coalesced(
-    tensors: Sequence[Tensor], group: dist.ProcessGroup, *, source: int = 0, piece_bytes: int = PIECE_BYTES
-) -> None:
+def broadcast_coalesced(tensors: Sequence[Tensor], group: dist.ProcessGroup, *, source: int = 0) -> None:
     """Overwrite `tensors` on every rank with those of `source`, a rank within the group.
 
     Expanded tensors, conjugate and negative views are written through to the memory that they show.
-    Tensors of one dtype and device are flattened into pieces of about `piece_bytes`, of which few are in flight; see
-    `send_in_pieces`. Blocks until all pieces have arrived.
+    Tensors of one dtype and device are flattened into pieces, of which few are in flight; see `send_in_pieces`.
+    Blocks until all pieces have arrived.
     """
     is_source = group.rank() == source
 
@@ -46,7 +44,7 @@ def broadcast_coalesced(
                 _overwrite(piece, _unflatten_dense_tensors(flat, piece))
 
     sizes_bytes = [tensor.nbytes for tensor in tensors]
-    send_in_pieces(sizes_bytes, [bucket_key(tensor) for tensor in tensors], launch, finish, piece_bytes)
+    send_in_pieces(sizes_bytes, [bucket_key(tensor) for tensor in tensors], launch, finish)
 
 
 def send_state(module: nn.Module, group: dist.ProcessGroup, *, source: int = 0, with_buffers: bool) -> None:

@@ -42,11 +42,10 @@ def send_in_pieces(
     keys: Sequence[Hashable],
     launch: Callable[[list[int]], Piece],
     finish: Callable[[Piece], None],
-    piece_bytes: int = PIECE_BYTES,
 ) -> None:
     """Call `launch` with the tensors of each piece, all of one key, and `finish` before too many are in flight."""
     in_flight: deque[Piece] = deque()
-    for indices in _assign_pieces(tuple(sizes_bytes), (piece_bytes,), keys=tuple(keys)):
+    for indices in _assign_pieces(tuple(sizes_bytes), (PIECE_BYTES,), keys=tuple(keys)):
         if len(in_flight) == PIECES_IN_FLIGHT:
             finish(in_flight.popleft())
         in_flight.append(launch(indices))

@@ -42,23 +42,16 @@ class IterationTimes:
 
     @classmethod
     def of_rank(cls, times: ComputeTimes, *, optimizes: bool = True) -> Self:
-        """Make the times of one iteration of one rank, perhaps without the step of the optimiser."""
-        moments = zip(times.ready_ns.tolist(), times.unused.tolist(), strict=True)
-        ready_ns = [None if unused else moment for moment, unused in moments]
-        step_ns = int(times.step_ns) - (0 if optimizes else int(times.optimizer_ns))
-        return cls.of(int(times.forward_ns), ready_ns, int(times.backward_end_ns), step_ns)
+        """Make the times of one iteration of one rank, perhaps without the step of the optimiser.
 
-    @classmethod
-    def of(cls, forward_ns: int, ready_ns: Sequence[int | None], backward_end_ns: int, step_ns: int) -> Self:
-        """Make the times from moments since the start of the forward pass.
-
-        `ready_ns` has None for a parameter without gradient. Gradients that are ready at the same time come in order
-        of their indices.
+        Gradients that are ready at the same time come in order of their indices.
         """
-        ready = sorted((moment, index) for index, moment in enumerate(ready_ns) if moment is not None)
-        moments = [forward_ns, *(moment for moment, _ in ready)]
+        ready_ns, unused = times.ready_ns.tolist(), times.unused.tolist()
+        ready = sorted((moment, index) for index, moment in enumerate(ready_ns) if not unused[index])
+        moments = [int(times.forward_ns), *(moment for moment, _ in ready)]
         gradients = tuple((index, moment - before) for (moment, index), before in zip(ready, moments, strict=False))
-        return cls(forward_ns, gradients, backward_end_ns - moments[-1], step_ns)
+        step_ns = int(times.step_ns) - (0 if optimizes else int(times.optimizer_ns))
+        return cls(moments[0], gradients, int(times.backward_end_ns) - moments[-1], step_ns)
 
 
 class EmulatedOptimizer(torch.optim.SGD):

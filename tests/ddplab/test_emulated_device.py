@@ -2,6 +2,7 @@
 
 from contextlib import contextmanager
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -9,6 +10,7 @@ from hypothesis import strategies as st
 from ddplab.emulation.emulated_device import EmulatedModel, IterationTimes
 from ddplab.reference.recorder import described_buffers, described_parameters
 from ddplab.reference.trace import Buffer, Parameter, Workload
+from ddplab.simulator.workload.compute_times import ComputeTimes
 
 from ..strategies import traces
 
@@ -32,6 +34,13 @@ def workload(parameters, buffers=()):
     )  # fmt: skip
 
 
+def times_of(forward_ns, ready_ns, backward_end_ns, step_ns):
+    """Times from moments since the start of the forward pass; a parameter with None gets no gradient."""
+    ready, unused = np.array([moment or 0 for moment in ready_ns]), np.array([moment is None for moment in ready_ns])
+    forward, backward_end, step, optimizer = map(np.int64, (forward_ns, backward_end_ns, step_ns, 0))
+    return IterationTimes.of_rank(ComputeTimes(forward, ready, unused, backward_end, step, optimizer))
+
+
 @given(traces(), st.data())
 def test_each_gradient_is_ready_when_it_was_in_the_recording(trace, data):
     iteration = trace.ranks[0].iterations[0]
@@ -40,7 +49,7 @@ def test_each_gradient_is_ready_when_it_was_in_the_recording(trace, data):
     ready = [None if index in unused else moment - start for index, moment in enumerate(iteration.ready_ns)]
     clock, seen = Stopwatch(), {}
     model = EmulatedModel(trace.workload, clock)
-    model.times = IterationTimes.of(
+    model.times = times_of(
         iteration.forward_end_ns - start,
         ready,
         iteration.backward_end_ns - start,
@@ -63,7 +72,7 @@ def test_each_gradient_is_ready_when_it_was_in_the_recording(trace, data):
 
 def test_gradients_accumulate_and_are_not_copied():
     model = EmulatedModel(workload([Parameter(name="w", shape=(2, 3), dtype="float32", size_bytes=24)]), Stopwatch())
-    model.times = IterationTimes.of(1, [2], 3, 4)
+    model.times = times_of(1, [2], 3, 4)
     made = []
     gradient = model.gradient
     model.gradient = lambda index: made.append(gradient(index)) or made[-1].view_as(made[-1])
@@ -104,7 +113,7 @@ def test_a_sparse_gradient_has_the_rows_that_a_batch_touches():
     embedding = Parameter(name="token.weight", shape=(25, 3), dtype="float32", size_bytes=300, sparse=True)
     model = EmulatedModel(workload([embedding]), Stopwatch(), sparse_density=7 / 25)
     assert list(described_parameters(model)) == [embedding]
-    model.times = IterationTimes.of(0, [1], 1, 0)
+    model.times = times_of(0, [1], 1, 0)
     model().backward()
     assert model.token.weight.grad.is_sparse
     assert model.token.weight.grad._nnz() == 7

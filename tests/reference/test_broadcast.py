@@ -2,6 +2,7 @@
 
 import functools
 import warnings
+from unittest import mock
 
 import torch
 import torch.distributed as dist
@@ -9,6 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import nn
 
+from ddplab.reference import message_sizes
 from ddplab.reference.broadcast import broadcast_coalesced
 from ddplab.reference.data_parallel import DistributedDataParallel
 
@@ -32,7 +34,8 @@ def broadcast_odd_tensors(rank: int, _world_size: int, kinds: list[str], source:
         [ODD_BUFFERS[kind](torch.arange(24.0) * (number + 1) * of) for number, kind in enumerate(kinds)]
         for of in (rank, source + 1)
     )
-    broadcast_coalesced(tensors, group, source=source, piece_bytes=piece_bytes)
+    with mock.patch.object(message_sizes, "PIECE_BYTES", piece_bytes):
+        broadcast_coalesced(tensors, group, source=source)
     return [
         ([*tensor.resolve_conj().tolist()], [*was.resolve_conj().tolist()])
         for tensor, was in zip(tensors, sent, strict=True)

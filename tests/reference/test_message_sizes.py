@@ -4,6 +4,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from ddplab.reference import message_sizes
 from ddplab.reference.comm_hooks.quantization import quantize
 from ddplab.reference.message_sizes import (
     PIECES_IN_FLIGHT,
@@ -15,14 +16,15 @@ from ddplab.reference.message_sizes import (
 )
 
 
-def test_pieces_are_finished_in_turn_before_too_many_are_in_flight():
+def test_pieces_are_finished_in_turn_before_too_many_are_in_flight(monkeypatch):
+    monkeypatch.setattr(message_sizes, "PIECE_BYTES", 8)
     log: list[str] = []
 
     def launch(piece: list[int]) -> list[int]:
         log.append(f"launch {piece}")
         return piece
 
-    send_in_pieces([4, 4, 8, 4, 4], "aabaa", launch, lambda piece: log.append(f"finish {piece}"), 8)
+    send_in_pieces([4, 4, 8, 4, 4], "aabaa", launch, lambda piece: log.append(f"finish {piece}"))
     assert log == ["launch [0, 1]", "launch [2]", "finish [0, 1]", "launch [3, 4]", "finish [2]", "finish [3, 4]"]
     assert PIECES_IN_FLIGHT == 2
 
