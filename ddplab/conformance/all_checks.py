@@ -404,8 +404,7 @@ SLOW = (
 def chosen(only: str | None, baseline: Sequence[EmulatedSchedule] | None, *, quick: bool = False) -> dict[str, Check]:
     """Return the checks in a list of names, or all, or the quick ones; a baseline adds that no schedule is slower.
 
-    Raises:
-        ValueError: There is no check of a name.
+    Raises ValueError if there is no check of a name.
     """
     every = [name for name in CHECKS if not (quick and name in SLOW)]
     names = every if only is None else [name.strip() for name in only.split(",")]

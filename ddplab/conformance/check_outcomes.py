@@ -239,8 +239,7 @@ def why_left_out(check: str, results: Sequence[CheckResult]) -> str:
 def read_expectations(path: Path, checks: Sequence[str]) -> dict[str, Expectation]:
     """Read a YAML file with the three lists `must-pass`, `expected-fail` and `skip` of names of checks.
 
-    Raises:
-        ValueError: The file is missing or malformed, or names an unknown check.
+    Raises ValueError if the file is missing or malformed, or names an unknown check.
     """
     text, found = read_text(path), dict[str, Expectation]()
     try:

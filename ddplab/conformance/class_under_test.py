@@ -213,8 +213,7 @@ class Subject:
     def wrap(self, module: nn.Module, **options: Any) -> nn.Module:
         """Wrap a module, with arguments of torch's constructor; a cap is left out if the subject has no buckets.
 
-        Raises:
-            NotSupportedError: The subject does not take one of the options.
+        Raises NotSupportedError if the subject does not take one of the options.
         """
         cap_mb = options.pop("bucket_cap_mb", None)
         for option in options:
@@ -294,8 +293,7 @@ class Subject:
 def methods_of(_rank: int, _world_size: int, subject: Subject) -> list[str]:
     """Return which of `METHODS` a wrapped module has; `OWN_HOOK` if it refuses a comm hook.
 
-    Raises:
-        TypeError: The subject does not return a module.
+    Raises TypeError if the subject does not return a module.
     """
     module = nn.Linear(2, 1).to(rank_device())
     wrapped, *_ = subject.prepare(module, lambda _wrapped: SGD(module.parameters(), lr=0.1))

@@ -179,8 +179,7 @@ _computed: Callable[..., Tensor] = _Layer.apply
 def _submodules(tensors: Sequence[Parameter | Buffer], names: Sequence[str]) -> nn.Module:
     """A module whose submodules hold the parameters, then the buffers, under these names.
 
-    Raises:
-        KeyError: A name is that of a submodule and of a tensor, or not possible in a module.
+    Raises KeyError if a name is that of a submodule and of a tensor, or not possible in a module.
     """
     root = nn.Module()
     for tensor, name in zip(tensors, names, strict=True):

@@ -151,8 +151,7 @@ class ModelledNetwork:
     def of_some(self, ranks: Sequence[int], number: int) -> "ModelledNetwork":
         """Return the collectives of the group that all ranks make as their `number`-th one, with these ranks.
 
-        Raises:
-            NotModelledError: A simulated rank stands for others.
+        Raises NotModelledError if a simulated rank stands for others.
         """
         if any(rank != one for rank, one in enumerate(self._simulated)):
             raise NotModelledError("modelled network: expected no group of some ranks")

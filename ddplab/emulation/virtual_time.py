@@ -136,8 +136,7 @@ class VirtualTime(Generic[Result]):
     def run(self, body: Callable[[VirtualRank], Result]) -> list[Result]:
         """Run `body` on every rank, each in a thread of its own; returns the results in order of the ranks.
 
-        Raises:
-            RankError: A rank raised an error, all ranks wait, or a rank has not come back in time.
+        Raises RankError if a rank raised an error, all ranks wait, or a rank has not come back in time.
         """
         for rank in self.ranks:
             name = f"rank {rank.rank}"

@@ -271,8 +271,7 @@ def _judged_again(judge: Judge, subject: LearnerClass, below: int, report: Repor
 def saves(path: Path, poll_s: float = POLL_S) -> Iterator[int]:
     """Yield the number of each version of a file: 0 for the present one, and the next one after each save.
 
-    Raises:
-        ValueError: There is no file at first. One that vanishes later, as editors do while they save, is waited for.
+    Raises ValueError if there is no file. One that vanishes later, as editors do while they save, is waited for.
     """
     if (known := _version(path)) is None:
         raise ValueError(f"{path}: expected a file to watch, got none")

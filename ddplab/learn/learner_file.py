@@ -22,8 +22,7 @@ class LearnerError(ValueError):
 class LearnerClass(Subject):
     """A class in a source text; every process runs this text, whatever the file `path` contains by then.
 
-    Raises:
-        LearnerError: The text has no such class, or raises an error when it is run; on the first use.
+    Raises LearnerError, on the first use, if the text has no such class, or raises an error when it is run.
     """
 
     path: str = ""

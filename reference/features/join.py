@@ -86,8 +86,7 @@ class JoinableModule(Joinable):
     def join_hook(self, **kwargs: Any) -> UnevenInputsHook:
         """The hook that a rank without inputs runs; takes `divide_by_initial_world_size` as `join` does.
 
-        Raises:
-            NotImplementedError: With `skip_all_reduce_unused_params` or delayed all-reduces.
+        Raises NotImplementedError with `skip_all_reduce_unused_params` or delayed all-reduces.
         """
         if self._reducer.delayed is not None:
             raise NotImplementedError(
