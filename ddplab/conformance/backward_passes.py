@@ -345,7 +345,7 @@ def _two_forward_passes(module: nn.Module, step: int, rank: int) -> Tensor:
     return (first * second).square().mean()  # type: ignore[no-any-return]
 
 
-REPEATED_FORWARD = {"make": _scaled, "run": _two_forward_passes}
+REPEATED_FORWARD: dict[str, Any] = {"make": _scaled, "run": _two_forward_passes}
 """Arguments of `trains`."""
 
 
