@@ -404,7 +404,7 @@ def explained_launches(_rank: int, _world_size: int, steps: list[tuple[str, int]
         module(x()).sum().backward()
     dist.barrier()
     orders = [module.reducer.launch_order for module in modules]
-    return [order.explain(order.launches) for order in orders]
+    return [order.explain(order._launches[order._group.group_name]) for order in orders]
 
 
 def message(rank: int, _world_size: int, misuse: str) -> str:
