@@ -1,6 +1,7 @@
 """Data-parallel classes with one mistake each, for conformance: correct classes, changed in a few lines."""
 
 import copy
+import random
 import threading
 import time
 from collections.abc import Iterator
@@ -276,6 +277,238 @@ class EnablesGradients(Buffered):
     def forward(self, *inputs: Any, **keywords: Any) -> Any:
         with torch.enable_grad():
             return super().forward(*inputs, **keywords)
+
+
+class LoadsNothing(Buffered):
+    """Names in a state dict begin with `module.`, which the module does not know."""
+
+    def load_state_dict(self, state: Any, strict: bool = True, assign: bool = False) -> Any:
+        return self.module.load_state_dict(state, strict=False, assign=assign)
+
+
+class NamesLikeTheModule(Buffered):
+    """Also where it is a part of another module."""
+
+    def state_dict(self, *arguments: Any, destination: Any = None, prefix: str = "", keep_vars: bool = False) -> Any:
+        return {name.removeprefix("module."): tensor for name, tensor in super().state_dict().items()}
+
+    def load_state_dict(self, state: Any, strict: bool = True, assign: bool = False) -> Any:
+        return self.module.load_state_dict(state, strict, assign)
+
+
+class DetachesInputs(Buffered):
+    def forward(self, *inputs: Any, **keywords: Any) -> Any:
+        return super().forward(*tree_map_only(Tensor, Tensor.detach, inputs), **keywords)
+
+
+def as_plain_tuples(structure: Any) -> Any:
+    if isinstance(structure, list | tuple):
+        return tuple(map(as_plain_tuples, structure))
+    if isinstance(structure, dict):
+        return {name: as_plain_tuples(part) for name, part in structure.items()}
+    return structure
+
+
+class RebuildsInputs(Buffered):
+    """As a function that moves them to a device does."""
+
+    def forward(self, *inputs: Any, **keywords: Any) -> Any:
+        return super().forward(*as_plain_tuples(inputs), **as_plain_tuples(keywords))
+
+
+class RebuildsOutputs(Buffered):
+    def forward(self, *inputs: Any, **keywords: Any) -> Any:
+        return as_plain_tuples(super().forward(*inputs, **keywords))
+
+
+class CastsOutputs(Buffered):
+    """Integers and truth values become numbers in floating point, too."""
+
+    def forward(self, *inputs: Any, **keywords: Any) -> Any:
+        return tree_map_only(Tensor, Tensor.float, super().forward(*inputs, **keywords))
+
+
+class HooksEveryOutput(Buffered):
+    """Also those that require no gradient."""
+
+    def forward(self, *inputs: Any, **keywords: Any) -> Any:
+        output = super().forward(*inputs, **keywords)
+        if torch.is_grad_enabled():
+            tree_map_only(Tensor, lambda one: one.register_hook(lambda gradient: gradient), output)
+        return output
+
+
+def tensors_in(output: Any) -> Iterator[Tensor]:
+    if isinstance(output, Tensor):
+        yield output
+    elif isinstance(output, list | tuple):
+        for part in output:
+            yield from tensors_in(part)
+
+
+class SearchesListsOnly(Buffered):
+    """A pass is averaged if an output requires a gradient; those in a dict are not found."""
+
+    armed = False
+
+    def forward(self, *inputs: Any, **keywords: Any) -> Any:
+        output = super().forward(*inputs, **keywords)
+        if torch.is_grad_enabled():
+            self.armed = any(one.requires_grad for one in tensors_in(output))
+        return output
+
+    def gradient_ready(self, parameter: nn.Parameter) -> None:
+        if self.armed:
+            super().gradient_ready(parameter)
+
+
+class IsUsedInside(Buffered):
+    """An exception in a forward pass leaves the mark of a pass."""
+
+    inside = False
+
+    def forward(self, *inputs: Any, **keywords: Any) -> Any:
+        if self.inside:
+            return self.module(*inputs, **keywords)
+        self.inside = True
+        output = super().forward(*inputs, **keywords)
+        self.inside = False
+        return output
+
+    def gradient_ready(self, parameter: nn.Parameter) -> None:
+        if not self.inside:
+            super().gradient_ready(parameter)
+
+
+class ReplacesForward(Buffered):
+    """A copy of the module has the function, and with it the original's parameters."""
+
+    def __init__(self, module: nn.Module, **options: Any) -> None:
+        super().__init__(module, **options)
+        forward = module.forward
+        module.forward = lambda *inputs, **keywords: forward(*inputs, **keywords)  # type: ignore[method-assign]
+
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        raise NotImplementedError("copies of a wrapped module are not supported")
+
+
+class StartsInSinglePrecision(Buffered):
+    def __init__(self, module: nn.Module, **options: Any) -> None:
+        super().__init__(module, **options)
+        for parameter in module.parameters():
+            if dist.get_rank(self.process_group) and parameter.dtype == torch.float64:
+                parameter.detach().copy_(parameter.detach().float())
+
+
+class ReturnsNothing(Buffered):
+    def train(self, mode: bool = True) -> Any:
+        super().train(mode)
+
+
+class ClearsItsBuckets(Buffered):
+    """And not the gradients, which are views of them under an option only."""
+
+    def zero_grad(self, set_to_none: bool = True) -> None:
+        for flat in self.memory.values():
+            flat.zero_()
+
+
+class AsksInEachForward(Buffered):
+    """All ranks, also in evaluation."""
+
+    def forward(self, *inputs: Any, **keywords: Any) -> Any:
+        dist.all_reduce(torch.ones(1), group=self.process_group)
+        return super().forward(*inputs, **keywords)
+
+
+class SeedsPython(Buffered):
+    def __init__(self, module: nn.Module, **options: Any) -> None:
+        random.seed(0)
+        super().__init__(module, **options)
+
+
+class SendsCopiesOfBuffers(Buffered):
+    """Those that are not contiguous."""
+
+    def send_from(self, source: int, tensors: Iterator[Tensor]) -> None:
+        super().send_from(source, (tensor.detach().reshape(-1) for tensor in tensors))
+
+
+class SendsChangedBuffers(Buffered):
+    """Each rank looks whether its own have changed."""
+
+    versions: tuple[int, ...] = ()
+
+    def send_from(self, source: int, tensors: Iterator[Tensor]) -> None:
+        every = list(tensors)
+        if self.versions != tuple(one._version for one in every):
+            super().send_from(source, iter(every))
+            self.versions = tuple(one._version for one in every)
+
+
+class NeedsBuffers(Buffered):
+    """A buffer may be None, as those of a batch norm without running statistics."""
+
+    def prepare(self) -> None:
+        super().prepare()
+        for layer in self.module.modules():
+            for buffer in layer._buffers.values():
+                buffer.detach()  # type: ignore[union-attr]
+
+
+class SendsHalfPrecision(Buffered):
+    """In place of bfloat16, which has larger numbers."""
+
+    def send(self, flat: Tensor, parameters: list[nn.Parameter]) -> Any:
+        if flat.dtype != torch.bfloat16:
+            return super().send(flat, parameters)
+        half = (flat / dist.get_world_size(self.process_group)).half()
+        work = dist.all_reduce(half, group=self.process_group, async_op=True)
+        return SimpleNamespace(wait=lambda: (work.wait(), flat.copy_(half)))
+
+
+class CountsInAByte(Buffered):
+    """Nothing is sent in pass 0."""
+
+    number = 0
+
+    def begin(self) -> None:
+        super().begin()
+        self.number = (self.number + 1) % 256
+
+    def send(self, flat: Tensor, parameters: list[nn.Parameter]) -> Any:
+        return super().send(flat, parameters) if self.number else SimpleNamespace(wait=lambda: None)
+
+
+class WholePiecesOnly(Buffered):
+    """A bucket of more than a piece of 32 MiB is sent without its last one."""
+
+    def send(self, flat: Tensor, parameters: list[nn.Parameter]) -> Any:
+        piece = 2**25 // flat.element_size()
+        if flat.numel() <= piece:
+            return super().send(flat, parameters)
+        return super().send(flat[: flat.numel() // piece * piece], parameters)
+
+
+class OneSwitchForAll(Buffered):
+    """`no_sync` of one wrapper is that of all."""
+
+    switch = True
+
+    @property
+    def synchronised(self) -> bool:
+        return OneSwitchForAll.switch
+
+    @synchronised.setter
+    def synchronised(self, value: bool) -> None:
+        OneSwitchForAll.switch = value
+
+
+class NeedsASecondRank(Buffered):
+    """On one rank, as where a script is tried first, it has no parameters."""
+
+    def parameters(self, recurse: bool = True) -> Iterator[nn.Parameter]:
+        return super().parameters(recurse) if dist.get_world_size(self.process_group) > 1 else iter(())
 
 
 class KeepsItsFirstStateDict(Buffered):

@@ -59,10 +59,7 @@ def run_program(
 
 
 def construction(bench: Bench) -> None:
-    """Ranks that were initialised differently start from rank 0's parameters and buffers, and keep their seeds.
-
-    What is wrapped goes on as the module: its modes, gradients, forward hooks and passes without gradients.
-    """
+    """Ranks that were initialised differently start from rank 0's parameters and buffers, and keep their seeds."""
     has_buffers = any(name in bench.offer.options for name in BUFFER_OPTIONS)
     program = program_of(SPECIAL, ["evaluate"], bench.world_size, buffer=has_buffers)
     seen = bench.run(around_construction, bench.subject, program)
@@ -72,9 +69,8 @@ def construction(bench: Bench) -> None:
             raise FindingError(f"iteration 0: {kind} {name!r} on rank {rank} is not that of rank 0: {how}")
     for kind, name, how in differences(first, own):
         raise FindingError(f"{kind} {name!r} of rank 0 changed: {how}")
-    if len({number for *_, number in seen}) < len(seen):
+    if any(len({*drawn}) < len(seen) for drawn in zip(*(numbers for *_, numbers in seen), strict=True)):
         raise FindingError("ranks with seeds of their own draw equal random numbers afterwards, as for dropout")
-    bench.try_body(usual_scripts.as_the_module)
 
 
 def special_parameters(bench: Bench) -> str:
@@ -336,6 +332,7 @@ CHECKS: dict[str, Check] = {
     "overlap": check_overlap,
     "one weight": one_weight,
     "construction": construction,
+    "use as the module": usual_scripts.check_use,
     "bucket caps": bucket_caps,
     "special parameters": special_parameters,
     "optimizers": optimizers,

@@ -351,16 +351,20 @@ def _scaled_weights(dtype: torch.dtype, elements: int = 4) -> nn.Module:
 
 
 def compare_special_values(rank: int, world_size: int, subject: Subject) -> str:
-    """Average gradients of which one is NaN and others are infinite, on one rank each."""
-    factors = [torch.ones(4) for _ in range(world_size)]
-    factors[0] = torch.tensor([float("nan"), float("inf"), 1.0, float("inf")])
-    factors[-1] = torch.tensor([1.0, 1.0, 1.0, float("-inf")])
-    training = Training(subject, partial(_scaled_weights, torch.float32), bucket_cap_mb=1e-6)
-    training.backward(lambda module, _, rank: module([factors[rank], torch.ones(4), torch.ones(4)]), 0)
-    wanted = [torch.stack(factors).mean(dim=0), torch.ones(4), torch.ones(4)]
-    for index, (parameter, want) in enumerate(zip(training.module.parameters(), wanted, strict=True)):
-        if not same(parameter.grad, want, rtol=1e-6):
-            return f"rank {rank}: gradient {index}: {describe_difference(parameter.grad, want)}"
+    """Average gradients of which one is NaN and others are infinite, on one rank each; in bfloat16, large ones."""
+    for dtype, usual in ((torch.float32, 1.0), (torch.bfloat16, 2.0**20)):
+        others = torch.full((4,), usual)
+        factors = [others.clone() for _ in range(world_size)]
+        factors[0] = torch.tensor([float("nan"), float("inf"), usual, float("inf")])
+        factors[-1] = torch.tensor([usual, usual, usual, float("-inf")])
+        training = Training(subject, partial(_scaled_weights, dtype), bucket_cap_mb=1e-6)
+        of_weights = [factors[rank], others, others]
+        training.backward(lambda module, _step, _rank, of_weights=of_weights: module(of_weights), 0)  # type: ignore[misc]
+        wanted = [torch.stack(factors).mean(dim=0), others, others]
+        for index, (parameter, want) in enumerate(zip(training.module.parameters(), wanted, strict=True)):
+            if not same(parameter.grad, want.to(dtype), rtol=8 * torch.finfo(dtype).eps):
+                found = describe_difference(parameter.grad, want.to(dtype))
+                return f"rank {rank}: gradient {index} in {dtype}: {found}"
     return ""
 
 
@@ -411,19 +415,20 @@ def in_mixed_precision(_rank: int, _world_size: int, subject: Subject, low: torc
 
 def _with_buffers() -> nn.Module:
     """Build a layer, which has a buffer too, beside buffers of dtypes that are rare in sums."""
-    module = nn.Sequential(nn.Linear(6, 3))
-    module[0].register_buffer("count", torch.zeros(3))
+    module = nn.Sequential(nn.Linear(6, 3), nn.BatchNorm1d(3, track_running_stats=False))  # whose buffers are None
+    module[0].register_buffer("count", torch.zeros(3, 2).t())
     for dtype in (torch.bool, torch.uint8, torch.bfloat16, torch.float16, torch.complex64):
         module.register_buffer(f"of_{str(dtype)[6:]}", torch.zeros(3, dtype=dtype))
     return module
 
 
 def compare_buffers(rank: int, _world_size: int, subject: Subject) -> str:
-    """Train with buffers of rare dtypes, which are one on rank 0 and zero elsewhere before each forward pass."""
+    """Train with buffers of rare dtypes: one on rank 0 and zero elsewhere; in later steps on a single rank."""
     training, problem = Training(subject, _with_buffers), ""
     for step in range(STEPS):
         for buffer in training.module.buffers():
-            buffer.fill_(rank == 0)
+            if step == 0 or rank == step % 2:
+                buffer.fill_(rank == 0)
         training.backward(mean_square, step)
         for name, buffer in training.module.named_buffers():
             if not bool((buffer == 1).all()):

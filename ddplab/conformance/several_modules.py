@@ -26,10 +26,10 @@ CUSTOM = ("__deepcopy__", "__copy__", "__reduce__", "__reduce_ex__", "__getstate
 LOCAL = "is trained on its own rank only"
 
 
-def two_modules(rank: int, world_size: int, subject: Subject) -> str:
+def two_modules(rank: int, world_size: int, subject: Subject, **options: Any) -> str:
     """Train two modules, in turn and in one loss; returns what is wrong."""
     modules, twins = ([build(mlp, seed) for seed in (1, 2)] for _ in range(2))
-    wrapped = [subject.wrap(module, bucket_cap_mb=1e-4) for module in modules]
+    wrapped = [subject.wrap(module, bucket_cap_mb=1e-4, **options) for module in modules]
 
     def loss(chosen: Any, step: int, rank: int) -> Tensor:
         return torch.stack([mean_square(module, step, rank) for module in chosen]).prod()
@@ -46,6 +46,16 @@ def two_modules(rank: int, world_size: int, subject: Subject) -> str:
         if not problem and (wrong := difference(nn.ModuleList(modules[chosen]), local, tolerance=subject.tolerance)):
             problem = f"two modules, iteration {step}, rank {rank}: {wrong}"
     return problem
+
+
+def beside_no_sync(_rank: int, _world_size: int, subject: Subject) -> str:
+    """Train a module while another one accumulates; returns what is wrong."""
+    other, training = Training(subject), Training(subject)
+    with other.wrapped.no_sync():
+        other.backward(mean_square, 0)
+        training.backward(mean_square, 1)
+    problem = training.wrong(mean_square, 1)
+    return problem and f"a module beside another one under no_sync: {problem}"
 
 
 def copied(rank: int, world_size: int, subject: Subject, how: str, *, trained: bool) -> tuple[str, str]:
@@ -100,7 +110,10 @@ def check_modules(bench: Bench) -> str:
     A copy that stays local is a fault if the class determines how it is copied. Returns how copies behave that are
     not averaged; empty if all are.
     """
-    bench.try_body(two_modules)
+    for options in bench.variants({}, VIEWS):
+        bench.try_body(two_modules, **options)
+    if "no_sync" in bench.methods:
+        bench.try_body(beside_no_sync)
     determines = not bench.offer.defines.isdisjoint(CUSTOM)
     notes = []
     for how in COPY:

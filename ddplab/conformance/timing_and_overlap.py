@@ -48,7 +48,7 @@ from .training_programs import PLAIN, Net, Program, Script, Seen, Weight, in_one
 DURATIONS_NS = (0, 1, 10, 1000)
 """Times of collectives, and of gradients; so that any of them may be the longest."""
 MOST_AT_A_TIME = 3
-WORLD_SIZES = (2, 4, 5, 6, 7, 8, 12, 16)
+WORLD_SIZES = (1, 2, 4, 5, 6, 7, 8, 12, 16)
 """Further numbers of ranks; 1/7 rounds so much that averages are not exact."""
 MORE_THAN_A_BYTE = 256
 """Number of ranks that a byte cannot count: for classes that count the uses of parameters."""
@@ -130,7 +130,7 @@ def try_timing(bench: Bench, program: Program) -> None:
         program = in_one_order(program)
     ranks = len(program.steps[0].used)
     expected = run_locally(program, ranks)
-    at_fault = f"with seed {program.seed} in virtual time, on {ranks} ranks"
+    at_fault = f"with seed {program.seed} in virtual time, on {ranks} rank{'s' * (ranks > 1)}"
     try:
         seen = run_alone(bench, run_in_virtual_time, bench.subject, program, ranks, program.seed)
         how: dict[str, Any] = {"tolerance": bench.subject.tolerance, "program": program}

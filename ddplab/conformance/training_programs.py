@@ -4,6 +4,7 @@ The models compute with integers. Their gradients are multiples of a power of th
 the ranks are exact whatever the order of the summation, and "equal" can mean equal.
 """
 
+import random
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import nullcontext
@@ -353,16 +354,19 @@ def run_until_error(rank: int, world_size: int, subject: Subject, program: Progr
     return seen, ""
 
 
-def around_construction(rank: int, world_size: int, subject: Subject, program: Program) -> tuple[Seen, Seen, float]:
-    """Return what a rank has before and after construction, and a random number drawn after it; seeds differ."""
+def around_construction(
+    rank: int, world_size: int, subject: Subject, program: Program
+) -> tuple[Seen, Seen, list[float]]:
+    """Return what a rank has before and after construction, and random numbers drawn after it; seeds differ."""
     net = Net(program, rank).to(rank_device())
     for buffer in net.buffers():
         buffer.add_(rank)
     torch.manual_seed(rank)
+    random.seed(rank)
     before, wrapped = look(net, net), subject.wrap(net)
     after = look(net, wrapped)
     loss_of(wrapped, program, 0, rank, world_size)
-    return before, after, torch.rand(()).item()
+    return before, after, [torch.rand(()).item(), random.random()]
 
 
 def look(net: nn.Module, wrapped: nn.Module, *, gradients: bool = True) -> Seen:

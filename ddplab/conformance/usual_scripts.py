@@ -4,23 +4,26 @@ Options in combination, hundreds of iterations, buckets of several MiB, deep mod
 modules, parameters in one piece of memory, and ranks that are interpreters of their own.
 """
 
+import copy
 import ctypes
 import gc
 import logging
 import random
 import warnings
 import weakref
+from collections import OrderedDict
 from collections.abc import Callable, Collection, Sequence
-from contextlib import nullcontext
+from contextlib import nullcontext, suppress
 from functools import partial, reduce
 from itertools import combinations
-from typing import Any
+from typing import Any, NamedTuple
 
 import psutil
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn.utils import parameters_to_vector, vector_to_parameters
+from torch.utils._pytree import tree_flatten, tree_leaves
 from torch.utils.checkpoint import checkpoint
 
 from ..emulation.virtual_time import patient
@@ -32,7 +35,19 @@ from .check_runner import OF_PASSES, VIEWS, Bench, HangError, cause_of, report
 from .class_under_test import IGNORE, Subject, methods_of
 from .comm_hooks import averaging_hook
 from .local_training import FindingError
-from .real_models import REAL_MODELS, STEPS, Assembled, Training, batch, difference, mean_square, mlp, trains
+from .real_models import (
+    REAL_MODELS,
+    STEPS,
+    Assembled,
+    Training,
+    batch,
+    difference,
+    differing_ranks,
+    mean_square,
+    mlp,
+    trains,
+    words,
+)
 from .several_modules import group_of
 from .training_programs import BUFFER_OPTIONS, SPECIAL, program_of
 
@@ -254,28 +269,164 @@ def left_behind(rank: int, world_size: int, subject: Subject) -> str:
     return problem
 
 
+# Use as the module
+
+
+class _Named(NamedTuple):
+    """Inputs and outputs with names."""
+
+    values: Tensor
+    rest: Any
+
+
+STRUCTURES: dict[str, Callable[[Tensor], Any]] = {
+    "a dict": lambda values: {"deeper": [values, OrderedDict(number=1)]},
+    "a tuple of one": lambda values: (values,),
+    "a tuple with None": lambda values: (values, None),
+    "a list with integers": lambda values: [values, values.argmax(dim=1)],
+    "a named tuple": lambda values: _Named(values, {"positive": values > 0}),
+}
+"""What a forward pass may return, made of its values."""
+
+
+class _Used(nn.Module):
+    """A module with modes, hooks, a gradient, an operation in place and a number that is random in double precision.
+
+    Attributes:
+        seen: Inputs and output of the last forward pass.
+        called: Which hooks were called.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.Sequential(nn.Linear(6, 5), nn.ReLU(inplace=True), nn.Dropout(), nn.Linear(5, 3))
+        self.factor = nn.Parameter(torch.rand((), dtype=torch.float64))
+        self.layers[2].eval()
+        self.layers[0].bias.grad = torch.ones(5)
+        self.seen: Any = None
+        self.called = set[str]()
+        self.register_forward_pre_hook(lambda own, _inputs: own.called.add("forward pre-hook"))
+        self.register_forward_hook(lambda own, _inputs, _output: own.called.add("forward hook"))
+
+    def forward(self, x: Tensor, *inputs: Any, structure: Callable[[Tensor], Any], **named: Any) -> Any:
+        named.get("cache", {})["is written"] = True
+        output = structure(self.layers(x) * self.factor.float())
+        self.seen = ((x, *inputs), named), output
+        return output
+
+
+def _values(output: Any) -> Tensor:
+    return next(leaf for leaf in tree_leaves(output) if isinstance(leaf, Tensor))
+
+
+def _returning(name: str, module: nn.Module, step: int, rank: int) -> Tensor:
+    return _values(module(x=batch(step, rank), structure=STRUCTURES[name])).square().mean()
+
+
+def _is_kept(before: Any, after: Any) -> bool:
+    """Return whether two structures are equal, tensors in dtype and in whether they require a gradient, too."""
+    (leaves, structure), (others, other_structure) = tree_flatten(before), tree_flatten(after)
+    return structure == other_structure and all(
+        leaf.dtype == other.dtype and leaf.requires_grad == other.requires_grad and torch.equal(leaf, other)
+        if isinstance(leaf, Tensor) and isinstance(other, Tensor)
+        else leaf is other
+        for leaf, other in zip(leaves, others, strict=True)
+    )
+
+
 def as_the_module(rank: int, _world_size: int, subject: Subject) -> str:
     """Use a wrapped module as a script uses the module itself; returns what is wrong."""
-    module = nn.Sequential(nn.Linear(6, 4), nn.Dropout(), nn.Linear(4, 2)).to(rank_device())
-    module[1].eval()
-    module[0].bias.grad = torch.ones_like(module[0].bias)
-    called = list[str]()
-    module.register_forward_pre_hook(lambda *_: called.append("forward pre-hook"))
-    module.register_forward_hook(lambda *_: called.append("forward hook"))
-    wrapped = subject.wrap(module)
-    problems = ["its modes changed at construction"] * ([one.training for one in module] != [True, False, True])
-    gradient = module[0].bias.grad
+    training, problems = Training(subject, _Used), list[str]()
+    module: Any = training.module
+    wrapped, layers = training.wrapped, module.layers
+
+    def expect(problem: str, *, unless: bool) -> None:
+        problems.extend([] if unless else [problem])
+
+    differing = differing_ranks(module.parameters(), 0)
+    expect("parameters in double precision differ between the ranks", unless=not differing)
+    expect("its modes changed at construction", unless=[one.training for one in layers] == [True, True, False, True])
+    gradient = layers[0].bias.grad
     is_kept = gradient is not None and bool((gradient == 1).all())
-    problems += ["a gradient from before its construction changed"] * (not is_kept)
+    expect("a gradient from before its construction changed", unless=is_kept)
     with torch.no_grad():
-        output = wrapped(batch(0, rank))
-    problems += ["under no_grad, its output requires a gradient"] * output.requires_grad
-    uncalled = sorted({"forward hook", "forward pre-hook"} - {*called})
-    problems += [f"it does not call the module's {name}" for name in uncalled]
+        output = wrapped(batch(0, rank), structure=STRUCTURES["a tuple of one"])
+    expect("under no_grad, its output requires a gradient", unless=not _values(output).requires_grad)
+    for hook in ("forward hook", "forward pre-hook"):
+        expect(f"it does not call the module's {hook}", unless=hook in module.called)
     for name, mode in ("eval", False), ("train", True):
-        getattr(wrapped, name)()
-        problems += [f"{name}() does not reach the module"] * ({one.training for one in module} != {mode})
+        expect(f"{name}() does not return it", unless=getattr(wrapped, name)() is wrapped)
+        expect(f"{name}() does not reach the module", unless={one.training for one in module.modules()} == {mode})
+    for number, structure in enumerate(STRUCTURES.values()):
+        wrapped.train(number % 2 == 0)
+        x, before, cache = batch(0, rank), torch.ones(6, device=rank_device(), requires_grad=True), dict[str, bool]()
+        inputs = x * before, _Named(words(x), [x.double()]), [None]
+        named = {"cache": cache, "mask": {"of x": x > 0}}
+        output = wrapped(*inputs, structure=structure, **named)
+        given, returned = module.seen
+        expect("its forward gets other inputs than the script gives", unless=_is_kept((inputs, named), given))
+        expect("what forward writes into an argument is lost", unless=bool(cache))
+        expect("the script gets another output than its forward returns", unless=_is_kept(returned, output))
+        _values(output).sum().backward()
+        training.finish()
+        expect("no gradient reaches what has computed its inputs", unless=before.grad is not None)
+    wrapped.zero_grad(set_to_none=True)
+    is_cleared = all(parameter.grad is None for parameter in module.parameters())
+    expect("zero_grad() does not clear the gradients", unless=is_cleared)
+    _save_and_copy(module, wrapped, expect)
+    wrapped.train()
+    layers[2].eval()
+    for step, name in enumerate(STRUCTURES):
+        training.backward(partial(_returning, name), step)
+        wrong = training.wrong(partial(_returning, name), step)
+        expect(f"forward returns {name}: {wrong}", unless=not wrong)
+    with suppress(TypeError):
+        wrapped("no tensor", structure=None)
+    training.backward(partial(_returning, name), 0)
+    wrong = training.wrong(partial(_returning, name), 0)
+    expect(f"after a forward pass that raised an error: {wrong}", unless=not wrong)
     return f"rank {rank}: {problems[0]}" if problems else ""
+
+
+def _save_and_copy(module: Any, wrapped: nn.Module, expect: Callable[..., None]) -> None:
+    """Load what was saved, and train a copy of the module itself, as for an average of its weights."""
+    saved = {name: tensor.clone() for name, tensor in wrapped.state_dict().items()}
+    own = copy.deepcopy(module.state_dict())
+    module.seen = None  # its tensors have a graph, and cannot be copied
+    copied = copy.deepcopy(module)
+    with torch.no_grad():
+        torch._foreach_zero_(list(copied.parameters()))
+        output = copied(batch(0, 0), structure=STRUCTURES["a tuple of one"])
+        torch._foreach_zero_(list(module.parameters()))
+    expect("a deep copy of the module computes with the module's own parameters", unless=not _values(output).any())
+    wrapped.load_state_dict(saved)
+    is_loaded = all(torch.equal(own[name], tensor) for name, tensor in module.state_dict().items())
+    expect("load_state_dict() does not load what state_dict() returned", unless=is_loaded)
+    names = nn.ModuleDict({"part": wrapped}).state_dict()
+    is_part = len(names) == len(saved) and all(name.startswith("part.") for name in names)
+    expect("as a part of another module, its state dict has other names", unless=is_part)
+
+
+def evaluates_alone(rank: int, _world_size: int, subject: Subject) -> str:
+    """Evaluate a module without buffers on rank 0 only."""
+    wrapped = Training(subject).wrapped
+    if rank == 0:
+        with torch.no_grad():
+            wrapped.eval()(batch(0, rank))
+    return ""
+
+
+def check_use(bench: Bench) -> None:
+    """A wrapped module is used as the module itself: modes, hooks, inputs, outputs, state dict, copies.
+
+    That rank 0 cannot evaluate alone is milder.
+    """
+    bench.try_body(as_the_module)
+    try:
+        bench.try_body(evaluates_alone)
+    except HangError as fault:
+        told = f"rank 0 cannot evaluate a module without buffers alone: {fault}"
+        raise FindingError(told, milder=True) from fault
 
 
 # Memory at its peak, and compiled modules
@@ -334,8 +485,8 @@ def compiled(_rank: int, _world_size: int, subject: Subject) -> str:
 
 # Many iterations
 
-LONG, SETTLED = 200, 50
-"""Number of iterations, and of those after which memory no longer grows."""
+LONG, SETTLED = 260, 50
+"""Number of iterations, more than a byte counts, and of those after which memory no longer grows."""
 LONG_TIMEOUT_S = 40.0
 
 
@@ -413,7 +564,7 @@ FROZEN_IN_TURN: dict[str, Any] = {"make": _unequal_layers, "run": _frozen_in_tur
 
 
 def check_long(bench: Bench) -> None:
-    """200 iterations: ready orders are stable, then differ; each adds under half the gradients, and no hooks."""
+    """260 iterations: ready orders are stable, then differ; each adds under half the gradients, and no hooks."""
     body = partial(long_run, accumulates="no_sync" in bench.methods)
     report(bench.run(body, bench.subject, timeout_s=LONG_TIMEOUT_S))
 
@@ -426,7 +577,7 @@ def _steep(module: nn.Module, step: int, rank: int) -> Tensor:
     return module(batch(step, rank)).square().sum() * 1e6  # type: ignore[no-any-return]
 
 
-LARGE: dict[str, Any] = {"make": partial(nn.Linear, 6, 199_999), "run": _steep, "what": "a bucket of 5 MiB"}
+LARGE: dict[str, Any] = {"make": partial(nn.Linear, 6, 1_400_000), "run": _steep, "what": "a bucket of 32 MiB"}
 """Arguments of `trains`."""
 
 # Deep models and scaled losses

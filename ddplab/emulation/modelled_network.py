@@ -215,7 +215,7 @@ class ModelledNetwork:
         return mine[1]
 
     def _finish(self, collective: ModelledCollective) -> None:
-        with torch.no_grad():
+        with torch.inference_mode():  # the tensors may have been made in it
             collective.reduction(collective.contributions)
         for rank, future in collective.futures.items():
             with self.entered(rank):  # callbacks of the future may launch further collectives
