@@ -38,7 +38,7 @@ class Expected(NamedTuple):
 
     ranks: int
     iteration_ns: int
-    causes_ns: Mapping[str, tuple[int, int]]
+    causes_ns: Mapping[str, tuple[float, float]]
     """See `Prediction.causes_ns`; without the variation of the iterations, which does not move their median."""
     compute_ns: int = 0  #: see `Prediction.compute_ns`
     compute_errors: Mapping[str, tuple[float, float]] = MappingProxyType({})  #: see `Prediction.compute_errors`
@@ -47,6 +47,7 @@ class Expected(NamedTuple):
     def least_ns(self) -> float:
         """Shortest iteration that noise and the errors of computation explain: one that waits for nothing."""
         below = {cause: reach / max(1, self.compute_ns) for cause, (reach, _) in self.causes_ns.items()}
+        below |= {cause: error for cause, (error, _) in self.compute_errors.items()}
         noise = 2 * MEASUREMENT_DEVIATION**2
         noise += sum((below.get(cause, 0.0) / NORMAL_HALF_BAND) ** 2 for cause in ("device speeds", "slowest rank"))
         shortest = self.compute_ns * (1 - min(1.0, below.get("compute times", 0.0)))

@@ -30,6 +30,8 @@ INTERVAL = (0.05, 0.95)
 
 FIGURES = ("iteration_ns", "mean_ns", "p95_ns", "p99_ns", "compute_ns", "no_overlap_ns", "exposed_comm_ns")
 """Times of `Prediction` in tables and in JSON."""
+SPREAD = "spread of training"
+"""Cause of an interval's width where the spread of training was measured, in place of all others."""
 TAIL = {"p95_ns": 0.95, "p99_ns": 0.99}
 """Quantiles of the tail. Of fewer than 1 / (1 - q) iterations of different lengths, quantile q is not known."""
 
@@ -75,9 +77,11 @@ class Prediction:
     the measured ones; one sentence each."""
     causes_ns: Mapping[str, tuple[int, int]] = field(default_factory=dict, repr=False)
     """How far the interval would reach below and above the median if only one thing were uncertain, by its name; in
-    quadrature, all of them give the interval. Empty if the spread of training was measured."""
+    quadrature, all of them give the interval. `SPREAD` alone if the spread of training was measured."""
     compute_errors: Mapping[str, tuple[float, float]] = field(default_factory=dict, repr=False)
     """Relative error of `compute_ns`, below and above, of each cause that changes it."""
+    least_ns: float = field(default=0.0, repr=False)
+    """Shortest iteration that noise and the errors of computation explain; no measured spread reaches below it."""
     efficiency_reach: tuple[float, float] | None = field(default=None, repr=False)
     """How far the interval of the efficiency reaches below and above it. None: no iterations were measured."""
     anchors: tuple[Anchor, ...] = ()
@@ -116,9 +120,7 @@ class Prediction:
         if self.efficiency_reach is not None:
             below, above = self.efficiency_reach
             return max(0.0, self.efficiency - below), min(1.0, self.efficiency + above)
-        low, high = self.interval_ns
-        reaches = self.causes_ns or {"": (self.iteration_ns - low, high - self.iteration_ns)}
-        return efficiency_interval(self.iteration_ns, self.compute_ns, reaches, self.compute_errors)
+        return efficiency_interval(self.iteration_ns, self.compute_ns, self.causes_ns, self.compute_errors)
 
     @property
     def shares_of_width(self) -> dict[str, float]:
@@ -147,10 +149,10 @@ class Prediction:
         target = self.expected(world_size)
         correction = correct(target, list(measured_ns.values()), expected)
         factor, anchors = correction.factor, correction.anchors
-        scaled = {cause: factor * correction.by_cause.get(cause, 1.0) for cause in self.causes_ns or target.causes_ns}
+        scaled = {cause: factor * correction.by_cause.get(cause, 1.0) for cause in self.causes_ns}
         causes = {
             cause: (round(below * scaled[cause]), round(above * scaled[cause]))
-            for cause, (below, above) in (self.causes_ns or target.causes_ns).items()
+            for cause, (below, above) in self.causes_ns.items()
         }
         below, above = np.sqrt((np.array(list(causes.values()), float) ** 2).sum(axis=0))
         names = ("iteration_ns", "mean_ns", "p95_ns", "p99_ns")
@@ -161,15 +163,15 @@ class Prediction:
             of_one = correct(alone.expected(1), times_ns, those).factor
             corrected["compute_ns"] = min(round(self.compute_ns * of_one), corrected["iteration_ns"])
         (low, high), part = self.efficiency_interval, correction.of_efficiency
-        median_ns, least_ns = corrected["iteration_ns"], 0.0
-        if any(one.contradicts for one in anchors):  # they widen the interval, but not below computation alone
-            least_ns = target._replace(compute_ns=corrected.get("compute_ns", self.compute_ns)).least_ns
+        median_ns, compute_ns = corrected["iteration_ns"], corrected.get("compute_ns", self.compute_ns)
+        least_ns = self.least_ns * compute_ns / max(1, self.compute_ns)
         return replace(
             self,
             **corrected,
             interval_ns=(min(median_ns, round(max(least_ns, median_ns - below))), round(median_ns + above)),
             samples_ns=tuple(round(ns * factor) for ns in self.samples_ns),
-            causes_ns=causes if self.causes_ns else {},
+            causes_ns=causes,
+            least_ns=least_ns,
             efficiency_reach=(part * (self.efficiency - low), part * (high - self.efficiency)),
             anchors=anchors,
         )
@@ -177,12 +179,9 @@ class Prediction:
     def expected(self, world_size: int) -> Expected:
         """Return this prediction, which is that for `world_size` ranks, as `anchoring` takes it.
 
-        Its causes are those of the median, which varies less than the iterations; the interval if none are known.
+        Its causes are those of the median, which varies less than the iterations.
         """
         causes = {cause: reach for cause, reach in self.causes_ns.items() if cause != "iterations"}
-        if not self.causes_ns:
-            low, high = self.interval_ns
-            causes = {"training": (self.iteration_ns - low, high - self.iteration_ns)}
         return Expected(world_size, self.iteration_ns, causes, self.compute_ns, self.compute_errors)
 
     @property
@@ -292,10 +291,11 @@ class Comparison:
 
         Where the causes are not known, because the spread of training was measured, it is what both intervals allow.
         """
-        if not all(any(map(any, one.causes_ns.values())) for one in (self.baseline, self.other)):
+        both = self.baseline.causes_ns, self.other.causes_ns
+        if any(SPREAD in causes or not any(map(any, causes.values())) for causes in both):
             (low, high), (other_low, other_high) = self.baseline.interval_ns, self.other.interval_ns
             return other_low - high, other_high - low
-        below, above = reach_of_difference(self.difference_ns, self.baseline.causes_ns, self.other.causes_ns)
+        below, above = reach_of_difference(self.difference_ns, *both)
         return self.difference_ns - int(below), self.difference_ns + int(above)
 
     @property
@@ -348,25 +348,34 @@ def place_of_median(latency_ns: Floats) -> int:
 
 
 def summarize(
-    times_ns: Floats, *, causes: Mapping[str, tuple[float, float]] | None = None, spread: float = 0.0
+    times_ns: Floats,
+    *,
+    causes: Mapping[str, tuple[float, float]] | None = None,
+    compute_errors: Mapping[str, tuple[float, float]] | None = None,
+    spread: float = 0.0,
 ) -> dict[str, Any]:
     """Return the fields of a `Prediction` that are statistics of its iterations.
 
     Args:
         times_ns: Duration, computation alone and duration without overlap of each iteration; shape [3, cycles].
         causes: Distances from the median to both ends of the interval that each uncertain cost alone would give.
+        compute_errors: See `Prediction.compute_errors`.
         spread: Half-width of the interval as a fraction of the median, where it was measured; see `ScheduleCosts`.
     """
     latency, compute, no_overlap = np.sort(times_ns)
-    median_ns = latency[len(latency) // 2]
+    median_ns, compute_ns = latency[len(latency) // 2], compute[len(compute) // 2]
     low, high = np.quantile(latency, INTERVAL, method="nearest")
+    usual = Expected(1, median_ns, causes or {}, compute_ns, compute_errors or {})
+    least_ns = usual.least_ns * compute[0] / max(1, compute_ns)
     distances = {"iterations": (median_ns - low, high - median_ns), **(causes or {})}
+    if spread:
+        distances = {SPREAD: (min(spread * median_ns, median_ns - least_ns), spread * median_ns)}
     reach = np.maximum(0, list(distances.values()))
-    below, above = (spread * median_ns,) * 2 if spread else np.sqrt((reach**2).sum(axis=0))
+    below, above = np.sqrt((reach**2).sum(axis=0))
     figures = {
         "iteration_ns": median_ns,
         "mean_ns": times_ns[0].mean(),
-        "compute_ns": compute[len(compute) // 2],
+        "compute_ns": compute_ns,
         "no_overlap_ns": no_overlap[len(no_overlap) // 2],
     }
     return {
@@ -374,7 +383,9 @@ def summarize(
         **{name: _tail_quantile(latency, level) for name, level in TAIL.items()},
         "interval_ns": tuple(as_int64([max(0, median_ns - below), median_ns + above]).tolist()),
         "samples_ns": tuple(as_int64(times_ns[0]).tolist()),
-        "causes_ns": {} if spread else dict(zip(distances, map(tuple, as_int64(reach).tolist()), strict=True)),
+        "causes_ns": dict(zip(distances, map(tuple, as_int64(reach).tolist()), strict=True)),
+        "compute_errors": dict(usual.compute_errors),
+        "least_ns": least_ns,
     }
 
 

@@ -115,9 +115,8 @@ class _PredictedRun:
     def run(self, error: float | None = None) -> CommittedRun:
         """Compare with the measurements; intervals are made with this error of medians, or that of the product."""
         scale = self.recorded.scale_model or ORIGINAL
-        spread = self.fabric.iteration_spread(self.world_size)
-        if spread and error is not None:
-            spread = float(np.hypot(self.own_spread, error))
+        has_spread = self.fabric.iteration_spread(self.world_size) > 0
+        spread = float(np.hypot(self.own_spread, error)) if has_spread and error is not None else 0.0
         rows: list[ValidationRow] = []
         for row, target in zip(self.recorded.rows, self.targets, strict=True):
             turns = [Turn(tuple(round(ns * scale.dilation) for ns in turn.times_ns)) for turn in row.turns]
@@ -129,8 +128,8 @@ class _PredictedRun:
 
 def _with_spread(target: TargetPrediction, spread: float) -> TargetPrediction:
     """Return the prediction with an interval of this half-width, a fraction; unchanged if it is 0."""
-    median_ns = target.prediction.iteration_ns
-    interval_ns = round(max(0.0, median_ns * (1 - spread))), round(median_ns * (1 + spread))
+    median_ns, least_ns = target.prediction.iteration_ns, target.prediction.least_ns
+    interval_ns = round(max(least_ns, median_ns * (1 - spread))), round(median_ns * (1 + spread))
     return target._replace(prediction=replace(target.prediction, interval_ns=interval_ns)) if spread else target
 
 

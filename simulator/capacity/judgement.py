@@ -15,7 +15,7 @@ from ..fabric import Fabric
 from ..fabric.extrapolation import USUAL_NODE
 from ..fabric.fabric import CHECK_LINKS, OUT_OF_ORDER
 from ..inputs_with_default_costs import Inputs
-from ..predicted_iteration import Prediction, ties_of
+from ..predicted_iteration import SPREAD, Prediction, ties_of
 from ..prediction import System
 from ..workload.compute_times import LEAST_RECORDED
 from ..workload.roofline import EAGER_PACE_NS
@@ -46,6 +46,7 @@ NARROWER = {
     "launches": CALIBRATE,
     "slow-downs": CALIBRATE,
     "unexplained": "measure an iteration on a few GPUs",
+    SPREAD: "run `ddplab validate` again while nothing else runs",
 }
 """How the interval becomes narrower, by what makes it wide."""
 

@@ -3,13 +3,15 @@
 from dataclasses import replace
 from statistics import NormalDist
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from ddplab.simulator import Fabric, predict
+from ddplab.simulator.capacity.judgement import width_sentence
 from ddplab.simulator.fabric import Timing
-from ddplab.simulator.predicted_iteration import reach_of_difference
+from ddplab.simulator.predicted_iteration import SPREAD, reach_of_difference
 from ddplab.simulator.workload.variation import Straggler, Variation
 
 from ..explore import examples
@@ -44,6 +46,53 @@ def test_knowing_the_fabric_less_well_never_narrows_the_interval(asked, spread, 
         intervals.append(replace(asked, fabric=fabric).predict().interval_ns)
     assert intervals[1][0] <= intervals[0][0]
     assert intervals[1][1] >= intervals[0][1]
+
+
+def with_one_iteration(trace):
+    ranks = tuple(rank.model_copy(update={"iterations": rank.iterations[:1]}) for rank in trace.ranks)
+    return trace.model_copy(update={"ranks": ranks})
+
+
+@examples(20)
+@given(
+    any_predictions(fabrics=steady_fabrics, variation=st.builds(Variation, device_spread=st.floats(0, 0.1))),
+    st.floats(0.01, 20),
+    st.tuples(st.floats(0.1, 1), st.floats(1, 10)),
+)
+def test_a_measured_spread_is_named_and_never_reaches_below_computation(asked, spread, bounds):
+    """All iterations compute equally long; computation may err by its bounds and by the speed of its device."""
+    trace = with_one_iteration(asked.trace)
+    workload = trace.workload.model_copy(update={"compute_bounds": bounds})
+    trace = trace.model_copy(update={"workload": workload})
+    fabric = asked.fabric.with_processor(iteration_spread=spread)
+    prediction = replace(asked, trace=trace, fabric=fabric, stragglers=(), inputs=None).predict()
+    median_ns, (low, high) = prediction.iteration_ns, prediction.interval_ns
+    known = fabric.iteration_spread(asked.world_size) > 0
+    assert (set(prediction.causes_ns) == {SPREAD}) == known
+    reach = np.array(list(prediction.causes_ns.values()), float)
+    below, above = np.sqrt((reach**2).sum(axis=0))
+    assert (median_ns - low, high - median_ns) == pytest.approx((min(below, median_ns), above), abs=2)
+    if known:
+        noise = 0.03 + 3 * sum(below for cause, (below, _) in prediction.compute_errors.items() if "speeds" in cause)
+        assert low >= prediction.compute_ns * (bounds[0] - noise) - 1
+        assert high == pytest.approx(median_ns * (1 + spread), abs=2 + spread)
+
+
+def test_an_interval_that_an_iteration_narrows_does_not_begin_below_computation():
+    """Computation takes 3 ms, and training with all-reduces of 1 ms was measured to take from 0 to twice as long."""
+    trace = trace_of([[iteration(10**6, (3 * 10**6,), 3 * 10**6, 0)]], [4])
+    fabric = Fabric.from_table([(2, 4, 10**6)]).with_processor(iteration_spread=1.0)
+    prediction, measured = (
+        predict(trace, fabric, world_size=2),
+        predict(trace, fabric, world_size=2, measured={2: 2_950_000}),
+    )
+    assert prediction.iteration_ns == 4 * 10**6
+    for one in (prediction, measured):
+        assert 2_910_000 < one.interval_ns[0] < 3 * 10**6
+        assert list(one.shares_of_width.items()) == [(SPREAD, pytest.approx(1))]
+    assert "spread of training (100%); to narrow it, run `ddplab validate`" in width_sentence(
+        prediction.shares_of_width
+    )
 
 
 ends_ns = st.integers(0, 1000)
