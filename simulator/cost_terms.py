@@ -64,8 +64,22 @@ TERMS = {
         ("slowest rank", "iterations"),
         "iterations of one GPU in training (ByteDance-Seed/StragglerAnalysis)",
     ),
+    "stragglers": Term(lambda inputs: inputs._replace(stragglers=()), (), "the slow ranks that were given"),
 }
 """The terms by name, from the network to the ranks."""
+
+SLOW_RANKS = ("device_spread", "jitter", "stragglers")
+"""Terms that slow some ranks down."""
+TERMS_OF_PARTS = {
+    **dict.fromkeys(("unsynchronized", "forward", "backward", "optimizer"), ("computation", *SLOW_RANKS)),
+    "copies": ("buffers", "copies"),
+    "launch": ("launches", "stalls"),
+    "slowdown": ("slow_downs",),
+    "exposed_comm": ("collectives", "buffers"),
+    "stragglers": ("computation", *SLOW_RANKS),
+}
+"""Terms that a part of `Prediction.breakdown` comes from. Recorded ranks may differ, so `stragglers` may come from
+computation alone. Other parts come from settings and from measured iterations."""
 
 
 class Effect(NamedTuple):
@@ -107,6 +121,8 @@ def origins(inputs: Inputs, world_size: int) -> dict[str, str]:
             found[name] = "none"
         elif name in ("collectives", "buffers"):
             found[name] = known
+        elif name == "stragglers":
+            found[name] = "described"
         elif name in ("device_spread", "jitter"):
             before, after = getattr(variation, name), getattr(inputs.variation, name)
             found[name] = "assumed" if before != after else "measured" if after is None else "described"

@@ -15,7 +15,7 @@ from ..reference.files.writing import milliseconds, write_atomically
 from ..reference.trace import Trace
 from ..simulator.capacity import judgement
 from ..simulator.capacity.limits import Limits
-from ..simulator.cost_terms import Effect, effects, leave_out, origins
+from ..simulator.cost_terms import TERMS_OF_PARTS, Effect, effects, leave_out, origins
 from ..simulator.fabric import Fabric
 from ..simulator.inputs_with_default_costs import Inputs, complete
 from ..simulator.predicted_iteration import Prediction
@@ -122,9 +122,16 @@ def _show_one(
     moves = [anchor.sentence() for anchor in fastest.anchors]
     for sentence in (*moves, *assumptions(trace, assumed, inputs.fabric, policies)):
         print(sentence)
-    parts = {part.replace("_", " "): milliseconds(ns) for part, ns in fastest.breakdown.items() if ns}
+    parts = {part: ns for part, ns in fastest.breakdown.items() if ns}
+    rows = [{part.replace("_", " "): milliseconds(ns) for part, ns in parts.items()}]
     span = "iteration" if policy.sync_every == 1 else f"cycle of {policy.sync_every} iterations"
-    show_table([parts], f"fastest configuration: parts of the median {span} on the slowest rank, ms")
+    title = f"fastest configuration: parts of the median {span} on the slowest rank, ms"
+    if explains:
+        title += ", and the terms that lengthen them"
+        used = [name for name, origin in origins(inputs, ranks).items() if origin != "none"]
+        terms = ([term for term in TERMS_OF_PARTS.get(part, ()) if term in used] for part in parts)
+        rows.append(dict(zip(rows[0], map("\n".join, terms), strict=True)))
+    show_table(rows, title)
     if explains:
         title = "the terms of the fastest configuration, each with what it adds; --without TERM leaves it out"
         show_table(list(map(_effect_row, effects(inputs, ranks))), title, optional=("source",))
@@ -133,8 +140,10 @@ def _show_one(
     if not fastest.contradictions and (sentence := judgement.width_sentence(fastest.shares_of_width)):
         print(sentence)
     print(conclusion(policies, predictions))
-    rows = [options.values_of_axes(one) | found.to_json() for one, found in zip(policies, predictions, strict=True)]
-    result: dict[str, Any] = {"rows": rows, "assumed": assumed, "origins": from_where}
+    documents = [
+        options.values_of_axes(one) | found.to_json() for one, found in zip(policies, predictions, strict=True)
+    ]
+    result: dict[str, Any] = {"rows": documents, "assumed": assumed, "origins": from_where}
     if ranks > 1:
         system = System(inputs)
         limits = Limits(system, ranks)

@@ -13,7 +13,7 @@ from typing import NamedTuple
 import numpy as np
 
 from ...reference.bucketing import DEFAULT_BUCKET_CAP_MB
-from ..cost_terms import TERMS, leave_out
+from ..cost_terms import SLOW_RANKS, TERMS, leave_out
 from ..engines.closed_form import latencies_ns
 from ..fabric import Fabric
 from ..fabric.algorithms import sent_share
@@ -52,7 +52,7 @@ CURES: Mapping[str, Callable[[Inputs], Inputs]] = {
     "copies": TERMS["copies"].without,
     "launches and stalls": lambda inputs: leave_out(["launches", "stalls"], inputs),
     "slow-downs": TERMS["slow_downs"].without,
-    "stragglers": lambda inputs: leave_out(["device_spread", "jitter"], inputs)._replace(stragglers=()),
+    "stragglers": lambda inputs: leave_out(SLOW_RANKS, inputs),
 }
 """What may limit an iteration, and the inputs of a prediction without it."""
 

@@ -4,11 +4,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ddplab.simulator import Fabric, Policy, Topology, Variation, explain, predict
-from ddplab.simulator.cost_terms import TERMS, leave_out, origins
+from ddplab.simulator import Fabric, Policy, Straggler, Topology, Variation, explain, predict
+from ddplab.simulator.cost_terms import TERMS, TERMS_OF_PARTS, leave_out, origins
 from ddplab.simulator.inputs_with_default_costs import complete
+from ddplab.simulator.prediction import predicted
 
 from ..explore import examples
+from ..strategies import any_predictions
 from .changed_traces import gpu_trace
 from .test_nccl_cost_model import links
 
@@ -48,7 +50,32 @@ def test_all_terms_together_are_the_time_that_data_parallelism_adds():
     bare = leave_out(TERMS, complete(trace, LINKS))
     without = predict(trace, bare.fabric, world_size=16, policy=bare.policy, variation=bare.variation, assume=False)
     assert without.iteration_ns == pytest.approx(trace.ranks[0].iterations[0].duration_ns, abs=10)
-    assert [one.term for one in explain(trace, LINKS, world_size=16)] == list(TERMS)
+    assert [one.term for one in explain(trace, LINKS, world_size=16)] == [one for one in TERMS if one != "stragglers"]
+
+
+@examples(20)
+@given(any_predictions())
+def test_parts_of_an_iteration_add_up_and_vanish_without_the_terms_that_they_come_from(asked):
+    """Computation cannot be left out; hooks, the search and the rebuild come from settings."""
+    how = {"variation": asked.variation, "stragglers": asked.stragglers, "inputs": asked.inputs}
+    inputs = complete(asked.trace, asked.fabric, policy=asked.policy, **how)
+    prediction = predicted(inputs, asked.world_size)
+    assert sum(prediction.breakdown.values()) == prediction.timeline.iteration_ns
+    assert set(prediction.breakdown) - set(TERMS_OF_PARTS) == {"hook", "search", "rebuild"}
+    for part, terms in TERMS_OF_PARTS.items():
+        left = predicted(leave_out(set(terms) - {"computation"}, inputs), asked.world_size)
+        rounding_ns = len(left.timeline.start_ns) * (part == "exposed_comm")
+        assert "computation" in terms or left.breakdown[part] <= rounding_ns
+
+
+def test_a_slow_rank_that_was_given_is_a_term():
+    slow = [Straggler(rank=3, factor=1.5)]
+    (effect,) = [
+        one for one in explain(gpu_trace(GPU), LINKS, world_size=8, stragglers=slow) if one.term == "stragglers"
+    ]
+    with_it, without = (predict(gpu_trace(GPU), LINKS, world_size=8, stragglers=some) for some in (slow, []))
+    assert (effect.adds_ns, effect.origin) == (with_it.iteration_ns - without.iteration_ns, "described")
+    assert effect.adds_ns > 0
 
 
 def origins_on(trace, fabric, variation, world_size):
