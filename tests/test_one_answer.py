@@ -165,6 +165,19 @@ def test_one_screen(here, words, most):
     assert len(here("plan", *words, "--details").stdout) > len(done.stdout)
 
 
+@pytest.mark.parametrize("words", [(), ("--step-ms", 130)])
+def test_a_model_and_the_trace_made_of_it_have_one_plan(here, tmp_path, words):
+    """On 32 GPUs, a quarter of the batch waits for the host, whose pace no trace has."""
+    path, out = tmp_path / "gpt2.json.gz", tmp_path / "plan.json"
+    assert here("synthesize", "--model", "gpt2", "--device", "h100", "--out", path, *words).returncode == 0
+    sizes = []
+    for asked in (("gpt2", *words), (path,)):
+        assert here("plan", *asked, "dgx-h100", "--world-size", "8,32", "--json", out).returncode == 0
+        sizes.append(json.loads(out.read_text())["sizes"])
+    assert sizes[0] == sizes[1]
+    assert all(size["strong_samples_per_s"] for size in sizes[0])
+
+
 MODELS = {"resnet50": (64, 4096), "bert-large": (8, 128), "gpt2": (8, 64), "llama-3.2-1b": (1, 8)}
 """Batches that fit and that do not, or are near the limit."""
 

@@ -25,15 +25,8 @@ from ..simulator.capacity.plan import plan as make_plan
 from ..simulator.capacity.scaling import Offer, Price, Scaling, read_prices
 from ..simulator.catalogue import Rate, entry_of, load_fabric, read_catalogue, unknown
 from ..simulator.fabric import Fabric
-from ..simulator.workload.roofline import (
-    Device,
-    Operations,
-    counted_models,
-    find_device,
-    name_of_model,
-    with_precision,
-)
-from ..simulator.workload.trace_synthesis import check_measured, synthesize, with_batch
+from ..simulator.workload.roofline import counted_models, find_device, name_of_model, with_precision
+from ..simulator.workload.trace_synthesis import check_measured, synthesize_batch, with_batch
 from . import shared_options as options
 from .terminal_output import show_table, write_json
 
@@ -219,11 +212,7 @@ def _workload(
         options.refuse({"--step-ms": step_ms}, "expected a model, not a trace, with it")
         trace = _on_device(Trace.load(model), device)
         known = trace.workload.batch
-        if batch is not None and known is not None and batch != known:
-            trace = with_batch(trace, batch / known)
-            words = f"{trace.workload.device_name}; passes of batch {known} scaled to {batch}"
-            trace = trace.model_copy(update={"workload": trace.workload.model_copy(update={"device_name": words})})
-        return trace, None
+        return (with_batch(trace, batch / known) if batch and known and batch != known else trace), None
     if device is None:
         raise ValueError("--device: expected the device on which the model computes, because a file has none")
     name = name_of_model(model)
@@ -233,7 +222,7 @@ def _workload(
     if step_ms is not None:
         with options.naming("--step-ms"):
             check_measured(operations, sheet, {"step_ns": round(step_ms * 1e6)})
-    made = partial(_made, operations, sheet, step_ms)
+    made = partial(synthesize_batch, operations, sheet, None if step_ms is None else step_ms * 1e6)
     return made(1.0), made
 
 
@@ -254,19 +243,6 @@ def _on_device(trace: Trace, device: str | None) -> Trace:
     if known is not None or workload.device != "cuda":
         return trace
     return trace.model_copy(update={"workload": workload.model_copy(update={"device_name": entry.product})})
-
-
-def _made(operations: Operations, sheet: Device, step_ms: float | None, multiple: float) -> Trace:
-    """Make the trace of operations with a multiple of the batch; a measured step changes as the roofline does."""
-    scaled = operations if multiple == 1 else operations.with_batch(multiple)
-    if step_ms is None:
-        return synthesize(scaled, sheet)
-    step_ns = step_ms * 1e6
-    if multiple != 1:
-        traces = (synthesize(one, sheet) for one in (operations, scaled))
-        before, after = (trace.ranks[0].iterations[0].duration_ns for trace in traces)
-        step_ns *= after / before
-    return synthesize(scaled, sheet, step_ns=round(step_ns))
 
 
 def _sizes(asked: Sequence[int] | None, fabrics: Mapping[str, Fabric]) -> list[int]:

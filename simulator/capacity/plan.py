@@ -14,6 +14,7 @@ from ..fabric import Fabric
 from ..inputs_with_default_costs import complete
 from ..prediction import System
 from ..schedule.policy import Policy, PolicySettings
+from ..workload.trace_synthesis import batches_of
 from ..workload.variation import RECORDED, Variation
 from .judgement import Verdict, contradiction_sentence, verdict, width_sentence
 from .limits import TARGET, Change, Limits, Needs
@@ -277,7 +278,7 @@ def plan(
     for name, (one_trace, one_fabric) in pairs.items():
         how: dict[str, Any] = {"stragglers": stragglers, "measured": measured, "assume": assume}
         inputs = complete(one_trace, one_fabric, policy=policy, variation=variation, **how)
-        system = System(inputs, name, (rebatched or {}).get(name))
+        system = System(inputs, name, (rebatched or {}).get(name) or batches_of(one_trace))
         each = batch or one_trace.workload.batch or 1
         scaling = Scaling(system, sizes, each, total_batch or each * sizes[0])
         price, used = by_system.get(name), optimizers_of(one_trace, optimizer)

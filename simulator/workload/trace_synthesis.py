@@ -4,7 +4,8 @@
 `rescale` converts a recorded trace to another device, interval by interval, and keeps its variation.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
 from itertools import accumulate
 from math import inf
 from operator import mul
@@ -18,7 +19,15 @@ from ...reference.files.writing import milliseconds
 from ...reference.trace import WIDEST_BOUND, Iteration, RankTrace, Trace, Workload
 from ..catalogue import RESCALED_FROM
 from .compute_times import Floats
-from .roofline import CONVOLUTIONS, EAGER_PACE_ERROR, Device, Operation, Operations
+from .roofline import (
+    CONVOLUTIONS,
+    EAGER_PACE_ERROR,
+    Device,
+    Operation,
+    Operations,
+    built_in_operations,
+    data_sheets,
+)
 
 WINOGRAD = 2.25
 """Times as many multiplications as a convolution of 3 x 3 needs at least, by Winograd's algorithm, which libraries
@@ -273,12 +282,45 @@ def rescale(
     return Trace(workload=trace.workload.model_copy(update=update), layouts=trace.layouts, ranks=ranks)
 
 
+def synthesize_batch(operations: Operations, device: Device, step_ns: float | None, multiple: float) -> Trace:
+    """Make the trace of operations with a multiple of the batch; a measured step changes as the roofline does."""
+    scaled = operations if multiple == 1 else operations.with_batch(multiple)
+    if step_ns is None:
+        return synthesize(scaled, device)
+    if multiple != 1:
+        traces = (synthesize(one, device) for one in (operations, scaled))
+        before, after = (trace.ranks[0].iterations[0].duration_ns for trace in traces)
+        step_ns *= after / before
+    return synthesize(scaled, device, step_ns=round(step_ns))
+
+
+def batches_of(trace: Trace, *, has_step: bool = True) -> Callable[[float], Trace] | None:
+    """Return what makes a trace with a multiple of its batch, if `synthesize` made it of a built-in model.
+
+    The trace alone does not show where the host's pace would limit another batch; the model's operations do.
+
+    Args:
+        trace: Any trace.
+        has_step: Whether its step may have been measured.
+    """
+    workload, sheets = trace.workload, data_sheets().values()
+    device = next((one for one in sheets if workload.device_name.startswith(f"{one.name} by ")), None)
+    known = device and workload.batch and built_in_operations(workload.model, device.autocast)
+    if not (device and workload.batch and known and known.batch):
+        return None
+    operations = known if known.batch == workload.batch else known.with_batch(workload.batch / known.batch)
+    steps_ns = (None, trace.ranks[0].iterations[0].end_ns)[: 1 + has_step]
+    ways = (partial(synthesize_batch, operations, device, step_ns) for step_ns in steps_ns)
+    return next((made for made in ways if made(1.0) == trace), None)
+
+
 @one_line_errors()
 def with_batch(trace: Trace, multiple: float) -> Trace:
     """Convert a recorded trace to another batch on each device, as if passes took a time in proportion to the batch.
 
-    The optimiser step stays. Small batches take longer than that, because kernels fill a device less and the host
-    may limit it; the trace's `compute_bounds` contain that they take as long as the recorded batch.
+    What `synthesize` made of a built-in model's operations alone is made again. Otherwise the optimiser step stays.
+    Small batches take longer than that, because kernels fill a device less and the host may limit it; the trace's
+    `compute_bounds` contain that they take as long as the recorded batch.
 
     Args:
         trace: A trace recorded without communication.
@@ -288,6 +330,8 @@ def with_batch(trace: Trace, multiple: float) -> Trace:
         ValueError: The trace was recorded with communication, which does not depend on the batch.
     """
     _check_module(trace.workload)
+    if (made := batches_of(trace, has_step=False)) is not None:
+        return made(multiple)
     passes = _Interval(multiple)
     gradients = (passes,) * len(trace.workload.parameters)
     intervals = _Intervals(forward=passes, loss=passes, gradients=gradients, tail=passes, step=_Interval(1.0))
@@ -297,8 +341,10 @@ def with_batch(trace: Trace, multiple: float) -> Trace:
     flops = trace.workload.flops and round(trace.workload.flops * multiple)
     low, high = trace.workload.compute_bounds
     bounds = _bounds(1.0, min(low, low / multiple), max(high, high / multiple))
+    words = f"; passes of batch {trace.workload.batch} scaled to {batch}" * bool(batch)
     update = {"batch": batch, "memory": memory, "flops": flops, "input_shape": None, "compute_bounds": bounds}
-    workload = trace.workload.model_copy(update=update)
+    name = {"device_name": f"{trace.workload.device_name}{words}"}
+    workload = trace.workload.model_copy(update=update | name)
     return Trace(workload=workload, layouts=trace.layouts, ranks=ranks)
 
 

@@ -21,8 +21,16 @@ from ddplab.simulator.workload.roofline import (
     counted_models,
     data_sheets,
 )
-from ddplab.simulator.workload.trace_synthesis import _paced, rescale, synthesize, with_batch
+from ddplab.simulator.workload.trace_synthesis import (
+    _paced,
+    batches_of,
+    rescale,
+    synthesize,
+    synthesize_batch,
+    with_batch,
+)
 
+from ..explore import examples
 from .changed_traces import with_parameters, with_workload
 from .random_operations import (
     DOCUMENT,
@@ -114,6 +122,28 @@ def test_another_batch_takes_between_as_long_and_a_time_in_proportion(multiple):
     low, high = scaled.workload.compute_bounds
     assert low * after <= min(before, multiple * before) * (1 + 1e-3)
     assert high * after >= max(before, multiple * before) * (1 - 1e-3)
+
+
+@examples(8)
+@given(
+    st.sampled_from(counted_models()),
+    st.sampled_from(sorted(data_sheets())),
+    st.sampled_from([0.25, 0.5, 3]),
+    st.none() | st.sampled_from([0.8, 2]),
+)
+def test_a_trace_made_of_a_model_by_name_has_other_batches_as_the_model_has(model, device, multiple, longer):
+    """Its passes were scaled without the host's pace; a batch that was not measured has no measured step."""
+    sheet = data_sheets()[device]
+    operations = built_in_operations(model, sheet.autocast)
+    by_name = synthesize(operations, sheet)
+    step_ns = None if longer is None else round(longer * by_name.ranks[0].iterations[0].end_ns)
+    trace = validated(synthesize_batch(operations, sheet, step_ns, 1.0))
+    assert batches_of(trace)(multiple) == synthesize_batch(operations, sheet, step_ns, multiple)
+    assert batches_of(trace.model_copy(update={"ranks": by_name.ranks * 2})) is None
+    if longer is None:
+        assert with_batch(trace, multiple) == synthesize(operations.with_batch(multiple), sheet)
+    else:
+        assert f"; passes of batch {operations.batch} scaled to" in with_batch(trace, multiple).workload.device_name
 
 
 @pytest.mark.parametrize(
