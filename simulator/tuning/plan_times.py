@@ -25,7 +25,7 @@ from ..schedule.comm_hook_messages import (
     Transport,
     gradient_bytes,
 )
-from ..schedule.schedule import Compute, build_schedule
+from ..schedule.schedule import Compute, LaunchCollective, build_schedule
 from ..step_costs import ScheduleCosts, charged_fabric, price_schedule, rebucketed
 from ..workload.compute_times import (
     CELLS,
@@ -43,7 +43,7 @@ costs of communication at the upper end of their error bands."""
 CapRule = Literal["reaches the cap", "at most the cap"]
 """When a bucket is closed: when it has reached the cap, as in torch, or before it would exceed the cap, as in the
 reducers of Stanford's CS336 and in torch's inductor."""
-FORWARD = Compute("forward")
+FORWARD, STEP = Compute("forward"), Compute("step")
 QUANTILES = {"p95": 0.95, "p99": 0.99}
 
 
@@ -174,6 +174,14 @@ class PlanTimes:
         timeline = solve(replace(engine_input, schedule=first, sharing=shares, slow_down=1.0))
         return times, timeline.end_ns[..., -1] - engine_input.duration_ns[..., schedule.steps.index(FORWARD)]
 
+    def updates_ns(self, plan: BucketLayout) -> float:
+        """Return how long the broadcasts of updated parameters (`Policy.zero`) take at least after the last step."""
+        untimed, processor = self.costs(plan).untimed, self.changed[1].processor
+        after = untimed.schedule.instructions[untimed.schedule.instructions.index(STEP) :]
+        sent_ns = untimed.cost_ns[[one.collective for one in after if isinstance(one, LaunchCollective)]]
+        first_ns = processor.launch_ns if len(sent_ns) and not self.recorded.has_communication else 0
+        return float(first_ns + (sent_ns.sum() if self.fabric.concurrency == 1 else sent_ns.max(initial=0)))
+
 
 def with_plan(inputs: Inputs, plan: BucketLayout) -> Inputs:
     """Return the inputs with these buckets in place of caps."""
@@ -223,7 +231,7 @@ class PartitionCosts:
     unpack_ns: float  #: decompression that each bucket costs, without the part for its bytes
     computed_ns: Floats
     """End of the iteration on the slowest rank without communication, packing, launches, copies; shape [cycles]."""
-    step_ns: Floats  #: longest time after the backward pass of a rank; shape [cycles]
+    step_ns: Floats  #: longest time after the backward pass of a rank, with `PlanTimes.updates_ns`; shape [cycles]
 
     @cached_property
     def parameters(self) -> tuple[Parameter, ...]:
@@ -346,7 +354,7 @@ def partition_costs(times: PlanTimes) -> PartitionCosts:
     count = len(model.parameters)
     order = tuple(rebuild_order(model.ready_order, count))
     alone = tuple((index,) for index in range(count))
-    drawn, start_ns = times.forward_starts_ns(alone)
+    (drawn, start_ns), updates_ns = times.forward_starts_ns(alone), times.updates_ns(alone)
     search_ns = round(processor.search_ns_per_parameter * count) if policy.graph_may_change else 0
     before_ns = start_ns + search_ns
     sizes = np.array(gradient_bytes(model.parameters, policy.sparse_density), np.int64)
@@ -368,8 +376,8 @@ def partition_costs(times: PlanTimes) -> PartitionCosts:
         shared_ns=shared_ns,
         launch_ns=launch_ns + hook.compress.fixed_ns,
         unpack_ns=hook.decompress.fixed_ns,
-        computed_ns=(before_ns + drawn.backward_end_ns + drawn.step_ns).max(axis=-1).astype(float),
-        step_ns=drawn.step_ns.max(axis=-1).astype(float),
+        computed_ns=(before_ns + drawn.backward_end_ns + drawn.step_ns).max(axis=-1) + updates_ns,
+        step_ns=drawn.step_ns.max(axis=-1) + updates_ns,
     )
 
 

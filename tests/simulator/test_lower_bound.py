@@ -1,5 +1,6 @@
 """No buckets, in any order and of any sizes, are faster than the bound."""
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -19,10 +20,11 @@ from .tuning_cases import contiguous_partitions, fabrics, plan_times, small_mode
 @given(
     small_models(parameters=5, ranks=2, one_order=False),
     st.sampled_from([1.0, 1.2, 2.5]).flatmap(lambda slow_down: fabrics(slow_down=slow_down)),
+    st.sampled_from([None, "parameters", "buckets"]),
     st.data(),
 )
-def test_no_buckets_are_faster(trace, fabric, data):
-    times = plan_times(trace, fabric)
+def test_no_buckets_are_faster(trace, fabric, zero, data):
+    times = plan_times(trace, fabric, policy=Policy(zero=zero))
     bound_ns = lower_bound_ns(partition_costs(times))
     for _ in range(4):
         plan = as_layout(data.draw(partitions(len(trace.sizes_bytes))))
@@ -92,14 +94,19 @@ def test_a_recording_of_unknown_buckets_contains_their_slow_downs(copy_ns, slow_
     assert lower_bound_ns(partition_costs(times)) <= min(map(times.value_ns, plans))
 
 
-def test_where_a_bucket_costs_a_line_and_gradients_are_small_the_bound_is_reached():
-    """100 equal gradients, one every 100 ns; a bucket costs 1000 ns and 2 ns a byte, so the network limits."""
+@pytest.mark.parametrize("zero", [None, "parameters", "buckets"])
+def test_where_a_bucket_costs_a_line_and_gradients_are_small_the_bound_is_reached(zero):
+    """100 equal gradients, one every 100 ns; a bucket costs 1000 ns and 2 ns a byte, so the network limits.
+
+    With ZeRO, updated parameters are broadcast after the step, whatever the buckets are.
+    """
     count, size = 100, 100
     ready = tuple(100 * (count - index) for index in range(count))
     trace = trace_of([[iteration(0, ready, 100 * count, 0)]], [size] * count)
     fabric = Fabric.from_table([(2, 0, 1000), (2, 10**6, 1000 + 2 * 10**6)])
-    costs = partition_costs(plan_times(trace, fabric))
+    fabric = fabric.with_processor(launch_ns=10)
+    costs = partition_costs(plan_times(trace, fabric, policy=Policy(zero=zero)))
 
-    plan = tune(trace, fabric, world_size=2)
+    plan = tune(trace, fabric, world_size=2, zero=zero)
     assert plan.iteration_ns >= plan.lower_bound_ns >= 0.97 * plan.iteration_ns
     assert plan.lower_bound_ns == lower_bound_ns(costs)
