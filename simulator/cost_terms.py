@@ -121,15 +121,13 @@ def origins(inputs: Inputs, world_size: int) -> dict[str, str]:
             found[name] = "none"
         elif name in ("collectives", "buffers"):
             found[name] = known
-        elif name == "stragglers":
-            found[name] = "described"
         elif name in ("device_spread", "jitter"):
             before, after = getattr(variation, name), getattr(inputs.variation, name)
             found[name] = "assumed" if before != after else "measured" if after is None else "described"
         elif term.without(given) == given:
             found[name] = "assumed"
         else:
-            found[name] = "measured" if inputs.fabric.all_reduce else "described"
+            found[name] = "measured" if inputs.fabric.all_reduce and name != "stragglers" else "described"
     if not workload.buffers:
         found["buffers"] = "none"
     return found

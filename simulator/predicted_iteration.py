@@ -150,10 +150,8 @@ class Prediction:
         correction = correct(target, list(measured_ns.values()), expected)
         factor, anchors = correction.factor, correction.anchors
         scaled = {cause: factor * correction.by_cause.get(cause, 1.0) for cause in self.causes_ns}
-        causes = {
-            cause: (round(below * scaled[cause]), round(above * scaled[cause]))
-            for cause, (below, above) in self.causes_ns.items()
-        }
+        reaches = self.causes_ns.items()
+        causes = {cause: (round(low * scaled[cause]), round(high * scaled[cause])) for cause, (low, high) in reaches}
         below, above = np.sqrt((np.array(list(causes.values()), float) ** 2).sum(axis=0))
         names = ("iteration_ns", "mean_ns", "p95_ns", "p99_ns")
         corrected: dict[str, Any] = {name: (ns := getattr(self, name)) and round(ns * factor) for name in names}

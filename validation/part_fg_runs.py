@@ -31,11 +31,11 @@ from ddplab.reference.trace import Trace
 from ddplab.simulator import Fabric
 from ddplab.simulator.baseline_predictions import BASELINES
 from ddplab.simulator.fabric.cost_curves import BAND
-from ddplab.simulator.fabric.processor_costs import EMULATED_MODEL_ERROR, MODEL_ERROR
+from ddplab.simulator.fabric.processor_costs import MODEL_ERROR
 from ddplab.training_runs import Turn
 
 from .comparison import FEWER_BUCKETS, RANKING_BASELINES, CaseScore, Comparison, Part
-from .emulated import LaboratoryReport
+from .emulated import EMULATED_MODEL_ERROR, LaboratoryReport
 from .scale_model import ORIGINAL, ScaleModel
 
 RUNS = Path(__file__).parent / "runs"

@@ -276,14 +276,10 @@ def _fastest_that_fits(offers: Sequence[Offer]) -> Verdict:
     for name, other in by_system.items():
         if name != best.system:
             slowest, fastest = other.size.samples_per_s_band
-            sentence += f"; {_times(low / fastest, high / slowest)} as many as {_offered(other)}"
+            sentence += f"; {low / fastest:.2g} to {high / slowest:.2g} times as many as {_offered(other)}"
     if best.answers.get("memory") == "open":
         sentence += f"; whether it fits is open: {_memory_words(best)}"
     return Verdict("", sentence, best)
-
-
-def _times(low: float, high: float) -> str:
-    return f"{low:.2g} to {high:.2g} times"
 
 
 def _nearness(offer: Offer) -> tuple[int, float]:
@@ -303,13 +299,10 @@ def _among(chosen: Offer, offers: Sequence[Offer]) -> str:
     before = [one for one in offers if one.answer == "open" and rank_of(one, offers) < rank_of(chosen, offers)]
     others = [f"of {len(offers)}"] if many < len(offers) else []
     others += [f"{len(before)} {rather} may suffice"] if before else []
-    ties = [one for one in offers if one is not chosen and one.answer == "yes" and _may_cost_less(one, chosen)]
+    sure_costs = [one.cost_band for one in offers if one is not chosen and one.answer == "yes"]
+    ties = [cost for cost in sure_costs if cost and chosen.cost_band and cost[0] <= chosen.cost_band[1]]
     others += [f"{len(ties)} may cost as little"] if is_priced and ties else []
     return f", {sure}" + (f" ({'; '.join(others)})" if others else "")
-
-
-def _may_cost_less(one: Offer, chosen: Offer) -> bool:
-    return one.cost_band is not None and chosen.cost_band is not None and one.cost_band[0] <= chosen.cost_band[1]
 
 
 def gpus(count: int) -> str:

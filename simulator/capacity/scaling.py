@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from io import StringIO
 from itertools import accumulate, combinations, pairwise
-from math import exp
+from math import exp, inf
 from operator import mul
 from types import MappingProxyType
 from typing import Any, Literal, NamedTuple
@@ -320,13 +320,9 @@ def front(offers: Sequence[Offer]) -> list[Offer]:
     """Return the offers that may suffice, and than which no other is both faster and cheaper, the fastest first."""
     fitting = [one for one in offers if one.answer != "no"]
     priced = [(one.hours, one.cost, one) for one in fitting if one.hours is not None and one.cost is not None]
-    chosen: list[Offer] = []
-    least = float("inf")
-    for _hours, cost, one in sorted(priced, key=lambda entry: entry[:2]):
-        if cost < least:
-            chosen.append(one)
-            least = cost
-    return chosen
+    priced.sort(key=lambda entry: entry[:2])
+    least = accumulate((cost for _, cost, _ in priced), min, initial=inf)  # of all faster ones
+    return [one for (_, cost, one), before in zip(priced, least, strict=False) if cost < before]
 
 
 def cheapest(offers: Sequence[Offer]) -> Offer | None:

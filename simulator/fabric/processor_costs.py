@@ -16,8 +16,6 @@ from ...reference.files.value_ranges import (
 
 MODEL_ERROR = 0.066
 """The error of predicted medians in the committed runs of the public score."""
-EMULATED_MODEL_ERROR = 0.009
-"""The same with emulated devices, whose computation takes the recorded times."""
 
 
 class Linear(Schema):

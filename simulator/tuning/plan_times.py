@@ -264,15 +264,10 @@ class PartitionCosts:
         pairs = [(0, 0) if one is None else (one.first_bytes, one.second_bytes or 0) for one in self.messages]
         return np.array(pairs, float).reshape(-1, 2).T
 
-    @cached_property
-    def is_all_reduced(self) -> bool:
-        """Whether each bucket is sent by one all-reduce of its gradients' bytes."""
-        return type(self.times.policy.hook) is CommHook and not any(one.sparse for one in self.parameters)
-
     def link_of_buckets_ns(self, members: Sequence[Sequence[int]]) -> Floats:
         """Return the time of the link that each bucket takes, undisturbed; shape [buckets]."""
         policy = self.times.policy
-        if self.is_all_reduced:  # the usual case, faster
+        if type(policy.hook) is CommHook and not any(one.sparse for one in self.parameters):  # the usual case, faster
             starts = np.cumsum([0, *map(len, members[:-1])])
             sizes_bytes = self.message_bytes[0][np.fromiter(chain.from_iterable(members), np.int64)]
             return self.link_ns("all_reduce", as_int64(np.add.reduceat(sizes_bytes, starts)))

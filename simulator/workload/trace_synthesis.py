@@ -19,15 +19,7 @@ from ...reference.files.writing import milliseconds
 from ...reference.trace import WIDEST_BOUND, Iteration, RankTrace, Trace, Workload
 from ..catalogue import RESCALED_FROM
 from .compute_times import Floats
-from .roofline import (
-    CONVOLUTIONS,
-    EAGER_PACE_ERROR,
-    Device,
-    Operation,
-    Operations,
-    built_in_operations,
-    data_sheets,
-)
+from .roofline import CONVOLUTIONS, EAGER_PACE_ERROR, Device, Operation, Operations, built_in_operations, data_sheets
 
 WINOGRAD = 2.25
 """Times as many multiplications as a convolution of 3 x 3 needs at least, by Winograd's algorithm, which libraries
@@ -298,10 +290,7 @@ def batches_of(trace: Trace, *, has_step: bool = True) -> Callable[[float], Trac
     """Return what makes a trace with a multiple of its batch, if `synthesize` made it of a built-in model.
 
     The trace alone does not show where the host's pace would limit another batch; the model's operations do.
-
-    Args:
-        trace: Any trace.
-        has_step: Whether its step may have been measured.
+    `has_step`: whether the step may have been measured.
     """
     workload, sheets = trace.workload, data_sheets().values()
     device = next((one for one in sheets if workload.device_name.startswith(f"{one.name} by ")), None)

@@ -13,7 +13,7 @@ from matplotlib.figure import Figure
 from ddplab.prediction_errors import summarize
 from ddplab.simulator import Fabric, predict
 from ddplab.simulator.fabric import Processor, topology_of
-from ddplab.simulator.fabric.processor_costs import EMULATED_MODEL_ERROR, MODEL_ERROR
+from ddplab.simulator.fabric.processor_costs import MODEL_ERROR
 from ddplab.training_runs import Turn
 from figures import all_methods
 from tests.validation_rows import FABRIC, TRACE
@@ -31,6 +31,7 @@ from validation import (
 )
 from validation.cases import AllReduceCase, RepeatedBlock, load_case
 from validation.comparison import TITLES, Comparison, grouped, verdict, weighted_quantile
+from validation.emulated import EMULATED_MODEL_ERROR
 from validation.part_c_schedules import merged_plan
 from validation.part_fg_runs import committed_runs, load_runs
 from validation.ready_times import read_gradients, repeat_block, trace_of
