@@ -71,15 +71,13 @@ TERMS = {
 SLOW_RANKS = ("device_spread", "jitter", "stragglers")
 """Terms that slow some ranks down."""
 TERMS_OF_PARTS = {
-    **dict.fromkeys(("unsynchronized", "forward", "backward", "optimizer"), ("computation", *SLOW_RANKS)),
+    **dict.fromkeys(("unsynchronized", "forward", "backward", "optimizer", "stragglers"), SLOW_RANKS),
     "copies": ("buffers", "copies"),
     "launch": ("launches", "stalls"),
     "slowdown": ("slow_downs",),
     "exposed_comm": ("collectives", "buffers"),
-    "stragglers": ("computation", *SLOW_RANKS),
 }
-"""Terms that a part of `Prediction.breakdown` comes from. Recorded ranks may differ, so `stragglers` may come from
-computation alone. Other parts come from settings and from measured iterations."""
+"""Terms that lengthen a part of `Prediction.breakdown`. Settings, and measured iterations, give the other parts."""
 
 
 class Effect(NamedTuple):

@@ -370,6 +370,7 @@ def summarize(
         distances = {SPREAD: (min(spread * median_ns, median_ns - least_ns), spread * median_ns)}
     reach = np.maximum(0, list(distances.values()))
     below, above = np.sqrt((reach**2).sum(axis=0))
+    different = 1 + np.count_nonzero(np.diff(latency))
     figures = {
         "iteration_ns": median_ns,
         "mean_ns": times_ns[0].mean(),
@@ -378,19 +379,16 @@ def summarize(
     }
     return {
         **{name: int(as_int64(ns)) for name, ns in figures.items()},
-        **{name: _tail_quantile(latency, level) for name, level in TAIL.items()},
+        **{
+            name: int(as_int64(np.quantile(latency, level))) if different * (1 - level) >= 1 - 1e-9 else None
+            for name, level in TAIL.items()
+        },
         "interval_ns": tuple(as_int64([max(0, median_ns - below), median_ns + above]).tolist()),
         "samples_ns": tuple(as_int64(times_ns[0]).tolist()),
         "causes_ns": dict(zip(distances, map(tuple, as_int64(reach).tolist()), strict=True)),
         "compute_errors": dict(usual.compute_errors),
         "least_ns": least_ns,
     }
-
-
-def _tail_quantile(latency_ns: Floats, level: float) -> int | None:
-    """Return a quantile of sorted durations; None where too few iterations differ; see `TAIL`."""
-    different = 1 + np.count_nonzero(np.diff(latency_ns))
-    return int(as_int64(np.quantile(latency_ns, level))) if different * (1 - level) >= 1 - 1e-9 else None
 
 
 Reaches = Mapping[str, tuple[int, int]]

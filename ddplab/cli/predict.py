@@ -122,28 +122,20 @@ def _show_one(
     moves = [anchor.sentence() for anchor in fastest.anchors]
     for sentence in (*moves, *assumptions(trace, assumed, inputs.fabric, policies)):
         print(sentence)
-    parts = {part: ns for part, ns in fastest.breakdown.items() if ns}
-    rows = [{part.replace("_", " "): milliseconds(ns) for part, ns in parts.items()}]
+    parts = {part.replace("_", " "): milliseconds(ns) for part, ns in fastest.breakdown.items() if ns}
     span = "iteration" if policy.sync_every == 1 else f"cycle of {policy.sync_every} iterations"
-    title = f"fastest configuration: parts of the median {span} on the slowest rank, ms"
+    show_table([parts], f"fastest configuration: parts of the median {span} on the slowest rank, ms")
     if explains:
-        title += ", and the terms that lengthen them"
-        used = [name for name, origin in origins(inputs, ranks).items() if origin != "none"]
-        terms = ([term for term in TERMS_OF_PARTS.get(part, ()) if term in used] for part in parts)
-        rows.append(dict(zip(rows[0], map("\n".join, terms), strict=True)))
-    show_table(rows, title)
-    if explains:
-        title = "the terms of the fastest configuration, each with what it adds; --without TERM leaves it out"
-        show_table(list(map(_effect_row, effects(inputs, ranks))), title, optional=("source",))
+        title = "the terms of the fastest configuration, with what each adds, and the parts that it lengthens"
+        shown = [_effect_row(effect, fastest.breakdown) for effect in effects(inputs, ranks)]
+        show_table(shown, f"{title}; --without TERM leaves it out", optional=("source",))
     if timeline is not None:
         _save_timeline(fastest, timeline, trace, policy)
     if not fastest.contradictions and (sentence := judgement.width_sentence(fastest.shares_of_width)):
         print(sentence)
     print(conclusion(policies, predictions))
-    documents = [
-        options.values_of_axes(one) | found.to_json() for one, found in zip(policies, predictions, strict=True)
-    ]
-    result: dict[str, Any] = {"rows": documents, "assumed": assumed, "origins": from_where}
+    rows = [options.values_of_axes(one) | found.to_json() for one, found in zip(policies, predictions, strict=True)]
+    result: dict[str, Any] = {"rows": rows, "assumed": assumed, "origins": from_where}
     if ranks > 1:
         system = System(inputs)
         limits = Limits(system, ranks)
@@ -209,12 +201,14 @@ def counted(buckets: Sequence[int], total: int) -> str:
     return f"{count} ({first if first == last else f'{first}-{last}'})"
 
 
-def _effect_row(effect: Effect) -> dict[str, str]:
+def _effect_row(effect: Effect, breakdown: Mapping[str, int]) -> dict[str, str]:
+    parts = [part for part, terms in TERMS_OF_PARTS.items() if effect.term in terms and breakdown[part]]
     return {
         "term": effect.term,
         "adds ms": milliseconds(effect.adds_ns, ".2f"),
         "origin": effect.origin,
         "width": f"{effect.width:.0%}",
+        "part": ", ".join(parts).replace("_", " "),
         "source": effect.evidence,
     }
 

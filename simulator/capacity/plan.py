@@ -117,10 +117,7 @@ class SystemPlan:
             "shares_of_width": prediction.shares_of_width,
             "sensitivity": self.sensitivity,
             "measure_world_sizes": list(measure.world_sizes),
-            "width": measure.width,
-            "width_with_sizes": measure.width_with_sizes,
-            "width_with_messages": measure.width_with_messages,
-            "width_with_step": measure.width_with_step,
+            **{name: width for name, width in measure._asdict().items() if name != "world_sizes"},
             "origins": origins(inputs, self.at),
             "assumed": list(self.assumed),
         }

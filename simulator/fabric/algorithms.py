@@ -428,12 +428,10 @@ def all_reduce_costs(
     Gloo always runs a ring when torch calls it. NCCL reduces in the network only if a level in use supports that.
     """
     reducing = [place for place, level in enumerate(levels) if level.reduces and level.size > 1]
-    if setting == "cheapest":
-        names: tuple[Algorithm, ...] = ("ring", "tree", "in_network") if reducing else ("ring", "tree")
-        return AlgorithmCosts({name: ALL_REDUCE[name](levels) for name in names})
     if setting != "library" or library == "gloo":
-        name = "ring" if setting == "library" else setting
-        return AlgorithmCosts({name: ALL_REDUCE[name](levels)})
+        several = ("ring", "tree", "in_network") if reducing else ("ring", "tree")
+        names = {"library": ("ring",), "cheapest": several}.get(setting, (setting,))
+        return AlgorithmCosts({name: ALL_REDUCE[name](levels) for name in names})
     costs: dict[str, Cost | NcclCost] = {**nccl_all_reduce(levels, nccl_version)}
     if any(reducing[-1:]):  # beyond the innermost level, whose switches NCCL's model knows
         costs["in_network"] = in_network(levels)

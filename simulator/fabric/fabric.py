@@ -105,14 +105,13 @@ class Fabric(Schema, strict=False):
     def _has_costs(self) -> Self:
         if not self.all_reduce and self.topology is None:
             raise ValueError("all_reduce: expected measured times or a topology, got neither")
-        if self.topology is None:
-            if self.algorithm == "library":
-                return self
+        if self.topology is None and self.algorithm != "library":
             raise ValueError(
                 f"algorithm: expected a topology for {self.algorithm}, got measured tables alone, which have "
                 "the algorithm of the measurement; leave algorithm out"
             )
-        if self.algorithm == "in_network" and not any(level.reduces for level in self.topology.levels):
+        levels = () if self.topology is None else self.topology.levels
+        if self.algorithm == "in_network" and not any(level.reduces for level in levels):
             raise ValueError("algorithm: expected a topology with a level that reduces for in_network, got none")
         return self
 

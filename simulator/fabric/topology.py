@@ -151,9 +151,8 @@ class LevelEntry(Schema):
             return given
         if "gb_per_s" in given:
             raise ValueError("expected gb_per_s (bytes) or gbit_per_s (bits), got both")
-        return {name: value for name, value in given.items() if name != "gbit_per_s"} | {
-            "gb_per_s": given["gbit_per_s"] / 8
-        }
+        others = {name: value for name, value in given.items() if name != "gbit_per_s"}
+        return others | {"gb_per_s": given["gbit_per_s"] / 8}
 
 
 class TopologyFile(Schema):
@@ -196,8 +195,7 @@ def topology_of(written: TopologyFile) -> Topology:
             raise ValueError(f"in_network: expected names of levels ({', '.join(written.levels)}), got {name}")
     levels = []
     for name, entry in _inside_out(written.levels).items():
-        given: Any = entry.gb_per_s
-        given = given if isinstance(given, dict) else {OTHER: given}
+        given: Any = entry.gb_per_s if isinstance(entry.gb_per_s, dict) else {OTHER: entry.gb_per_s}
         rates = {members: float(round(rate * 1e9)) for members, rate in given.items()}
         level = Level(
             name=name,

@@ -191,9 +191,7 @@ def _buckets(last: ProfiledStep, sizes: Sequence[int], dtypes: Sequence[str], de
         waiting += range(accumulated, one.gradients)
         accumulated = one.gradients
         dtype = DTYPES.get((one.dtype or "").lower(), one.dtype)
-        alike = [place for place in waiting if dtypes[place] == dtype]
-        if not alike:  # the element type of the bucket is unknown
-            alike = waiting
+        alike = [place for place in waiting if dtypes[place] == dtype] or waiting  # its element type may be unknown
         later: tuple[int, ...] | None = ()
         if one.size_bytes is not None:
             later = _with_sum(alike[:-1][::-1], sizes, sum(sizes[place] for place in alike) - one.size_bytes)

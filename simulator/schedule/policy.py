@@ -195,11 +195,6 @@ class Policy(Settings, strict=False):
         return assigned and not self.graph_may_change
 
     @property
-    def has_rebuilt(self) -> bool:
-        """Whether this phase uses the rebuilt buckets."""
-        return self.rebuilds and self.phase not in ("first", "second")
-
-    @property
     def launches_at_the_end(self) -> bool:
         """Whether all buckets are launched after the backward pass, as in a static graph's first iteration."""
         return self.static_graph and self.phase == "first"

@@ -121,7 +121,7 @@ def buckets_of(policy: Policy, model: RecordedModel) -> BucketAssignment:
     first_caps, caps = policy.two_stage_caps()
     sizes = [parameter.size_bytes for parameter in model.parameters]
     sparse = [parameter.sparse for parameter in model.parameters]
-    if policy.order == "ready" and not policy.has_rebuilt:
+    if policy.order == "ready" and not (policy.rebuilds and policy.phase not in ("first", "second")):
         return bucketing.initial_buckets(sizes, first_caps, keys=keys, sparse=sparse)
     ready_order = bucketing.rebuild_order(model.ready_order, len(keys))
     return bucketing.plan_buckets(policy.order, sizes, caps, ready_order=ready_order, keys=keys, sparse=sparse)

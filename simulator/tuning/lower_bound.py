@@ -83,9 +83,8 @@ def _minorants(costs: PartitionCosts) -> list[tuple[Floats, float]]:
         sizes, link = _sampled(costs, costs.message_bytes[:, dense])
     found = []
     for rate in _rates(sizes, link) if known else [0.0]:
-        least = float((link - rate * sizes).min()) - 1
         w = rate * weights
-        least = min([least, *alone[sent & ~dense].tolist()])
+        least = min([float((link - rate * sizes).min()) - 1, *alone[sent & ~dense].tolist()])
         if least >= 0 or not rate:
             least = max(0.0, least)
             w[sent & ~dense] = np.maximum(0, alone[sent & ~dense] - least)

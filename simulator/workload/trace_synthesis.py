@@ -279,11 +279,8 @@ def synthesize_batch(operations: Operations, device: Device, step_ns: float | No
     scaled = operations if multiple == 1 else operations.with_batch(multiple)
     if step_ns is None:
         return synthesize(scaled, device)
-    if multiple != 1:
-        traces = (synthesize(one, device) for one in (operations, scaled))
-        before, after = (trace.ranks[0].iterations[0].duration_ns for trace in traces)
-        step_ns *= after / before
-    return synthesize(scaled, device, step_ns=round(step_ns))
+    before, after = (_duration_ns(synthesize(one, device).ranks) for one in (operations, scaled))
+    return synthesize(scaled, device, step_ns=round(step_ns * (after / before)))
 
 
 def batches_of(trace: Trace, *, has_step: bool = True) -> Callable[[float], Trace] | None:
