@@ -115,7 +115,7 @@ def origins(inputs: Inputs, world_size: int) -> dict[str, str]:
     given = inputs._replace(fabric=fabric, variation=variation)
     found = {"computation": "measured" if workload.compute_bounds == (1.0, 1.0) else "assumed"}
     for name, term in TERMS.items():
-        if term.without(inputs) == inputs:
+        if term.without(inputs) == inputs or (name == "buffers" and not workload.buffers):
             found[name] = "none"
         elif name in ("collectives", "buffers"):
             found[name] = known
@@ -126,8 +126,6 @@ def origins(inputs: Inputs, world_size: int) -> dict[str, str]:
             found[name] = "assumed"
         else:
             found[name] = "measured" if inputs.fabric.all_reduce and name != "stragglers" else "described"
-    if not workload.buffers:
-        found["buffers"] = "none"
     return found
 
 

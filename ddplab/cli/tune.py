@@ -170,10 +170,8 @@ def short_caps_mb(
     A cap between the size of a bucket and its size without any one of its parameters closes the bucket at the same
     place, unless there are several dtypes, each of which counts its buckets from the first cap.
     """
-    short = []
-    for bucket in buckets:
-        sizes_bytes = [model.parameters[index].size_bytes for index in bucket]
-        short.append(roundest_mb(sum(sizes_bytes) - min(sizes_bytes), sum(sizes_bytes)))
+    sizes_bytes = ([model.parameters[index].size_bytes for index in bucket] for bucket in buckets)
+    short = [roundest_mb(sum(one) - min(one), sum(one)) for one in sizes_bytes]
     made = buckets_of(Policy(bucket_cap_mb_list=tuple(short)), model)
     return short if list(map(sorted, made)) == list(map(sorted, buckets)) else caps_mb
 

@@ -371,9 +371,7 @@ def _memory_words(offer: Offer) -> str:
     by_answer: dict[str, list[Optimizer]] = {"fits": [], "unknown": [], "does not fit": []}
     for name, use in offer.memory.items():
         by_answer[use.answer].append(name)
-    one = (
-        by_answer["unknown"][-1] if by_answer["unknown"] else by_answer["does not fit"][0]
-    )  # as in `memory_sentence`
+    one = (by_answer["unknown"] or by_answer["does not fit"][:1])[-1]  # as in `memory_sentence`
     parts = [f"needs {memory_needed(offer.memory[one])} with {one}"]
     if offer.answers["memory"] == "no":
         of_each = " with each optimizer" if len(offer.memory) > 1 else ""
