@@ -450,8 +450,11 @@ def test_the_intervals_of_a_run_use_the_errors_of_the_other_runs_only(tmp_path):
         turns = tuple(turn._replace(times_ns=(times * prediction.iteration_ns,)) for turn in measured.turns)
         summarize([replace(measured, turns=turns)], "abc", world_size=2).save(tmp_path / name)
     runs = load_runs(tmp_path)
-    widths = [run.current.half_width for run in runs]
-    assert widths == [pytest.approx(np.hypot(0.01, 1 - 1 / times), rel=0.01) for times in (4, 2)]
+    for run, times in zip(runs, (4, 2), strict=True):
+        (row,), width = run.current.rows, np.hypot(0.01, 1 - 1 / times)
+        low, high = (end / row.predicted_ns for end in row.interval_ns)
+        assert high - 1 == pytest.approx(width, rel=0.01)
+        assert low == pytest.approx(max(prediction.least_ns / row.predicted_ns, 1 - width), rel=0.01)
 
 
 def test_pairs_within_the_noise_are_not_ranked():
