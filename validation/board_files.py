@@ -286,8 +286,12 @@ def files(rows: Iterable[Entry]) -> dict[str, bytes]:
 
 
 def _fabric_json(fabric: Fabric) -> bytes:
-    """Return a fabric file, in which processor costs are left out if they are unknown, as by `Fabric.save`."""
+    """Return a fabric file, in which processor costs are left out if they are unknown, as by `Fabric.save`.
+
+    Single costs that were not measured are 0 and not null, as when the files were named after their contents.
+    """
     follows = {"concurrency", "processor"} - fabric.model_fields_set
+    fabric = fabric.with_processor(**dict(fabric.processor))
     return (fabric.model_dump_json(indent=1, exclude=follows) + "\n").encode()
 
 

@@ -161,7 +161,7 @@ def _predict_again(folder: Path) -> _PredictedRun:
 def _own_spread(folder: Path, recorded: LaboratoryReport) -> float:
     """Return the spread of a run without the error of medians, which older fabric files state beside it."""
     processor = json.loads((folder / "fabric.json").read_text()).get("processor", {})
-    spread = float(processor.get("iteration_spread", 0.0))
+    spread = float(processor.get("iteration_spread") or 0.0)
     usual = MODEL_ERROR if recorded.scale_model is None else EMULATED_MODEL_ERROR
     return spread if "model_error" in processor else float(max(0.0, spread**2 - usual**2) ** 0.5)
 

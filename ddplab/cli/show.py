@@ -99,7 +99,7 @@ def show_fabric(fabric: Fabric, name: str) -> dict[str, Any]:
         {
             "world_size": world_size,
             "origin": fabric.origin(world_size),
-            "relative_error": float(fabric.relative_errors(np.array([segment.from_bytes]), world_size)[0]),
+            "relative_error": float(fabric.relative_errors(np.array([segment.from_bytes]), world_size)[0]) or None,
             **segment._asdict(),
         }
         for world_size in sorted({*fabric.world_sizes, *accumulate(members, mul)})
@@ -119,7 +119,7 @@ def _segment_row(segment: dict[str, Any]) -> dict[str, str]:
     return {
         "ranks": str(ranks),
         "costs are": segment["origin"],
-        "±": f"{segment['relative_error']:.0%}",
+        "±": f"{segment['relative_error']:.0%}" if segment["relative_error"] else "-",
         "from bytes": f"{segment['from_bytes']:,}",
         "latency us": f"{segment['alpha_ns'] / 1e3:.1f}",
         "algbw GB/s": f"{1 / slope:.3g}" if slope else "-",
@@ -131,8 +131,9 @@ def _show_processor(processor: Processor) -> None:
     if processor == Processor():
         print("the fabric has no processor costs; `ddplab calibrate` measures them")
         return
+    measured = {name: getattr(processor, name) for name in processor.model_fields_set}
     rows = [
-        {"name": name, "value": _cost(getattr(processor, name)), "meaning": meaning.partition(";")[0]}
+        {"name": name, "value": _cost(measured.get(name, 0)), "meaning": meaning.partition(";")[0]}
         for name, meaning in _meanings(Processor).items()
         if name != "hooks"
     ]
@@ -148,9 +149,10 @@ def _show_processor(processor: Processor) -> None:
 
 
 def _cost(value: Linear | float) -> str:
+    """Return a cost in words; 0 is also what older files have for a cost or an error that was not measured."""
     if isinstance(value, Linear):
         return f"{value.fixed_ns:,.0f} + {value.ns_per_byte:.3g} per byte"
-    return f"{value:,}" if isinstance(value, int) else f"{value:,.2f}"
+    return "not measured" if value == 0 else f"{value:,}" if isinstance(value, int) else f"{value:,.2f}"
 
 
 # The catalogue

@@ -1,9 +1,9 @@
 """Processor costs: the time that copies, launches, comm hooks and collectives take from computation."""
 
 from math import hypot, log2
-from typing import Self
+from typing import Any, Self
 
-from pydantic import Field, model_validator
+from pydantic import Field, SerializerFunctionWrapHandler, model_serializer, model_validator
 
 from ...reference.files.reading import Schema
 from ...reference.files.value_ranges import (
@@ -58,7 +58,7 @@ class HookCost(Schema):
 
 
 class Processor(Schema):
-    """Costs that data parallelism has for the processor that also computes the model."""
+    """Costs that data parallelism has for the processor that also computes the model; null: not measured."""
 
     pack: Linear = Linear()
     """copying one gradient into its ready bucket, nanoseconds; from `ddplab calibrate`"""
@@ -69,18 +69,17 @@ class Processor(Schema):
     each doubling of the ranks; from iterations with few and with many buckets"""
     launch_error: RelativeError = 0.0
     """relative error e of `launch_ns` and `stall_ns`: nine in ten lie between 1 / (1 + e) and 1 + e times the value;
-    from measurements on other machines, 0 if measured on this one"""
+    from measurements on other machines"""
     copy_out: Linear = Linear()
     """copying one gradient out of its bucket, nanoseconds; from `ddplab calibrate`"""
     copy_error: RelativeError = 0.0
-    """relative error e of `pack` and `copy_out`, as `launch_error`; from measurements on other machines, 0 if
-    measured on this one"""
+    """relative error e of `pack` and `copy_out`, as `launch_error`; from measurements on other machines"""
     slow_down: SlowdownFactor = 1.0
     """slow-down of computation while collectives are in flight, a factor on its time alone; from `ddplab
     calibrate`"""
     slow_down_error: RelativeError = 0.0
     """half-width of the band that holds 90 % of repeated measurements of `slow_down`, a fraction of it; from `ddplab
-    calibrate`, 0 if they were not kept"""
+    calibrate`"""
     search_ns_per_parameter: FractionalNanoseconds = 0.0
     """searching the autograd graph for unused parameters, nanoseconds per parameter; from `ddplab calibrate`, or from
     steps with and without find_unused_parameters"""
@@ -89,8 +88,7 @@ class Processor(Schema):
     or from a profile, as the second iteration minus the third"""
     iteration_spread: RelativeError = 0.0
     """half-width of the band that holds 90 % of the iterations of one training run around their predicted median, a
-    fraction; from a training run of `ddplab validate` and the errors of medians in the public score, 0 if none was
-    measured"""
+    fraction; from a training run of `ddplab validate` and the errors of medians in the public score"""
     unexplained: RelativeError = 0.0
     """relative error e of predicted iterations that no other cost explains, on 2 ranks; it grows with the square root
     of the doublings; from published training, 0 if the costs were measured on this machine"""
@@ -99,13 +97,17 @@ class Processor(Schema):
 
     @model_validator(mode="before")
     @classmethod
-    def _with_error_of_medians(cls, given: object) -> object:
-        """Take the files that state the error of medians beside the spread of the run around its own median."""
-        if not isinstance(given, dict) or "model_error" not in given:
+    def _as_measured(cls, given: object) -> object:
+        """Leave out nulls, and take the files that state the error of medians beside the spread around their own."""
+        if not isinstance(given, dict):
             return given
-        spread, error = (given.get(name) or 0 for name in ("iteration_spread", "model_error"))
-        rest = {name: value for name, value in given.items() if name != "model_error"}
-        return rest | {"iteration_spread": hypot(spread, error) if spread else 0.0}
+        rest = {name: value for name, value in given.items() if value is not None}
+        error, spread = rest.pop("model_error", 0.0), rest.get("iteration_spread")
+        return rest | {"iteration_spread": hypot(spread, error)} if spread and error else rest
+
+    @model_serializer(mode="wrap")
+    def _null_if_not_measured(self, dump: SerializerFunctionWrapHandler) -> Any:
+        return dump(self) | dict.fromkeys(type(self).model_fields.keys() - self.model_fields_set)
 
     def launch_on(self, world_size: int) -> int:
         """Return the nanoseconds of computation that one all-reduce costs on this many ranks."""

@@ -1,5 +1,6 @@
 """Real calibrations: what a fabric of this machine contains, and how it is shown."""
 
+import json
 from functools import partial
 from unittest import mock
 
@@ -59,6 +60,33 @@ def test_a_single_rank_has_all_costs_but_slow_downs():
     assert min(processor.launch_ns, processor.rebuild_ns, processor.search_ns_per_parameter) > 0
     assert processor.pack != Linear() != processor.copy_out
     assert processor.slow_down == 1
+
+
+UNMEASURED = {"stall_ns", "launch_error", "copy_error", "iteration_spread", "unexplained"}
+"""Costs and errors that no calibration measures."""
+
+
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_what_was_not_measured_is_null_in_the_file_and_shown_as_such(calibrated, ranks, tmp_path, capsys):
+    fabric, unmeasured = calibrated[0], UNMEASURED
+    if ranks == 1:
+        with RankPool(1, timeout_s=60) as pool:
+            fabric = calibrate(pool, TINY, sizes_bytes=[4096], repeats=3)
+        unmeasured = UNMEASURED | {"slow_down", "slow_down_error"}
+    fabric.save(tmp_path / "fabric.json")
+    written = json.loads((tmp_path / "fabric.json").read_text())["processor"]
+    assert {name for name, value in written.items() if value is None} == unmeasured
+    loaded = Fabric.load(tmp_path / "fabric.json")
+    assert loaded.processor.model_fields_set == fabric.processor.model_fields_set
+    assert loaded == fabric
+    older = fabric.with_processor(**dict.fromkeys(unmeasured - {"slow_down"}, 0))  # in place of null
+    for one in (loaded, older):
+        shown = show_fabric(one, "tiny")
+        rows = [line.split() for line in capsys.readouterr().out.splitlines()]
+        said = {row[0] for row in rows if row[1:3] == ["not", "measured"]}
+        assert said == unmeasured
+        assert {row["relative_error"] is None for row in shown["segments"]} == {ranks == 1}
+        assert ["-" in row[2:3] for row in rows if row[1:2] == ["none"]] == [True] * (ranks == 1)
 
 
 def test_hooks_are_measured_once_each_and_part_by_part_and_shown_with_a_row_for_each(calibrated, capsys):
