@@ -185,14 +185,23 @@ class Fabric(Schema, strict=False):
         """Combine fabrics, such as calibrations of several world sizes and links for the others.
 
         The result has the measured tables of all fabrics, the topology of the fabric that has one, and the other
-        fields of the first, such as processor, library and extrapolate. `source` lists all sources.
+        fields of the first, such as extrapolate. The library is that of the tables, and `processor`, `sharing` and
+        `concurrency` are those of the first fabric that has them. `source` lists all sources.
 
         Raises:
-            ValueError: Two fabrics measured the same world size, two have a topology, or they differ in concurrency,
-                scale or slow_link; the message names the fabrics by position and source.
+            ValueError: Two fabrics measured the same world size, two have a topology, or they differ in scale,
+                slow_link, or the library or concurrency of tables or stated for links; the message names the fabrics
+                by position and source.
         """
         _check_mergeable(fabrics)
-        update = {
+        stated = {
+            name: getattr(fabric, name)
+            for name in ("processor", "sharing", "concurrency")
+            for fabric in reversed(fabrics)
+            if name in fabric.model_fields_set and getattr(fabric, name) != ()
+        }
+        update = stated | {
+            "library": next((fabric.library for fabric in fabrics if fabric.all_reduce), fabrics[0].library),
             "all_reduce": tuple(row for fabric in fabrics for row in fabric.all_reduce),
             "broadcast": tuple(row for fabric in fabrics for row in fabric.broadcast),
             "topology": next((fabric.topology for fabric in fabrics if fabric.topology is not None), None),
@@ -418,25 +427,29 @@ def _in_words(size_bytes: int) -> str:
 
 # Checks for merging
 
-ALIKE = ("concurrency", "scale", "slow_link")
-"""Fields that affect the meaning of measured tables; they must be equal in all merged fabrics."""
-
 
 def _check_mergeable(fabrics: Sequence[Fabric]) -> None:
     if not fabrics:
         raise ValueError("fabrics: expected at least one to merge, got none")
-    names: list[str] = []
+    alike: dict[str, tuple[object, str]] = {}
     measured: dict[int, str] = {}
     described = ""
     for position, fabric in enumerate(fabrics):
         if not isinstance(fabric, Fabric):
             raise ValueError(f"fabrics[{position}]: expected a Fabric, got {reprlib.repr(fabric)}")
         name = f"fabrics[{position}]" + (f" ({fabric.source})" if fabric.source else "")
-        names.append(name)
-        for field in ALIKE:
-            expected, seen = getattr(fabrics[0], field), getattr(fabric, field)
+        given: dict[str, object] = {"scale": fabric.scale, "slow_link": fabric.slow_link}
+        if fabric.all_reduce or fabric.library != "nccl":  # links of no stated library take that of the tables
+            given["library"] = fabric.library
+        if fabric.all_reduce or "concurrency" in fabric.model_fields_set:  # otherwise it follows the library
+            given["concurrency"] = fabric.concurrency
+        for field, seen in given.items():
+            expected, before = alike.setdefault(field, (seen, name))
             if seen != expected:
-                raise ValueError(f"{name}: {field}: expected {expected} as in {names[0]}, got {seen}")
+                raise ValueError(
+                    f"{name}: {field}: expected {expected} as in {before}, got {seen}; leave one of the two out, or "
+                    f"correct {field} in its file"
+                )
         for world_size in sorted({row.world_size for row in (*fabric.all_reduce, *fabric.broadcast)}):
             if (before := measured.setdefault(world_size, name)) != name:
                 raise ValueError(

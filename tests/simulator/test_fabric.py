@@ -93,7 +93,16 @@ LINKS = Fabric.from_alpha_beta(1, 1e9)
             "fabrics[1] (log of 4): scale: expected 1.0 as in fabrics[0] (log of 2), got 2.0",
         ),
         ([TWO, FOUR.model_copy(update={"slow_link": 2.0})], "slow_link: expected 1.0 as in"),
-        ([TWO, FOUR.model_copy(update={"library": "gloo"})], "concurrency: expected 1 as in"),
+        (
+            [TWO, FOUR.model_copy(update={"library": "gloo"})],
+            "fabrics[1] (log of 4): library: expected nccl as in fabrics[0] (log of 2), got gloo; leave one of the "
+            "two out, or correct library in its file",
+        ),
+        (
+            [TWO, LINKS, FOUR.model_copy(update={"concurrency": 2})],
+            "concurrency: expected 1 as in fabrics[0] (log of",
+        ),
+        ([Fabric.from_alpha_beta(1, 1e9, concurrency=3), TWO], "concurrency: expected 3 as in fabrics[0], got 1"),
         ([LINKS, TWO, LINKS], "fabrics[2]: topology: expected none, because fabrics[0] describes links already"),
     ],
 )
@@ -101,6 +110,22 @@ def test_fabrics_that_do_not_fit_together_are_named(fabrics, message):
     with pytest.raises(ValueError, match=re.escape(message)) as caught:
         Fabric.merged(*fabrics)
     assert "\n" not in str(caught.value)
+
+
+@given(
+    st.permutations(range(3)), st.sampled_from(list(CONCURRENCY)), st.none() | st.integers(1, 4), st.integers(0, 2)
+)
+def test_links_take_library_and_concurrency_of_the_tables_in_any_order(order, library, stated, costly):
+    """A YAML file of links states neither, so measurements of any library merge with it, with all that they have."""
+    changes = {"library": library} | ({} if stated is None else {"concurrency": stated})
+    fabrics = [LINKS, *(one.model_copy(update=changes) for one in (TWO, FOUR))]
+    sharing = (Sharing(size_bytes=0, factor=1.5),)
+    fabrics[costly] = fabrics[costly].with_processor(launch_ns=7).model_copy(update={"sharing": sharing})
+    merged = Fabric.merged(*(fabrics[index] for index in order))
+    assert (merged.library, merged.concurrency) == (library, CONCURRENCY[library] if stated is None else stated)
+    assert (merged.processor.launch_ns, merged.sharing, merged.topology) == (7, sharing, LINKS.topology)
+    assert merged.world_sizes == [2, 4]
+    assert merged.origin(3) == "described"
 
 
 @given(st.sampled_from(list(CONCURRENCY)), st.sampled_from(list(CONCURRENCY)), st.none() | st.integers(1, 4))
