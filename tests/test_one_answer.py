@@ -13,6 +13,7 @@ from ddplab.reference.trace import Trace
 from ddplab.simulator import Fabric, Policy
 from ddplab.simulator.capacity.judgement import HELD, ranking
 
+from .ddplab.command_process import unwrapped
 from .explore import examples
 from .strategies import iteration, trace_of
 
@@ -55,7 +56,7 @@ def test_every_pair_of_answers_agrees(here, tmp_path, task):
     def asked(*command: object) -> dict[str, object]:
         done = here(*command, "--world-size", ranks, *words, "--json", out)
         assert done.returncode == 0, done.stderr
-        first = printed[command[0]] = done.stdout.splitlines()
+        first = printed[command[0]] = unwrapped(done.stdout).splitlines()
         assert any("contradict the model" in line for line in first) == (task == "measured far from the model")
         return json.loads(out.read_text())
 

@@ -12,7 +12,7 @@ from ..simulator.predicted_iteration import Prediction
 from ..simulator.prediction import predict
 from ..simulator.schedule.policy import Policy
 from . import shared_options as options
-from .terminal_output import progress, show_table, write_json
+from .terminal_output import progress, say, show_table, write_json
 
 CLASS = (
     "The reducer: ddplab, torch, replicate (of FSDP2, with --set grouping=module), or MODULE:CLASS with the "
@@ -61,7 +61,7 @@ def emulate(
     show_table(list(starmap(_row, runs)), f"{model} on {world_size} ranks, reducer {reducer} in virtual time")
     stated = (line for *_, one in runs for line in (*one.counted_as_free, *one.assumed))
     for sentence in dict.fromkeys((*completed.sentences, *stated)):
-        print(sentence)
+        say(sentence)
     results = [
         options.values_of_axes(one)
         | {"emulated_ns": emulated.iteration_ns, "predicted_ns": predicted.iteration_ns}
@@ -70,7 +70,7 @@ def emulate(
     ]
     write_json(json_path, {"model": model, "world_size": world_size, "class": reducer, "rows": results})
     largest_ns = max(abs(row["emulated_ns"] - row["predicted_ns"]) for row in results)
-    print(f"largest difference between emulated and predicted median iterations: {largest_ns} ns")
+    say(f"largest difference between emulated and predicted median iterations: {largest_ns} ns")
 
 
 def _row(policy: Policy, emulated: Prediction, predicted: Prediction) -> dict[str, str]:

@@ -10,7 +10,7 @@ from typer.core import TyperGroup
 from ..reference.files.writing import milliseconds
 from ..simulator.profiler_import.trace_of_profile import ImportedProfile, import_profile
 from .shared_options import Json, TraceOut, check_outputs, files_of
-from .terminal_output import describe_trace, progress, show_table, write_json
+from .terminal_output import describe_trace, progress, say, show_table, write_json
 
 FILES = "Files of torch's profiler (Chrome JSON, .gz too), one per rank."
 MODEL = (
@@ -65,7 +65,7 @@ def kineto(
     show_table(_step_rows(profile), title, optional=("buckets", "forward", "optimiser", "all-reduces", "GPU busy"))
     show_table([describe_trace(profile.trace)], f"saved as {out}")
     for note in profile.notes:
-        print(f"- {note}")
+        say(f"- {note}")
     write_json(json_path, {"trace": str(out), **profile.to_json()})
 
 

@@ -1,9 +1,6 @@
 """`ddplab plan`: how many of which GPU on which network, from names, traces or files."""
 
 import re
-import shutil
-import sys
-import textwrap
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence, Set
 from contextlib import suppress
@@ -28,7 +25,7 @@ from ..simulator.fabric import Fabric
 from ..simulator.workload.roofline import counted_models, find_device, name_of_model, with_precision
 from ..simulator.workload.trace_synthesis import check_measured, synthesize_batch, with_batch
 from . import shared_options as options
-from .terminal_output import show_table, write_json
+from .terminal_output import say, show_table, write_json
 
 DOUBLINGS = 6
 """From one node to 64 of them."""
@@ -36,8 +33,6 @@ AROUND = (0.125, 0.25, 0.5, 1.0, 2.0)
 """Multiples of a single number of GPUs that are predicted with it, for the knee and for measurements."""
 LARGER = "-224"
 """Ending of the names of models that have the size of published training, unlike small ones of the same name."""
-LINE = 80
-"""Width of sentences if the output is not a terminal."""
 SPARED = ("fixed total", "iteration ms", "MFU")
 """Columns to leave out on a narrow terminal, the first one first."""
 ANSWERS = {"deadline": "in time", "budget": "in budget", "efficiency": "efficient", "memory": "fits"}
@@ -313,10 +308,10 @@ def _open_sentence(result: CapacityPlan) -> str:
 
 def _show(result: CapacityPlan, *, details: bool) -> None:
     """Print the verdict, one table, and what follows for each system."""
-    _say(result.verdict.sentence)
+    say(result.verdict.sentence)
     for one in result.systems:
         if found := judgement.contradiction_sentence(one.scaling.system.at(one.at), one.scaling.system.inputs.fabric):
-            _say(f"{one.name}: {found}")
+            say(f"{one.name}: {found}")
     several = len(result.systems) > 1
     shown = [
         (one.scaling, offer)
@@ -334,12 +329,12 @@ def _show(result: CapacityPlan, *, details: bool) -> None:
         for scaling, offer in shown
     ]
     title = judgement.coverage_words((scaling.system, offer.size.world_size) for scaling, offer in shown)
-    show_table(rows, textwrap.fill(title, LINE, subsequent_indent="  "), optional=SPARED)
+    show_table(rows, title, optional=SPARED)
     for one in result.systems:
         for sentence in _sentences(one, asks_efficiency=result.question.efficiency is not None, details=details):
-            _say(f"{one.name}: {sentence}" if several and sentence else sentence)
+            say(f"{one.name}: {sentence}" if several and sentence else sentence)
     if len(front := list(map(_front_words, result.front))) > 1:
-        _say(f"fastest and cheapest by their medians, from fast to cheap: {'; '.join(front)}")
+        say(f"fastest and cheapest by their medians, from fast to cheap: {'; '.join(front)}")
 
 
 def _sentences(one: SystemPlan, *, asks_efficiency: bool, details: bool) -> list[str]:
@@ -367,12 +362,6 @@ def _sentences(one: SystemPlan, *, asks_efficiency: bool, details: bool) -> list
             *one.assumed,
         ]
     return [*said, judgement.measure_sentence(one.limits, one.next_measurement)]
-
-
-def _say(sentence: str) -> None:
-    width = min(shutil.get_terminal_size((LINE, 24)).columns, 120) if sys.stdout.isatty() else LINE
-    if sentence:
-        print(textwrap.fill(sentence, width, subsequent_indent="  ", break_on_hyphens=False))
 
 
 def _row(offer: Offer, told: Set[str], cost: str | None) -> dict[str, str]:

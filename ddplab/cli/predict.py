@@ -24,7 +24,7 @@ from ..simulator.schedule.policy import Policy
 from ..simulator.step_costs import counted_as_free
 from ..simulator.workload.compute_times import HOST_BOUND, check_stragglers, host_bound
 from . import shared_options as options
-from .terminal_output import show_table, write_json
+from .terminal_output import say, show_table, write_json
 
 SPARED = ("hook", "critical buckets", "computation ms", "buckets")
 """Columns to leave out on a narrow terminal, the first one first."""
@@ -113,15 +113,15 @@ def _show_one(
     title = f"{trace.workload.described}, on {ranks} ranks, predicted"
     show_table(list(map(_prediction_row, policies, predictions)), title, optional=SPARED)
     if found := judgement.contradiction_sentence(fastest, inputs.fabric):
-        print(found)
+        say(found)
     if left_out:
-        print(f"left out: {', '.join(left_out)}; what is assumed of them does not count")
+        say(f"left out: {', '.join(left_out)}; what is assumed of them does not count")
     from_where = origins(each[0], ranks)
-    print(origins_sentence(from_where))
+    say(origins_sentence(from_where))
     assumed = list(dict.fromkeys(sentence for one in predictions for sentence in one.assumed))
     moves = [anchor.sentence() for anchor in fastest.anchors]
     for sentence in (*moves, *assumptions(trace, assumed, inputs.fabric, policies)):
-        print(sentence)
+        say(sentence)
     parts = {part.replace("_", " "): milliseconds(ns) for part, ns in fastest.breakdown.items() if ns}
     span = "iteration" if policy.sync_every == 1 else f"cycle of {policy.sync_every} iterations"
     show_table([parts], f"fastest configuration: parts of the median {span} on the slowest rank, ms")
@@ -132,17 +132,17 @@ def _show_one(
     if timeline is not None:
         _save_timeline(fastest, timeline, trace, policy)
     if not fastest.contradictions and (sentence := judgement.width_sentence(fastest.shares_of_width)):
-        print(sentence)
-    print(conclusion(policies, predictions))
+        say(sentence)
+    say(conclusion(policies, predictions))
     rows = [options.values_of_axes(one) | found.to_json() for one, found in zip(policies, predictions, strict=True)]
     result: dict[str, Any] = {"rows": rows, "assumed": assumed, "origins": from_where}
     if ranks > 1:
         system = System(inputs)
         limits = Limits(system, ranks)
         need = limits.needed_rate()
-        print(judgement.limit_sentence(limits))
+        say(judgement.limit_sentence(limits))
         of_network = "" if "collectives" in left_out else f"; {judgement.network_sentence(limits, need)}"
-        print(f"verdict: {judgement.efficiency_sentence(system, ranks)}{of_network}")
+        say(f"verdict: {judgement.efficiency_sentence(system, ranks)}{of_network}")
         result["verdict"] = {
             "efficiency": fastest.efficiency,
             "limit": limits.limit,
@@ -169,10 +169,10 @@ def _show_sizes(policies: Sequence[Policy], predictions: Mapping[int, Sequence[P
         shown.append(row)
     show_table(shown[:SHOWN_ROWS], "the fastest configuration at each world size", optional=SPARED)
     if len(shown) > SHOWN_ROWS:
-        print(f"{len(shown) - SHOWN_ROWS} more rows of the table not shown; at most {SHOWN_ROWS} are printed")
+        say(f"{len(shown) - SHOWN_ROWS} more rows of the table not shown; at most {SHOWN_ROWS} are printed")
     last = predictions[max(predictions)]
     for sentence in dict.fromkeys(sentence for one in last for sentence in (*one.assumed, *one.counted_as_free)):
-        print(sentence)
+        say(sentence)
     return [
         options.values_of_axes(policy) | {"world_size": ranks} | prediction.to_json()
         for ranks, some in predictions.items()
@@ -272,7 +272,7 @@ def _in_words(policy: Policy) -> str:
 def _save_timeline(prediction: Prediction, path: Path, recorded: Trace, policy: Policy) -> None:
     if path.suffix == ".json":
         prediction.save_perfetto(path)
-        print(f"timeline of the fastest configuration written to {path}; open it in ui.perfetto.dev")
+        say(f"timeline of the fastest configuration written to {path}; open it in ui.perfetto.dev")
         return
     from matplotlib.figure import Figure  # loading matplotlib takes longer than a prediction
 
@@ -288,4 +288,4 @@ def _save_timeline(prediction: Prediction, path: Path, recorded: Trace, policy: 
     data = BytesIO()
     figure.savefig(data, format=path.suffix.lstrip("."), dpi=120)
     write_atomically(path, data.getvalue())
-    print(f"plot written to {path}")
+    say(f"plot written to {path}")

@@ -24,7 +24,7 @@ from ..simulator.schedule.policy import Policy
 from ..simulator.workload.roofline import Device, built_in_operations, counted_models
 from ..simulator.workload.variation import Straggler, Variation
 from .shared_options import Json, check_outputs
-from .terminal_output import describe_trace, show_table, write_json
+from .terminal_output import describe_trace, say, show_table, write_json
 
 NAMES = (
     "A trace, a fabric file, a topology file, a log of nccl-tests, a node, a device, a model, or `settings`. Several "
@@ -105,7 +105,7 @@ def show_fabric(fabric: Fabric, name: str) -> dict[str, Any]:
         for world_size in sorted({*fabric.world_sizes, *accumulate(members, mul)})
         for segment in fabric.segments(world_size)
     ]
-    print(fabric.source or name)
+    say(fabric.source or name)
     title = f"all-reduces, {fabric.concurrency} at a time; ± is half of a 90 % band"
     show_table(list(map(_segment_row, segments)), title)
     _show_processor(fabric.processor)
@@ -129,7 +129,7 @@ def _segment_row(segment: dict[str, Any]) -> dict[str, str]:
 
 def _show_processor(processor: Processor) -> None:
     if processor == Processor():
-        print("the fabric has no processor costs; `ddplab calibrate` measures them")
+        say("the fabric has no processor costs; `ddplab calibrate` measures them")
         return
     measured = {name: getattr(processor, name) for name in processor.model_fields_set}
     rows = [
@@ -265,7 +265,8 @@ def _show_settings() -> dict[str, Any]:
     for title, schema in SETTINGS.items():
         show_table(_field_rows(schema), title)
         print()
-    print(f"comm hooks: {', '.join(HOOKS)}\nnodes, devices and models by name: `ddplab show`")
+    say(f"comm hooks: {', '.join(HOOKS)}")
+    say("nodes, devices and models by name: `ddplab show`")
     return {schema.__name__: _field_rows(schema) for schema in SETTINGS.values()}
 
 

@@ -16,7 +16,7 @@ from ..simulator.workload.roofline import USUAL, data_sheets, find_device, with_
 from ..simulator.workload.trace_synthesis import check_measured, rescale
 from ..simulator.workload.trace_synthesis import synthesize as synthesize_trace
 from . import shared_options as options
-from .terminal_output import save_trace
+from .terminal_output import save_trace, say
 
 HELP = {
     "device": "The device's data sheet: a device that `ddplab show` lists, such as h100 (in the precision of the "
@@ -75,7 +75,7 @@ def synthesize(
     at_peak, paced = (synthesize_trace(operations, one) for one in (sheet.model_copy(update={"pace_ns": 0}), sheet))
     peak_ns, paced_ns, ns = (one.ranks[0].iterations[0].duration_ns for one in (at_peak, paced, trace))
     usual = USUAL if sheet.generation is None else sheet.bounds(operations)
-    print(judgement(peak_ns, paced_ns, None if step_ms is None else ns / 1e6, usual))
+    say(judgement(peak_ns, paced_ns, None if step_ms is None else ns / 1e6, usual))
 
 
 def read_step(text: str | None) -> dict[str, int]:
@@ -119,7 +119,7 @@ def choose_precision(device: str, parameters: Sequence[Parameter]) -> str:
         entry, _, precision = sheet.rpartition("-")
         needs = ' and torch.set_float32_matmul_precision("high") is usual' if precision == "tf32" else ""
         others = [name for name in data_sheets() if name.rpartition("-")[0] == entry and name != sheet]
-        print(
+        say(
             f"{device} computes in {precision}, because the model's parameters are {dtype}{needs}; for another "
             f"precision, name {' or '.join(others)}"
         )

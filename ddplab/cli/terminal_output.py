@@ -1,7 +1,10 @@
 """Output of the subcommands: progress, tables, JSON, and the tables for traces and reports."""
 
 import json
+import re
+import shutil
 import sys
+import textwrap
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -39,8 +42,10 @@ class PrintableStream:
 
 
 notes = Console(stderr=True, markup=False, emoji=False, highlight=False)
-PIPED_WIDTH = 120
-"""Width of tables, in characters, if the output is not a terminal."""
+PIPED_WIDTH, LINE = 120, 80
+"""Width of tables and of sentences, in characters, if the output is not a terminal."""
+UNBROKEN = re.compile(r"`[^`]*`|\w+=\[[^]]*\]")
+"""What readers paste, which stays on one line: a command, and an argument that is a list."""
 TEXT = (
     *("name", "input", "default", "meaning", "order", "hook", "part", "main cause", "trace", "fabric"),
     *("product", "device", "figure", "source"),
@@ -70,6 +75,18 @@ def progress(first: str = "starting ranks") -> Iterator[Callable[[str, int, int]
         yield on_progress
 
 
+def say(sentence: str) -> None:
+    """Print a sentence, if there is one, in lines that fit the terminal; none has more than `PIPED_WIDTH` characters.
+
+    What readers paste, and a longer word, are not broken.
+    """
+    width = min(shutil.get_terminal_size((LINE, 24)).columns, PIPED_WIDTH) if sys.stdout.isatty() else LINE
+    text = UNBROKEN.sub(lambda found: found[0].replace(" ", "\xa0"), sentence)
+    how: dict[str, Any] = {"subsequent_indent": "  ", "break_on_hyphens": False, "break_long_words": False}
+    if sentence:
+        print(textwrap.fill(text, width, **how).replace("\xa0", " "))
+
+
 def show_table(rows: Sequence[dict[str, str]], title: str, *, optional: Sequence[str] = ()) -> None:
     """Print rows, of which each maps the same columns to cells, as a table; there is at least one.
 
@@ -78,7 +95,7 @@ def show_table(rows: Sequence[dict[str, str]], title: str, *, optional: Sequence
     width = None if sys.stdout.isatty() else PIPED_WIDTH
     console = Console(width=width, color_system=None, markup=False, emoji=False, highlight=False)
     columns = fitting_columns(rows, console.width, optional)
-    print(title)
+    say(title)
     table = Table(box=None, padding=(0, 1, 0, 0))
     room = console.width - _least_width(rows, columns)  # goes to the columns from left to right
     for column in columns:
@@ -91,7 +108,7 @@ def show_table(rows: Sequence[dict[str, str]], title: str, *, optional: Sequence
         table.add_row(*(row[column] for column in columns))
     console.print(table)
     if left_out := [column for column in rows[0] if column not in columns]:
-        print(f"left out, because the terminal has {console.width} columns: {', '.join(left_out)}")
+        say(f"left out, because the terminal has {console.width} columns: {', '.join(left_out)}")
 
 
 def fitting_columns(rows: Sequence[dict[str, str]], width: int, optional: Sequence[str]) -> list[str]:
@@ -154,19 +171,19 @@ def show_report(report: "ValidationReport") -> None:
     title = f"{report.rows[0].model}: iteration in ms; errors of the prediction, and of four baselines"
     show_table(list(map(_report_row, report.rows)), title, optional=("hook", "buckets", "quartiles", *BASELINES))
     baselines = ", ".join(f"{name.replace('_', ' ')} {error:.1%}" for name, error in report.baselines.items())
-    print(f"error: {report.mape:.1%} mean absolute, {report.worst_error:+.1%} worst (baselines: {baselines})")
+    say(f"error: {report.mape:.1%} mean absolute, {report.worst_error:+.1%} worst (baselines: {baselines})")
     noise = "unknown, because there was one turn"
     if report.noise is not None:
         noise = f"nine in ten repeated measurements differ by less than {report.noise:.1%}"
-    print(f"noise floor: {noise}")
-    print(f"inside the interval: {report.coverage:.0%}; it reaches {report.half_width:.1%} to either side")
+    say(f"noise floor: {noise}")
+    say(f"inside the interval: {report.coverage:.0%}; it reaches {report.half_width:.1%} to either side")
     if report.gain is not None:
         band, gain = "too few turns for an interval", report.gain
         if gain.interval is not None:
             band = "90 %: {:.1%} to {:.1%}".format(*gain.interval)
-        print(f"gain of the plan over torch's default: {gain.measured:.1%} ({band}), predicted {gain.predicted:.1%}")
+        say(f"gain of the plan over torch's default: {gain.measured:.1%} ({band}), predicted {gain.predicted:.1%}")
     if report.half_width > WIDE_INTERVAL:
-        print(
+        say(
             f"the predicted intervals are wide (more than {WIDE_INTERVAL:.0%} to either side): `ddplab predict "
             "--explain` on the trace and fabric says why; run again while nothing else runs"
         )

@@ -20,7 +20,7 @@ from ..simulator.tuning.tune import roundest_mb, tuned
 from ..simulator.workload.compute_times import RecordedModel, recorded_model
 from . import shared_options as options
 from .predict import assumptions
-from .terminal_output import progress, show_table, write_json
+from .terminal_output import progress, say, show_table, write_json
 
 OBJECTIVES: tuple[Objective, ...] = get_args(Objective)
 NOTHING_LEFT = 0.01
@@ -67,7 +67,7 @@ def tune(
     system = System(inputs)
     default = system.at(world_size, inputs.with_policy(bucket_cap_mb=None))
     comparison = default.compare(system.at(world_size, inputs.with_policy(plan=plan.buckets)))
-    print(answer(plan, comparison))
+    say(answer(plan, comparison))
     title = f"{recorded.workload.described}, on {world_size} ranks: predicted iteration ({plan.objective}) by buckets"
     show_table(plan_rows(plan, comparison), title)
     plan.save(out)
@@ -75,7 +75,7 @@ def tune(
         *to_paste(plan, recorded_model(recorded, unused_allowed=base.unused_allowed), out),
         *assumptions(recorded, plan.assumed, inputs.fabric, [base]),
     ):
-        print(line)
+        say(line)
     answers = {"default_ns": plan.default_ns, "gain": plan.gain, "gap": plan.gap}
     result = plan.model_dump(mode="json") | answers | {"gain_interval": list(gain_interval(comparison))}
     if verify is not None:
@@ -211,5 +211,5 @@ def verify_in_virtual_time(inputs: Inputs, plan: BucketPlan, world_size: int) ->
     free = "; copies and launches of torch's class are free" if "torch" in planned else ""
     show_table(cells, f"verified in virtual time, on {world_size} ranks of equal speed{free}")
     for default, of_plan in zip(rows[::2], rows[1::2], strict=True):
-        print(f"{of_plan['class']}: gain {1 - of_plan['emulated_ns'] / max(1, default['emulated_ns']):.2%}")
+        say(f"{of_plan['class']}: gain {1 - of_plan['emulated_ns'] / max(1, default['emulated_ns']):.2%}")
     return rows

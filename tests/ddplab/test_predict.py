@@ -10,6 +10,7 @@ from ddplab.reference.trace import Trace
 from ddplab.simulator import Fabric, Policy, predict
 
 from ..strategies import iteration, trace_of
+from .command_process import unwrapped
 
 
 def test_predict_prints_a_table_and_writes_json_and_timeline(answered, trace, fabric, tmp_path):
@@ -19,7 +20,7 @@ def test_predict_prints_a_table_and_writes_json_and_timeline(answered, trace, fa
     )
     assert "single" in shown
     assert "iteration ms" in shown
-    *_, fastest, limit, verdict = shown.splitlines()
+    *_, fastest, limit, verdict = unwrapped(shown).splitlines()
     assert re.fullmatch(
         r"fastest: cap .*, order .*, hook none, .* ms; (.*its lead over .* ms|.*a tie .* with) .*", fastest
     )
@@ -47,7 +48,7 @@ def test_predict_explains_its_terms_and_leaves_them_out(answered, tmp_path):
     asked = "predict", tmp_path / "gpu.json.gz", "--fabric", tmp_path / "links.json", "--world-size", 8, "--caps", 25
     shown, whole = answered(*asked, "--explain")
     line = "computation measured; collectives described; copies, launches, .* assumed"
-    assert re.search(f"origin of the costs: {line}", shown)
+    assert re.search(f"origin of the costs: {line}", unwrapped(shown))
     (adds_ms,) = re.findall(r"stalls +(\S+) +assumed", shown)
     assert re.search(r"\n +stalls +\S+ +assumed +\S+ launch ", shown)
     assert re.search(r"\n +jitter +\S+ +assumed +\S+ forward, backward, optimizer ", shown)
@@ -87,7 +88,7 @@ def test_a_table_of_world_sizes_names_the_ties_that_one_of_them_has(
     Fabric.from_alpha_beta(alpha_ns=10_000, bytes_per_s=bytes_per_s).save(fabric)
     asked = ("predict", trace, "--fabric", fabric, "--caps", "default", "--hooks", "none,fp16", "--world-size")
     (row,) = [line for line in printed(*asked, "2,8").splitlines() if line.split()[:1] == ["8"]]
-    last = next(line for line in printed(*asked, 8).splitlines() if line.startswith("fastest: "))
+    last = next(line for line in unwrapped(printed(*asked, 8)).splitlines() if line.startswith("fastest: "))
     assert ("a tie" in last, "its lead" in last) in ((True, False), (False, True))
     assert ("its lead" in last) == row.rstrip().endswith(" -")
 
@@ -116,7 +117,7 @@ def test_predict_takes_every_setting_and_draws_the_timeline(printed, trace, topo
         *("--timeline", tmp_path / "t.svg"),
     )
     assert "fastest configuration: parts of the median iteration" in shown
-    assert "no processor costs, so copies, launches and slow-downs count as free" in shown
+    assert "no processor costs, so copies, launches and slow-downs count as free" in unwrapped(shown)
     assert "rank 3 computes" in (tmp_path / "t.svg").read_text()
 
 
@@ -147,7 +148,7 @@ def test_the_output_says_what_counts_as_free_what_ties_and_what_it_leaves_out(an
     sizes = ",".join(map(str, range(2, 86, 2)))
     asked = ("--caps", "0.01,single", "--hooks", "none,fp16", "--world-size", sizes)
     shown, document = answered("predict", trace, "--fabric", topology, *asked)
-    lines = shown.splitlines()
+    lines = unwrapped(shown).splitlines()
     assert "the fabric has no processor costs, so copies, launches and slow-downs count as free" in lines
     assert [line for line in lines if line.startswith("the hook fp16 was not measured")]
     assert "2 more rows of the table not shown; at most 40 are printed" in lines

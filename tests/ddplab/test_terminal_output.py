@@ -2,17 +2,22 @@
 
 import io
 import re
+import sys
 from contextlib import redirect_stdout
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
-from hypothesis import given
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from ddplab.cli.terminal_output import PrintableStream, fitting_columns, show_report, show_table
+from ddplab.cli import terminal_output
+from ddplab.cli.terminal_output import PrintableStream, fitting_columns, say, show_report, show_table
 from ddplab.prediction_errors import summarize
 
+from ..nccl_log import nccl_log
 from ..validation_rows import row
+from .command_process import ROOT
 
 
 @given(st.data())
@@ -50,6 +55,81 @@ def test_a_report_has_error_interval_and_noise_floor_and_warns_of_wide_intervals
     wide = replace(row(1, 100, 100), interval_ns=(80, 120))
     show_report(summarize([wide], "abc"))
     assert "intervals are wide" in capsys.readouterr().out
+
+
+@pytest.fixture
+def terminal(monkeypatch):
+    """Lets commands print to a terminal of so many columns (None: to none), without the lines of their tables."""
+    monkeypatch.setattr(terminal_output.Console, "print", lambda *_: None)
+
+    def of_width(columns: int | None) -> None:
+        monkeypatch.setattr(PrintableStream, "isatty", lambda _: columns is not None, raising=False)
+        monkeypatch.setenv("COLUMNS", str(columns or 200))
+
+    return of_width
+
+
+PIECE = st.text("ab-_/=.", min_size=1, max_size=30)
+PASTED = st.lists(PIECE, min_size=1, max_size=20).map(lambda words: f"`{' '.join(words)}`") | st.lists(
+    st.integers(0, 999), max_size=30
+).map(lambda caps: f"bucket_cap_mb_list={caps}")
+
+
+@given(st.lists(PIECE | PASTED, min_size=1, max_size=30), st.sampled_from([None, 20, 40, 80, 119, 300]))
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
+def test_a_sentence_fits_the_terminal_and_what_readers_paste_is_in_one_line(capsys, terminal, pieces, columns):
+    terminal(columns)
+    sys.stdout.flush()
+    with redirect_stdout(PrintableStream(sys.stdout)):
+        say(" ".join(pieces))
+    shown = capsys.readouterr().out
+    assert " ".join(line.strip() for line in shown.splitlines()) == " ".join(pieces)
+    for line in shown.splitlines():
+        assert len(line) <= min(columns or 80, 120) or line.strip() in pieces
+
+
+FABRIC = ("--fabric", "{topology}")
+PRINTING = [
+    ("predict", "{trace}", *FABRIC, "--world-size", 4, "--explain", "--without", "copies,jitter"),
+    ("predict", "{sheet}", *FABRIC, "--world-size", 4, "--explain", "--set", "sync_every=2"),
+    ("predict", "{sheet}", *FABRIC, "--world-size", "2,4,64"),
+    ("predict", "{sheet}", *FABRIC, "--timeline", "{out}/picture.json", "--measured", "2:900ms"),
+    ("predict", "{sheet}", "--fabric", "{log}"),
+    ("tune", "{sheet}", *FABRIC, "--world-size", 16, "--out", "{out}/a/rather/long/folder/of/plans/plan.json"),
+    ("tune", "{trace}", *FABRIC, "--out", "{out}/plan.json", "--verify", "virtual"),
+    ("synthesize", "--model", "bert-large-512", "--device", "a100", "--out", "{out}/made.json"),
+    ("synthesize", "--model", "resnet50", "--device", "h100", "--step-ms", 40, "--out", "{out}/made.json"),
+    ("show",),
+    ("show", "settings"),
+    ("show", "aws-p4d"),
+    ("show", "h100"),
+    ("show", "vit-b-16"),
+    ("show", "{trace}"),
+    ("show", "{sheet}"),
+    ("show", "{topology}", "{log}"),
+    ("import", "{profile}", "--out", "{out}/imported.json"),
+    ("plan", "resnet50-224", "aws-p4d", "--details"),
+]
+
+
+@pytest.mark.parametrize("words", PRINTING, ids=lambda words: " ".join(map(str, words)))
+def test_no_sentence_of_a_command_is_wider_than_the_terminal(
+    words, printed, terminal, trace, topology, tmp_path, monkeypatch
+):
+    monkeypatch.chdir(tmp_path)
+    log, sheet = Path("two.log"), Path("sheet.json.gz")
+    log.write_text(nccl_log(2, {8: 8.65, 2**20: 99.25}))
+    if "{sheet}" in words:
+        printed("synthesize", "--model", "resnet50-224", "--device", "a100", "--out", sheet)
+    profile = ROOT / "validation" / "profiler" / "a100x2_resnet50_rank0.json.gz"
+    paths = {"trace": trace, "topology": topology, "log": log, "sheet": sheet, "profile": profile, "out": "out"}
+    for columns in (None, 80, 40):
+        terminal(columns)
+        shown = printed(*(str(word).format(**paths) for word in words))
+        assert shown or words == ("show", "settings")
+        for line in shown.splitlines():
+            alone = re.fullmatch(r"\s*\(?(`[^`]*`|\w+=\[[^]]*\]|\S+)\S*", line)  # what is never broken
+            assert len(line) <= (columns or 80) or alone, line
 
 
 @pytest.mark.parametrize("encoding", ["utf-8", "ascii", "latin-1"])
