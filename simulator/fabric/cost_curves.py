@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from .algorithms import AlgorithmCosts, all_reduce_costs, broadcast_costs, published_deviations, ring
 from .extrapolation import USUAL_NODE, Growth, extrapolated_table, growth_of
 from .measured_tables import FREE, CostCurve, Sizes, Table, tables_by_world_size
-from .topology import Level
+from .topology import Level, Topology
 
 if TYPE_CHECKING:
     from .fabric import Fabric
@@ -103,16 +103,28 @@ class CostCurves:
         longest_ns = max((level.latency_ns for level in network if level.size > 1), default=np.inf)
         return costs.nodes is not None and (longest_ns == USUAL_LATENCY_NS or longest_ns < LEAST_LATENCY_NS)
 
+    def doublings_beyond_a_connection(self, world_size: int) -> float:
+        """Return by how many doublings a slow network of NCCL, maybe Ethernet, is faster than a TCP connection."""
+        of_nodes = (level.ns_per_byte for level in self._levels(world_size)[1:] if level.size > 1)
+        rate = 1e9 / max(of_nodes, default=1e-9)
+        return (
+            max(0.0, log2(rate / CONNECTION)) if rate <= SLOW_NETWORK and self._described(world_size).nodes else 0.0
+        )
+
     def _errors_of_links(self, sizes_bytes: Sizes, world_size: int) -> NDArray[np.float64]:
         """Return the relative errors of costs computed from links."""
-        costs = self._described(world_size)
-        of_latency = np.zeros(sizes_bytes.shape)
-        if self.has_usual_latency(world_size):
-            inside, *network = self._levels(world_size)
-            slow = [one.model_copy(update={"latency_ns": round(one.latency_ns * SLOW_TRANSPORT)}) for one in network]
-            slower = all_reduce_costs((inside, *slow), "nccl", "library", self._fabric.nccl_version)
-            of_latency = np.log(slower.costs_ns(sizes_bytes) / costs.costs_ns(sizes_bytes))
-        return described_errors(sizes_bytes, costs.nodes, of_latency)
+        costs, variance = self._described(world_size), np.zeros(sizes_bytes.shape)
+        inside, *network = self._levels(world_size)
+        sockets = exp(SOCKETS_DEVIATION * self.doublings_beyond_a_connection(world_size))
+        for rates, latencies in (
+            (1 / sockets, 1.0),
+            (1.0, SLOW_TRANSPORT if self.has_usual_latency(world_size) else 1.0),
+        ):
+            if (rates, latencies) != (1, 1):
+                slow = Topology(levels=tuple(network)).with_links(rates=rates, latencies=latencies).levels
+                slower = all_reduce_costs((inside, *slow), "nccl", "library", self._fabric.nccl_version)
+                variance += np.log(slower.costs_ns(sizes_bytes) / costs.costs_ns(sizes_bytes)) ** 2
+        return described_errors(sizes_bytes, costs.nodes, np.sqrt(variance))
 
     def crosses(self, world_size: int) -> bool:
         """Return whether all tables are of fewer levels of links, so that they say nothing of the outermost one."""
@@ -245,21 +257,30 @@ SLOW_TRANSPORT = exp(1.36)
 """Multiple of `USUAL_LATENCY_NS` that is one standard deviation away: the root mean square of the logarithms of half
 of what 8 bytes take on two nodes over it, by transport. Slingshot 9.3 (Alps) and 60 us (Polaris), InfiniBand 16.6,
 EFA 36 (P5) and 91 (P4d), TCPXO 61, RoCE 109 us (MI300X); logs as in `catalogue.yaml`."""
+CONNECTION, SLOW_NETWORK = 10e9 / 8, 50e9 / 8
+"""Bytes per second that one TCP connection reaches, and up to which a node's network is usually Ethernet."""
+SOCKETS_DEVIATION = 0.47
+"""Standard deviation of the logarithm of the time over Ethernet, for each doubling of its rate beyond `CONNECTION`.
+
+NCCL's sockets reach all of 10 Gbit/s (HKBU, 8 nodes of 4 GPUs), 14 of 25 (2 of 4, NVIDIA/nccl-tests issue 83), 15
+and 22 of 32 (2 and 4 of 8, NVIDIA/nccl issue 209), and 15 to 23 (HKBU), 32 to 48 (issue 450) and 11 to 41 (issue 209)
+of 100: the root mean square of the logarithms by doubling. With one GPU a node they reach 31 of 32 (issue 209)."""
 
 
-def described_errors(sizes_bytes: Sizes, nodes: int | None, of_latency: NDArray[np.float64]) -> NDArray[np.float64]:
+def described_errors(sizes_bytes: Sizes, nodes: int | None, of_transport: NDArray[np.float64]) -> NDArray[np.float64]:
     """Return the relative errors by size of costs computed from links.
 
     Args:
         sizes_bytes: Sizes of the messages.
         nodes: Number of nodes of NCCL's model; None: another library or algorithm.
-        of_latency: Standard deviations of the logarithm that a latency which was not measured adds; shape [sizes].
+        of_transport: Standard deviations of the logarithm that a latency which was not measured, and a network that
+            may be Ethernet, add; shape [sizes].
     """
     if nodes is None:
         return np.full(sizes_bytes.shape, LINKS_ERROR)
     deviation = published_deviations(sizes_bytes, several_nodes=nodes > 1)
     of_rate = RATE_DEVIATION[nodes > 1] + MANY_NODES_DEVIATION * max(0.0, log2(nodes / MANY_NODES))
-    return np.exp(NORMAL_HALF_BAND * np.sqrt(deviation**2 + of_rate**2 + of_latency**2)) - 1
+    return np.exp(NORMAL_HALF_BAND * np.sqrt(deviation**2 + of_rate**2 + of_transport**2)) - 1
 
 
 JOINED_ERROR = {False: 0.15, True: 0.27}

@@ -48,6 +48,10 @@ USUAL_LATENCY = (
     "give half of its time as the latency"
 )
 """What is said of a latency that is NCCL's default, or less than any published; figures as in `catalogue.yaml`."""
+SOCKETS = (
+    "a network of 10 to 50 Gbit/s may be Ethernet, of which NCCL's sockets reach 46 to 96 % in published tests; "
+    "ranges contain this; run `all_reduce_perf -b 1G -e 1G` on two nodes, and give its rate"
+)
 LINK_SIZES = 2 ** np.arange(31)
 """Message sizes in bytes at which segments are fitted to the costs of described links: powers of two up to 1 GiB."""
 
@@ -300,7 +304,11 @@ class Fabric(Schema, strict=False):
         """Return sentences on what is not measured of all-reduces of these sizes, and on repeats that disagree."""
         curve = self._curves.all_reduce(world_size)
         if isinstance(curve, AlgorithmCosts):
-            return (USUAL_LATENCY,) if self._curves.has_usual_latency(world_size) else ()
+            unknown = (
+                (self._curves.has_usual_latency, USUAL_LATENCY),
+                (self._curves.doublings_beyond_a_connection, SOCKETS),
+            )
+            return tuple(sentence for is_unknown, sentence in unknown if is_unknown(world_size))
         if not isinstance(curve, Table) or world_size == 1:
             return ()
         sentences, is_measured = list[str](), self.origin(world_size) == "measured"

@@ -7,8 +7,8 @@ from hypothesis import strategies as st
 
 from ddplab.simulator import Fabric
 from ddplab.simulator.catalogue import load_fabric
-from ddplab.simulator.fabric import Timing, Topology
-from ddplab.simulator.fabric.fabric import USUAL_LATENCY
+from ddplab.simulator.fabric import Level, Timing, Topology
+from ddplab.simulator.fabric.fabric import SOCKETS, USUAL_LATENCY
 
 from .test_nccl_cost_model import links
 
@@ -100,3 +100,26 @@ def test_where_the_latency_seems_to_be_a_default_the_range_holds_for_every_trans
     if latency_us > 14:
         assert known.assumed(sizes, gpus) == ()
         assert (known.relative_errors(sizes, gpus) < fabric.relative_errors(sizes, gpus)).all()
+
+
+@pytest.mark.parametrize(
+    ("gbit", "reached", "nodes", "members"),
+    [(10, 9.9, 8, 4), (25, 13.6, 2, 4), (25, 9.05, 2, 8), (32, 30.7, 2, 1), (32, 14.8, 2, 8), (32, 22.4, 4, 8)],
+)
+@pytest.mark.parametrize("latency_us", [14, 60])
+def test_the_range_of_a_slow_network_holds_for_what_sockets_reach_of_it(gbit, reached, nodes, members, latency_us):
+    """Gbit/s of published all-reduces over TCP: see `cost_curves.SOCKETS_DEVIATION`; 1 GiB on 2 x 8 V100s, 1.78 s."""
+
+    def of_rate(gbit_per_s: float) -> Fabric:
+        inside = Level(name="nvlink", members=members, latency_ns=3400, bytes_per_s=1.2e11)
+        nic = Level(name="nic", latency_ns=1000 * latency_us, bytes_per_s=gbit_per_s * 1e9 / 8)
+        return Fabric.from_topology(Topology(levels=(inside, nic)))
+
+    sheet, gpus, size = of_rate(gbit), nodes * members, np.array([2**30])
+    off = of_rate(reached).all_reduce_costs_ns(size, gpus) / sheet.all_reduce_costs_ns(size, gpus)
+    assert off <= 1 + sheet.relative_errors(size, gpus)
+    assert (SOCKETS in sheet.assumed(size, gpus)) == (gbit > 10)
+    # Networks that are no Ethernet, and one node, have the range that they had.
+    for other in (10, 100):
+        assert of_rate(other).relative_errors(size, gpus) < 0.6
+    assert SOCKETS not in sheet.assumed(size, 1)
