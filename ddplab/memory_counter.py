@@ -39,8 +39,8 @@ def measure_memory(model: str, *, autocast: str | None = None) -> StepMemory | N
     """Count what one step of a model holds; None: it does not run on fake tensors.
 
     Arguments are those of `measure_operations`. Where the batch is not known, it counts as one sample. A callable
-    that takes `batch` is counted with its own batch and with twice as many samples, which shows what does not grow
-    with the batch. Raises ModelError if there is no such model.
+    that takes `batch` is counted with its own batch and with twice as many samples, to see what does not grow.
+    Raises ModelError if there is no such model.
     """
     try:
         held = _held(model, autocast, None)

@@ -2,8 +2,7 @@
 
 A model is a callable without arguments that returns `(module, loss_fn)`. `loss_fn(module)` runs the module on one
 batch of random data and returns the scalar loss. The number of samples of a batch is the default of an argument
-`batch` of the callable, or an attribute `batch` of `loss_fn`, which may also have a method `optimizer`, which makes
-the optimiser.
+`batch` of the callable, or an attribute of `loss_fn`, whose method `optimizer`, if any, makes the optimiser.
 """
 
 from collections.abc import Callable

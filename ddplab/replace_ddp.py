@@ -32,8 +32,7 @@ def replace_ddp() -> Iterator[None]:
     """Put our class in place of torch's, under all names by which modules have imported it or will import it.
 
     Inside torch only `torch.nn.parallel` changes: all that asks `isinstance` accepts our class. Modules that exist
-    already, and subclasses of torch's class that have been defined, stay as they are. Inside another `replace_ddp()`
-    nothing changes.
+    already, and subclasses of torch's class, stay as they are. Inside another `replace_ddp()` nothing changes.
     """
     if isinstance(home, _Home):
         yield

@@ -180,8 +180,7 @@ def train_in_turns(
 ) -> list[list[tuple[T, ...]]]:
     """Train all runs once in each turn, every other turn in reverse order, so that a drift of the speed cancels.
 
-    Ranks run `body(rank, world_size, model, runs, turn, words)`. Returns what all of them measured in each turn, by
-    run.
+    Ranks run `body(rank, world_size, model, runs, turn, words)`. Returns what all measured in each turn, by run.
     """
     measured: list[list[tuple[T, ...]]] = [[] for _ in runs]
     for turn in range(turns):

@@ -116,8 +116,7 @@ def attach_hooks(nodes: Sequence[Node], reducer: "Reducer", *, locked: bool) -> 
 
     Hooks on the nodes run after the user's hooks on the parameters, and also for undefined gradients. The reducer
     must hold the nodes; the hooks hold the reducer weakly. With `locked`, only one hook runs at a time, because a
-    module on several devices has several threads. The returned function removes the hooks; the end of the reducer
-    calls it too.
+    module on several devices has several. The returned function removes the hooks, also at the reducer's end.
     """
     sizes_bytes = [parameter.nbytes for parameter in reducer.parameters]
     hooks = [_gradient_hook(weakref.ref(reducer), reducer.inbox, *one) for one in enumerate(sizes_bytes)]

@@ -3,8 +3,7 @@
 The reducer and the simulator call the same functions, so predicted and real buckets cannot differ. The rule is that
 of torch 2.13 (`torch.distributed._compute_bucket_assignment_by_size`), byte for byte. It is applied twice. At
 construction it walks the parameters in registration order; the buckets are then reversed, because gradients become
-ready roughly from the last layer to the first. After the first synchronised backward pass it walks the parameters in
-ready order.
+ready roughly from the last layer to the first. After the first synchronised backward pass it walks in ready order.
 """
 
 import math
@@ -41,8 +40,7 @@ def assign_buckets(
 ) -> BucketAssignment:
     """Assign parameters to buckets of at least the cap's size; a parameter is never split.
 
-    A bucket closes when its size *reaches* its cap, so all buckets but the last of each key are at least as large as
-    their cap.
+    A bucket closes when its size *reaches* its cap, so all but the last of each key have at least their cap.
 
     Args:
         sizes_bytes: Size of each parameter, by parameter index.

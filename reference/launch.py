@@ -58,8 +58,7 @@ def run_ranks(
 ) -> list[Any]:
     """Run `body(rank, world_size, *args)` on `world_size` ranks; returns the results by rank.
 
-    Under torchrun without `launcher.on_rank_0`, the body runs in this process, with the rank and the world size that
-    torchrun sets.
+    Under torchrun without `launcher.on_rank_0`, the body runs in this process, as the rank that torchrun sets.
 
     Raises:
         RankError: A rank raised an error, exited, or was still running after `timeout_s`. The others are ended.

@@ -40,8 +40,7 @@ class ModuleTensors:
     """The tensors of a module that ranks synchronise, by name, as of the moment when the module is wrapped.
 
     `parameters` are trainable or not, `sparse` names those whose gradients are sparse tensors, `bucketed` are those
-    that are not `delayed` (see `delayed_all_reduce`), and `slots` are the places of the trainable ones, `frozen` of
-    the others.
+    that are not `delayed` (see `delayed_all_reduce`); `slots` are places of trainable ones, `frozen` of others.
     """
 
     def __init__(self, module: nn.Module, delayed: dict[str, nn.Parameter]) -> None:

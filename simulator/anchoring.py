@@ -117,8 +117,7 @@ class Correction(NamedTuple):
 def correct(target: Expected, measured_ns: Sequence[int], expected: Sequence[Expected]) -> Correction:
     """Correct a prediction by measured iterations.
 
-    If a measurement is more than `CONTRADICTION` standard deviations from its prediction, the interval is widened in
-    proportion.
+    If a measurement is over `CONTRADICTION` standard deviations off, the interval is widened in proportion.
 
     Args:
         target: The prediction to correct.

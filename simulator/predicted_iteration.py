@@ -51,8 +51,7 @@ class Prediction:
 
     iteration_ns: int  #: median iteration time
     interval_ns: tuple[int, int]
-    """Interval that contains 90 % of the iterations, given the variation of the iterations and the errors of all
-    costs."""
+    """Interval that contains 90 % of the iterations, given their variation and the errors of all costs."""
     mean_ns: int  #: mean iteration time; multiplied by the number of iterations, it is the duration of an epoch
     p95_ns: int | None
     """95th percentile of the iterations on the cluster of the median. Which cluster one gets, and errors of costs,

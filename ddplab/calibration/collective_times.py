@@ -134,8 +134,7 @@ def gradient_bytes(_rank: int, _world_size: int, model: str) -> int:
 class AllReduceQueue:
     """All-reduces of messages that are all issued at once, in this order; all ranks create equal queues.
 
-    So issues a reducer whose network is slower than its computation, and the backend runs as many at a time as it
-    can.
+    So issues a reducer whose network is slower than its computation; the backend runs as many as it can.
     """
 
     def __init__(self, messages: Sequence[Tensor]) -> None:

@@ -58,8 +58,7 @@ def predict(
     intervals. The verdict says how much of the ranks' time becomes training, and how fast the network must be for
     90 %. A trace of one rank is enough for any world size.
 
-    With several world sizes, the table has the fastest configuration for each of them. To compare fabrics, see
-    `ddplab plan`.
+    With several world sizes, the table has the fastest configuration for each. `ddplab plan` compares fabrics.
     """
     files = fabric or [options.FABRIC]
     if timeline is not None and timeline.suffix not in (*PICTURES, ".json"):

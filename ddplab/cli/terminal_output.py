@@ -76,10 +76,7 @@ def progress(first: str = "starting ranks") -> Iterator[Callable[[str, int, int]
 
 
 def say(sentence: str) -> None:
-    """Print a sentence, if there is one, in lines that fit the terminal; none has more than `PIPED_WIDTH` characters.
-
-    What readers paste, and a longer word, are not broken.
-    """
+    """Print a sentence, if any, in lines that fit the terminal; what readers paste, and a long word, stay whole."""
     width = min(shutil.get_terminal_size((LINE, 24)).columns, PIPED_WIDTH) if sys.stdout.isatty() else LINE
     text = UNBROKEN.sub(lambda found: found[0].replace(" ", "\xa0"), sentence)
     how: dict[str, Any] = {"subsequent_indent": "  ", "break_on_hyphens": False, "break_long_words": False}

@@ -50,8 +50,7 @@ def tune(
     the costs. The table compares torch's default, the best single cap and known rules with the plan, and with a bound
     that no buckets beat. Below it are the arguments for torch's class and for ddplab's.
 
-    `validate --plan` trains torch's default and the plan in turns, and compares the measured gain with the predicted
-    one.
+    `validate --plan` trains torch's default and the plan in turns, and compares measured and predicted gain.
     """
     if verify not in (None, "virtual"):
         raise ValueError(f"--verify: expected virtual, got {verify!r}; to train by the clock: ddplab validate --plan")

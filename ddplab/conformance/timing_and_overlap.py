@@ -1,8 +1,7 @@
 """Virtual time: a class must not depend on timing, and must overlap communication with the backward pass.
 
 Any timing: collectives take any time and end in any order, between ranks that compute for any time. A seed determines
-the time of each collective and of each gradient, so a failure repeats exactly, and a rank that waits for ever is
-named at once.
+the time of each collective and gradient, so a failure repeats exactly, and a rank that hangs is named at once.
 
 Overlap: when the class launches its all-reduces, and how much communication is exposed, for several models on several
 networks. There is no clock and so no noise: a schedule that is slower by a nanosecond is slower. `compare` names the

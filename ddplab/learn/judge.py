@@ -96,8 +96,7 @@ class Judgement:
 class Judge(AbstractContextManager["Judge"]):
     """Ranks that stay alive between verdicts; a verdict on a new save therefore takes seconds.
 
-    Without `ranks`, there are new ones, which the context ends; all but one are new interpreters, so that sets are
-    ordered differently.
+    Without `ranks`, the context makes and ends some; all but one are new interpreters, which order sets differently.
     """
 
     def __init__(self, ranks: RankPool | None = None) -> None:

@@ -1,7 +1,6 @@
 """The text of every error and warning about a reduction.
 
-Each message contains the rank, the parameter, the bucket and what to do. Phrases that torch's tools and tests search
-for are kept.
+Each message contains rank, parameter, bucket and what to do. Phrases that torch's tools and tests search are kept.
 """
 
 import warnings

@@ -50,8 +50,7 @@ class CheckedLaunchOrder:
     def launching(self, bucket: int, size_bytes: int, iteration: int) -> int:
         """Write the launch into the store before its collective is issued, which may never return.
 
-        Returns its number. Raises LaunchOrderError if another rank has launched a bucket of another size or module at
-        this place.
+        Returns its number. Raises LaunchOrderError if another rank's bucket at this place has another size or module.
         """
         name = self._group.group_name
         self._launches[name] += 1

@@ -128,8 +128,7 @@ class StaticGraph(UnusedFoundInGraph):
     def gradient_arrived(self, index: int, *, defined: bool, expected: bool) -> int:
         """Count up in the first iteration, count down in the others.
 
-        An undefined gradient is that of an output that the loss ignores. Later iterations have no sink, so it does
-        not come again.
+        An undefined gradient is of an output that the loss ignores. Later iterations have no sink, so none comes.
         """
         if not self.launches_during_backward:
             if defined:

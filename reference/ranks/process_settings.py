@@ -42,8 +42,7 @@ def keep_freed_memory() -> None:
 
     `zero_grad` frees every gradient and the next backward pass allocates them again. By default glibc returns
     such memory or keeps it depending on what was freed before, and each page costs a fault when it is allocated
-    again: with 120 MB of gradients the same iteration takes 110 or 165 ms by accident. Does nothing without glibc's
-    mallopt(3).
+    again: with 120 MB of gradients the same iteration takes 110 or 165 ms by accident. Only with glibc's mallopt(3).
     """
     m_trim_threshold, m_mmap_max = -1, -4
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None) if sys.platform == "linux" else None

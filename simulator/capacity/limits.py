@@ -74,8 +74,7 @@ class NetworkNeed(NamedTuple):
     infinite rate suffice, or it does not follow from the model."""
     message_bytes: int  #: the largest message of a bucket, after the comm hook
     bus_gb_per_s: float
-    """Bus bandwidth of this message today, in 10**9 bytes per second; defined as in nccl-tests: bytes that a rank
-    sends over time."""
+    """Bus bandwidth of this message today, in 10**9 bytes per second, as nccl-tests define it."""
     needed_gb_per_s: float | None  #: the same with the rates that are needed, or None
 
     @property

@@ -59,12 +59,10 @@ class NextMeasurement(NamedTuple):
 
     width: float  #: half of the interval of the iteration over its median, now
     world_sizes: tuple[int, ...]
-    """The two numbers of GPUs, or the only one, whose measured iterations narrow the interval most. Empty: there is
-    no smaller one."""
+    """The one or two numbers of GPUs whose measured iterations narrow the interval most. Empty: none is smaller."""
     width_with_sizes: float  #: expected width after measuring these
     width_with_messages: float | None
-    """Expected width after measuring all-reduces of the largest bucket's size on as many GPUs. None: the buyer has
-    fewer."""
+    """Expected width after measuring all-reduces of the largest bucket on as many GPUs. None: the buyer has fewer."""
     width_with_step: float | None
     """Expected width after measuring a step on one GPU. None: it was measured."""
 

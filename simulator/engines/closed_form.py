@@ -18,8 +18,7 @@ from .event_replay import FACTOR_BITS, FULL_SPEED, PROGRESS_BITS, replay
 from .timeline import EngineInput, Timeline
 
 Engine = Literal["auto", "events", "closed_form"]
-"""The event replay, the closed form for constant speeds, or "auto": the closed form where there is one, else the
-replay."""
+"""The event replay, the closed form for constant speeds, or "auto": the closed form if there is one, else replay."""
 
 SHORT_NS, SLOW = 2**40, 4.0
 """Iterations of 18 minutes, and slow-downs, from which on progress times a factor needs more than 64 bits."""

@@ -29,8 +29,7 @@ class EngineInput:
     ranks: tuple[int, ...]  #: the simulated ranks
     represented_by: NDArray[np.int64]  #: for every rank, the simulated rank that behaves the same; shape [world size]
     cost_ns: Nanoseconds
-    """Duration of each collective while no other collective runs; shape [collectives] or, see `stack`, [iterations,
-    collectives]."""
+    """Duration of each collective alone; shape [collectives] or, see `stack`, [iterations, collectives]."""
     concurrency: int = 1  #: collectives that run at the same time; they start in launch order
     sharing: tuple[LinkShare, ...]  #: how each collective shares the link with others that run at the same time
     slow_down: float | Floats = 1.0

@@ -325,8 +325,7 @@ def in_network(levels: Levels) -> Cost:
     """Reduction in the switches (SHARP, NVLS): on a level that reduces, each byte goes up once and comes down once.
 
     Both directions overlap, so the level takes S / B. A level that does not reduce is a ring inside its groups. The
-    levels work on different pieces at the same time, so the slowest sets the pace; filling the pipeline costs no
-    time.
+    levels work on different pieces at the same time, so the slowest sets the pace; filling the pipeline is free.
     """
     used = [level for level in levels if level.size > 1]
     hops = [(2 if level.reduces else 2 * (level.size - 1), level) for level in used]
@@ -391,8 +390,7 @@ class AlgorithmCosts:
 
     costs: Mapping[str, Cost | NcclCost]  #: by name of the algorithm
     nodes: int | None = None
-    """Number of nodes of NCCL's model, to which published logs add; see `BEYOND_THE_MODEL`. None: the costs are
-    not of NCCL's model."""
+    """Number of nodes of NCCL's model, to which published logs add (`BEYOND_THE_MODEL`). None: of another model."""
 
     def costs_ns(self, sizes_bytes: Sizes) -> NDArray[np.float64]:
         """Return the nanoseconds by size, each with the cheapest algorithm.

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from .algorithms import AlgorithmCosts, all_reduce_costs, broadcast_costs, published_deviations, ring
 from .extrapolation import USUAL_NODE, Growth, extrapolated_table, growth_of
 from .measured_tables import FREE, CostCurve, Sizes, Table, tables_by_world_size
-from .topology import Level, Topology
+from .topology import Level
 
 if TYPE_CHECKING:
     from .fabric import Fabric
@@ -113,18 +113,15 @@ class CostCurves:
 
     def _errors_of_links(self, sizes_bytes: Sizes, world_size: int) -> NDArray[np.float64]:
         """Return the relative errors of costs computed from links."""
-        costs, variance = self._described(world_size), np.zeros(sizes_bytes.shape)
-        inside, *network = self._levels(world_size)
-        sockets = exp(SOCKETS_DEVIATION * self.doublings_beyond_a_connection(world_size))
-        for rates, latencies in (
-            (1 / sockets, 1.0),
-            (1.0, SLOW_TRANSPORT if self.has_usual_latency(world_size) else 1.0),
-        ):
-            if (rates, latencies) != (1, 1):
-                slow = Topology(levels=tuple(network)).with_links(rates=rates, latencies=latencies).levels
-                slower = all_reduce_costs((inside, *slow), "nccl", "library", self._fabric.nccl_version)
-                variance += np.log(slower.costs_ns(sizes_bytes) / costs.costs_ns(sizes_bytes)) ** 2
-        return described_errors(sizes_bytes, costs.nodes, np.sqrt(variance))
+        costs = self._described(world_size)
+        of_latency = np.zeros(sizes_bytes.shape)
+        if self.has_usual_latency(world_size):
+            inside, *network = self._levels(world_size)
+            slow = [one.model_copy(update={"latency_ns": round(one.latency_ns * SLOW_TRANSPORT)}) for one in network]
+            slower = all_reduce_costs((inside, *slow), "nccl", "library", self._fabric.nccl_version)
+            of_latency = np.log(slower.costs_ns(sizes_bytes) / costs.costs_ns(sizes_bytes))
+        of_sockets = SOCKETS_DEVIATION * self.doublings_beyond_a_connection(world_size)
+        return described_errors(sizes_bytes, costs.nodes, np.hypot(of_latency, of_sockets))
 
     def crosses(self, world_size: int) -> bool:
         """Return whether all tables are of fewer levels of links, so that they say nothing of the outermost one."""
@@ -273,8 +270,7 @@ def described_errors(sizes_bytes: Sizes, nodes: int | None, of_transport: NDArra
     Args:
         sizes_bytes: Sizes of the messages.
         nodes: Number of nodes of NCCL's model; None: another library or algorithm.
-        of_transport: Standard deviations of the logarithm that a latency which was not measured, and a network that
-            may be Ethernet, add; shape [sizes].
+        of_transport: Standard deviations of the logarithm that an unknown latency and Ethernet add; shape [sizes].
     """
     if nodes is None:
         return np.full(sizes_bytes.shape, LINKS_ERROR)
@@ -286,8 +282,7 @@ def described_errors(sizes_bytes: Sizes, nodes: int | None, of_transport: NDArra
 JOINED_ERROR = {False: 0.15, True: 0.27}
 """Logarithm of the error that nine of ten all-reduces do not exceed one doubling of the size beyond a table that
 described links continue, on one node and on several; it grows with the root of the doublings.
-`python -m validation.nccl_model_error` cuts published tables off, continues them and compares the times with the
-rest."""
+`python -m validation.nccl_model_error` cuts published tables off, continues them and compares with the rest."""
 LINE_ERROR = 0.4
 """The same for each doubling where the first or last line of a table is continued. On several nodes only three of
 four do not exceed it."""

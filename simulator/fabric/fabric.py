@@ -59,8 +59,7 @@ LINK_SIZES = 2 ** np.arange(31)
 class Fabric(Schema, strict=False):
     """Everything that the cost of a collective depends on; the fields are those of a fabric file.
 
-    Make one with `from_table`, `from_nccl_tests`, `from_topology`, `from_alpha_beta` or `load`, and combine several
-    with `merged`.
+    Make one with `from_table`, `from_nccl_tests`, `from_topology`, `from_alpha_beta`, `load` or `merged`.
     """
 
     all_reduce: tuple[Timing, ...] = ()
@@ -83,11 +82,9 @@ class Fabric(Schema, strict=False):
     scale: Multiple = 1.0
     """cost of every collective, as a multiple; chosen by the user"""
     concurrency: InParallel = Field(default=None, validate_default=True)
-    """collectives of a process group that run at the same time, a count (None: 1 with NCCL, 2 with Gloo); from the
-    backend in use"""
+    """collectives of a process group that run at a time, a count (None: NCCL's 1 or Gloo's 2); from the backend"""
     sharing: tuple[Sharing, ...] = ()
-    """slow-down of two collectives that run at the same time, factors (empty: they share the bandwidth); from `ddplab
-    calibrate`"""
+    """slow-down of two collectives at a time, factors (empty: they share the bandwidth); from `ddplab calibrate`"""
     processor: Processor = Processor()
     """processor costs of data parallelism, nanoseconds and factors; from `ddplab calibrate`"""
     source: str = ""
@@ -193,22 +190,19 @@ class Fabric(Schema, strict=False):
         `concurrency` are those of the first fabric that has them. `source` lists all sources.
 
         Raises:
-            ValueError: Two fabrics measured the same world size, two have a topology, or they differ in scale,
-                slow_link, or the library or concurrency of tables or stated for links; the message names the fabrics
-                by position and source.
+            ValueError: Two fabrics measured the same world size, two have a topology, or they contradict each other
+                in scale, slow_link, library or concurrency; the message names them by position and source.
         """
         _check_mergeable(fabrics)
-        stated = {
+        update = {
             name: getattr(fabric, name)
-            for name in ("processor", "sharing", "concurrency")
-            for fabric in reversed(fabrics)
-            if name in fabric.model_fields_set and getattr(fabric, name) != ()
-        }
-        update = stated | {
+            for name in ("processor", "sharing", "concurrency", "topology")
+            for fabric in reversed(fabrics)  # the last one counts
+            if name in fabric.model_fields_set and getattr(fabric, name)
+        } | {
             "library": next((fabric.library for fabric in fabrics if fabric.all_reduce), fabrics[0].library),
             "all_reduce": tuple(row for fabric in fabrics for row in fabric.all_reduce),
             "broadcast": tuple(row for fabric in fabrics for row in fabric.broadcast),
-            "topology": next((fabric.topology for fabric in fabrics if fabric.topology is not None), None),
             "source": "; ".join(dict.fromkeys(fabric.source for fabric in fabrics if fabric.source)),
         }
         return fabrics[0].model_copy(update=update)
@@ -376,8 +370,7 @@ class Fabric(Schema, strict=False):
     def with_links(self, *, rates: float = 1.0, latencies: float = 1.0) -> Self:
         """Return a copy whose links send `rates` times as many bytes a second, with `latencies` times the latency.
 
-        In a measured table, the latency is that of the fitted segment of small messages, and the rest of a time is
-        for the bytes.
+        In a measured table, the latency is that of the fitted segment of small messages; the rest is for the bytes.
         """
         tables = {}
         for name in ("all_reduce", "broadcast"):
@@ -455,8 +448,7 @@ def _check_mergeable(fabrics: Sequence[Fabric]) -> None:
             expected, before = alike.setdefault(field, (seen, name))
             if seen != expected:
                 raise ValueError(
-                    f"{name}: {field}: expected {expected} as in {before}, got {seen}; leave one of the two out, or "
-                    f"correct {field} in its file"
+                    f"{name}: {field}: expected {expected} as in {before}, got {seen}; leave one out, or correct it"
                 )
         for world_size in sorted({row.world_size for row in (*fabric.all_reduce, *fabric.broadcast)}):
             if (before := measured.setdefault(world_size, name)) != name:

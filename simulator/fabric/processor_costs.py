@@ -75,11 +75,9 @@ class Processor(Schema):
     copy_error: RelativeError = 0.0
     """relative error e of `pack` and `copy_out`, as `launch_error`; from measurements on other machines"""
     slow_down: SlowdownFactor = 1.0
-    """slow-down of computation while collectives are in flight, a factor on its time alone; from `ddplab
-    calibrate`"""
+    """slow-down of computation beside collectives, a factor on its time alone; from `ddplab calibrate`"""
     slow_down_error: RelativeError = 0.0
-    """half-width of the band that holds 90 % of repeated measurements of `slow_down`, a fraction of it; from `ddplab
-    calibrate`"""
+    """half-width of the band of 90 % of the measurements of `slow_down`, a fraction of it; from `ddplab calibrate`"""
     search_ns_per_parameter: FractionalNanoseconds = 0.0
     """searching the autograd graph for unused parameters, nanoseconds per parameter; from `ddplab calibrate`, or from
     steps with and without find_unused_parameters"""

@@ -56,15 +56,13 @@ class Policy(Settings, strict=False):
     bucket_cap_mb_list: tuple[float, ...] | None = None
     """caps of the first, second, ... bucket, MiB (the last cap applies to all later buckets); DDP's argument"""
     plan: tuple[tuple[int, ...], ...] | None = None
-    """explicit buckets in launch order, which replace caps and order, parameter indices; argument of `reference`'s
-    DDP"""
+    """explicit buckets in launch order, which replace caps and order, parameter indices; argument of our DDP"""
     grouping: Grouping = "buckets"
     """what is all-reduced together, a name: `buckets`, as by DDP; `fusion`, the same, but a gradient that is alone in
     its bucket is not copied, as by Horovod and `torch._utils._flatten_dense_tensors`; or `module`, as by FSDP2's
     `replicate()`, each module that it wraps (`wrapped_modules` in `reference/bucketing.py`); chosen by the user"""
     reduce_dtype: ReduceDtype | None = None
-    """dtype of the all-reduces with the grouping `module`, a name (None: the gradients'); MixedPrecisionPolicy's
-    argument"""
+    """dtype of the all-reduces of the grouping `module`, a name (None: the gradients'); as in MixedPrecisionPolicy"""
     order: Order = "ready"
     """order in which parameters fill buckets, a name (in training, all but `ready` need a plan, and `ready_from_last`
     the variable DDP_SET_LAST_BUCKET_CAP=1); chosen by the user"""
@@ -81,8 +79,7 @@ class Policy(Settings, strict=False):
     gradient_as_bucket_view: bool = False
     """whether gradients are views of buckets, so that averages are not copied out, yes or no; DDP's argument"""
     hook: CommHook = NO_HOOK
-    """comm hook, which determines the bytes sent and the time computed for each bucket, a name; argument of
-    register_comm_hook"""
+    """comm hook, which determines the bytes and the computation of each bucket, a name; for register_comm_hook"""
     sparse_density: float = Field(default=1.0, gt=0, le=1)
     """rows of a sparse gradient that one batch touches, a fraction of the parameter's rows; distinct tokens of a
     batch divided by the size of the vocabulary"""
@@ -90,8 +87,7 @@ class Policy(Settings, strict=False):
     """what torch's ZeroRedundancyOptimizer broadcasts after its step, a name: `parameters`, each alone, or `buckets`,
     those of a rank together, as with parameters_as_bucket_view (None: no such optimizer); from the training script"""
     cuda_graph: bool = False
-    """whether an iteration is replayed from a CUDA graph, so that no kernel waits for the host, yes or no; from the
-    training script"""
+    """whether a CUDA graph replays an iteration, so that no kernel waits for the host, yes or no; from the script"""
     sync_every: CycleLength = 1
     """iterations per cycle, of which all but the last run under `no_sync`, a count; from the training script"""
     phase: Phase = "steady"

@@ -206,8 +206,7 @@ def _at_upper_ends(fabric: Fabric) -> Fabric:
 # With one queue and constant speeds, bucket k, which ends at position j of the order, is launched at `L_k =
 # ready(j) + packed(j) + k * launch`, where `ready(j)` is when the slowest rank has the first j gradients. Its
 # all-reduce ends at `D_k = max(L_k, D_{k-1}) + cost_k`. The iteration ends when the slowest rank has computed,
-# packed, launched and copied everything, or later: at the largest `D_k` plus the copies of bucket k and all later
-# ones.
+# packed, launched and copied everything, or at the largest `D_k` plus the copies of bucket k and all after it.
 #
 # While a collective of cost C runs, computing that takes s times as long loses `(1 - 1 / s) * C`. `W_k` is the sum
 # of these delays; they postpone later launches and the end of computing. With slow-downs the recurrence is a

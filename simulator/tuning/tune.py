@@ -256,8 +256,7 @@ def closed_by(rule: CapRule, sizes_bytes: Sequence[int], cap_bytes: float) -> li
 def distinct_caps(rule: CapRule, sizes_bytes: Sequence[int], most: int, start: int | None = None) -> list[int]:
     """Return the largest cap in bytes of each way in which the rule can fill buckets, from `start` or one bucket on.
 
-    The largest cap comes first; there are at most `most`. Only gradients without bytes may join another bucket at
-    caps in between.
+    The largest of at most `most` caps comes first. Only gradients without bytes may join another bucket in between.
     """
     ends = list(accumulate(sizes_bytes, initial=0))
     caps: list[int] = []

@@ -243,8 +243,7 @@ class IterationSampler:
     are faster, so only the last rank is slowed. Speeds of devices persist: in all iterations it is as slow as in the
     median cluster, and `error_bands` has the other clusters.
 
-    A rank is *undisturbed* if it is no straggler and no slower than its recording: the mean over all devices, not the
-    slowest.
+    A rank is *undisturbed* if it is no straggler and not slower than its recording, the mean of all devices.
 
     Args:
         recorded: Recorded iterations by rank, as `RecordedModel.compute_times`.

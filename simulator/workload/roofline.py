@@ -268,8 +268,7 @@ class Device(Schema):
     """GPU generation, such as Hopper, whose measured ceilings limit the rates; with another name, the mean of all
     generations does (None: kernels reach the rates); chosen by the user"""
     precision: Precision = "fp32"
-    """precision of the arithmetic; with bf16 and fp16, models of float32 parameters compute under autocast; chosen by
-    the user"""
+    """precision of the arithmetic; with bf16 and fp16, float32 models compute under autocast; chosen by the user"""
 
     @property
     def autocast(self) -> Literal["bfloat16", "float16"] | None:

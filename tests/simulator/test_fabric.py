@@ -95,8 +95,8 @@ LINKS = Fabric.from_alpha_beta(1, 1e9)
         ([TWO, FOUR.model_copy(update={"slow_link": 2.0})], "slow_link: expected 1.0 as in"),
         (
             [TWO, FOUR.model_copy(update={"library": "gloo"})],
-            "fabrics[1] (log of 4): library: expected nccl as in fabrics[0] (log of 2), got gloo; leave one of the "
-            "two out, or correct library in its file",
+            "fabrics[1] (log of 4): library: expected nccl as in fabrics[0] (log of 2), got gloo; leave one "
+            "out, or correct it",
         ),
         (
             [TWO, LINKS, FOUR.model_copy(update={"concurrency": 2})],
