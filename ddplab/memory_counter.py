@@ -50,13 +50,14 @@ def measure_memory(model: str, *, autocast: str | None = None) -> StepMemory | N
         return None
     if "batch" not in signature(models.resolve(model)).parameters:
         return held
-    twice = _held(model, autocast, 2 * held.batch)
+    with models.users_code(model, models.resolve(model), f"it to run with batch={2 * held.batch} too"):
+        twice = _held(model, autocast, 2 * held.batch)
     return held.model_copy(update={"constant_bytes": max(0, 2 * held.kept_bytes - twice.kept_bytes)})
 
 
 def _held(model: str, autocast: str | None, batch: int | None) -> StepMemory:
     with without_data():
-        module, loss_fn = models.build(model) if batch is None else models.resolve(model)(batch=batch)  # type: ignore[call-arg]
+        module, loss_fn = models.build(model, batch)
         with low_precision(module, autocast), _OnCuda():
             return held_by_a_step(module, loss_fn, batch or models.batch_of(model, loss_fn) or 1)
 

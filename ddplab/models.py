@@ -5,8 +5,8 @@ batch of random data and returns the scalar loss. The number of samples of a bat
 `batch` of the callable, or an attribute of `loss_fn`, whose method `optimizer`, if any, makes the optimiser.
 """
 
-from collections.abc import Callable
-from contextlib import nullcontext
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from functools import partial
 from inspect import signature
@@ -17,11 +17,11 @@ from torch import Tensor, nn
 from torch.nn import functional
 from torch.utils.checkpoint import checkpoint
 
-from .reference.errors import ModelError
+from .reference.errors import Error, ModelError
 from .reference.launch import rank_device
 from .simulator.catalogue import unknown
 from .simulator.workload.roofline import counted_models
-from .user_modules import import_first_here, module_name
+from .user_modules import import_first_here, module_name, place_of
 
 Loss = Callable[[nn.Module], Tensor]
 Model = tuple[nn.Module, Loss]
@@ -49,20 +49,63 @@ def resolve(name: str) -> Callable[[], Model]:
     return found  # type: ignore[no-any-return]
 
 
-def build(name: str) -> Model:
-    """Find a model by name and call it; returns `(module, loss_fn)`.
+@contextmanager
+def users_code(name: str, function: object, expected: str) -> Iterator[None]:
+    """Around a call of the user's `function`: an error in it becomes one line with the user's file and line.
+
+    Raises:
+        ModelError: The function raised an error, which is the cause of this one, or exited.
+    """
+    try:
+        yield
+    except Error:
+        raise
+    except (Exception, SystemExit) as error:
+        reason, _, _ = str(error).partition("\n")
+        seen = f"{type(error).__name__}: {reason}{place_of(error, function)}"
+        cure = "correct it there, or call it in Python for a traceback"
+        raise ModelError(f"--model {name}: expected {expected}, got {seen}; {cure}") from error
+
+
+def build(name: str, batch: int | None = None) -> Model:
+    """Find a model by name and call it, with a `batch` if that is given; returns `(module, loss_fn)`.
 
     On a rank with a GPU, that is torch's default device during the call, so the model and its batch are there. Raises
-    ModelError if there is no such model, or it did not return `(module, loss_fn)`.
+    ModelError if there is no such model, it did not return `(module, loss_fn)`, or there is nothing to train.
     """
     make, device = resolve(name), rank_device()
-    with nullcontext() if device.type == "cpu" else device:
-        made = make()
+    given: dict[str, Any] = {} if batch is None else {"batch": batch}
+    expected = f"it to return (module, loss_fn) if called {f'with {batch=}' if given else 'without arguments'}"
+    with users_code(name, make, expected), nullcontext() if device.type == "cpu" else device:
+        made = make(**given)
     if not (isinstance(made, tuple) and len(made) == 2 and isinstance(made[0], nn.Module) and callable(made[1])):
-        raise ModelError(f"--model {name}: expected it to return (module, loss_fn), got {type(made).__name__}")
+        parts = f" of {', '.join(type(one).__name__ for one in made)}" if isinstance(made, tuple) else ""
+        seen = f"{type(made).__name__}{parts}{place_of(None, make)}"
+        raise ModelError(f"--model {name}: expected it to return (module, loss_fn), got {seen}; see docs/predict.md")
+    if not any(one.requires_grad for one in made[0].parameters()):
+        seen = f"none{place_of(None, make)}; set requires_grad"
+        raise ModelError(f"--model {name}: expected at least one trainable parameter, got {seen}")
     if device.type != "cpu":  # a model on the meta device stays there
         made[0].to(device)
     return made
+
+
+def run_batch(name: str, module: nn.Module, loss_fn: Loss) -> None:
+    """Run the forward and the backward pass of one batch, for the first time: mistakes in the loss are named.
+
+    Raises:
+        ModelError: The loss raised an error, or is not a scalar that depends on a parameter.
+    """
+    expected = "loss_fn(module) to return a scalar tensor that depends on a parameter"
+    with users_code(name, loss_fn, expected):
+        loss = loss_fn(module)
+    if not isinstance(loss, Tensor) or loss.numel() != 1 or not loss.requires_grad:
+        seen = f"a tensor of shape {tuple(loss.shape)}" if isinstance(loss, Tensor) else type(loss).__name__
+        seen += " without gradient" if isinstance(loss, Tensor) and not loss.requires_grad else ""
+        cure = "return what is trained, such as a mean, without .item() or .detach()"
+        raise ModelError(f"--model {name}: expected {expected}, got {seen}{place_of(None, loss_fn)}; {cure}")
+    with users_code(name, loss_fn, "the loss to have a backward pass"):
+        loss.backward()  # type: ignore[no-untyped-call]  # torch leaves it untyped
 
 
 def batch_of(name: str, loss_fn: Loss) -> int | None:
@@ -131,10 +174,17 @@ def small_tensors() -> Model:
     return nn.Sequential(*layers), _classify(torch.randn(batch, width), width)
 
 
-def optimizer_of(module: nn.Module, loss_fn: Loss) -> torch.optim.Optimizer:
+def optimizer_of(name: str, module: nn.Module, loss_fn: Loss) -> torch.optim.Optimizer:
     """Make the optimiser of a model: its own, if `loss_fn` has one, else SGD."""
     own = getattr(loss_fn, "optimizer", None)
-    return own() if own is not None else torch.optim.SGD(module.parameters(), lr=1e-3)
+    if own is None:
+        return torch.optim.SGD(module.parameters(), lr=1e-3)
+    with users_code(name, own, expected := "loss_fn.optimizer() to return an optimiser"):
+        made = own()
+    if not hasattr(made, "zero_grad"):
+        seen = f"{type(made).__name__}{place_of(None, own)}"
+        raise ModelError(f"--model {name}: expected {expected}, got {seen}; see torch.optim")
+    return made  # type: ignore[no-any-return]
 
 
 BUILT_IN: dict[str, Callable[[], Model]] = {

@@ -46,14 +46,13 @@ def measure_operations(model: str, *, autocast: str | None = None) -> Operations
             with low_precision(module, autocast):
                 operations = count_operations(module, loss_fn, model)
             return operations.model_copy(update={"batch": models.batch_of(model, loss_fn)})
-    except (AssertionError, RuntimeError, TypeError, ValueError) as error:  # Assertion: real and fake tensors meet
-        if isinstance(error, ModelError):
+    except ModelError as error:
+        if error.__cause__ is None:  # a mistake with data too
             raise
-        reason = str(error).partition("\n")[0]
         raise ModelError(
-            f"--model {model}: does not run on fake tensors, which have no data: {reason}; if it runs with data, "
-            "make model and batch inside the callable, name no device, and use no values (.item(), .numpy(), "
-            "`if tensor`); or record a trace of it (ddplab record)"
+            f"{error}; if it runs there, it does not run on fake tensors, which have no data: make model and batch "
+            "inside the callable, name no device, and use no values (.item(), .numpy(), `if tensor`); or record a "
+            "trace of it (ddplab record)"
         ) from None
 
 
@@ -90,11 +89,9 @@ def count_operations(module: nn.Module, loss_fn: models.Loss, model: str) -> Ope
     """Run `loss_fn(module)` and its backward pass once, on any device, and count their operations.
 
     The pass accumulates gradients in the parameters. `model` is the name in the result. Raises ModelError if a
-    parameter gets no gradient, or none is trainable.
+    parameter gets no gradient, or the loss fails.
     """
     parameters = trainable_parameters(module)
-    if not parameters:
-        raise ModelError(f"--model {model}: expected at least one trainable parameter, got none")
     counter = _Counter()
     seen: list[tuple[tuple[int, ...] | None, int | None]] = []
     with ExitStack() as hooks:
@@ -104,7 +101,7 @@ def count_operations(module: nn.Module, loss_fn: models.Loss, model: str) -> Ope
             hook = partial(counter.gradient_ready, index)
             hooks.enter_context(parameter.register_post_accumulate_grad_hook(hook))
         with counter:
-            loss_fn(module).backward()
+            models.run_batch(model, module, loss_fn)
     if missing := [name for index, name in enumerate(parameters) if index not in counter.ready]:
         raise ModelError(
             f"--model {model}: expected the loss to use every parameter, {', '.join(missing[:5])} "

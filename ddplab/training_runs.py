@@ -36,13 +36,14 @@ class Trainer:
 
     def __init__(self, model: str, rank: int) -> None:
         torch.manual_seed(rank)  # each rank has its own batch; data parallelism makes the parameters equal
+        self.name = model
         self.module, self.loss_fn = models.build(model)
         self.batch: int | None = models.batch_of(model, self.loss_fn)
-        self._optimizer = models.optimizer_of(self.module, self.loss_fn)
+        self._optimizer = models.optimizer_of(model, self.module, self.loss_fn)
 
     def uses_all_parameters(self) -> bool:
         """Run a forward and a backward pass, and return whether every parameter got a gradient."""
-        self.loss_fn(self.module).backward()
+        models.run_batch(self.name, self.module, self.loss_fn)
         got_one = [parameter.grad is not None for parameter in trainable_parameters(self.module).values()]
         self._optimizer.zero_grad()
         return all(got_one)
@@ -70,7 +71,7 @@ def record_computation(rank: int, _world_size: int, model: str, iterations: int 
     trainer = Trainer(model, rank)
     assert dist.group.WORLD is not None  # this is a rank
     alone = groups_of_one(dist.group.WORLD)[rank]
-    under_reducer = rank_device().type != "cuda" and trainer.uses_all_parameters()
+    under_reducer = trainer.uses_all_parameters() and rank_device().type != "cuda"
     return record_iterations(trainer, model, iterations, alone if under_reducer else None)
 
 

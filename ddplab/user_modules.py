@@ -2,10 +2,14 @@
 
 import os
 import sys
+import sysconfig
 import traceback
 from importlib import import_module
 from pathlib import Path
 from types import ModuleType
+
+LIBRARIES = (os.path.dirname(__file__), "<frozen", *map(sysconfig.get_path, ("stdlib", "purelib", "platlib")))
+"""Beginnings of the names of files that are not the user's."""
 
 
 def module_name(name: str) -> str:
@@ -29,12 +33,21 @@ def import_first_here(name: str) -> ModuleType:
     except ImportError:
         raise
     except (Exception, SystemExit) as error:
-        place = traceback.extract_tb(error.__traceback__)[-1]
         cure = "; put what it runs under `if __name__ == '__main__':`" if isinstance(error, SystemExit) else ""
-        where = "" if isinstance(error, SyntaxError) else f" ({place.filename}, line {place.lineno})"  # it says where
+        where = "" if isinstance(error, SyntaxError) else place_of(error)  # it says where
         seen = f"{type(error).__name__}: {error}{where}"
         raise ImportError(f"it raised {seen} when it was imported{cure}") from error
     finally:
         sys.path.remove(here)
         if here not in sys.path:
             sys.path.append(here)
+
+
+def place_of(error: BaseException | None, function: object = None) -> str:
+    """Return the user's line that raised an error, as ` (mine.py, line 3)`; else the line of `function`; else ``."""
+    found = [(one.filename, one.lineno) for one in traceback.extract_tb(error and error.__traceback__)]
+    found = [(file, line) for file, line in found if not file.startswith(LIBRARIES)]
+    call = function if hasattr(function, "__code__") else type(function).__call__
+    if not found and (code := getattr(call, "__code__", None)):  # it was called with wrong arguments, say
+        found = [(code.co_filename, code.co_firstlineno)]
+    return "".join(f" ({file.removeprefix(os.getcwd() + os.sep)}, line {line})" for file, line in found[-1:])

@@ -30,4 +30,15 @@ def not_a_pair() -> nn.Module:
     return nn.Linear(1, 1)
 
 
+def loss_is_a_number() -> tuple[nn.Module, object]:
+    """Returns what a script prints."""
+    module, loss_fn = tiny()
+    return module, lambda model: loss_fn(model).item()
+
+
+def needs_a_batch(batch: int) -> tuple[nn.Module, object]:
+    """Has no default."""
+    return tiny()
+
+
 not_callable = 7

@@ -127,8 +127,10 @@ def within_budget(repeats: int, budget_ns: int = BUDGET_NS) -> Iterator[int]:
 
 
 def gradient_bytes(_rank: int, _world_size: int, model: str) -> int:
-    """Return the bytes of all gradients of a model; the name is as for `--model`."""
-    return sum(one.nbytes for one in trainable_parameters(models.build(model)[0]).values())
+    """Return the bytes of all gradients of a model, which runs once: a mistake in it ends the command here."""
+    module, loss_fn = models.build(model)
+    models.run_batch(model, module, loss_fn)
+    return sum(one.nbytes for one in trainable_parameters(module).values())
 
 
 class AllReduceQueue:

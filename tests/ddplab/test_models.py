@@ -1,17 +1,23 @@
 """The built-in models begin where training does: their numbers are of a size that processors like."""
 
 import math
+import os
+import re
+import sys
 from functools import partial
 
 import pytest
 import torch
+from torch import nn
 
 from ddplab import models
 from ddplab.memory_counter import held_by_a_step
 from ddplab.operation_counter import count_operations
 from ddplab.simulator.workload.roofline import built_in_operations
+from ddplab.training_runs import Trainer
 
 CLASSES = {"transformer": 8192, "small-tensors": 16}
+LINEAR = nn.Linear(3, 1)
 SMALLEST_NORMAL = torch.finfo(torch.float32).tiny
 
 
@@ -62,6 +68,71 @@ def test_a_users_model_is_named_by_its_module_or_its_file(name, tmp_path, monkey
     for other in (f".{name}", f"../{name}"):
         with pytest.raises(models.ModelError, match=r"not below the working directory|No module named"):
             models.resolve(other)
+
+
+class Mistaken(nn.Module):
+    """Transposes its inputs."""
+
+    def __init__(self):
+        super().__init__()
+        self.linear = nn.Linear(3, 1)
+
+    def forward(self, inputs):
+        return self.linear(inputs.T)
+
+
+def with_loss(of_output, module=LINEAR):
+    """Return a model, with a loss of its outputs of shape (2, 1)."""
+    return module, lambda module: of_output(module(torch.ones(2, 3)))
+
+
+def with_optimizer(optimizer):
+    _, loss_fn = model = with_loss(torch.sum)
+    loss_fn.optimizer = optimizer
+    return model
+
+
+MISTAKES = {
+    "an argument": (lambda batch: batch, r"got TypeError: .* missing 1 required positional argument: 'batch'"),
+    "a dict": (lambda: {"model": LINEAR}, "got dict"),
+    "three parts": (lambda: (LINEAR, len, 3), "got tuple of Linear, builtin_function_or_method, int"),
+    "nothing": (lambda: None, "got NoneType"),
+    "an error": (lambda: {}["key"], "got KeyError: 'key'"),
+    "no parameter": (lambda: with_loss(torch.sum, nn.ReLU()), "expected at least one trainable parameter, got none"),
+    "a vector": (lambda: with_loss(torch.abs), r"got a tensor of shape \(2, 1\)"),
+    "no gradient": (lambda: with_loss(lambda outputs: outputs.sum().detach()), r"of shape \(\) without gradient"),
+    "a number": (lambda: with_loss(lambda outputs: outputs.sum().item()), "got float"),
+    "no loss": (lambda: with_loss(id), "got int"),
+    "a loss of nothing": (lambda: (LINEAR, lambda: None), "got TypeError: "),
+    "an error in forward": (lambda: with_loss(torch.sum, Mistaken()), "got RuntimeError: mat1 and mat2 shapes"),
+    "an exit": (lambda: with_loss(lambda _: sys.exit("bye")), "got SystemExit: bye"),
+    "no backward": (lambda: with_loss(lambda outputs: outputs.exp().square_().exp_().sum()), "got RuntimeError: "),
+    "no optimiser": (
+        lambda: with_optimizer(lambda: 3),
+        "expected loss_fn.optimizer.* to return an optimiser, got int",
+    ),
+    "no method": (lambda: with_optimizer(3), "got TypeError: 'int' object is not callable"),
+}
+"""Functions with which a user makes a model, each with a mistake, and a part of its message."""
+
+
+@pytest.mark.parametrize("mistake", MISTAKES)
+def test_a_mistake_in_a_users_model_is_one_line_with_its_place(mistake, monkeypatch):
+    """Most were tracebacks of ours; other lines had no place."""
+    make, says = MISTAKES[mistake]
+    monkeypatch.setattr(sys.modules[__name__], "make", make, raising=False)
+    name = f"{__name__}:make"
+    with pytest.raises(models.ModelError, match=f"^--model {name}: .*{says}") as caught:
+        Trainer(name, 0).uses_all_parameters()
+    (line,) = str(caught.value).splitlines()
+    assert re.search(rf" \({re.escape(os.path.relpath(__file__))}, line \d+\); ", line) or mistake == "no method"
+
+
+def test_a_users_line_is_that_which_calls_torch(monkeypatch):
+    monkeypatch.setattr(sys.modules[__name__], "make", MISTAKES["an error in forward"][0], raising=False)
+    line = Mistaken.forward.__code__.co_firstlineno + 1
+    with pytest.raises(models.ModelError, match=rf"test_models.py, line {line}\)"):
+        Trainer(f"{__name__}:make", 0).uses_all_parameters()
 
 
 SMALL = {"width": 32, "heads": 4, "pairs": 2, "layers": 2, "inner": 64}
