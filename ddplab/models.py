@@ -51,11 +51,7 @@ def resolve(name: str) -> Callable[[], Model]:
 
 @contextmanager
 def users_code(name: str, function: object, expected: str) -> Iterator[None]:
-    """Around a call of the user's `function`: an error in it becomes one line with the user's file and line.
-
-    Raises:
-        ModelError: The function raised an error, which is the cause of this one, or exited.
-    """
+    """Around a call of the user's `function`: its error is the cause of a ModelError, one line with the place."""
     try:
         yield
     except Error:
@@ -74,38 +70,24 @@ def build(name: str, batch: int | None = None) -> Model:
     ModelError if there is no such model, it did not return `(module, loss_fn)`, or there is nothing to train.
     """
     make, device = resolve(name), rank_device()
-    given: dict[str, Any] = {} if batch is None else {"batch": batch}
-    expected = f"it to return (module, loss_fn) if called {f'with {batch=}' if given else 'without arguments'}"
+    expected = "it to return (module, loss_fn)"
     with users_code(name, make, expected), nullcontext() if device.type == "cpu" else device:
-        made = make(**given)
+        made = make() if batch is None else make(batch=batch)  # type: ignore[call-arg]
     if not (isinstance(made, tuple) and len(made) == 2 and isinstance(made[0], nn.Module) and callable(made[1])):
         parts = f" of {', '.join(type(one).__name__ for one in made)}" if isinstance(made, tuple) else ""
-        seen = f"{type(made).__name__}{parts}{place_of(None, make)}"
-        raise ModelError(f"--model {name}: expected it to return (module, loss_fn), got {seen}; see docs/predict.md")
+        seen = f"{type(made).__name__}{parts}{place_of(None, make)}; see docs/predict.md"
+        raise ModelError(f"--model {name}: expected {expected}, got {seen}")
     if not any(one.requires_grad for one in made[0].parameters()):
-        seen = f"none{place_of(None, make)}; set requires_grad"
-        raise ModelError(f"--model {name}: expected at least one trainable parameter, got {seen}")
+        raise ModelError(f"--model {name}: expected at least one trainable parameter, got none{place_of(None, make)}")
     if device.type != "cpu":  # a model on the meta device stays there
         made[0].to(device)
     return made
 
 
 def run_batch(name: str, module: nn.Module, loss_fn: Loss) -> None:
-    """Run the forward and the backward pass of one batch, for the first time: mistakes in the loss are named.
-
-    Raises:
-        ModelError: The loss raised an error, or is not a scalar that depends on a parameter.
-    """
-    expected = "loss_fn(module) to return a scalar tensor that depends on a parameter"
-    with users_code(name, loss_fn, expected):
-        loss = loss_fn(module)
-    if not isinstance(loss, Tensor) or loss.numel() != 1 or not loss.requires_grad:
-        seen = f"a tensor of shape {tuple(loss.shape)}" if isinstance(loss, Tensor) else type(loss).__name__
-        seen += " without gradient" if isinstance(loss, Tensor) and not loss.requires_grad else ""
-        cure = "return what is trained, such as a mean, without .item() or .detach()"
-        raise ModelError(f"--model {name}: expected {expected}, got {seen}{place_of(None, loss_fn)}; {cure}")
-    with users_code(name, loss_fn, "the loss to have a backward pass"):
-        loss.backward()  # type: ignore[no-untyped-call]  # torch leaves it untyped
+    """Run the forward and the backward pass of one batch, the first one; raises ModelError for a mistake in it."""
+    with users_code(name, loss_fn, "loss_fn(module) to return a scalar tensor that depends on a parameter"):
+        loss_fn(module).backward()  # raises an error too if the loss has several elements or needs no gradient
 
 
 def batch_of(name: str, loss_fn: Loss) -> int | None:
@@ -174,17 +156,10 @@ def small_tensors() -> Model:
     return nn.Sequential(*layers), _classify(torch.randn(batch, width), width)
 
 
-def optimizer_of(name: str, module: nn.Module, loss_fn: Loss) -> torch.optim.Optimizer:
+def optimizer_of(module: nn.Module, loss_fn: Loss) -> torch.optim.Optimizer:
     """Make the optimiser of a model: its own, if `loss_fn` has one, else SGD."""
     own = getattr(loss_fn, "optimizer", None)
-    if own is None:
-        return torch.optim.SGD(module.parameters(), lr=1e-3)
-    with users_code(name, own, expected := "loss_fn.optimizer() to return an optimiser"):
-        made = own()
-    if not hasattr(made, "zero_grad"):
-        seen = f"{type(made).__name__}{place_of(None, own)}"
-        raise ModelError(f"--model {name}: expected {expected}, got {seen}; see torch.optim")
-    return made  # type: ignore[no-any-return]
+    return own() if own is not None else torch.optim.SGD(module.parameters(), lr=1e-3)
 
 
 BUILT_IN: dict[str, Callable[[], Model]] = {

@@ -39,7 +39,9 @@ class Trainer:
         self.name = model
         self.module, self.loss_fn = models.build(model)
         self.batch: int | None = models.batch_of(model, self.loss_fn)
-        self._optimizer = models.optimizer_of(model, self.module, self.loss_fn)
+        with models.users_code(model, self.loss_fn, "loss_fn.optimizer() to return an optimiser"):
+            self._optimizer = models.optimizer_of(self.module, self.loss_fn)
+            self._optimizer.zero_grad()  # raises an error if it is none
 
     def uses_all_parameters(self) -> bool:
         """Run a forward and a backward pass, and return whether every parameter got a gradient."""

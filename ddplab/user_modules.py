@@ -34,8 +34,7 @@ def import_first_here(name: str) -> ModuleType:
         raise
     except (Exception, SystemExit) as error:
         cure = "; put what it runs under `if __name__ == '__main__':`" if isinstance(error, SystemExit) else ""
-        where = "" if isinstance(error, SyntaxError) else place_of(error)  # it says where
-        seen = f"{type(error).__name__}: {error}{where}"
+        seen = f"{type(error).__name__}: {error}{place_of(error)}"
         raise ImportError(f"it raised {seen} when it was imported{cure}") from error
     finally:
         sys.path.remove(here)
@@ -45,8 +44,8 @@ def import_first_here(name: str) -> ModuleType:
 
 def place_of(error: BaseException | None, function: object = None) -> str:
     """Return the user's line that raised an error, as ` (mine.py, line 3)`; else the line of `function`; else ``."""
-    found = [(one.filename, one.lineno) for one in traceback.extract_tb(error and error.__traceback__)]
-    found = [(file, line) for file, line in found if not file.startswith(LIBRARIES)]
+    calls = traceback.extract_tb(None if error is None else error.__traceback__)
+    found = [(one.filename, one.lineno) for one in calls if not one.filename.startswith(LIBRARIES)]
     call = function if hasattr(function, "__code__") else type(function).__call__
     if not found and (code := getattr(call, "__code__", None)):  # it was called with wrong arguments, say
         found = [(code.co_filename, code.co_firstlineno)]

@@ -8,6 +8,7 @@ ready roughly from the last layer to the first. After the first synchronised bac
 
 import math
 import re
+import reprlib
 from collections import Counter
 from collections.abc import Callable, Hashable, Sequence
 from heapq import heapreplace
@@ -59,7 +60,7 @@ def assign_buckets(
         ValueError: Sizes, caps, keys, sparse or order are invalid or differ in length.
     """
     count = len(sizes_bytes)
-    if not caps_bytes or min(caps_bytes) < 0:
+    if not caps_bytes or not all(cap >= 0 for cap in caps_bytes):  # NaN is not
         raise ValueError(f"caps_bytes: expected at least one size, none negative, got {list(caps_bytes)}")
     if count and min(sizes_bytes) < 0:
         raise ValueError(f"sizes_bytes: expected no negative size, got {min(sizes_bytes)}")
@@ -256,4 +257,4 @@ def check_partition(buckets: Sequence[Sequence[int]], count: int, *, name: str =
     if twice := sorted(index for index, times in Counter(seen).items() if times > 1):
         raise ValueError(f"{name}: parameters {twice} are in more than one bucket")
     if missing := sorted(set(range(count)) - set(seen)):
-        raise ValueError(f"{name}: parameters {missing} are in no bucket")
+        raise ValueError(f"{name}: parameters {reprlib.repr(missing)} are in no bucket, of {count}")

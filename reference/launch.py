@@ -22,7 +22,7 @@ from dataclasses import KW_ONLY, dataclass
 from datetime import timedelta
 from multiprocessing.connection import wait
 from pathlib import Path
-from typing import Any
+from typing import Any, SupportsIndex
 
 import torch
 import torch.distributed as dist
@@ -138,8 +138,8 @@ class RankPool(contextlib.AbstractContextManager["RankPool"]):
     only_data: bool = False
 
     def __post_init__(self) -> None:
-        if self.world_size < 1:
-            raise ValueError(f"world_size: expected at least 1, got {self.world_size}")
+        if not isinstance(self.world_size, SupportsIndex) or self.world_size < 1:
+            raise ValueError(f"world_size: expected at least 1, got {self.world_size!r}")
         self._launched = launched_ranks()
         if self._launched is not None and self.world_size > (most := self._launched.place.world_size):
             raise ValueError(f"ranks: expected at most the {most} that the launcher started, got {self.world_size}")
@@ -179,6 +179,8 @@ class RankPool(contextlib.AbstractContextManager["RankPool"]):
             ModelError: A body named a model that does not exist.
             Error: A body raised it, or the ranks cannot write to the folder of temporary files.
         """
+        if not callable(body):
+            raise ValueError(f"body: expected a function body(rank, world_size, *args), got {body!r}")
         if not self._ranks:
             self._start()
         try:

@@ -76,6 +76,10 @@ class Recording:
         batch: int | None = None,
         process_group: dist.ProcessGroup | None = None,
     ) -> None:
+        given = {"module": (module, nn.Module), "model": (model or "", str), "batch": (batch or 1, int)}
+        for name, (value, kind) in given.items():
+            if not isinstance(value, kind):
+                raise ValueError(f"record: expected {name} of type {kind.__name__}, got {value!r}")
         self._module = module
         self._source: Literal["ddplab", "torch", "module"] = "module"
         self._inner, self._group = module, process_group

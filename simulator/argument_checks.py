@@ -6,7 +6,7 @@ from inspect import signature
 from typing import Annotated, Any, ParamSpec, TypeVar
 
 import numpy as np
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, InstanceOf, create_model
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, InstanceOf, PlainValidator, create_model
 
 from ..reference.files.reading import SHORT, Schema, one_line_errors
 from ..reference.files.value_ranges import Nanoseconds, WorldSize
@@ -26,7 +26,7 @@ def checked(function: Callable[P, R]) -> Callable[P, R]:
     @cache
     def schema() -> type[BaseModel]:  # made at the first call, because that takes time
         fields: dict[str, Any] = {
-            name: (one.annotation, ... if one.default is one.empty else one.default)
+            name: (one.annotation, None)
             for name, one in parameters.parameters.items()
             if one.kind is not one.VAR_KEYWORD
         }
@@ -34,13 +34,26 @@ def checked(function: Callable[P, R]) -> Callable[P, R]:
 
     @wraps(function)
     def call(*arguments: P.args, **named: P.kwargs) -> R:
-        given = parameters.bind(*arguments, **named).arguments  # TypeError: an argument is missing
+        given = parameters.bind_partial(*arguments, **named).arguments  # a wrong one is named before a missing one
         settings = given.pop("settings", {})
         with one_line_errors():
             valid = schema()(**given)
         return function(**{name: getattr(valid, name) for name in given}, **settings)  # type: ignore[call-arg]
 
     return call
+
+
+def one_or_several(kind: type) -> PlainValidator:
+    """Check an argument that is one instance, or several by name."""
+
+    def check(given: object) -> object:
+        for name, one in given.items() if isinstance(given, Mapping) else [("", given)]:
+            if not isinstance(one, kind):
+                seen = SHORT.repr(one) + (f" as {name!r}" if name else "")
+                raise ValueError(f"expected a {kind.__name__}, or several by name, got {seen}")
+        return given
+
+    return PlainValidator(check)
 
 
 def _listed(values: object) -> list[Any]:

@@ -2,14 +2,17 @@
 
 from collections.abc import Callable, Iterable, Sequence
 from functools import reduce
-from typing import NamedTuple
+from typing import Annotated, NamedTuple
+
+from pydantic import InstanceOf
 
 from ..reference.trace import Trace
+from .argument_checks import Batches, Listed, Ranks, Stragglers, checked
 from .fabric import Fabric, Linear
 from .inputs_with_default_costs import Inputs, complete
 from .prediction import predicted
 from .schedule.policy import Policy
-from .workload.variation import RECORDED, Straggler, Variation
+from .workload.variation import RECORDED, Variation
 
 NEXT_TO_NOTHING = 1e-6
 """`scale` of a fabric whose collectives are left out: the least that it may be."""
@@ -129,16 +132,17 @@ def origins(inputs: Inputs, world_size: int) -> dict[str, str]:
     return found
 
 
+@checked
 def explain(
-    trace: Trace,
-    fabric: Fabric,
+    trace: InstanceOf[Trace],
+    fabric: InstanceOf[Fabric],
     *,
-    world_size: int,
-    policy: Policy | None = None,
-    variation: Variation = RECORDED,
-    without: Iterable[str] = (),
-    stragglers: Sequence[Straggler] = (),
-    inputs: Sequence[int] | None = None,
+    world_size: Ranks,
+    policy: InstanceOf[Policy] | None = None,
+    variation: InstanceOf[Variation] = RECORDED,
+    without: Annotated[Sequence[str], Listed] = (),
+    stragglers: Stragglers = (),
+    inputs: Batches | None = None,
 ) -> list[Effect]:
     """Predict an iteration without each of its terms in turn, and in all predictions without those in `without`.
 

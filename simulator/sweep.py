@@ -5,11 +5,10 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import product, starmap
 from typing import TYPE_CHECKING, Annotated, Any, Unpack
 
-from pydantic import InstanceOf, PlainValidator
+from pydantic import InstanceOf
 
-from ..reference.files.reading import SHORT
 from ..reference.trace import Trace
-from .argument_checks import Listed, Measured, Ranks, Stragglers, checked
+from .argument_checks import Listed, Measured, Ranks, Stragglers, checked, one_or_several
 from .fabric import Fabric
 from .inputs_with_default_costs import Inputs, complete
 from .predicted_iteration import FIGURES, TAIL, ties_of
@@ -32,23 +31,10 @@ FEW = 64
 """Configurations that take no longer than the start of further processes."""
 
 
-def _one_or_several(kind: type) -> PlainValidator:
-    """Check an argument that is one instance, or several by name."""
-
-    def check(given: object) -> object:
-        for name, one in given.items() if isinstance(given, Mapping) else [("", given)]:
-            if not isinstance(one, kind):
-                seen = SHORT.repr(one) + (f" as {name!r}" if name else "")
-                raise ValueError(f"expected a {kind.__name__}, or several by name, got {seen}")
-        return given
-
-    return PlainValidator(check)
-
-
 @checked
 def sweep(
-    trace: Annotated[Trace | Mapping[str, Trace], _one_or_several(Trace)],
-    fabric: Annotated[Fabric | Mapping[str, Fabric], _one_or_several(Fabric)],
+    trace: Annotated[Trace | Mapping[str, Trace], one_or_several(Trace)],
+    fabric: Annotated[Fabric | Mapping[str, Fabric], one_or_several(Fabric)],
     *,
     world_sizes: Annotated[Sequence[Ranks], Listed],
     bucket_caps_mb: Annotated[Sequence[Any], Listed] | None = None,

@@ -233,5 +233,6 @@ def test_no_line_of_a_plan_denies_its_verdict(here, tmp_path, model, large, syst
     for needed in re.findall(r"needs ([\d.]+ to [\d.]+ of [\d.]+ GB) with", " ".join(verdict.split())):
         assert not done.stdout or f"({needed}" in " ".join(done.stdout.split())
     for batch in re.findall(r"a batch of ([\d,]+) per GPU", " ".join(done.stdout.split())):
-        largest = [one["largest_batch"] for one in document["systems"] if one["largest_batch"] is not None]
+        uses = [use for one in document["systems"] for use in one["memory"].values()]
+        largest = [use["largest_batch"] for use in uses if use["largest_batch"] is not None]
         assert not largest or int(batch.replace(",", "")) <= max(largest)

@@ -271,22 +271,25 @@ def _changed(record: R, words: Sequence[str]) -> R:
         return type(record).model_validate_json(json.dumps(settings))
 
 
-FACTORS = {None: 1e9, "": 1.0, "k": 1e3, "m": 1e6, "g": 1e9}
-"""Bits per second of each unit, by its first letter; None: a number without a unit, in Gbit/s."""
+FACTORS = {"": 1.0, "k": 1e3, "m": 1e6, "g": 1e9}
+"""Bits per second of each unit, by its first letter."""
 
 
 def bits_per_s(text: str) -> float:
-    """Parse a rate such as `1gbit`, `500mbit`, `100GbE` or `2.5Gbit/s`; a number without a unit is in Gbit/s.
+    """Parse a rate such as `1gbit`, `500mbit`, `100GbE` or `2.5Gbit/s`.
 
     Raises:
-        ValueError: The text is not a rate, or the rate is not above 0.
+        ValueError: The text is not a rate, has no unit, or the rate is not above 0.
     """
-    pattern = r"(\d*\.?\d+)\s*(?:([kmg])(?:b|be|b/s)?|([kmg]?)(?:bits?/s|bits?|bps))?"
+    pattern = r"(\d*\.?\d+)\s*(?:([kmg])(?:b|be|b/s)?|([kmg]?)(?:bits?/s|bits?|bps))"
     is_of_bytes = re.search(r"[kKmMgG]B(?!E)", text)
     match = None if is_of_bytes else re.fullmatch(pattern, text.strip().lower())
     rate = float(match[1]) * FACTORS[match[2] or match[3]] if match else 0.0
     if rate <= 0:
-        raise ValueError(f"link rate: expected a rate above 0, such as 1gbit, 500mbit or 2.5 (Gbit/s), got {text!r}")
+        meant = f"; did you mean {text.strip()}gbit?" if re.fullmatch(r"\d*\.?\d+", text.strip()) else ""
+        raise ValueError(
+            f"link rate: expected one above 0 with its unit, such as 1gbit or 500mbit, got {text!r}{meant}"
+        )
     return rate
 
 

@@ -13,7 +13,7 @@ from functools import cache, lru_cache, partial
 from typing import Any, Unpack
 
 import numpy as np
-from pydantic import InstanceOf
+from pydantic import InstanceOf, SkipValidation
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel as TorchDistributedDataParallel
 
@@ -59,7 +59,7 @@ def emulate(
     fabric: InstanceOf[Fabric],
     *,
     world_size: Ranks,
-    reducer: str | Callable[..., nn.Module] = "ddplab",
+    reducer: SkipValidation[str | Callable[..., nn.Module]] = "ddplab",
     policy: InstanceOf[Policy] | None = None,
     variation: InstanceOf[Variation] = RECORDED,
     stragglers: Stragglers = (),
@@ -164,7 +164,7 @@ def _is_ours(make: Callable[..., nn.Module]) -> bool:
 
 
 def _class_of(reducer: str | Callable[..., nn.Module]) -> Callable[..., nn.Module]:
-    if not isinstance(reducer, str):
+    if callable(reducer):
         return reducer
     if reducer not in REDUCERS:
         raise ValueError(f"reducer: expected {', '.join(REDUCERS)} or a class, got {reducer!r}")

@@ -19,6 +19,8 @@ def compress(dtype: torch.dtype) -> Callable[[Hook], Hook]:
     `compress(torch.float16)(hook)` is a hook that takes the same state as `hook`. It raises TypeError for gradients
     that are not real numbers.
     """
+    if not isinstance(dtype, torch.dtype):
+        raise ValueError(f"compress: expected a dtype, such as torch.float16, got {dtype!r}")
 
     def wrapper(hook: Hook) -> Hook:
         @wraps(hook)

@@ -211,7 +211,7 @@ def first_problem(error: ValidationError) -> str:
     """The first problem that pydantic found, in one line: the field, then the reason."""
     first = error.errors(include_url=False)[0]
     field = "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in first["loc"]).lstrip(".")
-    reason = first["msg"].removeprefix("Value error, ")
+    reason = first["msg"].removeprefix("Value error, ").replace("valid tuple", "list, [...]")
     if reason.startswith("Input should") and len(seen := SHORT.repr(first["input"])) <= 90:
         reason += f", got {seen}"
     more = f" (and {error.error_count() - 1} more)" if error.error_count() > 1 else ""

@@ -1,14 +1,14 @@
 """Plan: how many of which GPU on which network; what limits them, what they cost, and what to measure next."""
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from functools import cached_property
 from typing import Annotated, Any, Unpack
 
 from pydantic import Field, InstanceOf
 
 from ...reference.trace import Trace
-from ..argument_checks import Listed, Measured, Ranks, Stragglers, checked
+from ..argument_checks import Listed, Measured, Ranks, Stragglers, checked, one_or_several
 from ..cost_terms import origins
 from ..fabric import Fabric
 from ..inputs_with_default_costs import complete
@@ -81,7 +81,6 @@ class SystemPlan:
         inputs, prediction = self.scaling.system.inputs, self.scaling.system.at(self.at)
         rate = self.needs.rate
         measure, whole_ns = self.next_measurement, max(1, prediction.iteration_ns)
-        optimizer, memory = next(iter(self.memory.items()))  # the one with the fewest states
         return {
             "system": self.name,
             "model": inputs.trace.workload.model,
@@ -108,12 +107,7 @@ class SystemPlan:
             "needed_accumulation": self.needs.accumulated,
             "changes": [one._asdict() | {"ratio": one.iteration_ns / whole_ns} for one in self.changes],
             "fits": {name: use.answer for name, use in self.memory.items()},
-            "memory_bytes": memory.parts,
-            "memory_peak_bytes": memory.peak_bytes,
-            "memory_used_bytes": list(memory.band_bytes),
-            "memory_capacity_bytes": memory.capacity_bytes,
-            "largest_batch": memory.largest_batch,
-            "optimizer": optimizer,
+            "memory": {name: asdict(use) | {"band_bytes": list(use.band_bytes)} for name, use in self.memory.items()},
             "shares_of_width": prediction.shares_of_width,
             "sensitivity": self.sensitivity,
             "measure_world_sizes": list(measure.world_sizes),
@@ -206,8 +200,8 @@ def _offer_json(offer: Offer, scaling: Scaling) -> dict[str, Any]:
 
 @checked
 def plan(
-    trace: InstanceOf[Trace] | Mapping[str, InstanceOf[Trace]],
-    fabric: InstanceOf[Fabric] | Mapping[str, InstanceOf[Fabric]],
+    trace: Annotated[Trace | Mapping[str, Trace], one_or_several(Trace)],
+    fabric: Annotated[Fabric | Mapping[str, Fabric], one_or_several(Fabric)],
     *,
     world_sizes: Annotated[Sequence[Ranks], Listed],
     asked: Annotated[Sequence[Ranks], Listed] | None = None,

@@ -20,7 +20,7 @@ from typing import Annotated, Any, Self
 
 from pydantic import Field, PlainSerializer, WrapValidator, model_validator
 
-from ...reference.files.reading import Schema, one_line_errors, parse_yaml, read_text
+from ...reference.files.reading import Schema, Settings, one_line_errors, parse_yaml, read_text
 from ...reference.files.value_ranges import YEAR_NS, BytesPerS, Count, Nanoseconds
 
 OTHER = "other"
@@ -58,7 +58,7 @@ class Level(Schema):
         return 1e9 / self.bytes_per_s_by_members.get(self.size, self.bytes_per_s)
 
 
-class Topology(Schema, strict=False):
+class Topology(Settings, strict=False):
     """Levels of links, innermost first: the first level joins ranks, each further one groups of the previous."""
 
     levels: tuple[Level, ...] = Field(min_length=1, max_length=16)

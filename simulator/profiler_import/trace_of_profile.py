@@ -79,6 +79,8 @@ def import_profile(
         TraceError: A file is damaged or holds no training steps, or the files do not belong together.
         ValueError: The sizes of the gradients cannot be determined, or `parameters` do not match the files.
     """
+    if isinstance(paths, str | Path):
+        raise ValueError(f"paths: expected a list of files, got {str(paths)!r}; write [...] around it")
     files = _in_order([read_profiler_file(Path(path)) for path in paths])
     first = files[0]
     notes: list[str] = []

@@ -99,17 +99,20 @@ MISTAKES = {
     "nothing": (lambda: None, "got NoneType"),
     "an error": (lambda: {}["key"], "got KeyError: 'key'"),
     "no parameter": (lambda: with_loss(torch.sum, nn.ReLU()), "expected at least one trainable parameter, got none"),
-    "a vector": (lambda: with_loss(torch.abs), r"got a tensor of shape \(2, 1\)"),
-    "no gradient": (lambda: with_loss(lambda outputs: outputs.sum().detach()), r"of shape \(\) without gradient"),
-    "a number": (lambda: with_loss(lambda outputs: outputs.sum().item()), "got float"),
-    "no loss": (lambda: with_loss(id), "got int"),
+    "a vector": (lambda: with_loss(torch.abs), "got RuntimeError: .* scalar outputs"),
+    "no gradient": (
+        lambda: with_loss(lambda outputs: outputs.sum().detach()),
+        "got RuntimeError: .* require grad",
+    ),
+    "a number": (lambda: with_loss(lambda outputs: outputs.sum().item()), "got AttributeError: 'float'"),
+    "no loss": (lambda: with_loss(id), "got AttributeError: 'int'"),
     "a loss of nothing": (lambda: (LINEAR, lambda: None), "got TypeError: "),
     "an error in forward": (lambda: with_loss(torch.sum, Mistaken()), "got RuntimeError: mat1 and mat2 shapes"),
     "an exit": (lambda: with_loss(lambda _: sys.exit("bye")), "got SystemExit: bye"),
     "no backward": (lambda: with_loss(lambda outputs: outputs.exp().square_().exp_().sum()), "got RuntimeError: "),
     "no optimiser": (
         lambda: with_optimizer(lambda: 3),
-        "expected loss_fn.optimizer.* to return an optimiser, got int",
+        "expected loss_fn.optimizer.* to return an optimiser, got .*'int'",
     ),
     "no method": (lambda: with_optimizer(3), "got TypeError: 'int' object is not callable"),
 }
@@ -125,7 +128,7 @@ def test_a_mistake_in_a_users_model_is_one_line_with_its_place(mistake, monkeypa
     with pytest.raises(models.ModelError, match=f"^--model {name}: .*{says}") as caught:
         Trainer(name, 0).uses_all_parameters()
     (line,) = str(caught.value).splitlines()
-    assert re.search(rf" \({re.escape(os.path.relpath(__file__))}, line \d+\); ", line) or mistake == "no method"
+    assert re.search(rf" \({re.escape(os.path.relpath(__file__))}, line \d+\)", line) or mistake == "no method"
 
 
 def test_a_users_line_is_that_which_calls_torch(monkeypatch):

@@ -54,9 +54,8 @@ def test_a_late_host_costs_the_device_no_time_but_copies_do():
 
 def test_a_trace_is_a_model(tmp_path):
     small_trace().save(tmp_path / "trace.json")
-    name = f"{EMULATED}{tmp_path / 'trace.json'}"
-    module, loss_fn = models.build(name)
-    optimizer = models.optimizer_of(name, module, loss_fn)
+    module, loss_fn = models.build(f"{EMULATED}{tmp_path / 'trace.json'}")
+    optimizer = models.optimizer_of(module, loss_fn)
     for _ in range(4):  # it has three iterations
         optimizer.zero_grad()
         loss_fn(module).backward()
