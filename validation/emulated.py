@@ -37,6 +37,8 @@ EMULATED_MODEL_ERROR = 0.009
 times; see `processor_costs.MODEL_ERROR`."""
 LAUNCH_ROUNDS = 8
 TURNS = 3
+EMULATED_MODEL_ERROR = 0.009
+"""`MODEL_ERROR` with emulated devices, whose computation takes the recorded times."""
 OVERSLEPT = 0.01
 """Largest delay of the end of a sleep, as a part of an iteration."""
 

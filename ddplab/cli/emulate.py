@@ -1,6 +1,5 @@
 """`ddplab emulate`: iteration times of a real reducer in virtual time, beside the predicted ones."""
 
-from itertools import starmap
 from typing import Annotated, Any
 
 from typer import Option
@@ -8,9 +7,7 @@ from typer import Option
 from ..reference.files.writing import milliseconds
 from ..reference.trace import Trace
 from ..simulator.inputs_with_default_costs import assume_gpu
-from ..simulator.predicted_iteration import Prediction
 from ..simulator.prediction import predict
-from ..simulator.schedule.policy import Policy
 from . import shared_options as options
 from .terminal_output import progress, say, show_table, write_json
 
@@ -58,7 +55,18 @@ def emulate(
             emulated = run(recorded, costs, policy=one, reducer=make, **arguments)
             runs.append((one, emulated, predict(recorded, costs, policy=one, **arguments)))
     model = recorded.workload.model
-    show_table(list(starmap(_row, runs)), f"{model} on {world_size} ranks, reducer {reducer} in virtual time")
+    cells = [
+        {
+            **options.cells_of_axes(one),
+            "buckets": str(len(emulated.buckets) or "?"),
+            "emulated ms": milliseconds(emulated.iteration_ns, ".3f"),
+            "predicted ms": milliseconds(predicted.iteration_ns, ".3f"),
+            "difference ns": str(emulated.iteration_ns - predicted.iteration_ns),
+            "without overlap ms": milliseconds(predicted.no_overlap_ns),
+        }
+        for one, emulated, predicted in runs
+    ]
+    show_table(cells, f"{model} on {world_size} ranks, reducer {reducer} in virtual time")
     stated = (line for *_, one in runs for line in (*one.counted_as_free, *one.assumed))
     for sentence in dict.fromkeys((*completed.sentences, *stated)):
         say(sentence)
@@ -71,14 +79,3 @@ def emulate(
     write_json(json_path, {"model": model, "world_size": world_size, "class": reducer, "rows": results})
     largest_ns = max(abs(row["emulated_ns"] - row["predicted_ns"]) for row in results)
     say(f"largest difference between emulated and predicted median iterations: {largest_ns} ns")
-
-
-def _row(policy: Policy, emulated: Prediction, predicted: Prediction) -> dict[str, str]:
-    return {
-        **options.cells_of_axes(policy),
-        "buckets": str(len(emulated.buckets) or "?"),
-        "emulated ms": milliseconds(emulated.iteration_ns, ".3f"),
-        "predicted ms": milliseconds(predicted.iteration_ns, ".3f"),
-        "difference ns": str(emulated.iteration_ns - predicted.iteration_ns),
-        "without overlap ms": milliseconds(predicted.no_overlap_ns),
-    }

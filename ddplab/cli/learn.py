@@ -3,7 +3,7 @@
 from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 from typer import Argument, Exit, Option
 
@@ -69,7 +69,16 @@ def learn(
         if grade:
             result = grades(judge, learner_class(file, name), junit)
             title = f"{result['subject']}: {result['points']} of {result['possible']} points"
-            show_table(list(map(_row, result["rungs"])), title)
+            cells = [
+                {
+                    "rung": f"{rung['rung']}",
+                    "name": rung["title"],
+                    "points": f"{rung['points']}",
+                    "main cause": rung["likely"] or rung["message"][:120],
+                }
+                for rung in result["rungs"]
+            ]
+            show_table(cells, title)
             write_json(json_path, result)
             return
         for number in saves(file) if watch else ():  # until Ctrl-C
@@ -87,12 +96,3 @@ def learn(
     write_json(json_path, document | {"likely": verdict.likely, "rungs_passed": load_progress(file).passed})
     if not verdict.passed:
         raise Exit(1)
-
-
-def _row(rung: dict[str, Any]) -> dict[str, str]:
-    return {
-        "rung": f"{rung['rung']}",
-        "name": rung["title"],
-        "points": f"{rung['points']}",
-        "main cause": rung["likely"] or rung["message"][:120],
-    }

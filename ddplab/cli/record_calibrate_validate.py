@@ -3,7 +3,7 @@
 from itertools import product
 from pathlib import Path
 from statistics import median
-from typing import Annotated, Any
+from typing import Annotated
 
 from typer import Option
 
@@ -148,21 +148,20 @@ def demo(
     with progress("emulating") as _:
         rows = run(out)
     title = f"{EXAMPLE}, emulated: iteration of the real reducer and its prediction"
-    show_table(list(map(_demo_row, rows)), title, optional=("order", "perfect scaling"))
+    cells = [
+        {
+            "cap": row["cap"],
+            "order": row["order"],
+            "reducer ms": milliseconds(row["reducer_ns"], ".3f"),
+            "predicted ms": milliseconds(row["predicted_ns"], ".3f"),
+            "difference ns": str(row["predicted_ns"] - row["reducer_ns"]),
+            **{name: f"{ns / row['reducer_ns'] - 1:+.0%}" for name, ns in row["baselines_ns"].items()},
+        }
+        for row in rows
+    ]
+    show_table(cells, title, optional=("order", "perfect scaling"))
     largest_ns = max(abs(row["reducer_ns"] - row["predicted_ns"]) for row in rows)
     print(f"largest difference between the reducer and the prediction: {largest_ns} ns")
     write_json(out / "demo.json", {"rows": rows})
     print(f"written to {out}: demo.json; perfetto.json, the timeline with the default cap, for ui.perfetto.dev")
     print(f"next: ddplab predict {out}/trace.json.gz --fabric {out}/fabric.json --world-size 8 --set device_spread=0")
-
-
-def _demo_row(row: dict[str, Any]) -> dict[str, str]:
-    reducer_ns = row["reducer_ns"]
-    return {
-        "cap": row["cap"],
-        "order": row["order"],
-        "reducer ms": milliseconds(reducer_ns, ".3f"),
-        "predicted ms": milliseconds(row["predicted_ns"], ".3f"),
-        "difference ns": str(row["predicted_ns"] - reducer_ns),
-        **{name: f"{ns / reducer_ns - 1:+.0%}" for name, ns in row["baselines_ns"].items()},
-    }
