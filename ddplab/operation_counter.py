@@ -239,8 +239,7 @@ def _attention_shapes(query: Tensor, key: Tensor, value: Tensor) -> list[list[in
     torch's counter (2.13) has no formula for the fused attention of a processor, which autocast uses. Its other
     formulas refuse grouped queries in older versions.
     """
-    heads = query.shape[1]
-    return [[one.shape[0], heads, *one.shape[2:]] for one in (query, key, value)]
+    return [[one.shape[0], query.shape[1], *one.shape[2:]] for one in (query, key, value)]
 
 
 def _bytes_moved(func: Any, args: Any, kwargs: Any, result: Any) -> int:

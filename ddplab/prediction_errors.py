@@ -160,8 +160,7 @@ class Gain:
 def gain_of(default: ValidationRow, plan: ValidationRow) -> Gain:
     """Compare the rows of torch's default buckets and of a plan, which have trained in the same turns."""
     gains = [1 - of_plan / of_default for of_default, of_plan in zip(default.turns_ns, plan.turns_ns, strict=True)]
-    predicted = 1 - plan.predicted_ns / default.predicted_ns
-    return Gain(predicted, statistics.median(gains), interval_of_median(gains))
+    return Gain(1 - plan.predicted_ns / default.predicted_ns, statistics.median(gains), interval_of_median(gains))
 
 
 @dataclass(frozen=True)

@@ -229,8 +229,7 @@ class DistributedDataParallel(DataParallel):
         check_config(self.mixed_precision)
         tensors = ModuleTensors(self.module, resolve_delayed(self.module, options))
         setup = construction.set_up(self.module, tensors, options, with_buffers=with_buffers)
-        trainable = tensors.trainable.values()
-        self.device_ids, self.output_device = construction.resolve_devices(trainable, options)
+        self.device_ids, self.output_device = construction.resolve_devices(tensors.trainable.values(), options)
         return tensors, setup
 
     def _lazy_init(self) -> None:

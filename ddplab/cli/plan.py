@@ -161,8 +161,7 @@ def _read_system(name: str, network: str | None, device: str | None) -> tuple[st
             adapters = re.fullmatch(r"(?:([1-9]\d{0,3}) ?[x*] ?)?(.*)", network.strip())
             assert adapters is not None
             rate = Rate(gbit_per_s=int(adapters[1] or 1) * options.bits_per_s(adapters[2]) / 1e9, source="")
-    links = listed.topology(node, network=rate)
-    return device or found or own, Fabric.from_topology(links)
+    return device or found or own, Fabric.from_topology(listed.topology(node, network=rate))
 
 
 def _prices(given: Sequence[str], systems: Sequence[str]) -> list[Price]:

@@ -255,8 +255,7 @@ def conclusion(policies: Sequence[Policy], predictions: Sequence[Prediction]) ->
     if len(differing) < len(predictions) - 1:
         sentences.append(f"{len(predictions) - 1 - len(differing)} others have the same buckets")
     if ties:
-        tied = "; ".join(map(compared, ties))
-        sentences.append(f"a tie within the errors of the costs with {tied}")
+        sentences.append(f"a tie within the errors of the costs with {'; '.join(map(compared, ties))}")
     elif differing:
         second = min(differing, key=lambda place: predictions[place].iteration_ns)
         known = "known " if fastest.counted_as_free else ""

@@ -224,8 +224,7 @@ def gradients_of_rank(
     loss = loss_of(net, program, number, rank, world_size)
     trainable = {name: one for name, one in net.named_parameters() if one.requires_grad}
     found = torch.autograd.grad(loss, list(trainable.values()), allow_unused=True)
-    names = (name for name, _ in net.named_parameters())
-    return dict.fromkeys(names) | dict(zip(trainable, found, strict=True))
+    return dict.fromkeys(name for name, _ in net.named_parameters()) | dict(zip(trainable, found, strict=True))
 
 
 def _zeroed(gradient: Tensor | None, zero: str) -> Tensor | None:

@@ -155,8 +155,7 @@ def check_timing(bench: Bench) -> None:
             bench.try_program(program_of(PLAIN, ["train"] * 3, bench.world_size))
             return
         for size in (bench.world_size, *WORLD_SIZES):
-            options = {"bucket_cap_mb": 5e-5} | search
-            try_timing(bench, program_of(PLAIN, ["train"] * 2, size, options=options))
+            try_timing(bench, program_of(PLAIN, ["train"] * 2, size, options={"bucket_cap_mb": 5e-5} | search))
         if search and bench.effort > QUICK:
             try_timing(bench, program_of(PLAIN[1:3], ["train"], MORE_THAN_A_BYTE, options=search))
         for seed in LATE_FIRST:

@@ -231,5 +231,4 @@ class ErrorMessages:
 
 
 def _kind(tensor: Tensor) -> str:
-    layout = "sparse " if tensor.is_sparse else ""
-    return f"a {layout}{tensor.dtype} tensor on {tensor.device}"
+    return f"a {'sparse ' if tensor.is_sparse else ''}{tensor.dtype} tensor on {tensor.device}"

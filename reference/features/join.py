@@ -114,8 +114,7 @@ class JoinableModule(Joinable):
 
     def _find_common_rank(self, input_rank: int, rank_cond: bool) -> int:  # noqa: FBT001
         """The highest `input_rank` of the ranks whose `rank_cond` is true."""
-        mine = input_rank if rank_cond else -1
-        rank = torch.tensor([mine], dtype=INTEGERS[JOIN_RANK_BYTES], device=self.device)
+        rank = torch.tensor([input_rank if rank_cond else -1], dtype=INTEGERS[JOIN_RANK_BYTES], device=self.device)
         dist.all_reduce(rank, op=dist.ReduceOp.MAX, group=self.process_group)
         return int(rank.item())
 

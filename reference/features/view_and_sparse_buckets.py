@@ -137,8 +137,7 @@ class SparseBucket(Bucket):
     def _make_buffer(self) -> None:
         (parameter,) = self.parameters
         rows = torch.empty((1, 0), dtype=torch.int64, device=parameter.device)
-        values = parameter.new_empty((0, *parameter.shape[1:]))
-        empty = rows, values, parameter.shape
+        empty = rows, parameter.new_empty((0, *parameter.shape[1:])), parameter.shape
         self.buffer = torch.sparse_coo_tensor(*empty, is_coalesced=True, check_invariants=False)
         self.views = [self.buffer]
 

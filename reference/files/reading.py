@@ -215,8 +215,7 @@ def first_problem(error: ValidationError) -> str:
     if reason.startswith("Input should") and len(seen := SHORT.repr(first["input"])) <= 90:
         reason += f", got {seen}"
     more = f" (and {error.error_count() - 1} more)" if error.error_count() > 1 else ""
-    problem = (f"{field}: " if field else "") + reason[:1].lower() + reason[1:] + more
-    return in_one_line(problem)
+    return in_one_line((f"{field}: " if field else "") + reason[:1].lower() + reason[1:] + more)
 
 
 def _without_repetition(pairs: list[tuple[str, Any]]) -> dict[str, Any]:

@@ -202,8 +202,7 @@ def width_sentence(shares: Mapping[str, float]) -> str:
     causes = [f"{cause} ({share:.0%})" for cause, share in shares.items() if share >= SHOWN_SHARE]
     if not causes:
         return ""
-    cure = NARROWER[next(iter(shares))]
-    return f"the width of the interval comes from {', '.join(causes)}; to narrow it, {cure}"
+    return f"the width of the interval comes from {', '.join(causes)}; to narrow it, {NARROWER[next(iter(shares))]}"
 
 
 # The answer to the question of a plan

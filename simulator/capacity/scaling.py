@@ -325,8 +325,7 @@ def front(offers: Sequence[Offer]) -> list[Offer]:
 
 def cheapest(offers: Sequence[Offer]) -> Offer | None:
     """Return the cheapest offer whose answers are all `yes`, or the one with fewest GPUs if prices are not known."""
-    kept = [one for one in offers if one.answer == "yes"]
-    return min(kept, key=lambda one: rank_of(one, offers), default=None)
+    return min((one for one in offers if one.answer == "yes"), key=lambda one: rank_of(one, offers), default=None)
 
 
 def rank_of(offer: Offer, offers: Sequence[Offer]) -> tuple[float, int]:
@@ -337,5 +336,4 @@ def rank_of(offer: Offer, offers: Sequence[Offer]) -> tuple[float, int]:
 
 def fastest(offers: Sequence[Offer]) -> Offer | None:
     """Return the fastest offer whose answers are all `yes`."""
-    kept = [one for one in offers if one.answer == "yes"]
-    return max(kept, key=lambda one: one.size.samples_per_s, default=None)
+    return max((one for one in offers if one.answer == "yes"), key=lambda one: one.size.samples_per_s, default=None)

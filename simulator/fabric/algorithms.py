@@ -209,8 +209,7 @@ def _number(version: str) -> tuple[int, ...]:
 
 
 def _constants(version: str) -> Version:
-    known = [first for first in VERSIONS if first <= _number(version)]
-    return VERSIONS[max(known, default=min(VERSIONS))]
+    return VERSIONS[max((first for first in VERSIONS if first <= _number(version)), default=min(VERSIONS))]
 
 
 BEYOND_THE_MODEL = {

@@ -271,8 +271,7 @@ class Fabric(Schema, strict=False):
         A ring all-gather has n - 1 steps that each send one rank's contribution, which is half of a ring all-reduce
         of all contributions.
         """
-        gathered = world_size * sizes_bytes.astype(np.float64)
-        return self._costs_ns(self._curves.all_gather(world_size), gathered) // 2
+        return self._costs_ns(self._curves.all_gather(world_size), world_size * sizes_bytes.astype(np.float64)) // 2
 
     def segments(self, world_size: int) -> tuple[Segment, ...]:
         """Return the cost of all-reduces by message size as straight lines, each with a latency and a time per byte.

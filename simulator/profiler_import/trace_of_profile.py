@@ -228,8 +228,7 @@ def _clock_offset(reference: Sequence[ProfiledStep], steps: Sequence[ProfiledSte
         for theirs, mine in zip(one.all_reduces, other.all_reduces, strict=False)
     ] or [one.start_ns - other.start_ns for one, other in zip(reference, steps, strict=True)]
     middle = round(statistics.median(differences))
-    uncertainty_ns = round(max(abs(one - middle) for one in differences))
-    return {"clock_offset_ns": middle, "clock_uncertainty_ns": uncertainty_ns}
+    return {"clock_offset_ns": middle, "clock_uncertainty_ns": round(max(abs(one - middle) for one in differences))}
 
 
 def _iteration(step: ProfiledStep, last: ProfiledStep, found: ModelGradients) -> Iteration:

@@ -380,8 +380,7 @@ def least_message_bytes(parameter: Parameter, hook: CommHook) -> float:
     if parameter.sparse:
         return 0.0
     if type(hook) is HalfPrecision:
-        half = parameter.model_copy(update={"size_bytes": 2 * prod(parameter.shape)})
-        return least_message_bytes(half, hook.of)
+        return least_message_bytes(parameter.model_copy(update={"size_bytes": 2 * prod(parameter.shape)}), hook.of)
     if type(hook) in (CommHook, PowerSGD):
         message = cast("Message", hook.dense_message([parameter]))
         return message.first_bytes + (message.second_bytes or 0)
