@@ -206,6 +206,7 @@ def test_no_line_of_a_plan_denies_its_verdict(here, tmp_path, model, large, syst
     sure = [row for row, given in zip(rows, answers, strict=True) if set(given) <= {"yes", None}]
     never = [row for row, given in zip(rows, answers, strict=True) if "no" in given]
     for about in document["systems"]:
+        assert about["memory"].keys() == about["fits"].keys() == ({optimizer} if optimizer else about["fits"].keys())
         fits = {about["fits"][name] for name in about["fits"]}
         expected = (
             {"fits": "yes", "does not fit": "no"}[min(fits)] if len(fits) == 1 and "unknown" not in fits else "open"
@@ -232,7 +233,9 @@ def test_no_line_of_a_plan_denies_its_verdict(here, tmp_path, model, large, syst
         assert "unknown" not in line[1]
     for needed in re.findall(r"needs ([\d.]+ to [\d.]+ of [\d.]+ GB) with", " ".join(verdict.split())):
         assert not done.stdout or f"({needed}" in " ".join(done.stdout.split())
+    uses = [use for one in document["systems"] for use in one["memory"].values()]
+    for batch in re.findall(r"([\d,]+) samples? certainly do", " ".join(done.stdout.split())):
+        assert int(batch.replace(",", "")) in [use["largest_batch"] for use in uses], "of the optimiser that it names"
     for batch in re.findall(r"a batch of ([\d,]+) per GPU", " ".join(done.stdout.split())):
-        uses = [use for one in document["systems"] for use in one["memory"].values()]
         largest = [use["largest_batch"] for use in uses if use["largest_batch"] is not None]
         assert not largest or int(batch.replace(",", "")) <= max(largest)

@@ -1,8 +1,12 @@
 """What cannot be is refused in one line that has both numbers, and is never answered."""
 
 import pytest
+import torch
+
+import ddplab
 
 from ..nccl_log import nccl_log
+from .small_trace import small_trace
 
 VIT = ("plan", "vit-b-16", "aws-p4d", "--world-size", 8)
 TRACE = ("plan", "{trace}", "aws-p4d", "--world-size", 8)
@@ -91,3 +95,40 @@ def test_what_cannot_be_is_refused(here, files, words, expected):
     assert len(done.stderr.splitlines()) <= 2, "progress, and one line"
     assert "pydantic" not in line
     assert "Input should" not in line
+
+
+LINEAR = torch.nn.Linear(2, 2)
+FABRIC = ddplab.Fabric.from_alpha_beta(100, 1e9)
+
+
+@pytest.mark.parametrize(
+    ("call", "says"),
+    [
+        (lambda _: ddplab.plan("resnet50", "aws-p4d"), "trace: expected a Trace, or several by name, got 'resnet50'"),
+        (lambda _: ddplab.predict("resnet50"), "trace: input should be an instance of Trace, got 'resnet50'"),
+        (lambda _: ddplab.tune(3), "trace: input should be an instance of Trace, got 3"),
+        (lambda _: ddplab.sweep(3), "trace: expected a Trace, or several by name, got 3"),
+        (lambda trace: ddplab.plan(trace, "aws-p4d"), "fabric: expected a Fabric, or several by name, got 'aws-p4d'"),
+        (lambda trace: ddplab.explain(trace, 3), "fabric: input should be an instance of Fabric, got 3"),
+        (lambda trace: ddplab.explain(trace, FABRIC, world_size=0), "world_size: input should be greater than"),
+        (lambda trace: ddplab.emulate(trace, FABRIC, world_size=2, reducer=3), "reducer: expected ddplab, .*, got 3"),
+        (lambda _: ddplab.record(3), "record: expected module of type Module, got 3"),
+        (lambda _: ddplab.record(LINEAR, batch="x"), "record: expected batch of type int, got 'x'"),
+        (lambda _: ddplab.run_ranks(2, print), "world_size: expected at least 1, got <built-in function print>"),
+        (lambda _: ddplab.run_ranks(2, 2), r"body: expected a function body\(rank, world_size, \*args\), got 2"),
+        (lambda _: ddplab.RankPool("2"), "world_size: expected at least 1, got '2'"),
+        (lambda _: ddplab.compress(3), "compress: expected a dtype, such as torch.float16, got 3"),
+        (lambda _: ddplab.import_profile("a.json"), "paths: expected a list of files, got 'a.json'"),
+        (
+            lambda _: ddplab.assign_buckets([1], [float("nan")]),
+            "caps_bytes: expected at least one size, none negative",
+        ),
+        (lambda _: ddplab.Topology(levels=3), r"levels: input should be a list, \[...\], got 3"),
+        (lambda _: ddplab.Policy(plan="plan.json"), r"plan: input should be a list, \[...\], got 'plan.json'"),
+    ],
+)
+def test_a_public_name_refuses_a_wrong_argument_in_one_line(call, says):
+    """Among others, `plan` printed pydantic's own names, and `explain`, `record` and `run_ranks` errors of Python."""
+    with pytest.raises(ValueError, match=f"^{says}") as caught:
+        call(small_trace())
+    assert "\n" not in str(caught.value)
