@@ -8,7 +8,8 @@ from importlib import import_module
 from pathlib import Path
 from types import ModuleType
 
-LIBRARIES = (os.path.dirname(__file__), "<frozen", *map(sysconfig.get_path, ("stdlib", "purelib", "platlib")))
+FOLDERS = (os.path.dirname(__file__), *map(sysconfig.get_path, ("stdlib", "purelib", "platlib")))
+LIBRARIES = ("<frozen", *(os.path.join(folder, "") for folder in FOLDERS))
 """Beginnings of the names of files that are not the user's."""
 
 

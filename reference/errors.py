@@ -28,7 +28,7 @@ class TraceError(Error, ValueError):
 
 
 class ModelError(Error, ValueError):
-    """A model name cannot be resolved, or the model does not return `(module, loss_fn)`."""
+    """A model name cannot be resolved, or the user's code of the model fails."""
 
 
 class RankError(Error, RuntimeError):
