@@ -79,8 +79,8 @@ class Prediction:
     quadrature, all of them give the interval. `SPREAD` alone if the spread of training was measured."""
     compute_errors: Mapping[str, tuple[float, float]] = field(default_factory=dict, repr=False)
     """Relative error of `compute_ns`, below and above, of each cause that changes it."""
-    least_ns: float = field(default=0.0, repr=False)
-    """Shortest iteration that noise and the errors of computation explain; no measured spread reaches below it."""
+    fastest_compute: float = field(default=1.0, repr=False)
+    """The shortest computation of an iteration, as a multiple of `compute_ns`."""
     efficiency_reach: tuple[float, float] | None = field(default=None, repr=False)
     """How far the interval of the efficiency reaches below and above it. None: no iterations were measured."""
     anchors: tuple[Anchor, ...] = ()
@@ -168,10 +168,21 @@ class Prediction:
             interval_ns=(min(median_ns, round(max(least_ns, median_ns - below))), round(median_ns + above)),
             samples_ns=tuple(round(ns * factor) for ns in self.samples_ns),
             causes_ns=causes,
-            least_ns=least_ns,
             efficiency_reach=(part * (self.efficiency - low), part * (high - self.efficiency)),
             anchors=anchors,
         )
+
+    @property
+    def least_ns(self) -> float:
+        """Shortest iteration that noise and errors of computation explain; no measured spread reaches below it."""
+        return self.fastest_compute * self.expected(1).least_ns
+
+    def with_spread(self, spread: float) -> "Prediction":
+        """Return this prediction with a measured half-width of its interval, a fraction of the median."""
+        above = spread * self.iteration_ns
+        reach = round(min(above, self.iteration_ns - self.least_ns)), round(above)
+        ends = self.iteration_ns - reach[0], self.iteration_ns + reach[1]
+        return replace(self, interval_ns=ends, causes_ns={SPREAD: reach})
 
     def expected(self, world_size: int) -> Expected:
         """Return this prediction, which is that for `world_size` ranks, as `anchoring` takes it.
@@ -348,25 +359,17 @@ def summarize(
     times_ns: Floats,
     *,
     causes: Mapping[str, tuple[float, float]] | None = None,
-    compute_errors: Mapping[str, tuple[float, float]] | None = None,
-    spread: float = 0.0,
 ) -> dict[str, Any]:
     """Return the fields of a `Prediction` that are statistics of its iterations.
 
     Args:
         times_ns: Duration, computation alone and duration without overlap of each iteration; shape [3, cycles].
         causes: Distances from the median to both ends of the interval that each uncertain cost alone would give.
-        compute_errors: See `Prediction.compute_errors`.
-        spread: Half-width of the interval as a fraction of the median, where it was measured; see `ScheduleCosts`.
     """
     latency, compute, no_overlap = np.sort(times_ns)
     median_ns, compute_ns = latency[len(latency) // 2], compute[len(compute) // 2]
     low, high = np.quantile(latency, INTERVAL, method="nearest")
-    usual = Expected(1, median_ns, causes or {}, compute_ns, compute_errors or {})
-    least_ns = usual.least_ns * compute[0] / max(1, compute_ns)
     distances = {"iterations": (median_ns - low, high - median_ns), **(causes or {})}
-    if spread:
-        distances = {SPREAD: (min(spread * median_ns, median_ns - least_ns), spread * median_ns)}
     reach = np.maximum(0, list(distances.values()))
     below, above = np.sqrt((reach**2).sum(axis=0))
     different = 1 + np.count_nonzero(np.diff(latency))
@@ -385,8 +388,7 @@ def summarize(
         "interval_ns": tuple(as_int64([max(0, median_ns - below), median_ns + above]).tolist()),
         "samples_ns": tuple(as_int64(times_ns[0]).tolist()),
         "causes_ns": dict(zip(distances, map(tuple, as_int64(reach).tolist()), strict=True)),
-        "compute_errors": dict(usual.compute_errors),
-        "least_ns": least_ns,
+        "fastest_compute": float(compute[0] / max(1, compute_ns)),
     }
 
 

@@ -163,14 +163,16 @@ def predicted(inputs: Inputs, world_size: int, engine: Engine = "auto") -> Predi
     if costs.unexplained:
         causes["unexplained"] = median_ns - median_ns / (1 + costs.unexplained), median_ns * costs.unexplained
     end = price_collectives(build_join_end(policy, model), charged, world_size) if joins else None
-    return Prediction(
-        **summarize(times_ns, causes=causes, compute_errors=sampler.compute_errors, spread=costs.spread),
+    prediction = Prediction(
+        **summarize(times_ns, causes=causes),
         median=median if engine == "auto" else simulate(median, engine),
         buckets=schedule.buckets,
         epoch_end_ns=0 if end is None else simulate(end).iteration_ns,
         counted_as_free=counted_as_free(policy, inputs.fabric),
         assumed=(*inputs.assumed, *costs.assumed),
+        compute_errors=sampler.compute_errors,
     )
+    return prediction.with_spread(costs.spread) if costs.spread else prediction
 
 
 def no_overlap_ns(duration_ns: Nanoseconds, cost_ns: Nanoseconds) -> Nanoseconds:
