@@ -106,9 +106,6 @@ def limit_sentence(limits: Limits, *, details: bool = True) -> str:
     Without details, only the largest causes are named.
     """
     whole = max(1, limits.now.iteration_ns)
-    if limits.now.contradictions:
-        part = limits.now.breakdown["unexplained"] / whole / limits.now.iterations
-        return f"limit on {gpus(limits.world_size)}: {limits.limit}, {part:.0%} of the iteration"
     if limits.why_unknown:
         return f"limit on {gpus(limits.world_size)}: {limits.limit}, because {limits.why_unknown}"
     shares = sorted(((ns / whole, name) for name, ns in limits.saved_ns.items()), reverse=True)
