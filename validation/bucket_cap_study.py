@@ -119,7 +119,7 @@ def row_of(model: str, node: str, gbit_per_s: int | None, gpus: int) -> dict[str
     of_rule = search.rule_caps_mb
     caps["rule, one cap"] = (of_rule[min(1, len(of_rule) - 1)],)
     caps |= {f"rule x {factor:g}": tuple(factor * cap for cap in of_rule) for factor in FACTORS}
-    plans = {name: search.by_caps(one) for name, one in caps.items()}
+    plans = {name: search.assigned(bucket_cap_mb_list=one) for name, one in caps.items()}
     dropped = "best single cap", "each gradient alone", RULE
     plans |= {name: plan for name, plan in search.rules.items() if name not in dropped}
     return {

@@ -9,6 +9,7 @@ from collections.abc import Callable, Collection, Iterator, Sequence
 from functools import partial
 from itertools import accumulate, pairwise
 from math import ceil, floor, inf, log2, log10, sqrt
+from operator import itemgetter
 from typing import Unpack
 
 import numpy as np
@@ -92,8 +93,7 @@ def tuned(
     plans = best, today, search.rules[RULE]
     chosen, default, by_rule = (system.at(world_size, with_plan(inputs, plan)) for plan in plans)
     iteration_ns = times.value_ns(best)
-    ranked = sorted(search.rules.items(), key=lambda item: times.value_ns(item[1]))
-    by_time = [(name, len(plan), times.value_ns(plan)) for name, plan in ranked]
+    timed = [(name, len(plan), times.value_ns(plan)) for name, plan in search.rules.items()]
     return BucketPlan(
         model=inputs.trace.workload.model,
         parameters=tuple(one.name for one in inputs.trace.workload.parameters),
@@ -112,7 +112,7 @@ def tuned(
         rule_ties=by_rule.compare(chosen).is_tie,
         baselines=tuple(
             Baseline(name=name, iteration_ns=ns, buckets=buckets, regret=ns / max(1, iteration_ns) - 1)
-            for name, buckets, ns in by_time
+            for name, buckets, ns in sorted(timed, key=itemgetter(2))
         ),
         assumed=chosen.assumed,
     )
@@ -125,10 +125,8 @@ def caps_of(plan: BucketLayout, times: PlanTimes) -> tuple[float, ...] | None:
     """
     sizes = times.trace.sizes_bytes
     caps = tuple(sum(sizes[index] for index in bucket) / MIB for bucket in plan)
-    policy = times.policy.model_copy(update={"bucket_cap_mb_list": caps})
-    closed = buckets_of(policy, times.recorded)
-    same = [sorted(bucket) for bucket in closed] == [sorted(bucket) for bucket in plan]
-    return caps if same else None
+    closed = buckets_of(times.policy.model_copy(update={"bucket_cap_mb_list": caps}), times.recorded)
+    return caps if list(map(sorted, closed)) == list(map(sorted, plan)) else None
 
 
 def roundest_mb(above_bytes: int, cap_bytes: int) -> float:
@@ -176,14 +174,10 @@ class Search:
         """Return the buckets of one cap by the reducer's rule."""
         if self._cap_rule == "at most the cap":
             return self._cut(closed_by(self._cap_rule, self._sizes, cap_mb * MIB))
-        return self._assigned(bucket_cap_mb=cap_mb)
+        return self.assigned(bucket_cap_mb=cap_mb)
 
-    def by_caps(self, caps_mb: tuple[float, ...]) -> BucketLayout:
-        """Return the buckets that torch's class assigns with these caps in MiB; the last one repeats."""
-        return self._assigned(bucket_cap_mb_list=caps_mb)
-
-    def _assigned(self, **caps: float | tuple[float, ...] | None) -> BucketLayout:
-        """Return the buckets that torch's class assigns with these caps."""
+    def assigned(self, **caps: float | tuple[float, ...] | None) -> BucketLayout:
+        """Return the buckets that torch's class assigns with these fields of the policy; by default, its caps."""
         none = {"bucket_cap_mb": None, "bucket_cap_mb_list": None}
         return as_layout(buckets_of(self.times.policy.model_copy(update=none | caps), self.times.recorded))
 
@@ -197,9 +191,9 @@ class Search:
         ready_ns = np.maximum.accumulate(np.median(costs.ready_ns, axis=0)[list(costs.order)]).tolist()
         at_most = partial(closed_by, "at most the cap", self._sizes)
         return {
-            DEFAULT: self._assigned(),
-            RULE: self.by_caps(self.rule_caps_mb),
-            "one bucket": self._assigned(bucket_cap_mb=total / MIB),
+            DEFAULT: self.assigned(),
+            RULE: self.assigned(bucket_cap_mb_list=self.rule_caps_mb),
+            "one bucket": self.assigned(bucket_cap_mb=total / MIB),
             "each gradient alone": self._cut([1] * len(self._sizes)),
             "inductor's cap": self._cut(at_most(saturating_cap_bytes(line))),
             "square root of latency, size and rate": self._cut(at_most(square_root_cap_bytes(line, total))),
@@ -356,9 +350,7 @@ def improve(
     Stops when no change does, or after so many evaluations. Which parameters may share a bucket is in `costs`.
     """
     best, tried = (value_ns(plan), len(plan)), {plan}
-    improved = True
-    while improved:
-        improved = False
+    while True:
         for changed in _neighbours(plan, costs):
             if changed in tried:
                 continue
@@ -368,9 +360,10 @@ def improve(
             tried.add(changed)
             value = value_ns(changed), len(changed)
             if value < best:
-                plan, best, improved = changed, value, True
+                plan, best = changed, value
                 break
-    return plan
+        else:
+            return plan
 
 
 def _neighbours(plan: BucketLayout, costs: PartitionCosts) -> Iterator[BucketLayout]:
