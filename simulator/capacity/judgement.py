@@ -35,16 +35,13 @@ SHOWN_SHARE = 0.1
 """Least part of the interval's squared width that is worth a word."""
 LARGEST = 3
 """Causes of a limit that are named without details."""
-CALIBRATE = "run `ddplab calibrate` on the GPUs"
 NARROWER = {
     "collectives": "give a log of `all_reduce_perf -b 1M -e 64M` on this network as the fabric, best of as many GPUs",
     "device speeds": "record on several GPUs",
     "slowest rank": f"record {LEAST_RECORDED} iterations or more, on several GPUs",
     "compute times": "measure a step on one GPU, or its parts: --step-ms of `ddplab synthesize` and `ddplab plan`",
     "iterations": "record more iterations on a quiet machine",
-    "copies": CALIBRATE,
-    "launches": CALIBRATE,
-    "slow-downs": CALIBRATE,
+    **dict.fromkeys(("copies", "launches", "slow-downs"), "run `ddplab calibrate` on the GPUs"),
     "unexplained": "measure an iteration on a few GPUs",
     SPREAD: "run `ddplab validate` again while nothing else runs",
 }
