@@ -150,12 +150,11 @@ def correct(target: Expected, measured_ns: Sequence[int], expected: Sequence[Exp
     deviations, effects = target.deviations(), target.of_efficiency()
     ratios = {cause: effects[cause] / one for cause, one in deviations.items() if one}
     seen_of_it = _sum((ratio * by_cause[cause][0, 1:] for cause, ratio in ratios.items()), len(expected))
-    of_efficiency = _left(sum(one**2 for one in effects.values()), seen_of_it @ known @ seen_of_it) * wider
     return Correction(
         factor=float(np.exp(weights @ surprise)),
         narrowing=narrowing,
         by_cause={cause: of_each * part for cause, part in left.items()},
-        of_efficiency=of_efficiency,
+        of_efficiency=_left(sum(one**2 for one in effects.values()), seen_of_it @ known @ seen_of_it) * wider,
         anchors=tuple(anchors),
     )
 

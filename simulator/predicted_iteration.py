@@ -145,8 +145,7 @@ class Prediction:
                 for 1 rank, its correction applies to `compute_ns` too.
         """
         expected = [predicted[ranks].expected(ranks) for ranks in measured_ns]
-        target = self.expected(world_size)
-        correction = correct(target, list(measured_ns.values()), expected)
+        correction = correct(self.expected(world_size), list(measured_ns.values()), expected)
         factor, anchors = correction.factor, correction.anchors
         scaled = {cause: factor * correction.by_cause.get(cause, 1.0) for cause in self.causes_ns}
         reaches = self.causes_ns.items()
@@ -355,11 +354,7 @@ def place_of_median(latency_ns: Floats) -> int:
     return int(latency_ns.argsort(kind="stable")[len(latency_ns) // 2])
 
 
-def summarize(
-    times_ns: Floats,
-    *,
-    causes: Mapping[str, tuple[float, float]] | None = None,
-) -> dict[str, Any]:
+def summarize(times_ns: Floats, *, causes: Mapping[str, tuple[float, float]] | None = None) -> dict[str, Any]:
     """Return the fields of a `Prediction` that are statistics of its iterations.
 
     Args:

@@ -75,14 +75,13 @@ def measure_collectives(
     """Measure the costs that do not depend on the model: collectives, copies and launches."""
     sizes = sorted(sizes_bytes)
     samples = pool.run(time_collectives, sizes, COLLECTIVE_REPEATS * repeats, on_progress=on_progress)[0]
-    copies = pool.run(time_copies, repeats)[0]
     world_size = pool.world_size
     return Fabric(
         all_reduce=_timings(world_size, samples["all_reduce"]),
         broadcast=_timings(world_size, samples["broadcast"]),
         library=pool.backend,
         sharing=_sharing(samples),
-        processor=Processor(**copies),
+        processor=Processor(**pool.run(time_copies, repeats)[0]),
         source=f"measured: {pool.backend}, {world_size} ranks on one {platform.machine()} machine, "
         f"torch {torch.__version__}",
     )

@@ -135,9 +135,7 @@ class Scaling:
         prediction = self.system.at(world_size)
         low_ns, high_ns = prediction.interval_ns
         samples, workload = self.batch * world_size * 1e9, self.system.inputs.trace.workload
-        peak_ns = None
-        if workload.flops is not None and workload.flops_per_s is not None:
-            peak_ns = 1e9 * workload.flops / workload.flops_per_s
+        peak_ns = workload.flops and workload.flops_per_s and 1e9 * workload.flops / workload.flops_per_s
         return Size(
             world_size=world_size,
             prediction=prediction,

@@ -58,8 +58,7 @@ def solve(engine_input: EngineInput, *, ends_only: bool = False) -> Timeline:
     now, progress = np.zeros((2, *duration_ns.shape[:-1]), np.int64)
     end = np.zeros((*now.shape, last + 1), np.int64)
     start, done = np.empty((2, *cost_ns.shape), np.int64)
-    kind: type[_Time | _SlowedTime] = _Time if has_constant_speeds(engine_input) else _SlowedTime
-    clock = kind(engine_input)
+    clock = (_Time if has_constant_speeds(engine_input) else _SlowedTime)(engine_input)
     step = 0
     for place, instruction in enumerate(schedule.instructions):
         is_step = isinstance(instruction, Compute)

@@ -2,10 +2,10 @@
 
 from collections.abc import Callable, Mapping
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import cached_property
 from math import exp, log2
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -19,8 +19,7 @@ if TYPE_CHECKING:
     from .fabric import Fabric
 
 
-@dataclass(frozen=True, eq=False)
-class RatioCurve:
+class RatioCurve(NamedTuple):
     """The curve `base` multiplied by the ratio of two other curves, `numerator / denominator`."""
 
     base: CostCurve
@@ -107,9 +106,8 @@ class CostCurves:
         """Return by how many doublings a slow network of NCCL, maybe Ethernet, is faster than a TCP connection."""
         of_nodes = (level.ns_per_byte for level in self._levels(world_size)[1:] if level.size > 1)
         rate = 1e9 / max(of_nodes, default=1e-9)
-        return (
-            max(0.0, log2(rate / CONNECTION)) if rate <= SLOW_NETWORK and self._described(world_size).nodes else 0.0
-        )
+        is_slow = rate <= SLOW_NETWORK and self._described(world_size).nodes
+        return max(0.0, log2(rate / CONNECTION)) if is_slow else 0.0
 
     def _errors_of_links(self, sizes_bytes: Sizes, world_size: int) -> NDArray[np.float64]:
         """Return the relative errors of costs computed from links."""

@@ -128,8 +128,7 @@ def wait_of_a_level(tables: Mapping[int, Table], node: int) -> float | None:
     messages have more weight.
     """
     waits, weights = [], []
-    ranks = [n for n in tables if n >= node]
-    for fewer, more in pairwise(ranks):
+    for fewer, more in pairwise(n for n in tables if n >= node):
         sizes = np.intersect1d(tables[fewer].sizes_bytes, tables[more].sizes_bytes)
         sizes = sizes[(sizes >= FITTED_BYTES[0]) & (sizes <= FITTED_BYTES[1])]
         grown_ns = (tables[more].costs_ns(sizes) - tables[fewer].costs_ns(sizes)) / np.log2(more / fewer)

@@ -346,7 +346,6 @@ def partition_costs(times: PlanTimes) -> PartitionCosts:
     processor = fabric.processor
     hook = policy.hook.charged(processor.hooks, times.world_size)
     count = len(model.parameters)
-    order = tuple(rebuild_order(model.ready_order, count))
     alone = tuple((index,) for index in range(count))
     (drawn, start_ns), updates_ns = times.forward_starts_ns(alone), times.updates_ns(alone)
     search_ns = round(processor.search_ns_per_parameter * count) if policy.graph_may_change else 0
@@ -363,7 +362,7 @@ def partition_costs(times: PlanTimes) -> PartitionCosts:
     launch_ns: float = 0 if model.has_communication else processor.launch_on(times.world_size)
     return PartitionCosts(
         times=times,
-        order=order,
+        order=tuple(rebuild_order(model.ready_order, count)),
         ready_ns=(drawn.ready_ns + before_ns[..., None]).max(axis=1).astype(float),
         pack_ns=packed_ns + compress_ns,
         copy_ns=copy_ns,

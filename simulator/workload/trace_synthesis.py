@@ -329,8 +329,7 @@ def with_batch(trace: Trace, multiple: float) -> Trace:
     bounds = _bounds(1.0, min(low, low / multiple), max(high, high / multiple))
     words = f"; passes of batch {trace.workload.batch} scaled to {batch}" * bool(batch)
     update = {"batch": batch, "memory": memory, "flops": flops, "input_shape": None, "compute_bounds": bounds}
-    name = {"device_name": f"{trace.workload.device_name}{words}"}
-    workload = trace.workload.model_copy(update=update | name)
+    workload = trace.workload.model_copy(update=update | {"device_name": f"{trace.workload.device_name}{words}"})
     return Trace(workload=workload, layouts=trace.layouts, ranks=ranks)
 
 
