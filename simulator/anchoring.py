@@ -115,14 +115,9 @@ class Correction(NamedTuple):
 
 
 def correct(target: Expected, measured_ns: Sequence[int], expected: Sequence[Expected]) -> Correction:
-    """Correct a prediction by measured iterations.
+    """Correct a prediction by measured median iterations, given the predictions for the same numbers of ranks.
 
     If a measurement is over `CONTRADICTION` standard deviations off, the interval is widened in proportion.
-
-    Args:
-        target: The prediction to correct.
-        measured_ns: Measured median iteration times.
-        expected: The predictions for the measured numbers of ranks.
 
     Raises:
         ValueError: A measurement cannot be one of this computation.

@@ -186,10 +186,8 @@ class Catalogue(Schema):
     def topology(self, name: str, *, network: Rate | None = None, members: int | None = None) -> Topology:
         """Return the links of a node, as many nodes as needed.
 
-        Args:
-            name: Name of the node.
-            network: Another rate of a node's network, of which the same part is reached. None: as in the catalogue.
-            members: Another number of GPUs on a node. None: as in the catalogue.
+        `network`: another rate of the network, of which the same part is reached; `members`: another number of GPUs
+        on a node. None: as in the catalogue.
 
         Raises:
             ValueError: There is no such node, or it has no network of which to change the rate.
@@ -286,11 +284,7 @@ def read_catalogue() -> Catalogue:
 def unknown(what: str, name: str, names: Collection[str], others: str = "") -> str:
     """Describe a name that is not in the catalogue, in one line that lists near matches.
 
-    Args:
-        what: What the name should be of, such as "device".
-        name: The name.
-        names: The names of the catalogue.
-        others: What else would have been accepted, such as "a file or".
+    `what`: what the name should be of, such as "device"; `others`: what else is accepted, such as "a file or".
     """
     short = name.lower()
     first = short.partition(".")[0]
@@ -328,10 +322,6 @@ RESCALED_FROM = ", rescaled from "
 
 
 def entry_of(device_name: str) -> DeviceEntry | None:
-    """Return the catalogue's entry of the GPU of this name; None: not a known GPU.
-
-    Args:
-        device_name: The name that the driver gives to the GPU, such as "NVIDIA A100-SXM4-80GB".
-    """
+    """Return the entry of the GPU that its driver calls so, such as NVIDIA A100-SXM4-80GB; None: not a known GPU."""
     name, devices = device_name.partition(RESCALED_FROM)[0].lower(), read_catalogue().devices.values()
     return next((one for one in devices if re.search(rf"\b(?:{one.pattern})\b", name)), None)

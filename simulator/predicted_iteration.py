@@ -136,13 +136,10 @@ class Prediction:
     def anchored(
         self, world_size: int, measured_ns: Mapping[int, int], predicted: Mapping[int, "Prediction"]
     ) -> "Prediction":
-        """Return this prediction, corrected by measured iterations; see `anchoring`.
+        """Return this prediction, for `world_size` ranks, corrected by measured median iterations; see `anchoring`.
 
-        Args:
-            world_size: Number of ranks of this prediction.
-            measured_ns: Measured median iteration time by number of ranks.
-            predicted: Predictions for these numbers of ranks, with the settings of the measured runs; if there is one
-                for 1 rank, its correction applies to `compute_ns` too.
+        `predicted` has the predictions for the measured numbers of ranks, with the settings of the measured runs; if
+        there is one for 1 rank, its correction applies to `compute_ns` too.
         """
         expected = [predicted[ranks].expected(ranks) for ranks in measured_ns]
         correction = correct(self.expected(world_size), list(measured_ns.values()), expected)
@@ -394,16 +391,10 @@ Reaches = Mapping[str, tuple[int, int]]
 def efficiency_interval(
     iteration_ns: int, compute_ns: int, causes_ns: Reaches, compute_errors: Mapping[str, tuple[float, float]]
 ) -> tuple[float, float]:
-    """Return both ends of the 90 % interval of the efficiency, computation over iteration.
+    """Return both ends of the 90 % interval of the efficiency, computation over iteration, both in nanoseconds.
 
     Longer computation lengthens the iteration too, so both change together. The causes are independent, so their
-    effects are added in quadrature.
-
-    Args:
-        iteration_ns: Median iteration.
-        compute_ns: Computation alone.
-        causes_ns: Reach of each cause below and above the iteration.
-        compute_errors: Relative error of computation, below and above, of the causes that change it.
+    effects are added in quadrature. The last two arguments are as in `Prediction`.
     """
     usual = min(1.0, compute_ns / max(1, iteration_ns))
     down = up = 0.0

@@ -213,12 +213,8 @@ class Verdict(NamedTuple):
 def verdict(question: Question, offers: Sequence[Offer], by_names: Collection[str] = ()) -> Verdict:
     """Answer a question, given the systems and numbers of GPUs among which to choose, at least one.
 
-    What does not fit into a GPU's memory is "no", whatever was asked; what may not fit is never "yes".
-
-    Args:
-        question: The question.
-        offers: The systems and numbers of GPUs.
-        by_names: Systems on which no step was measured, which the answer says.
+    What does not fit into a GPU's memory is "no", whatever was asked; what may not fit is never "yes". The answer
+    says if no step was measured on a system: those in `by_names`.
     """
     answer = _answered(question, offers, by_names)
     tokens = answer.offer.size.tokens
@@ -416,13 +412,9 @@ def carried(value: float, low: float, high: float) -> str:
 
 
 def band(low: float, high: float, *, unit: str = "", limit: float | None = None) -> str:
-    """Return an interval in words, such as 9,300-12,900; its ends are rounded outwards, as `carried`.
+    """Return an interval in words, such as 9,300-12,900; its ends, at least 0, are rounded outwards, as `carried`.
 
-    Args:
-        low: Lower end, at least 0.
-        high: Upper end.
-        unit: Appended, such as " h".
-        limit: What the interval is compared with; rounding carries no end to it or beyond it.
+    Rounding carries no end to the `limit` with which the interval is compared, or beyond it.
     """
     first, last = (
         _written(end, _step_beside(limit, end, _step(low, high, end), rounded), rounded)

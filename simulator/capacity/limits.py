@@ -258,12 +258,9 @@ class Limits:
 
 
 def network_need(predict_at: Callable[[float], Prediction], *, target: float = TARGET) -> NetworkNeed:
-    """Find the least rates of the links with which an efficiency is reached.
+    """Find the least rates of the links with which an efficiency, from 0 to 1, is reached.
 
-    Args:
-        predict_at: Returns the prediction if the links' rates are this multiple of today's; its efficiency grows with
-            the multiple.
-        target: Efficiency to reach, from 0 to 1.
+    `predict_at` returns the prediction if the rates are this multiple of today's; its efficiency grows with it.
     """
     best = least_multiple(lambda multiple: predict_at(multiple).efficiency, target)
     needed = None if best is None else _largest_message(predict_at(best))[1]
@@ -278,17 +275,13 @@ def least_multiple(
     least: float = SLOWEST_LINKS,
     tolerance: float = RATE_TOLERANCE,
 ) -> float | None:
-    """Return the least multiple that reaches a target, within `tolerance`; None if `enough` does not.
+    """Return the least multiple, of `least` (at most 1) to `enough`, that reaches a target; None if none does.
 
     Times grow almost in proportion to the inverse of the multiple, between kinks, and so does the inverse of an
     efficiency. In these terms false position, with the rule of Anderson and Bjorck for kinks, takes few predictions.
 
-    Args:
-        efficiency_at: The efficiency with a multiple, with which it grows.
-        target: Efficiency to reach, from 0 to 1.
-        enough: The largest multiple.
-        least: The smallest one, at most 1; returned if it reaches the target.
-        tolerance: Relative error of the result.
+    `efficiency_at` returns the efficiency, from 0 to 1, with a multiple, with which it grows; `tolerance` is the
+    relative error of the result.
     """
 
     def excess(multiple: float) -> float:  # of the time; 0 or less: the target is reached

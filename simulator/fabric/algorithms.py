@@ -240,14 +240,10 @@ names them. Deviations of sizes that fewer than four systems measured are set to
 
 
 def published_ns(model_ns: NDArray[np.float64], sizes_bytes: Sizes, *, empty_ns: float, several_nodes: bool) -> Times:
-    """Return the nanoseconds that published logs let expect where the model says `model_ns`.
+    """Return the nanoseconds by size that published logs let expect where the model says `model_ns`.
 
-    Args:
-        model_ns: Nanoseconds by size.
-        sizes_bytes: The message sizes; between those of `BEYOND_THE_MODEL` figures are interpolated linearly over the
-            logarithm of the size, and constant beyond them.
-        empty_ns: Nanoseconds of an empty message by the model.
-        several_nodes: Whether the ranks are on several nodes.
+    Between the sizes of `BEYOND_THE_MODEL`, figures are interpolated linearly over the logarithm of the size; beyond
+    them they are constant. `empty_ns` is the time of an empty message by the model.
     """
     known_kib, figures, _ = BEYOND_THE_MODEL[several_nodes]
     places, at = np.log2(np.maximum(sizes_bytes, 1)), np.log2(1024 * known_kib)

@@ -263,12 +263,9 @@ of 100: the root mean square of the logarithms by doubling. With one GPU a node 
 
 
 def described_errors(sizes_bytes: Sizes, nodes: int | None, of_transport: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Return the relative errors by size of costs computed from links.
+    """Return the relative errors by size of costs computed from links, on nodes of NCCL's model (None: of another).
 
-    Args:
-        sizes_bytes: Sizes of the messages.
-        nodes: Number of nodes of NCCL's model; None: another library or algorithm.
-        of_transport: Standard deviations of the logarithm that an unknown latency and Ethernet add; shape [sizes].
+    `of_transport`: standard deviations of the logarithm that an unknown latency and Ethernet add; shape [sizes].
     """
     if nodes is None:
         return np.full(sizes_bytes.shape, LINKS_ERROR)

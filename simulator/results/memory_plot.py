@@ -19,11 +19,8 @@ def draw_memory(prediction: Any, trace: Trace, policy: Policy, ax: Axes) -> Axes
     Activations grow evenly in the forward pass, and are counted whenever a gradient is ready. Gradients beside the
     buckets stay until the next iteration. The peak includes what one operation needs for a moment.
 
-    Args:
-        prediction: The `simulator.Prediction`.
-        trace: Its trace, with the memory of a step. The grouping is "buckets", and `sync_every` is 1.
-        policy: Its settings.
-        ax: The axes to draw on, below those of the timeline; returned.
+    The trace has the memory of a step; the grouping is "buckets", and `sync_every` is 1. The axes, below those of the
+    timeline, are returned.
     """
     moments, layers = memory_over_time(prediction, trace, policy)
     colours = OPTIMISER, QUIET, COPIES, COMPUTATION

@@ -162,8 +162,7 @@ class PlanTimes:
     def forward_starts_ns(self, plan: BucketLayout) -> tuple[CycleTimes, Nanoseconds]:
         """Return the `deciding_cycles`, and when each rank starts its last forward pass if nothing is slowed down.
 
-        Returns:
-            The cycles, and the starts; shape [cycles, simulated ranks].
+        The starts have the shape [cycles, simulated ranks].
         """
         sampler = self._sampler(self.changed[0])
         times = sampler.draw(self.deciding_cycles)

@@ -299,11 +299,8 @@ def caps_of_three_times(total_bytes: int, every_ns: float, mib_ns: float, comput
     otherwise the first. So B buckets expose about `2 B mib_ns + shorter_ns / B`, which is least at the cap below. If
     communication lasts longer, growing buckets start it early and let it wait for nothing.
 
-    Args:
-        total_bytes: Bytes of all gradients.
-        every_ns: One all-reduce of so many bytes, nanoseconds.
-        mib_ns: One all-reduce of 1 MiB, nanoseconds.
-        computation_ns: An iteration without communication, nanoseconds.
+    All gradients have `total_bytes`; one all-reduce of so many takes `every_ns`, one of 1 MiB `mib_ns`, and an
+    iteration without communication `computation_ns`.
     """
     shorter_ns = min(every_ns, computation_ns)
     if shorter_ns <= 2 * mib_ns:

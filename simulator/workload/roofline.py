@@ -69,11 +69,7 @@ class MeasuredCeilings(Schema):
     def error(self, model: str, parameters: int, generation: str, *, is_listed: bool) -> float:
         """Return the half-width of the interval, the widest of all that apply to what was not measured.
 
-        Args:
-            model: Name of the model; its family is the one with which a word of the name begins.
-            parameters: Number of parameters.
-            generation: Generation of the device.
-            is_listed: Whether the device is one of the catalogue.
+        A word of a model's name begins with its family; `is_listed`: whether the device is one of the catalogue.
         """
         words = re.split(r"[^a-z0-9]+", model.lower())
         families = (one for one in self.families if any(word.startswith(one) for word in words))
@@ -96,12 +92,8 @@ def memory_terms(
 ) -> tuple[str, ...]:
     """Return the terms of the part of the memory's bandwidth.
 
-    Args:
-        kind: OperationKind of the operations.
-        generation: Generation of the device.
-        precision: Precision of the arithmetic, such as bf16.
-        channels_last: Whether convolutions run on channels-last tensors.
-        fused: What fuses element-wise operations: "no", "jit", "compile" or "kernels".
+    `channels_last`: whether convolutions run on channels-last tensors; `fused`: what fuses element-wise operations,
+    "no", "jit", "compile" or "kernels".
     """
     terms = ["memory", f"memory, {generation}", f"memory, {_width(precision)}", f"memory of {kind}"]
     if kind in CONVOLUTIONS and precision in AUTOCAST and not channels_last:
@@ -411,9 +403,7 @@ def name_of_model(name: str) -> str:
 def built_in_operations(model: str, autocast: str | None = None) -> Operations | None:
     """Return the operations of a built-in model as `ddplab.operation_counter` counted them; None: not in the file.
 
-    Args:
-        model: Name of the model.
-        autocast: Element type of torch.autocast, "bfloat16" or "float16". None: no autocast.
+    `autocast`: element type of torch.autocast, "bfloat16" or "float16"; None: no autocast.
     """
     of_model = _counted().get(name_of_model(model), {})
     if autocast in AUTOCAST.values() and autocast not in of_model:

@@ -133,10 +133,7 @@ def synthesize(
 def check_measured(operations: Operations, device: Device, measured_ns: Mapping[str, int]) -> None:
     """Refuse measured times that the arithmetic alone exceeds at the device's peak rate, or of another order.
 
-    Args:
-        operations: Operations of the model.
-        device: Data sheet of the device.
-        measured_ns: Arguments of `synthesize`, such as `step_ns`.
+    The times are arguments of `synthesize`, such as `step_ns`.
 
     Raises:
         ValueError: A time is too short or too long.
@@ -242,12 +239,8 @@ def rescale(
     device. The host counts as no slower than the one that launched the recorded iteration. A recording on another
     device says no more of `new` than its name does, so the `compute_bounds` are at least as wide as by name.
 
-    Args:
-        trace: A trace recorded on `old`, without communication.
-        operations: Operations of the recorded model.
-        old: The device of the recording.
-        new: The device to convert to.
-        new_operations: Operations on `new`, if `new` computes under another autocast than `old`. None: the same.
+    `operations` are those of the recorded model on `old`, the device of the recording, and `new_operations` those on
+    `new`, if `new` computes under another autocast; None: the same.
 
     Raises:
         ValueError: The trace was recorded with communication, which does not depend on the device, or the operations
@@ -302,15 +295,11 @@ def batches_of(trace: Trace, *, has_step: bool = True) -> Callable[[float], Trac
 
 @one_line_errors()
 def with_batch(trace: Trace, multiple: float) -> Trace:
-    """Convert a recorded trace to another batch on each device, as if passes took a time in proportion to the batch.
+    """Convert a trace to a multiple of its batch on each device, as if passes took a time in proportion to the batch.
 
     What `synthesize` made of a built-in model's operations alone is made again. Otherwise the optimiser step stays.
     Small batches take longer than that, because kernels fill a device less and the host may limit it; the trace's
     `compute_bounds` contain that they take as long as the recorded batch.
-
-    Args:
-        trace: A trace recorded without communication.
-        multiple: The new batch over the recorded one.
 
     Raises:
         ValueError: The trace was recorded with communication, which does not depend on the batch.
