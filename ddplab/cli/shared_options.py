@@ -7,10 +7,9 @@ import sys
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
 from itertools import product
 from pathlib import Path
-from typing import Annotated, Any, TypeVar, cast
+from typing import Annotated, Any, NamedTuple, TypeVar, cast
 
 from typer import Argument, Option
 
@@ -182,8 +181,7 @@ def read_measured(text: str | None) -> dict[int, int] | None:
     return measured
 
 
-@dataclass(frozen=True, kw_only=True)
-class _Asked:
+class _Asked(NamedTuple):
     """The records that the words of `--set` change: settings of the reducer, of the fabric and of the variation."""
 
     policy: Policy

@@ -8,10 +8,9 @@ shapes. So any reducer can wrap the module.
 
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
 from functools import partial
 from itertools import groupby
-from typing import Any, Literal, Protocol, Self
+from typing import Any, Literal, NamedTuple, Protocol, Self
 
 import torch
 from torch import Tensor, nn
@@ -29,8 +28,7 @@ class EmulatedClock(Protocol):
         """A context that ends when the device has computed for this long; code in it runs on the host meanwhile."""
 
 
-@dataclass(frozen=True, slots=True)
-class IterationTimes:
+class IterationTimes(NamedTuple):
     """How long each part of an iteration computes, in nanoseconds."""
 
     forward_ns: int  #: the forward pass

@@ -8,10 +8,9 @@ import inspect
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
-from dataclasses import dataclass
 from functools import partial
 from operator import attrgetter
-from typing import Any, Literal, cast
+from typing import Any, Literal, NamedTuple, cast
 
 import torch
 from torch import Tensor, nn
@@ -40,8 +39,7 @@ Label = int | Literal["join end"] | None
 """What the ranks do between two common starts: a measured cycle, the end of an epoch under Join, or a warm-up."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class TrainingPlan:
+class TrainingPlan(NamedTuple):
     """What all ranks train."""
 
     workload: Workload
@@ -373,5 +371,4 @@ def ddp_arguments(
 
 def _bucket_count(ddp: Any) -> int:
     data = ddp._get_ddp_logging_data()
-    sizes: str = data.get("rebuilt_bucket_sizes") or data["bucket_sizes"]
-    return len(sizes.split(","))
+    return len((data.get("rebuilt_bucket_sizes") or data["bucket_sizes"]).split(","))

@@ -3,9 +3,8 @@
 import statistics
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from pydantic import ValidationError
 
@@ -19,8 +18,7 @@ from .profiler_events import ProfilerFile, grouped, read_profiler_file
 from .training_steps import FORWARD, ProfiledStep, read_steps, slow_down_beside_collectives
 
 
-@dataclass(frozen=True)
-class ImportedProfile:
+class ImportedProfile(NamedTuple):
     """What files of torch's profiler show."""
 
     trace: Trace
