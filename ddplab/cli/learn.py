@@ -68,7 +68,6 @@ def learn(
     with Judge() as judge:
         if grade:
             result = grades(judge, learner_class(file, name), junit)
-            title = f"{result['subject']}: {result['points']} of {result['possible']} points"
             cells = [
                 {
                     "rung": f"{rung['rung']}",
@@ -78,7 +77,7 @@ def learn(
                 }
                 for rung in result["rungs"]
             ]
-            show_table(cells, title)
+            show_table(cells, f"{result['subject']}: {result['points']} of {result['possible']} points")
             write_json(json_path, result)
             return
         for number in saves(file) if watch else ():  # until Ctrl-C

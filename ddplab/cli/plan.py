@@ -95,8 +95,7 @@ def plan(
     would have to improve. --details has more. The exit status is 1 if the answer is "no", also because training
     does not fit into a GPU, or if the range is wider than the decision, in one line.
     """
-    files = [Path(one) for one in (model, *systems) if Path(one).is_file()]
-    files += [Path(one) for one in prices or () if Path(one).is_file()]
+    files = [Path(one) for one in (model, *systems, *(prices or ())) if Path(one).is_file()]
     options.check_outputs(json_path, inputs=[*files, *options.files_of(model)])
     asked = None if world_size is None else options.read_world_sizes("--world-size", world_size)
     described = {name: _read_system(name, network, device) for name in dict.fromkeys(systems)}

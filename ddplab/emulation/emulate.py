@@ -135,11 +135,10 @@ def emulate(
     latency_ns = np.array([one.iteration_ns for one in timelines])
     alone_ns = np.concatenate([sampler.alone_ns(sampler.draw([cycle])) for cycle in range(sampler.count)])
     serial_ns = np.array([no_overlap_ns(one.engine_input.duration_ns, one.engine_input.cost_ns) for one in timelines])
-    median = timelines[place_of_median(latency_ns)]
     end = emulation.timelines.get("join end")
     return Prediction(
         **summarize(np.stack([latency_ns, alone_ns, serial_ns]) / policy.sync_every),
-        median=median,
+        median=timelines[place_of_median(latency_ns)],
         buckets=emulation.buckets,
         epoch_end_ns=0 if end is None else end.iteration_ns,
         counted_as_free=counted_as_free(policy, fabric),

@@ -98,10 +98,8 @@ def try_alike(bench: Bench, weights: Sequence[Weight], **further: Any) -> None:
             )
         likely = _likely(program, {rank: seen[rank][0] for rank in wrong}, of_step)
         if 0 not in wrong:
-            late = "" if likely else "; or it is used before wait()"
-            likely = (
-                f"rank 0 is right, so only rank 0 has the average: reduce, or `if rank == 0`?{late} {likely}".strip()
-            )
+            only = "rank 0 is right, so only rank 0 has the average: reduce, or `if rank == 0`?"
+            likely = f"{only} {likely}" if likely else f"{only}; or it is used before wait()"
         elif likely == OWN_GRADIENT and not further.get("used"):
             likely = _why_own(bench)
         raise FindingError(f"{problems[wrong[0]]}; {likely}" if likely else problems[wrong[0]])

@@ -112,9 +112,8 @@ class Scaling:
         whole, topology = system.at(world_size), system.inputs.fabric.topology
         node = 1 if topology is None else topology.levels[0].size
         owned = max([node, *known])
-        candidates = {1, node // 4, node // 2, node, *self.world_sizes} - {0, *known}
-        if system.inputs.trace.workload.compute_bounds == (1.0, 1.0):
-            candidates -= {1}  # one GPU alone was measured
+        is_measured = system.inputs.trace.workload.compute_bounds == (1.0, 1.0) or 1 in known  # one GPU alone
+        candidates = {1, node // 4, node // 2, node, *self.world_sizes} - {0, *known, *[1] * is_measured}
         smaller = {ranks: system.at(ranks) for ranks in sorted(candidates) if ranks < world_size and ranks <= owned}
         narrowed = {
             some: _width(whole.anchored(world_size, {ranks: smaller[ranks].iteration_ns for ranks in some}, smaller))
@@ -128,7 +127,6 @@ class Scaling:
             return float(width * (1 - whole.shares_of_width.get(cause, 0.0)) ** 0.5)
 
         messages = width_without("collectives") if world_size <= owned else None
-        is_measured = system.inputs.trace.workload.compute_bounds == (1.0, 1.0) or 1 in known
         return NextMeasurement(width, best, left, messages, None if is_measured else width_without("compute times"))
 
     def _size(self, world_size: int) -> Size:
