@@ -242,15 +242,6 @@ class PartitionCosts:
         return [(one.dtype, index if one.sparse else -1) for index, one in enumerate(self.parameters)]
 
     @cached_property
-    def runs(self) -> list[int]:
-        """By position in the order: the first position from which on all parameters have the same kind."""
-        starts = [0]
-        for place in range(1, len(self.order)):
-            same = self.kinds[self.order[place]] == self.kinds[self.order[place - 1]]
-            starts.append(starts[-1] if same else place)
-        return starts
-
-    @cached_property
     def messages(self) -> list[Message | None]:
         """The message of each gradient alone, by parameter index."""
         policy = self.times.policy

@@ -202,10 +202,9 @@ class Search:
 
     def _cut(self, counts: Sequence[int]) -> BucketLayout:
         """Return buckets of so many gradients in ready order, cut further where gradients of unequal kinds meet."""
-        costs = self.costs
-        changes = {place for place in range(1, len(costs.order)) if costs.runs[place] == place}
-        edges = sorted({0, *accumulate(counts), *changes})
-        return tuple(costs.order[start:end] for start, end in pairwise(edges))
+        order, kinds = self.costs.order, self.costs.kinds
+        changes = (place for place, (a, b) in enumerate(pairwise(order), start=1) if kinds[a] != kinds[b])
+        return tuple(order[start:end] for start, end in pairwise(sorted({0, *accumulate(counts), *changes})))
 
     def run(self) -> BucketLayout:
         """Return the best plan that is found."""
