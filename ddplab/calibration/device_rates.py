@@ -25,9 +25,8 @@ def measure_device(device: torch.device | None = None, dtype: torch.dtype = torc
     ones, sums = (torch.ones(elements, device=where, dtype=dtype) for _ in range(2))
     product_s = _fastest_s(lambda: matrix @ matrix)
     addition_s = _fastest_s(lambda: torch.add(ones, sums, out=sums))
-    name, moved_bytes = platform.processor() or platform.machine(), 3 * elements * ones.element_size()
-    if where.type == "cuda":
-        name = torch.cuda.get_device_name(where)
+    on_gpu, moved_bytes = where.type == "cuda", 3 * elements * ones.element_size()
+    name = torch.cuda.get_device_name(where) if on_gpu else platform.processor() or platform.machine()
     return Device(name=name, flops_per_s=2 * rows**3 / product_s, bytes_per_s=moved_bytes / addition_s)
 
 

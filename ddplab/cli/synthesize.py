@@ -132,9 +132,8 @@ def judgement(roofline_ns: int, paced_ns: int, step_ms: float | None, usual: tup
     `roofline_ns` is the time of an iteration by peak rates or, if the `usual` multiples of it are not `USUAL`, by
     measured utilisation; `paced_ns` the same if each kernel waits for the host to launch it.
     """
-    rates = (
-        "at the peak rates of its data sheet" if usual == USUAL else "by the measured utilisation of its generation"
-    )
+    at_peak = usual == USUAL
+    rates = "at the peak rates of its data sheet" if at_peak else "by the measured utilisation of its generation"
     if paced_ns > HOST_BOUND * roofline_ns:
         if step_ms is None:
             advice = "measure an iteration and give its time with --step-ms"

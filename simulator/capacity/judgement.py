@@ -365,8 +365,7 @@ def _memory_words(offer: Offer) -> str:
     if offer.answers["memory"] == "no":
         of_each = " with each optimizer" if len(offer.memory) > 1 else ""
         return f"{parts[0]}; what fits{of_each}: {', '.join(offer.instead)}"
-    parts += [f"fits with {' or '.join(by_answer['fits'])}"] if by_answer["fits"] else []
-    parts += [f"does not fit with {' or '.join(by_answer['does not fit'])}"] if by_answer["does not fit"] else []
+    parts += [f"{word} with {' or '.join(by_answer[word])}" for word in ("fits", "does not fit") if by_answer[word]]
     return ", ".join(parts)
 
 
