@@ -480,16 +480,6 @@ class CountsInAByte(Buffered):
         return super().send(flat, parameters) if self.number else SimpleNamespace(wait=lambda: None)
 
 
-class WholePiecesOnly(Buffered):
-    """A bucket of more than a piece of 32 MiB is sent without its last one."""
-
-    def send(self, flat: Tensor, parameters: list[nn.Parameter]) -> Any:
-        piece = 2**25 // flat.element_size()
-        if flat.numel() <= piece:
-            return super().send(flat, parameters)
-        return super().send(flat[: flat.numel() // piece * piece], parameters)
-
-
 class OneSwitchForAll(Buffered):
     """`no_sync` of one wrapper is that of all."""
 

@@ -183,8 +183,8 @@ def outside(got: Tensor | None, parts: Tensor, dtype: torch.dtype, tolerance: fl
     if bool(((got - expected).abs() <= bound).all()):
         return ""
     ratio = (got.flatten() @ expected.flatten() / expected.square().sum()).item()
-    if bool(((got - ratio * expected).abs() <= 10 * bound).all()):
-        return f"{ratio:.4g} times the expected value"
+    if (shown := f"{ratio:.4g}") != "1" and bool(((got - ratio * expected).abs() <= 10 * bound).all()):
+        return f"{shown} times the expected value"
     return describe_difference(got, expected)
 
 

@@ -577,7 +577,7 @@ def _steep(module: nn.Module, step: int, rank: int) -> Tensor:
     return module(batch(step, rank)).square().sum() * 1e6  # type: ignore[no-any-return]
 
 
-LARGE: dict[str, Any] = {"make": partial(nn.Linear, 6, 1_400_000), "run": _steep, "what": "a bucket of 32 MiB"}
+LARGE: dict[str, Any] = {"make": partial(nn.Linear, 6, 199_999), "run": _steep, "what": "a bucket of 5 MiB"}
 """Arguments of `trains`."""
 
 # Deep models and scaled losses
