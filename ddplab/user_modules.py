@@ -44,7 +44,7 @@ def import_first_here(name: str) -> ModuleType:
 
 
 def place_of(error: BaseException | None, function: object = None) -> str:
-    """Return the user's line that raised an error, as ` (mine.py, line 3)`; else the line of `function`; else ``."""
+    """Return the user's line that raised an error, as `(mine.py, line 3)`; else that of `function`; else nothing."""
     calls = traceback.extract_tb(None if error is None else error.__traceback__)
     found = [(one.filename, one.lineno) for one in calls if not one.filename.startswith(LIBRARIES)]
     call = function if hasattr(function, "__code__") else type(function).__call__
