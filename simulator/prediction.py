@@ -198,8 +198,9 @@ def _error_bands(
         return replace(median, duration_ns=as_int64(median.duration_ns * factors))
 
     bands = {}
-    if (errors := costs.relative_errors).any():
-        bands["collectives"] = with_collectives(1 / (1 + errors)), with_collectives(1 + errors)
+    if costs.relative_errors.any():
+        faster, slower = costs.relative_errors
+        bands["collectives"] = with_collectives(1 / (1 + faster)), with_collectives(1 + slower)
     least, most = costs.slow_down_bounds
     if least != most:
         bands["slow-downs"] = replace(median, slow_down=least), replace(median, slow_down=most)

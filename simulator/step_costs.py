@@ -35,9 +35,9 @@ class ScheduleCosts:
     untimed: EngineInput  #: the schedule and the costs of its collectives, on a rank whose steps take no time
     same_ns: dict[Compute, int]  #: duration of each step whose duration is equal on all ranks
     pack_ns: Nanoseconds  #: duration of copying each bucket's gradients into it; shape [buckets]
-    relative_errors: NDArray[np.float64]  #: of collectives, see `Fabric.relative_errors`; shape of `untimed.cost_ns`
+    relative_errors: NDArray[np.float64]  #: see `Fabric.relative_errors`; shape [2, collectives]
     step_errors: dict[str, tuple[tuple[ComputeKind, ...], float]]
-    """The same for steps of some kinds, by the name of their cost."""
+    """The relative error, in both directions, of steps of some kinds, by the name of their cost."""
     unexplained: float  #: the same for the whole iteration
     spread: float
     """Half-width of the 90 % interval of iterations as a fraction of their median, if a training run on this number

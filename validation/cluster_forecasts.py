@@ -76,8 +76,8 @@ def forecasts() -> Iterator[Forecast]:
         fabric = load_fabric(node)
         for nodes in NODES:
             us = fabric.all_reduce_costs_ns(SIZES, 8 * nodes) / 1e3
-            off = 1 + fabric.relative_errors(SIZES, 8 * nodes)
-            for size, one, low, high in zip(SIZES.tolist(), us, us / off, us * off, strict=True):
+            faster, slower = 1 + fabric.relative_errors(SIZES, 8 * nodes)
+            for size, one, low, high in zip(SIZES.tolist(), us, us / faster, us * slower, strict=True):
                 yield Forecast(
                     "all-reduce", node, 0, 8 * nodes, size, *(round(float(t), 1) for t in (one, low, high))
                 )

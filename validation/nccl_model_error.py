@@ -136,8 +136,8 @@ def covered(*, several_nodes: bool, linked: bool) -> float:
                 fabric = table.model_copy(update={"topology": Topology(levels=tuple(levels)) if linked else None})
                 beyond = np.delete(np.arange(len(sizes)), kept)
                 costs_ns = fabric.all_reduce_costs_ns(sizes[beyond], gpus)
-                band = 1 + fabric.relative_errors(sizes[beyond], gpus)
-                inside += ((costs_ns / band <= ns[beyond]) & (ns[beyond] <= costs_ns * band)).tolist()
+                faster, slower = 1 + fabric.relative_errors(sizes[beyond], gpus)
+                inside += ((costs_ns / faster <= ns[beyond]) & (ns[beyond] <= costs_ns * slower)).tolist()
     return float(np.mean(inside))
 
 

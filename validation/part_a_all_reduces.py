@@ -33,7 +33,7 @@ def score(case: AllReduceCase) -> CaseScore:
                 if question.truth_below_bytes is None or size < question.truth_below_bytes
             ]
             sizes = np.array([size for size, _ in compared])
-            predicted, errors = predict_ns(inputs, question, gpus, sizes)
+            predicted, (faster, slower) = predict_ns(inputs, question, gpus, sizes)
             ring = ring_ns(inputs, question, gpus, sizes)
             rows += [
                 Comparison(
@@ -46,7 +46,7 @@ def score(case: AllReduceCase) -> CaseScore:
                     measured_ns=us * 1000,
                     baselines_ns={RING_FACTOR: float(ring[place])},
                     counts=question.counts and size >= case.from_bytes,
-                    interval_ns=(predicted[place] / (1 + errors[place]), predicted[place] * (1 + errors[place])),
+                    interval_ns=(predicted[place] / (1 + faster[place]), predicted[place] * (1 + slower[place])),
                     several_nodes=gpus > case.gpus_per_node,
                     added_later=case.added_later,
                 )
@@ -67,7 +67,7 @@ def predict_ns(
         sizes: Message sizes in bytes.
 
     Returns:
-        Nanoseconds and their relative errors, one for each size.
+        Nanoseconds, and their relative errors as `Fabric.relative_errors` has them.
     """
     links = None if question.topology is None else topology_of(question.topology)
     if links is not None and not inputs:

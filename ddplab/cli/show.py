@@ -99,14 +99,14 @@ def show_fabric(fabric: Fabric, name: str) -> dict[str, Any]:
         {
             "world_size": world_size,
             "origin": fabric.origin(world_size),
-            "relative_error": float(fabric.relative_errors(np.array([segment.from_bytes]), world_size)[0]) or None,
+            "relative_error": float(fabric.relative_errors(np.array([segment.from_bytes]), world_size).max()) or None,
             **segment._asdict(),
         }
         for world_size in sorted({*fabric.world_sizes, *accumulate(members, mul)})
         for segment in fabric.segments(world_size)
     ]
     say(fabric.source or name)
-    title = f"all-reduces, {fabric.concurrency} at a time; ± is half of a 90 % band"
+    title = f"all-reduces, {fabric.concurrency} at a time; ± is the wider side of a 90 % band"
     show_table(list(map(_segment_row, segments)), title)
     _show_processor(fabric.processor)
     costs = fabric.model_dump(mode="json", include={"source", "library", "concurrency", "processor"})

@@ -83,18 +83,18 @@ class CostCurves:
         return "measured" if world_size in self.all_reduces else "extrapolated"
 
     def relative_errors(self, sizes_bytes: Sizes, world_size: int) -> NDArray[np.float64]:
-        """Return the relative error of an all-reduce by size; see `Fabric.relative_errors`."""
+        """Return the relative errors of an all-reduce; see `Fabric.relative_errors`."""
         curve = self.all_reduce(world_size)
         if isinstance(curve, AlgorithmCosts):
             return self._errors_of_links(sizes_bytes, world_size)
         assert isinstance(curve, Table)
         if curve is FREE:
-            return np.zeros(sizes_bytes.shape)
+            return np.zeros((2, *sizes_bytes.shape))
         error = curve.spread if world_size in self.all_reduces else self._unmeasured_error(world_size)
         errors = error + errors_beyond(curve, sizes_bytes)
         if self.crosses(world_size) and isinstance(curve.beyond, AlgorithmCosts):
             return np.maximum(errors, self._errors_of_links(sizes_bytes, world_size))
-        return errors
+        return np.stack([errors, errors])
 
     def has_usual_latency(self, world_size: int) -> bool:
         """Return whether NCCL crosses a network whose latency is NCCL's default, or below every published one."""
@@ -110,16 +110,17 @@ class CostCurves:
         return max(0.0, log2(rate / CONNECTION)) if is_slow else 0.0
 
     def _errors_of_links(self, sizes_bytes: Sizes, world_size: int) -> NDArray[np.float64]:
-        """Return the relative errors of costs computed from links."""
+        """Return the relative errors of costs computed from links; Ethernet is slower than its rate, never faster."""
         costs = self._described(world_size)
-        of_latency = np.zeros(sizes_bytes.shape)
+        of_latency = np.zeros((2, *sizes_bytes.shape))
         if self.has_usual_latency(world_size):
             inside, *network = self._levels(world_size)
-            slow = [one.model_copy(update={"latency_ns": round(one.latency_ns * SLOW_TRANSPORT)}) for one in network]
-            slower = all_reduce_costs((inside, *slow), "nccl", "library", self._fabric.nccl_version)
-            of_latency = np.log(slower.costs_ns(sizes_bytes) / costs.costs_ns(sizes_bytes))
+            for end, multiple in enumerate((FAST_TRANSPORT, SLOW_TRANSPORT)):
+                other = [one.model_copy(update={"latency_ns": round(one.latency_ns * multiple)}) for one in network]
+                others = all_reduce_costs((inside, *other), "nccl", "library", self._fabric.nccl_version)
+                of_latency[end] = np.log(others.costs_ns(sizes_bytes) / costs.costs_ns(sizes_bytes))
         of_sockets = SOCKETS_DEVIATION * self.doublings_beyond_a_connection(world_size)
-        return described_errors(sizes_bytes, costs.nodes, np.hypot(of_latency, of_sockets))
+        return described_errors(sizes_bytes, costs.nodes, np.hypot(of_latency, [[0.0], [of_sockets]]))
 
     def crosses(self, world_size: int) -> bool:
         """Return whether all tables are of fewer levels of links, so that they say nothing of the outermost one."""
@@ -218,8 +219,8 @@ class CostCurves:
 
 # Relative errors
 #
-# With a relative error e, nine in ten costs lie between the cost divided by 1 + e and the cost times 1 + e, because a
-# network is more often much slower than expected than much faster.
+# With relative errors `faster, slower`, nine in ten costs lie between the cost divided by 1 + faster and the cost
+# times 1 + slower, because a network is more often much slower than expected than much faster.
 
 LINKS_ERROR = 0.14
 """Relative error of costs computed from links, and of a world size between two measured ones."""
@@ -252,6 +253,8 @@ SLOW_TRANSPORT = exp(1.36)
 """Multiple of `USUAL_LATENCY_NS` that is one standard deviation away: the root mean square of the logarithms of half
 of what 8 bytes take on two nodes over it, by transport. Slingshot 9.3 (Alps) and 60 us (Polaris), InfiniBand 16.6,
 EFA 36 (P5) and 91 (P4d), TCPXO 61, RoCE 109 us (MI300X); logs as in `catalogue.yaml`."""
+FAST_TRANSPORT = 9.3 / 14
+"""The same on the fast side: the shortest of these latencies."""
 CONNECTION, SLOW_NETWORK = 10e9 / 8, 50e9 / 8
 """Bytes per second that one TCP connection reaches, and up to which a node's network is usually Ethernet."""
 SOCKETS_DEVIATION = 0.47
@@ -263,12 +266,12 @@ of 100: the root mean square of the logarithms by doubling. With one GPU a node 
 
 
 def described_errors(sizes_bytes: Sizes, nodes: int | None, of_transport: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Return the relative errors by size of costs computed from links, on nodes of NCCL's model (None: of another).
+    """Return the relative errors of costs computed from links, on nodes of NCCL's model (None: of another).
 
-    `of_transport`: standard deviations of the logarithm that an unknown latency and Ethernet add; shape [sizes].
+    `of_transport`: standard deviations of the logarithm that an unknown latency and Ethernet add; shape [2, sizes].
     """
     if nodes is None:
-        return np.full(sizes_bytes.shape, LINKS_ERROR)
+        return np.full(of_transport.shape, LINKS_ERROR)
     deviation = published_deviations(sizes_bytes, several_nodes=nodes > 1)
     of_rate = RATE_DEVIATION[nodes > 1] + MANY_NODES_DEVIATION * max(0.0, log2(nodes / MANY_NODES))
     return np.exp(NORMAL_HALF_BAND * np.sqrt(deviation**2 + of_rate**2 + of_transport**2)) - 1

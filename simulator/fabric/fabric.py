@@ -351,14 +351,14 @@ class Fabric(Schema, strict=False):
         return LinkShare(float(shared / alone) if alone else 1.0)
 
     def relative_errors(self, sizes_bytes: Sizes, world_size: int) -> NDArray[np.float64]:
-        """Return the relative error of collectives by size; shape [sizes].
+        """Return the relative errors of collectives, `faster` and `slower`, by size; shape [2, sizes].
 
-        With an error e, nine in ten costs lie between the cost divided by 1 + e and the cost times 1 + e.
+        Nine in ten costs lie between the cost divided by 1 + faster and the cost times 1 + slower.
         """
         return self._curves.relative_errors(sizes_bytes, world_size)
 
     def errors_beyond_tables(self, sizes_bytes: Sizes, world_size: int) -> NDArray[np.float64]:
-        """Return the part of `relative_errors` that comes from sizes beyond those of a measured table."""
+        """Return the part of each of `relative_errors` that comes from sizes beyond those of a measured table."""
         curve = self._curves.all_reduce(world_size)
         return errors_beyond(curve, sizes_bytes) if isinstance(curve, Table) else np.zeros(sizes_bytes.shape)
 

@@ -96,7 +96,8 @@ class PlanTimes:
         schedule = build_schedule(policy, self.recorded, world_size=self.world_size)
         costs = price_schedule(schedule, charged, policy, self.world_size)
         if self.objective == "worst_case":
-            dearer = as_int64(costs.untimed.cost_ns * (1 + costs.relative_errors))
+            _, slower = costs.relative_errors
+            dearer = as_int64(costs.untimed.cost_ns * (1 + slower))
             costs = replace(costs, untimed=replace(costs.untimed, cost_ns=dearer))
         return costs
 
@@ -156,7 +157,8 @@ class PlanTimes:
         price = self.fabric.all_gather_costs_ns if transport == "all_gather" else self.fabric.all_reduce_costs_ns
         costs_ns = price(sizes_bytes, self.world_size)
         if self.objective == "worst_case":
-            return as_int64(costs_ns * (1 + self.fabric.relative_errors(sizes_bytes, self.world_size)))
+            _, slower = self.fabric.relative_errors(sizes_bytes, self.world_size)
+            return as_int64(costs_ns * (1 + slower))
         return costs_ns
 
     def forward_starts_ns(self, plan: BucketLayout) -> tuple[CycleTimes, Nanoseconds]:

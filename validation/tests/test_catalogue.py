@@ -76,8 +76,9 @@ def all_reduces_inside(name: str) -> str:
     for gpus, table in ((n, table) for system in SYSTEMS[name] for n, table in TABLES[system].items()):
         sizes = np.array([size for size in table if size >= LEAST_BYTES])
         measured_ns = np.array([1e3 * table[size] for size in sizes.tolist()])
-        off = np.abs(np.log(fabric.all_reduce_costs_ns(sizes, gpus) / measured_ns))
-        inside += (off <= np.log1p(fabric.relative_errors(sizes, gpus))).tolist()
+        slower_by = measured_ns / fabric.all_reduce_costs_ns(sizes, gpus)
+        faster, slower = 1 + fabric.relative_errors(sizes, gpus)
+        inside += ((1 / faster <= slower_by) & (slower_by <= slower)).tolist()
     return f"{sum(inside)} of {len(inside)}"
 
 
