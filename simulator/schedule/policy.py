@@ -106,6 +106,16 @@ class Policy(Settings, strict=False):
             raise ValueError(f"expected a CommHook or the name of one, such as 'fp16', got {reprlib.repr(hook)}")
         return hook
 
+    @field_validator("plan", mode="before")
+    @classmethod
+    def _plan_is_no_name(cls, plan: Any) -> Any:
+        if isinstance(plan, str):
+            what = "a list of buckets, each a list of parameter indices, such as [[2, 3], [0, 1]]"
+            raise ValueError(
+                f"expected {what} (`buckets` in a file of `ddplab tune --out`), got {reprlib.repr(plan)}"
+            )
+        return plan
+
     @model_validator(mode="after")
     def _has_features_that_go_together(self) -> Self:
         self.two_stage_caps()  # raises if a cap is negative

@@ -57,7 +57,7 @@ MISTAKES = {
     "calibrate --model tests.models_for_cli:loss_is_a_number": "a parameter, got AttributeError: 'float' object",
     "plan tests.models_for_cli:needs_a_batch h100": "missing 1 required positional argument: 'batch' (",
     "plan resnet50 aws-p4d --network 100": "got '100'; did you mean 100gbit?",
-    "predict {trace} --fabric {fabric} --set plan=plan.json": "plan: input should be a list, [...], got 'plan.json'",
+    "predict {trace} --fabric {fabric} --set plan=plan.json": "in a file of `ddplab tune --out`), got 'plan.json'",
     "record --world-size 0": "--world-size: expected to be greater than or equal to 1, got '0'",
     "predict absent.json": "absent.json: cannot be read: No such file",
     "predict {trace} --fabric absent.json": "absent.json: cannot be read",
