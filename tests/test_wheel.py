@@ -165,3 +165,26 @@ def test_the_matrix_of_ci_has_the_pythons_of_the_classifiers():
     named = [one.rpartition(" ")[2] for one in classifiers if one.startswith("Programming Language :: Python :: 3.")]
     assert json.loads(printed.partition("=")[2]) == named
     assert len(named) >= 3
+
+
+def test_a_release_names_the_addresses_of_the_repository_that_made_it(tmp_path):
+    jobs = yaml.safe_load((ROOT / ".github" / "workflows" / "release.yml").read_text())["jobs"]
+    step = next(step for step in jobs["build"]["steps"] if step.get("id") == "addresses")["run"]
+    (tmp_path / "ddplab").mkdir()
+    # As committed, because the release has already edited its own.
+    for name in ("pyproject.toml", "README.md", "LICENSE", "ddplab/__init__.py"):
+        (tmp_path / name).write_bytes(subprocess.check_output(["git", "show", f"HEAD:{name}"], cwd=ROOT))
+    address, tag = "https://github.example/owner/name", f"v{ddplab.__version__}"
+    server, repository = address.split("/owner/")[0], "owner/name"
+    variables = {"GITHUB_SERVER_URL": server, "GITHUB_REPOSITORY": repository, "GITHUB_REF_NAME": tag}
+    subprocess.run(["bash", "-ec", step], cwd=tmp_path, env=os.environ | variables, check=True)
+    metadata = json.loads(
+        subprocess.check_output([sys.executable, "-m", "hatchling", "metadata"], cwd=tmp_path, text=True)
+    )
+    assert metadata["urls"] == {
+        "Repository": address,
+        "Documentation": f"{address}/deployments/github-pages",
+        "Changelog": f"{address}/blob/{tag}/CHANGELOG.md",
+        "Issues": f"{address}/issues",
+    }
+    assert metadata["scripts"] == {"ddplab": "ddplab.command:main"}
