@@ -366,9 +366,15 @@ def find_device(name: str) -> Device:
     if name in data_sheets():
         return data_sheets()[name]
     if name in read_catalogue().devices:
-        given = ", ".join(one for one in data_sheets() if one.startswith(f"{name}-"))
-        given = given or "none; make a trace on such a GPU (ddplab record, or ddplab import of a profile)"
-        raise ValueError(f"device: expected one with a precision, got {name!r}, of which the catalogue has {given}")
+        if given := ", ".join(one for one in data_sheets() if one.startswith(f"{name}-")):
+            raise ValueError(
+                f"device: expected one with a precision, got {name!r}, of which the catalogue has {given}"
+            )
+        cure = "make a trace on such a GPU (ddplab record, or ddplab import of a profile)"
+        raise ValueError(
+            f"device: expected a GPU whose steps can be told by name, got {name!r}, of which the catalogue has no "
+            f"training that shows what part of its peak rates it reaches; {cure}"
+        )
     names = [*(one for one, entry in read_catalogue().devices.items() if entry.peaks), *data_sheets()]
     raise ValueError(unknown("device", name, names, others="a data sheet's .json file or"))
 

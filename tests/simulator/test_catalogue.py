@@ -64,7 +64,7 @@ def test_a_node_is_found_by_name_and_other_fabrics_in_their_files(tmp_path, monk
         (load_fabric, "zzz", "expected a file or a name that `ddplab show` lists, got 'zzz'"),
         (find_device, "h10", "did you mean h100 or h100-fp32"),
         (find_device, "h100", "has h100-fp32, h100-tf32"),
-        (find_device, "l4", "got 'l4', of which the catalogue has none"),
+        (find_device, "l4", "got 'l4', of which the catalogue has no training"),
         (find_device, "h300", "expected a data sheet's .json file or a name that `ddplab show` lists"),
     ],
 )
