@@ -102,17 +102,14 @@ class Buffer(Schema):
 class StepMemory(Schema):
     """Bytes that forward and backward hold beside parameters, buffers, states of the optimiser and buckets."""
 
-    batch: Batch = Field(description="samples for which the bytes hold")
-    batch_bytes: Bytes = Field(description="bytes of the batch itself")
-    constant_bytes: Bytes = Field(default=0, description="bytes of the others that do not grow with the batch")
-    kept_bytes: Bytes = Field(description="bytes of the activations that autograd keeps when forward ends")
-    peak_bytes: Bytes = Field(description="most bytes at one time, without gradients of parameters")
-    peak_with_gradients_bytes: Bytes = Field(
-        description="most bytes at one time, with the gradients that are there, if the step starts without any"
-    )
-    ready_bytes: tuple[Bytes, ...] = Field(
-        description="bytes without gradients when each gradient is ready, by parameter index"
-    )
+    batch: Batch  #: samples for which the bytes hold
+    batch_bytes: Bytes  #: bytes of the batch itself
+    constant_bytes: Bytes = 0  #: bytes of the others that do not grow with the batch
+    kept_bytes: Bytes  #: bytes of the activations that autograd keeps when forward ends
+    peak_bytes: Bytes  #: most bytes at one time, without gradients of parameters
+    peak_with_gradients_bytes: Bytes
+    """Most bytes at one time, with the gradients that are there, if the step starts without any."""
+    ready_bytes: tuple[Bytes, ...]  #: bytes without gradients when each gradient is ready, by parameter index
 
     def with_batch(self, batch: int) -> Self:
         """Return the bytes of another batch; what grows with the batch grows in proportion."""
@@ -139,9 +136,8 @@ class Workload(Schema):
     """The model and the set-up that were recorded."""
 
     model: str
-    source: Literal["ddplab", "torch", "module"] = Field(
-        description="which data parallelism ran: ddplab's, torch's, or none (a plain module: no communication)"
-    )
+    source: Literal["ddplab", "torch", "module"]
+    """Which data parallelism ran: ddplab's, torch's, or none (a plain module: no communication)."""
     parameters: tuple[Parameter, ...]
     buffers: tuple[Buffer, ...] = ()
     device: str
@@ -149,26 +145,17 @@ class Workload(Schema):
     backend: str | None
     world_size: WorldSize
     torch_version: str
-    batch: Batch | None = Field(default=None, description="samples per rank and iteration, where known")
-    input_shape: tuple[Length, ...] | None = Field(
-        default=None, description="shape of the first tensor that the module took as input, where known"
-    )
-    tokens: Length | None = Field(
-        default=None, description="length of a sample's sequence, where the input has numbers of tokens"
-    )
-    flops: Flops | None = Field(
-        default=None,
-        description="floating-point operations of an iteration, without those that checkpoints repeat, where counted",
-    )
-    flops_per_s: FlopsPerS | None = Field(default=None, description="peak rate of the GPU, where known")
-    memory_bytes_per_s: BytesPerS | None = Field(
-        default=None, description="peak bandwidth of the GPU's memory, where known"
-    )
-    memory: StepMemory | None = Field(default=None, description="what a step holds, where it was counted")
-    compute_bounds: tuple[Bound, Bound] = Field(
-        default=(1.0, 1.0),
-        description="multiples of the compute times between which nine in ten true ones lie; both 1: recorded",
-    )
+    batch: Batch | None = None  #: samples per rank and iteration, where known
+    input_shape: tuple[Length, ...] | None = None
+    """Shape of the first tensor that the module took as input, where known."""
+    tokens: Length | None = None  #: length of a sample's sequence, where the input has numbers of tokens
+    flops: Flops | None = None
+    """Floating-point operations of an iteration, without those that checkpoints repeat, where counted."""
+    flops_per_s: FlopsPerS | None = None  #: peak rate of the GPU, where known
+    memory_bytes_per_s: BytesPerS | None = None  #: peak bandwidth of the GPU's memory, where known
+    memory: StepMemory | None = None  #: what a step holds, where it was counted
+    compute_bounds: tuple[Bound, Bound] = (1.0, 1.0)
+    """Multiples of the compute times between which nine in ten true ones lie; both 1: recorded."""
 
     @property
     def described(self) -> str:
@@ -190,15 +177,12 @@ class Workload(Schema):
 
 
 class BucketTimes(Schema):
-    """One bucket in one iteration: ready <= launched <= done <= copied out.
+    """One bucket in one iteration: ready <= launched <= done <= copied out."""
 
-    `copied_out_ns` is None if it was not recorded: torch's reducer does not report it.
-    """
-
-    ready_ns: Moment = Field(description="when the last gradient of the bucket was ready")
-    launched_ns: Moment = Field(description="when its all-reduce was issued")
-    done_ns: Moment = Field(description="when its all-reduce had finished")
-    copied_out_ns: Moment | None = None
+    ready_ns: Moment  #: when the last gradient of the bucket was ready
+    launched_ns: Moment  #: when its all-reduce was issued
+    done_ns: Moment  #: when its all-reduce had finished
+    copied_out_ns: Moment | None = None  #: None: not recorded, because torch's reducer does not report it
 
     @model_validator(mode="after")
     def _in_order(self) -> Self:
@@ -223,23 +207,20 @@ class Iteration(Schema):
 
     forward_start_ns: Moment
     forward_end_ns: Moment
-    backward_start_ns: Moment = Field(description="when the first gradient of the model's output was computed")
-    computed_ns: Moment | None = Field(
-        default=None,
-        description="when a backward pass with communication had computed everything, parameters outside the data "
-        "parallelism included; None: with its last gradient",
-    )
+    backward_start_ns: Moment  #: when the first gradient of the model's output was computed
+    computed_ns: Moment | None = None
+    """When a backward pass with communication had computed everything, parameters outside the data parallelism
+    included. None: with its last gradient."""
     backward_end_ns: Moment
     optimizer_start_ns: Moment | None = None
     optimizer_end_ns: Moment | None = None
     end_ns: Moment
-    host_bound_ns: Nanoseconds | None = Field(
-        default=None, description="how long a GPU waited for its host to launch something; None: not recorded"
-    )
-    synchronized: bool = Field(description="whether gradients were averaged over the ranks")
-    layout: int | None = Field(default=None, description="index into Trace.layouts; None: no buckets")
-    ready_ns: tuple[Moment | None, ...] = Field(description="by parameter index; None: the parameter got no gradient")
-    buckets: tuple[BucketTimes, ...] = Field(default=(), description="in launch order")
+    host_bound_ns: Nanoseconds | None = None
+    """How long a GPU waited for its host to launch something. None: not recorded."""
+    synchronized: bool  #: whether gradients were averaged over the ranks
+    layout: int | None = None  #: index into `Trace.layouts`; None: no buckets
+    ready_ns: tuple[Moment | None, ...]  #: by parameter index; None: the parameter got no gradient
+    buckets: tuple[BucketTimes, ...] = ()  #: in launch order
 
     @model_validator(mode="after")
     def _in_order(self) -> Self:
@@ -279,8 +260,8 @@ class RankTrace(Schema):
     """The recording of one rank."""
 
     rank: Rank
-    clock_offset_ns: Moment = Field(default=0, description="add to this rank's times to get rank 0's clock")
-    clock_uncertainty_ns: Nanoseconds = Field(default=0, description="estimated error of the offset")
+    clock_offset_ns: Moment = 0  #: add to this rank's times to get rank 0's clock
+    clock_uncertainty_ns: Nanoseconds = 0  #: estimated error of the offset
     iterations: tuple[Iteration, ...] = Field(min_length=1)
 
     @model_validator(mode="after")
