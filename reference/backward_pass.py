@@ -31,42 +31,27 @@ class InFlight(NamedTuple):
 
 @dataclass(slots=True, kw_only=True)
 class Reduction:
-    """Progress in averaging the gradients of one synchronised forward pass.
+    """Progress in averaging the gradients of one synchronised forward pass."""
 
-    Attributes:
-        count_ranks: Returns the number of ranks to divide by; called when the first gradient arrives.
-        reachable: Indices of the parameters that forward's outputs depend on, for error messages. None: not searched.
-        ready_order: Parameter indices in the order in which their gradients became ready.
-        begun: Whether a gradient has arrived.
-        arrived: Parameter indices in the order in which gradients arrived, undefined ones too.
-        inside: Autograd's number of the backward pass in which the forward pass ran, to recompute; -1: in none.
-        beside: Whether that pass had reached the outputs of another forward pass by then.
-        before: The gradients at the end of the last backward pass that left some out.
-        owners: Parameters by the address of their gradients' memory, as far as it was looked at.
-        scale: Factor by which gradients are multiplied when they are packed.
-        to_send: Indices of the buckets to send, in launch order; the others are skipped.
-        next_bucket: Index of the first bucket that has been neither launched nor skipped.
-        launches: Number of launches attempted. One that raised may have issued a collective, but is not in
-            `in_flight`.
-        in_flight: Launched collectives by bucket index.
-        averaged: Whether all have ended, and the averages are in the gradients.
-    """
-
-    count_ranks: Callable[[], int]
+    count_ranks: Callable[[], int]  #: returns the number of ranks to divide by; called at the first gradient
     reachable: frozenset[int] | None
+    """Indices of the parameters that forward's outputs depend on, for error messages. None: not searched."""
     ready_order: list[int] = field(default_factory=list)
-    begun: bool = False
+    """Parameter indices in the order in which their gradients became ready."""
+    begun: bool = False  #: whether a gradient has arrived
     arrived: list[int] = field(default_factory=list)
-    inside: int = -1
-    beside: bool = False
-    before: Snapshot = ()
+    """Parameter indices in the order in which gradients arrived, undefined ones too."""
+    inside: int = -1  #: autograd's number of the backward pass in which forward ran, to recompute; -1: in none
+    beside: bool = False  #: whether that pass had reached the outputs of another forward pass by then
+    before: Snapshot = ()  #: the gradients at the end of the last backward pass that left some out
     owners: dict[int, nn.Parameter] = field(default_factory=dict)
-    scale: float = 1.0
-    to_send: Sequence[int] = ()
-    next_bucket: int = 0
-    launches: int = 0
-    in_flight: dict[int, InFlight] = field(default_factory=dict)
-    averaged: bool = False
+    """Parameters by the address of their gradients' memory, as far as it was looked at."""
+    scale: float = 1.0  #: factor by which gradients are multiplied when they are packed
+    to_send: Sequence[int] = ()  #: indices of the buckets to send, in launch order; the others are skipped
+    next_bucket: int = 0  #: index of the first bucket that has been neither launched nor skipped
+    launches: int = 0  #: launches attempted; one that raised may have issued a collective, but is not in `in_flight`
+    in_flight: dict[int, InFlight] = field(default_factory=dict)  #: launched collectives by bucket index
+    averaged: bool = False  #: whether all have ended, and the averages are in the gradients
 
     @property
     def launched_all(self) -> bool:
@@ -88,36 +73,25 @@ class Expecting:
 
 @dataclass(frozen=True, slots=True)
 class Running:
-    """Autograd runs a backward pass that has reached the module.
+    """Autograd runs a backward pass that has reached the module."""
 
-    Attributes:
-        task: Autograd's number of the backward pass.
-        reduction: The reduction to which the pass contributes. None: its gradients stay local.
-        before: The state before the pass, restored after it unless the averaging is complete or has failed.
-        arrived_before: Number of gradients that earlier passes brought for `reduction`.
-        local: Parameter indices whose gradients arrived without a reduction. They count if the pass then reaches the
-            outputs of the forward pass that waits.
-    """
-
-    task: int
-    reduction: Reduction | None
-    before: "Idle | Expecting"
-    arrived_before: int = 0
+    task: int  #: autograd's number of the backward pass
+    reduction: Reduction | None  #: the reduction to which the pass contributes; None: its gradients stay local
+    before: "Idle | Expecting"  #: the state to restore after the pass, unless averaging is complete or has failed
+    arrived_before: int = 0  #: number of gradients that earlier passes brought for `reduction`
     local: list[int] = field(default_factory=list)
+    """Parameter indices whose gradients arrived without a reduction. They count if the pass then reaches the outputs
+    of the forward pass that waits."""
 
 
 @dataclass(frozen=True, slots=True)
 class Failed:
-    """An exception ended a backward pass whose gradients can no longer be averaged.
+    """An exception ended a backward pass whose gradients can no longer be averaged."""
 
-    Attributes:
-        message: Message of the error that the next forward pass raises.
-        resumes: Whether the next forward pass may go on instead, because every rank issues the same collectives and
-            this rank's have ended.
-    """
-
-    message: str
+    message: str  #: message of the error that the next forward pass raises
     resumes: bool
+    """Whether the next forward pass may go on instead, because every rank issues the same collectives and this rank's
+    have ended."""
 
 
 State = Idle | Expecting | Running | Failed
