@@ -38,49 +38,33 @@ R = TypeVar("R")
 
 @dataclass(slots=True)
 class BucketTimestamps(Generic[R]):
-    """Readings of one bucket in one iteration.
+    """Readings of one bucket in one iteration."""
 
-    Attributes:
-        ready: When its last gradient was ready. None: not observed; that of its last gradient counts.
-        launched: When its all-reduce was issued.
-        done: When the completion callback of the all-reduce ran.
-        waited: When the reducer returned from waiting for the all-reduce.
-        copied_out: When the averages had been copied into the gradients.
-    """
-
-    ready: R | None
-    launched: R
-    done: R | None = None
-    waited: R | None = None
-    copied_out: R | None = None
+    ready: R | None  #: when its last gradient was ready; None: not observed, and that of its last gradient counts
+    launched: R  #: when its all-reduce was issued
+    done: R | None = None  #: when the completion callback of the all-reduce ran
+    waited: R | None = None  #: when the reducer returned from waiting for the all-reduce
+    copied_out: R | None = None  #: when the averages had been copied into the gradients
 
 
 @dataclass(slots=True)
 class IterationTimestamps(Generic[R]):
-    """Readings of one iteration; None: not yet taken.
-
-    Attributes:
-        ready: By parameter index, when the gradient was accumulated.
-        in_backward: Whether a backward pass is running.
-        synchronized: Whether gradients are averaged.
-        layout: Bucket layout of a synchronised iteration.
-        end: When the next iteration began. None: there is none; the iteration ends with its last optimiser step or
-            backward pass.
-        buckets: In launch order.
-    """
+    """Readings of one iteration; None: not yet taken."""
 
     forward_start: R
-    ready: list[R | None]
-    in_backward: bool = False
-    synchronized: bool = False
-    layout: BucketLayout | None = None
+    ready: list[R | None]  #: by parameter index, when the gradient was accumulated
+    in_backward: bool = False  #: whether a backward pass is running
+    synchronized: bool = False  #: whether gradients are averaged
+    layout: BucketLayout | None = None  #: bucket layout of a synchronised iteration
     forward_end: R | None = None
     backward_start: R | None = None
     backward_end: R | None = None
     optimizer_start: R | None = None
     optimizer_end: R | None = None
     end: R | None = None
-    buckets: list[BucketTimestamps[R]] = field(default_factory=list)
+    """When the next iteration began. None: there is none, and this one ends with its last optimiser step or backward
+    pass."""
+    buckets: list[BucketTimestamps[R]] = field(default_factory=list)  #: in launch order
 
 
 class Timestamps:
