@@ -74,21 +74,17 @@ def outside_of_transforms(tensor: Tensor) -> Tensor:
 
 
 class Inbox:
-    """Parameter indices whose gradients have arrived since the reducer last looked.
-
-    Attributes:
-        indices: Parameter indices, in the order in which their gradients arrived.
-        undefined: Those whose gradients were undefined, so that nothing was accumulated, in this backward pass.
-        limit: Number of gradients at which the hooks call the reducer.
-        room_bytes: How many more bytes of gradients can arrive without a call.
-    """
+    """Parameter indices whose gradients have arrived since the reducer last looked."""
 
     __slots__ = ("indices", "limit", "room_bytes", "undefined")
 
     def __init__(self) -> None:
-        self.indices: list[int] = []  # never replaced by another list, because the hooks hold this one
+        #: In the order of arrival; never replaced by another list, because the hooks hold this one.
+        self.indices: list[int] = []
+        #: Those whose gradients were undefined, so that nothing was accumulated, in this backward pass.
         self.undefined: set[int] = set()
-        self.limit = self.room_bytes = 1
+        self.limit = 1  #: number of gradients at which the hooks call the reducer
+        self.room_bytes = 1  #: how many more bytes of gradients can arrive without a call
 
     def take(self) -> list[int]:
         """Remove and return all indices."""
