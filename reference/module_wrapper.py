@@ -31,20 +31,12 @@ class DataParallel(JoinableModule, nn.Module):
     Forward returns what the module returns; after each backward pass every rank holds the same averaged gradients.
     `data_parallel.DistributedDataParallel` constructs it. Scripts subclass that class, and pass attributes that it
     lacks through to the module, so each further name here might hide one of theirs.
-
-    Attributes:
-        require_backward_grad_sync: False inside `no_sync()`.
-        require_forward_param_sync: Whether the next forward pass sends buffers: the last one was synchronised.
     """
 
-    _trained_slots: list[Slot]
-    """The places of the trainable parameters when the module was wrapped."""
-    _frozen_slots: list[Slot]
-    """Those of the others, until one of them has become trainable."""
-    _added_slots: list[Slot]
-    """Those of trainable parameters that were added later."""
-    _registrations: int
-    """Value of `Registrations.count` when the module was last looked at."""
+    _trained_slots: list[Slot]  #: the places of the trainable parameters when the module was wrapped
+    _frozen_slots: list[Slot]  #: those of the others, until one of them has become trainable
+    _added_slots: list[Slot]  #: those of trainable parameters that were added later
+    _registrations: int  #: value of `Registrations.count` when the module was last looked at
     device_ids: list[int] | None
     mixed_precision: Any
     _forward_parameters: ForwardParameters | None

@@ -70,8 +70,8 @@ class JoinableModule(Joinable):
     process_group: dist.ProcessGroup
     device: torch.device
     forward_sync_buffers: bool
-    require_backward_grad_sync: bool
-    require_forward_param_sync: bool
+    require_backward_grad_sync: bool  #: False inside `no_sync()`
+    require_forward_param_sync: bool  #: whether the next forward pass sends buffers: the last one was synchronised
     _has_buffers: bool
 
     join = TorchDDP.join
