@@ -29,11 +29,7 @@ def make_tracker(
 
 
 class UnusedFoundInGraph(AllParametersUsed):
-    """Searches the graph behind forward's outputs for parameters that it leaves out (`find_unused_parameters`).
-
-    Attributes:
-        used: Number of ranks that used each parameter, as of the last exchange (torch: `local_used_map`).
-    """
+    """Searches the graph behind forward's outputs for parameters that it leaves out (`find_unused_parameters`)."""
 
     counts_gradients = True
     needs_sink = True
@@ -42,6 +38,7 @@ class UnusedFoundInGraph(AllParametersUsed):
         self._parameters, self._group = parameters, group
         self._indices = {node: index for index, node in enumerate(nodes)}
         device = parameters[0].device if parameters else None  # none: the all-reduce of each one is delayed
+        #: Number of ranks that used each parameter, as of the last exchange (torch: `local_used_map`).
         self.used = torch.zeros(len(parameters), dtype=INTEGERS[USED_MAP_BYTES], device=device)
         self._used_here: set[int] = set()
         self._exchange: dist.Work | None = None
