@@ -34,15 +34,10 @@ Reading = int | DeviceReading
 
 
 class HostClock:
-    """Reads the host's clock: every reading is an int, in nanoseconds.
+    """Reads the host's clock: every reading is an int, in nanoseconds."""
 
-    Attributes:
-        on_device: Whether readings are moments of a device, which may lie after the host's.
-        uncertainty_ns: How far a reading may be from the host's clock.
-    """
-
-    on_device = False
-    uncertainty_ns = 0
+    on_device = False  #: whether readings are moments of a device, which may lie after the host's
+    uncertainty_ns = 0  #: how far a reading may be from the host's clock
 
     def __init__(self, host_ns: Callable[[], int] = time.perf_counter_ns) -> None:
         self.now = host_ns

@@ -53,15 +53,11 @@ class LoggingData(Observer):
 
     A GPU is timed by events on its streams. Their times are read in a later iteration, once the GPU has reached them,
     so training never waits for them; only `runtime` does. (torch's class waits in `forward`.)
-
-    Attributes:
-        sample_rate: After the first ten iterations, one in `sample_rate` is timed.
-        iteration: Number of the last timed iteration; 0 before the first.
     """
 
     def __init__(self, device: torch.device, reducer: Reducer, clock: Clock | None = None) -> None:
-        self.sample_rate = SAMPLE_RATE
-        self.iteration = 0
+        self.sample_rate = SAMPLE_RATE  #: after the first ten iterations, one in `sample_rate` is timed
+        self.iteration = 0  #: number of the last timed iteration; 0 before the first
         self._torchs: tuple[Any, ...] = ()  # a logger of torch's, and the reducer of torch's that it refers to
         epoch_ns = time.time_ns() - time.perf_counter_ns()  # durations must not see that the time is set
         self._clock = clock or clock_of(device, lambda: time.perf_counter_ns() + epoch_ns)
