@@ -108,14 +108,12 @@ class Surroundings:
     """What a new process inherits from its parent, and a fork of the server would have from the server's start.
 
     Make one before the start of a process, pass it as an argument, and `enter` it in the process.
-
-    Attributes:
-        environment: Environment variables. Those that a library reads while it is imported come too late.
-        outputs: Copies of standard output and standard error, by file descriptor.
     """
 
     environment: Mapping[str, str] = field(default_factory=lambda: dict(os.environ))
+    """Environment variables. Those that a library reads while it is imported come too late."""
     outputs: Mapping[int, Connection] = field(default_factory=_outputs)
+    """Copies of standard output and standard error, by file descriptor."""
 
     def enter(self) -> None:
         """Make them those of this process, which also gets a seed of its own for NumPy's global generator."""
