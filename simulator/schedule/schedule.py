@@ -128,11 +128,7 @@ def buckets_of(policy: Policy, model: RecordedModel) -> BucketAssignment:
 
 
 def _module_buckets(model: RecordedModel) -> BucketAssignment:
-    """Assign the model's parameters to the modules that FSDP2 averages, in launch order.
-
-    Raises:
-        ValueError: The names don't show the modules, or FSDP2 refuses a module.
-    """
+    """Assign the model's parameters to the modules that FSDP2 averages, in launch order."""
     parameters = model.parameters
     if sparse := next((one.name for one in parameters if one.sparse), None):
         raise ValueError(f"grouping: expected no sparse gradients, which FSDP2 refuses, got that of {sparse}")
@@ -221,11 +217,7 @@ def build_schedule(
 
 
 def _updated_bytes(policy: Policy, model: RecordedModel, world_size: int) -> list[int]:
-    """Return the bytes of each broadcast of updated parameters: those of rank 0 first, then those of rank 1, ...
-
-    Raises:
-        ValueError: The parameters have several dtypes, which ZeroRedundancyOptimizer refuses.
-    """
+    """Return the bytes of each broadcast of updated parameters: those of rank 0 first, then those of rank 1, ..."""
     if policy.zero is None:
         return []
     if len(kinds := sorted({one.dtype for one in model.parameters})) > 1:
