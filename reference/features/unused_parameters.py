@@ -115,9 +115,8 @@ class StaticGraph(UnusedFoundInGraph):
 
     def forward_done(self, outputs: Iterable[Tensor]) -> None:
         """Expect as many gradients of each parameter as in the first iteration; search the first one's graph."""
-        self._remaining = Counter(self._expected)
+        self.abandoned()
         if not self.launches_during_backward:
-            self._start_counting()
             through_the_sink = [output for output in outputs if output.grad_fn is not None]
             all_indices = frozenset(self._indices.values())  # outputs that are in an iterator, say, are not found
             self._awaited = reachable(through_the_sink, self._indices) if through_the_sink else all_indices
@@ -169,11 +168,7 @@ class StaticGraph(UnusedFoundInGraph):
 
     def abandoned(self) -> None:
         """Count from the start again."""
-        if self.launches_during_backward:
-            self._remaining = Counter(self._expected)
-        else:
-            self._start_counting()
-
-    def _start_counting(self) -> None:
-        self._arrived.clear()
-        self._expected.clear()
+        self._remaining = Counter(self._expected)
+        if not self.launches_during_backward:
+            self._arrived.clear()
+            self._expected.clear()
