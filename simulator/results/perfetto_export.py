@@ -67,7 +67,6 @@ def _tracks(spans: list[Span]) -> list[int]:
     """Choose the track of each span, so that spans on one track do not overlap."""
     free_at: list[int] = []  # by communication track
     tracks = []
-    lane = 0
     for span in spans:
         if span.stream == "compute":
             tracks.append(COPY_TRACK if span.kind in PARTS["copies"] else COMPUTE_TRACK)
