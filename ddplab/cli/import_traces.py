@@ -1,5 +1,6 @@
 """`ddplab import`: makes traces from files of other tools."""
 
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -17,6 +18,7 @@ MODEL = (
     "The profiled model, for names and shapes of its parameters: a built-in one, or MODULE:CALLABLE. Without it, "
     "parameters are numbered."
 )
+_ms = partial(milliseconds, form=".2f")
 
 
 class _FormatMayBeLeftOut(TyperGroup):
@@ -84,7 +86,3 @@ def _step_rows(profile: ImportedProfile) -> list[dict[str, str]]:
         }
         for one in profile.steps
     ]
-
-
-def _ms(ns: int) -> str:
-    return milliseconds(ns, ".2f")
