@@ -5,7 +5,7 @@ import re
 import secrets
 import stat
 import sys
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from contextlib import suppress
 from pathlib import Path
 
@@ -71,12 +71,13 @@ def check_writable(path: str | os.PathLike[str]) -> None:
     raise OSError(f"{path}: cannot be written: {reason}")
 
 
-def check_distinct(outputs: Iterable[Path], inputs: Iterable[Path]) -> None:
+def check_distinct(outputs: Iterable[Path], inputs: Collection[Path]) -> None:
     """Raise ValueError if an output would overwrite an input or another output; devices may be named twice."""
     outputs = [path for path in outputs if open_descriptor(path) is None and (path.is_file() or not path.exists())]
     for number, path in enumerate(outputs):
         for others, role in ((inputs, "an input"), (outputs[:number], "another output")):
-            if any(os.path.realpath(path) == os.path.realpath(one) or _same_file(path, one) for one in others):
+            linked = (one for one in others if path.exists() and one.exists() and path.samefile(one))
+            if os.path.realpath(path) in map(os.path.realpath, others) or any(linked):
                 raise ValueError(f"{path}: expected a name for an output, got that of {role}; choose another name")
 
 
@@ -88,10 +89,6 @@ def open_descriptor(path: Path) -> int | None:
     name = {"-": "/dev/fd/1", "/dev/stdout": "/dev/fd/1", "/dev/stderr": "/dev/fd/2"}.get(str(path), str(path))
     match = re.fullmatch(r"/(?:dev|proc/self)/fd/(\d+)", name)
     return int(match[1]) if match else None
-
-
-def _same_file(one: Path, other: Path) -> bool:
-    return one.exists() and other.exists() and one.samefile(other)
 
 
 def _replace(path: Path, data: bytes) -> None:
