@@ -8,7 +8,7 @@ at another number of ranks has the conditional mean and variance of that distrib
 Williams, "Gaussian Processes for Machine Learning", equations 2.23 and 2.24).
 """
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
@@ -125,7 +125,7 @@ def correct(target: Expected, measured_ns: Sequence[int], expected: Sequence[Exp
     for ns, one in zip(measured_ns, expected, strict=True):
         _check_possible(ns, one, dict(zip([each.ranks for each in expected], measured_ns, strict=True)).get(1))
     by_cause = covariances_of([target, *expected])
-    covariance = _sum(by_cause.values(), (1 + len(expected), 1 + len(expected)))
+    covariance = sum(by_cause.values(), start=np.zeros((1 + len(expected), 1 + len(expected))))
     of_target, shared, among = covariance[0, 0], covariance[0, 1:], covariance[1:, 1:]
     known = np.linalg.inv(among + MEASUREMENT_DEVIATION**2 * np.eye(len(expected)))
     surprise = np.log([ns / max(1, one.iteration_ns) for ns, one in zip(measured_ns, expected, strict=True)])
@@ -144,7 +144,8 @@ def correct(target: Expected, measured_ns: Sequence[int], expected: Sequence[Exp
     of_each = narrowing * (of_target / whole) ** 0.5 if whole else 1.0  # together, the causes give the interval
     deviations, effects = target.deviations(), target.of_efficiency()
     ratios = {cause: effects[cause] / one for cause, one in deviations.items() if one}
-    seen_of_it = _sum((ratio * by_cause[cause][0, 1:] for cause, ratio in ratios.items()), len(expected))
+    seen = (ratio * by_cause[cause][0, 1:] for cause, ratio in ratios.items())
+    seen_of_it = sum(seen, start=np.zeros(len(expected)))
     return Correction(
         factor=float(np.exp(weights @ surprise)),
         narrowing=narrowing,
@@ -178,7 +179,7 @@ def _check_possible(ns: int, one: Expected, alone_ns: int | None) -> None:
 
 def covariance_of(expected: Sequence[Expected]) -> NDArray[np.float64]:
     """Return the covariance of the errors of several predictions, in logarithms of iteration times."""
-    return _sum(covariances_of(expected).values(), (len(expected), len(expected)))
+    return sum(covariances_of(expected).values(), start=np.zeros((len(expected), len(expected))))
 
 
 def covariances_of(expected: Sequence[Expected]) -> dict[str, NDArray[np.float64]]:
@@ -191,7 +192,3 @@ def covariances_of(expected: Sequence[Expected]) -> dict[str, NDArray[np.float64
         of_cause = np.array([one.get(cause, 0.0) for one in deviations])
         covariances[cause] = np.outer(of_cause, of_cause) * (1.0 if cause in OF_ONE_RANK else correlation)
     return covariances
-
-
-def _sum(parts: Iterable[NDArray[np.float64]], shape: int | tuple[int, int]) -> NDArray[np.float64]:
-    return sum(parts, start=np.zeros(shape))
