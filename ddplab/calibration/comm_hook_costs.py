@@ -104,9 +104,8 @@ def _buckets(module: nn.Module) -> list[Bucket]:
 def time_parts(hook: Hook, state: Any, bucket: Bucket) -> HookParts:
     """Call a hook with a packed bucket, wait for its future, and time its parts."""
     let_host_lead(HOOK_LEAD_MS)
-    call = TimedCollective(read_clock())
     with timed_collectives("all_reduce", "all_gather") as collectives:
-        call.issued = read_clock()
+        call = TimedCollective(read_clock())
         # With `is_last`, PowerSGD issues its second collective without waiting for another bucket.
         future = hook(state, GradBucket(bucket, 0, is_last=True))
         future.add_done_callback(lambda _: call.finish())
