@@ -64,8 +64,7 @@ def casts(module: nn.Module, config: Any) -> dict[nn.Parameter, StandIn]:
     for parameter in chosen:
         low: Any = torch.empty_like(parameter, dtype=dtype, device="meta")
         parameter._mp_param, parameter._fp_param = low, parameter.data  # type: ignore[attr-defined]
-    sparse_names = sparse_parameters(module)
-    sparse = {parameter for name, parameter in named if name in sparse_names}
+    sparse = set(map(module.get_parameter, sparse_parameters(module)))
     cast, cast_sparse = partial(Tensor.to, dtype=dtype), partial(_CastOfSparseGradient.apply, dtype)
     return {p: cast_sparse if p in sparse else cast for p in chosen}
 
