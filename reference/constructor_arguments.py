@@ -27,8 +27,7 @@ class Options:
     delay_all_reduce_named_params: Sequence[tuple[str, nn.Parameter]] | None = None
     param_to_hook_all_reduce: nn.Parameter | None = None
     lazy_bucket_allocation: bool = False
-    require_manual_backward_finalization: bool = False
-    """Set between iterations."""
+    require_manual_backward_finalization: bool = False  #: set between iterations
 
     @property
     def graph_may_change(self) -> bool:

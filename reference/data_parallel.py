@@ -285,8 +285,7 @@ class DistributedDataParallel(DataParallel):
     bucket_bytes_cap_list = property(lambda ddp: [int(cap * MIB) for cap in _caps_mb(ddp)[1] or []])
     """The caps in `bucket_cap_mb_list`, in bytes."""
     device_type = property(attrgetter("device.type"), doc="Type of the module's device.")
-    broadcast_bucket_size = PIECE_BYTES
-    """Size in bytes of the pieces in which parameters and buffers are broadcast."""
+    broadcast_bucket_size = PIECE_BYTES  #: size in bytes of the pieces in which parameters and buffers are broadcast
     use_side_stream_for_tensor_copies = True
     _use_python_reducer = False
 

@@ -122,10 +122,8 @@ class Setup:
     parameters: list[Description]
     buffers: list[Description]
     buckets: BucketAssignment
-    sparse: list[bool]
-    """Whether gradients are sparse tensors, by parameter index."""
-    rebuild_caps_bytes: list[int] | None
-    """Caps for the rebuild in ready order. None: `buckets` stay."""
+    sparse: list[bool]  #: whether gradients are sparse tensors, by parameter index
+    rebuild_caps_bytes: list[int] | None  #: caps for the rebuild in ready order; None: `buckets` stay
 
 
 def verify_setup(

@@ -73,8 +73,7 @@ class NetworkNeed(NamedTuple):
     """Least multiple of the links' rates with which the target is reached; latencies stay. None: not even links of
     infinite rate suffice, or it does not follow from the model."""
     message_bytes: int  #: the largest message of a bucket, after the comm hook
-    bus_gb_per_s: float
-    """Bus bandwidth of this message today, in 10**9 bytes per second, as nccl-tests define it."""
+    bus_gb_per_s: float  #: bus bandwidth of this message today, in 10**9 bytes per second, as nccl-tests define it
     needed_gb_per_s: float | None  #: the same with the rates that are needed, or None
 
     @property

@@ -37,8 +37,7 @@ class ModelGradients(NamedTuple):
     """Place of each parameter's gradient among the gradients of the last step, by parameter index."""
     buckets: tuple[tuple[int, ...], ...]
     """Parameter indices by bucket, in launch order; empty if there are no buckets or they are unknown."""
-    derived: tuple[str, ...]
-    """How values were derived that are not in the file; one sentence each."""
+    derived: tuple[str, ...]  #: how values were derived that are not in the file; one sentence each
 
 
 def model_gradients(steps: Sequence[ProfiledStep], given: Sequence[Parameter] | None = None) -> ModelGradients:
