@@ -15,7 +15,7 @@ from ..reference.files.writing import milliseconds, write_atomically
 from ..reference.trace import Trace
 from ..simulator.capacity import judgement
 from ..simulator.capacity.limits import Limits
-from ..simulator.cost_terms import TERMS_OF_PARTS, Effect, effects, leave_out, origins
+from ..simulator.cost_terms import TERMS, TERMS_OF_PARTS, Effect, effects, leave_out, origins
 from ..simulator.fabric import Fabric
 from ..simulator.inputs_with_default_costs import Inputs, complete
 from ..simulator.predicted_iteration import Prediction
@@ -32,6 +32,15 @@ SHOWN_ROWS = 40
 """World sizes whose rows are printed."""
 PICTURES = (".png", ".svg", ".pdf")
 """Endings of the names of pictures."""
+HELP = {
+    "straggler": "A rank that computes FACTOR times as long; may be repeated. random:FACTOR chooses a rank in each "
+    "iteration.",
+    "without": f"Leave out terms of the model: {', '.join(TERMS)}.",
+    "explain": "Show what each term of the model adds to the fastest configuration, where its value comes from, and "
+    "its part of the width of the interval.",
+    "timeline": "Write the timeline of the fastest configuration: a picture (.png, .svg, .pdf), or a Chrome trace "
+    "for ui.perfetto.dev (.json).",
+}
 
 
 def predict(
@@ -42,11 +51,11 @@ def predict(
     orders: options.Orders = None,
     hooks: options.Hooks = "none",
     changes: options.Changes = None,
-    straggler: options.Stragglers = None,
+    straggler: Annotated[list[str] | None, Option(metavar="RANK:FACTOR", help=HELP["straggler"])] = None,
     measured: options.Measured = None,
-    without: options.Without = None,
-    explains: options.Explain = False,  # noqa: FBT002
-    timeline: options.Timeline = None,
+    without: Annotated[str | None, Option(metavar="TERM,...", help=HELP["without"])] = None,
+    explains: Annotated[bool, Option("--explain", help=HELP["explain"])] = False,  # noqa: FBT002 - an option
+    timeline: Annotated[Path | None, Option(metavar="PATH", help=HELP["timeline"])] = None,
     json_path: options.Json = None,
 ) -> None:
     """Predict the iteration time for each combination of bucket cap, order and comm hook.

@@ -18,7 +18,6 @@ from ..reference.files.reading import Schema, one_line_errors, parse_json
 from ..reference.files.writing import STANDARD_OUTPUT, check_distinct, check_writable, open_descriptor
 from ..reference.trace import Parameter
 from ..simulator.catalogue import load_fabric
-from ..simulator.cost_terms import TERMS
 from ..simulator.fabric import Fabric
 from ..simulator.fabric.measured_tables import ranks_and_log
 from ..simulator.schedule.comm_hook_messages import CommHook, named_hook
@@ -52,16 +51,9 @@ HELP = {
     "set": "Another setting, such as sync_every=4, extrapolate=true or kind=resampled; may be repeated. "
     "`ddplab show settings` lists all.",
     "fabric": f"{FABRIC_FILE}; may be repeated. Files are merged into one fabric.",
-    "straggler": "A rank that computes FACTOR times as long; may be repeated. random:FACTOR chooses a rank in each "
-    "iteration.",
     "measured": "Median iteration times that you have measured on a few ranks, such as 4:1020.5ms,8:1.04s; they "
     "correct and narrow the prediction. They are times of the configuration that is predicted; if several are "
     "predicted, of the settings of --set and otherwise torch's defaults.",
-    "without": f"Leave out terms of the model: {', '.join(TERMS)}.",
-    "explain": "Show what each term of the model adds to the fastest configuration, where its value comes from, and "
-    "its part of the width of the interval.",
-    "timeline": "Write the timeline of the fastest configuration: a picture (.png, .svg, .pdf), or a Chrome trace "
-    "for ui.perfetto.dev (.json).",
 }
 
 TraceFile = Annotated[Path, Argument(metavar="TRACE", help="A trace of `record`, `import` or `synthesize`.")]
@@ -76,11 +68,7 @@ Orders = Annotated[str | None, Option(metavar="ORDER,...", help=HELP["orders"], 
 Hooks = Annotated[str, Option(metavar="HOOK,...", help=HELP["hooks"])]
 Changes = Annotated[list[str] | None, Option("--set", metavar="NAME=VALUE", help=HELP["set"])]
 FabricFiles = Annotated[list[Path] | None, Option(metavar="PATH", help=HELP["fabric"], show_default=str(FABRIC))]
-Stragglers = Annotated[list[str] | None, Option(metavar="RANK:FACTOR", help=HELP["straggler"])]
 Measured = Annotated[str | None, Option(metavar="N:TIME,...", help=HELP["measured"])]
-Without = Annotated[str | None, Option(metavar="TERM,...", help=HELP["without"])]
-Explain = Annotated[bool, Option("--explain", help=HELP["explain"])]
-Timeline = Annotated[Path | None, Option(metavar="PATH", help=HELP["timeline"])]
 
 OPTIONS = {"bucket_cap_mb": "--caps", "order": "--orders", "hook": "--hooks"}
 """Fields of `Policy` that accept several values, each with its option."""
