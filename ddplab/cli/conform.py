@@ -43,7 +43,6 @@ HELP = {
     "save_schedule": "Write the schedules as JSON, for --baseline.",
 }
 PROCESSES = options.HELP["processes"].format(3)
-NVIDIA = "cuda with nccl"
 
 
 def _list(asked: bool) -> None:  # noqa: FBT001 - typer passes it by position
@@ -62,7 +61,7 @@ def conform(
     seed: Annotated[int, Option(min=0, metavar="N", help="Of the random programs.")] = 0,
     world_size: Annotated[int | None, Option(min=1, metavar="N", help=PROCESSES, show_default=False)] = None,
     backend: Annotated[str, Option(metavar="NAME", help="Backend of the process group.")] = "gloo",
-    device: Annotated[str | None, Option(metavar="NAME", help=HELP["device"], show_default=NVIDIA)] = None,
+    device: Annotated[str | None, Option(metavar="NAME", help=HELP["device"], show_default="cuda with nccl")] = None,
     against: Annotated[str | None, Option(metavar="CLASS", help=HELP["against"])] = None,
     stop: Annotated[bool, Option("--exitfirst", "-x", help=HELP["stop"])] = False,  # noqa: FBT002 - a flag
     only: Annotated[str | None, Option(metavar="CHECK,...", help=HELP["only"], show_default="all")] = None,
