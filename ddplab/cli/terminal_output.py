@@ -11,7 +11,7 @@ from pathlib import Path
 from statistics import median_high
 from typing import TYPE_CHECKING, Any, TextIO
 
-from rich.console import Console, JustifyMethod
+from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
@@ -99,8 +99,7 @@ def show_table(rows: Sequence[dict[str, str]], title: str, *, optional: Sequence
         word, line = _longest(rows, column, str.split), _longest(rows, column, str.splitlines)
         more = max(0, min(room, line - word))
         room -= more
-        side: JustifyMethod = "left" if column in TEXT else "right"
-        table.add_column(column, justify=side, overflow="fold", width=word + more)
+        table.add_column(column, justify="left" if column in TEXT else "right", overflow="fold", width=word + more)
     for row in rows:
         table.add_row(*(row[column] for column in columns))
     console.print(table)
