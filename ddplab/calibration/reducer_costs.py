@@ -71,8 +71,7 @@ def time_search_and_rebuild(_rank: int, _world_size: int, model: str, repeats: i
     module, loss_fn = models.build(model)
     parameters = trainable_parameters(module)
     searching = [_search_ns(module, loss_fn, list(parameters.values())) for _ in range(repeats + 1)]
-    rebuilding = [_rebuild_ns(module) for _ in range(repeats + 1)]
-    return [ns / len(parameters) for ns in searching[1:]], rebuilding[1:]
+    return [ns / len(parameters) for ns in searching[1:]], [_rebuild_ns(module) for _ in range(repeats + 1)][1:]
 
 
 def _search_ns(module: nn.Module, loss_fn: models.Loss, parameters: list[nn.Parameter]) -> int:

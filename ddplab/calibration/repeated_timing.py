@@ -73,10 +73,7 @@ def _messages(_world: dist.ProcessGroup | None) -> dist.ProcessGroup | None:
     return None if dist.get_backend() == "gloo" else dist.new_group(backend="gloo")
 
 
-LEAD_MS = 3.0
-
-
-def let_host_lead(milliseconds: float = LEAD_MS) -> None:
+def let_host_lead(milliseconds: float = 3.0) -> None:
     """Keep a GPU busy, so that what the host launches next waits for the GPU, as in steady training.
 
     An idle GPU would wait for the host between two kernels, and the times of launches would be measured with theirs.
