@@ -186,8 +186,7 @@ def _submodules(tensors: Sequence[Parameter | Buffer], names: Sequence[str]) -> 
         owner = root
         for depth, part in enumerate(path):
             if part not in owner._modules:
-                is_embedding = sparse and depth == len(path) - 1
-                owner.add_module(part, _SparseEmbedding() if is_embedding else _Submodule())
+                owner.add_module(part, _SparseEmbedding() if sparse and depth == len(path) - 1 else _Submodule())
             owner = owner.get_submodule(part)
         if sparse and not (attribute == "weight" and isinstance(owner, _SparseEmbedding)):
             raise KeyError(name)
