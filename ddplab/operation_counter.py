@@ -98,8 +98,7 @@ def count_operations(module: nn.Module, loss_fn: models.Loss, model: str) -> Ope
         hooks.enter_context(module.register_forward_pre_hook(lambda _, inputs: seen.append(described_input(inputs))))
         hooks.enter_context(module.register_forward_hook(counter.forward_ended))
         for index, parameter in enumerate(parameters.values()):
-            hook = partial(counter.gradient_ready, index)
-            hooks.enter_context(parameter.register_post_accumulate_grad_hook(hook))
+            hooks.enter_context(parameter.register_post_accumulate_grad_hook(partial(counter.gradient_ready, index)))
         with counter:
             models.run_batch(model, module, loss_fn)
     if missing := [name for index, name in enumerate(parameters) if index not in counter.ready]:
@@ -130,8 +129,7 @@ class _Counter(TorchDispatchMode):
         if _is_kernel(func, args, kwargs, result):
             flops, moved = _flops(func, args, kwargs, result), _bytes_moved(func, args, kwargs, result)
             kind, channels_last = _kind(func, args) if flops else ("memory", False)
-            one = Operation(flops=flops, bytes_moved=moved, kind=kind, channels_last=channels_last)
-            self.operations.append(one)
+            self.operations.append(Operation(flops=flops, bytes_moved=moved, kind=kind, channels_last=channels_last))
         return result
 
     def forward_ended(self, _module: nn.Module, _inputs: Any, output: Any) -> None:
