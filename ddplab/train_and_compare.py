@@ -163,8 +163,7 @@ def torchs_policy(configuration: Configuration, caps_mb: Sequence[float] | None)
 
 def target_run(policy: Policy, trace: Trace, torchs: Policy | None = None) -> TargetRun:
     """Make a target run: with the cap if the bucket order is the ready order, else with explicit buckets."""
-    buckets = buckets_of(policy, recorded_model(trace))
-    plan = None if policy.plan is None and policy.order == "ready" else buckets
+    plan = None if policy.plan is None and policy.order == "ready" else buckets_of(policy, recorded_model(trace))
     of_torch = None if torchs is None else ddp_arguments(nn.parallel.DistributedDataParallel, torchs, None)
     return TargetRun(ddp_arguments(DistributedDataParallel, policy, plan), policy.hook.name, of_torch)
 
