@@ -43,8 +43,7 @@ def broadcast_coalesced(tensors: Sequence[Tensor], group: dist.ProcessGroup, *, 
             with torch.no_grad():
                 _overwrite(piece, _unflatten_dense_tensors(flat, piece))
 
-    sizes_bytes = [tensor.nbytes for tensor in tensors]
-    send_in_pieces(sizes_bytes, [bucket_key(tensor) for tensor in tensors], launch, finish)
+    send_in_pieces([tensor.nbytes for tensor in tensors], list(map(bucket_key, tensors)), launch, finish)
 
 
 def send_state(module: nn.Module, group: dist.ProcessGroup, *, source: int = 0, with_buffers: bool) -> None:
