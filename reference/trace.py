@@ -194,8 +194,7 @@ class BucketTimes(Schema):
 
     def shifted(self, by_ns: int) -> Self:
         """The same times, `by_ns` later."""
-        moments = self.model_dump(exclude_none=True).items()
-        return self.model_copy(update={name: ns + by_ns for name, ns in moments})
+        return self.model_copy(update={name: ns + by_ns for name, ns in self.model_dump(exclude_none=True).items()})
 
 
 class Iteration(Schema):
