@@ -57,8 +57,7 @@ def replay(engine_input: EngineInput) -> tuple[Nanoseconds, Nanoseconds, Nanosec
             "expected cycles of sync_every iterations to take at most 146 years, got "
             f"{cluster.now_ns:.3g} ns with slow-downs; check the factors of the fabric"
         )
-    moments = [(one.start_ns, one.done_ns) for one in collectives]
-    start_ns, done_ns = np.array(moments, np.int64).reshape(-1, 2).T
+    start_ns, done_ns = np.array([(one.start_ns, one.done_ns) for one in collectives], np.int64).reshape(-1, 2).T
     return np.array(ends_ns, np.int64), start_ns, done_ns
 
 
