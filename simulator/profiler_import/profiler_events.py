@@ -10,7 +10,6 @@ import re
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
-from operator import attrgetter
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
@@ -114,9 +113,6 @@ class Activity(NamedTuple):
     def communicates(self) -> bool:
         """Whether it belongs to a communication library."""
         return self.kind == "kernel" and COMMUNICATION.search(self.name) is not None
-
-
-STREAM: Callable[[Activity], Stream] = attrgetter("stream")
 
 
 @dataclass(frozen=True)
@@ -234,7 +230,8 @@ def _lost_until(
     ran: Iterable[tuple[RawEvent, str, tuple[int, int]]], activities: Sequence[Activity]
 ) -> dict[Stream, int]:
     """Return when the activities had ended that ran before the first with a launch, by stream."""
-    first_ns = {stream: min(one.start_ns for one in some) for stream, some in grouped(activities, STREAM).items()}
+    by_stream = grouped(activities, lambda one: one.stream)
+    first_ns = {stream: min(one.start_ns for one in some) for stream, some in by_stream.items()}
     until_ns = dict.fromkeys(first_ns, 0)
     for event, _, (start_ns, end_ns) in ran:
         stream = _stream(event.args or NO_ARGUMENTS)

@@ -361,8 +361,7 @@ class _Reader:
 
     def _optimizer(self, window: Window) -> Span | None:
         calls = _begun(self._optimizers, window)
-        on_stream = [one for one in self._launched_inside(calls) if one.stream == self._stream]
-        ran = on_stream if self._on_gpu else calls
+        ran = [one for one in self._launched_inside(calls) if one.stream == self._stream] if self._on_gpu else calls
         return _extent(ran) if ran else None
 
     def _waits_for_host(self, start_ns: int, window: Window) -> list[Span]:
