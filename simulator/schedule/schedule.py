@@ -165,8 +165,7 @@ def build_schedule(
     """
     writer = _Writer()
     by_module, updated_bytes = policy.grouping == "module", _updated_bytes(policy, model, world_size)
-    sends_buffers = policy.broadcast_buffers and not by_module and not model.has_communication
-    buffers = model.buffers if sends_buffers else ()
+    buffers = model.buffers if policy.broadcast_buffers and not (by_module or model.has_communication) else ()
     _precede_forward(writer, policy, model, buffers, joins=joins)
     if by_module:
         writer.compute("unshard", iteration=policy.sync_every - 1)
