@@ -451,8 +451,7 @@ class IterationSampler:
             ends = []
             for side in (-1, 1):
                 other_cluster = self._slowest_factor(cluster=(1 + side * BAND) / 2) - usual
-                is_assumed = variation.kind == "slowest"
-                assumed_wrongly = self._slowest_factor(errors=side) - usual if is_assumed else 0.0
+                assumed_wrongly = self._slowest_factor(errors=side) - usual if variation.kind == "slowest" else 0.0
                 change = side * float(np.hypot(other_cluster, assumed_wrongly)) / usual
                 ends.append(np.where(self.ranks == self._slowest, 1 + change, 1.0))
             bands["slowest rank"] = ends[0], ends[1]
