@@ -277,8 +277,7 @@ class Device(Schema):
             arithmetic, memory = parts_reached(
                 one.kind, self.generation, self.precision, channels_last=one.channels_last
             )
-        seconds = max(one.flops / self.flops_per_s / arithmetic, one.bytes_moved / self.bytes_per_s / memory)
-        return seconds * 1e9
+        return 1e9 * max(one.flops / self.flops_per_s / arithmetic, one.bytes_moved / self.bytes_per_s / memory)
 
     def bounds(self, operations: Operations) -> tuple[float, float]:
         """Return the multiples of `time_ns` between which nine in ten true times of an iteration lie."""
