@@ -42,7 +42,6 @@ TOLERANCE = 0.02
 """Relative tolerance of a needed improvement; predictions are less certain."""
 MOST_BATCH = MOST_ACCUMULATED = 64
 """Largest multiple of the batch, and most accumulated iterations, that are tried."""
-BEST_BUCKETS = "best buckets"
 HOOKS = ("bf16", "power_sgd:4")
 ACCUMULATED = 4
 
@@ -188,7 +187,7 @@ class Limits:
             others = {f"hook {hook}": inputs.with_policy(hook=named_hook(hook)) for hook in HOOKS}
         if policy.sync_every == 1:
             others[f"accumulate {ACCUMULATED}"] = inputs.with_policy(sync_every=ACCUMULATED)
-        changed = {BEST_BUCKETS: self.best_buckets()}
+        changed = {"best buckets": self.best_buckets()}
         changed |= {name: self.system.at(self.world_size, one) for name, one in others.items()}
         found = [Change(name, one.iteration_ns, self.now.compare(one).is_tie) for name, one in changed.items()]
         return sorted(found, key=lambda one: one.iteration_ns)
