@@ -116,7 +116,6 @@ def emulate(
     if model.has_communication:  # the recorded forward passes include the broadcasts
         policy = policy.model_copy(update={"broadcast_buffers": False})
     recorded = model.compute_times  # the last iteration of rank 0 has the ready order of the rebuild
-    warm_up = {rank: IterationTimes.of_rank(recorded[rank % len(recorded)][-1]) for rank in sampler.ranks.tolist()}
     training = TrainingPlan(
         workload=trace.workload,
         policy=policy,
@@ -124,7 +123,7 @@ def emulate(
         reducer=make,
         hook=policy.hook.charged(charged.processor.hooks, world_size),
         processor=charged.processor,
-        warm_up=warm_up,
+        warm_up={rank: IterationTimes.of_rank(recorded[rank % len(recorded)][-1]) for rank in sampler.ranks.tolist()},
         cycles=sampler.count,
         times=_times_of_cycles(sampler),
         inputs=inputs,

@@ -138,11 +138,10 @@ class ModelledNetwork:
         """
         for number, collective in enumerate(self.launched):
             if collective.contributions:
-                some = ", ".join(map(str, sorted(collective.contributions)))
                 raise RanksUnmatchedError(
                     min(collective.contributions),
                     f"collective {number}, {_described(collective.message)}: expected all ranks to launch it, got "
-                    f"only rank {some}",
+                    f"only rank {', '.join(map(str, sorted(collective.contributions)))}",
                 )
         launched, self.launched = self.launched, []
         self._next = dict.fromkeys(self._counts, 0)
@@ -178,11 +177,10 @@ class ModelledNetwork:
             if message.size_bytes > collective.message.size_bytes:
                 collective.message, collective.running.cost = message, self._price(message)
         elif message != collective.message:
-            other = next(iter(collective.contributions))
             raise RanksUnmatchedError(
                 rank.rank,
                 f"rank {rank.rank}: expected its collective {number} to be {_described(collective.message)}, as on "
-                f"rank {other}, got {_described(message)}",
+                f"rank {next(iter(collective.contributions))}, got {_described(message)}",
             )
         future = VirtualFuture(rank, number, f"collective {number}, {_described(message)}")
         collective.contributions[rank.rank] = contribution

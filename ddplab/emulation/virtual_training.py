@@ -100,12 +100,11 @@ class RankTraining:
     def _run_under_join(self, inputs: Sequence[int]) -> None:
         training = self._training
         ddp = self._prepare()
-        every = training.policy.sync_every
         end = _EndOfIteration(ddp, lambda done: self._iteration_done(done, max(inputs)))
         self._start(0)
         with Join([ddp, end]):  # type: ignore[list-item]
             for number in range(inputs[self._rank.rank]):
-                cycle, place = divmod(number, every)
+                cycle, place = divmod(number, training.policy.sync_every)
                 self._train(ddp, training.times(self._rank.rank, cycle)[place], place)
                 end.notify()
         self._start(None)
