@@ -166,8 +166,7 @@ class LaunchedRanks(contextlib.AbstractContextManager["LaunchedRanks"]):
         """Let every process exit, also one that connects later."""
         with self._changed:
             self._closed = True
-            connections = (rank.connection for rank in self._ranks.values())
-            for connection in [*self._watchers, *filter(None, connections)]:
+            for connection in [*self._watchers, *(one.connection for one in self._ranks.values() if one.connection)]:
                 _let_exit(connection)
         self._wait_for_all(LATE_S)
 
