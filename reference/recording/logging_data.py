@@ -200,13 +200,12 @@ def _buckets(reducer: Any) -> Data:
     def listed(sizes: Any) -> str:
         return ", ".join(map(str, sizes))
 
-    unused = sum(reducer.parameters[index].nbytes for index in reducer.tracker.unused)
     data: Data = {
         "bucket_sizes": listed(reducer.buckets.initial_sizes_bytes),
         "num_buckets_reduced": reducer.reduced_buckets,
         "has_rebuilt_buckets": int(reducer.buckets.rebuilt),
         "can_set_static_graph": int(reducer.tracker.is_static),
-        "unused_parameter_size": unused,
+        "unused_parameter_size": sum(reducer.parameters[index].nbytes for index in reducer.tracker.unused),
         "prev_iteration_grad_ready_order_indices": listed(reducer.ready_order),
     }
     if reducer.buckets.rebuilt:
