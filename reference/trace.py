@@ -294,10 +294,9 @@ class Trace(Schema):
 
     @model_validator(mode="after")
     def _hangs_together(self) -> Self:
-        count = len(self.workload.parameters)
         for index, layout in enumerate(self.layouts):
             try:
-                check_partition(layout, count)
+                check_partition(layout, len(self.workload.parameters))
             except ValueError as error:
                 raise ValueError(f"layouts[{index}]: {error}") from None
         ranks = [rank.rank for rank in self.ranks]
