@@ -161,8 +161,7 @@ class Catalogue(Schema):
 
     @model_validator(mode="after")
     def _refers_to_what_there_is(self) -> Self:
-        used = {figure.source for _, figure in _figures(self)}
-        if wrong := sorted(used ^ self.sources.keys()):
+        if wrong := sorted({figure.source for _, figure in _figures(self)} ^ self.sources.keys()):
             raise ValueError(f"sources: expected one for each figure, and none else, got too many or few: {wrong}")
         for name, node in self.nodes.items():
             if node.device not in self.devices:
