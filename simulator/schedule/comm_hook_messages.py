@@ -212,8 +212,7 @@ def named_hook(name: str) -> CommHook:
     if plus and dtype in HALVES:
         return HalfPrecision(name=name, of=named_hook(inner))
     word, colon, rank = name.partition(":")
-    takes_rank = word.endswith("power_sgd")
-    if word not in HOOKS or (colon and not (takes_rank and rank.isdecimal() and int(rank))):
+    if word not in HOOKS or (colon and not (word.endswith("power_sgd") and rank.isdecimal() and int(rank))):
         raise ValueError(f"hook: expected one of {', '.join(HOOKS)}, power_sgd:RANK, or fp16+ANOTHER; got {name!r}")
     named = {"name": f"{word}:{int(rank)}", "matrix_approximation_rank": int(rank)} if rank else {}
     return HOOKS[word].model_copy(update=named)
