@@ -257,12 +257,11 @@ def rescale(
     low, high = trace.workload.compute_bounds
     error = 1.0 if new == old else 1 + new.error(changed)
     multiples = min(low, 1 / error), max(high, error)
-    bounds = map(mul, multiples, map(_duration_ns, extremes))
     update = {
         "device_name": f"{new.name}{RESCALED_FROM}{trace.workload.device_name}",
         "flops_per_s": new.flops_per_s,
         "memory_bytes_per_s": new.bytes_per_s,
-        "compute_bounds": _bounds(_duration_ns(ranks), *bounds),
+        "compute_bounds": _bounds(_duration_ns(ranks), *map(mul, multiples, map(_duration_ns, extremes))),
     }
     return Trace(workload=trace.workload.model_copy(update=update), layouts=trace.layouts, ranks=ranks)
 
