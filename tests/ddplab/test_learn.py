@@ -140,6 +140,14 @@ def test_a_solution_passes_its_rung_and_fails_the_next(judging, number):
         assert not judging.verdict(solution(number), number + 1).passed
 
 
+@pytest.mark.parametrize("number", NUMBERS, ids=TITLES)
+def test_a_passed_rung_shows_lines_of_our_code(number):
+    rung = RUNGS[number - 1]
+    file, first, last = re.fullmatch(r"(\S+), lines (\d+)-(\d+)", rung.lines).groups()
+    shown = "\n".join((ROOT / file).read_text().splitlines()[int(first) - 1 : int(last)])
+    assert re.search(rf"(class|def) {rung.code.rsplit('.')[-1].rsplit(':')[-1]}\b", shown)
+
+
 @pytest.mark.slow
 def test_the_last_solution_passes_all_rungs_before(judging):
     for earlier in NUMBERS[:-1]:
