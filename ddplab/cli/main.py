@@ -210,7 +210,7 @@ def main() -> None:
         message = error.format_message()
         if isinstance(error, typer.BadParameter) and isinstance(problem := error.__cause__, ValidationError):
             option = error.param.opts[0] if error.param is not None else "value"
-            status = 2 if command_path == "ddplab conform" else 1  # whose 1 is a verdict
+            status = 2 if command_path.endswith(" conform") else 1  # whose 1 is a verdict
             _end(f"{option}: {first_problem(problem).replace('input should be', 'expected to be', 1)}", status)
         _end(f"{message}{'' if message[-1:] in '.?' else '.'} See `{command_path} --help`.", error.exit_code)
     except (Error, ValueError, OSError) as error:

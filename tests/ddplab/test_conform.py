@@ -215,7 +215,9 @@ def test_bad_input_of_the_command_is_told_in_one_line(command, capfd, words, mes
     assert "ERROR" not in capfd.readouterr().err
 
 
-def test_a_misspelt_command_line_is_no_verdict(here):
+@pytest.mark.parametrize("package", [None, "ddplab"], ids=["ddplab", "python -m ddplab"])
+def test_a_misspelt_command_line_is_no_verdict(here, monkeypatch, package):
+    monkeypatch.setattr(sys.modules["__main__"], "__package__", package)
     for words in (["--level", "foo"], ["--tolerance", "0.7"], ["--world-size", 0], ["--bogus"]):
         assert here("conform", NAIVE, *words).returncode == 2
 
