@@ -390,7 +390,7 @@ class Reducer:
             if self._separates or self.thorough or self.tracker.counts_gradients:
                 for index in arrived:
                     self._separates |= separate(self.parameters[index], reduction.owners)
-            if self.thorough:
+            if self.thorough and self.tracker.launches_during_backward:  # else other wrappers may average first
                 for index in arrived:
                     self.changes.arrived(index, self.parameters[index].grad)
         if reduction is not None and not self.tracker.counts_gradients and not self._parameter_observers:

@@ -105,7 +105,7 @@ def view_replaced_later(rank: int, _world_size: int) -> str:
     return message_of(lambda: ddp(torch.full((1, 1), float(rank + 1))).sum().backward())
 
 
-def parameter_in_two_wrappers(rank: int, _world_size: int, views: bool) -> tuple[str | None, list, list]:
+def parameter_in_two_wrappers(rank: int, _world_size: int, options: dict) -> tuple[str | None, list, list]:
     """Two modules with one weight, each wrapped: the error, the averages, and those of one wrapper of both."""
     averages = []
     for together in (False, True):
@@ -113,9 +113,9 @@ def parameter_in_two_wrappers(rank: int, _world_size: int, views: bool) -> tuple
         a, b = nn.Linear(2, 2, bias=False), nn.Linear(2, 2)
         b.weight = a.weight
         if together:
-            run = DistributedDataParallel(nn.Sequential(a, b), gradient_as_bucket_view=views)
+            run = DistributedDataParallel(nn.Sequential(a, b), **options)
         else:
-            of_a, of_b = (DistributedDataParallel(one, gradient_as_bucket_view=views) for one in (a, b))
+            of_a, of_b = (DistributedDataParallel(one, **options) for one in (a, b))
             run = lambda x, of_a=of_a, of_b=of_b: of_b(of_a(x))  # noqa: E731
         if message := message_of(lambda run=run: run(torch.full((1, 2), float(rank + 1))).sum().backward()):
             return message, [], []

@@ -74,10 +74,10 @@ def test_a_view_that_the_script_replaces_after_it_was_packed_raises(two_ranks):
         assert "the gradient of 1.weight (parameter 1, shape (1, 1)) is not the expected DDP bucket view" in message
 
 
-@pytest.mark.parametrize("views", [False, True])
-def test_a_parameter_in_two_wrappers_is_averaged_twice_or_refused(two_ranks, views):
-    for message, gradients, once in two_ranks.run(bodies.parameter_in_two_wrappers, views):
-        if views:
+@pytest.mark.parametrize("options", [{}, {"gradient_as_bucket_view": True}, {"static_graph": True}], ids=str)
+def test_a_parameter_in_two_wrappers_is_averaged_twice_or_refused(two_ranks, options):
+    for message, gradients, once in two_ranks.run(bodies.parameter_in_two_wrappers, options):
+        if "gradient_as_bucket_view" in options:
             assert "is not the expected DDP bucket view" in message
         else:
             assert message is None
