@@ -159,6 +159,9 @@ class DistributedDataParallel(DataParallel):
         self.mixed_precision, self.dim = mixed_precision, dim
         self.forward_sync_buffers = forward_sync
         self.require_backward_grad_sync = self.require_forward_param_sync = True
+        # Constants; torch's class has them in the instance's dictionary too.
+        self.broadcast_bucket_size, self.use_side_stream_for_tensor_copies = PIECE_BYTES, True
+        self._use_python_reducer, self._ddp_sink_clone = False, True
         self._comm_hooks: list[tuple[Hook, Any]] = []  # of the user, which copies and pickles of the module keep
         self._forward_parameters = None
         options = Options(
@@ -219,6 +222,8 @@ class DistributedDataParallel(DataParallel):
         self._registrations = Registrations.count
         self._has_buffers = bool(tensors.buffers)
         self.device = tensors.slots[0].parameter.device
+        self.device_type = self.device.type
+        self.is_multi_device_module = len({parameter.device for parameter in tensors.parameters.values()}) > 1
         self._ddp_log = LoggingData(self.device, reducer)
         self._lazy_init_ran = False
         if (config := self.mixed_precision) is not None and (dtype := config.reduce_dtype or config.param_dtype):
@@ -234,7 +239,7 @@ class DistributedDataParallel(DataParallel):
 
     def _lazy_init(self) -> None:
         """Before the first forward pass; the script has made optimisers that run in the backward pass by then."""
-        super()._lazy_init()
+        self._lazy_init_ran = True
         self._setup_in_backward_optimizers()
 
     def register_comm_hook(self, state: object, hook: Hook) -> None:
@@ -284,19 +289,12 @@ class DistributedDataParallel(DataParallel):
     """Whether the user has given no cap, so that the first bucket is smaller."""
     bucket_bytes_cap_list = property(lambda ddp: [int(cap * MIB) for cap in _caps_mb(ddp)[1] or []])
     """The caps in `bucket_cap_mb_list`, in bytes."""
-    device_type = property(attrgetter("device.type"), doc="Type of the module's device.")
-    broadcast_bucket_size = PIECE_BYTES  #: size in bytes of the pieces in which parameters and buffers are broadcast
-    use_side_stream_for_tensor_copies = True
-    _use_python_reducer = False
-
     _static_graph_delay_allreduce_enqueued = property(
         lambda ddp: ddp.static_graph and not ddp._reducer.tracker.needs_sink
     )
     _has_rebuilt_buckets = property(attrgetter("reducer.buckets.rebuilt"))
     will_sync_module_buffers = are_due
     _active_ddp_module = classproperty(lambda _class: TorchDDP._active_ddp_module)
-    is_multi_device_module = property(lambda ddp: len({parameter.device for parameter in ddp._module_parameters}) > 1)
-    """Whether the module's parameters are on several devices."""
     named_module_buffers = property(lambda ddp: synchronized_buffers(ddp.module))
     """Buffers that are synchronised, by name."""
     modules_buffers = property(lambda ddp: list(ddp.named_module_buffers.values()))

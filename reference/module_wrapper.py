@@ -5,7 +5,7 @@
 """
 
 import weakref
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
 from typing import Any
@@ -41,8 +41,9 @@ class DataParallel(JoinableModule, nn.Module):
     mixed_precision: Any
     _forward_parameters: ForwardParameters | None
     """Puts other tensors in place of parameters during forward passes. None: forward uses them."""
-    _ddp_sink_clone = True
+    _ddp_sink_clone: bool
     _lazy_init_ran = False
+    _lazy_init: Callable[[], None]
     _inside_ddp_forward: Any = TorchDDP._inside_ddp_forward
 
     def forward(self, *inputs: Any, **kwargs: Any) -> Any:
@@ -89,9 +90,6 @@ class DataParallel(JoinableModule, nn.Module):
         if self._forward_parameters is not None:
             self._forward_parameters.enter()
         return inputs, kwargs
-
-    def _lazy_init(self) -> None:
-        self._lazy_init_ran = True
 
     def _check_parameters(self) -> None:
         """Raise RuntimeError if parameters have been replaced since the module was wrapped; warn of further ones."""

@@ -169,8 +169,7 @@ class Reducer:
         self.inbox = Inbox()
         self.state: State = Idle()
         self._parameter_observers: list[Callable[[int], None]] = []
-        several_devices = len({parameter.device for parameter in self.parameters}) > 1
-        self.detach = attach_hooks(self.accumulators, self, locked=several_devices)
+        self.detach = attach_hooks(self.accumulators, self, locked=len({one.device for one in self.parameters}) > 1)
         watch_steps(self)
 
     def notify(self, event: Callable[Concatenate[Any, P], None], *args: P.args, **kwargs: P.kwargs) -> None:

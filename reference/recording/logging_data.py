@@ -186,7 +186,7 @@ def _construction(ddp: Any) -> Data:
         "gradient_as_bucket_view": int(ddp.gradient_as_bucket_view),
         **({"static_graph": 1} if ddp.static_graph else {}),
         "has_sync_bn": int(any(isinstance(layer, nn.SyncBatchNorm) for layer in ddp.module.modules())),
-        "is_multi_device_module": int(len({parameter.device for parameter in parameters}) > 1),
+        "is_multi_device_module": int(ddp.is_multi_device_module),
         "dtypes": ", ".join(sorted({_DTYPES.get(p.dtype, str(p.dtype)) for p in parameters})),
         "num_parameter_tensors": len(parameters),
         "total_parameter_size_bytes": sum(parameter.nbytes for parameter in parameters),

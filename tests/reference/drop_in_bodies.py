@@ -330,9 +330,11 @@ def replicated(wrap: Wrap, rank: int) -> list:
         return trained(module, rank)
 
 
-def names_missing(rank: int, _world_size: int) -> list[str]:
+def names_missing(rank: int, _world_size: int) -> tuple[list[str], list[str]]:
+    """Names of torch's class that ours lacks, and those that it computes, so that `vars` lacks them."""
     ours, torchs = (wrapper(nn.Linear(1, 1)) for wrapper in (DistributedDataParallel, TorchDDP))
-    return sorted(name for name in dir(torchs) if not name.startswith("__") and not hasattr(ours, name))
+    missing = sorted(name for name in dir(torchs) if not name.startswith("__") and not hasattr(ours, name))
+    return missing, sorted(vars(torchs).keys() - vars(ours).keys() - set(missing))
 
 
 def forward_before_training(rank: int, _world_size: int) -> int:

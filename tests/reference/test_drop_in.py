@@ -89,8 +89,20 @@ def test_private_names_that_are_missing(two_ranks):
     lines = Path(__file__).with_name("names_missing.txt").read_text().splitlines()
     listed = {name: SpecifierSet(versions) for name, _, versions in (line.partition(" ") for line in lines)}
     here = Version(torch.__version__).base_version
-    for missing in two_ranks.run(drop_in_bodies.names_missing):
+    for missing, _ in two_ranks.run(drop_in_bodies.names_missing):
         assert missing == [name for name, versions in listed.items() if here in versions]
+
+
+def test_attributes_that_are_computed_and_so_missing_in_vars(two_ranks):
+    """All are properties, because they change with the module, the options or the reducer."""
+    changing = {
+        *("_delay_all_reduce_params", "_has_rebuilt_buckets", "_module_parameters", "logger", "parameters_to_ignore"),
+        *("bucket_bytes_cap", "bucket_bytes_cap_default", "bucket_bytes_cap_list", "batched_grad_copy"),
+        *("find_unused_parameters", "gradient_as_bucket_view", "skip_all_reduce_unused_params", "static_graph"),
+        *("modules_buffers", "named_module_buffers"),
+    }
+    for _, computed in two_ranks.run(drop_in_bodies.names_missing):
+        assert changing.issuperset(computed)
 
 
 def test_attributes_that_torch_lets_scripts_set(two_ranks):
