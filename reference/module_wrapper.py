@@ -93,7 +93,9 @@ class DataParallel(JoinableModule, nn.Module):
 
     def _check_parameters(self) -> None:
         """Raise RuntimeError if parameters have been replaced since the module was wrapped; warn of further ones."""
-        if self._registrations != Registrations.count:
+        module, name, first = self._trained_slots[0]
+        # A conversion may have replaced all parameters without registering them.
+        if self._registrations != Registrations.count or getattr(module, name, None) is not first:
             check_registered(self)
         if any(slot.parameter.requires_grad for slot in self._frozen_slots):
             warn_of_thawed(self)

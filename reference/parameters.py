@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import torch
 from torch import Tensor, nn
 from torch.autograd.graph import Node, get_gradient_edge
+from torch.nn.parallel import DistributedDataParallel as TorchDDP
 from torch.nn.utils import stateless
 
 if TYPE_CHECKING:
@@ -50,8 +51,8 @@ class ModuleTensors:
         self.parameters = synchronized_parameters(module)
         self.buffers = synchronized_buffers(module)
         self.slots = slots(module, self.trainable.values())
-        parameters = (tensor for tensor in self.parameters.values() if isinstance(tensor, nn.Parameter))
-        self.frozen = slots(module, (parameter for parameter in parameters if not parameter.requires_grad))
+        frozen = ((name, tensor) for name, tensor in self.parameters.items() if not tensor.requires_grad)
+        self.frozen = [Slot(module, name, one) for name, one in frozen if isinstance(one, nn.Parameter)]
 
 
 def ignored_names(module: nn.Module) -> frozenset[str]:
@@ -138,21 +139,21 @@ nn.modules.module.register_module_parameter_registration_hook(Registrations.grow
 
 
 def check_registered(ddp: "DataParallel") -> None:
-    """Raise RuntimeError if parameters of the wrapped module have been replaced; watch further ones.
+    """Raise RuntimeError if parameters of the wrapped module have been replaced; watch further ones, in it or beside.
 
     `functional_call` replaces parameters for the time of a call, which is no mistake.
     """
     rank, slots, frozen = ddp.process_group.rank(), ddp._trained_slots, ddp._frozen_slots
-    new = new_parameters(ddp.module, [*slots, *frozen, *ddp._added_slots])
+    new = new_parameters(ddp, [*slots, *frozen, *ddp._added_slots])
     trainable = [slot for slot in new if slot.parameter.requires_grad]
     names = ", ".join(slot.name for slot in trainable)
-    if trainable and not {slot.parameter for slot in slots} <= set(ddp.module.parameters()):
+    if trainable and not {slot.parameter for slot in slots} <= set(ddp.parameters()):
         if any(frame.f_code is stateless._functional_call.__code__ for frame, _ in walk_stack(None)):
             return
         ddp._reducer.fail(
-            f"rank {rank}: {names}: other parameters than those that were wrapped. A new layer, an assignment or "
-            "load_state_dict(assign=True) has replaced them, or a parametrization has, and their gradients would not "
-            "be averaged. Load without assign=True, and change layers before wrapping, or wrap the module again"
+            f"rank {rank}: {names}: other parameters than those that were wrapped. A new layer, an assignment, a "
+            "conversion, a parametrization or load_state_dict(assign=True) has replaced them, so their gradients "
+            "would not be averaged. Load without assign=True, change layers before wrapping, or wrap the module again"
         )
     ddp._registrations = Registrations.count
     ddp._added_slots += trainable
@@ -173,25 +174,23 @@ def check_registered(ddp: "DataParallel") -> None:
 
 def warn_of_thawed(ddp: "DataParallel") -> None:
     """Warn once that frozen parameters have become trainable."""
-    names = {parameter: name for name, parameter in ddp.module.named_parameters()}
-    thawed = (slot for slot in ddp._frozen_slots if slot.parameter.requires_grad)
-    first_names = ", ".join(dict.fromkeys(names.get(slot.parameter, slot.name) for slot in thawed))
+    thawed = ", ".join(slot.name for slot in ddp._frozen_slots if slot.parameter.requires_grad)
     warnings.warn(
-        f"rank {ddp.process_group.rank()}: {first_names}: "
-        "frozen when the module was wrapped, trainable now. Their gradients are not averaged, so the ranks diverge. "
-        "Unfreeze parameters before wrapping, or wrap the module again",
+        f"rank {ddp.process_group.rank()}: {thawed}: frozen when the module was wrapped, trainable now. Their "
+        "gradients are not averaged, so the ranks diverge. Unfreeze parameters before wrapping, or wrap again",
         stacklevel=5,
     )
     ddp._frozen_slots[:] = [slot for slot in ddp._frozen_slots if not slot.parameter.requires_grad]
 
 
-def new_parameters(module: nn.Module, known: Iterable[Slot]) -> list[Slot]:
-    """Parameters of `module`, by their names in it, that are in none of the `known` slots."""
-    ids = {id(slot.parameter) for slot in known}
-    ignored = ignored_names(module)
+def new_parameters(ddp: nn.Module, known: Iterable[Slot]) -> list[Slot]:
+    """Parameters of a wrapper, by their names in its module, in none of the `known` slots and in no other wrapper."""
+    others = (part for part in ddp.modules() if isinstance(part, TorchDDP) and part is not ddp)
+    ids = {id(slot.parameter) for slot in known} | {id(one) for other in others for one in other.parameters()}
+    ignored = ignored_names(ddp.get_submodule("module"))
     return [
-        Slot(module, name, now)
-        for name, now in module.named_parameters()
+        Slot(ddp, name.removeprefix("module."), now)
+        for name, now in ddp.named_parameters()
         # Other tensors are stand-ins.
-        if isinstance(now, nn.Parameter) and id(now) not in ids and name not in ignored
+        if isinstance(now, nn.Parameter) and id(now) not in ids and name.removeprefix("module.") not in ignored
     ]

@@ -133,7 +133,7 @@ class StaticGraph(UnusedFoundInGraph):
                 self._arrived.add(index)
                 self._expected[index] += defined
             return 1  # all buckets are launched at the end
-        if not defined and not self._expected[index]:
+        if not defined and self._remaining[index] <= 0:  # of a function that has brought the gradient itself
             return 1
         if expected:
             self._remaining[index] -= 1

@@ -341,6 +341,81 @@ def on_another_default_device(rank: int, world_size: int, option: str) -> Seen:
     return seen[0]
 
 
+class Recomputes(torch.autograd.Function):
+    """A reversible layer: backward accumulates the parameters' gradients itself, and returns None for them."""
+
+    @staticmethod
+    def forward(context: Any, layer: nn.Module, x: Tensor, *_parameters: Tensor) -> Tensor:
+        context.layer, context.x = layer, x.detach()
+        with torch.no_grad():
+            result: Tensor = layer(x)
+            return result
+
+    @staticmethod
+    def backward(context: Any, *gradients: Tensor) -> Any:
+        x = context.x.requires_grad_()
+        with torch.enable_grad():
+            torch.autograd.backward(context.layer(x), gradients[0])
+        return None, x.grad, *[None for _ in context.layer.parameters()]
+
+
+class Reversible(nn.Module):
+    """A trunk, a layer that `Recomputes`, and a head."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.trunk, self.layer, self.head = (nn.Linear(3, 3) for _ in range(3))
+
+    def forward(self, x: Tensor) -> Tensor:
+        result: Tensor = self.head(Recomputes.apply(self.layer, self.trunk(x), *self.layer.parameters()).tanh())  # type: ignore[no-untyped-call]
+        return result
+
+
+def gradients_from_inside_a_function(rank: int, world_size: int) -> Seen:
+    """A static graph; a parameter gets a gradient and then, from the function that computed it, an undefined one."""
+    module, seen = Reversible(), []
+    ddp = DistributedDataParallel(module, static_graph=True)
+    expected = averages(module, lambda one, x: one(x).square().sum().backward(), world_size)
+    right = []
+    with watched(seen, lambda: all(right)):
+        for _ in range(4):
+            ddp.zero_grad()
+            ddp(inputs(rank)).square().sum().backward()
+            right.append(same(module, expected))
+    return seen[0]
+
+
+def trained_in_turn(rank: int, world_size: int, option: str, how: str) -> Seen:
+    """Two wrappers of one module, which train in turn; or the first one is kept by mistake when the second trains."""
+    module, seen = Heads(), []
+    first = DistributedDataParallel(module, **OPTIONS[option])
+    second = copy.copy(first) if how == "shallow copy" else DistributedDataParallel(module, **OPTIONS[option])
+    expected = averages(module, lambda one, x: total(one(x)).backward(), world_size)
+    right = []
+    with watched(seen, lambda: all(right)):
+        for ddp in [second] * 4 if how == "kept" else [first, second] * 2:
+            ddp.zero_grad()
+            total(ddp(inputs(rank))).backward()
+            right.append(same(module, expected))
+    return seen[0]
+
+
+def wrapper_beside(rank: int, world_size: int, option: str, inside: bool) -> Seen:
+    """After wrapping, the wrapper or its module gets a layer that has a wrapper of its own."""
+    module, seen = nn.Sequential(nn.Linear(3, 3)), []
+    ddp = DistributedDataParallel(module, **OPTIONS[option])
+    head = nn.Linear(3, 3)
+    both = nn.Sequential(ddp, DistributedDataParallel(head, **OPTIONS[option]))
+    expected = averages(nn.Sequential(module[0], head), lambda one, x: one(x).square().sum().backward(), world_size)
+    (module[0] if inside else ddp).wrapped_head = both[1]
+    with watched(seen, lambda: same(nn.Sequential(module[0], head), expected)):
+        for _ in range(3):
+            both.zero_grad()
+            both(inputs(rank)).square().sum().backward()
+    return seen[0]
+
+
 # Silent under torch's class too
 
 
@@ -394,6 +469,14 @@ def layer_changed(rank: int, _world_size: int, option: str, what: str) -> Seen:
         module.heads.append(nn.Linear(3, 2))
     elif what == "module":
         ddp.module = Heads()
+    elif what == "converted":
+        torch.__future__.set_overwrite_module_params_on_conversion(True)
+        try:
+            module.double().float()
+        finally:
+            torch.__future__.set_overwrite_module_params_on_conversion(False)
+    elif what == "beside":
+        ddp.head = nn.Linear(2, 2)
     elif what == "teacher":
         module.teacher = Heads()
     elif what == "frozen":
@@ -405,7 +488,8 @@ def layer_changed(rank: int, _world_size: int, option: str, what: str) -> Seen:
     with watched(seen, lambda: True):
         for _ in range(2):
             ddp.zero_grad()
-            total(ddp(inputs(rank), *range(len(module.heads)))).backward()
+            outputs = ddp(inputs(rank), *range(len(module.heads)))
+            total(map(ddp.head, outputs) if what == "beside" else outputs).backward()
     return seen[0]
 
 

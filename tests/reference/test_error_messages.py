@@ -70,7 +70,7 @@ EXPECTED = {
     "swapped": ["weight (parameter 0, shape (1, 2)) in bucket 0 was converted and converted back, or swapped"],
     "replaced_by_loading": [
         "RuntimeError: rank {rank}: 0.weight, 0.bias, 1.weight, 1.bias: other parameters than those that were",
-        "A new layer, an assignment or load_state_dict(assign=True) has replaced them",
+        "a conversion, a parametrization or load_state_dict(assign=True) has replaced them",
     ],
     "replaced_inside_the_wrapper": ["RuntimeError: rank {rank}: weight, bias: other parameters than those"],
     "replaced_in_one_layer": ["RuntimeError: rank {rank}: 1.weight: other parameters than those"],

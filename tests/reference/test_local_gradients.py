@@ -107,15 +107,31 @@ def test_an_optimizer_that_steps_in_a_hook_is_a_warning(two_ranks, option):
 
 
 @pytest.mark.parametrize("option", OPTIONS)
-@pytest.mark.parametrize("what", ["head", "module"])
+@pytest.mark.parametrize("what", ["head", "module", "converted"])
 def test_a_layer_that_was_replaced_after_wrapping_is_an_error(two_ranks, option, what):
     assert_raises(two_ranks.run(bodies.layer_changed, option, what), "heads.1.weight", "other parameters than those")
 
 
 @pytest.mark.parametrize("option", OPTIONS)
-def test_a_layer_that_was_added_after_wrapping_is_a_warning(two_ranks, option):
-    words = "heads.2.weight, heads.2.bias: added after"
-    assert_warned_of(two_ranks.run(bodies.layer_changed, option, "append"), words)
+@pytest.mark.parametrize(("what", "name"), [("append", "heads.2"), ("beside", "head")])
+def test_a_layer_that_was_added_after_wrapping_is_a_warning(two_ranks, option, what, name):
+    assert_warned_of(two_ranks.run(bodies.layer_changed, option, what), f"{name}.weight, {name}.bias: added after")
+
+
+@pytest.mark.parametrize("option", OPTIONS)
+@pytest.mark.parametrize("inside", [False, True])
+def test_a_layer_that_was_added_in_a_wrapper_of_its_own_is_no_warning(two_ranks, option, inside):
+    assert_trains(two_ranks.run(bodies.wrapper_beside, option, inside))
+
+
+@pytest.mark.parametrize("option", OPTIONS)
+@pytest.mark.parametrize("how", ["kept", "in turn", "shallow copy"])
+def test_gradients_that_another_wrapper_averages_are_no_warning(two_ranks, option, how):
+    assert_trains(two_ranks.run(bodies.trained_in_turn, option, how))
+
+
+def test_a_static_graph_may_have_a_function_that_accumulates_gradients_itself(two_ranks):
+    assert_trains(two_ranks.run(bodies.gradients_from_inside_a_function))
 
 
 @pytest.mark.parametrize("option", OPTIONS)

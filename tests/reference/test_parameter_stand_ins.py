@@ -102,8 +102,9 @@ def test_a_composed_stand_in_is_the_first_ones_then_the_others(first, then):
 
 def test_a_stand_in_has_replaced_no_parameter_but_another_parameter_has():
     module = Layers(2, shares=False)
+    wrapper = nn.ModuleDict({"module": module})
     wrapped = ModuleTensors(module, {}).slots
     module.layers[0]._parameters["weight"] = module.layers[0].weight * 2
-    assert new_parameters(module, wrapped) == []
+    assert new_parameters(wrapper, wrapped) == []
     module.layers[1].weight = nn.Parameter(torch.ones(1, 1))
-    assert [slot.name for slot in new_parameters(module, wrapped)] == ["layers.1.weight"]
+    assert [slot.name for slot in new_parameters(wrapper, wrapped)] == ["layers.1.weight"]
