@@ -46,6 +46,7 @@ _current_task = torch._C._current_graph_task_id
 _rpc_runs: Callable[[], bool] = getattr(dist.rpc, "_is_current_rpc_agent_set", lambda: False)
 _NOTHING = nullcontext()
 P = ParamSpec("P")
+_reducers: "weakref.WeakSet[Reducer]" = weakref.WeakSet()  # of this process
 TrackerMaker = Callable[[Options, Sequence[nn.Parameter], Sequence[Node], dist.ProcessGroup], "AllParametersUsed"]
 
 
@@ -171,6 +172,7 @@ class Reducer:
         self._parameter_observers: list[Callable[[int], None]] = []
         self.detach = attach_hooks(self.accumulators, self, locked=len({one.device for one in self.parameters}) > 1)
         watch_steps(self)
+        _reducers.add(self)
 
     def notify(self, event: Callable[Concatenate[Any, P], None], *args: P.args, **kwargs: P.kwargs) -> None:
         """Call this method of `Observer` on all observers."""
@@ -360,7 +362,7 @@ class Reducer:
     # Averaging
 
     def _begin(self, reduction: Reduction) -> None:
-        self._compare_with_forward(averaged=True)
+        self._compare_with_forward()
         # Multiplying is faster than dividing, and gives the same bits as torch's default path, which multiplies too.
         reduction.scale = 1.0 if self.hook is not None else 1.0 / reduction.count_ranks()
         self.notify(Observer.backward_started)
@@ -370,14 +372,17 @@ class Reducer:
         self.without_gradients = None
         self.mark_ready(reduction, sorted(self.tracker.unused))
 
-    def _compare_with_forward(self, *, averaged: bool) -> None:
-        """Warn if one of forward and backward ran inside `no_sync`, or if nothing waits for the gradients."""
+    def _compare_with_forward(self, *, local: int | None = None) -> None:
+        """Warn if one of forward and backward ran inside `no_sync`, or nothing waits for that of index `local`."""
         inside = not self._sync_enabled()
-        differs = inside if averaged else self._forward_under_no_sync and not inside
+        differs = inside if local is None else self._forward_under_no_sync and not inside
         if differs and not self._compared_with_forward:
-            warnings.warn(self.messages.changed_mind(averaged=averaged), stacklevel=2)
-        elif not averaged and not inside:
-            self.messages.warn_once(Text.NOT_EXPECTED)
+            warnings.warn(self.messages.changed_mind(averaged=local is None), stacklevel=2)
+        elif local is not None and not inside:
+            # The pass may be of another wrapper that has the parameter too, and averages it.
+            others = [one for one in _reducers if isinstance(one.state, Running) and one.state.reduction]
+            if not any(self.parameters[local] is parameter for one in others for parameter in one.parameters):
+                self.messages.warn_once(Text.NOT_EXPECTED, local)
         self._compared_with_forward = True
 
     def _take_from_inbox(self, state: Running) -> None:
@@ -405,7 +410,7 @@ class Reducer:
                     parameter_ready(index)
             if reduction is None:
                 state.local.append(index)
-                self._compare_with_forward(averaged=False)
+                self._compare_with_forward(local=index)
             elif remaining == 0:
                 reduction.ready_order.append(index)
                 self.mark_ready(reduction, [index])

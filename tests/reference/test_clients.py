@@ -68,9 +68,9 @@ def test_a_parametrization_after_wrapping_is_an_error_that_names_all_new_paramet
 @pytest.mark.parametrize(
     ("how", "message"),
     [
-        ("module", "no forward pass of the wrapper waits for"),
-        ("two forward passes", "no forward pass of the wrapper waits for"),
-        ("backward in forward", "no forward pass of the wrapper waits for"),
+        ("module", "no forward pass of the wrapper waits for, first that of 1.bias (parameter 3, shape"),
+        ("two forward passes", "no forward pass of the wrapper waits for, first that of 1.bias (parameter 3, shape"),
+        ("backward in forward", "no forward pass of the wrapper waits for, first that of 1.bias (parameter 3, shape"),
         ("thawed", "0.weight, 0.bias: frozen when the module was wrapped, trainable now"),
     ],
 )
