@@ -93,11 +93,10 @@ class Text(StrEnum):
     NOT_EXPECTED = (
         "outside of no_sync(), gradients arrived that no forward pass of the wrapper waits for, first that of "
         "{parameter}. They stay local unless a later pass averages them, so the ranks may diverge. Causes: a second "
-        "backward pass after one forward pass, or several forward passes and then a backward pass for each (run all "
-        "but the last backward pass under no_sync(), with its forward pass; if the last one belongs to an earlier "
-        "forward pass, run every forward pass under no_sync(), and ddp.reducer.prepare_for_backward(outputs) before "
-        "the last backward pass); a backward pass inside forward; a forward pass while gradients are disabled; a "
-        "call of ddp.module(...) instead of ddp(...)."
+        "backward pass after one forward pass, or several forward passes, then a backward pass for each (run all but "
+        "the last under no_sync(), with its forward pass; if the last belongs to an earlier forward pass, run every "
+        "forward pass under no_sync(), and ddp.reducer.prepare_for_backward(outputs) before the last backward pass); "
+        "a backward pass inside forward; a forward pass under no_grad(); ddp.module(...) in place of ddp(...)."
     )
 
 
