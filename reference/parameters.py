@@ -146,11 +146,11 @@ def check_registered(ddp: "DataParallel") -> None:
     """
     rank, slots, frozen = ddp.process_group.rank(), ddp._trained_slots, ddp._frozen_slots
     new = new_parameters(ddp, [*slots, *frozen, *ddp._added_slots])
+    if new and any(frame.f_code is stateless._functional_call.__code__ for frame, _ in walk_stack(None)):
+        return
     trainable = [slot for slot in new if slot.parameter.requires_grad]
     names = ", ".join(slot.name for slot in trainable)
     if trainable and not {slot.parameter for slot in slots} <= set(ddp.parameters()):
-        if any(frame.f_code is stateless._functional_call.__code__ for frame, _ in walk_stack(None)):
-            return
         ddp._reducer.fail(
             f"rank {rank}: {names}: other parameters than those that were wrapped. A new layer, an assignment, a "
             "conversion, a parametrization or load_state_dict(assign=True) has replaced them, so their gradients "

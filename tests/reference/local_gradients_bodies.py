@@ -493,21 +493,21 @@ def layer_changed(rank: int, _world_size: int, option: str, what: str) -> Seen:
     return seen[0]
 
 
-def swapped_for_a_call(rank: int, world_size: int, option: str) -> Seen:
+def swapped_for_a_call(rank: int, world_size: int, option: str, frozen: bool) -> Seen:
     """`functional_call` with the parameters of an average, and a layer that appears at the same time."""
     module, seen = nn.Sequential(nn.Linear(3, 3), nn.Linear(3, 2)), []
     ddp = DistributedDataParallel(module, **OPTIONS[option])
-    average = copy.deepcopy(module)
-    names = {f"module.{name}": parameter for name, parameter in average.named_parameters()}
 
     def step(one: nn.Module, x: Tensor) -> None:
         one(x).square().sum().backward()
 
     expected = averages(module, step, world_size)
-    with watched(seen, lambda: same(module, expected)):
+    with watched(seen, lambda: same(module, expected) and not ddp._frozen_slots):  # nothing keeps the averages alive
         for _ in range(3):
             ddp.zero_grad()
             nn.Linear(1, 1)
+            average = copy.deepcopy(module).requires_grad_(not frozen)
+            names = {f"module.{name}": parameter for name, parameter in average.named_parameters()}
             torch.func.functional_call(ddp, names, (inputs(rank),)).detach()
             step(ddp, inputs(rank))
     return seen[0]

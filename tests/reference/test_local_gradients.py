@@ -147,8 +147,9 @@ def test_a_layer_that_gets_no_gradient_may_be_added(two_ranks, option, what):
 
 
 @pytest.mark.parametrize("option", OPTIONS)
-def test_a_functional_call_may_have_other_parameters(two_ranks, option):
-    assert_trains(two_ranks.run(bodies.swapped_for_a_call, option))
+@pytest.mark.parametrize("frozen", [False, True])
+def test_a_functional_call_may_have_other_parameters(two_ranks, option, frozen):
+    assert_trains(two_ranks.run(bodies.swapped_for_a_call, option, frozen))
 
 
 @pytest.mark.parametrize("option", OPTIONS)
