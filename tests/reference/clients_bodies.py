@@ -216,12 +216,15 @@ def left_out(wrap: Wrap, rank: int, how: str) -> tuple[list[str], list]:
     module[0].requires_grad_(how != "thawed")
     if how == "backward in forward":
         module.register_forward_hook(lambda _module, _inputs, out: out.sum().backward(retain_graph=True))
+    if how == "no_grad":
+        module.register_forward_hook(lambda module, inputs, _out: torch.enable_grad()(module.forward)(*inputs))
     ddp = wrap(module)
     steps: dict[str, Callable[[Tensor], Any]] = {
         "module": lambda x: ddp.module(x).sum().backward(),
         "two forward passes": lambda x: [out.sum().backward() for out in (ddp(x), ddp(2 * x))],
         "thawed": lambda x: (ddp.module.requires_grad_(True), ddp(x).sum().backward()),
         "backward in forward": lambda x: ddp(x).sum().backward(),
+        "no_grad": lambda x: torch.no_grad()(ddp)(x).sum().backward(),
     }
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")

@@ -71,6 +71,7 @@ def test_a_parametrization_after_wrapping_is_an_error_that_names_all_new_paramet
         ("module", "no forward pass of the wrapper waits for, first that of 1.bias (parameter 3, shape"),
         ("two forward passes", "no forward pass of the wrapper waits for, first that of 1.bias (parameter 3, shape"),
         ("backward in forward", "no forward pass of the wrapper waits for, first that of 1.bias (parameter 3, shape"),
+        ("no_grad", "a forward pass under no_grad()"),
         ("thawed", "0.weight, 0.bias: frozen when the module was wrapped, trainable now"),
     ],
 )
