@@ -42,7 +42,7 @@ class Level(Schema):
     bytes_per_s: BytesPerS
     """rate at which one member sends to the others while it receives as much, bytes per second; from a measured large
     message, or the data sheet (a two-way rate halved), whose peak is 6-25 % too high"""
-    bytes_per_s_by_members: dict[int, BytesPerS] = Field(default={})
+    bytes_per_s_by_members: dict[Annotated[int, Field(strict=False)], BytesPerS] = Field(default={})
     """other rates where fewer members take part, as on direct links without a switch, bytes per second by the number
     of members in use; from the machine's plan of links"""
     reduces: bool = False  #: whether its switches reduce (SHARP, NVLS), yes or no; from the switch's data sheet

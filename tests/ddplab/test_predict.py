@@ -121,6 +121,12 @@ def test_predict_takes_every_setting_and_draws_the_timeline(printed, trace, topo
     assert "rank 3 computes" in (tmp_path / "t.svg").read_text()
 
 
+def test_settings_of_the_fabric_apply_to_nodes_by_name(answered, trace):
+    asked = ("predict", trace, "--fabric", "aws-p4d", "--world-size", 16, "--caps", "single")
+    usual, slow = (answered(*asked, "--set", f"scale={one}")[1]["rows"][0]["iteration_ns"] for one in (1, 9))
+    assert slow > usual
+
+
 def test_logs_are_merged_into_one_fabric(answered, trace, logs):
     fabrics = [word for path in logs for word in ("--fabric", path)]
     merged, one_bucket = Fabric.merged(*map(Fabric.load, logs)), float("inf")

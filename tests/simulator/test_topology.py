@@ -84,6 +84,15 @@ def test_what_is_saved_is_loaded(tmp_path_factory, topology):
     assert load_topology(path) == topology
 
 
+@given(topologies())
+def test_a_fabric_of_links_is_loaded_as_it_was_saved(tmp_path_factory, topology):
+    """JSON has text as the keys of objects; the members by which rates differ were refused as no numbers."""
+    path = tmp_path_factory.getbasetemp() / "fabric.json"
+    fabric = Fabric.from_topology(topology)
+    fabric.save(path)
+    assert Fabric.load(path) == fabric
+
+
 @pytest.mark.parametrize(
     ("world_size", "members"),
     [(1, [1, 1, 1]), (5, [5, 1, 1]), (8, [8, 1, 1]), (24, [8, 3, 1]), (128, [8, 16, 1]), (1280, [8, 16, 10])],
