@@ -83,6 +83,7 @@ def held_by_a_step(module: nn.Module, loss_fn: models.Loss, batch: int = 1) -> S
     return StepMemory(
         batch=batch,
         batch_bytes=live.given_bytes,
+        frozen_bytes=sum(one.nbytes for one in module.parameters() if not one.requires_grad),
         kept_bytes=kept,
         peak_bytes=live.peak,
         peak_with_gradients_bytes=live.peak_with_gradients,

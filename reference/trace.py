@@ -105,6 +105,7 @@ class StepMemory(Schema):
     batch: Batch  #: samples for which the bytes hold
     batch_bytes: Bytes  #: bytes of the batch itself
     constant_bytes: Bytes = 0  #: bytes of the others that do not grow with the batch
+    frozen_bytes: Bytes = 0  #: bytes of parameters that are not trained
     kept_bytes: Bytes  #: bytes of the activations that autograd keeps when forward ends
     peak_bytes: Bytes  #: most bytes at one time, without gradients of parameters
     peak_with_gradients_bytes: Bytes

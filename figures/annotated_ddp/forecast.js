@@ -28,7 +28,8 @@ function memoryUse({ sizes_bytes, buffer_bytes, memory, gib }, costs) {
   const size = sum(sizes_bytes);
   const kept = size + buffer_bytes + costs.states * size + costs.workspace_bytes;
   const steps = (1 + costs.temporaries) * size;
-  const peak = memory && kept + size + memory.batch_bytes + Math.max(memory.peak_with_gradients_bytes, steps);
+  const inputs = (memory?.frozen_bytes ?? 0) + (memory?.batch_bytes ?? 0);
+  const peak = memory && kept + size + inputs + Math.max(memory.peak_with_gradients_bytes, steps);
   const [low, high] = [-1, 1].map((sign, end) => {
     const tensors = (peak ?? kept) * (1 + sign * costs.count_error) * costs.fragments[end];
     return roundToEven(tensors) + costs.context_bytes[end];

@@ -99,7 +99,7 @@ def memory_use(trace: Trace, policy: Policy, optimizer: Optimizer, world_size: i
         most = max(memory.peak_with_gradients_bytes, size + step)
         if policy.gradient_as_bucket_view:
             most = max(memory.peak_bytes, step)
-        return kept + size + memory.batch_bytes + most  # the buckets exist all the time
+        return kept + size + memory.frozen_bytes + memory.batch_bytes + most  # the buckets exist all the time
 
     peak = None if memory is None else peak_with(memory)
     largest = None
@@ -110,6 +110,7 @@ def memory_use(trace: Trace, policy: Policy, optimizer: Optimizer, world_size: i
     return MemoryUse(
         parts={
             "parameters": size,
+            "frozen parameters": None if memory is None else memory.frozen_bytes,
             "buffers": buffers,
             "gradients": 0 if policy.gradient_as_bucket_view else size,
             "buckets": size,

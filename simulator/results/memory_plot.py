@@ -61,7 +61,8 @@ def memory_over_time(prediction: Any, trace: Trace, policy: Policy) -> tuple[lis
     gradients = list(accumulate(0 if policy.gradient_as_bucket_view else sizes[one] for one in order))
     moments = [0, start, end, *at_ready, last, timeline.iteration_ns]
     return moments, {
-        "parameters, buffers": [(parts["parameters"] or 0) + (parts["buffers"] or 0)] * len(moments),
+        "parameters, buffers": [sum(parts[one] or 0 for one in ("parameters", "frozen parameters", "buffers"))]
+        * len(moments),
         "buckets": [sum(sizes)] * len(moments),
         "gradients beside buckets": [0, 0, 0, *gradients, gradients[-1], gradients[-1]],
         "activations": [0, 0, memory.kept_bytes, *(memory.ready_bytes[one] for one in order), 0, 0],

@@ -55,6 +55,21 @@ def test_what_autograd_keeps_is_what_the_allocator_gave(seed):
     assert held.peak_bytes >= held.kept_bytes
 
 
+def frozen(batch=4):
+    module = nn.Sequential(nn.Linear(512, 512), nn.Linear(512, 512))
+    module[0].requires_grad_(requires_grad=False)
+    inputs = torch.randn(batch, 512)
+    return module, lambda model: model(inputs).square().mean()
+
+
+def test_parameters_that_are_not_trained_take_memory_of_any_batch():
+    """A model of which a small part is trained fitted into any GPU."""
+    memory = measure_memory(f"{__name__}:frozen")
+    assert memory is not None
+    assert memory.frozen_bytes == memory.with_batch(8).frozen_bytes == 4 * (512 * 512 + 512)
+    assert memory.batch_bytes == 4 * 4 * 512
+
+
 def half_precision(batch=4):
     module = nn.Linear(8, 16).half()
 

@@ -522,7 +522,8 @@ def test_the_page_counts_memory_as_the_planner_does(functions, data, trace, devi
     """Whether training with AdamW fits, for traces with and without counted activations."""
     count, size = len(trace.keys), st.integers(0, 10**11)
     zeros = {"kept_bytes": 0, "peak_bytes": 0, "ready_bytes": (0,) * count}
-    held = StepMemory(batch=8, batch_bytes=data.draw(size), peak_with_gradients_bytes=data.draw(size), **zeros)
+    sizes = {name: data.draw(size) for name in ("batch_bytes", "frozen_bytes", "peak_with_gradients_bytes")}
+    held = StepMemory(batch=8, **sizes, **zeros)
     trace = with_workload(trace, device_name=device, memory=data.draw(st.sampled_from([None, held])))
     expected = memory_use(trace, Policy(), "adam")
     memory_of = "trace => window.functions.memoryUse(window.modelOf(trace), data.gpus.memory)"

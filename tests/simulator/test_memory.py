@@ -56,6 +56,18 @@ def test_the_largest_batch_fits_and_one_sample_more_may_not(batch, kept, constan
     assert at(use.largest_batch + 1).answer != "fits"
 
 
+@given(frozen=st.integers(0, 10**12), optimizer=st.sampled_from(OPTIMIZERS), ranks=st.integers(1, 9))
+def test_frozen_parameters_are_held_whole_on_each_rank(frozen, optimizer, ranks):
+    """They have no gradients, no buckets and no states, so the optimiser and its shards change nothing about them."""
+    memory, policy = held(8, 10**9), Policy(zero="parameters")
+    less, more = (
+        memory_use(trace_with(memory.model_copy(update={"frozen_bytes": one})), policy, optimizer, ranks)
+        for one in (0, frozen)
+    )
+    assert more.peak_bytes - less.peak_bytes == more.parts["frozen parameters"] == frozen
+    assert more.answer != "fits" or frozen < more.capacity_bytes
+
+
 def test_a_batch_of_unknown_size_has_no_largest_number_of_samples():
     trace = trace_with(held(1, 10**9))
     assert memory_use(trace, Policy(), "sgd").largest_batch
