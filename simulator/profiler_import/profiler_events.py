@@ -34,6 +34,8 @@ ACTIVITIES = frozenset({"kernel", "gpu_memcpy", "gpu_memset", "memcpy", "memset"
 """Categories of what a GPU runs."""
 HOST_OPERATIONS = frozenset({"cpu_op", "user_annotation", "operator"})
 """Categories of operators and annotations on the host."""
+MOST_EARLY_NS = 10**6
+"""Nanoseconds between a kernel and a later call that launched it, above which the clocks differ; 0 in real files."""
 COMMUNICATION = re.compile("ccl", re.IGNORECASE)
 """In the name of a kernel of a communication library: NCCL, RCCL, MSCCL, oneCCL, HCCL."""
 
@@ -204,6 +206,12 @@ def read_profiler_file(path: Path) -> ProfilerFile:
             f"{path}: expected the kernels of {launches} launches, got {len(kernels)}, all of a communication "
             "library: the profiler has lost the stream that computes (ROCm/rocm-systems#1327), and times of the "
             "host are not those of the GPU; profile again, or record a trace (ddplab record)"
+        )
+    early_ns = max((one.launch_start_ns - one.start_ns for one in activities), default=0)
+    if early_ns > MOST_EARLY_NS:
+        raise TraceError(
+            f"{path}: expected what the GPU ran after the call that launched it, got {early_ns / 1e6:.1f} ms before "
+            "it: the clocks of the GPU and of its host differ; profile again, or record a trace (ddplab record)"
         )
     info = raw.distributedInfo or {}
     in_name = RANK.search(path.name)

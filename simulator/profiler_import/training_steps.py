@@ -124,6 +124,13 @@ def read_steps(file: ProfilerFile, notes: list[str]) -> list[ProfiledStep]:
             f"{file.path}: expected training under DistributedDataParallel or of a plain module, got FSDP (events "
             f"named {sharded}), whose all-gathers and reduce-scatters are not simulated; profile the plain module"
         )
+    processes = {one.thread[0] for one in file.by_name.get(ACCUMULATE, ())}
+    marks = Counter(one.name for one in file.operations if one.name.startswith(STEP) and one.end_ns > one.start_ns)
+    if len(processes) > 1 or max(marks.values(), default=1) > 1:
+        raise TraceError(
+            f"{file.path}: expected the events of one rank, each once, got gradients of {len(processes)} processes "
+            f"and {max(marks.values(), default=0)} marks of one step; give the file that each rank's profiler wrote"
+        )
     windows = _windows(file)
     steps = [step for step in _Reader(file).steps(windows) if step is not None]
     if not steps:

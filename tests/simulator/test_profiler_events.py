@@ -1,12 +1,14 @@
 """Events of torch's profiler: files without them are refused in one line."""
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from ddplab.reference.errors import TraceError
 from ddplab.simulator import import_profile
 
 from . import profiler_files
-from .profiler_files import SMALL, write
+from .profiler_files import SMALL, scripts, write
 
 
 @pytest.mark.parametrize("damage", ["no kernels", "correlations 0"])
@@ -20,6 +22,17 @@ def test_a_file_without_what_the_gpu_ran_is_refused(tmp_path, damage):
     for one in events:
         one.get("args", {}).update({} if damage == "no kernels" else {"correlation": 0})
     with pytest.raises(TraceError, match=r"expected what the GPU ran, .* and 0 with such an id; profile with"):
+        import_profile([write(document, tmp_path / "rank0.json")])
+
+
+@given(scripts(), st.integers(2 * 10**6, 10**9))
+def test_kernels_before_their_launches_are_refused(tmp_path, script, early_ns):
+    """A GPU whose clock is behind that of its host had no forward pass and no backward pass."""
+    document, _ = profiler_files.profile(script)
+    for one in document["traceEvents"]:
+        if "stream" in one["args"]:
+            one["ts"] -= early_ns / 1e3
+    with pytest.raises(TraceError, match="the clocks of the GPU and of its host differ"):
         import_profile([write(document, tmp_path / "rank0.json")])
 
 

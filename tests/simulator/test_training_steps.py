@@ -2,7 +2,9 @@
 
 import pytest
 from hypothesis import given
+from hypothesis import strategies as st
 
+from ddplab.reference.errors import TraceError
 from ddplab.simulator import import_profile
 from ddplab.simulator.profiler_import.profiler_events import read_profiler_file
 from ddplab.simulator.profiler_import.training_steps import slow_down_beside_collectives
@@ -29,6 +31,19 @@ def test_without_marks_steps_are_those_of_the_data_parallel_module_or_the_optimi
         assert report["all_reduce_ns"] == [
             pytest.approx([end - start for start, end in truth.all_reduces_ns], abs=3) for truth in truths
         ]
+
+
+@given(scripts(), st.sampled_from(["marks of one step", "processes"]))
+def test_the_events_of_two_ranks_in_one_file_are_refused(tmp_path, script, differs):
+    """Gradients and all-reduces of both counted as those of one step."""
+    document, _ = profiler_files.profile(script)
+    events = document["traceEvents"]
+    if differs == "processes":
+        document = without(document, "ProfilerStep")
+        events = [one | {"pid": one["pid"] + 1000} for one in document["traceEvents"]]
+    document["traceEvents"] += events
+    with pytest.raises(TraceError, match=f"expected the events of one rank, each once, got .* 2 {differs}"):
+        import_profile([write(document, tmp_path / "rank0.json")])
 
 
 def test_kernels_beside_collectives_are_compared_with_equal_ones_alone(tmp_path):
