@@ -311,9 +311,14 @@ def at_most(band: Band, limit: float) -> Answer:
 
 
 def front(offers: Sequence[Offer]) -> list[Offer]:
-    """Return the offers that may suffice, and than which no other is both faster and cheaper, the fastest first."""
+    """Return the offers that may suffice, and than which no other is both faster and cheaper, the fastest first.
+
+    Empty if the time or the cost of one of them is not known: it may be the fastest or the cheapest.
+    """
     fitting = [one for one in offers if one.answer != "no"]
     priced = [(one.hours, one.cost, one) for one in fitting if one.hours is not None and one.cost is not None]
+    if len(priced) < len(fitting):
+        return []
     priced.sort(key=lambda entry: entry[:2])
     least = accumulate((cost for _, cost, _ in priced), min, initial=inf)  # of all faster ones
     return [one for (_, cost, one), before in zip(priced, least, strict=False) if cost < before]

@@ -65,6 +65,11 @@ def test_no_offer_beats_those_on_the_front_and_the_choices_surely_keep_the_limit
     chosen = front(all_offers)
     possible = [one for one in all_offers if one.answer != "no"]
     for one in possible:
+        others = [other for other in all_offers if other is not one]
+        assert not front([*others, one._replace(cost=None, cost_band=None)]), (
+            "one without a price may be the cheapest"
+        )
+    for one in possible:
         beaten = any((b.hours, b.cost) <= (one.hours, one.cost) and b.cost <= one.cost for b in chosen)
         assert beaten, "an offer on the front is at least as fast and as cheap"
     for a in chosen:
