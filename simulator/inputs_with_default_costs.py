@@ -221,6 +221,10 @@ def complete(
     policy = Policy.given(policy, settings or {}, joins=inputs is not None)
     given = fabric, variation
     fabric, variation, assumed = assume_gpu(trace, fabric, variation) if assume else Assumed(fabric, variation, ())
+    sparse = next((one.name for one in trace.workload.parameters if one.sparse), None)
+    if sparse is not None and "sparse_density" not in policy.model_fields_set:
+        rows = "with all rows; give the part of them that a batch touches, such as --set sparse_density=0.01"
+        assumed = (*assumed, f"assumed: sparse gradients, such as that of {sparse}, are sent {rows}")
     if policy.cuda_graph:
         fabric = fabric.with_processor(launch_ns=min(fabric.processor.launch_ns, GRAPH_LAUNCH_NS))
         variation = variation.model_copy(update={"jitter": 0.0})

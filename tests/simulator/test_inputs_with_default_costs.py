@@ -123,6 +123,19 @@ def test_every_door_completes_a_trace_of_a_gpu_in_the_same_way(settings):
     assert given.iteration_ns < predicted.iteration_ns
 
 
+def test_that_sparse_gradients_touch_all_rows_is_an_assumption():
+    trace, network = gpu_trace("A100"), Fabric.from_alpha_beta(alpha_ns=5_000, bytes_per_s=1e10)
+    parameters = tuple(one.model_copy(update={"sparse": True}) for one in trace.workload.parameters)
+    sparse = with_workload(trace, parameters=parameters)
+    usual, *more = (predict(sparse, network, world_size=8, **how).assumed for how in ({}, {"sparse_density": 1.0}))
+    assert usual == (
+        *more[0],
+        f"assumed: sparse gradients, such as that of {parameters[0].name}, are sent with all "
+        "rows; give the part of them that a batch touches, such as --set sparse_density=0.01",
+    )
+    assert more == [predict(trace, network, world_size=8).assumed]
+
+
 def test_a_graph_launches_in_the_gpus_time_and_does_not_vary():
     network = Fabric.from_alpha_beta(alpha_ns=5_000, bytes_per_s=1e10)
     eager, graph = (predict(gpu_trace("A100"), network, world_size=8, cuda_graph=one) for one in (False, True))
