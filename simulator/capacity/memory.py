@@ -150,9 +150,9 @@ def remedies(trace: Trace, policy: Policy, optimizers: Sequence[Optimizer], worl
 
 def capacity_bytes(device_name: str) -> int | None:
     """Return what a GPU of this name offers: by the number in its name or, without one, by the catalogue."""
-    in_name = re.search(r"(\d+) ?GB\b", device_name.partition(RESCALED_FROM)[0], re.IGNORECASE)
+    in_name = re.findall(r"(\d+) ?GB\b", device_name.partition(RESCALED_FROM)[0], re.IGNORECASE)
     entry = entry_of(device_name)
-    gib = float(in_name[1]) if in_name else entry.memory.gib if entry is not None else None
+    gib = float(in_name[-1]) if in_name else entry.memory.gib if entry is not None else None  # last: a MIG slice's
     return None if gib is None else int(USABLE * gib * GIB)
 
 

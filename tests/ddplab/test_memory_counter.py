@@ -10,6 +10,7 @@ from torch.profiler import ProfilerActivity, profile
 from torch.utils.checkpoint import checkpoint
 
 from ddplab.memory_counter import LiveBytes, held_by_a_step, measure_memory
+from ddplab.reference.errors import ModelError
 
 
 class _Random(nn.Module):
@@ -68,6 +69,20 @@ def test_parameters_that_are_not_trained_take_memory_of_any_batch():
     assert memory is not None
     assert memory.frozen_bytes == memory.with_batch(8).frozen_bytes == 4 * (512 * 512 + 512)
     assert memory.batch_bytes == 4 * 4 * 512
+
+
+def deaf(batch=4):
+    assert batch
+    inputs, module = torch.randn(16, 8), nn.Linear(8, 8)
+    return module, lambda model: model(inputs).sum()
+
+
+def test_a_callable_that_does_not_use_its_batch_is_refused():
+    """Any batch fitted, and samples per second were those of a batch that did not run."""
+    with pytest.raises(
+        ModelError, match="expected more memory with batch=8 than with 4, got as much; make that many"
+    ):
+        measure_memory(f"{__name__}:deaf")
 
 
 def half_precision(batch=4):

@@ -96,6 +96,7 @@ def test_a_rank_keeps_the_states_of_its_shard(kept, optimizer, ranks):
     [
         *(("A100-SXM4-40GB", 42.3), ("Tesla V100-SXM2-32GB", 33.8), ("T4", 16.9)),
         ("NVIDIA H100 SXM, bf16, rescaled from A100-SXM4-40GB", 84.6),
+        ("NVIDIA A100-SXM4-40GB MIG 1g.5gb", 5.3),
     ],
 )
 def test_a_gpus_memory_is_in_its_name_or_in_the_catalogue(name, gb):
