@@ -119,10 +119,8 @@ def choose_precision(device: str, parameters: Sequence[Parameter]) -> str:
         entry, _, precision = sheet.rpartition("-")
         needs = ' and torch.set_float32_matmul_precision("high") is usual' if precision == "tf32" else ""
         others = [name for name in data_sheets() if name.rpartition("-")[0] == entry and name != sheet]
-        say(
-            f"{device} computes in {precision}, because the model's parameters are {dtype}{needs}; for another "
-            f"precision, name {' or '.join(others)}"
-        )
+        choice = f"; for another precision, name {' or '.join(others)}" if dtype == "float32" else ""
+        say(f"{device} computes in {precision}, because the model's parameters are {dtype}{needs}{choice}")
     return sheet
 
 

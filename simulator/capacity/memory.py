@@ -75,7 +75,7 @@ def optimizers_of(trace: Trace, known: Optimizer | None) -> list[Optimizer]:
     """
     if known is not None:
         return [known]
-    is_low = any(one.dtype != "float32" for one in trace.workload.parameters)
+    is_low = any(one.dtype in ("float16", "bfloat16") for one in trace.workload.parameters)
     return [name for name in OPTIMIZERS if is_low or name in ("sgd", "adam")]
 
 

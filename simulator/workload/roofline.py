@@ -333,24 +333,26 @@ def data_sheets() -> dict[str, Device]:
 def with_precision(name: str, dtype: str) -> str:
     """Return the name of a device's data sheet with the precision of a model: h100 becomes h100-tf32 for float32.
 
-    Other names are returned as they are.
+    Other names are returned as they are. Autocast changes the precision of float32 only.
 
     Args:
         name: As for `find_device`.
         dtype: Element type in which the model computes, such as "float32".
 
     Raises:
-        ValueError: The device computes in no precision of this type.
+        ValueError: The device, or its data sheet, computes in no precision of this type.
     """
     name = read_catalogue().device_like(name) or name
-    entry = read_catalogue().devices.get(name)
-    if entry is None or entry.peaks is None:
-        return name
-    for precision in PRECISIONS.get(dtype, ()):
-        if precision in entry.peaks.tflops:
-            return f"{name}-{precision}"
-    given = ", ".join(f"{name}-{precision}" for precision in entry.peaks.tflops)
-    raise ValueError(f"device: expected a precision of {name} ({given}) for a model of {dtype}, got {name!r}")
+    entry, sheet, own = read_catalogue().devices.get(name), data_sheets().get(name), PRECISIONS.get(dtype, ())
+    if sheet is not None:
+        found = [name] if dtype == "float32" or sheet.precision in own else []
+    else:
+        has_peaks = entry is not None and entry.peaks is not None
+        found = [f"{name}-{one}" for one in own if f"{name}-{one}" in data_sheets()] if has_peaks else [name]
+    if not found:
+        cure = "convert the parameters, or give a data sheet (.json)"
+        raise ValueError(f"device: expected one that computes with parameters of {dtype}, got {name!r}; {cure}")
+    return found[0]
 
 
 def find_device(name: str) -> Device:

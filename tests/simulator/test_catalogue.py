@@ -7,7 +7,7 @@ import pytest
 from ddplab.reference.files.reading import one_line_errors
 from ddplab.simulator import Fabric, assume_gpu, predict
 from ddplab.simulator.catalogue import Catalogue, Rate, load_fabric, read_catalogue
-from ddplab.simulator.workload.roofline import find_device, with_precision
+from ddplab.simulator.workload.roofline import PRECISIONS, data_sheets, find_device, with_precision
 
 from ..topology_files import save_topology
 from .changed_traces import gpu_trace
@@ -98,5 +98,19 @@ def test_a_device_takes_the_precision_of_the_model():
     assert with_precision("v100", "float16") == "v100-fp16"
     for name in ("h100-fp32", "mine.json"):
         assert with_precision(name, "float32") == name
-    with pytest.raises(ValueError, match=r"expected a precision of v100 \(v100-fp32, v100-fp16\) for .* bfloat16"):
+    with pytest.raises(ValueError, match=r"expected one that computes with parameters of bfloat16, got 'v100'"):
         with_precision("v100", "bfloat16")
+
+
+@pytest.mark.parametrize("name", data_sheets())
+def test_only_parameters_of_float32_compute_in_another_precision(name):
+    """A model of float64 was predicted at the rate of bfloat16, which autocast does not give it."""
+    dtypes = {"float32", *(dtype for dtype, own in PRECISIONS.items() if data_sheets()[name].precision in own)}
+    for dtype in (*PRECISIONS, "float64", "complex64"):
+        if dtype in dtypes:
+            assert with_precision(name, dtype) == name
+        else:
+            with pytest.raises(
+                ValueError, match=f"expected one that computes with parameters of {dtype}, got '{name}'"
+            ):
+                with_precision(name, dtype)
