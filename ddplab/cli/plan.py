@@ -22,7 +22,7 @@ from ..simulator.capacity.plan import plan as make_plan
 from ..simulator.capacity.scaling import Offer, Price, Scaling, read_prices
 from ..simulator.catalogue import Rate, entry_of, load_fabric, read_catalogue, unknown
 from ..simulator.fabric import Fabric
-from ..simulator.workload.roofline import counted_models, find_device, name_of_model, with_precision
+from ..simulator.workload.roofline import counted_models, data_sheets, find_device, name_of_model, with_precision
 from ..simulator.workload.trace_synthesis import check_measured, synthesize_batch, with_batch
 from . import shared_options as options
 from .terminal_output import say, show_table, write_json
@@ -227,10 +227,13 @@ def _on_device(trace: Trace, device: str | None) -> Trace:
     if (bare := listed.bare_device(device)) is None:
         raise ValueError(unknown("--device", device, listed.devices))
     entry, known = listed.devices[bare], entry_of(workload.device_name)
-    is_gpu = workload.device != "cpu"
-    if not is_gpu or (known is not None and (known.memory.gib, known.product) != (entry.memory.gib, entry.product)):
+    sheet = data_sheets().get(listed.device_like(device) or device)
+    expected = entry.product if sheet is None else sheet.name  # which begins the name of a synthesised trace's device
+    is_other = known is not None and (known.memory.gib, known.product) != (entry.memory.gib, entry.product)
+    is_other |= known is not None and workload.device == "meta" and not workload.device_name.startswith(expected)
+    if workload.device == "cpu" or is_other:
         raise ValueError(
-            f"trace: expected a trace of {entry.product}, as the system has, got one of {workload.device_name}; "
+            f"trace: expected a trace of {expected}, as the system has, got one of {workload.device_name}; "
             "convert it with `ddplab synthesize --rescale`, or name the system that has its GPUs"
         )
     if known is not None or workload.device != "cuda":

@@ -15,6 +15,7 @@ from typer import Argument, Option
 
 from ..reference.bucketing import ORDERS, Order, cap_name
 from ..reference.files.reading import Schema, one_line_errors, parse_json
+from ..reference.files.value_ranges import MILLION
 from ..reference.files.writing import STANDARD_OUTPUT, check_distinct, check_writable, open_descriptor
 from ..reference.trace import Parameter
 from ..simulator.catalogue import load_fabric
@@ -117,8 +118,8 @@ def read_hooks(text: str) -> list[CommHook]:
 def read_world_sizes(option: str, texts: Sequence[str]) -> list[int]:
     """Parse numbers of ranks or nodes; those of an option that is given several times are collected."""
     words = [word for text in texts for word in _words(text)]
-    if wrong := [word for word in words if not (word.isdecimal() and int(word) > 0)]:
-        raise ValueError(f"{option}: expected numbers of at least 1, separated by commas, got {wrong[0]!r}")
+    if wrong := [word for word in words if not (word.isdecimal() and 0 < int(word) <= MILLION)]:
+        raise ValueError(f"{option}: expected numbers from 1 to a million, separated by commas, got {wrong[0]!r}")
     return list(map(int, words))
 
 

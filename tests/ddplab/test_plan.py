@@ -80,7 +80,8 @@ def test_tokens_prices_and_nodes_as_people_ask_for_them(here, printed):
     for words, says in (
         (("h100", "a100", "--price", 2.5), "--price: expected a file, or the price of one of the systems"),
         (("h100", "--price", "cheap"), "--price: per_gpu_hour: expected a price above 0"),
-        (("h100", "--nodes", "two"), "--nodes: expected numbers of at least 1"),
+        (("h100", "--nodes", "two"), "--nodes: expected numbers from 1 to a million"),
+        (("h100", "--gpus", 10**9), "--world-size: expected numbers from 1 to a million, separated by commas, got"),
         (("alps", "dgx-h100", "--nodes", 2), "--nodes: expected systems with equally many GPUs in a node, got 4 in"),
         (("h100", "--price", 2, "--budget", 10), "budget: expected `samples` with it"),
     ):
@@ -96,6 +97,12 @@ def test_the_nearest_choice_is_named_and_a_contradiction_decides_nothing(here, t
     assert done.stderr.startswith("ddplab: the answer is open, because the measured iterations contradict the model")
     done = here("plan", trace, "dgx-h100", "--world-size", 8)
     assert "expected a trace of NVIDIA H100 SXM, as the system has, got one of" in done.stderr
+    done = here("synthesize", "--model", "resnet50-224", "--device", "h100", "--out", "h100.json.gz")
+    assert done.returncode == 0
+    for device, in_trace in (("h100-bf16", False), ("h100-tf32", True), ("h100", True)):
+        done = here("plan", "h100.json.gz", "dgx-h100", "--world-size", 8, "--device", device)
+        refused = "expected a trace of NVIDIA H100 SXM, bf16, as the system has, got one of NVIDIA H100 SXM, tf32"
+        assert (done.returncode == 0, refused in done.stderr) == (in_trace, not in_trace)
 
 
 def test_a_trace_and_a_file_of_links_are_systems_too(printed, trace, topology):
