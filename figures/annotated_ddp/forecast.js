@@ -30,12 +30,13 @@ function memoryUse({ sizes_bytes, buffer_bytes, memory, gib }, costs) {
   const steps = (1 + costs.temporaries) * size;
   const inputs = (memory?.frozen_bytes ?? 0) + (memory?.batch_bytes ?? 0);
   const peak = memory && kept + size + inputs + Math.max(memory.peak_with_gradients_bytes, steps);
-  const [low, high] = [-1, 1].map((sign, end) => {
+  let [low, high] = [-1, 1].map((sign, end) => {
     const tensors = (peak ?? kept) * (1 + sign * costs.count_error) * costs.fragments[end];
     return roundToEven(tensors) + costs.context_bytes[end];
   });
   const capacity = Math.floor(costs.usable * gib * 2 ** 30) || null;
   const known_bytes = (2 + costs.states) * size + buffer_bytes;
+  low = Math.max(low, known_bytes + size + (memory?.frozen_bytes ?? 0) + costs.context_bytes[0]);
   let answer = "unknown";
   if (capacity && low > capacity) answer = "does not fit";
   else if (capacity && peak && high <= capacity) answer = "fits";

@@ -107,18 +107,19 @@ def memory_use(trace: Trace, policy: Policy, optimizer: Optimizer, world_size: i
         batches = range(1, MOST_SAMPLES + 1)
         largest = bisect_right(batches, capacity, key=lambda batch: _band(peak_with(memory.with_batch(batch)))[1])
     low, high = _band(kept if peak is None else peak)
+    parts = {
+        "parameters": size,
+        "frozen parameters": None if memory is None else memory.frozen_bytes,
+        "buffers": buffers,
+        "gradients": 0 if policy.gradient_as_bucket_view else size,
+        "buckets": size,
+        "optimizer": states,
+    }
+    least = sum(part or 0 for part in parts.values()) + CONTEXT_BYTES[0]  # in a step of the optimiser, fused or not
     return MemoryUse(
-        parts={
-            "parameters": size,
-            "frozen parameters": None if memory is None else memory.frozen_bytes,
-            "buffers": buffers,
-            "gradients": 0 if policy.gradient_as_bucket_view else size,
-            "buckets": size,
-            "optimizer": states,
-            "activations": None if memory is None else memory.kept_bytes,
-        },
+        parts=parts | {"activations": None if memory is None else memory.kept_bytes},
         peak_bytes=peak,
-        band_bytes=(low, None if peak is None else high),
+        band_bytes=(max(low, least), None if peak is None else high),
         capacity_bytes=capacity,
         largest_batch=largest,
         on_gpu=workload.device != "cpu",

@@ -50,6 +50,7 @@ def test_the_largest_batch_fits_and_one_sample_more_may_not(batch, kept, constan
     assert low < use.peak_bytes * 1.01 + 1e9
     assert high is not None
     assert high > use.peak_bytes
+    assert low >= sum(size for part, size in use.parts.items() if part != "activations"), "all of these at one time"
     assert (use.answer == "fits") == (batch <= use.largest_batch)
     if use.largest_batch:
         assert at(use.largest_batch).answer == "fits"
