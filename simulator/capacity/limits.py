@@ -160,10 +160,15 @@ class Limits:
 
     def needed_rate(self, target: float = TARGET) -> NetworkNeed:
         """Return how fast the links must be for this efficiency, from 0 to 1."""
-        if self.why_unknown:
-            return NetworkNeed(target, None, *_largest_message(self.now), None)
-        fabric = self.system.inputs.fabric
-        return network_need(lambda multiple: self._on(fabric.with_links(rates=multiple)), target=target)
+
+        def with_rates(multiple: float) -> Prediction:
+            return self._on(self.system.inputs.fabric.with_links(rates=multiple))
+
+        best = None
+        if not self.why_unknown:
+            best = least_multiple(lambda multiple: with_rates(multiple).efficiency, target)
+        needed = None if best is None else _largest_message(with_rates(best))[1]
+        return NetworkNeed(target, best, *_largest_message(self.now), needed)
 
     def needs(self, target: float) -> Needs:
         """Return how far one thing alone must change for this efficiency, from 0 to 1."""
@@ -253,16 +258,6 @@ class Limits:
             return None
         count = ceil((now.iteration_ns - local_ns) / room_ns)
         return count if count <= MOST_ACCUMULATED else None
-
-
-def network_need(predict_at: Callable[[float], Prediction], *, target: float = TARGET) -> NetworkNeed:
-    """Find the least rates of the links with which an efficiency, from 0 to 1, is reached.
-
-    `predict_at` returns the prediction if the rates are this multiple of today's; its efficiency grows with it.
-    """
-    best = least_multiple(lambda multiple: predict_at(multiple).efficiency, target)
-    needed = None if best is None else _largest_message(predict_at(best))[1]
-    return NetworkNeed(target, best, *_largest_message(predict_at(1.0)), needed)
 
 
 def least_multiple(

@@ -1,6 +1,6 @@
 """Limits: the network that is named as needed has the target efficiency, and a slower one has not."""
 
-from functools import cache, partial
+from functools import partial
 
 import pytest
 from hypothesis import given
@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from ddplab.simulator import Fabric, Policy, predict
 from ddplab.simulator.capacity.judgement import limit_sentence, network_sentence
-from ddplab.simulator.capacity.limits import FASTEST_LINKS, RATE_TOLERANCE, SLOWEST_LINKS, Limits, network_need
+from ddplab.simulator.capacity.limits import FASTEST_LINKS, RATE_TOLERANCE, SLOWEST_LINKS, Limits
 from ddplab.simulator.fabric import Timing
 from ddplab.simulator.inputs_with_default_costs import complete
 from ddplab.simulator.prediction import System
@@ -27,14 +27,19 @@ def predict_at(trace, fabric, settings, multiple):
     return predict(trace, fabric.with_links(rates=multiple), world_size=4, **settings)
 
 
+def limits_of(trace, fabric, settings):
+    return Limits(System(complete(trace, fabric, settings=settings)), 4)
+
+
 @examples(20)
 @given(st.integers(0, 10**5), st.floats(1e6, 1e11), st.sampled_from([1.0, 3.0, float("inf")]), st.floats(0.05, 0.99))
 def test_the_need_is_the_least_rate_that_reaches_the_target(latency_ns, bytes_per_s, cap_mb, target):
     trace = trace_of([[iteration(300 * US, (1900 * US, 900 * US), 1900 * US, 100 * US)]], [3 << 20, 2 << 20])
     fabric = Fabric.from_alpha_beta(latency_ns, bytes_per_s)
-    at = cache(partial(predict_at, trace, fabric, {"bucket_cap_mb": cap_mb}))
-    need = network_need(at, target=target)
-    assert at.cache_info().currsize <= MOST_PREDICTIONS
+    at = partial(predict_at, trace, fabric, {"bucket_cap_mb": cap_mb})
+    limits = limits_of(trace, fabric, {"bucket_cap_mb": cap_mb})
+    need = limits.needed_rate(target)
+    assert len(limits.system._known) <= MOST_PREDICTIONS
     if need.multiple is None:
         assert at(FASTEST_LINKS).efficiency < target
         assert "no rate of the links suffices" in need.sentence()
@@ -52,16 +57,16 @@ def test_a_need_leaves_latencies_and_counts_the_messages_of_the_hook():
     trace = trace_of([[iteration(300, (900, 500), 900, 100)]], [4000, 4000])
     plan = {"plan": ((1,), (0,))}
     table = Fabric.from_table([(4, 0, 6), (4, 4000, 6006), (4, 8000, 12006)])
-    need = network_need(partial(predict_at, trace, table, plan))
+    need = limits_of(trace, table, plan).needed_rate()
     assert need.needed_gb_per_s == pytest.approx(6000 / 111, rel=0.02)  # 1,000 / 1,111 ns
     assert need.multiple == pytest.approx(6000 / 105, rel=0.02)  # 6 of the 111 ns are latency
     assert (need.message_bytes, need.bus_gb_per_s) == (4000, 6000 / 6006)
-    hooked = network_need(partial(predict_at, trace, table, plan | {"hook": "fp16"}))
+    hooked = limits_of(trace, table, plan | {"hook": "fp16"}).needed_rate()
     assert hooked.message_bytes == 8000, "two bytes for each of the elements, which have one"
     assert hooked.multiple == pytest.approx(2 * need.multiple, rel=0.02)
 
     slow_start = Fabric.from_table([(4, 0, 200), (4, 4000, 6200)])
-    assert network_need(partial(predict_at, trace, slow_start, plan)).multiple is None, "its latency is 200 ns"
+    assert limits_of(trace, slow_start, plan).needed_rate().multiple is None, "its latency is 200 ns"
 
 
 @given(st.floats(1e-3, 1e3), st.integers(0, 10**6), st.integers(0, 10**8))
