@@ -334,7 +334,13 @@ def _show(result: CapacityPlan, *, details: bool) -> None:
     for one in result.systems:
         for sentence in _sentences(one, asks_efficiency=result.question.efficiency is not None, details=details):
             say(f"{one.name}: {sentence}" if several and sentence else sentence)
-    if len(front := list(map(_front_words, result.front))) > 1:
+    front = [
+        f"{one.size.world_size:,} of {one.system} ({judgement.band(*one.hours_band, unit=' h')}, "
+        f"{judgement.band(*one.cost_band)})"
+        for one in result.front
+        if one.hours_band is not None and one.cost_band is not None
+    ]
+    if len(front) > 1:
         say(f"fastest and cheapest by their medians, from fast to cheap: {'; '.join(front)}")
 
 
@@ -418,10 +424,3 @@ def _fsdp_sentence(one: SystemPlan) -> str:
         f"from each of {one.at} GPUs, 1.5 times as much if it frees parameters after forward, and hold at least "
         f"{size / one.at / 1e9:.2f} GB of parameters; docs/comparison.md names a simulator of it"
     )
-
-
-def _front_words(offer: Offer) -> str:
-    assert offer.hours_band is not None
-    assert offer.cost_band is not None
-    cost, hours = judgement.band(*offer.cost_band), judgement.band(*offer.hours_band, unit=" h")
-    return f"{offer.size.world_size:,} of {offer.system} ({hours}, {cost})"

@@ -124,7 +124,6 @@ class CapacityPlan:
     question: Question  #: what was asked
     systems: tuple[SystemPlan, ...]  #: the plan of each system
     asked: tuple[Offer, ...]  #: the offers that the verdict is about
-    currency: str | None  #: currency of all costs; None: no price is known
     verdict: Verdict  #: the answer in a sentence; its `answer` is "open" if an interval is wider than the decision
     prices: tuple[Price, ...] = ()  #: the prices of the systems that have one
 
@@ -156,7 +155,7 @@ class CapacityPlan:
         on_front = {(one.system, one.size.world_size) for one in self.front}
         return {
             "question": self.question._asdict(),
-            "currency": self.currency,
+            "currency": self.prices[0].currency if self.prices else None,
             "prices": [price.model_dump(mode="json") for price in self.prices],
             "answer": self.verdict.answer,
             "verdict": self.verdict.sentence,
@@ -296,7 +295,6 @@ def plan(
             for scaling, offers in systems
         ),
         asked=about,
-        currency=prices[0].currency if prices else None,
         verdict=answer,
         prices=tuple(by_system[name] for name in pairs if name in by_system),
     )

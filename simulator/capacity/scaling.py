@@ -315,13 +315,12 @@ def front(offers: Sequence[Offer]) -> list[Offer]:
 
     Empty if the time or the cost of one of them is not known: it may be the fastest or the cheapest.
     """
-    fitting = [one for one in offers if one.answer != "no"]
-    priced = [(one.hours, one.cost, one) for one in fitting if one.hours is not None and one.cost is not None]
-    if len(priced) < len(fitting):
+    fitting = sorted((one for one in offers if one.answer != "no"), key=lambda one: (one.hours or 0, one.cost or 0))
+    costs = [one.cost for one in fitting if one.hours is not None and one.cost is not None]
+    if len(costs) < len(fitting):
         return []
-    priced.sort(key=lambda entry: entry[:2])
-    least = accumulate((cost for _, cost, _ in priced), min, initial=inf)  # of all faster ones
-    return [one for (_, cost, one), before in zip(priced, least, strict=False) if cost < before]
+    least = accumulate(costs, min, initial=inf)  # of all faster ones
+    return [one for one, cost, before in zip(fitting, costs, least, strict=False) if cost < before]
 
 
 def cheapest(offers: Sequence[Offer]) -> Offer | None:

@@ -49,10 +49,7 @@ def model_gradients(steps: Sequence[ProfiledStep], given: Sequence[Parameter] | 
     last = steps[-1]
     count = last.buckets[-1].gradients if last.buckets else len(last.gradients)
     if outside := len(last.gradients) - count:
-        derived.append(
-            f"{outside} gradients were accumulated after the last bucket was launched; they are in no bucket and "
-            "count as computation"
-        )
+        derived.append(f"{outside} gradients were accumulated after the last bucket; they count as computation")
     gradients = last.gradients[:count]
     sizes, dtypes = _sizes(last, gradients, derived)
     if given is None:

@@ -183,15 +183,9 @@ def _alike(file: ProfilerFile, steps: Sequence[ProfiledStep], notes: list[str]) 
             f"gradients are accumulated, predict with --set sync_every={round(len(steps) / len(averaging))}"
         )
     if differing := len(averaging) - len(kept):
-        notes.append(
-            f"{file.path.name}: {differing} of {len(steps)} steps differ from most steps in gradients or buckets; "
-            "left out"
-        )
+        notes.append(f"{file.path.name}: {differing} of {len(steps)} steps have other gradients or buckets; left out")
     if file.lost:
-        notes.append(
-            f"{file.path.name}: {file.lost} activities of the GPU were left out, because their launch was not "
-            "recorded"
-        )
+        notes.append(f"{file.path.name}: {file.lost} activities of the GPU have no recorded launch; left out")
     return kept
 
 
@@ -300,15 +294,11 @@ def _observations(
     if files[0].world_size is None and last.all_reduces:
         notes.append(f"the file does not contain the number of ranks; it counts as {world_size}")
     if len(files) < world_size:
-        notes.append(
-            f"only {len(files)} of {world_size} ranks {'has' if len(files) == 1 else 'have'} a file; the others are "
-            "assumed to be the same"
-        )
+        notes.append(f"{len(files)} of {world_size} ranks gave a file; the others are assumed to be the same")
     if len(files) > 1:
         uncertainty_ns = max(rank.clock_uncertainty_ns for rank in trace.ranks)
-        notes.append(
-            f"clocks of the ranks are aligned at the ends of all-reduces, to {milliseconds(uncertainty_ns, '.3f')} ms"
-        )
+        uncertainty = milliseconds(uncertainty_ns, ".3f")
+        notes.append(f"clocks of the ranks are aligned at the ends of all-reduces, to {uncertainty} ms")
     if all_reduces_ns:
         notes.append(
             f"without the wait for other ranks{' that have a file' * (len(files) < world_size)}, the all-reduces of "

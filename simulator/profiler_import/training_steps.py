@@ -139,9 +139,8 @@ def read_steps(file: ProfilerFile, notes: list[str]) -> list[ProfiledStep]:
             "steps; profile training steps, with ProfilerActivity.CPU among the activities"
         )
     if len(steps) < len(windows):
-        notes.append(
-            f"{file.path.name}: {len(windows) - len(steps)} of {len(windows)} steps have no gradient; left out"
-        )
+        without = len(windows) - len(steps)
+        notes.append(f"{file.path.name}: {without} of {len(windows)} steps have no gradient; left out")
     return steps
 
 

@@ -15,4 +15,4 @@ def test_the_command_writes_trace_and_report(answered, tmp_path, words):
     )
     assert report["gpu"] == "a GPU"
     assert Trace.load(tmp_path / "trace.json.gz").workload.world_size == 2
-    assert "only 1 of 2 ranks has a file" in shown
+    assert "1 of 2 ranks gave a file" in shown
