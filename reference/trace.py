@@ -312,9 +312,8 @@ class Trace(Schema):
 
     def _check_iteration(self, where: str, iteration: Iteration) -> None:
         if iteration.layout is not None and not 0 <= iteration.layout < len(self.layouts):
-            raise ValueError(
-                f"{where}.layout: expected an index into {len(self.layouts)} layouts, got {iteration.layout}"
-            )
+            limit = f"expected an index into {len(self.layouts)} layouts"
+            raise ValueError(f"{where}.layout: {limit}, got {iteration.layout}")
         layout = () if iteration.layout is None else self.layouts[iteration.layout]
         for name, part, times, expected in (
             ("ready_ns", "parameter", iteration.ready_ns, len(self.workload.parameters)),

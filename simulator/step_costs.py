@@ -68,9 +68,8 @@ class ScheduleCosts:
         longest_ns = duration_ns.sum(axis=-1, dtype=float).max() + self.untimed.cost_ns.sum(dtype=float)
         if longest_ns > YEAR_NS:
             raise ValueError(
-                "expected cycles of sync_every iterations to take at most a year, got "
-                f"{longest_ns:.3g} ns of computing and collectives; check "
-                "the costs of the fabric, factors and `sync_every`"
+                f"expected cycles of sync_every iterations to take at most a year, got {longest_ns:.3g} ns of "
+                "computing and collectives; check the costs of the fabric, factors and `sync_every`"
             )
         joined = times.joined[..., -1]
         own = np.array([step.kind not in SHADOWED for step in steps])

@@ -98,9 +98,8 @@ def sweep(
     of_runs = policies[0] if len(policies) == 1 else policy
     how: dict[str, Any] = {"policy": of_runs, "variation": variation, "stragglers": stragglers, "assume": assume}
     if measured and (several := [name for name, axis in (("trace", traces), ("fabric", fabrics)) if len(axis) > 1]):
-        raise ValueError(
-            f"measured: expected one trace and one fabric, those of the measured runs, got several {several[0]}s"
-        )
+        expected = "expected one trace and one fabric, those of the measured runs"
+        raise ValueError(f"measured: {expected}, got several {several[0]}s")
     cells = list(product(traces, fabrics, world_sizes))
     check_stragglers(min(world_sizes), stragglers)
     systems = {

@@ -4,7 +4,7 @@ import re
 from bisect import bisect_right
 from collections.abc import Sequence
 from dataclasses import dataclass
-from math import prod
+from math import inf, prod
 from typing import Literal, get_args
 
 from ...reference.trace import StepMemory, Trace
@@ -136,12 +136,10 @@ def remedies(trace: Trace, policy: Policy, optimizers: Sequence[Optimizer], worl
         zero = policy.model_copy(update={"zero": "parameters"})
         sharded = (memory_use(trace, zero, one, world_size) for one in optimizers)
         found += ["ZeRO-1 (--set zero=parameters)"] if all(use.answer == "fits" for use in sharded) else []
-    needed = [use.band_bytes[1] for use in uses]
-    if all(needed):
-        most = max(size or 0 for size in needed)
-        listed = ((capacity_bytes(one.product), name) for name, one in read_catalogue().devices.items() if one.peaks)
-        enough = [(size, name) for size, name in listed if size is not None and size >= most]
-        found += [f"a GPU with {most / 1e9:.0f} GB, such as {min(enough)[1]}"] if enough else []
+    most = max(use.band_bytes[1] or inf for use in uses)
+    listed = ((capacity_bytes(one.product) or 0, name) for name, one in read_catalogue().devices.items() if one.peaks)
+    if enough := [(size, name) for size, name in listed if size >= most]:
+        found.append(f"a GPU with {most / 1e9:.0f} GB, such as {min(enough)[1]}")
     if not found:
         states = sum(size or 0 for name, size in uses[0].parts.items() if name != "activations")
         in_shards = states > (uses[0].capacity_bytes or 0)

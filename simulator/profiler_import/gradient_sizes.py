@@ -122,10 +122,7 @@ def _unnamed(
 ) -> tuple[Parameter, ...]:
     if None in sizes:
         if unknown := sum(size is None for size in sizes) % len(sizes):
-            raise ValueError(
-                f"{unknown} of {len(sizes)} gradients have no shape in the file, as sparse ones; give the model with "
-                "--model"
-            )
+            raise ValueError(f"{unknown} of {len(sizes)} gradients have no shape, as sparse ones; give --model")
         raise ValueError(
             "the sizes of the gradients are neither in the file nor follow from it; profile with record_shapes=True, "
             "or give the model with --model"

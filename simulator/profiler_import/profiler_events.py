@@ -27,7 +27,7 @@ ON_A_GPU = re.compile(r"cudnn|miopen|cublas|nccl:|rccl:|^cuda[A-Z]|^hip[A-Z]|_fl
 RANK = re.compile(r"rank[-_.]?(\d{1,6})", re.IGNORECASE)
 """In the name of a file that does not hold its rank."""
 LONGEST_US = 1e12
-"""Longest time between two events of a file, in microseconds; more is damage."""
+"""Longest time between two events of a file, in microseconds, a million seconds; more is damage."""
 RUNTIME = re.compile("runtime|driver")
 """In the category of a call of the GPU's runtime, such as `cuda_runtime`."""
 ACTIVITIES = frozenset({"kernel", "gpu_memcpy", "gpu_memset", "memcpy", "memset"})
@@ -272,9 +272,7 @@ def _spans(path: Path, events: Sequence[RawEvent]) -> tuple[float, list[tuple[in
         raise TraceError(f"{path}: expected a number as `ts` and `dur` of every event; export it again") from None
     first = min(starts)
     if not max(map(float.__add__, starts, durations)) - first < LONGEST_US:  # also if a time is not a number
-        raise TraceError(
-            f"{path}: expected events within {LONGEST_US / 1e6:.0f} seconds, got some further apart; export it again"
-        )
+        raise TraceError(f"{path}: expected events within a million seconds, got some further apart; export it again")
     return first, [
         (round((start - first) * 1e3), round((start - first + duration) * 1e3))
         for start, duration in zip(starts, durations, strict=True)

@@ -172,8 +172,7 @@ def _windows(file: ProfilerFile) -> list[Window]:
     if len(edges) < 2:
         raise TraceError(
             f"{file.path}: expected training steps, got no event named {STEP}N, {FORWARD} or {OPTIMIZER}...; call "
-            "`step()` of the profiler after each training step, with a schedule that does not start a second cycle "
-            "(repeat=1)"
+            "`step()` of the profiler after each training step, in a schedule of one cycle (repeat=1)"
         )
     return [Window(start, after, after, str(number)) for number, (start, after) in enumerate(pairwise(edges))]
 

@@ -484,10 +484,8 @@ def _check_inputs(world_size: int, inputs: Sequence[int] | None, sync_every: int
     if inputs is None:
         return
     if len(inputs) != world_size or min(inputs) < 0 or max(inputs) < 1:
-        raise ValueError(
-            f"inputs: expected {world_size} numbers of batches, one per rank, not all 0 and none negative; "
-            f"got {inputs}"
-        )
+        expected = f"expected {world_size} numbers of batches, one per rank, not all 0 and none negative"
+        raise ValueError(f"inputs: {expected}; got {inputs}")
     if max(inputs) > MILLION:
         raise ValueError(f"inputs: expected at most {MILLION} batches, got {max(inputs)}")
     if max(inputs) < sync_every:

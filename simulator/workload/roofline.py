@@ -343,16 +343,14 @@ def with_precision(name: str, dtype: str) -> str:
         ValueError: The device, or its data sheet, computes in no precision of this type.
     """
     name = read_catalogue().device_like(name) or name
-    entry, sheet, own = read_catalogue().devices.get(name), data_sheets().get(name), PRECISIONS.get(dtype, ())
-    if sheet is not None:
-        found = [name] if dtype == "float32" or sheet.precision in own else []
-    else:
-        has_peaks = entry is not None and entry.peaks is not None
-        found = [f"{name}-{one}" for one in own if f"{name}-{one}" in data_sheets()] if has_peaks else [name]
-    if not found:
-        cure = "convert the parameters, or give a data sheet (.json)"
-        raise ValueError(f"device: expected one that computes with parameters of {dtype}, got {name!r}; {cure}")
-    return found[0]
+    entry, sheets, own = read_catalogue().devices.get(name), data_sheets(), PRECISIONS.get(dtype, ())
+    if name not in sheets and (entry is None or entry.peaks is None):
+        return name
+    for one in [name] if name in sheets else [f"{name}-{precision}" for precision in own]:
+        if one in sheets and (dtype == "float32" or sheets[one].precision in own):
+            return one
+    cure = "convert the parameters, or give a data sheet (.json)"
+    raise ValueError(f"device: expected one that computes with parameters of {dtype}, got {name!r}; {cure}")
 
 
 def find_device(name: str) -> Device:
