@@ -124,7 +124,7 @@ FABRIC = ddplab.Fabric.from_alpha_beta(100, 1e9)
             "caps_bytes: expected at least one size, none negative",
         ),
         (lambda _: ddplab.Topology(levels=3), r"levels: input should be a list, \[...\], got 3"),
-        (lambda _: ddplab.Policy(plan="plan.json"), r"plan: input should be a list, \[...\], got 'plan.json'"),
+        (lambda _: ddplab.Policy(plan="plan.json"), "plan: expected a list of buckets, .*, got 'plan.json'"),
     ],
 )
 def test_a_public_name_refuses_a_wrong_argument_in_one_line(call, says):

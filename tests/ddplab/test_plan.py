@@ -89,7 +89,7 @@ def test_tokens_prices_and_nodes_as_people_ask_for_them(here, printed):
         assert (done.returncode, done.stdout, done.stderr.startswith(f"ddplab: {says}")) == (1, "", True), done.stderr
 
 
-def test_the_nearest_choice_is_named_and_a_contradiction_decides_nothing(here, trace):
+def test_the_nearest_choice_is_named_and_a_contradiction_decides_nothing(here, trace, tmp_path):
     done = here("plan", "bert-large", "aws-p4d", "--efficiency", "99%", "--world-size", "8,512")
     assert (done.returncode, done.stdout.startswith("no: 8 GPUs of aws-p4d, the nearest of 2 choices")) == (1, True)
     words = ("--measured", "8:60ms", "--world-size", 64, "--efficiency", "50%")
@@ -97,10 +97,11 @@ def test_the_nearest_choice_is_named_and_a_contradiction_decides_nothing(here, t
     assert done.stderr.startswith("ddplab: the answer is open, because the measured iterations contradict the model")
     done = here("plan", trace, "dgx-h100", "--world-size", 8)
     assert "expected a trace of NVIDIA H100 SXM, as the system has, got one of" in done.stderr
-    done = here("synthesize", "--model", "resnet50-224", "--device", "h100", "--out", "h100.json.gz")
+    of_h100 = tmp_path / "h100.json.gz"
+    done = here("synthesize", "--model", "resnet50-224", "--device", "h100", "--out", of_h100)
     assert done.returncode == 0
     for device, in_trace in (("h100-bf16", False), ("h100-tf32", True), ("h100", True)):
-        done = here("plan", "h100.json.gz", "dgx-h100", "--world-size", 8, "--device", device)
+        done = here("plan", of_h100, "dgx-h100", "--world-size", 8, "--device", device)
         refused = "expected a trace of NVIDIA H100 SXM, bf16, as the system has, got one of NVIDIA H100 SXM, tf32"
         assert (done.returncode == 0, refused in done.stderr) == (in_trace, not in_trace)
 
