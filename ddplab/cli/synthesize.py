@@ -11,7 +11,7 @@ from typer import Option
 from ..reference.files.value_ranges import YEAR_NS
 from ..reference.files.writing import milliseconds
 from ..reference.trace import Parameter, Trace
-from ..simulator.catalogue import read_catalogue
+from ..simulator.catalogue import entry_of, read_catalogue
 from ..simulator.workload.roofline import USUAL, data_sheets, find_device, with_precision
 from ..simulator.workload.trace_synthesis import check_measured, rescale
 from ..simulator.workload.trace_synthesis import synthesize as synthesize_trace
@@ -95,7 +95,7 @@ def _rescale(path: Path, model: str, old: str, new: str, out: Path) -> None:
     from ..operation_counter import measure_operations
 
     recorded = Trace.load(path)
-    parameters = recorded.workload.parameters
+    workload, parameters = recorded.workload, recorded.workload.parameters
     target = find_device(choose_precision(new, parameters))
     if old == "this":
         from ..calibration.device_rates import measure_device
@@ -103,6 +103,10 @@ def _rescale(path: Path, model: str, old: str, new: str, out: Path) -> None:
         source = measure_device()
     else:
         source = find_device(choose_precision(old, parameters))
+    known = entry_of(workload.device_name)
+    is_own = source.name.startswith(known.product) if known else workload.device == "cpu" or old != "this"
+    if not is_own and not old.endswith(".json"):
+        raise ValueError(f"--from: expected the trace's device, {workload.device_name}, got {source.name}; name it")
     before, after = (measure_operations(model, autocast=one.autocast) for one in (source, target))
     rescaled = rescale(recorded, before, source, target, new_operations=after)
     save_trace(rescaled, out, f"{path} from {source.name} to {target.name}, saved as {out}")

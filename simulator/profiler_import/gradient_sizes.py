@@ -149,10 +149,8 @@ def _match(
     Gradients of equal size belong to the parameters of this size in the reverse of the registration order.
     """
     if len(given) != len(gradients):
-        raise ValueError(
-            f"--model: expected a model with {len(gradients)} trainable parameters, as many as the file has "
-            f"gradients, got {len(given)}"
-        )
+        expected = f"expected a model with {len(gradients)} trainable parameters, as many as the file has gradients"
+        raise ValueError(f"--model: {expected}, got {len(given)}")
     left = list(reversed(range(len(given))))
     indices = []
     for place, (gradient, size) in enumerate(zip(gradients, sizes, strict=True)):
@@ -162,10 +160,8 @@ def _match(
             if size in (None, given[index].size_bytes) and gradient.shape in (None, given[index].shape)
         )
         if (index := next(fitting, None)) is None:
-            raise ValueError(
-                f"--model: expected a parameter of {size} bytes for gradient {place} of the file, got none that is "
-                "left; give the model that was profiled"
-            )
+            expected = f"expected a parameter of {size} bytes for gradient {place} of the file, got none that is left"
+            raise ValueError(f"--model: {expected}; give the model that was profiled")
         left.remove(index)
         indices.append(index)
     return indices

@@ -22,6 +22,17 @@ def test_a_trace_is_synthesised_and_rescaled(printed, trace, tmp_path):
     assert "H100" in Trace.load(tmp_path / "r.json").workload.device_name
 
 
+@pytest.mark.parametrize("words", [(), ("--from", "h100"), ("--from", "a100-80gb-bf16")])
+def test_a_trace_is_rescaled_from_the_device_that_it_names_alone(here, tmp_path, words):
+    """The times of an A100 became a fifth of those of an H100, as if a slow processor had taken them."""
+    of_a100, out = tmp_path / "a100.json.gz", tmp_path / "h100.json.gz"
+    assert here("synthesize", "--model", "resnet50-224", "--device", "a100", "--out", of_a100).returncode == 0
+    asked = ("synthesize", "--rescale", of_a100, "--device", "h100", "--out", out)
+    assert here(*asked, "--from", "a100-40gb").returncode == 0
+    refused = here(*asked, *words)
+    assert "--from: expected the trace's device, NVIDIA A100 SXM 40GB, tf32" in refused.stderr
+
+
 @pytest.mark.parametrize("text", ["", "2,4", "1,2,3,4", "-1", "fast", "1e3", "99999999999999"])
 def test_a_step_has_one_time_or_three(text):
     with pytest.raises(ValueError, match="--step-ms: expected milliseconds, such as 90, or of forward pass"):
