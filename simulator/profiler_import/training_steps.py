@@ -128,8 +128,8 @@ def read_steps(file: ProfilerFile, notes: list[str]) -> list[ProfiledStep]:
     marks = Counter(one.name for one in file.operations if one.name.startswith(STEP) and one.end_ns > one.start_ns)
     if len(processes) > 1 or max(marks.values(), default=1) > 1:
         raise TraceError(
-            f"{file.path}: expected the events of one rank, each once, got gradients of {len(processes)} processes "
-            f"and {max(marks.values(), default=0)} marks of one step; give the file that each rank's profiler wrote"
+            f"{file.path}: expected the events of one rank, each once, got processes with gradients: {len(processes)}"
+            f", marks of one step: {max(marks.values(), default=0)}; give the file that each rank's profiler wrote"
         )
     windows = _windows(file)
     steps = [step for step in _Reader(file).steps(windows) if step is not None]
