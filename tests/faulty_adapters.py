@@ -3,6 +3,7 @@
 from collections.abc import Callable
 from typing import Any
 
+import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch.optim import Optimizer
@@ -17,8 +18,13 @@ class Sharding:
         self.optimizer = self.make()
 
     def make(self) -> Optimizer | None:
-        mine = self.parameters[dist.get_rank() :: self.ranks]
-        return type(self.given)(mine, **self.given.defaults) if mine else None
+        mine = set(self.parameters[dist.get_rank() :: self.ranks])
+        return type(self.given)(self.groups(mine)) if mine else None
+
+    def groups(self, mine: set[Tensor]) -> list[dict[str, Any]]:
+        return [
+            group | {"params": [one for one in group["params"] if one in mine]} for group in self.given.param_groups
+        ]
 
     def average(self, gradient: Tensor) -> None:
         dist.all_reduce(gradient)
@@ -26,7 +32,12 @@ class Sharding:
 
     def update(self) -> None:
         if self.optimizer is not None:
+            self.follow(self.optimizer)
             self.optimizer.step()
+
+    def follow(self, own: Optimizer) -> None:
+        for group, given in zip(own.param_groups, self.given.param_groups, strict=True):
+            group["lr"] = given["lr"]
 
     def sent(self) -> list[tuple[int, Tensor]]:
         return [(index % self.ranks, parameter.detach()) for index, parameter in enumerate(self.parameters)]
@@ -91,6 +102,100 @@ class RefusesAll(Sharding):
             raise ValueError("expected another type of module")
 
 
+class ReadsTheLearningRateOnce(Sharding):
+    def follow(self, own: Optimizer) -> None:
+        pass
+
+
+class HasOneLearningRate(Sharding):
+    """The first parameter group's holds for all."""
+
+    def groups(self, mine: set[Tensor]) -> list[dict[str, Any]]:
+        first, *others = super().groups(mine)
+        return [first, *(group | {"lr": first["lr"]} for group in others)]
+
+    def follow(self, own: Optimizer) -> None:
+        for group in own.param_groups:
+            group["lr"] = self.given.param_groups[0]["lr"]
+
+
+class SkipsNaNAlone(Sharding):
+    """A rank whose own gradients are not finite skips its share of the step, as a `GradScaler` per rank."""
+
+    def step(self) -> None:
+        self.skips = any(one.grad is not None and not one.grad.isfinite().all() for one in self.parameters)
+        super().step()
+
+    def update(self) -> None:
+        if not self.skips:
+            super().update()
+
+
+class SeedsAllRanksAlike(Sharding):
+    def __init__(self, module: nn.Module, optimizer: Optimizer) -> None:
+        super().__init__(module, optimizer)
+        torch.manual_seed(0)
+
+
+class DecaysFrozenParameters(Sharding):
+    """All parameters are in the shards, and frozen ones get gradients of zero, which weight decay adds to."""
+
+    def __init__(self, module: nn.Module, optimizer: Optimizer) -> None:
+        super().__init__(module, optimizer)
+        self.parameters = list(module.parameters())
+        self.optimizer = self.make()
+
+    def update(self) -> None:
+        for parameter in self.parameters:
+            if parameter.grad is None:
+                parameter.grad = torch.zeros_like(parameter)
+        super().update()
+
+
+class SendsInSinglePrecision(Sharding):
+    """Parameters in double precision lose digits, because all are sent in the dtype of the first one."""
+
+    def step(self) -> None:
+        super().step()
+        for parameter in self.parameters:
+            parameter.detach().copy_(parameter.detach().float())
+
+
+class KeepsMasterWeights(Sharding):
+    """What a script loads into the module is lost in the next step."""
+
+    def __init__(self, module: nn.Module, optimizer: Optimizer) -> None:
+        super().__init__(module, optimizer)
+        self.masters = [parameter.detach().clone() for parameter in self.parameters]
+
+    def step(self) -> None:
+        for parameter, master in zip(self.parameters, self.masters, strict=True):
+            parameter.detach().copy_(master)
+        super().step()
+        for parameter, master in zip(self.parameters, self.masters, strict=True):
+            master.copy_(parameter.detach())
+
+
+class KeepsClearedGradients(Sharding):
+    """Gradients of a batch that the script leaves out come into the next average, as in shards of ZeRO-2."""
+
+    def __init__(self, module: nn.Module, optimizer: Optimizer) -> None:
+        super().__init__(module, optimizer)
+        self.kept: dict[Tensor, Tensor] = {}
+        for parameter in self.parameters:
+            parameter.register_post_accumulate_grad_hook(self.keep)
+
+    def keep(self, parameter: Tensor) -> None:
+        assert parameter.grad is not None
+        self.kept[parameter] = self.kept.get(parameter, 0) + parameter.grad
+        parameter.grad = None
+
+    def step(self) -> None:
+        for parameter in self.parameters:
+            parameter.grad = self.kept.pop(parameter, None)
+        super().step()
+
+
 class RanksRoundDifferently(Sharding):
     """Each rank goes on with parameters of its own, which differ by less than any check of values sees."""
 
@@ -100,7 +205,7 @@ class RanksRoundDifferently(Sharding):
         return []
 
     def make(self) -> Optimizer:
-        return type(self.given)(self.parameters, **self.given.defaults)
+        return self.given
 
 
 class HangsForOtherOrders(Sharding):
@@ -121,6 +226,13 @@ class HangsForOtherOrders(Sharding):
         super().update()
 
 
+reads_the_learning_rate_once, has_one_learning_rate = map(adapter, (ReadsTheLearningRateOnce, HasOneLearningRate))
+skips_nan_alone, seeds_all_ranks_alike, decays_frozen_parameters = map(
+    adapter, (SkipsNaNAlone, SeedsAllRanksAlike, DecaysFrozenParameters)
+)
+sends_in_single_precision, keeps_master_weights, keeps_cleared_gradients = map(
+    adapter, (SendsInSinglePrecision, KeepsMasterWeights, KeepsClearedGradients)
+)
 hangs_for_other_orders, refuses_all, ranks_round_differently = map(
     adapter, (HangsForOtherOrders, RefusesAll, RanksRoundDifferently)
 )

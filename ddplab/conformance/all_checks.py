@@ -61,7 +61,8 @@ def run_program(
 def construction(bench: Bench) -> None:
     """Ranks that were initialised differently start from rank 0's parameters and buffers, and keep their seeds."""
     has_buffers = any(name in bench.offer.options for name in BUFFER_OPTIONS)
-    program = program_of(SPECIAL, ["evaluate"], bench.world_size, buffer=has_buffers)
+    weights = PLAIN if bench.offer.is_adapter else SPECIAL
+    program = program_of(weights, ["evaluate"], bench.world_size, buffer=has_buffers)
     seen = bench.run(around_construction, bench.subject, program)
     (own, first, _), *_ = seen
     for rank, (_, after, _) in enumerate(seen):

@@ -108,6 +108,13 @@ def _evaluation_in_between(module: nn.Module, step: int, rank: int) -> Tensor:
     return loss
 
 
+def _gradients_cleared(module: nn.Module, step: int, rank: int) -> Tensor:
+    """A batch whose gradients the script clears, as those of a loss that it does not trust, then another one."""
+    _usual(module, step + 10, rank).backward()
+    module.zero_grad()
+    return _usual(module, step, rank)
+
+
 def _frozen_for_a_pass(module: nn.Module, step: int, rank: int) -> Tensor:
     """A pass through frozen parameters, as when a GAN trains its generator, then a usual iteration."""
     module.requires_grad_(requires_grad=False)
@@ -133,6 +140,7 @@ PASSES: dict[str, Pass] = {
     "a gradient penalty": _gradient_penalty,
     "a backward pass for each output": _one_pass_for_each_output,
     "evaluation between forward and backward": _evaluation_in_between,
+    "gradients cleared after a pass": _gradients_cleared,
     "parameters frozen for a pass": _frozen_for_a_pass,
     FORCES: _usual,
 }
@@ -301,14 +309,12 @@ NOT_WAITED_FOR: dict[str, tuple[type[_Branches], Pass]] = {
 def stays_local(_rank: int, _world_size: int, subject: Subject, name: str) -> tuple[str, bool]:
     """Train one of `NOT_WAITED_FOR`; returns which gradient is not the average, if any, and if the class warned."""
     make, run = NOT_WAITED_FOR[name]
-    training, problem = Training(subject, make), ""
+    training = Training(subject, make)
     for module in (training.module, training.twin):
         module.requires_grad_()
     with warnings.catch_warnings(record=True) as given:
         warnings.simplefilter("always")
-        for step in range(STEPS):
-            training.backward(run, step)
-            problem = problem or training.wrong(run, step)
+        problem = training.train(run)
     return problem, any(issubclass(warning.category, UserWarning) for warning in given)
 
 
@@ -360,14 +366,11 @@ def nested_no_sync(rank: int, _world_size: int, subject: Subject) -> str:
     if problem := training.wrong(mean_square, 0):
         return f"after an exception inside of no_sync: {problem}"
 
-    def accumulated(module: nn.Module, step: int, rank: int) -> None:  # in the order of the module: sums round
-        for number in (step, step + 10):
-            mean_square(module, number, rank).backward()
+    def several(passes: int, module: nn.Module, step: int, rank: int) -> None:  # in this order: sums round
+        for number in range(passes):
+            mean_square(module, step + 10 * number, rank).backward()
 
-    def everything(module: nn.Module, step: int, rank: int) -> None:
-        accumulated(module, step, rank)
-        mean_square(module, step + 20, rank).backward()
-
+    accumulated, everything = partial(several, 2), partial(several, 3)
     for step in range(STEPS):
         module.zero_grad()
         with wrapped.no_sync():

@@ -6,6 +6,7 @@ A body that compares, such as `trains`, returns what is wrong, and an empty text
 
 import logging
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
 from functools import partial, reduce
 from typing import Any
 
@@ -17,7 +18,7 @@ from ..reference.launch import rank_device
 from .check_runner import Bench
 from .class_under_test import NotSupportedError, Subject
 from .local_training import describe_difference, same
-from .training_programs import whole
+from .training_programs import halve_learning_rate, whole
 
 
 class Assembled(nn.Module):
@@ -86,7 +87,8 @@ def mlp() -> nn.Module:
 
 def _convolutions() -> nn.Module:
     first = nn.Conv2d(1, 3, 2, padding=1)
-    return nn.Sequential(nn.Unflatten(1, (1, 3, 2)), first, nn.GroupNorm(1, 3), nn.ReLU(), nn.Conv2d(3, 2, 2))
+    norm = nn.GroupNorm(1, 3).requires_grad_(requires_grad=False)
+    return nn.Sequential(nn.Unflatten(1, (1, 3, 2)), first, norm, nn.ReLU(), nn.Conv2d(3, 2, 2))
 
 
 Make = Callable[[], nn.Module]
@@ -94,7 +96,7 @@ REAL_MODELS: dict[str, Make] = {
     "multi-layer perceptron": mlp,
     "layers of four dtypes": _precisions,
     "complex weights": _complex,
-    "convolutions": _convolutions,
+    "convolutions and a frozen norm": _convolutions,
     "recurrent network": _recurrent,
     "language model with tied weights": language_model,
 }
@@ -192,11 +194,12 @@ class Training:
     """A model that trains on this rank, beside a twin that computes what each rank would have alone.
 
     Only the average rounds: each of its additions and divisions by at most one unit of the sum of absolute values.
-    `ranks` train together, and start from the first one's parameters; without any: all.
+    `ranks` train together, and start from the first one's parameters; without any: all. Of an adapter, the parameters
+    are compared after each step; its optimiser may have `rates`, a parameter group for each, which change.
     """
 
     def __init__(self, subject: Subject, make: Make = mlp, ranks: Sequence[int] = (), **options: Any) -> None:
-        self.subject, self.rank = subject, dist.get_rank()
+        self.subject, self.rank, self.rates = subject, dist.get_rank(), options.pop("rates", ())
         self.ranks = ranks or range(dist.get_world_size())
         first = self.ranks[0]
         self.module, self.twin = build(make, first if subject.is_adapter else self.rank), build(make, first)
@@ -205,7 +208,9 @@ class Training:
 
     def _make_optimizer(self, module: nn.Module) -> torch.optim.Optimizer:
         if self.subject.is_adapter:  # a small gradient may round, and must not decide the sign of an update
-            return torch.optim.Adam(module.parameters(), lr=0.1, eps=1e-3)
+            parameters, rates = list(module.parameters()), self.rates or (0.1,)
+            groups = [{"params": parameters[n :: len(rates)], "lr": rate} for n, rate in enumerate(rates)]
+            return torch.optim.Adam(groups, lr=rates[0], eps=1e-3, weight_decay=0.1)
         return torch.optim.SGD(module.parameters(), lr=0.1)
 
     def backward(self, run: Pass, step: int) -> None:
@@ -230,54 +235,52 @@ class Training:
         return problem and f"iteration {step}, rank {self.rank}: {problem}"
 
     def train(self, run: Pass = mean_square, steps: int = STEPS) -> str:
-        """Train and compare each average; call on every rank. Returns what is wrong."""
-        if self.subject.is_adapter:
-            return self._train_in_whole_steps(run, steps)
-        parameters = list(self.module.parameters())
-        problem = ""  # returned at the end, because the other ranks go on
+        """Train and compare after each backward pass or step; call on every rank. Returns what is wrong."""
+        twins, problem = self._make_optimizer(self.twin), ""  # returned at the end, because the other ranks go on
         for step in range(steps):
+            before = flat(self.module.parameters())
             self.backward(run, step)
-            problem = problem or self.wrong(run, step)
-            before = [parameter.detach().clone() for parameter in parameters]
-            self.optimizer.step()
-            if all(map(torch.equal, before, parameters)):
-                problem = problem or f"iteration {step}, rank {self.rank}: the optimiser changed nothing"
-        drift = self._drift(parameters, steps)
-        return problem or drift
-
-    def _train_in_whole_steps(self, run: Pass, steps: int) -> str:
-        """Train an adapter, and the twin with averages; compare the parameters after each step."""
-        twins, problem = self._make_optimizer(self.twin), ""
-        for step in range(steps):
-            self.backward(run, step)
+            wrong = "" if self.subject.is_adapter else self.wrong(run, step)
             self.update()
-            self.wrapped.zero_grad()
-            local = local_gradients(self.twin, run, step, self.ranks)
-            for name, parameter in self.twin.named_parameters():
-                parts = [part for of_rank in local if (part := of_rank[name]) is not None]
-                parameter.grad = torch.stack(parts).sum(dim=0) / len(local) if parts else None
-            twins.step()
-            for name, want in self.twin.named_parameters():
-                values, rounding = whole(self.module.get_parameter(name)), max(1e-5, 4 * torch.finfo(want.dtype).eps)
-                if not same(values, want, rtol=rounding, atol=rounding):
-                    how = describe_difference(values, want.detach())
-                    problem = problem or f"iteration {step}, rank {self.rank}: parameter {name!r}: {how}"
-        drift = self._drift(map(whole, self.module.parameters()), steps)
-        return problem or drift
+            if self.subject.is_adapter:
+                self.wrapped.zero_grad()
+                wrong = self._step_twin(twins, run, step)
+            if same(before, flat(self.module.parameters())):
+                wrong = wrong or f"iteration {step}, rank {self.rank}: the optimiser changed nothing"
+            if self.rates:  # a script schedules the optimiser whose method the step is, or else the given one
+                halve_learning_rate(twins, self.optimizer, getattr(self.update, "__self__", None))
+            problem = problem or wrong
+        if set(differing_ranks(self.module.parameters(), self.ranks[0])) & set(self.ranks):
+            return problem or f"iteration {steps - 1}: parameters differ between the ranks"
+        return problem
 
-    def _drift(self, parameters: Iterable[Tensor], steps: int) -> str:
-        """Say that parameters differ between the ranks; call on every rank."""
-        if set(differing_ranks(parameters, self.ranks[0])) & set(self.ranks):
-            return f"iteration {steps - 1}: parameters differ between the ranks"
-        return ""
+    def _step_twin(self, twins: torch.optim.Optimizer, run: Pass, step: int) -> str:
+        """Train the twin with averages; say which parameter of the module is not the twin's."""
+        local = local_gradients(self.twin, run, step, self.ranks)
+        for name, parameter in self.twin.named_parameters():
+            parts = [part for of_rank in local if (part := of_rank[name]) is not None]
+            parameter.grad = torch.stack(parts).sum(dim=0) / len(local) if parts else None
+        twins.step()
+        problem = ""
+        for name, want in self.twin.named_parameters():
+            values, rounding = whole(self.module.get_parameter(name)), max(1e-5, 4 * torch.finfo(want.dtype).eps)
+            if not same(values, want, rtol=rounding, atol=rounding):
+                how = describe_difference(values, want.detach())
+                problem = problem or f"iteration {step}, rank {self.rank}: parameter {name!r}: {how}"
+        return problem
+
+
+def flat(tensors: Iterable[Tensor]) -> Tensor:
+    """Return all values of tensors in one of double precision; of sharded ones: call on every rank."""
+    return torch.cat([real(whole(tensor)).flatten() for tensor in tensors])
 
 
 def differing_ranks(tensors: Iterable[Tensor], like: int) -> list[int]:
     """Return the ranks on which these tensors are not those of the rank `like`; call on every rank."""
-    digest = torch.cat([real(tensor.detach()).flatten() for tensor in tensors])
+    digest = flat(tensors)
     every = [torch.empty_like(digest) for _ in range(dist.get_world_size())]
     dist.all_gather(every, digest)
-    return [rank for rank, one in enumerate(every) if not torch.equal(one, every[like])]
+    return [rank for rank, one in enumerate(every) if not same(one, every[like])]
 
 
 def trains(
@@ -352,6 +355,8 @@ def _scaled_weights(dtype: torch.dtype, elements: int = 4) -> nn.Module:
 
 def compare_special_values(rank: int, world_size: int, subject: Subject) -> str:
     """Average gradients of which one is NaN and others are infinite, on one rank each; in bfloat16, large ones."""
+    if subject.is_adapter:
+        return _takes_or_skips(Training(subject))
     for dtype, usual in ((torch.float32, 1.0), (torch.bfloat16, 2.0**20)):
         others = torch.full((4,), usual)
         factors = [others.clone() for _ in range(world_size)]
@@ -366,6 +371,19 @@ def compare_special_values(rank: int, world_size: int, subject: Subject) -> str:
                 found = describe_difference(parameter.grad, want.to(dtype))
                 return f"rank {rank}: gradient {index} in {dtype}: {found}"
     return ""
+
+
+def _takes_or_skips(training: Training) -> str:
+    """Step an adapter after a loss of NaN on rank 0: all ranks update all parameters with it, or leave all."""
+    before = flat(training.module.parameters())
+    training.backward(lambda module, step, rank: mean_square(module, step, rank) * (1 if rank else torch.nan), 0)
+    with suppress(RuntimeError, ValueError, ArithmeticError):  # an adapter may refuse NaN, on all ranks
+        training.update()
+    after = flat(training.module.parameters())
+    if not differing_ranks([after], 0) and (same(after, before) or bool(after.isnan().all())):
+        return ""
+    found = f"{int(after.isnan().sum())} of the {len(after)} elements of parameters are NaN on rank {training.rank}"
+    return f"after a loss of NaN on rank 0, {found}; expected all, or none on any rank"
 
 
 def compare_large_values(rank: int, world_size: int, subject: Subject) -> str:

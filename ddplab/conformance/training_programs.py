@@ -208,6 +208,7 @@ class Net(nn.Module):
         for index, weight in enumerate(program.weights):
             dtype = getattr(torch, weight.dtype)
             values = torch.randint(-2, 3, weight.shape, generator=generator).to(dtype)
+            values += 2**-30 * (dtype == torch.float64)  # a digit that float32 lacks; gradients stay integers
             constant = torch.randint(1, 3, weight.shape, generator=generator).to(dtype)
             parameter = nn.Parameter(arranged(values + rank, weight.layout), requires_grad=not weight.frozen)
             if weight.tied_to is not None:
@@ -333,9 +334,10 @@ class Script:
         return loss_of(self.wrapped, self.program, number, self.rank, self.world_size)
 
 
-def halve_learning_rate(optimizer: torch.optim.Optimizer) -> None:
-    """Halve the learning rate: what a step `change_lr` does."""
-    for group in optimizer.param_groups:
+def halve_learning_rate(*optimizers: Any) -> None:
+    """Halve learning rates: what a step `change_lr` does. Optimisers may share parameter groups, or have none."""
+    groups = {id(group): group for one in optimizers for group in getattr(one, "param_groups", ())}
+    for group in groups.values():
         group["lr"] *= 0.5
 
 
@@ -358,12 +360,12 @@ def around_construction(
     rank: int, world_size: int, subject: Subject, program: Program
 ) -> tuple[Seen, Seen, list[float]]:
     """Return what a rank has before and after construction, and random numbers drawn after it; seeds differ."""
-    net = Net(program, rank).to(rank_device())
+    net = Net(program, 0 if subject.is_adapter else rank).to(rank_device())
     for buffer in net.buffers():
         buffer.add_(rank)
     torch.manual_seed(rank)
     random.seed(rank)
-    before, wrapped = look(net, net), subject.wrap(net)
+    before, (wrapped, *_) = look(net, net), subject.prepare(net, partial(optimizer_of, program))
     after = look(net, wrapped)
     loss_of(wrapped, program, 0, rank, world_size)
     return before, after, [torch.rand(()).item(), random.random()]

@@ -258,7 +258,6 @@ def left_behind(rank: int, world_size: int, subject: Subject) -> str:
         problem = problem or "after training, ranks with seeds of their own draw equal random numbers, as for dropout"
     if further := [name for name in training.wrapped.state_dict() if name.removeprefix("module.") not in names]:
         problem = problem or f"the state dict has {', '.join(further)} beside the module's own tensors"
-    training.optimizer.zero_grad()
     training.backward(mean_square, STEPS)
     training.optimizer.step()
     saved = {name.removeprefix("module."): tensor for name, tensor in training.wrapped.state_dict().items()}
@@ -416,11 +415,29 @@ def evaluates_alone(rank: int, _world_size: int, subject: Subject) -> str:
     return ""
 
 
+def _clamped(module: nn.Module, step: int, rank: int) -> Tensor:
+    """Load changed parameters first, as a script that goes on from a checkpoint."""
+    module.load_state_dict({name: values.clamp(-0.1, 0.1) for name, values in module.state_dict().items()})
+    return mean_square(module, step, rank)
+
+
+OF_ADAPTERS: dict[str, dict[str, Any]] = {
+    "load_state_dict of a changed state_dict before each pass": {"run": _clamped},
+    "a lr that changes after each step, in param_groups of its optimiser or the given one": {"rates": (0.1,)},
+    "two param_groups with a lr each in the given optimiser": {"rates": (0.1, 0.01)},
+}
+"""What a script does with the module and the optimiser of an adapter: arguments of `trains`."""
+
+
 def check_use(bench: Bench) -> None:
     """A wrapped module is used as the module itself: modes, hooks, inputs, outputs, state dict, copies.
 
-    That rank 0 cannot evaluate alone is milder.
+    That rank 0 cannot evaluate alone is milder. An adapter is used as in `OF_ADAPTERS`.
     """
+    if bench.offer.is_adapter:
+        for what, how in OF_ADAPTERS.items():
+            bench.averages_or_refuses("state|group|rate", trains, what=what, **how)
+        return
     bench.try_body(as_the_module)
     try:
         bench.try_body(evaluates_alone)

@@ -17,10 +17,17 @@ KEPT: list[Any] = []
 Adapted = tuple[nn.Module, Callable[[], object]]
 
 
-def again(optimizer: Optimizer, module: nn.Module) -> Optimizer:
-    """Make the same optimiser for a module whose parameters were replaced by shards."""
-    trainable = [parameter for parameter in module.parameters() if parameter.requires_grad]
-    return type(optimizer)(trainable, **optimizer.defaults)
+def again(optimizer: Optimizer, module: nn.Module, before: list[nn.Parameter]) -> Optimizer:
+    """Make the same optimiser for a module whose parameters, those `before`, were replaced by shards."""
+    shards = dict(zip(before, module.parameters(), strict=True))
+    return type(optimizer)(groups_of(optimizer, shards), **optimizer.defaults)
+
+
+def groups_of(optimizer: Optimizer, shards: dict[nn.Parameter, nn.Parameter] | None = None) -> list[dict[str, Any]]:
+    """Return parameter groups without frozen parameters; of shards, if there are any."""
+    trainable = [[one for one in group["params"] if one.requires_grad] for group in optimizer.param_groups]
+    own = [[shards[one] for one in of_group] if shards else of_group for of_group in trainable]
+    return [group | {"params": of_group} for group, of_group in zip(optimizer.param_groups, own, strict=True)]
 
 
 def settings_of_launcher() -> None:
@@ -40,14 +47,14 @@ def torch_zero(module: nn.Module, optimizer: Optimizer, *, find_unused_parameter
     from torch.distributed.optim import ZeroRedundancyOptimizer
 
     wrapped = DistributedDataParallel(module, find_unused_parameters=find_unused_parameters)
-    trainable = [parameter for parameter in module.parameters() if parameter.requires_grad]
-    return wrapped, ZeroRedundancyOptimizer(trainable, type(optimizer), **optimizer.defaults).step
+    return wrapped, ZeroRedundancyOptimizer(groups_of(optimizer), type(optimizer), **optimizer.defaults).step
 
 
 def torch_fully_shard(module: nn.Module, optimizer: Optimizer) -> Adapted:
     """`fully_shard` of torch (FSDP2)."""
     from torch.distributed.fsdp import fully_shard
 
+    before = list(module.parameters())
     wrapped: Any = fully_shard(module)
 
     @contextmanager
@@ -59,7 +66,7 @@ def torch_fully_shard(module: nn.Module, optimizer: Optimizer) -> Adapted:
             wrapped.set_requires_gradient_sync(True)
 
     wrapped.no_sync = no_sync
-    return wrapped, again(optimizer, module).step
+    return wrapped, again(optimizer, module, before).step
 
 
 def torch_replicate(module: nn.Module, optimizer: Optimizer) -> Adapted:
@@ -73,7 +80,8 @@ def torch_replicate_of_fsdp(module: nn.Module, optimizer: Optimizer) -> Adapted:
     """`replicate` of torch, on FSDP2's parts."""
     from torch.distributed._composable.replicate_with_fsdp import replicate
 
-    return replicate(module), again(optimizer, module).step
+    before = list(module.parameters())
+    return replicate(module), again(optimizer, module, before).step
 
 
 def _deepspeed(stage: int, module: nn.Module, optimizer: Optimizer) -> Adapted:
@@ -125,8 +133,7 @@ def fairscale_sharded(module: nn.Module, optimizer: Optimizer) -> Adapted:
     from fairscale.nn.data_parallel import ShardedDataParallel
     from fairscale.optim.oss import OSS
 
-    trainable = [parameter for parameter in module.parameters() if parameter.requires_grad]
-    sharded = OSS(trainable, type(optimizer), **optimizer.defaults)
+    sharded = OSS(groups_of(optimizer), type(optimizer), **optimizer.defaults)
     return ShardedDataParallel(module, sharded), sharded.step
 
 
