@@ -98,8 +98,7 @@ def world_size_or(default: int) -> int:
 
 def default_backend(world_size: int) -> str:
     """Return NCCL's name where it is and each rank has a CUDA device, else Gloo's."""
-    found = launched_ranks()
-    if found is not None:
+    if (found := launched_ranks()) is not None:
         enough = all(rank.devices for rank in found.all()[:world_size])
     else:
         enough = torch.cuda.device_count() >= world_size

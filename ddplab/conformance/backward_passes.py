@@ -163,32 +163,25 @@ def _raises(x: Tensor, raises: list[int]) -> Tensor:
 
 
 def skips_a_batch(
-    rank: int,
-    _world_size: int,
-    subject: Subject,
-    failing: Sequence[int],
-    late: int,
-    options: dict[str, Any],
-    *,
-    in_comm_hook: bool = False,
+    rank: int, _size: int, subject: Subject, failing: Sequence[int], late: int, *, in_hook: bool = False, **how: Any
 ) -> str:
     """Train; in one iteration the backward pass of some ranks raises an error after the last gradient.
 
     These ranks skip the batch and go on with the next one, while the rank `late` is late. The error may be that of a
     comm hook at the second bucket. Returns what is wrong.
     """
-    training, fails, at = Training(subject, _Branches, **options), False, 2 if in_comm_hook else 1
+    training, fails, at = Training(subject, _Branches, **how), False, 2 if in_hook else 1
 
     def look(_state: Any, bucket: Any) -> None:
         if fails and bucket.index() == 1:
             raise ArithmeticError("this comm hook fails on purpose")
 
-    if in_comm_hook:
+    if in_hook:
         training.wrapped.register_comm_hook(None, averaging_hook(look))
     problem = ""  # returned at the end, because the other ranks go on
     for step in range(2 * STEPS):
         x, fails = _inputs(step, rank), step == at and rank in failing
-        loss = _loss(training.wrapped, _raises(x, [1]) if fails and not in_comm_hook else x)
+        loss = _loss(training.wrapped, _raises(x, [1]) if fails and not in_hook else x)
         if step == at and rank == late:
             time.sleep(LATE_S)  # this rank is late on purpose: the others must already wait in a collective
         try:
@@ -204,7 +197,7 @@ def skips_a_batch(
             return f"iteration {step}, rank {rank}: the error of the backward pass did not reach the script"
         problem = problem or training.wrong(_usual, step)
         training.module.zero_grad(set_to_none=step % 2 == 0)
-    where = "in a comm hook" if in_comm_hook else "after the last gradient"
+    where = "in a comm hook" if in_hook else "after the last gradient"
     return problem and f"an error {where} on ranks {list(failing)}, rank {late} late: {problem}"
 
 
@@ -312,8 +305,7 @@ def stays_local(_rank: int, _world_size: int, subject: Subject, name: str) -> tu
     training = Training(subject, make)
     for module in (training.module, training.twin):
         module.requires_grad_()
-    with warnings.catch_warnings(record=True) as given:
-        warnings.simplefilter("always")
+    with warnings.catch_warnings(record=True, action="always") as given:
         problem = training.train(run)
     return problem, any(issubclass(warning.category, UserWarning) for warning in given)
 
@@ -428,9 +420,9 @@ def check_raising(bench: Bench) -> None:
                 bench.averages_or_refuses(OF_PASSES, raises_before_the_first_gradient, failing, then, where, cap_mb)
     for options in bench.variants({"bucket_cap_mb": 1e-4}, VIEWS):
         for failing, late in ((everyone, last), ([0], last), ([last], 0)):
-            bench.averages_or_refuses(OF_PASSES, skips_a_batch, failing, late, options)
+            bench.averages_or_refuses(OF_PASSES, skips_a_batch, failing, late, **options)
     if "register_comm_hook" in bench.methods:
-        bench.averages_or_refuses(OF_PASSES, skips_a_batch, everyone, 0, {}, in_comm_hook=True)
+        bench.averages_or_refuses(OF_PASSES, skips_a_batch, everyone, 0, in_hook=True)
 
 
 def check_static_first(bench: Bench) -> None:

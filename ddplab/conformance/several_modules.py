@@ -64,8 +64,8 @@ def copied(rank: int, world_size: int, subject: Subject, how: str, *, trained: b
     `how` is a key of `COPY`; the module may be trained before it is copied. Returns what is wrong, and why the copy
     is not averaged, although nothing is wrong; each empty if nothing.
     """
-    module = build(mlp, rank)
-    wrapped = subject.wrap(module, bucket_cap_mb=1e-4)
+    training = Training(subject)
+    module, wrapped, twin = training.module, training.wrapped, training.twin
 
     def backward(replica: nn.Module, loss: Tensor) -> None:
         loss.backward()
@@ -93,7 +93,6 @@ def copied(rank: int, world_size: int, subject: Subject, how: str, *, trained: b
             for replica, loss in losses[::-1]:
                 backward(replica, loss)
         for name, replica, number in (("the original", module, step), (how, inner, step + 10)):
-            twin = mlp()
             twin.load_state_dict(replica.state_dict())
             local = local_gradients(twin, mean_square, number, range(world_size))
             wrong = difference(replica, local, tolerance=subject.tolerance)

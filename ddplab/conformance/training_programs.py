@@ -336,8 +336,7 @@ class Script:
 
 def halve_learning_rate(*optimizers: Any) -> None:
     """Halve learning rates: what a step `change_lr` does. Optimisers may share parameter groups, or have none."""
-    groups = {id(group): group for one in optimizers for group in getattr(one, "param_groups", ())}
-    for group in groups.values():
+    for group in {id(group): group for one in optimizers for group in getattr(one, "param_groups", ())}.values():
         group["lr"] *= 0.5
 
 

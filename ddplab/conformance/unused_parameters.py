@@ -139,25 +139,19 @@ def untouched_gradients(rank: int, world_size: int, subject: Subject) -> str:
     return problem
 
 
-def _with_ignored() -> nn.Module:
-    """Build a perceptron beside a layer and a buffer that are to be ignored."""
-    parts = {"averaged": mlp(), "ignored": nn.Linear(6, 3)}
-    module = Assembled(lambda own, x: own.averaged(x) + own.ignored(x), **parts)
-    module.register_buffer("count", torch.zeros(()))
-    return module
-
-
 def ignored_parameters(rank: int, world_size: int, subject: Subject) -> str:
     """Train with parameters and a buffer that the module asks to ignore: they stay each rank's own."""
     names = ("ignored.weight", "ignored.bias")
 
     def make() -> nn.Module:
-        module = _with_ignored()
+        parts = {"averaged": mlp(), "ignored": nn.Linear(6, 3)}
+        module = Assembled(lambda own, x: own.averaged(x) + own.ignored(x), **parts)
+        module.register_buffer("count", torch.zeros(()))
         getattr(subject.make, IGNORE)(module, [*names, "count"])
         return module
 
     training = Training(subject, make)
-    module, own = training.module, build(_with_ignored, rank)
+    module, own = training.module, build(make, rank)
     for name in names:
         if not torch.equal(module.get_parameter(name), own.get_parameter(name)):
             return f"rank {rank}: construction overwrote the ignored parameter {name!r}"

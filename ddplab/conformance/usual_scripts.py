@@ -226,18 +226,14 @@ class _Leaving(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        self.layers, self.held = mlp(), weakref.WeakSet[_Held]()
+        self.layers, self.held = mlp(), weakref.WeakSet[nn.Module]()
 
     def forward(self, x: Tensor) -> Tensor:
         output: Tensor = self.layers(x)
-        self.held.add(held := _Held())
+        self.held.add(held := nn.Module())
         assert output.grad_fn is not None
         output.grad_fn.metadata["held"] = held  # type: ignore[index]  # a dict
         return output
-
-
-class _Held:
-    """What a graph holds as long as it lives."""
 
 
 def left_behind(rank: int, world_size: int, subject: Subject) -> str:
@@ -258,13 +254,11 @@ def left_behind(rank: int, world_size: int, subject: Subject) -> str:
         problem = problem or "after training, ranks with seeds of their own draw equal random numbers, as for dropout"
     if further := [name for name in training.wrapped.state_dict() if name.removeprefix("module.") not in names]:
         problem = problem or f"the state dict has {', '.join(further)} beside the module's own tensors"
-    training.backward(mean_square, STEPS)
-    training.optimizer.step()
+    training.train(steps=1)
     saved = {name.removeprefix("module."): tensor for name, tensor in training.wrapped.state_dict().items()}
     for name, tensor in module.state_dict().items():
-        if name in saved and not torch.equal(saved[name], tensor):
-            stale = f"a second state dict has another {name} than the module: was it kept from the first?"
-            problem = problem or stale
+        if name in saved and not torch.equal(saved[name], tensor) and not problem:
+            problem = f"a second state dict has another {name} than the module: was it kept from the first?"
     return problem
 
 
@@ -493,8 +487,7 @@ def compiled(_rank: int, _world_size: int, subject: Subject) -> str:
 
     logging.disable(logging.WARNING)  # which names what is not compiled
     try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
+        with warnings.catch_warnings(action="ignore"):
             return training.train(run)
     finally:
         logging.disable(logging.NOTSET)

@@ -137,8 +137,7 @@ class RankTraining:
             self._device.at_backward_end = self._wait_for_everything
         self._step: Callable[[], object] = self._device.step
         if policy.zero is not None:
-            with warnings.catch_warnings():  # of deprecated functions in torch's module
-                warnings.simplefilter("ignore", DeprecationWarning)
+            with warnings.catch_warnings(action="ignore", category=DeprecationWarning):  # of torch's module
                 from torch.distributed.optim import ZeroRedundancyOptimizer
             local: Any = partial(EmulatedOptimizer, model=self._device)
             views = policy.zero == "buckets"

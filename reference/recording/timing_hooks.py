@@ -362,9 +362,7 @@ def _iteration(times: IterationTimestamps[int], layouts: dict[BucketLayout, int]
     # Hooks of outputs run in graph order, so a gradient may be ready shortly before the hook records the start.
     start = min([start, *(ready for ready in times.ready if ready is not None)])
     # A comm hook may launch any collectives. Without exactly one all-reduce per bucket, bucket times are unknown.
-    layout = times.layout
-    if layout is not None and len(layout) != len(times.buckets):
-        layout = None
+    layout = times.layout if times.layout is not None and len(times.layout) == len(times.buckets) else None
     optimizer_start, optimizer_end = times.optimizer_start, times.optimizer_end
     last = max(optimizer_end or end, end) if times.end is None else times.end
     if optimizer_end is not None and optimizer_end > end:

@@ -354,9 +354,8 @@ class IterationSampler:
         every = self.sync_every
         numbers = np.add.outer(np.fromiter(cycles, np.int64) * every, np.arange(every))
         shape = len(numbers), len(self.ranks)
-        joined = np.zeros((*shape, every), bool)
-        if self._inputs is not None:
-            joined = self._inputs[self.ranks, None] <= numbers[:, None]
+        inputs = np.full(len(self.ranks), np.inf) if self._inputs is None else self._inputs[self.ranks]
+        joined = inputs[:, None] <= numbers[:, None]
         before_ns, undisturbed_ns = np.empty((*shape, every - 1), np.int64), np.zeros(shape, np.int64)
         unused = np.ones(self.parameters, bool)
         for place in range(every):
