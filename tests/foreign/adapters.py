@@ -157,7 +157,10 @@ def torchft_manager() -> Any:
 
 
 def torchft_ddp(module: nn.Module, optimizer: Optimizer) -> Adapted:
-    """`DistributedDataParallel` of torchft; each rank is a replica group of its own."""
+    """`DistributedDataParallel` of torchft.
+
+    Each rank is a replica group of its own.
+    """
     import torchft
 
     manager = torchft_manager()
