@@ -3,6 +3,7 @@
 import copy
 import os
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from itertools import repeat
 from operator import is_
 from typing import TYPE_CHECKING, Any
@@ -145,14 +146,15 @@ class Bucket:
             used = [slot for slot, index in enumerate(self.indices) if index not in unused]
             parameters, views = [parameters[slot] for slot in used], [views[slot] for slot in used]
         gradients = [parameter.grad for parameter in parameters]
-        if any(map(is_, gradients, repeat(None))):  # another rank had a gradient
-            for parameter, view in zip(parameters, views, strict=True):
-                if parameter.grad is None:
-                    parameter.grad = view.to(parameter.dtype, copy=True)  # a comm hook's may be of a lower precision
-                else:
-                    parameter.grad.copy_(view)
-        elif gradients:
-            torch._foreach_copy_(gradients, views)  # type: ignore[arg-type]  # none is None
+        if gradients and not any(map(is_, gradients, repeat(None))):
+            with suppress(RuntimeError):  # there are conjugate or negative views
+                torch._foreach_copy_(gradients, views)  # type: ignore[arg-type]  # none is None
+                return
+        for parameter, view in zip(parameters, views, strict=True):
+            if parameter.grad is None:  # another rank had a gradient
+                parameter.grad = view.to(parameter.dtype, copy=True)  # a comm hook's may be of a lower precision
+            else:
+                parameter.grad.copy_(view)
 
     def replaced(self, unused: frozenset[int]) -> int | None:
         """The index of a parameter whose gradient should be a view of the buffer and is not; None: there is none."""
