@@ -15,19 +15,11 @@ from typing import Any, TypeVar
 from pydantic import TypeAdapter
 from torch import nn
 
+from . import prediction_errors
 from .calibration.calibrate import calibrate
 from .calibration.repeated_timing import relative_spread
 from .emulation.virtual_training import ddp_arguments
-from .prediction_errors import (
-    Configuration,
-    TargetPrediction,
-    ValidationReport,
-    ValidationRow,
-    make_row,
-    policy_of,
-    predict_target,
-    summarize,
-)
+from .prediction_errors import Configuration, TargetPrediction, ValidationReport, ValidationRow, policy_of
 from .reference.bucketing import MIB
 from .reference.data_parallel import DistributedDataParallel
 from .reference.files.writing import write_atomically
@@ -95,7 +87,7 @@ def validate(
         repeat=repeat,
         out=out,
     )
-    report = summarize(rows, digest, world_size=pool.world_size)
+    report = prediction_errors.summarize(rows, digest, world_size=pool.world_size)
     report.save(out)
     return report
 
@@ -130,11 +122,11 @@ def predict_and_train(
     spread = relative_spread([ns for of_ranks in rehearsals for ns in of_ranks[0].times_ns])
     fabric = fabric.with_processor(iteration_spread=hypot(spread, model_error) if spread else 0.0)
     fabric.save(out / "fabric.json")
-    targets = [predict_target(trace, fabric, policy, world_size) for policy in policies.values()]
+    targets = [prediction_errors.predict_target(trace, fabric, policy, world_size) for policy in policies.values()]
     digest = write_predictions(out / "predictions.json", name, list(policies), targets)
     turns = train(runs, repeat, f"{name}: training")
     rows = [
-        make_row(name, one, target, [of_turn[0] for of_turn in of_run])
+        prediction_errors.make_row(name, one, target, [of_turn[0] for of_turn in of_run])
         for one, target, of_run in zip(policies, targets, turns, strict=True)
     ]
     return rows, digest

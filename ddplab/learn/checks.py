@@ -12,23 +12,14 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from ..conformance import timing_and_overlap
 from ..conformance.all_checks import CHECKS, SMALL_CAP, check_of
 from ..conformance.bucket_layouts import RULES
 from ..conformance.check_runner import VIEWS, Bench, Check, run_alone
 from ..conformance.class_under_test import Subject
 from ..conformance.local_training import FindingError, compare, gradients_of_rank, run_locally, same
 from ..conformance.real_models import REAL_MODELS, Training, mean_square, mlp, trains
-from ..conformance.timing_and_overlap import (
-    LATE_FIRST,
-    MODELS,
-    MS,
-    EmulatedSchedule,
-    Network,
-    late_launches,
-    schedule_of,
-    trace_of_layers,
-    try_timing,
-)
+from ..conformance.timing_and_overlap import MODELS, MS, EmulatedSchedule, Network, schedule_of, trace_of_layers
 from ..conformance.training_programs import PLAIN, SPECIAL, Net, Program, Seen, Weight, program_of, run_on_rank
 from ..memory_counter import LiveBytes
 from ..reference.bucketing import MIB
@@ -222,14 +213,14 @@ def launched_together(bench: Bench) -> None:
             "all-reduce 1 is launched only when all-reduce 0 is done: the launch blocks (pass async_op=True), or "
             "wait() comes at once; launch all, and wait afterwards"
         )
-    for seed in LATE_FIRST:  # the first all-reduce ends last
+    for seed in timing_and_overlap.LATE_FIRST:  # the first all-reduce ends last
         program = program_of(SPECIAL, ["train"], bench.world_size, seed=seed, used=lambda *_: range(len(SPECIAL)))
-        try_timing(bench, program)
+        timing_and_overlap.try_timing(bench, program)
 
 
 def launched_early(bench: Bench) -> None:
     """The all-reduce of the last layers, of another dtype, is launched before the backward pass ends."""
-    late = late_launches(schedule := _two_dtypes(bench, FAST))
+    late = timing_and_overlap.late_launches(schedule := _two_dtypes(bench, FAST))
     if late or schedule.launches[0].launched_ns > FORWARD_NS + len(_LAYERS) // 2 * MS:
         raise FindingError(f"{late or 'all-reduce 0 is late'}; launch in the hook of the last gradient of a bucket")
 
@@ -296,7 +287,7 @@ def last_layers_first(bench: Bench) -> None:
             f"{filled or 'the buckets are in another order'}: {got} bytes in launch order, expected "
             f"{_filled(BACKWARDS)[0]}; gradients arrive from the last layer on, so walk the parameters in reverse"
         )
-    if problem := late_launches(run_alone(bench, schedule_of, bench.subject, MODELS[0], FAST)):
+    if problem := timing_and_overlap.late_launches(run_alone(bench, schedule_of, bench.subject, MODELS[0], FAST)):
         raise FindingError(problem)
 
 
