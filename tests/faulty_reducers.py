@@ -1000,6 +1000,147 @@ class RegistersItsBuckets(Buffered):
         return launched
 
 
+class KnowsOneThread(OverlappedDataParallel):
+    """On a GPU, hooks run in threads of autograd."""
+
+    def __init__(self, module: nn.Module, **options: Any) -> None:
+        super().__init__(module, **options)
+        self.of_thread = threading.local()
+        self.of_thread.gradients = 0
+
+    def gradient_ready(self, parameter: Tensor) -> None:
+        self.of_thread.gradients += 1
+        super().gradient_ready(parameter)
+
+
+class IgnoresByPrefix(nn.parallel.DistributedDataParallel):
+    def __init__(self, module: nn.Module, **options: Any) -> None:
+        if asked := tuple(getattr(module, "_ddp_params_and_buffers_to_ignore", ())):
+            names = [name for name, _ in (*module.named_parameters(), *module.named_buffers())]
+            module._ddp_params_and_buffers_to_ignore = [name for name in names if name.startswith(asked)]
+        super().__init__(module, **options)
+
+
+class _Passes(torch.autograd.Function):
+    """The identity, which returns views."""
+
+    @staticmethod
+    def forward(_context: Any, *tensors: Tensor) -> tuple[Tensor, ...]:
+        return tensors
+
+    @staticmethod
+    def backward(_context: Any, *gradients: Tensor) -> tuple[Tensor, ...]:
+        return gradients
+
+
+class ReturnsViews(Buffered):
+    def forward(self, *inputs: Any, **kwargs: Any) -> Any:
+        output = super().forward(*inputs, **kwargs)
+        return tree_map_only(Tensor, lambda one: _Passes.apply(one, one)[0] if one.requires_grad else one, output)
+
+
+class ClearsWhatItAverages(Buffered):
+    def zero_grad(self, set_to_none: bool = True) -> None:
+        for parameter in self.trainable:
+            parameter.grad = None
+
+
+class SendsComplexAsReal(Buffered):
+    def pack(self, parameters: list[nn.Parameter]) -> Tensor:
+        for parameter in parameters:
+            if parameter.grad is not None and parameter.is_complex():
+                torch.view_as_real(parameter.grad)
+        return super().pack(parameters)
+
+
+class GathersEqualSparse(OverlappedDataParallel):
+    """It gathers as many entries of every rank as it has itself."""
+
+    def gradient(self, parameter: nn.Parameter) -> Tensor:
+        gradient = super().gradient(parameter)
+        if gradient.is_sparse:
+            parts = []
+            for own in (gradient._indices(), gradient._values()):
+                every = [torch.empty_like(own) for _ in range(dist.get_world_size())]
+                dist.all_gather(every, own.contiguous())
+                parts.append(every)
+            gathered = [torch.sparse_coo_tensor(*part, gradient.shape) for part in zip(*parts, strict=True)]
+            parameter.grad = sum(one.to_dense() for one in gathered) / len(gathered)
+        return parameter.grad
+
+
+class ClearsAllForOne(DistributedDataParallel):
+    """One gradient of None: the script has cleared them, so that their memory can be."""
+
+    def forward(self, *inputs: Any, **kwargs: Any) -> Any:
+        gradients = [parameter.grad for parameter in self.parameters() if parameter.grad is not None]
+        if self.gradient_as_bucket_view and 0 < len(gradients) < len(list(self.parameters())):
+            torch._foreach_zero_(gradients)
+        return super().forward(*inputs, **kwargs)
+
+
+class DropsImaginaryPartsOfViews(DistributedDataParallel):
+    def forward(self, *inputs: Any, **kwargs: Any) -> Any:
+        for parameter in self.parameters():
+            if self.gradient_as_bucket_view and parameter.is_complex():
+                parameter.register_hook(lambda gradient: gradient.real + 0j)
+        return super().forward(*inputs, **kwargs)
+
+
+class SendsBuffersOfTheStart(Buffered):
+    """It sends no buffer that was None when the module was wrapped."""
+
+    def __init__(self, module: nn.Module, **options: Any) -> None:
+        super().__init__(module, **options)
+        self.names = [name for name, _ in module.named_buffers()]
+
+    def prepare(self) -> None:
+        sends, self.broadcast_buffers = self.broadcast_buffers, False
+        super().prepare()
+        self.broadcast_buffers = sends
+        if sends:
+            self.send_from(self.source(), map(self.module.get_buffer, self.names))
+
+
+class GivesCopiesToHooks(DistributedDataParallel):
+    def register_comm_hook(self, state: Any, hook: Any) -> None:
+        super().register_comm_hook(state, lambda state, bucket: hook(state, self.with_copies(bucket)))
+
+    def with_copies(self, bucket: Any) -> Any:
+        kept = {name: getattr(bucket, name) for name in ("index", "buffer", "parameters", "is_last")}
+        return SimpleNamespace(**kept, gradients=lambda: [one.clone() for one in bucket.gradients()])
+
+
+class ForgetsUsesInEvaluation(Searching):
+    def forward(self, *inputs: Any, **kwargs: Any) -> Any:
+        if not torch.is_grad_enabled():
+            self.used.clear()
+        return super().forward(*inputs, **kwargs)
+
+
+class HooksOnce(OverlappedDataParallel):
+    """Parameters of a module that was wrapped before get no second hook."""
+
+    def __init__(self, module: nn.Module, **options: Any) -> None:
+        self.is_second = hasattr(module, "was_wrapped")
+        super().__init__(module, **options)
+        module.was_wrapped = True
+
+    def gradient_ready(self, parameter: Tensor) -> None:
+        if not self.is_second:
+            super().gradient_ready(parameter)
+
+
+class RoundsWhatIsConverted(Buffered):
+    def __init__(self, module: nn.Module, **options: Any) -> None:
+        super().__init__(module, **options)
+        self.dtypes = {parameter: parameter.dtype for parameter in self.trainable}
+
+    def pack(self, parameters: list[nn.Parameter]) -> Tensor:
+        flat = super().pack(parameters)
+        return flat.to(self.dtypes[parameters[0]]).to(flat.dtype)
+
+
 class KeepsCopies(OverlappedDataParallel):
     """Two copies of all gradients live from pass to pass."""
 

@@ -7,7 +7,7 @@ stops at its first finding.
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
-from typing import Any
+from typing import Any, get_args
 
 from ..reference.bucketing import MIB
 from ..reference.errors import RankError
@@ -18,6 +18,7 @@ from . import (
     lost_ranks,
     real_models,
     several_modules,
+    training_programs,
     uneven_inputs,
     unused_parameters,
     usual_scripts,
@@ -27,21 +28,7 @@ from .check_runner import OF_PASSES, VIEWS, Bench, Check, HangError, cause_of
 from .class_under_test import NotSupportedError, RefusalError
 from .local_training import HABITS, FindingError, differences, run_locally
 from .timing_and_overlap import EmulatedSchedule, check_overlap, check_timing, not_slower
-from .training_programs import (
-    BUFFER_OPTIONS,
-    PLAIN,
-    SPECIAL,
-    Program,
-    Seen,
-    StepKind,
-    Weight,
-    Zero,
-    around_construction,
-    in_one_order,
-    program_of,
-    run_until_error,
-    unusual,
-)
+from .training_programs import PLAIN, SPECIAL, Program, Seen, StepKind, Weight, Zero, program_of, unusual
 
 # Fixed scenarios
 
@@ -60,10 +47,10 @@ def run_program(
 
 def construction(bench: Bench) -> None:
     """Ranks that were initialised differently start from rank 0's parameters and buffers, and keep their seeds."""
-    has_buffers = any(name in bench.offer.options for name in BUFFER_OPTIONS)
+    has_buffers = any(name in bench.offer.options for name in training_programs.BUFFER_OPTIONS)
     weights = PLAIN if bench.offer.is_adapter else SPECIAL
     program = program_of(weights, ["evaluate"], bench.world_size, buffer=has_buffers)
-    seen = bench.run(around_construction, bench.subject, program)
+    seen = bench.run(training_programs.around_construction, bench.subject, program)
     (own, first, _), *_ = seen
     for rank, (_, after, _) in enumerate(seen):
         for kind, name, how in differences(after, first):
@@ -95,7 +82,7 @@ def _special_alone(bench: Bench) -> str:
     refused, problems = [], []
     for weight in SPECIAL[1:]:
         program = program_of((SPECIAL[0], weight), ["train"] * 3, bench.world_size)
-        what = unusual(in_one_order(program))
+        what = unusual(training_programs.in_one_order(program))
         try:
             bench.try_program(program, words="type|scalar|shape|empty|contiguous|shared|tied")
         except RefusalError as refusal:
@@ -131,8 +118,8 @@ bucket_caps = fixed(
 # SGD has momentum; the learning rate changes, with evaluation before training, in inference mode, and in between.
 changing: Sequence[StepKind] = ("evaluate", "train", "evaluate", "train", "change_lr", "train")
 optimizers = fixed(*({"kinds": changing, "optimizer": name, "options": SMALL_CAP} for name in ("sgd", "adam")))
-# Gradients are set to zeros, also in another order of memory, or not cleared.
-kept_gradients = fixed(*({"zeros": [zero] * 3, "options": SMALL_CAP} for zero in ("zeros", "restrided", "keep")))
+# Gradients are set to zeros, also in another order of memory, or not cleared, or every other one is set to None.
+kept_gradients = fixed(*({"zeros": [zero] * 3, "options": SMALL_CAP} for zero in get_args(Zero)[1:]))
 
 
 def large_gradients(bench: Bench) -> None:
@@ -183,6 +170,9 @@ def unused(bench: Bench) -> None:
         return [0, 1 + (rank + step) % 2]  # the last one is never used
 
     run_program(bench, PLAIN, ["train"] * 4, used=one_each, options=SMALL_CAP | options)
+    if "no_sync" in bench.methods:  # a use counts across the evaluation
+        how: dict[str, Any] = {"used": lambda step, _: [0] if step else [0, 1], "zeros": ["none", "keep", "keep"]}
+        run_program(bench, PLAIN, ["accumulate", "evaluate", "train"], options=options, **how)
     run_program(bench, MANY, ["train"], used=lambda _, rank: range(200 + rank), options=options)
     bench.try_body(real_models.trains, **usual_scripts.FROZEN_IN_TURN, **options)
     bench.try_random(any_use=True, options=bench.variants(options, VIEWS))
@@ -209,7 +199,7 @@ def gradient_views(bench: Bench) -> None:
     bench.needs(VIEWS)
     for cap_mb in (5e-5, 25.0):
         options = {VIEWS: True, "bucket_cap_mb": cap_mb}
-        run_program(bench, PLAIN, ["train"] * 4, options=options)
+        run_program(bench, PLAIN, ["train"] * 4, zeros=["none", "none", "alternate", "alternate"], options=options)
         if "no_sync" in bench.methods:
             _accumulate(bench, **options)
     bench.try_random(options=[{VIEWS: True}])
@@ -220,7 +210,7 @@ def buffers(bench: Bench) -> str:
 
     Returns when the class broadcasts them.
     """
-    names = [name for name in BUFFER_OPTIONS if name in bench.offer.options]
+    names = [name for name in training_programs.BUFFER_OPTIONS if name in bench.offer.options]
     if not names:
         raise NotSupportedError("it has neither broadcast_buffers nor forward_sync_buffers")
     kinds: list[StepKind] = ["train", "train", "evaluate", "forward", "train", "train"]
@@ -253,7 +243,8 @@ def real(bench: Bench) -> str:
     refused = ""
     for what, make in real_models.REAL_MODELS.items():
         if not bench.offer.is_adapter:
-            bench.try_body(real_models.trains, make=make, what=what)
+            for options in bench.variants({}, VIEWS):
+                bench.try_body(real_models.trains, make=make, what=what, **options)
         elif what not in real_models.RARE:
             refused = bench.averages_or_refuses("shared|tied", real_models.trains, make=make, what=what) or refused
     return refused and f"refuses shared layers: {refused}"
@@ -262,8 +253,9 @@ def real(bench: Bench) -> str:
 def sparse_gradients(bench: Bench) -> None:
     """Embeddings and bags of embeddings with sparse gradients; a class may refuse them with an error."""
     for what, make in real_models.SPARSE_MODELS.items():
-        if refusal := bench.averages_or_refuses("sparse", real_models.trains, make=make, what=what):
-            raise NotSupportedError(f"it refuses them: {refusal}")
+        for options in bench.variants({"run": real_models.of_uneven_rows}, VIEWS):
+            if refusal := bench.averages_or_refuses("sparse", real_models.trains, make=make, what=what, **options):
+                raise NotSupportedError(f"it refuses them: {refusal}")
 
 
 def missing_sparse_gradients(bench: Bench) -> None:
@@ -295,7 +287,9 @@ def same_as_another(bench: Bench) -> None:
 
     def attempt(program: Program) -> None:
         run_locally(program, bench.world_size, device=bench.device)  # raises an error if the program is weak
-        mine, theirs = (bench.run(run_until_error, subject, program) for subject in (bench.subject, other))
+        mine, theirs = (
+            bench.run(training_programs.run_until_error, subject, program) for subject in (bench.subject, other)
+        )
         for rank, (got, expected) in enumerate(zip(mine, theirs, strict=True)):
             if problem := difference_of_runs(got, expected):
                 raise FindingError(f"rank {rank}, unlike {other.name}: {problem}", program)

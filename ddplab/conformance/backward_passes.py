@@ -6,6 +6,7 @@ Whatever a script does, the class must average its gradients or raise an error; 
 import time
 import warnings
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from functools import partial
 from typing import Any
@@ -115,6 +116,13 @@ def _gradients_cleared(module: nn.Module, step: int, rank: int) -> Tensor:
     return _usual(module, step, rank)
 
 
+def _in_another_thread(module: nn.Module, step: int, rank: int) -> None:
+    """Run backward in a thread, and thus hooks of a class, as autograd always does on a GPU."""
+    loss = _usual(module, step, rank)
+    with ThreadPoolExecutor() as pool:
+        pool.submit(loss.backward).result()
+
+
 def _frozen_for_a_pass(module: nn.Module, step: int, rank: int) -> Tensor:
     """A pass through frozen parameters, as when a GAN trains its generator, then a usual iteration."""
     module.requires_grad_(requires_grad=False)
@@ -124,12 +132,10 @@ def _frozen_for_a_pass(module: nn.Module, step: int, rank: int) -> Tensor:
 
 
 def _frozen_in_part(module: nn.Module, step: int, rank: int) -> None:
-    second_layer = list(module.parameters())[2:4]
-    for parameter in second_layer:
-        parameter.requires_grad = False
+    second_layer = nn.ParameterList(list(module.parameters())[2:4])
+    second_layer.requires_grad_(requires_grad=False)
     _usual(module, step, rank).backward()
-    for parameter in second_layer:
-        parameter.requires_grad = True
+    second_layer.requires_grad_()
 
 
 FORCES = "a gradient inside of forward"
@@ -141,6 +147,7 @@ PASSES: dict[str, Pass] = {
     "a backward pass for each output": _one_pass_for_each_output,
     "evaluation between forward and backward": _evaluation_in_between,
     "gradients cleared after a pass": _gradients_cleared,
+    "a backward pass in another thread": _in_another_thread,
     "parameters frozen for a pass": _frozen_for_a_pass,
     FORCES: _usual,
 }
@@ -291,11 +298,14 @@ def _backward_for_each(module: nn.Module, step: int, rank: int) -> None:
         loss.backward()
 
 
+WRAPPED_AGAIN = "a module wrapped again after a layer was unfrozen"
 NOT_WAITED_FOR: dict[str, tuple[type[_Branches], Pass]] = {
     "a backward pass inside of forward": (_BackwardInside, _inside),
     "two forward passes, then a backward pass for each": (_Branches, _backward_for_each),
     "a call of the wrapped module itself": (_Branches, lambda ddp, *at: _usual(getattr(ddp, "module", ddp), *at)),
     "a layer unfrozen after construction": (_SecondLayerFrozen, _usual),
+    WRAPPED_AGAIN: (_SecondLayerFrozen, _usual),
+    "a module converted after construction": (_Branches, lambda ddp, *at: _loss(ddp.double(), _inputs(*at).double())),
 }
 
 
@@ -305,6 +315,8 @@ def stays_local(_rank: int, _world_size: int, subject: Subject, name: str) -> tu
     training = Training(subject, make)
     for module in (training.module, training.twin):
         module.requires_grad_()
+    if name == WRAPPED_AGAIN:
+        training = Training(subject, iter((training.module, training.twin)).__next__)
     with warnings.catch_warnings(record=True, action="always") as given:
         problem = training.train(run)
     return problem, any(issubclass(warning.category, UserWarning) for warning in given)
@@ -447,5 +459,5 @@ def check_not_waited_for(bench: Bench) -> str:
         if any(problem for problem, _ in outcomes):
             (noticed if all(warned for _, warned in outcomes) else silent).append(name)
     if silent:
-        raise FindingError(f"it leaves gradients local in silence: {', '.join(silent)}")
+        raise FindingError(f"gradients are no averages, in silence: {', '.join(silent)}")
     return f"warns or raises an error: {', '.join(noticed)}" if noticed else ""

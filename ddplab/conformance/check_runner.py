@@ -18,19 +18,9 @@ import torch.distributed as dist
 from ..emulation.virtual_time import NoTurnError, patient
 from ..reference.errors import RankError, RanksStillRunningError
 from ..reference.launch import RankPool, rank_device
+from . import class_under_test
 from .check_outcomes import SEEDED, CheckResult, Expectation, Level, Outcome, is_unmatched, level_of, why_left_out
-from .class_under_test import (
-    KIT,
-    OWN_HOOK,
-    NotSupportedError,
-    Offer,
-    OperatorError,
-    RefusalError,
-    Subject,
-    error_line,
-    methods_of,
-    refusing,
-)
+from .class_under_test import NotSupportedError, Offer, OperatorError, RefusalError, Subject, methods_of, refusing
 from .local_training import AS_TORCH, FindingError, WeakProgramError, check_program
 from .training_programs import Program, in_one_order, in_whole_steps, of_usual_weights, unusual
 
@@ -119,7 +109,7 @@ class Bench:
                 f"{self.subject.name}: expected {expected}, got no answer in {self.limit(TIMEOUT_S):.3g} s"
             ) from None
         except RankError as error:
-            line = error_line(error, self.offer.path) if expected.startswith("a class") else ""
+            line = class_under_test.error_line(error, self.offer.path) if expected.startswith("a class") else ""
             where = f" ({line})" if line else ""
             raise ValueError(f"{self.subject.name}: expected {expected}; {cause_of(error)}{where}") from error
 
@@ -146,8 +136,8 @@ class Bench:
         """Raise `NotSupportedError` if the class lacks one of these methods and options."""
         for name in names:
             if name not in self.methods and name not in self.offer.options:
-                if name == "register_comm_hook" and OWN_HOOK in self.methods:
-                    raise NotSupportedError(f"it has {OWN_HOOK}, so {name} raises an error")
+                if name == "register_comm_hook" and class_under_test.OWN_HOOK in self.methods:
+                    raise NotSupportedError(f"it has {class_under_test.OWN_HOOK}, so {name} raises an error")
                 raise NotSupportedError(f"it has no {name}")
 
     def variants(self, options: dict[str, Any], *further: str) -> list[dict[str, Any]]:
@@ -155,8 +145,13 @@ class Bench:
         return [options, *(options | {name: True} for name in further if name in self.offer.options)]
 
     def try_body(self, body: Callable[..., Any], *arguments: Any, **keywords: Any) -> None:
-        """Run a body on all ranks that returns what is wrong."""
-        report(self.run(partial(body, **keywords), self.subject, *arguments))
+        """Run a body on all ranks that returns what is wrong; `what` names the case where a rank failed, too."""
+        try:
+            report(self.run(partial(body, **keywords), self.subject, *arguments))
+        except RankError as error:
+            if not (what := keywords.get("what")):
+                raise
+            raise FindingError(f"{what}: {cause_of(error)}") from error
 
     def averages_or_refuses(self, words: str, body: Callable[..., Any], *arguments: Any, **keywords: Any) -> str:
         """Run a body as `try_body` does; a class may also refuse with an error that says one of these words.
@@ -364,7 +359,7 @@ def cause_of(fault: BaseException) -> str:
     shown, is_kit = [fault.cause, ""] if fault.last_output else [fault.cause], False
     for line in fault.last_output.splitlines():
         is_frame = line.startswith("  File ")
-        is_kit = is_frame and (is_kit or any(path in line for path in KIT))
+        is_kit = is_frame and (is_kit or any(path in line for path in class_under_test.KIT))
         if not is_kit and not (is_frame and "<frozen " in line):
             shown.append(line)
     return "\n".join(shown)
@@ -373,5 +368,5 @@ def cause_of(fault: BaseException) -> str:
 def with_line(fault: BaseException, path: str) -> str:
     """Return the message of an error as `cause_of` does, with the line of the class that raised it, if one did."""
     told, end, stacks = cause_of(fault).partition("\n")
-    line = error_line(fault, path)
+    line = class_under_test.error_line(fault, path)
     return f"{told} ({line}){end}{stacks}" if line and line not in told else f"{told}{end}{stacks}"

@@ -68,9 +68,10 @@ def _wrong_gradients(bucket: Any) -> list[str]:
     shapes = [tuple(tensor.shape) for tensor in gradients], [tuple(tensor.shape) for tensor in parameters]
     if shapes[0] != shapes[1]:
         return [f"a bucket's gradients have the shapes {shapes[0]}, its parameters {shapes[1]}"]
-    if not torch.equal(torch.cat([gradient.flatten() for gradient in gradients]), bucket.buffer()):
-        return ["a bucket's gradients are not the parts of its buffer"]
-    return []
+    torch._foreach_neg_(gradients)  # a hook may write into them
+    is_equal = torch.equal(torch.cat([gradient.flatten() for gradient in gradients]), bucket.buffer())
+    torch._foreach_neg_(gradients)
+    return [] if is_equal else ["a bucket's gradients are not the parts of its buffer"]
 
 
 # Hooks that compress

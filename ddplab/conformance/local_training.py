@@ -14,20 +14,9 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
+from . import training_programs
 from .class_under_test import Subject, refusing
-from .training_programs import (
-    BUFFER_OPTIONS,
-    Net,
-    Program,
-    Seen,
-    StepKind,
-    buffer_values,
-    halve_learning_rate,
-    loss_of,
-    on_cpu,
-    optimizer_of,
-    run_on_rank,
-)
+from .training_programs import Net, Program, Seen, StepKind, loss_of, on_cpu, optimizer_of
 
 if TYPE_CHECKING:
     from ..reference.launch import RankPool
@@ -70,14 +59,15 @@ def run_locally(
     optimizer = optimizer_of(program, net)
     names = [name for name, _ in net.named_parameters()]
     ranks: list[dict[str, Tensor | None]] = [dict.fromkeys(names) for _ in range(world_size)]  # gradients
+    used = set[str]()  # since the last average
     samples = [0] * world_size
     expected = []
     before: StepKind | None = None  # buffers are equal at first
-    sends_buffers = False not in (program.options.get(name) for name in BUFFER_OPTIONS)
+    sends_buffers = False not in (program.options.get(name) for name in training_programs.BUFFER_OPTIONS)
     is_weak, largest = True, dict.fromkeys(names, 0.0)
     for number, step in enumerate(program.steps):
         if step.kind == "change_lr":
-            halve_learning_rate(optimizer)
+            training_programs.halve_learning_rate(optimizer)
         else:
             if before is not None and sends_buffers and habit(before, step.kind):
                 samples = samples[:1] * world_size
@@ -85,21 +75,23 @@ def run_locally(
                 samples = [count + rows for count, rows in zip(samples, step.rows, strict=True)]
             before = step.kind
         if step.kind in ("train", "accumulate", "forward"):
-            ranks = [{name: _zeroed(one, step.zero) for name, one in gradients.items()} for gradients in ranks]
+            for own in ranks:
+                own.update({name: _zeroed(own[name], step.zero, index) for index, name in enumerate(names)})
         if step.kind in ("train", "accumulate"):
             added = [gradients_of_rank(net, program, number, rank, world_size) for rank in range(world_size)]
+            used.update(name for name in names if any(new[name] is not None for new in added))
             for kept, new in zip(ranks, added, strict=True):
                 kept.update({name: _sum(kept[name], new[name]) for name in names})
         if step.kind == "train":
-            for name in names:
-                if any(new[name] is not None for new in added):
-                    total = sum(one for gradients in ranks if (one := gradients[name]) is not None)
-                    assert isinstance(total, Tensor)  # at least one rank used it
-                    sizes = [float(one.abs().max()) for of in ranks if (one := of[name]) is not None and one.numel()]
-                    largest[name] = max([largest[name], *sizes])
-                    is_weak &= not bool(total.any())
-                    for gradients in ranks:
-                        gradients[name] = total / world_size
+            for name in used:
+                total = sum(one for gradients in ranks if (one := gradients[name]) is not None)
+                assert isinstance(total, Tensor)  # at least one rank used it
+                sizes = [float(one.abs().max()) for of in ranks if (one := of[name]) is not None and one.numel()]
+                largest[name] = max([largest[name], *sizes])
+                is_weak &= not bool(total.any())
+                for gradients in ranks:
+                    gradients[name] = total / world_size
+            used.clear()
             if step.optimize:
                 for name, parameter in net.named_parameters():
                     parameter.grad = ranks[0][name]
@@ -108,7 +100,15 @@ def run_locally(
         of_step = []
         for own, count in zip(ranks, samples, strict=True):
             seen = {name: None if one is None else on_cpu(one) for name, one in own.items()}
-            of_step.append(Seen(seen, parameters, buffer_values(count) if program.buffer else {}, None, {**largest}))
+            of_step.append(
+                Seen(
+                    seen,
+                    parameters,
+                    training_programs.buffer_values(count) if program.buffer else {},
+                    None,
+                    {**largest},
+                )
+            )
         expected.append(of_step)
     if is_weak:
         raise WeakProgramError
@@ -129,7 +129,7 @@ def check_program(
     refuses it with an error that says one of the `words`, if there are any; and RankError if a rank failed or hung.
     """
     expected = {habit: run_locally(program, ranks.world_size, HABITS[habit], ranks.device) for habit in habits}
-    body = partial(refusing, words, run_on_rank) if words else run_on_rank
+    body = partial(refusing, words, training_programs.run_on_rank) if words else training_programs.run_on_rank
     seen: list[list[Seen]] = ranks.run(body, subject, program)
     how: dict[str, Any] = {"tolerance": subject.tolerance, "program": program}
     first = {habit: next(findings(seen, expected[habit], **how), None) for habit in habits}
@@ -227,10 +227,10 @@ def gradients_of_rank(
     return dict.fromkeys(name for name, _ in net.named_parameters()) | dict(zip(trainable, found, strict=True))
 
 
-def _zeroed(gradient: Tensor | None, zero: str) -> Tensor | None:
-    if zero == "keep" or gradient is None:
-        return gradient
-    return None if zero == "none" else torch.zeros_like(gradient)  # values are compared, not their order in memory
+def _zeroed(gradient: Tensor | None, zero: str, index: int) -> Tensor | None:
+    if gradient is None or zero == "none" or (zero == "alternate" and index % 2):
+        return None
+    return torch.zeros_like(gradient) if zero in ("zeros", "restrided") else gradient  # their order is not compared
 
 
 def _sum(a: Tensor | None, b: Tensor | None) -> Tensor | None:

@@ -53,6 +53,12 @@ def _complex() -> nn.Module:
     return Assembled(lambda own, x: own.second(own.first(x + 0j).sin()).abs(), first=first, second=second)
 
 
+def _lazy() -> nn.Module:
+    """Build a model of which autograd leaves one gradient as a conjugate view, and one as a negative view."""
+    parts = {"weight": nn.Parameter(torch.randn(6, dtype=torch.complex64)), "scale": nn.Parameter(torch.ones(()))}
+    return Assembled(lambda own, x: (x * own.weight.conj() * torch.complex(x.sum(), own.scale).conj()).abs(), **parts)
+
+
 def overlapping() -> nn.Module:
     """Build a model of two parameters that share some of their memory, and have gradients of their own."""
     flat = torch.randn(9)
@@ -95,12 +101,13 @@ REAL_MODELS: dict[str, Make] = {
     "multi-layer perceptron": mlp,
     "layers of four dtypes": _precisions,
     "complex weights": _complex,
+    "conjugate and negative views as gradients": _lazy,
     "convolutions and a frozen norm": _convolutions,
     "recurrent network": _recurrent,
     "language model with tied weights": language_model,
 }
 """Models with real-valued weights that take inputs of shape [rows, 6]."""
-RARE = ("layers of four dtypes", "complex weights")
+RARE = ("layers of four dtypes", "complex weights", "conjugate and negative views as gradients")
 """Models that most sharding implementations do not support."""
 SPARSE_MODELS: dict[str, Make] = {
     "sparse embedding": partial(language_model, sparse=True),
@@ -125,6 +132,11 @@ def build(make: Make, seed: int) -> nn.Module:
 def mean_square(module: nn.Module, step: int, rank: int) -> Tensor:
     """Return the mean square of a module's output; see `Pass`."""
     return module(batch(step, rank)).square().mean()  # type: ignore[no-any-return]
+
+
+def of_uneven_rows(module: nn.Module, step: int, rank: int) -> Tensor:
+    """Return a loss of more rows on later ranks, where sparse gradients then have more entries."""
+    return module(batch(step, rank)[: rank + 1]).square().mean()  # type: ignore[no-any-return]
 
 
 def _run_backward(run: Pass, module: nn.Module, step: int, rank: int) -> None:
@@ -172,7 +184,7 @@ def difference(
 
 def real(tensor: Tensor) -> Tensor:
     """Return a tensor in double precision; a complex one as pairs."""
-    return (torch.view_as_real(tensor) if tensor.is_complex() else tensor).double()
+    return (torch.view_as_real(tensor.resolve_conj()) if tensor.is_complex() else tensor).double()
 
 
 def outside(got: Tensor | None, parts: Tensor, dtype: torch.dtype, tolerance: float = 0.0) -> str:
@@ -426,9 +438,11 @@ def _with_buffers() -> nn.Module:
 
 
 def compare_buffers(rank: int, _world_size: int, subject: Subject) -> str:
-    """Train with buffers of rare dtypes: one on rank 0 and zero elsewhere; in later steps on a single rank."""
+    """Train with buffers of rare dtypes, one on rank 0 and zero elsewhere, later on one rank; another one grows."""
     training, problem = Training(subject, _with_buffers), ""
-    for step in range(STEPS):
+    for step in range(STEPS + 1):
+        grown = torch.ones(step, 2, device=rank_device()) * (rank == 0)
+        training.module.register_buffer("grows", grown if step > 1 else None)
         for buffer in training.module.buffers():
             if step == 0 or rank == step % 2:
                 buffer.fill_(rank == 0)

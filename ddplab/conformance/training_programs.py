@@ -22,8 +22,8 @@ from .class_under_test import Subject
 StepKind = Literal["train", "accumulate", "evaluate", "forward", "change_lr"]
 """A pass with averaging, one under `no_sync`, one in evaluation mode, a forward pass without a backward pass, or a
 change of the learning rate."""
-Zero = Literal["none", "zeros", "restrided", "keep"]
-"""Before a pass, gradients are set to None, to zeros, to zeros in another order of memory, or kept."""
+Zero = Literal["none", "zeros", "restrided", "keep", "alternate"]
+"""Before a pass, gradients are set to None, to zeros, to zeros in another order of memory, or kept, all or half."""
 Layout = Literal["contiguous", "transposed", "channels last"]
 """Order of a tensor in memory: the last two dimensions swapped, or a 4-dimensional one's channels last."""
 MOST_PASSES = 6
@@ -159,7 +159,7 @@ def unusual(program: Program) -> str:
         "frozen parameters": any(weight.frozen for weight in weights),
         "tied parameters": any(weight.tied_to is not None for weight in weights),
         "empty parameters": any(0 in weight.shape for weight in weights),
-        "kept gradients": any(step.zero == "keep" for step in steps[1:]),
+        "kept gradients": any(step.zero in ("keep", "alternate") for step in steps[1:]),
         "gradients set to zeros": any(step.zero in ("zeros", "restrided") for step in steps[1:]),
         "ready orders that differ between ranks": any(len(set(step.used)) > 1 for step in training),
         "ready orders that change": len({step.used for step in training}) > 1,
@@ -259,11 +259,11 @@ def optimizer_of(program: Program, module: nn.Module) -> torch.optim.Optimizer:
 
 
 def zero_gradients(module: nn.Module, zero: Zero) -> None:
-    """Set all gradients to None or to zeros, or keep them."""
-    for parameter in module.parameters():
-        if zero == "none":
+    """Set gradients to None or to zeros, or keep them."""
+    for index, parameter in enumerate(module.parameters()):
+        if zero == "none" or (zero == "alternate" and index % 2):
             parameter.grad = None
-        elif zero != "keep" and parameter.grad is not None:
+        elif zero in ("zeros", "restrided") and parameter.grad is not None:
             zeros = torch.zeros_like(parameter.grad)
             is_transposed = parameter.dim() > 1 and not parameter.is_contiguous()
             other: Layout = "contiguous" if is_transposed else "transposed"

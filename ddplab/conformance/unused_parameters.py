@@ -11,7 +11,7 @@ from .check_runner import Bench
 from .class_under_test import IGNORE, NotSupportedError, Subject
 from .comm_hooks import averaging_hook
 from .local_training import describe_difference, same
-from .real_models import STEPS, Assembled, Training, batch, build, difference, mean_square, mlp, words
+from .real_models import STEPS, Assembled, Training, batch, build, difference, mean_square, words
 from .training_programs import PLAIN, program_of
 
 
@@ -140,12 +140,13 @@ def untouched_gradients(rank: int, world_size: int, subject: Subject) -> str:
 
 
 def ignored_parameters(rank: int, world_size: int, subject: Subject) -> str:
-    """Train with parameters and a buffer that the module asks to ignore: they stay each rank's own."""
+    """Train with parameters and a buffer that the module asks to ignore, and no others: they stay each rank's own."""
     names = ("ignored.weight", "ignored.bias")
 
     def make() -> nn.Module:
-        parts = {"averaged": mlp(), "ignored": nn.Linear(6, 3)}
-        module = Assembled(lambda own, x: own.averaged(x) + own.ignored(x), **parts)
+        parts = {"not_ignored": nn.Linear(6, 3), "ignored": nn.Linear(6, 3)}
+        parts["ignored"].register_parameter("bias2", nn.Parameter(torch.ones(3)))  # whose name only looks similar
+        module = Assembled(lambda own, x: own.not_ignored(x) + own.ignored(x) * own.ignored.bias2, **parts)
         module.register_buffer("count", torch.zeros(()))
         getattr(subject.make, IGNORE)(module, [*names, "count"])
         return module

@@ -31,23 +31,12 @@ from ..memory_counter import LiveBytes
 from ..reference.errors import RankError
 from ..reference.launch import RankPool, rank_device
 from ..reference.ranks.launcher import launched_ranks
+from . import real_models
 from .check_runner import OF_PASSES, VIEWS, Bench, HangError, cause_of, report
 from .class_under_test import IGNORE, Subject, methods_of
 from .comm_hooks import averaging_hook
 from .local_training import FindingError
-from .real_models import (
-    REAL_MODELS,
-    STEPS,
-    Assembled,
-    Training,
-    batch,
-    difference,
-    differing_ranks,
-    mean_square,
-    mlp,
-    trains,
-    words,
-)
+from .real_models import STEPS, Assembled, Training, batch, difference, differing_ranks, mean_square, mlp, trains
 from .several_modules import group_of
 from .training_programs import BUFFER_OPTIONS, SPECIAL, program_of
 
@@ -283,7 +272,7 @@ STRUCTURES: dict[str, Callable[[Tensor], Any]] = {
 
 
 class _Used(nn.Module):
-    """A module with modes, hooks, a gradient, an operation in place and a number that is random in double precision.
+    """A module with modes, hooks, gradients, an operation in place and a number that is random in double precision.
 
     Attributes:
         seen: Inputs and output of the last forward pass.
@@ -295,7 +284,8 @@ class _Used(nn.Module):
         self.layers = nn.Sequential(nn.Linear(6, 5), nn.ReLU(inplace=True), nn.Dropout(), nn.Linear(5, 3))
         self.factor = nn.Parameter(torch.rand((), dtype=torch.float64))
         self.layers[2].eval()
-        self.layers[0].bias.grad = torch.ones(5)
+        self.frozen = nn.Parameter(torch.ones(2), requires_grad=False)
+        self.layers[0].bias.grad, self.frozen.grad = torch.ones(5), torch.ones(2)
         self.seen: Any = None
         self.called = set[str]()
         self.register_forward_pre_hook(lambda own, _inputs: own.called.add("forward pre-hook"))
@@ -313,7 +303,8 @@ def _values(output: Any) -> Tensor:
 
 
 def _returning(name: str, module: nn.Module, step: int, rank: int) -> Tensor:
-    return _values(module(x=batch(step, rank), structure=STRUCTURES[name])).square().mean()
+    """Change an output in place."""
+    return _values(module(x=batch(step, rank), structure=STRUCTURES[name])).mul_(2).square().mean()
 
 
 def _is_kept(before: Any, after: Any) -> bool:
@@ -353,7 +344,7 @@ def as_the_module(rank: int, _world_size: int, subject: Subject) -> str:
     for number, structure in enumerate(STRUCTURES.values()):
         wrapped.train(number % 2 == 0)
         x, before, cache = batch(0, rank), torch.ones(6, device=rank_device(), requires_grad=True), dict[str, bool]()
-        inputs = x * before, _Named(words(x), [x.double()]), [None]
+        inputs = x * before, _Named(x.long(), [x.double()]), [None]
         named = {"cache": cache, "mask": {"of x": x > 0}}
         output = wrapped(*inputs, structure=structure, **named)
         given, returned = module.seen
@@ -719,4 +710,4 @@ def _train_separately(bench: Bench) -> None:
     bench.try_program(program_of(SPECIAL, ["train"] * 3, bench.world_size, options=options))
     bench.try_body(trains, **options)
     dtypes = "layers of four dtypes"
-    bench.try_body(trains, make=REAL_MODELS[dtypes], what=dtypes, bucket_cap_mb=25.0)
+    bench.try_body(trains, make=real_models.REAL_MODELS[dtypes], what=dtypes, bucket_cap_mb=25.0)
