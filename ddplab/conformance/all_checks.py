@@ -64,7 +64,8 @@ def construction(bench: Bench) -> None:
 def special_parameters(bench: Bench) -> str:
     """Frozen, tied, empty and scalar parameters, of two dtypes, in any order of memory, and of subclasses of Tensor.
 
-    Parameters that share one piece of memory go on to do so. A class may refuse a subclass with an error.
+    Parameters that share one piece of memory go on to do so. A class may refuse a subclass with an error, and
+    gradients that autograd leaves as conjugate or negative views.
     """
     if bench.offer.is_adapter:
         return _special_alone(bench)
@@ -72,6 +73,8 @@ def special_parameters(bench: Bench) -> str:
         run_program(bench, SPECIAL, options={"bucket_cap_mb": cap_mb})
     make, what = real_models.with_subclasses, "parameters of a subclass of Tensor"
     bench.averages_or_refuses("subclass|type", real_models.trains, make=make, what=what)
+    for options in bench.variants(real_models.LAZY, VIEWS):
+        bench.averages_or_refuses("conjugate|negative", real_models.trains, **options)
     bench.try_body(usual_scripts.in_one_memory)
     bench.try_body(real_models.trains, make=real_models.overlapping, what="parameters that overlap in memory")
     return ""

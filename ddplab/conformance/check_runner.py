@@ -161,8 +161,9 @@ class Bench:
         try:
             self.try_body(partial(refusing, words, body), *arguments, **keywords)
         except OperatorError as error:
-            advice = "the class refuses this with no error of its own"
-            raise FindingError(f"{with_line(error, self.offer.path)}; {advice}", milder=True) from error
+            case, advice = f"{keywords.get('what', '')}: ", "the class refuses this with no error of its own"
+            told = f"{case.removeprefix(': ')}{with_line(error, self.offer.path)}; {advice}"
+            raise FindingError(told, milder=True) from error
         except RefusalError as error:
             return str(error)
         return ""

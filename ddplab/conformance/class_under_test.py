@@ -81,7 +81,9 @@ OF_TORCHS_REDUCER = re.compile(
     "during autograd execution|can only be called once|backend doesn't support|^Expected \\w+, got \\w+$"
 )
 """What torch's C++ says when its reducer refuses something; no line of Python raises it."""
-OF_TORCHS_OPERATORS = re.compile("not (implemented|supported)|Could not run|[Uu]nsupported")
+OF_TORCHS_OPERATORS = re.compile(
+    "not (implemented|supported)|Could not run|[Uu]nsupported|doesn't (work|currently support)"
+)
 """And when an operator does, for a dtype or a layout that it lacks."""
 MOST_CHARACTERS = 300
 """Of the words of a refusal that are shown."""

@@ -101,14 +101,15 @@ REAL_MODELS: dict[str, Make] = {
     "multi-layer perceptron": mlp,
     "layers of four dtypes": _precisions,
     "complex weights": _complex,
-    "conjugate and negative views as gradients": _lazy,
     "convolutions and a frozen norm": _convolutions,
     "recurrent network": _recurrent,
     "language model with tied weights": language_model,
 }
 """Models with real-valued weights that take inputs of shape [rows, 6]."""
-RARE = ("layers of four dtypes", "complex weights", "conjugate and negative views as gradients")
+RARE = ("layers of four dtypes", "complex weights")
 """Models that most sharding implementations do not support."""
+LAZY: dict[str, Any] = {"make": _lazy, "what": "conjugate and negative views as gradients"}
+"""Arguments of `trains`."""
 SPARSE_MODELS: dict[str, Make] = {
     "sparse embedding": partial(language_model, sparse=True),
     "bag of sparse embeddings": _bag,

@@ -9,6 +9,7 @@ import torch.distributed as dist
 from hypothesis import Phase
 
 from ddplab.conformance import check_runner as bench_module
+from ddplab.conformance import class_under_test
 from ddplab.conformance.check_runner import cause_of, run_checks
 from ddplab.conformance.class_under_test import Subject
 from ddplab.conformance.local_training import FindingError
@@ -63,7 +64,7 @@ def test_the_stack_of_a_hang_has_the_frames_of_the_class_and_not_those_of_the_ki
         calls = [line.rpartition(" in ")[2] for line in stack.splitlines()]
         assert calls[:4] == ["wait", "wait", "launch", "gradient_ready"]
         assert "faulty_reducers.py" in stack.splitlines()[2]
-        assert not any(path in stack for path in bench_module.KIT)
+        assert not any(path in stack for path in class_under_test.KIT)
 
 
 def end_rank_0(rank: int, _world_size: int, _subject: Subject) -> str:
