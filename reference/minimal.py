@@ -42,7 +42,7 @@ class NaiveDataParallel(nn.Module):
         """Replace every gradient by its average over the ranks."""
         for parameter in self.trainable:
             if parameter.grad is not None:
-                parameter.grad = parameter.grad / dist.get_world_size(self.process_group)  # the sum could overflow
+                parameter.grad = parameter.grad / dist.get_world_size(self.process_group)  # before sums overflow
                 dist.all_reduce(parameter.grad, group=self.process_group)
 
 
