@@ -103,7 +103,7 @@ def row_of(model: str, node: str, gbit_per_s: int | None, gpus: int) -> dict[str
         "system": node if gbit_per_s is None else f"{node}, {gbit_per_s} Gbit/s",
         "gpus": gpus,
     }
-    if read_catalogue().nodes[node].device == "v100" and _dtype(model) == "bfloat16":
+    if read_catalogue().nodes[node].device.startswith("v100") and _dtype(model) == "bfloat16":
         return None
     search, inputs = described(asked)
     times, fabric, trace = search.times, search.times.fabric, inputs.trace

@@ -364,7 +364,7 @@ def around_construction(
         buffer.add_(rank)
     torch.manual_seed(rank)
     random.seed(rank)
-    before, (wrapped, *_) = look(net, net), subject.prepare(net, partial(optimizer_of, program))
+    before, (wrapped, *_) = look(net, net), subject.prepare(net, lambda _: optimizer_of(program, net))
     after = look(net, wrapped)
     loss_of(wrapped, program, 0, rank, world_size)
     return before, after, [torch.rand(()).item(), random.random()]
