@@ -112,9 +112,11 @@ def difference(torchs: Any, ours: Any) -> str:
     """Why two results differ; empty if they are equal to the bit, errors of one type, or only torch's an error."""
     if isinstance(torchs, str) and isinstance(ours, list):
         return ""
-    if isinstance(torchs, str) or isinstance(ours, str) or ours is None or torchs is None:
+    if torchs is None or ours is None:  # a rank ended before this scenario
+        return "no result under " + ("torch's class" if torchs is None else "ours")
+    if isinstance(torchs, str) or isinstance(ours, str):
         kinds = [str(result).partition(":")[0] if isinstance(result, str) else "tensors" for result in (torchs, ours)]
-        return "" if kinds[0] == kinds[1] != "None" else f"torch's: {str(torchs)[:200]}; ours: {str(ours)[:300]}"
+        return "" if kinds[0] == kinds[1] else f"torch's: {str(torchs)[:200]}; ours: {str(ours)[:300]}"
     if len(torchs) != len(ours):
         return f"{len(torchs)} tensors under torch's class, {len(ours)} under ours"
     same = [torchs_digest == our_digest for torchs_digest, our_digest in zip(torchs, ours, strict=True)]
