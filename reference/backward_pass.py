@@ -45,8 +45,8 @@ class Reduction:
     beside: bool = False  #: whether that pass had reached the outputs of another forward pass by then
     before: Snapshot = ()  #: the gradients at the end of the last backward pass that left some out
     owners: dict[int, nn.Parameter] = field(default_factory=dict)
-    """Parameters by the address of their gradients' memory, as far as it was looked at."""
-    scale: float = 1.0  #: factor by which gradients are multiplied when they are packed
+    """Parameters by the address of their gradients' memory, for gradients that were checked for sharing."""
+    scale: float = 1.0  #: factor that packing applies to gradients
     to_send: Sequence[int] = ()  #: indices of the buckets to send, in launch order; the others are skipped
     next_bucket: int = 0  #: index of the first bucket that has been neither launched nor skipped
     launches: int = 0  #: launches attempted; one that raised may have issued a collective, but is not in `in_flight`

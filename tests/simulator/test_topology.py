@@ -86,7 +86,7 @@ def test_what_is_saved_is_loaded(tmp_path_factory, topology):
 
 @given(topologies())
 def test_a_fabric_of_links_is_loaded_as_it_was_saved(tmp_path_factory, topology):
-    """JSON has text as the keys of objects; the members by which rates differ were refused as no numbers."""
+    """JSON turns integer keys into text, so the rates by number of members could not be read back."""
     path = tmp_path_factory.getbasetemp() / "fabric.json"
     fabric = Fabric.from_topology(topology)
     fabric.save(path)
