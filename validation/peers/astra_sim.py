@@ -26,14 +26,13 @@ from functools import cache
 from pathlib import Path
 from shutil import which
 from tempfile import TemporaryDirectory
-from typing import NamedTuple
 
 from ddplab.simulator import Fabric, Prediction, predict
 from ddplab.simulator.fabric import Level, Topology
 
 from ..board import Row, rows
 from . import LIMIT_S, PEERS, checkout, run
-from .buckets_and_links import NO_LINKS, PARTS, Links, links_of
+from .buckets_and_links import NO_LINKS, PARTS, Ring, links_of, ring_of
 
 URL = "https://github.com/astra-sim/astra-sim"
 REVISION = "4f387bcd04f8949923f7934c7181fb56a3d941d0"
@@ -73,14 +72,6 @@ SYSTEM = {
 }
 
 
-class Ring(NamedTuple):
-    """A ring of equal links, one from each GPU to the next."""
-
-    gpus: int
-    bytes_per_s: float
-    latency_s: float  #: of each step
-
-
 def method(row: Row) -> float:
     """Return the predicted milliseconds of an iteration; no interval.
 
@@ -109,15 +100,6 @@ def _step_ms(row: Row, gpus: int, *, assume: bool) -> float:
     trace, fabric = row.load_trace(), row.load_fabric()
     prediction = predict(trace, fabric, world_size=gpus, assume=assume, **row.settings)
     return simulated_ms(prediction, ring_of(links_of(row, gpus)))
-
-
-def ring_of(links: Links) -> Ring:
-    """Return NCCL's ring over all GPUs, which enters and leaves each node once, as a ring of equal links."""
-    gpus = links.nodes * links.gpus
-    if links.between is None:
-        return Ring(gpus, links.inside, links.inside_s)
-    between = links.nodes / gpus  # part of the hops
-    return Ring(gpus, min(links.inside, links.between), between * links.between_s + (1 - between) * links.inside_s)
 
 
 def simulated_ms(prediction: Prediction, ring: Ring) -> float:

@@ -59,6 +59,14 @@ class Links(NamedTuple):
     between_s: float
 
 
+class Ring(NamedTuple):
+    """A ring of equal links, one from each GPU to the next."""
+
+    gpus: int
+    bytes_per_s: float
+    latency_s: float  #: of each step
+
+
 def computation_of(row: Row) -> Computation:
     """Return the computation and the buckets that the row's settings make of its trace."""
     model = recorded_model(row.load_trace())
@@ -92,3 +100,12 @@ def links_of(row: Row, gpus: int | None = None) -> Links:
         inside_s=inner.latency_ns / 1e9,
         between_s=max((level.latency_ns / 1e9 for level in used), default=0.0),
     )
+
+
+def ring_of(links: Links) -> Ring:
+    """Return NCCL's ring over all GPUs, which enters and leaves each node once, as a ring of equal links."""
+    gpus = links.nodes * links.gpus
+    if links.between is None:
+        return Ring(gpus, links.inside, links.inside_s)
+    between = links.nodes / gpus  # part of the hops
+    return Ring(gpus, min(links.inside, links.between), between * links.between_s + (1 - between) * links.inside_s)

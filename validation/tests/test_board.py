@@ -218,6 +218,7 @@ COMPARED = {
     "Proteus": "proteus",
     "our trace in ASTRA-sim": "astra_sim",
     "the same, with our GPU costs": "astra_sim_with_our_gpu_costs",
+    "our trace in LogGOPSim": "loggopsim",
     "our trace in SimAI": "simai",
     "Calculon": "calculon",
     "Primus": "primus",

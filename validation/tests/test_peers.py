@@ -7,11 +7,11 @@ import pytest
 from validation import peers
 from validation.board import Answers, rows
 from validation.board_files import BOARD
-from validation.peers import astra_sim, calculon, primus, proteus, simai
-from validation.peers.buckets_and_links import computation_of, links_of
+from validation.peers import astra_sim, calculon, loggopsim, primus, proteus, simai
+from validation.peers.buckets_and_links import computation_of, links_of, ring_of
 from validation.peers.transformers import transformer_of
 
-TOOLS = [astra_sim, calculon, primus, proteus, simai]
+TOOLS = [astra_sim, calculon, loggopsim, primus, proteus, simai]
 BERT = "i: DLPerf, V100, BERT-Base, fp32, batch 32, 16 GPUs"
 
 
@@ -69,6 +69,31 @@ def test_simai_reports_microseconds():
     assert simai.total_ms("File name, Expose DP comm, Total time\nrow-, 5 (1.00%), 345678\nlayers,1") == 345.678
 
 
+def test_loggopsim_gets_every_send_and_all_computation():
+    computation, links, _ = bert()
+    lines = list(loggopsim.schedule(computation, ring_of(links), ticks_per_ns=1))
+    assert lines[0] == "num_ranks 32"
+    process = lines[lines.index("rank 3 {") : lines.index("rank 4 {")]
+    sent = [int(line.split()[2].removesuffix("b")) for line in process if ": send " in line]
+    assert sum(sent) == pytest.approx(2 * 15 / 16 * sum(one.size_bytes for one in computation.buckets), rel=1e-5)
+    names = {line.partition(":")[0] for line in process if ":" in line}
+    needed = [line.split() for line in process if " requires " in line]
+    assert names.issuperset(name for first, _, second in needed for name in (first, second))
+    # Messages of one sender and tag are received in the order in which they are sent.
+    receives = [line.partition(":")[0] for line in process if " from 2 " in line]
+    orders = {(first, second) for first, _, second in needed}
+    assert orders.issuperset(zip(receives[1:], receives, strict=False))
+    computes = lines[lines.index("rank 19 {") : lines.index("rank 20 {")]
+    computed = sum(int(line.split()[2]) for line in [*computes, *process] if ": calc " in line)
+    assert computed + round(ring_of(links).latency_s * 1e9) == pytest.approx(computation.end_ns, abs=1)
+
+
+def test_loggopsim_prints_the_end_of_the_last_process():
+    assert loggopsim.finished_ms("Maximum finishing time at host 3: 25000000 (0.025 s)\n", 10) == 2.5
+    with pytest.raises(RuntimeError, match="expected the time of the last host, got 'unexpected queue"):
+        loggopsim.finished_ms("unexpected queue on host 0 contains 3 elements!", 10)
+
+
 def test_calculon_gets_the_fields_of_its_files():
     _, links, shape = bert()
     assert calculon.application(shape) == {
@@ -120,6 +145,7 @@ def test_primus_prints_milliseconds():
         (primus, "d: NVIDIA, Transformer-XL Base", "no transformer"),
         (calculon, "e: CS336 XL, damek, batch 2, 1 MB, 2 GPUs", "three matrices"),
         (simai, "f: ", "no links"),
+        (loggopsim, "f: ", "no links"),
     ],
 )
 def test_a_row_that_a_tool_cannot_take_has_a_reason(tool, name, why):
