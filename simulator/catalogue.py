@@ -286,12 +286,11 @@ def unknown(what: str, name: str, names: Collection[str], others: str = "") -> s
     `what`: what the name should be of, such as "device"; `others`: what else is accepted, such as "a file or".
     """
     short = name.lower()
-    first = short.partition(".")[0]
-    near = [
-        one for one in names if short and (one.startswith(short) or short.startswith(one) or short in _words(one))
-    ]
+    first, nodes = short.partition(".")[0], read_catalogue().nodes
+    words = {one: _words(f"{one} {nodes[one].product if one in nodes else ''}") for one in names}
+    near = [one for one in names if short and (one.startswith(short) or short.startswith(one) or short in words[one])]
     near += get_close_matches(short, names, n=5, cutoff=0.6)
-    near += [one for one in names if first and get_close_matches(first, _words(one), n=1, cutoff=0.75)]
+    near += [one for one in names if first and get_close_matches(first, words[one], n=1, cutoff=0.75)]
     hint = f"; did you mean {' or '.join(list(dict.fromkeys(near))[:5])}?" if near else ""
     if re.search(r"(fp|f|int)[48]$", short):
         hint = "; rates in 8 or 4 bits are not known: name 16 bits, such as h100-bf16, and give a measured --step-ms"

@@ -55,11 +55,19 @@ def test_a_node_is_found_by_name_and_other_fabrics_in_their_files(tmp_path, monk
     assert load_fabric("dgx-a100") == other
 
 
+@pytest.mark.parametrize("name", NODES)
+def test_a_node_is_found_by_what_its_vendor_calls_it(name):
+    product = LISTED.nodes[name].product
+    assert LISTED.node_of(product) == name
+    assert LISTED.node_of(product.lower().replace("_", "-")) == name
+
+
 @pytest.mark.parametrize(
     ("find", "name", "says"),
     [
         (load_fabric, "dgx", "did you mean dgx-1-v100 or dgx-a100 or dgx-h100"),
         (load_fabric, "aws-p4", "did you mean aws-p4d"),
+        (load_fabric, "ND96isr", "did you mean azure-nd-h100 or azure-nd-h200"),
         (load_fabric, "Isambard-X", "did you mean isambard-ai"),
         (load_fabric, "zzz", "expected a file or a name that `ddplab show` lists, got 'zzz'"),
         (find_device, "h10", "did you mean h100 or h100-fp32"),
