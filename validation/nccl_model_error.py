@@ -10,7 +10,8 @@ compared. Sources: Alps is boeschf/nccl-benchmark-on-alps-2025 (fastest of ten c
 NetX-lab/Echo, vTrain VIA-Research/vTrain; the others are logs of nccl-tests that providers and users published: A3
 Mega lessizzmore/create-a3mega-ztan-fork@02dd8f45, p5 aws-samples/awsome-distributed-training@721785, Lambda
 dstackai/dstack@511c318c, MI300X hisohara/ai-scripts (rccl-tests), p4d of 2022 NVIDIA/nccl issue 527, RoCE its issue
-2409, the H100s of gj-aion and shahizat issues 309 and 290 of NVIDIA/nccl-tests.
+2409, the H100s of gj-aion and shahizat issues 309 and 290 of NVIDIA/nccl-tests; 8 A100, P5en and P6-B200
+stas00/ml-engineering@744d01e1, network/README.md.
 """
 
 from collections import defaultdict
@@ -24,14 +25,15 @@ import numpy as np
 import pandas as pd
 
 from ddplab.simulator.fabric import Fabric, Level, Topology
-from ddplab.simulator.fabric.algorithms import BEYOND_THE_MODEL, nccl_all_reduce
+from ddplab.simulator.fabric.algorithms import BEYOND_THE_MODEL, LATEST, all_reduce_costs
 
 DATA = Path(__file__).parent / "data" / "nccl_all_reduces.csv"
 NVLINK_GB_PER_S = {"V100": 134.5, "A100": 230.9, "H100": 365.0, "GH200": 340.0, "B200": 684.0, "MI300X": 315.7}
-"""Bus bandwidth inside a node, without reduction in its switches, where only several nodes were measured."""
+NVLINK_GB_PER_S["H200"] = NVLINK_GB_PER_S["H100"]
+"""Bus bandwidth inside a node, without reduction in its switches, where this was not measured."""
 NETWORK_GB_PER_S = {"AWS p5": 320.0, "Nebius H100": 344.0, "H100, InfiniBand (gj-aion)": 344.0}
 """Rate between two nodes as in the catalogue, where the links inside a node are the slower ones."""
-REDUCES = ("H100", "B200")
+REDUCES = ("H100", "H200", "B200")
 """GPUs whose nodes of 8 reduce in their switches."""
 LATENCY_US = {
     **dict.fromkeys(("AWS p4d", "AWS p4d, 2022"), 91.0),
@@ -56,9 +58,8 @@ def tables(*, several_nodes: bool) -> Iterator[tuple[str, pd.DataFrame, list[Lev
             continue
         rate = (2 * (gpus - 1) / gpus * rows["bytes"] / rows["us"]).max() * 1e6
         reduces = gpu in REDUCES and per_node == 8
-        inside = (
-            rate if nodes == 1 else 1e9 * NVLINK_GB_PER_S[gpu] if reduces else max(rate, 1e9 * NVLINK_GB_PER_S[gpu])
-        )
+        described = 1e9 * NVLINK_GB_PER_S[gpu]
+        inside = described if reduces else rate if nodes == 1 else max(rate, described)
         hop_ns = round(1e3 * LATENCY_US.get(system, 14.0))
         between = rate
         if reduces and nodes == 2:  # each byte passes the network once
@@ -77,15 +78,15 @@ class Measured(NamedTuple):
     model_ns: float
     empty_ns: float
 
-    def figure(self, *, several_nodes: bool) -> float:
-        """Return what is averaged over the systems for `BEYOND_THE_MODEL`; on one node its logarithm."""
-        if several_nodes:
+    def figure(self, *, waits: bool) -> float:
+        """Return what is averaged over the systems for `BEYOND_THE_MODEL`; where nothing waits its logarithm."""
+        if waits:
             return (self.ns - self.model_ns) / sqrt(self.model_ns * self.empty_ns)
         return log(self.ns / self.model_ns)
 
-    def missed(self, figure: float, *, several_nodes: bool) -> float:
+    def missed(self, figure: float, *, waits: bool) -> float:
         """Return the logarithm of the measured time over the one that this figure lets expect."""
-        if several_nodes:
+        if waits:
             return log(self.ns / (self.model_ns + figure * sqrt(self.model_ns * self.empty_ns)))
         return log(self.ns / self.model_ns) - figure
 
@@ -94,25 +95,27 @@ Rows = Mapping[str, Mapping[int, list[Measured]]]
 """Published times by system and size."""
 
 
-def measured(*, several_nodes: bool) -> Rows:
-    """Return the published times of all systems."""
+def measured(*, several_nodes: bool, waits: bool) -> Rows:
+    """Return the published times of messages whose pieces wait for the first one, or do not."""
     found: dict[str, dict[int, list[Measured]]] = defaultdict(lambda: defaultdict(list))
     for system, rows, levels in tables(several_nodes=several_nodes):
         sizes = np.append(rows["bytes"].to_numpy(), 1)
-        *model_ns, empty_ns = np.min([cost.costs_ns(sizes) for cost in nccl_all_reduce(levels).values()], axis=0)
-        for size, us, ns in zip(rows["bytes"], rows["us"], model_ns, strict=True):
-            found[system][int(size)].append(Measured(1e3 * us, float(ns), float(empty_ns)))
+        costs = all_reduce_costs(levels, "nccl", "library", LATEST)
+        *model_ns, empty_ns = np.min([cost.costs_ns(sizes) for cost in costs.costs.values()], axis=0)
+        for size, us, ns, wait in zip(rows["bytes"], rows["us"], model_ns, costs.waits(sizes[:-1]), strict=True):
+            if wait == waits:
+                found[system][int(size)].append(Measured(1e3 * us, float(ns), float(empty_ns)))
     return found
 
 
-def figures(found: Rows, sizes_bytes: Iterable[int], *, several_nodes: bool) -> dict[int, tuple[float, float]]:
+def figures(found: Rows, sizes_bytes: Iterable[int], *, waits: bool) -> dict[int, tuple[float, float]]:
     """Return mean figure and deviation between systems, of which each has the same weight, at these sizes."""
     by_size = {}
     for size in sizes_bytes:
         systems = [of_size[size] for of_size in found.values() if size in of_size]
-        means = [np.mean([one.figure(several_nodes=several_nodes) for one in rows]) for rows in systems]
-        mean = float(np.median(means) if several_nodes else np.mean(means))  # some networks have outliers
-        missed = [np.mean([one.missed(mean, several_nodes=several_nodes) for one in rows]) for rows in systems]
+        means = [np.mean([one.figure(waits=waits) for one in rows]) for rows in systems]
+        mean = float(np.median(means) if waits else np.mean(means))  # some networks have outliers
+        missed = [np.mean([one.missed(mean, waits=waits) for one in rows]) for rows in systems]
         by_size[size] = mean, float(np.std(missed, ddof=len(systems) > 1))
     return by_size
 
@@ -146,24 +149,33 @@ def main() -> None:
     for several_nodes, linked in product((False, True), repeat=2):
         how = f"{'several nodes' if several_nodes else 'one node'}, {'described links' if linked else 'own lines'}"
         print(f"beyond a table, {how}: {covered(several_nodes=several_nodes, linked=linked):.0%} in the error band")
-    for several_nodes, table in BEYOND_THE_MODEL.items():
+    for waits, table in BEYOND_THE_MODEL.items():
         known = {int(1024 * kib): both for kib, *both in table.T}
-        found = measured(several_nodes=several_nodes)
-        print("several nodes" if several_nodes else "one node", "-", ", ".join(found))
-        for size, (mean, deviation) in figures(found, known, several_nodes=several_nodes).items():
+        found = measured(several_nodes=waits, waits=waits)
+        print("several nodes" if waits else "one node", "-", ", ".join(found))
+        for size, (mean, deviation) in figures(found, known, waits=waits).items():
             in_use = "{:.2f}, deviation {:.2f}".format(*known[size])
-            figure = mean if several_nodes else exp(mean)
+            figure = mean if waits else exp(mean)
             print(f"{size / 2**20:10.3f} MiB: {figure:.2f}, deviation {deviation:.2f}; in use {in_use}")
-        for system, of_system in found.items():
-            rest = {name: one for name, one in found.items() if name != system}
-            pairs = [(one, size) for size in known for one in of_system.get(size, [])]
-            if not pairs:
-                continue
-            others = figures(rest, known, several_nodes=several_nodes)
-            alone = np.mean([abs(one.model_ns / one.ns - 1) for one, _ in pairs])
-            missed = [one.missed(others[size][0], several_nodes=several_nodes) for one, size in pairs]
-            with_others = np.mean(np.abs(np.expm1(-np.array(missed))))
-            print(f"    {system}: mean error {alone:.0%} by NCCL's model, {with_others:.0%} with the others' figures")
+        for system in found:
+            show_errors(
+                found, {name: one for name, one in found.items() if name != system}, system, known, waits=waits
+            )
+    print("one node whose switches reduce, with the figures of several nodes")
+    in_switches = measured(several_nodes=False, waits=True)
+    for system in in_switches:
+        show_errors(in_switches, found, system, known, waits=True)
+
+
+def show_errors(found: Rows, others: Rows, system: str, sizes_bytes: Iterable[int], *, waits: bool) -> None:
+    """Print the mean error of a system's times at these sizes by NCCL's model, and with the figures of the others."""
+    pairs = [(one, size) for size in sizes_bytes for one in found[system].get(size, [])]
+    if pairs:
+        expected = figures(others, sizes_bytes, waits=waits)
+        alone = np.mean([abs(one.model_ns / one.ns - 1) for one, _ in pairs])
+        missed = [one.missed(expected[size][0], waits=waits) for one, size in pairs]
+        with_others = np.mean(np.abs(np.expm1(-np.array(missed))))
+        print(f"    {system}: mean error {alone:.0%} by NCCL's model, {with_others:.0%} with the others' figures")
 
 
 if __name__ == "__main__":

@@ -96,6 +96,7 @@ NET_OVERHEAD_US = 1.0
 """Work of the processor for each step on the network; three times as much with Simple."""
 LATE_RING = 1.4
 """Multiple of the latency of a ring with Simple between nodes, for messages of at least 64 bytes per step."""
+NVLS = "NVLS Simple"
 NVLS_US, NVLS_NETWORK_US = 25.0, 18.0
 """Latencies of reduction in NVSwitches."""
 NVLS_FROM = (2, 18)
@@ -189,7 +190,7 @@ def nccl_all_reduce(levels: Sequence[Level], version: str = LATEST) -> dict[str,
         switches = inside_rate * generation.nvls * (channels - 1) / channels * 2
         reduced = min(switches, network_rate * (2 if nodes <= 2 else 1))
         us = NVLS_US + 2 * int(log2(nodes)) * (nearer * NVLS_NETWORK_US + further_us)
-        costs["NVLS Simple"] = NcclCost(1e3 * us, sent_share(ranks) / reduced)
+        costs[NVLS] = NcclCost(1e3 * us, sent_share(ranks) / reduced)
     return costs
 
 
@@ -216,8 +217,8 @@ BEYOND_THE_MODEL = {
     False: np.array(
         [
             [4, 64, 1024, 2048, 4096, 8192, 16384, 32768, 65536, 262144],
-            [1.29, 1.42, 1.53, 1.30, 1.22, 1.19, 1.13, 1.06, 1.03, 1.02],
-            [0.50, 0.50, 0.45, 0.26, 0.19, 0.18, 0.16, 0.07, 0.03, 0.02],
+            [1.15, 1.88, 1.67, 1.38, 1.16, 1.15, 1.18, 1.10, 1.06, 1.04],
+            [0.50, 0.56, 0.43, 0.32, 0.23, 0.17, 0.19, 0.13, 0.08, 0.06],
         ]
     ),
     True: np.array(
@@ -228,37 +229,39 @@ BEYOND_THE_MODEL = {
         ]
     ),
 }
-"""What published logs add to the model, on one node (False; 4 systems) and on several (True; 16 systems, 2 to 16
-nodes): message sizes in KiB, the figure, and standard deviations of the logarithm between systems.
+"""What published logs add to the model: message sizes in KiB, the figure, and standard deviations of the logarithm
+between systems. True: pieces of a message wait for the first one, as in `extrapolation`, so that all-reduces with
+long latencies wait longer. So it is on several nodes (16 systems, 2 to 16 nodes), whose figures also hold on one node
+of H200 and B200, where switches reduce. The figure is the measured time minus the modelled one, divided by the root
+of the modelled time times that of an empty message, a median. False: on other nodes (8 systems) it is measured over
+modelled time, a geometric mean.
 
-On one node the figure is measured over modelled time, a geometric mean. On several nodes it is the measured time
-minus the modelled one, divided by the root of the modelled time times that of an empty message, a median: pieces of a
-message wait for the first one, as in `extrapolation`, so that all-reduces with long latencies wait longer. The rate
-of the largest message is given. `python -m validation.nccl_model_error` computes the figures from published logs and
-names them. Deviations of sizes that fewer than four systems measured are set to 0.5.
+The rate of the largest message is given. `python -m validation.nccl_model_error` computes the figures from published
+logs and names them. Deviations of sizes that fewer than four systems measured are set to 0.5.
 """
 
 
-def published_ns(model_ns: NDArray[np.float64], sizes_bytes: Sizes, *, empty_ns: float, several_nodes: bool) -> Times:
+def published_ns(model_ns: Times, sizes_bytes: Sizes, *, empty_ns: float, waits: NDArray[np.bool_]) -> Times:
     """Return the nanoseconds by size that published logs let expect where the model says `model_ns`.
 
-    Between the sizes of `BEYOND_THE_MODEL`, figures are interpolated linearly over the logarithm of the size; beyond
-    them they are constant. `empty_ns` is the time of an empty message by the model.
+    `empty_ns`: the model's time of an empty message; `waits`: the sizes whose pieces wait for the first one.
     """
-    known_kib, figures, _ = BEYOND_THE_MODEL[several_nodes]
-    places, at = np.log2(np.maximum(sizes_bytes, 1)), np.log2(1024 * known_kib)
-    if several_nodes:
-        expected: Times = model_ns + np.interp(places, at, figures) * np.sqrt(model_ns * empty_ns)
-    else:
-        expected = model_ns * np.exp(np.interp(places, at, np.log(figures)))
+    figures = _beyond_the_model(1, sizes_bytes, waits)
+    expected: Times = np.where(waits, model_ns + figures * np.sqrt(model_ns * empty_ns), model_ns * figures)
     return expected
 
 
-def published_deviations(sizes_bytes: Sizes, *, several_nodes: bool) -> Times:
+def published_deviations(sizes_bytes: Sizes, waits: NDArray[np.bool_]) -> Times:
     """Return the standard deviations of the logarithm of measured times between systems, by size."""
-    known_kib, _, deviations = BEYOND_THE_MODEL[several_nodes]
-    found: Times = np.interp(np.log2(np.maximum(sizes_bytes, 1)), np.log2(1024 * known_kib), deviations)
-    return found
+    return _beyond_the_model(2, sizes_bytes, waits)
+
+
+def _beyond_the_model(row: int, sizes_bytes: Sizes, waits: NDArray[np.bool_]) -> Times:
+    """Interpolate a row of `BEYOND_THE_MODEL` over the logarithm of the size; beyond its sizes it is constant."""
+    places = np.log2(np.maximum(sizes_bytes, 1))
+    found = {key: np.interp(places, np.log2(1024 * table[0]), table[row]) for key, table in BEYOND_THE_MODEL.items()}
+    figures: Times = np.where(waits, found[True], found[False])
+    return figures
 
 
 Levels = Sequence[Level]
@@ -400,8 +403,14 @@ class AlgorithmCosts:
         assert self.nodes is not None
         model_ns = self._cheapest_ns(POWERS_OF_TWO)
         empty_ns = float(model_ns[0])
-        expected_ns = published_ns(model_ns, POWERS_OF_TWO, empty_ns=empty_ns, several_nodes=self.nodes > 1)
+        expected_ns = published_ns(model_ns, POWERS_OF_TWO, empty_ns=empty_ns, waits=self.waits(POWERS_OF_TWO))
         return Table(POWERS_OF_TWO, np.maximum.accumulate(expected_ns))
+
+    def waits(self, sizes_bytes: Sizes) -> NDArray[np.bool_]:
+        """Return by size whether pieces of a message wait for the first one: between nodes, and in NVSwitches."""
+        chosen = np.argmin([cost.costs_ns(sizes_bytes) for cost in self.costs.values()], axis=0)
+        in_switches: NDArray[np.bool_] = np.array(list(self.costs))[chosen] == NVLS
+        return in_switches | ((self.nodes or 1) > 1)
 
     def _cheapest_ns(self, sizes_bytes: Sizes) -> NDArray[np.float64]:
         costs_ns: NDArray[np.float64] = np.min([cost.costs_ns(sizes_bytes) for cost in self.costs.values()], axis=0)

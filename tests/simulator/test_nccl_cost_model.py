@@ -8,7 +8,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ddplab.simulator.fabric import Level
-from ddplab.simulator.fabric.algorithms import nccl_all_reduce, published_deviations, published_ns
+from ddplab.simulator.fabric.algorithms import (
+    all_reduce_costs,
+    nccl_all_reduce,
+    published_deviations,
+    published_ns,
+)
 
 KIB, MIB = 2**10, 2**20
 
@@ -77,13 +82,23 @@ def test_every_cost_is_positive_and_no_less_than_the_bytes_at_the_full_rate(leve
 
 def test_figures_of_published_logs_are_interpolated_between_sizes_and_constant_beyond():
     sizes = np.array([0, 16 * MIB, 23 * MIB, 2**40])
-    later_ns = published_ns(np.full(4, 400.0), sizes, empty_ns=100.0, several_nodes=True) - 400
+    direct, waits = np.zeros(4, bool), np.ones(4, bool)
+    later_ns = published_ns(np.full(4, 400.0), sizes, empty_ns=100.0, waits=waits) - 400
     assert (later_ns[[0, 1, 3]] / 200).tolist() == pytest.approx([0.31, 1.19, 0.53])
     assert 1.13 < later_ns[2] / 200 < 1.19
-    alone_ns = published_ns(np.full(4, 400.0), sizes, empty_ns=100.0, several_nodes=False)
-    assert (alone_ns[[0, 1, 3]] / 400).tolist() == pytest.approx([1.29, 1.13, 1.02])
-    deviations = published_deviations(sizes, several_nodes=True)
-    assert deviations[[0, 1, 3]].tolist() == pytest.approx([0.2, 0.31, 0.07])
+    alone_ns = published_ns(np.full(4, 400.0), sizes, empty_ns=100.0, waits=direct)
+    assert (alone_ns[[0, 1, 3]] / 400).tolist() == pytest.approx([1.15, 1.18, 1.04])
+    assert published_deviations(sizes, waits)[[0, 1, 3]].tolist() == pytest.approx([0.2, 0.31, 0.07])
+
+
+def test_pieces_wait_between_nodes_and_where_switches_reduce():
+    def waiting(gpus: int, nodes: int, *, reduces: bool) -> list[bool]:
+        levels = links(gpus, nodes, inside=365e9, network=200e9, reduces=reduces)
+        return all_reduce_costs(levels, "nccl", "library", "2.30").waits(np.array([1024, 2**25])).tolist()
+
+    assert waiting(8, 1, reduces=False) == [False, False]
+    assert waiting(8, 1, reduces=True) == [False, True]  # a small one goes by LL
+    assert waiting(8, 2, reduces=False) == waiting(8, 2, reduces=True) == [True, True]
 
 
 def test_between_two_nodes_switches_that_reduce_send_each_byte_once():

@@ -19,15 +19,24 @@ def test_latencies_and_rates_agree_with_measurements_on_alps(gpus, rate):
     assert abs(large - 1) < 0.11
 
 
-@pytest.mark.parametrize("several_nodes", [False, True])
-def test_what_is_added_to_the_model_is_that_of_the_published_logs(several_nodes):
-    found = measured(several_nodes=several_nodes)
-    for kib, figure, deviation in BEYOND_THE_MODEL[several_nodes].T:
-        ((size, computed),) = figures(found, [int(1024 * kib)], several_nodes=several_nodes).items()
-        mean = computed[0] if several_nodes else np.exp(computed[0])
+@pytest.mark.parametrize("waits", [False, True])
+def test_what_is_added_to_the_model_is_that_of_the_published_logs(waits):
+    found = measured(several_nodes=waits, waits=waits)
+    for kib, figure, deviation in BEYOND_THE_MODEL[waits].T:
+        ((size, computed),) = figures(found, [int(1024 * kib)], waits=waits).items()
+        mean = computed[0] if waits else np.exp(computed[0])
         assert figure == pytest.approx(mean, abs=0.006), size
         of_systems = sum(size in of_size for of_size in found.values())
         assert deviation == (pytest.approx(computed[1], abs=0.006) if of_systems >= 4 else 0.5), size
+
+
+def test_the_figures_of_several_nodes_hold_on_one_node_whose_switches_reduce():
+    found = measured(several_nodes=False, waits=True)
+    assert set(found) == {"AWS p5en", "AWS P6-B200"}
+    for of_size in found.values():
+        known = [(figure, one) for kib, figure, _ in BEYOND_THE_MODEL[True].T for one in of_size[int(1024 * kib)]]
+        by_model = np.mean([abs(np.log(one.ns / one.model_ns)) for _, one in known])
+        assert np.mean([abs(one.missed(figure, waits=True)) for figure, one in known]) < 0.6 * by_model
 
 
 @pytest.mark.parametrize(
