@@ -64,7 +64,7 @@ def trainable_parameters(module: nn.Module) -> dict[str, nn.Parameter]:
     """Trainable parameters by name, in registration order; a shared parameter counts once, under its first name."""
     ignored = ignored_names(module)
     found: dict[nn.Parameter, str] = {}
-    for name, parameter in module.named_parameters(remove_duplicate=False):
+    for name, parameter in nn.Module.named_parameters(module, remove_duplicate=False):
         if parameter.requires_grad and name not in ignored:
             found.setdefault(parameter, name)
     return {name: parameter for parameter, name in found.items()}

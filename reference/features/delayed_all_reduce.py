@@ -120,7 +120,7 @@ def resolve_delayed(module: nn.Module, options: Options) -> dict[str, nn.Paramet
         raise ValueError(
             "param_to_hook_all_reduce: expected a parameter that requires a gradient, got another tensor"
         )
-    own = dict(module.named_parameters(remove_duplicate=False))
+    own = dict(nn.Module.named_parameters(module, remove_duplicate=False))
     sparse = sparse_parameters(module)
     for name, parameter in named:
         if own.get(name) is not parameter:

@@ -58,7 +58,7 @@ def casts(module: nn.Module, config: Any) -> dict[nn.Parameter, StandIn]:
     if (dtype := config.param_dtype) is None:
         return {}
     ignored = ignored_names(module)
-    named = list(module.named_parameters(remove_duplicate=False))
+    named = list(nn.Module.named_parameters(module, remove_duplicate=False))
     skipped = {parameter for name, parameter in named if name in ignored}
     chosen = [p for _, p in named if p not in skipped and p.is_floating_point()]
     for parameter in chosen:

@@ -35,6 +35,20 @@ def test_a_shared_parameter_counts_once_under_its_first_name_that_is_not_ignored
     assert [(slot.name, id(slot.parameter)) for slot in found.slots] == places
 
 
+class Hides(nn.Linear):
+    """Has the signature of older versions of torch, and leaves its bias out."""
+
+    def named_parameters(self, prefix="", recurse=True):
+        return [(name, one) for name, one in super().named_parameters(prefix, recurse) if not name.endswith("bias")]
+
+
+def test_every_parameter_is_trained_whatever_the_module_s_own_method_lists():
+    """As under torch's class, which asks each layer; ours raised TypeError, or left gradients local."""
+    outer = nn.Sequential(Hides(2, 1))
+    outer.named_parameters = lambda prefix="", recurse=True: iter([])
+    assert list(ModuleTensors(outer, {}).trainable) == ["0.weight", "0.bias"]
+
+
 def test_ignored_and_sparse_tensors_are_told_apart_by_name():
     module = nn.ModuleDict({"rows": nn.Embedding(3, 2, sparse=True), "norm": nn.BatchNorm1d(2)})
     module._ddp_params_and_buffers_to_ignore = ["norm.running_mean", "norm.weight"]
