@@ -152,11 +152,14 @@ def _with_lock(hook: AutogradHook, lock: Any) -> AutogradHook:
 
 def tensors_in(output: Any) -> Iterator[Tensor]:
     """Every tensor in lists, tuples, named tuples, dicts, dataclasses and registered pytree nodes, to any depth."""
-    if isinstance(output, Tensor):
-        yield output
-    else:
-        for part in parts_of(output):
-            yield from tensors_in(part)
+    pending, entered = [output], dict[int, Any]()  # parts by `id`: one may contain itself, as a tree's nodes do
+    while pending:
+        part = pending.pop()
+        if isinstance(part, Tensor):
+            yield part
+        elif id(part) not in entered:
+            entered[id(part)] = part
+            pending += reversed(parts_of(part))
 
 
 def parts_of(output: Any) -> list[Any]:
@@ -166,7 +169,7 @@ def parts_of(output: Any) -> list[Any]:
     if isinstance(output, dict):
         return list(output.values())
     if dataclasses.is_dataclass(output) and not isinstance(output, type):
-        return [getattr(output, field.name) for field in dataclasses.fields(output)]
+        return [getattr(output, field.name) for field in dataclasses.fields(output) if hasattr(output, field.name)]
     return tree_leaves(output) if type(output) in SUPPORTED_NODES else []
 
 

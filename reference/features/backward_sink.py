@@ -52,18 +52,18 @@ class _Sink(torch.autograd.Function):
         return (None, None, *gradients)
 
 
-def map_tensors(change: Callable[[Tensor], Tensor], output: Any) -> Any:
+def map_tensors(change: Callable[[Tensor], Tensor], output: Any, around: frozenset[int] = frozenset()) -> Any:
     """The same structure with every tensor replaced by `change(tensor)`; a part without tensors stays as it is.
 
-    So does a part of a class that permits no copies. Constructors of lists and tuples are not called, because a
-    subclass may have one of its own.
+    So does a part of a class that permits no copies, and a part inside itself; `around` has the `id`s of the parts
+    around `output`. Constructors of lists and tuples are not called, because a subclass may have one of its own.
     """
     if isinstance(output, Tensor):
         return change(output)
-    if not any(True for _ in tensors_in(output)):
+    if id(output) in around or not any(True for _ in tensors_in(output)):
         return output
     try:
-        return _with_parts(output, [map_tensors(change, part) for part in parts_of(output)])
+        return _with_parts(output, [map_tensors(change, part, around | {id(output)}) for part in parts_of(output)])
     except Exception:  # noqa: BLE001 - the class's own code may raise anything
         return output
 
@@ -85,6 +85,7 @@ def _with_parts(output: Any, parts: list[Any]) -> Any:
         for key, part in zip(output, parts, strict=True):
             twin[key] = part
     else:
-        for field, part in zip(dataclasses.fields(output), parts, strict=True):
+        filled = (field for field in dataclasses.fields(output) if hasattr(output, field.name))
+        for field, part in zip(filled, parts, strict=True):
             object.__setattr__(twin, field.name, part)  # frozen ones too
     return twin

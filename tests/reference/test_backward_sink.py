@@ -1,9 +1,14 @@
 """The sink: outputs of any class pass it, and change in nothing but their tensors."""
 
+import dataclasses
+from collections.abc import Callable
+from typing import Any
+
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from torch import Tensor, nn
 
 from ddplab.reference.autograd_hooks import tensors_in
 from ddplab.reference.data_parallel import DistributedDataParallel
@@ -11,7 +16,7 @@ from ddplab.reference.features.backward_sink import map_tensors
 
 from .. import scenarios
 from ..explore import examples
-from ..scenarios import assert_same
+from ..scenarios import assert_same, batch, gradients
 
 
 def train_with_unused_output(rank: int, _world_size: int, structure: str) -> list:
@@ -39,6 +44,85 @@ def test_outputs_of_any_class_pass_the_sink(two_ranks, structure):
     for plain, found, static in two_ranks.run(body, structure):
         assert_same(found, plain)
         assert_same(static, plain)
+
+
+@dataclasses.dataclass
+class Tree:
+    """A node that has its parent, and a field without a value."""
+
+    value: Tensor
+    parent: "Tree | None" = None
+    children: "list[Tree]" = dataclasses.field(default_factory=list)
+    label: str = dataclasses.field(init=False)
+
+
+def tree(value: Tensor) -> Tree:
+    root = Tree(value)
+    root.children.append(Tree(value * 2, root))
+    return root
+
+
+def inside_itself(value: Tensor) -> dict[str, Any]:
+    output: dict[str, Any] = {"value": value}
+    output["all"] = [output]
+    return output
+
+
+def deep(value: Tensor) -> list[Any]:
+    """Deeper than Python's stack."""
+    output = [value]
+    for _ in range(3000):
+        output = [output]
+    return output
+
+
+def at_the_bottom(output: Any) -> Tensor:
+    while isinstance(output, list):
+        (output,) = output
+    return output
+
+
+ODD: dict[str, tuple[Callable[[Tensor], Any], Callable[[Any], Tensor]]] = {
+    "tree": (tree, lambda root: root.value + root.children[0].value),
+    "inside itself": (inside_itself, lambda output: output["all"][0]["value"] * 3),
+    "deep": (deep, lambda output: at_the_bottom(output) * 3),
+}
+"""Functions that make an output of a tensor, and functions that return three times the tensor."""
+
+
+def train_with_odd_outputs(rank: int, _world_size: int, structure: str, options: dict[str, Any]) -> tuple[list, list]:
+    """Gradients, and those of a module that returns the tensor."""
+    make, thrice = ODD[structure]
+    seen = []
+    for odd in (True, False):
+        torch.manual_seed(0)
+        module = nn.Linear(3, 2)
+        if odd:
+            module.register_forward_hook(lambda _module, _inputs, output: make(output))
+        ddp = DistributedDataParallel(module, **options)
+        for step in range(3):
+            ddp.zero_grad()
+            output = ddp(batch(rank, 2, 3, step=step))
+            (thrice(output) if odd else output * 3).square().sum().backward()
+            seen.append(gradients(ddp))
+    return seen[:3], seen[3:]
+
+
+@pytest.mark.parametrize("option", [None, "find_unused_parameters", "static_graph"])
+@pytest.mark.parametrize("structure", ODD)
+def test_outputs_may_contain_themselves_be_deep_and_lack_fields(two_ranks, structure, option):
+    """Torch's class looks into outputs only to find unused parameters; ours raised RecursionError, AttributeError."""
+    for odd, plain in two_ranks.run(train_with_odd_outputs, structure, {option: True} if option else {}):
+        for got, expected in zip(odd, plain, strict=True):
+            torch.testing.assert_close(got, expected)
+
+
+def test_what_is_inside_itself_stays_as_it_is_there():
+    root = tree(torch.tensor(1.0))
+    changed = map_tensors(lambda tensor: tensor + 1, root)
+    assert (changed.value, changed.children[0].value) == (2, 3)
+    assert changed.children[0].parent is root
+    assert not hasattr(changed, "label")
 
 
 nested = st.recursive(
