@@ -47,20 +47,9 @@ def not_traced(function: F) -> F:
 
 
 def accumulators(parameters: Sequence[nn.Parameter]) -> list[Node]:
-    """The autograd node that accumulates each parameter's gradient; the caller must keep the nodes alive.
-
-    Raises TypeError for a parameter that is not a leaf of autograd's graph, so that nothing accumulates its gradient.
-    """
+    """The autograd node that accumulates each parameter's gradient; the caller must keep the nodes alive."""
     with torch._C.DisableTorchFunctionSubclass():  # a subclass of Tensor may put nodes of its own in between
-        nodes = [get_gradient_edge(parameter).node for parameter in parameters]
-    for index, (parameter, node) in enumerate(zip(parameters, nodes, strict=True)):
-        if node.name() != "torch::autograd::AccumulateGrad":
-            raise TypeError(
-                f"expected autograd to accumulate the gradient of parameter {index} ({type(parameter).__name__}, "
-                f"shape {tuple(parameter.shape)}), got the node {node.name()}. Wrap a module whose parameters are "
-                "leaves of autograd's graph"
-            )
-    return nodes
+        return [get_gradient_edge(parameter).node for parameter in parameters]
 
 
 def outside_of_transforms(tensor: Tensor) -> Tensor:

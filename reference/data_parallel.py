@@ -199,6 +199,7 @@ class DistributedDataParallel(DataParallel):
 
     # Construction
 
+    @torch.inference_mode(mode=False)  # gradients become views of the buckets, and must be trainable
     def _make_reducer(self, options: Options, *, exchange: bool, with_buffers: bool, launch_series: str = "") -> None:
         """Assign the buckets and make the reducer; with `exchange`, ranks check that they have the same module.
 

@@ -138,5 +138,5 @@ class DataParallel(JoinableModule, nn.Module):
 
 
 def sync_enabled(ddp: "weakref.ref[Any]") -> bool:
-    """Whether a module averages now: it is outside of `no_sync()`."""
-    return (alive := ddp()) is not None and alive.require_backward_grad_sync
+    """Whether a module averages now: it is outside of `no_sync()`, or gone, as `DDP(module)(x)` is in backward."""
+    return (alive := ddp()) is None or alive.require_backward_grad_sync

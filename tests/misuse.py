@@ -430,6 +430,7 @@ IN_ONE_CALL: dict[str, Callable[[int], object]] = {
     "nothing_to_train_on_one_rank": lambda rank: Wrapped(line() if rank == 0 else nn.ReLU()),
     "nothing_to_train": lambda _rank: Wrapped(nn.ReLU()),
     "lazy_parameters": lambda _rank: Wrapped(nn.Sequential(line(), nn.LazyLinear(2))),
+    "made_in_inference_mode": lambda _rank: Wrapped(torch.inference_mode()(line)()),
     "sync_batch_norm_on_cpu": lambda _rank: Wrapped(nn.Sequential(line(), nn.SyncBatchNorm(1))),
     "unknown_name_in_plan": lambda _rank: Wrapped(line(), plan=[["weight", "bia"]]),
     "parameter_twice_in_plan": lambda _rank: Wrapped(line(), plan=[[0, 1], [1]]),

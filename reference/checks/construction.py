@@ -96,10 +96,10 @@ def resolve_deprecated(
     return broadcast_buffers is not False, broadcast_buffers is not False
 
 
-def check_module(module: nn.Module, parameters: Collection[nn.Parameter]) -> None:
-    """Raise RuntimeError or ValueError for a module, with these trainable parameters, that cannot be trained."""
+def check_module(module: nn.Module, trainable: dict[str, nn.Parameter]) -> None:
+    """Raise RuntimeError, ValueError or TypeError for a module, with these parameters, that cannot be trained."""
     name = type(module).__name__
-    if not parameters:
+    if not trainable:
         raise RuntimeError(
             f"DistributedDataParallel is not needed when a module doesn't have any parameter that requires a "
             f"gradient: {name} has no trainable parameter"
@@ -110,7 +110,13 @@ def check_module(module: nn.Module, parameters: Collection[nn.Parameter]) -> Non
                 f"Modules with uninitialized parameters can't be used with `DistributedDataParallel`: {name} has "
                 f"{parameter_name}. Run a dummy forward pass to correctly initialize the modules"
             )
-    on_cpu = next(iter(parameters)).device.type == "cpu"
+    for parameter_name, parameter in trainable.items():
+        if parameter.is_inference() or not parameter.is_leaf:
+            raise TypeError(
+                f"expected a leaf of autograd's graph, no inference tensor, got {parameter_name} of {name}. Make "
+                "parameters outside of torch.inference_mode(), and not by operations that autograd records"
+            )
+    on_cpu = next(iter(trainable.values())).device.type == "cpu"
     if on_cpu and any(isinstance(layer, nn.SyncBatchNorm) for layer in module.modules()):
         raise ValueError("SyncBatchNorm layers only work with GPU modules")
 
@@ -202,7 +208,7 @@ def set_up(module: nn.Module, tensors: ModuleTensors, options: Options, *, with_
     Buffers are compared only `with_buffers`, that is, if they are synchronised. Raises errors as `check_module` does,
     and ValueError if the plan is not a partition of the parameters.
     """
-    check_module(module, tensors.trainable.values())
+    check_module(module, tensors.trainable)
     bucketed, plan = tensors.bucketed, options.plan
     sparse = [name in tensors.sparse for name in bucketed]
     caps_mb = options.bucket_cap_mb, options.bucket_cap_mb_list

@@ -4,6 +4,7 @@ Each returns what it saw: whether gradients are the averages that one process co
 """
 
 import copy
+import gc
 import threading
 import warnings
 from collections.abc import Callable, Iterator
@@ -139,6 +140,35 @@ def absent_in_low_precision(rank: int, world_size: int, option: str, how: str) -
         for _ in range(3):
             ddp.zero_grad()
             total(ddp(inputs(rank), *heads[rank])).backward()
+    return seen[0]
+
+
+def wrapped_in_inference_mode(rank: int, world_size: int, option: str) -> Seen:
+    module, seen = Heads(), []
+
+    def step(one: nn.Module, x: Tensor) -> None:
+        total(one(x)).backward()
+
+    expected = averages(module, step, world_size)
+    with watched(seen, lambda: same(module, expected)):
+        with torch.inference_mode():
+            ddp = DistributedDataParallel(module, **OPTIONS[option])
+        for _ in range(3):
+            ddp.zero_grad()
+            step(ddp, inputs(rank))
+    return seen[0]
+
+
+def wrapped_for_one_step(rank: int, world_size: int, option: str) -> Seen:
+    """Nothing but the graph holds the wrapper in the backward pass."""
+    module, seen = Heads(), []
+    expected = averages(module, lambda one, x: total(one(x)).backward(), world_size)
+    with watched(seen, lambda: same(module, expected)):
+        for _ in range(2):
+            module.zero_grad()
+            loss = total(DistributedDataParallel(module, **OPTIONS[option])(inputs(rank)))
+            gc.collect()
+            loss.backward()
     return seen[0]
 
 

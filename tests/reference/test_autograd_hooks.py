@@ -117,9 +117,3 @@ def test_reachable_parameters_are_those_that_get_a_gradient(terms, data):
             output.backward(retain_graph=True)
     found = {index for index, parameter in enumerate(parameters) if parameter.grad is not None}
     assert reachable(chosen, indices) == found
-
-
-def test_a_tensor_that_is_no_leaf_is_named():
-    first = nn.Parameter(torch.ones(2))
-    with pytest.raises(TypeError, match=r"parameter 1 \(Tensor, shape \(2,\)\), got the node MulBackward0"):
-        accumulators([first, first * 2])

@@ -6,7 +6,8 @@ import pytest
 import torch
 from torch import nn
 
-from ddplab.reference.checks.construction import exchange_device
+from ddplab.reference.checks.construction import check_module, exchange_device
+from ddplab.reference.parameters import trainable_parameters
 
 
 @pytest.mark.parametrize(
@@ -34,3 +35,16 @@ def test_setups_are_compared_on_the_modules_gpu_and_not_on_the_current_one():
     module = SimpleNamespace(parameters=lambda: [on_cpu, on_gpu_1], buffers=list)
     assert exchange_device(module, group) == torch.device("cuda", 1)
     assert exchange_device(nn.ReLU(), group) == torch.device("cuda", 3)
+
+
+@pytest.mark.parametrize("made", ["in inference mode", "by an operation"])
+def test_a_parameter_whose_gradient_autograd_does_not_accumulate_is_named(made):
+    """In inference mode, torch's class raises in the first backward pass; ours raised AttributeError."""
+    with torch.inference_mode(mode=made == "in inference mode"):
+        module = nn.Sequential(nn.Linear(2, 2))
+    if made == "by an operation":
+        module[0]._parameters["weight"] = module[0].weight * 2
+    with pytest.raises(
+        TypeError, match=r"expected a leaf of autograd's graph, .*got 0\.weight of Sequential\. Make"
+    ):
+        check_module(module, trainable_parameters(module))

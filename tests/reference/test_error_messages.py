@@ -57,6 +57,7 @@ EXPECTED = {
     "nothing_to_train": ["RuntimeError: DistributedDataParallel is not needed", "ReLU has no trainable"],
     "error_that_cannot_be_pickled_on_one_rank": ["RuntimeError: UnpicklableError: no names today"],
     "lazy_parameters": ["RuntimeError: Modules with uninitialized parameters", "Sequential has 1.weight"],
+    "made_in_inference_mode": ["TypeError: expected a leaf of autograd's graph", "got weight of Linear"],
     "sync_batch_norm_on_cpu": ["ValueError: SyncBatchNorm layers only work with GPU modules"],
     "unknown_name_in_plan": ["ValueError: plan: no trainable parameter is called 'bia'"],
     "unknown_name_in_plan_of_a_group_of_one": ["ValueError: plan: no trainable parameter is called 'bia'"],

@@ -41,6 +41,18 @@ def test_sparse_averages_in_low_precision_reach_a_rank_without_a_gradient(two_ra
     assert_trains(two_ranks.run(bodies.absent_sparse))
 
 
+@pytest.mark.parametrize("option", OPTIONS)
+def test_a_module_may_be_wrapped_in_inference_mode(two_ranks, option):
+    """Torch's class raises in the first backward pass."""
+    assert_trains(two_ranks.run(bodies.wrapped_in_inference_mode, option))
+
+
+@pytest.mark.parametrize("option", OPTIONS)
+def test_a_wrapper_may_live_no_longer_than_its_graph(two_ranks, option):
+    """Under torch's class gradients stay local; ours warned that backward ran inside of no_sync()."""
+    assert_trains(two_ranks.run(bodies.wrapped_for_one_step, option))
+
+
 @pytest.mark.parametrize("option", ["plain", "views"])
 def test_after_a_batch_that_was_skipped_the_next_takes_another_branch_and_memory_is_free(two_ranks, option):
     seen = two_ranks.run(bodies.batch_skipped, option)
