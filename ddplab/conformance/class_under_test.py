@@ -78,9 +78,9 @@ CRASHES = (
 """Types of errors that come from mistakes; a class does not refuse an option with them."""
 OF_TORCHS_REDUCER = re.compile(
     "Expected to (have finished|mark)|Expected sparse gradient|[Gg]raph has changed|by DDP reducer|DDP expects|"
-    "during autograd execution|can only be called once|backend doesn't support|^Expected \\w+, got \\w+$"
+    "during autograd execution|can only be called once|backend doesn't support|^Expected \\w+, got \\w+$|CUDA driver"
 )
-"""What torch's C++ says when its reducer refuses something; no line of Python raises it."""
+"""What torch's C++ says when its reducer refuses something, or lacks a GPU; no line of Python raises it."""
 OF_TORCHS_OPERATORS = re.compile(
     "not (implemented|supported)|Could not run|[Uu]nsupported|doesn't (work|currently support)"
 )

@@ -32,6 +32,7 @@ def test_a_class_that_does_not_exist_is_told_in_one_line(name, message):
         ("try:\n    {}['sparse']\nexcept KeyError:\n    raise ValueError('no sparse gradients') from None", True),
         ("import torch; torch.zeros(2).to_sparse().reshape(1, 2)", False),
         ("raise RuntimeError('out of luck')", False),
+        ("raise RuntimeError('CUDA error: CUDA driver version is insufficient for CUDA runtime version')", True),
         ("raise AssertionError('sparse')", False),
         ("raise RuntimeError('sparse') from NameError('a')", False),
         ("def average_in_my_ddp_DDP(sparse): ...\naverage_in_my_ddp_DDP()", False),

@@ -107,7 +107,10 @@ MISTAKES = {
     "a number": (lambda: with_loss(lambda outputs: outputs.sum().item()), "got AttributeError: 'float'"),
     "no loss": (lambda: with_loss(id), "got AttributeError: 'int'"),
     "a loss of nothing": (lambda: (LINEAR, lambda: None), "got TypeError: "),
-    "an error in forward": (lambda: with_loss(torch.sum, Mistaken()), "got RuntimeError: mat1 and mat2 shapes"),
+    "an error in forward": (
+        lambda: with_loss(torch.sum, Mistaken()),
+        "got RuntimeError: (addmm: )?mat1 and mat2 shapes",
+    ),
     "an exit": (lambda: with_loss(lambda _: sys.exit("bye")), "got SystemExit: bye"),
     "no backward": (lambda: with_loss(lambda outputs: outputs.exp().square_().exp_().sum()), "got RuntimeError: "),
     "no optimiser": (

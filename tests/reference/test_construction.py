@@ -44,7 +44,5 @@ def test_a_parameter_whose_gradient_autograd_does_not_accumulate_is_named(made):
         module = nn.Sequential(nn.Linear(2, 2))
     if made == "by an operation":
         module[0]._parameters["weight"] = module[0].weight * 2
-    with pytest.raises(
-        TypeError, match=r"expected a leaf of autograd's graph, .*got 0\.weight of Sequential\. Make"
-    ):
+    with pytest.raises(TypeError, match=r"expected a leaf of autograd's graph, .*got 0\.weight of Sequential\. Make"):
         check_module(module, trainable_parameters(module))
