@@ -42,8 +42,8 @@ class Hides(nn.Linear):
         return [(name, one) for name, one in super().named_parameters(prefix, recurse) if not name.endswith("bias")]
 
 
-def test_every_parameter_is_trained_whatever_the_module_s_own_method_lists():
-    """As under torch's class, which asks each layer; ours raised TypeError, or left gradients local."""
+def test_every_parameter_is_averaged_whatever_a_module_lists():
+    """Torch's class calls the method of each layer; ours called that of the module, so it raised TypeError here."""
     outer = nn.Sequential(Hides(2, 1))
     outer.named_parameters = lambda prefix="", recurse=True: iter([])
     assert list(ModuleTensors(outer, {}).trainable) == ["0.weight", "0.bias"]
