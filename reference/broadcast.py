@@ -11,7 +11,7 @@ from torch.autograd.grad_mode import _unsafe_preserve_version_counter
 from torch.nn.parallel.distributed import _BufferCommHookLocation
 
 from .message_sizes import send_in_pieces
-from .parameters import bucket_key, synchronized_buffers, synchronized_tensors
+from .parameters import bucket_key, synchronized_buffers, synchronized_parameters
 
 if TYPE_CHECKING:
     from .module_wrapper import DataParallel
@@ -48,8 +48,8 @@ def broadcast_coalesced(tensors: Sequence[Tensor], group: dist.ProcessGroup, *, 
 
 def send_state(module: nn.Module, group: dist.ProcessGroup, *, source: int = 0, with_buffers: bool) -> None:
     """Overwrite every rank's parameters and buffers of `module`, but the ignored ones, with those of `source`."""
-    tensors = synchronized_tensors(module, with_buffers=with_buffers)
-    broadcast_coalesced(list(tensors.values()), group, source=source)
+    buffers = synchronized_buffers(module) if with_buffers else {}
+    broadcast_coalesced([*synchronized_parameters(module).values(), *buffers.values()], group, source=source)
 
 
 def _overwrite(tensors: list[Tensor], values: list[Tensor]) -> None:

@@ -48,11 +48,10 @@ class ModuleTensors:
         self.trainable = trainable_parameters(module)
         self.bucketed = {name: parameter for name, parameter in self.trainable.items() if name not in delayed}
         self.sparse = sparse_parameters(module)
-        self.parameters = synchronized_tensors(module, with_buffers=False)
+        self.parameters = synchronized_parameters(module)
         self.buffers = synchronized_buffers(module)
         self.slots = slots(module, self.trainable.values())
-        frozen = ((name, tensor) for name, tensor in self.parameters.items() if not tensor.requires_grad)
-        self.frozen = [Slot(module, name, one) for name, one in frozen if isinstance(one, nn.Parameter)]
+        self.frozen = [Slot(module, name, one) for name, one in self.parameters.items() if not one.requires_grad]
 
 
 def ignored_names(module: nn.Module) -> frozenset[str]:
@@ -70,11 +69,10 @@ def trainable_parameters(module: nn.Module) -> dict[str, nn.Parameter]:
     return {name: parameter for parameter, name in found.items()}
 
 
-def synchronized_tensors(module: nn.Module, *, with_buffers: bool = True) -> dict[str, Tensor]:
-    """All parameters, trainable or not, and buffers by name, except the ignored ones."""
+def synchronized_parameters(module: nn.Module) -> dict[str, nn.Parameter]:
+    """All parameters, trainable or not, by name, except the ignored ones."""
     ignored = ignored_names(module)
-    named = [*module.named_parameters(), *(module.named_buffers() if with_buffers else ())]
-    return {name: tensor for name, tensor in named if name not in ignored}
+    return {name: parameter for name, parameter in module.named_parameters() if name not in ignored}
 
 
 def synchronized_buffers(module: nn.Module) -> dict[str, Tensor]:

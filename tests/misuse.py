@@ -426,6 +426,7 @@ IN_ONE_CALL: dict[str, Callable[[int], object]] = {
     "static_graph_uses_less": lambda _rank: train(Wrapped(Branches(), static_graph=True), "ab", "a", "a"),
     "different_shapes": lambda rank: Wrapped(nn.Linear(2 + rank, 1)),
     "different_counts": lambda rank: Wrapped(nn.Linear(2, 1, bias=rank == 0)),
+    "different_searches": lambda rank: Wrapped(line(), find_unused_parameters=rank == 0),
     "different_caps": lambda rank: Wrapped(line(), bucket_cap_mb=1 + rank),
     "nothing_to_train_on_one_rank": lambda rank: Wrapped(line() if rank == 0 else nn.ReLU()),
     "nothing_to_train": lambda _rank: Wrapped(nn.ReLU()),

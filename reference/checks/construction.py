@@ -130,6 +130,7 @@ class Setup:
     buckets: BucketAssignment
     sparse: list[bool]  #: whether gradients are sparse tensors, by parameter index
     rebuild_caps_bytes: list[int] | None  #: caps for the rebuild in ready order; None: `buckets` stay
+    arguments: dict[str, bool]  #: those that decide which collectives an iteration has
 
 
 def verify_setup(
@@ -225,6 +226,7 @@ def set_up(module: nn.Module, tensors: ModuleTensors, options: Options, *, with_
         buckets=buckets,
         sparse=sparse,
         rebuild_caps_bytes=rebuild_caps if plan is None else None,
+        arguments={name: getattr(options, name) for name in ("find_unused_parameters", "static_graph")},
     )
 
 
@@ -243,9 +245,9 @@ def _difference(first: Setup, other: Setup, rank: int) -> str:
                     f"rank 0 has {a}, rank {rank} has {b}"
                 )
         if len(ours) != len(theirs):
-            return (
-                f"rank 0 has {len(ours)} {what}, rank {rank} has {len(theirs)}: build the same module on every rank"
-            )
+            return f"rank 0 has {len(ours)} {what}, rank {rank} has {len(theirs)}: build the same module on all ranks"
+    if first.arguments != other.arguments:
+        return f"rank 0 was given {first.arguments}, rank {rank} {other.arguments}: pass the same on all ranks"
     return (
         f"rank 0 and rank {rank} were given different plans or bucket caps, or froze or delayed different parameters"
     )

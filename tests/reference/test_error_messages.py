@@ -52,6 +52,10 @@ EXPECTED = {
     "different_counts": ["RuntimeError: rank 0 has 2 parameters, rank 1 has 1"],
     "different_buffers": ["RuntimeError: buffer 0 differs between ranks"],
     "different_layers_frozen": ["RuntimeError: parameter 0 differs between ranks"],
+    "different_searches": [
+        "RuntimeError: rank 0 was given {{'find_unused_parameters': True, 'static_graph': False}}, rank 1 "
+        "{{'find_unused_parameters': False, 'static_graph': False}}: pass the same on all ranks"
+    ],
     "different_caps": ["RuntimeError: rank 0 and rank 1 were given different plans or bucket caps"],
     "nothing_to_train_on_one_rank": ["RuntimeError: DistributedDataParallel is not needed", "ReLU has no trainable"],
     "nothing_to_train": ["RuntimeError: DistributedDataParallel is not needed", "ReLU has no trainable"],
