@@ -160,11 +160,12 @@ class ConformanceReport:
             return f"{conforms}: {counts['passed']} passed{others}"
         left_out = f", {gone} check{'s' * (gone > 1)} left out" if (gone := counts["left out"]) else ""
         wrong = f"{self.subject} {'does not conform' if self.is_judged else 'could not be judged'}"
-        if len(problems) == 1:
+        of_many = "the first, and perhaps the cause of the others, is " if len(problems) > 1 else ""
+        if not of_many and any(one.problem for one in self.results if one.outcome == "failed"):  # the line before
             return f"{wrong}: 1 problem{left_out}"
         told, _, further = problems[0].partition("\n")
-        first = f"the first, and perhaps the cause of the others, is {told}{' ...' if further else ''}"
-        return f"{wrong}: {len(problems)} problems{left_out}; {first}"
+        count = f"{len(problems)} problem{'s' * (len(problems) > 1)}"
+        return f"{wrong}: {count}{left_out}; {of_many}{told}{' ...' if further else ''}"
 
     @staticmethod
     def _counted(result: CheckResult) -> str:

@@ -13,6 +13,7 @@ from ddplab.conformance.check_outcomes import (
     SEEDED,
     CheckResult,
     ConformanceReport,
+    Expectation,
     Outcome,
     read_expectations,
     why_left_out,
@@ -93,6 +94,21 @@ def test_the_last_line_denies_no_line_above_it(results, ended):
     for outcome in ("not supported", "left out"):
         if "conforms" in says:
             assert (outcome in says) == any(one.outcome == outcome for one in results)
+
+
+OUTCOMES = st.builds(
+    partial(CheckResult, message="why"),
+    st.sampled_from("abc"),
+    st.sampled_from(get_args(Outcome)),
+    expected=st.sampled_from([None, *get_args(Expectation)]),
+)
+
+
+@given(st.lists(OUTCOMES, max_size=4), st.booleans())
+def test_a_problem_that_no_line_above_tells_is_in_the_last_line(results, needs_schedules):
+    report = ConformanceReport(subject="m:C", needs_schedules=needs_schedules, results=results)
+    told = {one.problem for one in results if one.outcome == "failed"}
+    assert not report.problems or told & set(report.problems) or report.problems[0] in str(report)
 
 
 CHARACTERS = st.characters() | st.sampled_from("\x00\x1b\r\n\ud800\udcff\ufffe\"'\\{}<&]")
