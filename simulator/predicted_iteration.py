@@ -293,13 +293,15 @@ class Comparison:
     def difference_interval_ns(self) -> tuple[int, int]:
         """Interval that contains the difference with 90 %, given the errors of the costs, which both share.
 
-        Where the causes are not known, because the spread of training was measured, it is what both intervals allow.
+        Where the causes are not known, because the spread of training was measured, or do not explain measured
+        iterations, it is what both intervals allow.
         """
-        both = self.baseline.causes_ns, self.other.causes_ns
-        if any(SPREAD in causes or not any(map(any, causes.values())) for causes in both):
+        causes = self.baseline.causes_ns, self.other.causes_ns
+        is_unexplained = self.baseline.contradictions or self.other.contradictions
+        if is_unexplained or any(SPREAD in each or not any(map(any, each.values())) for each in causes):
             (low, high), (other_low, other_high) = self.baseline.interval_ns, self.other.interval_ns
             return other_low - high, other_high - low
-        below, above = reach_of_difference(self.difference_ns, *both)
+        below, above = reach_of_difference(self.difference_ns, *causes)
         return self.difference_ns - int(below), self.difference_ns + int(above)
 
     @property
@@ -321,18 +323,13 @@ class Comparison:
 
     def __repr__(self) -> str:
         parts = ", ".join(f"{_in_words(part)} {milliseconds(ns, '+.2f')}" for part, ns in self.parts_ns.items() if ns)
-        return f"{self._verdict}; by part, ms: {parts or 'no difference'}"
-
-    @property
-    def _verdict(self) -> str:
-        if self.difference_ns == 0:
-            return f"both take {_ms(self.other.iteration_ns)}"
         size = f"{_ms(abs(self.difference_ns))} {'longer' if self.difference_ns > 0 else 'shorter'}"
-        tie = "within" if self.is_tie else "beyond"
-        return (
-            f"{_ms(self.other.iteration_ns)} instead of {_ms(self.baseline.iteration_ns)}: {size}, "
-            f"{self.ratio:.3f} times as long; the difference is {tie} the errors of the costs"
+        verdict = (
+            f"{_ms(self.other.iteration_ns)} instead of {_ms(self.baseline.iteration_ns)}: {size}, {self.ratio:.3f} "
+            f"times as long; the difference is {'within' if self.is_tie else 'beyond'} the errors of the costs"
         )
+        verdict = verdict if self.difference_ns else f"both take {_ms(self.other.iteration_ns)}"
+        return f"{verdict}; by part, ms: {parts or 'no difference'}"
 
 
 def _ms(ns: int) -> str:

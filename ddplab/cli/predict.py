@@ -96,7 +96,7 @@ def predict(
         predictions = {ranks: [system.at(ranks, one) for one in each] for ranks in world_sizes}
     model = inputs.trace.workload.model
     if len(world_sizes) > 1:
-        write_json(json_path, {"model": model, "rows": _show_sizes(policies, predictions)})
+        write_json(json_path, {"model": model, "rows": _show_sizes(each, predictions, left_out)})
         return
     (ranks,) = world_sizes
     how: dict[str, Any] = {"explains": explains, "timeline": timeline, "left_out": left_out}
@@ -120,27 +120,21 @@ def _show_one(
     trace, policy = inputs.trace, inputs.policy
     title = f"{trace.workload.described}, on {ranks} ranks, predicted"
     show_table(list(map(_prediction_row, policies, predictions)), title, optional=SPARED)
-    if found := judgement.contradiction_sentence(fastest, inputs.fabric):
-        say(found)
-    if left_out:
-        say(f"left out: {', '.join(left_out)}; what is assumed of them does not count")
-    from_where = origins(each[0], ranks)
-    say(origins_sentence(from_where))
-    assumed = list(dict.fromkeys(sentence for one in predictions for sentence in one.assumed))
-    moves = [anchor.sentence() for anchor in fastest.anchors]
-    for sentence in (*moves, *assumptions(trace, assumed, inputs.fabric, policies)):
-        say(sentence)
+    from_where, moves = origins(each[0], ranks), [anchor.sentence() for anchor in fastest.anchors]
+    assumed = _say_basis(each, predictions, left_out, [origins_sentence(from_where), *moves])
     parts = {part.replace("_", " "): milliseconds(ns) for part, ns in fastest.breakdown.items() if ns}
     span = "iteration" if policy.sync_every == 1 else f"cycle of {policy.sync_every} iterations"
     show_table([parts], f"fastest configuration: parts of the median {span} on the slowest rank, ms")
     if explains:
         title = "the terms of the fastest configuration, with what each adds, and the parts that it lengthens"
-        shown = [_effect_row(effect, fastest.breakdown) for effect in effects(inputs, ranks)]
-        show_table(shown, f"{title}; --without TERM leaves it out", optional=("source",))
+        if shown := [_effect_row(effect, fastest.breakdown) for effect in effects(inputs, ranks)]:
+            show_table(shown, f"{title}; --without TERM leaves it out", optional=("source",))
+        else:
+            say("no term of the model has an effect on the fastest configuration")
     if timeline is not None:
         _save_timeline(fastest, timeline, trace, policy)
-    if not fastest.contradictions and (sentence := judgement.width_sentence(fastest.shares_of_width)):
-        say(sentence)
+    if not fastest.contradictions:
+        say(judgement.width_sentence(fastest.shares_of_width))
     say(conclusion(policies, predictions))
     rows = [options.values_of_axes(one) | found.to_json() for one, found in zip(policies, predictions, strict=True)]
     result: dict[str, Any] = {"rows": rows, "assumed": assumed, "origins": from_where}
@@ -164,9 +158,24 @@ def _show_one(
     return result
 
 
-def _show_sizes(policies: Sequence[Policy], predictions: Mapping[int, Sequence[Prediction]]) -> list[dict[str, Any]]:
+def _say_basis(
+    each: Sequence[Inputs], predictions: Sequence[Prediction], left_out: Sequence[str], further: Sequence[str]
+) -> list[str]:
+    """Say what predictions rest on, with `further` sentences; return what is assumed, one sentence each."""
+    first, assumed = each[0], list(dict.fromkeys(sentence for one in predictions for sentence in one.assumed))
+    say(judgement.contradiction_sentence(predictions[0], first.fabric))
+    if left_out:
+        say(f"left out: {', '.join(left_out)}; what is assumed of them does not count")
+    for sentence in (*further, *assumptions(first.trace, assumed, first.fabric, [one.policy for one in each])):
+        say(sentence)
+    return assumed
+
+
+def _show_sizes(
+    each: Sequence[Inputs], predictions: Mapping[int, Sequence[Prediction]], left_out: Sequence[str]
+) -> list[dict[str, Any]]:
     """Print the fastest configuration for each world size, and what is assumed; return all predictions as JSON."""
-    shown = []
+    shown, policies = [], [one.policy for one in each]
     for ranks, some in predictions.items():
         best, differing, ties = _ranked(policies, some)
         cells = [options.cells_of_axes(policies[place]).items() for place in (best, *ties[:1])]
@@ -178,9 +187,9 @@ def _show_sizes(policies: Sequence[Policy], predictions: Mapping[int, Sequence[P
     show_table(shown[:SHOWN_ROWS], "the fastest configuration at each world size", optional=SPARED)
     if len(shown) > SHOWN_ROWS:
         say(f"{len(shown) - SHOWN_ROWS} more rows of the table not shown; at most {SHOWN_ROWS} are printed")
-    last = predictions[max(predictions)]
-    for sentence in dict.fromkeys(sentence for one in last for sentence in (*one.assumed, *one.counted_as_free)):
-        say(sentence)
+    most = max(predictions)
+    moves = [f"on {most} ranks: {anchor.sentence()}" for anchor in predictions[most][0].anchors]
+    _say_basis(each, [one for some in predictions.values() for one in some], left_out, moves)
     return [
         options.values_of_axes(policy) | {"world_size": ranks} | prediction.to_json()
         for ranks, some in predictions.items()
@@ -261,8 +270,8 @@ def conclusion(policies: Sequence[Policy], predictions: Sequence[Prediction]) ->
         longer = milliseconds(ns) if ns >= 50_000 else milliseconds(ns, ".1g")  # never +0.0
         return f"{_in_words(policies[place])} (+{longer} ms)"
 
-    if len(differing) < len(predictions) - 1:
-        sentences.append(f"{len(predictions) - 1 - len(differing)} others have the same buckets")
+    if others := len(predictions) - 1 - len(differing):
+        sentences.append(f"{others} other{'s have' if others > 1 else ' has'} the same buckets")
     if ties:
         sentences.append(f"a tie within the errors of the costs with {'; '.join(map(compared, ties))}")
     elif differing:

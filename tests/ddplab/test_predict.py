@@ -4,11 +4,17 @@ import json
 import re
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from ddplab.cli.predict import conclusion
 from ddplab.reference.trace import Trace
 from ddplab.simulator import Fabric, Policy, predict
+from ddplab.simulator.cost_terms import TERMS
+from ddplab.simulator.inputs_with_default_costs import complete
+from ddplab.simulator.prediction import System
 
+from ..explore import examples
 from ..strategies import iteration, trace_of
 from .command_process import unwrapped
 
@@ -62,6 +68,8 @@ def test_predict_explains_its_terms_and_leaves_them_out(answered, tmp_path):
     assert (whole["origins"]["stalls"], less["origins"]["stalls"]) == ("assumed", "none")
     assert float(adds_ms) > 0
     assert less["rows"][0]["iteration_ns"] < whole["rows"][0]["iteration_ns"]
+    shown, _ = answered(*asked, "--without", ",".join(TERMS), "--explain")
+    assert "\nno term of the model has an effect on the fastest configuration\n" in shown
 
 
 @pytest.mark.parametrize("bytes_per_s", [1e12, 1e9, 1e8])
@@ -93,12 +101,40 @@ def test_a_table_of_world_sizes_names_the_ties_that_one_of_them_has(
     assert ("its lead" in last) == row.rstrip().endswith(" -")
 
 
+@given(far=st.floats(1.5, 50), bytes_per_s=st.sampled_from([1e10, 1e9, 1e8]))
+@examples(10)
+def test_a_lead_is_one_of_whole_intervals_if_the_model_does_not_explain_what_was_measured(far, bytes_per_s):
+    trace, fabric = trace_of_two_gradients(), Fabric.from_alpha_beta(10, bytes_per_s)
+    policies = [Policy(bucket_cap_mb=cap) for cap in (1.0, 25.0)]
+    measured = {8: round(far * predict(trace, fabric, world_size=8, policy=policies[0]).iteration_ns)}
+    system = System(complete(trace, fabric, policy=policies[0], measured=measured))
+    both = [system.at(8, system.inputs._replace(policy=one, measured_policy=policies[0])) for one in policies]
+    first, second = sorted(both, key=lambda one: one.iteration_ns)
+    overlap = first.interval_ns[1] >= second.interval_ns[0]
+    if first.contradictions:
+        assert first.compare(second).is_tie == overlap
+        assert ("its lead" in conclusion(policies, both)) != overlap
+
+
+def test_a_table_of_world_sizes_says_what_one_size_says_of_its_inputs(printed, fabric, tmp_path):
+    """A table without these sentences was printed where the model explains nothing of what was measured."""
+    trace_of_two_gradients().save(tmp_path / "t.json")
+    asked = ("predict", tmp_path / "t.json", "--fabric", fabric, "--without", "jitter", "--measured", "2:150ms")
+    one, several = (unwrapped(printed(*asked, "--world-size", sizes)).splitlines() for sizes in ("4", "2,4"))
+    told = [
+        line for line in one if line.startswith(("the measured", "left out", "assumed", "the trace", "the fabric"))
+    ]
+    assert len(told) >= 2
+    assert [line for line in told if line not in several] == []
+    assert [line for line in several if line.startswith("on 4 ranks: measured 150.0 ms on 2 ranks")]
+
+
 def test_configurations_with_equal_buckets_are_no_tie():
     trace = trace_of([[iteration(20, (60, 40), 80, 10)]], [4, 4])
     policies = [Policy(bucket_cap_mb=cap) for cap in (1.0, 25.0)]
     fabric = Fabric.from_alpha_beta(alpha_ns=10, bytes_per_s=1e9)
     predictions = [predict(trace, fabric, world_size=2, policy=one) for one in policies]
-    assert conclusion(policies, predictions).endswith("; 1 others have the same buckets")
+    assert conclusion(policies, predictions).endswith("; 1 other has the same buckets")
 
 
 def test_measured_times_are_shown_with_what_each_has_changed(answered, trace, fabric):
