@@ -140,7 +140,7 @@ def described(fault: BaseException, subject: Subject) -> str:
         return str(fault) if isinstance(fault, LearnerError) else f"not supported: {fault}"
     line = error_line(fault, getattr(subject, "path", ""))
     told = cause_of(fault).partition("\n\n")[0]  # without stacks, which would bury it
-    return f"{re.sub(GLOO, '', told)}{f' ({line})' if line else ''}"
+    return f"{re.sub(GLOO, '', told)}{f' ({line})' if line and line not in told else ''}"
 
 
 def likely_mistake(message: str, mistakes: Mapping[str, str], *, unmatched: bool) -> str:

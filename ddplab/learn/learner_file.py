@@ -49,7 +49,7 @@ class LearnerClass(Subject):
         except (Exception, SystemExit) as error:
             del sys.modules[name]
             where = error_line(error, self.path) or self.path
-            raise LearnerError(f"{where}: {type(error).__name__}: {error}") from error
+            raise LearnerError(f"{where}: {type(error).__name__}: {getattr(error, 'msg', error)}") from error
         return module
 
 

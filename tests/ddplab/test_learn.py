@@ -265,6 +265,7 @@ def test_an_error_in_the_file_or_its_name_is_named_with_its_line(judging):
     ):
         verdict = judging.verdict(LearnerClass(f"{name}:MyDDP", f"{name}.py", source), 1)
         assert says in verdict.message
+        assert verdict.message.count(", line ") == says.count(", line ")
 
 
 def test_no_line_of_the_file_runs_where_it_is_judged(judging, monkeypatch):
