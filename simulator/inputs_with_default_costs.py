@@ -210,7 +210,8 @@ def complete(
 ) -> Inputs:
     """Return what a prediction computes from; the arguments are those of `predict`.
 
-    If iterations are replayed from a CUDA graph, there is no host: launches are short, and there is no jitter.
+    If iterations are replayed from a CUDA graph, there is no host: launches are short, and there is no jitter. Nor is
+    there any in a trace of one iteration, unless it is assumed.
 
     Raises:
         ValueError: See `Policy.given`; or there are measured times under Join.
@@ -228,4 +229,7 @@ def complete(
     if policy.cuda_graph:
         fabric = fabric.with_processor(launch_ns=min(fabric.processor.launch_ns, GRAPH_LAUNCH_NS))
         variation = variation.model_copy(update={"jitter": 0.0})
+    if assume and variation.jitter is None and all(len(rank.iterations) == 1 for rank in trace.ranks):
+        variation = variation.model_copy(update={"jitter": 0.0})
+        assumed = (*assumed, "the trace has one iteration, so how iterations vary counts as zero; record more")
     return Inputs(trace, fabric, policy, variation, tuple(stragglers), inputs, measured, policy, assumed, given)

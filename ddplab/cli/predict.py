@@ -99,9 +99,8 @@ def predict(
         write_json(json_path, {"model": model, "rows": _show_sizes(each, predictions, left_out)})
         return
     (ranks,) = world_sizes
-    how: dict[str, Any] = {"explains": explains, "timeline": timeline, "left_out": left_out}
-    result = _show_one(each, predictions[ranks], ranks, inputs.policy, **how)
-    write_json(json_path, {"model": model, "world_size": ranks, **result})
+    shown = _show_one(each, predictions[ranks], ranks, inputs.policy, left_out, explains=explains, timeline=timeline)
+    write_json(json_path, {"model": model, "world_size": ranks, **shown})
 
 
 def _show_one(
@@ -109,10 +108,10 @@ def _show_one(
     predictions: Sequence[Prediction],
     ranks: int,
     measured_policy: Policy,
+    left_out: Sequence[str],
     *,
     explains: bool,
     timeline: Path | None,
-    left_out: Sequence[str],
 ) -> dict[str, Any]:
     """Print the predictions for one world size, the parts of the fastest one and its verdict; return all as JSON."""
     policies, (best, _) = [one.policy for one in each], judgement.ranking(predictions)
@@ -232,12 +231,10 @@ def _effect_row(effect: Effect, breakdown: Mapping[str, int]) -> dict[str, str]:
 
 def assumptions(trace: Trace, assumed: Sequence[str], fabric: Fabric, policies: Sequence[Policy]) -> list[str]:
     """Return what predictions from a trace assume, and which costs count as free; one sentence each."""
-    sentences = [*assumed]
-    if (share := host_bound(trace)) > HOST_BOUND and not all(policy.cuda_graph for policy in policies):
-        wait = f"the trace is host-bound: its GPU waited for its host {share:.0%} of the time; counted as computation"
-        sentences.insert(0, wait)
+    waits = (share := host_bound(trace)) > HOST_BOUND and not all(policy.cuda_graph for policy in policies)
+    wait = f"the trace is host-bound: its GPU waited for its host {share:.0%} of the time; counted as computation"
     free = (sentence for policy in policies for sentence in counted_as_free(policy, fabric))
-    return list(dict.fromkeys([*sentences, *free]))
+    return list(dict.fromkeys([*([wait] if waits else []), *assumed, *free]))
 
 
 def origins_sentence(origins: Mapping[str, str]) -> str:

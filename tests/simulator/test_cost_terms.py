@@ -103,6 +103,15 @@ def test_each_value_says_where_it_comes_from():
     assert [nothing[name] for name in processor] == ["none"] * 4
 
 
+@pytest.mark.parametrize(("iterations", "origin"), [(1, "none"), (2, "measured")])
+def test_the_variation_of_a_single_iteration_is_no_measured_one(iterations, origin):
+    """The two ends of an interval of 90 % were equal to 0.01 %, and its jitter was called measured."""
+    trace, on_gpu = (gpu_trace(device, iterations=iterations) for device in ("some processor", GPU))
+    assert origins_on(trace, TABLE, Variation(), 16)["jitter"] == origin
+    assert any("one iteration" in one for one in predict(trace, TABLE, world_size=16).assumed) == (iterations == 1)
+    assert not any("one iteration" in one for one in complete(on_gpu, TABLE).assumed)  # there, jitter is assumed
+
+
 def test_a_term_that_is_not_known_is_named():
     with pytest.raises(ValueError, match=r"expected some of collectives, .*; got latency"):
         explain(gpu_trace(GPU, buffer_bytes=(4096,)), LINKS, world_size=16, without=["latency"])

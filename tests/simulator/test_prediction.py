@@ -157,11 +157,12 @@ def test_parts_of_cycles_of_different_lengths_are_those_of_one_iteration():
 def test_a_prediction_names_messages_beyond_the_measured_ones_and_is_less_sure():
     measured = Fabric.from_table([(2, size, 1000 + size) for size in (4, 8, 4096)])
     cut_off = Fabric.from_table([(2, size, 1000 + size) for size in (2048, 4096)])
-    inside, beyond = (predict(ONE_GRADIENT, fabric, world_size=2) for fabric in (measured, cut_off))
+    trace = trace_of([list(ONE_GRADIENT.ranks[0].iterations * 2)], [4])
+    inside, beyond = (predict(trace, fabric, world_size=2) for fabric in (measured, cut_off))
     assert (inside.assumed, inside.iteration_ns) == ((), beyond.iteration_ns)
     (sentence,) = beyond.assumed
     assert sentence.startswith("all-reduces on 2 ranks were measured from 2 KiB to 4 KiB; smaller messages follow")
     assert beyond.to_json()["assumed"] == [sentence]
     assert beyond.causes_ns["collectives"][1] > 1000
     assert "collectives" not in inside.causes_ns
-    assert predict(ONE_GRADIENT, cut_off, world_size=1).assumed == ()
+    assert predict(trace, cut_off, world_size=1).assumed == ()
