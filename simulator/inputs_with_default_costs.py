@@ -94,7 +94,7 @@ class Assumed(NamedTuple):
     sentences: tuple[str, ...]  #: what was assumed, for the user
 
 
-def assume_gpu(trace: Trace, fabric: Fabric, variation: Variation = RECORDED) -> Assumed:
+def assume_gpu(trace: Trace, fabric: Fabric, variation: Variation = RECORDED, *, cuda_graph: bool = False) -> Assumed:
     """Complete what a prediction for GPUs needs; nothing changes if the trace is not of a GPU.
 
     Args:
@@ -102,6 +102,7 @@ def assume_gpu(trace: Trace, fabric: Fabric, variation: Variation = RECORDED) ->
         fabric: The network. If its processor costs were set, even to zero, they stay as they are. If they are those
             of hooks alone, the others are added.
         variation: How iterations vary. If `device_spread` was set, it stays as it is.
+        cuda_graph: Whether iterations are replayed from a CUDA graph, see `complete`; the sentences have no jitter.
     """
     workload, entry = trace.workload, entry_of(trace.workload.device_name)
     memory = workload.memory_bytes_per_s or memory_of(workload.device_name)
@@ -127,11 +128,11 @@ def assume_gpu(trace: Trace, fabric: Fabric, variation: Variation = RECORDED) ->
             slow = "computation beside collectives may take up to 5 times as long; run `ddplab calibrate` on them"
             sentences.append(f"the GPUs of a node reach less than PCIe's rate, so {slow}")
         fabric = fabric.with_processor(**dict(processor) | {"hooks": hooks or processor.hooks})
-        pack = processor.pack
+        pack, launch_ns = processor.pack, min(processor.launch_ns, GRAPH_LAUNCH_NS if cuda_graph else np.inf)
         sentences.append(
             f"assumed{where}, because the fabric has no processor costs: copying a gradient takes "
             f"{pack.fixed_ns / 1e3:g} us and its time at {2 / pack.ns_per_byte:.0f} GB/s, a bucket "
-            f"{processor.launch_ns / 1e3:.0f} us and {STALL_NS / 1e3:.0f} us more for each doubling of the GPUs, and "
+            f"{launch_ns / 1e3:.0f} us and {STALL_NS / 1e3:.0f} us more for each doubling of the GPUs, and "
             f"computation beside collectives {processor.slow_down - 1:.0%} longer"
         )
     if "device_spread" not in variation.model_fields_set:
@@ -139,7 +140,9 @@ def assume_gpu(trace: Trace, fabric: Fabric, variation: Variation = RECORDED) ->
         sentence = f"assumed: GPUs of one model differ in speed by {DEVICE_SPREAD:.1%} (standard deviation), "
         if not variation.model_fields_set:
             changes["kind"] = "slowest"
-            if sum(len(rank.iterations) for rank in trace.ranks) < LEAST_RECORDED:
+            if cuda_graph:
+                changes["jitter"] = 0.0
+            elif sum(len(rank.iterations) for rank in trace.ranks) < LEAST_RECORDED:
                 changes["jitter"] = JITTER
                 sentence += f"the iterations of one GPU by {JITTER:.1%}, "
             else:
@@ -221,7 +224,9 @@ def complete(
         raise ValueError("measured: expected none with inputs, because an epoch of Join has no steady iteration")
     policy = Policy.given(policy, settings or {}, joins=inputs is not None)
     given = fabric, variation
-    fabric, variation, assumed = assume_gpu(trace, fabric, variation) if assume else Assumed(fabric, variation, ())
+    assumed: tuple[str, ...] = ()
+    if assume:
+        fabric, variation, assumed = assume_gpu(trace, fabric, variation, cuda_graph=policy.cuda_graph)
     sparse = next((one.name for one in trace.workload.parameters if one.sparse), None)
     if sparse is not None and "sparse_density" not in policy.model_fields_set:
         rows = "with all rows; give the part of them that a batch touches, such as --set sparse_density=0.01"

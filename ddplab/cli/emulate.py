@@ -45,7 +45,8 @@ def emulate(
     settings = options.read_settings(changes)
     policies = options.combined(settings.policy, caps, orders, hooks)
     recorded, make = Trace.load(trace), Subject(reducer).make if ":" in reducer else reducer
-    completed = assume_gpu(recorded, settings.fabric(files), settings.variation)
+    graph = settings.policy.cuda_graph
+    completed = assume_gpu(recorded, settings.fabric(files), settings.variation, cuda_graph=graph)
     costs = emulated_fabric(completed.fabric, make)
     arguments: dict[str, Any] = {"world_size": world_size, "variation": completed.variation, "assume": False}
     runs = []

@@ -52,26 +52,19 @@ def level_of(check: str) -> Level:
 
 @dataclass(frozen=True)
 class CheckResult:
-    """Outcome of a check.
-
-    Attributes:
-        message: What was found, why the check does not apply or was left out, or how the class passed.
-        program: The program that shows the fault. None: there is none.
-        expected: What was expected; `must-pass` refuses "not supported" too. None: anything but a failure.
-        unmatched: Whether the check failed because the ranks launched different collectives, hung, or one was lost.
-        level: That of the check, or a milder one of what was found.
-        decides: Whether a failure is a problem even if nothing was expected: the level is asked for.
-    """
+    """Outcome of a check."""
 
     check: str
     outcome: Outcome
-    message: str = ""
-    program: Program | None = None
+    message: str = ""  #: what was found, why the check does not apply or was left out, or how the class passed
+    program: Program | None = None  #: the program that shows the fault; None: there is none
     expected: Expectation | None = None
+    """What was expected; `must-pass` refuses "not supported" too. None: anything but a failure."""
     unmatched: bool = False
+    """Whether the check failed because the ranks launched different collectives, hung, or one was lost."""
     seconds: float = 0.0
-    level: Level = "must"
-    decides: bool = True
+    level: Level = "must"  #: that of the check, or a milder one of what was found
+    decides: bool = True  #: whether a failure is a problem even if nothing was expected: the level is asked for
 
     @property
     def problem(self) -> str:
@@ -107,27 +100,18 @@ class UnjudgedError(ValueError):
 
 @dataclass(kw_only=True)
 class ConformanceReport:
-    """Whether a class conforms, after its checks.
-
-    Attributes:
-        level: The last level whose checks decide whether the class conforms.
-        asked: Of how many checks, if not all were asked for, as ` in 2 of 48 checks`.
-        seed: Of the random programs.
-        tolerance: Of averages.
-        ended: Why no check ran, or not all; empty if all ran, or up to the first problem.
-        schedules: What the class does in virtual time; empty if the check `overlap` did not find out.
-        needs_schedules: Whether their absence is a problem.
-    """
+    """Whether a class conforms, after its checks."""
 
     subject: str
-    needs_schedules: bool
-    level: Level = "must"
-    asked: str = ""
-    seed: int = 0
-    tolerance: float = 0.0
-    ended: str = ""
+    needs_schedules: bool  #: whether the absence of `schedules` is a problem
+    level: Level = "must"  #: the last level whose checks decide whether the class conforms
+    asked: str = ""  #: of how many checks, if not all were asked for, as ` in 2 of 48 checks`
+    seed: int = 0  #: of the random programs
+    tolerance: float = 0.0  #: of averages
+    ended: str = ""  #: why no check ran, or not all; empty if all ran, or up to the first problem
     results: list[CheckResult] = field(default_factory=list)
     schedules: list["EmulatedSchedule"] = field(default_factory=list)
+    """What the class does in virtual time; empty if the check `overlap` did not find out."""
 
     @property
     def problems(self) -> list[str]:

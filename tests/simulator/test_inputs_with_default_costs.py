@@ -108,7 +108,7 @@ def test_compute_times_that_were_not_measured_are_named_and_widen_the_interval()
 def test_every_door_completes_a_trace_of_a_gpu_in_the_same_way(settings):
     trace = gpu_trace("NVIDIA A100-PG509-200", size_bytes=2**14)  # emulation adds them up
     network = Fabric.from_alpha_beta(alpha_ns=5_000, bytes_per_s=1e8)
-    fabric, variation, sentences = assume_gpu(trace, network)
+    fabric, variation, sentences = assume_gpu(trace, network, cuda_graph="cuda_graph" in settings)
     how = {"world_size": 4, "bucket_cap_mb": 1 / 16, **settings}
     explicit = predict(trace, fabric, variation=variation, assume=False, **how)
     predicted = predict(trace, network, **how)
@@ -141,6 +141,8 @@ def test_a_graph_launches_in_the_gpus_time_and_does_not_vary():
     eager, graph = (predict(gpu_trace("A100"), network, world_size=8, cuda_graph=one) for one in (False, True))
     assert eager.breakdown["launch"] - graph.breakdown["launch"] == len(graph.buckets) * (LAUNCH_NS - GRAPH_LAUNCH_NS)
     assert len(set(graph.samples_ns)) == 1 < len(set(eager.samples_ns))
+    assert ["the iterations of one GPU by" in "".join(one.assumed) for one in (eager, graph)] == [True, False]
+    assert ["a bucket 11 us" in "".join(one.assumed) for one in (eager, graph)] == [True, False]
 
 
 def test_what_the_user_gave_is_not_replaced_by_assumptions(tmp_path):
