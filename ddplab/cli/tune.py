@@ -23,8 +23,6 @@ from .predict import assumptions
 from .terminal_output import progress, say, show_table, write_json
 
 OBJECTIVES: tuple[Objective, ...] = get_args(Objective)
-NOTHING_LEFT = 0.01
-"""What other buckets might save at most, as a fraction, below which there is nothing left to tune."""
 CHOSEN = ("bucket_cap_mb", "bucket_cap_mb_list", "plan", "order")
 """Fields of `Policy` that the plan replaces."""
 
@@ -102,8 +100,9 @@ def gain_interval(comparison: Comparison) -> tuple[float, float]:
 
 def answer(plan: BucketPlan, comparison: Comparison) -> str:
     """Return the recommendation in one sentence."""
+    most = math.ceil(1000 * plan.gap) / 1000  # rounded up, because none saves more
     if plan.buckets == comparison.baseline.buckets:
-        return f"keep torch's default: no other buckets were found to be faster, and none saves over {plan.gap:.1%}"
+        return f"keep torch's default: no other buckets were found to be faster, and none saves over {most:.1%}"
     low, high = gain_interval(comparison)
     digits = decimals(100 * (high - low))
     gain = f"{plan.gain:.{digits}%}"
@@ -114,7 +113,7 @@ def answer(plan: BucketPlan, comparison: Comparison) -> str:
     if plan.keep_default:
         return f"keep torch's default: the gain of {gain} by {buckets} lies within the errors of the costs"
     free = "; costs that count as free are not in it" if comparison.baseline.counted_as_free else ""
-    left = "nothing is left to tune" if plan.gap < NOTHING_LEFT else f"no buckets save over {plan.gap:.1%} more"
+    left = f"no buckets save over {most:.1%} more" if most else "nothing is left to tune"
     return f"use {'' if is_one else 'these '}{buckets}: a gain of {gain} over torch's default{free}; {left}"
 
 
