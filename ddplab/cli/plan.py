@@ -97,6 +97,8 @@ def plan(
     """
     files = [Path(one) for one in (model, *systems, *(prices or ())) if Path(one).is_file()]
     options.check_outputs(json_path, inputs=[*files, *options.files_of(model)])
+    without = samples is None
+    options.refuse({"--deadline": without and deadline, "--budget": without and budget}, "expected --samples with it")
     asked = None if world_size is None else options.read_world_sizes("--world-size", world_size)
     described = {name: _read_system(name, network, device) for name in dict.fromkeys(systems)}
     settings = options.read_settings(changes)

@@ -72,6 +72,8 @@ def predict(
     files = fabric or [options.FABRIC]
     if timeline is not None and timeline.suffix not in (*PICTURES, ".json"):
         raise ValueError(f"--timeline: expected a name that ends in {', '.join(PICTURES)} or .json, got {timeline}")
+    if timeline is not None and timeline.suffix in PICTURES:
+        import matplotlib  # noqa: F401 - without the package, nothing is printed but the error
     options.check_outputs(timeline, json_path, inputs=[trace, *files])
     world_sizes = options.read_world_sizes("--world-size", world_size or ["2"])
     asked = options.read_settings(changes)

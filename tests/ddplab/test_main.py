@@ -50,7 +50,7 @@ def test_without_the_packages_of_pictures_one_line_says_what_to_install(here, tm
         done = here(
             "predict", ROOT / "benchmarks" / "resnet50.json.gz", "--fabric", "aws-p4d", "--timeline", "timeline.png"
         )
-    assert done.returncode == 1
+    assert (done.returncode, done.stdout) == (1, "")
     wanted = "ddplab: expected the package matplotlib; install it with `pip install 'ddplab[predict]'`\n"
     assert done.stderr.endswith(wanted)
 

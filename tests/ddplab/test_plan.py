@@ -83,7 +83,8 @@ def test_tokens_prices_and_nodes_as_people_ask_for_them(here, printed):
         (("h100", "--nodes", "two"), "--nodes: expected numbers from 1 to a million"),
         (("h100", "--gpus", 10**9), "--world-size: expected numbers from 1 to a million, separated by commas, got"),
         (("alps", "dgx-h100", "--nodes", 2), "--nodes: expected systems with equally many GPUs in a node, got 4 in"),
-        (("h100", "--price", 2, "--budget", 10), "budget: expected `samples` with it"),
+        (("h100", "--price", 2, "--budget", 10), "--budget: expected --samples with it"),
+        (("h100", "--deadline", "1h"), "--deadline: expected --samples with it"),
     ):
         done = here("plan", "gpt2", *words)
         assert (done.returncode, done.stdout, done.stderr.startswith(f"ddplab: {says}")) == (1, "", True), done.stderr
