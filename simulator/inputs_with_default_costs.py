@@ -16,6 +16,7 @@ from .catalogue import entry_of
 from .fabric import Fabric, Linear, Processor
 from .fabric.algorithms import sent_share
 from .fabric.extrapolation import USUAL_NODE
+from .fabric.fabric import LARGE_MESSAGE
 from .schedule.policy import Policy
 from .workload.compute_times import LEAST_RECORDED
 from .workload.variation import RECORDED, Straggler, Variation
@@ -159,7 +160,7 @@ def assume_gpu(trace: Trace, fabric: Fabric, variation: Variation = RECORDED, *,
 
 
 def _sends_through_the_host(fabric: Fabric) -> bool:
-    """Return whether all-reduces on the GPUs of one node are slower than PCIe."""
+    """Return whether large all-reduces on the GPUs of one node are slower than PCIe."""
     if fabric.topology is not None:
         node = fabric.topology.levels[0]
         return (node.members or np.inf) <= USUAL_NODE and node.bytes_per_s < PCIE_BYTES_PER_S
@@ -168,7 +169,7 @@ def _sends_through_the_host(fabric: Fabric) -> bool:
         return False
     largest = max(row.size_bytes for row in fabric.all_reduce if row.world_size == ranks)
     (ns,) = fabric.all_reduce_costs_ns(np.array([largest]), ranks)
-    return bool(0 < 1e9 * sent_share(ranks) * largest < PCIE_BYTES_PER_S * ns)
+    return bool(largest >= LARGE_MESSAGE and 0 < 1e9 * sent_share(ranks) * largest < PCIE_BYTES_PER_S * ns)
 
 
 class Inputs(NamedTuple):

@@ -322,7 +322,8 @@ class Comparison:
         return low <= 0 <= high
 
     def __repr__(self) -> str:
-        parts = ", ".join(f"{_in_words(part)} {milliseconds(ns, '+.2f')}" for part, ns in self.parts_ns.items() if ns)
+        parts = ", ".join(f"{part} {milliseconds(ns, '+.2f')}" for part, ns in self.parts_ns.items() if ns)
+        parts = parts.replace("exposed_comm", "exposed communication").replace("_", " ")
         size = f"{_ms(abs(self.difference_ns))} {'longer' if self.difference_ns > 0 else 'shorter'}"
         verdict = (
             f"{_ms(self.other.iteration_ns)} instead of {_ms(self.baseline.iteration_ns)}: {size}, {self.ratio:.3f} "
@@ -334,10 +335,6 @@ class Comparison:
 
 def _ms(ns: int) -> str:
     return f"{milliseconds(ns, ',.2f')} ms"
-
-
-def _in_words(part: str) -> str:
-    return part.replace("exposed_comm", "exposed communication").replace("_", " ")
 
 
 # Statistics

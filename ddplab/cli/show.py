@@ -115,13 +115,13 @@ def show_fabric(fabric: Fabric, name: str) -> dict[str, Any]:
 
 def _segment_row(segment: dict[str, Any]) -> dict[str, str]:
     """Return a row of the table for a segment; algbw and busbw are defined as in nccl-tests, without the latency."""
-    ranks, slope = segment["world_size"], segment["ns_per_byte"]
+    ranks, slope, is_described = segment["world_size"], segment["ns_per_byte"], segment["origin"] == "described"
     return {
         "ranks": str(ranks),
         "costs are": segment["origin"],
         "±": f"{segment['relative_error']:.0%}" if segment["relative_error"] else "-",
         "from bytes": f"{segment['from_bytes']:,}",
-        "latency us": f"{segment['alpha_ns'] / 1e3:.1f}",
+        "latency us": f"{segment['alpha_ns'] / 1e3:.1f}" if segment["alpha_ns"] or is_described else "-",
         "algbw GB/s": f"{1 / slope:.3g}" if slope else "-",
         "busbw GB/s": f"{sent_share(ranks) / slope:.3g}" if slope else "-",
     }
