@@ -9,6 +9,7 @@ from ..reference.trace import Trace
 from ..simulator.inputs_with_default_costs import assume_gpu
 from ..simulator.prediction import predict
 from . import shared_options as options
+from .predict import assumptions
 from .terminal_output import progress, say, show_table, write_json
 
 CLASS = (
@@ -68,8 +69,8 @@ def emulate(
         for one, emulated, predicted in runs
     ]
     show_table(cells, f"{model} on {world_size} ranks, reducer {reducer} in virtual time")
-    stated = (line for *_, one in runs for line in (*one.counted_as_free, *one.assumed))
-    for sentence in dict.fromkeys((*completed.sentences, *stated)):
+    assumed = [*completed.sentences, *(line for *_, one in runs for line in one.assumed)]
+    for sentence in assumptions(recorded, assumed, costs, policies):
         say(sentence)
     results = [
         options.values_of_axes(one)

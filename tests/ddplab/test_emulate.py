@@ -136,6 +136,19 @@ def test_a_module_whose_gradients_become_ready_between_others_is_named():
         emulate(trace, FABRIC, world_size=2, reducer="replicate", grouping="module")
 
 
+def test_emulate_says_what_predict_says_of_the_trace(printed, fabric, tmp_path):
+    """That the GPU waited for its host was not said beside emulated times."""
+    trace = small_trace()
+    (rank,) = trace.ranks
+    waiting = tuple(one.model_copy(update={"host_bound_ns": one.duration_ns // 2}) for one in rank.iterations)
+    trace.model_copy(update={"ranks": (rank.model_copy(update={"iterations": waiting}),)}).save(tmp_path / "t.json")
+    for sizes in ("2", "2,4"):
+        told = printed("predict", tmp_path / "t.json", "--fabric", fabric, "--caps", "default", "--world-size", sizes)
+        assert "\nthe trace is host-bound: its GPU waited for its host 50% of the time" in told
+    emulated = printed("emulate", tmp_path / "t.json", "--fabric", fabric, "--caps", "default")
+    assert "\nthe trace is host-bound: its GPU waited for its host 50% of the time" in emulated
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
