@@ -825,6 +825,13 @@ class HasAHook(nn.parallel.DistributedDataParallel):
         self.register_comm_hook(self.process_group, allreduce_hook)
 
 
+class TakesNoHook(nn.parallel.DistributedDataParallel):
+    """torch's class without comm hooks."""
+
+    def register_comm_hook(self, state: object, hook: Any) -> None:
+        raise NotImplementedError("comm hooks come in the next version")
+
+
 def wrong_on_rank_0(rank: int, _world_size: int, _subject: Any) -> str:
     """Rank 0 returns what is wrong, and the others hang."""
     if rank:

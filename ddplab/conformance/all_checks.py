@@ -25,7 +25,7 @@ from . import (
 )
 from .check_outcomes import SEEDED
 from .check_runner import OF_PASSES, VIEWS, Bench, Check, HangError, cause_of
-from .class_under_test import NotSupportedError, RefusalError
+from .class_under_test import IGNORE, NotSupportedError, RefusalError
 from .local_training import HABITS, FindingError, differences, run_locally
 from .timing_and_overlap import EmulatedSchedule, check_overlap, check_timing, not_slower
 from .training_programs import PLAIN, SPECIAL, Program, Seen, StepKind, Weight, Zero, program_of, unusual
@@ -128,12 +128,8 @@ kept_gradients = fixed(*({"zeros": [zero] * 3, "options": SMALL_CAP} for zero in
 def large_gradients(bench: Bench) -> None:
     """Gradients large enough that a class may copy each alone, between small ones."""
     weights = tuple(map(Weight, ((4,), (150, 150), (3,), (300, 300), (2,), (2, 2))))
-
-    def shuffled(_step: int, rank: int) -> list[int]:
-        return [(index * 5 + rank) % len(weights) for index in range(len(weights))]
-
     for options in bench.variants({"bucket_cap_mb": 25.0}, VIEWS):
-        run_program(bench, weights, used=shuffled, options=options)
+        run_program(bench, weights, used=lambda _, rank: [(5 * n + rank) % 6 for n in range(6)], options=options)
         bench.try_body(real_models.trains, steps=2, **usual_scripts.LARGE, **options)
     if "find_unused_parameters" in bench.offer.options:
         for options in bench.variants({"bucket_cap_mb": 25.0, "find_unused_parameters": True}, VIEWS):
@@ -344,7 +340,7 @@ CHECKS: dict[str, Check] = {
     "repeated forward passes": check_of(real_models.trains, **backward_passes.REPEATED_FORWARD),
     "nested no_sync": check_of(backward_passes.nested_no_sync, "no_sync"),
     "process group": several_modules.check_groups,
-    "ignored parameters": unused_parameters.check_ignored,
+    "ignored parameters": check_of(unused_parameters.ignored_parameters, IGNORE),
     "nested outputs": check_of(
         real_models.trains, "find_unused_parameters", variants=[VIEWS], **unused_parameters.NESTED_OUTPUTS
     ),

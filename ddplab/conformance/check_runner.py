@@ -70,6 +70,7 @@ class Bench:
     ranks did not end in time.
 
     Attributes:
+        refusals: Of each method that the class has, the error with which the class refuses it; empty: none.
         schedules: What the class does in virtual time, as far as the check `overlap` has found out.
         not_in_virtual_time: Why the class does not run in virtual time, found out by `any timing`; empty: it may run.
         slowness: By how many times the machine was slower at the start than a quiet one; time limits are longer then.
@@ -82,6 +83,7 @@ class Bench:
         self.subject, self.pool, self.effort, self.against, self.seed = subject, pool, effort, against, seed
         self.world_size, self.device = pool.world_size, pool.device
         self.offer, self.methods = Offer(frozenset(), frozenset()), frozenset[str]()
+        self.refusals: dict[str, str] = {}
         self.schedules: list[EmulatedSchedule] = []
         self.not_in_virtual_time, self.slowness = "", 1.0
         self.shrinks = True
@@ -103,7 +105,9 @@ class Bench:
                     option = "--against" if self.against else "--tolerance"
                     raise ValueError(f"{option}: expected classes whose gradients are compared, got an adapter")
             expected = "a class or a function that wraps a module, given nn.Linear(2, 1)"
-            self.methods = frozenset(self.run(methods_of, self.subject)[0])
+            self.refusals = self.run(methods_of, self.subject)[0]
+            usable = {name for name, refusal in self.refusals.items() if not refusal}
+            self.methods = frozenset(usable | ({class_under_test.IGNORE} & self.offer.defines))
         except HangError:
             raise ValueError(
                 f"{self.subject.name}: expected {expected}, got no answer in {self.limit(TIMEOUT_S):.3g} s"
@@ -136,9 +140,8 @@ class Bench:
         """Raise `NotSupportedError` if the class lacks one of these methods and options."""
         for name in names:
             if name not in self.methods and name not in self.offer.options:
-                if name == "register_comm_hook" and class_under_test.OWN_HOOK in self.methods:
-                    raise NotSupportedError(f"it has {class_under_test.OWN_HOOK}, so {name} raises an error")
-                raise NotSupportedError(f"it has no {name}")
+                refusal = self.refusals.get(name)
+                raise NotSupportedError(f"it refuses {name}: {refusal}" if refusal else f"it has no {name}")
 
     def variants(self, options: dict[str, Any], *further: str) -> list[dict[str, Any]]:
         """Return these options alone, and with each of the further ones that the class has."""

@@ -21,6 +21,7 @@ import sys
 import sysconfig
 import traceback
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass, field, fields
 from functools import cached_property, partial
 from textwrap import shorten
@@ -48,8 +49,6 @@ CAP_NAMES = ("bucket_cap_mb", "bucket_size_mb")
 METHODS = ("no_sync", "register_comm_hook", "join", "shard_optimizer")
 IGNORE = "_set_params_and_buffers_to_ignore_for_model"
 """A function of the class that names what it is to ignore."""
-OWN_HOOK = "a comm hook of its own"
-"""Stands for `register_comm_hook` in a class that has registered a hook and permits no other."""
 FINISHING = ("finish_gradient_synchronization", "average_gradients")
 """Methods that a script calls after each backward pass."""
 AFTER_BACKWARD = {
@@ -201,10 +200,8 @@ class Subject:
         """The class or function that wraps a module."""
         found = getattr(self.module, self._attribute, None)
         if not callable(found):
-            raise ValueError(
-                f"{self.name}: expected a class or a function named {self._attribute} in {self.module.__name__}, "
-                f"got {'nothing' if found is None else type(found).__name__}"
-            )
+            expected = f"expected a class or a function named {self._attribute} in {self.module.__name__}"
+            raise ValueError(f"{self.name}: {expected}, got {'nothing' if found is None else type(found).__name__}")
         return found  # type: ignore[no-any-return]
 
     @cached_property
@@ -292,8 +289,8 @@ class Subject:
         return next((name for name in CAP_NAMES if name in self._arguments), None)
 
 
-def methods_of(_rank: int, _world_size: int, subject: Subject) -> list[str]:
-    """Return which of `METHODS` a wrapped module has; `OWN_HOOK` if it refuses a comm hook.
+def methods_of(_rank: int, _world_size: int, subject: Subject) -> dict[str, str]:
+    """Return which of `METHODS` a wrapped module has, with the error by which it refuses a comm hook; else empty.
 
     Raises TypeError if the subject does not return a module.
     """
@@ -301,11 +298,11 @@ def methods_of(_rank: int, _world_size: int, subject: Subject) -> list[str]:
     wrapped, *_ = subject.prepare(module, lambda _wrapped: SGD(module.parameters(), lr=0.1))
     if not isinstance(wrapped, nn.Module):
         raise TypeError(f"it returned {type(wrapped).__name__} instead of a module")
-    found = [name for name in METHODS if callable(getattr(wrapped, name, None))]
+    found = {name: "" for name in METHODS if callable(getattr(wrapped, name, None))}
     if "register_comm_hook" in found:
-        try:
-            wrapped.register_comm_hook(None, allreduce_hook)  # type: ignore[operator]
-        except Exception as error:  # noqa: BLE001 - one that the checks of comm hooks will meet
-            if was_raised_on_purpose(error, "hook"):
-                found[found.index("register_comm_hook")] = OWN_HOOK
+        with suppress(Exception):  # an error that the checks of comm hooks will meet
+            try:
+                refusing("hook", lambda: wrapped.register_comm_hook(None, allreduce_hook))  # type: ignore[operator]
+            except RefusalError as refusal:
+                found["register_comm_hook"] = str(refusal)
     return found

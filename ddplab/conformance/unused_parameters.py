@@ -8,7 +8,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from .check_runner import Bench
-from .class_under_test import IGNORE, NotSupportedError, Subject
+from .class_under_test import IGNORE, Subject
 from .comm_hooks import averaging_hook
 from .local_training import describe_difference, same
 from .real_models import STEPS, Assembled, Training, batch, build, difference, mean_square, words
@@ -182,10 +182,3 @@ def check_skipped(bench: Bench) -> None:
         bench.try_program(program_of(PLAIN, ["train"] * len(USED), bench.world_size, **how))
     if "register_comm_hook" in bench.methods:
         bench.try_body(skipped_for_hooks)
-
-
-def check_ignored(bench: Bench) -> None:
-    """Parameters and buffers that the module asks to ignore stay each rank's own."""
-    if IGNORE not in bench.offer.defines:
-        raise NotSupportedError(f"it has no {IGNORE}")
-    bench.try_body(ignored_parameters)

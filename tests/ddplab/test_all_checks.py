@@ -229,8 +229,18 @@ def test_an_unusual_class_or_a_function_that_wraps_a_module_does_not_fail(bench_
         (OURS, "buffers", "passed", "broadcast in each forward pass that follows a synchronised one"),
         (TORCHS, "buffers", "passed", "broadcast in each forward pass that follows a synchronised one"),
         (LADDER, "buffers", "passed", "broadcast in synchronised forward passes"),
-        (faulty("HasAHook"), "comm hooks", "not supported", "it has a comm hook of its own, so register_comm_hook"),
-        (faulty("HasAHook"), "compressing hooks", "not supported", "it has"),
+        (
+            faulty("HasAHook"),
+            "comm hooks",
+            "not supported",
+            "it refuses register_comm_hook: RuntimeError: register_comm_hook or register_builtin_comm_hook can only",
+        ),
+        (
+            faulty("TakesNoHook"),
+            "compressing hooks",
+            "not supported",
+            "it refuses register_comm_hook: NotImplementedError: comm hooks come in the next version",
+        ),
         (
             faulty("RefusesSparse"),
             "sparse gradients",

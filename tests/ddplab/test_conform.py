@@ -109,7 +109,9 @@ def test_saved_expectations_notice_a_check_that_does_not_apply_any_more(command)
     command(TORCHS, "--only", "one weight,comm hooks", "--save-expect", "e.yaml")
     _, report, _ = command(faulty("HasAHook"), "--only", "one weight,comm hooks", "--expect", "e.yaml")
     (problem,) = report["problems"]
-    assert problem.startswith("comm hooks: must pass, but is not supported: it has a comm hook of its own")
+    assert problem.startswith(
+        "comm hooks: must pass, but is not supported: it refuses register_comm_hook: RuntimeError"
+    )
 
 
 def test_the_budget_repeats_random_programs_with_other_seeds():
