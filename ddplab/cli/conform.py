@@ -2,6 +2,7 @@
 
 import os
 import time
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -100,55 +101,55 @@ def conform(
         subject=name, level=level, seed=seed, tolerance=tolerance, needs_schedules=save_schedule is not None
     )
     inputs = [expect, baseline, *options.files_of(ddp), *options.files_of(against or "")]
-    try:
+    try:  # an error that is none of the class is no verdict
         options.check_outputs(SCRIPT, save_expect, save_schedule, junit, json_path, inputs=inputs)
-    except (ValueError, OSError) as error:  # nothing is written
-        raise UnjudgedError(str(error)) from error
-    try:
-        checks = chosen(only, None if baseline is None else load(baseline), quick=quick)
-        report.asked = f" in {len(checks)} of {len(CHECKS)} checks" if only or quick else ""
-        if "overlap" not in checks and save_schedule is not None:
-            option = "--only" if only else "--quick"
-            raise ValueError(f"{option}: expected the check overlap too, which makes the schedules")
-        seconds = 3600 * options.read_hours("budget", budget) if budget else 0.0
-        size, where = world_size or world_size_or(3), device or ("cuda" if backend == "nccl" else None)
-        check_possible(size, device, backend)
-        expectations = {} if expect is None else read_expectations(expect, list(CHECKS))
-        asked = (Subject(name, tolerance=tolerance), QUICK if quick else FULL, other, seed)
-        ranks: dict[str, Any] = {"world_size": size, "backend": backend, "device": where, "only_data": True}
-        import torch._dynamo  # noqa: F401 - optimizers need it; it loads while the ranks start
+        try:
+            checks = chosen(only, None if baseline is None else load(baseline), quick=quick)
+            report.asked = f" in {len(checks)} of {len(CHECKS | checks)} checks" if only or quick else ""
+            if "overlap" not in checks and save_schedule is not None:
+                option = "--only" if only else "--quick"
+                raise ValueError(f"{option}: expected the check overlap too, which makes the schedules")
+            seconds = 3600 * options.read_hours("budget", budget) if budget else 0.0
+            size, where = world_size or world_size_or(3), device or ("cuda" if backend == "nccl" else None)
+            check_possible(size, device, backend)
+            expectations = {} if expect is None else read_expectations(expect, list(CHECKS))
+            asked = (Subject(name, tolerance=tolerance), QUICK if quick else FULL, other, seed)
+            ranks: dict[str, Any] = {"world_size": size, "backend": backend, "device": where, "only_data": True}
+            import torch._dynamo  # noqa: F401 - optimizers need it; it loads while the ranks start
 
-        with RankPool(**ranks) as pool, bench_on(pool, *asked) as bench:
-            report.schedules = bench.schedules
-            expected = {"baseline": "must-pass", **expectations}
-            for result in run_checks(bench, until(start + seconds, checks, bench), expected, level):
-                report.results.append(result)
-                told = f"{result.check}: {result.message}" if result.message else result.check
-                print(f"{result.outcome:13}  {told}".replace("\n", "\n  "), flush=True)  # no line of it stands alone
-                if stop and result.problem:
-                    break
-    except BaseException as error:
-        report.ended = f"the run ended early: {str(error) or type(error).__name__}"
-        if isinstance(error, Error | ValueError | OSError):
-            raise UnjudgedError(str(error)) from error
-        raise
-    finally:
-        write_json(json_path, report.to_json())
-        if junit is not None:
-            write_junit(junit, f"conformance of {name}", name, report.test_cases(), report.about())
-        report.tell_github()
-    if report.schedules:
-        rows = [schedule.row() for schedule in report.schedules]
-        show_table(rows, "schedules in virtual time", optional=("others",))
-        if save_schedule is not None:
-            save(save_schedule, name, report.schedules)
-    if save_expect is not None:
-        write_atomically(save_expect, report.to_expectations().encode())
-    failed = [result for result in report.results if result.outcome == "failed"]
-    if failed:
-        shown = next((result for result in failed if result.problem), failed[0])
-        write_script(SCRIPT, ranks, asked, shown)
-        print(f"written to {SCRIPT}: repeats the failure of {shown.check}, without random choices")
+            with RankPool(**ranks) as pool, bench_on(pool, *asked) as bench:
+                report.schedules = bench.schedules
+                expected = {"baseline": "must-pass", **expectations}
+                for result in run_checks(bench, until(start + seconds, checks, bench), expected, level):
+                    report.results.append(result)
+                    told = f"{result.check}: {result.message}" if result.message else result.check
+                    line = f"{result.outcome:13}  {told}".replace("\n", "\n  ")  # no line of it stands alone
+                    print(line, flush=True)
+                    if stop and result.problem:
+                        break
+        except BaseException as error:
+            report.ended = f"the run ended early: {str(error) or type(error).__name__}"
+            raise
+        finally:
+            with ExitStack() as last:  # each is written, even if another cannot be
+                last.callback(report.tell_github)
+                if junit is not None:
+                    suite = f"conformance of {name}"
+                    last.callback(write_junit, junit, suite, name, report.test_cases(), report.about())
+                write_json(json_path, report.to_json())
+        if report.schedules:
+            rows = [schedule.row() for schedule in report.schedules]
+            show_table(rows, "schedules in virtual time", optional=("others",))
+            if save_schedule is not None:
+                save(save_schedule, name, report.schedules)
+        if save_expect is not None:
+            write_atomically(save_expect, report.to_expectations().encode())
+        if failed := [result for result in report.results if result.outcome == "failed"]:
+            shown = next((result for result in failed if result.problem), failed[0])
+            write_script(SCRIPT, ranks, asked, shown)
+            print(f"written to {SCRIPT}: repeats the failure of {shown.check}, without random choices")
+    except (Error, ValueError, OSError) as error:
+        raise UnjudgedError(str(error)) from error
     if report.problems:
         raise ValueError(str(report)) if report.is_judged else UnjudgedError(str(report))
     print(report)

@@ -354,10 +354,9 @@ def late_launches(schedule: EmulatedSchedule) -> str:
     if not schedule.launches:
         return "no all-reduce was launched"
     if all(launch.launched_ns >= schedule.last_ready_ns for launch in schedule.launches):
-        return (
-            f"all {len(schedule.launches)} all-reduces were launched after the last gradient was ready; "
-            f"{schedule.exposed_ns / MS:.2f} ms of {schedule.iteration_ns / MS:.2f} ms are exposed communication"
-        )
+        exposed = f"{schedule.exposed_ns / MS:.2f} ms of {schedule.iteration_ns / MS:.2f} ms"
+        late = f"all {len(schedule.launches)} all-reduces were launched after the last gradient was ready"
+        return f"{late}; {exposed} are exposed communication"
     return ""
 
 
@@ -399,13 +398,12 @@ def _cause(now: EmulatedSchedule, then: EmulatedSchedule) -> str:
         if launch.size_bytes != earlier.size_bytes:
             return f"bucket {number} has {launch.size_bytes} bytes instead of {earlier.size_bytes}"
         if launch.launched_ns > earlier.launched_ns:
-            later = (launch.launched_ns - earlier.launched_ns) / MS
             together = [other for other, one in enumerate(now.launches) if one.launched_ns == launch.launched_ns]
             if others := [other for other in together if other != number]:
                 return f"bucket {number} waits for bucket {max(others)}"
             if launch.launched_ns >= now.last_ready_ns > earlier.launched_ns:
                 return f"bucket {number} waits for the end of the backward pass"
-            return f"bucket {number} is launched {later:.3g} ms later"
+            return f"bucket {number} is launched {(launch.launched_ns - earlier.launched_ns) / MS:.3g} ms later"
     return "the same launches, but the iteration ends later"
 
 

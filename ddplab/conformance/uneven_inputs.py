@@ -88,10 +88,9 @@ def compare(
         wrapped(batch(0, rank)).sum().backward()
     last = max(range(world_size), key=batches.__getitem__)
     differing = differing_ranks(module.state_dict().values(), last)
-    if problem:
-        return problem
-    if differing:
-        return f"{described}: ranks {differing} end with another model than rank {last}, the last with inputs"
+    if problem or differing:
+        told = f"{described}: ranks {differing} end with another model than rank {last}, the last with inputs"
+        return problem or told
     final = counts[-1][max(one for one in range(world_size) if batches[one] == max(batches))]
     if buffer and (got := module.get_buffer("samples").item()) != final:
         return f"{described}: the buffer ends as {got}, expected {final}"

@@ -6,7 +6,7 @@ from functools import partial
 from typing import get_args
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from ddplab.conformance.check_outcomes import (
@@ -80,14 +80,16 @@ def test_a_failure_below_the_level_is_no_problem_unless_the_check_must_pass():
     assert [failed(expected=one).problem for one in (None, "expected-fail", "must-pass")] == ["", "", "overlap: why"]
 
 
+@example([CheckResult("a", "passed", decides=False)], "")
+@example([CheckResult("a", "failed", "why", decides=False)], "")
 @given(st.lists(st.builds(CheckResult, st.sampled_from(["overlap", "a"]), st.sampled_from(get_args(Outcome)),
                           st.just("why"), decides=st.booleans())), st.sampled_from(["", "it ended"]))  # fmt: skip
 def test_the_last_line_denies_no_line_above_it(results, ended):
-    """It says that the class conforms only if something was judged and nothing that decides failed."""
+    """It says that the class conforms only if something that decides was judged, and nothing of that failed."""
     report = ConformanceReport(subject="m:C", needs_schedules=False, results=results, ended=ended)
     says = str(report)
     decided = [one for one in results if one.outcome == "failed" and one.decides]
-    ran = any(one.outcome in ("passed", "failed") for one in results)
+    ran = any(one.outcome in ("passed", "failed") and one.decides for one in results)
     assert ("conforms" in says) == (ran and not decided and not ended)
     assert ("could not be judged" in says) == (not ran or bool(ended and not decided))
     assert ("failed at level" in says) == ("conforms" in says and any(one.outcome == "failed" for one in results))

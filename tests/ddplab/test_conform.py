@@ -192,6 +192,36 @@ def test_the_command_ends_with_an_error_after_a_fault_and_writes_its_program(com
     assert len(suite.findall("testcase/failure")) == 1
 
 
+def test_expectations_saved_beside_a_baseline_can_be_read_again(command, capsys):
+    command(TORCHS, "--only", "overlap", "--level", "speed", "--save-schedule", "s.json")
+    checks = ("--only", "one weight,overlap", "--baseline", "s.json")
+    assert command(TORCHS, *checks, "--save-expect", "e.yaml")[0] is None
+    assert Path("e.yaml").read_text().splitlines()[1:] == ["must-pass: [overlap, one weight]", "expected-fail: []"]
+    assert command(TORCHS, *checks, "--expect", "e.yaml")[0] is None
+    last = f"{TORCHS} conforms in 3 of {len(CHECKS) + 1} checks at level must: 3 passed"
+    assert capsys.readouterr().out.splitlines()[-1] == last
+
+
+def test_a_pass_below_the_level_does_not_make_a_class_conform(command):
+    """Level must was said to hold after a run of checks of level should alone, which decide nothing."""
+    error, report, _ = command(NAIVE, "--only", "gradients of another dtype,missing sparse gradients,bucket layout")
+    assert (error.exit_status, report["conforms"]) == (2, None)
+    assert "passed" in {one["outcome"] for one in report["checks"]}
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="only Linux has a disk that is always full")
+@pytest.mark.parametrize("full", ["--json", "--junit", "--save-expect"])
+def test_an_output_that_cannot_be_written_is_no_verdict_and_prevents_no_other(monkeypatch, tmp_path, full):
+    """The status was 1, of a class that does not conform, and without JSON there was no JUnit file."""
+    monkeypatch.chdir(tmp_path)
+    outputs = {"--json": "r.json", "--junit": "r.xml", full: "/dev/full"}
+    words = [word for output in outputs.items() for word in output]
+    with pytest.raises(ValueError, match=r"^/dev/full: cannot be written: No space") as error:
+        app(["conform", NAIVE, "--only", "one weight", *words], standalone_mode=False)
+    assert error.value.exit_status == 2
+    assert {one.name for one in tmp_path.glob("r.*")} == {*outputs.values()} - {"/dev/full"}
+
+
 NO_PROOF = "no check that decides ran; a run without one is no proof"
 
 
