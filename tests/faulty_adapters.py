@@ -95,6 +95,15 @@ class RefusesTies(Sharding):
             raise ValueError("expected parameters that are not tied")
 
 
+class RefusesFrozenLayers(Sharding):
+    """As torch's class, which raises an error if a parameter of a bucket gets no gradient."""
+
+    def update(self) -> None:
+        if 0 < sum(parameter.grad is None for parameter in self.parameters) < len(self.parameters):
+            raise RuntimeError("expected a gradient of each parameter")
+        super().update()
+
+
 class RefusesAll(Sharding):
     def __init__(self, module: nn.Module, optimizer: Optimizer) -> None:
         super().__init__(module, optimizer)
@@ -119,6 +128,13 @@ class HasOneLearningRate(Sharding):
             group["lr"] = self.given.param_groups[0]["lr"]
 
 
+class HasOneWeightDecay(Sharding):
+    """The optimiser's default holds for all parameter groups."""
+
+    def groups(self, mine: set[Tensor]) -> list[dict[str, Any]]:
+        return [group | {"weight_decay": self.given.defaults["weight_decay"]} for group in super().groups(mine)]
+
+
 class SkipsNaNAlone(Sharding):
     """A rank whose own gradients are not finite skips its share of the step, as a `GradScaler` per rank."""
 
@@ -128,6 +144,15 @@ class SkipsNaNAlone(Sharding):
 
     def update(self) -> None:
         if not self.skips:
+            super().update()
+
+
+class LooksForNaNInItsShare(Sharding):
+    """A rank skips its share of the step if an average in this share is not finite."""
+
+    def update(self) -> None:
+        share = self.parameters[dist.get_rank() :: self.ranks]
+        if all(parameter.grad is None or parameter.grad.isfinite().all() for parameter in share):
             super().update()
 
 
@@ -149,6 +174,31 @@ class DecaysFrozenParameters(Sharding):
         for parameter in self.parameters:
             if parameter.grad is None:
                 parameter.grad = torch.zeros_like(parameter)
+        super().update()
+
+
+class DecaysWhatIsFrozenLater(Sharding):
+    """A parameter that gets no gradient any more gets zeros: momentum and weight decay go on with it."""
+
+    def update(self) -> None:
+        if any(parameter.grad is not None for parameter in self.parameters):
+            for parameter in self.parameters:
+                parameter.grad = torch.zeros_like(parameter) if parameter.grad is None else parameter.grad
+        super().update()
+
+
+class RepeatsTheLastStep(Sharding):
+    """Gradients are in a buffer that only a backward pass overwrites, so a step without one takes the last again."""
+
+    def __init__(self, module: nn.Module, optimizer: Optimizer) -> None:
+        super().__init__(module, optimizer)
+        self.buffers: dict[Tensor, Tensor] = {}
+
+    def update(self) -> None:
+        new = {parameter: parameter.grad for parameter in self.parameters if parameter.grad is not None}
+        self.buffers = new or self.buffers
+        for parameter, gradient in self.buffers.items():
+            parameter.grad = gradient
         super().update()
 
 
@@ -227,6 +277,10 @@ class HangsForOtherOrders(Sharding):
 
 
 reads_the_learning_rate_once, has_one_learning_rate = map(adapter, (ReadsTheLearningRateOnce, HasOneLearningRate))
+refuses_frozen_layers, looks_for_nan_in_its_share = map(adapter, (RefusesFrozenLayers, LooksForNaNInItsShare))
+has_one_weight_decay, decays_what_is_frozen_later, repeats_the_last_step = map(
+    adapter, (HasOneWeightDecay, DecaysWhatIsFrozenLater, RepeatsTheLastStep)
+)
 skips_nan_alone, seeds_all_ranks_alike, decays_frozen_parameters = map(
     adapter, (SkipsNaNAlone, SeedsAllRanksAlike, DecaysFrozenParameters)
 )

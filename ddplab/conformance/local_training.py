@@ -100,15 +100,8 @@ def run_locally(
         of_step = []
         for own, count in zip(ranks, samples, strict=True):
             seen = {name: None if one is None else on_cpu(one) for name, one in own.items()}
-            of_step.append(
-                Seen(
-                    seen,
-                    parameters,
-                    training_programs.buffer_values(count) if program.buffer else {},
-                    None,
-                    {**largest},
-                )
-            )
+            buffers = training_programs.buffer_values(count) if program.buffer else {}
+            of_step.append(Seen(seen, parameters, buffers, None, {**largest}))
         expected.append(of_step)
     if is_weak:
         raise WeakProgramError
@@ -185,7 +178,7 @@ def differences(got: Seen, expected: Seen, rtol: float = 0.0, share: float = 0.0
             continue  # an adapter's are gone after its step
         for name, want in theirs.items():
             if not same(mine.get(name), want, rtol, share * expected.largest.get(name, 0.0)):
-                yield kind, name, describe_difference(mine.get(name), want)
+                yield kind, name, describe_difference(mine.get(name), want, by_ratio=kind == "gradient")
 
 
 def same(a: Tensor | None, b: Tensor | None, rtol: float = 0.0, atol: float = 0.0) -> bool:
@@ -195,8 +188,8 @@ def same(a: Tensor | None, b: Tensor | None, rtol: float = 0.0, atol: float = 0.
     return a.shape == b.shape and a.dtype == b.dtype and torch.allclose(a, b, rtol=rtol, atol=atol, equal_nan=True)
 
 
-def describe_difference(got: Tensor | None, expected: Tensor | None) -> str:
-    """Say how two tensors differ; by a ratio, if that is all."""
+def describe_difference(got: Tensor | None, expected: Tensor | None, *, by_ratio: bool = True) -> str:
+    """Say how two tensors differ; if that is all, `by_ratio`, which means nothing for parameters."""
     if got is None:
         return "got None, expected a tensor"
     if expected is None:
@@ -205,7 +198,7 @@ def describe_difference(got: Tensor | None, expected: Tensor | None) -> str:
         return f"got {got.dtype} {tuple(got.shape)}, expected {expected.dtype} {tuple(expected.shape)}"
     wrong = (got != expected) & ~(got.isnan() & expected.isnan())
     ratios = (got[wrong].double() / expected[wrong].double()).unique()
-    if len(ratios) == 1 and bool(ratios.isfinite()) and abs(float(ratios[0]) - 1) > 1e-6:
+    if by_ratio and len(ratios) == 1 and bool(ratios.isfinite()) and abs(float(ratios[0]) - 1) > 1e-6:
         share = "" if bool(wrong.all()) else f" at {int(wrong.sum())} of {wrong.numel()} elements"
         return f"{float(ratios[0]):.6g} times the expected value{share}"
     first = tuple(wrong.nonzero()[0].tolist())

@@ -406,29 +406,44 @@ def _clamped(module: nn.Module, step: int, rank: int) -> Tensor:
     return mean_square(module, step, rank)
 
 
+def _frozen_later(module: nn.Module, step: int, rank: int) -> Tensor:
+    """Freeze the first layer after the first step, as a script that trains the others to the end."""
+    if step == 1:
+        nn.ParameterList(list(module.parameters())[:2]).requires_grad_(requires_grad=False)
+    return mean_square(module, step, rank)
+
+
+def _left_out(module: nn.Module, step: int, rank: int) -> Tensor | None:
+    """Leave out the second batch of all ranks, as a script that finds no word of it worth a loss."""
+    return None if step == 1 else mean_square(module, step, rank)
+
+
 OF_ADAPTERS: dict[str, dict[str, Any]] = {
     "load_state_dict of a changed state_dict before each pass": {"run": _clamped},
     "a lr that changes after each step, in param_groups of its optimiser or the given one": {"rates": (0.1,)},
-    "two param_groups with a lr each in the given optimiser": {"rates": (0.1, 0.01)},
+    "two param_groups with a lr and a weight_decay each in the given optimiser": {"rates": (0.1, 0.01)},
+    "a layer frozen after the first step": {"run": _frozen_later},
+    "a step without a backward pass, after which all parameters must be as before": {"run": _left_out},
 }
 """What a script does with the module and the optimiser of an adapter: arguments of `trains`."""
 
 
-def check_use(bench: Bench) -> None:
+def check_use(bench: Bench) -> str:
     """A wrapped module is used as the module itself: modes, hooks, inputs, outputs, state dict, copies.
 
-    That rank 0 cannot evaluate alone is milder. An adapter is used as in `OF_ADAPTERS`.
+    That rank 0 cannot evaluate alone is milder. An adapter is used as in `OF_ADAPTERS`; returns what it refuses.
     """
     if bench.offer.is_adapter:
-        for what, how in OF_ADAPTERS.items():
-            bench.averages_or_refuses("state|group|rate", trains, what=what, **how)
-        return
+        words = f"state|group|rate|frozen|requires_grad|{OF_PASSES}"
+        told = {what: bench.averages_or_refuses(words, trains, what=what, **how) for what, how in OF_ADAPTERS.items()}
+        return "; ".join(f"refuses {what}: {refusal}" for what, refusal in told.items() if refusal)
     bench.try_body(as_the_module)
     try:
         bench.try_body(evaluates_alone)
     except HangError as fault:
-        told = f"rank 0 cannot evaluate a module without buffers alone: {fault}"
-        raise FindingError(told, milder=True) from fault
+        alone = f"rank 0 cannot evaluate a module without buffers alone: {fault}"
+        raise FindingError(alone, milder=True) from fault
+    return ""
 
 
 # Memory at its peak, and compiled modules

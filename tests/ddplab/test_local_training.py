@@ -4,11 +4,12 @@ from dataclasses import replace
 
 import torch
 from hypothesis import given
+from hypothesis import strategies as st
 
 from ddplab.conformance.all_checks import PLAIN, program_of
 from ddplab.conformance.local_training import WeakProgramError, compare, describe_difference, run_locally, same
 from ddplab.conformance.random_programs import programs
-from ddplab.conformance.training_programs import Net, loss_of, optimizer_of
+from ddplab.conformance.training_programs import Net, Seen, loss_of, optimizer_of
 
 from ..explore import examples
 
@@ -55,3 +56,12 @@ def test_a_difference_names_parameter_bucket_and_ratio():
     assert describe_difference(torch.tensor([1.0, 5.0]), torch.tensor([2.0, 2.0])) == (
         "2 of 2 elements differ; got 1 at [0], expected 2"
     )
+
+
+@given(st.floats(0.01, 100), st.integers(1, 5))
+def test_a_wrong_parameter_is_shown_with_its_value_because_a_ratio_to_it_means_nothing(factor, elements):
+    """A parameter that an adapter had left as it was showed as 0.000587544 times the expected value."""
+    want = Seen({}, {"w": torch.full((elements,), 3.0)}, {}, None)
+    got = want._replace(parameters={"w": want.parameters["w"] * factor})
+    found = compare(got, want, iteration=0, rank=0)
+    assert not found or f"{elements} of {elements} elements differ; got " in found
