@@ -178,7 +178,7 @@ def differences(got: Seen, expected: Seen, rtol: float = 0.0, share: float = 0.0
             continue  # an adapter's are gone after its step
         for name, want in theirs.items():
             if not same(mine.get(name), want, rtol, share * expected.largest.get(name, 0.0)):
-                yield kind, name, describe_difference(mine.get(name), want, by_ratio=kind == "gradient")
+                yield kind, name, describe_difference(mine.get(name), want, by_ratio=kind != "parameter")
 
 
 def same(a: Tensor | None, b: Tensor | None, rtol: float = 0.0, atol: float = 0.0) -> bool:
