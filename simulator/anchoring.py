@@ -53,6 +53,12 @@ class Expected(NamedTuple):
         shortest = self.compute_ns * (1 - min(1.0, below.get("compute times", 0.0)))
         return float(shortest * (1 - CONTRADICTION * noise**0.5))
 
+    @property
+    def most_ns(self) -> float:
+        """Longest iteration that is not far from this one."""
+        variance = MEASUREMENT_DEVIATION**2 + sum(one**2 for one in self.deviations().values())
+        return float(self.iteration_ns * np.exp(FAR * variance**0.5))
+
     def deviations(self) -> dict[str, float]:
         """Return the standard deviation of the logarithm of the iteration time by cause."""
         usual_ns = max(1, self.iteration_ns)
@@ -161,19 +167,26 @@ def _left(variance: Any, explained: Any) -> float:
 
 
 def _check_possible(ns: int, one: Expected, alone_ns: int | None) -> None:
-    """Refuse a measurement that is shorter than computation alone, or of another order than its prediction."""
+    """Refuse a measurement that is shorter than computation alone, or of another order than its prediction.
+
+    On one rank, which sends nothing, both are the same computation, so one that is far from the other is of another.
+    """
     compute_ns = one.compute_ns if alone_ns is None or one.ranks == 1 else alone_ns
     least_ns = one.least_ns * compute_ns / max(1, one.compute_ns)
     if ns < least_ns:
         least, alone = milliseconds(least_ns, ",.4g"), milliseconds(compute_ns, ",.4g")
         limit = f"at least {least} ms, the {alone} ms that one rank takes alone less noise"
+    elif one.ranks == 1 and ns > one.most_ns:
+        most, alone = milliseconds(one.most_ns, ",.4g"), milliseconds(one.iteration_ns, ",.4g")
+        limit = f"at most {most} ms, the predicted {alone} ms of one rank and their error"
     elif ns > LONGEST * one.iteration_ns:
         limit = f"at most {LONGEST:g} times the predicted {milliseconds(one.iteration_ns, ',.4g')} ms"
     else:
         return
     raise ValueError(
-        f"measured: expected {limit}, got {milliseconds(ns, ',.4g')} ms on {one.ranks} ranks; check the unit, and "
-        "that batch, precision and device are those of the trace"
+        f"measured: expected {limit}, got {milliseconds(ns, ',.4g')} ms on {one.ranks} rank{'s' * (one.ranks > 1)}; "
+        "check the unit, and that batch, precision and device are those of the trace; a model by name takes the step "
+        "of one GPU as --step-ms"
     )
 
 

@@ -16,12 +16,17 @@ from ddplab.simulator.anchoring import (
     Expected,
     correct,
 )
+from ddplab.simulator.catalogue import load_fabric
 from ddplab.simulator.fabric import Linear, Processor
+from ddplab.simulator.inputs_with_default_costs import complete
+from ddplab.simulator.prediction import System
 
 from ..explore import examples
 from ..strategies import any_predictions, iteration, trace_of
+from .changed_traces import gpu_trace
 
 MS = 1_000_000
+GPU = gpu_trace("NVIDIA A100-SXM4-40GB"), load_fabric("aws-p4d")
 CAUSES = ("collectives", "device speeds", "launches")
 
 
@@ -76,6 +81,7 @@ def test_a_measurement_far_outside_of_the_interval_contradicts_and_widens(case, 
     target, [first, *_] = case
     errors = sum(log(1 + max(reach) / first.iteration_ns) for reach in first.causes_ns.values())
     far = min(LONGEST, exp(factor * 4 * (errors + MEASUREMENT_DEVIATION)))  # beyond it, measurements are refused
+    first = first._replace(ranks=max(2, first.ranks))  # on one rank, those that contradict are refused
     [anchor] = correct(target, [round(first.iteration_ns * far)], [first]).anchors
     agreeing = correct(target, [first.iteration_ns], [first])
     assert "contradicts" in anchor.sentence()
@@ -165,8 +171,9 @@ def test_predict_takes_measured_times(asked, ratio):
     if not plain.iteration_ns:
         return
     measured_ns = max(1, round(plain.iteration_ns * ratio))
-    if measured_ns < plain.expected(ranks).least_ns:
-        with pytest.raises(ValueError, match=r"measured: expected at least .* that one rank takes alone"):
+    expected = plain.expected(ranks)
+    if measured_ns < expected.least_ns or (ranks == 1 and measured_ns > expected.most_ns):
+        with pytest.raises(ValueError, match=r"measured: expected at (least|most) .* ms .* one rank"):
             plain.anchored(ranks, {ranks: measured_ns}, {ranks: plain})
         return
     prediction = plain.anchored(ranks, {ranks: measured_ns}, {ranks: plain})
@@ -201,6 +208,20 @@ def test_a_measurement_that_contradicts_does_not_make_computation_shorter():
     assert prediction.contradictions
     assert prediction.interval_ns[0] == round(plain.expected(64).least_ns)
     assert 85 * MS < prediction.interval_ns[0] < 90 * MS
+
+
+@examples(12)
+@given(st.floats(0.99, 1.03) | st.floats(0.3, 4), st.sampled_from([2, 8, 64]))
+def test_no_prediction_for_several_ranks_is_below_that_for_one_which_was_measured(ratio, ranks):
+    """What one rank takes alone contradicts the trace, or lengthens every iteration."""
+    system = System(complete(*GPU, measured={1: round(ratio * GPU[0].ranks[0].iterations[0].duration_ns)}))
+    if abs(ratio - 1) > 0.1:
+        with pytest.raises(ValueError, match=r"^measured: expected at (least|most) .*, got .* ms on 1 rank; [^\n]*$"):
+            system.at(ranks)
+    elif 0.99 < ratio < 1.03:
+        alone, several = (system.at(one) for one in (1, ranks))
+        assert alone.iteration_ns < several.iteration_ns
+        assert not several.contradictions
 
 
 def test_a_network_measured_on_few_ranks_says_less_of_many():
