@@ -185,8 +185,8 @@ class Catalogue(Schema):
     def topology(self, name: str, *, network: Rate | None = None, members: int | None = None) -> Topology:
         """Return the links of a node, as many nodes as needed.
 
-        `network`: another rate of the network, of which the same part is reached; `members`: another number of GPUs
-        on a node. None: as in the catalogue.
+        `network`: another rate of the network, of which the same part is reached, maybe over another transport;
+        `members`: another number of GPUs on a node. None: as in the catalogue.
 
         Raises:
             ValueError: There is no such node, or it has no network of which to change the rate.
@@ -198,8 +198,7 @@ class Catalogue(Schema):
             if "network" not in links:
                 raise ValueError(f"network: expected a node with a network between nodes, got {name}")
             if network.bytes_per_s != links["network"].rate.bytes_per_s:
-                of_another_transport = {"rate": network, "reached_by_members": {}, "latency": None}
-                links["network"] = links["network"].model_copy(update=of_another_transport)
+                links["network"] = links["network"].model_copy(update={"rate": network})
         if members is not None:
             innermost = next(iter(links))
             links[innermost] = links[innermost].model_copy(update={"members": members})
@@ -211,6 +210,7 @@ class Catalogue(Schema):
                 bytes_per_s=link.bytes_per_s(link.reached),
                 bytes_per_s_by_members={n: link.bytes_per_s(part) for n, part in link.reached_by_members.items()},
                 reduces=link.reduces,
+                latency_is_usual=link.rate is network,
             )
             for kind, link in links.items()
         )

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from .algorithms import AlgorithmCosts, all_reduce_costs, broadcast_costs, published_deviations, ring
+from .algorithms import AlgorithmCosts, all_reduce_costs, broadcast_costs, one_way, published_deviations, ring
 from .extrapolation import USUAL_NODE, Growth, extrapolated_table, growth_of
 from .measured_tables import FREE, CostCurve, Sizes, Table, tables_by_world_size
 from .topology import Level
@@ -72,7 +72,7 @@ class CostCurves:
     def all_gather(self, world_size: int) -> CostCurve:
         """Return twice the cost curve of an all-gather: a ring all-reduce on links, else the measured all-reduce."""
         curve = self.all_reduce(world_size)
-        return ring(self._levels(world_size)) if isinstance(curve, AlgorithmCosts) else curve
+        return ring(one_way(self._levels(world_size))) if isinstance(curve, AlgorithmCosts) else curve
 
     def origin(self, world_size: int) -> str:
         """Return the source of the curve; see `Fabric.origin`."""
@@ -97,10 +97,11 @@ class CostCurves:
         return np.stack([errors, errors])
 
     def has_usual_latency(self, world_size: int) -> bool:
-        """Return whether NCCL crosses a network whose latency is NCCL's default, or below every published one."""
-        costs, network = self._described(world_size), self._levels(world_size)[1:]
-        longest_ns = max((level.latency_ns for level in network if level.size > 1), default=np.inf)
-        return costs.nodes is not None and (longest_ns == USUAL_LATENCY_NS or longest_ns < LEAST_LATENCY_NS)
+        """Return whether NCCL crosses a network whose latency is a usual one, or below every published one."""
+        used = [level for level in self._levels(world_size)[1:] if level.size > 1]
+        longest_ns = max((level.latency_ns for level in used), default=np.inf)
+        is_usual = longest_ns == USUAL_LATENCY_NS or any(level.latency_is_usual for level in used)
+        return self._described(world_size).nodes is not None and (is_usual or longest_ns < LEAST_LATENCY_NS)
 
     def doublings_beyond_a_connection(self, world_size: int) -> float:
         """Return by how many doublings a slow network of NCCL, maybe Ethernet, is faster than a TCP connection."""
@@ -116,7 +117,8 @@ class CostCurves:
         if self.has_usual_latency(world_size):
             inside, *network = self._levels(world_size)
             for end, multiple in enumerate((FAST_TRANSPORT, SLOW_TRANSPORT)):
-                other = [one.model_copy(update={"latency_ns": round(one.latency_ns * multiple)}) for one in network]
+                nearest = ((one, min(one.latency_ns, USUAL_LATENCY_NS)) for one in network)
+                other = [one.model_copy(update={"latency_ns": round(multiple * ns)}) for one, ns in nearest]
                 others = all_reduce_costs((inside, *other), "nccl", "library", self._fabric.nccl_version)
                 of_latency[end] = np.log(others.costs_ns(sizes_bytes) / costs.costs_ns(sizes_bytes))
         of_sockets = SOCKETS_DEVIATION * self.doublings_beyond_a_connection(world_size)

@@ -20,7 +20,7 @@ from typing import Annotated, Any, Self
 
 from pydantic import Field, PlainSerializer, WrapValidator, model_validator
 
-from ...reference.files.reading import Schema, Settings, one_line_errors, parse_yaml, read_text
+from ...reference.files.reading import Schema, one_line_errors, parse_yaml, read_text
 from ...reference.files.value_ranges import YEAR_NS, BytesPerS, Count, Nanoseconds
 
 OTHER = "other"
@@ -46,6 +46,7 @@ class Level(Schema):
     """other rates where fewer members take part, as on direct links without a switch, bytes per second by the number
     of members in use; from the machine's plan of links"""
     reduces: bool = False  #: whether its switches reduce (SHARP, NVLS), yes or no; from the switch's data sheet
+    latency_is_usual: bool = False  #: whether the latency is that of similar links, yes or no; from the catalogue
 
     @property
     def size(self) -> int:
@@ -58,7 +59,7 @@ class Level(Schema):
         return 1e9 / self.bytes_per_s_by_members.get(self.size, self.bytes_per_s)
 
 
-class Topology(Settings, strict=False):
+class Topology(Schema, strict=False):
     """Levels of links, innermost first: the first level joins ranks, each further one groups of the previous."""
 
     levels: tuple[Level, ...] = Field(min_length=1, max_length=16)

@@ -1,14 +1,19 @@
 """The catalogue: figures have sources, and entries predict."""
 
 import re
+from itertools import pairwise
 
+import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from ddplab.reference.files.reading import one_line_errors
 from ddplab.simulator import Fabric, assume_gpu, predict
 from ddplab.simulator.catalogue import Catalogue, Rate, load_fabric, read_catalogue
 from ddplab.simulator.workload.roofline import PRECISIONS, data_sheets, find_device, with_precision
 
+from ..explore import examples
 from ..topology_files import save_topology
 from .changed_traces import gpu_trace
 
@@ -41,6 +46,37 @@ def test_a_network_of_the_nodes_own_rate_is_its_own(name):
             LISTED.topology(name, network=slower).levels[-1].bytes_per_s
             < LISTED.topology(name).levels[-1].bytes_per_s
         )
+
+
+@examples(12)
+@given(
+    st.sampled_from([name for name in NODES if "network" in LISTED.nodes[name].links]),
+    st.lists(st.floats(0.05, 4), min_size=1, max_size=3),
+    st.sampled_from([2, 4, 64]),
+)
+def test_a_faster_network_of_a_node_is_never_predicted_slower(name, multiples, nodes):
+    """The rate of the catalogue among others: no other latency, or part that is reached, breaks the order."""
+    links = LISTED.nodes[name].links
+    rates = [one * links["network"].rate.bytes_per_s / 1e9 for one in sorted([1.0, *multiples])]
+    fabrics = [Fabric.from_topology(LISTED.topology(name, network=Rate(gb_per_s=one, source=""))) for one in rates]
+    world_size, sizes = nodes * links["nvlink"].members, 2 ** np.arange(3, 31, 3)
+    costs_ns = [one.all_reduce_costs_ns(sizes, world_size).tolist() for one in fabrics]
+    costs_ns += [[one.broadcast_ns(size, world_size) for size in sizes.tolist()] for one in fabrics]
+    for slow, fast in (*pairwise(costs_ns[: len(fabrics)]), *pairwise(costs_ns[len(fabrics) :])):
+        assert all(one >= other for one, other in zip(slow, fast, strict=True))
+    for multiple, one in zip(sorted([1.0, *multiples]), fabrics, strict=True):
+        assert multiple == 1 or "latency between nodes seems not to be measured" in " ".join(
+            one.assumed(sizes, world_size)
+        )
+
+
+@pytest.mark.parametrize("name", NODES)
+def test_no_broadcast_exceeds_the_wire(name):
+    """What passes each link once; all-reduces of two nodes reach more bus bandwidth, of which a part is not sent."""
+    node, fabric = LISTED.nodes[name], load_fabric(name)
+    for nodes in (2, 3) if "network" in node.links else ():
+        ns = fabric.broadcast_ns(2**33, nodes * node.links["nvlink"].members)
+        assert 2**33 / ns <= node.links["network"].rate.bytes_per_s / 1e9
 
 
 def test_a_node_is_found_by_name_and_other_fabrics_in_their_files(tmp_path, monkeypatch):
