@@ -104,7 +104,8 @@ def count_operations(module: nn.Module, loss_fn: models.Loss, model: str) -> Ope
     if missing := [name for index, name in enumerate(parameters) if index not in counter.ready]:
         raise ModelError(
             f"--model {model}: expected the loss to use every parameter, {', '.join(missing[:5])} "
-            f"{'and more ' if len(missing) > 5 else ''}got no gradient; freeze them (requires_grad_(False))"
+            f"{'and more ' if len(missing) > 5 else ''}got no gradient; freeze those that no batch uses "
+            "(requires_grad_(False)), and if other batches use them, as experts, record a trace (ddplab record)"
         )
     shape, tokens = seen[0] if seen else (None, None)
     batch = getattr(loss_fn, "batch", None)

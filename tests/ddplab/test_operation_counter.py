@@ -220,6 +220,7 @@ def frozen() -> models.Model:
         (batch_from_outside, "make model and batch inside the callable"),
         (goes_to_numpy, "use no values (.item(), .numpy()"),
         (loss_without_a_parameter, "expected the loss to use every parameter, 1.weight, 1.bias got no gradient"),
+        (loss_without_a_parameter, "freeze those that no batch uses (requires_grad_(False)), and if other"),
         (frozen, "expected at least one trainable parameter, got none"),
     ],
 )
