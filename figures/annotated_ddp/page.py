@@ -34,7 +34,7 @@ from ddplab.simulator.inputs_with_default_costs import (
 )
 from ddplab.simulator.profiler_import import training_steps
 from ddplab.simulator.profiler_import.gradient_sizes import DTYPES
-from ddplab.simulator.profiler_import.profiler_events import LONGEST_US
+from ddplab.simulator.profiler_import.profiler_events import LONGEST_US, MOST_EARLY_NS
 from figures.interactive_timeline.browser_code import joined, markup, style, timeline_script
 
 from ..drawing import FOLDER as FIGURES
@@ -252,7 +252,8 @@ def story(scene: Scene) -> str:
 def constants() -> str:
     """Return the constants that the JavaScript takes from Python."""
     of_steps = {name: getattr(training_steps, name) for name in OF_TRAINING_STEPS}
-    values = {"HOP_NS": HOP_NS, "LONGEST_US": LONGEST_US, "DTYPES": DTYPES, **of_steps}
+    of_events = {"LONGEST_US": LONGEST_US, "MOST_EARLY_NS": MOST_EARLY_NS, "DTYPES": DTYPES}
+    values = {"HOP_NS": HOP_NS, **of_events, **of_steps}
     return "\n".join(f"const {name} = {json.dumps(value)};" for name, value in values.items())
 
 

@@ -38,7 +38,7 @@ function readEvents(raw) {
   events.forEach(({ name, cat, pid, tid, args = {} }, number) => {
     const kind = cat.toLowerCase();
     const [start_ns, end_ns] = spans[number];
-    const event = { name, kind, thread: `${pid} ${tid}`, start_ns, end_ns, args };
+    const event = { name, kind, pid, thread: `${pid} ${tid}`, start_ns, end_ns, args };
     if (ACTIVITIES.has(kind)) ran.push(event);
     else if (HOST_OPERATIONS.has(kind)) operations.push(event);
     else if (/runtime|driver/.test(kind)) {
@@ -51,6 +51,10 @@ function readEvents(raw) {
   if ((launches || ran.length) && 2 * activities.length <= ran.length) {
     throw new Error("expected what the GPU ran with the correlation ids of its launches; profile with CUDA and CPU activities");
   }
+  const early_ns = activities.reduce((most, one) => Math.max(most, one.launch_start_ns - one.start_ns), 0);
+  if (early_ns > MOST_EARLY_NS) {
+    throw new Error(`expected what the GPU ran after its launch, got ${(early_ns / 1e6).toFixed(1)} ms before it: two clocks differ`);
+  }
   const devices = [...(raw.deviceProperties ?? []).entries()].filter(([, { name }]) => typeof name === "string" && name);
   const used = devices.find(([index]) => ran.some(({ args }) => args.device === index)) ?? devices[0];
   return { gpu: used?.[1].name ?? null, operations, activities, byName: Map.groupBy(operations, ({ name }) => name) };
@@ -61,7 +65,8 @@ function spansOf(events) {
   let last = -Infinity;
   const times = events.map(({ ts, dur }) => {
     const start = Number.parseFloat(ts);
-    const duration = Math.max(0, Number.parseFloat(dur ?? 0) || 0);
+    const duration = Number.parseFloat(dur ?? 0) || 0;
+    if (duration < 0) throw new Error(`expected events of 0 us or longer, got one of ${duration}`);
     first = Math.min(first, start);
     last = Math.max(last, start + duration);
     return [start, duration];
@@ -89,6 +94,11 @@ function launched(ran, calls) {
 // Steps
 
 function readSteps(file) {
+  const processes = new Set(file.byName.get(ACCUMULATE)?.map(({ pid }) => pid)).size;
+  const marks = file.operations.filter(({ name, start_ns, end_ns }) => name.startsWith(STEP) && end_ns > start_ns);
+  if (processes > 1 || new Set(marks.map(({ name }) => name)).size < marks.length) {
+    throw new Error("expected the events of one rank, each once, got several; give the file that each rank's profiler wrote");
+  }
   const reader = readerOf(file);
   const steps = [];
   let done_ns = 0;

@@ -267,9 +267,11 @@ def _spans(path: Path, events: Sequence[RawEvent]) -> tuple[float, list[tuple[in
     """Return the start of the first event as in the file, and start and end of each in nanoseconds from there."""
     try:
         starts = [float(event.ts) for event in events]  # type: ignore[arg-type]  # None raises TypeError
-        durations = [max(0.0, float(event.dur or 0.0)) for event in events]
+        durations = [float(event.dur or 0.0) for event in events]
     except (TypeError, ValueError):
         raise TraceError(f"{path}: expected a number as `ts` and `dur` of every event; export it again") from None
+    if (shortest := min(durations)) < 0:
+        raise TraceError(f"{path}: expected events of 0 us or longer, got one of {shortest:g}; export it again")
     first = min(starts)
     if not max(map(float.__add__, starts, durations)) - first < LONGEST_US:  # also if a time is not a number
         raise TraceError(f"{path}: expected events within a million seconds, got some further apart; export it again")

@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 from matplotlib.image import imread
 
 from ddplab.reference.bucketing import MIB, ONE_BUCKET, assign_buckets, bucket_caps, initial_buckets, plan_buckets
+from ddplab.reference.errors import TraceError
 from ddplab.reference.trace import PHASES, StepMemory, Trace
 from ddplab.simulator import Straggler, import_profile, predict
 from ddplab.simulator.capacity.memory import memory_use
@@ -26,6 +27,7 @@ from figures.interactive_timeline import simulate_choices
 
 from ..chromium import Watched
 from ..explore import examples
+from ..simulator import profiler_files
 from ..simulator.changed_traces import with_iterations, with_workload
 from ..simulator.profiler_files import REAL
 from ..strategies import iteration, partitions, trace_of, traces
@@ -559,6 +561,35 @@ DAMAGED = {
     "ranks.0.iterations.0.forward_start_ns": [None, "0", 2],
 }
 """Values that no trace has, by their place."""
+
+
+def two_processes(events):
+    return [one for one in events if not one["name"].startswith("ProfilerStep")] + [
+        one | {"pid": one["pid"] + 1000} for one in events if not one["name"].startswith("ProfilerStep")
+    ]
+
+
+def early_kernels(events):
+    return [one | {"ts": one["ts"] - 5000 * ("stream" in one["args"])} for one in events]
+
+
+DAMAGED_EVENTS = {
+    "expected the events of one rank, each once": [two_processes, lambda events: events + events],
+    "expected what the GPU ran after": [early_kernels],
+    "expected events of 0 us or longer": [lambda events: [*events[:-1], events[-1] | {"dur": -1}]],
+}
+
+
+@pytest.mark.parametrize("words", DAMAGED_EVENTS)
+def test_the_page_refuses_the_profiles_that_the_importer_refuses(functions, tmp_path, words):
+    document, _ = profiler_files.profile(profiler_files.SMALL)
+    ask = "raw => { try { window.functions.traceOfProfile(raw, 'a'); return ''; } catch (e) { return e.message; } }"
+    assert functions.evaluate(ask, document) == ""
+    for damage in DAMAGED_EVENTS[words]:
+        damaged = document | {"traceEvents": damage(document["traceEvents"])}
+        with pytest.raises(TraceError, match=words):
+            import_profile([profiler_files.write(damaged, tmp_path / "rank0.json")])
+        assert functions.evaluate(ask, damaged).startswith(words)
 
 
 def test_a_damaged_trace_is_refused_and_no_answer_is_shown(functions):

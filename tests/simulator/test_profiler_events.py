@@ -36,6 +36,15 @@ def test_kernels_before_their_launches_are_refused(tmp_path, script, early_ns):
         import_profile([write(document, tmp_path / "rank0.json")])
 
 
+@given(scripts(), st.floats(-1e9, -1e-6) | st.just("-1"), st.data())
+def test_a_negative_duration_is_refused(tmp_path, script, duration, data):
+    """It counted as 0, and a file of such kernels had a fast GPU."""
+    document, _ = profiler_files.profile(script)
+    data.draw(st.sampled_from([one for one in document["traceEvents"] if one["ph"] == "X"]))["dur"] = duration
+    with pytest.raises(TraceError, match=r"expected events of 0 us or longer, got one of -[^\n]*$"):
+        import_profile([write(document, tmp_path / "rank0.json")])
+
+
 EMPTY_STEP = '{"traceEvents": [{"ph": "X", "cat": "cpu_op", "name": "ProfilerStep#1", "ts": 1, "dur": 9}]}'
 
 
