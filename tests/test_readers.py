@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 from ddplab.conformance import timing_and_overlap
 from ddplab.conformance.check_outcomes import read_expectations
 from ddplab.learn.rungs import Progress, load_progress
+from ddplab.reference.files.reading import Schema
 from ddplab.reference.files.value_ranges import YEAR_NS
 from ddplab.reference.trace import Trace
 from ddplab.simulator import Fabric, Prediction, predict, tune
@@ -231,3 +232,18 @@ def test_another_value_is_told_in_one_line_or_predicted_in_order(tmp_path_factor
         return
     assert 0 <= found.compute_ns <= found.iteration_ns <= YEAR_NS
     assert 0 <= found.interval_ns[0] <= found.iteration_ns <= found.interval_ns[1]
+
+
+def schemas(base: type[Schema] = Schema) -> list[type[Schema]]:
+    """All classes of files and settings that are imported."""
+    return [each for one in base.__subclasses__() for each in (one, *schemas(one))]
+
+
+def test_a_record_with_a_wrong_field_is_a_value_error_of_one_line():
+    """In Python too: `Trace()` had a line of pydantic's for each field and one for its address."""
+    names = {one.__name__ for one in schemas()}
+    assert {"Trace", "Workload", "Fabric", "Topology", "Level", "Policy", "CommHook", "Price"} <= names
+    for one in (each for each in schemas() if each.model_config["extra"] == "forbid"):
+        with pytest.raises(ValueError, match=r"^[^\n]+$") as caught:
+            one(**{"no such field": "\n"})
+        assert type(caught.value) is ValueError

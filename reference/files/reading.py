@@ -55,21 +55,24 @@ def _guarded(node: Any, owner: type) -> Any:
 
 
 class Schema(BaseModel):
-    """Base of all file formats: flat, typed and immutable; unknown fields are errors, and no text has two lines."""
+    """Base of all file formats: flat, typed and immutable; unknown fields are errors, and no text has two lines.
+
+    Constructed in Python, an invalid one is a one-line ValueError that names the field.
+    """
 
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
+
+    if not TYPE_CHECKING:  # fields keep their types
+
+        def __init__(self, **fields: Any) -> None:
+            with one_line_errors():
+                super().__init__(**fields)
+
+        __init__.__pydantic_base_init__ = True  # files are read without it, so all their errors have a place
 
     @classmethod
     def __get_pydantic_core_schema__(cls, source: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
         return _guarded(handler(source), cls)  # type: ignore[no-any-return]
-
-
-class Settings(Schema):
-    """A schema that users construct themselves; an invalid field is a one-line ValueError that names it."""
-
-    def __init__(self, **fields: Any) -> None:
-        with one_line_errors():
-            super().__init__(**fields)
 
 
 @contextmanager

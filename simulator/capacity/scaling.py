@@ -18,7 +18,7 @@ from typing import Any, Literal, NamedTuple
 
 from pydantic import Field, field_validator
 
-from ...reference.files.reading import SHORT, Settings, read_text
+from ...reference.files.reading import SHORT, Schema, read_text
 from ..anchoring import covariance_of
 from ..fabric.cost_curves import NORMAL_HALF_BAND
 from ..predicted_iteration import Prediction
@@ -169,7 +169,7 @@ Answer = Literal["yes", "no", "open"]
 """Whether a limit is kept: `open` if it lies inside the interval."""
 
 
-class Price(Settings):
+class Price(Schema):
     """The price of a system."""
 
     system: str = Field(min_length=1)  #: name of the system, such as a node of the catalogue

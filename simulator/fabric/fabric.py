@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import Field, ValidationInfo, field_validator, model_validator
 
-from ...reference.files.reading import Schema, one_line_errors, read_schema, read_text
+from ...reference.files.reading import Schema, read_schema, read_text
 from ...reference.files.value_ranges import YEAR_NS, InParallel, Multiple, SlowdownFactor, as_int64
 from ...reference.files.writing import write_atomically
 from ...reference.trace import VERSION_FIELD
@@ -414,8 +414,7 @@ class Fabric(Schema, strict=False):
     def _checked(cls, **fields: object) -> Self:
         """Make a fabric from the fields that are not None."""
         try:
-            with one_line_errors():
-                return cls.model_validate({name: value for name, value in fields.items() if value is not None})
+            return cls(**{name: value for name, value in fields.items() if value is not None})
         except ValueError as error:
             raise ValueError(f"fabric: {error}") from None
 

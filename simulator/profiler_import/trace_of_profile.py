@@ -6,10 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from pydantic import ValidationError
-
 from ...reference.errors import TraceError
-from ...reference.files.reading import first_problem
 from ...reference.files.writing import milliseconds
 from ...reference.trace import BucketTimes, Iteration, Parameter, RankTrace, Trace, Workload
 from ..workload.compute_times import HOST_BOUND, host_bound
@@ -110,10 +107,8 @@ def import_profile(
             torch_version="unknown",
         )
         trace = Trace(workload=workload, layouts=(found.buckets,) if found.buckets else (), ranks=ranks)
-    except ValidationError as error:
-        raise TraceError(
-            f"{first.path}: the events contradict each other: {first_problem(error)}; export the file again"
-        ) from None
+    except ValueError as error:
+        raise TraceError(f"{first.path}: the events contradict each other: {error}; export the file again") from None
     slow_down = slow_down_beside_collectives(first)
     notes += found.derived
     all_reduces_ns = _all_reduces_ns(files, steps_by_rank) if len(files) > 1 else ()

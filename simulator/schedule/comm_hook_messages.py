@@ -12,7 +12,6 @@ from typing import ClassVar, Literal, NamedTuple, Self
 from pydantic import Field
 
 from ...reference import message_sizes as collectives
-from ...reference.files.reading import Settings
 from ...reference.trace import Parameter
 from ..fabric.processor_costs import HookCost, Linear
 
@@ -31,7 +30,7 @@ INDEX_BYTES = 8
 """Size of a row index of a sparse gradient."""
 
 
-class CommHook(Settings, HookCost):
+class CommHook(HookCost):
     """No hook: each bucket's gradients are all-reduced unchanged. Subclasses model the other hooks.
 
     The three costs apply to one bucket and depend on the bytes of its gradients.

@@ -7,7 +7,7 @@ from typing import Any, Literal, Self, TypedDict
 from pydantic import Field, field_validator, model_validator
 
 from ...reference.bucketing import Order, may_change, two_stage_caps
-from ...reference.files.reading import Settings
+from ...reference.files.reading import Schema
 from ...reference.files.value_ranges import CycleLength
 from .comm_hook_messages import NO_HOOK, CommHook, named_hook
 
@@ -45,7 +45,7 @@ class PolicySettings(TypedDict, total=False):
     phase: Phase
 
 
-class Policy(Settings, strict=False):
+class Policy(Schema, strict=False):
     """Arguments of `DistributedDataParallel`, by their names in torch, and how the training script uses it.
 
     `hook` also accepts the name of a comm hook; see `named_hook`.

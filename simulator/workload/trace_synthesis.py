@@ -14,7 +14,6 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from ...reference.files.reading import one_line_errors
 from ...reference.files.writing import milliseconds
 from ...reference.trace import WIDEST_BOUND, Iteration, RankTrace, Trace, Workload
 from ..catalogue import RESCALED_FROM
@@ -36,7 +35,6 @@ OF_OPERATIONS = ("model", "parameters", "buffers", "torch_version", "batch", "in
 """Fields of operations that a trace of them has too."""
 
 
-@one_line_errors()
 def synthesize(
     operations: Operations,
     device: Device,
@@ -224,7 +222,6 @@ def _paced(times_ns: Floats, kernels: Sequence[int], pace_ns: float, known: NDAr
     return ends
 
 
-@one_line_errors()
 def rescale(
     trace: Trace, operations: Operations, old: Device, new: Device, *, new_operations: Operations | None = None
 ) -> Trace:
@@ -292,7 +289,6 @@ def batches_of(trace: Trace, *, has_step: bool = True) -> Callable[[float], Trac
     return next((made for made in ways if made(1.0) == trace), None)
 
 
-@one_line_errors()
 def with_batch(trace: Trace, multiple: float) -> Trace:
     """Convert a trace to a multiple of its batch on each device, as if passes took a time in proportion to the batch.
 

@@ -4,13 +4,13 @@ from typing import Literal
 
 from pydantic import Field
 
-from ...reference.files.reading import Settings
+from ...reference.files.reading import Schema
 from ...reference.files.value_ranges import Iterations, Rank, SlowdownFactor
 
 VariationKind = Literal["recorded", "resampled", "fitted", "slowest"]
 
 
-class Variation(Settings):
+class Variation(Schema):
     """How the simulated iterations are generated from the recorded ones."""
 
     kind: VariationKind = "recorded"
@@ -33,7 +33,7 @@ RECORDED = Variation()
 """Iterations as they were recorded."""
 
 
-class Straggler(Settings):
+class Straggler(Schema):
     """A rank that computes more slowly than was recorded."""
 
     rank: Rank | None = None
