@@ -65,7 +65,7 @@ function spansOf(events) {
   let last = -Infinity;
   const times = events.map(({ ts, dur }) => {
     const start = Number.parseFloat(ts);
-    const duration = Number.parseFloat(dur ?? 0) || 0;
+    const duration = Number.parseFloat(dur || 0);
     if (duration < 0) throw new Error(`expected events of 0 us or longer, got one of ${duration}`);
     first = Math.min(first, start);
     last = Math.max(last, start + duration);

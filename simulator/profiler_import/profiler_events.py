@@ -273,7 +273,7 @@ def _spans(path: Path, events: Sequence[RawEvent]) -> tuple[float, list[tuple[in
     if (shortest := min(durations)) < 0:
         raise TraceError(f"{path}: expected events of 0 us or longer, got one of {shortest:g}; export it again")
     first = min(starts)
-    if not max(map(float.__add__, starts, durations)) - first < LONGEST_US:  # also if a time is not a number
+    if not all(start - first + duration < LONGEST_US for start, duration in zip(starts, durations, strict=True)):
         raise TraceError(f"{path}: expected events within a million seconds, got some further apart; export it again")
     return first, [
         (round((start - first) * 1e3), round((start - first + duration) * 1e3))

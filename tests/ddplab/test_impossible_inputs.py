@@ -17,7 +17,7 @@ IMPOSSIBLE = [
     *(((*command, "--measured", f"8:{ms}ms"), f"the 212 ms that one rank takes alone less noise, got {ms} ms on 8")
       for command in (TRACE, PREDICT) for ms in ("200", "0.212")),
     ((*TRACE, "--measured", "1:220ms,8:190ms"), "the 220 ms that one rank takes alone less noise, got 190 ms on 8"),
-    ((*TRACE, "--measured", "1:100ms"), "the 212 ms that one rank takes alone less noise, got 100 ms on 1 ranks"),
+    ((*TRACE, "--measured", "1:100ms"), "the 212 ms that one rank takes alone less noise, got 100 ms on 1 rank;"),
     ((*VIT, "--step-ms", 212, "--measured", "8:120ms"), "212 ms that one rank takes alone less noise, got 120 ms"),
     (("predict", "{trace}", "--fabric", "aws-p4d", "--world-size", "8,16", "--measured", "8:20ms"), "got 20 ms on 8"),
     # of another order

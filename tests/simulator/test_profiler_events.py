@@ -36,6 +36,15 @@ def test_kernels_before_their_launches_are_refused(tmp_path, script, early_ns):
         import_profile([write(document, tmp_path / "rank0.json")])
 
 
+@pytest.mark.parametrize("name", ["ts", "dur"])
+@pytest.mark.parametrize("place", [0, -1])
+def test_a_time_that_is_not_a_number_is_refused_with_its_file(tmp_path, name, place):
+    document, _ = profiler_files.profile(SMALL)
+    [one for one in document["traceEvents"] if one["ph"] == "X"][place][name] = "nan"
+    with pytest.raises(TraceError, match=r"rank0.json: expected events within a million seconds"):
+        import_profile([write(document, tmp_path / "rank0.json")])
+
+
 @given(scripts(), st.floats(-1e9, -1e-6) | st.just("-1"), st.data())
 def test_a_negative_duration_is_refused(tmp_path, script, duration, data):
     """It counted as 0, and a file of such kernels had a fast GPU."""
