@@ -191,7 +191,10 @@ MODELS = {"resnet50": (64, 4096), "bert-large": (8, 128), "gpt2": (8, 64), "llam
     systems=st.lists(st.sampled_from(["aws-p4d", "dgx-h100", "azure-ndm-a100"]), min_size=1, max_size=2, unique=True),
     optimizer=st.sampled_from([None, "sgd", "adam"]),
     target=st.sampled_from(
-        [(), ("--efficiency", "60%"), ("--efficiency", "95%"), ("--samples", "1e8", "--deadline", "2d")]
+        [
+            *((), ("--efficiency", "60%"), ("--efficiency", "95%"), ("--efficiency", "100%")),
+            *(("--samples", "1e8", "--deadline", "2d"), ("--samples", "1", "--deadline", "1h")),
+        ]
     ),
 )
 def test_no_line_of_a_plan_denies_its_verdict(here, tmp_path, model, large, systems, optimizer, target):
@@ -233,6 +236,9 @@ def test_no_line_of_a_plan_denies_its_verdict(here, tmp_path, model, large, syst
         assert "unknown" not in line[1]
     for needed in re.findall(r"needs ([\d.]+ to [\d.]+ of [\d.]+ GB) with", " ".join(verdict.split())):
         assert not done.stdout or f"({needed}" in " ".join(done.stdout.split())
+    for words in re.findall(r"an efficiency of (\S+ %) for a target", " ".join(verdict.split())):
+        assert not done.stdout or re.search(rf" {words} ", done.stdout), "the table has the same range"
+    assert all(3600e9 * (row["hours"] or 1) >= row["iteration_ns"] for row in rows), "of one iteration at least"
     uses = [use for one in document["systems"] for use in one["memory"].values()]
     for batch in re.findall(r"([\d,]+) samples? certainly do", " ".join(done.stdout.split())):
         assert int(batch.replace(",", "")) in [use["largest_batch"] for use in uses], "of the optimiser that it names"

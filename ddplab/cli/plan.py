@@ -19,7 +19,7 @@ from ..simulator.capacity import judgement
 from ..simulator.capacity.memory import Optimizer
 from ..simulator.capacity.plan import CapacityPlan, SystemPlan
 from ..simulator.capacity.plan import plan as make_plan
-from ..simulator.capacity.scaling import Offer, Price, Scaling, read_prices
+from ..simulator.capacity.scaling import Offer, Price, Question, Scaling, read_prices
 from ..simulator.catalogue import Rate, entry_of, load_fabric, read_catalogue, unknown
 from ..simulator.fabric import Fabric
 from ..simulator.workload.roofline import counted_models, data_sheets, find_device, name_of_model, with_precision
@@ -101,11 +101,14 @@ def plan(
     options.refuse({"--deadline": without and deadline, "--budget": without and budget}, "expected --samples with it")
     asked = None if world_size is None else options.read_world_sizes("--world-size", world_size)
     described = {name: _read_system(name, network, device) for name in dict.fromkeys(systems)}
-    settings = options.read_settings(changes)
+    settings = options.read_settings(changes, refused={})
     fabrics = {name: settings.changed(fabric) for name, (_, fabric) in described.items()}
     if nodes is not None:
         asked = sorted({*(asked or ()), *_gpus_of(options.read_world_sizes("--nodes", nodes), fabrics)})
-    sizes = _sizes(asked, fabrics)
+    if not (sizes := _sizes(asked, fabrics)):
+        raise ValueError(
+            f"--gpus: expected a number that all systems can have, as none of {', '.join(systems)} shares"
+        )
     if network is not None and asked is None:  # the question is about GPUs that use this network
         asked = [size for size in sizes if not any(judgement.inside_one_node(one, size) for one in fabrics.values())]
     steps_ms = _read_steps(step_ms, systems)
@@ -206,7 +209,9 @@ def _workload(
     if Path(model).is_file() or model.endswith((".json", ".json.gz")):
         options.refuse({"--step-ms": step_ms}, "expected a model, not a trace, with it")
         trace = _on_device(Trace.load(model), device)
-        known = trace.workload.batch
+        known = trace.workload.batch or batch
+        if trace.workload.batch is None:
+            trace = trace.model_copy(update={"workload": trace.workload.model_copy(update={"batch": batch})})
         return (with_batch(trace, batch / known) if batch and known and batch != known else trace), None
     if device is None:
         raise ValueError("--device: expected the device on which the model computes, because a file has none")
@@ -327,7 +332,7 @@ def _show(result: CapacityPlan, *, details: bool) -> None:
     cost = next((judgement.cost_unit(offer) for _, offer in shown if offer.cost is not None), None)
     rows = [
         ({"system": offer.system} if several else {})
-        | _row(offer, told, cost)
+        | _row(offer, result.question, told, cost)
         | ({"fixed total": _strong(offer, scaling)} if details else {})
         for scaling, offer in shown
     ]
@@ -373,23 +378,26 @@ def _sentences(one: SystemPlan, *, asks_efficiency: bool, details: bool) -> list
     return [*said, judgement.measure_sentence(one.limits, one.next_measurement)]
 
 
-def _row(offer: Offer, told: Set[str], cost: str | None) -> dict[str, str]:
-    """Return what a table has of an offer: the answers that are `told`, and the `cost` in a column of this name."""
+def _row(offer: Offer, question: Question, told: Set[str], cost: str | None) -> dict[str, str]:
+    """Return what a table has of an offer: the answers that are `told`, and the `cost` in a column of this name.
+
+    Rounding carries no cell across the limit of the question, which the answer beside it would deny.
+    """
     size = offer.size
     unit, rates = judgement.throughput(size)
     low_ns, high_ns = size.prediction.interval_ns
     row = {
         "GPUs": f"{size.world_size:,}",
         f"{unit}/s": judgement.band(*rates),
-        "efficiency": judgement.percent(*size.prediction.efficiency_interval),
+        "efficiency": judgement.percent(*size.prediction.efficiency_interval, limit=question.efficiency),
     }
     if size.tokens is not None and size.mfu_band is not None:
         row["MFU"] = judgement.percent(*size.mfu_band)
     row["iteration ms"] = judgement.band(low_ns / 1e6, high_ns / 1e6)
     if offer.hours_band is not None:
-        row["hours"] = judgement.band(*offer.hours_band)
+        row["hours"] = judgement.band(*offer.hours_band, limit=question.deadline_hours)
     if cost is not None:
-        row[cost] = "-" if offer.cost_band is None else judgement.band(*offer.cost_band)
+        row[cost] = "-" if offer.cost_band is None else judgement.band(*offer.cost_band, limit=question.budget)
     return row | {ANSWERS[name]: answer for name, answer in offer.answers.items() if name in told}
 
 

@@ -4,7 +4,6 @@ Several world sizes are compared as one table.
 """
 
 from collections.abc import Mapping, Sequence
-from contextlib import nullcontext
 from io import BytesIO
 from pathlib import Path
 from typing import Annotated, Any
@@ -94,8 +93,7 @@ def predict(
         inputs = leave_out(left_out, inputs)
         each = [leave_out(left_out, inputs._replace(policy=one)) for one in policies]
     system = System(inputs._replace(measured_policy=inputs.policy))
-    with options.naming("--measured") if anchors else nullcontext():
-        predictions = {ranks: [system.at(ranks, one) for one in each] for ranks in world_sizes}
+    predictions = {ranks: [system.at(ranks, one) for one in each] for ranks in world_sizes}
     model = inputs.trace.workload.model
     if len(world_sizes) > 1:
         write_json(json_path, {"model": model, "rows": _show_sizes(each, predictions, left_out)})

@@ -136,7 +136,7 @@ def inside_one_node(fabric: Fabric, world_size: int) -> str:
     levels = () if fabric.topology is None else fabric.topology.levels
     if len(levels) < 2 or world_size > (levels[0].members or 1):
         return ""
-    return f"; {world_size:,} GPUs are in one node and do not use the network between nodes"
+    return f"; the network between nodes is not used by {gpus(world_size)} in one node"
 
 
 def needs_sentence(limits: Limits, needs: Needs, target: float, batch: int, largest: int | None) -> str:
@@ -347,9 +347,8 @@ def _because(question: Question, offer: Offer) -> str:
         cost = f"{band(*offer.cost_band, limit=question.budget)} {offer.currency}"
         parts.append(f"a cost of {cost} for a budget of {question.budget:,.8g}")
     if "efficiency" in told:
-        target = 100 * (question.efficiency or 0)
-        low, high = (100 * end for end in offer.size.prediction.efficiency_interval)
-        parts.append(f"an efficiency of {band(low, high, unit=' %', limit=target)} for a target of {target:.3g} %")
+        has = percent(*offer.size.prediction.efficiency_interval, limit=question.efficiency)
+        parts.append(f"an efficiency of {has} for a target of {100 * (question.efficiency or 0):.3g} %")
     if offer.answers.get("memory", "yes") != "yes":
         parts.append(_memory_words(offer))
     return "; ".join(parts)
@@ -422,9 +421,9 @@ def band(low: float, high: float, *, unit: str = "", limit: float | None = None)
     return (first if first == last else f"{first}-{last}") + unit
 
 
-def percent(low: float, high: float) -> str:
-    """Return an interval of fractions in percent."""
-    return band(100 * low, 100 * high, unit=" %")
+def percent(low: float, high: float, *, limit: float | None = None) -> str:
+    """Return an interval of fractions in percent; `limit` as for `band`."""
+    return band(100 * low, 100 * high, unit=" %", limit=limit and 100 * limit)
 
 
 def _step(low: float, high: float, value: float) -> float:

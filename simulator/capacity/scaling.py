@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from io import StringIO
 from itertools import accumulate, combinations, pairwise
-from math import exp, inf
+from math import ceil, exp, inf
 from operator import mul
 from types import MappingProxyType
 from typing import Any, Literal, NamedTuple
@@ -279,7 +279,10 @@ def offer_of(
 ) -> Offer:
     """Return duration, cost and answers for one number of GPUs."""
     hours = hours_band = cost = cost_band = None
-    samples = UNIT / (size.tokens or 1) if question.samples is None else question.samples
+    samples = UNIT / (size.tokens or 1)
+    if question.samples is not None:  # a run has whole iterations, of which the last one may repeat samples
+        of_one = size.samples_per_s * max(1, size.prediction.iteration_ns) / 1e9
+        samples = max(1, ceil(round(question.samples / of_one, 6))) * of_one
     low, high = (samples / rate / 3600 for rate in reversed(size.samples_per_s_band))
     if question.samples is not None:
         hours, hours_band = samples / size.samples_per_s / 3600, (low, high)

@@ -1,9 +1,12 @@
 """The command `plan`: names, files and questions; the first line is the verdict, and wrong input is one line."""
 
+import re
+
 import pytest
 
 from ddplab.cli.plan import _read_efficiency, _read_steps
 from ddplab.cli.shared_options import read_hours
+from ddplab.reference.trace import Trace
 
 FAST = ("--world-size", "8,16")
 
@@ -130,3 +133,46 @@ def test_a_step_that_nobody_has_seen_so_long_is_doubtful(here):
     assert "wider than the decision" in done.stderr
     assert "the step takes 16 times its usual time: check unit, batch and precision" in done.stderr
     assert here(*words, 400).stdout.startswith("no: ")
+
+
+def test_the_table_has_the_range_of_the_verdict(here):
+    """91 to 99.1 % is less than 100 %; rounded outwards alone, the cell was 91-100 %, beside a "no"."""
+    done = here("plan", "resnet50", "a100", "--step-ms", 90, "--gpus", 2, "--efficiency", "100%")
+    (words,) = re.findall(r"an efficiency of (\S+ %) for a\s+target", done.stdout)
+    (row,) = re.findall(r"^ +2 .*", done.stdout, re.MULTILINE)
+    assert f" {words} " in row
+    assert row.split()[-1] == "no"
+    assert "not used by 2 GPUs in one node" in " ".join(done.stdout.split()) or "no rate" in done.stdout
+
+
+@pytest.mark.parametrize("words", [("bucket_cap_mb=50",), ("hook=fp16", "order=reverse")])
+def test_a_plan_takes_the_caps_orders_and_hooks_that_predict_has_options_for(answered, trace, topology, words):
+    """It named the options of `predict`, which it does not have."""
+    names = {"bucket_cap_mb": "--caps", "hook": "--hooks", "order": "--orders"}
+    asked = [word for one in words for word in ("--set", one)]
+    options = [word for one in words for word in (names[one.partition("=")[0]], one.partition("=")[2])]
+    options += [] if "--caps" in options else ["--caps", "default"]
+    size = answered("plan", trace, topology, "--gpus", 4, *asked)[1]["sizes"][-1]
+    [row] = answered("predict", trace, "--fabric", topology, "--world-size", size["world_size"], *options)[1]["rows"]
+    assert size["iteration_ns"] == row["iteration_ns"]
+
+
+def test_systems_without_a_common_number_of_gpus_are_told_in_one_line(here, tmp_path):
+    pod = tmp_path / "pod.yaml"
+    links = "{members: 3, latency_us: 3, gb_per_s: 200}\n  nic: {of: nvlink, latency_us: 10, gb_per_s: 9, members: 5}"
+    pod.write_text(f"levels:\n  nvlink: {links}\n")
+    done = here("plan", "gpt2", pod, "aws-p4d", "--device", "a100")
+    assert done.stderr.startswith("ddplab: --gpus: expected a number that all systems can have")
+    assert done.stderr.count("\n") == 1
+
+
+def test_a_batch_given_for_a_trace_is_known(printed, trace, topology):
+    """With --batch 4, samples were batches "whose size is not known" beside 4 samples per GPU."""
+    recorded = Trace.load(trace)
+    unknown = recorded.model_copy(update={"workload": recorded.workload.model_copy(update={"batch": None})})
+    unknown.save(trace.with_name("unknown.json"))
+    asked = ("plan", trace.with_name("unknown.json"), topology, "--gpus", 4)
+    assert "whose size is not known" in " ".join(printed(*asked).split())
+    shown = printed(*asked, "--batch", 4)
+    assert ", 4 samples per GPU, on " in " ".join(shown.split())
+    assert "not known" not in shown

@@ -143,6 +143,10 @@ def test_hours_and_cost_follow_from_the_throughput(size):
     assert offer.hours == pytest.approx(7.2e12 / size.samples_per_s / 3600)
     assert offer.cost == pytest.approx(offer.hours * 2 * 2.0)
     assert offer.answer == "yes", "nothing was asked"
+    iteration_h = size.prediction.iteration_ns / 3600e9
+    each = size.samples_per_s * 3600 * iteration_h
+    for samples, iterations in ((1e-9, 1), (each, 1), (1.1 * each, 2), (7 * each, 7)):
+        assert offer_of("a", size, Question(samples=samples), None).hours == pytest.approx(iterations * iteration_h)
 
 
 @pytest.mark.parametrize(
