@@ -167,18 +167,14 @@ def _left(variance: Any, explained: Any) -> float:
 
 
 def _check_possible(ns: int, one: Expected, alone_ns: int | None) -> None:
-    """Refuse a measurement that is shorter than computation alone, or of another order than its prediction.
-
-    On one rank, which sends nothing, both are the same computation, so one that is far from the other is of another.
-    """
+    """Refuse a measurement that is shorter than computation alone, far longer on one rank, or of another order."""
     compute_ns = one.compute_ns if alone_ns is None or one.ranks == 1 else alone_ns
     least_ns = one.least_ns * compute_ns / max(1, one.compute_ns)
+    least, alone, most = (milliseconds(each, ",.4g") for each in (least_ns, compute_ns, one.most_ns))
     if ns < least_ns:
-        least, alone = milliseconds(least_ns, ",.4g"), milliseconds(compute_ns, ",.4g")
         limit = f"at least {least} ms, the {alone} ms that one rank takes alone less noise"
     elif one.ranks == 1 and ns > one.most_ns:
-        most, alone = milliseconds(one.most_ns, ",.4g"), milliseconds(one.iteration_ns, ",.4g")
-        limit = f"at most {most} ms, the predicted {alone} ms of one rank and their error"
+        limit = f"at most {most} ms, the {alone} ms that one rank takes alone with copies and noise"
     elif ns > LONGEST * one.iteration_ns:
         limit = f"at most {LONGEST:g} times the predicted {milliseconds(one.iteration_ns, ',.4g')} ms"
     else:

@@ -182,11 +182,10 @@ class Catalogue(Schema):
             found = {f"links.{kind}.latency": self.latencies[kind] for kind in entry.links} | found
         return {field: (str(figure), self.sources[figure.source]) for field, figure in found.items()}
 
-    def topology(self, name: str, *, network: Rate | None = None, members: int | None = None) -> Topology:
+    def topology(self, name: str, *, network: Rate | None = None) -> Topology:
         """Return the links of a node, as many nodes as needed.
 
-        `network`: another rate of the network, of which the same part is reached, maybe over another transport;
-        `members`: another number of GPUs on a node. None: as in the catalogue.
+        `network`: another rate of the network, of which the same part is reached, maybe over another transport.
 
         Raises:
             ValueError: There is no such node, or it has no network of which to change the rate.
@@ -199,9 +198,6 @@ class Catalogue(Schema):
                 raise ValueError(f"network: expected a node with a network between nodes, got {name}")
             if network.bytes_per_s != links["network"].rate.bytes_per_s:
                 links["network"] = links["network"].model_copy(update={"rate": network})
-        if members is not None:
-            innermost = next(iter(links))
-            links[innermost] = links[innermost].model_copy(update={"members": members})
         levels = tuple(
             Level(
                 name=kind,

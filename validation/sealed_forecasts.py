@@ -86,7 +86,9 @@ def _predicted(gpu: str, in_node: int, batch: int, ms: float, nodes: int) -> tup
     """Return nanoseconds of the step, and both ends of its interval."""
     name = next(name for name in LINKS if name in gpu)
     members = min(NVLINK_DOMAIN, nodes * in_node) if "GB200" in gpu else in_node
-    fabric = Fabric.from_topology(read_catalogue().topology(LINKS[name], members=members))
+    links = read_catalogue().topology(LINKS[name])
+    levels = (links.levels[0].model_copy(update={"members": members}), *links.levels[1:])
+    fabric = Fabric.from_topology(links.model_copy(update={"levels": levels}))
     trace = _trace(name.lower(), batch, round(ms * 1e6))
     measured = {in_node: round(ms * 1e6)}
     found = predict(trace, fabric, world_size=nodes * in_node, measured=measured, **SETTINGS)

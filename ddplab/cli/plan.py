@@ -105,10 +105,7 @@ def plan(
     fabrics = {name: settings.changed(fabric) for name, (_, fabric) in described.items()}
     if nodes is not None:
         asked = sorted({*(asked or ()), *_gpus_of(options.read_world_sizes("--nodes", nodes), fabrics)})
-    if not (sizes := _sizes(asked, fabrics)):
-        raise ValueError(
-            f"--gpus: expected a number that all systems can have, as none of {', '.join(systems)} shares"
-        )
+    sizes = _sizes(asked, fabrics)
     if network is not None and asked is None:  # the question is about GPUs that use this network
         asked = [size for size in sizes if not any(judgement.inside_one_node(one, size) for one in fabrics.values())]
     steps_ms = _read_steps(step_ms, systems)
@@ -327,8 +324,7 @@ def _show(result: CapacityPlan, *, details: bool) -> None:
         for offer in (one.offers if details else result.asked)
         if offer.system == one.name
     ]
-    answers = {pair for _, offer in shown for pair in offer.answers.items()}
-    told = {name for name, _ in answers - {("memory", "yes")}}
+    told = {pair[0] for _, offer in shown for pair in offer.answers.items() if pair != ("memory", "yes")}
     cost = next((judgement.cost_unit(offer) for _, offer in shown if offer.cost is not None), None)
     rows = [
         ({"system": offer.system} if several else {})
@@ -379,10 +375,7 @@ def _sentences(one: SystemPlan, *, asks_efficiency: bool, details: bool) -> list
 
 
 def _row(offer: Offer, question: Question, told: Set[str], cost: str | None) -> dict[str, str]:
-    """Return what a table has of an offer: the answers that are `told`, and the `cost` in a column of this name.
-
-    Rounding carries no cell across the limit of the question, which the answer beside it would deny.
-    """
+    """Return what a table has of an offer: the answers that are `told`, and the `cost` in a column of this name."""
     size = offer.size
     unit, rates = judgement.throughput(size)
     low_ns, high_ns = size.prediction.interval_ns

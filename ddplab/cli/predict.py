@@ -138,12 +138,13 @@ def _show_one(
     rows = [options.values_of_axes(one) | found.to_json() for one, found in zip(policies, predictions, strict=True)]
     result: dict[str, Any] = {"rows": rows, "assumed": assumed, "origins": from_where}
     if ranks > 1:
-        system = System(inputs)
-        limits = Limits(system, ranks)
+        limits = Limits(System(inputs), ranks)
         need = limits.needed_rate()
         say(judgement.limit_sentence(limits))
         of_network = "" if "collectives" in left_out else f"; {judgement.network_sentence(limits, need)}"
-        say(f"verdict: {judgement.efficiency_sentence(system, ranks)}{of_network}")
+        low, high = fastest.efficiency_interval
+        work = f"{judgement.band(low * ranks, high * ranks)} that train alone ({judgement.percent(low, high)})"
+        say(f"verdict: {ranks:,} GPUs do the work of {work}{of_network}")
         result["verdict"] = {
             "efficiency": fastest.efficiency,
             "limit": limits.limit,

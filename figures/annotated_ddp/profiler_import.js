@@ -66,7 +66,7 @@ function spansOf(events) {
   const times = events.map(({ ts, dur }) => {
     const start = Number.parseFloat(ts);
     const duration = Number.parseFloat(dur || 0);
-    if (duration < 0) throw new Error(`expected events of 0 us or longer, got one of ${duration}`);
+    if (duration < 0) throw new Error(`expected events of 0 us or longer, got ${duration}`);
     first = Math.min(first, start);
     last = Math.max(last, start + duration);
     return [start, duration];

@@ -55,16 +55,13 @@ def _guarded(node: Any, owner: type) -> Any:
 
 
 class Schema(BaseModel):
-    """Base of all file formats: flat, typed and immutable; unknown fields are errors, and no text has two lines.
-
-    Constructed in Python, an invalid one is a one-line ValueError that names the field.
-    """
+    """Base of all records: flat, typed and immutable; unknown fields are errors; no text or error has two lines."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
 
     if not TYPE_CHECKING:  # fields keep their types
 
-        def __init__(self, **fields: Any) -> None:
+        def __init__(self, /, **fields: Any) -> None:
             with one_line_errors():
                 super().__init__(**fields)
 
@@ -107,12 +104,11 @@ def read_schema(
     try:
         parse_json(data)  # refuses what pydantic accepts silently
         with one_line_errors():
-            parsed = TypeAdapter(kind).validate_json(data)
+            return TypeAdapter(kind).validate_json(data)
     except ValueError as error:
         if mistaken and mistaken[0] in data:
             raise ValueError(f"{path}: {mistaken[1]}") from None
         raise ValueError(f"{path}: not {what}: {error}{advice}") from None
-    return parsed
 
 
 def parse_json(data: str | bytes) -> Any:

@@ -64,10 +64,9 @@ def contradiction_sentence(prediction: Prediction, fabric: Fabric) -> str:
         for one in prediction.contradictions
     ]
     advice = "check that batch, precision and device are those of the measured run"
-    for one in prediction.contradictions:
-        uses_network = one.world_size > 1 and not inside_one_node(fabric, one.world_size)
-        if uses_network and one.measured_ns > OUT_OF_ORDER * one.predicted_ns:
-            advice = f"the network may be out of order: {CHECK_LINKS}"
+    slow = (one.world_size for one in prediction.contradictions if one.measured_ns > OUT_OF_ORDER * one.predicted_ns)
+    if any(ranks > 1 and not inside_one_node(fabric, ranks) for ranks in slow):
+        advice = f"the network may be out of order: {CHECK_LINKS}"
     return f"the measured iterations contradict the model: {'; '.join(parts)}; {advice}" if parts else ""
 
 
@@ -88,13 +87,6 @@ def _given(inputs: Inputs, world_size: int) -> str:
         return "names alone"
     node = USUAL_NODE if topology is None else topology.levels[0].size
     return "a step, one node" if world_size <= node else "a step, new clusters"
-
-
-def efficiency_sentence(system: System, world_size: int) -> str:
-    """Return how much of the GPUs' time becomes training."""
-    low, high = system.at(world_size).efficiency_interval
-    work = band(low * world_size, high * world_size)
-    return f"{world_size:,} GPUs do the work of {work} that train alone ({percent(low, high)})"
 
 
 def limit_sentence(limits: Limits, *, details: bool = True) -> str:

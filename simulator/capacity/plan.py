@@ -258,7 +258,9 @@ def plan(
     pairs = _paired(trace, fabric)
     by_system = {price.system: price for price in prices}
     if not world_sizes or not pairs or asked == []:
-        raise ValueError("world_sizes: expected at least one number of GPUs and one system, got none")
+        raise ValueError(
+            "world_sizes: expected at least one number of GPUs that all systems can have, and a system, got none"
+        )
     if measured and len(pairs) > 1:
         raise ValueError(f"measured: expected one system, that of the measured runs, got {len(pairs)}")
     _check(question, {name: one for name, (one, _) in pairs.items()}, batch, by_system)

@@ -442,24 +442,10 @@ def all_reduce_costs(
 
 def broadcast_costs(levels: Levels, library: Library, setting: AlgorithmSetting, nccl_version: str) -> AlgorithmCosts:
     """Return the cost of a broadcast; NCCL chooses the protocol if it also chooses the algorithm of an all-reduce."""
-    levels = one_way(levels)
+    levels = *levels[:1], *(level.one_way() for level in levels[1:])
     if library == "gloo" or setting != "library":
         return AlgorithmCosts({library: BROADCAST[library](levels)})
     return AlgorithmCosts(nccl_broadcast(levels, nccl_version), _nodes(levels))
-
-
-def one_way(levels: Levels) -> Levels:
-    """Return the links as broadcasts and all-gathers use them, without what trees of all-reduces save on two nodes.
-
-    Between two nodes, such a tree sends each byte once where a ring sends it almost twice, so the rate by members,
-    which is that of a ring as fast, may exceed what the wire carries.
-    """
-
-    def capped(level: Level) -> Level:
-        rates = {members: min(rate, level.bytes_per_s) for members, rate in level.bytes_per_s_by_members.items()}
-        return level.model_copy(update={"bytes_per_s_by_members": rates})
-
-    return *levels[:1], *map(capped, levels[1:])
 
 
 def _nodes(levels: Levels) -> int:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from .algorithms import AlgorithmCosts, all_reduce_costs, broadcast_costs, one_way, published_deviations, ring
+from .algorithms import AlgorithmCosts, all_reduce_costs, broadcast_costs, published_deviations, ring
 from .extrapolation import USUAL_NODE, Growth, extrapolated_table, growth_of
 from .measured_tables import FREE, CostCurve, Sizes, Table, tables_by_world_size
 from .topology import Level
@@ -72,7 +72,8 @@ class CostCurves:
     def all_gather(self, world_size: int) -> CostCurve:
         """Return twice the cost curve of an all-gather: a ring all-reduce on links, else the measured all-reduce."""
         curve = self.all_reduce(world_size)
-        return ring(one_way(self._levels(world_size))) if isinstance(curve, AlgorithmCosts) else curve
+        levels = self._levels(world_size) if isinstance(curve, AlgorithmCosts) else ()
+        return ring([*levels[:1], *(level.one_way() for level in levels[1:])]) if levels else curve
 
     def origin(self, world_size: int) -> str:
         """Return the source of the curve; see `Fabric.origin`."""

@@ -26,7 +26,7 @@ from typing import Annotated, Any, NamedTuple
 
 from pydantic import AliasChoices, AliasPath, Field
 
-from ...reference.files.reading import Schema, one_line_errors, parse_json, read_text
+from ...reference.files.reading import Schema, parse_json, read_text
 from ...reference.files.value_ranges import MILLION, Rank, WorldSize
 from .algorithms import sent_share
 from .measured_tables import ranks_and_log
@@ -276,8 +276,7 @@ def _lines(text: str) -> Iterator[str]:
         else:
             yield from text.split("\n")
             return
-        with one_line_errors():
-            found = Results.model_validate(document if isinstance(document, dict) else {"results": document})
+        found = Results(**(document if isinstance(document, dict) else {"results": document}))
     except (ValueError, csv.Error) as error:
         raise ValueError(f"expected JSON or CSV of nccl-tests or rccl-tests: {error}; {ADVICE}") from None
     for one in found.config.devices:

@@ -58,6 +58,11 @@ class Level(Schema):
         """Nanoseconds per byte on a member's links while all `members` are in use."""
         return 1e9 / self.bytes_per_s_by_members.get(self.size, self.bytes_per_s)
 
+    def one_way(self) -> Self:
+        """Return the level without what all-reduces on two nodes save, whose trees send a byte once, rings twice."""
+        rates = {members: min(rate, self.bytes_per_s) for members, rate in self.bytes_per_s_by_members.items()}
+        return self.model_copy(update={"bytes_per_s_by_members": rates})
+
 
 class Topology(Schema, strict=False):
     """Levels of links, innermost first: the first level joins ranks, each further one groups of the previous."""

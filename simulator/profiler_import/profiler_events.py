@@ -270,11 +270,10 @@ def _spans(path: Path, events: Sequence[RawEvent]) -> tuple[float, list[tuple[in
         durations = [float(event.dur or 0.0) for event in events]
     except (TypeError, ValueError):
         raise TraceError(f"{path}: expected a number as `ts` and `dur` of every event; export it again") from None
-    if (shortest := min(durations)) < 0:
-        raise TraceError(f"{path}: expected events of 0 us or longer, got one of {shortest:g}; export it again")
     first = min(starts)
-    if not all(start - first + duration < LONGEST_US for start, duration in zip(starts, durations, strict=True)):
-        raise TraceError(f"{path}: expected events within a million seconds, got some further apart; export it again")
+    if not all(0 <= span < LONGEST_US - (start - first) for start, span in zip(starts, durations, strict=True)):
+        expected = "expected events of 0 us or longer, all within a million seconds"
+        raise TraceError(f"{path}: {expected}, got others; export it again")
     return first, [
         (round((start - first) * 1e3), round((start - first + duration) * 1e3))
         for start, duration in zip(starts, durations, strict=True)

@@ -162,7 +162,9 @@ def test_systems_without_a_common_number_of_gpus_are_told_in_one_line(here, tmp_
     links = "{members: 3, latency_us: 3, gb_per_s: 200}\n  nic: {of: nvlink, latency_us: 10, gb_per_s: 9, members: 5}"
     pod.write_text(f"levels:\n  nvlink: {links}\n")
     done = here("plan", "gpt2", pod, "aws-p4d", "--device", "a100")
-    assert done.stderr.startswith("ddplab: --gpus: expected a number that all systems can have")
+    assert done.stderr.startswith(
+        "ddplab: world_sizes: expected at least one number of GPUs that all systems can have"
+    )
     assert done.stderr.count("\n") == 1
 
 
