@@ -6,9 +6,9 @@ from inspect import signature
 from typing import Annotated, Any, ParamSpec, TypeVar
 
 import numpy as np
-from pydantic import BaseModel, BeforeValidator, Field, InstanceOf, PlainValidator, create_model
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, InstanceOf, PlainValidator, create_model
 
-from ..reference.files.reading import SHORT, Schema
+from ..reference.files.reading import SHORT, Schema, one_line_errors
 from ..reference.files.value_ranges import Nanoseconds, WorldSize
 from .workload.variation import Straggler
 
@@ -30,13 +30,14 @@ def checked(function: Callable[P, R]) -> Callable[P, R]:
             for name, one in parameters.parameters.items()
             if one.kind is not one.VAR_KEYWORD
         }
-        return create_model(function.__name__, __base__=Schema, **fields)
+        return create_model(function.__name__, __config__=ConfigDict(strict=True), **fields)
 
     @wraps(function)
     def call(*arguments: P.args, **named: P.kwargs) -> R:
         given = parameters.bind_partial(*arguments, **named).arguments  # a wrong one is named before a missing one
         settings = given.pop("settings", {})
-        valid = schema()(**given)
+        with one_line_errors():
+            valid = schema()(**given)
         return function(**{name: getattr(valid, name) for name in given}, **settings)  # type: ignore[call-arg]
 
     return call

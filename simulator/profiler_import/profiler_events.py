@@ -272,8 +272,7 @@ def _spans(path: Path, events: Sequence[RawEvent]) -> tuple[float, list[tuple[in
         raise TraceError(f"{path}: expected a number as `ts` and `dur` of every event; export it again") from None
     first = min(starts)
     if not all(0 <= span < LONGEST_US - (start - first) for start, span in zip(starts, durations, strict=True)):
-        expected = "expected events of 0 us or longer, all within a million seconds"
-        raise TraceError(f"{path}: {expected}, got others; export it again")
+        raise TraceError(f"{path}: expected events of 0 us or longer in a million seconds, got others; export again")
     return first, [
         (round((start - first) * 1e3), round((start - first + duration) * 1e3))
         for start, duration in zip(starts, durations, strict=True)
