@@ -29,6 +29,8 @@ CONTRADICTION = 1.96
 """Standard deviations beyond which a measurement contradicts the model: one in twenty does so by chance."""
 FAR = 3.0
 """Standard deviations beyond which no limit and no need follow from the model."""
+AS_LONG = 1.1
+"""Multiple of the trace's time on one rank up to which a measured one may be of another run on the same device."""
 LONGEST = 100.0
 """Multiple of a predicted time above which a measured one has another unit."""
 
@@ -57,7 +59,7 @@ class Expected(NamedTuple):
     def most_ns(self) -> float:
         """Longest iteration that is not far from this one."""
         variance = MEASUREMENT_DEVIATION**2 + sum(one**2 for one in self.deviations().values())
-        return float(self.iteration_ns * np.exp(FAR * variance**0.5))
+        return float(self.iteration_ns * max(AS_LONG, np.exp(FAR * variance**0.5)))
 
     def deviations(self) -> dict[str, float]:
         """Return the standard deviation of the logarithm of the iteration time by cause."""

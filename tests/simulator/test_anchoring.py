@@ -211,17 +211,17 @@ def test_a_measurement_that_contradicts_does_not_make_computation_shorter():
 
 
 @examples(12)
-@given(st.floats(0.99, 1.03) | st.floats(0.3, 4), st.sampled_from([2, 8, 64]))
+@given(st.floats(0.99, 1.1) | st.floats(0.3, 4), st.sampled_from([2, 8, 64]))
 def test_no_prediction_for_several_ranks_is_below_that_for_one_which_was_measured(ratio, ranks):
     """What one rank takes alone contradicts the trace, or lengthens every iteration."""
     system = System(complete(*GPU, measured={1: round(ratio * GPU[0].ranks[0].iterations[0].duration_ns)}))
-    if abs(ratio - 1) > 0.1:
+    if ratio < 0.9 or ratio > 1.15:
         with pytest.raises(ValueError, match=r"^measured: expected at (least|most) .*, got .* ms on 1 rank; [^\n]*$"):
             system.at(ranks)
-    elif 0.99 < ratio < 1.03:
+    elif 0.99 < ratio < 1.1:
         alone, several = (system.at(one) for one in (1, ranks))
         assert alone.iteration_ns < several.iteration_ns
-        assert not several.contradictions
+        assert ratio > 1.03 or not several.contradictions
 
 
 def test_a_network_measured_on_few_ranks_says_less_of_many():
