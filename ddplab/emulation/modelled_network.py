@@ -110,6 +110,7 @@ class ModelledCollective:
     reduction: Reduction  #: computes its result from the arguments of each rank
     contributions: dict[int, Arguments] = field(default_factory=dict)
     futures: dict[int, VirtualFuture] = field(default_factory=dict)
+    addresses: set[int] = field(default_factory=set)  #: of the tensors that ranks have launched so far
 
 
 class ModelledNetwork:
@@ -183,6 +184,10 @@ class ModelledNetwork:
                 f"rank {next(iter(collective.contributions))}, got {_described(message)}",
             )
         future = VirtualFuture(rank, number, f"collective {number}, {_described(message)}")
+        addresses = {one.data_ptr() for one in contribution[0] if isinstance(one, Tensor) and not one.is_sparse} - {0}
+        if addresses & collective.addresses:
+            raise NotModelledError("modelled network: expected no tensor that ranks, which are threads, share")
+        collective.addresses |= addresses
         collective.contributions[rank.rank] = contribution
         collective.futures[rank.rank] = future
         if len(collective.contributions) == len(self._counts):
@@ -218,7 +223,7 @@ class ModelledNetwork:
         for rank, future in collective.futures.items():
             with self.entered(rank):  # callbacks of the future may launch further collectives
                 future.set_result(collective.contributions[rank][0])
-        collective.contributions, collective.futures = {}, {}
+        collective.contributions, collective.futures, collective.addresses = {}, {}, set()
 
     # What collectives compute
 
@@ -331,12 +336,14 @@ class ModelledGroup(dist.ProcessGroup):
         """Give every rank the parts of all ranks, in one tensor."""
         return self.allgather([list(whole.view(self.size(), *part.shape))], [part], opts)
 
-    _reduce_scatter_base: Any = reduce_scatter_single  # its name in torch 2.11
-    _allgather_base: Any = all_gather_single
-
-    def barrier(self, opts: Any = None) -> _ModelledWork:
+    def barrier(self, *_: Any, **_options: Any) -> _ModelledWork:
         """Wait for all ranks."""
         return self.allreduce([torch.zeros(0)])
+
+    allreduce_coalesced: Any = allreduce
+    monitored_barrier: Any = barrier
+    _reduce_scatter_base: Any = reduce_scatter_single  # its name in torch 2.11
+    _allgather_base: Any = all_gather_single
 
     def send(self, tensors: Any, peer: int, tag: int = 0) -> _ModelledWork:
         """Send a tensor to a rank."""
@@ -399,10 +406,10 @@ class RankWorld:
 
     def add(self, group: ModelledGroup, ranks: Sequence[int]) -> None:
         """Register a group of these ranks, also under its name, which a DeviceMesh looks up."""
-        self.pg_map[group] = "modelled", HashStore()
+        self.pg_map[group] = "gloo", HashStore()  # because a class may choose its calls by the name of the backend
         self.pg_names[group] = group.group_name
         self.pg_group_ranks[group] = {rank: number for number, rank in enumerate(ranks)}
-        self.pg_backend_config[group] = "cpu:modelled"
+        self.pg_backend_config[group] = "cpu:gloo"
         self.tags_to_pg[""].append(group)
         self.pg_to_tag[group] = ""
         _register_process_group(group.group_name, group)
