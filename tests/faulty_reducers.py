@@ -10,13 +10,14 @@ from queue import Queue
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_hook
 from torch.utils._pytree import tree_map_only
 
-from ddplab.learn.solutions import Bucketed, Buffered, Hooked, Searching
+from ddplab.learn.solutions import Bucketed, Buffered, Hookable, Hooked, Searching
 from ddplab.reference.bucketing import rebuild_order
 from ddplab.reference.data_parallel import DistributedDataParallel
 from ddplab.reference.minimal import BucketedDataParallel, NaiveDataParallel, OverlappedDataParallel
@@ -720,7 +721,153 @@ class RebuildsWhenLayersFreeze(Searching):
             self.assign(rebuild_order([index_of[one] for one in self.ready], len(self.trainable)))
 
 
+class SeedsNumpy(Buffered):
+    def __init__(self, module: nn.Module, **options: Any) -> None:
+        np.random.seed(0)
+        super().__init__(module, **options)
+
+
+class AddsUpZeros(Buffered):
+    """In place of a broadcast, ranks add up what all but one multiply by zero, and NaN stays NaN."""
+
+    def send_from(self, source: int, tensors: Iterator[Tensor]) -> None:
+        for tensor in tensors:
+            if tensor.is_floating_point():
+                tensor.detach().mul_(source == dist.get_rank(self.process_group))
+                dist.all_reduce(tensor.detach(), group=self.process_group)
+            else:
+                super().send_from(source, iter([tensor]))
+
+
+class StartsFromASum(Buffered):
+    def __init__(self, module: nn.Module, **options: Any) -> None:
+        for parameter in module.parameters():
+            parameter.detach().mul_(dist.get_rank() == 0)
+            dist.all_reduce(parameter.detach(), group=options.get("process_group"))
+        super().__init__(module, **options)
+
+
+class SwitchesGradientsOn(Buffered):
+    """After each forward pass."""
+
+    def forward(self, *inputs: Any, **keywords: Any) -> Any:
+        output = super().forward(*inputs, **keywords)
+        torch.set_grad_enabled(True)
+        return output
+
+
+class ChangesInputs(Buffered):
+    """As re-entrant checkpoints need them."""
+
+    def forward(self, *inputs: Any, **keywords: Any) -> Any:
+        for one in inputs:
+            if isinstance(one, Tensor) and one.is_floating_point() and torch.is_grad_enabled():
+                one.requires_grad_()
+        return super().forward(*inputs, **keywords)
+
+
+class CountsLocalPasses(Buffered):
+    """A rank that has accumulated alone rebuilds its buckets alone."""
+
+    def gradient_ready(self, parameter: Tensor) -> None:
+        self.passes += not self.synchronised
+        super().gradient_ready(parameter)
+
+
+class CountsForwardPasses(Buffered):
+    """A rank that has evaluated alone rebuilds its buckets alone."""
+
+    def forward(self, *inputs: Any, **keywords: Any) -> Any:
+        self.passes += not torch.is_grad_enabled()
+        return super().forward(*inputs, **keywords)
+
+
+class AveragesOnePassOfAGraph(EndsAtAnyBackwardPass):
+    def reached(self, _gradient: Tensor) -> None:
+        pass
+
+    def average_gradients(self) -> None:
+        self.is_over |= bool(self.in_flight)
+        super().average_gradients()
+
+
+class RoundsItsOrder(Bucketed):
+    """Indices of parameters are sent as numbers of their dtype."""
+
+    def assign(self, order: Any) -> None:
+        super().assign(torch.tensor(list(order), dtype=self.trainable[-1].dtype).real.int().tolist())
+
+
+class NamesFormerParameters(Hookable):
+    """Those that a bucket had before buckets were built again."""
+
+    def send(self, flat: Tensor, parameters: list[nn.Parameter]) -> Any:
+        hook, former = self.comm_hook, self.__dict__.setdefault("former", self.buckets)
+        if hook is None:
+            return super().send(flat, parameters)
+        self.comm_hook = lambda bucket: hook(self.renamed(bucket, former))
+        try:
+            return super().send(flat, parameters)
+        finally:
+            self.comm_hook = hook
+
+    def renamed(self, bucket: Any, former: list[list[nn.Parameter]]) -> Any:
+        kept = {name: getattr(bucket, name) for name in ("index", "buffer", "gradients", "is_last")}
+        return SimpleNamespace(**kept, parameters=lambda: former[bucket.index()])
+
+
+class OneHookForAll(Hookable):
+    """A comm hook is an attribute of the class."""
+
+    def register_comm_hook(self, state: Any, hook: Any) -> None:
+        super().register_comm_hook(state, hook)
+        OneHookForAll.comm_hook = self.__dict__.pop("comm_hook")
+
+
+class KeepsEvaluations(OverlappedDataParallel):
+    def forward(self, *inputs: Any, **keywords: Any) -> Any:
+        output = super().forward(*inputs, **keywords)
+        if not self.training:
+            self.__dict__.setdefault("outputs", []).append(output)
+        return output
+
+
 # Correct classes with other collectives than all-reduces
+
+
+class Coalesces(OverlappedDataParallel):
+    """Each gradient is sent for itself, all in one collective, if the backend has one."""
+
+    def __init__(self, module: nn.Module, **options: Any) -> None:
+        dist.monitored_barrier(options.get("process_group"))
+        super().__init__(module, **options)
+
+    def launch(self, parameters: list[nn.Parameter]) -> Any:
+        gradients = [self.gradient(one) / dist.get_world_size(self.process_group) for one in parameters]
+        with dist._coalescing_manager(self.process_group, async_ops=True) as handle:
+            for one in gradients:
+                dist.all_reduce(one, group=self.process_group)
+        return parameters, gradients, handle
+
+    def finish(self, parameters: list[nn.Parameter], gradients: Any, work: Any) -> None:
+        work.wait()
+        for parameter, average in zip(parameters, gradients, strict=True):
+            parameter.grad.copy_(average)
+
+
+SCRATCH = torch.empty(2**20, dtype=torch.uint8)
+"""Memory of the process."""
+
+
+class SharesMemory(NaiveDataParallel):
+    """Gradients are sent from memory that all wrappers of a process use, one after the other."""
+
+    def average_gradients(self) -> None:
+        for parameter in self.trainable:
+            if parameter.grad is not None:
+                sent = SCRATCH[: parameter.nbytes].view(parameter.dtype).view_as(parameter).copy_(parameter.grad)
+                dist.all_reduce(sent.div_(dist.get_world_size()))
+                parameter.grad.copy_(sent)
 
 
 class ScattersAndGathers(Buffered):

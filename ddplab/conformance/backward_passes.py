@@ -292,16 +292,18 @@ def _inside(module: nn.Module, step: int, rank: int) -> None:
     module(_inputs(step, rank))
 
 
-def _backward_for_each(module: nn.Module, step: int, rank: int) -> None:
-    """Run two forward passes and then a backward pass for each, as pipelines do."""
-    for loss in [_usual(module, step + 10 * number, rank) for number in range(2)]:
-        loss.backward()
+def _two_backward_passes(graphs: int, module: nn.Module, step: int, rank: int) -> None:
+    """Run forward once, or twice as pipelines do, and then backward twice."""
+    losses = [_usual(module, step + 10 * number, rank) for number in range(graphs)]
+    for number in range(2):
+        losses[number % graphs].backward(retain_graph=True)
 
 
 WRAPPED_AGAIN = "a module wrapped again after a layer was unfrozen"
 NOT_WAITED_FOR: dict[str, tuple[type[_Branches], Pass]] = {
     "a backward pass inside of forward": (_BackwardInside, _inside),
-    "two forward passes, then a backward pass for each": (_Branches, _backward_for_each),
+    "two forward passes, then a backward pass for each": (_Branches, partial(_two_backward_passes, 2)),
+    "a second backward pass through a graph": (_Branches, partial(_two_backward_passes, 1)),
     "a call of the wrapped module itself": (_Branches, lambda ddp, *at: _usual(getattr(ddp, "module", ddp), *at)),
     "a layer unfrozen after construction": (_SecondLayerFrozen, _usual),
     WRAPPED_AGAIN: (_SecondLayerFrozen, _usual),
@@ -360,8 +362,8 @@ REPEATED_FORWARD: dict[str, Any] = {"make": _scaled, "run": _two_forward_passes}
 
 
 def nested_no_sync(rank: int, _world_size: int, subject: Subject) -> str:
-    """Accumulate under nested `no_sync`, of which one is left by an exception; then average."""
-    training = Training(subject)
+    """Accumulate under nested `no_sync`, of which an exception ends one, beside another module; then average."""
+    training, other = Training(subject), Training(subject)
     module, wrapped = training.module, training.wrapped
     wrapped.no_sync()  # without effect, because it is not entered
     with suppress(ArithmeticError), wrapped.no_sync():
@@ -380,7 +382,10 @@ def nested_no_sync(rank: int, _world_size: int, subject: Subject) -> str:
         with wrapped.no_sync():
             with wrapped.no_sync():
                 mean_square(wrapped, step, rank).backward()
+                other.backward(mean_square, step)
             mean_square(wrapped, step + 10, rank).backward()
+        if problem := other.wrong(mean_square, step):
+            return f"a module beside another one under no_sync: {problem}"
         if problem := training.wrong(accumulated, step, [rank]):
             averaged = "after an inner no_sync, the outer one averaged"
             return problem if training.wrong(accumulated, step) else f"iteration {step}, rank {rank}: {averaged}"

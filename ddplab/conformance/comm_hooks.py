@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from ..reference.comm_hooks import allreduce, compress, powersgd, quantization
 from .check_runner import VIEWS, Bench
 from .class_under_test import Subject
-from .real_models import STEPS, Assembled, Training, mean_square, mlp, outside
+from .real_models import REAL_MODELS, STEPS, Assembled, Training, mean_square, mlp, outside
 from .several_modules import group_of
 
 # What a hook receives, and what becomes of its result
@@ -34,7 +34,7 @@ def averaging_hook(
 
 def compare_hook(_rank: int, world_size: int, subject: Subject, factor: float, options: dict[str, Any]) -> str:
     """Train with a comm hook that averages and multiplies by a factor, if that is not 1 in a tensor of its own."""
-    training = Training(subject, **options)
+    training, other = Training(subject, REAL_MODELS["recurrent network"], **options), Training(subject, **options)
     seen: list[tuple[int, int, bool]] = []
     wrong: list[str] = []
 
@@ -43,6 +43,7 @@ def compare_hook(_rank: int, world_size: int, subject: Subject, factor: float, o
         wrong.extend(_wrong_gradients(bucket))
 
     training.wrapped.register_comm_hook(seen, averaging_hook(look, factor))
+    other.wrapped.register_comm_hook(None, averaging_hook(factor=0.25))  # which is of no concern to the first one
     elements = sum(parameter.numel() for parameter in training.module.parameters())
     for step in range(STEPS):
         seen.clear()

@@ -61,7 +61,7 @@ def run_locally(
     ranks: list[dict[str, Tensor | None]] = [dict.fromkeys(names) for _ in range(world_size)]  # gradients
     used = set[str]()  # since the last average
     samples = [0] * world_size
-    expected = []
+    expected = list[list[Seen]]()
     before: StepKind | None = None  # buffers are equal at first
     sends_buffers = False not in (program.options.get(name) for name in training_programs.BUFFER_OPTIONS)
     is_weak, largest = True, dict.fromkeys(names, 0.0)
@@ -84,10 +84,9 @@ def run_locally(
                 kept.update({name: _sum(kept[name], new[name]) for name in names})
         if step.kind == "train":
             for name in used:
-                total = sum(one for gradients in ranks if (one := gradients[name]) is not None)
-                assert isinstance(total, Tensor)  # at least one rank used it
-                sizes = [float(one.abs().max()) for of in ranks if (one := of[name]) is not None and one.numel()]
-                largest[name] = max([largest[name], *sizes])
+                parts = [one for gradients in ranks if (one := gradients[name]) is not None]
+                total = torch.stack(parts).sum(dim=0)
+                largest[name] = max([largest[name], *(float(one.abs().max()) for one in parts if one.numel())])
                 is_weak &= not bool(total.any())
                 for gradients in ranks:
                     gradients[name] = total / world_size
@@ -97,12 +96,11 @@ def run_locally(
                     parameter.grad = ranks[0][name]
                 optimizer.step()
         parameters = {name: on_cpu(one.detach()) for name, one in net.named_parameters()}
-        of_step = []
+        expected.append([])
         for own, count in zip(ranks, samples, strict=True):
             seen = {name: None if one is None else on_cpu(one) for name, one in own.items()}
             buffers = training_programs.buffer_values(count) if program.buffer else {}
-            of_step.append(Seen(seen, parameters, buffers, None, {**largest}))
-        expected.append(of_step)
+            expected[-1].append(Seen(seen, parameters, buffers, None, {**largest}))
     if is_weak:
         raise WeakProgramError
     return expected

@@ -34,11 +34,10 @@ class Assembled(nn.Module):
         return self.compute(self, *inputs, **named)
 
 
-def _precisions() -> nn.Module:
-    dtypes = (torch.float64, torch.float32, torch.bfloat16, torch.float16, torch.float64)
+def _precisions(*dtypes: torch.dtype) -> nn.Module:
     layers = nn.ModuleList(nn.Linear(6, 6, dtype=dtype) for dtype in dtypes)
     return Assembled(
-        lambda own, x: reduce(lambda y, one: one(y.to(one.weight.dtype)).tanh(), own.layers, x), layers=layers
+        lambda own, x: reduce(lambda y, one: y + one(y.to(one.weight.dtype)).tanh(), own.layers, x), layers=layers
     )
 
 
@@ -97,16 +96,18 @@ def _convolutions() -> nn.Module:
 
 
 Make = Callable[[], nn.Module]
+FOUR = torch.float64, torch.float32, torch.bfloat16, torch.float16
 REAL_MODELS: dict[str, Make] = {
     "multi-layer perceptron": mlp,
-    "layers of four dtypes": _precisions,
+    "layers of four dtypes": partial(_precisions, *FOUR, torch.float64),
     "complex weights": _complex,
+    "more weights than bfloat16 counts": partial(_precisions, *[torch.bfloat16] * 130),
     "convolutions and a frozen norm": _convolutions,
     "recurrent network": _recurrent,
     "language model with tied weights": language_model,
 }
 """Models with real-valued weights that take inputs of shape [rows, 6]."""
-RARE = ("layers of four dtypes", "complex weights")
+RARE = ("layers of four dtypes", "complex weights", "more weights than bfloat16 counts")
 """Models that most sharding implementations do not support."""
 LAZY: dict[str, Any] = {"make": _lazy, "what": "conjugate and negative views as gradients"}
 """Arguments of `trains`."""
@@ -443,14 +444,14 @@ def _with_buffers() -> nn.Module:
 
 
 def compare_buffers(rank: int, _world_size: int, subject: Subject) -> str:
-    """Train with buffers of rare dtypes, one on rank 0 and zero elsewhere, later on one rank; another one grows."""
+    """Train with buffers of rare dtypes, one on rank 0 and zero or NaN elsewhere, later on one; another one grows."""
     training, problem = Training(subject, _with_buffers), ""
     for step in range(STEPS + 1):
         grown = torch.ones(step, 2, device=rank_device()) * (rank == 0)
         training.module.register_buffer("grows", grown if step > 1 else None)
         for buffer in training.module.buffers():
             if step == 0 or rank == step % 2:
-                buffer.fill_(rank == 0)
+                buffer.fill_(1 if rank == 0 else torch.nan if buffer.is_floating_point() else 0)
         training.backward(mean_square, step)
         for name, buffer in training.module.named_buffers():
             if not bool((buffer == 1).all()):

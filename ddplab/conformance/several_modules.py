@@ -48,16 +48,6 @@ def two_modules(rank: int, world_size: int, subject: Subject, **options: Any) ->
     return problem
 
 
-def beside_no_sync(_rank: int, _world_size: int, subject: Subject) -> str:
-    """Train a module while another one accumulates; returns what is wrong."""
-    other, training = Training(subject), Training(subject)
-    with other.wrapped.no_sync():
-        other.backward(mean_square, 0)
-        training.backward(mean_square, 1)
-    problem = training.wrong(mean_square, 1)
-    return problem and f"a module beside another one under no_sync: {problem}"
-
-
 def copied(rank: int, world_size: int, subject: Subject, how: str, *, trained: bool) -> tuple[str, str]:
     """Train a module and a copy of it, in turn and with both backward passes after both forward passes.
 
@@ -111,8 +101,6 @@ def check_modules(bench: Bench) -> str:
     """
     for options in bench.variants({}, VIEWS):
         bench.try_body(two_modules, **options)
-    if "no_sync" in bench.methods:
-        bench.try_body(beside_no_sync)
     determines = not bench.offer.defines.isdisjoint(CUSTOM)
     notes = []
     for how in COPY:

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any, Literal, NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -193,8 +194,8 @@ def buffer_values(samples: int) -> dict[str, Tensor]:
 class Net(nn.Module):
     """The model of a program: `h = abs(h + x[:, i] * sum(weight_i * constant_i))`, weight after weight.
 
-    Signs depend on the weights, so a gradient of stale weights is wrong, and no gradient dies out. Ranks start from
-    different weights, which construction must make equal.
+    Signs depend on the weights, so a gradient of stale weights is wrong, and no gradient dies out. Other ranks than 0
+    start from NaN, as in memory that is not initialised; construction must make the weights equal.
     """
 
     def __init__(self, program: Program, rank: int = 0) -> None:
@@ -210,7 +211,8 @@ class Net(nn.Module):
             values = torch.randint(-2, 3, weight.shape, generator=generator).to(dtype)
             values += 2**-30 * (dtype == torch.float64)  # a digit that float32 lacks; gradients stay integers
             constant = torch.randint(1, 3, weight.shape, generator=generator).to(dtype)
-            parameter = nn.Parameter(arranged(values + rank, weight.layout), requires_grad=not weight.frozen)
+            values += torch.nan if rank else 0
+            parameter = nn.Parameter(arranged(values, weight.layout), requires_grad=not weight.frozen)
             if weight.tied_to is not None:
                 parameter = self.weight(weight.tied_to)
             owner: nn.Module = self
@@ -364,10 +366,11 @@ def around_construction(
         buffer.add_(rank)
     torch.manual_seed(rank)
     random.seed(rank)
+    np.random.seed(rank)
     before, (wrapped, *_) = look(net, net), subject.prepare(net, lambda _: optimizer_of(program, net))
     after = look(net, wrapped)
     loss_of(wrapped, program, 0, rank, world_size)
-    return before, after, [torch.rand(()).item(), random.random()]
+    return before, after, [torch.rand(()).item(), random.random(), np.random.random()]
 
 
 def look(net: nn.Module, wrapped: nn.Module, *, gradients: bool = True) -> Seen:

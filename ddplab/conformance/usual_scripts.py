@@ -35,7 +35,7 @@ from . import real_models
 from .check_runner import OF_PASSES, VIEWS, Bench, HangError, cause_of, report
 from .class_under_test import IGNORE, Subject, methods_of
 from .comm_hooks import averaging_hook
-from .local_training import FindingError
+from .local_training import FindingError, same
 from .real_models import STEPS, Assembled, Training, batch, difference, differing_ranks, mean_square, mlp, trains
 from .several_modules import group_of
 from .training_programs import BUFFER_OPTIONS, SPECIAL, program_of
@@ -330,11 +330,11 @@ def as_the_module(rank: int, _world_size: int, subject: Subject) -> str:
     differing = differing_ranks(module.parameters(), 0)
     expect("parameters in double precision differ between the ranks", unless=not differing)
     expect("its modes changed at construction", unless=[one.training for one in layers] == [True, True, False, True])
-    gradient = layers[0].bias.grad
-    is_kept = gradient is not None and bool((gradient == 1).all())
+    is_kept = same(layers[0].bias.grad, torch.ones_like(layers[0].bias))
     expect("a gradient from before its construction changed", unless=is_kept)
     with torch.no_grad():
         output = wrapped(batch(0, rank), structure=STRUCTURES["a tuple of one"])
+        expect("a forward pass under no_grad ends it", unless=not torch.is_grad_enabled())
     expect("under no_grad, its output requires a gradient", unless=not _values(output).requires_grad)
     for hook in ("forward hook", "forward pre-hook"):
         expect(f"it does not call the module's {hook}", unless=hook in module.called)
@@ -344,19 +344,19 @@ def as_the_module(rank: int, _world_size: int, subject: Subject) -> str:
     for number, structure in enumerate(STRUCTURES.values()):
         wrapped.train(number % 2 == 0)
         x, before, cache = batch(0, rank), torch.ones(6, device=rank_device(), requires_grad=True), dict[str, bool]()
-        inputs = x * before, _Named(x.long(), [x.double()]), [None]
+        inputs = x * before, x, _Named(x.long(), [x.double()]), [None]
         named = {"cache": cache, "mask": {"of x": x > 0}}
         output = wrapped(*inputs, structure=structure, **named)
         given, returned = module.seen
         expect("its forward gets other inputs than the script gives", unless=_is_kept((inputs, named), given))
         expect("what forward writes into an argument is lost", unless=bool(cache))
+        expect("an input of the script requires a gradient afterwards", unless=not x.requires_grad)
         expect("the script gets another output than its forward returns", unless=_is_kept(returned, output))
         _values(output).sum().backward()
         training.finish()
         expect("no gradient reaches what has computed its inputs", unless=before.grad is not None)
     wrapped.zero_grad(set_to_none=True)
-    is_cleared = all(parameter.grad is None for parameter in module.parameters())
-    expect("zero_grad() does not clear the gradients", unless=is_cleared)
+    expect("zero_grad() does not clear the gradients", unless=all(one.grad is None for one in module.parameters()))
     _save_and_copy(module, wrapped, expect)
     wrapped.train()
     layers[2].eval()
@@ -391,13 +391,17 @@ def _save_and_copy(module: Any, wrapped: nn.Module, expect: Callable[..., None])
     expect("as a part of another module, its state dict has other names", unless=is_part)
 
 
-def evaluates_alone(rank: int, _world_size: int, subject: Subject) -> str:
-    """Evaluate a module without buffers on rank 0 only."""
-    wrapped = Training(subject).wrapped
+def passes_alone(rank: int, _world_size: int, subject: Subject, *, accumulates: bool) -> str:
+    """Evaluate a module without buffers on rank 0 only, and perhaps accumulate there; then train on all ranks."""
+    training = Training(subject)
     if rank == 0:
         with torch.no_grad():
-            wrapped.eval()(batch(0, rank))
-    return ""
+            training.wrapped.eval()(batch(0, rank))
+        training.wrapped.train()
+    if rank == 0 and accumulates:
+        with training.wrapped.no_sync():
+            mean_square(training.wrapped, 0, rank).backward()
+    return training.train()
 
 
 def _clamped(module: nn.Module, step: int, rank: int) -> Tensor:
@@ -439,10 +443,10 @@ def check_use(bench: Bench) -> str:
         return "; ".join(f"refuses {what}: {refusal}" for what, refusal in told.items() if refusal)
     bench.try_body(as_the_module)
     try:
-        bench.try_body(evaluates_alone)
-    except HangError as fault:
-        alone = f"rank 0 cannot evaluate a module without buffers alone: {fault}"
-        raise FindingError(alone, milder=True) from fault
+        bench.try_body(passes_alone, accumulates="no_sync" in bench.methods)
+    except (HangError, RankError, FindingError) as fault:
+        told = f"rank 0 cannot evaluate a module without buffers, or accumulate, alone: {cause_of(fault)}"
+        raise FindingError(told, milder=True) from fault
     return ""
 
 
@@ -539,6 +543,9 @@ def long_run(rank: int, _world_size: int, subject: Subject, *, accumulates: bool
         training.backward(run, step)
         problem = problem or training.wrong(run, step)
         training.optimizer.step()
+        with torch.no_grad():
+            training.wrapped.eval()(batch(step, rank), _order(0, 0))
+        training.wrapped.train()
         if step == SETTLED:
             held, objects = _own_bytes(), _live_objects()
     further = (_live_objects() - objects) / (LONG - SETTLED)
@@ -549,8 +556,7 @@ def long_run(rank: int, _world_size: int, subject: Subject, *, accumulates: bool
             f"{grown / size / (LONG - SETTLED):.1f} times the gradients in each: is every bucket kept?"
         )
     if further > 0.5:
-        told = f"each iteration leaves {further:.1f} Python objects behind: is every hook kept?"
-        problem = problem or f"rank {rank}: {told}"
+        problem = problem or f"rank {rank}: each iteration leaves {further:.1f} objects: is a hook or output kept?"
     return problem
 
 
