@@ -445,8 +445,8 @@ def check_use(bench: Bench) -> str:
     try:
         bench.try_body(passes_alone, accumulates="no_sync" in bench.methods)
     except (HangError, RankError, FindingError) as fault:
-        told = f"rank 0 cannot evaluate a module without buffers, or accumulate, alone: {cause_of(fault)}"
-        raise FindingError(told, milder=True) from fault
+        alone = f"rank 0 cannot evaluate a module without buffers, or accumulate, alone: {cause_of(fault)}"
+        raise FindingError(alone, milder=True) from fault
     return ""
 
 

@@ -63,6 +63,7 @@ def test_measuring_what_was_predicted_changes_nothing_and_each_further_measureme
 @given(cases(), st.floats(0.5, 2))
 def test_the_moves_of_the_measurements_multiply_to_the_correction(case, ratio):
     target, expected = case
+    expected = [one for one in expected if one.ranks > 1]  # on one rank only near ones are taken
     correction = correct(target, [round(one.iteration_ns * ratio) for one in expected], expected)
     assert prod(anchor.moved for anchor in correction.anchors) == pytest.approx(correction.factor)
 
