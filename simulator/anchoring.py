@@ -122,10 +122,14 @@ class Correction(NamedTuple):
     anchors: tuple[Anchor, ...]
 
 
-def correct(target: Expected, measured_ns: Sequence[int], expected: Sequence[Expected]) -> Correction:
+def correct(
+    target: Expected, measured_ns: Sequence[int], expected: Sequence[Expected], unchanged_ns: int | None = None
+) -> Correction:
     """Correct a prediction by measured median iterations, given the predictions for the same numbers of ranks.
 
-    If a measurement is over `CONTRADICTION` standard deviations off, the interval is widened in proportion.
+    If a measurement is over `CONTRADICTION` standard deviations off, the interval is widened in proportion. A
+    measured number of ranks bounds the correction of others, see `_beyond`; `unchanged_ns` is the prediction with the
+    settings of the measured runs, if these are not those of `target`.
 
     Raises:
         ValueError: A measurement cannot be one of this computation.
@@ -139,12 +143,17 @@ def correct(target: Expected, measured_ns: Sequence[int], expected: Sequence[Exp
     surprise = np.log([ns / max(1, one.iteration_ns) for ns, one in zip(measured_ns, expected, strict=True)])
     weights = known @ shared
     alone = surprise / np.sqrt(np.diag(among) + MEASUREMENT_DEVIATION**2)
-    beside_others = known @ surprise / np.sqrt(np.diag(known))
+    weighed = known @ surprise
+    beside_others = weighed / np.sqrt(np.diag(known))
     scores = np.where(np.abs(alone) > np.abs(beside_others), alone, beside_others)
     wider = max(1.0, float(np.abs(scores).max(initial=0)) / CONTRADICTION)
+    moves = weights * surprise
+    moves += _beyond(
+        target._replace(iteration_ns=unchanged_ns or target.iteration_ns), expected, among @ weighed, moves
+    )
     anchors = (
         Anchor(one.ranks, ns, one.iteration_ns, float(np.exp(moved)), float(score))
-        for one, ns, moved, score in zip(expected, measured_ns, weights * surprise, scores, strict=True)
+        for one, ns, moved, score in zip(expected, measured_ns, moves, scores, strict=True)
     )
     narrowing = _left(of_target, weights @ shared) * wider
     left = {cause: _left(one[0, 0], weights @ one[0, 1:]) for cause, one in by_cause.items()}
@@ -155,12 +164,34 @@ def correct(target: Expected, measured_ns: Sequence[int], expected: Sequence[Exp
     seen = (ratio * by_cause[cause][0, 1:] for cause, ratio in ratios.items())
     seen_of_it = sum(seen, start=np.zeros(len(expected)))
     return Correction(
-        factor=float(np.exp(weights @ surprise)),
+        factor=float(np.exp(moves.sum())),
         narrowing=narrowing,
         by_cause={cause: of_each * part for cause, part in left.items()},
         of_efficiency=_left(sum(one**2 for one in effects.values()), seen_of_it @ known @ seen_of_it) * wider,
         anchors=tuple(anchors),
     )
+
+
+def _beyond(
+    target: Expected, expected: Sequence[Expected], at_measured: NDArray[np.float64], moves: NDArray[np.float64]
+) -> NDArray[np.float64]:
+    """Return what each measurement adds to its move, so that many ranks are not corrected to be faster than few.
+
+    Correlations fall with distance, and with them corrections: without a bound, the answer for 64 ranks could lie
+    below what 8 took. Only where the model itself has many ranks faster than few may the answer, in proportion. All
+    are logarithms. Nothing is added if the target was measured, or if the measurements bound it to nothing.
+    """
+    added = np.zeros(len(expected))
+    if not expected or target.ranks in (ranks := [one.ranks for one in expected]):
+        return added
+    rises = np.log([max(1, one.iteration_ns) / max(1, target.iteration_ns) for one in expected])
+    is_few = np.array(ranks) < target.ranks
+    bounds = at_measured + np.where(is_few, np.minimum(rises, 0), np.maximum(rises, 0))
+    least, most = np.where(is_few, bounds, -np.inf), np.where(is_few, np.inf, bounds)
+    if (low := least.max(initial=-np.inf)) <= (high := most.min(initial=np.inf)):
+        binding = least.argmax() if moves.sum() < low else most.argmin()
+        added[binding] = np.clip(moves.sum(), low, high) - moves.sum()
+    return added
 
 
 def _left(variance: Any, explained: Any) -> float:

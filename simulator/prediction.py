@@ -110,7 +110,7 @@ class System:
         if not measured:
             return prediction
         of_runs = self.inputs._replace(policy=self.inputs.measured_policy, stragglers=())
-        few = {ranks: self._predicted(ranks, of_runs) for ranks in {1, *measured}}
+        few = {ranks: self._predicted(ranks, of_runs) for ranks in {1, world_size, *measured}}
         return prediction.anchored(world_size, measured, few)
 
     def _predicted(self, world_size: int, inputs: Inputs) -> Prediction:

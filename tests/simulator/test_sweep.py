@@ -155,7 +155,7 @@ def test_a_sweep_takes_from_the_policy_what_no_axis_gives():
 def test_measured_times_of_the_policys_settings_anchor_every_configuration(fabric):
     measured, fabric = {2: 10**4, 4: 10**4}, fabric.with_processor(unexplained=0.1)
     table = sweep(TRACE, fabric, world_sizes=[8, 16], bucket_caps_mb=[0.0001, 25], measured=measured)
-    on_few = {ranks: predict(TRACE, fabric, world_size=ranks) for ranks in measured}
+    on_few = {ranks: predict(TRACE, fabric, world_size=ranks) for ranks in (*measured, 8, 16)}
     for row in table.to_dict("records"):
         plain = predict(TRACE, fabric, world_size=row["world_size"], bucket_cap_mb=row["bucket_cap_mb"])
         expected = plain.anchored(row["world_size"], measured, on_few)
