@@ -100,7 +100,7 @@ class Anchor(NamedTuple):
     def sentence(self) -> str:
         """Return the effect as a sentence."""
         measured, predicted = (f"{milliseconds(ns, ',.1f')} ms" for ns in (self.measured_ns, self.predicted_ns))
-        moved = f"measured {measured} on {self.world_size} ranks, predicted {predicted}: "
+        moved = f"measured {measured} on {self.world_size} rank{'s' * (self.world_size > 1)}, predicted {predicted}: "
         moved += f"changes the prediction by {self.moved - 1:+.1%}"
         if not self.contradicts:
             return moved

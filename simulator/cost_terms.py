@@ -9,7 +9,7 @@ from pydantic import InstanceOf
 from ..reference.trace import Trace
 from .argument_checks import Batches, Listed, Ranks, Stragglers, checked
 from .fabric import Fabric, Linear
-from .inputs_with_default_costs import Inputs, complete
+from .inputs_with_default_costs import Inputs, complete, costs_sentence, spread_sentence
 from .prediction import predicted
 from .schedule.policy import Policy
 from .workload.variation import RECORDED, Variation
@@ -104,7 +104,15 @@ def leave_out(names: Iterable[str], inputs: Inputs) -> Inputs:
     names = list(names)
     if unknown := [name for name in names if name not in TERMS]:
         raise ValueError(f"expected some of {', '.join(TERMS)}; got {', '.join(unknown)}")
-    return reduce(lambda rest, name: TERMS[name].without(rest), names, inputs)
+    rest = reduce(lambda rest, name: TERMS[name].without(rest), names, inputs)
+    words = dict(zip(_assumed_terms(inputs), _assumed_terms(rest), strict=True))
+    return rest._replace(assumed=tuple(word for one in inputs.assumed if (word := words.get(one, one))))
+
+
+def _assumed_terms(inputs: Inputs) -> tuple[str, str]:
+    """Return the sentences of what is assumed that name terms, so that they name none that was left out."""
+    costs = costs_sentence(inputs.trace, inputs.fabric.processor)
+    return costs, spread_sentence(inputs.given[1], inputs.variation)
 
 
 def origins(inputs: Inputs, world_size: int) -> dict[str, str]:

@@ -112,9 +112,7 @@ def assume_gpu(trace: Trace, fabric: Fabric, variation: Variation = RECORDED, *,
     sentences = []
     hooks = fabric.processor.hooks
     if fabric.processor == Processor(hooks=hooks) and (hooks or "processor" not in fabric.model_fields_set):
-        measured, where = None, ""
-        if entry is not None and entry.costs is not None:
-            measured, where = entry.costs.processor, f" as measured on one {entry.product}"
+        measured = None if entry is None or entry.costs is None else entry.costs.processor
         processor = default_processor(memory or UNKNOWN_MEMORY_BYTES_PER_S, measured)
         if memory is None:
             errors = ("copy_error", "launch_error", "slow_down_error", "unexplained")
@@ -129,27 +127,19 @@ def assume_gpu(trace: Trace, fabric: Fabric, variation: Variation = RECORDED, *,
             slow = "computation beside collectives may take up to 5 times as long; run `ddplab calibrate` on them"
             sentences.append(f"the GPUs of a node reach less than PCIe's rate, so {slow}")
         fabric = fabric.with_processor(**dict(processor) | {"hooks": hooks or processor.hooks})
-        pack, launch_ns = processor.pack, min(processor.launch_ns, GRAPH_LAUNCH_NS if cuda_graph else np.inf)
-        sentences.append(
-            f"assumed{where}, because the fabric has no processor costs: copying a gradient takes "
-            f"{pack.fixed_ns / 1e3:g} us and its time at {2 / pack.ns_per_byte:.0f} GB/s, a bucket "
-            f"{launch_ns / 1e3:.0f} us and {STALL_NS / 1e3:.0f} us more for each doubling of the GPUs, and "
-            f"computation beside collectives {processor.slow_down - 1:.0%} longer"
-        )
+        if cuda_graph:
+            fabric = fabric.with_processor(launch_ns=min(processor.launch_ns, GRAPH_LAUNCH_NS))
+        sentences.append(costs_sentence(trace, fabric.processor))
     if "device_spread" not in variation.model_fields_set:
         changes: dict[str, object] = {"device_spread": DEVICE_SPREAD}
-        sentence = f"assumed: GPUs of one model differ in speed by {DEVICE_SPREAD:.1%} (standard deviation), "
-        if not variation.model_fields_set:
+        if not (given := variation).model_fields_set:
             changes["kind"] = "slowest"
             if cuda_graph:
                 changes["jitter"] = 0.0
             elif sum(len(rank.iterations) for rank in trace.ranks) < LEAST_RECORDED:
                 changes["jitter"] = JITTER
-                sentence += f"the iterations of one GPU by {JITTER:.1%}, "
-            else:
-                sentence += "the iterations of one GPU as in the trace, "
         variation = variation.model_copy(update=changes)
-        sentences.append(f"{sentence}and an iteration waits for the slowest")
+        sentences.append(spread_sentence(given, variation))
     if workload.compute_bounds != (1.0, 1.0):
         low, high = workload.compute_bounds
         sentences.append(
@@ -157,6 +147,36 @@ def assume_gpu(trace: Trace, fabric: Fabric, variation: Variation = RECORDED, *,
             "and in a longer step communication is a smaller part; measure the step, or parts of it"
         )
     return Assumed(fabric, variation, tuple(sentences))
+
+
+def costs_sentence(trace: Trace, costs: Processor) -> str:
+    """Say which usual costs are assumed on the GPU of a trace; "" if all are zero, as after leaving them out."""
+    entry, parts = entry_of(trace.workload.device_name), []
+    if costs.pack.ns_per_byte:
+        rate = f"{2 / costs.pack.ns_per_byte:.0f} GB/s"
+        parts.append(f"copying a gradient takes {costs.pack.fixed_ns / 1e3:g} us and its time at {rate}")
+    bucket = [f"{costs.launch_ns / 1e3:.0f} us"] if costs.launch_ns else []
+    bucket += [f"{costs.stall_ns / 1e3:.0f} us more for each doubling of the GPUs"] if costs.stall_ns else []
+    parts += [f"a bucket takes {' and '.join(bucket)}"] if bucket else []
+    parts += [f"computation beside collectives takes {costs.slow_down - 1:.0%} longer"] if costs.slow_down > 1 else []
+    parts[1:] = [part.replace(" takes", "", 1) for part in parts[1:]]
+    where = "" if entry is None or entry.costs is None else f" as measured on one {entry.product}"
+    return f"assumed{where}, because the fabric has no processor costs: {_listed(parts)}" if parts else ""
+
+
+def spread_sentence(given: Variation, variation: Variation) -> str:
+    """Say what was assumed of GPUs and their iterations beyond what the user gave; "" if nothing, or all is zero."""
+    spread = variation.device_spread
+    parts = [f"GPUs of one model differ in speed by {spread:.1%} (standard deviation)"] if spread else []
+    if not given.model_fields_set and variation.jitter != 0:
+        how = "as in the trace" if variation.jitter is None else f"by {variation.jitter:.1%}"
+        parts.append(f"the iterations of one GPU {how if parts else f'differ {how}'}")
+    return f"assumed: {_listed([*parts, 'an iteration waits for the slowest'])}" if parts else ""
+
+
+def _listed(parts: Sequence[str]) -> str:
+    *first, last = parts
+    return f"{', '.join(first)}, and {last}" if first else last
 
 
 def _sends_through_the_host(fabric: Fabric) -> bool:

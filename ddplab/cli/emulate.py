@@ -68,7 +68,7 @@ def emulate(
         }
         for one, emulated, predicted in runs
     ]
-    show_table(cells, f"{model} on {world_size} ranks, reducer {reducer} in virtual time")
+    show_table(cells, f"{model} on {world_size} rank{'s' * (world_size > 1)}, reducer {reducer} in virtual time")
     assumed = [*completed.sentences, *(line for *_, one in runs for line in one.assumed)]
     for sentence in assumptions(recorded, assumed, costs, policies):
         say(sentence)

@@ -117,7 +117,7 @@ def _show_one(
     policies, (best, _) = [one.policy for one in each], judgement.ranking(predictions)
     inputs, fastest = each[best]._replace(measured_policy=measured_policy), predictions[best]
     trace, policy = inputs.trace, inputs.policy
-    title = f"{trace.workload.described}, on {ranks} ranks, predicted"
+    title = f"{trace.workload.described}, on {ranks} rank{'s' * (ranks > 1)}, predicted"
     show_table(list(map(_prediction_row, policies, predictions)), title, optional=SPARED)
     from_where, moves = origins(each[0], ranks), [anchor.sentence() for anchor in fastest.anchors]
     assumed = _say_basis(each, predictions, left_out, [origins_sentence(from_where), *moves])
@@ -165,7 +165,7 @@ def _say_basis(
     first, assumed = each[0], list(dict.fromkeys(sentence for one in predictions for sentence in one.assumed))
     say(judgement.contradiction_sentence(predictions[0], first.fabric))
     if left_out:
-        say(f"left out: {', '.join(left_out)}; what is assumed of them does not count")
+        say(f"left out: {', '.join(left_out)}")
     for sentence in (*further, *assumptions(first.trace, assumed, first.fabric, [one.policy for one in each])):
         say(sentence)
     return assumed
@@ -188,7 +188,7 @@ def _show_sizes(
     if len(shown) > SHOWN_ROWS:
         say(f"{len(shown) - SHOWN_ROWS} more rows of the table not shown; at most {SHOWN_ROWS} are printed")
     most = max(predictions)
-    moves = [f"on {most} ranks: {anchor.sentence()}" for anchor in predictions[most][0].anchors]
+    moves = [f"on {most} rank{'s' * (most > 1)}: {anchor.sentence()}" for anchor in predictions[most][0].anchors]
     _say_basis(each, [one for some in predictions.values() for one in some], left_out, moves)
     return [
         options.values_of_axes(policy) | {"world_size": ranks} | prediction.to_json()

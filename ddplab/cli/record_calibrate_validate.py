@@ -76,7 +76,7 @@ def calibrate(
     with progress() as on_progress, pool:
         fabric = measure(pool, model, hooks=hook or (), on_progress=on_progress)
     fabric.save(out)
-    print(f"{ranks} ranks, saved as {out}")
+    print(f"{ranks} rank{'s' * (ranks > 1)}, saved as {out}")
     show_fabric(fabric, str(out))
     if median(row.spread for row in fabric.all_reduce) > NOISY_SPREAD:
         print("all-reduces varied, probably because other programs ran; calibrate again while nothing else runs")

@@ -65,7 +65,8 @@ def tune(
     default = system.at(world_size, inputs.with_policy(bucket_cap_mb=None))
     comparison = default.compare(system.at(world_size, inputs.with_policy(plan=plan.buckets)))
     say(answer(plan, comparison))
-    title = f"{recorded.workload.described}, on {world_size} ranks: predicted iteration ({plan.objective}) by buckets"
+    on = f"{recorded.workload.described}, on {world_size} rank{'s' * (world_size > 1)}"
+    title = f"{on}: predicted iteration ({plan.objective}) by buckets"
     show_table(plan_rows(plan, comparison), title)
     plan.save(out)
     for line in (
@@ -207,7 +208,7 @@ def verify_in_virtual_time(inputs: Inputs, plan: BucketPlan, world_size: int) ->
         for row in rows
     ]
     free = "; copies and launches of torch's class are free" if "torch" in planned else ""
-    show_table(cells, f"verified in virtual time, on {world_size} ranks of equal speed{free}")
+    show_table(cells, f"verified in virtual time, on {world_size} rank{'s' * (world_size > 1)} of equal speed{free}")
     for default, of_plan in zip(rows[::2], rows[1::2], strict=True):
         say(f"{of_plan['class']}: gain {1 - of_plan['emulated_ns'] / max(1, default['emulated_ns']):.2%}")
     return rows

@@ -234,3 +234,11 @@ def test_the_best_buckets_are_those_of_tune_whatever_buckets_the_policy_has():
     assert one.limits.best_buckets().buckets == found.buckets
     assert {change.name: change.iteration_ns for change in one.changes}["best buckets"] == found.iteration_ns
     assert found.iteration_ns < one.scaling.sizes[0].prediction.iteration_ns
+
+
+@pytest.mark.parametrize("samples", [1, 10**9])
+def test_what_is_said_of_a_run_is_said_of_the_shortest(samples):
+    """One sample takes an iteration, which more GPUs do not shorten."""
+    made = plan(resnet(), load_fabric("aws-p4d"), world_sizes=[8, 64, 512], samples=samples)
+    assert made.verdict.offer.hours == min(offer.hours for offer in made.offers)
+    assert made.verdict.offer.size.world_size == (8 if samples == 1 else 512)
