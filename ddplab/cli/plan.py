@@ -214,8 +214,10 @@ def _workload(
         raise ValueError("--device: expected the device on which the model computes, because a file has none")
     name = name_of_model(model)
     name = f"{name}{LARGER}" if f"{name}{LARGER}" in counted_models() else name
-    sheet = find_device(with_precision(device, options.element_type(options.operations_of(name).parameters)))
-    operations = options.with_samples(options.operations_of(name, sheet.autocast), batch)
+    operations = options.operations_of(name)
+    sheet = find_device(with_precision(device, options.element_type(operations.parameters)))
+    operations = operations if sheet.autocast is None else options.operations_of(name, sheet.autocast)
+    operations = options.with_samples(operations, batch)
     if step_ms is not None:
         with options.naming("--step-ms"):
             check_measured(operations, sheet, {"step_ns": round(step_ms * 1e6)})

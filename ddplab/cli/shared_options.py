@@ -324,10 +324,13 @@ def operations_of(model: str, autocast: str | None = None) -> Operations:
     known = built_in_operations(model, autocast)
     if known is not None:
         return known
-    from ..memory_counter import measure_memory
-    from ..operation_counter import measure_operations
+    what = f"counting the operations and the memory of {model}"
+    with progress(what) as on_progress:
+        if ":" in model:  # other names are mistakes
+            on_progress(what, 0, 1)  # before torch is loaded, which takes seconds
+        from ..memory_counter import measure_memory
+        from ..operation_counter import measure_operations
 
-    with progress(f"counting the operations and the memory of {model}"):
         operations = measure_operations(model, autocast=autocast)
         return operations.model_copy(update={"memory": measure_memory(model, autocast=autocast)})
 

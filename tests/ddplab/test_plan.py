@@ -178,3 +178,12 @@ def test_a_batch_given_for_a_trace_is_known(printed, trace, topology):
     shown = printed(*asked, "--batch", 4)
     assert ", 4 samples per GPU, on " in " ".join(shown.split())
     assert "not known" not in shown
+
+
+def test_counting_a_model_is_said_where_there_is_no_terminal(here):
+    """Torch is loaded for it, and nothing else is printed for seconds; names that are listed need no counting."""
+    asked = ("dgx-h100", "--world-size", 8)
+    said = "counting the operations and the memory of tests.models_for_cli:tiny\n"
+    assert here("plan", "tests.models_for_cli:tiny", *asked).stderr == said
+    assert here("plan", "resnet18", *asked).stderr == ""
+    assert "counting" not in here("plan", "resnet5", *asked).stderr
