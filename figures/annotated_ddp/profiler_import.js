@@ -3,6 +3,7 @@
 // gradients shared a bucket is not needed here.
 
 const ALL_REDUCE_RUNS = /^(?:nccl|rccl|xccl|hccl|gloo|ucc|mpi):all_?reduce(_coalesced)?$/;
+const SHARDED = /^(?:FSDP::all_gather|FSDP::post_backward_reduce|FullyShardedDataParallel\b)/;
 const ACTIVITIES = new Set(["kernel", "gpu_memcpy", "gpu_memset", "memcpy", "memset"]);
 const HOST_OPERATIONS = new Set(["cpu_op", "user_annotation", "operator"]);
 
@@ -51,13 +52,18 @@ function readEvents(raw) {
   if ((launches || ran.length) && 2 * activities.length <= ran.length) {
     throw new Error("expected what the GPU ran with the correlation ids of its launches; profile with CUDA and CPU activities");
   }
+  const kernels = activities.filter(({ kind }) => kind === "kernel");
+  if (kernels.length && kernels.every(({ communicates }) => communicates) && launches > 2 * kernels.length) {
+    throw new Error(`expected the kernels of ${launches} launches, got ${kernels.length}, all of a communication library: the profiler has lost the stream that computes`);
+  }
   const early_ns = activities.reduce((most, one) => Math.max(most, one.launch_start_ns - one.start_ns), 0);
   if (early_ns > MOST_EARLY_NS) {
     throw new Error(`expected what the GPU ran after its launch, got ${(early_ns / 1e6).toFixed(1)} ms before it: two clocks differ`);
   }
   const devices = [...(raw.deviceProperties ?? []).entries()].filter(([, { name }]) => typeof name === "string" && name);
   const used = devices.find(([index]) => ran.some(({ args }) => args.device === index)) ?? devices[0];
-  return { gpu: used?.[1].name ?? null, operations, activities, byName: Map.groupBy(operations, ({ name }) => name) };
+  const ranks = raw.distributedInfo?.world_size;
+  return { gpu: used?.[1].name ?? null, ranks, operations, activities, byName: Map.groupBy(operations, ({ name }) => name) };
 }
 
 function spansOf(events) {
@@ -94,6 +100,9 @@ function launched(ran, calls) {
 // Steps
 
 function readSteps(file) {
+  if ([...file.byName.keys()].some((name) => SHARDED.test(name))) {
+    throw new Error("expected training under DistributedDataParallel or of a plain module, got FSDP; profile the plain module");
+  }
   const processes = new Set(file.byName.get(ACCUMULATE)?.map(({ pid }) => pid)).size;
   const marks = file.operations.filter(({ name, start_ns, end_ns }) => name.startsWith(STEP) && end_ns > start_ns);
   if (processes > 1 || new Set(marks.map(({ name }) => name)).size < marks.length) {
@@ -161,7 +170,11 @@ function stepOf(reader, window, start_ns, end_ns) {
   if (backwardPasses(reader, window, gradients) > 1) {
     throw new Error("expected one backward pass in each step; call `step()` of the profiler after each backward pass");
   }
-  const divide_ns = named(reader, window, FORWARD).at(-1)?.end_ns ?? firstNode(reader, window.start_ns);
+  const lastForward = named(reader, window, FORWARD).at(-1);
+  if (gradients[0].hooks.start_ns < lastForward?.start_ns) {
+    throw new Error("expected all forward passes of a step before its backward pass, got a gradient before the last; profile one wrapper");
+  }
+  const divide_ns = lastForward?.end_ns ?? firstNode(reader, window.start_ns);
   let forward_end_ns = Math.max(start_ns, divide_ns);
   let backward_start_ns = firstNode(reader, forward_end_ns);
   if (reader.onGpu) {
@@ -226,6 +239,9 @@ function allReducesIn(reader, window, gradients) {
   return calls.map((call, number) => {
     const run = runs.length === calls.length ? runs[number] : call;
     const ran = within(reader.collectives.get(call.thread), call.start_ns, call.end_ns, launchOf);
+    if (reader.ranks > 1 && reader.onGpu && !ran.length && run.thread === call.thread) {
+      throw new Error(`expected a kernel of each all-reduce of ${reader.ranks} ranks, got none of one; profile one rank alone`);
+    }
     const count = upperBound(accumulated, call.start_ns, (moment) => moment);
     const hooks = latest(hooksOf.get(call.thread), call.start_ns, startOf);
     const end_ns = ran.length ? extent(ran)[1] : reader.onGpu ? call.start_ns : run.end_ns;

@@ -4,7 +4,7 @@ import itertools
 import json
 import operator
 import re
-from functools import cache, reduce
+from functools import cache, partial, reduce
 from html import unescape
 from io import BytesIO
 from pathlib import Path
@@ -573,7 +573,28 @@ def early_kernels(events):
     return [one | {"ts": one["ts"] - 5000 * ("stream" in one["args"])} for one in events]
 
 
+def without_kernels(events, *, of_library):
+    kinds = ("kernel",) if of_library else ("kernel", "gpu_memcpy")
+    return [one for one in events if one["cat"] not in kinds or ("nccl" in one["name"]) != of_library]
+
+
+def with_a_forward_pass_at_the_end(events):
+    forward, optimizer = (
+        next(one for one in events if one["name"].startswith(name))
+        for name in ("DistributedDataParallel.forward", "Optimizer.step")
+    )
+    return [*events, forward | {"ts": optimizer["ts"], "dur": optimizer["dur"] / 2}]
+
+
+def sharded(events):
+    return [*events, events[0] | {"cat": "cpu_op", "name": "FSDP::all_gather (0)"}]
+
+
 DAMAGED_EVENTS = {
+    "expected the kernels of": [partial(without_kernels, of_library=False)],
+    "expected a kernel of each all-reduce of 2 ranks, got none": [partial(without_kernels, of_library=True)],
+    "expected all forward passes of a step before": [with_a_forward_pass_at_the_end],
+    "expected training under DistributedDataParallel": [sharded],
     "expected the events of one rank, each once": [two_processes, lambda events: events + events],
     "expected what the GPU ran after": [early_kernels],
     "expected events of 0 us or longer": [lambda events: [*events[:-1], events[-1] | {"dur": -1}]],
