@@ -102,12 +102,10 @@ class Anchor(NamedTuple):
         measured, predicted = (f"{milliseconds(ns, ',.1f')} ms" for ns in (self.measured_ns, self.predicted_ns))
         moved = f"measured {measured} on {self.world_size} rank{'s' * (self.world_size > 1)}, predicted {predicted}: "
         moved += f"changes the prediction by {self.moved - 1:+.1%}"
-        if not self.contradicts:
-            return moved
-        return (
-            f"{moved}; it contradicts the model ({self.surprise:+.1f} standard deviations): check that trace, fabric "
-            "and settings are those of the measured run"
-        )
+        if self.contradicts:
+            moved += f"; it contradicts the model ({self.surprise:+.1f} standard deviations)"
+        advice = ": check that trace, fabric and settings are those of the measured run"
+        return moved + advice * (self.contradicts and not self.is_far)  # else `plan` and `predict` say why
 
 
 class Correction(NamedTuple):
@@ -123,13 +121,12 @@ class Correction(NamedTuple):
 
 
 def correct(
-    target: Expected, measured_ns: Sequence[int], expected: Sequence[Expected], unchanged_ns: int | None = None
+    target: Expected, measured_ns: Sequence[int], expected: Sequence[Expected], usual: Expected | None = None
 ) -> Correction:
     """Correct a prediction by measured median iterations, given the predictions for the same numbers of ranks.
 
-    If a measurement is over `CONTRADICTION` standard deviations off, the interval is widened in proportion. A
-    measured number of ranks bounds the correction of others, see `_beyond`; `unchanged_ns` is the prediction with the
-    settings of the measured runs, if these are not those of `target`.
+    If a measurement is over `CONTRADICTION` standard deviations off, the interval is widened in proportion. `usual`
+    is the target with the settings of the measured runs, if it has others.
 
     Raises:
         ValueError: A measurement cannot be one of this computation.
@@ -147,10 +144,7 @@ def correct(
     beside_others = weighed / np.sqrt(np.diag(known))
     scores = np.where(np.abs(alone) > np.abs(beside_others), alone, beside_others)
     wider = max(1.0, float(np.abs(scores).max(initial=0)) / CONTRADICTION)
-    moves = weights * surprise
-    moves += _beyond(
-        target._replace(iteration_ns=unchanged_ns or target.iteration_ns), expected, among @ weighed, moves
-    )
+    moves = _bounded(usual or target, expected, among @ weighed, weights * surprise)
     anchors = (
         Anchor(one.ranks, ns, one.iteration_ns, float(np.exp(moved)), float(score))
         for one, ns, moved, score in zip(expected, measured_ns, moves, scores, strict=True)
@@ -172,26 +166,22 @@ def correct(
     )
 
 
-def _beyond(
+def _bounded(
     target: Expected, expected: Sequence[Expected], at_measured: NDArray[np.float64], moves: NDArray[np.float64]
 ) -> NDArray[np.float64]:
-    """Return what each measurement adds to its move, so that many ranks are not corrected to be faster than few.
+    """Return the moves, of which one is changed if many ranks would be faster than few that were measured.
 
-    Correlations fall with distance, and with them corrections: without a bound, the answer for 64 ranks could lie
-    below what 8 took. Only where the model itself has many ranks faster than few may the answer, in proportion. All
-    are logarithms. Nothing is added if the target was measured, or if the measurements bound it to nothing.
+    Corrections fall with distance, as correlations do. Only where the model has many ranks faster may the answer, in
+    proportion. Nothing changes if the target was measured, or if measurements deny each other.
     """
-    added = np.zeros(len(expected))
-    if not expected or target.ranks in (ranks := [one.ranks for one in expected]):
-        return added
+    ranks = np.array([one.ranks for one in expected])
     rises = np.log([max(1, one.iteration_ns) / max(1, target.iteration_ns) for one in expected])
-    is_few = np.array(ranks) < target.ranks
-    bounds = at_measured + np.where(is_few, np.minimum(rises, 0), np.maximum(rises, 0))
-    least, most = np.where(is_few, bounds, -np.inf), np.where(is_few, np.inf, bounds)
-    if (low := least.max(initial=-np.inf)) <= (high := most.min(initial=np.inf)):
-        binding = least.argmax() if moves.sum() < low else most.argmin()
-        added[binding] = np.clip(moves.sum(), low, high) - moves.sum()
-    return added
+    least = np.where(ranks < target.ranks, at_measured + np.minimum(rises, 0), -np.inf)
+    most = np.where(ranks > target.ranks, at_measured + np.maximum(rises, 0), np.inf)
+    if len(ranks) and target.ranks not in ranks and least.max() <= most.min():
+        place = least.argmax() if moves.sum() < least.max() else most.argmin()
+        moves[place] += np.clip(moves.sum(), least.max(), most.min()) - moves.sum()
+    return moves
 
 
 def _left(variance: Any, explained: Any) -> float:

@@ -105,14 +105,12 @@ def leave_out(names: Iterable[str], inputs: Inputs) -> Inputs:
     if unknown := [name for name in names if name not in TERMS]:
         raise ValueError(f"expected some of {', '.join(TERMS)}; got {', '.join(unknown)}")
     rest = reduce(lambda rest, name: TERMS[name].without(rest), names, inputs)
-    words = dict(zip(_assumed_terms(inputs), _assumed_terms(rest), strict=True))
+    told = [
+        (costs_sentence(one.trace, one.fabric.processor), spread_sentence(one.given[1], one.variation))
+        for one in (inputs, rest)
+    ]
+    words = dict(zip(*told, strict=True))  # what was left out is not assumed
     return rest._replace(assumed=tuple(word for one in inputs.assumed if (word := words.get(one, one))))
-
-
-def _assumed_terms(inputs: Inputs) -> tuple[str, str]:
-    """Return the sentences of what is assumed that name terms, so that they name none that was left out."""
-    costs = costs_sentence(inputs.trace, inputs.fabric.processor)
-    return costs, spread_sentence(inputs.given[1], inputs.variation)
 
 
 def origins(inputs: Inputs, world_size: int) -> dict[str, str]:

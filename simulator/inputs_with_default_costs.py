@@ -151,17 +151,17 @@ def assume_gpu(trace: Trace, fabric: Fabric, variation: Variation = RECORDED, *,
 
 def costs_sentence(trace: Trace, costs: Processor) -> str:
     """Say which usual costs are assumed on the GPU of a trace; "" if all are zero, as after leaving them out."""
-    entry, parts = entry_of(trace.workload.device_name), []
-    if costs.pack.ns_per_byte:
-        rate = f"{2 / costs.pack.ns_per_byte:.0f} GB/s"
-        parts.append(f"copying a gradient takes {costs.pack.fixed_ns / 1e3:g} us and its time at {rate}")
+    entry, pack = entry_of(trace.workload.device_name), costs.pack
+    copying = f"copying a gradient takes {pack.fixed_ns / 1e3:g} us and its time at"
+    parts = [f"{copying} {2 / pack.ns_per_byte:.0f} GB/s"] if pack.ns_per_byte else []
     bucket = [f"{costs.launch_ns / 1e3:.0f} us"] if costs.launch_ns else []
     bucket += [f"{costs.stall_ns / 1e3:.0f} us more for each doubling of the GPUs"] if costs.stall_ns else []
     parts += [f"a bucket takes {' and '.join(bucket)}"] if bucket else []
     parts += [f"computation beside collectives takes {costs.slow_down - 1:.0%} longer"] if costs.slow_down > 1 else []
     parts[1:] = [part.replace(" takes", "", 1) for part in parts[1:]]
+    listed = ", and ".join([", ".join(parts[:-1]), *parts[-1:]] if len(parts) > 1 else parts)
     where = "" if entry is None or entry.costs is None else f" as measured on one {entry.product}"
-    return f"assumed{where}, because the fabric has no processor costs: {_listed(parts)}" if parts else ""
+    return f"assumed{where}, because the fabric has no processor costs: {listed}" if parts else ""
 
 
 def spread_sentence(given: Variation, variation: Variation) -> str:
@@ -171,12 +171,7 @@ def spread_sentence(given: Variation, variation: Variation) -> str:
     if not given.model_fields_set and variation.jitter != 0:
         how = "as in the trace" if variation.jitter is None else f"by {variation.jitter:.1%}"
         parts.append(f"the iterations of one GPU {how if parts else f'differ {how}'}")
-    return f"assumed: {_listed([*parts, 'an iteration waits for the slowest'])}" if parts else ""
-
-
-def _listed(parts: Sequence[str]) -> str:
-    *first, last = parts
-    return f"{', '.join(first)}, and {last}" if first else last
+    return f"assumed: {', '.join(parts)}, and an iteration waits for the slowest" if parts else ""
 
 
 def _sends_through_the_host(fabric: Fabric) -> bool:

@@ -138,13 +138,12 @@ class Prediction:
     ) -> "Prediction":
         """Return this prediction, for `world_size` ranks, corrected by measured median iterations; see `anchoring`.
 
-        `predicted` has the predictions for the measured numbers of ranks, with the settings of the measured runs, and
-        for `world_size`, unless this one has the same settings; if there is one for 1 rank, its correction applies to
-        `compute_ns` too.
+        `predicted` has the predictions for the measured numbers of ranks, and for `world_size` if other settings were
+        measured, with these settings; if there is one for 1 rank, its correction applies to `compute_ns` too.
         """
         expected = [predicted[ranks].expected(ranks) for ranks in measured_ns]
-        unchanged_ns = predicted.get(world_size, self).iteration_ns
-        correction = correct(self.expected(world_size), list(measured_ns.values()), expected, unchanged_ns)
+        usual = predicted.get(world_size, self).expected(world_size)
+        correction = correct(self.expected(world_size), list(measured_ns.values()), expected, usual)
         factor, anchors = correction.factor, correction.anchors
         scaled = {cause: factor * correction.by_cause.get(cause, 1.0) for cause in self.causes_ns}
         reaches = self.causes_ns.items()

@@ -164,8 +164,7 @@ def _say_basis(
     """Say what predictions rest on, with `further` sentences; return what is assumed, one sentence each."""
     first, assumed = each[0], list(dict.fromkeys(sentence for one in predictions for sentence in one.assumed))
     say(judgement.contradiction_sentence(predictions[0], first.fabric))
-    if left_out:
-        say(f"left out: {', '.join(left_out)}")
+    say(f"left out: {', '.join(left_out)}" if left_out else "")
     for sentence in (*further, *assumptions(first.trace, assumed, first.fabric, [one.policy for one in each])):
         say(sentence)
     return assumed

@@ -86,6 +86,7 @@ def test_a_measurement_far_outside_of_the_interval_contradicts_and_widens(case, 
     [anchor] = correct(target, [round(first.iteration_ns * far)], [first]).anchors
     agreeing = correct(target, [first.iteration_ns], [first])
     assert "contradicts" in anchor.sentence()
+    assert ("check that" in anchor.sentence()) != anchor.is_far  # then the commands give the advice
     assert correct(target, [round(first.iteration_ns * far)], [first]).narrowing > agreeing.narrowing
 
 
