@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_hook
 from torch.utils._pytree import tree_map_only
 
-from ddplab.learn.solutions import Bucketed, Buffered, Hookable, Hooked, Searching
+from ddplab.learn.solutions import Bucketed, Buffered, Hookable, Hooked, Joined, Searching
 from ddplab.reference.bucketing import rebuild_order
 from ddplab.reference.data_parallel import DistributedDataParallel
 from ddplab.reference.minimal import BucketedDataParallel, NaiveDataParallel, OverlappedDataParallel
@@ -1313,3 +1313,24 @@ class LocalIfCompiled(OverlappedDataParallel):
 
 def returns_a_module(module: nn.Module, optimizer: Any) -> nn.Module:
     return module
+
+
+class JoinsWithoutItsHook(Joined):
+    """A rank without inputs sends by all-reduces, although there is a comm hook."""
+
+    def send(self, flat: Tensor, parameters: list[nn.Parameter]) -> Any:
+        return super().send(flat, parameters) if self.has_inputs else super(Hookable, self).send(flat, parameters)
+
+
+class CountsForwardsInside(Buffered):
+    """An exception in a forward pass leaves the count, and no buffers are sent any more."""
+
+    depth = 0
+
+    def forward(self, *inputs: Any, **keywords: Any) -> Any:
+        self.depth += 1
+        if self.averages() and self.depth == 1:
+            self.prepare()
+        output = self.module(*inputs, **keywords)
+        self.depth -= 1
+        return output

@@ -6,6 +6,7 @@ A body that compares, such as `trains`, returns what is wrong, and an empty text
 
 import logging
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
 from functools import partial, reduce
 from typing import Any
 
@@ -444,9 +445,16 @@ def _with_buffers() -> nn.Module:
 
 
 def compare_buffers(rank: int, _world_size: int, subject: Subject) -> str:
-    """Train with buffers of rare dtypes, one on rank 0 and zero or NaN elsewhere, later on one; another one grows."""
-    training, problem = Training(subject, _with_buffers), ""
+    """Train with buffers of rare dtypes, one on rank 0 and zero or NaN elsewhere, later on one; another one grows.
+
+    The last iteration follows a forward pass that raised an error.
+    """
+    training, problem, after = Training(subject, _with_buffers), "", ""
     for step in range(STEPS + 1):
+        if step == STEPS:
+            after = "after a forward pass that raised an error, "
+            with suppress(TypeError):
+                training.wrapped("no tensor")
         grown = torch.ones(step, 2, device=rank_device()) * (rank == 0)
         training.module.register_buffer("grows", grown if step > 1 else None)
         for buffer in training.module.buffers():
@@ -455,7 +463,9 @@ def compare_buffers(rank: int, _world_size: int, subject: Subject) -> str:
         training.backward(mean_square, step)
         for name, buffer in training.module.named_buffers():
             if not bool((buffer == 1).all()):
-                problem = problem or f"iteration {step}, rank {rank}: the buffer {name!r} is not that of rank 0"
+                problem = (
+                    problem or f"{after}iteration {step}, rank {rank}: the buffer {name!r} is not that of rank 0"
+                )
     return problem
 
 

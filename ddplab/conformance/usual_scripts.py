@@ -94,7 +94,7 @@ def combined(rank: int, world_size: int, subject: Subject, situations: Collectio
 
     The last rank has the most inputs, and then uses every head. Each iteration but the first may accumulate.
     """
-    members = list(range(int(GROUP in situations), world_size))
+    members = list(range(int(GROUP in situations and world_size > 2), world_size))  # one alone would send nothing
     group = group_of(members)  # every rank takes part in making it
     if rank not in members:
         return ""
@@ -128,8 +128,12 @@ def combined(rank: int, world_size: int, subject: Subject, situations: Collectio
         options["process_group"] = group
     training = Training(subject, make, members, **options)
     module, optimizer, problem = training.module, training.optimizer, ""
-    if HOOK in situations:
-        training.wrapped.register_comm_hook(None, averaging_hook(group=group))
+    if HOOK in situations:  # which makes a collective of its own, so that nothing but the hook matches it
+
+        def look(_state: Any, _bucket: Any) -> None:
+            dist.all_reduce(torch.ones(3, device=rank_device()), group=group)
+
+        training.wrapped.register_comm_hook(None, averaging_hook(look, group=group))
     inputs = {one: STEPS + members.index(one) * (UNEVEN in situations) for one in members}
     with training.wrapped.join() if UNEVEN in situations else nullcontext():
         for step in range(inputs[rank]):

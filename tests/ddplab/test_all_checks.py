@@ -202,6 +202,8 @@ def test_a_simple_class_passes_and_what_it_lacks_is_no_failure(bench_of):
         ("SendsBuffersOfTheStart", "buffers", "iteration 2, rank 1: the buffer 'grows' is not that of rank 0"),
         ("GivesCopiesToHooks", "comm hooks", "a bucket's gradients are not the parts of its buffer"),
         ("ForgetsUsesInEvaluation", "unused parameters", "iteration 2, rank 0: gradient of 'block1.block.w1'"),
+        ("JoinsWithoutItsHook", "combined options", "with uneven inputs with two dtypes: slow or hung: ranks [0, 1]"),
+        ("CountsForwardsInside", "buffers", "after a forward pass that raised an error, iteration 3, rank 1: "),
         ("HooksOnce", LOCAL, "a module wrapped again after a layer was unfrozen"),
         (
             "RoundsWhatIsConverted",
