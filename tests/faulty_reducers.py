@@ -5,7 +5,9 @@ import random
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager, nullcontext, suppress
+from datetime import timedelta
+from functools import partial
 from queue import Queue
 from types import SimpleNamespace
 from typing import Any
@@ -1334,3 +1336,21 @@ class CountsForwardsInside(Buffered):
         output = self.module(*inputs, **keywords)
         self.depth -= 1
         return output
+
+
+class WaitsForFiveSeconds(OverlappedDataParallel):
+    """Correct: the script gets the error of a collective that takes longer."""
+
+    def finish(self, parameters: list[nn.Parameter], flat: Tensor, work: Any) -> None:
+        super().finish(parameters, flat, SimpleNamespace(wait=partial(self.wait, work)))
+
+    def wait(self, work: Any) -> None:
+        work.wait(timedelta(seconds=5))
+
+
+class GivesUpWaiting(WaitsForFiveSeconds):
+    """And goes on with the rank's own gradients."""
+
+    def wait(self, work: Any) -> None:
+        with suppress(RuntimeError):
+            super().wait(work)

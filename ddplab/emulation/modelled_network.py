@@ -10,6 +10,7 @@ from collections import Counter, defaultdict, deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field
+from datetime import timedelta
 from functools import partial, reduce
 from typing import Any, NamedTuple
 from unittest import mock
@@ -60,9 +61,9 @@ class VirtualFuture(torch.futures.Future):  # type: ignore[type-arg]
         self._rank, self._description = rank, description
         self.after_wait: Callable[[], None] | None = None  #: called once, by the rank that has waited
 
-    def wait(self) -> Any:
-        """Let virtual time pass until the future has a result, and return it."""
-        self._rank.wait(self.number, self, self._description)
+    def wait(self, limit: timedelta = timedelta(0)) -> Any:
+        """Let virtual time pass until the future has a result, and return it, as `VirtualRank.wait` does."""
+        self._rank.wait(self.number, self, self._description, 1000 * (limit // timedelta(microseconds=1)))
         if self.after_wait is not None:
             after_wait, self.after_wait = self.after_wait, None
             after_wait()
@@ -89,9 +90,9 @@ class _ModelledWork(dist.Work):
         super().__init__()
         self._future = future
 
-    def wait(self, timeout: Any = None) -> bool:
+    def wait(self, timeout: timedelta = timedelta(0)) -> bool:
         """Let virtual time pass until the collective is done, or let the current stream wait for it."""
-        current_stream().wait(self._future)
+        current_stream().wait(self._future, timeout)
         return True
 
     def get_future(self) -> "torch.futures.Future[Any]":

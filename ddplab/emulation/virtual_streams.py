@@ -39,7 +39,7 @@ class Stream:
     def __init__(self, priority: int = 0) -> None:
         self.pending: list[torch.futures.Future[Any]] = []
 
-    def wait(self, future: "torch.futures.Future[Any]") -> None:
+    def wait(self, future: "torch.futures.Future[Any]", *_limit: Any) -> None:
         """Wait for a result before anything else that the stream does."""
         self.pending.append(future)
 
@@ -58,8 +58,8 @@ class Stream:
 class _Computation(Stream):
     """The stream of the rank's own computation, which waits in virtual time."""
 
-    def wait(self, future: "torch.futures.Future[Any]") -> None:
-        future.wait()
+    def wait(self, future: Any, *limit: Any) -> None:
+        future.wait(*limit)
 
 
 COMPUTATION = _Computation()

@@ -37,6 +37,10 @@ class NoTurnError(RankError):
     """A rank has not come back: it computes for long, or waits where virtual time cannot see it."""
 
 
+class TimedOutError(RuntimeError):
+    """A collective took longer than a rank waits for it; the message is that of Gloo."""
+
+
 class RanksEndedError(BaseException):
     """Ends the threads of all ranks after one has failed; no `Exception`, so `except Exception` does not catch it."""
 
@@ -80,17 +84,28 @@ class VirtualRank:
         """Log the launch of a collective."""
         self.log.append(LogEntry(LaunchCollective(number), self.now_ns))
 
-    def wait(self, number: int | None, future: Future, what: str) -> None:
+    def wait(self, number: int | None, future: Future, what: str, limit_ns: int = 0) -> None:
         """Wait for a collective, or for what its callbacks compute: until the future is done.
 
-        `number` is None if the result depends on no collective; `what` names it in error messages.
+        `number` is None if the result depends on no collective; `what` names it in error messages. Raises
+        TimedOutError after `limit_ns`; 0: never.
         """
         if number is None and future.done():
             return
         if not future.done():
-            future.add_done_callback(lambda _: self._time.runnable.append(self))
+            waiting = [self]  # until the future or the limit wakes the rank
+
+            def wake(_: Any) -> None:
+                self._time.runnable.extend(waiting)
+                waiting.clear()
+
+            future.add_done_callback(wake)
+            if limit_ns:
+                self._time.cluster.env.timeout(limit_ns).callbacks.append(wake)
             self._block(what)
         self._progress = self._time.cluster.computation.progress()
+        if not future.done():
+            raise TimedOutError("Operation timed out!")
         if number is not None:
             self.log.append(LogEntry(Wait(number), self.now_ns))
 

@@ -204,6 +204,11 @@ def test_a_simple_class_passes_and_what_it_lacks_is_no_failure(bench_of):
         ("ForgetsUsesInEvaluation", "unused parameters", "iteration 2, rank 0: gradient of 'block1.block.w1'"),
         ("JoinsWithoutItsHook", "combined options", "with uneven inputs with two dtypes: slow or hung: ranks [0, 1]"),
         ("CountsForwardsInside", "buffers", "after a forward pass that raised an error, iteration 3, rank 1: "),
+        (
+            "GivesUpWaiting",
+            "any timing",
+            "with seed -1 in virtual time, on 2 ranks, where each collective takes a year",
+        ),
         ("HooksOnce", LOCAL, "a module wrapped again after a layer was unfrozen"),
         (
             "RoundsWhatIsConverted",
@@ -232,6 +237,7 @@ def test_the_peak_of_memory_does_not_depend_on_when_a_backend_lets_go(two_ranks)
         (faulty("get_ddp_bucketed"), FUNCTIONS, {"accumulation"}),
         (faulty("make_ddp"), FUNCTIONS, {"accumulation"}),
         (faulty("ScattersAndGathers"), ["any timing", "overlap"], set()),
+        (faulty("WaitsForFiveSeconds"), ["any timing", "overlap"], set()),
         (faulty("Hierarchical"), ["any timing", "bucket caps", "process group"], {"process group"}),
         (faulty("ReducesAndBroadcasts"), ["any timing", "overlap"], set()),
         (faulty("SendsAround"), ["any timing", "overlap", "real models"], {"overlap"}),
