@@ -1354,3 +1354,31 @@ class GivesUpWaiting(WaitsForFiveSeconds):
     def wait(self, work: Any) -> None:
         with suppress(RuntimeError):
             super().wait(work)
+
+
+class HooksFloat32(Hookable):
+    """Buckets of other dtypes are sent without the comm hook."""
+
+    def send(self, flat: Tensor, parameters: list[nn.Parameter]) -> Any:
+        if flat.dtype == torch.float32:
+            return super().send(flat, parameters)
+        return super(Hookable, self).send(flat, parameters)
+
+
+class EndsNoSyncInEvaluation(Buffered):
+    def forward(self, *inputs: Any, **keywords: Any) -> Any:
+        self.synchronised |= not torch.is_grad_enabled()
+        return super().forward(*inputs, **keywords)
+
+
+class ForgetsUsesWhenSaved(Searching):
+    def state_dict(self, *arguments: Any, **keywords: Any) -> Any:
+        self.used.clear()
+        return super().state_dict(*arguments, **keywords)
+
+
+class SendsIgnoredBuffers(DistributedDataParallel):
+    def __init__(self, module: nn.Module, **options: Any) -> None:
+        super().__init__(module, **options)
+        for buffer in module.buffers():
+            dist.broadcast(buffer, group_src=0, group=self.process_group)

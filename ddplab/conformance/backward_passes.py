@@ -383,11 +383,13 @@ def nested_no_sync(rank: int, _world_size: int, subject: Subject) -> str:
             with wrapped.no_sync():
                 mean_square(wrapped, step, rank).backward()
                 other.backward(mean_square, step)
+            with torch.no_grad():
+                mean_square(wrapped, step, rank)
             mean_square(wrapped, step + 10, rank).backward()
         if problem := other.wrong(mean_square, step):
             return f"a module beside another one under no_sync: {problem}"
         if problem := training.wrong(accumulated, step, [rank]):
-            averaged = "after an inner no_sync, the outer one averaged"
+            averaged = "no_sync averaged after an inner one or evaluation"
             return problem if training.wrong(accumulated, step) else f"iteration {step}, rank {rank}: {averaged}"
         mean_square(wrapped, step + 20, rank).backward()
         training.finish()

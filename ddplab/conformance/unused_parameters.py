@@ -147,15 +147,15 @@ def ignored_parameters(rank: int, world_size: int, subject: Subject) -> str:
         parts = {"not_ignored": nn.Linear(6, 3), "ignored": nn.Linear(6, 3)}
         parts["ignored"].register_parameter("bias2", nn.Parameter(torch.ones(3)))  # whose name only looks similar
         module = Assembled(lambda own, x: own.not_ignored(x) + own.ignored(x) * own.ignored.bias2, **parts)
-        module.register_buffer("count", torch.zeros(()))
+        module.register_buffer("count", torch.rand(()))
         getattr(subject.make, IGNORE)(module, [*names, "count"])
         return module
 
     training = Training(subject, make)
     module, own = training.module, build(make, rank)
-    for name in names:
-        if not torch.equal(module.get_parameter(name), own.get_parameter(name)):
-            return f"rank {rank}: construction overwrote the ignored parameter {name!r}"
+    for name in (*names, "count"):
+        if not torch.equal(module.state_dict()[name], own.state_dict()[name]):
+            return f"rank {rank}: construction overwrote {name!r}, which the module asks to ignore"
     for step in range(STEPS):
         module.get_buffer("count").fill_(10 * step + rank)
         training.backward(mean_square, step)

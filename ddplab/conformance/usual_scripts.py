@@ -92,7 +92,8 @@ class _Combined(nn.Module):
 def combined(rank: int, world_size: int, subject: Subject, situations: Collection[str]) -> str:
     """Train in several of the `SITUATIONS` at once; returns what is wrong.
 
-    The last rank has the most inputs, and then uses every head. Each iteration but the first may accumulate.
+    The last rank has the most inputs, and then uses every head. Each iteration but the first may accumulate. A state
+    dict follows each pass, and the comm hook halves the averages.
     """
     members = list(range(int(GROUP in situations and world_size > 2), world_size))  # one alone would send nothing
     group = group_of(members)  # every rank takes part in making it
@@ -123,6 +124,7 @@ def combined(rank: int, world_size: int, subject: Subject, situations: Collectio
             is_local = module is training.wrapped and number + 1 < passes
             with training.wrapped.no_sync() if is_local else nullcontext():
                 module(batch(step + 10 * number, rank), used(step, number, rank)).backward()
+                module.state_dict()
 
     if GROUP in situations:
         options["process_group"] = group
@@ -130,10 +132,10 @@ def combined(rank: int, world_size: int, subject: Subject, situations: Collectio
     module, optimizer, problem = training.module, training.optimizer, ""
     if HOOK in situations:  # which makes a collective of its own, so that nothing but the hook matches it
 
-        def look(_state: Any, _bucket: Any) -> None:
-            dist.all_reduce(torch.ones(3, device=rank_device()), group=group)
+        def look(_state: Any, bucket: Any) -> None:
+            dist.all_reduce(torch.ones(1 + bucket.index(), device=rank_device()), group=group)
 
-        training.wrapped.register_comm_hook(None, averaging_hook(look, group=group))
+        training.wrapped.register_comm_hook(None, averaging_hook(look, 0.5, group))
     inputs = {one: STEPS + members.index(one) * (UNEVEN in situations) for one in members}
     with training.wrapped.join() if UNEVEN in situations else nullcontext():
         for step in range(inputs[rank]):
@@ -144,7 +146,8 @@ def combined(rank: int, world_size: int, subject: Subject, situations: Collectio
             for name in names:
                 module.get_parameter(name).grad = None  # the ignored ones have a check of their own
             local = [{**one, **dict.fromkeys(names)} for one in training.local(run, step, having)]
-            wrong = difference(module, local, divisor=len(members), tolerance=subject.tolerance)
+            divisor = len(members) * (1 + (HOOK in situations))
+            wrong = difference(module, local, divisor=divisor, tolerance=subject.tolerance)
             source = having[-1] if UNEVEN in situations else members[0]
             if not wrong and BUFFERS in situations and (got := int(module.get_buffer("count"))) != source:
                 wrong = f"the buffer is that of rank {got}, expected rank {source}'s"

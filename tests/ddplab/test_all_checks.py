@@ -209,6 +209,18 @@ def test_a_simple_class_passes_and_what_it_lacks_is_no_failure(bench_of):
             "any timing",
             "with seed -1 in virtual time, on 2 ranks, where each collective takes a year",
         ),
+        (
+            "HooksFloat32",
+            "combined options",
+            "a comm hook with two dtypes: iteration 0, rank 0: gradient of 'heads.1.",
+        ),
+        (
+            "EndsNoSyncInEvaluation",
+            "nested no_sync",
+            "no_sync averaged after an inner one or evaluation",
+        ),
+        ("ForgetsUsesWhenSaved", "combined options", "parameters that some ranks do not use with accumulation: it"),
+        ("SendsIgnoredBuffers", "ignored parameters", "rank 1: construction overwrote 'count', which the module"),
         ("HooksOnce", LOCAL, "a module wrapped again after a layer was unfrozen"),
         (
             "RoundsWhatIsConverted",
