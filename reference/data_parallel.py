@@ -35,7 +35,7 @@ from .comm_hooks.compress import fp16_compress
 from .comm_hooks.interface import Hook
 from .constructor_arguments import Options
 from .features.delayed_all_reduce import DelayedAllReduce, resolve_delayed
-from .features.mixed_precision import ReductionState, cast_buffers, casts, check_config, sum_in_low_precision
+from .features.mixed_precision import DTYPES, ReductionState, cast_buffers, casts, check_config, sum_in_low_precision
 from .features.parameter_stand_ins import ForwardParameters, compose
 from .features.tensor_parallel import is_slice, localize, put_back, stand_ins
 from .features.unused_parameters import make_tracker
@@ -234,7 +234,12 @@ class DistributedDataParallel(DataParallel):
         """The module's tensors, and everything that must be the same on all ranks; checks the arguments."""
         check_config(self.mixed_precision)
         tensors = ModuleTensors(self.module, resolve_delayed(self.module, options))
-        setup = construction.set_up(self.module, tensors, options, with_buffers=with_buffers)
+        computing, reducing, buffers = (getattr(self.mixed_precision, name, None) for name in DTYPES)
+        others = {
+            "forward_sync_buffers": self.forward_sync_buffers,
+            "mixed_precision (reduce, buffer)": (reducing or computing, buffers),
+        }
+        setup = construction.set_up(self.module, tensors, options, others, with_buffers=with_buffers)
         self.device_ids, self.output_device = construction.resolve_devices(tensors.trainable.values(), options)
         return tensors, setup
 

@@ -427,6 +427,16 @@ IN_ONE_CALL: dict[str, Callable[[int], object]] = {
     "different_shapes": lambda rank: Wrapped(nn.Linear(2 + rank, 1)),
     "different_counts": lambda rank: Wrapped(nn.Linear(2, 1, bias=rank == 0)),
     "different_searches": lambda rank: Wrapped(line(), find_unused_parameters=rank == 0),
+    "different_buffer_syncs": lambda rank: Wrapped(nn.BatchNorm1d(1), forward_sync_buffers=rank == 0),
+    "different_buffer_broadcasts": lambda rank: Wrapped(nn.BatchNorm1d(1), broadcast_buffers=rank == 0),
+    "different_skips": lambda rank: Wrapped(
+        line(), find_unused_parameters=True, skip_all_reduce_unused_params=rank == 0
+    ),
+    "different_reductions": lambda rank: Wrapped(
+        line(), mixed_precision=_MixedPrecision(reduce_dtype=(torch.float16, torch.bfloat16)[rank])
+    ),
+    "different_triggers": lambda rank: delayed(two_layers(), "1.weight", trigger=f"0.{('weight', 'bias')[rank]}"),
+    "different_delays": lambda rank: delayed(two_layers(), f"{rank}.bias", trigger="0.weight"),
     "different_caps": lambda rank: Wrapped(line(), bucket_cap_mb=1 + rank),
     "nothing_to_train_on_one_rank": lambda rank: Wrapped(line() if rank == 0 else nn.ReLU()),
     "nothing_to_train": lambda _rank: Wrapped(nn.ReLU()),

@@ -130,7 +130,7 @@ class Setup:
     buckets: BucketAssignment
     sparse: list[bool]  #: whether gradients are sparse tensors, by parameter index
     rebuild_caps_bytes: list[int] | None  #: caps for the rebuild in ready order; None: `buckets` stay
-    arguments: dict[str, bool]  #: those that decide which collectives an iteration has
+    arguments: dict[str, object]  #: those that decide which collectives an iteration has
 
 
 def verify_setup(
@@ -203,15 +203,18 @@ def _pickled(error: Exception) -> bytes:
     return data
 
 
-def set_up(module: nn.Module, tensors: ModuleTensors, options: Options, *, with_buffers: bool) -> Setup:
+def set_up(
+    module: nn.Module, tensors: ModuleTensors, options: Options, others: dict[str, object], *, with_buffers: bool
+) -> Setup:
     """This rank's setup, for the tensors of `module`: buckets follow the plan or, without one, are assigned by size.
 
-    Buffers are compared only `with_buffers`, that is, if they are synchronised. Raises errors as `check_module` does,
-    and ValueError if the plan is not a partition of the parameters.
+    Buffers are compared only `with_buffers`, that is, if they are synchronised; `others` are further arguments.
+    Raises errors as `check_module` does, and ValueError if the plan is not a partition of the parameters.
     """
     check_module(module, tensors.trainable)
     bucketed, plan = tensors.bucketed, options.plan
     sparse = [name in tensors.sparse for name in bucketed]
+    trigger, flags = options.param_to_hook_all_reduce, ("static_graph", "skip_all_reduce_unused_params")
     caps_mb = options.bucket_cap_mb, options.bucket_cap_mb_list
     initial_caps, rebuild_caps = two_stage_caps(*caps_mb, graph_may_change=options.graph_may_change)
     if plan is None:
@@ -226,7 +229,13 @@ def set_up(module: nn.Module, tensors: ModuleTensors, options: Options, *, with_
         buckets=buckets,
         sparse=sparse,
         rebuild_caps_bytes=rebuild_caps if plan is None else None,
-        arguments={name: getattr(options, name) for name in ("find_unused_parameters", "static_graph")},
+        arguments={
+            **{name: getattr(options, name) for name in ("find_unused_parameters", *flags)},
+            "broadcast_buffers": with_buffers,
+            "delay_all_reduce_named_params": [name for name in tensors.trainable if name not in bucketed],
+            "param_to_hook_all_reduce": [name for name, one in tensors.trainable.items() if one is trigger],
+            **others,
+        },
     )
 
 
@@ -236,6 +245,10 @@ def _describe(name: str, tensor: Tensor) -> Description:
 
 def _difference(first: Setup, other: Setup, rank: int) -> str:
     """The first difference between the setups of rank 0 and of `rank`, in one line."""
+    differing = [name for name, given in first.arguments.items() if given != other.arguments[name]]
+    if differing:
+        given, instead = ({name: setup.arguments[name] for name in differing} for setup in (first, other))
+        return f"rank 0 was given {given}, rank {rank} {instead}: pass the same on all ranks"
     for what in ("parameters", "buffers"):
         ours, theirs = getattr(first, what), getattr(other, what)
         for index, (a, b) in enumerate(zip(ours, theirs, strict=False)):
@@ -246,11 +259,7 @@ def _difference(first: Setup, other: Setup, rank: int) -> str:
                 )
         if len(ours) != len(theirs):
             return f"rank 0 has {len(ours)} {what}, rank {rank} has {len(theirs)}: build the same module on all ranks"
-    if first.arguments != other.arguments:
-        return f"rank 0 was given {first.arguments}, rank {rank} {other.arguments}: pass the same on all ranks"
-    return (
-        f"rank 0 and rank {rank} were given different plans or bucket caps, or froze or delayed different parameters"
-    )
+    return f"rank 0 and rank {rank} were given different plans or bucket caps, or froze different parameters"
 
 
 def _resolve_plan(

@@ -53,9 +53,23 @@ EXPECTED = {
     "different_buffers": ["RuntimeError: buffer 0 differs between ranks"],
     "different_layers_frozen": ["RuntimeError: parameter 0 differs between ranks"],
     "different_searches": [
-        "RuntimeError: rank 0 was given {{'find_unused_parameters': True, 'static_graph': False}}, rank 1 "
-        "{{'find_unused_parameters': False, 'static_graph': False}}: pass the same on all ranks"
+        "RuntimeError: rank 0 was given {{'find_unused_parameters': True}}, rank 1 "
+        "{{'find_unused_parameters': False}}: pass the same on all ranks"
     ],
+    "different_buffer_syncs": [
+        "rank 0 was given {{'forward_sync_buffers': True}}, rank 1 {{'forward_sync_buffers': False}}: pass the same"
+    ],
+    "different_buffer_broadcasts": [
+        "rank 0 was given {{'broadcast_buffers': True, 'forward_sync_buffers': True}}, rank 1 {{'broadcast_buffe"
+    ],
+    "different_skips": ["rank 0 was given {{'skip_all_reduce_unused_params': True}}, rank 1 {{'skip_all_reduce_unus"],
+    "different_reductions": [
+        "{{'mixed_precision (reduce, buffer)': (torch.float16, None)}}, rank 1 {{'mixed_precision (reduce, buf"
+    ],
+    "different_triggers": [
+        "rank 0 was given {{'param_to_hook_all_reduce': ['0.weight']}}, rank 1 {{'param_to_hook_a"
+    ],
+    "different_delays": ["rank 0 was given {{'delay_all_reduce_named_params': ['0.bias']}}, rank 1"],
     "different_caps": ["RuntimeError: rank 0 and rank 1 were given different plans or bucket caps"],
     "nothing_to_train_on_one_rank": ["RuntimeError: DistributedDataParallel is not needed", "ReLU has no trainable"],
     "nothing_to_train": ["RuntimeError: DistributedDataParallel is not needed", "ReLU has no trainable"],
@@ -98,7 +112,7 @@ EXPECTED = {
         "ValueError: delay_all_reduce_named_params: expected pairs from module.named_parameters(), got 'weight' with",
         "the module has another parameter of that name",
     ],
-    "delayed_on_one_rank": ["RuntimeError: rank 0 and rank 1 were given different plans or bucket caps, or froze or"],
+    "delayed_on_one_rank": ["RuntimeError: rank 0 was given {{'delay_all_reduce_named_params': []"],
     "delayed_sparse_gradients": [
         "ValueError: delay_all_reduce_named_params: weight has sparse gradients; leave it out"
     ],
