@@ -153,13 +153,17 @@ def tensors_in(output: Any) -> Iterator[Tensor]:
 
 def parts_of(output: Any) -> list[Any]:
     """What a structure consists of; nothing, if `output` is no structure in which tensors are found."""
-    if isinstance(output, list | tuple):
-        return list(output)
-    if isinstance(output, dict):
-        return list(output.values())
-    if dataclasses.is_dataclass(output) and not isinstance(output, type):
-        return [getattr(output, field.name) for field in dataclasses.fields(output) if hasattr(output, field.name)]
-    return tree_leaves(output) if type(output) in SUPPORTED_NODES else []
+    try:
+        if isinstance(output, list | tuple):
+            return list(output)
+        if isinstance(output, dict):
+            return list(output.values())
+        if dataclasses.is_dataclass(output) and not isinstance(output, type):
+            return [getattr(output, one.name) for one in dataclasses.fields(output) if hasattr(output, one.name)]
+        return tree_leaves(output) if type(output) in SUPPORTED_NODES else []
+    except Exception:  # noqa: BLE001 - the class's own code may raise anything, and torch's class seldom runs it
+        kinds: list[Any] = [list, tuple]
+        return next((list(kind.__iter__(output)) for kind in kinds if isinstance(output, kind)), [])
 
 
 @dataclasses.dataclass(frozen=True)
