@@ -123,6 +123,13 @@ def different_buffers(rank: int) -> None:
     Wrapped(module)
 
 
+def frozen_after_wrapping(_rank: int) -> None:
+    ddp = Wrapped(two_layers())
+    ddp.module[0].requires_grad_(False)
+    for _ in range(2):
+        ddp(x(1, 2)).sum().backward()
+
+
 def different_layers_frozen(rank: int) -> None:
     module = nn.Sequential(line(), line())
     module[rank].requires_grad_(False)

@@ -105,13 +105,15 @@ class ErrorMessages:
 
     def __init__(self, parameters: dict[str, nn.Parameter], rank: int) -> None:
         self._names = list(parameters)
-        self._shapes = [tuple(parameter.shape) for parameter in parameters.values()]
+        self._parameters = list(parameters.values())
+        self._shapes = [tuple(parameter.shape) for parameter in self._parameters]
         self.rank = rank
         self._warned: set[Text] = set()
 
     def describe(self, index: int) -> str:
-        """A parameter's name, index and shape."""
-        return f"{self._names[index]} (parameter {index}, shape {self._shapes[index]})"
+        """A parameter's name, index and shape, and whether it was frozen after wrapping: it got no gradient since."""
+        frozen = "" if self._parameters[index].requires_grad else ", frozen since the module was wrapped"
+        return f"{self._names[index]} (parameter {index}, shape {self._shapes[index]}{frozen})"
 
     def message(self, text: Text, index: int | None = None, bucket: int | None = None, **values: object) -> str:
         """A text with this rank, a parameter, its bucket and further values."""

@@ -51,6 +51,10 @@ EXPECTED = {
     ],
     "different_counts": ["RuntimeError: rank 0 has 2 parameters, rank 1 has 1"],
     "different_buffers": ["RuntimeError: buffer 0 differs between ranks"],
+    "frozen_after_wrapping": [
+        "RuntimeError: rank {rank}: Expected to have finished reduction in the prior iteration",
+        "0.weight (parameter 0, shape (2, 2), frozen since the module was wrapped), 0.bias",
+    ],
     "different_layers_frozen": ["RuntimeError: parameter 0 differs between ranks"],
     "different_searches": [
         "RuntimeError: rank 0 was given {{'find_unused_parameters': True}}, rank 1 "
