@@ -389,7 +389,7 @@ def nested_no_sync(rank: int, _world_size: int, subject: Subject) -> str:
         if problem := other.wrong(mean_square, step):
             return f"a module beside another one under no_sync: {problem}"
         if problem := training.wrong(accumulated, step, [rank]):
-            averaged = "no_sync averaged after an inner one or evaluation"
+            averaged = "after no_sync or evaluation inside, the outer one averaged"
             return problem if training.wrong(accumulated, step) else f"iteration {step}, rank {rank}: {averaged}"
         mean_square(wrapped, step + 20, rank).backward()
         training.finish()

@@ -217,7 +217,7 @@ def test_a_simple_class_passes_and_what_it_lacks_is_no_failure(bench_of):
         (
             "EndsNoSyncInEvaluation",
             "nested no_sync",
-            "no_sync averaged after an inner one or evaluation",
+            "after no_sync or evaluation inside, the outer one averaged",
         ),
         ("ForgetsUsesWhenSaved", "combined options", "parameters that some ranks do not use with accumulation: it"),
         ("SendsIgnoredBuffers", "ignored parameters", "rank 1: construction overwrote 'count', which the module"),
