@@ -290,7 +290,9 @@ class Subject:
 
 
 def methods_of(_rank: int, _world_size: int, subject: Subject) -> dict[str, str]:
-    """Return which of `METHODS` a wrapped module has, with the error by which it refuses a comm hook; else empty.
+    """Return each of `METHODS` that a wrapped module has, with the text of the error if it refuses a comm hook.
+
+    The text is empty if it refuses none.
 
     Raises TypeError if the subject does not return a module.
     """

@@ -94,6 +94,6 @@ def test_every_setting_is_listed_with_its_meaning(printed):
 
 
 def test_a_table_of_one_size_shows_no_latency(printed, tmp_path):
-    """A latency of 0.0 us was shown, which nobody had measured."""
+    """A table of one size does not show the latency; `show` printed 0.0 us."""
     Fabric.from_table([(8, 2**20, 60_000)]).save(tmp_path / "one.json")
     assert printed("show", tmp_path / "one.json").splitlines()[3].split()[3:] == ["1,048,576", "-", "17.5", "30.6"]

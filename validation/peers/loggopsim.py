@@ -62,7 +62,7 @@ def schedule(computation: Computation, ring: Ring, ticks_per_ns: int) -> Iterato
     yield f"num_ranks {2 * ring.gpus}"
     told_ns = [bucket.ready_ns - round(ring.latency_s * 1e9) for bucket in computation.buckets]
     told_ns = [max(0, ns) for ns in [*told_ns, computation.backward_ns - round(ring.latency_s * 1e9)]]
-    last = len(computation.buckets)  # what is told last: the end of the backward pass
+    last = len(computation.buckets)  # number of the last message, which tells the end of the backward pass
     for gpu in range(ring.gpus):
         yield f"rank {gpu} {{"
         before, after = (gpu - 1) % ring.gpus, (gpu + 1) % ring.gpus
