@@ -110,6 +110,7 @@ class Latency(_Figure):
     """Time of a hop of NCCL's ring with Simple, microseconds."""
 
     us: Positive
+    wait: Positive | None = 1.0  #: `Level.wait` of the transport
 
     def __str__(self) -> str:
         return f"{self.us:g} us"
@@ -207,6 +208,7 @@ class Catalogue(Schema):
                 bytes_per_s_by_members={n: link.bytes_per_s(part) for n, part in link.reached_by_members.items()},
                 reduces=link.reduces,
                 latency_is_usual=link.rate is network,
+                wait=link.latency.wait if link.latency else None,
             )
             for kind, link in links.items()
         )

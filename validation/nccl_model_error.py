@@ -35,16 +35,22 @@ NETWORK_GB_PER_S = {"AWS p5": 320.0, "Nebius H100": 344.0, "H100, InfiniBand (gj
 """Rate between two nodes as in the catalogue, where the links inside a node are the slower ones."""
 REDUCES = ("H100", "H200", "B200")
 """GPUs whose nodes of 8 reduce in their switches."""
+INFINIBAND = (
+    *("Azure ND A100 v4", "Azure ND40rs v2", "Azure NDm A100 v4", "Nebius H100", "Lambda B200"),
+    *("H100, InfiniBand (gj-aion)", "H100, InfiniBand (shahizat)"),
+)
+SLINGSHOT, TCPXO = ("Alps", "GH200 with Slingshot"), ("GCP A3 Mega",)
 LATENCY_US = {
     **dict.fromkeys(("AWS p4d", "AWS p4d, 2022"), 91.0),
-    **dict.fromkeys(
-        ("Nebius H100", "Lambda B200", "H100, InfiniBand (gj-aion)", "H100, InfiniBand (shahizat)"), 16.6
-    ),
+    **dict.fromkeys(INFINIBAND, 16.6),
+    **dict.fromkeys(SLINGSHOT, 14.8),
     "AWS p5": 36.0,
-    "GCP A3 Mega": 63.0,
+    **dict.fromkeys(TCPXO, 63.0),
     "MI300X, RoCE": 111.0,
 }
 """Latency of a hop between nodes, as in the catalogue, where it is not NCCL's 14 us."""
+BUCKETS = 2**20, 2**27
+"""Bytes of the messages by which transports are compared."""
 LEAST_GPUS = 4
 """Two and three GPUs of one node are left out, because of their direct links."""
 
@@ -72,22 +78,22 @@ def tables(*, several_nodes: bool) -> Iterator[tuple[str, pd.DataFrame, list[Lev
 
 
 class Measured(NamedTuple):
-    """A published time beside the model's times of this message and of an empty one, nanoseconds."""
+    """A published time beside the model's, and what the figure of a message that waits multiplies; nanoseconds."""
 
     ns: float
     model_ns: float
-    empty_ns: float
+    unit_ns: float
 
     def figure(self, *, waits: bool) -> float:
         """Return what is averaged over the systems for `BEYOND_THE_MODEL`; where nothing waits its logarithm."""
         if waits:
-            return (self.ns - self.model_ns) / sqrt(self.model_ns * self.empty_ns)
+            return (self.ns - self.model_ns) / self.unit_ns
         return log(self.ns / self.model_ns)
 
     def missed(self, figure: float, *, waits: bool) -> float:
         """Return the logarithm of the measured time over the one that this figure lets expect."""
         if waits:
-            return log(self.ns / (self.model_ns + figure * sqrt(self.model_ns * self.empty_ns)))
+            return log(self.ns / (self.model_ns + figure * self.unit_ns))
         return log(self.ns / self.model_ns) - figure
 
 
@@ -95,16 +101,21 @@ Rows = Mapping[str, Mapping[int, list[Measured]]]
 """Published times by system and size."""
 
 
-def measured(*, several_nodes: bool, waits: bool) -> Rows:
-    """Return the published times of messages whose pieces wait for the first one, or do not."""
+def measured(*, several_nodes: bool, waits: bool, usual: bool = True) -> Rows:
+    """Return the published times of messages whose pieces wait for the first one, or do not.
+
+    `usual`: over InfiniBand, RoCE and EFA, whose pieces wait equally long, or over the other transports.
+    """
     found: dict[str, dict[int, list[Measured]]] = defaultdict(lambda: defaultdict(list))
     for system, rows, levels in tables(several_nodes=several_nodes):
+        if (system in (*SLINGSHOT, *TCPXO) and several_nodes) == usual:
+            continue
         sizes = np.append(rows["bytes"].to_numpy(), 1)
         costs = all_reduce_costs(levels, "nccl", "library", LATEST)
         *model_ns, empty_ns = np.min([cost.costs_ns(sizes) for cost in costs.costs.values()], axis=0)
         for size, us, ns, wait in zip(rows["bytes"], rows["us"], model_ns, costs.waits(sizes[:-1]), strict=True):
             if wait == waits:
-                found[system][int(size)].append(Measured(1e3 * us, float(ns), float(empty_ns)))
+                found[system][int(size)].append(Measured(1e3 * us, float(ns), sqrt(ns * empty_ns)))
     return found
 
 
@@ -161,10 +172,21 @@ def main() -> None:
             show_errors(
                 found, {name: one for name, one in found.items() if name != system}, system, known, waits=waits
             )
+    print("how many times as long pieces wait over a transport")
+    by_size = {size: mean for size, (mean, _) in figures(found, known, waits=True).items()}
+    for system, of_size in {**found, **measured(several_nodes=True, waits=True, usual=False)}.items():
+        if times := times_longer(of_size, by_size):
+            print(f"    {system}: {np.median(times):.2f} ({', '.join(f'{one:.1f}' for one in times)})")
     print("one node whose switches reduce, with the figures of several nodes")
     in_switches = measured(several_nodes=False, waits=True)
     for system in in_switches:
         show_errors(in_switches, found, system, known, waits=True)
+
+
+def times_longer(of_size: Mapping[int, list[Measured]], by_size: Mapping[int, float]) -> list[float]:
+    """Return by how much a system's figures exceed those of the usual transports, for the sizes of buckets."""
+    sizes = [size for size in by_size if size in of_size and BUCKETS[0] <= size <= BUCKETS[1]]
+    return [float(np.median([one.figure(waits=True) for one in of_size[size]])) / by_size[size] for size in sizes]
 
 
 def show_errors(found: Rows, others: Rows, system: str, sizes_bytes: Iterable[int], *, waits: bool) -> None:

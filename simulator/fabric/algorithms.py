@@ -224,30 +224,38 @@ BEYOND_THE_MODEL = {
     True: np.array(
         [
             [4, 16, 64, 256, 1024, 2048, 4096, 8192, 16384, 32768, 65536, 131072, 262144, 524288],
-            [0.31, 0.39, 0.39, 0.24, 0.68, 0.58, 0.84, 1.01, 1.19, 1.13, 0.86, 0.80, 0.50, 0.53],
-            [0.20, 0.36, 0.34, 0.29, 0.28, 0.25, 0.28, 0.32, 0.31, 0.23, 0.17, 0.12, 0.11, 0.07],
+            [0.20, 0.37, 0.26, 0.24, 0.58, 0.45, 0.53, 0.78, 1.10, 0.97, 0.70, 0.65, 0.46, 0.53],
+            [0.11, 0.22, 0.25, 0.11, 0.21, 0.24, 0.28, 0.30, 0.19, 0.16, 0.11, 0.09, 0.09, 0.07],
         ]
     ),
 }
 """What published logs add to the model: message sizes in KiB, the figure, and standard deviations of the logarithm
 between systems. True: pieces of a message wait for the first one, as in `extrapolation`, so that all-reduces with
-long latencies wait longer. So it is on several nodes (16 systems, 2 to 16 nodes), whose figures also hold on one node
+long latencies wait longer. So it is on several nodes (13 systems, 2 to 16 nodes), whose figures also hold on one node
 of H200 and B200, where switches reduce. The figure is the measured time minus the modelled one, divided by the root
-of the modelled time times that of an empty message, a median. False: on other nodes (8 systems) it is measured over
-modelled time, a geometric mean.
+of the modelled time times that of an empty message, a median over InfiniBand, RoCE and EFA. Over Slingshot it is 2.7
+times as large on Alps and 2.3 times on GH200s elsewhere, so `Level.wait` is 2.5. Over TCPXO (A3 Mega) it grows from
+0.5 to 4 times with the message, so its wait counts as not known. False: on other nodes (8 systems) it is measured
+over modelled time, a geometric mean.
 
 The rate of the largest message is given. `python -m validation.nccl_model_error` computes the figures from published
 logs and names them. Deviations of sizes that fewer than four systems measured are set to 0.5.
 """
 
+UNKNOWN_WAIT = 1.33
+"""`Level.wait` where it is not known: the geometric mean over InfiniBand 1.0, RoCE 0.5 (MI300X), EFA 1.0 (P5) and 1.4
+(P4d), Slingshot 2.5 and TCPXO 3.2 (`python -m validation.nccl_model_error`)."""
 
-def published_ns(model_ns: Times, sizes_bytes: Sizes, *, empty_ns: float, waits: NDArray[np.bool_]) -> Times:
+
+def published_ns(model_ns: Times, sizes_bytes: Sizes, *, empty_ns: float, waits: NDArray[np.number]) -> Times:
     """Return the nanoseconds by size that published logs let expect where the model says `model_ns`.
 
-    `empty_ns`: the model's time of an empty message; `waits`: the sizes whose pieces wait for the first one.
+    `empty_ns`: the model's time of an empty message; `waits`: by size, how many times as long as usual the pieces
+    wait for the first one, 0 where they do not.
     """
-    figures = _beyond_the_model(1, sizes_bytes, waits)
-    expected: Times = np.where(waits, model_ns + figures * np.sqrt(model_ns * empty_ns), model_ns * figures)
+    figures = _beyond_the_model(1, sizes_bytes, waits > 0)
+    waiting_ns = waits * figures * np.sqrt(model_ns * empty_ns)
+    expected: Times = np.where(waits > 0, model_ns + waiting_ns, model_ns * figures)
     return expected
 
 
@@ -389,6 +397,8 @@ class AlgorithmCosts:
     costs: Mapping[str, Cost | NcclCost]  #: by name of the algorithm
     nodes: int | None = None
     """Number of nodes of NCCL's model, to which published logs add (`BEYOND_THE_MODEL`). None: of another model."""
+    wait: float = 1.0
+    """How many times as long as over InfiniBand the pieces of a message wait for the first one."""
 
     def costs_ns(self, sizes_bytes: Sizes) -> NDArray[np.float64]:
         """Return the nanoseconds by size, each with the cheapest algorithm.
@@ -402,8 +412,8 @@ class AlgorithmCosts:
         """Times of powers of two, between which they are interpolated. A larger message never takes less."""
         assert self.nodes is not None
         model_ns = self._cheapest_ns(POWERS_OF_TWO)
-        empty_ns = float(model_ns[0])
-        expected_ns = published_ns(model_ns, POWERS_OF_TWO, empty_ns=empty_ns, waits=self.waits(POWERS_OF_TWO))
+        waits = self.wait * self.waits(POWERS_OF_TWO)
+        expected_ns = published_ns(model_ns, POWERS_OF_TWO, empty_ns=float(model_ns[0]), waits=waits)
         return Table(POWERS_OF_TWO, np.maximum.accumulate(expected_ns))
 
     def waits(self, sizes_bytes: Sizes) -> NDArray[np.bool_]:
@@ -437,7 +447,7 @@ def all_reduce_costs(
     costs: dict[str, Cost | NcclCost] = {**nccl_all_reduce(levels, nccl_version)}
     if any(reducing[-1:]):  # beyond the innermost level, whose switches NCCL's model knows
         costs["in_network"] = in_network(levels)
-    return AlgorithmCosts(costs, _nodes(levels))
+    return AlgorithmCosts(costs, _nodes(levels), _wait(levels))
 
 
 def broadcast_costs(levels: Levels, library: Library, setting: AlgorithmSetting, nccl_version: str) -> AlgorithmCosts:
@@ -445,8 +455,12 @@ def broadcast_costs(levels: Levels, library: Library, setting: AlgorithmSetting,
     levels = *levels[:1], *(level.one_way() for level in levels[1:])
     if library == "gloo" or setting != "library":
         return AlgorithmCosts({library: BROADCAST[library](levels)})
-    return AlgorithmCosts(nccl_broadcast(levels, nccl_version), _nodes(levels))
+    return AlgorithmCosts(nccl_broadcast(levels, nccl_version), _nodes(levels), _wait(levels))
 
 
 def _nodes(levels: Levels) -> int:
     return prod(level.size for level in levels[1:])
+
+
+def _wait(levels: Levels) -> float:
+    return max((level.wait or UNKNOWN_WAIT for level in levels[1:] if level.size > 1), default=1.0)

@@ -114,16 +114,24 @@ class CostCurves:
     def _errors_of_links(self, sizes_bytes: Sizes, world_size: int) -> NDArray[np.float64]:
         """Return the relative errors of costs computed from links; Ethernet is slower than its rate, never faster."""
         costs = self._described(world_size)
-        of_latency = np.zeros((2, *sizes_bytes.shape))
-        if self.has_usual_latency(world_size):
-            inside, *network = self._levels(world_size)
-            for end, multiple in enumerate((FAST_TRANSPORT, SLOW_TRANSPORT)):
-                nearest = ((one, min(one.latency_ns, USUAL_LATENCY_NS)) for one in network)
-                other = [one.model_copy(update={"latency_ns": round(multiple * ns)}) for one, ns in nearest]
+        inside, *network = self._levels(world_size)
+        nearest_ns = [min(level.latency_ns, USUAL_LATENCY_NS) for level in network]
+        used = [level for level in network if level.size > 1 and costs.nodes is not None]
+        waits = any(level.wait is None or level.latency_is_usual for level in used)
+        of_transport = np.zeros((2, *sizes_bytes.shape))
+        for end, (latency, wait) in enumerate(zip(LATENCIES, WAITS, strict=True)):
+            changes: list[list[dict[str, float]]] = []
+            if self.has_usual_latency(world_size):
+                changes.append([{"latency_ns": round(latency * ns)} for ns in nearest_ns])
+            if waits:
+                changes.append([{"wait": wait}] * len(network))
+            for of_levels in changes:
+                other = [level.model_copy(update=new) for level, new in zip(network, of_levels, strict=True)]
                 others = all_reduce_costs((inside, *other), "nccl", "library", self._fabric.nccl_version)
-                of_latency[end] = np.log(others.costs_ns(sizes_bytes) / costs.costs_ns(sizes_bytes))
+                missed = np.log(others.costs_ns(sizes_bytes) / costs.costs_ns(sizes_bytes))
+                of_transport[end] = np.hypot(of_transport[end], missed)
         of_sockets = SOCKETS_DEVIATION * self.doublings_beyond_a_connection(world_size)
-        return described_errors(sizes_bytes, costs, np.hypot(of_latency, [[0.0], [of_sockets]]))
+        return described_errors(sizes_bytes, costs, np.hypot(of_transport, [[0.0], [of_sockets]]))
 
     def crosses(self, world_size: int) -> bool:
         """Return whether all tables are of fewer levels of links, so that they say nothing of the outermost one."""
@@ -252,12 +260,13 @@ Up to 16 nodes (Azure ND A100 v4) the spread does not grow. On 540 nodes of Pola
 the data sheets give, on 8 nodes 1.6 times."""
 USUAL_LATENCY_NS, LEAST_LATENCY_NS = 14_000, 9_000
 """NCCL's latency of a hop between nodes, and one that is shorter than any published half of 8 bytes on two nodes."""
-SLOW_TRANSPORT = exp(1.36)
-"""Multiple of `USUAL_LATENCY_NS` that is one standard deviation away: the root mean square of the logarithms of half
-of what 8 bytes take on two nodes over it, by transport. Slingshot 9.3 (Alps) and 60 us (Polaris), InfiniBand 16.6,
-EFA 36 (P5) and 91 (P4d), TCPXO 61, RoCE 109 us (MI300X); logs as in `catalogue.yaml`."""
-FAST_TRANSPORT = 9.3 / 14
-"""The same on the fast side: the shortest of these latencies."""
+LATENCIES = 9.3 / 14, exp(1.36)
+"""Multiples of `USUAL_LATENCY_NS` that are one standard deviation away, of transports with short and with long
+latencies. Long: the root mean square of the logarithms of half of what 8 bytes take on two nodes over it, by
+transport. Slingshot 9.3 (Alps) and 60 us (Polaris), InfiniBand 16.6, EFA 36 (P5) and 91 (P4d), TCPXO 61, RoCE 109 us
+(MI300X); logs as in `catalogue.yaml`. Short: the shortest of these."""
+WAITS = 0.71, 2.5
+"""Where `Level.wait` is not known, both ends of one standard deviation of the transports in `UNKNOWN_WAIT`."""
 CONNECTION, SLOW_NETWORK = 10e9 / 8, 50e9 / 8
 """Bytes per second that one TCP connection reaches, and up to which a node's network is usually Ethernet."""
 SOCKETS_DEVIATION = 0.47

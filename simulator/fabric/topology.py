@@ -47,6 +47,9 @@ class Level(Schema):
     of members in use; from the machine's plan of links"""
     reduces: bool = False  #: whether its switches reduce (SHARP, NVLS), yes or no; from the switch's data sheet
     latency_is_usual: bool = False  #: whether the latency is that of similar links, yes or no; from the catalogue
+    wait: float | None = None
+    """how many times as long as over InfiniBand the pieces of a message wait for the first one (`BEYOND_THE_MODEL`),
+    no unit (None: not known); from the catalogue"""
 
     @property
     def size(self) -> int:

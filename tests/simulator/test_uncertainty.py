@@ -79,8 +79,9 @@ def test_links_are_least_certain_for_messages_of_the_size_of_buckets_and_between
 
 
 def test_links_between_very_many_nodes_are_known_less_well():
-    measured = NODES.with_links(rates=1, latencies=2)
-    errors = [error(Fabric.from_topology(measured), gpus, 2**30) for gpus in (8, 16, 128, 256, 4096)]
+    inside, network = NODES.with_links(rates=1, latencies=2).levels
+    known = Topology(levels=(inside, network.model_copy(update={"wait": 1.0})))
+    errors = [error(Fabric.from_topology(known), gpus, 2**30) for gpus in (8, 16, 128, 256, 4096)]
     assert errors[0] < errors[1] == errors[2] < errors[3] < errors[4]
 
 
@@ -90,10 +91,10 @@ def test_links_between_very_many_nodes_are_known_less_well():
     st.sampled_from([16, 32, 64]),
 )
 def test_where_the_latency_seems_to_be_a_default_the_range_holds_for_every_transport(node, latency_us, gpus):
-    """Half of what 8 bytes take on two nodes, in microseconds: see `cost_curves.SLOW_TRANSPORT`."""
+    """Half of what 8 bytes take on two nodes, in microseconds: see `cost_curves.LATENCIES`."""
     fabric, sizes = load_fabric(node), 2 ** np.arange(3, 31)
     inside, network = fabric.topology.levels
-    true = network.model_copy(update={"latency_ns": round(1e3 * latency_us)})
+    true = network.model_copy(update={"latency_ns": round(1e3 * latency_us), "wait": 1.0})
     known = Fabric.from_topology(Topology(levels=(inside, true)))
     off = known.all_reduce_costs_ns(sizes, gpus) / fabric.all_reduce_costs_ns(sizes, gpus)
     faster, slower = 1 + fabric.relative_errors(sizes, gpus)
@@ -103,6 +104,20 @@ def test_where_the_latency_seems_to_be_a_default_the_range_holds_for_every_trans
     if latency_us > 14:
         assert known.assumed(sizes, gpus) == ()
         assert (known.relative_errors(sizes, gpus) < fabric.relative_errors(sizes, gpus)).all()
+
+
+@given(st.sampled_from([0.5, 1.0, 1.44, 2.5, 3.2]), st.sampled_from([16, 32, 128]))
+def test_where_the_wait_of_a_transport_is_not_known_the_range_holds_for_every_published_one(wait, gpus):
+    """See `algorithms.UNKNOWN_WAIT`; nobody knows how long the pieces of a message wait over TCPXO."""
+    fabric, sizes = load_fabric("gcp-a3-mega"), 2 ** np.arange(3, 31)
+    inside, network = fabric.topology.levels
+    known = Fabric.from_topology(Topology(levels=(inside, network.model_copy(update={"wait": wait}))))
+    off = known.all_reduce_costs_ns(sizes, gpus) / fabric.all_reduce_costs_ns(sizes, gpus)
+    faster, slower = 1 + fabric.relative_errors(sizes, gpus)
+    assert ((1 / faster <= off) & (off <= slower)).all()
+    assert (known.relative_errors(sizes, gpus) <= fabric.relative_errors(sizes, gpus)).all()
+    assert (known.relative_errors(sizes, gpus) < fabric.relative_errors(sizes, gpus))[:, 20].all()
+    assert known.all_reduce_ns(2**30, 8) == fabric.all_reduce_ns(2**30, 8)
 
 
 @pytest.mark.parametrize(
