@@ -25,7 +25,7 @@ import numpy as np
 import pandas as pd
 
 from ddplab.simulator.fabric import Fabric, Level, Topology
-from ddplab.simulator.fabric.algorithms import BEYOND_THE_MODEL, LATEST, all_reduce_costs
+from ddplab.simulator.fabric.algorithms import BEYOND_THE_MODEL, LATEST, UNKNOWN_WAIT, all_reduce_costs
 
 DATA = Path(__file__).parent / "data" / "nccl_all_reduces.csv"
 NVLINK_GB_PER_S = {"V100": 134.5, "A100": 230.9, "H100": 365.0, "GH200": 340.0, "B200": 684.0, "MI300X": 315.7}
@@ -115,7 +115,8 @@ def measured(*, several_nodes: bool, waits: bool, usual: bool = True) -> Rows:
         *model_ns, empty_ns = np.min([cost.costs_ns(sizes) for cost in costs.costs.values()], axis=0)
         for size, us, ns, wait in zip(rows["bytes"], rows["us"], model_ns, costs.waits(sizes[:-1]), strict=True):
             if wait == waits:
-                found[system][int(size)].append(Measured(1e3 * us, float(ns), sqrt(ns * empty_ns)))
+                unit_ns = sqrt(ns * empty_ns) * (1.0 if several_nodes else UNKNOWN_WAIT)
+                found[system][int(size)].append(Measured(1e3 * us, float(ns), unit_ns))
     return found
 
 

@@ -235,8 +235,8 @@ long latencies wait longer. So it is on several nodes (13 systems, 2 to 16 nodes
 of H200 and B200, where switches reduce. The figure is the measured time minus the modelled one, divided by the root
 of the modelled time times that of an empty message, a median over InfiniBand, RoCE and EFA. Over Slingshot it is 2.7
 times as large on Alps and 2.3 times on GH200s elsewhere, so `Level.wait` is 2.5. Over TCPXO (A3 Mega) it grows from
-0.5 to 4 times with the message, so its wait counts as not known. False: on other nodes (8 systems) it is measured
-over modelled time, a geometric mean.
+0.5 to 4 times with the message, so its wait counts as not known, and so does that of switches on one node, of which
+two systems were measured. False: on other nodes (8 systems) it is measured over modelled time, a geometric mean.
 
 The rate of the largest message is given. `python -m validation.nccl_model_error` computes the figures from published
 logs and names them. Deviations of sizes that fewer than four systems measured are set to 0.5.
@@ -463,4 +463,5 @@ def _nodes(levels: Levels) -> int:
 
 
 def _wait(levels: Levels) -> float:
-    return max((level.wait or UNKNOWN_WAIT for level in levels[1:] if level.size > 1), default=1.0)
+    """Return the wait over the outermost links in use."""
+    return next((level.wait for level in reversed(levels) if level.size > 1), None) or UNKNOWN_WAIT

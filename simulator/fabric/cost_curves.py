@@ -114,20 +114,20 @@ class CostCurves:
     def _errors_of_links(self, sizes_bytes: Sizes, world_size: int) -> NDArray[np.float64]:
         """Return the relative errors of costs computed from links; Ethernet is slower than its rate, never faster."""
         costs = self._described(world_size)
-        inside, *network = self._levels(world_size)
-        nearest_ns = [min(level.latency_ns, USUAL_LATENCY_NS) for level in network]
-        used = [level for level in network if level.size > 1 and costs.nodes is not None]
-        waits = any(level.wait is None or level.latency_is_usual for level in used)
+        levels = self._levels(world_size)
+        nearest_ns = [min(level.latency_ns, USUAL_LATENCY_NS) for level in levels[1:]]
+        outermost = next((level for level in reversed(levels) if level.size > 1), levels[0])
         of_transport = np.zeros((2, *sizes_bytes.shape))
         for end, (latency, wait) in enumerate(zip(LATENCIES, WAITS, strict=True)):
             changes: list[list[dict[str, float]]] = []
             if self.has_usual_latency(world_size):
-                changes.append([{"latency_ns": round(latency * ns)} for ns in nearest_ns])
-            if waits:
-                changes.append([{"wait": wait}] * len(network))
+                nearest: list[dict[str, float]] = [{"latency_ns": round(latency * ns)} for ns in nearest_ns]
+                changes.append([{}, *nearest])
+            if costs.nodes is not None and (outermost.wait is None or outermost.latency_is_usual):
+                changes.append([{"wait": wait}] * len(levels))
             for of_levels in changes:
-                other = [level.model_copy(update=new) for level, new in zip(network, of_levels, strict=True)]
-                others = all_reduce_costs((inside, *other), "nccl", "library", self._fabric.nccl_version)
+                other = [level.model_copy(update=new) for level, new in zip(levels, of_levels, strict=True)]
+                others = all_reduce_costs(other, "nccl", "library", self._fabric.nccl_version)
                 missed = np.log(others.costs_ns(sizes_bytes) / costs.costs_ns(sizes_bytes))
                 of_transport[end] = np.hypot(of_transport[end], missed)
         of_sockets = SOCKETS_DEVIATION * self.doublings_beyond_a_connection(world_size)
