@@ -113,7 +113,8 @@ class Latency(_Figure):
     wait: Positive | None = 1.0  #: `Level.wait` of the transport
 
     def __str__(self) -> str:
-        return f"{self.us:g} us"
+        wait = "not known" if self.wait is None else f"{self.wait:g} times InfiniBand's"
+        return f"{self.us:g} us" + ("" if self.wait == 1 else f", wait {wait}")
 
 
 class Link(Schema):
