@@ -288,7 +288,8 @@ def described_errors(
     if nodes is None:
         return np.full(of_transport.shape, LINKS_ERROR)
     deviation = published_deviations(sizes_bytes, costs.waits(sizes_bytes))
-    of_rate = RATE_DEVIATION[nodes > 1] + MANY_NODES_DEVIATION * max(0.0, log2(nodes / MANY_NODES))
+    congestion = MANY_NODES_DEVIATION * max(0.0, log2(nodes / MANY_NODES))
+    of_rate = RATE_DEVIATION[nodes > 1] + np.array([[0.0], [congestion]])  # which makes no message faster
     return np.exp(NORMAL_HALF_BAND * np.sqrt(deviation**2 + of_rate**2 + of_transport**2)) - 1
 
 

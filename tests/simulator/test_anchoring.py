@@ -247,6 +247,8 @@ def test_many_ranks_are_never_predicted_to_be_faster_than_few_that_were_measured
     )
     if ranks > max(measured):
         assert asked.iteration_ns >= max(few.values()) - 1
+        if not any(anchor.contradicts for anchor in asked.anchors):
+            assert asked.interval_ns[0] >= system.at(max(measured)).interval_ns[0] - 1
     elif ranks < min(measured):
         assert asked.iteration_ns <= min(few.values()) + 1
 
