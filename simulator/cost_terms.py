@@ -113,11 +113,11 @@ def leave_out(names: Iterable[str], inputs: Inputs) -> Inputs:
     return rest._replace(assumed=tuple(word for one in inputs.assumed if (word := words.get(one, one))))
 
 
-def origins(inputs: Inputs, world_size: int) -> dict[str, str]:
+def origins(inputs: Inputs, world_size: int, *others: Inputs) -> dict[str, str]:
     """Return where each value of a prediction comes from, by term and for `computation`.
 
     An origin is "measured", "described" (by the user, or by a data sheet), "extrapolated" from measured world sizes,
-    "assumed", or "none" if the term has no effect.
+    "assumed", or "none" if the term has no effect. What is assumed may have it in one of `others`, of other settings.
     """
     known, workload = inputs.fabric.origin(world_size), inputs.trace.workload
     fabric, variation = inputs.given
@@ -135,7 +135,15 @@ def origins(inputs: Inputs, world_size: int) -> dict[str, str]:
             found[name] = "assumed"
         else:
             found[name] = "measured" if inputs.fabric.all_reduce and name != "stragglers" else "described"
+        if found[name] == "assumed" and not any(_has_effect(term, one, world_size) for one in (inputs, *others)):
+            found[name] = "none"
     return found
+
+
+def _has_effect(term: Term, inputs: Inputs, world_size: int) -> bool:
+    """Return whether a prediction changes without the term; a trace with communication includes the costs of some."""
+    both = (predicted(one, world_size) for one in (inputs, term.without(inputs)))
+    return len({(one.iteration_ns, one.interval_ns) for one in both}) > 1
 
 
 @checked

@@ -119,7 +119,7 @@ def _show_one(
     trace, policy = inputs.trace, inputs.policy
     title = f"{trace.workload.described}, on {ranks} rank{'s' * (ranks > 1)}, predicted"
     show_table(list(map(_prediction_row, policies, predictions)), title, optional=SPARED)
-    from_where, moves = origins(each[0], ranks), [anchor.sentence() for anchor in fastest.anchors]
+    from_where, moves = origins(each[0], ranks, *each[1:]), [anchor.sentence() for anchor in fastest.anchors]
     assumed = _say_basis(each, predictions, left_out, [origins_sentence(from_where), *moves])
     parts = {part.replace("_", " "): milliseconds(ns) for part, ns in fastest.breakdown.items() if ns}
     span = "iteration" if policy.sync_every == 1 else f"cycle of {policy.sync_every} iterations"

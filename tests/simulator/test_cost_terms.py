@@ -11,8 +11,9 @@ from ddplab.simulator.prediction import predicted
 
 from ..explore import examples
 from ..strategies import any_predictions
-from .changed_traces import gpu_trace
+from .changed_traces import gpu_trace, with_iterations
 from .test_nccl_cost_model import links
+from .test_step_costs import recorded_with
 
 GPU = "NVIDIA A100-PG509-200"
 LINKS = Fabric(topology=Topology(levels=tuple(links(8, inside=2e11, network=4.5e10))))
@@ -101,6 +102,27 @@ def test_each_value_says_where_it_comes_from():
         assert (given["device_spread"], given["jitter"]) == ("described", "described")
     nothing = origins_on(gpu_trace("some processor"), TABLE, Variation(), 16)
     assert [nothing[name] for name in processor] == ["none"] * 4
+
+
+@pytest.mark.parametrize("ranks", [1, 2, 16])
+@pytest.mark.parametrize("cap_mb", [2, 25])
+def test_an_assumption_that_adds_nothing_is_not_listed(ranks, cap_mb):
+    """Copies, launches and stalls that the recorded times contain were "assumed", with 0.00 ms."""
+    trace, layout = gpu_trace(GPU), [range(15, -1, -1)]
+
+    def with_copies_out(one):
+        buckets = tuple(each.model_copy(update={"copied_out_ns": one.backward_end_ns + 1}) for each in one.buckets)
+        return one.model_copy(update={"buckets": buckets})
+
+    with_ddp = with_iterations(recorded_with(trace, layout), with_copies_out)
+    for given_trace, is_bare in ((trace, True), (with_ddp, False)):
+        shown = explain(given_trace, LINKS, world_size=ranks, policy=Policy(bucket_cap_mb=cap_mb))
+        assert all(one.adds_ns or one.width for one in shown if one.origin == "assumed")
+        assert ("copies" in {one.term for one in shown}) == is_bare
+        assert ("launches" in {one.term for one in shown}) == (is_bare or cap_mb < 16)
+        (sentence,) = [one for one in complete(given_trace, LINKS).assumed if "no processor costs" in one]
+        assert ("copying a gradient" in sentence) == is_bare
+        assert ("a bucket more than in the trace 11 us" in sentence.replace("takes ", "")) != is_bare
 
 
 @pytest.mark.parametrize(("iterations", "origin"), [(1, "none"), (2, "measured")])
