@@ -19,6 +19,7 @@ from .fabric.extrapolation import USUAL_NODE
 from .fabric.fabric import LARGE_MESSAGE
 from .schedule.policy import Policy
 from .workload.compute_times import LEAST_RECORDED, has_copies_out
+from .workload.trace_synthesis import doubt_of
 from .workload.variation import RECORDED, Straggler, Variation
 
 COPY_START_NS = 2_100
@@ -142,9 +143,10 @@ def assume_gpu(trace: Trace, fabric: Fabric, variation: Variation = RECORDED, *,
         sentences.append(spread_sentence(given, variation))
     if workload.compute_bounds != (1.0, 1.0):
         low, high = workload.compute_bounds
+        why = doubt_of(workload) or "not all were measured: measure the step, or parts of it"
         sentences.append(
-            f"not all compute times were measured: nine in ten true ones are {low:.2g} to {high:.2g} times as long, "
-            "and in a longer step communication is a smaller part; measure the step, or parts of it"
+            f"nine in ten true compute times are {low:.2g} to {high:.2g} times as long, and in a longer step "
+            f"communication is a smaller part; {why}"
         )
     return Assumed(fabric, variation, tuple(sentences))
 

@@ -23,7 +23,7 @@ from ..simulator.capacity.scaling import Offer, Price, Question, Scaling, read_p
 from ..simulator.catalogue import Rate, entry_of, load_fabric, read_catalogue, unknown
 from ..simulator.fabric import Fabric
 from ..simulator.workload.roofline import counted_models, data_sheets, find_device, name_of_model, with_precision
-from ..simulator.workload.trace_synthesis import check_measured, synthesize_batch, with_batch
+from ..simulator.workload.trace_synthesis import check_measured, doubt_of, synthesize_batch, with_batch
 from . import shared_options as options
 from .terminal_output import say, show_table, write_json
 
@@ -131,7 +131,10 @@ def plan(
         write_json(json_path, result.to_json())
     if result.verdict.answer == "open":
         raise ValueError(_open_sentence(result))
-    _show(result, details=details)
+    alone = ", of this system alone" * (len(described) > 1)
+    is_trace = None in [rebatched for _, rebatched in workloads.values()]
+    ways = {"step": f"--measured 1:TIME{alone}" if is_trace else "--step-ms", "runs": f"--measured{alone}"}
+    _show(result, ways, details=details)
     if result.verdict.answer == "no":
         raise Exit(1)
 
@@ -309,12 +312,12 @@ def _open_sentence(result: CapacityPlan) -> str:
         return f"whether it fits is open: {sentence}"
     if found := judgement.contradiction_sentence(offer.size.prediction, about.scaling.system.inputs.fabric):
         return f"the answer is open, because {found}: {sentence}"
-    doubt = about.scaling.system.inputs.trace.workload.device_name.partition("; ")[2]
+    doubt = doubt_of(about.scaling.system.inputs.trace.workload)
     return "; ".join(filter(None, (f"the range is wider than the decision: {sentence}", doubt, about.sensitivity)))
 
 
-def _show(result: CapacityPlan, *, details: bool) -> None:
-    """Print the verdict, one table, and what follows for each system."""
+def _show(result: CapacityPlan, ways: Mapping[str, str], *, details: bool) -> None:
+    """Print the verdict, one table, and what follows for each system; `ways` are those of `measure_sentence`."""
     say(result.verdict.sentence)
     for one in result.systems:
         if found := judgement.contradiction_sentence(one.scaling.system.at(one.at), one.scaling.system.inputs.fabric):
@@ -337,7 +340,8 @@ def _show(result: CapacityPlan, *, details: bool) -> None:
     title = judgement.coverage_words((scaling.system, offer.size.world_size) for scaling, offer in shown)
     show_table(rows, title, optional=SPARED)
     for one in result.systems:
-        for sentence in _sentences(one, asks_efficiency=result.question.efficiency is not None, details=details):
+        said = _sentences(one, asks_efficiency=result.question.efficiency is not None, details=details)
+        for sentence in (*said, judgement.measure_sentence(one.limits, one.next_measurement, **ways)):
             say(f"{one.name}: {sentence}" if several and sentence else sentence)
     front = [
         f"{one.size.world_size:,} of {one.system} ({judgement.band(*one.hours_band, unit=' h')}, "
@@ -350,7 +354,7 @@ def _show(result: CapacityPlan, *, details: bool) -> None:
 
 
 def _sentences(one: SystemPlan, *, asks_efficiency: bool, details: bool) -> list[str]:
-    """Return what follows for a system: what trains, the limit, memory and what to measure; all else with details."""
+    """Return what follows for a system: what trains, the limit and memory; all else with details."""
     workload, system, batch = one.scaling.system.inputs.trace.workload, one.scaling.system, one.scaling.batch
     note = "; samples are batches, whose size is not known" if not workload.batch else ""
     device = workload.device_name if details else re.sub(" by [^;]*", "", workload.device_name)
@@ -373,7 +377,7 @@ def _sentences(one: SystemPlan, *, asks_efficiency: bool, details: bool) -> list
             one.sensitivity,
             *one.assumed,
         ]
-    return [*said, judgement.measure_sentence(one.limits, one.next_measurement)]
+    return said
 
 
 def _row(offer: Offer, question: Question, told: Set[str], cost: str | None) -> dict[str, str]:

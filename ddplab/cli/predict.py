@@ -22,6 +22,7 @@ from ..simulator.prediction import System
 from ..simulator.schedule.policy import Policy
 from ..simulator.step_costs import counted_as_free
 from ..simulator.workload.compute_times import HOST_BOUND, check_stragglers, host_bound
+from ..simulator.workload.trace_synthesis import doubt_of
 from . import shared_options as options
 from .terminal_output import say, show_table, write_json
 
@@ -133,7 +134,7 @@ def _show_one(
     if timeline is not None:
         _save_timeline(fastest, timeline, trace, policy)
     if not fastest.contradictions:
-        say(judgement.width_sentence(fastest.shares_of_width))
+        say(judgement.width_sentence(fastest.shares_of_width, doubt_of(trace.workload)))
     say(conclusion(policies, predictions))
     rows = [options.values_of_axes(one) | found.to_json() for one, found in zip(policies, predictions, strict=True)]
     result: dict[str, Any] = {"rows": rows, "assumed": assumed, "origins": from_where}

@@ -19,6 +19,7 @@ from ..predicted_iteration import SPREAD, Prediction, ties_of
 from ..prediction import System
 from ..workload.compute_times import LEAST_RECORDED
 from ..workload.roofline import EAGER_PACE_NS
+from ..workload.trace_synthesis import doubt_of
 from .limits import BUCKETS, Limits, Needs, NetworkNeed
 from .memory import MemoryUse, Optimizer
 from .scaling import LEAST_GAIN, Band, Knee, NextMeasurement, Offer, Question, Size, cheapest, rank_of
@@ -39,7 +40,7 @@ NARROWER = {
     "collectives": "give a log of `all_reduce_perf -b 1M -e 64M` on this network as the fabric, best of as many GPUs",
     "device speeds": "record on several GPUs",
     "slowest rank": f"record {LEAST_RECORDED} iterations or more, on several GPUs",
-    "compute times": "measure a step on one GPU, or its parts: --step-ms of `ddplab synthesize` and `ddplab plan`",
+    "compute times": "measure a step on one GPU: --step-ms with a model, --measured 1:TIME with a trace",
     "iterations": "record more iterations on a quiet machine",
     **dict.fromkeys(("copies", "launches", "slow-downs"), "run `ddplab calibrate` on the GPUs"),
     "unexplained": "measure an iteration on a few GPUs",
@@ -84,7 +85,7 @@ def _given(inputs: Inputs, world_size: int) -> str:
     if workload.device == "cpu" or inputs.fabric.library == "gloo":
         return "processors"
     if workload.compute_bounds != (1.0, 1.0):
-        return "names alone"
+        return "a doubtful step" if doubt_of(workload) else "names alone"
     node = USUAL_NODE if topology is None else topology.levels[0].size
     return "a step, one node" if world_size <= node else "a step, new clusters"
 
@@ -161,20 +162,25 @@ def assumed_sentence(system: System, world_size: int) -> str:
     """Name the costs that are assumed, and the pace of the host where it decides how long computation takes."""
     found = origins(system.inputs, world_size)
     parts = [name.replace("_", " ") for name, origin in found.items() if origin == "assumed"]
-    if system.inputs.trace.workload.compute_bounds != (1.0, 1.0):
+    if found["computation"] == "assumed":
         parts.insert(0, f"a host that launches a kernel every {EAGER_PACE_NS / 1e3:.0f} us")
     return f"not measured: {', '.join(parts)}" if parts else ""
 
 
-def measure_sentence(limits: Limits, measure: NextMeasurement) -> str:
-    """Return what to measure next on GPUs that the buyer has, the cheapest first; "" if nothing narrows the range."""
+def measure_sentence(
+    limits: Limits, measure: NextMeasurement, *, step: str = "--step-ms", runs: str = "--measured"
+) -> str:
+    """Return what to measure next on GPUs that the buyer has, the cheapest first; "" if nothing narrows the range.
+
+    `step` and `runs` are how to give a step on one GPU and iterations on several.
+    """
     if limits.why_unknown:
         return ""
     world_size, message = limits.world_size, limits.message_bytes / 2**20
     sizes = " and ".join(f"{one:,}" for one in measure.world_sizes)
     widths = {
-        "a step on one GPU (--step-ms)": measure.width_with_step,
-        f"iterations on {sizes} GPUs (--measured)": measure.width_with_sizes if sizes else None,
+        f"a step on one GPU ({step})": measure.width_with_step,
+        f"iterations on {sizes} GPUs ({runs})": measure.width_with_sizes if sizes else None,
         f"all-reduces of {message:.0f} MB on {world_size:,}": measure.width_with_messages,
     }
     now = f"±{measure.width:.0%}"
@@ -183,12 +189,17 @@ def measure_sentence(limits: Limits, measure: NextMeasurement) -> str:
     return f"measure next, to narrow {now} on {gpus(world_size)}: {'; '.join(parts)}" if parts else ""
 
 
-def width_sentence(shares: Mapping[str, float]) -> str:
-    """Say what makes an interval wide, by its `Prediction.shares_of_width`, and what to do; "" if nothing does."""
+def width_sentence(shares: Mapping[str, float], doubt: str = "") -> str:
+    """Say what makes an interval wide, by its `Prediction.shares_of_width`, and what to do; "" if nothing does.
+
+    The same step again would not narrow it if there is a `doubt` about the first.
+    """
     causes = [f"{cause} ({share:.0%})" for cause, share in shares.items() if share >= SHOWN_SHARE]
     if not causes:
         return ""
-    return f"the width of the interval comes from {', '.join(causes)}; to narrow it, {NARROWER[next(iter(shares))]}"
+    largest = next(iter(shares))
+    advice = NARROWER["unexplained" if doubt and largest == "compute times" else largest]
+    return f"the width of the interval comes from {', '.join(causes)}; to narrow it, {advice}"
 
 
 # The answer to the question of a plan

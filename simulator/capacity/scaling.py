@@ -23,6 +23,7 @@ from ..anchoring import covariance_of
 from ..fabric.cost_curves import NORMAL_HALF_BAND
 from ..predicted_iteration import Prediction
 from ..prediction import System
+from ..workload.trace_synthesis import doubt_of
 from .memory import MemoryUse, Optimizer
 
 Band = tuple[float, float]
@@ -64,7 +65,7 @@ class NextMeasurement(NamedTuple):
     width_with_messages: float | None
     """Expected width after measuring all-reduces of the largest bucket on as many GPUs. None: the buyer has fewer."""
     width_with_step: float | None
-    """Expected width after measuring a step on one GPU. None: it was measured."""
+    """Expected width after measuring a step on one GPU. None: it was measured, even if the step is doubtful."""
 
 
 @dataclass(frozen=True)
@@ -127,7 +128,8 @@ class Scaling:
             return float(width * (1 - whole.shares_of_width.get(cause, 0.0)) ** 0.5)
 
         messages = width_without("collectives") if world_size <= owned else None
-        return NextMeasurement(width, best, left, messages, None if is_measured else width_without("compute times"))
+        has_step = is_measured or doubt_of(system.inputs.trace.workload)
+        return NextMeasurement(width, best, left, messages, None if has_step else width_without("compute times"))
 
     def _size(self, world_size: int) -> Size:
         prediction = self.system.at(world_size)

@@ -132,7 +132,26 @@ def test_a_step_that_nobody_has_seen_so_long_is_doubtful(here):
     assert done.returncode == 1
     assert "wider than the decision" in done.stderr
     assert "the step takes 16 times its usual time: check unit, batch and precision" in done.stderr
+    assert "to narrow it, measure an iteration on a few GPUs" in done.stderr
     assert here(*words, 400).stdout.startswith("no: ")
+    shown = " ".join(here("plan", "bert-large", "a100", "--gpus", 64, "--step-ms", 3000, "--details").stdout.split())
+    assert "(held: a doubtful step not tested)" in shown
+    assert "a step on one GPU" not in shown, "the same step again would narrow nothing"
+    assert "not measured: copies" in shown
+
+
+@pytest.mark.parametrize("others", [(), ("aws-p4d",)])
+def test_what_to_measure_next_can_be_given(here, tmp_path, others):
+    """`--step-ms` was advised for traces, for which it is refused, as `--measured` is for several systems."""
+    path = tmp_path / "t.json.gz"
+    assert here("synthesize", "--model", "gpt2", "--device", "a100-40gb-bf16", "--out", path).returncode == 0
+    shown = " ".join(here("plan", path, "dgx-a100", *others, "--gpus", 16).stdout.split())
+    assert "--step-ms" not in shown
+    assert "a step on one GPU (--measured 1:TIME" in shown
+    assert ("of this system alone" in shown) == bool(others)
+    step_ns = Trace.load(path).ranks[0].iterations[0].duration_ns
+    done = here("plan", path, "dgx-a100", "--gpus", 16, "--measured", f"1:{step_ns}ns")
+    assert (done.returncode, "a step on one GPU" in done.stdout) == (0, False)
 
 
 def test_the_table_has_the_range_of_the_verdict(here):
