@@ -60,6 +60,9 @@ WIDEST_BOUND = 100.0
 """Largest factor by which compute times may be off."""
 Bound = Annotated[float, Field(ge=1 / WIDEST_BOUND, le=WIDEST_BOUND)]
 
+DOUBT = "the step takes "
+"""How the words begin that a device's name has if the measured step is doubtful."""
+
 BucketLayout = tuple[tuple[int, ...], ...]
 """Parameter indices by bucket, in launch order."""
 
@@ -163,6 +166,11 @@ class Workload(Schema):
         """The model's name with the shape of its input, where known."""
         shape = "" if self.input_shape is None else f", input {' x '.join(map(str, self.input_shape))}"
         return f"{self.model}{shape}"
+
+    @property
+    def doubt(self) -> str:
+        """Why the measured step of a synthesised trace is doubtful, and what to check; "" if it is not."""
+        return next((words for words in self.device_name.split("; ") if words.startswith(DOUBT)), "")
 
     @model_validator(mode="after")
     def _has_parameters(self) -> Self:

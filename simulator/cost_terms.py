@@ -12,7 +12,6 @@ from .fabric import Fabric, Linear
 from .inputs_with_default_costs import Inputs, complete, costs_sentence, spread_sentence
 from .prediction import predicted
 from .schedule.policy import Policy
-from .workload.trace_synthesis import doubt_of
 from .workload.variation import RECORDED, Variation
 
 NEXT_TO_NOTHING = 1e-6
@@ -123,7 +122,7 @@ def origins(inputs: Inputs, world_size: int, *others: Inputs) -> dict[str, str]:
     known, workload = inputs.fabric.origin(world_size), inputs.trace.workload
     fabric, variation = inputs.given
     given = inputs._replace(fabric=fabric, variation=variation)
-    found = {"computation": "measured" if workload.compute_bounds == (1.0, 1.0) or doubt_of(workload) else "assumed"}
+    found = {"computation": "measured" if workload.compute_bounds == (1.0, 1.0) or workload.doubt else "assumed"}
     for name, term in TERMS.items():
         if term.without(inputs) == inputs or (name == "buffers" and not workload.buffers):
             found[name] = "none"

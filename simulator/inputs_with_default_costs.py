@@ -19,7 +19,6 @@ from .fabric.extrapolation import USUAL_NODE
 from .fabric.fabric import LARGE_MESSAGE
 from .schedule.policy import Policy
 from .workload.compute_times import LEAST_RECORDED, has_copies_out
-from .workload.trace_synthesis import doubt_of
 from .workload.variation import RECORDED, Straggler, Variation
 
 COPY_START_NS = 2_100
@@ -143,7 +142,7 @@ def assume_gpu(trace: Trace, fabric: Fabric, variation: Variation = RECORDED, *,
         sentences.append(spread_sentence(given, variation))
     if workload.compute_bounds != (1.0, 1.0):
         low, high = workload.compute_bounds
-        why = doubt_of(workload) or "not all were measured: measure the step, or parts of it"
+        why = workload.doubt or "not all were measured: measure the step, or parts of it"
         sentences.append(
             f"nine in ten true compute times are {low:.2g} to {high:.2g} times as long, and in a longer step "
             f"communication is a smaller part; {why}"

@@ -23,7 +23,7 @@ from ..simulator.capacity.scaling import Offer, Price, Question, Scaling, read_p
 from ..simulator.catalogue import Rate, entry_of, load_fabric, read_catalogue, unknown
 from ..simulator.fabric import Fabric
 from ..simulator.workload.roofline import counted_models, data_sheets, find_device, name_of_model, with_precision
-from ..simulator.workload.trace_synthesis import check_measured, doubt_of, synthesize_batch, with_batch
+from ..simulator.workload.trace_synthesis import check_measured, synthesize_batch, with_batch
 from . import shared_options as options
 from .terminal_output import say, show_table, write_json
 
@@ -312,7 +312,7 @@ def _open_sentence(result: CapacityPlan) -> str:
         return f"whether it fits is open: {sentence}"
     if found := judgement.contradiction_sentence(offer.size.prediction, about.scaling.system.inputs.fabric):
         return f"the answer is open, because {found}: {sentence}"
-    doubt = doubt_of(about.scaling.system.inputs.trace.workload)
+    doubt = about.scaling.system.inputs.trace.workload.doubt
     return "; ".join(filter(None, (f"the range is wider than the decision: {sentence}", doubt, about.sensitivity)))
 
 

@@ -22,7 +22,6 @@ from ..simulator.prediction import System
 from ..simulator.schedule.policy import Policy
 from ..simulator.step_costs import counted_as_free
 from ..simulator.workload.compute_times import HOST_BOUND, check_stragglers, host_bound
-from ..simulator.workload.trace_synthesis import doubt_of
 from . import shared_options as options
 from .terminal_output import say, show_table, write_json
 
@@ -134,7 +133,7 @@ def _show_one(
     if timeline is not None:
         _save_timeline(fastest, timeline, trace, policy)
     if not fastest.contradictions:
-        say(judgement.width_sentence(fastest.shares_of_width, doubt_of(trace.workload)))
+        say(judgement.width_sentence(fastest.shares_of_width, trace.workload.doubt))
     say(conclusion(policies, predictions))
     rows = [options.values_of_axes(one) | found.to_json() for one, found in zip(policies, predictions, strict=True)]
     result: dict[str, Any] = {"rows": rows, "assumed": assumed, "origins": from_where}

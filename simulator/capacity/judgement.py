@@ -19,7 +19,6 @@ from ..predicted_iteration import SPREAD, Prediction, ties_of
 from ..prediction import System
 from ..workload.compute_times import LEAST_RECORDED
 from ..workload.roofline import EAGER_PACE_NS
-from ..workload.trace_synthesis import doubt_of
 from .limits import BUCKETS, Limits, Needs, NetworkNeed
 from .memory import MemoryUse, Optimizer
 from .scaling import LEAST_GAIN, Band, Knee, NextMeasurement, Offer, Question, Size, cheapest, rank_of
@@ -85,7 +84,7 @@ def _given(inputs: Inputs, world_size: int) -> str:
     if workload.device == "cpu" or inputs.fabric.library == "gloo":
         return "processors"
     if workload.compute_bounds != (1.0, 1.0):
-        return "a doubtful step" if doubt_of(workload) else "names alone"
+        return "a doubtful step" if workload.doubt else "names alone"
     node = USUAL_NODE if topology is None else topology.levels[0].size
     return "a step, one node" if world_size <= node else "a step, new clusters"
 
@@ -190,15 +189,12 @@ def measure_sentence(
 
 
 def width_sentence(shares: Mapping[str, float], doubt: str = "") -> str:
-    """Say what makes an interval wide, by its `Prediction.shares_of_width`, and what to do; "" if nothing does.
-
-    The same step again would not narrow it if there is a `doubt` about the first.
-    """
+    """Say what makes an interval wide, by its `Prediction.shares_of_width`, and what to do; "" if nothing does."""
     causes = [f"{cause} ({share:.0%})" for cause, share in shares.items() if share >= SHOWN_SHARE]
     if not causes:
         return ""
     largest = next(iter(shares))
-    advice = NARROWER["unexplained" if doubt and largest == "compute times" else largest]
+    advice = NARROWER["unexplained" if doubt and largest == "compute times" else largest]  # not the same step again
     return f"the width of the interval comes from {', '.join(causes)}; to narrow it, {advice}"
 
 

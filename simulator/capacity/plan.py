@@ -14,7 +14,7 @@ from ..fabric import Fabric
 from ..inputs_with_default_costs import complete
 from ..prediction import System
 from ..schedule.policy import Policy, PolicySettings
-from ..workload.trace_synthesis import batches_of, doubt_of
+from ..workload.trace_synthesis import batches_of
 from ..workload.variation import RECORDED, Variation
 from .judgement import Verdict, contradiction_sentence, verdict, width_sentence
 from .limits import TARGET, Change, Limits, Needs
@@ -68,8 +68,8 @@ class SystemPlan:
     @property
     def sensitivity(self) -> str:
         """What makes the interval wide, in words; "" if it is that measured iterations contradict the model."""
-        prediction, doubt = self.scaling.system.at(self.at), doubt_of(self.scaling.system.inputs.trace.workload)
-        return "" if prediction.contradictions else width_sentence(prediction.shares_of_width, doubt)
+        prediction, workload = self.scaling.system.at(self.at), self.scaling.system.inputs.trace.workload
+        return "" if prediction.contradictions else width_sentence(prediction.shares_of_width, workload.doubt)
 
     @property
     def assumed(self) -> tuple[str, ...]:
@@ -287,7 +287,7 @@ def plan(
         systems.append((scaling, tuple(offers)))
     about = tuple(offer for _, offers in systems for offer in offers if offer.size.world_size in chosen)
     given = {one.system.name: one.system.inputs.trace.workload for one, _ in systems if not measured}
-    by_names = [name for name, of in given.items() if of.compute_bounds != (1.0, 1.0) and not doubt_of(of)]
+    by_names = [name for name, of in given.items() if of.compute_bounds != (1.0, 1.0) and not of.doubt]
     answer = verdict(question, about, by_names)
     decided = answer.offer if answer.answer else None
     return CapacityPlan(

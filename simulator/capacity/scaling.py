@@ -23,7 +23,6 @@ from ..anchoring import covariance_of
 from ..fabric.cost_curves import NORMAL_HALF_BAND
 from ..predicted_iteration import Prediction
 from ..prediction import System
-from ..workload.trace_synthesis import doubt_of
 from .memory import MemoryUse, Optimizer
 
 Band = tuple[float, float]
@@ -113,7 +112,8 @@ class Scaling:
         whole, topology = system.at(world_size), system.inputs.fabric.topology
         node = 1 if topology is None else topology.levels[0].size
         owned = max([node, *known])
-        is_measured = system.inputs.trace.workload.compute_bounds == (1.0, 1.0) or 1 in known  # one GPU alone
+        workload = system.inputs.trace.workload
+        is_measured = workload.compute_bounds == (1.0, 1.0) or 1 in known  # one GPU alone
         candidates = {1, node // 4, node // 2, node, *self.world_sizes} - {0, *known, *[1] * is_measured}
         smaller = {ranks: system.at(ranks) for ranks in sorted(candidates) if ranks < world_size and ranks <= owned}
         narrowed = {
@@ -128,8 +128,8 @@ class Scaling:
             return float(width * (1 - whole.shares_of_width.get(cause, 0.0)) ** 0.5)
 
         messages = width_without("collectives") if world_size <= owned else None
-        has_step = is_measured or doubt_of(system.inputs.trace.workload)
-        return NextMeasurement(width, best, left, messages, None if has_step else width_without("compute times"))
+        step = None if is_measured or workload.doubt else width_without("compute times")
+        return NextMeasurement(width, best, left, messages, step)
 
     def _size(self, world_size: int) -> Size:
         prediction = self.system.at(world_size)

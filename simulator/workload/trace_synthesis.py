@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ...reference.files.writing import milliseconds
-from ...reference.trace import WIDEST_BOUND, Iteration, RankTrace, Trace, Workload
+from ...reference.trace import DOUBT, WIDEST_BOUND, Iteration, RankTrace, Trace, Workload
 from ..catalogue import RESCALED_FROM
 from .compute_times import Floats
 from .roofline import CONVOLUTIONS, EAGER_PACE_ERROR, Device, Operation, Operations, built_in_operations, data_sheets
@@ -28,8 +28,6 @@ MOST_REACHED = 0.85
 DOUBTFUL = 3
 """Multiple of the time by name above which a measured step is doubtful. Of 446 published steps, the longest takes 2.1
 times as long as the steps of other models let expect (`validation/measured_utilisation.py`)."""
-UNUSUAL = "times its usual time"
-"""In the name of a device, the words of a doubtful step."""
 LONGEST = 100
 """Multiple of the roofline time, or of the host's, above which a measured time has another unit. The slowest of 446
 measured steps takes 5.9 times as long."""
@@ -113,7 +111,7 @@ def synthesize(
     given = {"step": step_ns, **measured}
     scaled = ", ".join(f"{name} of {milliseconds(ns, '.3f')} ms" for name, ns in given.items() if ns is not None)
     if doubt > DOUBTFUL:
-        scaled += f"; the step takes {doubt:.2g} {UNUSUAL}: check unit, batch and precision"
+        scaled += f"; {DOUBT}{doubt:.2g} times its usual time: check unit, batch and precision"
     origin = "its roofline" if device.generation is None else "measured utilisation"
     workload = Workload(
         **{name: getattr(operations, name) for name in OF_OPERATIONS},
@@ -128,11 +126,6 @@ def synthesize(
         compute_bounds=_bounds(elapsed[-1], min(elapsed[-1], low_ns), high_ns),
     )
     return Trace(workload=workload, ranks=(RankTrace(rank=0, iterations=(iteration,)),))
-
-
-def doubt_of(workload: Workload) -> str:
-    """Return why the measured step of a synthesised trace is doubtful, and what to check; "" if it is not."""
-    return next((words for words in workload.device_name.split("; ") if UNUSUAL in words), "")
 
 
 def check_measured(operations: Operations, device: Device, measured_ns: Mapping[str, int]) -> None:
