@@ -146,7 +146,9 @@ def _read_system(name: str, network: str | None, device: str | None) -> tuple[st
     node = None if is_file else listed.node_of(name)
     found = None if is_file or listed.node_like(name) is not None else listed.device_like(name)
     if is_file or (node is None and found is None and FILE.search(name)):
-        options.refuse({"--network": network}, "expected nodes or devices of the catalogue")
+        options.refuse(
+            {"--network": network}, "expected nodes or devices of the catalogue with it; change the rate in the file"
+        )
         return device, load_fabric(name)
     if node is None:
         if found is None:

@@ -113,7 +113,7 @@ def fitting_columns(rows: Sequence[dict[str, str]], width: int, optional: Sequen
     for column in optional:
         if _least_width(rows, columns) <= width:
             break
-        columns.remove(column)
+        columns = [one for one in columns if one != column]  # not every table has it
     return columns
 
 

@@ -371,7 +371,7 @@ def _row(line: str) -> LogRow | None:
         raise ValueError(_damage(f"a busbw of at most {FASTEST_GB_PER_S:,} GB/s", line))
     for wrong in (match["wrong"], match["wrong_in_place"]):
         if wrong is not None and COUNT.fullmatch(wrong) and float(wrong):
-            raise ValueError(_damage("no wrong elements", line))
+            raise ValueError(_damage("no wrong elements", line, "repair the links or the library and measure again"))
     if match["redop"] not in ("sum", "avg", "none"):
         return None
     taken_us = (least_us + most_us) / 2 if "e" in us else float(us)
@@ -412,7 +412,6 @@ def _half_of_last_digit(number: str) -> float:
     return 0.5 * 10.0 ** (int(power or 0) - len(digits.partition(".")[2]))
 
 
-def _damage(expected: str, line: str) -> str:
-    seen = " ".join(line.split())
-    advice = WITHOUT_MESSAGES if "NCCL" in line else ADVICE
+def _damage(expected: str, line: str, advice: str = ADVICE) -> str:
+    seen, advice = " ".join(line.split()), WITHOUT_MESSAGES if "NCCL" in line else advice
     return f"expected {expected}, got {seen if len(seen) <= 80 else seen[:77] + '...'!r}; {advice}"
