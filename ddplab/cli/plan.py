@@ -36,6 +36,8 @@ LARGER = "-224"
 SPARED = ("fixed total", "iteration ms", "MFU")
 """Columns to leave out on a narrow terminal, the first one first."""
 ANSWERS = {"deadline": "in time", "budget": "in budget", "efficiency": "efficient", "memory": "fits"}
+HOURS = {"h": "hours", "min": "minutes", "s": "seconds"}
+"""Columns of durations by unit."""
 FILE = re.compile(r"[/:]|\.(ya?ml|log|txt|csv|json)$")
 """In the name of a file, rather than of a node or a device."""
 LINKS = re.compile(r"((?:\d+ ?[x*] ?)?\d+) ?g(?:b|bit|bps|bit/s)?|nvlink|nvswitch|infiniband|ib|roce|ethernet|efa")
@@ -332,10 +334,11 @@ def _show(result: CapacityPlan, ways: Mapping[str, str], *, details: bool) -> No
         if offer.system == one.name
     ]
     told = {pair[0] for _, offer in shown for pair in offer.answers.items() if pair != ("memory", "yes")}
+    longest = max((offer.hours_band[1] for _, offer in shown if offer.hours_band is not None), default=1.0)
     cost = next((judgement.cost_unit(offer) for _, offer in shown if offer.cost is not None), None)
     rows = [
         ({"system": offer.system} if several else {})
-        | _row(offer, result.question, told, cost)
+        | _row(offer, result.question, told, cost, judgement.unit_of(longest))
         | ({"fixed total": _strong(offer, scaling)} if details else {})
         for scaling, offer in shown
     ]
@@ -346,8 +349,7 @@ def _show(result: CapacityPlan, ways: Mapping[str, str], *, details: bool) -> No
         for sentence in (*said, judgement.measure_sentence(one.limits, one.next_measurement, **ways)):
             say(f"{one.name}: {sentence}" if several and sentence else sentence)
     front = [
-        f"{one.size.world_size:,} of {one.system} ({judgement.band(*one.hours_band, unit=' h')}, "
-        f"{judgement.band(*one.cost_band)})"
+        f"{one.size.world_size:,} of {one.system} ({judgement.duration(*one.hours_band)}, {judgement.money(one)})"
         for one in result.front
         if one.hours_band is not None and one.cost_band is not None
     ]
@@ -382,8 +384,13 @@ def _sentences(one: SystemPlan, *, asks_efficiency: bool, details: bool) -> list
     return said
 
 
-def _row(offer: Offer, question: Question, told: Set[str], cost: str | None) -> dict[str, str]:
-    """Return what a table has of an offer: the answers that are `told`, and the `cost` in a column of this name."""
+def _row(
+    offer: Offer, question: Question, told: Set[str], cost: str | None, time: tuple[str, float]
+) -> dict[str, str]:
+    """Return what a table has of an offer: the answers that are `told`, and the `cost` in a column of this name.
+
+    `time`: the unit of durations, and how many of it an hour has.
+    """
     size = offer.size
     unit, rates = judgement.throughput(size)
     low_ns, high_ns = size.prediction.interval_ns
@@ -396,9 +403,11 @@ def _row(offer: Offer, question: Question, told: Set[str], cost: str | None) -> 
         row["MFU"] = judgement.percent(*size.mfu_band)
     row["iteration ms"] = judgement.band(low_ns / 1e6, high_ns / 1e6)
     if offer.hours_band is not None:
-        row["hours"] = judgement.band(*offer.hours_band, limit=question.deadline_hours)
+        unit, count = time
+        limit = question.deadline_hours and count * question.deadline_hours
+        row[HOURS[unit]] = judgement.band(*(count * end for end in offer.hours_band), limit=limit)
     if cost is not None:
-        row[cost] = "-" if offer.cost_band is None else judgement.band(*offer.cost_band, limit=question.budget)
+        row[cost] = "-" if offer.cost_band is None else judgement.money(offer, limit=question.budget)
     return row | {ANSWERS[name]: answer for name, answer in offer.answers.items() if name in told}
 
 
@@ -422,7 +431,7 @@ def _changes_sentence(one: SystemPlan) -> str:
 
 def _memory_sentence(one: SystemPlan, *, details: bool) -> str:
     first = next(iter(one.memory.values()))
-    parts = ", ".join(f"{name} {size / 1e9:.2f}" for name, size in first.parts.items() if size)
+    parts = ", ".join(f"{name} {size / 1e9:.2f}" for name, size in first.parts.items() if (size or 0) > 5e6)
     lacks = "" if first.peak_bytes is not None else " (without activations, which the trace lacks)"
     return f"{judgement.memory_sentence(one.memory)}{lacks}{f'; of that {parts}' * details}"
 
@@ -431,7 +440,7 @@ def _fsdp_sentence(one: SystemPlan) -> str:
     """Return lower bounds of FSDP, which gathers parameters and scatters gradients, all but a rank's own part."""
     size = next(iter(one.memory.values())).parts["parameters"] or 0
     return (
-        f"FSDP (ZeRO-3), not simulated, would send at least {2 * size * (one.at - 1) / one.at / 1e9:.2f} GB a step "
+        f"FSDP (ZeRO-3), not simulated, would send at least {2 * size * (one.at - 1) / one.at / 1e9:.3g} GB a step "
         f"from each of {one.at} GPUs, 1.5 times as much if it frees parameters after forward, and hold at least "
-        f"{size / one.at / 1e9:.2f} GB of parameters; docs/comparison.md names a simulator of it"
+        f"{size / one.at / 1e9:.3g} GB of parameters; docs/comparison.md names a simulator of it"
     )

@@ -44,7 +44,7 @@ class PrintableStream:
 notes = Console(stderr=True, markup=False, emoji=False, highlight=False)
 PIPED_WIDTH, LINE = 120, 80
 """Width of tables and of sentences, in characters, if the output is not a terminal."""
-UNBROKEN = re.compile(r"`[^`]*`|\w+=\[[^]]*\]|\b[\d.]+ (?:%|[mun]?s|[MGT]B|GB/s|h)(?!\w)")
+UNBROKEN = re.compile(r"`[^`]*`|\w+=\[[^]]*\]|\b[\d.]+ (?:%|[mun]?s|min|[MGT]B|GB/s|h)(?!\w)")
 """What stays on one line: a command, an argument that is a list (readers paste them), and a number with its unit."""
 TEXT = (
     *("name", "input", "default", "meaning", "order", "hook", "part", "main cause", "trace", "fabric"),

@@ -321,8 +321,8 @@ def _described(offer: Offer) -> str:
     unit, rates = throughput(size)
     sentence = f"{_offered(offer)} {verb} {band(*rates)} {unit}/s at an efficiency of {efficiency}"
     if offer.hours_band is not None:
-        return f"{sentence}, in {band(*offer.hours_band, unit=' h')}"
-    return sentence + (f", for {band(*offer.cost_band)} {cost_unit(offer)}" if offer.cost_band else "")
+        return f"{sentence}, in {duration(*offer.hours_band)}"
+    return sentence + (f", for {money(offer)} {cost_unit(offer)}" if offer.cost_band else "")
 
 
 def throughput(size: Size) -> tuple[str, Band]:
@@ -341,10 +341,13 @@ def _because(question: Question, offer: Offer) -> str:
     parts = []
     told = {name for name, answer in offer.answers.items() if offer.answer != "no" or answer != "yes"}
     if "deadline" in told and offer.hours_band is not None:
-        hours = band(*offer.hours_band, unit=" h", limit=question.deadline_hours)
-        parts.append(f"{hours} for a deadline of {question.deadline_hours:,.4g} h")
+        deadline = question.deadline_hours or 0.0
+        unit, count = unit_of(deadline)
+        parts.append(
+            f"{duration(*offer.hours_band, limit=deadline)} for a deadline of {count * deadline:,.4g} {unit}"
+        )
     if "budget" in told and offer.cost_band is not None:
-        cost = f"{band(*offer.cost_band, limit=question.budget)} {offer.currency}"
+        cost = f"{money(offer, limit=question.budget)} {offer.currency}"
         parts.append(f"a cost of {cost} for a budget of {question.budget:,.8g}")
     if "efficiency" in told:
         has = percent(*offer.size.prediction.efficiency_interval, limit=question.efficiency)
@@ -400,6 +403,7 @@ MOST_DIGITS = 3
 """Significant digits of a number whose interval is narrower than they show."""
 LEAST_STEP = 0.01
 """The smallest last place of a number beside a limit, as a part of the distance between the two."""
+CENT = 0.01
 TWO_DIGITS = 3.55
 """First digits of an error, as a number from 1 to 10, below which two digits of it are shown."""
 
@@ -419,6 +423,24 @@ def band(low: float, high: float, *, unit: str = "", limit: float | None = None)
         for end, rounded in ((low, floor), (high, ceil))
     )
     return (first if first == last else f"{first}-{last}") + unit
+
+
+def unit_of(hours: float) -> tuple[str, float]:
+    """Return the unit in which a duration has few zeros, and how many of it an hour has."""
+    return ("h", 1.0) if hours >= 0.1 else ("min", 60.0) if 60 * hours >= 0.1 else ("s", 3600.0)
+
+
+def duration(low: float, high: float, *, limit: float | None = None) -> str:
+    """Return an interval of hours in words, in the unit of its end; `limit` as for `band`."""
+    unit, count = unit_of(high)
+    return band(count * low, count * high, unit=f" {unit}", limit=limit and count * limit)
+
+
+def money(offer: Offer, *, limit: float | None = None) -> str:
+    """Return an offer's cost, without its currency; a run may cost less than a cent. `limit` as for `band`."""
+    low, high = offer.cost_band or (0.0, 0.0)
+    is_nothing = offer.hours is not None and high < CENT <= (limit or CENT)
+    return f"<{CENT}" if is_nothing else band(low, high, limit=limit)
 
 
 def percent(low: float, high: float, *, limit: float | None = None) -> str:

@@ -45,6 +45,15 @@ def test_systems_are_compared_by_price(printed, tmp_path):
     assert "fastest and cheapest by their medians, from fast to cheap: 16 of dgx-h100" in shown
 
 
+def test_a_run_of_a_second_takes_seconds_and_less_than_a_cent(printed, here):
+    asked = ("plan", "resnet50", "aws-p4d", "--world-size", 8, "--price", 2.5, "--samples")
+    shown = " ".join(printed(*asked, 1000, "--deadline", "1min").split())
+    assert re.search(r" 0\.\d+-0\.\d+ s for a deadline of 1 min 90 % ranges", shown)
+    assert re.search(r"iteration ms seconds USD in time .* <0.01 yes ", shown)
+    assert "h for a deadline of 1 min" in " ".join(here(*asked, 1e9, "--deadline", "1min").stdout.split())
+    assert not re.search(r"\D0\.00\D", printed(*asked, 1e9, "--details"))
+
+
 def test_what_was_measured_is_no_name_alone_and_an_option_given_twice_is_refused(printed, here):
     """Of two --measured, the last counted in silence."""
     asked = ("plan", "resnet50", "aws-p4d", "--samples", 115e6, "--deadline", "1h", "--world-size", "64")

@@ -5,7 +5,7 @@ import re
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ddplab.simulator.capacity.judgement import band, carried, percent
+from ddplab.simulator.capacity.judgement import band, carried, duration, percent
 
 
 def number(text):
@@ -41,6 +41,19 @@ def test_no_end_is_printed_on_the_other_side_of_what_it_is_compared_with(low, ra
         if abs(end - limit) > 1e-4 * limit:
             assert (shown > limit) == (end > limit)
             assert (shown < limit) == (end < limit)
+
+
+@given(st.floats(1e-6, 1e6), st.floats(1.001, 1e3), st.none() | st.floats(0.01, 100))
+def test_a_duration_has_a_unit_in_which_its_end_has_no_zeros_and_contains_the_interval(low, ratio, beside):
+    """A step of a run of one sample took 0.000019-0.000030 h, for a deadline of 0.0002778 h."""
+    first, last, unit = re.fullmatch(
+        r"([\d.,]+)-?([\d.,]*) (h|min|s)", duration(low, low * ratio, limit=beside and beside * low)
+    ).groups()
+    hour = {"h": 1, "min": 60, "s": 3600}[unit]
+    assert number(first) <= low * hour * (1 + 1e-5)
+    assert number(last or first) >= low * ratio * hour * (1 - 1e-5)
+    assert number(last or first) >= 0.1 or unit == "s"
+    assert number(last or first) < 10 or unit == "h" or number(last or first) / hour <= 0.2
 
 
 def test_known_intervals():
