@@ -1,6 +1,7 @@
 """`ddplab conform`: checks whether a data-parallel class is mathematically local training, and how it overlaps."""
 
 import os
+import signal
 import time
 from contextlib import ExitStack
 from pathlib import Path
@@ -86,6 +87,8 @@ def conform(
     """
     for name, value in QUIET.items():
         os.environ.setdefault(name, value)
+    interrupts: list[int] = []  # during the imports, without which no file can be written
+    usual = signal.signal(signal.SIGINT, lambda number, _frame: interrupts.append(number))
     start_server()  # it imports torch while this process does
     from ..conformance.all_checks import CHECKS, chosen, until
     from ..conformance.check_outcomes import ConformanceReport, UnjudgedError, read_expectations, write_script
@@ -100,10 +103,13 @@ def conform(
     report = ConformanceReport(
         subject=name, level=level, seed=seed, tolerance=tolerance, needs_schedules=save_schedule is not None
     )
+    signal.signal(signal.SIGINT, usual)
     inputs = [expect, baseline, *options.files_of(ddp), *options.files_of(against or "")]
     try:  # an error that is none of the class is no verdict
         options.check_outputs(SCRIPT, save_expect, save_schedule, junit, json_path, inputs=inputs)
         try:
+            if interrupts:
+                signal.raise_signal(signal.SIGINT)
             checks = chosen(only, None if baseline is None else load(baseline), quick=quick)
             report.asked = f" in {len(checks)} of {len(CHECKS | checks)} checks" if only or quick else ""
             if "overlap" not in checks and save_schedule is not None:

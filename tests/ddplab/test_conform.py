@@ -5,6 +5,7 @@ import math
 import os
 import re
 import runpy
+import signal
 import subprocess
 import sys
 from itertools import islice
@@ -178,6 +179,14 @@ def test_a_run_that_is_interrupted_does_not_conform(command, monkeypatch):
     _, report, suite = command(NAIVE, "--only", "one weight,construction")
     assert report["problems"] == ["the run ended early: KeyboardInterrupt"]
     assert suite.get("failures") == "1"
+
+
+def test_ctrl_c_during_the_imports_prevents_no_output(command, monkeypatch):
+    monkeypatch.setattr("ddplab.cli.conform.start_server", lambda: os.kill(os.getpid(), signal.SIGINT))
+    _, report, suite = command(NAIVE, "--only", "one weight")
+    assert (report["conforms"], report["problems"]) == (None, ["the run ended early: KeyboardInterrupt"])
+    assert suite.get("failures") == "1"
+    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
 
 
 def test_the_command_ends_with_an_error_after_a_fault_and_writes_its_program(command):
