@@ -92,8 +92,8 @@ READERS: dict[str, tuple[str, Callable[[Path], object], str]] = {
     ),
     "expectations": (
         ".yaml",
-        lambda path: read_expectations(path, ["one weight", "overlap"]),
-        yaml.safe_dump({"must-pass": ["one weight"], "expected-fail": ["overlap"], "skip": []}),
+        lambda path: read_expectations(path, ["one weight", "overlap"], "m:C"),
+        yaml.safe_dump({"class": "m:C", "must-pass": ["one weight"], "expected-fail": ["overlap"], "skip": []}),
     ),
     "progress": (
         ".progress.json",

@@ -118,7 +118,7 @@ def conform(
             seconds = 3600 * options.read_hours("budget", budget) if budget else 0.0
             size, where = world_size or world_size_or(3), device or ("cuda" if backend == "nccl" else None)
             check_possible(size, device, backend)
-            expectations = {} if expect is None else read_expectations(expect, list(CHECKS))
+            expectations = {} if expect is None else read_expectations(expect, list(CHECKS), name)
             asked = (Subject(name, tolerance=tolerance), QUICK if quick else FULL, other, seed)
             ranks: dict[str, Any] = {"world_size": size, "backend": backend, "device": where, "only_data": True}
             import torch._dynamo  # noqa: F401 - optimizers need it; it loads while the ranks start

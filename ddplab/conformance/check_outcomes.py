@@ -182,7 +182,7 @@ class ConformanceReport:
 
     def to_expectations(self) -> str:
         """Return the outcomes as a file for `read_expectations`, so that a check that changes its outcome is seen."""
-        lines = [f"# {self.subject}: {self}".replace("\n", " ")]
+        lines = [f"# {self}".replace("\n", " "), f"class: {self.subject}"]
         for expectation, outcome in (("must-pass", "passed"), ("expected-fail", "failed")):
             own = (one.check for one in self.results if one.outcome == outcome and one.check != "baseline")
             names = [name for name in own if SEEDED not in name]  # --baseline itself must pass
@@ -222,17 +222,21 @@ def why_left_out(check: str, results: Sequence[CheckResult]) -> str:
     return ""
 
 
-def read_expectations(path: Path, checks: Sequence[str]) -> dict[str, Expectation]:
+def read_expectations(path: Path, checks: Sequence[str], subject: str) -> dict[str, Expectation]:
     """Read a YAML file with the three lists `must-pass`, `expected-fail` and `skip` of names of checks.
 
-    Raises ValueError if the file is missing or malformed, or names an unknown check.
+    Raises ValueError if the file is missing or malformed, names an unknown check, or names another `class`.
     """
     text, found = read_text(path), dict[str, Expectation]()
     try:
+        given = parse_yaml(text)
+        named = given.pop("class", subject) if isinstance(given, dict) else subject
         with one_line_errors():
-            lists = TypeAdapter(dict[Expectation, list[str]]).validate_python(parse_yaml(text))
+            lists = TypeAdapter(dict[Expectation, list[str]]).validate_python(given)
     except ValueError as error:
         raise ValueError(f"{path}: expected the lists {', '.join(get_args(Expectation))}: {error}") from None
+    if named != subject:
+        raise ValueError(f"{path}: class: expected {subject}, got {named!r}; write a file with --save-expect")
     for kind, names in lists.items():
         for name in names:
             if name not in checks:

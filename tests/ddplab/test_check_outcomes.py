@@ -63,16 +63,18 @@ def test_a_problem_is_an_outcome_that_is_not_as_expected(outcome, expected, prob
         ("skip: [a]\nmust-pass: [a]", "a is in two lists"),
         ("skip: [", "skip: line 2: did not find expected node content"),
         ("\x00", "skip: unacceptable character"),
+        ("class: m:D\nskip: [a]", "class: expected m:C, got 'm:D'; write a file with --save-expect"),
+        ("class: [m:C]", r"class: expected m:C, got \['m:C'\]"),
     ],
 )
 def test_expectations_that_make_no_sense_are_told_in_one_line(tmp_path, text, message):
     path = tmp_path / "expect.yaml"
     path.write_text(text)
     with pytest.raises(ValueError, match=message) as error:
-        read_expectations(path, ["a", "b"])
+        read_expectations(path, ["a", "b"], "m:C")
     assert "\n" not in str(error.value)
-    path.write_text("must-pass: [a]\nexpected-fail: [b]\nskip: []\n")
-    assert read_expectations(path, ["a", "b"]) == {"a": "must-pass", "b": "expected-fail"}
+    path.write_text("class: m:C\nmust-pass: [a]\nexpected-fail: [b]\nskip: []\n")
+    assert read_expectations(path, ["a", "b"], "m:C") == {"a": "must-pass", "b": "expected-fail"}
 
 
 def test_a_failure_below_the_level_is_no_problem_unless_the_check_must_pass():

@@ -106,8 +106,13 @@ def test_a_tolerance_permits_rounding_and_no_wrong_divisor(command):
 
 def test_saved_expectations_notice_a_check_that_does_not_apply_any_more(command):
     command(faulty("HasAHook"), "--only", "one weight,comm hooks", "--save-expect", "e.yaml")
-    assert Path("e.yaml").read_text().splitlines()[1:] == ["must-pass: [one weight]", "expected-fail: []"]
+    lines = [f"class: {faulty('HasAHook')}", "must-pass: [one weight]", "expected-fail: []"]
+    assert Path("e.yaml").read_text().splitlines()[1:] == lines
     command(TORCHS, "--only", "one weight,comm hooks", "--save-expect", "e.yaml")
+    error, report, _ = command(faulty("HasAHook"), "--only", "one weight", "--expect", "e.yaml")
+    assert str(error).startswith(f"e.yaml: class: expected {faulty('HasAHook')}, got '{TORCHS}'; ")
+    assert report["conforms"] is None
+    Path("e.yaml").write_text(Path("e.yaml").read_text().replace(TORCHS, faulty("HasAHook")))
     _, report, _ = command(faulty("HasAHook"), "--only", "one weight,comm hooks", "--expect", "e.yaml")
     (problem,) = report["problems"]
     assert problem.startswith(
@@ -205,7 +210,7 @@ def test_expectations_saved_beside_a_baseline_can_be_read_again(command, capsys)
     command(TORCHS, "--only", "overlap", "--level", "speed", "--save-schedule", "s.json")
     checks = ("--only", "one weight,overlap", "--baseline", "s.json")
     assert command(TORCHS, *checks, "--save-expect", "e.yaml")[0] is None
-    assert Path("e.yaml").read_text().splitlines()[1:] == ["must-pass: [overlap, one weight]", "expected-fail: []"]
+    assert Path("e.yaml").read_text().splitlines()[2:] == ["must-pass: [overlap, one weight]", "expected-fail: []"]
     assert command(TORCHS, *checks, "--expect", "e.yaml")[0] is None
     last = f"{TORCHS} conforms in 3 of {len(CHECKS) + 1} checks at level must: 3 passed"
     assert capsys.readouterr().out.splitlines()[-1] == last
