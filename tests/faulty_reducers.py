@@ -974,6 +974,23 @@ class HasAHook(nn.parallel.DistributedDataParallel):
         self.register_comm_hook(self.process_group, allreduce_hook)
 
 
+class SwapsHookAndState(nn.parallel.DistributedDataParallel):
+    """torch's class, which is called in the order of FSDP's `register_comm_hook(hook, state)`."""
+
+    def register_comm_hook(self, state: object, hook: Any) -> None:
+        super().register_comm_hook(hook, state)  # type: ignore[arg-type]
+
+
+class AnnotatesItsHook(nn.parallel.DistributedDataParallel):
+    """torch's class with a hook around the script's, whose annotation torch's class does not take."""
+
+    def register_comm_hook(self, state: object, hook: Any) -> None:
+        def timed(state: object, bucket: dist.GradBucket) -> torch.futures.Future:
+            return hook(state, bucket)
+
+        super().register_comm_hook(state, timed)
+
+
 class TakesNoHook(nn.parallel.DistributedDataParallel):
     """torch's class without comm hooks."""
 

@@ -21,7 +21,6 @@ import sys
 import sysconfig
 import traceback
 from collections.abc import Callable
-from contextlib import suppress
 from dataclasses import dataclass, field, fields
 from functools import cached_property, partial
 from textwrap import shorten
@@ -114,8 +113,10 @@ def was_raised_on_purpose(error: BaseException, words: str) -> bool:
     told = str(error)
     if isinstance(error, CRASHES) or isinstance(error.__cause__, CRASHES) or "INTERNAL ASSERT" in told:
         return False
-    *_, (frame, _) = traceback.walk_tb(error.__traceback__)
-    file = frame.f_code.co_filename
+    codes = [frame.f_code for frame, _ in traceback.walk_tb(error.__traceback__)]
+    file = codes[-1].co_filename
+    if "-packages/torch/" in file and (isinstance(error, TypeError) or codes[-2].co_name == "_check_comm_hook"):
+        return False  # the class has given torch a wrong argument
     is_standard = file.startswith(STANDARD_LIBRARY) and "-packages/" not in file
     is_called = is_standard or any(path in file for path in (*KIT, *CALLED))
     by_class = _is_of_a_raise(error) and not is_called
@@ -302,9 +303,8 @@ def methods_of(_rank: int, _world_size: int, subject: Subject) -> dict[str, str]
         raise TypeError(f"it returned {type(wrapped).__name__} instead of a module")
     found = {name: "" for name in METHODS if callable(getattr(wrapped, name, None))}
     if "register_comm_hook" in found:
-        with suppress(Exception):  # an error that the checks of comm hooks will meet
-            try:
-                refusing("hook", lambda: wrapped.register_comm_hook(None, allreduce_hook))  # type: ignore[operator]
-            except RefusalError as refusal:
-                found["register_comm_hook"] = str(refusal)
+        try:
+            refusing("hook", lambda: wrapped.register_comm_hook(None, allreduce_hook))  # type: ignore[operator]
+        except Exception as error:  # noqa: BLE001 - the checks of comm hooks will meet what is no refusal
+            found["register_comm_hook"] = str(error) if isinstance(error, RefusalError) else ""
     return found

@@ -312,6 +312,8 @@ def test_an_unusual_class_or_a_function_that_wraps_a_module_does_not_fail(bench_
             "sparse embedding: rank 0 failed: RuntimeError: sparse",
         ),
         (faulty("CrashesInItsHook"), "comm hooks", "failed", "rank 0 failed: AttributeError: 'CrashesInItsHook'"),
+        (faulty("SwapsHookAndState"), "comm hooks", "failed", "rank 0 failed: TypeError: Communication hook must be"),
+        (faulty("AnnotatesItsHook"), "comm hooks", "failed", "rank 0 failed: ValueError: Communication hook: return"),
     ],
 )
 def test_the_report_says_what_a_class_does_where_classes_differ(bench_of, name, check, outcome, says):
