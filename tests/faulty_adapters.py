@@ -13,7 +13,7 @@ class Sharding:
     """Correct: each rank averages, updates its share of the parameters, and broadcasts them, as stage 1 of ZeRO."""
 
     def __init__(self, module: nn.Module, optimizer: Optimizer) -> None:
-        self.parameters = [parameter for parameter in module.parameters() if parameter.requires_grad]
+        self.parameters = list(module.parameters())
         self.given, self.ranks = optimizer, dist.get_world_size()
         self.optimizer = self.make()
 
@@ -95,7 +95,15 @@ class RefusesTies(Sharding):
             raise ValueError("expected parameters that are not tied")
 
 
-class RefusesFrozenLayers(Sharding):
+class LeavesOutWhatIsFrozen(Sharding):
+    """A layer that is frozen at construction stays local when the script unfreezes the layer later."""
+
+    def __init__(self, module: nn.Module, optimizer: Optimizer) -> None:
+        super().__init__(module, optimizer)
+        self.parameters = [parameter for parameter in self.parameters if parameter.requires_grad]
+
+
+class RefusesFrozenLayers(LeavesOutWhatIsFrozen):
     """As torch's class, which raises an error if a parameter of a bucket gets no gradient."""
 
     def update(self) -> None:
@@ -135,6 +143,39 @@ class HasOneWeightDecay(Sharding):
         return [group | {"weight_decay": self.given.defaults["weight_decay"]} for group in super().groups(mine)]
 
 
+class PairsGroupsByPosition(Sharding):
+    """Groups of which a rank has no parameter are left out, so that the others follow the wrong given groups."""
+
+    def groups(self, mine: set[Tensor]) -> list[dict[str, Any]]:
+        return [group for group in super().groups(mine) if group["params"]]
+
+    def follow(self, own: Optimizer) -> None:
+        for group, given in zip(own.param_groups, self.given.param_groups, strict=False):
+            group["lr"] = given["lr"]
+
+
+class DecaysApartFromTheMomentum(Sharding):
+    """An own implementation of SGD shrinks the parameters, as AdamW does, instead of adding to the gradients."""
+
+    def update(self) -> None:
+        if self.optimizer is not None and isinstance(self.given, torch.optim.SGD):
+            for group, given in zip(self.optimizer.param_groups, self.given.param_groups, strict=True):
+                group["weight_decay"] = 0.0
+                trained = [one.detach() for one in group["params"] if one.grad is not None]
+                torch._foreach_mul_(trained, 1 - given["lr"] * given["weight_decay"])
+        super().update()
+
+
+class DividesBeforeAndAfter(Sharding):
+    """As for sums in half precision, but by integers whose product is not every world size: with 5 ranks, 4."""
+
+    def average(self, gradient: Tensor) -> None:
+        before = int(self.ranks**0.5)
+        gradient /= before
+        dist.all_reduce(gradient)
+        gradient /= self.ranks // before
+
+
 class SkipsNaNAlone(Sharding):
     """A rank whose own gradients are not finite skips its share of the step, as a `GradScaler` per rank."""
 
@@ -164,11 +205,6 @@ class SeedsAllRanksAlike(Sharding):
 
 class DecaysFrozenParameters(Sharding):
     """All parameters are in the shards, and frozen ones get gradients of zero, which weight decay adds to."""
-
-    def __init__(self, module: nn.Module, optimizer: Optimizer) -> None:
-        super().__init__(module, optimizer)
-        self.parameters = list(module.parameters())
-        self.optimizer = self.make()
 
     def update(self) -> None:
         for parameter in self.parameters:
@@ -246,6 +282,58 @@ class KeepsClearedGradients(Sharding):
         super().step()
 
 
+class ClearsInForward(KeepsClearedGradients):
+    """Each forward pass empties the gradients kept so far, also an evaluation between backward and step."""
+
+    def __init__(self, module: nn.Module, optimizer: Optimizer) -> None:
+        super().__init__(module, optimizer)
+        module.register_forward_pre_hook(lambda _module, _inputs: self.kept.clear())
+
+
+class KeepsTheLastPass(KeepsClearedGradients):
+    """The second of two backward passes before a step overwrites the gradients of the first in the shards."""
+
+    def keep(self, parameter: Tensor) -> None:
+        self.kept.pop(parameter, None)
+        super().keep(parameter)
+
+
+class RotatesItsShares(Sharding):
+    """The share of a rank moves on with each step, and the momentum stays behind."""
+
+    steps = 0
+
+    def make(self) -> Optimizer:
+        return type(self.given)(self.groups(set(self.parameters)))
+
+    def update(self) -> None:
+        self.steps += 1
+        for owner, parameter in zip(self.owners(), self.parameters, strict=True):
+            parameter.grad = parameter.grad if owner == dist.get_rank() else None
+        super().update()
+
+    def owners(self) -> list[int]:
+        return [(index + self.steps) % self.ranks for index in range(len(self.parameters))]
+
+    def sent(self) -> list[tuple[int, Tensor]]:
+        return [(owner, one.detach()) for owner, one in zip(self.owners(), self.parameters, strict=True)]
+
+
+class AveragesParameters(Sharding):
+    """Each rank steps with its own gradients, and then the parameters are averaged: right for SGD only."""
+
+    def average(self, gradient: Tensor) -> None:
+        pass
+
+    def make(self) -> Optimizer:
+        return self.given
+
+    def sent(self) -> list[tuple[int, Tensor]]:
+        for parameter in self.parameters:
+            super().average(parameter.detach())
+        return []
+
+
 class RanksRoundDifferently(Sharding):
     """Each rank goes on with parameters of its own, which differ by less than any check of values sees."""
 
@@ -290,6 +378,13 @@ sends_in_single_precision, keeps_master_weights, keeps_cleared_gradients = map(
 hangs_for_other_orders, refuses_all, ranks_round_differently = map(
     adapter, (HangsForOtherOrders, RefusesAll, RanksRoundDifferently)
 )
+pairs_groups_by_position, decays_apart_from_the_momentum, divides_before_and_after = map(
+    adapter, (PairsGroupsByPosition, DecaysApartFromTheMomentum, DividesBeforeAndAfter)
+)
+clears_in_forward, keeps_the_last_pass, rotates_its_shares = map(
+    adapter, (ClearsInForward, KeepsTheLastPass, RotatesItsShares)
+)
+averages_parameters, leaves_out_what_is_frozen = map(adapter, (AveragesParameters, LeavesOutWhatIsFrozen))
 sharding, sums, sends_all_but_the_last = map(adapter, (Sharding, Sums, SendsAllButTheLast))
 forgets_its_state, updates_with_its_own, refuses_doubles, refuses_ties = map(
     adapter, (ForgetsItsState, UpdatesWithItsOwn, RefusesDoubles, RefusesTies)
@@ -316,3 +411,21 @@ def sends_as_ready(module: nn.Module, optimizer: Optimizer) -> tuple[nn.Module, 
         optimizer.step()
 
     return module, step
+
+
+class HidesItsModule(nn.Module):
+    """`train()` and `eval()` do not reach the module, because it is no attribute of its own."""
+
+    def __init__(self, module: nn.Module) -> None:
+        super().__init__()
+        self.hidden = [module]
+
+    def forward(self, *inputs: Any, **named: Any) -> Any:
+        return self.hidden[0](*inputs, **named)
+
+    def zero_grad(self, set_to_none: bool = True) -> None:
+        self.hidden[0].zero_grad(set_to_none)
+
+
+def hides_its_module(module: nn.Module, optimizer: Optimizer) -> tuple[nn.Module, Any]:
+    return HidesItsModule(module), Sharding(module, optimizer).step

@@ -144,8 +144,7 @@ def conform(
                     last.callback(write_junit, junit, suite, name, report.test_cases(), report.about())
                 write_json(json_path, report.to_json())
         if report.schedules:
-            rows = [schedule.row() for schedule in report.schedules]
-            show_table(rows, "schedules in virtual time", optional=("others",))
+            show_table([one.row() for one in report.schedules], "schedules in virtual time", optional=("others",))
             if save_schedule is not None:
                 save(save_schedule, name, report.schedules)
         if save_expect is not None:

@@ -246,6 +246,8 @@ def real(bench: Bench) -> str:
                 bench.try_body(real_models.trains, make=make, what=what, **options)
         elif what not in real_models.RARE:
             refused = bench.averages_or_refuses("shared|tied", real_models.trains, make=make, what=what) or refused
+    if bench.offer.is_adapter:
+        bench.try_body(real_models.trains, **real_models.NESTEROV)
     return refused and f"refuses shared layers: {refused}"
 
 
@@ -336,7 +338,6 @@ CHECKS: dict[str, Check] = {
     "special values": check_of(real_models.compare_special_values),
     "use as the module": usual_scripts.check_use,
     "half-precision sums": check_of(real_models.compare_large_values),
-    "large gradients": large_gradients,
     "repeated forward passes": check_of(real_models.trains, **backward_passes.REPEATED_FORWARD),
     "nested no_sync": check_of(backward_passes.nested_no_sync, "no_sync"),
     "process group": several_modules.check_groups,
@@ -366,6 +367,7 @@ CHECKS: dict[str, Check] = {
     "unused parameters": unused,
     "static graph": static_graph,
     "gradient views": gradient_views,
+    "large gradients": large_gradients,  # after what has unused parameters, too
     "deep models": check_of(
         real_models.trains, variants=["find_unused_parameters", "static_graph"], **usual_scripts.DEEP
     ),

@@ -100,19 +100,22 @@ def _one_pass_for_each_output(module: nn.Module, step: int, rank: int) -> None:
         outputs[(number + rank + step) % len(outputs)].square().mean().backward()
 
 
-def _evaluation_in_between(module: nn.Module, step: int, rank: int) -> Tensor:
+def _evaluation_in_between(module: nn.Module, step: int, rank: int) -> None:
     loss = _usual(module, step, rank)
-    module.eval()
-    with torch.no_grad():
-        module(batch(step + 10, rank))
-    module.train()
-    return loss
+    for number in range(2):
+        module.eval()
+        with torch.no_grad():
+            module(batch(step + 10, rank))
+        module.train()
+        if number == 0:
+            loss.backward()
 
 
-def _gradients_cleared(module: nn.Module, step: int, rank: int) -> Tensor:
-    """A batch whose gradients the script clears, as those of a loss that it does not trust, then another one."""
+def _after_a_batch(module: nn.Module, step: int, rank: int, *, cleared: bool) -> Tensor:
+    """A second batch; gradients of the first may be cleared, as those of a loss that the script does not trust."""
     _usual(module, step + 10, rank).backward()
-    module.zero_grad()
+    if cleared:
+        module.zero_grad()
     return _usual(module, step, rank)
 
 
@@ -145,8 +148,9 @@ PASSES: dict[str, Pass] = {
     "autograd.grad of the inputs only, then another iteration": _gradient_of_the_inputs_only,
     "a gradient penalty": _gradient_penalty,
     "a backward pass for each output": _one_pass_for_each_output,
-    "evaluation between forward and backward": _evaluation_in_between,
-    "gradients cleared after a pass": _gradients_cleared,
+    "evaluation between forward, backward and step": _evaluation_in_between,
+    "gradients cleared after a pass": partial(_after_a_batch, cleared=True),
+    "a second batch before the step": partial(_after_a_batch, cleared=False),
     "a backward pass in another thread": _in_another_thread,
     "parameters frozen for a pass": _frozen_for_a_pass,
     FORCES: _usual,
@@ -299,13 +303,14 @@ def _two_backward_passes(graphs: int, module: nn.Module, step: int, rank: int) -
         losses[number % graphs].backward(retain_graph=True)
 
 
+UNFROZEN = "a layer unfrozen after construction"
 WRAPPED_AGAIN = "a module wrapped again after a layer was unfrozen"
 NOT_WAITED_FOR: dict[str, tuple[type[_Branches], Pass]] = {
     "a backward pass inside of forward": (_BackwardInside, _inside),
     "two forward passes, then a backward pass for each": (_Branches, partial(_two_backward_passes, 2)),
     "a second backward pass through a graph": (_Branches, partial(_two_backward_passes, 1)),
     "a call of the wrapped module itself": (_Branches, lambda ddp, *at: _usual(getattr(ddp, "module", ddp), *at)),
-    "a layer unfrozen after construction": (_SecondLayerFrozen, _usual),
+    UNFROZEN: (_SecondLayerFrozen, _usual),
     WRAPPED_AGAIN: (_SecondLayerFrozen, _usual),
     "a module converted after construction": (_Branches, lambda ddp, *at: _loss(ddp.double(), _inputs(*at).double())),
 }
@@ -457,12 +462,11 @@ def check_not_waited_for(bench: Bench) -> str:
     Returns the passes that the class warns of or refuses; empty if it averages all.
     """
     noticed, silent = list[str](), list[str]()
-    for name in NOT_WAITED_FOR:
+    for name in (UNFROZEN,) if bench.offer.is_adapter else NOT_WAITED_FOR:
         try:
             outcomes = bench.run(partial(refusing, OF_PASSES, stays_local), bench.subject, name)
         except RefusalError:
-            noticed.append(name)
-            continue
+            outcomes = [("it refuses the pass", True)]
         if any(problem for problem, _ in outcomes):
             (noticed if all(warned for _, warned in outcomes) else silent).append(name)
     if silent:

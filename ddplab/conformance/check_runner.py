@@ -54,7 +54,8 @@ OF_ADAPTERS = (
     *("any timing", "one weight", "construction", "special parameters", "optimizers", "real models"),
     *("special values", "large gradients", "repeated forward passes", "checkpoints", "accumulation"),
     *("unused parameters", "autocast", "random programs", "state machine", "a failing rank", "a lost rank"),
-    *(MILDER := ("use as the module", "several backward passes")),
+    "new interpreters",
+    *(MILDER := ("use as the module", "several backward passes", "gradients that nothing waits for")),
 )
 """Checks of an adapter; those in `MILDER` are at level `should`, as its script may need other calls."""
 NOT_OF_ADAPTERS = "it looks at gradients or options, which an adapter does not show"
@@ -309,8 +310,7 @@ def run_checks(
                 its_level = "should" if is_milder else its_level
                 unmatched = is_unmatched(fault) and not bench.subject.one_order
                 bench.shrinks = bench.shrinks and program is None  # one small program is enough
-        seconds, decides = time.monotonic() - start, levels.index(its_level) <= levels.index(level)
-        of_run = (unmatched, seconds, its_level, decides)
+        of_run = unmatched, time.monotonic() - start, its_level, levels.index(its_level) <= levels.index(level)
         results.append(CheckResult(name, outcome, message, program, expectation, *of_run))
         yield results[-1]
 

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from operator import itemgetter
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
@@ -122,8 +122,7 @@ def check_program(
     expected = {habit: run_locally(program, ranks.world_size, HABITS[habit], ranks.device) for habit in habits}
     body = partial(refusing, words, training_programs.run_on_rank) if words else training_programs.run_on_rank
     seen: list[list[Seen]] = ranks.run(body, subject, program)
-    how: dict[str, Any] = {"tolerance": subject.tolerance, "program": program}
-    first = {habit: next(findings(seen, expected[habit], **how), None) for habit in habits}
+    first = {habit: next(findings(seen, expected[habit], program, subject.tolerance), None) for habit in habits}
     found = [finding for finding in first.values() if finding is not None]
     if len(found) == len(habits):  # report the habit that fitted longest
         raise FindingError(max(found, key=itemgetter(0))[1])
@@ -131,12 +130,7 @@ def check_program(
 
 
 def findings(
-    seen: Sequence[Sequence[Seen]],
-    expected: Sequence[Sequence[Seen]],
-    rtol: float = 0.0,
-    *,
-    tolerance: float = 0.0,
-    program: Program | None = None,
+    seen: list[list[Seen]], expected: list[list[Seen]], program: Program, tolerance: float, rtol: float = 0.0
 ) -> Iterator[tuple[int, str]]:
     """Yield iteration and description of each difference above a relative error.
 
@@ -145,15 +139,14 @@ def findings(
     then on only the ranks are compared, with the first one.
     """
     differs = False
-    kinds = [""] * len(expected) if program is None else [step.kind for step in program.steps]
-    for number, of_step in enumerate(expected):
+    for number, (step, of_step) in enumerate(zip(program.steps, expected, strict=True)):
         for rank, want in enumerate(of_step):
             if tolerance:
                 gradients = {} if differs else want.gradients
                 want = want._replace(parameters=seen[0][number].parameters, gradients=gradients)
             if problem := compare(seen[rank][number], want, iteration=number, rank=rank, rtol=rtol, share=tolerance):
-                yield number, problem + "; this pass is under no_sync" * (kinds[number] == "accumulate")
-        differs |= program is not None and program.steps[number].kind == "train" and program.steps[number].optimize
+                yield number, problem + "; this pass is under no_sync" * (step.kind == "accumulate")
+        differs |= step.kind == "train" and step.optimize
 
 
 def compare(got: Seen, expected: Seen, *, iteration: int, rank: int, rtol: float = 0.0, share: float = 0.0) -> str:

@@ -110,6 +110,10 @@ REAL_MODELS: dict[str, Make] = {
 """Models with real-valued weights that take inputs of shape [rows, 6]."""
 RARE = ("layers of four dtypes", "complex weights", "more weights than bfloat16 counts")
 """Models that most sharding implementations do not support."""
+NESTEROV: dict[str, Any] = {
+    "optimizer": partial(torch.optim.SGD, momentum=0.5, nesterov=True),
+    "what": "SGD with nesterov and weight_decay",
+}
 LAZY: dict[str, Any] = {"make": _lazy, "what": "conjugate and negative views as gradients"}
 """Arguments of `trains`."""
 SPARSE_MODELS: dict[str, Make] = {
@@ -209,11 +213,12 @@ class Training:
 
     Only the average rounds: each of its additions and divisions by at most one unit of the sum of absolute values.
     `ranks` train together, and start from the first one's parameters; without any: all. Of an adapter, the parameters
-    are compared after each step; its optimiser may have `rates`, a parameter group for each, which change.
+    are compared after each step; `optimizer` makes its optimiser, and each of `rates`, which change, is a group's.
     """
 
     def __init__(self, subject: Subject, make: Make = mlp, ranks: Sequence[int] = (), **options: Any) -> None:
         self.subject, self.rank, self.rates = subject, dist.get_rank(), options.pop("rates", ())
+        self.optimizer_class = options.pop("optimizer", partial(torch.optim.Adam, eps=1e-3))
         self.ranks = ranks or range(dist.get_world_size())
         first = self.ranks[0]
         self.module, self.twin = build(make, first if subject.is_adapter else self.rank), build(make, first)
@@ -223,11 +228,9 @@ class Training:
     def _make_optimizer(self, module: nn.Module) -> torch.optim.Optimizer:
         if self.subject.is_adapter:  # a small gradient may round, and must not decide the sign of an update
             parameters, rates = list(module.parameters()), self.rates or (0.1,)
-            parts = [parameters[n :: len(rates)] for n in range(len(rates))]
-            groups = [
-                {"params": part, "lr": one, "weight_decay": one} for part, one in zip(parts, rates, strict=True)
-            ]
-            return torch.optim.Adam(groups, lr=rates[0], eps=1e-3, weight_decay=0.1)
+            parts = [*([one] for one in parameters[: len(rates) - 1]), parameters[len(rates) - 1 :]]
+            groups = [{"params": part, "lr": lr, "weight_decay": lr} for part, lr in zip(parts, rates, strict=True)]
+            return self.optimizer_class(groups, lr=rates[0], weight_decay=0.1)  # type: ignore[no-any-return]
         return torch.optim.SGD(module.parameters(), lr=0.1)
 
     def backward(self, run: Pass, step: int) -> None:

@@ -136,8 +136,8 @@ def try_timing(bench: Bench, program: Program) -> None:
     at_fault += ", where each collective takes a year" * (program.seed == SLOWEST)
     try:
         seen = run_alone(bench, run_in_virtual_time, bench.subject, program, ranks, program.seed)
-        how: dict[str, Any] = {"tolerance": bench.subject.tolerance, "program": program}
-        _, problem = next(findings(seen, expected, 0.0 if ranks == bench.world_size else 1e-6, **how), (0, ""))
+        rtol = 0.0 if ranks == bench.world_size else 1e-6
+        _, problem = next(findings(seen, expected, program, bench.subject.tolerance, rtol), (0, ""))
     except NoTurnError as error:
         raise HangError(cause_of(error)) from None  # another program would take as long
     except RankError as error:

@@ -303,6 +303,8 @@ class Script:
             halve_learning_rate(self.optimizer)
         elif step.kind == "evaluate":
             wrapped.eval()
+            if self.net.training:
+                raise RuntimeError("eval() of the wrapped module does not reach the module")
             with torch.no_grad() if number % 2 else torch.inference_mode():
                 self._loss(number)
         else:

@@ -33,7 +33,7 @@ from ..reference.launch import RankPool, rank_device
 from ..reference.ranks.launcher import launched_ranks
 from . import real_models
 from .check_runner import OF_PASSES, VIEWS, Bench, HangError, cause_of, report
-from .class_under_test import IGNORE, Subject, methods_of
+from .class_under_test import IGNORE, Offer, Subject, methods_of
 from .comm_hooks import averaging_hook
 from .local_training import FindingError, same
 from .real_models import STEPS, Assembled, Training, batch, difference, differing_ranks, mean_square, mlp, trains
@@ -432,7 +432,7 @@ def _left_out(module: nn.Module, step: int, rank: int) -> Tensor | None:
 OF_ADAPTERS: dict[str, dict[str, Any]] = {
     "load_state_dict of a changed state_dict before each pass": {"run": _clamped},
     "a lr that changes after each step, in param_groups of its optimiser or the given one": {"rates": (0.1,)},
-    "two param_groups with a lr and a weight_decay each in the given optimiser": {"rates": (0.1, 0.01)},
+    "a param_group of one parameter, and another lr and weight_decay for the others": {"rates": (0.1, 0.01)},
     "a layer frozen after the first step": {"run": _frozen_later},
     "a step without a backward pass, after which all parameters must be as before": {"run": _left_out},
 }
@@ -720,22 +720,24 @@ IMPORT_TIMEOUT_S = 180.0
 def check_interpreters(bench: Bench) -> None:
     """Five ranks, most with hash seeds and addresses of their own, as under torchrun: no order may be a set's."""
     if launched_ranks() is not None:  # they are interpreters of their own
-        _train_separately(bench)
+        _train_separately(bench, bench.offer)
         return
     size = WORLD_SIZE if bench.pool.backend == "gloo" else bench.world_size
     where: dict[str, Any] = {"backend": bench.pool.backend, "device": bench.device}
     with RankPool(size, new_interpreters=NEW, only_data=True, **where) as pool:
         try:
             pool.run(methods_of, bench.subject, timeout_s=patient(IMPORT_TIMEOUT_S))
-            _train_separately(Bench(bench.subject, pool, bench.effort))
+            _train_separately(Bench(bench.subject, pool, bench.effort), bench.offer)
         except (FindingError, RankError, HangError) as fault:
             seeds = f"on {size} ranks, of which {NEW} are new interpreters, so that their sets have other orders"
             raise FindingError(f"{seeds}: {cause_of(fault)}") from fault
 
 
-def _train_separately(bench: Bench) -> None:
+def _train_separately(bench: Bench, offer: Offer) -> None:
+    bench.offer = offer
     options = {"bucket_cap_mb": 1e-6}
-    bench.try_program(program_of(SPECIAL, ["train"] * 3, bench.world_size, options=options))
     bench.try_body(trains, **options)
-    dtypes = "layers of four dtypes"
-    bench.try_body(trains, make=real_models.REAL_MODELS[dtypes], what=dtypes, bucket_cap_mb=25.0)
+    if not offer.is_adapter:  # which may refuse these parameters
+        bench.try_program(program_of(SPECIAL, ["train"] * 3, bench.world_size, options=options))
+        dtypes = "layers of four dtypes"
+        bench.try_body(trains, make=real_models.REAL_MODELS[dtypes], what=dtypes, bucket_cap_mb=25.0)
