@@ -76,8 +76,10 @@ def _check_step(reducer: "Reducer", optimizer: Optimizer) -> None:
         case Running(reduction=Reduction(averaged=False)) if not reducer.optimizers_in_backward:
             when, wrong = "during the backward pass", stepped
         case Expecting(Reduction(begun=True) as waiting) if not reducer.optimizers_in_backward:
-            when = "between two backward passes of one forward pass"
-            wrong = [index for index in stepped if index in waiting.arrived]
+            complete = waiting.next_bucket == len(reducer.buckets)
+            when = "before finalize_backward()" if complete else "after a backward pass that left gradients out"
+            if wrong := [index for index in stepped if index in waiting.arrived]:
+                reducer.check_not_converted(range(len(reducer.parameters)))  # the cause, if one was
         case Idle() | Expecting() if (before := reducer.without_gradients) is not None:
             when = "after a pass that brought no gradients, as torch.autograd.grad,"
             now = snapshot(reducer.parameters)

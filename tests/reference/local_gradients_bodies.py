@@ -468,6 +468,24 @@ def step_between(rank: int, _world_size: int, option: str, what: str) -> Seen:
     return seen[0]
 
 
+def steps_without_averages(rank: int, _world_size: int, option: str, why: str) -> Seen:
+    """An optimiser steps after passes without averages: a layer's parametrization was removed, ..."""
+    module, seen = nn.Sequential(nn.Linear(3, 3), Heads()), []
+    nn.utils.parametrize.register_parametrization(module[0], "weight", nn.Tanh())
+    ddp = DistributedDataParallel(module, **OPTIONS[option])
+    optimizer = torch.optim.SGD(module.parameters(), lr=0.1)
+    for _ in range(2):
+        total(ddp(inputs(rank))).backward()
+    if why == "parametrization removed":
+        nn.utils.parametrize.remove_parametrizations(module[0], "weight")
+    ddp.require_manual_backward_finalization = why == "not finalized"
+    with watched(seen, lambda: None):
+        outputs = ddp(inputs(rank))
+        total(outputs[1:] if why == "output not in the loss" else outputs).backward()
+        optimizer.step()
+    return seen[0]
+
+
 def optimizer_in_a_hook(rank: int, _world_size: int, option: str, what: str) -> Seen:
     """A post-accumulate hook steps an optimiser, or moves gradients away."""
     module, seen = Heads(), []

@@ -96,15 +96,27 @@ def test_the_default_device_may_be_another(two_ranks, option):
     assert_trains(two_ranks.run(bodies.on_another_default_device, option))
 
 
-@pytest.mark.parametrize("what", ["step", "clip"])
+WHEN = {"step": "after a backward pass that left gradients out", "clip": "between two backward passes"}
+
+
+@pytest.mark.parametrize("what", WHEN)
 @pytest.mark.parametrize("option", ["plain", "views", "small buckets"])
 def test_what_happens_between_two_backward_passes_of_one_forward_pass_is_a_warning(two_ranks, option, what):
-    assert_warned_of(two_ranks.run(bodies.step_between, option, what), "heads.0.", "between two backward passes")
+    assert_warned_of(two_ranks.run(bodies.step_between, option, what), "heads.0.", WHEN[what])
 
 
 @pytest.mark.parametrize("option", ["plain", "views", "small buckets"])
 def test_two_backward_passes_of_one_forward_pass_are_no_warning(two_ranks, option):
     assert all(not one.error and not one.warned for one in two_ranks.run(bodies.step_between, option, "nothing"))
+
+
+@pytest.mark.parametrize("option", ["plain", "views", "small buckets"])
+def test_a_step_without_averages_names_the_cause_and_no_other(two_ranks, option):
+    removed = two_ranks.run(bodies.steps_without_averages, option, "parametrization removed")
+    assert_raises(removed, "0.parametrizations.weight.original", "was converted and converted back")
+    assert all(not one.warned for one in removed)
+    for why, when in (("output not in the loss", WHEN["step"]), ("not finalized", "before finalize_backward()")):
+        assert_warned_of(two_ranks.run(bodies.steps_without_averages, option, why), f"stepped {when} and used")
 
 
 @pytest.mark.parametrize("option", OPTIONS)
