@@ -267,11 +267,18 @@ class Seen:
 
 
 def begin(rank: int, world_size: int, options: dict[str, Any]) -> None:
-    """Start three scripts: `local`, without data parallelism; `ours`, with our class; `torch`, with torch's."""
-    if not _groups:
-        _groups.update({kind: dist.new_group() for kind in ("ours", "torch")})
+    """Start three scripts: `local`, without data parallelism; `ours`, with our class; `torch`, with torch's.
+
+    They get new groups. In an old one, a collective that the last script has left behind on one rank alone would be
+    paired with the first collective of this script on the other, and both ranks would wait for ever.
+    """
+    for script in (*_scripts.values(), *_ended):
+        vars(script).clear()  # hooks hold the script, which must not hold its group
     _scripts.clear()
     _ended.clear()
+    for group in _groups.values():
+        dist.destroy_process_group(group)
+    _groups.update({kind: dist.new_group() for kind in ("ours", "torch")})
     _scripts["local"] = Script(None, None, options)
     _scripts["ours"] = Script(DistributedDataParallel, _groups["ours"], options)
     _scripts["torch"] = Script(TorchDDP, _groups["torch"], options)
@@ -304,6 +311,13 @@ def go_on(rank: int, world_size: int, step: Step, averaged: list[int], without: 
     seen = Seen(gradients, errors, set(local.arrived), ours.hook_raised)
     _ended.extend(_scripts.pop(kind) for kind in errors)
     return seen
+
+
+def leave_behind(rank: int, _world_size: int) -> None:
+    """Launch a collective of each script on rank 1 alone, as a script that fails on one rank may."""
+    if rank == 1:
+        for group in _groups.values():
+            dist.all_reduce(torch.zeros(1), group=group, async_op=True)
 
 
 class Interrupt(Observer):

@@ -436,6 +436,12 @@ def test_after_an_exception_before_the_first_gradient_another_backward_pass_aver
     assert averages(two_ranks, options, *first, Zero(), Forward((3.0, 70.0)), fails) == [[36.5] * 4] * 2
 
 
+def test_a_collective_that_one_rank_has_left_behind_reaches_no_later_script(two_ranks):
+    two_ranks.run(bodies.begin, {})
+    two_ranks.run(bodies.leave_behind)
+    assert averages(two_ranks, {}, *NEXT) == [[36.5] * 4] * 2
+
+
 INTERRUPTED = (*USUAL, *USUAL, Zero(), Forward((1000.0, 5000.0)), Backward(fault="weight 0"), *NEXT)
 
 
