@@ -14,6 +14,7 @@ from torch.distributed.device_mesh import DeviceMesh
 
 from ..bucketing import BucketAssignment, check_partition, initial_buckets, two_stage_caps
 from ..constructor_arguments import Options
+from ..errors import CollectiveError
 from ..parameters import ModuleTensors, bucket_key
 
 Description = tuple[str, tuple[int, ...], tuple[int, ...], str, bool]
@@ -186,10 +187,18 @@ def exchange_device(module: nn.Module, group: dist.ProcessGroup) -> torch.device
 
 
 def _all_gather(data: bytes, group: dist.ProcessGroup, device: torch.device) -> list[bytes]:
-    """The bytes of every rank, by rank; all ranks must pass the same number of bytes."""
+    """The bytes of every rank, by rank; all ranks must pass the same number of bytes.
+
+    Raises CollectiveError if a rank does not take part, at the time-out of the group.
+    """
     mine = torch.frombuffer(bytearray(data), dtype=torch.uint8).to(device)
     gathered = [torch.empty_like(mine) for _ in range(group.size())]
-    dist.all_gather(gathered, mine, group=group)
+    try:
+        dist.all_gather(gathered, mine, group=group)
+    except RuntimeError as error:
+        rank = group.rank()
+        why = f"expected every rank to construct the wrapper with init_sync=True, a rank did not answer: {error}"
+        raise CollectiveError(rank, f"rank {rank}: {why}") from error
     return [bytes(theirs.tolist()) for theirs in gathered]
 
 

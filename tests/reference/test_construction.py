@@ -1,12 +1,16 @@
 """Checks at construction: how ranks compare their set-ups."""
 
+from datetime import timedelta
 from types import SimpleNamespace
 
 import pytest
 import torch
+import torch.distributed as dist
 from torch import nn
 
 from ddplab.reference.checks.construction import check_module, exchange_device
+from ddplab.reference.data_parallel import DistributedDataParallel
+from ddplab.reference.errors import CollectiveError
 from ddplab.reference.parameters import trainable_parameters
 
 
@@ -35,6 +39,24 @@ def test_setups_are_compared_on_the_modules_gpu_and_not_on_the_current_one():
     module = SimpleNamespace(parameters=lambda: [on_cpu, on_gpu_1], buffers=list)
     assert exchange_device(module, group) == torch.device("cuda", 1)
     assert exchange_device(nn.ReLU(), group) == torch.device("cuda", 3)
+
+
+def one_rank_does_not_compare(rank: int, _world_size: int) -> str:
+    """Rank 1 is given `init_sync=False` and waits until rank 0 has given up."""
+    group = dist.new_group(timeout=timedelta(seconds=0.5))
+    error = ""
+    try:
+        DistributedDataParallel(nn.Linear(1, 1), process_group=group, init_sync=rank == 0)
+    except CollectiveError as raised:
+        error = str(raised)
+    dist.barrier()
+    return error
+
+
+def test_a_rank_that_does_not_compare_setups_is_an_error_that_names_init_sync(two_ranks):
+    waiting, other = two_ranks.run(one_rank_does_not_compare)
+    assert waiting.startswith("rank 0: expected every rank to construct the wrapper with init_sync=True")
+    assert not other
 
 
 @pytest.mark.parametrize("made", ["in inference mode", "by an operation"])
