@@ -9,6 +9,7 @@ from torch import Tensor, nn
 from torch._utils import _flatten_dense_tensors, _unflatten_dense_tensors
 from torch.autograd.grad_mode import _unsafe_preserve_version_counter
 from torch.nn.parallel.distributed import _BufferCommHookLocation
+from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
 from .message_sizes import send_in_pieces
 from .parameters import bucket_key, synchronized_buffers, synchronized_parameters
@@ -24,6 +25,7 @@ def broadcast_coalesced(tensors: Sequence[Tensor], group: dist.ProcessGroup, *, 
     Tensors of one dtype and device are flattened into pieces, of which few are in flight; see `send_in_pieces`.
     Blocks until all pieces have arrived.
     """
+    tensors = [plain for tensor in tensors for plain in plain_tensors(tensor)]
     is_source = group.rank() == source
 
     def launch(indices: list[int]) -> tuple[list[Tensor], Tensor, Any]:
@@ -46,6 +48,13 @@ def broadcast_coalesced(tensors: Sequence[Tensor], group: dist.ProcessGroup, *, 
     send_in_pieces([tensor.nbytes for tensor in tensors], list(map(bucket_key, tensors)), launch, finish)
 
 
+def plain_tensors(tensor: Tensor) -> list[Tensor]:
+    """The tensors inside a tensor of a class that wraps others, as quantised ones do; else the tensor itself."""
+    if not is_traceable_wrapper_subclass(tensor):
+        return [tensor]
+    return [plain for name in tensor.__tensor_flatten__()[0] for plain in plain_tensors(getattr(tensor, name))]
+
+
 def send_state(module: nn.Module, group: dist.ProcessGroup, *, source: int = 0, with_buffers: bool) -> None:
     """Overwrite every rank's parameters and buffers of `module`, but the ignored ones, with those of `source`."""
     buffers = synchronized_buffers(module) if with_buffers else {}
@@ -58,11 +67,8 @@ def _overwrite(tensors: list[Tensor], values: list[Tensor]) -> None:
         torch._foreach_copy_(tensors, values)
     except RuntimeError:  # there are expanded, conjugate or negative tensors
         for tensor, value in zip(tensors, values, strict=True):
-            into = tensor
-            for dimension, stride in enumerate(tensor.stride()):
-                if stride == 0 and tensor.size(dimension) > 1:
-                    into, value = into.narrow(dimension, 0, 1), value.narrow(dimension, 0, 1)
-            into.copy_(value)
+            once = tuple(slice(1) if stride == 0 else slice(None) for stride in tensor.stride())
+            tensor[once].copy_(value[once])
 
 
 # Buffers in each forward pass

@@ -105,7 +105,6 @@ def bucket_key(tensor: Tensor) -> tuple[torch.dtype, torch.device]:
 
 def reachable(outputs: Iterable[Tensor], indices: dict[Node, int]) -> frozenset[int]:
     """Indices of the parameters that a backward pass from `outputs` can reach; `indices` are by accumulating node."""
-    found = set()
     seen: set[Node] = set()
     pending = [get_gradient_edge(output).node for output in outputs if output.requires_grad]
     while pending:
@@ -113,10 +112,8 @@ def reachable(outputs: Iterable[Tensor], indices: dict[Node, int]) -> frozenset[
         if node in seen:
             continue
         seen.add(node)
-        if node in indices:
-            found.add(indices[node])
         pending.extend(following for following, _ in node.next_functions if following is not None)
-    return frozenset(found)
+    return frozenset(indices[node] for node in seen & indices.keys())
 
 
 # Parameters that are not those that were wrapped

@@ -187,18 +187,14 @@ def exchange_device(module: nn.Module, group: dist.ProcessGroup) -> torch.device
 
 
 def _all_gather(data: bytes, group: dist.ProcessGroup, device: torch.device) -> list[bytes]:
-    """The bytes of every rank, by rank; all ranks must pass the same number of bytes.
-
-    Raises CollectiveError if a rank does not take part, at the time-out of the group.
-    """
+    """The bytes of every rank, all of one length; raises CollectiveError if a rank does not take part in time."""
     mine = torch.frombuffer(bytearray(data), dtype=torch.uint8).to(device)
     gathered = [torch.empty_like(mine) for _ in range(group.size())]
     try:
         dist.all_gather(gathered, mine, group=group)
     except RuntimeError as error:
-        rank = group.rank()
-        why = f"expected every rank to construct the wrapper with init_sync=True, a rank did not answer: {error}"
-        raise CollectiveError(rank, f"rank {rank}: {why}") from error
+        expected = f"rank {group.rank()}: expected every rank to construct the wrapper with init_sync=True"
+        raise CollectiveError(group.rank(), f"{expected}, a rank did not answer: {error}") from error
     return [bytes(theirs.tolist()) for theirs in gathered]
 
 

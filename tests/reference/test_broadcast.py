@@ -9,6 +9,7 @@ import torch.distributed as dist
 from hypothesis import given
 from hypothesis import strategies as st
 from torch import nn
+from torch.testing._internal.two_tensor import TwoTensor
 
 from ddplab.reference import message_sizes
 from ddplab.reference.broadcast import broadcast_coalesced
@@ -67,3 +68,18 @@ def local_buffers(rank: int, _world_size: int) -> bool:
 def test_buffers_that_stay_local_may_differ(two_ranks):
     """With broadcast_buffers=False nothing is ever done with them."""
     assert all(two_ranks.run(local_buffers))
+
+
+def tensors_around_others(rank: int, _world_size: int) -> list[float]:
+    """A parameter and a buffer with two tensors inside, and the parameter's gradient, after a step."""
+    module = nn.Linear(2, 1)
+    module.weight = nn.Parameter(TwoTensor(torch.full((1, 2), 1.0 + rank), torch.full((1, 2), 2.0 + rank)))
+    module.register_buffer("own", TwoTensor(torch.full((2,), 3.0 + rank), torch.full((2,), 4.0 + rank)))
+    ddp = DistributedDataParallel(module)
+    ddp(torch.full((1, 2), 1.0 + rank)).sum().backward()
+    return [part.sum().item() for one in (module.weight, module.own, module.weight.grad) for part in (one.a, one.b)]
+
+
+def test_tensors_inside_of_others_are_sent_and_averaged(two_ranks):
+    """In torch's class the second of two may stay as it is; ours made more collectives on rank 0 than on rank 1."""
+    assert two_ranks.run(tensors_around_others) == [[2.0, 4.0, 6.0, 8.0, 3.0, 3.0]] * 2
