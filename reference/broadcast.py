@@ -34,8 +34,7 @@ def broadcast_coalesced(tensors: Sequence[Tensor], group: dist.ProcessGroup, *, 
             flat: Tensor = _flatten_dense_tensors([tensor.detach() for tensor in piece])
             flat = flat.resolve_conj().resolve_neg()  # collectives send memory as it is
         else:
-            elements = sum(tensor.numel() for tensor in piece)
-            flat = torch.empty(elements, dtype=piece[0].dtype, device=piece[0].device)
+            flat = piece[0].new_empty(sum(tensor.numel() for tensor in piece))
         return piece, flat, dist.broadcast(flat, group_src=source, group=group, async_op=True)
 
     def finish(sent: tuple[list[Tensor], Tensor, Any]) -> None:

@@ -417,15 +417,22 @@ def gradients_from_inside_a_function(rank: int, world_size: int) -> Seen:
 
 
 def trained_in_turn(rank: int, world_size: int, option: str, how: str) -> Seen:
-    """Two wrappers of one module, which train in turn; or the first one is kept by mistake when the second trains."""
+    """Two wrappers of one module, which train in turn; or the first one is kept by mistake when the second trains.
+
+    "accumulating": likewise, and the second adds up gradients under `no_sync`.
+    """
     module, seen = Heads(), []
     first = DistributedDataParallel(module, **OPTIONS[option])
     second = copy.copy(first) if how == "shallow copy" else DistributedDataParallel(module, **OPTIONS[option])
-    expected = averages(module, lambda one, x: total(one(x)).backward(), world_size)
+    passes = 2 if how == "accumulating" else 1
+    expected = averages(module, lambda one, x: (passes * total(one(x))).backward(), world_size)
     right = []
     with watched(seen, lambda: all(right)):
-        for ddp in [second] * 4 if how == "kept" else [first, second] * 2:
+        for ddp in [second] * 4 if how in ("kept", "accumulating") else [first, second] * 2:
             ddp.zero_grad()
+            for _ in range(passes - 1):
+                with ddp.no_sync():
+                    total(ddp(inputs(rank))).backward()
             total(ddp(inputs(rank))).backward()
             right.append(same(module, expected))
     return seen[0]

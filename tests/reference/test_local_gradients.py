@@ -149,7 +149,7 @@ def test_a_layer_that_was_added_in_a_wrapper_of_its_own_is_no_warning(two_ranks,
 
 
 @pytest.mark.parametrize("option", OPTIONS)
-@pytest.mark.parametrize("how", ["kept", "in turn", "shallow copy"])
+@pytest.mark.parametrize("how", ["kept", "accumulating", "in turn", "shallow copy"])
 def test_gradients_that_another_wrapper_averages_are_no_warning(two_ranks, option, how):
     assert_trains(two_ranks.run(bodies.trained_in_turn, option, how))
 
