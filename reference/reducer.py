@@ -380,8 +380,7 @@ class Reducer:
             warnings.warn(self.messages.changed_mind(averaged=local is None), stacklevel=2)
         elif local is not None and not inside:
             # The pass may be of another wrapper that has the parameter too, and averages it or is under `no_sync`.
-            others = [one for one in _reducers if isinstance(one.state, Running) and one.state.reduction]
-            others += [one for one in _reducers if not one._sync_enabled()]
+            others = [one for one in _reducers if getattr(one.state, "reduction", None) or not one._sync_enabled()]
             if not any(self.parameters[local] is parameter for one in others for parameter in one.parameters):
                 self.messages.warn_once(Text.NOT_EXPECTED, local)
         self._compared_with_forward = True

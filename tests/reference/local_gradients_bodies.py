@@ -419,16 +419,19 @@ def gradients_from_inside_a_function(rank: int, world_size: int) -> Seen:
 def trained_in_turn(rank: int, world_size: int, option: str, how: str) -> Seen:
     """Two wrappers of one module, which train in turn; or the first one is kept by mistake when the second trains.
 
-    "accumulating": likewise, and the second adds up gradients under `no_sync`.
+    "accumulating": likewise, and the second adds up gradients under `no_sync`. "hidden": likewise, and forward's
+    output is one in which the wrapper finds no tensor.
     """
     module, seen = Heads(), []
+    if how == "hidden":
+        module.register_forward_hook(lambda _module, _inputs, outputs: iter(outputs))
     first = DistributedDataParallel(module, **OPTIONS[option])
     second = copy.copy(first) if how == "shallow copy" else DistributedDataParallel(module, **OPTIONS[option])
     passes = 2 if how == "accumulating" else 1
     expected = averages(module, lambda one, x: (passes * total(one(x))).backward(), world_size)
     right = []
     with watched(seen, lambda: all(right)):
-        for ddp in [second] * 4 if how in ("kept", "accumulating") else [first, second] * 2:
+        for ddp in [second] * 4 if how in ("kept", "accumulating", "hidden") else [first, second] * 2:
             ddp.zero_grad()
             for _ in range(passes - 1):
                 with ddp.no_sync():

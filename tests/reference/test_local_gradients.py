@@ -154,6 +154,11 @@ def test_gradients_that_another_wrapper_averages_are_no_warning(two_ranks, optio
     assert_trains(two_ranks.run(bodies.trained_in_turn, option, how))
 
 
+@pytest.mark.parametrize("option", ["plain", "views", "static", "small buckets"])
+def test_gradients_that_another_wrapper_averages_behind_a_hidden_output_are_no_warning(two_ranks, option):
+    assert_trains(two_ranks.run(bodies.trained_in_turn, option, "hidden"))
+
+
 def test_a_static_graph_may_have_a_function_that_accumulates_gradients_itself(two_ranks):
     assert_trains(two_ranks.run(bodies.gradients_from_inside_a_function))
 
