@@ -114,28 +114,24 @@ def untouched_gradients(rank: int, world_size: int, subject: Subject) -> str:
     training = Training(subject, _chosen, bucket_cap_mb=25.0, find_unused_parameters=True)
     weights = list(training.module.parameters())
     problem = ""  # returned at the end, because the other ranks go on
-    values: list[list[float | None]] = [[None] * len(weights) for _ in range(world_size)]
+    values = torch.full((world_size, len(weights)), torch.nan)  # of the gradients of each rank; NaN: None
     passes = [([0, 1], [0, 2]), ([0], [0]), ([2], [2]), ([3, 1], [1]), ([0], [3])]
     for step, (first, others) in enumerate(passes):
         torch.stack(training.wrapped(others if rank else first)).sum().backward()
         training.finish()
-        used = [others if one else first for one in range(world_size)]
+        adding = torch.zeros_like(values)
+        adding[0, first] = adding[1:, others] = 1
+        used = adding.any(dim=0)
+        values[:, used] = (values.nan_to_num() + adding).mean(dim=0)[used]
         for index, parameter in enumerate(weights):
-            adding = [index in one for one in used]
-            if any(adding):
-                total = sum((values[one][index] or 0.0) + adding[one] for one in range(world_size))
-                for own in values:
-                    own[index] = total / world_size
-            wanted = values[rank][index]
-            want = None if wanted is None else torch.full_like(parameter, wanted)
+            want = None if values[rank, index].isnan() else torch.full_like(parameter, float(values[rank, index]))
             if not problem and not same(parameter.grad, want, rtol=1e-6):
                 found = describe_difference(parameter.grad, want)
                 problem = f"iteration {step}, rank {rank}: gradient {index}: {found}"
-            for one in range(world_size):
-                values[one][index] = float(1 + one + index)
             if parameter.grad is None:
                 parameter.grad = torch.empty_like(parameter)
             parameter.grad.fill_(1 + rank + index)
+        values = torch.arange(1.0, 1 + world_size)[:, None] + torch.arange(len(weights))
     return problem
 
 
