@@ -538,6 +538,23 @@ class SendsOneMebibyte(Buffered):
         return dist.all_reduce(flat[: 2**20 // flat.element_size()], group=self.process_group, async_op=True)
 
 
+class LosesTheLastPiece(Buffered):
+    """Buckets are sent in pieces of 8 MiB, of which the last one may be smaller."""
+
+    def send(self, flat: Tensor, parameters: list[nn.Parameter]) -> Any:
+        pieces = [piece for piece in flat.split(2**21) if len(piece) == 2**21] or [flat]
+        works = [super(LosesTheLastPiece, self).send(piece, parameters) for piece in pieces]
+        return SimpleNamespace(wait=lambda: [work.wait() for work in works])
+
+
+class SendsBuffersInTraining(Buffered):
+    """And not in eval mode, in which a script may train too."""
+
+    def send_from(self, source: int, tensors: Iterator[Tensor]) -> None:
+        if self.module.training:
+            super().send_from(source, tensors)
+
+
 class RoundsBuffers(Buffered):
     """Buffers of all dtypes are sent in double precision."""
 
@@ -815,7 +832,26 @@ class NamesFormerParameters(Hookable):
 
     def renamed(self, bucket: Any, former: list[list[nn.Parameter]]) -> Any:
         kept = {name: getattr(bucket, name) for name in ("index", "buffer", "gradients", "is_last")}
-        return SimpleNamespace(**kept, parameters=lambda: former[bucket.index()])
+        return SimpleNamespace(**kept, parameters=lambda: former[bucket.index() % len(former)])
+
+
+class CountsItsBucketsOnce(Hookable):
+    """The last bucket is that of when the hook was registered, before buckets were built again."""
+
+    def register_comm_hook(self, state: Any, hook: Any) -> None:
+        super().register_comm_hook(state, self.call)
+        self.hook, self.last = hook, len(self.buckets) - 1
+
+    def call(self, state: Any, bucket: Any) -> Any:
+        bucket._is_last = bucket.index() == self.last
+        return self.hook(state, bucket)
+
+
+class KeepsFutures(Hookable):
+    def send(self, flat: Tensor, parameters: list[nn.Parameter]) -> Any:
+        sent = super().send(flat, parameters)
+        self.sent = [*getattr(self, "sent", []), sent]
+        return sent
 
 
 class OneHookForAll(Hookable):
@@ -1146,6 +1182,24 @@ class KnowsParametersByTheirMemory(Buffered):
         self.buckets = [bucket for bucket in kept if bucket]
 
 
+class KnowsParametersByTheirAddress(Buffered):
+    """Of two parameters in the same place, one counts."""
+
+    def assign(self, order: Any) -> None:
+        super().assign(order)
+        first = {one.data_ptr(): one for one in reversed(self.trainable)}
+        kept = [[one for one in bucket if first[one.data_ptr()] is one] for bucket in self.buckets]
+        self.buckets = [bucket for bucket in kept if bucket]
+
+
+class DividesByItsCap(Bucketed):
+    """A cap of less than a byte is zero."""
+
+    def __init__(self, module: nn.Module, *, bucket_cap_mb: float = 25.0, **options: Any) -> None:
+        super().__init__(module, bucket_cap_mb=bucket_cap_mb, **options)
+        self.expected_buckets = sum(one.nbytes for one in self.trainable) // int(bucket_cap_mb * 2**20)
+
+
 class CountsUsesInBytes(Searching):
     def unused(self) -> list[nn.Parameter]:
         used = torch.tensor([one in self.used for one in self.trainable], dtype=torch.uint8)
@@ -1353,6 +1407,21 @@ class CountsForwardsInside(Buffered):
         output = self.module(*inputs, **keywords)
         self.depth -= 1
         return output
+
+
+class MakesAGroupOfItsOwn(Buffered):
+    """All processes must take part in making it, also those that do not train."""
+
+    def __init__(self, module: nn.Module, *, process_group: Any = None, **options: Any) -> None:
+        own = dist.new_group(dist.get_process_group_ranks(process_group or dist.group.WORLD))
+        super().__init__(module, process_group=own, **options)
+
+
+class StaysInLowPrecision(DistributedDataParallel):
+    """A forward pass under `no_grad` does not give the module its parameters back."""
+
+    def _post_forward(self, output: Any) -> Any:
+        return super()._post_forward(output) if torch.is_grad_enabled() else output
 
 
 class WaitsForFiveSeconds(OverlappedDataParallel):

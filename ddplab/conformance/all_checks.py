@@ -114,7 +114,7 @@ def fixed(*cases: dict[str, Any]) -> Check:
 one_weight = fixed({"weights": (Weight((3,)),)})
 # Every cap gives the same result, from one parameter a bucket to a single bucket.
 bucket_caps = fixed(
-    *({"kinds": ["train"] * 4, "options": {"bucket_cap_mb": cap}} for cap in (1e-6, 5e-5, 25.0)),
+    *({"kinds": ["train"] * 4, "options": {"bucket_cap_mb": cap}} for cap in (1e-7, 5e-5, 25.0)),
     {"weights": MANY, "kinds": ["train"] * 2, "options": {"bucket_cap_mb": 1e-6}},
     {"weights": (Weight((8,)),) * 5, "options": {"bucket_cap_mb": 32 / MIB}},  # each gradient is as large as the cap
 )

@@ -1,5 +1,7 @@
 """Comm hooks: what a hook receives, what becomes of its result, and the hooks of `ddplab.reference.comm_hooks`."""
 
+import gc
+import weakref
 from collections.abc import Callable
 from typing import Any
 
@@ -37,12 +39,18 @@ def compare_hook(_rank: int, world_size: int, subject: Subject, factor: float, o
     training, other = Training(subject, REAL_MODELS["recurrent network"], **options), Training(subject, **options)
     seen: list[tuple[int, int, bool]] = []
     wrong: list[str] = []
+    futures: list[weakref.ref[torch.futures.Future[Tensor]]] = []
 
     def look(state: Any, bucket: Any) -> None:
         state.append((bucket.index(), bucket.buffer().numel(), bucket.is_last()))
         wrong.extend(_wrong_gradients(bucket))
 
-    training.wrapped.register_comm_hook(seen, averaging_hook(look, factor))
+    def hook(state, bucket):  # type: ignore[no-untyped-def]  # noqa: ANN001, ANN202 - as of `averaging_hook`
+        future = averaging_hook(look, factor)(state, bucket)
+        futures.append(weakref.ref(future))
+        return future
+
+    training.wrapped.register_comm_hook(seen, hook)
     other.wrapped.register_comm_hook(None, averaging_hook(factor=0.25))  # which is of no concern to the first one
     elements = sum(parameter.numel() for parameter in training.module.parameters())
     for step in range(STEPS):
@@ -60,6 +68,11 @@ def compare_hook(_rank: int, world_size: int, subject: Subject, factor: float, o
             return f"{where}: expected the buckets in the order of their indices, got {seen}"
         if [is_last for _, _, is_last in seen] != [False] * (len(seen) - 1) + [True]:
             return f"{where}: expected the bucket launched last to be the last one, got {seen}"
+    gc.collect()
+    if (alive := sum(future() is not None for future in futures)) > 2 * len(seen):  # of the last two iterations
+        return (
+            f"{described}, rank {training.rank}: {alive} futures of hooks live on, with the memory of their results"
+        )
     return ""
 
 
@@ -175,7 +188,7 @@ def compare_powersgd(rank: int, world_size: int, subject: Subject, *, feedback: 
 def check(bench: Bench) -> None:
     """A comm hook that averages changes nothing; one that halves the gradients, in its own tensor, halves them."""
     bench.needs("register_comm_hook")
-    for options in bench.variants({}, VIEWS):
+    for options in bench.variants({"bucket_cap_mb": 2e-4}, VIEWS):
         for factor in (1.0, 0.5):
             bench.try_body(compare_hook, factor, options)
 

@@ -43,8 +43,9 @@ def _precisions(*dtypes: torch.dtype) -> nn.Module:
 
 
 def _recurrent() -> nn.Module:
-    lstm, head = nn.LSTM(2, 4, batch_first=True), nn.Linear(4, 2)
-    return Assembled(lambda own, x: own.head(own.lstm(x.reshape(-1, 3, 2))[0]), lstm=lstm, head=head)
+    """Build a model of which a cap of 200 bytes makes two buckets at construction, and three in ready order."""
+    lstm, head = nn.LSTM(3, 4, batch_first=True), nn.Linear(4, 2)
+    return Assembled(lambda own, x: own.head(own.lstm(x.reshape(-1, 2, 3))[0]), lstm=lstm, head=head)
 
 
 def _complex() -> nn.Module:
@@ -60,10 +61,11 @@ def _lazy() -> nn.Module:
 
 
 def overlapping() -> nn.Module:
-    """Build a model of two parameters that share some of their memory, and have gradients of their own."""
+    """Build a model of parameters that share memory, two of them all of theirs, and have gradients of their own."""
     flat = torch.randn(9)
-    first, second = (nn.Parameter(flat[start : start + 6]) for start in (0, 3))
-    return Assembled(lambda own, x: x @ own.first.tanh() + (x * own.second).sum(dim=1), first=first, second=second)
+    first, second, third = (nn.Parameter(flat[start : start + 6]) for start in (0, 3, 0))
+    parts = {"first": first, "second": second, "third": third}
+    return Assembled(lambda own, x: x @ own.first.tanh() + (x * own.second).sum(dim=1) * own.third.sum(), **parts)
 
 
 def _bag() -> nn.Module:
@@ -429,9 +431,11 @@ def in_mixed_precision(_rank: int, _world_size: int, subject: Subject, low: torc
     where = f"computes in {low}, reduces in {reduce}"
     for step in range(4):
         training.backward(run, step)
+        with torch.no_grad():
+            run(training.wrapped, step, training.rank)
         for name, parameter in training.module.named_parameters():
             if parameter.dtype != torch.float32 or parameter.grad is None or parameter.grad.dtype != torch.float32:
-                return f"{where}, iteration {step}, rank {training.rank}: {name!r} or its gradient is no float32"
+                return f"{where}, iteration {step} and evaluation: {name!r} or its gradient is no float32"
         if problem := training.wrong(run, step, dtype=reduce):
             return f"{where}, {problem}"
         training.optimizer.step()
@@ -450,12 +454,13 @@ def _with_buffers() -> nn.Module:
 def compare_buffers(rank: int, _world_size: int, subject: Subject) -> str:
     """Train with buffers of rare dtypes, one on rank 0 and zero or NaN elsewhere, later on one; another one grows.
 
-    The last iteration follows a forward pass that raised an error.
+    One iteration is in eval mode, and the last follows a forward pass that raised an error.
     """
-    training, problem, after = Training(subject, _with_buffers), "", ""
+    training, problem = Training(subject, _with_buffers), ""
     for step in range(STEPS + 1):
+        training.wrapped.train(step != 1)
+        at = {1: "in eval mode, ", STEPS: "after a forward pass that raised an error, "}.get(step, "")
         if step == STEPS:
-            after = "after a forward pass that raised an error, "
             with suppress(TypeError):
                 training.wrapped("no tensor")
         grown = torch.ones(step, 2, device=rank_device()) * (rank == 0)
@@ -466,9 +471,7 @@ def compare_buffers(rank: int, _world_size: int, subject: Subject) -> str:
         training.backward(mean_square, step)
         for name, buffer in training.module.named_buffers():
             if not bool((buffer == 1).all()):
-                problem = (
-                    problem or f"{after}iteration {step}, rank {rank}: the buffer {name!r} is not that of rank 0"
-                )
+                problem = problem or f"{at}iteration {step}, rank {rank}: the buffer {name!r} is not that of rank 0"
     return problem
 
 

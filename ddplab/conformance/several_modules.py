@@ -75,13 +75,11 @@ def copied(rank: int, world_size: int, subject: Subject, how: str, *, trained: b
         wrapped.zero_grad()
         copy_of_wrapped.zero_grad()
         order = [(wrapped, step), (copy_of_wrapped, step + 10)]
-        if step % 2:
-            for replica, number in order:
-                backward(replica, mean_square(replica, number, rank))
-        else:
-            losses = [(replica, mean_square(replica, number, rank)) for replica, number in order]
-            for replica, loss in losses[::-1]:
-                backward(replica, loss)
+        passes = (
+            (replica, mean_square(replica, number, rank)) for replica, number in order
+        )  # forward when asked for
+        for replica, loss in passes if step % 2 else [*passes][::-1]:
+            backward(replica, loss)
         for name, replica, number in (("the original", module, step), (how, inner, step + 10)):
             twin.load_state_dict(replica.state_dict())
             local = local_gradients(twin, mean_square, number, range(world_size))
@@ -145,7 +143,7 @@ def group_of(members: Sequence[int]) -> dist.ProcessGroup:
 def in_groups(
     rank: int, world_size: int, subject: Subject, options: dict[str, Any], used: Sequence[Sequence[int]] | None
 ) -> str:
-    """Train in two groups at the same time, the first rank alone and the others together.
+    """Train in two groups at the same time, the first rank alone and the others together; then on all ranks.
 
     Each group uses the heads in `used`. None: both use both.
     """
@@ -158,6 +156,8 @@ def in_groups(
         return module(batch(step, rank), used[number] if used else (0, 1), rank).square().mean()  # type: ignore[no-any-return]
 
     training = Training(subject, _Grouped, members, process_group=handles[number], **options)
+    if number:  # a wrapper in one group is no concern of the other
+        Training(subject, mlp, members, process_group=handles[number])
     if problem := training.train(run):
         return f"group of ranks {members}, {problem}"
     first = members[0]
@@ -165,7 +165,7 @@ def in_groups(
     got = training.module.get_buffer("sum").item()
     if set(BUFFER_OPTIONS) & subject.options and got != want:
         return f"group of ranks {members}, rank {rank}: the buffer is {got:g}, expected {want}, with rank {first}'s"
-    return ""
+    return Training(subject).train()
 
 
 def check_groups(bench: Bench) -> None:

@@ -191,8 +191,12 @@ def check_combined(bench: Bench) -> str:
             if not (words := refusal(row)):
                 continue
             fewest = _fewest(row, lambda fewer: not wrong(fewer) and bool(refusal(fewer)))
-        except (FindingError, RankError) as error:
-            shown = _fewest(row, lambda fewer: bool(wrong(fewer)))
+        except (FindingError, RankError, HangError) as error:
+            pairs = map(frozenset, combinations(sorted(row), 2))  # first, because one that hangs ends the search
+            pair = next(filter(wrong, pairs), None)
+            if pair is None and isinstance(error, HangError):
+                raise
+            shown = _fewest(pair or row, lambda fewer: bool(wrong(fewer)))
             milder = getattr(error, "milder", False)
             raise FindingError(f"{_told(shown)}: {wrong(shown) or cause_of(error)}", milder=milder) from error
         if not fewest:
@@ -606,7 +610,7 @@ def _steep(module: nn.Module, step: int, rank: int) -> Tensor:
     return module(batch(step, rank)).square().sum() * 1e6  # type: ignore[no-any-return]
 
 
-LARGE: dict[str, Any] = {"make": partial(nn.Linear, 6, 199_999), "run": _steep, "what": "a bucket of 5 MiB"}
+LARGE: dict[str, Any] = {"make": partial(nn.Linear, 6, 374_999), "run": _steep, "what": "a bucket of 10 MiB"}
 """Arguments of `trains`."""
 
 # Deep models and scaled losses
@@ -699,15 +703,14 @@ def _flattened() -> nn.Module:
 def in_one_memory(rank: int, _world_size: int, subject: Subject) -> str:
     """Train views of one flat tensor, as fused optimisers make them; they stay so until the script separates them."""
     training = Training(subject, _flattened)
-    problem = training.train()
+    first = training.train()
     pieces = {parameter.untyped_storage().data_ptr() for parameter in training.module.parameters()}
     for parameter in training.module.parameters():
         parameter.data = parameter.data.clone()
     later = training.train()
     if len(pieces) > 1:
         return f"rank {rank}: parameters that shared one piece of memory now have {len(pieces)}"
-    problem = problem or later
-    return problem and f"parameters that share memory, or did so at first: {problem}"
+    return (first or later) and f"parameters that share memory, or did so at first: {first or later}"
 
 
 # Ranks that are interpreters of their own
