@@ -247,6 +247,15 @@ class SendsInSinglePrecision(Sharding):
             parameter.detach().copy_(parameter.detach().float())
 
 
+class AveragesInSinglePrecision(Sharding):
+    """Gradients in double precision lose digits in the buffer from which all are sent."""
+
+    def average(self, gradient: Tensor) -> None:
+        sent = gradient.to(torch.complex64 if gradient.is_complex() else torch.float32)
+        super().average(sent)
+        gradient.copy_(sent)
+
+
 class KeepsMasterWeights(Sharding):
     """What a script loads into the module is lost in the next step."""
 
@@ -384,6 +393,7 @@ pairs_groups_by_position, decays_apart_from_the_momentum, divides_before_and_aft
 clears_in_forward, keeps_the_last_pass, rotates_its_shares = map(
     adapter, (ClearsInForward, KeepsTheLastPass, RotatesItsShares)
 )
+averages_in_single_precision = adapter(AveragesInSinglePrecision)
 averages_parameters, leaves_out_what_is_frozen = map(adapter, (AveragesParameters, LeavesOutWhatIsFrozen))
 sharding, sums, sends_all_but_the_last = map(adapter, (Sharding, Sums, SendsAllButTheLast))
 forgets_its_state, updates_with_its_own, refuses_doubles, refuses_ties = map(

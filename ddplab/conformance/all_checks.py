@@ -247,7 +247,7 @@ def real(bench: Bench) -> str:
         elif what not in real_models.RARE:
             refused = bench.averages_or_refuses("shared|tied", real_models.trains, make=make, what=what) or refused
     if bench.offer.is_adapter:
-        bench.try_body(real_models.trains, **real_models.NESTEROV)
+        bench.try_body(real_models.trains, what="SGD with nesterov and weight_decay", **real_models.NESTEROV)
     return refused and f"refuses shared layers: {refused}"
 
 

@@ -112,10 +112,7 @@ REAL_MODELS: dict[str, Make] = {
 """Models with real-valued weights that take inputs of shape [rows, 6]."""
 RARE = ("layers of four dtypes", "complex weights", "more weights than bfloat16 counts")
 """Models that most sharding implementations do not support."""
-NESTEROV: dict[str, Any] = {
-    "optimizer": partial(torch.optim.SGD, momentum=0.5, nesterov=True),
-    "what": "SGD with nesterov and weight_decay",
-}
+NESTEROV: dict[str, Any] = {"optimizer": partial(torch.optim.SGD, momentum=0.5, nesterov=True)}
 LAZY: dict[str, Any] = {"make": _lazy, "what": "conjugate and negative views as gradients"}
 """Arguments of `trains`."""
 SPARSE_MODELS: dict[str, Make] = {

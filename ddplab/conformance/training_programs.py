@@ -209,8 +209,9 @@ class Net(nn.Module):
         for index, weight in enumerate(program.weights):
             dtype = getattr(torch, weight.dtype)
             values = torch.randint(-2, 3, weight.shape, generator=generator).to(dtype)
-            values += 2**-30 * (dtype == torch.float64)  # a digit that float32 lacks; gradients stay integers
+            values += 2**-30 * (dtype == torch.float64)  # a digit that float32 lacks
             constant = torch.randint(1, 3, weight.shape, generator=generator).to(dtype)
+            constant += 2**-20 * (dtype == torch.float64)  # and gradients in double precision have one, too
             values += torch.nan if rank else 0
             parameter = nn.Parameter(arranged(values, weight.layout), requires_grad=not weight.frozen)
             if weight.tied_to is not None:
