@@ -60,9 +60,6 @@ WIDEST_BOUND = 100.0
 """Largest factor by which compute times may be off."""
 Bound = Annotated[float, Field(ge=1 / WIDEST_BOUND, le=WIDEST_BOUND)]
 
-DOUBT = "the step takes "
-"""How the words begin that a device's name has if the measured step is doubtful."""
-
 BucketLayout = tuple[tuple[int, ...], ...]
 """Parameter indices by bucket, in launch order."""
 
@@ -170,7 +167,7 @@ class Workload(Schema):
     @property
     def doubt(self) -> str:
         """Why the measured step of a synthesised trace is doubtful, and what to check; "" if it is not."""
-        return next((words for words in self.device_name.split("; ") if words.startswith(DOUBT)), "")
+        return next((words for words in self.device_name.split("; ") if words.startswith("the step takes ")), "")
 
     @model_validator(mode="after")
     def _has_parameters(self) -> Self:

@@ -122,6 +122,10 @@ def origins(inputs: Inputs, world_size: int, *others: Inputs) -> dict[str, str]:
     known, workload = inputs.fabric.origin(world_size), inputs.trace.workload
     fabric, variation = inputs.given
     given = inputs._replace(fabric=fabric, variation=variation)
+
+    def ends_ns(one: Inputs) -> tuple[int, ...]:
+        return (made := predicted(one, world_size)).iteration_ns, *made.interval_ns
+
     found = {"computation": "measured" if workload.compute_bounds == (1.0, 1.0) or workload.doubt else "assumed"}
     for name, term in TERMS.items():
         if term.without(inputs) == inputs or (name == "buffers" and not workload.buffers):
@@ -135,15 +139,9 @@ def origins(inputs: Inputs, world_size: int, *others: Inputs) -> dict[str, str]:
             found[name] = "assumed"
         else:
             found[name] = "measured" if inputs.fabric.all_reduce and name != "stragglers" else "described"
-        if found[name] == "assumed" and not any(_has_effect(term, one, world_size) for one in (inputs, *others)):
+        if found[name] == "assumed" and all(ends_ns(one) == ends_ns(term.without(one)) for one in (inputs, *others)):
             found[name] = "none"
     return found
-
-
-def _has_effect(term: Term, inputs: Inputs, world_size: int) -> bool:
-    """Return whether a prediction changes without the term; a trace with communication includes the costs of some."""
-    both = (predicted(one, world_size) for one in (inputs, term.without(inputs)))
-    return len({(one.iteration_ns, one.interval_ns) for one in both}) > 1
 
 
 @checked

@@ -18,7 +18,8 @@ from .fabric.algorithms import sent_share
 from .fabric.extrapolation import USUAL_NODE
 from .fabric.fabric import LARGE_MESSAGE
 from .schedule.policy import Policy
-from .workload.compute_times import LEAST_RECORDED, has_copies_out
+from .workload.compute_times import LEAST_RECORDED
+from .workload.roofline import EAGER_PACE_NS
 from .workload.variation import RECORDED, Straggler, Variation
 
 COPY_START_NS = 2_100
@@ -142,7 +143,7 @@ def assume_gpu(trace: Trace, fabric: Fabric, variation: Variation = RECORDED, *,
         sentences.append(spread_sentence(given, variation))
     if workload.compute_bounds != (1.0, 1.0):
         low, high = workload.compute_bounds
-        why = workload.doubt or "not all were measured: measure the step, or parts of it"
+        why = workload.doubt or f"not all were measured: a host launches a kernel every {EAGER_PACE_NS / 1e3:.0f} us"
         sentences.append(
             f"nine in ten true compute times are {low:.2g} to {high:.2g} times as long, and in a longer step "
             f"communication is a smaller part; {why}"
@@ -151,19 +152,15 @@ def assume_gpu(trace: Trace, fabric: Fabric, variation: Variation = RECORDED, *,
 
 
 def costs_sentence(trace: Trace, costs: Processor) -> str:
-    """Say which usual costs are assumed on the GPU of a trace; "" if all are zero, as after leaving them out.
-
-    The times of a trace recorded with communication include those of its copies and of its buckets.
-    """
+    """Say which usual costs are assumed on the GPU of a trace; "" if all are zero, as after leaving them out."""
     entry, pack = entry_of(trace.workload.device_name), costs.pack
-    with_buckets = trace.workload.source != "module"
+    with_buckets = trace.workload.source != "module" and trace.ranks[0].iterations[0].buckets  # and with copies
     copying = f"copying a gradient takes {pack.fixed_ns / 1e3:g} us and its time at"
-    copies = pack.ns_per_byte and not (with_buckets and has_copies_out(trace))
-    parts = [f"{copying} {2 / pack.ns_per_byte:.0f} GB/s"] if copies else []
+    parts = [f"{copying} {2 / pack.ns_per_byte:.0f} GB/s"] if pack.ns_per_byte and not with_buckets else []
     bucket = [f"{costs.launch_ns / 1e3:.0f} us"] if costs.launch_ns else []
     bucket += [f"{costs.stall_ns / 1e3:.0f} us more for each doubling of the GPUs"] if costs.stall_ns else []
-    each = "a bucket more than in the trace" if with_buckets else "a bucket"
-    parts += [f"{each} takes {' and '.join(bucket)}"] if bucket else []
+    more = "more than in the trace " * bool(with_buckets)
+    parts += [f"a bucket {more}takes {' and '.join(bucket)}"] if bucket else []
     parts += [f"computation beside collectives takes {costs.slow_down - 1:.0%} longer"] if costs.slow_down > 1 else []
     parts[1:] = [part.replace(" takes", "", 1) for part in parts[1:]]
     listed = ", and ".join([", ".join(parts[:-1]), *parts[-1:]] if len(parts) > 1 else parts)

@@ -161,8 +161,7 @@ class Prediction:
         least_ns = self.least_ns * compute_ns / max(1, self.compute_ns)
         fewer = max((ranks for ranks in measured_ns if ranks < world_size), default=None)
         if fewer is not None and not any(one.contradicts for one in anchors):  # many ranks are no faster than few
-            few = predicted[fewer]
-            least = few.anchored(fewer, measured_ns, predicted).interval_ns[0]
+            few, least = predicted[fewer], predicted[fewer].anchored(fewer, measured_ns, predicted).interval_ns[0]
             least_ns = max(least_ns, least * min(1, self.iteration_ns / max(1, few.iteration_ns)))
         return replace(
             self,

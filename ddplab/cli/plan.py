@@ -36,8 +36,6 @@ LARGER = "-224"
 SPARED = ("fixed total", "iteration ms", "MFU")
 """Columns to leave out on a narrow terminal, the first one first."""
 ANSWERS = {"deadline": "in time", "budget": "in budget", "efficiency": "efficient", "memory": "fits"}
-HOURS = {"h": "hours", "min": "minutes", "s": "seconds"}
-"""Columns of durations by unit."""
 FILE = re.compile(r"[/:]|\.(ya?ml|log|txt|csv|json)$")
 """In the name of a file, rather than of a node or a device."""
 LINKS = re.compile(r"((?:\d+ ?[x*] ?)?\d+) ?g(?:b|bit|bps|bit/s)?|nvlink|nvswitch|infiniband|ib|roce|ethernet|efa")
@@ -133,10 +131,7 @@ def plan(
         write_json(json_path, result.to_json())
     if result.verdict.answer == "open":
         raise ValueError(_open_sentence(result))
-    alone = ", of this system alone" * (len(described) > 1)
-    is_trace = None in [rebatched for _, rebatched in workloads.values()]
-    ways = {"step": f"--measured 1:TIME{alone}" if is_trace else "--step-ms", "runs": f"--measured{alone}"}
-    _show(result, ways, details=details)
+    _show(result, details=details, of_trace=None in [rebatched for _, rebatched in workloads.values()])
     if result.verdict.answer == "no":
         raise Exit(1)
 
@@ -148,9 +143,7 @@ def _read_system(name: str, network: str | None, device: str | None) -> tuple[st
     node = None if is_file else listed.node_of(name)
     found = None if is_file or listed.node_like(name) is not None else listed.device_like(name)
     if is_file or (node is None and found is None and FILE.search(name)):
-        options.refuse(
-            {"--network": network}, "expected nodes or devices of the catalogue with it; change the rate in the file"
-        )
+        options.refuse({"--network": network}, "expected nodes or devices with it; change the rate in the file")
         return device, load_fabric(name)
     if node is None:
         if found is None:
@@ -320,8 +313,8 @@ def _open_sentence(result: CapacityPlan) -> str:
     return "; ".join(filter(None, (f"the range is wider than the decision: {sentence}", doubt, about.sensitivity)))
 
 
-def _show(result: CapacityPlan, ways: Mapping[str, str], *, details: bool) -> None:
-    """Print the verdict, one table, and what follows for each system; `ways` are those of `measure_sentence`."""
+def _show(result: CapacityPlan, *, details: bool, of_trace: bool) -> None:
+    """Print the verdict, one table, and what follows for each system."""
     say(result.verdict.sentence)
     for one in result.systems:
         if found := judgement.contradiction_sentence(one.scaling.system.at(one.at), one.scaling.system.inputs.fabric):
@@ -334,11 +327,10 @@ def _show(result: CapacityPlan, ways: Mapping[str, str], *, details: bool) -> No
         if offer.system == one.name
     ]
     told = {pair[0] for _, offer in shown for pair in offer.answers.items() if pair != ("memory", "yes")}
-    longest = max((offer.hours_band[1] for _, offer in shown if offer.hours_band is not None), default=1.0)
     cost = next((judgement.cost_unit(offer) for _, offer in shown if offer.cost is not None), None)
     rows = [
         ({"system": offer.system} if several else {})
-        | _row(offer, result.question, told, cost, judgement.unit_of(longest))
+        | _row(offer, result.question, told, cost)
         | ({"fixed total": _strong(offer, scaling)} if details else {})
         for scaling, offer in shown
     ]
@@ -346,10 +338,12 @@ def _show(result: CapacityPlan, ways: Mapping[str, str], *, details: bool) -> No
     show_table(rows, title, optional=SPARED)
     for one in result.systems:
         said = _sentences(one, asks_efficiency=result.question.efficiency is not None, details=details)
-        for sentence in (*said, judgement.measure_sentence(one.limits, one.next_measurement, **ways)):
+        step = "--measured 1:TIME" if of_trace or one.scaling.system.inputs.trace.workload.doubt else "--step-ms"
+        for sentence in (*said, judgement.measure_sentence(one.limits, one.next_measurement, step)):
             say(f"{one.name}: {sentence}" if several and sentence else sentence)
     front = [
-        f"{one.size.world_size:,} of {one.system} ({judgement.duration(*one.hours_band)}, {judgement.money(one)})"
+        f"{one.size.world_size:,} of {one.system} ({judgement.duration(*one.hours_band)}, "
+        f"{judgement.band(*one.cost_band)})"
         for one in result.front
         if one.hours_band is not None and one.cost_band is not None
     ]
@@ -377,20 +371,14 @@ def _sentences(one: SystemPlan, *, asks_efficiency: bool, details: bool) -> list
             judgement.knee_sentence(one.scaling.knee, one.scaling.world_sizes[-1]),
             _changes_sentence(one),
             _fsdp_sentence(one),
-            judgement.assumed_sentence(system, one.at),
             one.sensitivity,
-            *one.assumed,
+            *system.at(one.at).assumed,
         ]
     return said
 
 
-def _row(
-    offer: Offer, question: Question, told: Set[str], cost: str | None, time: tuple[str, float]
-) -> dict[str, str]:
-    """Return what a table has of an offer: the answers that are `told`, and the `cost` in a column of this name.
-
-    `time`: the unit of durations, and how many of it an hour has.
-    """
+def _row(offer: Offer, question: Question, told: Set[str], cost: str | None) -> dict[str, str]:
+    """Return what a table has of an offer: the answers that are `told`, and the `cost` in a column of this name."""
     size = offer.size
     unit, rates = judgement.throughput(size)
     low_ns, high_ns = size.prediction.interval_ns
@@ -403,11 +391,9 @@ def _row(
         row["MFU"] = judgement.percent(*size.mfu_band)
     row["iteration ms"] = judgement.band(low_ns / 1e6, high_ns / 1e6)
     if offer.hours_band is not None:
-        unit, count = time
-        limit = question.deadline_hours and count * question.deadline_hours
-        row[HOURS[unit]] = judgement.band(*(count * end for end in offer.hours_band), limit=limit)
+        row["hours"] = judgement.duration(*offer.hours_band, limit=question.deadline_hours).removesuffix(" h")
     if cost is not None:
-        row[cost] = "-" if offer.cost_band is None else judgement.money(offer, limit=question.budget)
+        row[cost] = "-" if offer.cost_band is None else judgement.band(*offer.cost_band, limit=question.budget)
     return row | {ANSWERS[name]: answer for name, answer in offer.answers.items() if name in told}
 
 
@@ -431,7 +417,7 @@ def _changes_sentence(one: SystemPlan) -> str:
 
 def _memory_sentence(one: SystemPlan, *, details: bool) -> str:
     first = next(iter(one.memory.values()))
-    parts = ", ".join(f"{name} {size / 1e9:.2f}" for name, size in first.parts.items() if (size or 0) > 5e6)
+    parts = ", ".join(f"{name} {size / 1e9:.2f}" for name, size in first.parts.items() if size and size > 5e6)
     lacks = "" if first.peak_bytes is not None else " (without activations, which the trace lacks)"
     return f"{judgement.memory_sentence(one.memory)}{lacks}{f'; of that {parts}' * details}"
 

@@ -133,7 +133,7 @@ def _show_one(
     if timeline is not None:
         _save_timeline(fastest, timeline, trace, policy)
     if not fastest.contradictions:
-        say(judgement.width_sentence(fastest.shares_of_width, trace.workload.doubt))
+        say(judgement.width_sentence(fastest.shares_of_width))
     say(conclusion(policies, predictions))
     rows = [options.values_of_axes(one) | found.to_json() for one, found in zip(policies, predictions, strict=True)]
     result: dict[str, Any] = {"rows": rows, "assumed": assumed, "origins": from_where}

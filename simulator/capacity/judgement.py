@@ -10,7 +10,6 @@ from math import ceil, floor, inf, isfinite, log10
 from typing import NamedTuple
 
 from ...reference.files.writing import milliseconds
-from ..cost_terms import origins
 from ..fabric import Fabric
 from ..fabric.extrapolation import USUAL_NODE
 from ..fabric.fabric import CHECK_LINKS, OUT_OF_ORDER
@@ -18,7 +17,6 @@ from ..inputs_with_default_costs import Inputs
 from ..predicted_iteration import SPREAD, Prediction, ties_of
 from ..prediction import System
 from ..workload.compute_times import LEAST_RECORDED
-from ..workload.roofline import EAGER_PACE_NS
 from .limits import BUCKETS, Limits, Needs, NetworkNeed
 from .memory import MemoryUse, Optimizer
 from .scaling import LEAST_GAIN, Band, Knee, NextMeasurement, Offer, Question, Size, cheapest, rank_of
@@ -39,7 +37,7 @@ NARROWER = {
     "collectives": "give a log of `all_reduce_perf -b 1M -e 64M` on this network as the fabric, best of as many GPUs",
     "device speeds": "record on several GPUs",
     "slowest rank": f"record {LEAST_RECORDED} iterations or more, on several GPUs",
-    "compute times": "measure a step on one GPU: --step-ms with a model, --measured 1:TIME with a trace",
+    "compute times": "measure a step on one GPU: --step-ms, or --measured 1:TIME with a trace or a doubtful step",
     "iterations": "record more iterations on a quiet machine",
     **dict.fromkeys(("copies", "launches", "slow-downs"), "run `ddplab calibrate` on the GPUs"),
     "unexplained": "measure an iteration on a few GPUs",
@@ -119,8 +117,7 @@ def network_sentence(limits: Limits, need: NetworkNeed) -> str:
 def _at_the_median(limits: Limits, target: float) -> str:
     """Say of what follows for an efficiency that it is for the median, and whether the efficiency itself is open."""
     low, high = limits.now.efficiency_interval
-    is_open = low < target <= high
-    return f"whether {100 * target:.3g}% is reached is open; at the median, " if is_open else "at the median, "
+    return f"{f'whether {100 * target:.3g}% is reached is open; ' * (low < target <= high)}at the median, "
 
 
 def inside_one_node(fabric: Fabric, world_size: int) -> str:
@@ -157,29 +154,15 @@ def needs_sentence(limits: Limits, needs: Needs, target: float, batch: int, larg
     return f"{asked} {'would remain with' if has else 'needs'}{one_of} {'; '.join(parts)}{where}"
 
 
-def assumed_sentence(system: System, world_size: int) -> str:
-    """Name the costs that are assumed, and the pace of the host where it decides how long computation takes."""
-    found = origins(system.inputs, world_size)
-    parts = [name.replace("_", " ") for name, origin in found.items() if origin == "assumed"]
-    if found["computation"] == "assumed":
-        parts.insert(0, f"a host that launches a kernel every {EAGER_PACE_NS / 1e3:.0f} us")
-    return f"not measured: {', '.join(parts)}" if parts else ""
-
-
-def measure_sentence(
-    limits: Limits, measure: NextMeasurement, *, step: str = "--step-ms", runs: str = "--measured"
-) -> str:
-    """Return what to measure next on GPUs that the buyer has, the cheapest first; "" if nothing narrows the range.
-
-    `step` and `runs` are how to give a step on one GPU and iterations on several.
-    """
+def measure_sentence(limits: Limits, measure: NextMeasurement, step: str = "--step-ms") -> str:
+    """Return what to measure next on GPUs that the buyer has, the cheapest first; "" if nothing narrows the range."""
     if limits.why_unknown:
         return ""
     world_size, message = limits.world_size, limits.message_bytes / 2**20
     sizes = " and ".join(f"{one:,}" for one in measure.world_sizes)
     widths = {
         f"a step on one GPU ({step})": measure.width_with_step,
-        f"iterations on {sizes} GPUs ({runs})": measure.width_with_sizes if sizes else None,
+        f"iterations on {sizes} GPUs (--measured)": measure.width_with_sizes if sizes else None,
         f"all-reduces of {message:.0f} MB on {world_size:,}": measure.width_with_messages,
     }
     now = f"±{measure.width:.0%}"
@@ -188,14 +171,12 @@ def measure_sentence(
     return f"measure next, to narrow {now} on {gpus(world_size)}: {'; '.join(parts)}" if parts else ""
 
 
-def width_sentence(shares: Mapping[str, float], doubt: str = "") -> str:
+def width_sentence(shares: Mapping[str, float]) -> str:
     """Say what makes an interval wide, by its `Prediction.shares_of_width`, and what to do; "" if nothing does."""
     causes = [f"{cause} ({share:.0%})" for cause, share in shares.items() if share >= SHOWN_SHARE]
     if not causes:
         return ""
-    largest = next(iter(shares))
-    advice = NARROWER["unexplained" if doubt and largest == "compute times" else largest]  # not the same step again
-    return f"the width of the interval comes from {', '.join(causes)}; to narrow it, {advice}"
+    return f"the width of the interval comes from {', '.join(causes)}; to narrow it, {NARROWER[next(iter(shares))]}"
 
 
 # The answer to the question of a plan
@@ -322,7 +303,7 @@ def _described(offer: Offer) -> str:
     sentence = f"{_offered(offer)} {verb} {band(*rates)} {unit}/s at an efficiency of {efficiency}"
     if offer.hours_band is not None:
         return f"{sentence}, in {duration(*offer.hours_band)}"
-    return sentence + (f", for {money(offer)} {cost_unit(offer)}" if offer.cost_band else "")
+    return sentence + (f", for {band(*offer.cost_band)} {cost_unit(offer)}" if offer.cost_band else "")
 
 
 def throughput(size: Size) -> tuple[str, Band]:
@@ -342,12 +323,10 @@ def _because(question: Question, offer: Offer) -> str:
     told = {name for name, answer in offer.answers.items() if offer.answer != "no" or answer != "yes"}
     if "deadline" in told and offer.hours_band is not None:
         deadline = question.deadline_hours or 0.0
-        unit, count = unit_of(deadline)
-        parts.append(
-            f"{duration(*offer.hours_band, limit=deadline)} for a deadline of {count * deadline:,.4g} {unit}"
-        )
+        words = f"{deadline:,.4g} h" if deadline >= 0.1 else duration(deadline, deadline)
+        parts.append(f"{duration(*offer.hours_band, limit=deadline)} for a deadline of {words}")
     if "budget" in told and offer.cost_band is not None:
-        cost = f"{money(offer, limit=question.budget)} {offer.currency}"
+        cost = f"{band(*offer.cost_band, limit=question.budget)} {offer.currency}"
         parts.append(f"a cost of {cost} for a budget of {question.budget:,.8g}")
     if "efficiency" in told:
         has = percent(*offer.size.prediction.efficiency_interval, limit=question.efficiency)
@@ -403,7 +382,6 @@ MOST_DIGITS = 3
 """Significant digits of a number whose interval is narrower than they show."""
 LEAST_STEP = 0.01
 """The smallest last place of a number beside a limit, as a part of the distance between the two."""
-CENT = 0.01
 TWO_DIGITS = 3.55
 """First digits of an error, as a number from 1 to 10, below which two digits of it are shown."""
 
@@ -425,22 +403,10 @@ def band(low: float, high: float, *, unit: str = "", limit: float | None = None)
     return (first if first == last else f"{first}-{last}") + unit
 
 
-def unit_of(hours: float) -> tuple[str, float]:
-    """Return the unit in which a duration has few zeros, and how many of it an hour has."""
-    return ("h", 1.0) if hours >= 0.1 else ("min", 60.0) if 60 * hours >= 0.1 else ("s", 3600.0)
-
-
 def duration(low: float, high: float, *, limit: float | None = None) -> str:
-    """Return an interval of hours in words, in the unit of its end; `limit` as for `band`."""
-    unit, count = unit_of(high)
+    """Return an interval of hours in words, in a unit in which its end has few zeros; `limit` as for `band`."""
+    unit, count = ("h", 1) if high >= 0.1 else ("min", 60) if 60 * high >= 0.1 else ("s", 3600)
     return band(count * low, count * high, unit=f" {unit}", limit=limit and count * limit)
-
-
-def money(offer: Offer, *, limit: float | None = None) -> str:
-    """Return an offer's cost, without its currency; a run may cost less than a cent. `limit` as for `band`."""
-    low, high = offer.cost_band or (0.0, 0.0)
-    is_nothing = offer.hours is not None and high < CENT <= (limit or CENT)
-    return f"<{CENT}" if is_nothing else band(low, high, limit=limit)
 
 
 def percent(low: float, high: float, *, limit: float | None = None) -> str:

@@ -68,13 +68,8 @@ class SystemPlan:
     @property
     def sensitivity(self) -> str:
         """What makes the interval wide, in words; "" if it is that measured iterations contradict the model."""
-        prediction, workload = self.scaling.system.at(self.at), self.scaling.system.inputs.trace.workload
-        return "" if prediction.contradictions else width_sentence(prediction.shares_of_width, workload.doubt)
-
-    @property
-    def assumed(self) -> tuple[str, ...]:
-        """What was assumed; one sentence each."""
-        return self.scaling.system.at(self.at).assumed
+        prediction = self.scaling.system.at(self.at)
+        return "" if prediction.contradictions else width_sentence(prediction.shares_of_width)
 
     def to_json(self) -> dict[str, Any]:
         """Return the plan of the system as part of `CapacityPlan.to_json`."""
@@ -113,7 +108,7 @@ class SystemPlan:
             "measure_world_sizes": list(measure.world_sizes),
             **{name: width for name, width in measure._asdict().items() if name != "world_sizes"},
             "origins": origins(inputs, self.at),
-            "assumed": list(self.assumed),
+            "assumed": list(prediction.assumed),
         }
 
 

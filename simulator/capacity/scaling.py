@@ -64,7 +64,7 @@ class NextMeasurement(NamedTuple):
     width_with_messages: float | None
     """Expected width after measuring all-reduces of the largest bucket on as many GPUs. None: the buyer has fewer."""
     width_with_step: float | None
-    """Expected width after measuring a step on one GPU. None: it was measured, even if the step is doubtful."""
+    """Expected width after measuring a step on one GPU. None: it was measured."""
 
 
 @dataclass(frozen=True)
@@ -112,8 +112,7 @@ class Scaling:
         whole, topology = system.at(world_size), system.inputs.fabric.topology
         node = 1 if topology is None else topology.levels[0].size
         owned = max([node, *known])
-        workload = system.inputs.trace.workload
-        is_measured = workload.compute_bounds == (1.0, 1.0) or 1 in known  # one GPU alone
+        is_measured = system.inputs.trace.workload.compute_bounds == (1.0, 1.0) or 1 in known  # one GPU alone
         candidates = {1, node // 4, node // 2, node, *self.world_sizes} - {0, *known, *[1] * is_measured}
         smaller = {ranks: system.at(ranks) for ranks in sorted(candidates) if ranks < world_size and ranks <= owned}
         narrowed = {
@@ -128,8 +127,7 @@ class Scaling:
             return float(width * (1 - whole.shares_of_width.get(cause, 0.0)) ** 0.5)
 
         messages = width_without("collectives") if world_size <= owned else None
-        step = None if is_measured or workload.doubt else width_without("compute times")
-        return NextMeasurement(width, best, left, messages, step)
+        return NextMeasurement(width, best, left, messages, None if is_measured else width_without("compute times"))
 
     def _size(self, world_size: int) -> Size:
         prediction = self.system.at(world_size)

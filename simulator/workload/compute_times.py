@@ -142,24 +142,20 @@ def recorded_model(
             waited = (iteration.host_bound_ns or 0) / max(1, iteration.duration_ns)
             iterations.append(times.scaled(np.array(max(0.0, 1 - waited * cuda_graph))))
         compute_times.append(ComputeTimes.combined(np.stack, iterations))
-    last = trace.ranks[0].iterations[-1]
+    first_rank = trace.ranks[0].iterations
+    copies_after = any((one.copied_out_ns or 0) > each.backward_end_ns for each in first_rank for one in each.buckets)
+    last = first_rank[-1]
     moments = {index: moment for index, moment in enumerate(last.ready_ns) if moment is not None}
     return RecordedModel(
         parameters=workload.parameters,
         buffers=workload.buffers,
         layout=trace.layouts[last.layout] if has_communication and last.layout is not None else None,
         has_communication=has_communication,
-        includes_copy_out=has_communication and has_copies_out(trace),
+        includes_copy_out=has_communication and copies_after,
         ready_order=tuple(sorted(moments, key=moments.__getitem__)),
         never_used=never_used,
         compute_times=tuple(compute_times),
     )
-
-
-def has_copies_out(trace: Trace) -> bool:
-    """Return whether rank 0 copied buckets out after its backward pass; see `RecordedModel.includes_copy_out`."""
-    first_rank = trace.ranks[0].iterations
-    return any((one.copied_out_ns or 0) > each.backward_end_ns for each in first_rank for one in each.buckets)
 
 
 def times_without_slow_down(trace: Trace, model: RecordedModel, slow_down: float) -> tuple[ComputeTimes, ...]:

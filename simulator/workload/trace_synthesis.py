@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ...reference.files.writing import milliseconds
-from ...reference.trace import DOUBT, WIDEST_BOUND, Iteration, RankTrace, Trace, Workload
+from ...reference.trace import WIDEST_BOUND, Iteration, RankTrace, Trace, Workload
 from ..catalogue import RESCALED_FROM
 from .compute_times import Floats
 from .roofline import CONVOLUTIONS, EAGER_PACE_ERROR, Device, Operation, Operations, built_in_operations, data_sheets
@@ -111,7 +111,7 @@ def synthesize(
     given = {"step": step_ns, **measured}
     scaled = ", ".join(f"{name} of {milliseconds(ns, '.6g')} ms" for name, ns in given.items() if ns is not None)
     if doubt > DOUBTFUL:
-        scaled += f"; {DOUBT}{doubt:.2g} times its usual time: check unit, batch and precision"
+        scaled += f"; the step takes {doubt:.2g} times its usual time: check unit, batch and precision"
     origin = "its roofline" if device.generation is None else "measured utilisation"
     workload = Workload(
         **{name: getattr(operations, name) for name in OF_OPERATIONS},
