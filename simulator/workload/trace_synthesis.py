@@ -109,7 +109,7 @@ def synthesize(
         ready_ns=tuple(by_index[index] for index in range(count)),
     )
     given = {"step": step_ns, **measured}
-    scaled = ", ".join(f"{name} of {milliseconds(ns, '.6g')} ms" for name, ns in given.items() if ns is not None)
+    scaled = ", ".join(f"{name} of {milliseconds(ns, '.3f')} ms" for name, ns in given.items() if ns is not None)
     if doubt > DOUBTFUL:
         scaled += f"; the step takes {doubt:.2g} times its usual time: check unit, batch and precision"
     origin = "its roofline" if device.generation is None else "measured utilisation"
