@@ -1,9 +1,9 @@
 """Measures collectives by message size: all-reduces alone, all-reduces two at a time, and broadcasts."""
 
-import threading
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from itertools import pairwise
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -140,26 +140,23 @@ class AllReduceQueue:
     """
 
     def __init__(self, messages: Sequence[Tensor]) -> None:
-        self._count = len(messages)
-        self._ends_ns: list[int] = []
-        self._over = threading.Event()
-        self._error: RuntimeError | None = None
         self._start_ns = clock_ns()
+        self._results: list[torch.futures.Future[Any]] = []
+        self._ends: list[torch.futures.Future[int]] = []
         for message in messages:
             work = dist.all_reduce(message, async_op=True)
             assert work is not None
-            work.get_future().add_done_callback(self._done)
+            self._results.append(work.get_future())
+            self._ends.append(self._results[-1].then(lambda _: clock_ns()))  # in a thread of the backend
 
     def wait(self) -> None:
         """Block until all all-reduces have finished; raise the error of one that failed."""
-        self._over.wait()
-        if self._error is not None:
-            raise self._error
+        torch.futures.wait_all([*self._results, *self._ends])
 
     @property
     def ends_ns(self) -> list[int]:
         """When the all-reduces finished on this rank, in ascending order, by `clock_ns`."""
-        return sorted(self._ends_ns)
+        return sorted(end.value() for end in self._ends)
 
     def ns_per_all_reduce(self, until_ns: float = float("inf")) -> int:
         """Return the mean nanoseconds between the ends of successive all-reduces.
@@ -168,16 +165,6 @@ class AllReduceQueue:
         """
         counted = [end for end in self.ends_ns if end <= until_ns] or self.ends_ns[:1]
         return (counted[-1] - self._start_ns) // len(counted)
-
-    def _done(self, future: "torch.futures.Future[object]") -> None:
-        """Note an end; called in threads of the backend, possibly in several at the same time."""
-        try:
-            future.value()
-        except RuntimeError as error:
-            self._error = error
-        self._ends_ns.append(clock_ns())
-        if self._error is not None or len(self._ends_ns) == self._count:
-            self._over.set()
 
 
 class GpuAllReduceQueue:

@@ -5,9 +5,9 @@ Durations on a GPU are those between two CUDA events on the current stream; see
 """
 
 import statistics
-import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import Future
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import cache, partial
@@ -131,11 +131,10 @@ def of_slowest_rank(times_ns: Sequence[int], group: dist.ProcessGroup | None = N
 
 @dataclass
 class TimedCollective:
-    """When one collective was called on this rank, and when this rank had the result; None: not yet."""
+    """When one collective was called on this rank, and when this rank had the result."""
 
     issued: Reading
-    done: Reading | None = None
-    _finished: threading.Event = field(default_factory=threading.Event, repr=False, compare=False)
+    done: Future[Reading] = field(default_factory=Future)
 
     @property
     def issued_ns(self) -> int:
@@ -144,15 +143,11 @@ class TimedCollective:
 
     def finish(self) -> None:
         """Set the end to the current time; with NCCL, callbacks are called early, on a stream that waits."""
-        self.done = read_clock()
-        self._finished.set()
+        self.done.set_result(read_clock())
 
     def wait(self) -> int:
         """Block until `finish` has been called; return the end."""
-        if self.done is None:
-            self._finished.wait()
-        assert self.done is not None
-        return in_ns(self.done)[0]
+        return in_ns(self.done.result())[0]
 
 
 @contextmanager

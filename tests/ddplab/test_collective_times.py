@@ -1,6 +1,5 @@
 """Times of collectives: queues of all-reduces, broadcasts, and two messages at a time."""
 
-import threading
 from itertools import accumulate
 from types import SimpleNamespace
 from unittest import mock
@@ -81,9 +80,9 @@ def test_a_broadcast_lasts_until_the_slowest_rank_has_the_message(two_ranks):
 
 def queue_that_ends_at(ends_ns):
     queue = object.__new__(collective_times.AllReduceQueue)
-    queue._ends_ns, queue._start_ns = ends_ns, 0
-    queue._over, queue._error = threading.Event(), None
-    queue._over.set()
+    queue._start_ns, queue._results, queue._ends = 0, [], [torch.futures.Future() for _ in ends_ns]
+    for end, ns in zip(queue._ends, ends_ns, strict=True):
+        end.set_result(ns)
     return queue
 
 

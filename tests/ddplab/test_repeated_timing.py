@@ -107,5 +107,5 @@ def test_waiting_for_a_collective_includes_its_callback():
     call = TimedCollective(issued=0)
     late = threading.Timer(0.05, call.finish)
     late.start()
-    assert call.wait() == call.done > 0
+    assert call.wait() == call.done.result() > 0
     late.join()
