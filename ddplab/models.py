@@ -105,8 +105,24 @@ def mlp() -> Model:
 
 
 def resnet(depths: tuple[int, int, int, int], *, bottleneck: bool, batch: int, side: int) -> Model:
-    """A residual network on a batch of square images."""
-    return _ResNet(depths, bottleneck=bottleneck), _classify(torch.randn(batch, 3, side, side), 1000)
+    """A residual network on a batch of square images, its modules named and ordered as in torchvision."""
+    module = nn.Sequential()
+    module.add_module("conv1", _convolution(3, 64, 7, 2))
+    module.add_module("bn1", nn.BatchNorm2d(64))
+    module.add_module("relu", nn.ReLU())
+    module.add_module("maxpool", nn.MaxPool2d(3, stride=2, padding=1))
+    inputs = 64
+    for stage, depth in enumerate(depths):
+        width = 64 * 2**stage
+        blocks = nn.Sequential()
+        for position in range(depth):
+            blocks.append(_Block(inputs, width, 2 if stage and not position else 1, bottleneck=bottleneck))
+            inputs = 4 * width if bottleneck else width
+        module.add_module(f"layer{stage + 1}", blocks)
+    module.add_module("avgpool", nn.AdaptiveAvgPool2d(1))
+    module.add_module("flatten", nn.Flatten())
+    module.add_module("fc", nn.Linear(inputs, 1000))
+    return module, _classify(torch.randn(batch, 3, side, side), 1000)
 
 
 def transformer(vocabulary: int, context: int, batch: int, **sizes: int) -> Model:
@@ -245,31 +261,6 @@ class _Block(nn.Module):
             y = self.get_submodule(f"bn{number}")(self.get_submodule(f"conv{number}")(y))
             y = functional.relu(y if number < self.last else y + self.downsample(x))
         return y
-
-
-class _ResNet(nn.Module):
-    """A residual network for images, its modules named and ordered as in torchvision."""
-
-    def __init__(self, depths: tuple[int, int, int, int], *, bottleneck: bool) -> None:
-        super().__init__()
-        self.conv1, self.bn1 = _convolution(3, 64, 7, 2), nn.BatchNorm2d(64)
-        self.maxpool = nn.MaxPool2d(3, stride=2, padding=1)
-        inputs = 64
-        for stage, depth in enumerate(depths):
-            width = 64 * 2**stage
-            blocks = nn.Sequential()
-            for position in range(depth):
-                blocks.append(_Block(inputs, width, 2 if stage and not position else 1, bottleneck=bottleneck))
-                inputs = 4 * width if bottleneck else width
-            self.add_module(f"layer{stage + 1}", blocks)
-        self.avgpool = nn.AdaptiveAvgPool2d(1)
-        self.fc = nn.Linear(inputs, 1000)
-
-    def forward(self, x: Tensor) -> Tensor:
-        x = self.maxpool(functional.relu(self.bn1(self.conv1(x))))
-        for stage in range(1, 5):
-            x = self.get_submodule(f"layer{stage}")(x)
-        return self.fc(self.avgpool(x).flatten(1))  # type: ignore[no-any-return]
 
 
 def _embeddings(width: int, *counts: int, dtype: torch.dtype | None = None) -> list[nn.Embedding]:
