@@ -142,11 +142,7 @@ HOURS = {"s": 1 / 3600, "min": 1 / 60, "h": 1.0, "d": 24.0}
 
 
 def read_hours(option: str, text: str) -> float:
-    """Read a time with its unit as hours.
-
-    Raises:
-        ValueError: It is no time.
-    """
+    """Read a time with its unit as hours; raises ValueError if it is none."""
     found = re.fullmatch(r"(\d*\.?\d+) ?(s|min|h|d)", text.strip())
     if found is None:
         raise ValueError(f"--{option}: expected a time with its unit, such as 24h, 3d or 90min, got {text!r}")
@@ -265,8 +261,7 @@ FACTORS = {"": 1.0, "k": 1e3, "m": 1e6, "g": 1e9}
 def bits_per_s(text: str) -> float:
     """Parse a rate such as `1gbit`, `500mbit`, `100GbE` or `2.5Gbit/s`.
 
-    Raises:
-        ValueError: The text is not a rate, has no unit, or the rate is not above 0.
+    Raises ValueError if the text is not a rate, has no unit, or the rate is not above 0.
     """
     pattern = r"(\d*\.?\d+)\s*(?:([kmg])(?:b|be|b/s)?|([kmg]?)(?:bits?/s|bits?|bps))"
     is_of_bytes = re.search(r"[kKmMgG]B(?!E)", text)

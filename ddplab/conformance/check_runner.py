@@ -69,13 +69,6 @@ class Bench:
     Every run with one `seed` tries the same programs. `against` is a class whose results must be equal. Methods that
     run something raise `FindingError` if the class is wrong, `RankError` if a rank failed, and `HangError` if the
     ranks did not end in time.
-
-    Attributes:
-        refusals: Of each method that the class has, the error with which the class refuses it; empty: none.
-        schedules: What the class does in virtual time, as far as the check `overlap` has found out.
-        not_in_virtual_time: Why the class does not run in virtual time, found out by `any timing`; empty: it may run.
-        slowness: By how many times the machine was slower at the start than a quiet one; time limits are longer then.
-        shrinks: Whether a random program that shows a fault is made smaller: until a first fault has been shown.
     """
 
     def __init__(
@@ -84,10 +77,12 @@ class Bench:
         self.subject, self.pool, self.effort, self.against, self.seed = subject, pool, effort, against, seed
         self.world_size, self.device = pool.world_size, pool.device
         self.offer, self.methods = Offer(frozenset(), frozenset()), frozenset[str]()
+        #: Of each method that the class has, the error with which the class refuses it; empty: none.
         self.refusals: dict[str, str] = {}
-        self.schedules: list[EmulatedSchedule] = []
-        self.not_in_virtual_time, self.slowness = "", 1.0
-        self.shrinks = True
+        self.schedules: list[EmulatedSchedule] = []  #: in virtual time, as far as the check `overlap` has found out
+        self.not_in_virtual_time = ""  #: why it does not run there, found out by `any timing`; empty: it may run
+        self.slowness = 1.0  #: by how many times the machine was slower at the start than a quiet one; limits grow
+        self.shrinks = True  #: whether a program that shows a fault is made smaller: until the first fault is shown
 
     def start(self) -> None:
         """Start the ranks and find out what the class offers.

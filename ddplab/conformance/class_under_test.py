@@ -150,40 +150,28 @@ def error_line(error: BaseException, path: str) -> str:
 
 
 class Offer(NamedTuple):
-    """What a class shows before it has wrapped a module.
+    """What a class shows before it has wrapped a module."""
 
-    Attributes:
-        options: Names of the arguments that it takes, bucket caps as `bucket_cap_mb`.
-        defines: Names of what it and its bases below `nn.Module` define.
-        path: The file that defines it; empty if it has none.
-        is_adapter: Whether parameters are compared after its own step.
-    """
-
-    options: frozenset[str]
-    defines: frozenset[str]
-    path: str = ""
-    is_adapter: bool = False
+    options: frozenset[str]  #: names of the arguments that it takes, bucket caps as `bucket_cap_mb`
+    defines: frozenset[str]  #: names of what it and its bases below `nn.Module` define
+    path: str = ""  #: the file that defines it; empty if it has none
+    is_adapter: bool = False  #: whether parameters are compared after its own step
 
 
 @dataclass(frozen=True)
 class Subject:
     """A data-parallel class under test.
 
-    Attributes:
-        name: `module:name`; importable on every rank.
-        is_finished: Whether the script calls what must follow a backward pass. False: the class has to average by
-            itself.
-        one_order: Whether gradients become ready in one order on all ranks, because the class is known to need that.
-        tolerance: Relative error of each addition that its averages may have, as of half precision.
-
-    Raises:
-        ValueError: The name is malformed, or nothing callable has this name; on the first use.
+    Raises ValueError, on the first use, if the name is malformed, or nothing callable has this name.
     """
 
-    name: str
+    name: str  #: `module:name`; importable on every rank
     is_finished: bool = field(default=True, kw_only=True)
+    """Whether the script calls what must follow a backward pass. False: the class has to average by itself."""
     one_order: bool = field(default=False, kw_only=True)
+    """Whether gradients become ready in one order on all ranks, because the class is known to need that."""
     tolerance: float = field(default=0.0, kw_only=True)
+    """Relative error of each addition that its averages may have, as of half precision."""
 
     def __reduce__(self) -> tuple[Callable[[], Self], tuple[()]]:
         given = {attribute.name: getattr(self, attribute.name) for attribute in fields(self)}
@@ -293,9 +281,7 @@ class Subject:
 def methods_of(_rank: int, _world_size: int, subject: Subject) -> dict[str, str]:
     """Return each of `METHODS` that a wrapped module has, with the text of the error if it refuses a comm hook.
 
-    The text is empty if it refuses none.
-
-    Raises TypeError if the subject does not return a module.
+    The text is empty if it refuses none. Raises TypeError if the subject does not return a module.
     """
     module = nn.Linear(2, 1).to(rank_device())
     wrapped, *_ = subject.prepare(module, lambda _wrapped: SGD(module.parameters(), lr=0.1))

@@ -52,22 +52,16 @@ class Weight:
 
 @dataclass(frozen=True)
 class ProgramStep:
-    """One step of a program.
-
-    Attributes:
-        used: By rank, the weights that forward uses, in this order; gradients become ready in reverse order.
-        rows: By rank, the number of samples.
-        zero: What happens to the gradients before its forward pass; in every other step, before its backward pass.
-        optimize: Whether the optimiser steps after it.
-        evaluation: Whether the module is in evaluation mode, as for fine-tuning with frozen statistics.
-    """
+    """One step of a program."""
 
     kind: StepKind
     used: tuple[tuple[int, ...], ...]
-    rows: tuple[int, ...]
+    """By rank, the weights that forward uses, in this order; gradients become ready in reverse order."""
+    rows: tuple[int, ...]  #: by rank, the number of samples
     zero: Zero = "none"
-    optimize: bool = True
-    evaluation: bool = False
+    """What happens to the gradients before its forward pass; in every other step, before its backward pass."""
+    optimize: bool = True  #: whether the optimiser steps after it
+    evaluation: bool = False  #: whether the module is in evaluation mode, as for fine-tuning with frozen statistics
 
 
 @dataclass(frozen=True)
