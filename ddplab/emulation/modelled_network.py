@@ -430,38 +430,34 @@ class RankWorld:
             _unregister_process_group(group.group_name)
 
 
-class WorldOfEachThread:
+class WorldOfEachThread(threading.local):
     """Gives each rank's thread its own `RankWorld`, and all other threads what there was before.
 
     `torch.distributed.distributed_c10d._world` is the extension point that torch provides for this purpose.
     """
 
     def __init__(self, outside: Any) -> None:
-        object.__setattr__(self, "_outside", outside)
-        object.__setattr__(self, "_local", threading.local())
+        super().__setattr__("_present", outside)
 
     def __getattr__(self, name: str) -> Any:
-        return getattr(self._present(), name)
+        return getattr(self._present, name)
 
     def __setattr__(self, name: str, value: Any) -> None:
-        setattr(self._present(), name, value)
+        setattr(self._present, name, value)
 
     def new_group(self, *arguments: Any, **options: Any) -> Any:
         """Make a group of some ranks, in the world of this thread."""
-        return self._present().new_group(*arguments, **options)
-
-    def _present(self) -> Any:
-        return getattr(self._local, "world", None) or self._outside
+        return self._present.new_group(*arguments, **options)
 
     @contextmanager
     def entered(self, world: RankWorld) -> Iterator[None]:
         """Make a rank's world that of this thread."""
-        before = getattr(self._local, "world", None)
-        self._local.world = world
+        before = self._present
+        super().__setattr__("_present", world)
         try:
             yield
         finally:
-            self._local.world = before
+            super().__setattr__("_present", before)
 
 
 def run_on_network(
