@@ -77,17 +77,16 @@ def time_hook(rank: int, _world_size: int, name: str, model: str, repeats: int) 
     Returns the bytes of each bucket with the parts of each call.
     """
     hook, make_state = real_hook(name)
-    buckets = [(bucket, make_state()) for bucket in _buckets(models.build(model)[0])]
-    calls: list[list[HookParts]] = [[] for _ in buckets]
+    buckets = [(bucket, make_state(), list[HookParts]()) for bucket in _buckets(models.build(model)[0])]
     for done in range(WARM_UP + repeats):
         if rank == 0:
             report_progress(f"calibrating {name}", done, WARM_UP + repeats)
-        for (bucket, state), of_bucket in zip(buckets, calls, strict=True):
+        for bucket, state, calls in buckets:
             bucket.reset()
             pack_bucket(bucket, scale=1.0)  # not divided by the world size, because hooks divide themselves
             meet()
-            of_bucket.append(time_parts(hook, state, bucket))
-    return [(bucket.size_bytes, of_bucket[WARM_UP:]) for (bucket, _), of_bucket in zip(buckets, calls, strict=True)]
+            calls.append(time_parts(hook, state, bucket))
+    return [(bucket.size_bytes, calls[WARM_UP:]) for bucket, _, calls in buckets]
 
 
 def _buckets(module: nn.Module) -> list[Bucket]:
