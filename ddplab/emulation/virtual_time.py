@@ -49,7 +49,7 @@ class LogEntry(NamedTuple):
     """An instruction that a rank has executed, when it ended, and for computing its duration at full speed."""
 
     instruction: Instruction
-    end_ns: int
+    end_ns: int  #: from the last common start of the ranks
     duration_ns: int = 0
 
 
@@ -65,11 +65,6 @@ class VirtualRank:
         self.may_run: SimpleQueue[None] = SimpleQueue()  #: gets an entry when the rank's turn begins
         self.blocked_on = ""  #: what the rank waits for; empty while it runs
 
-    @property
-    def now_ns(self) -> int:
-        """Time since the ranks last started together."""
-        return self._time.cluster.now_ns
-
     def compute(self, duration_ns: int, step: Compute) -> None:
         """Compute for this long at full speed; longer while collectives slow computation down."""
         if not duration_ns:
@@ -78,11 +73,11 @@ class VirtualRank:
         done = self._time.cluster.computation.reaches(self._progress)
         done.callbacks.append(lambda _event: self._time.runnable.append(self))
         self._block("computing")
-        self.log.append(LogEntry(step, self.now_ns, duration_ns))
+        self.log.append(LogEntry(step, self._time.cluster.now_ns, duration_ns))
 
     def launched(self, number: int) -> None:
         """Log the launch of a collective."""
-        self.log.append(LogEntry(LaunchCollective(number), self.now_ns))
+        self.log.append(LogEntry(LaunchCollective(number), self._time.cluster.now_ns))
 
     def wait(self, number: int | None, future: Future, what: str, limit_ns: int = 0) -> None:
         """Wait for a collective, or for what its callbacks compute: until the future is done.
@@ -107,7 +102,7 @@ class VirtualRank:
         if not future.done():
             raise TimedOutError("Operation timed out!")
         if number is not None:
-            self.log.append(LogEntry(Wait(number), self.now_ns))
+            self.log.append(LogEntry(Wait(number), self._time.cluster.now_ns))
 
     def start_together(self) -> None:
         """Wait for all ranks; then all start at time 0."""
