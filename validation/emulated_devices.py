@@ -130,7 +130,7 @@ class EmulatedTraining:
         self.next_iteration = 0
         self.batch = trace.workload.batch
         self.observer = WallClock()
-        self.model = EmulatedModel(trace.workload, self.observer)
+        self.model = EmulatedModel(trace.workload, self.observer.computing)
 
     def __call__(self, module: nn.Module) -> Tensor:
         """Run the forward pass of the next recorded iteration; returns the loss."""

@@ -1,7 +1,7 @@
 """Emulated device: a module that takes recorded time instead of computing, with real gradients.
 
 `EmulatedModel` has the parameters and buffers of a recorded workload. Its forward pass, each of its gradients and its
-optimiser step take the time that they took in the recording, on a clock that the caller supplies. Everything else is
+optimiser step take the time that they took in the recording, in contexts that the caller supplies. Everything else is
 real: autograd runs a chain of nodes, one for each gradient, in ready order, and accumulates tensors of the recorded
 shapes. So any reducer can wrap the module.
 """
@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from functools import partial
 from itertools import groupby
-from typing import Any, Literal, NamedTuple, Protocol, Self
+from typing import Any, Literal, NamedTuple, Self
 
 import torch
 from torch import Tensor, nn
@@ -20,12 +20,8 @@ from ..simulator.workload.compute_times import ComputeTimes
 
 Activity = Literal["forward", "backward", "step"]
 
-
-class EmulatedClock(Protocol):
-    """What an emulated device computes on."""
-
-    def computing(self, duration_ns: int, activity: Activity) -> AbstractContextManager[None]:
-        """A context that ends when the device has computed for this long; code in it runs on the host meanwhile."""
+Computing = Callable[[int, Activity], AbstractContextManager[None]]
+"""Makes a context that ends when the device has computed for so many ns; its code runs on the host meanwhile."""
 
 
 class IterationTimes(NamedTuple):
@@ -67,12 +63,12 @@ class EmulatedOptimizer(torch.optim.SGD):
 class EmulatedModel(nn.Module):
     """A module with the parameters and buffers of a recorded workload; all parameters are zero at first.
 
-    It computes on `clock`; `sparse_density` is the fraction of a sparse gradient's rows that one batch touches.
+    It computes in contexts of `computing`; a batch touches the fraction `sparse_density` of a sparse gradient's rows.
     """
 
-    def __init__(self, workload: Workload, clock: EmulatedClock, *, sparse_density: float = 1.0) -> None:
+    def __init__(self, workload: Workload, computing: Computing, *, sparse_density: float = 1.0) -> None:
         super().__init__()
-        self.clock = clock
+        self.computing = computing
         self.times: IterationTimes | None = None  #: of the next iteration; set it before the forward pass
         self.value = 1.0  #: every element of the next gradients
         #: Called at the end of each backward pass, before callbacks that a reducer queued.
@@ -100,7 +96,7 @@ class EmulatedModel(nn.Module):
         times = self.times
         if times is None:
             raise RuntimeError("EmulatedModel: expected `times` to be set before the forward pass, got None")
-        with self.clock.computing(times.forward_ns, "forward"):
+        with self.computing(times.forward_ns, "forward"):
             token = torch.zeros(1, requires_grad=torch.is_grad_enabled())
             token = tail = _computed(token, self, times.tail_ns, None, None)
             calls = groupby(reversed(times.gradients), lambda gradient: self._hooked_module(gradient[0]))
@@ -140,7 +136,7 @@ class EmulatedModel(nn.Module):
     def step(self) -> None:
         """Compute for the time of everything after the backward pass."""
         assert self.times is not None
-        with self.clock.computing(self.times.step_ns, "step"):
+        with self.computing(self.times.step_ns, "step"):
             pass
 
     def gradient(self, index: int) -> Tensor:
@@ -166,7 +162,7 @@ class _Layer(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> Any:
-        with ctx.model.clock.computing(ctx.duration_ns, "backward"):
+        with ctx.model.computing(ctx.duration_ns, "backward"):
             gradient = None if ctx.index is None else ctx.model.gradient(ctx.index)
         return gradients[0], None, None, None, gradient
 

@@ -128,7 +128,7 @@ class RankTraining:
         """Construct the reducer, and train until the phase that is measured."""
         training = self._training
         policy = training.policy
-        self._device = EmulatedModel(training.workload, self, sparse_density=policy.sparse_density)
+        self._device = EmulatedModel(training.workload, self.computing, sparse_density=policy.sparse_density)
         ddp = training.reducer(self._device, **ddp_arguments(training.reducer, policy, training.plan))
         if isinstance(ddp, DistributedDataParallel):
             ddp.reducer.observers.append(_Reports(self, ddp, training))
@@ -177,7 +177,7 @@ class RankTraining:
 
     @contextmanager
     def computing(self, duration_ns: int, activity: Activity) -> Iterator[None]:
-        """Compute for the device; see `EmulatedClock`."""
+        """Compute for the device; see `emulated_device.Computing`."""
         if self._copies_buffers:  # which arrived before this forward pass
             sizes = [buffer.size_bytes for buffer in self._training.workload.buffers]
             self.charge("copy_out", None, sum(map(self._training.processor.copy_out, sizes)))

@@ -48,7 +48,7 @@ def test_each_gradient_is_ready_when_it_was_in_the_recording(trace, data):
     unused = data.draw(st.sets(st.integers(0, count - 1), max_size=count - 1))
     ready = [None if index in unused else moment - start for index, moment in enumerate(iteration.ready_ns)]
     clock, seen = Stopwatch(), {}
-    model = EmulatedModel(trace.workload, clock)
+    model = EmulatedModel(trace.workload, clock.computing)
     model.times = times_of(
         iteration.forward_end_ns - start,
         ready,
@@ -71,7 +71,9 @@ def test_each_gradient_is_ready_when_it_was_in_the_recording(trace, data):
 
 
 def test_gradients_accumulate_and_are_not_copied():
-    model = EmulatedModel(workload([Parameter(name="w", shape=(2, 3), dtype="float32", size_bytes=24)]), Stopwatch())
+    model = EmulatedModel(
+        workload([Parameter(name="w", shape=(2, 3), dtype="float32", size_bytes=24)]), Stopwatch().computing
+    )
     model.times = times_of(1, [2], 3, 4)
     made = []
     gradient = model.gradient
@@ -92,7 +94,7 @@ def test_the_module_has_the_recorded_names(names):
         Buffer(name="n", dtype="int64", size_bytes=8),
         Buffer(name="running.mean", dtype="float32", size_bytes=12),
     ]
-    model = EmulatedModel(workload(parameters, buffers), Stopwatch())
+    model = EmulatedModel(workload(parameters, buffers), Stopwatch().computing)
     assert list(described_parameters(model)) == parameters
     assert list(described_buffers(model)) == buffers
 
@@ -105,13 +107,13 @@ def test_names_that_no_module_can_have_are_numbered(names):
         Parameter(name=name, shape=(index + 1,), dtype="float32", size_bytes=4 * index + 4)
         for index, name in enumerate(names)
     ]
-    described = described_parameters(EmulatedModel(workload(parameters), Stopwatch()))
+    described = described_parameters(EmulatedModel(workload(parameters), Stopwatch().computing))
     assert [one.shape for one in described] == [one.shape for one in parameters]
 
 
 def test_a_sparse_gradient_has_the_rows_that_a_batch_touches():
     embedding = Parameter(name="token.weight", shape=(25, 3), dtype="float32", size_bytes=300, sparse=True)
-    model = EmulatedModel(workload([embedding]), Stopwatch(), sparse_density=7 / 25)
+    model = EmulatedModel(workload([embedding]), Stopwatch().computing, sparse_density=7 / 25)
     assert list(described_parameters(model)) == [embedding]
     model.times = times_of(0, [1], 1, 0)
     model().backward()
