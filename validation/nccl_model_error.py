@@ -49,6 +49,8 @@ LATENCY_US = {
     "MI300X, RoCE": 111.0,
 }
 """Latency of a hop between nodes, as in the catalogue, where it is not NCCL's 14 us."""
+LEAST_WAIT = 0.1
+"""Pieces of a message that wait for a shorter part of the usual time do not wait, or the links are out of order."""
 BUCKETS = 2**20, 2**27
 """Bytes of the messages by which transports are compared."""
 LEAST_GPUS = 4
@@ -175,9 +177,14 @@ def main() -> None:
             )
     print("how many times as long pieces wait over a transport")
     by_size = {size: mean for size, (mean, _) in figures(found, known, waits=True).items()}
+    waiting = []
     for system, of_size in {**found, **measured(several_nodes=True, waits=True, usual=False)}.items():
         if times := times_longer(of_size, by_size):
             print(f"    {system}: {np.median(times):.2f} ({', '.join(f'{one:.1f}' for one in times)})")
+            waiting.append(float(np.median(times)))
+    logarithms = [log(one) for one in waiting if one > LEAST_WAIT]
+    ends = ", ".join(f"{exp(np.mean(logarithms) + deviations * np.std(logarithms)):.2f}" for deviations in (-1, 0, 1))
+    print(f"    unknown: one standard deviation below, mean, above: {ends}")
     print("one node whose switches reduce, with the figures of several nodes")
     in_switches = measured(several_nodes=False, waits=True)
     for system in in_switches:

@@ -265,8 +265,8 @@ LATENCIES = 9.3 / 14, exp(1.36)
 latencies. Long: the root mean square of the logarithms of half of what 8 bytes take on two nodes over it, by
 transport. Slingshot 9.3 (Alps) and 60 us (Polaris), InfiniBand 16.6, EFA 36 (P5) and 91 (P4d), TCPXO 61, RoCE 109 us
 (MI300X); logs as in `catalogue.yaml`. Short: the shortest of these."""
-WAITS = 0.71, 2.5
-"""Where `Level.wait` is not known, both ends of one standard deviation of the transports in `UNKNOWN_WAIT`."""
+WAITS = 0.65, 2.25
+"""Where `Level.wait` is not known, both ends of one standard deviation of the systems in `UNKNOWN_WAIT`."""
 CONNECTION, SLOW_NETWORK = 10e9 / 8, 50e9 / 8
 """Bytes per second that one TCP connection reaches, and up to which a node's network is usually Ethernet."""
 SOCKETS_DEVIATION = 0.47
