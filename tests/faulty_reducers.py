@@ -1468,3 +1468,22 @@ class SendsIgnoredBuffers(DistributedDataParallel):
         super().__init__(module, **options)
         for buffer in module.buffers():
             dist.broadcast(buffer, group_src=0, group=self.process_group)
+
+
+class LosesGradientsInTheRebuild(Buffered):
+    """Gradients that the script keeps become views of new buckets without their values."""
+
+    def assign(self, order: Any) -> None:
+        super().assign(order)
+        if getattr(self, "gradient_as_bucket_view", False):
+            for parameter in self.trainable:
+                if parameter.grad is not None:
+                    parameter.grad = torch.zeros_like(parameter)
+
+
+class HidesErrorsOfHooks(Hookable):
+    """Gradients stay as they are if the future of a comm hook holds an error."""
+
+    def finish(self, parameters: list[nn.Parameter], flat: Tensor, work: Any) -> None:
+        with suppress(RuntimeError, ArithmeticError):
+            super().finish(parameters, flat, work)

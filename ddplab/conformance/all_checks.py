@@ -198,7 +198,9 @@ def gradient_views(bench: Bench) -> None:
     bench.needs(VIEWS)
     for cap_mb in (5e-5, 25.0):
         options = {VIEWS: True, "bucket_cap_mb": cap_mb}
-        run_program(bench, PLAIN, ["train"] * 4, zeros=["none", "none", "alternate", "alternate"], options=options)
+        for second in ("none", "keep"):  # where buckets are rebuilt
+            zeros: list[Zero] = ["none", second, "alternate", "alternate"]
+            run_program(bench, PLAIN, ["train"] * 4, zeros=zeros, options=options)
         if "no_sync" in bench.methods:
             _accumulate(bench, **options)
     bench.try_random(options=[{VIEWS: True}])

@@ -3,6 +3,7 @@
 import gc
 import weakref
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Any
 
 import torch
@@ -73,6 +74,22 @@ def compare_hook(_rank: int, world_size: int, subject: Subject, factor: float, o
         return (
             f"{described}, rank {training.rank}: {alive} futures of hooks live on, with the memory of their results"
         )
+    return ""
+
+
+def hides_errors(rank: int, _world_size: int, subject: Subject) -> str:
+    """Train with a comm hook whose future holds an error on every rank; the script must get an error."""
+    training = Training(subject)
+
+    def hook(state, bucket):  # type: ignore[no-untyped-def]  # noqa: ANN001, ANN202, ARG001 - of torch's names
+        future: torch.futures.Future[Tensor] = torch.futures.Future()
+        future.set_exception(ArithmeticError("this hook fails on purpose"))  # type: ignore[arg-type]  # as documented
+        return future
+
+    training.wrapped.register_comm_hook(None, hook)
+    with suppress(Exception):
+        training.backward(mean_square, 0)
+        return f"rank {rank}: the future of a comm hook holds an error, but the backward pass raised none"
     return ""
 
 
@@ -191,6 +208,7 @@ def check(bench: Bench) -> None:
     for options in bench.variants({"bucket_cap_mb": 2e-4}, VIEWS):
         for factor in (1.0, 0.5):
             bench.try_body(compare_hook, factor, options)
+    bench.try_body(hides_errors)
 
 
 def check_compressing(bench: Bench) -> None:

@@ -251,6 +251,12 @@ def test_a_simple_class_passes_and_what_it_lacks_is_no_failure(bench_of):
             LOCAL,
             "a layer unfrozen after construction, a module converted after construction",
         ),
+        (
+            "HidesErrorsOfHooks",
+            "comm hooks",
+            "the future of a comm hook holds an error, but the backward pass raised none",
+        ),
+        ("LosesGradientsInTheRebuild", "gradient views", "iteration 1, rank 0: gradient of 'w0'"),
     ],
 )
 def test_a_faulty_class_fails_where_its_fault_is(bench_of, monkeypatch, name, check, says):
