@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_hook
 from torch.utils._pytree import tree_map_only
 
-from ddplab.learn.solutions import Bucketed, Buffered, Hookable, Hooked, Joined, Searching
+from ddplab.learn.solutions import Bucketed, Buffered, Hookable, Hooked, Joined, Searching, Shadow
 from ddplab.reference.bucketing import rebuild_order
 from ddplab.reference.data_parallel import DistributedDataParallel
 from ddplab.reference.minimal import BucketedDataParallel, NaiveDataParallel, OverlappedDataParallel
@@ -1487,3 +1487,36 @@ class HidesErrorsOfHooks(Hookable):
     def finish(self, parameters: list[nn.Parameter], flat: Tensor, work: Any) -> None:
         with suppress(RuntimeError, ArithmeticError):
             super().finish(parameters, flat, work)
+
+
+class JoinsOnce(Joined):
+    """A rank that ran out of inputs in one epoch counts as such in the next one."""
+
+    def join_hook(self, **_: Any) -> Shadow:
+        return StaysOut(self)
+
+
+class StaysOut(Shadow):
+    def main_hook(self) -> None:
+        super().main_hook()
+        self.ddp.has_inputs = False
+
+
+class KeepsUses(Searching):
+    """A parameter that was used once counts as used for ever."""
+
+    def unused(self) -> list[nn.Parameter]:
+        used = set(self.used)
+        unused = super().unused()
+        self.used |= used
+        return unused
+
+
+class GivesNothingToUnused(Searching):
+    """A gradient that only other ranks have stays None."""
+
+    def average_gradients(self) -> None:
+        before = {parameter for parameter in self.trainable if parameter.grad is None}
+        super().average_gradients()
+        for parameter in before:
+            parameter.grad = None

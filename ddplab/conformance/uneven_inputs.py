@@ -45,13 +45,15 @@ def compare(
     accumulate: bool = False,
     divide_by_all: bool = True,
     sparse: bool = False,
+    what: str = "",
     **options: Any,
 ) -> str:
     """Train while ranks run out of inputs; returns what is wrong on this rank.
 
     `batches` has the number of batches by rank. With `buffer`, the module counts its samples in a buffer; with
     `accumulate`, every other batch is accumulated under `no_sync`, and `batches` are even; with `sparse`, the module
-    is an embedding with sparse gradients. Without `divide_by_all`, averages are over the ranks with inputs.
+    is an embedding with sparse gradients. Without `divide_by_all`, averages are over the ranks with inputs. `what`
+    names a further epoch, in which all ranks have inputs again; empty: there is none.
     """
     unused = "find_unused_parameters" in options
     training = Training(subject, partial(_Counting, counts=buffer, unused=unused, sparse=sparse), **options)
@@ -84,8 +86,12 @@ def compare(
                 if wrong := training.wrong(run, step, having, divisor=world_size if divide_by_all else None):
                     problem = problem or f"{described}, {wrong}"
                 training.optimizer.step()
-    with wrapped.join(**join):  # in the next epoch, all ranks have inputs again
-        wrapped(batch(0, rank)).sum().backward()
+    if what:
+        training.optimizer.zero_grad()
+        with wrapped.join(**join):
+            mean_square(wrapped, 0, rank).backward()
+        wrong = training.wrong(mean_square, 0)
+        problem = problem or (wrong and f"{what}, {wrong}")
     last = max(range(world_size), key=batches.__getitem__)
     differing = differing_ranks(module.state_dict().values(), last)
     if problem or differing:
@@ -125,5 +131,6 @@ def check(bench: Bench) -> None:
         cases += [{"batches": up, "find_unused_parameters": True} | divisor for divisor in divisors]
     if VIEWS in options:
         cases.append({"batches": down, VIEWS: True, "divide_by_all": False})
+    bench.try_body(compare, up)
     for case in cases:
-        bench.try_body(compare, **case)
+        bench.try_body(compare, what=f"{case['batches']} batches, then Join again", **case)
