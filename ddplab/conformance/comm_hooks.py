@@ -79,14 +79,9 @@ def compare_hook(_rank: int, world_size: int, subject: Subject, factor: float, o
 
 def hides_errors(rank: int, _world_size: int, subject: Subject) -> str:
     """Train with a comm hook whose future holds an error on every rank; the script must get an error."""
-    training = Training(subject)
-
-    def hook(state, bucket):  # type: ignore[no-untyped-def]  # noqa: ANN001, ANN202, ARG001 - of torch's names
-        future: torch.futures.Future[Tensor] = torch.futures.Future()
-        future.set_exception(ArithmeticError("this hook fails on purpose"))  # type: ignore[arg-type]  # as documented
-        return future
-
-    training.wrapped.register_comm_hook(None, hook)
+    training, future = Training(subject), torch.futures.Future[Tensor]()
+    future.set_exception(ArithmeticError("this hook fails on purpose"))  # type: ignore[arg-type]  # as documented
+    training.wrapped.register_comm_hook(None, lambda state, bucket: future)  # noqa: ARG005 - torch's names
     with suppress(Exception):
         training.backward(mean_square, 0)
         return f"rank {rank}: the future of a comm hook holds an error, but the backward pass raised none"

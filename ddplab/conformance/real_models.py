@@ -180,9 +180,7 @@ def difference(
                 return f"gradient of {name!r}: got a tensor, expected None, because no rank has one"
             continue
         if parameter.grad is None and (having := sum(part is not None for part in parts)) < len(parts):
-            return (
-                f"gradient of {name!r}: got None, expected a tensor, because {having} of {len(parts)} ranks have one"
-            )
+            return f"gradient of {name!r}: got None, expected a tensor: {having} of {len(parts)} ranks have one"
         stacked = real(torch.stack([torch.zeros_like(parameter) if part is None else part for part in parts]))
         stacked *= len(parts) / (divisor or len(parts))
         rounded = dtype or next(part.dtype for part in parts if part is not None)

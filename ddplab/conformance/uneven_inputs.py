@@ -48,12 +48,11 @@ def compare(
     what: str = "",
     **options: Any,
 ) -> str:
-    """Train while ranks run out of inputs; returns what is wrong on this rank.
+    """Train while ranks run out of inputs, with `what` in a second epoch none; returns what is wrong on this rank.
 
     `batches` has the number of batches by rank. With `buffer`, the module counts its samples in a buffer; with
     `accumulate`, every other batch is accumulated under `no_sync`, and `batches` are even; with `sparse`, the module
-    is an embedding with sparse gradients. Without `divide_by_all`, averages are over the ranks with inputs. `what`
-    names a further epoch, in which all ranks have inputs again; empty: there is none.
+    is an embedding with sparse gradients. Without `divide_by_all`, averages are over the ranks with inputs.
     """
     unused = "find_unused_parameters" in options
     training = Training(subject, partial(_Counting, counts=buffer, unused=unused, sparse=sparse), **options)

@@ -127,11 +127,8 @@ def untouched_gradients(rank: int, world_size: int, subject: Subject) -> str:
             want = None if values[rank, index].isnan() else torch.full_like(parameter, float(values[rank, index]))
             if not problem and not same(parameter.grad, want, rtol=1e-6):
                 found = describe_difference(parameter.grad, want)
-                adds = (
-                    f"ranks {ranks} add"
-                    if (ranks := adding[:, index].nonzero().flatten().tolist())
-                    else "no rank adds"
-                )
+                ranks = adding[:, index].nonzero().flatten().tolist()
+                adds = f"ranks {ranks} add" if ranks else "no rank adds"
                 problem = f"iteration {step}, rank {rank}: gradient {index}, to which {adds}: {found}"
             if parameter.grad is None:
                 parameter.grad = torch.empty_like(parameter)

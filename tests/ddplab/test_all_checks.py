@@ -258,7 +258,7 @@ def test_a_simple_class_passes_and_what_it_lacks_is_no_failure(bench_of):
         ),
         ("JoinsOnce", "uneven inputs", "(1, 2) batches, then Join again: rank"),
         ("KeepsUses", "untouched gradients", "iteration 1, rank 0: gradient 1, to which no rank adds: "),
-        ("GivesNothingToUnused", "combined options", "because 1 of 2 ranks have one"),
+        ("GivesNothingToUnused", "combined options", "expected a tensor: 1 of 2 ranks have one"),
         ("LosesGradientsInTheRebuild", "gradient views", "iteration 1, rank 0: gradient of 'w0'"),
     ],
 )
