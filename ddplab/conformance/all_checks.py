@@ -270,9 +270,7 @@ def missing_sparse_gradients(bench: Bench) -> None:
         bench.averages_or_refuses("sparse", real_models.trains, **unused_parameters.SPARSE_ON_SOME_RANKS, **options)
     if "join" in bench.methods:
         batches = tuple(range(0, 2 * bench.world_size, 2))
-        bench.averages_or_refuses(
-            "sparse", uneven_inputs.compare, batches, sparse=True, what="sparse Join, then again"
-        )
+        bench.averages_or_refuses("sparse", uneven_inputs.compare, batches, sparse=True, what="two sparse Joins")
 
 
 def long_programs(bench: Bench) -> None:
