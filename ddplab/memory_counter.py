@@ -54,7 +54,7 @@ def measure_memory(model: str, *, autocast: str | None = None) -> StepMemory | N
         twice = _held(model, autocast, 2 * held.batch)
     if twice == held.model_copy(update={"batch": 2 * held.batch}):
         raise ModelError(
-            f"--model {model}: expected more memory with batch={2 * held.batch} than with {held.batch}, got as much; "
+            f"model {model}: expected more memory with batch={2 * held.batch} than with {held.batch}, got as much; "
             "make that many samples in the callable, or leave `batch` out of its arguments"
         )
     return held.model_copy(update={"constant_bytes": max(0, 2 * held.kept_bytes - twice.kept_bytes)})

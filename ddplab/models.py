@@ -32,9 +32,9 @@ def resolve(name: str) -> Callable[[], Model]:
     if name in BUILT_IN:
         return BUILT_IN[name]
     module, colon, attribute = name.partition(":")
-    expected = unknown("--model", name, BUILT_IN, others="module:callable or")
+    expected = unknown("model", name, BUILT_IN, others="module:callable or")
     if not colon and name in counted_models():
-        raise ModelError(f"--model {name}: expected a model to run, got one of which only the operations are known")
+        raise ModelError(f"model {name}: expected a model to run, got one of which only the operations are known")
     if not colon:
         raise ModelError(expected)
     try:
@@ -60,7 +60,7 @@ def users_code(name: str, function: object, expected: str) -> Iterator[None]:
         reason, _, _ = str(error).partition("\n")
         seen = f"{type(error).__name__}: {reason}{place_of(error, function)}"
         cure = "correct it there, or call it in Python for a traceback"
-        raise ModelError(f"--model {name}: expected {expected}, got {seen}; {cure}") from error
+        raise ModelError(f"model {name}: expected {expected}, got {seen}; {cure}") from error
 
 
 def build(name: str, batch: int | None = None) -> Model:
@@ -76,9 +76,9 @@ def build(name: str, batch: int | None = None) -> Model:
     if not (isinstance(made, tuple) and len(made) == 2 and isinstance(made[0], nn.Module) and callable(made[1])):
         parts = f" of {', '.join(type(one).__name__ for one in made)}" if isinstance(made, tuple) else ""
         seen = f"{type(made).__name__}{parts}{place_of(None, make)}; see docs/predict.md"
-        raise ModelError(f"--model {name}: expected {expected}, got {seen}")
+        raise ModelError(f"model {name}: expected {expected}, got {seen}")
     if not any(one.requires_grad for one in made[0].parameters()):
-        raise ModelError(f"--model {name}: expected at least one trainable parameter, got none{place_of(None, make)}")
+        raise ModelError(f"model {name}: expected at least one trainable parameter, got none{place_of(None, make)}")
     if device.type != "cpu":  # a model on the meta device stays there
         made[0].to(device)
     return made

@@ -103,7 +103,7 @@ def count_operations(module: nn.Module, loss_fn: models.Loss, model: str) -> Ope
             models.run_batch(model, module, loss_fn)
     if missing := [name for index, name in enumerate(parameters) if index not in counter.ready]:
         raise ModelError(
-            f"--model {model}: expected the loss to use every parameter, {', '.join(missing[:5])} "
+            f"model {model}: expected the loss to use every parameter, {', '.join(missing[:5])} "
             f"{'and more ' if len(missing) > 5 else ''}got no gradient; freeze those that no batch uses "
             "(requires_grad_(False)), and if other batches use them, as experts, record a trace (ddplab record)"
         )

@@ -207,8 +207,7 @@ def _workload(
         options.refuse({"--step-ms": step_ms}, "expected a model, not a trace, with it")
         trace = _on_device(Trace.load(model), device)
         known = trace.workload.batch or batch
-        if trace.workload.batch is None:
-            trace = trace.model_copy(update={"workload": trace.workload.model_copy(update={"batch": batch})})
+        trace = trace.model_copy(update={"workload": trace.workload.model_copy(update={"batch": known})})
         return (with_batch(trace, batch / known) if batch and known and batch != known else trace), None
     if device is None:
         raise ValueError("--device: expected the device on which the model computes, because a file has none")
@@ -239,8 +238,9 @@ def _on_device(trace: Trace, device: str | None) -> Trace:
     is_other |= known is not None and workload.device == "meta" and not workload.device_name.startswith(expected)
     if workload.device == "cpu" or is_other:
         raise ValueError(
-            f"trace: expected a trace of {expected}, as the system has, got one of {workload.device_name}; "
-            "convert it with `ddplab synthesize --rescale`, or name the system that has its GPUs"
+            f"trace: expected a trace of {expected}, as the system has, got one of "
+            f"{workload.device_name.split(' by ')[0]}; convert it with `ddplab synthesize --rescale`, or name the "
+            "system that has its GPUs"
         )
     if known is not None or workload.device != "cuda":
         return trace
@@ -310,7 +310,8 @@ def _open_sentence(result: CapacityPlan) -> str:
     if found := judgement.contradiction_sentence(offer.size.prediction, about.scaling.system.inputs.fabric):
         return f"the answer is open, because {found}: {sentence}"
     doubt = about.scaling.system.inputs.trace.workload.doubt
-    return "; ".join(filter(None, (f"the range is wider than the decision: {sentence}", doubt, about.sensitivity)))
+    width = _of_system(about.sensitivity, about.name) if len(result.systems) > 1 else about.sensitivity
+    return "; ".join(filter(None, (f"the range is wider than the decision: {sentence}", doubt, width)))
 
 
 def _show(result: CapacityPlan, *, details: bool, of_trace: bool) -> None:
@@ -340,22 +341,28 @@ def _show(result: CapacityPlan, *, details: bool, of_trace: bool) -> None:
         said = _sentences(one, asks_efficiency=result.question.efficiency is not None, details=details)
         step = "--measured 1:TIME" if of_trace or one.scaling.system.inputs.trace.workload.doubt else "--step-ms"
         for sentence in (*said, judgement.measure_sentence(one.limits, one.next_measurement, step)):
-            say(f"{one.name}: {sentence}" if several and sentence else sentence)
+            say(_of_system(sentence, one.name) if several and sentence else sentence)
     front = [
-        f"{one.size.world_size:,} of {one.system} ({judgement.duration(*one.hours_band)}, "
-        f"{judgement.band(*one.cost_band)})"
+        f"{one.size.world_size:,} of {one.system} ({judgement.duration(*one.hours_band)}, {judgement.cost(one)})"
         for one in result.front
-        if one.hours_band is not None and one.cost_band is not None
+        if one.hours_band is not None
     ]
     if len(front) > 1:
         say(f"fastest and cheapest by their medians, from fast to cheap: {'; '.join(front)}")
+
+
+def _of_system(sentence: str, name: str) -> str:
+    """Name the system of a sentence, and in options; measured iterations can only be given of one system alone."""
+    alone = re.sub("--measured( 1:TIME)?", lambda found: f"{found[0]} with {name} alone", sentence)
+    return f"{name}: {alone.replace('--step-ms', f'--step-ms {name}:MS')}"
 
 
 def _sentences(one: SystemPlan, *, asks_efficiency: bool, details: bool) -> list[str]:
     """Return what follows for a system: what trains, the limit and memory; all else with details."""
     workload, system, batch = one.scaling.system.inputs.trace.workload, one.scaling.system, one.scaling.batch
     note = "; samples are batches, whose size is not known" if not workload.batch else ""
-    device = workload.device_name if details else re.sub(" by [^;]*", "", workload.device_name)
+    spared = r"(\.|(?<=\.[1-9])|(?<=\.\d[1-9]))0+(?= ms)" if details else " by [^;]*"  # 90.000 ms is 90 ms
+    device = re.sub(spared, "", workload.device_name)
     said = [
         f"{workload.model}, {batch} sample{'s' * (batch > 1)} per GPU, on {device}{note}",
         judgement.limit_sentence(one.limits, details=details),
@@ -393,7 +400,7 @@ def _row(offer: Offer, question: Question, told: Set[str], cost: str | None) -> 
     if offer.hours_band is not None:
         row["hours"] = judgement.duration(*offer.hours_band, limit=question.deadline_hours).removesuffix(" h")
     if cost is not None:
-        row[cost] = "-" if offer.cost_band is None else judgement.band(*offer.cost_band, limit=question.budget)
+        row[cost] = judgement.cost(offer, limit=question.budget)
     return row | {ANSWERS[name]: answer for name, answer in offer.answers.items() if name in told}
 
 

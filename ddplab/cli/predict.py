@@ -92,6 +92,11 @@ def predict(
     with options.naming("--without"):
         inputs = leave_out(left_out, inputs)
         each = [leave_out(left_out, inputs._replace(policy=one)) for one in policies]
+    from_where = {}
+    if len(world_sizes) == 1:  # terms without an origin have no effect, so nothing is assumed of them
+        from_where = origins(each[0], world_sizes[0], *each[1:])
+        idle = [name for name, origin in from_where.items() if origin == "none"]
+        each = [one._replace(assumed=leave_out(idle, one).assumed, measured_policy=inputs.policy) for one in each]
     system = System(inputs._replace(measured_policy=inputs.policy))
     predictions = {ranks: [system.at(ranks, one) for one in each] for ranks in world_sizes}
     model = inputs.trace.workload.model
@@ -99,7 +104,7 @@ def predict(
         write_json(json_path, {"model": model, "rows": _show_sizes(each, predictions, left_out)})
         return
     (ranks,) = world_sizes
-    shown = _show_one(each, predictions[ranks], ranks, inputs.policy, left_out, explains=explains, timeline=timeline)
+    shown = _show_one(each, predictions[ranks], ranks, left_out, from_where, explains=explains, timeline=timeline)
     write_json(json_path, {"model": model, "world_size": ranks, **shown})
 
 
@@ -107,19 +112,19 @@ def _show_one(
     each: Sequence[Inputs],
     predictions: Sequence[Prediction],
     ranks: int,
-    measured_policy: Policy,
     left_out: Sequence[str],
+    from_where: Mapping[str, str],
     *,
     explains: bool,
     timeline: Path | None,
 ) -> dict[str, Any]:
     """Print the predictions for one world size, the parts of the fastest one and its verdict; return all as JSON."""
     policies, (best, _) = [one.policy for one in each], judgement.ranking(predictions)
-    inputs, fastest = each[best]._replace(measured_policy=measured_policy), predictions[best]
+    inputs, fastest = each[best], predictions[best]
     trace, policy = inputs.trace, inputs.policy
     title = f"{trace.workload.described}, on {ranks} rank{'s' * (ranks > 1)}, predicted"
     show_table(list(map(_prediction_row, policies, predictions)), title, optional=SPARED)
-    from_where, moves = origins(each[0], ranks, *each[1:]), [anchor.sentence() for anchor in fastest.anchors]
+    moves = [anchor.sentence() for anchor in fastest.anchors]
     assumed = _say_basis(each, predictions, left_out, [origins_sentence(from_where), *moves])
     parts = {part.replace("_", " "): milliseconds(ns) for part, ns in fastest.breakdown.items() if ns}
     span = "iteration" if policy.sync_every == 1 else f"cycle of {policy.sync_every} iterations"

@@ -31,6 +31,7 @@ HELD = {
 docs/accuracy.md says which."""
 SHOWN_SHARE = 0.1
 """Least part of the interval's squared width that is worth a word."""
+CENT = 0.01
 LARGEST = 3
 """Causes of a limit that are named without details."""
 NARROWER = {
@@ -317,6 +318,14 @@ def cost_unit(offer: Offer) -> str:
     return f"{offer.currency}" if offer.hours is not None else f"{offer.currency}/M {throughput(offer.size)[0]}"
 
 
+def cost(offer: Offer, *, limit: float | None = None) -> str:
+    """Return the cost of an offer; that of a run has figures from a cent on, or if its limit is less."""
+    low, high = offer.cost_band or (inf, inf)
+    words = "-" if low == inf else band(low, high, limit=limit)
+    is_exact = low >= CENT or offer.hours is None or (limit or CENT) < CENT
+    return words if is_exact else f"<{CENT}" + f"-{words.rpartition('-')[2]}" * (high >= CENT)
+
+
 def _because(question: Question, offer: Offer) -> str:
     """Compare the interval of what was asked with its limit; of a "no", only what is missed."""
     parts = []
@@ -326,8 +335,8 @@ def _because(question: Question, offer: Offer) -> str:
         words = f"{deadline:,.4g} h" if deadline >= 0.1 else duration(deadline, deadline)
         parts.append(f"{duration(*offer.hours_band, limit=deadline)} for a deadline of {words}")
     if "budget" in told and offer.cost_band is not None:
-        cost = f"{band(*offer.cost_band, limit=question.budget)} {offer.currency}"
-        parts.append(f"a cost of {cost} for a budget of {question.budget:,.8g}")
+        costs = f"a cost of {cost(offer, limit=question.budget)} {offer.currency}"
+        parts.append(f"{costs} for a budget of {question.budget:,.8g}")
     if "efficiency" in told:
         has = percent(*offer.size.prediction.efficiency_interval, limit=question.efficiency)
         parts.append(f"an efficiency of {has} for a target of {100 * (question.efficiency or 0):.3g} %")

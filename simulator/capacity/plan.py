@@ -257,7 +257,7 @@ def plan(
             "world_sizes: expected at least one number of GPUs that all systems can have, and a system, got none"
         )
     if measured and len(pairs) > 1:
-        raise ValueError(f"measured: expected one system, that of the measured runs, got {len(pairs)}")
+        raise ValueError(f"measured: expected one system, that of the measured runs, got {len(pairs)}; plan it alone")
     _check(question, {name: one for name, (one, _) in pairs.items()}, batch, by_system)
     sizes = sorted({*world_sizes, *(asked or ())})
     chosen = set(asked or sizes)

@@ -128,7 +128,7 @@ def test_a_mistake_in_a_users_model_is_one_line_with_its_place(mistake, monkeypa
     make, says = MISTAKES[mistake]
     monkeypatch.setattr(sys.modules[__name__], "make", make, raising=False)
     name = f"{__name__}:make"
-    with pytest.raises(models.ModelError, match=f"^--model {name}: .*{says}") as caught:
+    with pytest.raises(models.ModelError, match=f"^model {name}: .*{says}") as caught:
         Trainer(name, 0).uses_all_parameters()
     (line,) = str(caught.value).splitlines()
     assert re.search(rf" \({re.escape(os.path.relpath(__file__))}, line \d+\)", line) or mistake == "no method"

@@ -228,7 +228,7 @@ def test_a_model_that_cannot_be_counted_is_told_in_one_line(model, says):
     name = f"tests.ddplab.test_operation_counter:{model.__name__}"
     with pytest.raises(ModelError, match=re.escape(says)) as caught:
         measure_operations(name)
-    assert str(caught.value).startswith(f"--model {name}: ")
-    with pytest.raises(ModelError, match=f"^--model {name}: "):
+    assert str(caught.value).startswith(f"model {name}: ")
+    with pytest.raises(ModelError, match=f"^model {name}: "):
         measure_operations(name, autocast="float16")
     assert "\n" not in str(caught.value)

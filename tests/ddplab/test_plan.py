@@ -165,6 +165,45 @@ def test_what_to_measure_next_can_be_given(here, tmp_path):
     assert (done.returncode, "a step on one GPU" in done.stdout) == (0, False)
 
 
+def test_what_is_advised_for_several_systems_can_be_given(here, printed):
+    """`--measured` was advised for each, and refused with several systems."""
+    asked = ("plan", "resnet50", "aws-p4d", "dgx-h100", "--gpus", 64)
+    shown = " ".join(printed(*asked).split())
+    assert "(--measured with aws-p4d alone)" in shown
+    assert "(--step-ms dgx-h100:MS)" in shown
+    assert printed(*asked, "--step-ms", "dgx-h100:45")
+    assert "plan it alone" in here(*asked, "--measured", "8:97ms").stderr
+    assert printed(*asked[:3], "--gpus", 64, "--measured", "8:97ms")
+    done = here(*asked[:4], "--gpus", 64, "--samples", 1.2e10, "--deadline", "35h")
+    assert re.search(
+        r"; (aws-p4d|dgx-h100): the width .* --step-ms \1:MS, or --measured 1:TIME with \1 al", done.stderr
+    )
+
+
+def test_a_plan_names_no_option_that_it_lacks(here):
+    done = here("plan", "nosuch", "aws-p4d")
+    assert done.stderr == "ddplab: model: expected module:callable or a name that `ddplab show` lists, got 'nosuch'\n"
+
+
+def test_a_run_for_less_than_a_cent_has_no_figures_unless_its_budget_is_less(printed):
+    asked = ("plan", "resnet50", "aws-p4d", "--gpus", "8,16", "--step-ms", 90, "--price", 0.01, "--deadline", "1h")
+    shown = printed(*asked, "--samples", 40000, "--budget", 0.01)
+    assert "a cost of <0.01 USD for a budget of 0.01" in " ".join(shown.split())
+    assert re.search(r"^ +16 .* <0\.01 +yes +yes", shown, re.MULTILINE)
+    assert re.search(r"16 of aws-p4d\s+\(.* s,\s+<0\.01\); 8", shown)
+    assert re.search(r"a cost of\s+0\.00\d+-0\.00\d+ USD", printed(*asked, "--samples", 1e5, "--budget", 0.009))
+    assert re.search(r"^ +8 .* <0\.01-0\.0\d+ ", printed(*asked, "--samples", 2.45e6), re.MULTILINE)
+
+
+def test_a_measured_step_has_no_more_digits_than_were_given(printed, here, tmp_path):
+    shown = " ".join(printed("plan", "resnet50", "aws-p4d", "--gpus", 8, "--step-ms", 90, "--details").split())
+    assert "scaled to a measured step of 90 ms" in shown
+    path = tmp_path / "t.json.gz"
+    made = ("synthesize", "--model", "resnet50-224", "--device", "a100-40gb", "--step-ms", 90, "--out", path)
+    assert here(*made).returncode == 0
+    assert "90.000" not in here("plan", path, "dgx-h100").stderr
+
+
 def test_the_table_has_the_range_of_the_verdict(here):
     """91 to 99.1 % is less than 100 %; rounded outwards alone, the cell was 91-100 %, beside a "no"."""
     done = here("plan", "resnet50", "a100", "--step-ms", 90, "--gpus", 2, "--efficiency", "100%")

@@ -213,3 +213,15 @@ def test_the_output_says_what_counts_as_free_what_ties_and_what_it_leaves_out(an
     assert "2 more rows of the table not shown; at most 40 are printed" in lines
     assert "tie" in shown.split()  # the words of the column's head may stand on lines of their own
     assert {row["p99_ns"] for row in document["rows"]} == {None}
+
+
+def test_nothing_is_assumed_of_terms_that_have_no_origin(printed, tmp_path):
+    """On one GPU, no collective slows computation down; the sentence of assumed costs said by how much."""
+    path = tmp_path / "t.json.gz"
+    printed("synthesize", "--model", "resnet50-224", "--device", "a100-40gb", "--out", path)
+    for ranks, has in ((1, False), (8, True)):
+        shown = " ".join(printed("predict", path, "--fabric", "aws-p4d", "--world-size", ranks).split())
+        (origins,) = re.findall("origin of the costs: .*? assumed, because", shown)
+        assert ("slow_downs" in origins) == ("computation beside collectives" in shown) == has
+        assert ("stalls" in origins) == ("for each doubling" in shown) == has
+        assert ("jitter" in origins) == ("the iterations of one GPU" in shown) == has

@@ -49,8 +49,8 @@ def test_a_version_of_nccl_keeps_its_digits(topology):
 
 
 MISTAKES = {
-    "record --model alexnet": "--model: expected module:callable or a name that `ddplab show` lists",
-    "record --model t5-large": "--model t5-large: expected a model to run, got one of which only the operations",
+    "record --model alexnet": "model: expected module:callable or a name that `ddplab show` lists",
+    "record --model t5-large": "model t5-large: expected a model to run, got one of which only the operations",
     "predict {trace} --fabric dgx-h10": "got 'dgx-h10'; did you mean dgx-h100",
     "show llama": "got 'llama'; did you mean llama-3.2-1b or llama-3.1-8b",
     "record --model no_such:thing": "No module named 'no_such'",

@@ -74,7 +74,7 @@ def test_the_benchmark_of_the_reducer():
 @pytest.mark.parametrize(
     ("words", "says"),
     [
-        (["record", "--model", "nosuch"], r"^ddplab: rank \d on \S+: --model: expected .* got 'nosuch'$"),
+        (["record", "--model", "nosuch"], r"^ddplab: rank \d on \S+: model: expected .* got 'nosuch'$"),
         (["record", *TINY, "--world-size", 3], r"^ddplab: ranks: expected at most the 2 .* started, got 3$"),
     ],
 )
