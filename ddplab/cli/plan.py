@@ -33,7 +33,7 @@ AROUND = (0.125, 0.25, 0.5, 1.0, 2.0)
 """Multiples of a single number of GPUs that are predicted with it, for the knee and for measurements."""
 LARGER = "-224"
 """Ending of the names of models that have the size of published training, unlike small ones of the same name."""
-SPARED = ("fixed total", "iteration ms", "MFU")
+SPARED = ("fixed total", "iteration ms", "MFU", "efficiency")
 """Columns to leave out on a narrow terminal, the first one first."""
 ANSWERS = {"deadline": "in time", "budget": "in budget", "efficiency": "efficient", "memory": "fits"}
 FILE = re.compile(r"[/:]|\.(ya?ml|log|txt|csv|json)$")
@@ -238,9 +238,8 @@ def _on_device(trace: Trace, device: str | None) -> Trace:
     is_other |= known is not None and workload.device == "meta" and not workload.device_name.startswith(expected)
     if workload.device == "cpu" or is_other:
         raise ValueError(
-            f"trace: expected a trace of {expected}, as the system has, got one of "
-            f"{workload.device_name.split(' by ')[0]}; convert it with `ddplab synthesize --rescale`, or name the "
-            "system that has its GPUs"
+            f"trace: expected a trace of {expected}, as the system has, got {workload.device_name.split(' by ')[0]}; "
+            "convert it with `ddplab synthesize --rescale`, or name the system that has its GPUs"
         )
     if known is not None or workload.device != "cuda":
         return trace
@@ -361,8 +360,7 @@ def _sentences(one: SystemPlan, *, asks_efficiency: bool, details: bool) -> list
     """Return what follows for a system: what trains, the limit and memory; all else with details."""
     workload, system, batch = one.scaling.system.inputs.trace.workload, one.scaling.system, one.scaling.batch
     note = "; samples are batches, whose size is not known" if not workload.batch else ""
-    spared = r"(\.|(?<=\.[1-9])|(?<=\.\d[1-9]))0+(?= ms)" if details else " by [^;]*"  # 90.000 ms is 90 ms
-    device = re.sub(spared, "", workload.device_name)
+    device = re.sub(r"\.0+(?= ms)" if details else " by [^;]*", "", workload.device_name)  # 90 ms, not 90.000
     said = [
         f"{workload.model}, {batch} sample{'s' * (batch > 1)} per GPU, on {device}{note}",
         judgement.limit_sentence(one.limits, details=details),

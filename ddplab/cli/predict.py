@@ -92,11 +92,9 @@ def predict(
     with options.naming("--without"):
         inputs = leave_out(left_out, inputs)
         each = [leave_out(left_out, inputs._replace(policy=one)) for one in policies]
-    from_where = {}
-    if len(world_sizes) == 1:  # terms without an origin have no effect, so nothing is assumed of them
-        from_where = origins(each[0], world_sizes[0], *each[1:])
-        idle = [name for name, origin in from_where.items() if origin == "none"]
-        each = [one._replace(assumed=leave_out(idle, one).assumed, measured_policy=inputs.policy) for one in each]
+    from_where = origins(each[0], world_sizes[0], *each[1:]) if len(world_sizes) == 1 else {}
+    idle = [name for name, origin in from_where.items() if origin == "none"]  # of which nothing is assumed
+    each = [one._replace(assumed=leave_out(idle, one).assumed, measured_policy=inputs.policy) for one in each]
     system = System(inputs._replace(measured_policy=inputs.policy))
     predictions = {ranks: [system.at(ranks, one) for one in each] for ranks in world_sizes}
     model = inputs.trace.workload.model
@@ -215,11 +213,9 @@ def _prediction_row(policy: Policy, prediction: Prediction) -> dict[str, str]:
 
 def counted(buckets: Sequence[int], total: int) -> str:
     """Return bucket indices as a count with their range, such as `3 of 35 (2-4)`."""
-    count = f"{len(buckets)} of {total}"
-    if not buckets:
-        return count
-    first, last = min(buckets), max(buckets)
-    return f"{count} ({first if first == last else f'{first}-{last}'})"
+    first, last = min(buckets, default=0), max(buckets, default=0)
+    places = f" ({first if first == last else f'{first}-{last}'})"
+    return f"{len(buckets)} of {total}{places * bool(buckets)}"
 
 
 def _effect_row(effect: Effect, breakdown: Mapping[str, int]) -> dict[str, str]:

@@ -148,3 +148,14 @@ def test_names_cannot_control_the_terminal(encoding, name):
     assert shown.startswith(r"\x1b[31m")
     assert re.search(r"\[fp16\]\s+:smile:", shown)
     assert not re.search("[\x00-\x08\x0b-\x1f\x7f-\x9f\u202e]", shown)
+
+
+def test_no_number_of_a_narrow_table_is_broken(printed, monkeypatch):
+    """At 60 columns, 0.0089-0.0136 USD was 0.0089-0.013 over a 6."""
+    monkeypatch.setattr(PrintableStream, "isatty", lambda _: True, raising=False)
+    monkeypatch.setenv("COLUMNS", "60")
+    prices = ("--price", "aws-p4d:2", "--price", "dgx-h100:4")
+    shown = printed("plan", "gpt2", "aws-p4d", "dgx-h100", "--gpus", 64, "--details", *prices)
+    rows = re.findall(r"^ *(?:aws-p4d|dgx-h100) .*", shown, re.MULTILINE)
+    assert len(rows) == 10
+    assert all(re.search(r" 0\.\d{4}-0\.\d{4} *$", row) for row in rows)

@@ -329,7 +329,7 @@ def test_a_profile_of_something_else_is_refused_by_name(tmp_path, name):
 
 @given(profiler_files.scripts())
 def test_what_contradicts_the_reading_is_refused(tmp_path, script):
-    """A lost computing stream, all-reduces of several ranks without a kernel, and a second wrapper in a step."""
+    """A lost computing stream or some kernels, all-reduces of several ranks without any, and a second wrapper."""
     document, _ = profiler_files.profile(script)
     computing = [one for one in document["traceEvents"] if one["cat"] == "kernel" and "nccl" not in one["name"]]
     collectives = [one for one in document["traceEvents"] if one["cat"] == "kernel" and "nccl" in one["name"]]
@@ -339,12 +339,15 @@ def test_what_contradicts_the_reading_is_refused(tmp_path, script):
         names = {id(one) for some in gone for one in some}
         return document | {"traceEvents": [one for one in document["traceEvents"] if id(one) not in names]}
 
+    ids = {one["args"]["correlation"] for one in collectives}
+    all_reduces = [one for one in document["traceEvents"] if one["args"].get("correlation") in ids]
     forward = next(one for one in document["traceEvents"] if one["name"] == "DistributedDataParallel.forward")
     optimizer = next(one for one in document["traceEvents"] if one["name"].startswith("Optimizer.step"))
     second = forward | {"ts": optimizer["ts"], "dur": optimizer["dur"] / 2}
     wrong = {
-        "all of a communication library: the profiler has lost": left(computing, copies),
-        "expected a kernel of each all-reduce of 2 ranks, got none": left(collectives),
+        f"got nothing of {len(computing) + len(copies)}, as if a stream was lost": left(computing, copies),
+        f"got nothing of {len(computing[::2])}, as if a stream was lost": left(computing[::2]),
+        "expected a kernel of each all-reduce of 2 ranks, got none": left(all_reduces),
         "got a gradient before the last DistributedDataParallel.forward": document
         | {"traceEvents": [*document["traceEvents"], second]},
     }
@@ -352,6 +355,14 @@ def test_what_contradicts_the_reading_is_refused(tmp_path, script):
         with pytest.raises(TraceError, match=message) as caught:
             import_profile([write(told, tmp_path / "rank0.json")])
         assert "\n" not in str(caught.value)
-    alone = left(collectives)
+    alone = left(all_reduces)
     alone["distributedInfo"] = {"backend": "nccl", "rank": 0, "world_size": 1}
     assert import_profile([write(alone, tmp_path / "rank0.json")]).trace.workload.world_size == 1
+
+
+def test_a_run_has_as_many_ranks_as_its_largest_group_at_least(tmp_path):
+    """The number of ranks in the header won over that of the collectives, which is of more."""
+    document, _ = profiler_files.profile(profiler_files.SMALL)
+    for one in document["traceEvents"]:
+        one["args"] |= {"Group size": 8} if one["name"] == "record_param_comms" else {}
+    assert import_profile([write(document, tmp_path / "rank0.json")]).trace.workload.world_size == 8
