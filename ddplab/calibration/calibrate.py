@@ -82,8 +82,8 @@ def measure_collectives(
         library=pool.backend,
         sharing=_sharing(samples),
         processor=Processor(**pool.run(time_copies, repeats)[0]),
-        source=f"measured: {pool.backend}, {world_size} ranks on one {platform.machine()} machine, "
-        f"torch {torch.__version__}",
+        source=f"measured: {pool.backend}, {world_size} rank{'s' * (world_size > 1)} on one "
+        f"{platform.machine()} machine, torch {torch.__version__}",
     )
 
 

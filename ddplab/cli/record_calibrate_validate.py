@@ -80,8 +80,9 @@ def calibrate(
     show_fabric(fabric, str(out))
     if median(row.spread for row in fabric.all_reduce) > NOISY_SPREAD:
         print("all-reduces varied, probably because other programs ran; calibrate again while nothing else runs")
+    more = f"--set extrapolate=true --world-size {4 * ranks}" if ranks > 1 else "--world-size 1"
     print(
-        f"next: ddplab predict TRACE --fabric {out} --set extrapolate=true --world-size {4 * ranks}\n"
+        f"next: ddplab predict TRACE --fabric {out} {more}\n"
         f"TRACE is what `ddplab record --model {model} --out TRACE` writes"
     )
 

@@ -75,7 +75,7 @@ def synthesize(
     at_peak, paced = (synthesize_trace(operations, one) for one in (sheet.model_copy(update={"pace_ns": 0}), sheet))
     peak_ns, paced_ns, ns = (one.ranks[0].iterations[0].duration_ns for one in (at_peak, paced, trace))
     usual = USUAL if sheet.generation is None else sheet.bounds(operations)
-    say(judgement(peak_ns, paced_ns, None if step_ms is None else ns / 1e6, usual))
+    say(judgement(peak_ns, paced_ns, None if step_ms is None else ns / 1e6, usual, trace.workload.doubt))
 
 
 def read_step(text: str | None) -> dict[str, int]:
@@ -128,11 +128,13 @@ def choose_precision(device: str, parameters: Sequence[Parameter]) -> str:
     return sheet
 
 
-def judgement(roofline_ns: int, paced_ns: int, step_ms: float | None, usual: tuple[float, float] = USUAL) -> str:
+def judgement(
+    roofline_ns: int, paced_ns: int, step_ms: float | None, usual: tuple[float, float] = USUAL, doubt: str = ""
+) -> str:
     """Compare the measured time of a step, if it is given, with the roofline, or with the pace of the host.
 
     `roofline_ns` is the time of an iteration by peak rates or, if the `usual` multiples of it are not `USUAL`, by
-    measured utilisation; `paced_ns` the same if each kernel waits for the host to launch it.
+    measured utilisation; `paced_ns` the same if each kernel waits for the host to launch it. `doubt` is the trace's.
     """
     at_peak = usual == USUAL
     rates = "at the peak rates of its data sheet" if at_peak else "by the measured utilisation of its generation"
@@ -142,7 +144,7 @@ def judgement(roofline_ns: int, paced_ns: int, step_ms: float | None, usual: tup
         elif step_ms * 1e6 < paced_ns:
             advice = f"a step of {step_ms:.4g} ms needs CUDA graphs, torch.compile or a faster host"
         else:
-            advice = f"the step takes {step_ms:.4g} ms"
+            advice = doubt or f"the step takes {step_ms:.4g} ms"
         return (
             f"the host needs {milliseconds(paced_ns, '.3g')} ms to launch the kernels of an iteration one by one, "
             f"and the device {milliseconds(roofline_ns, '.3g')} ms to run them {rates}; {advice}"

@@ -168,6 +168,8 @@ def _failure(rank: int, error: BaseException) -> Error:
 def _meet(own: Membership) -> None:
     """Initialise the process group with a store: a file, or the address and port of the launcher's."""
     timeout = timedelta(seconds=own.timeout_s)
+    if not all(dist.is_backend_available(name.rpartition(":")[2]) for name in own.backend.split(",")):
+        raise Error(f"ranks: expected a backend that this torch has, such as gloo, got {own.backend!r}; name another")
     meet = partial(dist.init_process_group, own.backend, rank=own.rank, world_size=own.world_size, timeout=timeout)
     if isinstance(own.store, tuple):
         meet(store=TCPStore(*own.store, is_master=False, timeout=timeout))

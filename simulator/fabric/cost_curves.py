@@ -221,10 +221,11 @@ class CostCurves:
     def _levels(self, world_size: int) -> tuple[Level, ...]:
         if self._fabric.topology is not None:
             return self._fabric.topology.in_use(world_size)
+        extrapolate = "extrapolate (extrapolate=True, --set extrapolate=true), " * bool(self._of_several_ranks)
         raise ValueError(
             f"world_size: expected one of {list(self.all_reduces)}, for which all-reduces were measured, "
-            f"got {world_size}; measure it (ddplab calibrate --world-size {world_size}), extrapolate "
-            "(extrapolate=True, --set extrapolate=true), or describe the links (a YAML file is a --fabric too)"
+            f"got {world_size}; measure it (ddplab calibrate --world-size {world_size}), {extrapolate}"
+            "or describe the links (a YAML file is a --fabric too)"
         )
 
 

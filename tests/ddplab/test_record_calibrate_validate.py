@@ -31,3 +31,14 @@ def test_calibrate_and_validate_on_real_ranks(answered, tmp_path):
     fabric = Fabric.load(tmp_path / "fabric.json")
     assert fabric.all_reduce_ns(1 << 27, 2) > fabric.all_reduce_ns(1 << 12, 2) > 0
     assert [hook.name for hook in fabric.processor.hooks] == ["none", "fp16"]
+
+
+def test_what_calibrate_names_as_next_is_possible_after_one_rank(printed, here, trace, tmp_path):
+    fabric = tmp_path / "fabric.json"
+    said = printed("calibrate", "--model", TINY, "--world-size", 1, "--out", fabric)
+    (line,) = (line for line in said.splitlines() if line.startswith("next: ddplab "))
+    words = line.replace("TRACE", str(trace)).split()[2:]
+    done = here(*words)
+    assert done.returncode == 0, done.stderr
+    said = here(*words[:-1], 4).stderr
+    assert "measure it (ddplab calibrate --world-size 4), or describe the links" in said, "one rank is no basis"

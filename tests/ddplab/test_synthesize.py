@@ -54,3 +54,10 @@ def test_a_step_has_one_time_or_three(text):
 )
 def test_a_step_is_compared_with_the_roofline_and_the_host(roofline_ms, paced_ms, step_ms, says):
     assert re.search(says, judgement(roofline_ms * 10**6, paced_ms * 10**6, step_ms))
+
+
+def test_a_doubtful_step_is_named_as_such_where_the_host_limits(here, tmp_path):
+    words = ("synthesize", "--model", "resnet50", "--device", "h100", "--out", tmp_path / "t.json", "--step-ms")
+    said = [" ".join(here(*words, ms).stdout.split()) for ms in (500, 25)]
+    assert "times its usual time: check unit, batch and precision" in said[0]
+    assert said[1].endswith("the step takes 25 ms")

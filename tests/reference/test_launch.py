@@ -177,6 +177,13 @@ def test_ranks_without_the_device_that_they_are_given_end_with_one_line():
         pool.run(bodies.identify)
 
 
+@pytest.mark.parametrize("backend", ["no-such", "gloo,gloo-2", "cpu:no-such"])
+def test_a_backend_that_torch_lacks_is_refused_in_one_line(backend):
+    says = f"^ranks: expected a backend that this torch has, such as gloo, got '{backend}'; name another$"
+    with RankPool(1, backend=backend, timeout_s=60) as pool, pytest.raises(Error, match=says):
+        pool.run(bodies.identify)
+
+
 AS_UNDER_TORCHRUN = """
 import torch
 from ddplab.reference.launch import run_ranks
