@@ -165,7 +165,7 @@ class Subject:
     Raises ValueError, on the first use, if the name is malformed, or nothing callable has this name.
     """
 
-    name: str  #: `module:name`; importable on every rank
+    name: str  #: ``module:name``; importable on every rank
     is_finished: bool = field(default=True, kw_only=True)
     """Whether the script calls what must follow a backward pass. False: the class has to average by itself."""
     one_order: bool = field(default=False, kw_only=True)

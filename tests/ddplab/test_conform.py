@@ -188,10 +188,14 @@ def test_a_run_that_is_interrupted_does_not_conform(command, monkeypatch):
 
 def test_ctrl_c_during_the_imports_prevents_no_output(command, monkeypatch):
     monkeypatch.setattr("ddplab.cli.conform.start_server", lambda: os.kill(os.getpid(), signal.SIGINT))
-    _, report, suite = command(NAIVE, "--only", "one weight")
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)  # a background job ignores it
+    try:
+        _, report, suite = command(NAIVE, "--only", "one weight")
+        assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+    finally:
+        signal.signal(signal.SIGINT, before)
     assert (report["conforms"], report["problems"]) == (None, ["the run ended early: KeyboardInterrupt"])
     assert suite.get("failures") == "1"
-    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
 
 
 def test_the_command_ends_with_an_error_after_a_fault_and_writes_its_program(command):

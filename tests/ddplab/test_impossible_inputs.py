@@ -32,7 +32,7 @@ IMPOSSIBLE = [
     *(((*SYNTHESIZE, "--step-ms", word), f"{part}: expected at least") for word, part in
       (("0.212", "step"), ("2,200,5", "forward"), ("60,2,5", "backward"))),
     # two inputs that cannot both be true
-    (("plan", "{trace}", "dgx-h100", "--world-size", 8), "H100 SXM, as the system has, got one of NVIDIA A100"),
+    (("plan", "{trace}", "dgx-h100", "--world-size", 8), "H100 SXM, as the system has, got NVIDIA A100"),
     (("plan", "{trace}", "{pod}", "--device", "v100", "--world-size", 8), "a trace of NVIDIA V100"),
     ((*VIT, "--step-ms", 212, "--step-ms", 90), "expected one time of aws-p4d, got 212 and 90 ms"),
     ((*PREDICT, "--set", "sync_every=2", "--set", "sync_every=4"), "one value of sync_every, got 'sync_every=2' and"),

@@ -574,8 +574,11 @@ def early_kernels(events):
 
 
 def without_kernels(events, *, of_library):
+    """Leave out kernels, and with them their launches, which are no sign of a lost stream then."""
     kinds = ("kernel",) if of_library else ("kernel", "gpu_memcpy")
-    return [one for one in events if one["cat"] not in kinds or ("nccl" in one["name"]) != of_library]
+    lost = [one for one in events if one["cat"] in kinds and ("nccl" in one["name"]) == of_library]
+    ids = {one["args"]["correlation"] for one in lost}
+    return [one for one in events if one.get("args", {}).get("correlation") not in ids]
 
 
 def with_a_forward_pass_at_the_end(events):
