@@ -52,7 +52,7 @@ LATENCY_US = {
 LEAST_WAIT = 0.1
 """Pieces of a message that wait for a shorter part of the usual time do not wait, or the links are out of order."""
 BUCKETS = 2**20, 2**27
-"""Bytes of the messages by which transports are compared."""
+"""Smallest and largest message for which transports are compared, bytes."""
 LEAST_GPUS = 4
 """Two and three GPUs of one node are left out, because of their direct links."""
 

@@ -79,7 +79,7 @@ class Bench:
         self.offer, self.methods = Offer(frozenset(), frozenset()), frozenset[str]()
         #: Of each method that the class has, the error with which the class refuses it; empty: none.
         self.refusals: dict[str, str] = {}
-        self.schedules: list[EmulatedSchedule] = []  #: in virtual time, as far as the check `overlap` has found out
+        self.schedules: list[EmulatedSchedule] = []  #: those in virtual time that the check `overlap` has recorded
         self.not_in_virtual_time = ""  #: why it does not run there, found out by `any timing`; empty: it may run
         self.slowness = 1.0  #: by how many times the machine was slower at the start than a quiet one; limits grow
         self.shrinks = True  #: whether a program that shows a fault is made smaller: until the first fault is shown

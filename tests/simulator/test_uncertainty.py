@@ -117,7 +117,7 @@ def test_where_the_latency_seems_to_be_a_default_the_range_holds_for_every_trans
 
 @given(st.sampled_from([0.5, 1.0, 1.44, 2.5, 3.2]), st.sampled_from([16, 32, 128]))
 def test_where_the_wait_of_a_transport_is_not_known_the_range_holds_for_every_published_one(wait, gpus):
-    """See `algorithms.UNKNOWN_WAIT`; nobody knows how long the pieces of a message wait over TCPXO."""
+    """See `algorithms.UNKNOWN_WAIT`; the catalogue gives no wait for TCPXO."""
     fabric, sizes = load_fabric("gcp-a3-mega"), 2 ** np.arange(3, 31)
     inside, network = fabric.topology.levels
     known = Fabric.from_topology(Topology(levels=(inside, network.model_copy(update={"wait": wait}))))
