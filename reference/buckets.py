@@ -22,6 +22,8 @@ if TYPE_CHECKING:
 
 NEVER = 2**62
 """A number of gradients, or of their bytes, that is never reached."""
+MOST_WAITING_BYTES = 2**18
+"""Gradients of more bytes than this do not wait until their bucket is complete: they would leave a CPU's caches."""
 SUM = dist.AllreduceOptions()
 """torch's options of an all-reduce, as they are by default: a process group written in Python must be given some."""
 
@@ -37,9 +39,9 @@ class Bucket:
     *ready*), `pack`, `all_reduce` or another collective over `buffer`, `copy_out`; `reset` starts the next iteration.
     The bucket owns its buffer. Parameters keep gradients of their own, which `pack` reads and `copy_out` overwrites.
 
-    Gradients are copied together, in most cases when the bucket is ready, and not one by one as they arrive. Starting
-    a copy between two layers of the backward pass costs more time than reading the gradient while it is in the CPU
-    cache would save.
+    Small gradients are copied together, in most cases when the bucket is ready, and not one by one as they arrive.
+    Starting a copy between two layers of the backward pass costs more time than reading a small gradient while it is
+    in the CPU cache would save.
 
     Args:
         indices: Parameter index of each slot.
@@ -56,16 +58,20 @@ class Bucket:
     """
 
     buffer: Tensor
-    room_bytes = NEVER
 
     def __init__(self, indices: Sequence[int], parameters: Sequence[nn.Parameter], *, batched: bool = False) -> None:
         self.indices = tuple(indices)
         self.parameters = list(parameters)
-        self.size_bytes = sum(parameter.nbytes for parameter in self.parameters)
+        self._sizes_bytes = [parameter.nbytes for parameter in self.parameters]
+        self.size_bytes = sum(self._sizes_bytes)
         self._batched = batched
         self._make_buffer()
         self._copies = ScaledCopies(self.buffer, self.views, batched=batched)
         self.reset()
+
+    @property
+    def _most_waiting_bytes(self) -> int:
+        return MOST_WAITING_BYTES if self.buffer.device.type == "cpu" and not self._batched else NEVER
 
     def __repr__(self) -> str:
         return f"Bucket(parameters {list(self.indices)}, {self.size_bytes} bytes, {self.pending} pending)"
@@ -83,6 +89,7 @@ class Bucket:
         self.pending = len(self.parameters)
         self.is_put = bytearray(self.pending)
         self.waiting: list[int] = []
+        self.room_bytes = self._most_waiting_bytes
         self._absent: list[int] = []
 
     def put(self, slots: Sequence[int]) -> bool:
@@ -94,7 +101,8 @@ class Bucket:
             is_put[slot] = True
         self.pending -= len(slots)
         self.waiting += slots
-        return not self.pending
+        self.room_bytes -= sum(map(self._sizes_bytes.__getitem__, slots))
+        return not self.pending or self.room_bytes < 0
 
     def misfits(self, *, thorough: bool) -> list[int]:
         """Waiting slots without a gradient, and those whose gradients do not fit their views or are differentiable.
@@ -120,6 +128,7 @@ class Bucket:
         """Copy what was put since the last call into the buffer, times `scale`; zeros where there is no gradient."""
         slots = sorted(self.waiting)  # the order of the buffer, which the cache prefers
         self.waiting = []
+        self.room_bytes = self._most_waiting_bytes
         gradients = [self.parameters[slot].grad for slot in slots]
         if any(map(is_, gradients, repeat(None))):
             absent = [slot for slot, gradient in zip(slots, gradients, strict=True) if gradient is None]

@@ -7,12 +7,8 @@ import torch
 from torch import Tensor, nn
 
 from ..bucket_memory import ScaledCopies
-from ..buckets import Bucket
+from ..buckets import MOST_WAITING_BYTES, Bucket
 from ..constructor_arguments import Options
-
-MOST_WAITING_BYTES = 2**18
-"""A bucket whose views become the gradients is packed as soon as gradients of more bytes in total wait in it, because
-until then each of them takes memory beside its view."""
 
 
 def make_bucket(
@@ -33,6 +29,8 @@ class ViewBucket(Bucket):
     A gradient that autograd allocated anew, because the last one was set to None, is copied once and becomes a view.
     """
 
+    _most_waiting_bytes = MOST_WAITING_BYTES  # on all devices: until then each takes memory beside its view
+
     def reset(self) -> None:
         """See `Bucket.reset`.
 
@@ -40,28 +38,19 @@ class ViewBucket(Bucket):
         again, and the gradients copied as those that autograd allocates.
         """
         super().reset()
-        self.room_bytes = MOST_WAITING_BYTES
         if list(map(Tensor.data_ptr, self.views)) != self._addresses:
             self.views[:] = [view.detach() for view in self._unseen_views]
-
-    def put(self, slots: Sequence[int]) -> bool:
-        """See `Bucket.put`; also True as soon as many bytes wait."""
-        should_pack = super().put(slots)
-        self.room_bytes -= sum(map(self._sizes_bytes.__getitem__, slots))
-        return should_pack or self.room_bytes < 0
 
     def pack(self, scale: float) -> None:
         """See `Bucket.pack`."""
         packed = self.waiting
         super().pack(scale)
-        self.room_bytes = MOST_WAITING_BYTES
         for slot in packed:
             if self.parameters[slot].grad is not None:
                 self.parameters[slot].grad = self.views[slot]
 
     def _make_buffer(self) -> None:
         super()._make_buffer()
-        self._sizes_bytes = [view.nbytes for view in self.views]
         self._addresses = [view.data_ptr() for view in self.views]
         self._unseen_views = [view.detach() for view in self.views]  # which the script cannot move
         for slot, parameter in enumerate(self.parameters):

@@ -1,6 +1,7 @@
 """Autograd: gradients of several threads, what a backward pass can reach, and which tensors accumulate gradients."""
 
 import threading
+from functools import partial
 from random import Random
 
 import pytest
@@ -10,8 +11,8 @@ from hypothesis import strategies as st
 from torch import nn
 
 from ddplab.reference.autograd_hooks import Inbox, accumulators, arrivals_until_pack, attach_hooks
-from ddplab.reference.buckets import Bucket
-from ddplab.reference.features.view_and_sparse_buckets import MOST_WAITING_BYTES, ViewBucket
+from ddplab.reference.buckets import MOST_WAITING_BYTES, Bucket
+from ddplab.reference.features.view_and_sparse_buckets import ViewBucket
 from ddplab.reference.parameters import reachable
 
 
@@ -75,12 +76,16 @@ class Packs:
 SIZES = st.lists(st.sampled_from([1, 40_000, 50_000, 100_000]), min_size=1, max_size=12)
 
 
-@example([40_000] * 6, True, {3}, Random(4))  # the first two gradients are too large to wait together
-@given(SIZES, st.booleans(), st.sets(st.integers(1, 11), max_size=2), st.randoms(use_true_random=False))
-def test_the_reducer_is_called_in_time_to_pack_and_seldom_before(sizes, views, cuts, random):
-    """No complete bucket waits, nor do more bytes than a bucket of views lets wait; plain buckets pack once each."""
+KINDS = st.sampled_from([Bucket, ViewBucket, partial(Bucket, batched=True)])
+
+
+@example([40_000] * 6, ViewBucket, {3}, Random(4))  # the first two gradients are too large to wait together
+@given(SIZES, KINDS, st.sets(st.integers(1, 11), max_size=2), st.randoms(use_true_random=False))
+def test_the_reducer_is_called_in_time_to_pack_and_seldom_before(sizes, kind, cuts, random):
+    """No complete bucket waits, nor do more bytes than a bucket lets wait; batched buckets pack once each."""
     parameters = [nn.Parameter(torch.ones(elements)) for elements in sizes]
-    listener = Packs(parameters, ViewBucket if views else Bucket, {cut for cut in cuts if cut < len(sizes)})
+    listener = Packs(parameters, kind, {cut for cut in cuts if cut < len(sizes)})
+    packs_early = kind in (Bucket, ViewBucket)
     nodes = accumulators(parameters)
     attach_hooks(nodes, listener, locked=False)
     arrived = set()
@@ -91,8 +96,8 @@ def test_the_reducer_is_called_in_time_to_pack_and_seldom_before(sizes, views, c
             first = bucket.indices[0]
             waiting = [i for i in bucket.indices if i in listener.inbox.indices or i - first in bucket.waiting]
             assert not waiting or not arrived.issuperset(bucket.indices)
-            assert not views or sum(parameters[i].nbytes for i in waiting) <= MOST_WAITING_BYTES
-    if len(listener.buckets) == 1 and (not views or sum(sizes) * 4 <= MOST_WAITING_BYTES):
+            assert not packs_early or sum(parameters[i].nbytes for i in waiting) <= MOST_WAITING_BYTES
+    if len(listener.buckets) == 1 and (not packs_early or sum(sizes) * 4 <= MOST_WAITING_BYTES):
         assert listener.calls == min(2, len(sizes))  # with the first gradient and with the last
 
 
