@@ -8,8 +8,8 @@ from torch import Tensor, nn
 from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_hook
 
 from ddplab.reference.bucket_memory import CACHE_LINE_BYTES
-from ddplab.reference.data_parallel import DistributedDataParallel
 from ddplab.reference.buckets import MOST_WAITING_BYTES
+from ddplab.reference.data_parallel import DistributedDataParallel
 from ddplab.reference.features.view_and_sparse_buckets import ViewBucket
 
 from ..scenarios import Wrap, batch, mlp, on_both_classes
