@@ -15,8 +15,8 @@ import numpy as np
 from ...reference.bucketing import DEFAULT_BUCKET_CAP_MB
 from ..cost_terms import SLOW_RANKS, TERMS, leave_out
 from ..engines.closed_form import latencies_ns
-from ..fabric import Fabric
 from ..fabric.algorithms import sent_share
+from ..fabric.fabric import in_words
 from ..inputs_with_default_costs import Inputs
 from ..predicted_iteration import Prediction
 from ..prediction import System
@@ -80,7 +80,7 @@ class NetworkNeed(NamedTuple):
         """The links that are needed, in words."""
         return (
             f"links {self.multiple:.3g} times as fast: {self.needed_gb_per_s:.3g} GB/s of bus bandwidth for the "
-            f"largest message ({self.message_bytes / 2**20:.1f} MB) instead of {self.bus_gb_per_s:.3g}"
+            f"largest message ({in_words(self.message_bytes)}) instead of {self.bus_gb_per_s:.3g}"
         )
 
     def sentence(self) -> str:
@@ -116,10 +116,9 @@ class Limits:
         """Why limits and needs do not follow from the model, in words; empty if they do."""
         if self.now.contradictions:
             return "the model does not explain the measured iterations"
-        size_bytes = self.message_bytes
-        fabric, size = self.system.inputs.fabric, np.array([size_bytes])
+        fabric, size = self.system.inputs.fabric, np.array([self.message_bytes])
         if self.world_size > 1 and fabric.errors_beyond_tables(size, self.world_size)[0] > MOST_BEYOND:
-            return f"no all-reduce near {size_bytes / 2**20:.1f} MB, the largest message, was measured"
+            return f"no all-reduce near {in_words(self.message_bytes)}, the largest message, was measured"
         return ""
 
     @property
@@ -160,36 +159,31 @@ class Limits:
 
     def needed_rate(self, target: float = TARGET) -> NetworkNeed:
         """Return how fast the links must be for this efficiency, from 0 to 1."""
-
-        def with_rates(multiple: float) -> Prediction:
-            return self._on(self.system.inputs.fabric.with_links(rates=multiple))
-
         best = None
         if not self.why_unknown:
-            best = least_multiple(lambda multiple: with_rates(multiple).efficiency, target)
-        needed = None if best is None else _largest_message(with_rates(best))[1]
+            best = least_multiple(lambda multiple: self._with_links(rates=multiple).efficiency, target)
+        needed = None if best is None else _largest_message(self._with_links(rates=best))[1]
         return NetworkNeed(target, best, *_largest_message(self.now), needed)
 
     def needs(self, target: float) -> Needs:
         """Return how far one thing alone must change for this efficiency, from 0 to 1."""
-        has_network, links = self.world_size > 1, self.system.inputs.fabric
+        has_network = self.world_size > 1
         rate = self.needed_rate(target) if has_network else None
         if self.why_unknown:
             return Needs(rate, None, None, None)
 
         def with_speed(multiple: float) -> float:  # of empty messages
-            return self._on(links.with_links(latencies=1 / multiple)).efficiency
+            return self._with_links(latencies=1 / multiple).efficiency
 
         speed = least_multiple(with_speed, target, tolerance=TOLERANCE) if has_network else None
-        latency = None if speed is None else 1 / speed
-        return Needs(rate, latency, self._needed_batch(target), self._needed_accumulation(target))
+        return Needs(rate, speed and 1 / speed, self._needed_batch(target), self._needed_accumulation(target))
 
     def changes(self) -> list[Change]:
         """Return what other bucket caps, comm hooks and accumulation would give, the fastest first."""
         inputs, policy = self.system.inputs, self.system.inputs.policy
-        others: dict[str, Inputs] = {}
-        if policy.hook.name == "none" and policy.grouping != "module":
-            others = {f"hook {hook}": inputs.with_policy(hook=named_hook(hook)) for hook in HOOKS}
+        is_sparse = any(one.sparse for one in inputs.trace.workload.parameters)  # which none of `HOOKS` supports
+        hooks = () if policy.hook.name != "none" or policy.grouping == "module" or is_sparse else HOOKS
+        others = {f"hook {hook}": inputs.with_policy(hook=named_hook(hook)) for hook in hooks}
         if policy.sync_every == 1:
             others[f"accumulate {ACCUMULATED}"] = inputs.with_policy(sync_every=ACCUMULATED)
         changed = {"best buckets": self.best_buckets()}
@@ -210,8 +204,9 @@ class Limits:
         """The prediction whose limits these are."""
         return self.system.at(self.world_size)
 
-    def _on(self, fabric: Fabric) -> Prediction:
-        return self.system.at(self.world_size, self.system.inputs._replace(fabric=fabric))
+    def _with_links(self, **multiples: float) -> Prediction:
+        inputs = self.system.inputs
+        return self.system.at(self.world_size, inputs._replace(fabric=inputs.fabric.with_links(**multiples)))
 
     def _saved_by(self, changed: Inputs) -> int:
         return max(0, self.now.iteration_ns - self.system.at(self.world_size, changed).iteration_ns)

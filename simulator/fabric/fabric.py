@@ -320,12 +320,12 @@ class Fabric(Schema, strict=False):
             times = float(curve.ns[-1] / curve.beyond.costs_ns(curve.sizes_bytes[-1:])[0])
             if times > OUT_OF_ORDER:
                 sentences.append(
-                    f"all-reduces of {_in_words(last)} on {world_size} ranks take {times:.2g} times as long as the "
+                    f"all-reduces of {in_words(last)} on {world_size} ranks take {times:.2g} times as long as the "
                     f"described links let expect, as if these were out of order: {CHECK_LINKS}"
                 )
         beyond = {"smaller": (sizes_bytes < first).any(), "larger": (sizes_bytes > last).any()}
         if which := " and ".join(name for name, some in beyond.items() if some):
-            known = f"{'measured' if is_measured else 'extrapolated'} from {_in_words(first)} to {_in_words(last)}"
+            known = f"{'measured' if is_measured else 'extrapolated'} from {in_words(first)} to {in_words(last)}"
             how = "take the time by the described links, times the factor that joins it to the table"
             if curve.beyond is None:
                 how = (
@@ -419,7 +419,8 @@ class Fabric(Schema, strict=False):
             raise ValueError(f"fabric: {error}") from None
 
 
-def _in_words(size_bytes: int) -> str:
+def in_words(size_bytes: int) -> str:
+    """Return a size with its unit, with four digits, however small or large it is."""
     power = min(max(0, size_bytes.bit_length() - 1) // 10, 3)
     return f"{size_bytes / 1024**power:.4g} {('bytes', 'KiB', 'MiB', 'GiB')[power]}"
 

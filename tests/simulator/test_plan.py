@@ -19,6 +19,7 @@ from ddplab.simulator.workload.variation import RECORDED, Straggler, Variation
 
 from ..explore import examples
 from ..strategies import iteration, rate_fabrics, trace_of, traces
+from .changed_traces import with_parameters
 
 SIZES = st.lists(st.sampled_from([1, 2, 3, 4, 8, 16, 64, 1024, 16_384]), min_size=1, max_size=5, unique=True)
 
@@ -214,6 +215,13 @@ def test_a_wrong_question_is_one_line(wrong, message):
     with pytest.raises(ValueError, match=message) as error:
         plan(trace, Fabric.from_alpha_beta(0, 1e9), **{"world_sizes": [2], **wrong})
     assert "\n" not in str(error.value)
+
+
+def test_hooks_that_refuse_sparse_gradients_are_no_change_of_settings():
+    trace = trace_of([[iteration(100, (500, 300), 500, 0)]], (8, 8))
+    trace = with_parameters(trace, sparse=[True, False])
+    (one,) = plan(trace, Fabric.from_alpha_beta(10, 1e9), world_sizes=[2]).systems
+    assert {change.name for change in one.changes} == {"best buckets", "accumulate 4"}
 
 
 def test_traces_and_fabrics_of_several_systems_have_the_same_names():
