@@ -268,7 +268,7 @@ def bits_per_s(text: str) -> float:
     match = None if is_of_bytes else re.fullmatch(pattern, text.strip().lower())
     rate = float(match[1]) * FACTORS[match[2] or match[3]] if match else 0.0
     if rate <= 0:
-        meant = f"; did you mean {text.strip()}gbit?" if re.fullmatch(r"\d*\.?\d+", text.strip()) else ""
+        meant = f"; did you mean {text.strip()}gbit?" if re.fullmatch(r"(?=.*[1-9])\d*\.?\d+", text.strip()) else ""
         raise ValueError(
             f"link rate: expected one above 0 with its unit, such as 1gbit or 500mbit, got {text!r}{meant}"
         )

@@ -118,7 +118,10 @@ def test_a_rate_is_read_with_its_unit(number, unit):
     assert bits_per_s(f"{number:f}{word}") == pytest.approx(float(f"{number:f}") * factor)
 
 
-@pytest.mark.parametrize("text", ["", "fast", "0gbit", "-1gbit", "1 gbyte", "1tbit", "nan", "100"])
+@pytest.mark.parametrize("text", ["", "fast", "0gbit", "-1gbit", "1 gbyte", "1tbit", "nan", "0", "100"])
 def test_a_text_that_is_no_rate_is_refused(text):
-    with pytest.raises(ValueError, match=r"^link rate: expected one above 0 with its unit, such as 1gbit .*, got"):
+    with pytest.raises(
+        ValueError, match=r"^link rate: expected one above 0 with its unit, such as 1gbit .*, got"
+    ) as error:
         bits_per_s(text)
+    assert ("did you mean" in str(error.value)) == (text == "100")
