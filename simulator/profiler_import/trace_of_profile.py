@@ -291,8 +291,7 @@ def _observations(
     if len(files) < world_size:
         notes.append(f"{len(files)} of {world_size} ranks gave a file; the others are assumed to be the same")
     if len(files) > 1:
-        uncertainty_ns = max(rank.clock_uncertainty_ns for rank in trace.ranks)
-        uncertainty = milliseconds(uncertainty_ns, ".3f")
+        uncertainty = milliseconds(max(rank.clock_uncertainty_ns for rank in trace.ranks), ".3f")
         notes.append(f"clocks of the ranks are aligned at the ends of all-reduces, to {uncertainty} ms")
     if all_reduces_ns:
         notes.append(

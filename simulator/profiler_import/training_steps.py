@@ -136,7 +136,7 @@ def read_steps(file: ProfilerFile, notes: list[str]) -> list[ProfiledStep]:
     if not steps:
         raise TraceError(
             f"{file.path}: expected events named {ACCUMULATE}, one for each gradient, got none in {len(windows)} "
-            "steps; profile training steps, with ProfilerActivity.CPU among the activities"
+            "steps; profile training with ProfilerActivity.CPU and no CUDA graph (--set cuda_graph=true predicts one)"
         )
     if len(steps) < len(windows):
         without = len(windows) - len(steps)
@@ -314,7 +314,7 @@ class _Reader:
             if one.thread not in threads or one.start_ns < done_ns:
                 continue  # on another thread, or inside an operation
             done_ns = one.end_ns
-            if one.name.startswith("aten::"):
+            if one.name.startswith(("aten::", FORWARD)):  # a forward pass may compute the loss
                 edges.append(one.start_ns)
         blocks = grouped(gradients, lambda gradient: bisect_right(edges, gradient.hooks.start_ns))
         shapes = {tuple(str(gradient.shape) for gradient in block) for block in blocks.values()}

@@ -1,5 +1,7 @@
 """Training steps in a file of torch's profiler: where they begin and end, and what they contain."""
 
+from dataclasses import replace
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -31,6 +33,23 @@ def test_without_marks_steps_are_those_of_the_data_parallel_module_or_the_optimi
         assert report["all_reduce_ns"] == [
             pytest.approx([end - start for start, end in truth.all_reduces_ns], abs=3) for truth in truths
         ]
+
+
+def test_passes_whose_loss_is_computed_in_the_forward_pass_are_counted(tmp_path):
+    """The message was one on two wrappers."""
+    document, _ = profiler_files.profile(replace(SMALL, steps=2))
+    *_, second = (one for one in document["traceEvents"] if one["name"].startswith("ProfilerStep"))
+    document = without(document, "ProfilerStep#1")
+    first = next(one for one in document["traceEvents"] if one["name"] == "ProfilerStep#0")
+    first["dur"] = second["ts"] + second["dur"] - first["ts"]
+    with pytest.raises(TraceError, match=r"expected one backward pass in each step, got 2 in step 0"):
+        import_profile([write(document, tmp_path / "rank0.json")])
+
+
+def test_steps_without_gradients_may_be_replays_of_a_graph(tmp_path):
+    document = without(profiler_files.profile(SMALL)[0], "torch::autograd::AccumulateGrad")
+    with pytest.raises(TraceError, match=r"got none in 3 steps; .* no CUDA graph \(--set cuda_graph=true"):
+        import_profile([write(document, tmp_path / "rank0.json")])
 
 
 @given(scripts(), st.sampled_from(["marks of one step", "processes with gradients"]))
