@@ -55,6 +55,9 @@ standard deviations (arXiv 2208.11035, abstract). Clusters whose GPUs differ by 
 JITTER = 0.007
 """Standard deviation of the iterations of one GPU, for traces with few iterations: 0.1 to 0.4 % with synthetic data
 (willgpaik/pytorch-ddp-scaling-benchmark), 0.9 to 2.8 % in training (ByteDance-Seed/StragglerAnalysis)."""
+LONG, NOT_IN_RANGES = 1.2, "not in the ranges"
+"""Multiple of the median beyond which an iteration is none of those that `JITTER` describes, and the beginning of a
+sentence on what may change a prediction by more than its interval holds."""
 
 
 def memory_of(device_name: str) -> float | None:
@@ -110,6 +113,7 @@ def assume_gpu(trace: Trace, fabric: Fabric, variation: Variation = RECORDED, *,
     memory = workload.memory_bytes_per_s or memory_of(workload.device_name)
     if memory is None and workload.device != "cuda":
         return Assumed(fabric, variation, ())
+    recorded_ns = [one.duration_ns for rank in trace.ranks for one in rank.iterations]
     sentences = []
     hooks = fabric.processor.hooks
     if fabric.processor == Processor(hooks=hooks) and (hooks or "processor" not in fabric.model_fields_set):
@@ -137,8 +141,13 @@ def assume_gpu(trace: Trace, fabric: Fabric, variation: Variation = RECORDED, *,
             changes["kind"] = "slowest"
             if cuda_graph:
                 changes["jitter"] = 0.0
-            elif sum(len(rank.iterations) for rank in trace.ranks) < LEAST_RECORDED:
+            elif len(recorded_ns) < LEAST_RECORDED:
                 changes["jitter"] = JITTER
+                if (times := max(recorded_ns) / max(1, np.median(recorded_ns))) > LONG:
+                    sentences.append(
+                        f"{NOT_IN_RANGES}: the longest of {len(recorded_ns)} recorded iterations takes {times:.3g} "
+                        f"times their median, which alone is predicted; record {LEAST_RECORDED} after the warm-up"
+                    )
         variation = variation.model_copy(update=changes)
         sentences.append(spread_sentence(given, variation))
     if workload.compute_bounds != (1.0, 1.0):
@@ -250,7 +259,7 @@ def complete(
     sparse = next((one.name for one in trace.workload.parameters if one.sparse), None)
     if sparse is not None and "sparse_density" not in policy.model_fields_set:
         rows = "with all rows; give the part of them that a batch touches, such as --set sparse_density=0.01"
-        assumed = (*assumed, f"assumed: sparse gradients, such as that of {sparse}, are sent {rows}")
+        assumed = (*assumed, f"{NOT_IN_RANGES}: sparse gradients, such as that of {sparse}, are sent {rows}")
     if policy.cuda_graph:
         fabric = fabric.with_processor(launch_ns=min(fabric.processor.launch_ns, GRAPH_LAUNCH_NS))
         variation = variation.model_copy(update={"jitter": 0.0})

@@ -22,6 +22,7 @@ from ..simulator.capacity.plan import plan as make_plan
 from ..simulator.capacity.scaling import Offer, Price, Question, Scaling, read_prices
 from ..simulator.catalogue import Rate, entry_of, load_fabric, read_catalogue, unknown
 from ..simulator.fabric import Fabric
+from ..simulator.inputs_with_default_costs import NOT_IN_RANGES
 from ..simulator.workload.roofline import counted_models, data_sheets, find_device, name_of_model, with_precision
 from ..simulator.workload.trace_synthesis import check_measured, synthesize_batch, with_batch
 from . import shared_options as options
@@ -377,9 +378,8 @@ def _sentences(one: SystemPlan, *, asks_efficiency: bool, details: bool) -> list
             _changes_sentence(one),
             _fsdp_sentence(one),
             one.sensitivity,
-            *system.at(one.at).assumed,
         ]
-    return said
+    return [*said, *(text for text in system.at(one.at).assumed if details or text.startswith(NOT_IN_RANGES))]
 
 
 def _row(offer: Offer, question: Question, told: Set[str], cost: str | None) -> dict[str, str]:

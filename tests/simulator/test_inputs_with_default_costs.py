@@ -12,6 +12,7 @@ from ddplab.simulator.inputs_with_default_costs import (
     DEVICE_SPREAD,
     GRAPH_LAUNCH_NS,
     LAUNCH_NS,
+    NOT_IN_RANGES,
     SLOW_DOWN,
     STALL_NS,
     assume_gpu,
@@ -127,6 +128,17 @@ def test_every_door_completes_a_trace_of_a_gpu_in_the_same_way(settings):
     assert given.iteration_ns < predicted.iteration_ns
 
 
+@pytest.mark.parametrize(("longest", "told"), [(1.1, False), (2.5, True)])
+def test_a_long_iteration_of_few_recorded_ones_is_told_because_no_range_holds_it(longest, told):
+    trace = gpu_trace("NVIDIA A100-PG509-200")
+    usual = trace.ranks[0].iterations[0]
+    long = usual.model_copy(update={"end_ns": usual.forward_start_ns + round(longest * usual.duration_ns)})
+    ranks = (trace.ranks[0].model_copy(update={"iterations": (usual, usual, long)}),)
+    _, _, sentences = assume_gpu(trace.model_copy(update={"ranks": ranks}), FREE)
+    beginning = f"{NOT_IN_RANGES}: the longest of 3 recorded iterations takes {longest:.3g} times their median"
+    assert any(one.startswith(beginning) for one in sentences) == told
+
+
 def test_that_sparse_gradients_touch_all_rows_is_an_assumption():
     trace, network = gpu_trace("A100"), Fabric.from_alpha_beta(alpha_ns=5_000, bytes_per_s=1e10)
     parameters = tuple(one.model_copy(update={"sparse": True}) for one in trace.workload.parameters)
@@ -134,7 +146,7 @@ def test_that_sparse_gradients_touch_all_rows_is_an_assumption():
     usual, *more = (predict(sparse, network, world_size=8, **how).assumed for how in ({}, {"sparse_density": 1.0}))
     assert usual == (
         *more[0],
-        f"assumed: sparse gradients, such as that of {parameters[0].name}, are sent with all "
+        f"not in the ranges: sparse gradients, such as that of {parameters[0].name}, are sent with all "
         "rows; give the part of them that a batch touches, such as --set sparse_density=0.01",
     )
     assert more == [predict(trace, network, world_size=8).assumed]
