@@ -8,6 +8,8 @@ from ddplab.cli.plan import _read_efficiency, _read_steps
 from ddplab.cli.shared_options import read_hours
 from ddplab.reference.trace import Trace
 
+from ..simulator.changed_traces import with_parameters
+
 FAST = ("--world-size", "8,16")
 
 
@@ -122,6 +124,13 @@ def test_the_nearest_choice_is_named_and_a_contradiction_decides_nothing(here, t
 def test_a_trace_and_a_file_of_links_are_systems_too(printed, trace, topology):
     printed("plan", trace, topology, "--world-size", "2,4", "--measured", "2:20ms")
     printed("plan", "tests.models_for_cli:tiny", topology, "--device", "h100", "--world-size", "2,4")
+
+
+def test_that_all_rows_of_sparse_gradients_count_is_told_without_details(printed, trace, topology, tmp_path):
+    changed = with_parameters(Trace.load(trace), sparse=[True, *[False] * (len(Trace.load(trace).sizes_bytes) - 1)])
+    changed.save(tmp_path / "sparse.json")
+    shown = " ".join(printed("plan", tmp_path / "sparse.json", topology, "--world-size", "2").split())
+    assert "not in the ranges: sparse gradients" in shown
 
 
 def test_values_with_units():
