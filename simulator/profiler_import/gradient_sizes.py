@@ -173,9 +173,7 @@ def _buckets(last: ProfiledStep, sizes: Sequence[int], dtypes: Sequence[str], de
     A bucket holds gradients of one element type and is launched when its last gradient is ready. If those that were
     ready by then have more bytes, some belong to a later bucket; of several that fit, those that were ready last.
     """
-    buckets: list[list[int]] = []
-    waiting: list[int] = []
-    accumulated = 0
+    buckets, waiting, moved, accumulated = list[list[int]](), list[int](), list[str](), 0
     for number, one in enumerate(last.buckets):
         waiting += range(accumulated, one.gradients)
         accumulated = one.gradients
@@ -191,7 +189,7 @@ def _buckets(last: ProfiledStep, sizes: Sequence[int], dtypes: Sequence[str], de
             )
             return []
         if later:
-            derived.append(
+            moved.append(
                 f"bucket {number} has fewer bytes than the gradients that were ready when it was launched; "
                 f"{len(later)} of them count to a later bucket, of those of equal size the last ones"
             )
@@ -199,8 +197,10 @@ def _buckets(last: ProfiledStep, sizes: Sequence[int], dtypes: Sequence[str], de
         buckets.append(members)
         waiting = [place for place in waiting if place not in members]
     if waiting:
-        derived.append(f"{len(waiting)} gradients are in no bucket, by its bytes; the trace has no buckets")
+        why = "as with a comm hook that compresses"
+        derived.append(f"{len(waiting)} gradients are in no bucket, by its bytes, {why}; the trace has no buckets")
         return []
+    derived += moved
     return buckets
 
 

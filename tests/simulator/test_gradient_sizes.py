@@ -40,6 +40,18 @@ def test_gradients_in_another_order_than_in_their_buckets_are_found_by_their_byt
     assert any("of them count to a later bucket" in note for note in imported.notes)
 
 
+def test_without_buckets_no_gradient_is_said_to_count_to_one(tmp_path):
+    """Half of each bucket's bytes is one of its two equal gradients, as a hook to half precision sends them."""
+    document, _ = profiler_files.profile(replace(SMALL, shapes=((4,),) * 4, buckets=(2, 2)))
+    for one in document["traceEvents"]:
+        if one["name"] == "record_param_comms":
+            one["args"]["In msg nelems"] //= 2
+    imported = import_profile([write(document, tmp_path / "rank0.json")])
+    assert not imported.trace.layouts
+    assert any("as with a comm hook that compresses; the trace has no buckets" in note for note in imported.notes)
+    assert not any("count to a later bucket" in note for note in imported.notes)
+
+
 def test_without_shapes_and_copies_a_model_is_needed(tmp_path):
     document, _ = profiler_files.profile(replace(SMALL, noted_shapes=False))
     path = write(without(document, profiler_files.COPY_OUT), tmp_path / "rank0.json")
