@@ -218,7 +218,7 @@ function backwardPasses(reader, window, gradients) {
   for (const one of within(reader.operations, first, gradients.at(-1).hooks.start_ns - 1, startOf)) {
     if (!threads.has(one.thread) || one.start_ns < done_ns) continue;
     done_ns = one.end_ns;
-    if (one.name.startsWith("aten::")) edges.push(one.start_ns);
+    if (one.name.startsWith("aten::") || one.name === FORWARD) edges.push(one.start_ns); // a forward pass may compute the loss
   }
   const blocks = Map.groupBy(gradients, ({ hooks }) => upperBound(edges, hooks.start_ns, (edge) => edge));
   const shapes = new Set([...blocks.values()].map((block) => JSON.stringify(block.map(({ shape }) => shape))));
