@@ -260,7 +260,7 @@ def _reason(error: Exception, data: bytes) -> str:
         return "an empty file"
     if VERSION_FIELD in data:
         return "a trace of ddplab, which `ddplab predict` takes"
-    return str(error).splitlines()[0]
+    return str(error).splitlines()[0].rpartition(", got ")[2]  # msgspec also says what it expected
 
 
 def _spans(path: Path, events: Sequence[RawEvent]) -> tuple[float, list[tuple[int, int]]]:

@@ -61,6 +61,7 @@ EMPTY_STEP = '{"traceEvents": [{"ph": "X", "cat": "cpu_op", "name": "ProfilerSte
     ("text", "message"),
     [
         ("", "got an empty file"),
+        ("[]", "got `array`; export it again"),
         ("{}", "got Object missing required field `traceEvents`"),
         ('{"traceEvents": []}', "expected events of torch's profiler, got 0 events"),
         ('{"traceEvents": [{"ph": "X", "cat": "cpu_op", "name": "a", "ts": 1}]}', "expected training steps, got no"),
@@ -73,3 +74,4 @@ def test_a_file_without_training_steps_is_told_in_one_line(tmp_path, text, messa
     with pytest.raises(TraceError, match=message) as raised:
         import_profile([path])
     assert str(raised.value).startswith(str(path))
+    assert str(raised.value).count("got ") == 1
