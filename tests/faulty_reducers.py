@@ -437,6 +437,15 @@ class SendsCopiesOfBuffers(Buffered):
         super().send_from(source, (tensor.detach().reshape(-1) for tensor in tensors))
 
 
+class ReplacesBuffers(Buffered):
+    """A tensor that shared their memory, as in an average of models, keeps the old values."""
+
+    def send_from(self, source: int, tensors: Iterator[Tensor]) -> None:
+        for tensor in tensors:
+            tensor.data = tensor.detach().clone()
+            super().send_from(source, iter([tensor]))
+
+
 class SendsChangedBuffers(Buffered):
     """Each rank looks whether its own have changed."""
 

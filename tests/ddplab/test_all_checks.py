@@ -147,6 +147,7 @@ def test_a_simple_class_passes_and_what_it_lacks_is_no_failure(bench_of):
         ("KeepsEvaluations", "a long run", "is a hook or output kept?"),
         ("SeedsPython", "construction", "ranks with seeds of their own draw equal random numbers"),
         ("SendsCopiesOfBuffers", "buffers", "rank 1: the buffer '0.count' is not that of rank 0"),
+        ("ReplacesBuffers", "buffers", "iteration 0, rank 0: the buffer 'of_bool' got new memory, expected its own,"),
         ("SendsChangedBuffers", "buffers", "slow or hung"),
         ("NeedsBuffers", "buffers", "AttributeError: 'NoneType' object has no attribute 'detach'"),
         ("SendsHalfPrecision", "special values", "gradient 0 in torch.bfloat16: 1 of 4 elements differ; got inf"),
