@@ -58,6 +58,35 @@ class DoesNotWait(OverlappedDataParallel):
         super().finish(parameters, flat, SimpleNamespace(wait=lambda: None))
 
 
+class SkipsZeros(Buffered):
+    """A bucket whose gradients are all zero on a rank is not sent there."""
+
+    def send(self, flat: Tensor, parameters: list[nn.Parameter]) -> Any:
+        return super().send(flat, parameters) if flat.any() else SimpleNamespace(wait=lambda: None)
+
+
+class KeepsHandlesInItsClass(NaiveDataParallel):
+    """Right on ranks that are processes; where ranks are threads, they wait for the handles of others."""
+
+    handles: list[Any] = []  # noqa: RUF012 - the fault
+
+    def __init__(self, module: nn.Module, **options: Any) -> None:
+        super().__init__(module, **options)
+        for parameter in self.trainable:
+            parameter.register_post_accumulate_grad_hook(self.gradient_ready)
+
+    def gradient_ready(self, parameter: Tensor) -> None:
+        if not self.handles:
+            torch.autograd.Variable._execution_engine.queue_callback(self.average_gradients)
+        parameter.grad /= dist.get_world_size(self.process_group)
+        self.handles.append(dist.all_reduce(parameter.grad, group=self.process_group, async_op=True))
+
+    def average_gradients(self) -> None:
+        for handle in self.handles:
+            handle.wait()
+        self.handles.clear()
+
+
 class KeepsItsLastBucket(OverlappedDataParallel):
     def average_gradients(self) -> None:
         if self.in_flight:
@@ -1509,6 +1538,19 @@ class StaysOut(Shadow):
     def main_hook(self) -> None:
         super().main_hook()
         self.ddp.has_inputs = False
+
+
+class CountsUsesTooEarly(Searching):
+    """When the first gradient arrives."""
+
+    def begin(self) -> None:
+        super().begin()
+        self.early = super().unused()
+
+    def unused(self) -> list[nn.Parameter]:
+        for parameter in self.early:
+            self.kept.setdefault(parameter, None)
+        return self.early
 
 
 class KeepsUses(Searching):

@@ -14,6 +14,7 @@ Options that the class does not take are not supported, which is no failure.
 """
 
 import dis
+import gc
 import inspect
 import os
 import re
@@ -119,8 +120,7 @@ def was_raised_on_purpose(error: BaseException, words: str) -> bool:
         return False  # the class has given torch a wrong argument
     is_standard = file.startswith(STANDARD_LIBRARY) and "-packages/" not in file
     is_called = is_standard or any(path in file for path in (*KIT, *CALLED))
-    by_class = _is_of_a_raise(error) and not is_called
-    if by_class and re.search(words, told, re.IGNORECASE):
+    if _is_of_a_raise(error) and not is_called and re.search(words, told, re.IGNORECASE):
         return True
     return isinstance(error, RuntimeError) and OF_TORCHS_REDUCER.search(told) is not None
 
@@ -183,6 +183,12 @@ class Subject:
         defines = frozenset(name for one in {*classes} - {*nn.Module.__mro__} for name in vars(one))
         path = getattr(sys.modules[self.make.__module__], "__file__", None) or ""
         return Offer(self.options, defines, path, self.is_adapter)
+
+    def state(self) -> dict[str, list[int]]:
+        """Return the identities of what each attribute of the class itself, not of an instance, is and contains."""
+        own = [vars(one) for one in getattr(self.make, "__mro__", ()) if not one.__module__.startswith("torch.")]
+        found = {name: held for one in own for name, held in one.items() if not name.startswith(("__", "_abc_"))}
+        return {name: [*map(id, (one, *gc.get_referents(one)))] for name, one in found.items() if not callable(one)}
 
     @cached_property
     def make(self) -> Callable[..., nn.Module]:

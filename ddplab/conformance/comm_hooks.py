@@ -71,9 +71,7 @@ def compare_hook(_rank: int, world_size: int, subject: Subject, factor: float, o
             return f"{where}: expected the bucket launched last to be the last one, got {seen}"
     gc.collect()
     if (alive := sum(future() is not None for future in futures)) > 2 * len(seen):  # of the last two iterations
-        return (
-            f"{described}, rank {training.rank}: {alive} futures of hooks live on, with the memory of their results"
-        )
+        return f"{described}, rank {training.rank}: {alive} futures of hooks live on, with their results' memory"
     return ""
 
 

@@ -453,8 +453,7 @@ def _with_buffers() -> nn.Module:
 def compare_buffers(rank: int, _world_size: int, subject: Subject) -> str:
     """Train with buffers of rare dtypes, one on rank 0 and zero or NaN elsewhere, later on one; another one grows.
 
-    One iteration is in eval mode, and the last follows a forward pass that raised an error. Buffers keep their
-    memory, which an average of models may share.
+    One iteration is in eval mode, the last follows an error in forward. Averages of models may share buffers' memory.
     """
     training, problem = Training(subject, _with_buffers), ""
     for step in range(STEPS + 1):
@@ -471,8 +470,7 @@ def compare_buffers(rank: int, _world_size: int, subject: Subject) -> str:
         before = {name: buffer.detach() for name, buffer in training.module.named_buffers()}
         training.backward(mean_square, step)
         for name, buffer in training.module.named_buffers():
-            moved = "got new memory, expected its own, which the script may share: copy rank 0's values into it"
-            wrong = "" if buffer.is_set_to(before[name]) else moved
+            wrong = "" if buffer.is_set_to(before[name]) else "got new memory; expected values copied into its own"
             wrong = wrong if bool((buffer == 1).all()) else "is not that of rank 0"
             problem = problem or (wrong and f"{at}iteration {step}, rank {rank}: the buffer {name!r} {wrong}")
     return problem

@@ -11,7 +11,7 @@ first bucket that is late.
 import random
 import warnings
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from functools import partial
 from math import prod
@@ -73,27 +73,40 @@ def as_modelled() -> Iterator[None]:
 
 
 @as_modelled()
-def run_in_virtual_time(subject: Subject, program: Program, world_size: int, seed: int) -> list[list[Seen]]:
+def run_in_virtual_time(subject: Subject, program: Program, zero: float = 0.0) -> list[list[Seen]]:
     """Run a program on ranks in virtual time, each a thread; returns what each rank saw, by rank and step.
 
-    Raises RankError if a rank raised an error, the ranks wait for each other, or launch different collectives.
+    Gradients that are all zero become `zero`. Raises RankError if a rank raised an error, the ranks wait for each
+    other, or launch different collectives; it says if the class keeps state for all ranks, or skips such gradients.
     """
-    chosen = random.Random(seed)
+    chosen, ranks = random.Random(program.seed), range(len(program.steps[0].used))
+    zeros, before = list[Tensor](), subject.state()
     cluster = partial(Cluster, concurrency=chosen.randint(1, MOST_AT_A_TIME))
-    time: VirtualTime[list[Seen]] = VirtualTime(cluster, range(world_size))
-    durations_ns = (YEAR_NS,) if seed == SLOWEST else DURATIONS_NS
-    network = ModelledNetwork(
-        time, range(world_size), lambda _: CollectiveCost(chosen.choice(durations_ns), LinkShare())
-    )
-    with warnings.catch_warnings():  # a class may choose the order of its averages in memory
-        warnings.filterwarnings("ignore", message="grad and param do not obey")
-        return run_on_network(time, network, partial(_train, subject, program, seed))
+    time: VirtualTime[list[Seen]] = VirtualTime(cluster, ranks)
+    durations_ns = (YEAR_NS,) if program.seed == SLOWEST else DURATIONS_NS
+    network = ModelledNetwork(time, ranks, lambda _: CollectiveCost(chosen.choice(durations_ns), LinkShare()))
+    try:
+        with warnings.catch_warnings():  # a class may choose the order of its averages in memory
+            warnings.filterwarnings("ignore", message="grad and param do not obey")
+            return run_on_network(time, network, partial(_train, subject, program, zero, zeros))
+    except RankError as error:
+        if changed := [name for name, parts in subject.state().items() if parts != before.get(name)]:
+            error.cause += f"; class attribute {', '.join(changed)} is state that the ranks, here threads, share"
+        elif zeros and not zero:
+            with suppress(RankError):
+                run_in_virtual_time(subject, program, zero=1.0)
+                error.cause += "; with ones in gradients of zeros, all ranks go on: does a rank skip what is zero?"
+        raise
 
 
-def _train(subject: Subject, program: Program, seed: int, rank: VirtualRank, group: ModelledGroup) -> list[Seen]:
-    chosen = random.Random(f"{seed} {rank.rank}")
+def _train(
+    subject: Subject, program: Program, zero: float, zeros: list[Tensor], rank: VirtualRank, group: ModelledGroup
+) -> list[Seen]:
+    chosen = random.Random(f"{program.seed} {rank.rank}")
 
-    def computed(_parameter: Tensor) -> None:
+    def computed(parameter: Tensor) -> None:
+        if parameter.grad is not None and not parameter.grad.any():
+            zeros.append(parameter.grad.fill_(zero))
         rank.compute(chosen.choice(DURATIONS_NS), Compute("backward"))
 
     net = Net(program, rank.rank)
@@ -135,7 +148,7 @@ def try_timing(bench: Bench, program: Program) -> None:
     at_fault = f"with seed {program.seed} in virtual time, on {ranks} rank{'s' * (ranks > 1)}"
     at_fault += ", where each collective takes a year" * (program.seed == SLOWEST)
     try:
-        seen = run_alone(bench, run_in_virtual_time, bench.subject, program, ranks, program.seed)
+        seen = run_alone(bench, run_in_virtual_time, bench.subject, program)
         rtol = 0.0 if ranks == bench.world_size else 1e-6
         _, problem = next(findings(seen, expected, program, bench.subject.tolerance, rtol), (0, ""))
     except NoTurnError as error:
@@ -180,6 +193,7 @@ def check_timing(bench: Bench) -> None:
                 try_all()
             except faults:
                 bench.subject = as_given
+                bench.pool.close()  # a class may keep state of the failed run in its rank
                 raise fault from fault.__cause__
             told = HAZARD if is_unmatched(fault) else IN_ONE_ORDER
             raise FindingError(f"{told}: {fault}", getattr(fault, "program", None)) from fault.__cause__
@@ -387,8 +401,7 @@ def compare(schedules: Sequence[EmulatedSchedule], baseline: Sequence[EmulatedSc
     before = {(schedule.model, schedule.network): schedule for schedule in baseline}
     sentences = []
     for now in schedules:
-        then = before.get((now.model, now.network))
-        if then is not None and now.iteration_ns > then.iteration_ns:
+        if (then := before.get((now.model, now.network))) and now.iteration_ns > then.iteration_ns:
             slower = now.iteration_ns / then.iteration_ns - 1
             more = f"+{slower:.1%}" if slower >= 0.001 else f"+{now.iteration_ns - then.iteration_ns} ns"
             sentences.append(f"{_cause(now, then)}: {more} on {now.network} ({now.model})")

@@ -127,6 +127,8 @@ def untouched_gradients(rank: int, world_size: int, subject: Subject) -> str:
             want = None if values[rank, index].isnan() else torch.full_like(parameter, float(values[rank, index]))
             if not problem and not same(parameter.grad, want, rtol=1e-6):
                 found = describe_difference(parameter.grad, want)
+                if parameter.grad is None and adding[rank, index]:
+                    found += "; this rank has made one: was it taken for unused before the pass ended?"
                 ranks = adding[:, index].nonzero().flatten().tolist()
                 adds = f"ranks {ranks} add" if ranks else "no rank adds"
                 problem = f"iteration {step}, rank {rank}: gradient {index}, to which {adds}: {found}"

@@ -192,8 +192,9 @@ class VirtualTime(Generic[Result]):
             self.arrived.clear()
             return
         if self.cluster.env.peek() == inf:
-            waiting = [f"rank {rank.rank} waits for {rank.blocked_on}" for rank in self.ranks if rank.blocked_on]
-            raise RanksUnmatchedError(self.ranks[0].rank, f"all ranks wait, so none can go on: {'; '.join(waiting)}")
+            does = {one.rank: f"wait for {one.blocked_on}" if one.blocked_on else "have ended" for one in self.ranks}
+            told = [f"ranks {[one for one in does if does[one] == it]} {it}" for it in dict.fromkeys(does.values())]
+            raise RanksUnmatchedError(self.ranks[0].rank, f"no rank can go on: {'; '.join(told)}")
         self.cluster.env.step()
 
     def _live(self, rank: VirtualRank, body: Callable[[VirtualRank], Result]) -> None:

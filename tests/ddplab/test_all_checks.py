@@ -69,6 +69,11 @@ def test_a_simple_class_passes_and_what_it_lacks_is_no_failure(bench_of):
     [
         ("DoesNotWait", "any timing", "gradient of"),
         ("LaunchesAsReady", "any timing", "expected its collective"),
+        (
+            "SkipsZeros",
+            "any timing",
+            "ranks [4] have ended; with ones in gradients of zeros, all ranks go on: does a rank skip what is zero?",
+        ),
         ("Sums", "one weight", "iteration 0, rank 0: gradient of 'w0': 2 times the expected value"),
         ("KeepsItsLastBucket", "bucket caps", "gradient of 'w0'"),
         ("OnlyRankZeroIsRight", "one weight", "rank 1: gradient of 'w0': 0.5 times the expected value"),
@@ -136,7 +141,7 @@ def test_a_simple_class_passes_and_what_it_lacks_is_no_failure(bench_of):
         (
             "KeepsFutures",
             "comm hooks",
-            "hook that multiplies by 1, rank 0: 8 futures of hooks live on, with the memory",
+            "hook that multiplies by 1, rank 0: 8 futures of hooks live on, with their results",
         ),
         ("NamesFormerParameters", "comm hooks", "a bucket's gradients have the shapes"),
         (
@@ -147,7 +152,7 @@ def test_a_simple_class_passes_and_what_it_lacks_is_no_failure(bench_of):
         ("KeepsEvaluations", "a long run", "is a hook or output kept?"),
         ("SeedsPython", "construction", "ranks with seeds of their own draw equal random numbers"),
         ("SendsCopiesOfBuffers", "buffers", "rank 1: the buffer '0.count' is not that of rank 0"),
-        ("ReplacesBuffers", "buffers", "iteration 0, rank 0: the buffer 'of_bool' got new memory, expected its own,"),
+        ("ReplacesBuffers", "buffers", "iteration 0, rank 0: the buffer 'of_bool' got new memory; expected values"),
         ("SendsChangedBuffers", "buffers", "slow or hung"),
         ("NeedsBuffers", "buffers", "AttributeError: 'NoneType' object has no attribute 'detach'"),
         ("SendsHalfPrecision", "special values", "gradient 0 in torch.bfloat16: 1 of 4 elements differ; got inf"),
@@ -258,6 +263,11 @@ def test_a_simple_class_passes_and_what_it_lacks_is_no_failure(bench_of):
             "the future of a comm hook holds an error, but the backward pass raised none",
         ),
         ("JoinsOnce", "uneven inputs", "(1, 2) batches, then Join again: rank"),
+        (
+            "CountsUsesTooEarly",
+            "untouched gradients",
+            "got None, expected a tensor; this rank has made one: was it taken for unused before the pass ended?",
+        ),
         ("KeepsUses", "untouched gradients", "iteration 1, rank 0: gradient 1, to which no rank adds: "),
         ("GivesNothingToUnused", "combined options", "expected a tensor: 1 of 2 ranks have one"),
         ("LosesGradientsInTheRebuild", "gradient views", "iteration 1, rank 0: gradient of 'w0'"),
@@ -270,6 +280,12 @@ def test_a_faulty_class_fails_where_its_fault_is(bench_of, monkeypatch, name, ch
     result = outcomes(bench_of(faulty(name)), [check])[check]
     assert result.outcome == "failed"
     assert says in result.message
+
+
+def test_state_of_a_class_is_named_and_does_not_reach_later_checks(bench_of):
+    found = outcomes(bench_of(faulty("KeepsHandlesInItsClass")), ["any timing", "one weight"])
+    assert "class attribute handles is state that the ranks, here threads, share" in found["any timing"].message
+    assert found["one weight"].outcome == "passed"
 
 
 def test_the_peak_of_memory_does_not_depend_on_when_a_backend_lets_go(two_ranks):

@@ -27,7 +27,7 @@ def test_ranks_that_wait_for_each_other_are_named():
                 loss.register_hook(lambda _: engine.queue_callback(dist.barrier))
             return loss
 
-    message = r"all ranks wait, so none can go on: rank 0 waits for collective \d+, .*; rank 1 waits for the other"
+    message = r"no rank can go on: ranks \[0\] wait for collective \d+, .*; ranks \[1\] wait for the other"
     with pytest.raises(RankError, match=message):
         emulate(small_trace(2), FABRIC, world_size=2, reducer=Late)
 
