@@ -164,11 +164,8 @@ def unused(bench: Bench) -> None:
             raise FindingError(f"a parameter that no rank uses: {cause_of(error)}", milder=True) from error
     bench.needs("find_unused_parameters")
     options = {"find_unused_parameters": True}
-
-    def one_each(step: int, rank: int) -> list[int]:
-        return [0, 1 + (rank + step) % 2]  # the last one is never used
-
-    run_program(bench, PLAIN, ["train"] * 4, used=one_each, options=SMALL_CAP | options)
+    one_each: dict[str, Any] = {"used": lambda step, rank: [0, 1 + (rank + step) % 2]}  # the last one is never used
+    run_program(bench, PLAIN, ["train"] * 4, options=SMALL_CAP | options, **one_each)
     if "no_sync" in bench.methods:  # a use counts across the evaluation
         how: dict[str, Any] = {"used": lambda step, _: [0] if step else [0, 1], "zeros": ["none", "keep", "keep"]}
         run_program(bench, PLAIN, ["accumulate", "evaluate", "train"], options=options, **how)
@@ -290,9 +287,7 @@ def same_as_another(bench: Bench) -> None:
 
     def attempt(program: Program) -> None:
         run_locally(program, bench.world_size, device=bench.device)  # raises an error if the program is weak
-        mine, theirs = (
-            bench.run(training_programs.run_until_error, subject, program) for subject in (bench.subject, other)
-        )
+        mine, theirs = (bench.run(training_programs.run_until_error, one, program) for one in (bench.subject, other))
         for rank, (got, expected) in enumerate(zip(mine, theirs, strict=True)):
             if problem := difference_of_runs(got, expected):
                 raise FindingError(f"rank {rank}, unlike {other.name}: {problem}", program)

@@ -33,17 +33,13 @@ def fill(order: Sequence[int], sizes: Sequence[int], *caps: int, exceeds: bool) 
     return tuple(map(tuple, buckets))
 
 
-RULES = {
-    "closed when the cap is reached": partial(fill, exceeds=True),
-    "at most the cap": partial(fill, exceeds=False),
-}
+RULES = {"reaches the cap": partial(fill, exceeds=True), "at most the cap": partial(fill, exceeds=False)}
 
 
 def layouts(bench: Bench, sizes: Sequence[int], options: dict[str, Any]) -> list[Layout | None]:
     """Return the buckets on each rank after some iterations whose gradients become ready in reverse order."""
     weights = [Weight((size,)) for size in sizes]
-    further: dict[str, Any] = {"used": lambda *_: range(len(sizes)), "options": options}
-    program = program_of(weights, ["train"] * 3, bench.world_size, **further)
+    program = program_of(weights, ["train"] * 3, bench.world_size, used=lambda *_: range(len(sizes)), options=options)
     return [seen[-1].buckets for seen in bench.run(run_on_rank, bench.subject, program)]
 
 
@@ -65,8 +61,7 @@ def _check_layouts(bench: Bench, cases: Sequence[tuple[tuple[int, ...], dict[str
     for sizes in SIZES:
         for caps, options in cases:
             by_rank = layouts(bench, sizes, options)
-            got = by_rank[0]
-            if got is None:
+            if (got := by_rank[0]) is None:
                 raise NotSupportedError("it does not report its buckets")
             words = f"parameters of {[BYTES * size for size in sizes]} bytes, cap {', '.join(map(str, caps))} bytes"
             if any(layout != got for layout in by_rank):

@@ -123,10 +123,9 @@ def check_program(
     body = partial(refusing, words, training_programs.run_on_rank) if words else training_programs.run_on_rank
     seen: list[list[Seen]] = ranks.run(body, subject, program)
     first = {habit: next(findings(seen, expected[habit], program, subject.tolerance), None) for habit in habits}
-    found = [finding for finding in first.values() if finding is not None]
-    if len(found) == len(habits):  # report the habit that fitted longest
-        raise FindingError(max(found, key=itemgetter(0))[1])
-    return [habit for habit in habits if first[habit] is None]
+    if fitting := [habit for habit in habits if first[habit] is None]:
+        return fitting
+    raise FindingError(max(filter(None, first.values()), key=itemgetter(0))[1])  # of the habit that fitted longest
 
 
 def findings(

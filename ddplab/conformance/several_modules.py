@@ -75,9 +75,7 @@ def copied(rank: int, world_size: int, subject: Subject, how: str, *, trained: b
         wrapped.zero_grad()
         copy_of_wrapped.zero_grad()
         order = [(wrapped, step), (copy_of_wrapped, step + 10)]
-        passes = (
-            (replica, mean_square(replica, number, rank)) for replica, number in order
-        )  # forward when asked for
+        passes = ((replica, mean_square(replica, number, rank)) for replica, number in order)  # when asked for
         for replica, loss in passes if step % 2 else [*passes][::-1]:
             backward(replica, loss)
         for name, replica, number in (("the original", module, step), (how, inner, step + 10)):

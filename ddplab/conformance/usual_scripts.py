@@ -560,12 +560,10 @@ def long_run(rank: int, _world_size: int, subject: Subject, *, accumulates: bool
         if step == SETTLED:
             held, objects = _own_bytes(), _live_objects()
     further = (_live_objects() - objects) / (LONG - SETTLED)
-    grown, size = _own_bytes() - held, sum(parameter.nbytes for parameter in training.module.parameters())
-    if grown > size * (LONG - SETTLED) / 2:
-        problem = problem or (
-            f"rank {rank}: memory grew by {grown / 2**20:.0f} MiB from iteration {SETTLED} to {LONG}, by "
-            f"{grown / size / (LONG - SETTLED):.1f} times the gradients in each: is every bucket kept?"
-        )
+    sent = (LONG - SETTLED) * sum(parameter.nbytes for parameter in training.module.parameters())
+    if (grown := _own_bytes() - held) > sent / 2:
+        told = f"memory grew by {grown / 2**20:.0f} MiB in iterations {SETTLED} to {LONG}, {grown / sent:.1f} times"
+        problem = problem or f"rank {rank}: {told} the gradients in each: is every bucket kept?"
     if further > 0.5:
         problem = problem or f"rank {rank}: each iteration leaves {further:.1f} objects: is a hook or output kept?"
     return problem

@@ -138,13 +138,10 @@ class ModelledNetwork:
 
         Raises RanksUnmatchedError if some ranks have launched a collective that others have not.
         """
-        for number, collective in enumerate(self.launched):
-            if collective.contributions:
-                raise RanksUnmatchedError(
-                    min(collective.contributions),
-                    f"collective {number}, {_described(collective.message)}: expected all ranks to launch it, got "
-                    f"only rank {', '.join(map(str, sorted(collective.contributions)))}",
-                )
+        for number, one in enumerate(self.launched):
+            if ranks := sorted(one.contributions):
+                told = f"collective {number}, {_described(one.message)}: expected of all ranks, got of ranks {ranks}"
+                raise RanksUnmatchedError(ranks[0], told)
         launched, self.launched = self.launched, []
         self._next = dict.fromkeys(self._counts, 0)
         return launched
@@ -179,11 +176,9 @@ class ModelledNetwork:
             if message.size_bytes > collective.message.size_bytes:
                 collective.message, collective.running.cost = message, self._price(message)
         elif message != collective.message:
-            raise RanksUnmatchedError(
-                rank.rank,
-                f"rank {rank.rank}: expected its collective {number} to be {_described(collective.message)}, as on "
-                f"rank {next(iter(collective.contributions))}, got {_described(message)}",
-            )
+            expected = f"{_described(collective.message)}, as on rank {next(iter(collective.contributions))}"
+            told = f"rank {rank.rank}: expected its collective {number} to be {expected}, got {_described(message)}"
+            raise RanksUnmatchedError(rank.rank, told)
         future = VirtualFuture(rank, number, f"collective {number}, {_described(message)}")
         addresses = {one.data_ptr() for one in contribution[0] if isinstance(one, Tensor) and not one.is_sparse} - {0}
         if addresses & collective.addresses:
