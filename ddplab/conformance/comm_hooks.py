@@ -52,14 +52,15 @@ def compare_hook(_rank: int, world_size: int, subject: Subject, factor: float, o
         return future
 
     training.wrapped.register_comm_hook(seen, hook)
-    other.wrapped.register_comm_hook(None, averaging_hook(factor=0.25))  # which is of no concern to the first one
+    strayed: list[Any] = []  # buckets of the first module that the hook of the other one got
+    other.wrapped.register_comm_hook(None, averaging_hook(lambda _, bucket: strayed.append(bucket), factor=0.25))
     elements = sum(parameter.numel() for parameter in training.module.parameters())
     for step in range(STEPS):
         seen.clear()
         training.backward(mean_square, step)
         described = f"hook that multiplies by {factor:g}"
         if problem := training.wrong(mean_square, step, divisor=world_size / factor):
-            return f"{described}, {problem}"
+            return f"{described}, {problem}{', because the hook of another module was called' if strayed else ''}"
         where = f"{described}, iteration {step}, rank {training.rank}"
         if wrong:
             return f"{where}: {wrong[0]}"
