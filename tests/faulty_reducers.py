@@ -1258,6 +1258,15 @@ class KeepsItsGraph(Buffered):
         return self.last_output
 
 
+class KeepsWhereItSearched(Searching):
+    """Only with `find_unused_parameters`, as if for the message of an error."""
+
+    def forward(self, *inputs: Any, **kwargs: Any) -> Any:
+        output = super().forward(*inputs, **kwargs)
+        self.searched = [output] if self.find_unused_parameters else []
+        return output
+
+
 class RegistersItsBuckets(Buffered):
     def launch(self, parameters: list[nn.Parameter]) -> Any:
         launched = super().launch(parameters)
@@ -1532,6 +1541,20 @@ class JoinsOnce(Joined):
 
     def join_hook(self, **_: Any) -> Shadow:
         return StaysOut(self)
+
+
+class SendsWhatMemoryHeld(Joined):
+    """A rank that never had inputs sends memory to which nothing was written."""
+
+    has_trained = False
+
+    def forward(self, *inputs: Any, **keywords: Any) -> Any:
+        self.has_trained = True
+        return super().forward(*inputs, **keywords)
+
+    def pack(self, parameters: list[nn.Parameter]) -> Tensor:
+        flat = super().pack(parameters)
+        return flat if self.has_trained else torch.full_like(flat, torch.nan)
 
 
 class StaysOut(Shadow):

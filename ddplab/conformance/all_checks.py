@@ -369,7 +369,7 @@ CHECKS: dict[str, Check] = {
         real_models.trains, variants=["find_unused_parameters", "static_graph"], **usual_scripts.DEEP
     ),
     "autocast": check_of(real_models.trains, **usual_scripts.AUTOCAST),
-    "what training leaves behind": check_of(usual_scripts.left_behind),
+    "what training leaves behind": check_of(usual_scripts.left_behind, variants=["find_unused_parameters"]),
     "peak memory": usual_scripts.check_memory,
     "compiled modules": check_of(usual_scripts.compiled),
     "combined options": usual_scripts.check_combined,

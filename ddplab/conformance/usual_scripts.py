@@ -236,9 +236,9 @@ class _Leaving(nn.Module):
         return output
 
 
-def left_behind(rank: int, world_size: int, subject: Subject) -> str:
-    """Train, and look for what the class leaves behind; returns what is wrong."""
-    training = Training(subject, _Leaving)
+def left_behind(rank: int, world_size: int, subject: Subject, **options: Any) -> str:
+    """Train, and look for what the class leaves behind, also of a search of the graph; returns what is wrong."""
+    training, at = Training(subject, _Leaving, **options), "".join(f"with {name}, " for name in options)
     module: Any = training.module
     names, problem = set(module.state_dict()), ""
     torch.manual_seed(rank)
@@ -247,7 +247,7 @@ def left_behind(rank: int, world_size: int, subject: Subject) -> str:
         training.optimizer.step()
         gc.collect()
         if module.held:
-            problem = problem or f"iteration {step}, rank {rank}: its graph is kept alive after its backward pass"
+            problem = problem or f"{at}iteration {step}, rank {rank}: its graph is kept alive after its backward pass"
     drawn: list[Any] = [None] * world_size
     dist.all_gather_object(drawn, torch.rand(()).item())
     if len(set(drawn)) < world_size:

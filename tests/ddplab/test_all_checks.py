@@ -147,7 +147,7 @@ def test_a_simple_class_passes_and_what_it_lacks_is_no_failure(bench_of):
         (
             "OneHookForAll",
             "comm hooks",
-            "hook that multiplies by 1, iteration 0, rank 0: gradient of 'lstm.weight_ih_l0'",
+            "'lstm.weight_ih_l0': 0.25 times the expected value, because the hook of another module was called",
         ),
         ("KeepsEvaluations", "a long run", "is a hook or output kept?"),
         ("SeedsPython", "construction", "ranks with seeds of their own draw equal random numbers"),
@@ -213,6 +213,7 @@ def test_a_simple_class_passes_and_what_it_lacks_is_no_failure(bench_of):
         ("CountsUsesInBytes", "any timing", "on 256 ranks: "),
         ("SeedsInBackward", "what training leaves behind", "ranks with seeds of their own draw equal random numbers"),
         ("KeepsItsGraph", "what training leaves behind", "its graph is kept alive after its backward pass"),
+        ("KeepsWhereItSearched", "what training leaves behind", "with find_unused_parameters, iteration 0, rank"),
         ("RegistersItsBuckets", "what training leaves behind", "the state dict has bucket beside the module's own"),
         ("KeepsCopies", "peak memory", "at its peak, training takes "),
         ("LocalIfCompiled", "compiled modules", "gradient of '0.weight': got None, expected a tensor"),
@@ -267,6 +268,11 @@ def test_a_simple_class_passes_and_what_it_lacks_is_no_failure(bench_of):
             "CountsUsesTooEarly",
             "untouched gradients",
             "got None, expected a tensor; this rank has made one: was it taken for unused before the pass ended?",
+        ),
+        (
+            "SendsWhatMemoryHeld",
+            "uneven inputs",
+            "(2, 0) batches, iteration 0, rank 0: gradient of 'layers.0.weight'",
         ),
         ("KeepsUses", "untouched gradients", "iteration 1, rank 0: gradient 1, to which no rank adds: "),
         ("GivesNothingToUnused", "combined options", "expected a tensor: 1 of 2 ranks have one"),
