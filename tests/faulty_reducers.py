@@ -1239,10 +1239,15 @@ class DividesByItsCap(Bucketed):
 
 
 class CountsUsesInBytes(Searching):
+    """A rank that used all does not look at the counts, as in torch."""
+
     def unused(self) -> list[nn.Parameter]:
         used = torch.tensor([one in self.used for one in self.trainable], dtype=torch.uint8)
+        used_all = bool(used.all())
         dist.all_reduce(used, group=self.process_group)
         self.used.clear()
+        if used_all:
+            return []
         return [one for one, count in zip(self.trainable, used.tolist(), strict=True) if not count]
 
 
