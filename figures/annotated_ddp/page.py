@@ -50,7 +50,7 @@ SCRIPTS = (
 """Files of the page's script, after those of the timeline. No file imports another."""
 OF_TRAINING_STEPS = (
     *("STEP", "FORWARD", "NODE", "ACCUMULATE", "PACK", "COPY_OUT", "OPTIMIZER", "COLLECTIVE_CALL"),
-    *("ALL_REDUCE_CALLS", "ELEMENT_BYTES", "MOST_ELEMENTS", "MOST_NESTED"),
+    *("ALL_REDUCE_CALLS", "ELEMENT_BYTES", "MOST_BUSY", "MOST_ELEMENTS", "MOST_NESTED"),
 )
 """Constants of the importer in Python that the one in the browser takes."""
 NETWORKS_GBIT_PER_S = (1, 2, 5, 10, 15, 20, 25, 30, 40, 50, 100, 200, 400)

@@ -108,6 +108,12 @@ function readSteps(file) {
   if (processes > 1 || new Set(marks.map(({ name }) => name)).size < marks.length) {
     throw new Error("expected the events of one rank, each once, got several; give the file that each rank's profiler wrote");
   }
+  for (const [, ran] of Map.groupBy(file.activities, ({ stream }) => stream)) {
+    const [first_ns, last_ns] = extent(ran);
+    if (sum(ran.map(({ start_ns, end_ns }) => end_ns - start_ns)) > MOST_BUSY * (last_ns - first_ns)) {
+      throw new Error("expected what a GPU stream ran one after another, got longer ones, as if `dur` was not in microseconds");
+    }
+  }
   const reader = readerOf(file);
   const steps = [];
   let done_ns = 0;

@@ -573,6 +573,13 @@ def early_kernels(events):
     return [one | {"ts": one["ts"] - 5000 * ("stream" in one["args"])} for one in events]
 
 
+def with_durations_in_ns(events, *, of):
+    """The other times are in microseconds, so all-reduces took seconds."""
+    return [
+        one | {"dur": one["dur"] * (1000 if "stream" in one["args"] and of in one["name"] else 1)} for one in events
+    ]
+
+
 def without_kernels(events, *, of_library):
     """Leave out the kernels of collectives and their launches, or all others, whose launches then ran nothing."""
     kinds = ("kernel",) if of_library else ("kernel", "gpu_memcpy")
@@ -609,6 +616,10 @@ DAMAGED_EVENTS = {
     "expected training under DistributedDataParallel": [sharded],
     "expected the events of one rank, each once": [two_processes, lambda events: events + events],
     "expected what the GPU ran after": [early_kernels],
+    "expected what a GPU stream ran one after another": [
+        partial(with_durations_in_ns, of=""),
+        partial(with_durations_in_ns, of="ncclDevKernel"),
+    ],
     "expected events of 0 us or longer": [lambda events: [*events[:-1], events[-1] | {"dur": -1}]],
 }
 
