@@ -1,6 +1,6 @@
 """Terms of the model: what each adds to a prediction, where its value comes from, and how to leave it out."""
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import reduce
 from typing import Annotated, NamedTuple
 
@@ -142,6 +142,11 @@ def origins(inputs: Inputs, world_size: int, *others: Inputs) -> dict[str, str]:
         if found[name] == "assumed" and all(ends_ns(one) == ends_ns(term.without(one)) for one in (inputs, *others)):
             found[name] = "none"
     return found
+
+
+def assumed_with_effect(inputs: Inputs, origins: Mapping[str, str]) -> tuple[str, ...]:
+    """Return what is assumed of the terms that have an effect, by their `origins`."""
+    return leave_out([name for name, origin in origins.items() if origin == "none"], inputs).assumed
 
 
 @checked

@@ -6,7 +6,8 @@ from typer import Option
 
 from ..reference.files.writing import milliseconds
 from ..reference.trace import Trace
-from ..simulator.inputs_with_default_costs import assume_gpu
+from ..simulator.cost_terms import assumed_with_effect, origins
+from ..simulator.inputs_with_default_costs import complete
 from ..simulator.prediction import predict
 from . import shared_options as options
 from .predict import assumptions
@@ -46,8 +47,7 @@ def emulate(
     settings = options.read_settings(changes)
     policies = options.combined(settings.policy, caps, orders, hooks)
     recorded, make = Trace.load(trace), Subject(reducer).make if ":" in reducer else reducer
-    graph = settings.policy.cuda_graph
-    completed = assume_gpu(recorded, settings.fabric(files), settings.variation, cuda_graph=graph)
+    completed = complete(recorded, settings.fabric(files), policy=settings.policy, variation=settings.variation)
     costs = emulated_fabric(completed.fabric, make)
     arguments: dict[str, Any] = {"world_size": world_size, "variation": completed.variation, "assume": False}
     runs = []
@@ -69,7 +69,9 @@ def emulate(
         for one, emulated, predicted in runs
     ]
     show_table(cells, f"{model} on {world_size} rank{'s' * (world_size > 1)}, reducer {reducer} in virtual time")
-    assumed = [*completed.sentences, *(line for *_, one in runs for line in one.assumed)]
+    each = [completed._replace(fabric=costs, policy=one) for one in policies]
+    effective = assumed_with_effect(completed, origins(each[0], world_size, *each[1:]))
+    assumed = [*effective, *(line for *_, one in runs for line in one.assumed)]
     for sentence in assumptions(recorded, assumed, costs, policies):
         say(sentence)
     results = [

@@ -14,7 +14,7 @@ from ..reference.files.writing import milliseconds, write_atomically
 from ..reference.trace import Trace
 from ..simulator.capacity import judgement
 from ..simulator.capacity.limits import Limits
-from ..simulator.cost_terms import TERMS, TERMS_OF_PARTS, Effect, effects, leave_out, origins
+from ..simulator.cost_terms import TERMS, TERMS_OF_PARTS, Effect, assumed_with_effect, effects, leave_out, origins
 from ..simulator.fabric import Fabric
 from ..simulator.inputs_with_default_costs import Inputs, complete
 from ..simulator.predicted_iteration import Prediction
@@ -93,8 +93,7 @@ def predict(
         inputs = leave_out(left_out, inputs)
         each = [leave_out(left_out, inputs._replace(policy=one)) for one in policies]
     from_where = origins(each[0], world_sizes[0], *each[1:]) if len(world_sizes) == 1 else {}
-    idle = [name for name, origin in from_where.items() if origin == "none"]  # of which nothing is assumed
-    each = [one._replace(assumed=leave_out(idle, one).assumed, measured_policy=inputs.policy) for one in each]
+    each = [one._replace(assumed=assumed_with_effect(one, from_where), measured_policy=inputs.policy) for one in each]
     system = System(inputs._replace(measured_policy=inputs.policy))
     predictions = {ranks: [system.at(ranks, one) for one in each] for ranks in world_sizes}
     model = inputs.trace.workload.model

@@ -18,6 +18,7 @@ from pydantic import InstanceOf
 from ...reference.bucketing import MIB, BucketAssignment
 from ...reference.trace import BucketLayout, Trace
 from ..argument_checks import Ranks, Stragglers, checked
+from ..cost_terms import assumed_with_effect, origins
 from ..fabric import Fabric, Segment
 from ..fabric.measured_tables import segment_at
 from ..inputs_with_default_costs import Inputs, complete
@@ -91,6 +92,9 @@ def tuned(
     best = search.run()
     today, system = present or search.rules[DEFAULT], System(inputs)
     plans = best, today, search.rules[RULE]
+    if world_size == 1:  # there are no collectives
+        first, *others = (with_plan(inputs, plan) for plan in (best, *search.rules.values()))
+        inputs = inputs._replace(assumed=assumed_with_effect(inputs, origins(first, world_size, *others)))
     chosen, default, by_rule = (system.at(world_size, with_plan(inputs, plan)) for plan in plans)
     iteration_ns = times.value_ns(best)
     timed = [(name, len(plan), times.value_ns(plan)) for name, plan in search.rules.items()]

@@ -225,3 +225,8 @@ def test_nothing_is_assumed_of_terms_that_have_no_origin(printed, tmp_path):
         assert ("slow_downs" in origins) == ("computation beside collectives" in shown) == has
         assert ("stalls" in origins) == ("for each doubling" in shown) == has
         assert ("jitter" in origins) == ("the iterations of one GPU" in shown) == has
+    few = ("--set", "iterations=3")
+    for command in (("tune", "--out", tmp_path / "plan.json"), ("emulate", "--caps", "default", *few)):
+        shown = " ".join(printed(*command, path, "--fabric", "aws-p4d", "--world-size", 1).split())
+        assert "assumed" in shown
+        assert not re.search("beside collectives|for each doubling|the iterations of one GPU", shown)
