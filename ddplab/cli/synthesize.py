@@ -58,7 +58,8 @@ def synthesize(
     options.check_outputs(out, inputs=[recorded, *options.files_of(model)])
     if recorded is not None:
         given = {"--step-ms": step_ms, "--batch": batch}
-        options.refuse(given, "expected none with --rescale, which scales the recorded times of one batch")
+        keeps = "which keeps the trace's batch and scales its times; give a trace of another batch"
+        options.refuse(given, f"expected none with --rescale, {keeps}")
         _rescale(recorded, model, old or "this", device, out)
         return
     options.refuse({"--from": old}, "expected --rescale with it, the trace that was recorded on this device")
@@ -107,7 +108,8 @@ def _rescale(path: Path, model: str, old: str, new: str, out: Path) -> None:
     is_own = source.name.startswith(known.product) if known else workload.device == "cpu" or old != "this"
     if not is_own and not old.endswith(".json"):
         raise ValueError(f"--from: expected the trace's device, {workload.device_name}, got {source.name}; name it")
-    before, after = (measure_operations(model, autocast=one.autocast) for one in (source, target))
+    counted = (measure_operations(model, autocast=one.autocast) for one in (source, target))
+    before, after = (options.with_samples(one, one.batch and workload.batch) for one in counted)
     rescaled = rescale(recorded, before, source, target, new_operations=after)
     save_trace(rescaled, out, f"{path} from {source.name} to {target.name}, saved as {out}")
 
