@@ -59,8 +59,9 @@ def show(
     check_outputs(json_path, inputs=[Path(name) for name in given if Path(name).is_file()])
     listed = read_catalogue()
     name = given[0] if len(given) == 1 else ""
-    alone = [one for one in given if one in {WORD, *counted_models()} and not Path(one).exists()]
-    if alone and not name:
+    named = {WORD, *counted_models()}
+    alone = [] if name else [one for one in given if (_trace(one) if Path(one).exists() else one in named)]
+    if alone:
         raise ValueError(f"NAME: expected one name or several fabrics, got {alone[0]!r} beside others; show it alone")
     if name not in {*counted_models(), *listed.devices} and not Path(name).exists():
         name = listed.node_like(name) or listed.bare_device(name) or name

@@ -99,7 +99,8 @@ def test_a_table_of_one_size_shows_no_latency(printed, tmp_path):
     assert printed("show", tmp_path / "one.json").splitlines()[3].split()[3:] == ["1,048,576", "-", "17.5", "30.6"]
 
 
-def test_a_name_that_is_no_fabric_is_shown_alone(here):
-    for names in (("resnet50", "resnet50"), ("dgx-h100", "settings")):
+def test_a_name_that_is_no_fabric_is_shown_alone(here, trace):
+    """Beside a fabric, a trace got advice on the options of other commands."""
+    for names in (("resnet50", "resnet50"), ("dgx-h100", "settings"), ("dgx-h100", str(trace))):
         said = here("show", *names).stderr
         assert f"expected one name or several fabrics, got {names[1]!r} beside others; show it alone" in said
