@@ -370,7 +370,10 @@ def _sentences(one: SystemPlan, *, asks_efficiency: bool, details: bool) -> list
         fitting = (use.largest_batch for use in one.memory.values() if use.largest_batch is not None)
         largest = min(fitting, default=None)  # which certainly fits with each optimiser
         said.append(judgement.needs_sentence(one.limits, one.needs, one.target, batch, largest))
-    said.append(_memory_sentence(one, details=details))
+    first = next(iter(one.memory.values()))
+    parts = ", ".join(f"{name} {size / 1e9:.2f}" for name, size in first.parts.items() if size and size > 5e6)
+    lacks = "" if first.peak_bytes is not None else " (without activations, which the trace lacks)"
+    said.append(f"{judgement.memory_sentence(one.memory)}{lacks}{f'; of that {parts}' * details}")
     if details:
         said += [
             re.split(r"; all-red| \(sources", system.inputs.fabric.source)[0],
@@ -418,13 +421,6 @@ def _changes_sentence(one: SystemPlan) -> str:
         for change in one.changes
     )
     return f"iteration with other settings: {', '.join(changes)}"
-
-
-def _memory_sentence(one: SystemPlan, *, details: bool) -> str:
-    first = next(iter(one.memory.values()))
-    parts = ", ".join(f"{name} {size / 1e9:.2f}" for name, size in first.parts.items() if size and size > 5e6)
-    lacks = "" if first.peak_bytes is not None else " (without activations, which the trace lacks)"
-    return f"{judgement.memory_sentence(one.memory)}{lacks}{f'; of that {parts}' * details}"
 
 
 def _fsdp_sentence(one: SystemPlan) -> str:

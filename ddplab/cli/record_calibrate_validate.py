@@ -47,7 +47,7 @@ def record(
     ranks = world_size or world_size_or(1)
     backend = backend or default_backend(ranks)
     with progress() as on_progress, RankPool(ranks, backend=backend, pinned=True) as pool:
-        on_progress("recording", 0, 1)
+        on_progress(f"recording on {ranks} rank{'s' * (ranks > 1)}", 0, 1)
         trace = pool.run(record_computation, model, iterations)[0]
     save_trace(trace, out, f"{model}, recorded in {out}")
 

@@ -58,8 +58,7 @@ def synthesize(
     options.check_outputs(out, inputs=[recorded, *options.files_of(model)])
     if recorded is not None:
         given = {"--step-ms": step_ms, "--batch": batch}
-        keeps = "which keeps the trace's batch and scales its times; give a trace of another batch"
-        options.refuse(given, f"expected none with --rescale, {keeps}")
+        options.refuse(given, "expected none with --rescale, which scales a trace of one batch; give another trace")
         _rescale(recorded, model, old or "this", device, out)
         return
     options.refuse({"--from": old}, "expected --rescale with it, the trace that was recorded on this device")
@@ -138,8 +137,9 @@ def judgement(
     `roofline_ns` is the time of an iteration by peak rates or, if the `usual` multiples of it are not `USUAL`, by
     measured utilisation; `paced_ns` the same if each kernel waits for the host to launch it. `doubt` is the trace's.
     """
-    at_peak = usual == USUAL
-    rates = "at the peak rates of its data sheet" if at_peak else "by the measured utilisation of its generation"
+    rates = (
+        "at the peak rates of its data sheet" if usual == USUAL else "by the measured utilisation of its generation"
+    )
     if paced_ns > HOST_BOUND * roofline_ns:
         if step_ms is None:
             advice = "measure an iteration and give its time with --step-ms"

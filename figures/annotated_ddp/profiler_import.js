@@ -111,7 +111,7 @@ function readSteps(file) {
   for (const [, ran] of Map.groupBy(file.activities, ({ stream }) => stream)) {
     const [first_ns, last_ns] = extent(ran);
     if (sum(ran.map(({ start_ns, end_ns }) => end_ns - start_ns)) > MOST_BUSY * (last_ns - first_ns)) {
-      throw new Error("expected what a GPU stream ran one after another, got longer ones, as if `dur` was not in microseconds");
+      throw new Error("expected what a GPU stream ran one after another, got longer ones; give each `dur` in microseconds");
     }
   }
   const reader = readerOf(file);

@@ -45,8 +45,7 @@ INTEGERS = frozenset(name for name in ELEMENT_BYTES if "int" in name or "long" i
 LONG_START = 1.5
 """Multiple of the longest other step above which what precedes the first mark is more than a step."""
 MOST_BUSY = 1.2
-"""Largest part of a stream's time that its activities fill together, since a kernel may begin in the tail of the one
-before; 0.98 in real files."""
+"""Largest ratio of the kernels' time to that of their stream; they may overlap slightly, and reach 0.98 in files."""
 MOST_ELEMENTS = 2**50
 """Most elements of a tensor; more are damage."""
 MOST_NESTED = 8
@@ -134,13 +133,12 @@ def read_steps(file: ProfilerFile, notes: list[str]) -> list[ProfiledStep]:
             f"{file.path}: expected the events of one rank, each once, got processes with gradients: {len(processes)}"
             f", marks of one step: {max(marks.values(), default=0)}; give the file that each rank's profiler wrote"
         )
-    for ran in grouped(file.activities, attrgetter("stream")).values():
+    for (_, stream), ran in grouped(file.activities, attrgetter("stream")).items():
         (first_ns, last_ns), busy_ns = _extent(ran), sum(one.end_ns - one.start_ns for one in ran)
         if busy_ns > MOST_BUSY * (last_ns - first_ns):
             raise TraceError(
-                f"{file.path}: expected what a GPU stream ran one after another, got {busy_ns / 1e6:.1f} ms "
-                f"on stream {ran[0].stream[1]} in {(last_ns - first_ns) / 1e6:.1f} ms, as if `dur` was not in "
-                "microseconds; export the file again"
+                f"{file.path}: expected what a GPU stream ran one after another, got {busy_ns / 1e6:.1f} ms in "
+                f"{(last_ns - first_ns) / 1e6:.1f} ms of stream {stream}; give each `dur` in microseconds"
             )
     windows = _windows(file)
     steps = [step for step in _Reader(file).steps(windows) if step is not None]
@@ -149,8 +147,7 @@ def read_steps(file: ProfilerFile, notes: list[str]) -> list[ProfiledStep]:
             f"{file.path}: expected events named {ACCUMULATE}, one for each gradient, got none in {len(windows)} "
             "steps; profile training with ProfilerActivity.CPU and no CUDA graph (--set cuda_graph=true predicts one)"
         )
-    if len(steps) < len(windows):
-        without = len(windows) - len(steps)
+    if without := len(windows) - len(steps):
         notes.append(f"{file.path.name}: {without} of {len(windows)} steps have no gradient; left out")
     return steps
 

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from ddplab.cli.shared_options import bits_per_s, read_settings
 
 STEPS = (
-    *("recording", "predicting", "tuning"),
+    *("recording on 1 rank", "predicting", "tuning"),
     "counting the operations and the memory of tests.models_for_cli:needs_a_batch",
 )
 """Words of progress that are printed where there is no terminal."""
