@@ -159,6 +159,5 @@ def judgement(
         )
     ratio = step_ms / roofline_ms
     sentence = f"the step of {step_ms:.4g} ms is {ratio:.2g} times the time on this device {rates}"
-    if usual[0] <= ratio <= usual[1]:
-        return sentence
-    return f"{sentence}; {often} are usual, so check the batch, the precision and the device"
+    unusual = not usual[0] <= ratio <= usual[1]
+    return sentence + f"; {often} are usual, so check the batch, the precision and the device" * unusual

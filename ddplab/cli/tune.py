@@ -66,8 +66,7 @@ def tune(
     comparison = default.compare(system.at(world_size, inputs.with_policy(plan=plan.buckets)))
     say(answer(plan, comparison))
     on = f"{recorded.workload.described}, on {world_size} rank{'s' * (world_size > 1)}"
-    title = f"{on}: predicted iteration ({plan.objective}) by buckets"
-    show_table(plan_rows(plan, comparison), title)
+    show_table(plan_rows(plan, comparison), f"{on}: predicted iteration ({plan.objective}) by buckets")
     plan.save(out)
     for line in (
         *to_paste(plan, recorded_model(recorded, unused_allowed=base.unused_allowed), out),

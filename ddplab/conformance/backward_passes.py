@@ -341,8 +341,7 @@ def _checkpointed(*, reentrant: bool) -> nn.Module:
             x = checkpoint(own.shared, x, use_reentrant=reentrant).tanh()
         return own.head(x)
 
-    shared = nn.Sequential(nn.Linear(6, 6), nn.Tanh(), nn.Linear(6, 6))
-    return Assembled(forward, shared=shared, head=nn.Linear(6, 3))
+    return Assembled(forward, shared=nn.Sequential(nn.Linear(6, 6), nn.Tanh(), nn.Linear(6, 6)), head=nn.Linear(6, 3))
 
 
 def _around(module: nn.Module, step: int, rank: int) -> Tensor:

@@ -75,8 +75,7 @@ class CheckResult:
         if self.outcome == "failed":
             is_fault = self.expected == "must-pass" or (self.decides and self.expected is None)
             return f"{self.check}: {self.message}" if is_fault else ""
-        verb = "was" if self.outcome == "left out" else "is"
-        wrong = f"must pass, but {verb} {self.outcome}: {self.message}"
+        wrong = f"must pass, but {'was' if self.outcome == 'left out' else 'is'} {self.outcome}: {self.message}"
         return f"{self.check}: {wrong}" if self.expected == "must-pass" else ""
 
     def to_json(self) -> dict[str, Any]:

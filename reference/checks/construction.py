@@ -70,8 +70,7 @@ def resolve_devices(parameters: Collection[nn.Parameter], options: Options) -> t
             )
         return None, None
     moved_to = [_get_device_index(device, optional=True) for device in device_ids]
-    out = moved_to[0] if output_device is None else _get_device_index(output_device, optional=True)
-    return moved_to, out
+    return moved_to, moved_to[0] if output_device is None else _get_device_index(output_device, optional=True)
 
 
 def resolve_deprecated(

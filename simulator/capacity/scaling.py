@@ -333,8 +333,7 @@ def cheapest(offers: Sequence[Offer]) -> Offer | None:
 
 def rank_of(offer: Offer, offers: Sequence[Offer]) -> tuple[float, int]:
     """Return the cost, which counts only if that of all `offers` is known, and the number of GPUs."""
-    is_priced = all(one.cost is not None for one in offers)
-    return (offer.cost or 0.0) if is_priced else 0.0, offer.size.world_size
+    return (offer.cost or 0.0) if all(one.cost is not None for one in offers) else 0.0, offer.size.world_size
 
 
 def fastest(offers: Sequence[Offer]) -> Offer | None:

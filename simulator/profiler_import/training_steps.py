@@ -441,10 +441,9 @@ def _paired(calls: Sequence[HostOperation], runs: Sequence[HostOperation]) -> li
 def _elements(operation: HostOperation) -> int | None:
     """Return the number of elements of the first input, a tensor or a list of tensors, if it was noted."""
     dims = operation.arguments.dims
-    shapes = dims[0] if isinstance(dims, list) and dims and isinstance(dims[0], list) else None
-    if shapes is None:
+    if not (isinstance(dims, list) and dims and isinstance(dims[0], list)):
         return None
-    several = shapes if all(isinstance(shape, list) for shape in shapes) else [shapes]
+    several = dims[0] if all(isinstance(shape, list) for shape in dims[0]) else [dims[0]]
     if not all(isinstance(size, int) and 0 <= size <= MOST_ELEMENTS for shape in several for size in shape):
         return None
     return min(MOST_ELEMENTS, sum(map(prod, several)))

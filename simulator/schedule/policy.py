@@ -197,8 +197,7 @@ class Policy(Schema, strict=False):
     @property
     def rebuilds(self) -> bool:
         """Whether the reducer rebuilds its buckets after the first iteration."""
-        assigned = self.plan is None and self.order == "ready" and self.grouping != "module"
-        return assigned and not self.graph_may_change
+        return self.plan is None and self.order == "ready" and self.grouping != "module" and not self.graph_may_change
 
     @property
     def launches_at_the_end(self) -> bool:

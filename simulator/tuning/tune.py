@@ -93,8 +93,8 @@ def tuned(
     today, system = present or search.rules[DEFAULT], System(inputs)
     plans = best, today, search.rules[RULE]
     if world_size == 1:  # there are no collectives
-        first, *others = (with_plan(inputs, plan) for plan in (best, *search.rules.values()))
-        inputs = inputs._replace(assumed=assumed_with_effect(inputs, origins(first, world_size, *others)))
+        others = (with_plan(inputs, plan) for plan in search.rules.values())
+        inputs = inputs._replace(assumed=assumed_with_effect(inputs, origins(inputs, world_size, *others)))
     chosen, default, by_rule = (system.at(world_size, with_plan(inputs, plan)) for plan in plans)
     iteration_ns = times.value_ns(best)
     timed = [(name, len(plan), times.value_ns(plan)) for name, plan in search.rules.items()]
