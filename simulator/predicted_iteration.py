@@ -244,15 +244,7 @@ class Prediction:
             write_atomically(f"{os.fspath(prefix)}.{rank}.et", trace)
 
     def plot(self, ax: "Axes | None" = None, *, ranks: Sequence[int] | None = None) -> "Axes":
-        """Draw the timeline of the median iteration; see `results.timeline_plot.draw_timeline`.
-
-        Args:
-            ax: Axes to draw on. None: the axes of a new figure.
-            ranks: Simulated ranks to draw. None: the first four.
-
-        Returns:
-            The axes.
-        """
+        """Draw the median iteration on axes (None: of a new figure), and return them; see `draw_timeline`."""
         from .results.timeline_plot import draw_timeline  # loading matplotlib takes longer than a prediction
 
         if ax is None:
@@ -415,10 +407,7 @@ def reach_of_difference(difference_ns: int, causes_ns: Reaches, other_ns: Reache
     it beyond either: on a fast enough network two bucket caps may take equally long, and no cap gains from a still
     faster one. The error that no cost explains is not shared.
 
-    Args:
-        difference_ns: The other median minus the first.
-        causes_ns: Of the first prediction; a cause that is missing has no reach.
-        other_ns: Of the other prediction.
+    `difference_ns` is the other median minus the first. A cause that one of the predictions lacks has no reach there.
     """
     distance, sign = abs(difference_ns), -1 if difference_ns < 0 else 1
     causes = sorted({**causes_ns, **other_ns})

@@ -256,8 +256,7 @@ def published_ns(model_ns: Times, sizes_bytes: Sizes, *, empty_ns: float, waits:
     """
     figures = _beyond_the_model(1, sizes_bytes, waits > 0)
     waiting_ns = waits * figures * np.sqrt(model_ns * empty_ns)
-    expected: Times = np.where(waits > 0, model_ns + waiting_ns, model_ns * figures)
-    return expected
+    return np.where(waits > 0, model_ns + waiting_ns, model_ns * figures)
 
 
 def published_deviations(sizes_bytes: Sizes, waits: NDArray[np.bool_]) -> Times:

@@ -153,13 +153,10 @@ class Fabric(Schema, strict=False):
         algorithm: AlgorithmSetting = "library",
         concurrency: int | None = None,
     ) -> Self:
-        """Make a fabric from described links.
+        """Make a fabric from described links, or a YAML file of them, on which a collective library runs.
 
-        Args:
-            topology: The links, or a YAML file of them.
-            library: Collective library that runs on them.
-            algorithm: All-reduce algorithm. `library`: the cheapest that the library has.
-            concurrency: Collectives that run at the same time. None: as many as the library runs.
+        The algorithm is that of all-reduces (`library`: the cheapest that the library has), and the concurrency the
+        number of collectives that run at the same time (None: as many as the library runs).
 
         Raises:
             ValueError: The file cannot be used, or the algorithm cannot run on the links.

@@ -36,12 +36,8 @@ DIGIT_WIDTH = 0.008
 def draw_timeline(prediction: Any, ax: Axes, *, ranks: Sequence[int] | None = None) -> Axes:
     """Draw the median iteration with two lanes per rank, computation and collectives, and frame the critical path.
 
-    A collective is pink while its rank computes, and red while the rank waits: there it is exposed.
-
-    Args:
-        prediction: The `simulator.Prediction` to draw.
-        ax: The axes to draw on; returned.
-        ranks: Simulated ranks to draw. None: the first four.
+    A collective is pink while its rank computes, and red while the rank waits: there it is exposed. Of the simulated
+    ranks, `ranks` are drawn (None: the first four). The axes are returned.
 
     Raises:
         ValueError: A rank was not simulated.

@@ -41,11 +41,9 @@ class CommHook(HookCost):
     decompress: Linear = Linear()  #: computation after the last collective, ns; from `calibrate --hook`
 
     def message(self, parameters: Sequence[Parameter], sparse_density: float = 1.0) -> Message | None:
-        """Return the message of a bucket of these parameters; None if the hook sends nothing.
+        """Return the message of a bucket of these parameters, in its order; None if the hook sends nothing.
 
-        Args:
-            parameters: The bucket's parameters, in the bucket's order.
-            sparse_density: Fraction of a sparse gradient's rows that a batch touches.
+        `sparse_density`: fraction of a sparse gradient's rows that a batch touches.
 
         Raises:
             ValueError: A gradient is sparse and the hook does not support sparse gradients.
@@ -68,9 +66,7 @@ class CommHook(HookCost):
     def charged(self, measured: Sequence[HookCost], world_size: int) -> Self:
         """Return the hook with the costs measured for its name, unless the hook has costs already.
 
-        Args:
-            measured: `Processor.hooks` of a fabric. A name without an approximation rank also matches rank 1.
-            world_size: Number of ranks, with which `decompress` may grow.
+        `measured` is `Processor.hooks` of a fabric. With the number of ranks, `decompress` may grow.
         """
         costs = self.measured_in(measured)
         if costs is None or self.has_costs:
@@ -85,7 +81,7 @@ class CommHook(HookCost):
         return not self.compress == self.recompress == self.decompress == Linear()
 
     def measured_in(self, measured: Sequence[HookCost]) -> HookCost | None:
-        """Return the costs measured for a hook of this name; None if it was not measured."""
+        """Return the costs measured for a hook of this name, or with rank 1 for its name; None: not measured."""
         return next((cost for cost in measured if self.name in (cost.name, f"{cost.name}:1")), None)
 
     def gathered(self, _world_size: int) -> int:

@@ -153,11 +153,8 @@ def build_schedule(
 ) -> IterationSchedule:
     """List the steps of one synchronised iteration, after the iterations under `no_sync` of its cycle.
 
-    Args:
-        policy: Settings of the reducer.
-        model: The recorded model; its compute times are not used.
-        joins: Whether the ranks train under Join.
-        world_size: Number of ranks; has an effect with the policy's `zero`.
+    The compute times of the model are not used. With `joins`, the ranks train under Join. The number of ranks has an
+    effect with the policy's `zero`.
 
     Raises:
         ValueError: The plan is invalid (see `buckets_of`), a gradient is sparse and the policy's comm hook does not

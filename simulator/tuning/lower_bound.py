@@ -102,7 +102,8 @@ def _sampled(costs: PartitionCosts, message_bytes: Floats) -> tuple[Floats, Floa
     first = message_bytes[0]
     second = message_bytes[1][message_bytes[1] > 0]
     low, high = min([first.min(), *second]), max(first.sum(), second.sum())
-    if type(times.policy.hook) is Quantized:
+    gathered = type(times.policy.hook) is Quantized
+    if gathered:
         high *= 2  # channels are filled up
     measured = np.array([row.size_bytes for row in times.fabric.all_reduce], np.int64)
     knots = np.concatenate([2 ** np.arange(50), measured])
@@ -110,7 +111,6 @@ def _sampled(costs: PartitionCosts, message_bytes: Floats) -> tuple[Floats, Floa
     even = np.geomspace(max(1, low), max(2, high), 256).astype(np.int64)
     sizes = np.unique(np.concatenate([knots - 1, knots, knots + 1, even, [int(low), int(high)]]))
     sizes = sizes[(sizes >= low) & (sizes <= high)]
-    gathered = type(times.policy.hook) is Quantized
     return sizes.astype(float), costs.link_ns("all_gather" if gathered else "all_reduce", sizes)
 
 

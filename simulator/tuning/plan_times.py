@@ -48,12 +48,9 @@ QUANTILES = {"p95": 0.95, "p99": 0.99}
 
 
 class PlanTimes:
-    """Iteration times of one model on one fabric, for any buckets.
+    """Iteration times of one model on one fabric, for any buckets: `value_ns` returns the `objective`.
 
-    Args:
-        inputs: Complete inputs of predictions; the buckets that their policy gives are not used.
-        world_size: Number of ranks.
-        objective: What `value_ns` returns.
+    The buckets that the policy of `inputs` gives are not used.
 
     Attributes:
         deciding_cycles: Cycles that decide the objective: all distinct ones or, if they are ordered, one or two.

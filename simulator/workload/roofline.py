@@ -333,11 +333,8 @@ def data_sheets() -> dict[str, Device]:
 def with_precision(name: str, dtype: str) -> str:
     """Return the name of a device's data sheet with the precision of a model: h100 becomes h100-tf32 for float32.
 
-    Other names are returned as they are. Autocast changes the precision of float32 only.
-
-    Args:
-        name: As for `find_device`.
-        dtype: Element type in which the model computes, such as "float32".
+    Other names that `find_device` takes are returned as they are. `dtype` is the element type in which the model
+    computes, such as "float32", the only one whose precision autocast changes.
 
     Raises:
         ValueError: The device, or its data sheet, computes in no precision of this type.

@@ -53,14 +53,9 @@ def synthesize(
 
     Each gradient gets an additional nanosecond, so that gradients of one operation keep their order in the trace.
 
-    Args:
-        operations: Operations of the model.
-        device: Data sheet of the device.
-        step_ns: Measured duration of the iteration. If the measured parts leave more than the roofline time of the
-            other parts, their forward and backward pass are lengthened; otherwise all of these are shortened.
-        forward_ns: Measured duration of the forward pass.
-        backward_ns: Measured duration of the backward pass, the loss included.
-        optimizer_ns: Measured duration of the optimiser step.
+    The measured times are those of the iteration, of its forward pass, of its backward pass with the loss, and of the
+    optimiser step. If the measured parts leave more of `step_ns` than the roofline time of the other parts, their
+    forward and backward pass are lengthened; otherwise all of these are shortened.
 
     Raises:
         ValueError: No operation takes any time, the measured parts are longer than `step_ns`, or less than one
