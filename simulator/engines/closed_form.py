@@ -37,11 +37,10 @@ def simulate(engine_input: EngineInput, engine: Engine = "auto", *, ends_only: b
         raise ValueError("closed form: expected constant speeds, but the fabric has slow-downs; use engine='auto'")
     if engine != "events" and (constant or _slows_only_computation(engine_input)):
         return solve(engine_input, ends_only=ends_only)
-    if several := engine_input.duration_ns.shape[:-2]:
-        each = [replay(engine_input.at(place)) for place in np.ndindex(several)]
-        moments = (np.reshape(one, (*several, *one[0].shape)) for one in zip(*each, strict=True))
-        return Timeline(engine_input, *moments)
-    return Timeline(engine_input, *replay(engine_input))
+    several = engine_input.duration_ns.shape[:-2]  # () for one iteration, whose only place is ()
+    each = [replay(engine_input.at(place)) for place in np.ndindex(several)]
+    moments = (np.reshape(one, (*several, *one[0].shape)) for one in zip(*each, strict=True))
+    return Timeline(engine_input, *moments)
 
 
 def latencies_ns(engine_input: EngineInput, engine: Engine = "auto") -> Nanoseconds:
