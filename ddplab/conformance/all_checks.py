@@ -85,7 +85,7 @@ def _special_alone(bench: Bench) -> str:
     refused, problems = [], []
     for weight in SPECIAL[1:]:
         program = program_of((SPECIAL[0], weight), ["train"] * 3, bench.world_size)
-        what = unusual(training_programs.in_one_order(program))
+        what = ", ".join(unusual(training_programs.in_one_order(program)))
         try:
             bench.try_program(program, words="type|scalar|shape|empty|contiguous|shared|tied")
         except RefusalError as refusal:

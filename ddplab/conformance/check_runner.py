@@ -6,7 +6,7 @@ import time
 import traceback
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from functools import partial
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any, get_args
@@ -22,7 +22,7 @@ from . import class_under_test
 from .check_outcomes import SEEDED, CheckResult, Expectation, Level, Outcome, is_unmatched, level_of, why_left_out
 from .class_under_test import NotSupportedError, Offer, OperatorError, RefusalError, Subject, methods_of, refusing
 from .local_training import AS_TORCH, FindingError, WeakProgramError, check_program
-from .training_programs import Program, in_one_order, in_whole_steps, of_usual_weights, unusual
+from .training_programs import UNUSUAL, Program, in_one_order, in_whole_steps, of_usual_weights, unusual
 
 if TYPE_CHECKING:
     from hypothesis import settings
@@ -82,7 +82,7 @@ class Bench:
         self.schedules: list[EmulatedSchedule] = []  #: those in virtual time that the check `overlap` has recorded
         self.not_in_virtual_time = ""  #: why it does not run there, found out by `any timing`; empty: it may run
         self.slowness = 1.0  #: by how many times the machine was slower at the start than a quiet one; limits grow
-        self.shrinks = True  #: whether a program that shows a fault is made smaller: until the first fault is shown
+        self.shrinks = True  #: whether a program that shows a fault is made smaller, and explained: the first one
 
     def start(self) -> None:
         """Start the ranks and find out what the class offers.
@@ -217,9 +217,21 @@ class Bench:
             seed(self.seed)(self.settings(examples or max(1, self.effort // 3))(given(drawn)(run)))()
         except (_ShrunkError, FindingError):
             fault = found[-1][1]
-            what = fault.program and unusual(fault.program)
-            told = f"{fault}; the program has {what}" if what else str(fault)
+            what = unusual(fault.program) if fault.program else []
+            told = f"{fault}; the program has {', '.join(what)}" if what else str(fault)
             raise FindingError(told, fault.program) from fault.__cause__  # which shows whether ranks did not match
+
+    def right_without(self, program: Program) -> list[str]:
+        """Return what of `UNUSUAL` a program that fails on real ranks must have to fail."""
+
+        def passes(tried: Program) -> bool:
+            with suppress(FindingError, RankError, HangError, RefusalError, WeakProgramError):
+                return bool(self.try_program(tried))
+            return False
+
+        if len(program.steps[0].used) != self.world_size or passes(program):
+            return []
+        return [name for name in unusual(program) if passes(UNUSUAL[name](program))]
 
     def settings(self, examples: int) -> "settings":
         """Return settings of Hypothesis for so many random programs."""
@@ -301,9 +313,12 @@ def run_checks(
                 outcome, message = "not supported", str(reason)
             except (FindingError, RankError, HangError) as fault:
                 message, program = with_line(fault, bench.offer.path), getattr(fault, "program", None)
+                unmatched = is_unmatched(fault) and not bench.subject.one_order
+                if program is not None and bench.shrinks and not unmatched:
+                    needed = bench.right_without(program)
+                    message += f"; right without {', or without '.join(needed)}" if needed else ""
                 outcome, is_milder = "failed", getattr(fault, "milder", False) and its_level == "must"
                 its_level = "should" if is_milder else its_level
-                unmatched = is_unmatched(fault) and not bench.subject.one_order
                 bench.shrinks = bench.shrinks and program is None  # one small program is enough
         of_run = unmatched, time.monotonic() - start, its_level, levels.index(its_level) <= levels.index(level)
         results.append(CheckResult(name, outcome, message, program, expectation, *of_run))

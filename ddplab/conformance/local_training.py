@@ -44,7 +44,7 @@ class FindingError(Exception):
 
 
 class WeakProgramError(Exception):
-    """A program that could not show a fault, because all of its gradients are zero."""
+    """A program that could not show a fault, because all of its gradients are zero, or all of a parameter None."""
 
 
 def run_locally(
@@ -85,6 +85,8 @@ def run_locally(
         if step.kind == "train":
             for name in used:
                 parts = [one for gradients in ranks if (one := gradients[name]) is not None]
+                if not parts:
+                    raise WeakProgramError  # they were set to None after passes under `no_sync`
                 total = torch.stack(parts).sum(dim=0)
                 largest[name] = max([largest[name], *(float(one.abs().max()) for one in parts if one.numel())])
                 is_weak &= not bool(total.any())

@@ -136,33 +136,63 @@ def in_whole_steps(program: Program) -> Program:
     return replace(program, steps=tuple(steps), optimizer="sgd")
 
 
+def _without(
+    weight: Callable[[Weight], dict[str, Any]] = lambda _: {},
+    step: Callable[[ProgramStep], dict[str, Any]] = lambda _: {},
+) -> Callable[[Program], Program]:
+    """Return a function that changes these fields of each weight and of each step."""
+    return lambda program: replace(
+        program,
+        weights=tuple(replace(one, **weight(one)) for one in program.weights),
+        steps=tuple(replace(one, **step(one)) for one in program.steps),
+    )
+
+
+def _using_all(program: Program) -> Program:
+    every = range(len(program.weights))
+    return _without(step=lambda one: {"used": tuple((*used, *(set(every) - {*used})) for used in one.used)})(program)
+
+
+UNUSUAL: dict[str, Callable[[Program], Program]] = {
+    "float64 parameters": _without(lambda _: {"dtype": "float32"}),
+    "an order in memory that is not contiguous": _without(lambda _: {"layout": "contiguous"}),
+    "scalar parameters": _without(lambda one: {"shape": one.shape or (1,)}),
+    "frozen parameters": _without(lambda _: {"frozen": False}),
+    "tied parameters": _without(lambda _: {"tied_to": None}),
+    "empty parameters": _without(lambda one: {"shape": one.shape if all(one.shape) else (1,)}),
+    "kept gradients": _without(step=lambda one: {"zero": "none"} if one.zero in ("keep", "alternate") else {}),
+    "gradients set to zeros": _without(
+        step=lambda one: {"zero": "none"} if one.zero in ("zeros", "restrided") else {}
+    ),
+    "ready orders that differ between ranks": in_one_order,
+    "ready orders that change": lambda program: _without(step=lambda _: {"used": program.steps[0].used})(program),
+    "parameters left out": _using_all,
+    "passes under no_sync": lambda program: replace(
+        program, steps=tuple(one for one in program.steps if one.kind != "accumulate")
+    ),
+    "evaluation": lambda program: replace(
+        program, steps=tuple(replace(one, evaluation=False) for one in program.steps if one.kind != "evaluate")
+    ),
+}
+"""What a program may have that a plain one has not, each with a function that returns the program without it."""
+
+
+def unusual(program: Program) -> list[str]:
+    """Return what of `UNUSUAL` a program has; of the smallest one with a fault, what the fault needs."""
+    return [name for name, without in UNUSUAL.items() if without(program) != program]
+
+
 def of_usual_weights(program: Program) -> Program:
     """Return a program without what an adapter may refuse: evaluation, tied and rare parameters."""
-    shapes = [one.shape if one.shape and all(one.shape) else (1,) for one in program.weights]
-    how: dict[str, Any] = {"dtype": "float32", "layout": "contiguous", "tied_to": None}
-    weights = tuple(replace(one, shape=shape, **how) for one, shape in zip(program.weights, shapes, strict=True))
-    return replace(program, weights=weights, steps=tuple(step for step in program.steps if step.kind != "evaluate"))
-
-
-def unusual(program: Program) -> str:
-    """Return what a program has that a plain one has not; of the smallest one with a fault, what the fault needs."""
-    weights, steps, training = program.weights, program.steps, [one for one in program.steps if one.kind == "train"]
-    found = {
-        "several dtypes": len({weight.dtype for weight in weights}) > 1,
-        "an order in memory that is not contiguous": any(weight.layout != "contiguous" for weight in weights),
-        "scalar parameters": any(not weight.shape for weight in weights),
-        "frozen parameters": any(weight.frozen for weight in weights),
-        "tied parameters": any(weight.tied_to is not None for weight in weights),
-        "empty parameters": any(0 in weight.shape for weight in weights),
-        "kept gradients": any(step.zero in ("keep", "alternate") for step in steps[1:]),
-        "gradients set to zeros": any(step.zero in ("zeros", "restrided") for step in steps[1:]),
-        "ready orders that differ between ranks": any(len(set(step.used)) > 1 for step in training),
-        "ready orders that change": len({step.used for step in training}) > 1,
-        "parameters left out": any(len(used) < len(weights) for step in training for used in step.used),
-        "accumulation": any(step.kind == "accumulate" for step in steps),
-        "evaluation": any(step.kind == "evaluate" or step.evaluation for step in steps),
-    }
-    return ", ".join(name for name, has in found.items() if has)
+    refused = (
+        "float64 parameters",
+        "an order in memory that is not contiguous",
+        "scalar parameters",
+        "tied parameters",
+    )
+    for name in (*refused, "empty parameters", "evaluation"):
+        program = UNUSUAL[name](program)
+    return program
 
 
 def arranged(values: Tensor, layout: Layout) -> Tensor:

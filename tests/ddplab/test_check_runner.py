@@ -45,6 +45,14 @@ def test_only_the_first_fault_is_made_smaller(bench_of):
     assert bench.settings(1).derandomize, "every run tries the same programs"
 
 
+def test_what_a_program_must_have_to_fail_is_told_with_the_first_fault(bench_of):
+    bench = bench_of(faulty("HalvesUnderNoSync"))
+    bench.shrinks = True
+    message = outcomes(bench, ["accumulation"])["accumulation"].message
+    assert message.endswith("; right without passes under no_sync")
+    assert "right without" not in outcomes(bench, ["accumulation"])["accumulation"].message
+
+
 def test_what_a_rank_returned_is_the_finding_when_others_hang_and_the_cause_has_no_advice(bench_of, monkeypatch):
     monkeypatch.setattr(bench_module, "TIMEOUT_S", 1.0)
     bench = bench_of(NAIVE)

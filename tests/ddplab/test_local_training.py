@@ -9,9 +9,14 @@ from hypothesis import strategies as st
 from ddplab.conformance.all_checks import PLAIN, program_of
 from ddplab.conformance.local_training import WeakProgramError, compare, describe_difference, run_locally, same
 from ddplab.conformance.random_programs import programs
-from ddplab.conformance.training_programs import Net, Seen, loss_of, optimizer_of
+from ddplab.conformance.training_programs import UNUSUAL, Net, Seen, loss_of, optimizer_of, unusual
 
 from ..explore import examples
+
+
+@given(programs(3, kinds=("train", "accumulate", "evaluate", "change_lr"), keep=True, any_use=True))
+def test_a_program_without_something_unusual_has_it_no_more(program):
+    assert [name for name, without in UNUSUAL.items() if name in unusual(without(program))] == []
 
 
 @examples(15)
