@@ -56,7 +56,7 @@ ANY_RUNG = {
     "wraps a.*no answer in": "the constructor never ends: has it an endless loop, or do ranks "
     "not call the same broadcasts, from rank 0?",
     "has not come back for": "does a loop never end, such as a `while` in which nothing changes what it asks?",
-    "rank 0 waits for coll.*rank 1 waits for the other ranks, to start": "only rank 0 calls it, as with "
+    r"ranks \[0\] wait for coll.*ranks \[1.* wait for the other ranks, to start": "only rank 0 calls it, as with "
     "`if rank == 0`: every rank must call every collective",
 }
 """Likely mistakes in any rung, by symptom."""
