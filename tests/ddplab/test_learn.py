@@ -268,6 +268,7 @@ def test_an_error_in_the_file_or_its_name_is_named_with_its_line(judging):
         assert verdict.message.count(", line ") == says.count(", line ")
 
 
+@pytest.mark.slow
 def test_no_line_of_the_file_runs_where_it_is_judged(judging, monkeypatch):
     monkeypatch.setattr(check_runner, "TIMEOUT_S", 5.0)
     before = Judge.verdict

@@ -41,7 +41,11 @@ def outcomes(ranks, name, checks):
     return {result.check: (result.outcome, result.message) for result in results}
 
 
-@pytest.mark.parametrize("name", NAMES)
+IN_CI = pytest.mark.slow  # the whole kit for each class: the class that a reader changes in `make test`, all in CI
+OF_KIT = [name if name == "OverlappedDataParallel" else pytest.param(name, marks=IN_CI) for name in NAMES]
+
+
+@pytest.mark.parametrize("name", OF_KIT)
 def test_a_class_passes_the_kit_but_for_what_it_lacks(four_ranks, name):
     has_buckets = name not in ("NaiveDataParallel", "FlatDataParallel")
     found = outcomes(four_ranks, name, [check for check in NAMES_OF_CHECKS if has_buckets or check != "bucket caps"])
