@@ -184,13 +184,8 @@ def unusual(program: Program) -> list[str]:
 
 def of_usual_weights(program: Program) -> Program:
     """Return a program without what an adapter may refuse: evaluation, tied and rare parameters."""
-    refused = (
-        "float64 parameters",
-        "an order in memory that is not contiguous",
-        "scalar parameters",
-        "tied parameters",
-    )
-    for name in (*refused, "empty parameters", "evaluation"):
+    refused = ("float64 parameters", "scalar parameters", "tied parameters", "empty parameters")
+    for name in (*refused, "an order in memory that is not contiguous", "evaluation"):
         program = UNUSUAL[name](program)
     return program
 
